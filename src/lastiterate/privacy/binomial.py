@@ -1,0 +1,167 @@
+"""The support of Binomial(T, q) that matters near a threshold: a few dozen points, whatever T is.
+
+Arguments are numbers or arrays of one shape, each entry a problem of its own; points get one more axis, the last.
+Where the distribution is wide against its unit spacing only every ``stride``-th point is kept and counted ``stride``
+times: by Poisson summation that is exact up to the Fourier transform of the summand at 2 pi / stride, which the choice
+of stride keeps negligible.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from scipy.special import gammaln, xlog1py
+
+from lastiterate.privacy.rows import every, largest, some
+from lastiterate.values import Array
+
+NEGLIGIBLE = 34.0  # what is left out is below exp(-NEGLIGIBLE) = 2e-15 of what is kept
+
+_SMALL = np.arange(1.0, 16.0)
+_SMALL_REMAINDER = np.concatenate(([0.0], gammaln(_SMALL + 1) - _SMALL * np.log(_SMALL) + _SMALL))
+_HALF_LOG_TAU = float(0.5 * np.log(2 * np.pi))
+
+
+class Tilt(NamedTuple):
+    """Binomial(T, q) reweighted by exp(theta k), which is binomial again."""
+
+    theta: Array
+    mean: Array
+    variance: Array
+
+
+def tilt(theta: Array, steps: Array, rate: Array) -> Tilt:
+    odds = rate * np.exp(np.minimum(theta, 700.0))
+    tilted = odds / (odds + (1.0 - rate))
+    mean = steps * tilted
+    return Tilt(theta, mean, mean * (1.0 - tilted))
+
+
+def tilt_at(y: Array, steps: Array, rate: Array, noise: Array) -> Tilt:
+    """The saddle point K'(theta) = y of Binomial + N(0, noise^2), to a tenth of a standard deviation."""
+    variance = noise * noise
+    low, high = (y - steps) / variance, y / variance
+    theta = np.clip((y - steps * rate) / (variance + steps * rate * (1.0 - rate)), low, high)
+    for _ in range(100):
+        now = tilt(theta, steps, rate)
+        excess = now.mean + variance * theta - y
+        if every(np.abs(excess) <= 0.1 * np.sqrt(now.variance + variance)):
+            break
+        low, high = np.where(excess < 0, theta, low), np.where(excess > 0, theta, high)
+        newton = theta - excess / (now.variance + variance)
+        theta = np.where((newton > low) & (newton < high), newton, 0.5 * (low + high))
+    return now
+
+
+def tilt_for(log_delta: Array, steps: Array, rate: Array, noise: Array) -> Tilt:
+    """Roughly the saddle point at the threshold whose upper tail is delta: a place to start.
+
+    Newton's method on sqrt(2 I), I = theta K' - K being Chernoff's exponent, which is nearly linear in theta.
+    """
+    variance = noise * noise
+    goal = -2.0 * log_delta
+    theta = np.sqrt(goal / (variance + steps * rate))
+    log_in, log_out = np.log(rate), np.log1p(-rate)
+    for _ in range(3):
+        now = tilt(theta, steps, rate)
+        curvature = now.variance + variance
+        cumulant = steps * np.logaddexp(log_out, log_in + theta)
+        exponent = np.sqrt(np.maximum(2.0 * (theta * now.mean - cumulant), 0.0) + variance * theta * theta)
+        aim = goal - np.log1p(2.0 * np.pi * theta * theta * curvature)
+        newton = theta + (np.sqrt(np.maximum(aim, 0.01)) - exponent) * exponent / (theta * curvature)
+        theta = np.minimum(np.maximum(newton, 0.3 * theta), 2.0 * theta)
+    return tilt(theta, steps, rate)
+
+
+class Window(NamedTuple):
+    """Points and their log-masses; where the tail that was asked for lies mostly elsewhere, ``beyond`` says so."""
+
+    points: Array
+    log_mass: Array
+    beyond: Array
+
+
+def window(centre: Tilt, steps: Array, rate: Array, noise: Array, *, upper: bool) -> Window:
+    """What carries the density and the upper (or lower) tail at the threshold of ``centre``."""
+    variance = centre.variance
+    spread = _spread(variance)
+    low, high = centre.mean - spread, centre.mean + spread
+    beyond = centre.theta < 0.0 if upper else centre.theta > 0.0
+    if some(beyond):  # then the tail's bulk is the bulk of the distribution itself: include it if it is not far
+        bulk = tilt(np.where(beyond, 0.0, centre.theta), steps, rate)
+        reach = _spread(bulk.variance)
+        beyond = beyond & (np.abs(bulk.mean - centre.mean) > 3.0 * (spread + reach))
+        low = np.where(beyond, low, np.minimum(low, bulk.mean - reach))[()]
+        high = np.where(beyond, high, np.maximum(high, bulk.mean + reach))[()]
+        variance = np.minimum(variance, bulk.variance)
+    low, high = np.maximum(np.floor(low), 0.0), np.minimum(np.ceil(high), steps)
+    stride = _stride(variance, noise)
+    count = int(largest((high - low) / stride)) + 1
+    points = low[..., None] + stride[..., None] * np.arange(float(count))
+    if largest(stride) == 1.0:
+        return Window(points, _log_masses_by_ratio(points, low, steps, rate), beyond)
+    inside = points <= steps[..., None]
+    log_mass = log_binomial(np.minimum(points, steps[..., None]), steps[..., None], rate[..., None])
+    return Window(points, np.where(inside, log_mass + np.log(stride)[..., None], -np.inf), beyond)
+
+
+def width(steps: Array, rate: Array, noise: Array) -> Array:
+    """About how many points a window has, for planning."""
+    variance = steps * rate * (1.0 - rate)
+    return np.minimum(2.0 * _spread(variance), steps) / _stride(variance, noise) + 1.0
+
+
+def log_binomial(k: Array, steps: Array, rate: Array) -> Array:
+    """log P[Binomial(steps, rate) = k], 0 < rate < 1, to about 1e-16 (1 + |k - steps rate|), after Loader (2000)."""
+    expected = steps * rate
+    return (
+        _log_factorial_remainder(steps)
+        - _log_factorial_remainder(k)
+        - _log_factorial_remainder(steps - k)
+        - _deviance(k - expected, expected)
+        - _deviance(expected - k, steps * (1.0 - rate))
+    )
+
+
+def _log_masses_by_ratio(points: Array, low: Array, steps: Array, rate: Array) -> Array:
+    """The same for consecutive points from ``low``: one value, and the logarithms of the ratios of neighbours."""
+    left = points[..., :-1]
+    odds = rate / (1.0 - rate)
+    # Past k = steps there is no mass; a ratio of 1e-300 is as good and needs no special case.
+    ratio = np.maximum((steps[..., None] - left) * odds[..., None] / (left + 1.0), 1e-300)
+    result = np.empty_like(points)
+    result[..., 0] = log_binomial(low, steps, rate) if some(low > 0.0) else steps * np.log1p(-rate)
+    np.log(ratio, out=result[..., 1:])
+    return np.add.accumulate(result, axis=-1)
+
+
+def _stride(width: Array, noise: Array) -> Array:
+    """The largest step at which the trapezoid rule still sums binomial times Gaussian without visible error."""
+    narrow = width * noise * noise / (width + noise * noise)
+    if not some(narrow > 0.5 * NEGLIGIBLE):
+        return narrow * 0.0 + 1.0
+    turn = np.arccos(np.maximum(1.0 - NEGLIGIBLE / np.maximum(narrow, 1e-300), -1.0))
+    return np.where(narrow > 0.5 * NEGLIGIBLE, np.floor(2.0 * np.pi / turn), 1.0)[()]
+
+
+def _spread(variance: Array) -> Array:
+    """How far a sum of Bernoullis strays but with probability exp(-NEGLIGIBLE) (Bernstein's inequality)."""
+    third = NEGLIGIBLE / 3.0
+    return third + np.sqrt(third * third + 2.0 * NEGLIGIBLE * variance)
+
+
+def _deviance(away: Array, expected: Array) -> Array:
+    """x log(x / expected) + expected - x for x = expected + away, without cancellation near x = expected."""
+    relative = np.maximum(away / expected, -1.0)
+    return expected * xlog1py(1.0 + relative, relative) - away
+
+
+def _log_factorial_remainder(n: Array) -> Array:
+    """log(n!) - (n log n - n): Stirling's series from 16 on, a table below."""
+    large = np.maximum(n, 16.0)
+    inverse = 1.0 / large
+    square = inverse * inverse
+    series = inverse * (1 / 12 - square * (1 / 360 - square * (1 / 1260 - square * (1 / 1680 - square / 1188))))
+    stirling = _HALF_LOG_TAU + 0.5 * np.log(large) + series
+    return np.where(n < 16.0, _SMALL_REMAINDER[np.minimum(n, 15.0).astype(np.intp)], stirling)

@@ -1,0 +1,117 @@
+"""The law of S = sum_t w_t A_t: how much of the canary is in the released model, in units of the noise."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from lastiterate.run import DPSGD
+from lastiterate.values import Array
+
+
+@dataclass(frozen=True)
+class Law:
+    """S as a constant plus independent terms, and the standard deviation ``noise`` of what is added to it.
+
+    ``counts[j]`` Bernoulli terms take the value ``weights[j]`` with probability ``rates[j]`` and 0 otherwise. A block
+    (values, probabilities) is one term with that distribution: an epoch of shuffled batches.
+    """
+
+    noise: float
+    constant: float
+    counts: Array
+    rates: Array
+    weights: Array
+    blocks: tuple[tuple[Array, Array], ...] = ()
+
+    @property
+    def mean(self) -> float:
+        blocks = math.fsum(float(v @ p) for v, p in self.blocks)
+        return self.constant + float(np.sum(self.counts * self.rates * self.weights)) + blocks
+
+    @property
+    def variance(self) -> float:
+        blocks = math.fsum(float((v * v) @ p - (v @ p) ** 2) for v, p in self.blocks)
+        return float(np.sum(self.counts * self.rates * (1.0 - self.rates) * self.weights**2)) + blocks
+
+    @property
+    def low(self) -> float:
+        """The smallest value S can take."""
+        blocks = math.fsum(float(v.min()) for v, _ in self.blocks)
+        return self.constant + float(np.sum(self.counts * np.minimum(self.weights, 0.0))) + blocks
+
+    @property
+    def high(self) -> float:
+        """The largest value S can take."""
+        blocks = math.fsum(float(v.max()) for v, _ in self.blocks)
+        return self.constant + float(np.sum(self.counts * np.maximum(self.weights, 0.0))) + blocks
+
+    @property
+    def is_binomial(self) -> bool:
+        return self.counts.size == 1 and not self.blocks and self.constant == 0.0
+
+    def flipped(self) -> Law:
+        """The law of -S, which is as easy to tell from nothing as S."""
+        blocks = tuple((-v, p) for v, p in self.blocks)
+        return Law(self.noise, -self.constant, self.counts, self.rates, -self.weights, blocks)
+
+
+def law_of(run: DPSGD) -> Law:
+    """The law of S for a run, scaled so that the largest weight is 1. Steps that count for nothing are left out."""
+    weights = run.effective_weights()
+    size = float(np.max(np.abs(weights)))
+    if size == 0.0:
+        raise ValueError("weights must not all be zero: with these learning rates the run releases nothing")
+    weights = np.asarray(weights) / size
+    spread = weights * np.asarray(run.noise_multiplier)
+    largest = float(np.max(np.abs(spread)))
+    noise = largest * math.sqrt(float(np.sum((spread / largest) ** 2)) * (1 if spread.ndim else run.steps))
+    if run.sampling == "shuffled":
+        return _shuffled(run, weights, noise)
+    return _independent(run, weights, noise)
+
+
+def _independent(run: DPSGD, weights: Array, noise: float) -> Law:
+    """Poisson sampling; and batches of fixed size, where by itself each A_t is Bernoulli(q_t) too."""
+    if weights.ndim == 0 and np.ndim(run.sample_rate) == 0:
+        counts, pairs = np.array([float(run.steps)]), np.array([[float(run.sample_rate), float(weights)]])
+    else:
+        columns = np.broadcast_arrays(run.sample_rate, np.broadcast_to(weights, (run.steps,)))
+        pairs, multiplicity = np.unique(np.stack(columns, axis=1), axis=0, return_counts=True)
+        counts = multiplicity.astype(np.float64)
+    rates, values = pairs[:, 0], pairs[:, 1]
+    matters = (rates > 0.0) & (values != 0.0)
+    certain = matters & (rates == 1.0)
+    random = matters & ~certain
+    constant = float(np.sum(counts[certain] * values[certain]))
+    return Law(noise, constant, counts[random], rates[random], values[random])
+
+
+def _shuffled(run: DPSGD, weights: Array, noise: float) -> Law:
+    """Each example once an epoch. Where 1/q is not whole the last batch of an epoch is the smaller one."""
+    rate = float(run.sample_rate)
+    length = math.ceil(1.0 / rate - 1e-9)
+    chance = np.full(length, rate)
+    chance[-1] = 1.0 - rate * (length - 1)
+    epochs, rest = divmod(run.steps, length)
+    none = np.empty(0)
+    if weights.ndim == 0 or np.all(weights == weights[0]):
+        value = float(weights if weights.ndim == 0 else weights[0])
+        partial = float(np.sum(chance[:rest]))
+        counts, rates, values = (np.array([1.0]), np.array([partial]), np.array([value])) if rest else (none, none, none)
+        return Law(noise, epochs * value, counts, rates, values)
+    constant, blocks = 0.0, []
+    for start in range(0, run.steps, length):
+        values = weights[start : start + length]
+        probabilities = chance[: values.size]
+        missing = 1.0 - float(np.sum(probabilities))
+        if values.size < length:
+            values, probabilities = np.append(values, 0.0), np.append(probabilities, missing)
+        distinct, index = np.unique(values, return_inverse=True)
+        if distinct.size == 1:
+            constant += float(distinct[0])
+        else:
+            blocks.append((distinct, np.bincount(index, weights=probabilities)))
+    return Law(noise, constant, none, none, none, tuple(blocks))

@@ -1,0 +1,116 @@
+"""From the law of S to its pair of distributions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from lastiterate.privacy import binomial, mixture
+from lastiterate.privacy.curve import Pair
+from lastiterate.privacy.fourier import Unreliable
+from lastiterate.privacy.kernels import BinomialKernel, kernel_of
+from lastiterate.privacy.law import Law
+from lastiterate.privacy.mixture import Kernel
+from lastiterate.privacy.rounding import rounded
+from lastiterate.privacy.two_sided import TwoSidedPair
+from lastiterate.values import Array
+
+RELATIVE_ERROR = 1e-10  # of max(1, epsilon): rounding and what the kernels neglect, with room to spare
+_POINTS_AT_ONCE = 200_000
+
+Function = Callable[[Kernel, Array], Array]
+
+
+def pair_of(law: Law) -> Pair:
+    """S + N against N, for any law of S."""
+    if law.low == 0.0 and law.high == 0.0:
+        return NothingPair()
+    if law.low >= 0.0:
+        return OneSidedPair(law)
+    return OneSidedPair(law.flipped()) if law.high <= 0.0 else TwoSidedPair(law)
+
+
+@dataclass(frozen=True)
+class NothingPair:
+    """P = Q: the canary is never used."""
+
+    def epsilon(self, log_delta: Array) -> Array:
+        return np.zeros_like(log_delta)
+
+    def log_delta(self, epsilon: Array) -> Array:
+        return np.full_like(epsilon, -np.inf)
+
+    def fnr(self, fpr: Array) -> Array:
+        return 1.0 - fpr
+
+    def bracket(self, log_delta: Array) -> tuple[Array, Array]:
+        return np.zeros_like(log_delta), np.zeros_like(log_delta)
+
+
+@dataclass(frozen=True)
+class OneSidedPair:
+    """S >= 0, so that one threshold tells P from Q best."""
+
+    law: Law
+
+    def epsilon(self, log_delta: Array) -> Array:
+        return self._each(mixture.epsilon, log_delta, low=False)
+
+    def log_delta(self, epsilon: Array) -> Array:
+        return self._each(mixture.log_delta, epsilon, low=False)
+
+    def fnr(self, fpr: Array) -> Array:
+        return np.exp(self._each(mixture.log_fnr, fpr, low=False))
+
+    def bracket(self, log_delta: Array) -> tuple[Array, Array]:
+        upper = self.epsilon(log_delta)
+        lower = self._each(mixture.epsilon, log_delta, low=True)
+        error = RELATIVE_ERROR * np.maximum(1.0, upper)
+        return lower - error, upper + error
+
+    @cached_property
+    def _kernel(self) -> Kernel:
+        return kernel_of(self.law)
+
+    def _each(self, function: Function, argument: Array, *, low: bool) -> Array:
+        if isinstance(self._kernel, BinomialKernel):
+            return each_row(function, self._kernel, argument)
+        if np.ndim(argument) == 0:
+            return self._one(function, argument, low)
+        values = [self._one(function, np.float64(item), low) for item in np.ravel(argument)]
+        return np.reshape(values, np.shape(argument))
+
+    def _one(self, function: Function, argument: Array, low: bool) -> Array:
+        try:
+            return function(self._kernel, argument)
+        except Unreliable:
+            return function(self._rounded[0 if low else 1], argument)
+
+    @cached_property
+    def _rounded(self) -> tuple[Kernel, Kernel]:
+        return rounded(self.law)
+
+
+def each_row(function: Function, kernel: BinomialKernel, argument: Array) -> Array:
+    """A function of many binomials, in chunks of rows with windows of about one size, so that memory stays bounded."""
+    if np.ndim(argument) == 0 and np.ndim(kernel.steps) == 0:
+        return function(kernel, argument)
+    steps, rate, noise, values = np.broadcast_arrays(kernel.steps, kernel.rate, kernel.noise, argument)
+    shape, flat = values.shape, [item.ravel() for item in (steps, rate, noise, values)]
+    widths = binomial.width(*flat[:3])
+    order = np.argsort(widths)
+    result = np.empty(order.size)
+    start = 0
+    while start < order.size:
+        # Within a chunk the widest row costs at most twice the narrowest, or too little to matter.
+        limit = max(2.0 * widths[order[start]], 64.0)
+        stop = start + int(np.searchsorted(widths[order[start:]], limit, side="right"))
+        stop = max(start + 1, min(stop, start + int(_POINTS_AT_ONCE / limit)))
+        rows = order[start:stop]
+        picked = [item[rows] for item in flat]
+        result[rows] = function(BinomialKernel(*picked[:3]), picked[3])
+        start = stop
+    return result.reshape(shape)

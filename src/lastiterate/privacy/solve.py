@@ -1,0 +1,76 @@
+"""The one root-finder: Newton's method within a bracket, for many problems at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from scipy.special import erfcx, ndtri_exp
+
+from lastiterate.privacy.rows import SQRT_HALF, Side, every, some
+from lastiterate.values import Array
+
+_SQRT_HALF_PI = float(np.sqrt(0.5 * np.pi))
+_SMALLEST_BRACKET = 4e-16
+
+
+def solve(side: Callable[[Array], Side], log_delta: Array, y: Array, low: Array, high: Array) -> tuple[Array, Array]:
+    """The privacy loss where log delta(y) = log_delta, and that y; delta falls along y. A loss <= 0 may be any such.
+
+    Works on the normal quantile of delta, of which y is nearly a linear function: three evaluations usually do.
+    """
+    goal = ndtri_exp(log_delta)
+
+    def gap_and_step(now: Side) -> tuple[Array, Array]:
+        quantile = ndtri_exp(now.log_delta)
+        gap = goal - quantile
+        step = gap / (now.log_delta_slope * erfcx(-SQRT_HALF * quantile) * _SQRT_HALF_PI)
+        settled = (gap > 0.0) & (now.loss <= 0.0)  # the loss at the solution is negative, which is all one needs to know
+        if some(settled):
+            gap, step = np.where(settled, 0.0, gap)[()], np.where(settled, 0.0, step)[()]
+        return gap, step
+
+    return _newton(side, gap_and_step, y, low, high)
+
+
+def invert(loss: Callable[[Array], tuple[Array, Array]], goal: Array, y: Array, low: Array, high: Array) -> Array:
+    """The y where an increasing function, given with its derivative, has the value ``goal``."""
+
+    def side(y: Array) -> Side:
+        value, slope = loss(y)
+        return Side(y, np.ones_like(y)[()], value, slope)
+
+    def gap_and_step(now: Side) -> tuple[Array, Array]:
+        gap = now.log_delta - goal
+        return gap, -gap / now.log_delta_slope
+
+    return _newton(side, gap_and_step, y, low, high)[0]
+
+
+def _newton(
+    side: Callable[[Array], Side],
+    gap_and_step: Callable[[Side], tuple[Array, Array]],
+    y: Array,
+    low: Array,
+    high: Array,
+) -> tuple[Array, Array]:
+    """A positive gap means that y is too large. The last step is taken to first order and not evaluated again."""
+    before = np.inf
+    for _ in range(300):
+        now = side(y)
+        gap, step = gap_and_step(now)
+        size = np.abs(gap)
+        change = now.loss_slope * step
+        done = (size < 1e-6) & (np.abs(change) < 1e-6 * np.maximum(1.0, np.abs(now.loss)))
+        if every(done):
+            return now.loss + change, y + step
+        newton = y + step
+        if every(done | ((newton > low) & (newton < high) & (size < 0.5 * before))):
+            y, before = newton, size
+            continue
+        low, high = np.where(gap < 0, y, low)[()], np.where(gap > 0, y, high)[()]
+        if every(done | (high - low <= _SMALLEST_BRACKET * np.maximum(np.abs(high), np.abs(low)))):
+            break
+        y = np.where(done | ((newton > low) & (newton < high)), newton, 0.5 * (low + high))[()]
+        before = np.inf
+    return np.where(done, now.loss + change, now.loss)[()], y

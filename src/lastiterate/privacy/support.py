@@ -1,0 +1,92 @@
+"""Kernel (a): S + N against N, summed over the support of S.
+
+``noise`` is a number or an array, each entry a problem of its own; ``points`` and ``log_mass``, the support of S and its
+log-probabilities, have one more axis, the last. With x_s = (y - s) / noise and Mills' ratio M,
+
+    P(>= y) - e^f Q(>= y) = sum over s of  p_s phi(x_s) (M(x_s) - M(x_0)),
+
+a sum of positive terms: nothing cancels, however close P and Q are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.special import erfc, erfcx, log_ndtr
+
+from lastiterate.privacy.rows import SQRT_HALF, Side, every
+from lastiterate.values import Array
+
+_LOG_TWO = float(np.log(2.0))
+
+
+@dataclass(frozen=True)
+class Support:
+    """The pair where S has (or, near a threshold, might as well have) these points. Points must not be negative."""
+
+    noise: Array
+    points: Array
+    log_mass: Array
+
+    def remove(self, y: Array) -> Side:
+        """P over Q: the set is {>= y}, y >= 0."""
+        x, x0 = (y[..., None] - self.points) / self.noise[..., None], y / self.noise
+        top, density = _scaled(self.log_mass - 0.5 * x * x)
+        mills0 = erfcx(SQRT_HALF * x0)
+        if every(x[..., -1] > 0.0):
+            tail_top, tail = top, np.vecdot(density, erfcx(SQRT_HALF * x) - mills0[..., None])
+        else:  # left of y tails are near one, where Mills' ratio would overflow
+            right, left = np.maximum(x, 0.0), np.minimum(x, 0.0)
+            tail_top, mass = _scaled(self.log_mass - 0.5 * right * right)
+            mills = erfcx(SQRT_HALF * right) + (erfc(SQRT_HALF * left) - 1.0)
+            tail = np.vecdot(mass, mills - mills0[..., None] * np.exp(-0.5 * left * left))
+        total = np.add.reduce(density, -1)
+        slope = np.vecdot(density, self.points) / (total * self.noise * self.noise)
+        return Side(
+            loss=np.log(total) + (top + 0.5 * x0 * x0),
+            loss_slope=slope,
+            log_delta=np.log(tail) + (tail_top - _LOG_TWO),
+            log_delta_slope=-slope * total * mills0 * np.exp(top - tail_top) / tail,
+        )
+
+    def add(self, r: Array) -> Side:
+        """Q over P: the set is {<= y}, y = -r, so that as in `remove` delta falls and the loss -f rises along r."""
+        y = -r
+        x, x0 = (y[..., None] - self.points) / self.noise[..., None], y / self.noise
+        top, density = _scaled(self.log_mass - 0.5 * x * x)
+        loss, slope = self.loss(y)
+        log_below = self.log_lower(y)
+        # Mills' ratios where y <= 0, as in `remove`; elsewhere Q(<= y) >= 1/2 and the plain difference will do.
+        mills0 = erfcx(-SQRT_HALF * np.minimum(x0, 0.0))
+        by_mills = np.vecdot(density, mills0[..., None] - erfcx(-SQRT_HALF * np.minimum(x, 0.0)))
+        share = np.minimum(np.exp(log_below - loss - log_ndtr(x0)), 1.0)
+        by_difference = log_ndtr(x0) + np.log1p(-share)
+        log_delta = np.where(x0 <= 0.0, np.log(by_mills) + (top - loss - _LOG_TWO), by_difference)[()]
+        return Side(-loss, slope, log_delta, -slope * np.exp(log_below - loss - log_delta))
+
+    def loss(self, y: Array) -> tuple[Array, Array]:
+        """The privacy loss f(y) = log p(y) / q(y), and its derivative: the mean of S given y, over noise^2."""
+        x, x0 = (y[..., None] - self.points) / self.noise[..., None], y / self.noise
+        top, density = _scaled(self.log_mass - 0.5 * x * x)
+        total = np.add.reduce(density, -1)
+        mean = np.vecdot(density, self.points) / total
+        return np.log(total) + (top + 0.5 * x0 * x0), mean / (self.noise * self.noise)
+
+    def log_lower(self, y: Array) -> Array:
+        """log P(S + N <= y)."""
+        return _log_sum(self.log_mass + log_ndtr((y[..., None] - self.points) / self.noise[..., None]))
+
+    def log_upper(self, y: Array) -> Array:
+        """log P(S + N >= y)."""
+        return _log_sum(self.log_mass + log_ndtr((self.points - y[..., None]) / self.noise[..., None]))
+
+
+def _scaled(logs: Array) -> tuple[Array, Array]:
+    top = logs.max(-1)
+    return top, np.exp(logs - top[..., None])
+
+
+def _log_sum(logs: Array) -> Array:
+    top, values = _scaled(logs)
+    return top + np.log(np.add.reduce(values, -1))
