@@ -96,7 +96,7 @@ def log_delta(kernel: Kernel, epsilon: Array) -> Array:
     moving = _Moving(kernel, upper=True)
     low = kernel.noise * np.sqrt(2.0 * epsilon)  # f(y) <= y^2 / (2 noise^2)
     y = _threshold(moving, epsilon, low)
-    result = moving.at(y).remove(y).log_delta
+    result = _log_delta_at(moving.at(y).remove(y), epsilon)
     if not some(_bound_add(kernel, epsilon) > result):
         return result
     return np.maximum(result, log_delta_add(kernel, epsilon))
@@ -108,13 +108,19 @@ def log_delta_add(kernel: Kernel, epsilon: Array) -> Array:
     y = _threshold(moving, -epsilon, -_FURTHEST * kernel.noise)
     side = moving.at(y).add(-y)
     reached = side.loss >= epsilon - 1e-9 * np.maximum(1.0, epsilon)
-    return np.where(reached, side.log_delta, -np.inf)[()]
+    return np.where(reached, _log_delta_at(side, epsilon), -np.inf)[()]
 
 
 def log_fnr(kernel: Kernel, fpr: Array) -> Array:
     """log of the smallest rate at which S + N is missed by a test that takes N for it at rate ``fpr``."""
     y = -kernel.noise * ndtri(fpr)
     return kernel.near(y, upper=False).log_lower(y)
+
+
+def _log_delta_at(side: Side, epsilon: Array) -> Array:
+    """log delta where the loss is exactly epsilon, from a threshold where it nearly is."""
+    change = side.log_delta_slope / side.loss_slope * (epsilon - side.loss)
+    return np.where(np.abs(change) < 1e-3, side.log_delta + change, side.log_delta)[()]
 
 
 def _threshold(moving: _Moving, loss: Array, low: Array) -> Array:
