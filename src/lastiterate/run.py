@@ -87,11 +87,11 @@ class DPSGD:
         return cls(steps=steps, sample_rate=batch / size, noise_multiplier=noise_multiplier, **options)  # type: ignore[arg-type]
 
     @classmethod
-    def from_opacus(cls, privacy_engine: Any) -> DPSGD:
-        """Read the run off an Opacus ``PrivacyEngine`` whose accountant has seen the training."""
+    def from_opacus(cls, privacy_engine: Any, optimizer: Any = None) -> DPSGD:
+        """The run that an Opacus ``PrivacyEngine`` has recorded; with its SGD optimizer, weighted as that does."""
         from lastiterate.privacy.accountants import run_from_opacus
 
-        return run_from_opacus(privacy_engine)
+        return run_from_opacus(privacy_engine, optimizer)
 
     @property
     def epochs(self) -> float:

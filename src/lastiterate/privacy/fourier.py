@@ -15,22 +15,19 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 from scipy.special import erfcx, log_ndtr
 
+from lastiterate.privacy.contour import Complex, Line, Unreliable
 from lastiterate.privacy.law import Law
 from lastiterate.privacy.rows import SQRT_HALF, Side
 from lastiterate.values import Array
 
 NEGLIGIBLE = 36.0  # neglected terms are below exp(-NEGLIGIBLE) of the total
-LARGEST_CANCELLATION = 1e-5  # of a sum against its moduli: rounding then costs at most a relative 1e-11
 LARGEST_CANCELLATION_OF_DELTA = 1e-9  # where P and Q are that close, delta's relative error hardly moves epsilon
 MOST_NODES = 20_000
 _CHUNK = 200_000  # complex numbers in memory at once
 _FROM_POLE = 2.5  # distance of the contour to the pole at 0, in units of 1 / standard deviation
 _LOG_TAU = math.log(2.0 * math.pi)
-
-Complex = npt.NDArray[np.complex128]
 
 
 class Cumulant:
@@ -118,10 +115,6 @@ def sum_in_chunks(mass: Array, values: Array, u: Array) -> Complex:
     return result
 
 
-class Unreliable(ArithmeticError):
-    """The sum cancels or has too many nodes: the noise is small against the gaps between the values of S."""
-
-
 @dataclass(frozen=True)
 class Contour:
     """The pair near the threshold ``centre``, from the nodes z = theta + iu of one vertical line, where K(z) is known."""
@@ -129,9 +122,7 @@ class Contour:
     noise: float
     centre: float
     reach: float
-    z: Complex
-    log_values: Complex  # K(z)
-    spacing: float
+    line: Line
 
     def covers(self, y: Array) -> bool:
         return bool(abs(y - self.centre) <= self.reach)
@@ -141,7 +132,7 @@ class Contour:
         loss, slope = self.loss(y)
         over_density = self.noise * _mills(y / self.noise)
         if self._upper:
-            scale, delta = self._integral(y, 1.0 / self.z - over_density, LARGEST_CANCELLATION_OF_DELTA)
+            scale, delta = self.line.integral(float(y), 1.0 / self.line.z - over_density, LARGEST_CANCELLATION_OF_DELTA)
             log_delta = scale + math.log(delta)
         else:
             log_delta = math.log1p(-math.exp(self.log_lower(y)) - math.exp(loss + float(log_ndtr(-y / self.noise))))
@@ -152,19 +143,21 @@ class Contour:
         """Q over P: the set is {<= y}, y = -r, so that as in `remove` delta falls and the loss -f rises along r."""
         y = -r
         loss, slope = self.loss(y)
-        x0 = y / self.noise
+        x0 = float(y) / self.noise
+        log_shared = float(self.log_lower(y)) - float(loss)  # e^-f P(<= y)
         if not self._upper and x0 < 30.0:
-            scale, excess = self._integral(y, 1.0 / self.z + self.noise * _mills(-x0), LARGEST_CANCELLATION_OF_DELTA)
-            log_delta = scale + math.log(excess) - loss
+            _, excess = self.line.integral(float(y), 1.0 / self.line.z + self.noise * _mills(-x0), LARGEST_CANCELLATION_OF_DELTA)
+            _, density = self.line.integral(float(y), 1.0)
+            log_delta = math.log(excess / density / self.noise) - 0.5 * x0 * x0 - 0.5 * _LOG_TAU
         else:
-            share = math.exp(min(self.log_lower(y) - loss - float(log_ndtr(x0)), 0.0))
+            share = math.exp(min(log_shared - float(log_ndtr(x0)), 0.0))
             log_delta = float(log_ndtr(x0)) + (math.log1p(-share) if share < 1.0 else -math.inf)
-        return _side(-loss, slope, log_delta, -slope * math.exp(self.log_lower(y) - loss - log_delta))
+        return _side(-loss, slope, log_delta, -slope * np.exp(log_shared - log_delta))
 
     def loss(self, y: Array) -> tuple[Array, Array]:
         """The privacy loss f(y) = log p(y) / q(y), and its derivative."""
-        scale, density = self._integral(y, 1.0)
-        _, moment = self._integral(y, self.z, -math.inf)
+        scale, density = self.line.integral(float(y), 1.0)
+        _, moment = self.line.integral(float(y), self.line.z, -math.inf)
         x0 = y / self.noise
         loss = scale + math.log(density) + 0.5 * x0 * x0 + math.log(self.noise) + 0.5 * _LOG_TAU
         return np.float64(loss), np.float64(x0 / self.noise - moment / density)
@@ -179,22 +172,12 @@ class Contour:
 
     @property
     def _upper(self) -> bool:
-        return bool(self.z[0].real > 0.0)
+        return bool(self.line.theta > 0.0)
 
     def _log_tail(self, y: Array, direct: bool) -> Array:
-        scale, tail = self._integral(y, (1.0 if self._upper else -1.0) / self.z)
+        scale, tail = self.line.integral(float(y), (1.0 if self._upper else -1.0) / self.line.z)
         log_tail = scale + math.log(tail)
         return np.float64(log_tail if direct else math.log1p(-min(math.exp(log_tail), 1.0 - 1e-16)))
-
-    def _integral(self, y: Array, kernel: Complex | float, least: float = LARGEST_CANCELLATION) -> tuple[float, float]:
-        """log of a scale, and 1/pi times the integral of Re exp(K(z) - zy) kernel(z) in that scale."""
-        exponent = self.log_values - self.z * float(y)
-        scale = float(exponent.real.max())
-        terms = np.exp(exponent - scale) * kernel
-        total, moduli = float(terms.real.sum()), float(np.abs(terms).sum())
-        if not total > moduli * least:
-            raise Unreliable
-        return scale, total * self.spacing / math.pi
 
 
 def contour(cumulant: Cumulant, y: float) -> Contour:
@@ -215,7 +198,8 @@ def contour(cumulant: Cumulant, y: float) -> Contour:
         raise Unreliable
     spacing = 2.0 * math.pi / period
     u = (np.arange(nodes) + 0.5) * spacing
-    return Contour(cumulant.law.noise, y, reach, theta + 1j * u, value + cumulant.along(theta, u), spacing)
+    line = Line(theta + 1j * u, value + cumulant.along(theta, u), spacing)
+    return Contour(cumulant.law.noise, y, reach, line)
 
 
 def _mills(x: Array) -> float:

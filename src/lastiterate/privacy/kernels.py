@@ -143,7 +143,7 @@ class FourierKernel(_OfLaw):
         return contour(Cumulant(self.law), float(y))
 
     def covers(self, local: Local, y: Array) -> bool:
-        return isinstance(local, Contour) and bool(abs(y - local.centre) <= local.reach)
+        return isinstance(local, Contour) and local.covers(y)
 
 
 def kernel_of(law: Law) -> Kernel:

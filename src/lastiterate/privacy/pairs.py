@@ -10,7 +10,7 @@ import numpy as np
 
 from lastiterate.privacy import binomial, mixture
 from lastiterate.privacy.curve import Pair
-from lastiterate.privacy.fourier import Unreliable
+from lastiterate.privacy.contour import Unreliable
 from lastiterate.privacy.kernels import BinomialKernel, kernel_of
 from lastiterate.privacy.law import Law
 from lastiterate.privacy.mixture import Kernel

@@ -15,10 +15,11 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import erfc, erfcx, log_ndtr
 
-from lastiterate.privacy.rows import SQRT_HALF, Side, every
+from lastiterate.privacy.rows import SQRT_HALF, Side, every, some
 from lastiterate.values import Array
 
 _LOG_TWO = float(np.log(2.0))
+_FAR = 30.0
 
 
 @dataclass(frozen=True)
@@ -55,15 +56,19 @@ class Support:
         y = -r
         x, x0 = (y[..., None] - self.points) / self.noise[..., None], y / self.noise
         top, density = _scaled(self.log_mass - 0.5 * x * x)
-        loss, slope = self.loss(y)
-        log_below = self.log_lower(y)
-        # Mills' ratios where y <= 0, as in `remove`; elsewhere Q(<= y) >= 1/2 and the plain difference will do.
-        mills0 = erfcx(-SQRT_HALF * np.minimum(x0, 0.0))
-        by_mills = np.vecdot(density, mills0[..., None] - erfcx(-SQRT_HALF * np.minimum(x, 0.0)))
-        share = np.minimum(np.exp(log_below - loss - log_ndtr(x0)), 1.0)
-        by_difference = log_ndtr(x0) + np.log1p(-share)
-        log_delta = np.where(x0 <= 0.0, np.log(by_mills) + (top - loss - _LOG_TWO), by_difference)[()]
-        return Side(-loss, slope, log_delta, -slope * np.exp(log_below - loss - log_delta))
+        total = np.add.reduce(density, -1)
+        loss = np.log(total) + (top + 0.5 * x0 * x0)
+        slope = np.vecdot(density, self.points) / (total * self.noise * self.noise)
+        mills = erfcx(-SQRT_HALF * np.minimum(x, _FAR))
+        mills0 = erfcx(-SQRT_HALF * np.minimum(x0, _FAR))
+        log_scale = -0.5 * x0 * x0 - _LOG_TWO
+        log_delta = np.log(np.vecdot(density, mills0[..., None] - mills) / total) + log_scale
+        log_shared = np.log(np.vecdot(density, mills) / total) + log_scale  # e^-f P(<= y)
+        if some(x0 >= _FAR):  # Q(<= y) = 1 to the last digit, and Mills' ratio would overflow
+            far = self.log_lower(y) - loss
+            log_shared = np.where(x0 < _FAR, log_shared, far)[()]
+            log_delta = np.where(x0 < _FAR, log_delta, np.log1p(-np.exp(np.minimum(far, 0.0))))[()]
+        return Side(-loss, slope, log_delta, -slope * np.exp(log_shared - log_delta))
 
     def loss(self, y: Array) -> tuple[Array, Array]:
         """The privacy loss f(y) = log p(y) / q(y), and its derivative: the mean of S given y, over noise^2."""

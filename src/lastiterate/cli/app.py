@@ -1,0 +1,47 @@
+"""The ``lastiterate`` program: its commands and what it says about itself."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from lastiterate.cli.calibrate import calibrate
+from lastiterate.cli.delta import delta
+from lastiterate.cli.epsilon import epsilon
+from lastiterate.cli.errors import PlainGroup
+from lastiterate.cli.plan import plan
+from lastiterate.cli.reproduce import reproduce
+
+app = typer.Typer(
+    cls=PlainGroup,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback(invoke_without_command=True)
+def lastiterate(
+    context: typer.Context, version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False
+) -> None:
+    """What does a model trained with DP-SGD leak, when only the final model is released?
+
+    Predict it before training: the last-iterate heuristic (it predicts, it does not guarantee), beside the standard
+    composition analysis (a guarantee) and the full-batch baseline.
+
+    \b
+    Example:
+      lastiterate epsilon --steps 1000 --sample-rate 0.01 --noise-multiplier 1 --delta 1e-5
+    """
+    if version:
+        from importlib.metadata import version as installed
+
+        print(installed("lastiterate"))
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+
+
+for command in (epsilon, delta, calibrate, plan, reproduce):
+    app.command()(command)

@@ -1,0 +1,35 @@
+"""``lastiterate delta``: what a run's released model leaks, as delta at a given epsilon."""
+
+from lastiterate.cli.options import Epsilon, Json, MethodOptions, NoiseMultiplier, SizeOptions
+from lastiterate.cli.unfold import unfold
+
+
+@unfold
+def delta(
+    size: SizeOptions,
+    noise_multiplier: NoiseMultiplier,
+    epsilon: Epsilon,
+    method: MethodOptions,
+    json: Json = False,
+) -> None:
+    """Delta of the released model, by three analyses.
+
+    They are the last-iterate heuristic, the standard composition analysis and the full-batch baseline.
+
+    \b
+    Example:
+      lastiterate delta --steps 1000 --sample-rate 0.01 --noise-multiplier 1 --epsilon 1
+    """
+    from lastiterate.cli.answers import answer_fields, ask_all, run_fields
+    from lastiterate.cli.output import print_answers, print_json
+    from lastiterate.cli.progress import tracker
+    from lastiterate.plot.words import describe, spell
+    from lastiterate.values import number
+
+    run = size.run(noise_multiplier, method)
+    epsilon = number("epsilon", epsilon, 0.0)
+    answers = ask_all(run, lambda curve: curve.delta(epsilon), track=tracker("analysing"))
+    if json:
+        print_json({**run_fields(run), "epsilon": epsilon, **answer_fields(answers)})
+    else:
+        print_answers(f"{describe(run)}; epsilon {spell(epsilon)}", "delta", answers)

@@ -1,0 +1,62 @@
+"""``lastiterate epsilon``: what a run's released model leaks, as epsilon at a given delta."""
+
+from typing import TYPE_CHECKING
+
+from lastiterate.cli.options import Delta, Json, MethodOptions, NoiseMultiplier, Plot, SizeOptions
+from lastiterate.cli.unfold import unfold
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from lastiterate.run import DPSGD
+
+
+@unfold
+def epsilon(
+    size: SizeOptions,
+    noise_multiplier: NoiseMultiplier,
+    delta: Delta,
+    method: MethodOptions,
+    plot: Plot = None,
+    json: Json = False,
+) -> None:
+    """Epsilon of the released model, by three analyses.
+
+    They are the last-iterate heuristic, the standard composition analysis and the full-batch baseline.
+
+    \b
+    Example:
+      lastiterate epsilon --steps 1000 --sample-rate 0.01 --noise-multiplier 1 --delta 1e-5
+    """
+    from lastiterate.cli.answers import answer_fields, ask_all, run_fields
+    from lastiterate.cli.output import print_answers, print_json, print_note
+    from lastiterate.cli.progress import tracker
+    from lastiterate.plot.words import describe, spell
+    from lastiterate.values import number
+
+    run = size.run(noise_multiplier, method)
+    delta = number("delta", delta, 0.0, 1.0, open_low=True, open_high=True)
+    if plot is not None:
+        from lastiterate.plot.file import check_target
+
+        check_target(plot)
+    answers = ask_all(run, lambda curve: curve.epsilon(delta), "max_over_steps", track=tracker("analysing"))
+    if plot is not None:
+        _draw(run, delta, plot)
+    if json:
+        print_json({**run_fields(run), "delta": delta, **answer_fields(answers)})
+        return
+    print_answers(f"{describe(run)}; delta {spell(delta)}", "epsilon", answers)
+    last, largest = answers["last_iterate"].value, answers["max_over_steps"].value
+    if last is not None and largest is not None and largest > last * (1 + 1e-6) + 1e-9:
+        print_note(f"A model released earlier leaks more: the heuristic is at most {spell(largest, 5)} over all steps.")
+    if plot is not None:
+        print_note(f"Picture: {plot}")
+
+
+def _draw(run: "DPSGD", delta: float, path: "Path") -> None:
+    from lastiterate.cli.progress import tracker
+    from lastiterate.plot.file import save
+    from lastiterate.plot.run import run_chart
+
+    save(run_chart(run, delta, tracker("drawing")), path)

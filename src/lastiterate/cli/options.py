@@ -1,0 +1,176 @@
+"""How a run is described on the command line: options that every command shares, and the DPSGD they mean."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from lastiterate.cli import values
+from lastiterate.cli.errors import OptionError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from lastiterate.optimizer import SGD
+    from lastiterate.run import DPSGD
+
+_SIZE = "The run: steps and sample rate, or data set size, batch size and epochs"
+_METHOD = "How it is trained"
+
+
+def option(
+    name: str, parser: Callable[[str], Any] | None, metavar: str | None, help_: str, panel: str | None = None
+) -> Any:
+    """An option whose text goes through one of the parsers of ``values``, if any."""
+    return typer.Option(name, parser=parser, metavar=metavar, help=help_, rich_help_panel=panel, show_default=False)
+
+
+def _size(name: str, kind: Callable[[str], Callable[[str], Any]], metavar: str, help_: str) -> Any:
+    return option(name, kind(name), metavar, help_, _SIZE)
+
+
+def _method(name: str, kind: Callable[[str], Callable[[str], Any]], metavar: str, help_: str) -> Any:
+    return option(name, kind(name), metavar, help_, _METHOD)
+
+
+def _sampling(name: str) -> Callable[[str], str]:
+    return values.choice(name, "poisson", "fixed", "shuffled", "full")
+
+
+PerStepOption = Any  # float | list[float]: typer takes no unions
+
+NoiseMultiplier = Annotated[
+    PerStepOption,
+    _size(
+        "--noise-multiplier", values.per_step, "NUMBER", "Noise sigma over the clipping norm; or one per step: 1,2,3."
+    ),
+]
+Delta = Annotated[
+    float, option("--delta", values.number("--delta"), "NUMBER", "Delta of (epsilon, delta)-DP, in (0, 1).")
+]
+Epsilon = Annotated[float, option("--epsilon", values.number("--epsilon"), "NUMBER", "Epsilon of (epsilon, delta)-DP.")]
+Analysis = Annotated[
+    str,
+    option(
+        "--analysis",
+        values.choice("--analysis", "last-iterate", "composition", "full-batch"),
+        "last-iterate|composition|full-batch",
+        "The analysis under which epsilon is reached.",
+    ),
+]
+Json = Annotated[bool, option("--json", None, None, "Print one JSON object instead of a table.")]
+Plot = Annotated[
+    Path | None, option("--plot", None, "FILE", "Also draw a picture: FILE.png, .svg, .pdf or (interactive) .html.")
+]
+
+
+@dataclass(frozen=True)
+class MethodOptions:
+    """How a run samples and updates."""
+
+    sampling: Annotated[
+        str, _method("--sampling", _sampling, "poisson|fixed|shuffled|full", "How batches are drawn.")
+    ] = "poisson"
+    learning_rate: Annotated[
+        PerStepOption | None, _method("--learning-rate", values.per_step, "NUMBER", "One number, or one per step.")
+    ] = None
+    momentum: Annotated[
+        float | None, _method("--momentum", values.number, "NUMBER", "Heavy-ball factor, in [0, 1).")
+    ] = None
+    dampening: Annotated[
+        float | None, _method("--dampening", values.number, "NUMBER", "Dampening of the momentum, as in PyTorch.")
+    ] = None
+    nesterov: Annotated[bool, option("--nesterov", None, None, "Nesterov's momentum.", _METHOD)] = False
+    weight_decay: Annotated[
+        float | None, _method("--weight-decay", values.number, "NUMBER", "L2 factor; needs --learning-rate.")
+    ] = None
+    decoupled: Annotated[
+        bool, option("--decoupled", None, None, "Weight decay apart from the gradient, as in SGDW.", _METHOD)
+    ] = False
+    averaging: Annotated[
+        str | None,
+        _method("--averaging", values.average, "uniform|DECAY", "Release the mean of the iterates, or their EMA."),
+    ] = None
+    optimizer: Annotated[
+        str | None, option("--optimizer", None, "sgd|adam", "Only sgd is linear; others are refused.", _METHOD)
+    ] = None
+    weights: Annotated[
+        PerStepOption | None,
+        _method(
+            "--weights", values.per_step, "W1,W2,...", "Weight of each step in the model, instead of an optimizer."
+        ),
+    ] = None
+
+    def fields(self) -> dict[str, Any]:
+        """The fields of a DPSGD that these options give."""
+        return {"sampling": self.sampling, "optimizer": self._sgd(), "weights": self.weights}
+
+    def _sgd(self) -> SGD | None:
+        from lastiterate.optimizer import SGD, require_linear
+
+        if self.optimizer not in (None, "sgd"):
+            require_linear(self.optimizer)
+        if self.weight_decay and self.learning_rate is None:
+            raise OptionError("--weight-decay needs --learning-rate: their product says how fast a step is forgotten")
+        names = ("learning_rate", "momentum", "dampening", "nesterov", "weight_decay", "decoupled", "averaging")
+        given = {name: value for name in names if (value := getattr(self, name)) is not None and value is not False}
+        return SGD(**given) if given or self.optimizer else None
+
+
+@dataclass(frozen=True)
+class SizeOptions:
+    """How long a run is and how large its batches are, in one of two ways."""
+
+    steps: Annotated[int | None, _size("--steps", values.integer, "INTEGER", "Number of updates.")] = None
+    sample_rate: Annotated[
+        PerStepOption | None,
+        _size(
+            "--sample-rate", values.per_step, "NUMBER", "Probability that an example is in a batch; or one per step."
+        ),
+    ] = None
+    dataset_size: Annotated[int | None, _size("--dataset-size", values.integer, "INTEGER", "Number of examples.")] = (
+        None
+    )
+    batch_size: Annotated[
+        int | None, _size("--batch-size", values.integer, "INTEGER", "(Expected) size of a batch.")
+    ] = None
+    epochs: Annotated[float | None, _size("--epochs", values.number, "NUMBER", "Passes over the data.")] = None
+
+    def run(self, noise_multiplier: PerStepOption, method: MethodOptions) -> DPSGD:
+        """The run that the options describe."""
+        from lastiterate.run import DPSGD
+
+        by_rate: dict[str, Any] = {"steps": self.steps, "sample_rate": self.sample_rate}
+        by_batch: dict[str, Any] = {
+            "dataset_size": self.dataset_size,
+            "batch_size": self.batch_size,
+            "epochs": self.epochs,
+        }
+        if _given(by_rate) and _given(by_batch):
+            raise OptionError(f"{_EITHER}, not by both: got {' and '.join(_given(by_rate) + _given(by_batch))}")
+        if _given(by_batch):
+            _require(by_batch)
+            return DPSGD.from_batches(**by_batch, noise_multiplier=noise_multiplier, **method.fields())
+        if method.sampling == "full" and self.steps is not None and self.sample_rate is None:
+            by_rate["sample_rate"] = 1.0
+        _require(by_rate)
+        return DPSGD(**by_rate, noise_multiplier=noise_multiplier, **method.fields())
+
+
+_EITHER = "describe the run either by --steps and --sample-rate or by --dataset-size, --batch-size and --epochs"
+
+
+def _given(fields: dict[str, Any]) -> list[str]:
+    return [f"--{name.replace('_', '-')}" for name, value in fields.items() if value is not None]
+
+
+def _require(fields: dict[str, Any]) -> None:
+    given = _given(fields)
+    if not given:
+        raise OptionError(_EITHER)
+    if len(given) < len(fields):
+        missing = _given({name: True for name, value in fields.items() if value is None})
+        raise OptionError(f"{' and '.join(missing)} must be given with {' and '.join(given)}")

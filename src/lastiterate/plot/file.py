@@ -1,0 +1,57 @@
+"""Charts become files: checked before anything is computed, written whole or not at all."""
+
+from __future__ import annotations
+
+import io
+import os
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+FORMATS = ("png", "svg", "pdf", "html")
+
+_OPTIONS: dict[str, dict[str, Any]] = {
+    "png": {"scale_factor": 2.0},  # sharp on a dense screen
+    "html": {"inline": True},  # the page carries its scripts: it works without a network
+}
+
+
+def check_target(path: Path) -> None:
+    """Refuse a file that could not be drawn or written later, so that nobody waits for a picture in vain."""
+    if path.suffix[1:].lower() not in FORMATS:
+        raise ValueError(f"the plot's file must end in {', '.join(f'.{kind}' for kind in FORMATS)}, got {str(path)!r}")
+    for module in ("altair", "vl_convert"):
+        if find_spec(module) is None:
+            raise ValueError(f'plots need {module}, which is not installed: pip install "lastiterate[plot]"')
+    if path.is_dir():
+        raise ValueError(f"the plot's file must not be a folder, got {str(path)!r}")
+    if not path.parent.is_dir():
+        raise ValueError(f"the plot's folder must exist, got {str(path.parent)!r}")
+    if path.exists() and not os.access(path, os.W_OK):
+        raise ValueError(f"the plot's file must be writable, got {str(path)!r}")
+    _write_whole(path, None)
+
+
+def save(chart: Any, path: Path) -> None:
+    """Draw an altair chart into a file of the format that its name ends in."""
+    check_target(path)
+    kind = path.suffix[1:].lower()
+    drawn = io.StringIO() if kind in ("html", "svg") else io.BytesIO()
+    chart.save(drawn, format=kind, **_OPTIONS.get(kind, {}))
+    content = drawn.getvalue()
+    _write_whole(path, content.encode() if isinstance(content, str) else content)
+
+
+def _write_whole(path: Path, content: bytes | None) -> None:
+    """Write a neighbour and rename it; None only tries whether a neighbour can be written."""
+    neighbour = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        neighbour.write_bytes(content or b"")
+        if content is not None:
+            neighbour.replace(path)
+    except OSError as error:
+        raise ValueError(f"the plot cannot be written to {str(path)!r}: {error.strerror}") from None
+    finally:
+        neighbour.unlink(missing_ok=True)

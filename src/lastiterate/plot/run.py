@@ -1,0 +1,93 @@
+"""The picture of one run: epsilon as its steps go by, and the error rates of the best attack on its final model."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from lastiterate.plot.style import Row, Track, chart_of, epsilon_y, log_x, long, looks, styled
+from lastiterate.plot.words import ANALYSES, CAVEAT, LABELS, describe, spell
+
+if TYPE_CHECKING:
+    from lastiterate.run import DPSGD
+
+_POINTS = 40  # of each curve of epsilon
+_FPR = np.concatenate([[0.0], np.logspace(-6, -1, 16, endpoint=False), np.linspace(0.1, 1.0, 16)])  # steep near 0
+_WIDTH, _HEIGHT = 420, 320
+
+
+def run_chart(run: DPSGD, delta: float, track: Track = iter) -> Any:
+    """Two panels: epsilon against steps, and the trade-off between false positives and false negatives."""
+    import altair as alt
+
+    curves, reasons = _curves(run)
+    panels = alt.hconcat(_epsilon_panel(run, delta, list(curves), track), _trade_off_panel(curves), spacing=36)
+    words = [f"{describe(run)}; delta {spell(delta)}", CAVEAT]
+    words += [f"Without {LABELS[name]}: {why}" for name, why in reasons.items()]
+    return styled(panels, "What the released model leaks", words)
+
+
+def _curves(run: DPSGD) -> tuple[dict[str, Any], dict[str, str]]:
+    """The analyses that are valid for the run, and why the others are not."""
+    import lastiterate
+
+    curves, reasons = {}, {}
+    for name in ANALYSES:
+        try:
+            curves[name] = getattr(lastiterate, name)(run)
+        except ValueError as refusal:
+            reasons[name] = str(refusal)
+    return curves, reasons
+
+
+def _epsilon_panel(run: DPSGD, delta: float, names: list[str], track: Track) -> Any:
+    rows = long(_epsilon_by_steps(run, delta, names, track), "epsilon", names)
+    return (
+        chart_of(rows, width=_WIDTH, height=_HEIGHT, title="Epsilon as training goes on")
+        .mark_line(strokeWidth=2.5, point=run.steps == 1)
+        .encode(
+            x=log_x("steps", "steps taken (log scale)", 1, run.steps),
+            y=epsilon_y(delta),
+            **looks(LABELS[name] for name in names),
+        )
+    )
+
+
+def _epsilon_by_steps(run: DPSGD, delta: float, names: list[str], track: Track) -> list[Row]:
+    import lastiterate
+
+    rows = []
+    for steps in track(np.unique(np.rint(np.geomspace(1, run.steps, _POINTS)).astype(np.int64)).tolist()):
+        try:
+            stopped = run.prefix(steps)
+        except ValueError:  # nothing has been learnt yet: the learning rates or weights so far are zero
+            continue
+        epsilons = {name: getattr(lastiterate, name)(stopped).epsilon(delta) for name in names}
+        rows.append({"steps": steps, **{name: value for name, value in epsilons.items() if np.isfinite(value)}})
+    return rows
+
+
+def _trade_off_panel(curves: dict[str, Any]) -> Any:
+    import altair as alt
+
+    rates = {name: curve.fnr(_FPR).tolist() for name, curve in curves.items()}
+    rows = [{"fpr": fpr, **{name: rates[name][i] for name in rates}} for i, fpr in enumerate(_FPR.tolist())]
+    axis = alt.Axis(tickCount=6, format=".1f")
+    x = alt.X("fpr:Q", title="false positive rate", scale=alt.Scale(domain=[0, 1]), axis=axis)
+    y = alt.Y("fnr:Q", title="false negative rate", scale=alt.Scale(domain=[0, 1]), axis=axis)
+    ends = [{"fpr": 0.0, "fnr": 1.0}, {"fpr": 1.0, "fnr": 0.0}]
+    chance = chart_of(ends).mark_line(color="#999", strokeWidth=1).encode(x=x, y=y)
+    slope = np.degrees(np.arctan2(_HEIGHT, _WIDTH))
+    label = (
+        chart_of([{"fpr": 0.72, "fnr": 0.28}])
+        .mark_text(text="guessing", angle=float(slope), dy=-8, color="#777", fontSize=13)
+        .encode(x=x, y=y)
+    )
+    best = (
+        chart_of(long(rows, "fnr", rates))
+        .mark_line(strokeWidth=2.5)
+        .encode(x=x, y=y, order="fpr:Q", **looks(LABELS[name] for name in rates))
+    )
+    title = "Errors of the best attack on what is released"
+    return (chance + label + best).properties(width=_WIDTH, height=_HEIGHT, title=title)

@@ -1,0 +1,113 @@
+"""How every picture looks: the same colour and dash for an analysis everywhere, told apart without colour too."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from lastiterate.plot.words import LABELS, spell
+
+Row = dict[str, Any]
+Track = Callable[[Sequence[Any]], Iterable[Any]]  # hands items through, and may show how far it is
+
+# Okabe and Ito's colours, which colour-blind readers can tell apart.
+_LOOKS = {
+    LABELS["last_iterate"]: ("#0072B2", [1, 0]),
+    LABELS["max_over_steps"]: ("#0072B2", [2, 3]),
+    LABELS["composition"]: ("#D55E00", [1, 0]),
+    LABELS["full_batch"]: ("#009E73", [7, 5]),
+}
+
+
+def chart_of(rows: list[Row], **options: Any) -> Any:
+    """A chart of these rows, to be given marks and encodings."""
+    import altair as alt
+
+    return alt.Chart(alt.Data(values=rows), **options)  # type: ignore[no-untyped-call]
+
+
+def looks(labels: Iterable[str]) -> dict[str, Any]:
+    """Encodings that give each analysis its colour and dash, with one legend under the picture."""
+    import altair as alt
+
+    given = set(labels)
+    shown = [label for label in _LOOKS if label in given]
+    legend = alt.Legend(
+        title=None, orient="bottom", labelLimit=0, symbolType="stroke", symbolSize=500, symbolStrokeWidth=2.5, columns=4
+    )
+    colours = alt.Scale(domain=shown, range=[_LOOKS[label][0] for label in shown])
+    dashes = alt.Scale(domain=shown, range=[_LOOKS[label][1] for label in shown])
+    return {
+        "color": alt.Color("analysis:N", scale=colours, legend=legend),
+        "strokeDash": alt.StrokeDash("analysis:N", scale=dashes, legend=legend),
+    }
+
+
+def long(rows: Iterable[Row], quantity: str, names: Iterable[str]) -> list[Row]:
+    """One row for each analysis of each row, without those that have no value."""
+    columns = list(names)
+    return [
+        {
+            **{key: value for key, value in row.items() if key not in columns},
+            "analysis": LABELS[name],
+            quantity: row[name],
+        }
+        for row in rows
+        for name in columns
+        if row.get(name) is not None
+    ]
+
+
+def log_x(field: str, title: str, low: float, high: float) -> Any:
+    """A logarithmic horizontal axis that ends with the data."""
+    import altair as alt
+
+    return alt.X(f"{field}:Q", title=title, **_logarithmic(low, high))
+
+
+def epsilon_y(delta: float, log: tuple[float, float] | None = None) -> Any:
+    """The vertical axis of epsilon: from zero, or logarithmic between two bounds."""
+    import altair as alt
+
+    looks = {"axis": alt.Axis(tickCount=6)} if log is None else _logarithmic(*log)
+    return alt.Y("epsilon:Q", title=f"epsilon at delta {spell(delta)}{' (log scale)' if log else ''}", **looks)
+
+
+def _logarithmic(low: float, high: float) -> dict[str, Any]:
+    """Ticks at powers of ten, and at 2 and 5 times these where there are few."""
+    import altair as alt
+
+    decades = math.log10(high / low) if high > low else 0.0
+    factors = (1, 2, 5) if decades < 2.5 else (1,)
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1, max(1, math.ceil(decades / 6)))
+    ticks = [factor * 10.0**power for power in powers for factor in factors]
+    return {
+        "scale": alt.Scale(type="log", domain=[low, max(high, low * 1.01)], nice=False),
+        "axis": alt.Axis(
+            values=[tick for tick in ticks if low * (1 - 1e-9) <= tick <= high * (1 + 1e-9)],
+            format="~s" if high >= 1e6 else ",~r",
+        ),
+    }
+
+
+def styled(chart: Any, title: str, words: Sequence[str], width: int = 120) -> Any:
+    """A finished picture: title, plain words under it, sizes that stay legible in a README."""
+    import altair as alt
+
+    lines = [line for sentence in words for line in textwrap.wrap(sentence, width)]
+    heading = alt.TitleParams(
+        title, subtitle=lines, anchor="start", fontSize=19, subtitleFontSize=14, subtitleColor="#444", offset=16
+    )
+    return (
+        chart.properties(title=heading, background="white", padding=14)
+        .configure(font="Helvetica, Arial, Liberation Sans, DejaVu Sans, sans-serif")
+        .configure_axis(
+            labelFontSize=13, titleFontSize=14, titleFontWeight="normal", gridColor="#e6e6e6", titlePadding=8
+        )
+        .configure_axisX(labelFlush=False)
+        .configure_legend(labelFontSize=14, columnPadding=28, offset=16)
+        .configure_title(fontSize=15, subtitleFontSize=13, subtitleColor="#444")
+        .configure_view(stroke="#bbb")
+    )

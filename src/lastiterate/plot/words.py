@@ -1,0 +1,72 @@
+"""What analyses and runs are called wherever people read them: tables, titles, legends."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from lastiterate.run import DPSGD
+
+ANALYSES = ("last_iterate", "composition", "full_batch")  # in the order in which they are shown
+
+LABELS = {
+    "last_iterate": "last iterate (heuristic)",
+    "composition": "composition (standard)",
+    "full_batch": "full batch (baseline)",
+    "max_over_steps": "largest up to T (heuristic)",
+}
+
+ASSUMPTIONS = {
+    "last_iterate": "only the final model is seen, losses are linear: predicts, does not guarantee",
+    "composition": "every intermediate model is seen: a guarantee",
+    "full_batch": "all data in every step, the same noise: for comparison, not a guarantee",
+}
+
+CAVEAT = "The heuristic predicts, it does not guarantee."
+
+_SAMPLING = {
+    "poisson": "Poisson sampling",
+    "fixed": "batches of fixed size",
+    "shuffled": "shuffled batches",
+    "full": "full batches",
+}
+
+
+def describe(run: DPSGD) -> str:
+    """The run in one line."""
+    parts = [
+        f"{run.steps:,} step{'s' if run.steps > 1 else ''}",
+        f"sample rate {spell(run.sample_rate)}",
+        f"noise multiplier {spell(run.noise_multiplier)}",
+        *training(run),
+    ]
+    return ", ".join(parts)
+
+
+def training(run: DPSGD) -> list[str]:
+    """How the run samples and what makes its steps count differently."""
+    parts = [_SAMPLING[run.sampling]]
+    if run.weights is not None:
+        parts.append(f"weights {spell(run.weights)}")
+    if run.optimizer is not None:
+        sgd = run.optimizer
+        if np.ndim(sgd.learning_rate):
+            parts.append(f"learning rate {spell(sgd.learning_rate)}")
+        if sgd.momentum:
+            parts.append(f"{'Nesterov ' if sgd.nesterov else ''}momentum {spell(sgd.momentum)}")
+        if sgd.weight_decay:
+            rate = "" if np.ndim(sgd.learning_rate) else f" at learning rate {spell(sgd.learning_rate)}"
+            parts.append(f"{'decoupled ' if sgd.decoupled else ''}weight decay {spell(sgd.weight_decay)}{rate}")
+        if sgd.averaging is not None:
+            parts.append("uniform averaging" if sgd.averaging == "uniform" else f"EMA {spell(sgd.averaging)}")
+    return parts
+
+
+def spell(value: Any, digits: int = 4) -> str:
+    """A number, or a schedule by its first and last."""
+    if np.ndim(value):
+        return f"{spell(value[0], digits)} to {spell(value[-1], digits)}" if len(value) > 1 else spell(value[0], digits)
+    mantissa, _, exponent = f"{float(value):.{digits}g}".partition("e")
+    return f"{mantissa}e{int(exponent)}" if exponent else mantissa

@@ -1,0 +1,287 @@
+"""The heuristic where people already account for privacy: as a plug-in of dp-accounting and of Opacus.
+
+Both hand over how many steps were taken at which sampling rate and noise. Every step counts alike here (plain SGD at
+a constant learning rate), so that a billion equal steps are one group and groups may come in any order.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+import dp_accounting
+import numpy as np
+from dp_accounting import NeighboringRelation
+
+from lastiterate.optimizer import SGD, require_linear
+from lastiterate.privacy.curve import PrivacyCurve
+from lastiterate.privacy.law import Law
+from lastiterate.privacy.pairs import pair_of
+from lastiterate.run import DPSGD
+from lastiterate.values import PerStep, integer, number
+
+MOST_STEPS_WRITTEN_OUT = 10**7  # 80 MB an array; epsilon and delta need no arrays and have no such limit
+
+_Refusal = dp_accounting.PrivacyAccountant.CompositionErrorDetails
+_RELATIONS = (NeighboringRelation.ADD_OR_REMOVE_ONE, NeighboringRelation.REPLACE_SPECIAL)
+_HYPERPARAMETERS = ("lr", "momentum", "dampening", "nesterov", "weight_decay")
+
+
+class LastIterateAccountant(dp_accounting.PrivacyAccountant):  # type: ignore[misc]
+    """The last-iterate heuristic as a ``dp_accounting.PrivacyAccountant``: a prediction, not a guarantee.
+
+    It takes the composed events for the steps of one DP-SGD run of which only the last iterate is released, and the
+    losses for linear. Its epsilon is therefore usually below that of dp-accounting's own accountants, which bound what
+    any attack can learn from all iterates. Every step counts alike, so the order of the events does not matter.
+
+    Gaussian events, Poisson-sampled or not, are composed in any nesting, and a non-private event makes epsilon
+    infinite; everything else is refused. So is ``REPLACE_ONE``: one example against another, instead of against none,
+    is a different pair of distributions.
+    """
+
+    def __init__(self, neighboring_relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE) -> None:
+        super().__init__(neighboring_relation)
+        self._steps: Counter[Step] = Counter()
+
+    @property
+    def run(self) -> DPSGD:
+        """The run that the composed events describe. Groups of equal steps follow each other, first composed first."""
+        return self._history.run()
+
+    def get_epsilon(self, target_delta: float) -> float:
+        """The epsilon that the heuristic predicts; infinite where a step has no noise."""
+        return self._history.epsilon(number("target_delta", target_delta, 0.0, 1.0))
+
+    def get_delta(self, target_epsilon: float) -> float:
+        """The delta that the heuristic predicts; 1 where a step has no noise."""
+        is_infinite = target_epsilon == math.inf
+        return self._history.delta(math.inf if is_infinite else number("target_epsilon", target_epsilon, 0.0))
+
+    @property
+    def _history(self) -> History:
+        return History(tuple(self._steps.items()))
+
+    def _maybe_compose(self, event: dp_accounting.DpEvent, count: int, do_compose: bool) -> Any:
+        match event:
+            case dp_accounting.NoOpDpEvent():
+                return None
+            case dp_accounting.NonPrivateDpEvent():
+                return self._maybe_step(event, 1.0, 0.0, count, do_compose)
+            case dp_accounting.ComposedDpEvent(events=events):
+                refusals = (self._maybe_compose(item, count, do_compose) for item in events)
+                return next((refusal for refusal in refusals if refusal is not None), None)
+            case dp_accounting.SelfComposedDpEvent(event=inner, count=times):
+                try:
+                    total = count * integer("count", times, low=0)
+                except ValueError as error:
+                    return _Refusal(event, str(error))
+                return self._maybe_compose(inner, total, do_compose)
+            case dp_accounting.GaussianDpEvent(noise_multiplier=noise):
+                return self._unrelated(event) or self._maybe_step(event, 1.0, noise, count, do_compose)
+            case dp_accounting.PoissonSampledDpEvent(
+                sampling_probability=rate, event=dp_accounting.GaussianDpEvent(noise_multiplier=noise)
+            ):
+                return self._unrelated(event) or self._maybe_step(event, rate, noise, count, do_compose)
+            case dp_accounting.PoissonSampledDpEvent(event=inner):
+                found = f"Subevent of `PoissonSampledDpEvent` must be `GaussianDpEvent`. Found {inner}."
+                return _Refusal(event, found)
+            case _:
+                return _Refusal(event, "Unsupported event.")
+
+    def _maybe_step(self, event: dp_accounting.DpEvent, rate: Any, noise: Any, count: int, do_compose: bool) -> Any:
+        try:
+            step = Step(rate, noise)
+        except ValueError as error:
+            return _Refusal(event, str(error))
+        if do_compose and count:
+            self._steps[step] += count
+        return None
+
+    def _unrelated(self, event: dp_accounting.DpEvent) -> Any:
+        if self.neighboring_relation in _RELATIONS:
+            return None
+        allowed = " or ".join(f"`{relation.name}`" for relation in _RELATIONS)
+        found = f"for `{type(event).__name__}`. Found {self.neighboring_relation}."
+        return _Refusal(event, f"neighboring_relation must be {allowed} {found}")
+
+
+def register_opacus() -> None:
+    """Make ``PrivacyEngine(accountant="last_iterate")`` known to Opacus. Doing so again changes nothing.
+
+    ``make_private_with_epsilon`` then finds the noise for which the *heuristic* meets the target: the model is not
+    guaranteed to be (epsilon, delta)-DP.
+    """
+    accountant = _opacus_accountant()
+    _extra("opacus.accountants").register_accountant(accountant.mechanism(), accountant, force=True)
+
+
+def run_from_opacus(privacy_engine: Any, optimizer: Any = None) -> DPSGD:
+    """The run that an Opacus ``PrivacyEngine`` has recorded, whichever accountant it uses.
+
+    Opacus does not record how batches are drawn, so the run is taken for Poisson-sampled: after
+    ``poisson_sampling=False`` with a shuffling loader use ``run.replace(sampling="shuffled")``.
+
+    Args:
+        privacy_engine: the engine, after training.
+        optimizer: Opacus' optimizer or the ``torch.optim.SGD`` in it, with the hyperparameters and the clipping norm
+            of the whole training; or a ``lastiterate.SGD``, which can also tell a schedule of learning rates. None:
+            every step counts alike. Where sampling rates differ and Opacus averages over batches, a step counts the
+            less the larger its batch, and the run has ``weights`` instead of an optimizer.
+    """
+    history = getattr(getattr(privacy_engine, "accountant", None), "history", None)
+    if history is None:
+        raise ValueError(f"privacy_engine must be an Opacus PrivacyEngine, got {type(privacy_engine).__name__}")
+    if not history:
+        raise ValueError("privacy_engine has recorded no steps yet: train first, then describe the run")
+    run = _history_from_opacus(history).run()
+    if optimizer is None or isinstance(optimizer, SGD):
+        return run.replace(optimizer=optimizer)
+    run = run.replace(optimizer=_sgd_from_torch(optimizer), clip_norm=float(getattr(optimizer, "max_grad_norm", 1.0)))
+    if np.ndim(run.sample_rate) and getattr(optimizer, "loss_reduction", "mean") == "mean":
+        return run.replace(optimizer=None, weights=run.effective_weights() / run.sample_rate)
+    return run
+
+
+@dataclass(frozen=True)
+class Step:
+    """One noisy sum of clipped gradients. Unlike in a ``DPSGD`` the noise may be 0, and epsilon is infinite then."""
+
+    sample_rate: float
+    noise_multiplier: float
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "sample_rate", number("sample_rate", self.sample_rate, 0.0, 1.0))
+        object.__setattr__(self, "noise_multiplier", number("noise_multiplier", self.noise_multiplier, 0.0))
+
+    @property
+    def is_exposed(self) -> bool:
+        """Whether an example may be used without any noise."""
+        return self.noise_multiplier == 0.0 and self.sample_rate > 0.0
+
+
+@dataclass(frozen=True)
+class History:
+    """Segments of equal steps, each a step and how often it was taken."""
+
+    segments: tuple[tuple[Step, int], ...]
+
+    def epsilon(self, delta: float) -> float:
+        """The heuristic's epsilon for a delta in [0, 1], by dp-accounting's conventions at the ends."""
+        if self._is_exposed:
+            return math.inf
+        law = self._law()
+        if delta == 1.0 or law.high == 0.0:
+            return 0.0
+        return math.inf if delta == 0.0 else float(_curve(law).epsilon(delta))
+
+    def delta(self, epsilon: float) -> float:
+        """The heuristic's delta for an epsilon in [0, inf]."""
+        return 1.0 if self._is_exposed else float(_curve(self._law()).delta(epsilon))
+
+    def run(self) -> DPSGD:
+        """The segments as one run: numbers where all steps are equal, arrays otherwise."""
+        if not self.segments:
+            raise ValueError("steps must be at least 1 to describe a run, got none: compose or train first")
+        rates = self._per_step([step.sample_rate for step, _ in self.segments])
+        noises = self._per_step([step.noise_multiplier for step, _ in self.segments])
+        return DPSGD(steps=self._total, sample_rate=rates, noise_multiplier=noises)
+
+    def _per_step(self, values: list[float]) -> PerStep:
+        if len(set(values)) == 1:
+            return values[0]
+        if self._total > MOST_STEPS_WRITTEN_OUT:
+            raise ValueError(
+                f"steps must be at most {MOST_STEPS_WRITTEN_OUT} for a run whose steps differ, got {self._total}: "
+                "epsilon and delta are available without it"
+            )
+        return np.repeat(values, [count for _, count in self.segments])
+
+    def _law(self) -> Law:
+        """What ``law_of(self.run())`` is, without writing out the steps."""
+        steps_at: Counter[float] = Counter()
+        for step, count in self.segments:
+            steps_at[step.sample_rate] += count
+        constant = float(steps_at.pop(1.0, 0))
+        steps_at.pop(0.0, None)
+        counts, rates = np.array([*steps_at.values()], np.float64), np.array([*steps_at], np.float64)
+        noise = math.hypot(*(step.noise_multiplier * math.sqrt(count) for step, count in self.segments))
+        return Law(noise, constant, counts, rates, np.ones_like(rates))
+
+    @property
+    def _total(self) -> int:
+        return sum(count for _, count in self.segments)
+
+    @property
+    def _is_exposed(self) -> bool:
+        return any(step.is_exposed for step, _ in self.segments)
+
+
+def _curve(law: Law) -> PrivacyCurve:
+    return PrivacyCurve(pair_of(law), "last_iterate", is_guarantee=False)
+
+
+@cache
+def _opacus_accountant() -> Any:
+    interface: Any = _extra("opacus.accountants").IAccountant
+
+    class OpacusLastIterateAccountant(interface):  # type: ignore[misc]
+        """The last-iterate heuristic for Opacus: a prediction, not a guarantee."""
+
+        def __init__(self) -> None:
+            super().__init__()
+
+        def step(self, *, noise_multiplier: float, sample_rate: float) -> None:
+            """Record one step."""
+            noise, rate, count = self.history.pop() if self.history else (noise_multiplier, sample_rate, 0)
+            if (noise, rate) == (noise_multiplier, sample_rate):
+                self.history.append((noise, rate, count + 1))
+            else:
+                self.history.extend([(noise, rate, count), (noise_multiplier, sample_rate, 1)])
+
+        def get_epsilon(self, delta: float, *args: Any, **kwargs: Any) -> float:
+            """The epsilon that the heuristic predicts. Options of other accountants are ignored, as Opacus' own do."""
+            return _history_from_opacus(self.history).epsilon(number("delta", delta, 0.0, 1.0))
+
+        def __len__(self) -> int:
+            return sum(count for _, _, count in self.history)
+
+        @classmethod
+        def mechanism(cls) -> str:
+            """The name under which ``register_opacus`` registers it."""
+            return "last_iterate"
+
+    return OpacusLastIterateAccountant
+
+
+def _history_from_opacus(history: list[tuple[float, float, int]]) -> History:
+    return History(tuple((Step(rate, noise), integer("steps", count)) for noise, rate, count in history))
+
+
+def _sgd_from_torch(optimizer: Any) -> SGD:
+    while hasattr(optimizer, "original_optimizer"):
+        optimizer = optimizer.original_optimizer
+    if not isinstance(optimizer, _extra("torch.optim").SGD):
+        require_linear(optimizer)
+    first, *others = optimizer.param_groups
+    different = [name for name in _HYPERPARAMETERS if any(other[name] != first[name] for other in others)]
+    if different:
+        raise ValueError(
+            f"optimizer must treat all its parameter groups alike, got groups that differ in {', '.join(different)}"
+        )
+    if "initial_lr" in first:
+        raise ValueError(
+            "optimizer must have a constant learning rate, got one with a scheduler: "
+            "pass optimizer=lastiterate.SGD(learning_rate=[...]) with one rate a step instead"
+        )
+    return SGD(learning_rate=float(first["lr"]), **{name: first[name] for name in _HYPERPARAMETERS[1:]})
+
+
+def _extra(module: str) -> Any:
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise ImportError(f'{module} could not be imported: pip install "lastiterate[opacus]"') from error

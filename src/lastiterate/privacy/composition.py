@@ -1,0 +1,216 @@
+"""The standard analysis: every iterate is released, and the privacy losses of the steps add up.
+
+With K the cumulant generating function of the total loss under P (see `loss_cumulant`) and z = theta + iu, theta > 0,
+
+    delta(epsilon) = 1/pi  integral_0^inf  Re exp(K(z) - z epsilon) / (z (z + 1)) du;
+
+1/z instead gives P(loss > epsilon), and 1/(z + 1) gives e^epsilon Q(loss > epsilon). For theta in (-1, 0) the first
+becomes delta - 1, the residue of the pole at 0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from lastiterate.privacy.contour import Line, Unreliable
+from lastiterate.privacy.curve import Pair, PrivacyCurve
+from lastiterate.privacy.law import Law
+from lastiterate.privacy.loss_cumulant import LossCumulant, loss_cumulant
+from lastiterate.privacy.loss_line import around, beside, chernoff, line_through, saddle, start
+from lastiterate.privacy.pairs import NothingPair, pair_of
+from lastiterate.privacy.rows import Side
+from lastiterate.privacy.solve import solve
+from lastiterate.run import DPSGD
+
+if TYPE_CHECKING:
+    from lastiterate.privacy.composition_fallback import Fallback
+    from lastiterate.values import Array
+
+AGREEMENT = 1e-8  # of two lines, relative to max(1, epsilon); farther apart means not converged
+_FINER = 1.3  # resolution of the second line
+
+
+def composition(run: DPSGD) -> PrivacyCurve:
+    """The standard analysis, a guarantee: an adversary who sees every iterate, and any batches but the canary's.
+
+    It holds for Poisson sampling and for full batches. Amplification by sampling has not been shown to carry over to
+    shuffled batches or to batches of fixed size, so these are refused.
+    """
+    if run.sampling in ("shuffled", "fixed"):
+        raise ValueError(_refusal(run))
+    return PrivacyCurve(_pair(run), "composition", is_guarantee=True)
+
+
+def _refusal(run: DPSGD) -> str:
+    what = "shuffled batches" if run.sampling == "shuffled" else "batches of fixed size"
+    bound = "no amplification: Gaussian with mu = sqrt(epochs) / sigma"
+    if run.sampling == "fixed":
+        bound = "no amplification: each step a Gaussian with mu = 1 / sigma where the example is in its batch"
+    return (
+        f"composition is not valid with sampling {run.sampling!r}: the standard analysis assumes Poisson sampling and may "
+        f"be too low for {what}; the bound that holds is lastiterate.no_amplification ({bound})"
+    )
+
+
+def _pair(run: DPSGD) -> Pair:
+    """Closed forms where there are any, and otherwise the contour."""
+    cumulant = loss_cumulant(run)
+    none = np.empty(0)
+    if not cumulant.counts.size:
+        return NothingPair()
+    if np.all(cumulant.rates == 1.0):
+        mu = math.sqrt(float(np.sum(cumulant.counts / cumulant.sigmas**2)))
+        return pair_of(Law(1.0, mu, none, none, none))
+    if cumulant.counts.size == 1 and cumulant.counts[0] == 1.0:
+        return pair_of(Law(float(cumulant.sigmas[0]), 0.0, cumulant.counts, cumulant.rates, np.ones(1)))
+    return CompositionPair(cumulant)
+
+
+@dataclass(frozen=True)
+class CompositionPair:
+    """Sums of privacy losses. Each value comes from two lines that must agree, or else from the fallback."""
+
+    cumulant: LossCumulant
+
+    def epsilon(self, log_delta: Array) -> Array:
+        return _each(lambda value: self._epsilon(value)[1], log_delta)
+
+    def log_delta(self, epsilon: Array) -> Array:
+        return _each(self._log_delta, epsilon)
+
+    def fnr(self, fpr: Array) -> Array:
+        return _each(self._fnr, fpr)
+
+    def bracket(self, log_delta: Array) -> tuple[Array, Array]:
+        lower = _each(lambda value: self._epsilon(value)[0], log_delta)
+        upper = _each(lambda value: self._epsilon(value)[2], log_delta)
+        return lower, upper
+
+    @cached_property
+    def _add(self) -> LossCumulant:
+        return self.cumulant.other_direction()
+
+    @cached_property
+    def _fallback(self) -> Fallback:
+        from lastiterate.privacy.composition_fallback import Fallback
+
+        return Fallback(self.cumulant)
+
+    def _epsilon(self, log_delta: float) -> tuple[float, float, float]:
+        """Lower bound, value and upper bound of epsilon."""
+        try:
+            value, error = _epsilon(self.cumulant, log_delta)
+            if chernoff(self._add, value) > log_delta:
+                other, other_error = _epsilon(self._add, log_delta)
+                value, error = max(value, other), max(error, other_error)
+        except Unreliable:
+            lower, upper = self._fallback.epsilon(log_delta)
+            return lower, upper, upper
+        return max(value - error, 0.0), value, value + error
+
+    def _log_delta(self, epsilon: float) -> float:
+        try:
+            result = _log_delta(self.cumulant, epsilon)
+            if chernoff(self._add, epsilon) > result:
+                result = max(result, _log_delta(self._add, epsilon))
+        except Unreliable:
+            return self._fallback.log_delta(epsilon)
+        return result
+
+    def _fnr(self, fpr: float) -> float:
+        try:
+            return _fnr(self.cumulant, fpr)
+        except Unreliable:
+            return self._fallback.fnr(fpr)
+
+
+def _epsilon(cumulant: LossCumulant, log_delta: float) -> tuple[float, float]:
+    """Epsilon for one direction, and by how much it may be off: from two lines that must agree."""
+    divergence = cumulant.real(0.0)[1]
+    if 0.5 * math.log(max(0.5 * divergence, 1e-300)) <= log_delta:  # Pinsker: delta(0) <= sqrt(KL / 2)
+        return 0.0, 0.0
+    theta, guess = start(cumulant, log_delta)
+    value = _solve(line_through(cumulant, theta, guess, (0.0,), -log_delta), log_delta, guess)
+    second = line_through(cumulant, beside(cumulant, theta), value, (0.0,), -log_delta, _FINER)
+    difference = abs(value - _solve(second, log_delta, value))
+    allowed = AGREEMENT * max(1.0, value)
+    if not difference <= allowed:
+        raise Unreliable
+    return max(value, 0.0), 3.0 * difference + allowed
+
+
+def _solve(line: Line, log_delta: float, guess: float) -> float:
+    """The epsilon at which delta, on one line, has the given value."""
+    over_p, over_q = 1.0 / (line.z * (line.z + 1.0)), 1.0 / (line.z + 1.0)
+
+    def side(epsilon: Array) -> Side:
+        scale, delta = line.integral(float(epsilon), over_p, -math.inf)
+        _, outside = line.integral(float(epsilon), over_q, -math.inf)
+        log_value = scale + math.log(delta) if delta > 0.0 else -math.inf  # lost in rounding: smaller than asked for
+        return Side(epsilon, np.float64(1.0), np.float64(log_value), np.float64(-outside / delta))
+
+    high = np.float64(2.0 * abs(guess) + 1.0)
+    while float(side(high).log_delta) > log_delta and high < 1e300:
+        high = 2.0 * high
+    return float(solve(side, np.float64(log_delta), np.float64(guess), -high, high)[0])
+
+
+def _log_delta(cumulant: LossCumulant, epsilon: float) -> float:
+    """log delta of one direction: directly, or as what is missing to one."""
+    theta = around(cumulant, saddle(cumulant, epsilon))
+    values = []
+    for tilt, resolution in ((theta, 1.0), (beside(cumulant, theta), _FINER)):
+        exponent = tilt * epsilon - cumulant.real(tilt)[0]
+        line = line_through(cumulant, tilt, epsilon, (0.0, -1.0), exponent, resolution)
+        kernel = 1.0 / (line.z * (line.z + 1.0))
+        if tilt > 0.0:
+            scale, delta = line.integral(epsilon, kernel, 1e-9)
+            values.append(scale + math.log(delta))
+        else:
+            scale, missing = line.integral(epsilon, -kernel, 1e-9)
+            values.append(math.log1p(-math.exp(scale) * missing))
+    if not abs(values[0] - values[1]) <= 1e-6:
+        raise Unreliable
+    return values[0]
+
+
+def _fnr(cumulant: LossCumulant, fpr: float) -> float:
+    """The false negative rate of the likelihood ratio test whose false positive rate is ``fpr``."""
+    # Under Q the loss has the cumulant K(z - 1): its tails are those of the pole at -1.
+    above = fpr <= 0.5
+    log_rate = np.float64(math.log(fpr if above else 1.0 - fpr))
+    sign = 1.0 if above else -1.0
+    theta, guess = start(cumulant, float(log_rate), pole=-1.0, sign=sign)
+    line = line_through(cumulant, theta, guess, (-1.0,), -float(log_rate))
+    deviation = math.sqrt(cumulant.real(theta)[2])
+
+    def side(r: Array) -> Side:
+        c = sign * float(r)
+        scale, tail = line.integral(c, sign / (line.z + 1.0), 1e-9)
+        _, density = line.integral(c, 1.0, -math.inf)
+        return Side(r, np.float64(1.0), np.float64(scale - c + math.log(tail)), np.float64(-density / tail))
+
+    reach = 3.0 * deviation
+    middle = np.float64(sign * guess)
+    found, _ = solve(side, log_rate, middle, middle - reach, middle + reach)
+    return _missed(cumulant, sign * float(found))
+
+
+def _missed(cumulant: LossCumulant, loss: float) -> float:
+    """P(total loss <= loss)."""
+    theta = around(cumulant, saddle(cumulant, loss))
+    line = line_through(cumulant, theta, loss, (0.0,), theta * loss - cumulant.real(theta)[0])
+    sign = 1.0 if theta > 0.0 else -1.0
+    scale, tail = line.integral(loss, sign / line.z, 1e-9)
+    rate = math.exp(scale) * tail
+    return 1.0 - rate if theta > 0.0 else rate
+
+
+def _each(function: Callable[[float], float], values: Array) -> Array:
+    return np.vectorize(lambda value: function(float(value)), otypes=[np.float64])(values)[()]

@@ -1,0 +1,117 @@
+"""Composition where the contour does not converge: few steps, a rare canary, or very little noise.
+
+Three bounds that always hold, of which the best is taken: dp-accounting's privacy loss distribution, rounded up;
+Chernoff's bound (as in Renyi accounting); and no amplification at all. From below: the same distribution rounded down,
+and the last iterate, which is a function of all iterates.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from lastiterate.privacy.curve import Pair
+from lastiterate.privacy.law import Law
+from lastiterate.privacy.loss_cumulant import LossCumulant
+from lastiterate.privacy.loss_line import chernoff, chernoff_epsilon
+from lastiterate.privacy.no_amplification import told_participations
+from lastiterate.privacy.pairs import pair_of
+
+_RESOLUTION = 2e-4  # of the distribution's grid, relative to epsilon
+_MOST_POINTS = 300_000
+_LARGEST_LOSS = 600.0  # dp-accounting takes exp of losses
+_SMALLEST_DELTA = 1e-12  # below it the rounding of its Fourier transforms shows
+
+
+@dataclass(frozen=True)
+class Fallback:
+    """Bounds for the composition of a run's steps, given by the cumulant of the direction "remove"."""
+
+    cumulant: LossCumulant
+
+    def epsilon(self, log_delta: float) -> tuple[float, float]:
+        """Lower and upper bound."""
+        delta = math.exp(log_delta)
+        value = np.float64(log_delta)
+        upper = min(self._chernoff_epsilon(log_delta), float(self._told[1].epsilon(value)))
+        lower = max(float(self._last_iterate.epsilon(value)), float(self._told[0].epsilon(value)))
+        if self._distributions is not None and delta > _SMALLEST_DELTA:
+            below, above = (float(d.get_epsilon_for_delta(delta)) for d in self._distributions)
+            lower, upper = max(lower, below), min(upper, above)
+        return min(lower, upper), upper
+
+    def log_delta(self, epsilon: float) -> float:
+        """Upper bound."""
+        bound = min(max(chernoff(self.cumulant, epsilon), chernoff(self._add, epsilon)), 0.0)
+        bound = min(bound, float(self._told[1].log_delta(np.float64(epsilon))))
+        if self._distributions is not None:
+            delta = float(self._distributions[1].get_delta_for_epsilon(epsilon))
+            if delta > _SMALLEST_DELTA:
+                bound = min(bound, math.log(delta))
+        return bound
+
+    def fnr(self, fpr: float) -> float:
+        """Lower bound, from delta(epsilon) by duality."""
+        top = self.epsilon(math.log(_SMALLEST_DELTA))[1]
+        grid = np.concatenate(([0.0], np.geomspace(1e-4 * max(top, 1e-12), max(top, 1e-12), 60)))
+        delta = np.array([math.exp(self.log_delta(float(value))) for value in grid])
+        lines = np.maximum(1.0 - delta - np.exp(grid) * fpr, np.exp(-grid) * (1.0 - delta - fpr))
+        return max(float(np.max(lines)), 0.0)
+
+    @cached_property
+    def _told(self) -> tuple[Pair, Pair]:
+        """A lower and an upper bound from telling the number of the canary's batches."""
+        steps, rates, sigmas = int(self.cumulant.counts.sum()), self.cumulant.rates, self.cumulant.sigmas
+        lower = told_participations(steps, float(rates.min()), float(sigmas.max()), upper=False)
+        return lower, told_participations(steps, float(rates.max()), float(sigmas.min()), upper=True)
+
+    @cached_property
+    def _last_iterate(self) -> Pair:
+        """Steps weighted by 1 / sigma^2, which tells the canary best from a sum."""
+        cumulant = self.cumulant
+        weights = (cumulant.sigmas.min() / cumulant.sigmas) ** 2
+        noise = math.sqrt(float(np.sum(cumulant.counts * (weights * cumulant.sigmas) ** 2)))
+        sure = cumulant.rates == 1.0
+        constant = float(np.sum(cumulant.counts[sure] * weights[sure]))
+        return pair_of(Law(noise, constant, cumulant.counts[~sure], cumulant.rates[~sure], weights[~sure]))
+
+    def _chernoff_epsilon(self, log_delta: float) -> float:
+        return max(chernoff_epsilon(cumulant, log_delta) for cumulant in (self.cumulant, self._add))
+
+    @cached_property
+    def _add(self) -> LossCumulant:
+        return self.cumulant.other_direction()
+
+    @cached_property
+    def _distributions(self) -> tuple[Any, Any] | None:
+        """Privacy loss distributions rounded down and up, or None where dp-accounting cannot represent the loss."""
+        steepness = 1.0 / float(self.cumulant.sigmas.min())
+        largest = steepness * (0.5 * steepness + 12.0)
+        if largest > _LARGEST_LOSS:
+            return None
+        epsilon = min(self._chernoff_epsilon(math.log(1e-9)), float(self._told[1].epsilon(np.float64(math.log(1e-9)))))
+        steps = float(self.cumulant.counts.sum())
+        interval = max(_RESOLUTION * epsilon / math.sqrt(min(steps, 100.0)), max(largest, epsilon) / _MOST_POINTS)
+        return self._composed(interval, pessimistic=False), self._composed(interval, pessimistic=True)
+
+    def _composed(self, interval: float, *, pessimistic: bool) -> Any:
+        from dp_accounting.pld import privacy_loss_distribution
+
+        total = None
+        groups = zip(self.cumulant.counts, self.cumulant.rates, self.cumulant.sigmas, strict=True)
+        for count, rate, sigma in groups:
+            step = privacy_loss_distribution.from_gaussian_mechanism(
+                float(sigma),
+                pessimistic_estimate=pessimistic,
+                value_discretization_interval=interval,
+                log_mass_truncation_bound=-70.0,
+                sampling_prob=float(rate),
+                use_connect_dots=pessimistic,
+            )
+            composed = step.self_compose(int(count), tail_mass_truncation=1e-20)
+            total = composed if total is None else total.compose(composed, tail_mass_truncation=1e-20)
+        return total

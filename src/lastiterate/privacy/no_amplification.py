@@ -1,0 +1,115 @@
+"""The bound that holds however batches are drawn: the adversary is told which batches the canary is in.
+
+Without that secret every step with the canary is a Gaussian mechanism, and k of them are one with mu = sqrt(k) / sigma.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.special import log_ndtr, ndtr, xlog1py, xlogy
+
+from lastiterate.privacy import binomial
+from lastiterate.privacy.curve import PrivacyCurve
+from lastiterate.privacy.rows import Side
+from lastiterate.privacy.solve import invert, solve
+from lastiterate.run import DPSGD
+from lastiterate.values import Array
+
+RELATIVE_ERROR = 1e-10
+_MOST_COUNTS = 20_000
+_ONE = np.float64(1.0)
+
+
+def no_amplification(run: DPSGD) -> PrivacyCurve:
+    """A guarantee for every way of sampling, and every iterate released; loose where sampling does hide the canary.
+
+    Shuffled batches use the canary once an epoch: Gaussian with mu = sqrt(epochs) / sigma, a last partial epoch counted
+    as a whole one. With Poisson sampling and batches of fixed size the number of its batches is Binomial(steps, q).
+    A schedule of noise counts by its smallest, a schedule of rates by its largest value.
+    """
+    sigma, rate = float(np.min(run.noise_multiplier)), float(np.max(run.sample_rate))
+    if run.sampling == "shuffled":
+        epochs = np.array([float(math.ceil(run.steps * rate - 1e-9))])
+        pair = KnownParticipations(np.sqrt(epochs) / sigma, np.zeros(1), np.zeros(1))
+    else:
+        pair = told_participations(run.steps, rate, sigma, upper=True)
+    return PrivacyCurve(pair, "no_amplification", is_guarantee=True)
+
+
+def told_participations(steps: int, rate: float, sigma: float, *, upper: bool) -> KnownParticipations:
+    """An upper bound on composition with Poisson sampling, or a lower one, close to it where there is little noise.
+
+    A step with the canary has loss log(1 - q + q e^x) >= log q + x, x being what the step's loss would be if one knew,
+    and a step without it has loss >= log(1 - q): k steps cost at most so much less than if k were told.
+    """
+    count, log_mass = _participations(steps, rate, upper=upper)
+    shift = np.zeros_like(count) if upper else -(xlogy(count, rate) + xlog1py(steps - count, -rate))
+    return KnownParticipations(np.sqrt(count) / sigma, log_mass, shift)
+
+
+def _participations(steps: int, rate: float, *, upper: bool) -> tuple[Array, Array]:
+    """The number of batches with the canary: all of its law down to 1e-320, in stretches where that is too many."""
+    if rate in (0.0, 1.0):
+        return np.array([steps * rate]), np.zeros(1)
+    spread = math.sqrt(1500.0 * steps * rate * (1.0 - rate)) + 500.0
+    low, high = max(0.0, math.floor(steps * rate - spread)), min(float(steps), math.ceil(steps * rate + spread))
+    stride = max(1.0, math.ceil((high - low) / _MOST_COUNTS))
+    middle = np.arange(low, high + 1.0, stride)
+    log_mass = binomial.log_binomial(middle, np.float64(steps), np.float64(rate)) + math.log(stride)
+    half = 0.5 * (stride - 1.0)  # a stretch of counts is charged as its largest, or as its smallest
+    return np.clip(middle + half if upper else middle - half, 0.0, float(steps)), log_mass
+
+
+@dataclass(frozen=True)
+class KnownParticipations:
+    """A Gaussian mechanism whose mu is drawn and told, and whose loss is then lowered by ``shift``."""
+
+    mu: Array
+    log_mass: Array
+    shift: Array
+
+    def epsilon(self, log_delta: Array) -> Array:
+        return _each(self._epsilon, log_delta)
+
+    def log_delta(self, epsilon: Array) -> Array:
+        return _each(lambda value: self._side(value).log_delta, epsilon)
+
+    def fnr(self, fpr: Array) -> Array:
+        return _each(self._fnr, fpr)
+
+    def bracket(self, log_delta: Array) -> tuple[Array, Array]:
+        value = self.epsilon(log_delta)
+        error = RELATIVE_ERROR * np.maximum(1.0, value)
+        return value - error, value + error
+
+    def _epsilon(self, log_delta: Array) -> Array:
+        largest = float(self.mu.max())
+        high = np.float64(0.5 * largest**2 + largest * math.sqrt(-2.0 * float(log_delta)) + 1e-300)
+        if self._side(np.float64(0.0)).log_delta <= log_delta:
+            return np.float64(0.0)
+        return solve(self._side, log_delta, 0.5 * high, 0.0 * high, high)[0]
+
+    def _side(self, epsilon: Array) -> Side:
+        used = self.mu > 0.0
+        mu, log_mass, loss = self.mu[used], self.log_mass[used], epsilon + self.shift[used]
+        log_p, log_q = log_ndtr(0.5 * mu - loss / mu), loss + log_ndtr(-0.5 * mu - loss / mu)
+        log_terms = np.where(log_q < log_p, log_mass + log_p + np.log1p(-np.exp(log_q - log_p)), -np.inf)
+        log_delta = np.minimum(np.logaddexp.reduce(log_terms), 0.0)
+        return Side(epsilon, _ONE, log_delta, -np.exp(np.logaddexp.reduce(log_mass + log_q) - log_delta))
+
+    def _fnr(self, fpr: Array) -> Array:
+        mu, mass = np.maximum(self.mu, 1e-300), np.exp(self.log_mass)
+
+        def accepted(loss: Array) -> tuple[Array, Array]:
+            return np.vecdot(mass, ndtr(loss / mu + 0.5 * mu)) - (1.0 - fpr), np.float64(np.nan)
+
+        reach = np.float64(0.5 * float(mu.max()) ** 2 + 40.0 * float(mu.max()))
+        loss = invert(accepted, np.float64(0.0), np.float64(0.0), -reach, reach)
+        return np.vecdot(mass, ndtr(loss / mu - 0.5 * mu))
+
+
+def _each(function: object, values: Array) -> Array:
+    return np.vectorize(function, otypes=[np.float64])(values)[()]

@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+import json
+import shlex
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from lastiterate.cli.app import app
+
+
+class Cli:
+    """The real commands in this process."""
+
+    def __call__(self, command: str) -> Any:
+        return CliRunner().invoke(app, shlex.split(command), prog_name="lastiterate")
+
+    def json(self, command: str) -> Any:
+        """What a command prints with --json, which is one object and nothing else."""
+        result = self(f"{command} --json")
+        assert result.exit_code == 0, result.stderr
+        assert result.stderr == ""
+        return json.loads(result.stdout, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+
+    def refusal(self, command: str) -> str:
+        """The one sentence on stderr with which a command refuses."""
+        result = self(command)
+        assert result.exit_code == 2, result.output
+        assert result.stdout == ""
+        assert result.stderr.count("\n") == 1
+        assert result.stderr.endswith("\n")
+        assert "Traceback" not in result.stderr
+        assert result.stderr.isascii()
+        return str(result.stderr).strip()
+
+
+@pytest.fixture
+def cli() -> Cli:
+    return Cli()

@@ -1,0 +1,133 @@
+"""Bad input is exit status 2 and one sentence on stderr, however it is bad."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+QUICK = "epsilon --steps 10 --sampling full --noise-multiplier 1 --delta 1e-5"
+RUN = "epsilon --steps 10 --sample-rate .1 --noise-multiplier 1 --delta 1e-5"
+
+
+@pytest.mark.parametrize(
+    ("command", "word"),
+    [
+        (RUN.replace("--steps 10", "--steps 0"), "steps"),
+        (RUN.replace("--steps 10", "--steps -3"), "steps"),
+        (RUN.replace("--steps 10", "--steps 1.5"), "--steps"),
+        (RUN.replace("--steps 10", "--steps 1e5"), "--steps"),
+        (RUN.replace("--steps 10", "--steps 10.0"), "--steps"),
+        (RUN.replace("--steps 10", "--steps abc"), "--steps"),
+        (RUN.replace("--steps 10", "--steps nan"), "--steps"),
+        (RUN.replace("--steps 10", "--steps 99999999999999999999"), "steps"),
+        (RUN.replace("--sample-rate .1", "--sample-rate 1.5"), "sample_rate"),
+        (RUN.replace("--sample-rate .1", "--sample-rate -.1"), "sample_rate"),
+        (RUN.replace("--sample-rate .1", "--sample-rate nan"), "sample_rate"),
+        (RUN.replace("--sample-rate .1", "--sample-rate .1,.2"), "sample_rate"),
+        (RUN.replace("--sample-rate .1", "--sample-rate x"), "--sample-rate"),
+        (RUN.replace("--noise-multiplier 1", "--noise-multiplier 0"), "noise_multiplier"),
+        (RUN.replace("--noise-multiplier 1", "--noise-multiplier -1"), "noise_multiplier"),
+        (RUN.replace("--noise-multiplier 1", "--noise-multiplier nan"), "noise_multiplier"),
+        (RUN.replace("--noise-multiplier 1", "--noise-multiplier inf"), "noise_multiplier"),
+        (RUN.replace("--delta 1e-5", "--delta 0"), "delta"),
+        (RUN.replace("--delta 1e-5", "--delta 1"), "delta"),
+        (RUN.replace("--delta 1e-5", "--delta -1"), "delta"),
+        (RUN.replace("--delta 1e-5", "--delta nan"), "delta"),
+        (RUN.replace("epsilon", "delta").replace("--delta 1e-5", "--epsilon -1"), "epsilon"),
+        (RUN.replace("epsilon", "delta").replace("--delta 1e-5", "--epsilon nan"), "epsilon"),
+        (f"{RUN} --weights 1,2,3", "weights"),
+        (f"{RUN} --weights 0", "weights"),
+        (f"{RUN} --weights 0,0,0,0,0,0,0,0,0,0", "weights"),
+        (f"{RUN} --weights 1,a", "--weights"),
+        (f"{RUN} --weights 1 --momentum .9", "optimizer and weights"),
+        (f"{RUN} --momentum 1", "momentum"),
+        (f"{RUN} --nesterov", "nesterov"),
+        (f"{RUN} --weight-decay .1", "--learning-rate"),
+        (f"{RUN} --learning-rate 0", "learning_rate"),
+        (f"{RUN} --averaging often", "--averaging"),
+        (f"{RUN} --averaging 2", "averaging"),
+        (f"{RUN} --optimizer adam", "unweighted heuristic"),
+        (f"{RUN} --optimizer lion", "optimizer"),
+        (f"{RUN} --sampling bootstrap", "--sampling"),
+        (f"{RUN} --sampling full", "sample_rate"),
+        (f"{RUN} --epochs 3", "--epochs"),
+        (f"{RUN} --colour", "--colour"),
+        (f"{RUN} extra", "extra"),
+    ],
+)
+def test_bad_values_are_refused_in_one_sentence_that_names_them(cli, command, word):
+    assert word in cli.refusal(command)
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("epsilon", ["--noise-multiplier"]),
+        ("epsilon --noise-multiplier 1 --delta 1e-5", ["--steps", "--dataset-size"]),
+        ("epsilon --steps 1 --noise-multiplier 1 --delta 1e-5", ["--sample-rate", "--steps"]),
+        ("epsilon --dataset-size 9 --noise-multiplier 1 --delta 1e-5", ["--batch-size", "--epochs"]),
+        ("epsilon --dataset-size 9 --batch-size 10 --epochs 1 --noise-multiplier 1 --delta 1e-5", ["batch_size"]),
+        (RUN.replace("--delta 1e-5", ""), ["--delta"]),
+        (RUN.replace("--delta 1e-5", "--delta"), ["--delta"]),
+        ("leak", ["leak"]),
+        ("--colour", ["--colour"]),
+        ("reproduce", ["NAME"]),
+        ("reproduce figure99", ["figure99", "figure1"]),
+        ("reproduce figure1 --scale huge", ["--scale", "quick"]),
+    ],
+)
+def test_bad_usage_is_one_plain_sentence_too(cli, command, words):
+    refusal = cli.refusal(command)
+    assert all(word in refusal for word in words)
+
+
+@pytest.mark.parametrize(
+    ("target", "word"),
+    [
+        ("picture.jpg", "picture.jpg"),
+        ("picture", "picture"),
+        ("missing/picture.png", "missing"),
+        ("folder.png", "folder"),
+        ("file.txt/picture.png", "file.txt"),
+    ],
+)
+@pytest.mark.parametrize(
+    "command", [RUN, "plan --dataset-size 100 --epochs 1 --batch-sizes 10 --epsilon 1 --delta 1e-5"]
+)
+def test_bad_plot_paths_are_refused_before_computing_and_leave_nothing(
+    cli, tmp_path, monkeypatch, command, target, word
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder.png").mkdir()
+    (tmp_path / "file.txt").touch()
+    monkeypatch.setattr("lastiterate.last_iterate", _unreachable)
+    monkeypatch.setattr("lastiterate.calibrate", _unreachable)
+    assert word in cli.refusal(f"{command} --plot {target}")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file.txt", "folder.png"]
+    assert not list((tmp_path / "folder.png").iterdir())
+
+
+def test_output_that_cannot_be_a_folder_is_refused_before_computing(cli, tmp_path, monkeypatch):
+    monkeypatch.setattr("lastiterate.last_iterate", _unreachable)
+    (tmp_path / "file.txt").touch()
+    assert "file.txt" in cli.refusal(f"reproduce figure1 --output {tmp_path / 'file.txt'}")
+    assert "file.txt" in cli.refusal(f"reproduce figure1 --output {tmp_path / 'file.txt' / 'picture.png'}")
+
+
+def test_missing_plot_libraries_are_one_sentence_with_the_remedy(cli, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "vl_convert", None)
+    assert 'pip install "lastiterate[plot]"' in cli.refusal(f"{RUN} --plot {tmp_path / 'picture.png'}")
+
+
+def test_failure_while_writing_leaves_no_file(cli, tmp_path, monkeypatch):
+    def full_disk(self, target):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("pathlib.Path.replace", full_disk)
+    assert "No space left" in cli.refusal(f"{QUICK} --plot {tmp_path / 'picture.svg'}")
+    assert not list(tmp_path.iterdir())
+
+
+def _unreachable(*args, **options):
+    pytest.fail("computed before the path was checked")

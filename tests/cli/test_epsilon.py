@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+import lastiterate as li
+
+RUN = "epsilon --steps 1000 --sample-rate 0.01 --noise-multiplier 1 --delta 1e-5"
+
+
+def test_json_holds_the_run_and_the_analyses_of_python(cli):
+    run = li.DPSGD(steps=1000, sample_rate=0.01, noise_multiplier=1.0)
+    assert cli.json(RUN) == {
+        "steps": 1000,
+        "sample_rate": 0.01,
+        "noise_multiplier": 1.0,
+        "sampling": "poisson",
+        "delta": 1e-5,
+        "last_iterate": li.last_iterate(run).epsilon(1e-5),
+        "composition": li.composition(run).epsilon(1e-5),
+        "full_batch": li.full_batch(run).epsilon(1e-5),
+        "max_over_steps": li.max_over_steps(run).epsilon(1e-5),
+    }
+
+
+def test_the_contracts_values(cli):
+    answer = cli.json(RUN)
+    assert answer["last_iterate"] == pytest.approx(1.27775588779, rel=1e-9)
+    assert answer["composition"] == pytest.approx(1.828236667, rel=1e-6)
+
+
+def test_batches_and_epochs_describe_the_same_run(cli):
+    by_batch = cli.json("epsilon --dataset-size 50000 --batch-size 512 --epochs 60 --noise-multiplier .7 --delta 1e-5")
+    run = li.DPSGD.from_batches(dataset_size=50_000, batch_size=512, epochs=60, noise_multiplier=0.7)
+    assert (by_batch["steps"], by_batch["sample_rate"]) == (run.steps, run.sample_rate) == (5859, 0.01024)
+    assert by_batch["last_iterate"] == li.last_iterate(run).epsilon(1e-5)
+
+
+def test_weights_change_the_heuristic_as_in_the_paper(cli):
+    base = "epsilon --steps 3 --sample-rate 0.1 --noise-multiplier 1 --delta 1e-6"
+    assert cli.json(f"{base} --weights 1,1,1")["last_iterate"] == pytest.approx(2.222, abs=5e-4)
+    assert cli.json(f"{base} --weights 1,0,0")["last_iterate"] == pytest.approx(2.182, abs=5e-4)
+    answer = cli.json(f"{base} --weights 1,.5,.25")
+    assert answer["last_iterate"] == pytest.approx(2.2749, abs=5e-5)
+    assert answer["weights"] == [1.0, 0.5, 0.25]
+
+
+def test_optimizer_options_make_an_sgd(cli):
+    options = "--learning-rate .1 --momentum .9 --nesterov --weight-decay .01 --decoupled --averaging .99"
+    answer = cli.json(f"epsilon --steps 50 --sample-rate .1 --noise-multiplier 1 --delta 1e-5 {options}")
+    sgd = li.SGD(learning_rate=0.1, momentum=0.9, nesterov=True, weight_decay=0.01, decoupled=True, averaging=0.99)
+    run = li.DPSGD(50, 0.1, 1.0, optimizer=sgd)
+    assert answer["last_iterate"] == li.last_iterate(run).epsilon(1e-5)
+    assert answer["optimizer"]["momentum"] == 0.9
+    assert answer["optimizer"]["averaging"] == 0.99
+
+
+def test_uniform_averaging_and_dampening(cli):
+    options = "--averaging uniform --momentum .5 --dampening .5"
+    answer = cli.json(f"epsilon --steps 9 --sample-rate .1 --noise-multiplier 1 --delta 1e-5 {options}")
+    run = li.DPSGD(9, 0.1, 1.0, optimizer=li.SGD(averaging="uniform", momentum=0.5, dampening=0.5))
+    assert answer["last_iterate"] == li.last_iterate(run).epsilon(1e-5)
+
+
+def test_per_step_numbers(cli):
+    answer = cli.json("epsilon --steps 3 --sample-rate .1,.2,.3 --noise-multiplier 1,2,3 --delta 1e-5")
+    run = li.DPSGD(3, np.array([0.1, 0.2, 0.3]), np.array([1.0, 2.0, 3.0]))
+    assert answer["sample_rate"] == [0.1, 0.2, 0.3]
+    assert answer["last_iterate"] == li.last_iterate(run).epsilon(1e-5)
+
+
+@pytest.mark.parametrize("sampling", ["shuffled", "fixed"])
+def test_composition_is_null_with_a_reason_where_it_is_not_valid(cli, sampling):
+    answer = cli.json(f"{RUN} --sampling {sampling}")
+    assert answer["composition"] is None
+    assert "no_amplification" in answer["composition_reason"]
+    assert answer["last_iterate"] == li.last_iterate(li.DPSGD(1000, 0.01, 1.0, sampling=sampling)).epsilon(1e-5)
+    table = cli(f"{RUN} --sampling {sampling}")
+    assert table.exit_code == 0
+    assert "none" in table.stdout
+    assert "no amplification" in " ".join(table.stdout.split())
+
+
+def test_full_batches_need_no_sample_rate(cli):
+    answer = cli.json("epsilon --steps 10 --sampling full --noise-multiplier 5 --delta 1e-5")
+    assert answer["sample_rate"] == 1.0
+    assert answer["last_iterate"] == pytest.approx(answer["full_batch"])
+
+
+def test_infinite_epsilon_is_null_with_a_reason(cli, monkeypatch):
+    monkeypatch.setattr("lastiterate.privacy.curve.PrivacyCurve.epsilon", lambda self, delta: float("inf"))
+    answer = cli.json(RUN)
+    assert answer["last_iterate"] is None
+    assert "larger than a floating-point number" in answer["last_iterate_reason"]
+
+
+def test_table_shows_three_analyses_in_order_and_labels_the_heuristic(cli):
+    result = cli(RUN)
+    assert result.exit_code == 0
+    assert result.stderr == ""
+    assert "\x1b" not in result.stdout
+    rows = [line for line in result.stdout.splitlines() if line.startswith(("last", "composition", "full"))]
+    assert [row.split()[0] for row in rows] == ["last", "composition", "full"]
+    assert "(heuristic)" in rows[0]
+    assert "1.2778" in rows[0]
+    assert "predicts, does not guarantee" in " ".join(result.stdout.split())
+    assert all(line == line.rstrip() for line in result.stdout.splitlines())
+
+
+def test_table_says_when_an_earlier_model_leaks_more(cli):
+    early = cli("epsilon --steps 30 --sample-rate .01 --noise-multiplier .5 --delta 1e-6").stdout
+    assert "leaks more" in early
+    assert "4.2854" in early
+    assert "leaks more" not in cli(RUN).stdout
+
+
+def test_delta_command_answers_deltas(cli):
+    answer = cli.json("delta --steps 1000 --sample-rate 0.01 --noise-multiplier 1 --epsilon 1")
+    run = li.DPSGD(1000, 0.01, 1.0)
+    assert answer["epsilon"] == 1.0
+    for name in ("last_iterate", "composition", "full_batch"):
+        assert answer[name] == getattr(li, name)(run).delta(1.0)
+    table = cli("delta --steps 1000 --sample-rate 0.01 --noise-multiplier 1 --epsilon 1").stdout
+    assert "delta" in table
+    assert "heuristic" in table
+
+
+def test_json_is_one_object_without_decoration(cli):
+    result = cli(f"{RUN} --json")
+    assert result.stdout.startswith("{")
+    assert isinstance(json.loads(result.stdout), dict)

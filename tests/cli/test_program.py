@@ -1,0 +1,74 @@
+"""The program as people start it: a process of its own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from importlib.metadata import version
+
+import pytest
+
+RUN = ["epsilon", "--steps", "1000", "--sample-rate", "0.01", "--noise-multiplier", "1", "--delta", "1e-5"]
+COMMANDS = ["epsilon", "delta", "calibrate", "plan", "reproduce"]
+
+
+def start(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "lastiterate", *arguments], capture_output=True, text=True, check=False
+    )
+
+
+def test_epsilon_prints_plain_text_into_a_pipe():
+    result = start(*RUN)
+    assert result.returncode == 0
+    assert result.stderr == ""
+    assert "\x1b" not in result.stdout
+    assert "last iterate (heuristic)" in result.stdout
+
+
+def test_json_is_all_there_is_on_stdout():
+    result = start(*RUN, "--json")
+    assert result.stderr == ""
+    assert json.loads(result.stdout)["last_iterate"] == pytest.approx(1.27775588779)
+
+
+def test_bad_input_is_one_line_and_status_2():
+    result = start("epsilon", "--steps", "0", "--sample-rate", ".1", "--noise-multiplier", "1", "--delta", "1e-5")
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr == "steps must be an integer at least 1, got 0\n"
+
+
+def test_the_program_alone_shows_help(cli):
+    result = cli("")
+    assert result.exit_code == 0
+    assert "Usage: lastiterate" in result.stdout
+    assert all(command in result.stdout for command in COMMANDS)
+
+
+def test_version(cli):
+    assert cli("--version").stdout == f"{version('lastiterate')}\n"
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_has_an_example_that_works_and_describes_every_option(cli, command, tmp_path, monkeypatch):
+    help_ = cli(f"{command} --help").stdout
+    example = next(line.strip() for line in help_.splitlines() if line.startswith(f"    lastiterate {command}"))
+    monkeypatch.chdir(tmp_path)
+    assert cli(example.removeprefix("lastiterate ")).exit_code == 0
+    options = help_.split("Options:\n")[1].splitlines()
+    for line, following in zip(options, [*options[1:], ""], strict=True):
+        if line.startswith("  -"):
+            described = len(line.split("  ")) > 2 or following.startswith(" " * 10)
+            assert described, line
+
+
+def test_epsilon_does_not_load_what_it_does_not_need():
+    heavy = ["altair", "vl_convert", "dp_accounting", "scipy.stats", "scipy.optimize", "jax", "torch", "pandas"]
+    code = (
+        "import sys\nfrom lastiterate.cli.app import app\n"
+        f"try:\n    app({RUN!r})\nexcept SystemExit as done:\n    assert not done.code\n"
+        f"print([name for name in {heavy!r} if name in sys.modules], file=sys.stderr)"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stderr == "[]\n"

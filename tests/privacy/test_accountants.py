@@ -1,0 +1,397 @@
+import math
+import subprocess
+import sys
+import time
+
+import dp_accounting
+import numpy as np
+import pytest
+from dp_accounting import (
+    ComposedDpEvent,
+    GaussianDpEvent,
+    LaplaceDpEvent,
+    NeighboringRelation,
+    NoOpDpEvent,
+    PoissonSampledDpEvent,
+    SampledWithoutReplacementDpEvent,
+    SelfComposedDpEvent,
+    UnsupportedEventError,
+    privacy_accountant_test,
+)
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lastiterate import DPSGD, SGD, last_iterate
+from lastiterate.privacy.accountants import LastIterateAccountant, register_opacus
+
+DELTA = 1e-5
+
+# Opacus' hooks on a model whose inputs need no gradients.
+trains = pytest.mark.filterwarnings("ignore:Full backward hook is firing:UserWarning")
+
+
+def sampled(rate, noise):
+    return PoissonSampledDpEvent(rate, GaussianDpEvent(noise))
+
+
+class TestStandardConventions(privacy_accountant_test.PrivacyAccountantTest):
+    """dp-accounting's own suite for accountants."""
+
+    def _make_test_accountants(self):
+        return [LastIterateAccountant(), LastIterateAccountant(NeighboringRelation.REPLACE_SPECIAL)]
+
+
+def test_equal_steps_are_the_heuristic_of_the_run():
+    run = DPSGD(steps=1000, sample_rate=0.01, noise_multiplier=1.0)
+    accountant = LastIterateAccountant().compose(sampled(0.01, 1.0), 1000)
+    assert accountant.run == run
+    assert accountant.get_epsilon(DELTA) == last_iterate(run).epsilon(DELTA) == pytest.approx(1.27775588779, rel=1e-11)
+    assert accountant.get_delta(1.0) == last_iterate(run).delta(1.0)
+
+
+def test_plain_gaussians_are_steps_on_all_data():
+    accountant = LastIterateAccountant().compose(GaussianDpEvent(4.0), 9)
+    assert accountant.run == DPSGD(steps=9, sample_rate=1.0, noise_multiplier=4.0)
+    expected = dp_accounting.get_epsilon_gaussian(4.0 / 3.0, DELTA)
+    assert accountant.get_epsilon(DELTA) == pytest.approx(expected, rel=1e-9)
+
+
+def test_nesting_and_order_do_not_matter():
+    a, b = sampled(0.1, 1.0), GaussianDpEvent(5.0)
+    both = ComposedDpEvent([a, NoOpDpEvent(), b])
+    nested = ComposedDpEvent([SelfComposedDpEvent(both, 2), SelfComposedDpEvent(a, 3)])
+    flat = LastIterateAccountant().compose(b, 2).compose(a, 4).compose(b, 2).compose(a, 6)
+    twice = LastIterateAccountant().compose(nested, 2)
+    assert flat.run.steps == twice.run.steps == 14
+    assert twice.get_epsilon(DELTA) == pytest.approx(flat.get_epsilon(DELTA), rel=1e-14)
+
+
+GROUP = st.tuples(st.sampled_from([0.0, 0.05, 0.3, 1.0]), st.floats(0.5, 4.0), st.integers(1, 20))
+
+
+@given(groups=st.lists(GROUP, min_size=1, max_size=5))
+def test_groups_are_the_run_with_their_steps_written_out(groups):
+    accountant = LastIterateAccountant()
+    for rate, noise, count in groups:
+        accountant.compose(sampled(rate, noise), count)
+    rates, noises, counts = zip(*groups, strict=True)
+    run = DPSGD(sum(counts), np.repeat(rates, counts), np.repeat(noises, counts))
+    assert accountant.run.steps == run.steps
+    for curve in (last_iterate(run), last_iterate(accountant.run)):
+        assert accountant.get_epsilon(DELTA) == pytest.approx(curve.epsilon(DELTA), rel=1e-9, abs=1e-9)
+        assert accountant.get_delta(0.5) == pytest.approx(curve.delta(0.5), rel=1e-8, abs=1e-300)
+
+
+def test_a_billion_steps_are_never_written_out():
+    accountant = LastIterateAccountant().compose(SelfComposedDpEvent(sampled(1e-5, 1.0), 10**6), 10**3)
+    run = DPSGD(steps=10**9, sample_rate=1e-5, noise_multiplier=1.0)
+    assert accountant.run == run
+    assert accountant.get_epsilon(DELTA) == pytest.approx(last_iterate(run).epsilon(DELTA), rel=1e-12)
+    before = accountant.get_epsilon(DELTA)
+    accountant.compose(sampled(0.5, 2.0))
+    assert accountant.get_epsilon(DELTA) == pytest.approx(before, rel=1e-3)
+    with pytest.raises(ValueError, match="steps must be at most 10000000 for a run whose steps differ, got 1000000001"):
+        _ = accountant.run
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        LaplaceDpEvent(1.0),
+        SampledWithoutReplacementDpEvent(100, 10, GaussianDpEvent(1.0)),
+        PoissonSampledDpEvent(0.1, LaplaceDpEvent(1.0)),
+        PoissonSampledDpEvent(0.1, SelfComposedDpEvent(GaussianDpEvent(1.0), 2)),
+        GaussianDpEvent(-1.0),
+        GaussianDpEvent(math.nan),
+        sampled(1.5, 1.0),
+        SelfComposedDpEvent(GaussianDpEvent(1.0), -3),
+        SelfComposedDpEvent(GaussianDpEvent(1.0), 2.5),
+    ],
+)
+def test_unsupported_events_are_refused_and_change_nothing(bad):
+    accountant = LastIterateAccountant().compose(sampled(0.1, 1.0), 10)
+    ledger, epsilon = accountant.ledger, accountant.get_epsilon(DELTA)
+    event = ComposedDpEvent([sampled(0.1, 1.0), bad])
+    assert not accountant.supports(event)
+    assert accountant._maybe_compose(event, 1, False).invalid_event is bad
+    with pytest.raises(UnsupportedEventError, match="caused by subevent"):
+        accountant.compose(event)
+    assert accountant.ledger == ledger
+    assert accountant.get_epsilon(DELTA) == epsilon
+    assert accountant.run.steps == 10
+
+
+def test_a_refusal_names_argument_value_and_range():
+    with pytest.raises(UnsupportedEventError, match=r"\[noise_multiplier must be at least 0 and finite, got -1.0\]"):
+        LastIterateAccountant().compose(sampled(0.1, -1.0))
+
+
+def test_checking_support_composes_nothing():
+    accountant = LastIterateAccountant()
+    assert accountant.supports(SelfComposedDpEvent(sampled(0.1, 1.0), 10))
+    assert accountant.get_epsilon(DELTA) == 0.0
+
+
+def test_replacing_one_example_is_refused():
+    accountant = LastIterateAccountant(NeighboringRelation.REPLACE_ONE)
+    for event in (sampled(0.1, 1.0), GaussianDpEvent(1.0)):
+        with pytest.raises(UnsupportedEventError, match="must be `ADD_OR_REMOVE_ONE` or `REPLACE_SPECIAL` for `"):
+            accountant.compose(event)
+    assert accountant.compose(NoOpDpEvent()).get_epsilon(DELTA) == 0.0
+
+
+def test_a_step_without_noise_leaks_everything_unless_it_uses_no_data():
+    accountant = LastIterateAccountant().compose(sampled(0.1, 1.0), 10)
+    epsilon = accountant.get_epsilon(DELTA)
+    accountant.compose(sampled(0.0, 0.0))
+    assert accountant.get_epsilon(DELTA) == pytest.approx(epsilon, rel=1e-14)
+    accountant.compose(sampled(0.1, 0.0))
+    assert accountant.get_epsilon(DELTA) == math.inf
+    assert accountant.get_delta(10.0) == 1.0
+    with pytest.raises(ValueError, match="noise_multiplier must be greater than 0"):
+        _ = accountant.run
+
+
+def test_the_ends_of_the_curve_follow_dp_accounting():
+    ours, theirs = LastIterateAccountant(), dp_accounting.pld.PLDAccountant(value_discretization_interval=1e-2)
+    for accountant in (ours, theirs):
+        accountant.compose(sampled(0.1, 1.0))
+        assert accountant.get_epsilon(0.0) == math.inf
+        assert accountant.get_epsilon(1.0) == 0.0
+        assert accountant.get_delta(math.inf) == pytest.approx(0.0, abs=1e-12)
+    with pytest.raises(ValueError, match=r"target_delta must be in \[0, 1\], got 2"):
+        ours.get_epsilon(2)
+    with pytest.raises(ValueError, match="target_epsilon must be at least 0 and finite, got -1"):
+        ours.get_delta(-1)
+
+
+def test_an_empty_accountant_describes_no_run():
+    with pytest.raises(ValueError, match="steps must be at least 1 to describe a run, got none"):
+        _ = LastIterateAccountant().run
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "rate", "steps"), [(1.0, 0.01, 1000), (8.0, 0.1, 2500), (0.1, 1.0, 10), (30.0, 0.01, 50)]
+)
+def test_dp_accounting_calibrates_with_it(epsilon, rate, steps):
+    noise = dp_accounting.calibrate_dp_mechanism(
+        LastIterateAccountant, lambda noise: SelfComposedDpEvent(sampled(rate, noise), steps), epsilon, DELTA
+    )
+    run = DPSGD(steps, rate, noise)
+    assert last_iterate(run).epsilon(DELTA) <= epsilon
+    assert last_iterate(run.replace(noise_multiplier=noise - 2e-6)).epsilon(DELTA) > epsilon  # tolerance: 1e-6
+
+
+def test_without_opacus_one_sentence_names_the_install_command():
+    code = """
+import sys
+sys.modules["opacus"] = None
+from lastiterate.privacy.accountants import register_opacus
+assert "torch" not in sys.modules
+try:
+    register_opacus()
+except ImportError as error:
+    print(error)
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout == 'opacus.accountants could not be imported: pip install "lastiterate[opacus]"\n'
+
+
+@pytest.fixture(scope="module")
+def opacus():
+    module = pytest.importorskip("opacus")
+    register_opacus()
+    return module
+
+
+@pytest.fixture(scope="module")
+def digits(opacus):
+    import torch
+    from sklearn.datasets import load_digits
+
+    images, labels = load_digits(return_X_y=True)
+    return torch.utils.data.TensorDataset(torch.tensor(images[:1600] / 16.0).float(), torch.tensor(labels[:1600]))
+
+
+def engine_of(opacus, accountant="last_iterate"):
+    with pytest.warns(UserWarning, match="Secure RNG turned off"):
+        return opacus.PrivacyEngine(accountant=accountant)
+
+
+def model_and_optimizer(optimizer="SGD", **options):
+    import torch
+
+    torch.manual_seed(0)
+    model = torch.nn.Linear(64, 10)
+    return model, getattr(torch.optim, optimizer)(model.parameters(), **({"lr": 0.5} | options))
+
+
+def make_private(engine, data, model, optimizer, batch_size=160, **options):
+    import torch
+
+    loader = torch.utils.data.DataLoader(data, batch_size=batch_size)
+    method = engine.make_private_with_epsilon if "target_epsilon" in options else engine.make_private
+    return method(module=model, optimizer=optimizer, data_loader=loader, max_grad_norm=0.7, **options)
+
+
+def train(model, optimizer, loader, steps):
+    import torch
+
+    done, losses = 0, []
+    while done < steps:
+        for images, labels in loader:
+            optimizer.zero_grad()
+            loss = torch.nn.functional.cross_entropy(model(images), labels)
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+            done += 1
+            if done == steps:
+                break
+    return losses
+
+
+@trains
+def test_opacus_trains_with_the_accountant(opacus, digits):
+    engine = engine_of(opacus)
+    private = make_private(engine, digits, *model_and_optimizer(), noise_multiplier=1.2)
+    assert engine.get_epsilon(DELTA) == 0.0
+    losses = train(*private, steps=30)
+    assert np.mean(losses[-5:]) < np.mean(losses[:5])
+    run = DPSGD(steps=30, sample_rate=0.1, noise_multiplier=1.2)
+    assert len(engine.accountant) == 30
+    assert engine.get_epsilon(DELTA) == pytest.approx(last_iterate(run).epsilon(DELTA), rel=1e-12)
+    assert DPSGD.from_opacus(engine) == run
+
+
+@trains
+def test_opacus_finds_the_noise_for_an_epsilon_at_once(opacus, digits):
+    engine, target = engine_of(opacus), {"target_epsilon": 3.0, "target_delta": DELTA, "epochs": 3}
+    start = time.perf_counter()
+    private = make_private(engine, digits, *model_and_optimizer(), **target)
+    assert time.perf_counter() - start < 2.0
+    train(*private, steps=30)
+    assert 3.0 - 0.01 <= engine.get_epsilon(DELTA) <= 3.0
+    assert DPSGD.from_opacus(engine).noise_multiplier == private[1].noise_multiplier
+
+
+def test_registering_twice_changes_nothing(opacus):
+    from opacus.accountants import create_accountant
+
+    first = create_accountant("last_iterate")
+    register_opacus()
+    assert type(create_accountant("last_iterate")) is type(first)
+    assert isinstance(first, opacus.accountants.IAccountant)
+
+
+def test_an_accountant_is_restored_from_its_state(opacus):
+    from opacus.accountants import create_accountant
+
+    accountant, restored = create_accountant("last_iterate"), create_accountant("last_iterate")
+    for noise in (1.0, 1.0, 2.0, 1.0):
+        accountant.step(noise_multiplier=noise, sample_rate=0.1)
+    assert accountant.history == [(1.0, 0.1, 2), (2.0, 0.1, 1), (1.0, 0.1, 1)]
+    restored.load_state_dict(accountant.state_dict())
+    assert len(restored) == 4
+    assert restored.get_epsilon(delta=DELTA, alphas=[2.0]) == accountant.get_epsilon(DELTA)
+
+
+def test_an_accountant_says_which_recorded_value_is_wrong(opacus):
+    accountant = opacus.accountants.create_accountant("last_iterate")
+    accountant.step(noise_multiplier=1.0, sample_rate=1.5)
+    with pytest.raises(ValueError, match=r"sample_rate must be in \[0, 1\], got 1.5"):
+        accountant.get_epsilon(DELTA)
+
+
+@trains
+@pytest.mark.filterwarnings("ignore:GDP accounting is experimental:UserWarning")
+@pytest.mark.parametrize("accountant", ["rdp", "prv", "gdp"])
+def test_the_run_can_be_read_off_every_accountant(opacus, digits, accountant):
+    engine = engine_of(opacus, accountant)
+    private = make_private(engine, digits, *model_and_optimizer(), noise_multiplier=1.2)
+    train(*private, steps=3)
+    assert DPSGD.from_opacus(engine) == DPSGD(steps=3, sample_rate=0.1, noise_multiplier=1.2)
+
+
+@trains
+def test_a_noise_schedule_gives_one_noise_a_step(opacus, digits):
+    engine = engine_of(opacus)
+    model, optimizer, loader = make_private(engine, digits, *model_and_optimizer(), noise_multiplier=1.0)
+    scheduler = opacus.schedulers.ExponentialNoise(optimizer, gamma=0.5)
+    for _ in range(3):
+        train(model, optimizer, loader, steps=2)
+        scheduler.step()
+    expected = DPSGD(steps=6, sample_rate=0.1, noise_multiplier=[1.0, 1.0, 0.5, 0.5, 0.25, 0.25])
+    assert DPSGD.from_opacus(engine) == expected
+    assert engine.get_epsilon(DELTA) == pytest.approx(last_iterate(expected).epsilon(DELTA), rel=1e-12)
+
+
+@trains
+def test_the_optimizer_weights_the_steps(opacus, digits):
+    options = {"momentum": 0.9, "weight_decay": 0.1, "nesterov": True}
+    engine = engine_of(opacus)
+    model, optimizer, loader = make_private(engine, digits, *model_and_optimizer(**options), noise_multiplier=1.0)
+    train(model, optimizer, loader, steps=4)
+    expected = DPSGD(4, 0.1, 1.0, clip_norm=0.7, optimizer=SGD(learning_rate=0.5, **options))
+    assert DPSGD.from_opacus(engine, optimizer) == expected
+    assert DPSGD.from_opacus(engine, optimizer=optimizer.original_optimizer) == expected.replace(clip_norm=1.0)
+    schedule = SGD(learning_rate=[1.0, 2.0, 3.0, 4.0])
+    assert DPSGD.from_opacus(engine, schedule) == DPSGD(4, 0.1, 1.0, optimizer=schedule)
+
+
+@trains
+def test_larger_batches_count_less_where_opacus_averages_over_them(opacus, digits):
+    engine = engine_of(opacus)
+    model, optimizer, loader = make_private(engine, digits, *model_and_optimizer(), noise_multiplier=1.0)
+    train(model, optimizer, loader, steps=2)
+    model, optimizer, loader = make_private(engine, digits, model, optimizer, batch_size=320, noise_multiplier=1.0)
+    train(model, optimizer, loader, steps=1)
+    assert optimizer.expected_batch_size == 320
+    run = DPSGD.from_opacus(engine, optimizer)
+    assert run.sample_rate.tolist() == [0.1, 0.1, 0.2]
+    assert run.weights == pytest.approx(2.5 * np.array([2, 2, 1]))
+    optimizer.loss_reduction = "sum"
+    assert DPSGD.from_opacus(engine, optimizer).effective_weights() == 0.5
+
+
+@pytest.fixture
+def trained_engine(opacus):
+    engine = engine_of(opacus)
+    engine.accountant.step(noise_multiplier=1.0, sample_rate=0.1)
+    return engine
+
+
+@pytest.mark.parametrize("name", ["Adam", "AdamW", "RMSprop"])
+def test_optimizers_that_are_not_linear_are_refused(opacus, digits, trained_engine, name):
+    model, optimizer = model_and_optimizer(name)
+    private = make_private(trained_engine, digits, model, optimizer, noise_multiplier=1.0)[1]
+    for given_optimizer in (optimizer, private):
+        with pytest.raises(ValueError, match=f"got {name}: it divides by a running size of the gradients"):
+            DPSGD.from_opacus(trained_engine, given_optimizer)
+
+
+def test_parameter_groups_must_be_alike(trained_engine):
+    import torch
+
+    model = torch.nn.Linear(2, 2)
+    alike = torch.optim.SGD([{"params": [model.weight]}, {"params": [model.bias]}], lr=0.1)
+    assert DPSGD.from_opacus(trained_engine, alike).optimizer == SGD(learning_rate=0.1)
+    apart = torch.optim.SGD([{"params": [model.weight]}, {"params": [model.bias], "weight_decay": 0.1}], lr=0.1)
+    with pytest.raises(ValueError, match="alike, got groups that differ in weight_decay"):
+        DPSGD.from_opacus(trained_engine, apart)
+
+
+def test_a_learning_rate_schedule_must_be_told(trained_engine):
+    import torch
+
+    optimizer = model_and_optimizer()[1]
+    torch.optim.lr_scheduler.ConstantLR(optimizer)
+    with pytest.raises(ValueError, match=r"pass optimizer=lastiterate.SGD\(learning_rate=\[...\]\)"):
+        DPSGD.from_opacus(trained_engine, optimizer)
+
+
+def test_an_engine_that_saw_no_training_is_refused(opacus):
+    with pytest.raises(ValueError, match="train first"):
+        DPSGD.from_opacus(engine_of(opacus))
+    with pytest.raises(ValueError, match="privacy_engine must be an Opacus PrivacyEngine, got str"):
+        DPSGD.from_opacus("engine")

@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+import pytest
+
+import lastiterate as li
+from lastiterate.reproduce import NAMES, figure1, find
+
+
+@pytest.fixture(scope="module")
+def rows():
+    return figure1.rows("quick")
+
+
+def panel(rows, name):
+    return [row for row in rows if row["panel"] == name]
+
+
+def test_every_point_is_what_the_analyses_say(rows):
+    for row in rows:
+        run = li.DPSGD(row["steps"], row["sample_rate"], row["noise_multiplier"])
+        for name in ("last_iterate", "composition", "full_batch"):
+            assert row[name] == pytest.approx(getattr(li, name)(run).epsilon(1e-6), rel=1e-9)
+
+
+def test_the_heuristic_lies_between_its_baselines(rows):
+    for row in rows:
+        assert row["full_batch"] <= row["last_iterate"] * (1 + 1e-9)
+        assert row["last_iterate"] <= row["composition"] * (1 + 1e-6)
+
+
+def test_panel_a_keeps_expected_uses_and_total_noise(rows):
+    for row in panel(rows, "a"):
+        assert row["steps"] * row["sample_rate"] == pytest.approx(figure1.EPOCHS)
+        assert row["steps"] * row["noise_multiplier"] ** 2 == pytest.approx(figure1.TOTAL_VARIANCE)
+    assert len({round(row["full_batch"], 9) for row in panel(rows, "a")}) == 1
+
+
+def test_panel_b_keeps_the_standard_epsilon(rows):
+    for row in panel(rows, "b"):
+        assert row["composition"] == pytest.approx(figure1.STANDARD, rel=2e-6)
+
+
+def test_panel_c_shows_the_heuristic_falling_before_it_rises(rows):
+    epsilons = [row["last_iterate"] for row in panel(rows, "c")]
+    lowest = epsilons.index(min(epsilons))
+    assert 0 < lowest < len(epsilons) - 1
+    assert epsilons[0] > 2 * epsilons[lowest]
+    for i, row in enumerate(panel(rows, "c")):
+        assert row["max_over_steps"] == pytest.approx(max(epsilons[: i + 1]), rel=1e-9)
+
+
+def test_full_scale_has_more_points_of_the_same_curves(monkeypatch):
+    assert figure1._POINTS["full"] > 3 * figure1._POINTS["quick"]
+
+
+def test_unknown_names_list_the_known_ones():
+    with pytest.raises(ValueError, match="figure1"):
+        find("figure99")
+    assert all(find(name).TITLE for name in NAMES)

@@ -1,0 +1,113 @@
+"""Pictures through the commands that draw them: they exist, are what their names say, and need no network."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+
+import lastiterate as li
+from lastiterate.plot.file import check_target, save
+from lastiterate.plot.run import run_chart
+from lastiterate.plot.words import describe, spell
+
+SIGNATURES = {"png": b"\x89PNG\r\n\x1a\n", "svg": b"<svg", "pdf": b"%PDF", "html": b"<!DOCTYPE html>"}
+RUN = li.DPSGD(100, 0.05, 1.0)
+QUICK = li.DPSGD(100, 1.0, 20.0, sampling="full")  # its analyses have closed forms
+
+
+@pytest.fixture(scope="module")
+def chart():
+    return run_chart(QUICK, 1e-5)
+
+
+@pytest.fixture(scope="module")
+def drawn():
+    return run_chart(RUN, 1e-5).to_dict()
+
+
+@pytest.mark.parametrize("name", ["picture.PNG", "picture.svg", "picture.pdf", "picture.html"])
+def test_a_file_is_of_the_kind_that_its_name_says(tmp_path, chart, name):
+    path = tmp_path / name
+    save(chart, path)
+    content = path.read_bytes()
+    assert content.lstrip().startswith(SIGNATURES[path.suffix[1:].lower()])
+    assert len(content) > 8_000
+    assert [file.name for file in tmp_path.iterdir()] == [name]
+
+
+def test_a_web_page_needs_no_network(tmp_path, chart):
+    path = tmp_path / "picture.html"
+    save(chart, path)
+    page = path.read_text()
+    assert not re.search(r"<(script|link)[^>]*(src|href)\s*=", page)
+    assert not re.search(r"import[^;]{0,80}from\s*[\"']https?://", page)
+    assert len(page) > 200_000
+
+
+def test_an_existing_picture_is_replaced_and_survives_a_failure(tmp_path, chart):
+    path = tmp_path / "picture.svg"
+    path.write_text("old")
+
+    class Broken:
+        def save(self, *args, **options):
+            raise RuntimeError("broken")
+
+    with pytest.raises(RuntimeError):
+        save(Broken(), path)
+    assert path.read_text() == "old"
+    assert [file.name for file in tmp_path.iterdir()] == [path.name]
+    save(chart, path)
+    assert path.read_text().startswith("<svg")
+
+
+def test_a_read_only_file_is_refused(tmp_path, monkeypatch):
+    path = tmp_path / "picture.svg"
+    path.write_text("old")
+    monkeypatch.setattr(
+        "os.access", lambda *args: False
+    )  # root may write anything, so ask as someone else would be told
+    with pytest.raises(ValueError, match="must be writable"):
+        check_target(path)
+
+
+def test_the_run_is_drawn_at_prefixes_that_end_with_it(drawn):
+    rows = drawn["hconcat"][0]["data"]["values"]
+    last = {row["analysis"]: row["epsilon"] for row in rows if row["steps"] == 100}
+    assert last["last iterate (heuristic)"] == li.last_iterate(RUN).epsilon(1e-5)
+    assert last["composition (standard)"] == li.composition(RUN).epsilon(1e-5)
+    assert last["full batch (baseline)"] == li.full_batch(RUN).epsilon(1e-5)
+    assert min(row["steps"] for row in rows) == 1
+
+
+def test_the_trade_off_is_that_of_the_analyses(drawn):
+    rows = drawn["hconcat"][1]["layer"][-1]["data"]["values"]
+    shown = {row["fpr"]: row["fnr"] for row in rows if row["analysis"] == "last iterate (heuristic)"}
+    fpr = np.array(list(shown))
+    np.testing.assert_array_equal(list(shown.values()), li.last_iterate(RUN).fnr(fpr))
+
+
+def test_a_picture_without_composition_says_why():
+    chart = run_chart(li.DPSGD(20, 0.1, 1.0, sampling="shuffled"), 1e-5).to_dict()
+    assert "Without composition" in " ".join(chart["title"]["subtitle"])
+    assert all("composition" not in row["analysis"] for row in chart["hconcat"][0]["data"]["values"])
+
+
+def test_steps_before_anything_is_learnt_are_left_out():
+    chart = run_chart(li.DPSGD(3, 0.1, 1.0, weights=[0.0, 0.0, 1.0]), 1e-5).to_dict()
+    assert {row["steps"] for row in chart["hconcat"][0]["data"]["values"]} == {3}
+
+
+@pytest.mark.parametrize("run", [li.DPSGD(1, 0.1, 1.0), li.DPSGD(10**9, 1e-6, 1.0)])
+def test_the_shortest_and_a_very_long_run_can_be_drawn(tmp_path, run):
+    save(run_chart(run, 1e-5), tmp_path / "picture.svg")
+
+
+def test_runs_are_described_in_plain_words():
+    sgd = li.SGD(learning_rate=[0.1, 0.2], momentum=0.9, nesterov=True, weight_decay=1e-4, averaging="uniform")
+    assert describe(li.DPSGD(2, 0.1, [1.0, 2.0], optimizer=sgd)) == (
+        "2 steps, sample rate 0.1, noise multiplier 1 to 2, Poisson sampling, learning rate 0.1 to 0.2, "
+        "Nesterov momentum 0.9, weight decay 0.0001, uniform averaging"
+    )
+    assert [spell(value) for value in (1e-5, 1e-10, 1234.5678, 1.0, 2e9)] == ["1e-5", "1e-10", "1235", "1", "2e9"]
