@@ -10,7 +10,7 @@ import pytest
 import lastiterate as li
 from lastiterate.plot.file import check_target, save
 from lastiterate.plot.run import run_chart
-from lastiterate.plot.words import describe, spell
+from lastiterate.plot.words import describe, spell, spell_up
 
 SIGNATURES = {"png": b"\x89PNG\r\n\x1a\n", "svg": b"<svg", "pdf": b"%PDF", "html": b"<!DOCTYPE html>"}
 RUN = li.DPSGD(100, 0.05, 1.0)
@@ -95,7 +95,7 @@ def test_a_picture_without_composition_says_why():
 
 
 def test_steps_before_anything_is_learnt_are_left_out():
-    chart = run_chart(li.DPSGD(3, 0.1, 1.0, weights=[0.0, 0.0, 1.0]), 1e-5).to_dict()
+    chart = run_chart(li.DPSGD(3, 1.0, 1.0, sampling="full", weights=[0.0, 0.0, 1.0]), 1e-5).to_dict()
     assert {row["steps"] for row in chart["hconcat"][0]["data"]["values"]} == {3}
 
 
@@ -110,4 +110,5 @@ def test_runs_are_described_in_plain_words():
         "2 steps, sample rate 0.1, noise multiplier 1 to 2, Poisson sampling, learning rate 0.1 to 0.2, "
         "Nesterov momentum 0.9, weight decay 0.0001, uniform averaging"
     )
+    assert [spell_up(value) for value in (0.1, 0.1000001, 1.0, 12345.1)] == ["0.1", "0.10001", "1", "12346"]
     assert [spell(value) for value in (1e-5, 1e-10, 1234.5678, 1.0, 2e9)] == ["1e-5", "1e-10", "1235", "1", "2e9"]

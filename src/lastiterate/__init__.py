@@ -1,9 +1,40 @@
 """Predict, audit and probe what the last iterate of DP-SGD leaks."""
 
+from typing import Any
+
 from lastiterate.optimizer import SGD
+from lastiterate.privacy.calibrate import calibrate
 from lastiterate.privacy.composition import composition
 from lastiterate.privacy.curve import PrivacyCurve
 from lastiterate.privacy.full_batch import full_batch
+from lastiterate.privacy.grid import last_iterate_epsilon
 from lastiterate.privacy.last_iterate import last_iterate
+from lastiterate.privacy.max_over_steps import max_over_steps
 from lastiterate.privacy.no_amplification import no_amplification
 from lastiterate.run import DPSGD
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "DPSGD",
+    "SGD",
+    "LastIterateAccountant",
+    "PrivacyCurve",
+    "calibrate",
+    "composition",
+    "full_batch",
+    "last_iterate",
+    "last_iterate_epsilon",
+    "max_over_steps",
+    "no_amplification",
+    "register_opacus",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Load the accountants when they are first asked for: dp-accounting takes a second to import."""
+    if name in ("LastIterateAccountant", "register_opacus"):
+        from lastiterate.privacy import accountants
+
+        return getattr(accountants, name)
+    raise AttributeError(f"module 'lastiterate' has no attribute {name!r}")

@@ -8,6 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from lastiterate.cli.app import app
+from lastiterate.reproduce import figure1
 
 
 class Cli:
@@ -33,6 +34,12 @@ class Cli:
         assert "Traceback" not in result.stderr
         assert result.stderr.isascii()
         return str(result.stderr).strip()
+
+
+@pytest.fixture(autouse=True)
+def _few_points(monkeypatch):
+    """Figures are computed in full by their own tests."""
+    monkeypatch.setattr(figure1, "_POINTS", {"quick": 3, "full": 4})
 
 
 @pytest.fixture

@@ -15,6 +15,11 @@ def test_json_holds_every_row_and_draws_nothing(cli, tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
+def test_full_scale_has_more_rows(cli):
+    quick, full = (cli.json(f"reproduce figure1 --scale {scale}")["rows"] for scale in ("quick", "full"))
+    assert len(full) > len(quick)
+
+
 def test_pictures_go_into_the_folder_that_was_asked_for(cli, tmp_path):
     result = cli(f"reproduce figure1 --scale quick --output {tmp_path / 'new'}")
     assert result.exit_code == 0

@@ -49,10 +49,6 @@ def test_panel_c_shows_the_heuristic_falling_before_it_rises(rows):
         assert row["max_over_steps"] == pytest.approx(max(epsilons[: i + 1]), rel=1e-9)
 
 
-def test_full_scale_has_more_points_of_the_same_curves(monkeypatch):
-    assert figure1._POINTS["full"] > 3 * figure1._POINTS["quick"]
-
-
 def test_unknown_names_list_the_known_ones():
     with pytest.raises(ValueError, match="figure1"):
         find("figure99")

@@ -22,15 +22,17 @@ def calibrate(
     import lastiterate
     from lastiterate.cli.answers import answer_fields, ask_all, find_analysis, run_fields
     from lastiterate.cli.output import print_answers, print_json, print_note
-    from lastiterate.plot.words import LABELS, describe, spell
+    from lastiterate.cli.progress import tracker
+    from lastiterate.plot.words import LABELS, describe, spell, spell_up
 
     chosen = analysis.replace("-", "_")
-    run = lastiterate.calibrate(size.run(1.0, method), epsilon=epsilon, delta=delta, analysis=find_analysis(chosen))
-    answers = ask_all(run, lambda curve: curve.epsilon(delta))
+    for uncalibrated in tracker("calibrating")([size.run(1.0, method)]):
+        run = lastiterate.calibrate(uncalibrated, epsilon=epsilon, delta=delta, analysis=find_analysis(chosen))
+    answers = ask_all(run, lambda curve: curve.epsilon(delta), track=tracker("analysing"))
     if json:
         target = {"analysis": chosen, "epsilon": epsilon, "delta": delta}
         print_json({**run_fields(run), **target, **answer_fields(answers)})
         return
-    noise = spell(run.noise_multiplier, 7)
+    noise = spell_up(run.noise_multiplier, 7)
     print_note(f"Noise multiplier {noise} for epsilon {spell(epsilon)} at delta {spell(delta)} by {LABELS[chosen]}.\n")
     print_answers(f"{describe(run)}; delta {spell(delta)}", "epsilon", answers)

@@ -29,7 +29,7 @@ def epsilon(
       lastiterate epsilon --steps 1000 --sample-rate 0.01 --noise-multiplier 1 --delta 1e-5
     """
     from lastiterate.cli.answers import answer_fields, ask_all, run_fields
-    from lastiterate.cli.output import print_answers, print_json, print_note
+    from lastiterate.cli.output import print_answers, print_json
     from lastiterate.cli.progress import tracker
     from lastiterate.plot.words import describe, spell
     from lastiterate.values import number
@@ -46,12 +46,13 @@ def epsilon(
     if json:
         print_json({**run_fields(run), "delta": delta, **answer_fields(answers)})
         return
-    print_answers(f"{describe(run)}; delta {spell(delta)}", "epsilon", answers)
+    notes = []
     last, largest = answers["last_iterate"].value, answers["max_over_steps"].value
     if last is not None and largest is not None and largest > last * (1 + 1e-6) + 1e-9:
-        print_note(f"A model released earlier leaks more: the heuristic is at most {spell(largest, 5)} over all steps.")
+        notes.append(f"A model released earlier leaks more: the heuristic reaches {spell(largest, 5)} on the way.")
     if plot is not None:
-        print_note(f"Picture: {plot}")
+        notes.append(f"Picture: {plot}")
+    print_answers(f"{describe(run)}; delta {spell(delta)}", "epsilon", answers, notes)
 
 
 def _draw(run: "DPSGD", delta: float, path: "Path") -> None:

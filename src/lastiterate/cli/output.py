@@ -5,10 +5,12 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from lastiterate.plot.words import ANALYSES, ASSUMPTIONS, LABELS, spell
+from lastiterate.plot.words import ANALYSES, ASSUMPTIONS, LABELS, spell, spell_up
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
+
+    from rich.console import RenderableType
 
     from lastiterate.cli.answers import Answer
 
@@ -20,28 +22,29 @@ def print_json(fields: dict[str, Any]) -> None:
     sys.stdout.write(json.dumps(fields, indent=2, allow_nan=False) + "\n")
 
 
-def print_answers(title: str, quantity: str, answers: dict[str, Answer]) -> None:
+def print_answers(title: str, quantity: str, answers: dict[str, Answer], notes: Iterable[str] = ()) -> None:
     """The three analyses beside each other, each with what it assumes."""
     rows = [
         (LABELS[name], "none", "see below") if value is None else (LABELS[name], spell(value, 5), ASSUMPTIONS[name])
         for name in ANALYSES
         for value in [answers[name].value]
     ]
-    print_table(title, ("analysis", quantity, "what it assumes"), rows, numeric=(1,))
-    for name in ANALYSES:
-        if answers[name].value is None:
-            print_note(f"{LABELS[name]}: {answers[name].reason}")
+    reasons = [f"{LABELS[name]}: {answers[name].reason}" for name in ANALYSES if answers[name].value is None]
+    _print_table(title, ("analysis", quantity, "what it assumes"), rows, {1}, [*reasons, *notes])
 
 
-def print_rows(title: str, rows: list[dict[str, Any]]) -> None:
-    """Rows of JSON as a table: the keys are its header, reasons are left out."""
+def print_rows(title: str, rows: list[dict[str, Any]], notes: Iterable[str] = ()) -> None:
+    """Rows of JSON as a table: the keys are its header, and reasons stand under it."""
     header = [key for key in rows[0] if not key.endswith("_reason")]
-    numeric = [i for i, key in enumerate(header) if not isinstance(rows[0][key], str)]
-    cells = [[_cell(row[key]) for key in header] for row in rows]
-    print_table(title, [key.replace("_", " ") for key in header], cells, numeric)
+    numeric = {i for i, key in enumerate(header) if not isinstance(rows[0][key], str)}
+    reasons = dict.fromkeys(f"none: {row[key]}" for row in rows for key in row if key.endswith("_reason"))
+    cells = [[_cell(key, row[key]) for key in header] for row in rows]
+    _print_table(title, [key.replace("_", " ") for key in header], cells, numeric, [*reasons, *notes])
 
 
-def _cell(value: Any) -> str:
+def _cell(key: str, value: Any) -> str:
+    if key == "noise_multiplier":
+        return spell_up(value)
     match value:
         case None:
             return "none"
@@ -53,31 +56,37 @@ def _cell(value: Any) -> str:
             return spell(value, 5)
 
 
-def print_table(title: str, header: Iterable[str], rows: Iterable[Iterable[str]], numeric: Iterable[int] = ()) -> None:
-    """A titled table; columns of numbers are aligned to the right."""
+def print_note(text: str) -> None:
+    """Plain words above a table."""
+    from rich.text import Text
+
+    _print(Text(text))
+
+
+def _print_table(
+    title: str, header: Iterable[str], rows: Iterable[Iterable[str]], numeric: set[int], notes: Sequence[str]
+) -> None:
+    """A title, a table whose numeric columns are aligned to the right, and notes."""
     from rich.box import SIMPLE_HEAD
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    right = set(numeric)
     table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for index, column in enumerate(header):
-        if index in right:
+        if index in numeric:
             table.add_column(column.replace(" ", "\n"), justify="right", no_wrap=True)
         else:
             table.add_column(column)
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))
-    console = Console(highlight=False)
-    with console.capture() as text:
-        console.print(Text(title + "\n"))
-        console.print(table)
-    sys.stdout.write("\n".join(line.rstrip() for line in text.get().splitlines()) + "\n")
+    _print(Text(title + "\n"), table, *(Text(note) for note in ["", *notes] if notes))
 
 
-def print_note(text: str) -> None:
-    """A line of plain words under or above a table."""
+def _print(*parts: RenderableType) -> None:
+    """Print without the blanks with which rich fills lines up."""
     from rich.console import Console
 
-    Console(highlight=False).print(text, markup=False)
+    console = Console(highlight=False)
+    with console.capture() as text:
+        console.print(*parts, sep="\n")
+    sys.stdout.write("\n".join(line.rstrip() for line in text.get().splitlines()) + "\n")

@@ -39,7 +39,7 @@ def plan(
     Example:
       lastiterate plan --dataset-size 50000 --epochs 60 --batch-sizes 256,512,4096 --epsilon 6 --delta 1e-5
     """
-    from lastiterate.cli.output import print_json, print_note
+    from lastiterate.cli.output import print_json, print_rows
     from lastiterate.plot.words import LABELS, spell, training
     from lastiterate.run import DPSGD
 
@@ -63,9 +63,10 @@ def plan(
         asked = {"dataset_size": dataset_size, "epochs": epochs, "sampling": method.sampling}
         print_json({**asked, "epsilon": epsilon, "delta": delta, "analysis": chosen, "rows": rows})
         return
-    _print(words, rows)
+    notes = ["Last iterate is a heuristic: it predicts, it does not guarantee. Composition is the guarantee."]
     if plot is not None:
-        print_note(f"Picture: {plot}")
+        notes.append(f"Picture: {plot}")
+    print_rows(words, rows, notes)
 
 
 def _rows(runs: "dict[int, DPSGD]", epsilon: float, delta: float, chosen: str) -> list[dict[str, Any]]:
@@ -79,14 +80,3 @@ def _rows(runs: "dict[int, DPSGD]", epsilon: float, delta: float, chosen: str) -
         shape = {name: getattr(run, name) for name in ("steps", "sample_rate", "noise_multiplier")}
         rows.append({"batch_size": size, **shape, **answer_fields(ask_all(run, lambda curve: curve.epsilon(delta)))})
     return rows
-
-
-def _print(words: str, rows: list[dict[str, Any]]) -> None:
-    from lastiterate.cli.output import print_note, print_rows
-
-    print_rows(words, rows)
-    print_note(
-        "Epsilon by the last iterate is a heuristic: it predicts, it does not guarantee. Composition is the guarantee."
-    )
-    for reason in dict.fromkeys(row[key] for row in rows for key in row if key.endswith("_reason")):
-        print_note(f"none: {reason}")

@@ -17,7 +17,10 @@ Name = Annotated[
     str, typer.Argument(metavar="NAME", help=f"What to reproduce: {', '.join(NAMES)}.", show_default=False)
 ]
 Scale = Annotated[
-    Any, option("--scale", values.choice("--scale", "quick", "full"), "quick|full", "Fewer points (default), or all of them.")
+    Any,
+    option(
+        "--scale", values.choice("--scale", "quick", "full"), "quick|full", "Fewer points (default), or all of them."
+    ),
 ]
 Output = Annotated[
     Path | None,
@@ -35,7 +38,7 @@ def reproduce(name: Name, scale: Scale = "quick", output: Output = None, json: J
     Example:
       lastiterate reproduce figure1 --scale quick --output pictures
     """
-    from lastiterate.cli.output import print_json, print_note
+    from lastiterate.cli.output import print_json, print_rows
     from lastiterate.cli.progress import tracker
     from lastiterate.reproduce import find
 
@@ -51,9 +54,8 @@ def reproduce(name: Name, scale: Scale = "quick", output: Output = None, json: J
     if json:
         print_json({"name": name, "rows": rows})
         return
-    _print(found.TITLE, rows)
-    for file in files:
-        print_note(f"Picture: {file}")
+    notes = ["Last iterate is a heuristic: it predicts, it does not guarantee. --json prints every row."]
+    print_rows(found.TITLE, _few(rows), notes + [f"Picture: {file}" for file in files])
 
 
 def _files(name: str, output: Path) -> list[Path]:
@@ -70,14 +72,9 @@ def _files(name: str, output: Path) -> list[Path]:
     return files
 
 
-def _print(title: str, rows: "list[Row]") -> None:
+def _few(rows: "list[Row]") -> "list[Row]":
     """The first, middle and last row of each panel: enough to see where its curves go."""
-    from lastiterate.cli.output import print_note, print_rows
-
     panels: dict[str, list[Row]] = {}
     for row in rows:
         panels.setdefault(row.get("panel", ""), []).append(row)
-    print_rows(title, [panel[i] for panel in panels.values() for i in sorted({0, len(panel) // 2, len(panel) - 1})])
-    print_note(
-        "Epsilon by the last iterate is a heuristic: it predicts, it does not guarantee. --json prints every row."
-    )
+    return [panel[i] for panel in panels.values() for i in sorted({0, len(panel) // 2, len(panel) - 1})]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from decimal import ROUND_CEILING, Decimal
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -62,6 +63,13 @@ def training(run: DPSGD) -> list[str]:
         if sgd.averaging is not None:
             parts.append("uniform averaging" if sgd.averaging == "uniform" else f"EMA {spell(sgd.averaging)}")
     return parts
+
+
+def spell_up(value: float, digits: int = 5) -> str:
+    """A number rounded up: of noise, too much is safe and too little is not."""
+    exact = Decimal(repr(float(value)))
+    unit = Decimal(1).scaleb(exact.adjusted() + 1 - digits)
+    return spell(exact.quantize(unit, ROUND_CEILING), digits)
 
 
 def spell(value: Any, digits: int = 4) -> str:

@@ -52,6 +52,13 @@ class Law:
     def is_binomial(self) -> bool:
         return self.counts.size == 1 and not self.blocks and self.constant == 0.0
 
+    def rounded_up(self, levels: int) -> Law:
+        """A law that dominates this one (weights in [0, 1], no blocks) and has few distinct weights."""
+        weights = np.ceil(self.weights * levels) / levels
+        pairs, index = np.unique(weights + 2j * self.rates, return_inverse=True)
+        counts = np.bincount(index, weights=self.counts)
+        return Law(self.noise, self.constant, counts, 0.5 * pairs.imag, pairs.real)
+
     def flipped(self) -> Law:
         """The law of -S, which is as easy to tell from nothing as S."""
         blocks = tuple((-v, p) for v, p in self.blocks)
@@ -75,18 +82,26 @@ def law_of(run: DPSGD) -> Law:
 
 def _independent(run: DPSGD, weights: Array, noise: float) -> Law:
     """Poisson sampling; and batches of fixed size, where by itself each A_t is Bernoulli(q_t) too."""
-    if weights.ndim == 0 and np.ndim(run.sample_rate) == 0:
-        counts, pairs = np.array([float(run.steps)]), np.array([[float(run.sample_rate), float(weights)]])
-    else:
-        columns = np.broadcast_arrays(run.sample_rate, np.broadcast_to(weights, (run.steps,)))
-        pairs, multiplicity = np.unique(np.stack(columns, axis=1), axis=0, return_counts=True)
-        counts = multiplicity.astype(np.float64)
-    rates, values = pairs[:, 0], pairs[:, 1]
+    rates, values, counts = distinct(np.asarray(run.sample_rate), weights, run.steps)
     matters = (rates > 0.0) & (values != 0.0)
     certain = matters & (rates == 1.0)
     random = matters & ~certain
     constant = float(np.sum(counts[certain] * values[certain]))
     return Law(noise, constant, counts[random], rates[random], values[random])
+
+
+def distinct(first: Array, second: Array, steps: int) -> tuple[Array, Array, Array]:
+    """The distinct pairs of two per-step values, and how many steps have each."""
+    if first.ndim == 0 and second.ndim == 0:
+        return first.reshape(1), second.reshape(1), np.array([float(steps)])
+    if first.ndim == 0:
+        values, counts = np.unique(second, return_counts=True)
+        return np.full(values.size, float(first)), values, counts.astype(np.float64)
+    if second.ndim == 0:
+        second_values, values, counts = distinct(second, first, steps)
+        return values, second_values, counts
+    pairs, counts = np.unique(np.stack((first, second), axis=1), axis=0, return_counts=True)
+    return pairs[:, 0], pairs[:, 1], counts.astype(np.float64)
 
 
 def _shuffled(run: DPSGD, weights: Array, noise: float) -> Law:

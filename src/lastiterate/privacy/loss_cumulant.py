@@ -16,6 +16,7 @@ import numpy as np
 from scipy.special import expit
 
 from lastiterate.privacy.contour import Complex, Unreliable
+from lastiterate.privacy.law import distinct
 from lastiterate.run import DPSGD
 from lastiterate.values import Array
 
@@ -76,15 +77,9 @@ class LossCumulant:
 
 def loss_cumulant(run: DPSGD) -> LossCumulant:
     """The direction "remove" of a run with Poisson (or no) sampling; steps that never see the canary are left out."""
-    if np.ndim(run.sample_rate) == 0 and np.ndim(run.noise_multiplier) == 0:
-        counts = np.array([float(run.steps)])
-        pairs = np.array([[float(run.sample_rate), float(run.noise_multiplier)]])
-    else:
-        columns = np.broadcast_arrays(run.sample_rate, run.noise_multiplier)
-        pairs, multiplicity = np.unique(np.stack(columns, axis=1), axis=0, return_counts=True)
-        counts = multiplicity.astype(np.float64)
-    seen = pairs[:, 0] > 0.0
-    return LossCumulant(counts[seen], pairs[seen, 0], pairs[seen, 1], remove=True)
+    rates, sigmas, counts = distinct(np.asarray(run.sample_rate), np.asarray(run.noise_multiplier), run.steps)
+    seen = rates > 0.0
+    return LossCumulant(counts[seen], rates[seen], sigmas[seen], remove=True)
 
 
 def _moments(rate: float, sigma: float, order: float) -> tuple[float, float, float]:
