@@ -11,16 +11,17 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from scipy.special import gammaln, xlog1py
+from scipy.special import erfcx, gammaln, xlog1py
 
-from lastiterate.privacy.rows import every, largest, some
+from lastiterate.privacy.rows import SQRT_HALF, every, largest, some
 from lastiterate.values import Array
 
-NEGLIGIBLE = 34.0  # what is left out is below exp(-NEGLIGIBLE) = 2e-15 of what is kept
+NEGLIGIBLE = 32.0  # what is left out is below exp(-NEGLIGIBLE) = 1e-14 of what is kept
 
 _SMALL = np.arange(1.0, 16.0)
 _SMALL_REMAINDER = np.concatenate(([0.0], gammaln(_SMALL + 1) - _SMALL * np.log(_SMALL) + _SMALL))
 _HALF_LOG_TAU = float(0.5 * np.log(2 * np.pi))
+_SQRT_HALF_PI = float(np.sqrt(0.5 * np.pi))
 
 
 class Tilt(NamedTuple):
@@ -68,8 +69,11 @@ def tilt_for(log_delta: Array, steps: Array, rate: Array, noise: Array) -> Tilt:
         curvature = now.variance + variance
         cumulant = steps * np.logaddexp(log_out, log_in + theta)
         exponent = np.sqrt(np.maximum(2.0 * (theta * now.mean - cumulant), 0.0) + variance * theta * theta)
-        aim = goal - np.log1p(2.0 * np.pi * theta * theta * curvature)
-        newton = theta + (np.sqrt(np.maximum(aim, 0.01)) - exponent) * exponent / (theta * curvature)
+        # The saddle-point approximation of delta is exp(-I) times this factor (in it, M is Mills' ratio of N).
+        mills = _SQRT_HALF_PI * erfcx(SQRT_HALF * (now.mean + variance * theta) / noise)
+        factor = (1.0 - theta * noise * mills) ** 2 / (1.0 + 2.0 * np.pi * theta * theta * curvature)
+        aim = np.sqrt(np.maximum(goal + np.log(factor), 0.01))
+        newton = theta + (aim - exponent) * exponent / (theta * curvature)
         theta = np.minimum(np.maximum(newton, 0.3 * theta), 2.0 * theta)
     return tilt(theta, steps, rate)
 
@@ -99,11 +103,22 @@ def window(centre: Tilt, steps: Array, rate: Array, noise: Array, *, upper: bool
     stride = _stride(variance, noise)
     count = int(largest((high - low) / stride)) + 1
     points = low[..., None] + stride[..., None] * np.arange(float(count))
+    return Window(points, _log_masses(points, stride, steps, rate), beyond)
+
+
+def _log_masses(points: Array, stride: Array, steps: Array, rate: Array) -> Array:
+    """log P[Binomial = k] at points a stride apart, and the stride's own logarithm; -inf past k = steps."""
     if largest(stride) == 1.0:
-        return Window(points, _log_masses_by_ratio(points, low, steps, rate), beyond)
-    inside = points <= steps[..., None]
-    log_mass = log_binomial(np.minimum(points, steps[..., None]), steps[..., None], rate[..., None])
-    return Window(points, np.where(inside, log_mass + np.log(stride)[..., None], -np.inf), beyond)
+        return _log_masses_by_ratio(points, steps, rate)
+    dense = stride == 1.0
+    if not some(dense):
+        inside = points <= steps[..., None]
+        log_mass = log_binomial(np.minimum(points, steps[..., None]), steps[..., None], rate[..., None])
+        return np.where(inside, log_mass + np.log(stride)[..., None], -np.inf)
+    result = np.empty_like(points)
+    for rows in (dense, ~dense):
+        result[rows] = _log_masses(points[rows], stride[rows], steps[rows], rate[rows])
+    return result
 
 
 def width(steps: Array, rate: Array, noise: Array) -> Array:
@@ -124,9 +139,9 @@ def log_binomial(k: Array, steps: Array, rate: Array) -> Array:
     )
 
 
-def _log_masses_by_ratio(points: Array, low: Array, steps: Array, rate: Array) -> Array:
-    """The same for consecutive points from ``low``: one value, and the logarithms of the ratios of neighbours."""
-    left = points[..., :-1]
+def _log_masses_by_ratio(points: Array, steps: Array, rate: Array) -> Array:
+    """The same for consecutive points: the first value, and the logarithms of the ratios of neighbours."""
+    low, left = points[..., 0], points[..., :-1]
     odds = rate / (1.0 - rate)
     # Past k = steps there is no mass; a ratio of 1e-300 is as good and needs no special case.
     ratio = np.maximum((steps[..., None] - left) * odds[..., None] / (left + 1.0), 1e-300)

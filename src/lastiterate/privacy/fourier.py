@@ -72,7 +72,12 @@ class Cumulant:
             weights, rates = law.weights[part, None], law.rates[part, None]
             odds = np.exp(np.clip(weights * theta, -700.0, 700.0)) * rates
             tilted = odds / (odds + (1.0 - rates))
-            result += law.counts[part] @ np.log1p(tilted * np.expm1(1j * weights * u))
+            # log(1 + p (e^ix - 1)) in real arithmetic, which is faster and keeps small p exact
+            sine, cosine = np.sin(0.5 * weights * u), np.cos(0.5 * weights * u)
+            square = sine * sine
+            log_modulus = 0.5 * np.log1p(-4.0 * tilted * (1.0 - tilted) * square)
+            angle = np.arctan2(2.0 * tilted * sine * cosine, 1.0 - 2.0 * tilted * square)
+            result += law.counts[part] @ log_modulus + 1j * (law.counts[part] @ angle)
         for values, probabilities in law.blocks:
             mass = probabilities * np.exp(values * theta - np.max(values * theta))
             mass /= mass.sum()

@@ -39,12 +39,16 @@ class Law:
     @property
     def low(self) -> float:
         """The smallest value S can take."""
+        if self.is_binomial:
+            return float(self.counts[0]) * min(float(self.weights[0]), 0.0)
         blocks = math.fsum(float(v.min()) for v, _ in self.blocks)
         return self.constant + float(np.sum(self.counts * np.minimum(self.weights, 0.0))) + blocks
 
     @property
     def high(self) -> float:
         """The largest value S can take."""
+        if self.is_binomial:
+            return float(self.counts[0]) * max(float(self.weights[0]), 0.0)
         blocks = math.fsum(float(v.max()) for v, _ in self.blocks)
         return self.constant + float(np.sum(self.counts * np.maximum(self.weights, 0.0))) + blocks
 
@@ -68,6 +72,8 @@ class Law:
 def law_of(run: DPSGD) -> Law:
     """The law of S for a run, scaled so that the largest weight is 1. Steps that count for nothing are left out."""
     weights = run.effective_weights()
+    if np.ndim(weights) == 0 and np.ndim(run.noise_multiplier) == 0 and run.sampling != "shuffled":
+        return _independent(run, np.float64(1.0), float(run.noise_multiplier) * math.sqrt(run.steps))
     size = float(np.max(np.abs(weights)))
     if size == 0.0:
         raise ValueError("weights must not all be zero: with these learning rates the run releases nothing")
@@ -82,6 +88,9 @@ def law_of(run: DPSGD) -> Law:
 
 def _independent(run: DPSGD, weights: Array, noise: float) -> Law:
     """Poisson sampling; and batches of fixed size, where by itself each A_t is Bernoulli(q_t) too."""
+    if weights.ndim == 0 and np.ndim(run.sample_rate) == 0 and 0.0 < run.sample_rate < 1.0:
+        one = np.ones(1)
+        return Law(noise, 0.0, one * run.steps, one * run.sample_rate, one * weights)
     rates, values, counts = distinct(np.asarray(run.sample_rate), weights, run.steps)
     matters = (rates > 0.0) & (values != 0.0)
     certain = matters & (rates == 1.0)

@@ -26,11 +26,12 @@ Function = Callable[[Kernel, Array], Array]
 
 def pair_of(law: Law) -> Pair:
     """S + N against N, for any law of S."""
-    if law.low == 0.0 and law.high == 0.0:
+    low, high = law.low, law.high
+    if low == 0.0 and high == 0.0:
         return NothingPair()
-    if law.low >= 0.0:
+    if low >= 0.0:
         return OneSidedPair(law)
-    return OneSidedPair(law.flipped()) if law.high <= 0.0 else TwoSidedPair(law)
+    return OneSidedPair(law.flipped()) if high <= 0.0 else TwoSidedPair(law)
 
 
 @dataclass(frozen=True)
