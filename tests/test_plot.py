@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import lastiterate as li
+from lastiterate.plot import run as plot_run
 from lastiterate.plot.file import check_target, save
 from lastiterate.plot.run import run_chart
 from lastiterate.plot.words import describe, spell, spell_up
@@ -24,7 +25,9 @@ def chart():
 
 @pytest.fixture(scope="module")
 def drawn():
-    return run_chart(RUN, 1e-5).to_dict()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(plot_run._STEPS, "composition", 2)
+        return run_chart(RUN, 1e-5).to_dict()
 
 
 @pytest.mark.parametrize("name", ["picture.PNG", "picture.svg", "picture.pdf", "picture.html"])

@@ -40,6 +40,7 @@ class Cli:
 def _few_points(monkeypatch):
     """Figures are computed in full by their own tests."""
     monkeypatch.setattr(figure1, "_POINTS", {"quick": 3, "full": 4})
+    monkeypatch.setattr(figure1, "_STEPS", {"a": (10, 1000), "b": (1000, 100_000), "c": (300, 10_000)})
 
 
 @pytest.fixture

@@ -43,12 +43,19 @@ def test_shuffled_plan_has_no_composition_and_says_why(cli):
 def test_table_has_a_row_for_each_batch_size_and_labels_the_heuristic(cli):
     result = cli(PLAN)
     assert result.exit_code == 0
-    assert [line.split()[0] for line in result.stdout.splitlines() if line.strip()[:1].isdigit()][1:] == [
-        "256",
-        "512",
-        "4,096",
-    ]
+    assert [row[0] for row in _table(result.stdout)] == ["256", "512", "4,096"]
     assert "predicts" in result.stdout
+
+
+def test_table_rounds_noise_up_since_less_would_miss_the_target(cli):
+    exact = [row["noise_multiplier"] for row in cli.json(PLAN)["rows"]]
+    shown = [float(row[3]) for row in _table(cli(PLAN).stdout)]
+    assert all(needed <= rounded <= needed * 1.0002 for needed, rounded in zip(exact, shown, strict=True))
+
+
+def _table(text):
+    body = text.split("───\n")[1].split("\n\n")[0]
+    return [line.split() for line in body.splitlines()]
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ def delta(
 
     run = size.run(noise_multiplier, method)
     epsilon = number("epsilon", epsilon, 0.0)
-    answers = ask_all(run, lambda curve: curve.delta(epsilon), track=tracker("analysing"))
+    answers = ask_all(run, lambda curve: curve.delta(epsilon), "max_over_steps", track=tracker("analysing"))
     if json:
         print_json({**run_fields(run), "epsilon": epsilon, **answer_fields(answers)})
     else:

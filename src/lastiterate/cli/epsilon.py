@@ -8,6 +8,7 @@ from lastiterate.cli.unfold import unfold
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from lastiterate.cli.answers import Answer
     from lastiterate.run import DPSGD
 
 
@@ -45,14 +46,19 @@ def epsilon(
         _draw(run, delta, plot)
     if json:
         print_json({**run_fields(run), "delta": delta, **answer_fields(answers)})
-        return
-    notes = []
+    else:
+        notes = _earlier(answers) + ([f"Picture: {plot}"] if plot else [])
+        print_answers(f"{describe(run)}; delta {spell(delta)}", "epsilon", answers, notes)
+
+
+def _earlier(answers: "dict[str, Answer]") -> list[str]:
+    """The paper's non-monotone case: training on made the heuristic smaller."""
+    from lastiterate.plot.words import spell
+
     last, largest = answers["last_iterate"].value, answers["max_over_steps"].value
-    if last is not None and largest is not None and largest > last * (1 + 1e-6) + 1e-9:
-        notes.append(f"A model released earlier leaks more: the heuristic reaches {spell(largest, 5)} on the way.")
-    if plot is not None:
-        notes.append(f"Picture: {plot}")
-    print_answers(f"{describe(run)}; delta {spell(delta)}", "epsilon", answers, notes)
+    if last is None or largest is None or largest <= last + 1e-6 * max(1.0, last):
+        return []
+    return [f"A model released earlier leaks more: the heuristic reaches {spell(largest, 5)} on the way."]
 
 
 def _draw(run: "DPSGD", delta: float, path: "Path") -> None:

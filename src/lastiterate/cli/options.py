@@ -17,48 +17,29 @@ if TYPE_CHECKING:
     from lastiterate.optimizer import SGD
     from lastiterate.run import DPSGD
 
-_SIZE = "The run: steps and sample rate, or data set size, batch size and epochs"
-_METHOD = "How it is trained"
 
-
-def option(
-    name: str, parser: Callable[[str], Any] | None, metavar: str | None, help_: str, panel: str | None = None
-) -> Any:
-    """An option whose text goes through one of the parsers of ``values``, if any."""
-    return typer.Option(name, parser=parser, metavar=metavar, help=help_, rich_help_panel=panel, show_default=False)
-
-
-def _size(name: str, kind: Callable[[str], Callable[[str], Any]], metavar: str, help_: str) -> Any:
-    return option(name, kind(name), metavar, help_, _SIZE)
-
-
-def _method(name: str, kind: Callable[[str], Callable[[str], Any]], metavar: str, help_: str) -> Any:
-    return option(name, kind(name), metavar, help_, _METHOD)
-
-
-def _sampling(name: str) -> Callable[[str], str]:
-    return values.choice(name, "poisson", "fixed", "shuffled", "full")
+def option(name: str, kind: Callable[[str], Callable[[str], Any]] | None, metavar: str | None, help_: str) -> Any:
+    """An option whose text one of ``values`` reads; None leaves that to typer."""
+    return typer.Option(name, parser=kind and kind(name), metavar=metavar, help=help_, show_default=False)
 
 
 PerStepOption = Any  # float | list[float]: typer takes no unions
 
 NoiseMultiplier = Annotated[
     PerStepOption,
-    _size(
+    option(
         "--noise-multiplier", values.per_step, "NUMBER", "Noise sigma over the clipping norm; or one per step: 1,2,3."
     ),
 ]
-Delta = Annotated[
-    float, option("--delta", values.number("--delta"), "NUMBER", "Delta of (epsilon, delta)-DP, in (0, 1).")
-]
-Epsilon = Annotated[float, option("--epsilon", values.number("--epsilon"), "NUMBER", "Epsilon of (epsilon, delta)-DP.")]
+Delta = Annotated[float, option("--delta", values.number, "NUMBER", "Delta of (epsilon, delta)-DP, in (0, 1).")]
+Epsilon = Annotated[float, option("--epsilon", values.number, "NUMBER", "Epsilon of (epsilon, delta)-DP.")]
 Analysis = Annotated[
     str,
     option(
         "--analysis",
-        values.choice("--analysis", "last-iterate", "composition", "full-batch"),
+        values.one_of("last-iterate", "composition", "full-batch"),
         "last-iterate|composition|full-batch",
-        "The analysis under which epsilon is reached.",
+        "The analysis that is to reach it (default: last-iterate).",
     ),
 ]
 Json = Annotated[bool, option("--json", None, None, "Print one JSON object instead of a table.")]
@@ -72,36 +53,40 @@ class MethodOptions:
     """How a run samples and updates."""
 
     sampling: Annotated[
-        str, _method("--sampling", _sampling, "poisson|fixed|shuffled|full", "How batches are drawn.")
+        str,
+        option(
+            "--sampling",
+            values.one_of("poisson", "fixed", "shuffled", "full"),
+            "poisson|fixed|shuffled|full",
+            "How batches are drawn (default: poisson).",
+        ),
     ] = "poisson"
     learning_rate: Annotated[
-        PerStepOption | None, _method("--learning-rate", values.per_step, "NUMBER", "One number, or one per step.")
+        PerStepOption | None, option("--learning-rate", values.per_step, "NUMBER", "One number, or one per step.")
     ] = None
     momentum: Annotated[
-        float | None, _method("--momentum", values.number, "NUMBER", "Heavy-ball factor, in [0, 1).")
+        float | None, option("--momentum", values.number, "NUMBER", "Heavy-ball factor, in [0, 1).")
     ] = None
     dampening: Annotated[
-        float | None, _method("--dampening", values.number, "NUMBER", "Dampening of the momentum, as in PyTorch.")
+        float | None, option("--dampening", values.number, "NUMBER", "Dampening of the momentum, as in PyTorch.")
     ] = None
-    nesterov: Annotated[bool, option("--nesterov", None, None, "Nesterov's momentum.", _METHOD)] = False
+    nesterov: Annotated[bool, option("--nesterov", None, None, "Nesterov's momentum.")] = False
     weight_decay: Annotated[
-        float | None, _method("--weight-decay", values.number, "NUMBER", "L2 factor; needs --learning-rate.")
+        float | None, option("--weight-decay", values.number, "NUMBER", "L2 factor; needs --learning-rate.")
     ] = None
     decoupled: Annotated[
-        bool, option("--decoupled", None, None, "Weight decay apart from the gradient, as in SGDW.", _METHOD)
+        bool, option("--decoupled", None, None, "Weight decay apart from the gradient, as in SGDW.")
     ] = False
     averaging: Annotated[
         str | None,
-        _method("--averaging", values.average, "uniform|DECAY", "Release the mean of the iterates, or their EMA."),
+        option("--averaging", values.average, "uniform|DECAY", "Release the mean of the iterates, or their EMA."),
     ] = None
     optimizer: Annotated[
-        str | None, option("--optimizer", None, "sgd|adam", "Only sgd is linear; others are refused.", _METHOD)
+        str | None, option("--optimizer", None, "sgd|adam", "Only sgd is linear; others are refused.")
     ] = None
     weights: Annotated[
         PerStepOption | None,
-        _method(
-            "--weights", values.per_step, "W1,W2,...", "Weight of each step in the model, instead of an optimizer."
-        ),
+        option("--weights", values.per_step, "W1,W2,...", "Weight of each step in the model, instead of an optimizer."),
     ] = None
 
     def fields(self) -> dict[str, Any]:
@@ -124,20 +109,20 @@ class MethodOptions:
 class SizeOptions:
     """How long a run is and how large its batches are, in one of two ways."""
 
-    steps: Annotated[int | None, _size("--steps", values.integer, "INTEGER", "Number of updates.")] = None
+    steps: Annotated[int | None, option("--steps", values.integer, "INTEGER", "Number of updates.")] = None
     sample_rate: Annotated[
         PerStepOption | None,
-        _size(
+        option(
             "--sample-rate", values.per_step, "NUMBER", "Probability that an example is in a batch; or one per step."
         ),
     ] = None
-    dataset_size: Annotated[int | None, _size("--dataset-size", values.integer, "INTEGER", "Number of examples.")] = (
+    dataset_size: Annotated[int | None, option("--dataset-size", values.integer, "INTEGER", "Number of examples.")] = (
         None
     )
     batch_size: Annotated[
-        int | None, _size("--batch-size", values.integer, "INTEGER", "(Expected) size of a batch.")
+        int | None, option("--batch-size", values.integer, "INTEGER", "(Expected) size of a batch.")
     ] = None
-    epochs: Annotated[float | None, _size("--epochs", values.number, "NUMBER", "Passes over the data.")] = None
+    epochs: Annotated[float | None, option("--epochs", values.number, "NUMBER", "Passes over the data.")] = None
 
     def run(self, noise_multiplier: PerStepOption, method: MethodOptions) -> DPSGD:
         """The run that the options describe."""

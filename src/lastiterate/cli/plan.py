@@ -9,13 +9,9 @@ from lastiterate.cli.unfold import unfold
 if TYPE_CHECKING:
     from lastiterate.run import DPSGD
 
-DatasetSize = Annotated[
-    int, option("--dataset-size", values.integer("--dataset-size"), "INTEGER", "Number of examples.")
-]
-Epochs = Annotated[float, option("--epochs", values.number("--epochs"), "NUMBER", "Passes over the data.")]
-BatchSizes = Annotated[
-    Any, option("--batch-sizes", values.integers("--batch-sizes"), "B1,B2,...", "Batch sizes to compare.")
-]
+DatasetSize = Annotated[int, option("--dataset-size", values.integer, "INTEGER", "Number of examples.")]
+Epochs = Annotated[float, option("--epochs", values.number, "NUMBER", "Passes over the data.")]
+BatchSizes = Annotated[Any, option("--batch-sizes", values.integers, "B1,B2,...", "Batch sizes to compare.")]
 
 
 @unfold

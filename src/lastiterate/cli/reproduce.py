@@ -18,9 +18,7 @@ Name = Annotated[
 ]
 Scale = Annotated[
     Any,
-    option(
-        "--scale", values.choice("--scale", "quick", "full"), "quick|full", "Fewer points (default), or all of them."
-    ),
+    option("--scale", values.one_of("quick", "full"), "quick|full", "Fewer points (default), or all of them."),
 ]
 Output = Annotated[
     Path | None,

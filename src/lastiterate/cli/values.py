@@ -1,4 +1,7 @@
-"""Options' texts become values. Ranges are left to the objects that the values are for; they name what is wrong."""
+"""Options' texts become values: each function takes an option's name, for its complaints, and gives a parser.
+
+Ranges are left to the objects that the values are for; they name what is wrong.
+"""
 
 from __future__ import annotations
 
@@ -54,15 +57,18 @@ def integers(option: str) -> Callable[[str], list[int]]:
     return parse
 
 
-def choice(option: str, *allowed: str) -> Callable[[str], str]:
+def one_of(*allowed: str) -> Callable[[str], Callable[[str], str]]:
     """One of a few words."""
 
-    def parse(text: str) -> str:
-        if text not in allowed:
-            raise OptionError(f"{option} must be one of {', '.join(allowed)}, got {text!r}")
-        return text
+    def of(option: str) -> Callable[[str], str]:
+        def parse(text: str) -> str:
+            if text not in allowed:
+                raise OptionError(f"{option} must be one of {', '.join(allowed)}, got {text!r}")
+            return text
 
-    return parse
+        return parse
+
+    return of
 
 
 def average(option: str) -> Callable[[str], str | float]:

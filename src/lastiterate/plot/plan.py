@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lastiterate.plot.style import Row, chart_of, epsilon_y, long, looks, styled
+from lastiterate.plot.style import Row, chart_of, epsilon_y, from_zero, long, looks, styled
 from lastiterate.plot.words import ANALYSES, CAVEAT, LABELS
 
 _WIDTH, _HEIGHT = 420, 320
@@ -30,7 +30,7 @@ def plan_chart(rows: list[Row], delta: float, words: str) -> Any:
     noise = (
         chart_of(rows, width=_WIDTH, height=_HEIGHT, title="Noise needed")
         .mark_line(strokeWidth=2.5, color="#444", point=alt.OverlayMarkDef(size=60, filled=True, color="#444"))
-        .encode(x=x, y=alt.Y("noise_multiplier:Q", title="noise multiplier", axis=alt.Axis(tickCount=6)))
+        .encode(x=x, y=alt.Y("noise_multiplier:Q", title="noise multiplier", **from_zero()))
     )
     reasons = {name: row[f"{name}_reason"] for row in rows for name in ANALYSES if f"{name}_reason" in row}
     notes = [f"Without {LABELS[name]}: {why}" for name, why in reasons.items()]

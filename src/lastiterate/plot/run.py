@@ -12,8 +12,9 @@ from lastiterate.plot.words import ANALYSES, CAVEAT, LABELS, describe, spell
 if TYPE_CHECKING:
     from lastiterate.run import DPSGD
 
-_POINTS = 40  # of each curve of epsilon
-_FPR = np.linspace(0.0, 1.0, 49) ** 4  # dense near 0, where the curves are steep
+# Points of each curve; composition takes long where steps are few.
+_STEPS = {"last_iterate": 46, "full_batch": 46, "composition": 16}
+_RATES = {"last_iterate": 49, "full_batch": 49, "composition": 13}
 _WIDTH, _HEIGHT = 420, 320
 
 
@@ -22,7 +23,7 @@ def run_chart(run: DPSGD, delta: float, track: Track = iter) -> Any:
     import altair as alt
 
     curves, reasons = _curves(run)
-    panels = alt.hconcat(_epsilon_panel(run, delta, list(curves), track), _trade_off_panel(curves), spacing=36)
+    panels = alt.hconcat(_epsilon_panel(run, delta, list(curves), track), _trade_off_panel(curves, track), spacing=36)
     words = [f"{describe(run)}; delta {spell(delta)}", CAVEAT]
     words += [f"Without {LABELS[name]}: {why}" for name, why in reasons.items()]
     return styled(panels, "What the released model leaks", words)
@@ -45,7 +46,7 @@ def _epsilon_panel(run: DPSGD, delta: float, names: list[str], track: Track) -> 
     rows = long(_epsilon_by_steps(run, delta, names, track), "epsilon", names)
     return (
         chart_of(rows, width=_WIDTH, height=_HEIGHT, title="Epsilon as training goes on")
-        .mark_line(strokeWidth=2.5, point=run.steps == 1)
+        .mark_line(strokeWidth=2.5, interpolate="monotone", point=run.steps == 1)
         .encode(
             x=log_x("steps", "steps taken (log scale)", 1, run.steps),
             y=epsilon_y(delta),
@@ -57,22 +58,27 @@ def _epsilon_panel(run: DPSGD, delta: float, names: list[str], track: Track) -> 
 def _epsilon_by_steps(run: DPSGD, delta: float, names: list[str], track: Track) -> list[Row]:
     import lastiterate
 
+    wanted = {name: np.rint(np.geomspace(1, run.steps, _STEPS[name])).astype(np.int64).tolist() for name in names}
     rows = []
-    for steps in track(np.unique(np.rint(np.geomspace(1, run.steps, _POINTS)).astype(np.int64)).tolist()):
+    for steps in track(sorted({steps for each in wanted.values() for steps in each})):
         try:
             stopped = run.prefix(steps)
         except ValueError:  # nothing has been learnt yet: the learning rates or weights so far are zero
             continue
-        epsilons = {name: getattr(lastiterate, name)(stopped).epsilon(delta) for name in names}
+        asked = [name for name in names if steps in wanted[name]]
+        epsilons = {name: getattr(lastiterate, name)(stopped).epsilon(delta) for name in asked}
         rows.append({"steps": steps, **{name: value for name, value in epsilons.items() if np.isfinite(value)}})
     return rows
 
 
-def _trade_off_panel(curves: dict[str, Any]) -> Any:
+def _trade_off_panel(curves: dict[str, Any], track: Track) -> Any:
     import altair as alt
 
-    rates = {name: curve.fnr(_FPR).tolist() for name, curve in curves.items()}
-    rows = [{"fpr": fpr, **{name: rates[name][i] for name in rates}} for i, fpr in enumerate(_FPR.tolist())]
+    rows: list[Row] = []
+    for name in track(list(curves)):
+        fpr = np.linspace(0.0, 1.0, _RATES[name]) ** 3  # dense near 0, where the curves are steep
+        pairs = zip(fpr.tolist(), curves[name].fnr(fpr).tolist(), strict=True)
+        rows += [{"analysis": LABELS[name], "fpr": x, "fnr": y} for x, y in pairs]
     axis = alt.Axis(tickCount=6, format=".1f")
     x = alt.X("fpr:Q", title="false positive rate", scale=alt.Scale(domain=[0, 1]), axis=axis)
     y = alt.Y("fnr:Q", title="false negative rate", scale=alt.Scale(domain=[0, 1]), axis=axis)
@@ -85,9 +91,9 @@ def _trade_off_panel(curves: dict[str, Any]) -> Any:
         .encode(x=x, y=y)
     )
     best = (
-        chart_of(long(rows, "fnr", rates))
-        .mark_line(strokeWidth=2.5)
-        .encode(x=x, y=y, order="fpr:Q", **looks(LABELS[name] for name in rates))
+        chart_of(rows)
+        .mark_line(strokeWidth=2.5, interpolate="monotone")
+        .encode(x=x, y=y, order="fpr:Q", **looks(LABELS[name] for name in curves))
     )
     title = "Errors of the best attack on what is released"
     return (chance + label + best).properties(width=_WIDTH, height=_HEIGHT, title=title)

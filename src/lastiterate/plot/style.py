@@ -71,16 +71,24 @@ def epsilon_y(delta: float, log: tuple[float, float] | None = None) -> Any:
     """The vertical axis of epsilon: from zero, or logarithmic between two bounds."""
     import altair as alt
 
-    looks = {"axis": alt.Axis(tickCount=6)} if log is None else _logarithmic(*log)
-    return alt.Y("epsilon:Q", title=f"epsilon at delta {spell(delta)}{' (log scale)' if log else ''}", **looks)
+    if log is not None:
+        return alt.Y("epsilon:Q", title=f"epsilon at delta {spell(delta)} (log scale)", **_logarithmic(*log))
+    return alt.Y("epsilon:Q", title=f"epsilon at delta {spell(delta)}", **from_zero())
+
+
+def from_zero() -> dict[str, Any]:
+    """A linear axis that begins at zero and ends with a tick, so that titles of panels side by side are level."""
+    import altair as alt
+
+    return {"scale": alt.Scale(zero=True, nice=6), "axis": alt.Axis(tickCount=6)}
 
 
 def _logarithmic(low: float, high: float) -> dict[str, Any]:
-    """Ticks at powers of ten, and at 2 and 5 times these where there are few."""
+    """Ticks at powers of ten, and between these where there are few."""
     import altair as alt
 
     decades = math.log10(high / low) if high > low else 0.0
-    factors = (1, 2, 5) if decades < 2.5 else (1,)
+    factors = (1, 2, 3, 5, 8) if decades < 1.2 else (1, 2, 5) if decades < 2.5 else (1,)
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1, max(1, math.ceil(decades / 6)))
     ticks = [factor * 10.0**power for power in powers for factor in factors]
     return {

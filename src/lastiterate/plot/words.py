@@ -65,7 +65,7 @@ def training(run: DPSGD) -> list[str]:
     return parts
 
 
-def spell_up(value: float, digits: int = 5) -> str:
+def spell_up(value: Any, digits: int = 5) -> str:
     """A number rounded up: of noise, too much is safe and too little is not."""
     exact = Decimal(repr(float(value)))
     unit = Decimal(1).scaleb(exact.adjusted() + 1 - digits)

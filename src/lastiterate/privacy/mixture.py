@@ -16,6 +16,7 @@ from lastiterate.privacy.rows import Side, some
 from lastiterate.privacy.solve import invert, solve
 from lastiterate.values import Array
 
+_ROUNDED_TO_ZERO = 1e-12  # an epsilon of rounding errors only
 _FURTHEST = 38.5  # standard deviations beyond which N has no mass that a float could hold
 
 
@@ -80,7 +81,7 @@ def epsilon(kernel: Kernel, log_delta: Array) -> Array:
     top = kernel.high - kernel.noise * np.minimum(ndtri_exp(log_delta), 0.0)
     y = np.minimum(np.maximum(y, 1e-9 * top), 0.999 * top)
     result, _ = solve(lambda y: moving.at(y).remove(y), log_delta, y, 0.0 * y, top)
-    result = np.maximum(result, 0.0)
+    result = np.where(result < _ROUNDED_TO_ZERO, 0.0, result)[()]
     undecided = _bound_add(kernel, result) > log_delta
     if not some(undecided):
         return result

@@ -19,7 +19,7 @@ from lastiterate.privacy.two_sided import TwoSidedPair
 from lastiterate.values import Array
 
 RELATIVE_ERROR = 1e-10  # of max(1, epsilon): rounding and what the kernels neglect, with room to spare
-_POINTS_AT_ONCE = 200_000
+_POINTS_AT_ONCE = 16_000  # small enough for the cache of one core
 
 Function = Callable[[Kernel, Array], Array]
 

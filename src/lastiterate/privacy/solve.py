@@ -22,7 +22,7 @@ def solve(side: Callable[[Array], Side], log_delta: Array, y: Array, low: Array,
     goal = ndtri_exp(log_delta)
 
     def gap_and_step(now: Side) -> tuple[Array, Array]:
-        quantile = ndtri_exp(now.log_delta)
+        quantile = ndtri_exp(np.minimum(now.log_delta, 0.0))  # rounding may put a delta of 1 above it
         gap = goal - quantile
         step = gap / (now.log_delta_slope * erfcx(-SQRT_HALF * quantile) * _SQRT_HALF_PI)
         settled = (gap > 0.0) & (now.loss <= 0.0)  # the loss at the solution is negative, which is all one needs to know
@@ -54,7 +54,10 @@ def _newton(
     low: Array,
     high: Array,
 ) -> tuple[Array, Array]:
-    """A positive gap means that y is too large. The last step is taken to first order and not evaluated again."""
+    """A positive gap means that y is too large. The last step is taken to first order and not evaluated again.
+
+    What does not converge ends at the upper end of its bracket, where the loss is at least the one sought.
+    """
     before = np.inf
     for _ in range(300):
         now = side(y)
@@ -73,4 +76,4 @@ def _newton(
             break
         y = np.where(done | ((newton > low) & (newton < high)), newton, 0.5 * (low + high))[()]
         before = np.inf
-    return np.where(done, now.loss + change, now.loss)[()], y
+    return np.where(done, now.loss + change, side(high).loss)[()], np.where(done, y + step, high)[()]

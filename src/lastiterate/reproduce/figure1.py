@@ -28,7 +28,7 @@ _PANELS = {
     "b": ("(b) standard epsilon constant", f"composition's epsilon = {spell(STANDARD)}, q = {spell(RATE)}"),
     "c": ("(c) q and sigma constant", f"q = {spell(FIXED_RATE)}, sigma = {spell(FIXED_NOISE)}"),
 }
-_STEPS = {"a": (10, 1000), "b": (100, 100_000), "c": (1, 10_000)}
+_STEPS = {"a": (10, 1000), "b": (300, 100_000), "c": (1, 10_000)}
 _POINTS = {"quick": 13, "full": 49}
 
 
@@ -81,7 +81,7 @@ def _panel(rows: list[Row], name: str) -> Any:
     bounds = min(values) / 1.15, max(values) * 1.15
     return (
         chart_of(long(rows, "epsilon", names), width=330, height=300)
-        .mark_line(strokeWidth=2.5)
+        .mark_line(strokeWidth=2.5, interpolate="monotone")
         .encode(
             x=log_x("steps", "steps T (log scale)", min(steps), max(steps)),
             y=epsilon_y(DELTA, log=bounds),

@@ -1,0 +1,69 @@
+"""Agreement with values from ball arithmetic (the heuristic, to 1e-12) and fine quadrature (composition, to 1e-8)."""
+
+import numpy as np
+import pytest
+
+import lastiterate as li
+from lastiterate.privacy import mixture
+from lastiterate.privacy.contour import Unreliable
+from lastiterate.privacy.kernels import FourierKernel
+from lastiterate.privacy.law import law_of
+from tests.privacy.helpers import references, relative_error, run_of
+
+HEURISTIC = [row for name in ("epsilons", "small_noise", "weighted") for row in references(name)]
+
+
+@pytest.mark.parametrize("row", HEURISTIC, ids=str)
+def test_heuristic_agrees_with_reference(row):
+    value = li.last_iterate(run_of(row)).epsilon(row["delta"])
+    assert relative_error(value, row["epsilon"]) < 1e-12
+
+
+@pytest.mark.parametrize("row", HEURISTIC, ids=str)
+def test_bracket_holds_the_reference(row):
+    lower, upper = li.last_iterate(run_of(row)).bracket(row["delta"])
+    assert lower <= row["epsilon"] <= upper
+    assert upper - lower < 1e-9 * max(1.0, row["epsilon"])
+
+
+def test_fourier_kernel_agrees_with_reference_wherever_it_trusts_itself():
+    trusted = 0
+    for row in HEURISTIC:
+        if row["sample_rate"] == 1.0:
+            continue
+        try:
+            with np.errstate(all="ignore"):
+                value = mixture.epsilon(FourierKernel(law_of(run_of(row))), np.log(row["delta"]))
+        except Unreliable:
+            assert row["noise_multiplier"] < 0.1
+            continue
+        trusted += 1
+        assert relative_error(value, row["epsilon"]) < 1e-9
+    assert trusted > 70
+
+
+@pytest.mark.parametrize("row", references("composition"), ids=str)
+def test_composition_agrees_with_reference(row):
+    curve = li.composition(run_of(row))
+    assert relative_error(curve.epsilon(row["delta"]), row["epsilon"]) < 1e-8
+    lower, upper = curve.bracket(row["delta"])
+    assert lower - 1e-8 <= row["epsilon"] <= upper + 1e-8
+    assert upper - lower < 1e-6
+
+
+def test_contract_values():
+    run = li.DPSGD(steps=1000, sample_rate=0.01, noise_multiplier=1.0)
+    assert li.last_iterate(run).epsilon(1e-5) == pytest.approx(1.27775588779, abs=1e-11)
+    assert li.composition(run).epsilon(1e-5) == pytest.approx(1.828236667, abs=1e-9)
+
+
+@pytest.mark.parametrize(("weights", "epsilon"), [((1, 1, 1), 2.222), ((1, 0, 0), 2.182), ((1, 0.5, 0.25), 2.274)])
+def test_paper_numbers_of_the_quadratic_example(weights, epsilon):
+    run = li.DPSGD(steps=3, sample_rate=0.1, noise_multiplier=1.0, weights=weights)
+    assert li.last_iterate(run).epsilon(1e-6) == pytest.approx(epsilon, abs=1e-3)
+
+
+def test_first_row_of_the_papers_image_table_has_the_heuristic_but_not_the_standard_epsilon():
+    run = li.DPSGD(steps=2468, sample_rate=4096 / 50_000, noise_multiplier=3.0)
+    assert li.last_iterate(run).epsilon(1e-5) == pytest.approx(6.3465, abs=1e-4)
+    assert li.composition(run).epsilon(1e-5) == pytest.approx(6.5293, abs=1e-4)  # the paper says 8

@@ -1,0 +1,258 @@
+"""Sampling other than Poisson: what the heuristic says, and the bound that holds for every way to draw batches."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from dp_accounting import get_epsilon_gaussian
+from hypothesis import example, given
+from hypothesis import strategies as st
+from scipy.stats import binom, norm
+
+from lastiterate import DPSGD, SGD, composition, full_batch, last_iterate, no_amplification
+from tests.privacy.helpers import brute_force_delta, gaussian_delta
+
+DELTAS = np.array([1e-2, 1e-5, 1e-9])
+EPSILONS = np.array([0.0, 0.1, 1.0, 4.0])
+
+
+def assert_gaussian(curve, mu):
+    for delta in DELTAS:
+        assert curve.epsilon(delta) == pytest.approx(max(get_epsilon_gaussian(1 / mu, delta), 0.0), rel=1e-8, abs=1e-8)
+    assert curve.delta(EPSILONS) == pytest.approx([gaussian_delta(epsilon, mu) for epsilon in EPSILONS], rel=1e-7, abs=1e-14)
+    fpr = np.array([1e-6, 0.01, 0.3, 0.9])
+    assert curve.fnr(fpr) == pytest.approx(norm.cdf(norm.isf(fpr) - mu), rel=1e-9)
+    assert curve.advantage() == pytest.approx(2 * norm.cdf(mu / 2) - 1, rel=1e-9)
+
+
+@given(st.integers(1, 40), st.integers(1, 200), st.floats(0.3, 10.0), st.floats(-5.0, 5.0).filter(lambda w: abs(w) > 0.1))
+def test_shuffled_with_equal_weights_and_whole_epochs_is_the_gaussian_mechanism(epochs, batches, sigma, weight):
+    """S is epochs times w, always, against noise sqrt(T) sigma w with T = epochs times batches."""
+    mu = epochs / (math.sqrt(epochs * batches) * sigma)
+    run = DPSGD(epochs * batches, 1 / batches, sigma, sampling="shuffled")
+    for weights in (None, weight, np.full(run.steps, weight)):
+        assert_gaussian(last_iterate(run.replace(weights=weights)), mu)
+
+
+def test_shuffled_plain_sgd_is_that_gaussian_mechanism_too():
+    run = DPSGD(60, 0.1, 2.0, sampling="shuffled", optimizer=SGD(0.3))
+    assert_gaussian(last_iterate(run), 6 / (math.sqrt(60) * 2.0))
+
+
+@given(st.integers(1, 5), st.integers(2, 20), st.floats(0.3, 5.0))
+def test_shuffled_whole_epochs_are_their_own_full_batch_baseline(epochs, batches, sigma):
+    run = DPSGD(epochs * batches, 1 / batches, sigma, sampling="shuffled")
+    assert last_iterate(run).epsilon(DELTAS) == pytest.approx(full_batch(run).epsilon(DELTAS), rel=1e-9)
+
+
+def shuffled_support(weights, dataset_size, batch_size):
+    """S for every place of the canary among the examples, in every epoch."""
+    batches = -(-dataset_size // batch_size)
+    epochs = -(-len(weights) // batches)
+    padded = np.append(weights, np.zeros(epochs * batches - len(weights)))
+    sums = [
+        sum(padded[batches * epoch + place // batch_size] for epoch, place in enumerate(places))
+        for places in itertools.product(range(dataset_size), repeat=epochs)
+    ]
+    points, counts = np.unique(np.round(sums, 12), return_counts=True)
+    return points, counts / counts.sum()
+
+
+@pytest.mark.parametrize(
+    ("steps", "dataset_size", "batch_size"),
+    [(3, 3, 1), (6, 6, 2), (4, 4, 1), (8, 4, 1), (2, 5, 1), (7, 4, 1), (6, 5, 2), (7, 5, 2), (8, 5, 2), (3, 3, 3)],
+)
+@pytest.mark.parametrize("decreasing", [True, False])
+def test_shuffled_schedules_agree_with_enumeration(steps, dataset_size, batch_size, decreasing):
+    """Whole and partial epochs; batches that divide the data and batches that do not."""
+    weights = np.linspace(1.0, 0.2, steps) if decreasing else np.ones(steps)
+    run = DPSGD(steps, batch_size / dataset_size, 0.5, sampling="shuffled", weights=weights)
+    points, masses = shuffled_support(weights, dataset_size, batch_size)
+    noise = 0.5 * float(np.linalg.norm(weights))
+    curve = last_iterate(run)
+    for epsilon in (0.0, 0.5, 2.0):
+        expected = brute_force_delta(points, masses, noise, epsilon, nodes=40_001)
+        assert curve.delta(epsilon) == pytest.approx(expected, rel=1e-5, abs=1e-12)
+    for delta in (1e-2, 1e-6):
+        expected = brute_force_delta(points, masses, noise, curve.epsilon(delta), nodes=40_001)
+        assert expected == pytest.approx(delta, rel=1e-4)
+    fpr = np.array([1e-4, 0.1, 0.7])
+    expected = masses @ norm.cdf(norm.isf(fpr) - points[:, None] / noise)
+    assert curve.fnr(fpr) == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize(("dataset_size", "batch_size", "steps"), [(60, 6, 40), (50, 8, 45)])
+def test_the_tradeoff_of_a_shuffled_schedule_agrees_with_simulation(dataset_size, batch_size, steps):
+    """Models of linear losses, trained in both worlds with real shuffles; S >= 0, so the best test is a threshold."""
+    models = 100_000
+    rng = np.random.default_rng(0)
+    weights = np.geomspace(1.0, 0.05, steps)
+    batches = math.ceil(dataset_size / batch_size)
+    signal = np.zeros(models)
+    for start in range(0, steps, batches):
+        canary = rng.permuted(np.tile(np.arange(dataset_size, dtype=np.int16), (1, 1)), axis=1).argmin()  # one real shuffle ...
+        places = (canary + rng.integers(dataset_size, size=models)) % dataset_size  # ... turned, for each model
+        step = start + places // batch_size
+        signal += np.where(step < steps, weights[np.minimum(step, steps - 1)], 0.0)
+    sigma = 0.4
+    released_out = sigma * np.linalg.norm(weights) * rng.normal(size=models)
+    released_in = signal + sigma * np.linalg.norm(weights) * rng.normal(size=models)
+    curve = last_iterate(DPSGD(steps, batch_size / dataset_size, sigma, sampling="shuffled", weights=weights))
+    for threshold in np.linspace(-0.5, 4.0, 10):
+        fpr, fnr = norm.sf(threshold / (sigma * np.linalg.norm(weights))), float(np.mean(released_in < threshold))
+        assert np.mean(released_out >= threshold) == pytest.approx(fpr, abs=4.5 * math.sqrt(fpr * (1 - fpr) / models))
+        assert curve.fnr(fpr) == pytest.approx(fnr, abs=4.5 * math.sqrt(fnr * (1 - fnr) / models) + 1e-6)
+
+
+@given(st.data())
+def test_batches_of_fixed_size_have_the_heuristic_of_poisson_sampling(data):
+    """What is released by itself does not tell how batches were drawn, only how often they had the canary."""
+    count = data.draw(st.integers(1, 20))
+
+    def column(low, high):
+        return data.draw(st.floats(low, high) | st.lists(st.floats(low, high), min_size=count, max_size=count))
+
+    run = DPSGD(count, column(0.0, 1.0), column(0.3, 5.0), weights=column(0.05, 1.0))
+    fixed, poisson = last_iterate(run.replace(sampling="fixed")), last_iterate(run)
+    assert np.array_equal(fixed.epsilon(DELTAS), poisson.epsilon(DELTAS))
+    assert np.array_equal(fixed.delta(EPSILONS), poisson.delta(EPSILONS))
+    assert fixed.fnr(0.1) == poisson.fnr(0.1)
+
+
+def test_full_batches_are_poisson_sampling_with_certainty():
+    run = DPSGD(16, 1.0, 3.0, sampling="full")
+    assert_gaussian(last_iterate(run), 4 / 3.0)
+    assert_gaussian(no_amplification(run), 4 / 3.0)
+    assert_gaussian(composition(run), 4 / 3.0)
+
+
+@given(st.integers(1, 100), st.integers(1, 200), st.floats(0.3, 20.0))
+def test_without_amplification_shuffled_epochs_compose_as_gaussians(epochs, batches, sigma):
+    run = DPSGD(epochs * batches, 1 / batches, sigma, sampling="shuffled")
+    assert_gaussian(no_amplification(run), math.sqrt(epochs) / sigma)
+
+
+def test_without_amplification_a_partial_epoch_counts_as_a_whole_one():
+    assert_gaussian(no_amplification(DPSGD(21, 0.1, 2.0, sampling="shuffled")), math.sqrt(3) / 2.0)
+    assert_gaussian(no_amplification(DPSGD(3, 0.1, 2.0, sampling="shuffled")), 1 / 2.0)
+
+
+def test_without_amplification_weights_do_not_matter_as_every_iterate_is_released():
+    run = DPSGD(20, 0.1, 2.0, sampling="shuffled")
+    weighted = run.replace(weights=np.linspace(-1, 2, 20))
+    assert no_amplification(weighted).epsilon(1e-5) == no_amplification(run).epsilon(1e-5)
+
+
+def test_without_amplification_schedules_count_by_their_worst_step():
+    run = DPSGD(4, [0.1, 0.3, 0.2, 0.1], [4.0, 2.0, 3.0, 5.0], sampling="fixed")
+    worst = DPSGD(4, 0.3, 2.0, sampling="fixed")
+    assert no_amplification(run).epsilon(1e-5) == no_amplification(worst).epsilon(1e-5)
+
+
+@pytest.mark.xfail(strict=True, reason="epochs are steps * q rounded up, though an epoch has ceil(1 / q) steps")
+def test_without_amplification_epochs_end_with_a_smaller_batch_as_in_the_heuristic():
+    """Ten examples in batches of three: four steps an epoch, and the canary in exactly one of them."""
+    assert_gaussian(no_amplification(DPSGD(8, 0.3, 2.0, sampling="shuffled")), math.sqrt(2) / 2.0)
+
+
+def naive_delta(steps, rate, sigma, epsilon):
+    """The number of batches with the canary is drawn and told; then it is a Gaussian mechanism."""
+    counts = np.arange(1, steps + 1)
+    return sum(binom.pmf(k, steps, rate) * gaussian_delta(epsilon, math.sqrt(k) / sigma) for k in counts)
+
+
+@pytest.mark.parametrize("sampling", ["fixed", "poisson"])
+@pytest.mark.parametrize(("steps", "rate", "sigma"), [(1, 0.01, 1.0), (10, 0.3, 0.7), (100, 0.05, 2.0), (300, 0.01, 1.0), (5, 0.9, 5.0)])
+def test_without_amplification_the_number_of_participations_is_binomial(steps, rate, sigma, sampling):
+    curve = no_amplification(DPSGD(steps, rate, sigma, sampling=sampling))
+    for epsilon in EPSILONS:
+        assert curve.delta(epsilon) == pytest.approx(naive_delta(steps, rate, sigma, epsilon), rel=1e-8, abs=1e-15)
+    for delta in DELTAS:
+        epsilon = curve.epsilon(delta)
+        if epsilon > 0.0:
+            assert naive_delta(steps, rate, sigma, epsilon) == pytest.approx(delta, rel=1e-7)
+        else:
+            assert naive_delta(steps, rate, sigma, 0.0) <= delta
+    assert curve.advantage() == curve.delta(0.0)
+
+
+def naive_fnr(steps, rate, sigma, fpr):
+    """Cells of (number of participations, output), called "in" by decreasing likelihood ratio."""
+    x = np.linspace(-12.0, 12.0 + math.sqrt(steps) / sigma, 20_001)
+    p, q = [], []
+    for k in range(steps + 1):
+        mass = binom.pmf(k, steps, rate) * (x[1] - x[0])
+        p.append(mass * norm.pdf(x, math.sqrt(k) / sigma))
+        q.append(mass * norm.pdf(x))
+    p, q = np.concatenate(p), np.concatenate(q)
+    with np.errstate(divide="ignore"):
+        order = np.argsort(-np.where(q > 0.0, p / q, np.inf), kind="stable")
+    return np.interp(fpr, np.cumsum(q[order]), 1.0 - np.cumsum(p[order]))
+
+
+@pytest.mark.parametrize(
+    ("steps", "rate", "sigma"),
+    [
+        (10, 0.95, 0.7),
+        pytest.param(1, 0.01, 1.0, marks=pytest.mark.xfail(strict=True, reason="no chance where the canary is unused")),
+        pytest.param(10, 0.1, 1.0, marks=pytest.mark.xfail(strict=True, reason="no chance where the canary is unused")),
+    ],
+)
+def test_without_amplification_the_tradeoff_is_that_of_told_participations(steps, rate, sigma):
+    """Told that the canary was never used, a test can only toss a coin: its errors are on a line there."""
+    fpr = np.array([1e-3, 0.1, 0.3, 0.5, 0.7, 0.9])
+    curve = no_amplification(DPSGD(steps, rate, sigma, sampling="fixed"))
+    assert curve.fnr(fpr) == pytest.approx(naive_fnr(steps, rate, sigma, fpr), abs=1e-5)
+
+
+def test_without_amplification_long_runs_stay_close_to_the_naive_sum_and_above_it():
+    """Counts are charged in stretches: more of them than are kept one by one."""
+    run = DPSGD(10**6, 0.5, 3000.0, sampling="fixed")
+    counts = np.arange(490_000, 510_001)
+    masses, mu = binom.pmf(counts, run.steps, 0.5), np.sqrt(counts) / 3000.0
+    for epsilon in (0.0, 0.2, 0.6):
+        naive = masses @ (norm.cdf(mu / 2 - epsilon / mu) - math.exp(epsilon) * norm.cdf(-mu / 2 - epsilon / mu))
+        assert naive <= no_amplification(run).delta(epsilon) <= 1.001 * naive
+
+
+@st.composite
+def any_runs(draw):
+    sampling = draw(st.sampled_from(["poisson", "fixed", "shuffled", "full"]))
+    count = draw(st.integers(1, 30))
+
+    def column(low, high):
+        return draw(st.floats(low, high) | st.lists(st.floats(low, high), min_size=count, max_size=count))
+
+    rate = {"full": st.just(1.0), "shuffled": st.floats(0.02, 1.0)}.get(sampling)
+    weights = draw(st.none() | st.lists(st.floats(0.05, 1.0), min_size=count, max_size=count))
+    return DPSGD(count, draw(rate) if rate else column(0.0, 1.0), column(0.5, 5.0), sampling=sampling, weights=weights)
+
+
+@given(any_runs())
+@example(DPSGD(7, 0.3, 0.5, sampling="shuffled"))
+@example(DPSGD(30, 0.999, 1.0))
+def test_the_bound_without_amplification_is_never_below_the_heuristic(run):
+    bound, heuristic = no_amplification(run), last_iterate(run)
+    assert np.all(bound.epsilon(DELTAS) >= heuristic.epsilon(DELTAS) * (1 - 1e-9) - 1e-9)
+    assert np.all(bound.delta(EPSILONS) >= heuristic.delta(EPSILONS) * (1 - 1e-9) - 1e-14)
+    assert bound.is_guarantee
+    assert not heuristic.is_guarantee
+
+
+@given(any_runs())
+def test_the_bound_without_amplification_is_never_below_composition(run):
+    if run.sampling in ("poisson", "full"):
+        assert np.all(no_amplification(run).epsilon(1e-5) >= composition(run).epsilon(1e-5) * (1 - 1e-6) - 1e-6)
+
+
+@pytest.mark.parametrize("sampling", ["shuffled", "fixed"])
+def test_composition_is_refused_and_names_the_bound_that_holds(sampling):
+    run = DPSGD(100, 0.1, 1.0, sampling=sampling)
+    with pytest.raises(ValueError, match=f"composition is not valid with sampling '{sampling}'") as raised:
+        composition(run)
+    assert "lastiterate.no_amplification" in str(raised.value)
+    assert ("sqrt(epochs) / sigma" in str(raised.value)) == (sampling == "shuffled")
+    assert math.isfinite(no_amplification(run).epsilon(1e-5))

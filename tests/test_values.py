@@ -1,0 +1,189 @@
+"""What users pass in is checked by name, value and allowed range."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lastiterate.values import MAX_STEPS, cut, integer, key, number, numbers, per_step, same
+
+finite = st.floats(allow_nan=False, allow_infinity=False)
+
+
+def message_of(call, *arguments, **options) -> str:
+    with pytest.raises(ValueError, match="must") as raised:
+        call(*arguments, **options)
+    return str(raised.value)
+
+
+@pytest.mark.parametrize("value", [1, 7, MAX_STEPS, np.int64(7), np.uint8(7)])
+def test_integers_of_python_and_numpy_become_python_integers(value):
+    result = integer("steps", value)
+    assert result == value
+    assert type(result) is int
+
+
+@pytest.mark.parametrize("value", [0, -1, 1.5, 1.0, True, False, np.True_, "3", None, math.nan, math.inf, [3], np.float64(3)])
+def test_anything_else_is_no_integer_and_the_message_shows_it(value):
+    assert message_of(integer, "steps", value) == f"steps must be an integer at least 1, got {value!r}"
+
+
+def test_an_integer_with_two_bounds_names_both():
+    assert integer("models", 2, 2, 5) == 2
+    assert integer("models", 5, 2, 5) == 5
+    assert message_of(integer, "models", 6, 2, 5) == "models must be an integer in [2, 5], got 6"
+    assert message_of(integer, "models", 1, 2, 5) == "models must be an integer in [2, 5], got 1"
+
+
+@pytest.mark.xfail(strict=True, reason="the message says 'at least 1' of a number that is")
+def test_an_integer_above_the_largest_is_told_the_largest():
+    assert str(MAX_STEPS) in message_of(integer, "steps", MAX_STEPS + 1)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "open_low", "open_high", "bad", "allowed"),
+    [
+        (0.0, 1.0, False, False, 1.5, "in [0, 1]"),
+        (0.0, 1.0, False, False, -1e-300, "in [0, 1]"),
+        (0.0, 1.0, True, False, 0.0, "in (0, 1]"),
+        (0.0, 1.0, False, True, 1.0, "in [0, 1)"),
+        (0.0, 1.0, True, True, 1.0, "in (0, 1)"),
+        (0.0, math.inf, False, False, -2.0, "at least 0 and finite"),
+        (0.0, math.inf, True, False, 0.0, "greater than 0 and finite"),
+        (-math.inf, math.inf, False, False, math.inf, "a finite number"),
+    ],
+)
+def test_a_number_outside_is_refused_with_the_interval_it_missed(low, high, open_low, open_high, bad, allowed):
+    message = message_of(number, "rate", bad, low, high, open_low=open_low, open_high=open_high)
+    assert message == f"rate must be {allowed}, got {bad!r}"
+
+
+def test_closed_ends_belong_to_the_interval():
+    assert number("rate", 0, 0.0, 1.0) == 0.0
+    assert number("rate", 1, 0.0, 1.0) == 1.0
+    assert number("rate", 1.0, 0.0, 1.0, open_low=True) == 1.0
+    assert number("rate", 0.0, 0.0, 1.0, open_high=True) == 0.0
+    assert number("rate", 5e-324, 0.0, open_low=True) == 5e-324
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, None, "much", [1.0], np.array([1.0, 2.0]), 1j])
+def test_what_is_not_one_finite_number_is_refused(value):
+    assert message_of(number, "momentum", value) == f"momentum must be a finite number, got {value!r}"
+
+
+@pytest.mark.xfail(strict=True, raises=OverflowError, reason="float(10**400) raises OverflowError, which is not caught")
+@pytest.mark.parametrize("check", [number, numbers])
+def test_an_integer_beyond_the_floats_is_refused_like_infinity(check):
+    assert message_of(check, "noise_multiplier", 10**400, 0.0).startswith("noise_multiplier must be")
+
+
+@given(finite)
+def test_a_finite_number_is_kept_as_it_is(value):
+    assert number("x", value) == value
+    assert numbers("x", value) == value
+    assert per_step("x", value, 3) == value
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (3,), (2, 3), (0,)])
+def test_numbers_keep_their_shape(shape):
+    result = numbers("delta", np.full(shape, 0.5), 0.0, 1.0)
+    assert result.shape == shape
+    assert result.dtype == np.float64
+
+
+def test_of_many_numbers_the_first_bad_one_is_shown():
+    message = message_of(numbers, "delta", [0.5, 2.0, -1.0], 0.0, 1.0, open_low=True, open_high=True)
+    assert message == "delta must be in (0, 1), got 2.0"
+    assert message_of(numbers, "delta", [0.5, math.nan], 0.0, 1.0) == "delta must be in [0, 1], got nan"
+    assert message_of(numbers, "delta", [[0.5], [0.0]], 0.0, 1.0, open_low=True) == "delta must be in (0, 1], got 0.0"
+
+
+def test_infinity_is_a_number_only_where_nothing_bounds_it():
+    assert numbers("epsilon", math.inf, 0.0) == math.inf
+    assert message_of(numbers, "delta", math.inf, 0.0, 1.0) == "delta must be in [0, 1], got inf"
+
+
+@pytest.mark.parametrize("value", ["much", [[1.0], [1.0, 2.0]], object, [None, "a"]])
+def test_what_is_no_array_of_numbers_is_refused(value):
+    assert message_of(numbers, "delta", value) == f"delta must be a number or an array of numbers, got {value!r}"
+
+
+@pytest.mark.parametrize("value", [[1, 2, 3], (1.0, 2.0, 3.0), np.arange(1, 4), range(1, 4), np.float32([1, 2, 3])])
+def test_one_number_for_each_step_becomes_an_array(value):
+    result = per_step("weights", value, 3)
+    assert result.dtype == np.float64
+    assert result.tolist() == [1.0, 2.0, 3.0]
+
+
+def test_an_array_of_one_step_stays_an_array():
+    assert per_step("weights", [2.0], 1).shape == (1,)
+
+
+@pytest.mark.parametrize(
+    ("value", "shape"), [([1.0, 2.0], "(2,)"), ([], "(0,)"), ([[1.0, 2.0, 3.0]], "(1, 3)"), (np.ones((3, 1)), "(3, 1)")]
+)
+def test_too_few_or_too_many_numbers_are_counted(value, shape):
+    expected = f"weights must be one number or 3 numbers, one for each step, got shape {shape}"
+    assert message_of(per_step, "weights", value, 3) == expected
+
+
+@pytest.mark.xfail(strict=True, reason="np.ndim raises before the argument is named")
+def test_a_ragged_schedule_is_refused_by_name():
+    with pytest.raises(ValueError, match="weights must"):
+        per_step("weights", [[1.0], [1.0, 2.0]], 2)
+
+
+def test_a_schedule_must_be_finite_throughout():
+    assert message_of(per_step, "noise", [1.0, math.inf], 2, 0.0) == "noise must be finite, got inf"
+    assert message_of(per_step, "noise", [1.0, math.nan], 2, 0.0) == "noise must be at least 0 and finite, got nan"
+    assert message_of(per_step, "noise", [1.0, 0.0], 2, 0.0, open_low=True) == "noise must be greater than 0 and finite, got 0.0"
+
+
+def test_a_schedule_is_a_copy_that_nobody_can_change():
+    given_in = np.array([1.0, 2.0])
+    kept = per_step("weights", given_in, 2)
+    given_in[0] = 9.0
+    assert kept.tolist() == [1.0, 2.0]
+    with pytest.raises(ValueError, match="read-only"):
+        kept[0] = 9.0
+
+
+def test_cutting_shortens_schedules_only():
+    assert cut(None, 2) is None
+    assert cut(0.5, 2) == 0.5
+    assert cut(np.array([1.0, 2.0, 3.0]), 2).tolist() == [1.0, 2.0]
+
+
+@dataclass(frozen=True)
+class Thing:
+    name: Any
+    value: Any
+
+
+@dataclass(frozen=True)
+class Other:
+    name: Any
+    value: Any
+
+
+def test_values_with_equal_arrays_are_the_same():
+    first, second = Thing("a", np.array([1.0, 2.0])), Thing("a", np.array([1.0, 2.0]))
+    assert same(first, second)
+    assert hash(key(first)) == hash(key(second))
+
+
+@pytest.mark.parametrize(
+    "other", [Thing("b", np.array([1.0, 2.0])), Thing("a", np.array([1.0, 3.0])), Thing("a", 1.0), Thing("a", None), "a"]
+)
+def test_values_that_differ_somewhere_are_not_the_same(other):
+    assert not same(Thing("a", np.array([1.0, 2.0])), other)
+
+
+def test_values_of_different_types_are_not_the_same():
+    assert not same(Thing("a", 1.0), Other("a", 1.0))
