@@ -50,7 +50,10 @@ GOOD = {"steps": 3, "sample_rate": 0.1, "noise_multiplier": 1.0}
         ({"weights": [1, -math.inf, 1]}, "weights must be finite, got -inf"),
         ({"weights": "all"}, "weights must be a finite number, got 'all'"),
         ({"optimizer": SGD(), "weights": [1, 1, 1]}, "optimizer and weights were both given"),
-        ({"optimizer": SGD([0.1, 0.2])}, "learning_rate must be one number or 3 numbers, one for each step, got shape (2,)"),
+        (
+            {"optimizer": SGD([0.1, 0.2])},
+            "learning_rate must be one number or 3 numbers, one for each step, got shape (2,)",
+        ),
         ({"sampling": "bernoulli"}, "sampling must be one of poisson, fixed, shuffled, full, got 'bernoulli'"),
         ({"sampling": None}, "sampling must be one of poisson, fixed, shuffled, full, got None"),
         ({"sampling": "full"}, "sample_rate must be 1 with sampling 'full', got 0.1"),
@@ -66,7 +69,7 @@ GOOD = {"steps": 3, "sample_rate": 0.1, "noise_multiplier": 1.0}
     ],
 )
 def test_bad_input_is_refused_in_a_sentence_that_names_it(changes, message):
-    with pytest.raises(ValueError, match="must|both") as raised:
+    with pytest.raises(ValueError, match=r"must|both") as raised:
         DPSGD(**(GOOD | changes))
     assert str(raised.value).startswith(message)
     assert "\n" not in str(raised.value)
@@ -208,12 +211,16 @@ def test_a_prefix_has_the_weights_its_optimizer_gives_it_then():
 
 
 @pytest.mark.parametrize(
-    "run", [DPSGD(**GOOD), DPSGD(**GOOD, weights=[1, 2, 3]), DPSGD(**GOOD, optimizer=SGD([1, 2, 3]))], ids=["plain", "weights", "sgd"]
+    "run",
+    [DPSGD(**GOOD), DPSGD(**GOOD, weights=[1, 2, 3]), DPSGD(**GOOD, optimizer=SGD([1, 2, 3]))],
+    ids=["plain", "weights", "sgd"],
 )
 @pytest.mark.parametrize("steps", [0, -1, 1.5, True])
 def test_a_prefix_of_no_whole_number_of_steps_is_refused_by_name(run, steps, request):
     if (steps in (0, 1.5) and run.optimizer is not None) or (steps == 1.5 and run.weights is not None):
-        request.applymarker(pytest.mark.xfail(strict=True, reason="arrays are cut before the number of steps is checked"))
+        request.applymarker(
+            pytest.mark.xfail(strict=True, reason="arrays are cut before the number of steps is checked")
+        )
     with pytest.raises(ValueError, match=f"steps must be an integer at least 1, got {steps}"):
         run.prefix(steps)
 

@@ -29,7 +29,9 @@ def test_integers_of_python_and_numpy_become_python_integers(value):
     assert type(result) is int
 
 
-@pytest.mark.parametrize("value", [0, -1, 1.5, 1.0, True, False, np.True_, "3", None, math.nan, math.inf, [3], np.float64(3)])
+@pytest.mark.parametrize(
+    "value", [0, -1, 1.5, 1.0, True, False, np.True_, "3", None, math.nan, math.inf, [3], np.float64(3)]
+)
 def test_anything_else_is_no_integer_and_the_message_shows_it(value):
     assert message_of(integer, "steps", value) == f"steps must be an integer at least 1, got {value!r}"
 
@@ -142,7 +144,10 @@ def test_a_ragged_schedule_is_refused_by_name():
 def test_a_schedule_must_be_finite_throughout():
     assert message_of(per_step, "noise", [1.0, math.inf], 2, 0.0) == "noise must be finite, got inf"
     assert message_of(per_step, "noise", [1.0, math.nan], 2, 0.0) == "noise must be at least 0 and finite, got nan"
-    assert message_of(per_step, "noise", [1.0, 0.0], 2, 0.0, open_low=True) == "noise must be greater than 0 and finite, got 0.0"
+    assert (
+        message_of(per_step, "noise", [1.0, 0.0], 2, 0.0, open_low=True)
+        == "noise must be greater than 0 and finite, got 0.0"
+    )
 
 
 def test_a_schedule_is_a_copy_that_nobody_can_change():
@@ -179,7 +184,8 @@ def test_values_with_equal_arrays_are_the_same():
 
 
 @pytest.mark.parametrize(
-    "other", [Thing("b", np.array([1.0, 2.0])), Thing("a", np.array([1.0, 3.0])), Thing("a", 1.0), Thing("a", None), "a"]
+    "other",
+    [Thing("b", np.array([1.0, 2.0])), Thing("a", np.array([1.0, 3.0])), Thing("a", 1.0), Thing("a", None), "a"],
 )
 def test_values_that_differ_somewhere_are_not_the_same(other):
     assert not same(Thing("a", np.array([1.0, 2.0])), other)

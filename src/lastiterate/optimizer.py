@@ -9,6 +9,8 @@ import numpy as np
 
 from lastiterate.values import Array, PerStep, cut, key, number, per_step, same
 
+MOST_STEPS_WITH_MEMORY = 10**6
+
 
 @dataclass(frozen=True, eq=False)
 class SGD:
@@ -63,6 +65,11 @@ class SGD:
         """Minus the derivative of the released parameters by each step's gradient: one number where all are equal."""
         if self.is_memoryless:
             return cut(self.learning_rate, steps)  # type: ignore[no-any-return]
+        if steps > MOST_STEPS_WITH_MEMORY:
+            raise ValueError(
+                f"steps must be at most {MOST_STEPS_WITH_MEMORY} with momentum, weight decay or averaging, got {steps}: "
+                "each step then has a weight of its own"
+            )
         return self._adjoint(np.broadcast_to(self.learning_rate, (steps,)).tolist())
 
     def prefix(self, steps: int) -> SGD:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import numpy as np
 
 from lastiterate.optimizer import SGD, require_linear
-from lastiterate.values import Array, PerStep, cut, integer, key, number, per_step, same
+from lastiterate.values import Array, PerStep, cut, integer, key, noise_multipliers, number, per_step, same
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -49,7 +49,7 @@ class DPSGD:
 
         fix("steps", integer("steps", self.steps))
         fix("sample_rate", per_step("sample_rate", self.sample_rate, self.steps, 0.0, 1.0))
-        fix("noise_multiplier", per_step("noise_multiplier", self.noise_multiplier, self.steps, 0.0, open_low=True))
+        fix("noise_multiplier", noise_multipliers(self.noise_multiplier, self.steps))
         fix("clip_norm", number("clip_norm", self.clip_norm, 0.0, open_low=True))
         self._check_sampling()
         if self.optimizer is not None:

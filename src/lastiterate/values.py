@@ -13,6 +13,7 @@ import numpy.typing as npt
 Array = npt.NDArray[np.float64]
 PerStep = float | Array
 
+LEAST_NOISE, MOST_NOISE = 1e-30, 1e30
 MAX_STEPS = 2**53  # beyond it a float no longer tells one step from the next
 
 
@@ -65,6 +66,12 @@ def per_step(
         raise ValueError(f"{name} must be finite, got {float(result[~np.isfinite(result)][0])!r}")
     result.flags.writeable = False
     return result
+
+
+def noise_multipliers(value: Any, steps: int) -> PerStep:
+    """Positive noise multipliers whose squares a float can hold with room to spare."""
+    result = per_step("noise_multiplier", value, steps, 0.0, open_low=True)
+    return per_step("noise_multiplier", result, steps, LEAST_NOISE, MOST_NOISE)
 
 
 def cut(value: Any, steps: int) -> Any:

@@ -91,10 +91,10 @@ def test_delta_is_the_inverse_of_epsilon(run, delta):
 @given(runs(steps=st.integers(2, 10**5)), deltas, st.floats(1.05, 3.0))
 @settings(max_examples=30)
 def test_epsilon_falls_with_noise_and_rises_with_steps(run, delta, factor):
-    value = li.composition(run).epsilon(delta)
-    slack = 2e-3 * max(1.0, value)  # of the fallback; the contour's is far smaller
-    assert li.composition(run.replace(noise_multiplier=run.noise_multiplier * factor)).epsilon(delta) <= value + slack
-    assert li.composition(run.replace(steps=2 * run.steps)).epsilon(delta) >= value - slack
+    lower, upper = li.composition(run).bracket(delta)
+    louder, longer = run.replace(noise_multiplier=run.noise_multiplier * factor), run.replace(steps=2 * run.steps)
+    assert li.composition(louder).bracket(delta)[0] <= upper
+    assert li.composition(longer).bracket(delta)[1] >= lower
 
 
 @given(st.floats(1e-4, 0.99), st.floats(0.3, 10.0), deltas)

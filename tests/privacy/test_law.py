@@ -51,7 +51,9 @@ def _all_sums(terms) -> Distribution:
 def by_coins(run: DPSGD) -> Distribution:
     """Poisson sampling, literally: one coin a step."""
     rates = np.broadcast_to(run.sample_rate, (run.steps,))
-    return _all_sums([[(0.0, 1.0 - rate), (weight, rate)] for rate, weight in zip(rates, scaled_weights(run), strict=True)])
+    return _all_sums(
+        [[(0.0, 1.0 - rate), (weight, rate)] for rate, weight in zip(rates, scaled_weights(run), strict=True)]
+    )
 
 
 def by_permutations(run: DPSGD, dataset_size: int, batch_size: int) -> Distribution:

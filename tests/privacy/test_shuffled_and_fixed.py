@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 from dp_accounting import get_epsilon_gaussian
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy.stats import binom, norm
 
@@ -22,13 +22,18 @@ EPSILONS = np.array([0.0, 0.1, 1.0, 4.0])
 def assert_gaussian(curve, mu):
     for delta in DELTAS:
         assert curve.epsilon(delta) == pytest.approx(max(get_epsilon_gaussian(1 / mu, delta), 0.0), rel=1e-8, abs=1e-8)
-    assert curve.delta(EPSILONS) == pytest.approx([gaussian_delta(epsilon, mu) for epsilon in EPSILONS], rel=1e-7, abs=1e-14)
+    assert curve.delta(EPSILONS) == pytest.approx(
+        [gaussian_delta(epsilon, mu) for epsilon in EPSILONS], rel=1e-7, abs=1e-14
+    )
     fpr = np.array([1e-6, 0.01, 0.3, 0.9])
     assert curve.fnr(fpr) == pytest.approx(norm.cdf(norm.isf(fpr) - mu), rel=1e-9)
     assert curve.advantage() == pytest.approx(2 * norm.cdf(mu / 2) - 1, rel=1e-9)
 
 
-@given(st.integers(1, 40), st.integers(1, 200), st.floats(0.3, 10.0), st.floats(-5.0, 5.0).filter(lambda w: abs(w) > 0.1))
+@settings(max_examples=25)
+@given(
+    st.integers(1, 40), st.integers(1, 200), st.floats(0.3, 10.0), st.floats(-5.0, 5.0).filter(lambda w: abs(w) > 0.1)
+)
 def test_shuffled_with_equal_weights_and_whole_epochs_is_the_gaussian_mechanism(epochs, batches, sigma, weight):
     """S is epochs times w, always, against noise sqrt(T) sigma w with T = epochs times batches."""
     mu = epochs / (math.sqrt(epochs * batches) * sigma)
@@ -87,14 +92,14 @@ def test_shuffled_schedules_agree_with_enumeration(steps, dataset_size, batch_si
 @pytest.mark.parametrize(("dataset_size", "batch_size", "steps"), [(60, 6, 40), (50, 8, 45)])
 def test_the_tradeoff_of_a_shuffled_schedule_agrees_with_simulation(dataset_size, batch_size, steps):
     """Models of linear losses, trained in both worlds with real shuffles; S >= 0, so the best test is a threshold."""
-    models = 100_000
+    models = 40_000
     rng = np.random.default_rng(0)
     weights = np.geomspace(1.0, 0.05, steps)
     batches = math.ceil(dataset_size / batch_size)
     signal = np.zeros(models)
     for start in range(0, steps, batches):
-        canary = rng.permuted(np.tile(np.arange(dataset_size, dtype=np.int16), (1, 1)), axis=1).argmin()  # one real shuffle ...
-        places = (canary + rng.integers(dataset_size, size=models)) % dataset_size  # ... turned, for each model
+        shuffles = rng.permuted(np.tile(np.arange(dataset_size, dtype=np.int16), (models, 1)), axis=1)
+        places = np.argmin(shuffles, axis=1)  # of example 0, the canary
         step = start + places // batch_size
         signal += np.where(step < steps, weights[np.minimum(step, steps - 1)], 0.0)
     sigma = 0.4
@@ -112,10 +117,11 @@ def test_batches_of_fixed_size_have_the_heuristic_of_poisson_sampling(data):
     """What is released by itself does not tell how batches were drawn, only how often they had the canary."""
     count = data.draw(st.integers(1, 20))
 
-    def column(low, high):
-        return data.draw(st.floats(low, high) | st.lists(st.floats(low, high), min_size=count, max_size=count))
+    def column(values):
+        return data.draw(values | st.lists(values, min_size=count, max_size=count))
 
-    run = DPSGD(count, column(0.0, 1.0), column(0.3, 5.0), weights=column(0.05, 1.0))
+    rates = st.floats(1e-6, 1.0) | st.sampled_from([0.0, 1.0])
+    run = DPSGD(count, column(rates), column(st.floats(0.3, 5.0)), weights=column(st.floats(0.05, 1.0)))
     fixed, poisson = last_iterate(run.replace(sampling="fixed")), last_iterate(run)
     assert np.array_equal(fixed.epsilon(DELTAS), poisson.epsilon(DELTAS))
     assert np.array_equal(fixed.delta(EPSILONS), poisson.delta(EPSILONS))
@@ -129,6 +135,7 @@ def test_full_batches_are_poisson_sampling_with_certainty():
     assert_gaussian(composition(run), 4 / 3.0)
 
 
+@settings(max_examples=25)
 @given(st.integers(1, 100), st.integers(1, 200), st.floats(0.3, 20.0))
 def test_without_amplification_shuffled_epochs_compose_as_gaussians(epochs, batches, sigma):
     run = DPSGD(epochs * batches, 1 / batches, sigma, sampling="shuffled")
@@ -165,7 +172,9 @@ def naive_delta(steps, rate, sigma, epsilon):
 
 
 @pytest.mark.parametrize("sampling", ["fixed", "poisson"])
-@pytest.mark.parametrize(("steps", "rate", "sigma"), [(1, 0.01, 1.0), (10, 0.3, 0.7), (100, 0.05, 2.0), (300, 0.01, 1.0), (5, 0.9, 5.0)])
+@pytest.mark.parametrize(
+    ("steps", "rate", "sigma"), [(1, 0.01, 1.0), (10, 0.3, 0.7), (100, 0.05, 2.0), (300, 0.01, 1.0), (5, 0.9, 5.0)]
+)
 def test_without_amplification_the_number_of_participations_is_binomial(steps, rate, sigma, sampling):
     curve = no_amplification(DPSGD(steps, rate, sigma, sampling=sampling))
     for epsilon in EPSILONS:
@@ -223,12 +232,18 @@ def any_runs(draw):
     sampling = draw(st.sampled_from(["poisson", "fixed", "shuffled", "full"]))
     count = draw(st.integers(1, 30))
 
-    def column(low, high):
-        return draw(st.floats(low, high) | st.lists(st.floats(low, high), min_size=count, max_size=count))
+    def column(values):
+        return draw(values | st.lists(values, min_size=count, max_size=count))
 
-    rate = {"full": st.just(1.0), "shuffled": st.floats(0.02, 1.0)}.get(sampling)
+    match sampling:
+        case "full":
+            rate = 1.0
+        case "shuffled":
+            rate = draw(st.floats(0.02, 1.0))
+        case _:
+            rate = column(st.floats(1e-4, 1.0) | st.sampled_from([0.0, 1.0]))
     weights = draw(st.none() | st.lists(st.floats(0.05, 1.0), min_size=count, max_size=count))
-    return DPSGD(count, draw(rate) if rate else column(0.0, 1.0), column(0.5, 5.0), sampling=sampling, weights=weights)
+    return DPSGD(count, rate, column(st.floats(0.5, 5.0)), sampling=sampling, weights=weights)
 
 
 @given(any_runs())
@@ -242,10 +257,15 @@ def test_the_bound_without_amplification_is_never_below_the_heuristic(run):
     assert not heuristic.is_guarantee
 
 
-@given(any_runs())
+@settings(max_examples=20)
+@given(any_runs().filter(lambda run: run.sampling in ("poisson", "full")))
 def test_the_bound_without_amplification_is_never_below_composition(run):
-    if run.sampling in ("poisson", "full"):
-        assert np.all(no_amplification(run).epsilon(1e-5) >= composition(run).epsilon(1e-5) * (1 - 1e-6) - 1e-6)
+    assert no_amplification(run).epsilon(1e-5) >= composition(run).epsilon(1e-5) * (1 - 1e-6) - 1e-6
+
+
+@pytest.mark.xfail(strict=True, raises=RuntimeWarning, reason="overflow in binomial.log_binomial, outside of errstate")
+def test_the_bound_without_amplification_of_a_canary_that_is_never_there_is_zero():
+    assert no_amplification(DPSGD(1, 5e-324, 1.0)).epsilon(1e-5) == 0.0
 
 
 @pytest.mark.parametrize("sampling", ["shuffled", "fixed"])

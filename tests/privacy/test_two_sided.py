@@ -33,7 +33,7 @@ class Grid:
         return float(max(remove, add))
 
     def fnr(self, fpr):
-        """Neyman and Pearson: cells are called "in" by decreasing likelihood ratio until the false alarms are used up."""
+        """Neyman and Pearson: cells are called "in" by decreasing likelihood ratio, up to the false alarms allowed."""
         order = np.argsort(-self.p / self.q, kind="stable")
         return np.interp(fpr, np.cumsum(self.q[order]), 1.0 - np.cumsum(self.p[order]))
 
@@ -87,7 +87,7 @@ def is_two_sided(run) -> bool:
 def mixed_runs(draw, longest=5):
     count = draw(st.integers(2, longest))
     sizes = draw(st.lists(st.floats(0.05, 1.0), min_size=count, max_size=count))
-    signs = draw(st.lists(st.sampled_from([-1.0, 1.0]), min_size=count, max_size=count).filter(lambda s: len(set(s)) == 2))
+    signs = [1.0, -1.0, *draw(st.lists(st.sampled_from([-1.0, 1.0]), min_size=count - 2, max_size=count - 2))]
     rates = draw(st.floats(0.01, 0.99) | st.lists(st.floats(0.01, 0.99), min_size=count, max_size=count))
     return DPSGD(count, rates, draw(st.floats(0.3, 4.0)), weights=np.multiply(sizes, signs))
 
@@ -139,7 +139,9 @@ def test_epsilon_is_good_to_nine_digits(sigma, delta):
         noise = sigma * mpmath.sqrt(mpmath.mpf(1) + mpmath.mpf(0.7) ** 2 + mpmath.mpf(0.4) ** 2)
 
         def loss(y):
-            return mpmath.log(sum(m * mpmath.exp((2 * s * y - s * s) / (2 * noise**2)) for s, m in zip(points, masses, strict=True)))
+            return mpmath.log(
+                sum(m * mpmath.exp((2 * s * y - s * s) / (2 * noise**2)) for s, m in zip(points, masses, strict=True))
+            )
 
         def delta_at(epsilon):
             total = mpmath.mpf(0)
@@ -183,12 +185,20 @@ def test_weights_that_are_all_negative_are_as_good_as_positive(weights):
 def test_a_hair_of_a_negative_weight_changes_a_hair(weight):
     without, with_it = ([1.0, 0.8, 0.5, w] for w in (0.0, weight))
     expected = last_iterate(DPSGD(4, 0.1, 1.0, weights=without)).epsilon(1e-5)
-    assert last_iterate(DPSGD(4, 0.1, 1.0, weights=with_it)).epsilon(1e-5) == pytest.approx(expected, abs=2 * abs(weight) + 1e-9)
+    assert last_iterate(DPSGD(4, 0.1, 1.0, weights=with_it)).epsilon(1e-5) == pytest.approx(
+        expected, abs=2 * abs(weight) + 1e-9
+    )
 
 
 @pytest.mark.parametrize(
     "steps",
-    [3, pytest.param(7, marks=pytest.mark.xfail(strict=True, reason="a threshold at -1e16 swamps the other with rounding")), 23],
+    [
+        3,
+        pytest.param(
+            7, marks=pytest.mark.xfail(strict=True, reason="a threshold at -1e16 swamps the other with rounding")
+        ),
+        23,
+    ],
 )
 def test_weights_that_cancel_but_for_rounding_are_taken_as_if_they_did(steps):
     """1 - (1/7 + ... + 1/7), as floats, may be a little below 0."""

@@ -22,7 +22,7 @@ from lastiterate.privacy.contour import Line, Unreliable
 from lastiterate.privacy.curve import Pair, PrivacyCurve
 from lastiterate.privacy.law import Law
 from lastiterate.privacy.loss_cumulant import LossCumulant, loss_cumulant
-from lastiterate.privacy.loss_line import around, beside, chernoff, line_through, saddle, start
+from lastiterate.privacy.loss_line import add_matters, around, beside, clear_of, line_through, saddle, start
 from lastiterate.privacy.pairs import NothingPair, pair_of
 from lastiterate.privacy.rows import Side
 from lastiterate.privacy.solve import solve
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from lastiterate.values import Array
 
 AGREEMENT = 1e-8  # of two lines, relative to max(1, epsilon); farther apart means not converged
+_AGREEMENT_OF_DELTA = 1e-5  # of two lines on log delta
+_LEAST = 1e-12  # of a sum against its moduli
 _FINER = 1.3  # resolution of the second line
 
 
@@ -88,8 +90,8 @@ class CompositionPair:
         return _each(self._fnr, fpr)
 
     def bracket(self, log_delta: Array) -> tuple[Array, Array]:
-        lower = _each(lambda value: self._epsilon(value)[0], log_delta)
-        upper = _each(lambda value: self._epsilon(value)[2], log_delta)
+        bounds = [self._epsilon(float(value)) for value in np.ravel(log_delta)]
+        lower, _, upper = (np.reshape(column, np.shape(log_delta))[()] for column in zip(*bounds, strict=True))
         return lower, upper
 
     @cached_property
@@ -106,10 +108,10 @@ class CompositionPair:
         """Lower bound, value and upper bound of epsilon."""
         try:
             value, error = _epsilon(self.cumulant, log_delta)
-            if chernoff(self._add, value) > log_delta:
+            if add_matters(self._add, value, log_delta):
                 other, other_error = _epsilon(self._add, log_delta)
                 value, error = max(value, other), max(error, other_error)
-        except Unreliable:
+        except (Unreliable, OverflowError):
             lower, upper = self._fallback.epsilon(log_delta)
             return lower, upper, upper
         return max(value - error, 0.0), value, value + error
@@ -117,16 +119,16 @@ class CompositionPair:
     def _log_delta(self, epsilon: float) -> float:
         try:
             result = _log_delta(self.cumulant, epsilon)
-            if chernoff(self._add, epsilon) > result:
+            if add_matters(self._add, epsilon, result):
                 result = max(result, _log_delta(self._add, epsilon))
-        except Unreliable:
+        except (Unreliable, OverflowError):
             return self._fallback.log_delta(epsilon)
         return result
 
     def _fnr(self, fpr: float) -> float:
         try:
             return _fnr(self.cumulant, fpr)
-        except Unreliable:
+        except (Unreliable, OverflowError):
             return self._fallback.fnr(fpr)
 
 
@@ -170,46 +172,49 @@ def _log_delta(cumulant: LossCumulant, epsilon: float) -> float:
         line = line_through(cumulant, tilt, epsilon, (0.0, -1.0), exponent, resolution)
         kernel = 1.0 / (line.z * (line.z + 1.0))
         if tilt > 0.0:
-            scale, delta = line.integral(epsilon, kernel, 1e-9)
+            scale, delta = line.integral(epsilon, kernel, _LEAST)
             values.append(scale + math.log(delta))
         else:
-            scale, missing = line.integral(epsilon, -kernel, 1e-9)
+            scale, missing = line.integral(epsilon, -kernel, _LEAST)
             values.append(math.log1p(-math.exp(scale) * missing))
-    if not abs(values[0] - values[1]) <= 1e-6:
+    if not abs(values[0] - values[1]) <= _AGREEMENT_OF_DELTA:
         raise Unreliable
     return values[0]
 
 
 def _fnr(cumulant: LossCumulant, fpr: float) -> float:
     """The false negative rate of the likelihood ratio test whose false positive rate is ``fpr``."""
-    # Under Q the loss has the cumulant K(z - 1): its tails are those of the pole at -1.
-    above = fpr <= 0.5
-    log_rate = np.float64(math.log(fpr if above else 1.0 - fpr))
-    sign = 1.0 if above else -1.0
-    theta, guess = start(cumulant, float(log_rate), pole=-1.0, sign=sign)
-    line = line_through(cumulant, theta, guess, (-1.0,), -float(log_rate))
+    sign = 1.0 if fpr <= 0.5 else -1.0  # solve for the smaller tail of Q: above the threshold, or below it
+    log_rate = math.log(min(fpr, 1.0 - fpr))
+    theta, guess = start(cumulant, log_rate, pole=-1.0, sign=sign)
     deviation = math.sqrt(cumulant.real(theta)[2])
 
     def side(r: Array) -> Side:
-        c = sign * float(r)
-        scale, tail = line.integral(c, sign / (line.z + 1.0), 1e-9)
-        _, density = line.integral(c, 1.0, -math.inf)
-        return Side(r, np.float64(1.0), np.float64(scale - c + math.log(tail)), np.float64(-density / tail))
+        loss = sign * float(r)
+        line, log_tails = _tails(cumulant, loss, pole=-1.0)
+        log_tail = log_tails[0 if sign > 0.0 else 1]
+        scale, density = line.integral(loss, 1.0, -math.inf)
+        slope = -math.exp(scale - loss - log_tail) * density
+        return Side(r, np.float64(1.0), np.float64(log_tail), np.float64(slope))
 
-    reach = 3.0 * deviation
-    middle = np.float64(sign * guess)
-    found, _ = solve(side, log_rate, middle, middle - reach, middle + reach)
-    return _missed(cumulant, sign * float(found))
+    low = high = np.float64(sign * guess)
+    while side(low).log_delta < log_rate:
+        low -= 2.0 * deviation
+    while side(high).log_delta > log_rate:
+        high += 2.0 * deviation
+    found, _ = solve(side, np.float64(log_rate), 0.5 * (low + high), low, high)
+    return math.exp(_tails(cumulant, sign * float(found), pole=0.0)[1][1])
 
 
-def _missed(cumulant: LossCumulant, loss: float) -> float:
-    """P(total loss <= loss)."""
-    theta = around(cumulant, saddle(cumulant, loss))
-    line = line_through(cumulant, theta, loss, (0.0,), theta * loss - cumulant.real(theta)[0])
-    sign = 1.0 if theta > 0.0 else -1.0
-    scale, tail = line.integral(loss, sign / line.z, 1e-9)
-    rate = math.exp(scale) * tail
-    return 1.0 - rate if theta > 0.0 else rate
+def _tails(cumulant: LossCumulant, loss: float, pole: float) -> tuple[Line, tuple[float, float]]:
+    """A line at its saddle point, and log P(total > loss), log P(total <= loss); under Q for the pole at -1."""
+    theta = clear_of(cumulant, saddle(cumulant, loss), pole)
+    line = line_through(cumulant, theta, loss, (pole,), (theta - pole) * loss - cumulant.real(theta)[0])
+    above = theta > pole
+    scale, tail = line.integral(loss, (1.0 if above else -1.0) / (line.z - pole), _LEAST)
+    direct = scale + pole * loss + math.log(tail)
+    other = math.log1p(-min(math.exp(direct), 1.0 - 1e-16))
+    return line, (direct, other) if above else (other, direct)
 
 
 def _each(function: Callable[[float], float], values: Array) -> Array:

@@ -7,6 +7,7 @@ and the last iterate, which is a function of all iterates.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from dataclasses import dataclass
 from functools import cached_property
@@ -24,7 +25,7 @@ from lastiterate.privacy.pairs import pair_of
 _RESOLUTION = 2e-4  # of the distribution's grid, relative to epsilon
 _MOST_POINTS = 300_000
 _LARGEST_LOSS = 600.0  # dp-accounting takes exp of losses
-_SMALLEST_DELTA = 1e-12  # below it the rounding of its Fourier transforms shows
+_ROUNDING = 2e-15  # of delta, by its Fourier transforms
 
 
 @dataclass(frozen=True)
@@ -39,9 +40,11 @@ class Fallback:
         value = np.float64(log_delta)
         upper = min(self._chernoff_epsilon(log_delta), float(self._told[1].epsilon(value)))
         lower = max(float(self._last_iterate.epsilon(value)), float(self._told[0].epsilon(value)))
-        if self._distributions is not None and delta > _SMALLEST_DELTA:
-            below, above = (float(d.get_epsilon_for_delta(delta)) for d in self._distributions)
-            lower, upper = max(lower, below), min(upper, above)
+        if delta > 2.0 * _ROUNDING and self._distributions is not None:
+            optimistic, pessimistic = self._distributions
+            with contextlib.suppress(OverflowError):
+                lower = max(lower, float(optimistic.get_epsilon_for_delta(delta + _ROUNDING)))
+                upper = min(upper, float(pessimistic.get_epsilon_for_delta(delta - _ROUNDING)))
         return min(lower, upper), upper
 
     def log_delta(self, epsilon: float) -> float:
@@ -49,14 +52,14 @@ class Fallback:
         bound = min(max(chernoff(self.cumulant, epsilon), chernoff(self._add, epsilon)), 0.0)
         bound = min(bound, float(self._told[1].log_delta(np.float64(epsilon))))
         if self._distributions is not None:
-            delta = float(self._distributions[1].get_delta_for_epsilon(epsilon))
-            if delta > _SMALLEST_DELTA:
-                bound = min(bound, math.log(delta))
+            with contextlib.suppress(OverflowError):
+                delta = float(self._distributions[1].get_delta_for_epsilon(epsilon))
+                bound = min(bound, math.log(max(delta, 0.0) + _ROUNDING))
         return bound
 
     def fnr(self, fpr: float) -> float:
         """Lower bound, from delta(epsilon) by duality."""
-        top = self.epsilon(math.log(_SMALLEST_DELTA))[1]
+        top = self.epsilon(math.log(1e-12))[1]
         grid = np.concatenate(([0.0], np.geomspace(1e-4 * max(top, 1e-12), max(top, 1e-12), 60)))
         delta = np.array([math.exp(self.log_delta(float(value))) for value in grid])
         lines = np.maximum(1.0 - delta - np.exp(grid) * fpr, np.exp(-grid) * (1.0 - delta - fpr))
@@ -96,7 +99,10 @@ class Fallback:
         epsilon = min(self._chernoff_epsilon(math.log(1e-9)), float(self._told[1].epsilon(np.float64(math.log(1e-9)))))
         steps = float(self.cumulant.counts.sum())
         interval = max(_RESOLUTION * epsilon / math.sqrt(min(steps, 100.0)), max(largest, epsilon) / _MOST_POINTS)
-        return self._composed(interval, pessimistic=False), self._composed(interval, pessimistic=True)
+        try:
+            return self._composed(interval, pessimistic=False), self._composed(interval, pessimistic=True)
+        except (OverflowError, MemoryError, ValueError):
+            return None
 
     def _composed(self, interval: float, *, pessimistic: bool) -> Any:
         from dp_accounting.pld import privacy_loss_distribution

@@ -42,7 +42,7 @@ class PrivacyCurve:
         """The epsilon of (epsilon, delta)-DP."""
         values = numbers("delta", delta, 0.0, 1.0, open_low=True, open_high=True)
         with np.errstate(all="ignore"):
-            return _plain(self.pair.epsilon(np.log(values)))
+            return _plain(_inf_for_nan(self.pair.epsilon(np.log(values))))
 
     def delta(self, epsilon: Any) -> Any:
         """The delta of (epsilon, delta)-DP."""
@@ -68,7 +68,12 @@ class PrivacyCurve:
         values = numbers("delta", delta, 0.0, 1.0, open_low=True, open_high=True)
         with np.errstate(all="ignore"):
             lower, upper = self.pair.bracket(np.log(values))
-        return _plain(np.maximum(lower, 0.0)), _plain(upper)
+        return _plain(np.maximum(lower, 0.0)), _plain(_inf_for_nan(upper))
+
+
+def _inf_for_nan(values: Any) -> Any:
+    """Where the arithmetic left the range of floats, so did epsilon."""
+    return np.where(np.isnan(values), np.inf, values)
 
 
 def _plain(values: Any) -> Any:

@@ -10,7 +10,7 @@ from lastiterate.privacy import mixture
 from lastiterate.privacy.kernels import BinomialKernel
 from lastiterate.privacy.law import Law
 from lastiterate.privacy.pairs import each_row, pair_of
-from lastiterate.values import MAX_STEPS, Array, numbers
+from lastiterate.values import LEAST_NOISE, MAX_STEPS, MOST_NOISE, Array, numbers
 
 
 def last_iterate_epsilon(steps: Any, sample_rate: Any, noise_multiplier: Any, delta: Any) -> Any:
@@ -22,7 +22,7 @@ def last_iterate_epsilon(steps: Any, sample_rate: Any, noise_multiplier: Any, de
     if np.any(count != np.floor(count)):
         raise ValueError(f"steps must be whole numbers, got {float(count[count != np.floor(count)].flat[0])!r}")
     rate = numbers("sample_rate", sample_rate, 0.0, 1.0)
-    sigma = numbers("noise_multiplier", noise_multiplier, 0.0, np.inf, open_low=True, open_high=True)
+    sigma = numbers("noise_multiplier", noise_multiplier, LEAST_NOISE, MOST_NOISE)
     allowed = numbers("delta", delta, 0.0, 1.0, open_low=True, open_high=True)
     items = np.broadcast_arrays(count, rate, sigma, np.log(allowed))
     flat = [np.ravel(item) for item in items]

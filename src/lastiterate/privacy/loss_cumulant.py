@@ -57,6 +57,12 @@ class LossCumulant:
             result += count * _log_moment(rate, sigma, order)
         return result
 
+    def largest_loss(self) -> float:
+        """What the loss cannot exceed: bounded in the direction "add", where each step costs at most -log(1 - q)."""
+        if self.remove or np.any(self.rates == 1.0):
+            return math.inf
+        return -float(np.sum(self.counts * np.log1p(-self.rates)))
+
     def recurrence(self) -> float:
         """A frequency beyond which a characteristic function that is small stays so.
 
@@ -92,28 +98,37 @@ def _moments(rate: float, sigma: float, order: float) -> tuple[float, float, flo
     mass = np.exp(exponent - top)
     total = float(mass.sum())
     mean = float(mass @ loss) / total
-    return math.log(total) + top, mean, float(mass @ (loss - mean) ** 2) / total
+    variance = float(mass @ (loss - mean) ** 2) / total
+    largest = float(np.max(np.abs(order * loss)))
+    if largest < 0.5:  # M is small, and counted once for each step: keep its relative accuracy (E e^L = 1)
+        rise = np.expm1(order * loss) - order * np.expm1(loss)
+        return math.log1p(float(np.exp(log_weight) @ rise)), mean, variance
+    return math.log(total) + top, mean, variance
 
 
 def _log_moment(rate: float, sigma: float, order: Complex) -> Complex:
     """M(s) for orders of one real part, sorted by the size of their imaginary part."""
     if rate == 1.0:
         return 0.5 * order * (order - 1.0) / sigma**2
-    result = np.empty_like(order)
+    real, u = float(order[0].real), order.imag
+    value, mean, _ = _moments(rate, sigma, real)
+    result = value + 1j * mean * u
     start = 0
     while start < order.size:
         # The faster the integrand oscillates, the finer its grid: blocks of at most double frequency share one.
-        fastest = max(2.0 * abs(order[start].imag), abs(order[min(start + 16, order.size - 1)].imag))
-        stop = start + int(np.searchsorted(np.abs(order[start:].imag), fastest, side="right"))
-        fastest = abs(order[stop - 1].imag)
-        t, log_weight, loss = _nodes(rate, sigma, float(order[0].real), fastest)
-        exponent = log_weight + float(order[0].real) * loss
-        top = float(exponent.max())
-        mass = np.exp(exponent - top)
+        fastest = max(2.0 * abs(u[start]), abs(u[min(start + 16, order.size - 1)]))
+        stop = start + int(np.searchsorted(np.abs(u[start:]), fastest, side="right"))
+        t, log_weight, loss = _nodes(rate, sigma, real, abs(float(u[stop - 1])))
+        exponent = log_weight + real * loss
+        mass = np.exp(exponent - exponent.max())
+        mass /= mass.sum()
         width = max(1, _CHUNK // t.size)
         for part in range(start, stop, width):
             piece = slice(part, min(part + width, stop))
-            result[piece] = np.log(np.exp(1j * np.multiply.outer(order[piece].imag, loss)) @ mass) + top
+            # The tilted loss about its mean has the characteristic function 1 + x + iy, both small where u is.
+            phase = np.multiply.outer(u[piece], loss - mean)
+            x, y = -2.0 * np.square(np.sin(0.5 * phase)) @ mass, np.sin(phase) @ mass
+            result[piece] += 0.5 * np.log1p(2.0 * x + x * x + y * y) + 1j * np.arctan2(y, 1.0 + x)
         start = stop
     return result
 
@@ -121,7 +136,7 @@ def _log_moment(rate: float, sigma: float, order: Complex) -> Complex:
 def _nodes(rate: float, sigma: float, order: float, frequency: float) -> tuple[Array, Array, Array]:
     """Nodes t, log-weights of N(0, 1) and losses for the integral of exp((order + i frequency) L)."""
     steepness = 1.0 / sigma
-    if not abs(order) * steepness < _LARGEST_SHIFT:
+    if not max(abs(order), 1.0) * steepness < _LARGEST_SHIFT:
         raise Unreliable
     nodes, weights = [], []
     for low, high in _windows(rate, steepness, order):
@@ -183,17 +198,21 @@ def _windows(rate: float, steepness: float, order: float) -> list[tuple[float, f
 
 def _maxima(rate: float, steepness: float, order: float) -> tuple[float, float]:
     """The outermost maxima of order L - t^2 / 2: where t = order L'(t), by iteration from either end."""
+    bend = _bend(rate, steepness)
+
+    def pulled(t: float) -> float:
+        return order * steepness / (1.0 + math.exp(min(steepness * (bend - t), 700.0)))
+
     if order <= 0.0:
         low, high = order * steepness, 0.0
-        for _ in range(60):
+        while high - low > 0.01:
             middle = 0.5 * (low + high)
-            above = middle < order * steepness * float(_share(np.float64(middle), rate, steepness))
-            low, high = (middle, high) if above else (low, middle)
+            low, high = (middle, high) if middle < pulled(middle) else (low, middle)
         return low, low
     ends = []
     for t in (0.0, order * steepness):
         for _ in range(100):
-            before, t = t, order * steepness * float(_share(np.float64(t), rate, steepness))
+            before, t = t, pulled(t)
             if abs(t - before) < 0.5:
                 break
         ends.append(t)

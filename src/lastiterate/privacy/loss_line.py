@@ -93,9 +93,19 @@ def around(cumulant: LossCumulant, centre: float) -> float:
     """A line near a saddle point that keeps its distance from the poles at 0 and -1."""
     clear = _FROM_POLE / math.sqrt(cumulant.real(centre)[2])
     if centre > -0.2 * clear:
-        return _clear_of_pole(cumulant, 0.0, 1.0, max(centre, 0.04 * clear))
+        x = max(centre, 0.04 * clear)
+        while cumulant.real(x)[2] > _JUMP * cumulant.real(0.5 * x)[2]:
+            x *= 0.5
+        return _clear_of_pole(cumulant, 0.0, 1.0, x)
     distance = min(0.5, 0.4 * clear)
     return min(max(centre, distance - 1.0), -distance) if centre > -1.0 else min(centre, -1.0 - distance)
+
+
+def clear_of(cumulant: LossCumulant, centre: float, pole: float) -> float:
+    """A line near a saddle point that keeps its distance from one pole."""
+    sign = 1.0 if centre >= pole else -1.0
+    least = 0.04 * _FROM_POLE / math.sqrt(cumulant.real(centre)[2])
+    return pole + sign * _clear_of_pole(cumulant, pole, sign, max(abs(centre - pole), least))
 
 
 def beside(cumulant: LossCumulant, theta: float, pole: float = 0.0) -> float:
@@ -105,8 +115,18 @@ def beside(cumulant: LossCumulant, theta: float, pole: float = 0.0) -> float:
     return theta - math.copysign(step, distance)
 
 
+def add_matters(cumulant: LossCumulant, epsilon: float, log_delta: float) -> bool:
+    """Whether delta of this direction (Q over P) may exceed the given one: not if Chernoff's bound is below it."""
+    if epsilon >= cumulant.largest_loss():
+        return False
+    scale = math.sqrt(-2.0 * log_delta / max(cumulant.real(0.0)[2], 1e-200))
+    return all(_chernoff(cumulant, factor * scale) - factor * scale * epsilon > log_delta for factor in _TILTS)
+
+
 def chernoff(cumulant: LossCumulant, epsilon: float) -> float:
     """An upper bound on log delta: Chernoff's, with the factor by which delta is below the tail."""
+    if epsilon >= cumulant.largest_loss():
+        return -math.inf
     return min((value - theta * epsilon for theta, value in _chernoff_values(cumulant)), default=0.0)
 
 
@@ -115,18 +135,26 @@ def chernoff_epsilon(cumulant: LossCumulant, log_delta: float) -> float:
     return min(((value - log_delta) / theta for theta, value in _chernoff_values(cumulant)), default=math.inf)
 
 
+_TILTS = (1.0, 0.5, 2.0, 0.25, 4.0, 0.1, 10.0)
+
+
+def _chernoff(cumulant: LossCumulant, theta: float) -> float:
+    """log of a bound on delta e^(theta epsilon), for any theta > 0; inf where K cannot be had."""
+    try:
+        value = cumulant.real(theta)[0]
+    except Unreliable:
+        return math.inf
+    return value + theta * math.log(theta) - (1.0 + theta) * math.log1p(theta)
+
+
 @lru_cache(maxsize=64)
 def _chernoff_values(cumulant: LossCumulant) -> list[tuple[float, float]]:
-    """theta and K(theta) + log(theta^theta / (1 + theta)^(1 + theta)) over a wide range of tilts."""
-    scale = math.sqrt(max(cumulant.real(0.0)[2], 1e-200))
-    result = []
-    for theta in np.geomspace(1e-4 / scale, 100.0 / scale, 48).tolist():
-        try:
-            value = cumulant.real(theta)[0]
-        except Unreliable:
-            break
-        result.append((theta, value + theta * math.log(theta) - (1.0 + theta) * math.log1p(theta)))
-    return result
+    """Tilts over a wide range, each with its bound."""
+    try:
+        scale = math.sqrt(max(cumulant.real(0.0)[2], 1e-200))
+    except Unreliable:
+        return []
+    return [(theta, _chernoff(cumulant, theta)) for theta in np.geomspace(1e-4 / scale, 100.0 / scale, 48).tolist()]
 
 
 def line_through(
@@ -135,18 +163,19 @@ def line_through(
     """Nodes on the line at ``theta`` that suffice for results of size exp(-exponent) at thresholds near ``loss``."""
     value, _, variance = cumulant.real(theta)
     deviation = math.sqrt(variance)
+    log_scale = max(value - theta * loss, -exponent) + exponent  # the integrand at u = 0 over the result
     period = max(
         *((_NEGLIGIBLE + max(exponent, 0.0)) / abs(theta - pole) for pole in poles),
-        *(_spread(cumulant, theta, loss, value, side / deviation) for side in (1.0, -1.0)),
+        *(_spread(cumulant, theta, loss, value - log_scale, side / deviation) for side in (1.0, -1.0)),
     )
     spacing = 2.0 * math.pi / ((period + deviation) * resolution)
-    log_scale = max(value - theta * loss, -exponent) + exponent  # the integrand at u = 0 over the result
+    most_work = _MOST_WORK * min(max(1.0, cumulant.counts.size / 3.0), 10.0)
     nodes, values, count, work = [], [], 0, 0.0
     missing = math.inf  # log of what lies beyond the last node, over what may
     while True:
         u = (np.arange(count, max(2 * count, _FIRST_BLOCK)) + 0.5) * spacing
         work += u.size * cumulant.work(theta, float(u[-1]))
-        if work > _MOST_WORK:
+        if work > most_work:
             raise Unreliable
         nodes.append(u)
         values.append(cumulant.along(theta, u))
@@ -159,12 +188,12 @@ def line_through(
         if missing < 0.0 and last > cumulant.recurrence():
             return Line(theta + 1j * np.concatenate(nodes), np.concatenate(values), spacing)
         # Each doubling takes four times the work; give up early where that would gain too little.
-        if work > _SOME_WORK and missing > (before - missing) * 1.5 * math.log(_MOST_WORK / work, 4.0):
+        if work > _SOME_WORK and missing > (before - missing) * 1.5 * math.log(most_work / work, 4.0):
             raise Unreliable
 
 
 def _spread(cumulant: LossCumulant, theta: float, loss: float, value: float, unit: float) -> float:
-    """How far from ``loss``, on one side, the tilted loss has mass that counts (Chernoff's bound)."""
+    """How far from ``loss``, on one side, the tilted loss has mass that counts against exp(value) (Chernoff)."""
     best = math.inf
     for factor in (4.0, 2.0, 1.0, 0.5, 0.2, 0.1, 0.05, 0.02, 0.01):
         step = factor * unit

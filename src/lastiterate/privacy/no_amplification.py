@@ -86,8 +86,10 @@ class KnownParticipations:
         return value - error, value + error
 
     def _epsilon(self, log_delta: Array) -> Array:
-        largest = float(self.mu.max())
-        high = np.float64(0.5 * largest**2 + largest * math.sqrt(-2.0 * float(log_delta)) + 1e-300)
+        largest = self.mu.max()
+        high = 0.5 * largest**2 + largest * np.sqrt(-2.0 * log_delta) + 1e-300
+        if not np.isfinite(high):
+            return high
         if self._side(np.float64(0.0)).log_delta <= log_delta:
             return np.float64(0.0)
         return solve(self._side, log_delta, 0.5 * high, 0.0 * high, high)[0]
