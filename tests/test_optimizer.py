@@ -194,12 +194,10 @@ def test_a_prefix_keeps_every_option():
     assert SGD(0.3, dampening=0.1, momentum=0.9).prefix(2) == SGD(0.3, dampening=0.1, momentum=0.9)
 
 
-@pytest.mark.xfail(strict=True, reason="SGD refuses a schedule of zeros, so that a warm-up from 0 has no first prefix")
 def test_a_warm_up_from_zero_has_a_prefix_that_has_learnt_nothing():
     assert not np.any(SGD([0.0, 0.5, 1.0]).prefix(1).weights(1))
 
 
-@pytest.mark.xfail(strict=True, reason="without memory the schedule is silently cut or too short; else NumPy complains")
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 @pytest.mark.parametrize("steps", [2, 5])
 def test_a_schedule_of_another_length_than_the_run_is_refused_by_name(momentum, steps):
@@ -207,7 +205,6 @@ def test_a_schedule_of_another_length_than_the_run_is_refused_by_name(momentum, 
         SGD([1.0, 2.0, 3.0], momentum=momentum).weights(steps)
 
 
-@pytest.mark.xfail(strict=True, reason="weights overflow to NaN; the error is 'cannot convert float NaN to integer'")
 def test_an_optimizer_that_diverges_is_analysed_or_refused_by_name():
     """Its weights (-4)^(T-t) grow beyond the floats, but only their ratios matter: early steps outweigh all others."""
     diverging = SGD(1.0, weight_decay=5.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -51,8 +52,8 @@ class SGD:
             raise ValueError(
                 f"nesterov needs momentum > 0 and dampening = 0, got momentum {self.momentum} and dampening {self.dampening}"
             )
-        if self.averaging is not None and self.averaging != "uniform":
-            if isinstance(self.averaging, str):
+        if self.averaging is not None and not (isinstance(self.averaging, str) and self.averaging == "uniform"):
+            if isinstance(self.averaging, str) or np.ndim(self.averaging) != 0:
                 raise ValueError(f"averaging must be None, 'uniform' or a decay in (0, 1), got {self.averaging!r}")
             fix("averaging", number("averaging", self.averaging, 0.0, 1.0, open_low=True, open_high=True))
 
@@ -63,19 +64,27 @@ class SGD:
 
     def weights(self, steps: int) -> PerStep:
         """Minus the derivative of the released parameters by each step's gradient: one number where all are equal."""
+        rate = per_step("learning_rate", self.learning_rate, steps)
         if self.is_memoryless:
-            return cut(self.learning_rate, steps)  # type: ignore[no-any-return]
+            return rate
         if steps > MOST_STEPS_WITH_MEMORY:
             raise ValueError(
                 f"steps must be at most {MOST_STEPS_WITH_MEMORY} with momentum, weight decay or averaging, got {steps}: "
                 "each step then has a weight of its own"
             )
-        return self._adjoint(np.broadcast_to(self.learning_rate, (steps,)).tolist())
+        result = self._adjoint(np.broadcast_to(rate, (steps,)).tolist())
+        if not np.isfinite(result).all():
+            raise ValueError(
+                f"learning_rate and weight_decay must not make the optimizer diverge: the weights of {steps} steps are not "
+                "finite"
+            )
+        return result
 
     def prefix(self, steps: int) -> SGD:
         """The optimizer of a run that stops after ``steps`` steps."""
-        values = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        return SGD(**(values | {"learning_rate": cut(self.learning_rate, steps)}))
+        result = copy(self)  # unchecked: a warm-up may begin with rates of zero
+        object.__setattr__(result, "learning_rate", cut(self.learning_rate, steps))
+        return result
 
     def _adjoint(self, rates: list[float]) -> Array:
         """Run the update backwards, carrying how the output depends on the parameters and on the momentum buffer."""

@@ -6,13 +6,14 @@ whether the canary is in batch t. The optimizer (or ``weights``) gives w_t, ``sa
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
 from lastiterate.optimizer import SGD, require_linear
-from lastiterate.values import Array, PerStep, cut, integer, key, noise_multipliers, number, per_step, same
+from lastiterate.values import MAX_STEPS, Array, PerStep, cut, integer, key, noise_multipliers, number, per_step, same
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -83,8 +84,8 @@ class DPSGD:
         size = integer("dataset_size", dataset_size)
         batch = number("batch_size", batch_size, 0.0, size, open_low=True)
         passes = number("epochs", epochs, 0.0, open_low=True)
-        steps = max(1, round(passes * size / batch))
-        return cls(steps=steps, sample_rate=batch / size, noise_multiplier=noise_multiplier, **options)  # type: ignore[arg-type]
+        steps = number("epochs * dataset_size / batch_size", passes * size / batch, 0.0, float(MAX_STEPS))
+        return cls(steps=max(1, round(steps)), sample_rate=batch / size, noise_multiplier=noise_multiplier, **options)
 
     @classmethod
     def from_opacus(cls, privacy_engine: Any, optimizer: Any = None) -> DPSGD:
@@ -110,13 +111,13 @@ class DPSGD:
 
     def prefix(self, steps: int) -> DPSGD:
         """The run stopped after ``steps`` steps, with the weights its optimizer gives it then."""
-        return self.replace(
-            steps=steps,
-            sample_rate=cut(self.sample_rate, steps),
-            noise_multiplier=cut(self.noise_multiplier, steps),
-            weights=cut(self.weights, steps),
-            optimizer=None if self.optimizer is None else self.optimizer.prefix(steps),
-        )
+        stop = integer("steps", integer("steps", steps), 1, self.steps)
+        result = copy(self)  # unchecked: a warm-up may begin with weights of zero
+        for name in ("sample_rate", "noise_multiplier", "weights"):
+            object.__setattr__(result, name, cut(getattr(self, name), stop))
+        object.__setattr__(result, "steps", stop)
+        object.__setattr__(result, "optimizer", None if self.optimizer is None else self.optimizer.prefix(stop))
+        return result
 
     def __eq__(self, other: object) -> bool:
         return same(self, other)

@@ -5,33 +5,36 @@ from __future__ import annotations
 import math
 from dataclasses import fields
 from numbers import Integral
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
-Array = npt.NDArray[np.float64]
-PerStep = float | Array
+# Float64 numbers of any shape, down to a single one: NumPy's stubs tell arrays from scalars, the code need not.
+Array: TypeAlias = Any
+PerStep: TypeAlias = float | Array
 
 LEAST_NOISE, MOST_NOISE = 1e-30, 1e30
+_NO_NUMBERS = "bcSUmM"  # kinds of NumPy types
 MAX_STEPS = 2**53  # beyond it a float no longer tells one step from the next
 
 
 def integer(name: str, value: Any, low: int = 1, high: int = MAX_STEPS) -> int:
     """An integer in [low, high]; floats and booleans are refused, even whole ones."""
-    if isinstance(value, Integral) and not isinstance(value, (bool, np.bool_)) and low <= value <= high:
-        return int(value)
-    allowed = f"at least {low}" if high == MAX_STEPS else f"in [{low}, {high}]"
+    whole = int(value) if isinstance(value, Integral) and not isinstance(value, (bool, np.bool_)) else None
+    if whole is not None and low <= whole <= high:
+        return whole
+    too_large = whole is not None and whole > high
+    allowed = f"in [{low}, {high}]" if high != MAX_STEPS or too_large else f"at least {low}"
     raise ValueError(f"{name} must be an integer {allowed}, got {value!r}")
 
 
 def number(
     name: str, value: Any, low: float = -math.inf, high: float = math.inf, *, open_low: bool = False, open_high: bool = False
 ) -> float:
-    """One finite number in the interval from ``low`` to ``high``."""
+    """One finite number in the interval from ``low`` to ``high``; no boolean, no text, nothing complex."""
     try:
-        result = float(value)
-    except (TypeError, ValueError):
+        result = math.nan if _is_no_number(value) else float(value)
+    except (TypeError, ValueError, OverflowError):
         result = math.nan
     if not _inside(result, low, high, open_low, open_high):
         raise ValueError(f"{name} must be {_allowed(low, high, open_low, open_high)}, got {value!r}")
@@ -43,8 +46,11 @@ def numbers(
 ) -> Array:
     """An array of numbers of any shape, each in the interval. Infinity counts as a number where ``high`` is."""
     try:
-        result = np.asarray(value, dtype=np.float64)
-    except (TypeError, ValueError):
+        given = np.asarray(value)
+        if given.dtype.kind in _NO_NUMBERS or (given.dtype.kind == "O" and any(map(_is_no_number, given.flat))):
+            raise TypeError
+        result = given.astype(np.float64, copy=False)
+    except (TypeError, ValueError, OverflowError):
         raise ValueError(f"{name} must be a number or an array of numbers, got {value!r}") from None
     bad = ~((result > low if open_low else result >= low) & (result < high if open_high else result <= high))
     if bad.any():
@@ -57,9 +63,9 @@ def per_step(
     name: str, value: Any, steps: int, low: float = -math.inf, high: float = math.inf, *, open_low: bool = False
 ) -> PerStep:
     """One number for all steps, or a read-only array of ``steps`` numbers."""
-    if np.ndim(value) == 0:
+    if isinstance(value, float) or _shape(name, value) == ():
         return number(name, value, low, high, open_low=open_low)
-    if np.shape(value) != (steps,):
+    if _shape(name, value) != (steps,):
         raise ValueError(f"{name} must be one number or {steps} numbers, one for each step, got shape {np.shape(value)}")
     result = np.array(numbers(name, value, low, high, open_low=open_low))
     if not np.isfinite(result).all():
@@ -88,6 +94,21 @@ def key(value: Any) -> tuple[Any, ...]:
     """A hashable image of a dataclass whose fields may be arrays."""
     items = (getattr(value, field.name) for field in fields(value))
     return tuple(item.tobytes() if isinstance(item, np.ndarray) else item for item in items)
+
+
+def _is_no_number(value: Any) -> bool:
+    """Whether this is something that Python would turn into a float though nobody means one."""
+    if isinstance(value, float):
+        return False
+    kind = getattr(getattr(value, "dtype", None), "kind", "")
+    return isinstance(value, (bool, str, bytes, complex)) or (kind != "" and kind in _NO_NUMBERS)
+
+
+def _shape(name: str, value: Any) -> tuple[int, ...]:
+    try:
+        return np.shape(value)
+    except ValueError:
+        raise ValueError(f"{name} must be a number or an array of numbers, got {value!r}") from None
 
 
 def _inside(value: float, low: float, high: float, open_low: bool, open_high: bool) -> bool:

@@ -145,9 +145,6 @@ def test_rounding_moves_every_value_by_less_than_a_spacing_a_term(run):
 
 
 @pytest.mark.parametrize("weights", [[1.0, 1.0], [1.0, 0.8]])
-@pytest.mark.xfail(
-    strict=True, reason="a digit of delta is worth many of epsilon there, and the bracket does not say so"
-)
 def test_where_delta_is_the_chance_of_an_isolated_value_the_bracket_still_holds_the_truth(weights):
     """Between two values of S that noise does not blur, delta hardly depends on epsilon."""
     run, delta = DPSGD(2, 0.1, 0.05, weights=weights), 0.01

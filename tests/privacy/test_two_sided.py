@@ -98,7 +98,6 @@ def test_epsilon_delta_and_advantage_agree_with_brute_force(run):
     assert_agree(last_iterate(run), brute_force(run))
 
 
-@pytest.mark.xfail(strict=True, reason="the least likely ratio is sought among the values of S, but lies beyond them")
 @given(mixed_runs())
 @example(DPSGD(4, [0.9, 0.9, 0.9, 0.1], 3.0, weights=[1, 1, 1, -0.1]))
 def test_the_tradeoff_function_agrees_with_brute_force(run):
@@ -121,7 +120,6 @@ def test_the_tradeoff_function_of_balanced_runs_agrees_with_brute_force(run):
     assert (curve.fnr(0.0), curve.fnr(1.0)) == (1.0, 0.0)
 
 
-@pytest.mark.xfail(strict=True, reason="where S is 0 the ratio is flat, and its level does not give the threshold")
 @pytest.mark.parametrize("sigma", [0.001, 0.05])
 def test_with_little_noise_a_test_that_misses_zeros_only_halves_them_with_half_the_false_alarms(sigma):
     """S is -1, 0 or 1 and plain to see; where it is 0 (half the time) nothing tells P from Q."""
@@ -192,13 +190,7 @@ def test_a_hair_of_a_negative_weight_changes_a_hair(weight):
 
 @pytest.mark.parametrize(
     "steps",
-    [
-        3,
-        pytest.param(
-            7, marks=pytest.mark.xfail(strict=True, reason="a threshold at -1e16 swamps the other with rounding")
-        ),
-        23,
-    ],
+    [3, 7, 23],
 )
 def test_weights_that_cancel_but_for_rounding_are_taken_as_if_they_did(steps):
     """1 - (1/7 + ... + 1/7), as floats, may be a little below 0."""
@@ -249,7 +241,6 @@ def test_heavy_momentum_with_strong_decay_by_fourier_inversion():
     assert last_iterate(run).fnr([0.01, 0.1, 0.5]) == pytest.approx(expected.fnr([0.01, 0.1, 0.5]), abs=1e-5)
 
 
-@pytest.mark.xfail(strict=True, raises=ArithmeticError, reason="Unreliable of the Fourier kernel is not caught here")
 @pytest.mark.parametrize(
     "run",
     [
@@ -257,12 +248,13 @@ def test_heavy_momentum_with_strong_decay_by_fourier_inversion():
         DPSGD(20, 0.01, 0.05, optimizer=SGD(0.5, momentum=0.9, weight_decay=1.0)),
     ],
 )
-def test_little_noise_and_many_weights_give_bounds(run):
-    lower, upper = last_iterate(run).bracket(1e-5)
-    assert 0.0 < lower <= last_iterate(run).epsilon(1e-5) <= upper < math.inf
+def test_little_noise_and_many_weights_of_both_signs_are_refused_in_a_sentence(run):
+    curve = last_iterate(run)
+    for question in (curve.epsilon, curve.bracket):
+        with pytest.raises(ValueError, match="noise_multiplier must be larger where weights have both signs"):
+            question(1e-5)
 
 
-@pytest.mark.xfail(strict=True, reason="Q and P of the interval cancel to below zero")
 @pytest.mark.parametrize("rate", [0.001, 0.5, 0.99])
 def test_with_very_much_noise_the_advantage_is_still_a_number(rate):
     run = DPSGD(3, rate, 1e6, weights=[1.0, 0.5, -1e-6])

@@ -169,7 +169,10 @@ def _spread(variance: Array) -> Array:
 def _deviance(away: Array, expected: Array) -> Array:
     """x log(x / expected) + expected - x for x = expected + away, without cancellation near x = expected."""
     relative = np.maximum(away / expected, -1.0)
-    return expected * xlog1py(1.0 + relative, relative) - away
+    result = expected * xlog1py(1.0 + relative, relative) - away
+    if some(relative > 1e15):  # the product may overflow, and nothing cancels
+        return np.where(relative > 1e15, away * (np.log(np.maximum(away, 1.0)) - np.log(expected)) - away, result)[()]
+    return result
 
 
 def _log_factorial_remainder(n: Array) -> Array:

@@ -22,7 +22,7 @@ from lastiterate.privacy.contour import Line, Unreliable
 from lastiterate.privacy.curve import Pair, PrivacyCurve
 from lastiterate.privacy.law import Law
 from lastiterate.privacy.loss_cumulant import LossCumulant, loss_cumulant
-from lastiterate.privacy.loss_line import add_matters, around, beside, clear_of, line_through, saddle, start
+from lastiterate.privacy.loss_line import add_matters, around, beside, chernoff, clear_of, line_through, saddle, start
 from lastiterate.privacy.pairs import NothingPair, pair_of
 from lastiterate.privacy.rows import Side
 from lastiterate.privacy.solve import solve
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from lastiterate.values import Array
 
 AGREEMENT = 1e-8  # of two lines, relative to max(1, epsilon); farther apart means not converged
+_LEFT_OUT = 1e-8  # of delta, in large losses that are left out; so much less delta is then asked for
 _AGREEMENT_OF_DELTA = 1e-5  # of two lines on log delta
 _LEAST = 1e-12  # of a sum against its moduli
 _FINER = 1.3  # resolution of the second line
@@ -133,13 +134,22 @@ class CompositionPair:
 
 
 def _epsilon(cumulant: LossCumulant, log_delta: float) -> tuple[float, float]:
-    """Epsilon for one direction, and by how much it may be off: from two lines that must agree."""
+    """Epsilon for one direction, and by how much it may be off."""
     divergence = cumulant.real(0.0)[1]
     if 0.5 * math.log(max(0.5 * divergence, 1e-300)) <= log_delta:  # Pinsker: delta(0) <= sqrt(KL / 2)
         return 0.0, 0.0
+    try:
+        return _epsilon_of(cumulant, log_delta)
+    except Unreliable:
+        without = cumulant.without_largest(log_delta + math.log(_LEFT_OUT))
+        return _epsilon_of(without, log_delta + math.log1p(-_LEFT_OUT))
+
+
+def _epsilon_of(cumulant: LossCumulant, log_delta: float) -> tuple[float, float]:
+    """Epsilon from two lines, with different grids, that must agree."""
     theta, guess = start(cumulant, log_delta)
     value = _solve(line_through(cumulant, theta, guess, (0.0,), -log_delta), log_delta, guess)
-    second = line_through(cumulant, beside(cumulant, theta), value, (0.0,), -log_delta, _FINER)
+    second = line_through(cumulant.finer(_FINER), beside(cumulant, theta), value, (0.0,), -log_delta, _FINER)
     difference = abs(value - _solve(second, log_delta, value))
     allowed = AGREEMENT * max(1.0, value)
     if not difference <= allowed:
@@ -164,12 +174,26 @@ def _solve(line: Line, log_delta: float, guess: float) -> float:
 
 
 def _log_delta(cumulant: LossCumulant, epsilon: float) -> float:
-    """log delta of one direction: directly, or as what is missing to one."""
-    theta = around(cumulant, saddle(cumulant, epsilon))
+    """log delta of one direction; what is left out of the loss, if anything, is small against the result."""
+    try:
+        return _log_delta_of(cumulant, epsilon)
+    except Unreliable:
+        result = chernoff(cumulant, epsilon)
+    for _ in range(6):
+        left_out = result + math.log(_LEFT_OUT)
+        result = _log_delta_of(cumulant.without_largest(left_out), epsilon)
+        if left_out < result + 0.75 * math.log(_LEFT_OUT):  # at most a millionth of the result
+            return result + math.log1p(math.exp(left_out - result))
+    raise Unreliable
+
+
+def _log_delta_of(cumulant: LossCumulant, epsilon: float) -> float:
+    """log delta, directly or as what is missing to one."""
+    theta = around(cumulant, saddle(cumulant, epsilon), epsilon)
     values = []
     for tilt, resolution in ((theta, 1.0), (beside(cumulant, theta), _FINER)):
         exponent = tilt * epsilon - cumulant.real(tilt)[0]
-        line = line_through(cumulant, tilt, epsilon, (0.0, -1.0), exponent, resolution)
+        line = line_through(cumulant.finer(resolution), tilt, epsilon, (0.0, -1.0), exponent, resolution)
         kernel = 1.0 / (line.z * (line.z + 1.0))
         if tilt > 0.0:
             scale, delta = line.integral(epsilon, kernel, _LEAST)

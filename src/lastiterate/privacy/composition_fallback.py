@@ -22,10 +22,10 @@ from lastiterate.privacy.loss_line import chernoff, chernoff_epsilon
 from lastiterate.privacy.no_amplification import told_participations
 from lastiterate.privacy.pairs import pair_of
 
-_RESOLUTION = 2e-4  # of the distribution's grid, relative to epsilon
+_RESOLUTION = 1.3e-4  # of the distribution's grid, relative to epsilon
 _MOST_POINTS = 300_000
 _LARGEST_LOSS = 600.0  # dp-accounting takes exp of losses
-_ROUNDING = 2e-15  # of delta, by its Fourier transforms
+_ROUNDING = 1e-16  # of delta, by its Fourier transforms, for each step
 
 
 @dataclass(frozen=True)
@@ -40,11 +40,12 @@ class Fallback:
         value = np.float64(log_delta)
         upper = min(self._chernoff_epsilon(log_delta), float(self._told[1].epsilon(value)))
         lower = max(float(self._last_iterate.epsilon(value)), float(self._told[0].epsilon(value)))
-        if delta > 2.0 * _ROUNDING and self._distributions is not None:
+        rounding = self._rounding
+        if delta > 2.0 * rounding and self._distributions is not None:
             optimistic, pessimistic = self._distributions
             with contextlib.suppress(OverflowError):
-                lower = max(lower, float(optimistic.get_epsilon_for_delta(delta + _ROUNDING)))
-                upper = min(upper, float(pessimistic.get_epsilon_for_delta(delta - _ROUNDING)))
+                lower = max(lower, float(optimistic.get_epsilon_for_delta(delta + rounding)))
+                upper = min(upper, float(pessimistic.get_epsilon_for_delta(delta - rounding)))
         return min(lower, upper), upper
 
     def log_delta(self, epsilon: float) -> float:
@@ -54,7 +55,7 @@ class Fallback:
         if self._distributions is not None:
             with contextlib.suppress(OverflowError):
                 delta = float(self._distributions[1].get_delta_for_epsilon(epsilon))
-                bound = min(bound, math.log(max(delta, 0.0) + _ROUNDING))
+                bound = min(bound, math.log(max(delta, 0.0) + self._rounding))
         return bound
 
     def fnr(self, fpr: float) -> float:
@@ -84,6 +85,10 @@ class Fallback:
 
     def _chernoff_epsilon(self, log_delta: float) -> float:
         return max(chernoff_epsilon(cumulant, log_delta) for cumulant in (self.cumulant, self._add))
+
+    @property
+    def _rounding(self) -> float:
+        return _ROUNDING * (20.0 + float(self.cumulant.counts.sum()))
 
     @cached_property
     def _add(self) -> LossCumulant:

@@ -63,10 +63,22 @@ class Law:
         counts = np.bincount(index, weights=self.counts)
         return Law(self.noise, self.constant, counts, 0.5 * pairs.imag, pairs.real)
 
+    def from_lowest(self) -> Law:
+        """The same law as its smallest value, or 0 if rounding put that below, plus terms that are not negative.
+
+        A Bernoulli term of weight -w is -w and, where it does not happen, w.
+        """
+        rates = np.where(self.weights < 0.0, np.minimum(1.0 - self.rates, 1.0 - 1e-16), self.rates)
+        blocks = tuple((v - v.min(), p) for v, p in self.blocks)
+        return Law(self.noise, max(self.low, 0.0), self.counts, rates, np.abs(self.weights), blocks)
+
     def flipped(self) -> Law:
         """The law of -S, which is as easy to tell from nothing as S."""
         blocks = tuple((-v, p) for v, p in self.blocks)
         return Law(self.noise, -self.constant, self.counts, self.rates, -self.weights, blocks)
+
+
+NOTHING = Law(1.0, 0.0, np.empty(0), np.empty(0), np.empty(0))
 
 
 def law_of(run: DPSGD) -> Law:
@@ -76,7 +88,7 @@ def law_of(run: DPSGD) -> Law:
         return _independent(run, np.float64(1.0), float(run.noise_multiplier) * math.sqrt(run.steps))
     size = float(np.max(np.abs(weights)))
     if size == 0.0:
-        raise ValueError("weights must not all be zero: with these learning rates the run releases nothing")
+        return NOTHING
     weights = np.asarray(weights) / size
     spread = weights * np.asarray(run.noise_multiplier)
     largest = float(np.max(np.abs(spread)))
@@ -113,29 +125,34 @@ def distinct(first: Array, second: Array, steps: int) -> tuple[Array, Array, Arr
     return pairs[:, 0], pairs[:, 1], counts.astype(np.float64)
 
 
+def epoch_length(rate: float) -> int:
+    """How many batches of an epoch of shuffled data: where 1/q is not whole, the last one is smaller."""
+    batches = 1.0 / max(rate, 1e-300)
+    return math.ceil(batches - max(1e-9, 1e-12 * batches))  # 1/q is whole up to rounding, of q too
+
+
 def _shuffled(run: DPSGD, weights: Array, noise: float) -> Law:
-    """Each example once an epoch. Where 1/q is not whole the last batch of an epoch is the smaller one."""
+    """Each example once an epoch."""
     rate = float(run.sample_rate)
-    length = math.ceil(1.0 / rate - 1e-9)
-    chance = np.full(length, rate)
-    chance[-1] = 1.0 - rate * (length - 1)
-    epochs, rest = divmod(run.steps, length)
+    length = epoch_length(rate)
     none = np.empty(0)
     if weights.ndim == 0 or np.all(weights == weights[0]):
         value = float(weights if weights.ndim == 0 else weights[0])
-        partial = float(np.sum(chance[:rest]))
-        counts, rates, values = (np.array([1.0]), np.array([partial]), np.array([value])) if rest else (none, none, none)
+        epochs, rest = divmod(run.steps, length)
+        counts, rates, values = np.array([[1.0], [rest * rate], [value]]) if rest else (none, none, none)
         return Law(noise, epochs * value, counts, rates, values)
     constant, blocks = 0.0, []
     for start in range(0, run.steps, length):
-        values = weights[start : start + length]
-        probabilities = chance[: values.size]
-        missing = 1.0 - float(np.sum(probabilities))
-        if values.size < length:
-            values, probabilities = np.append(values, 0.0), np.append(probabilities, missing)
-        distinct, index = np.unique(values, return_inverse=True)
-        if distinct.size == 1:
-            constant += float(distinct[0])
+        values, index = np.unique(_epoch(weights[start : start + length], length), return_inverse=True)
+        if values.size == 1:
+            constant += float(values[0])
         else:
-            blocks.append((distinct, np.bincount(index, weights=probabilities)))
+            chances = np.full(index.size, rate)
+            chances[-1] = 1.0 - rate * (index.size - 1)
+            blocks.append((values, np.bincount(index, weights=chances)))
     return Law(noise, constant, none, none, none, tuple(blocks))
+
+
+def _epoch(weights: Array, length: int) -> Array:
+    """The weights of an epoch; the batches that a last one does not reach are as one that counts for nothing."""
+    return weights if weights.size == length else np.append(weights, 0.0)

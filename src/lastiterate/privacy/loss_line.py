@@ -38,7 +38,7 @@ def start(cumulant: LossCumulant, log_tail: float, pole: float = 0.0, sign: floa
         if abs(missing) < 0.05 or high - low < 1e-3 * x:
             break
         low, high = (x, high) if missing < 0.0 else (low, x)
-        newton = x - missing / (x * variance)
+        newton = x - missing / (x * variance) if variance > 0.0 else low
         x = newton if low < newton < min(high, 4.0 * x) else 0.5 * (low + high) if math.isfinite(high) else 2.0 * x
     return _before_jump(cumulant, log_tail, pole, sign, x)
 
@@ -89,12 +89,15 @@ def saddle(cumulant: LossCumulant, loss: float) -> float:
     raise Unreliable
 
 
-def around(cumulant: LossCumulant, centre: float) -> float:
-    """A line near a saddle point that keeps its distance from the poles at 0 and -1."""
+def around(cumulant: LossCumulant, centre: float, loss: float) -> float:
+    """A line near the saddle point of a loss that keeps its distance from the poles at 0 and -1, and from jumps."""
     clear = _FROM_POLE / math.sqrt(cumulant.real(centre)[2])
     if centre > -0.2 * clear:
         x = max(centre, 0.04 * clear)
+        smallest = cumulant.real(x)[0] - x * loss
         while cumulant.real(x)[2] > _JUMP * cumulant.real(0.5 * x)[2]:
+            if cumulant.real(0.5 * x)[0] - 0.5 * x * loss > smallest + _LARGEST_CONDITION:
+                break
             x *= 0.5
         return _clear_of_pole(cumulant, 0.0, 1.0, x)
     distance = min(0.5, 0.4 * clear)

@@ -17,6 +17,7 @@ from lastiterate.privacy.solve import invert, solve
 from lastiterate.values import Array
 
 _ROUNDED_TO_ZERO = 1e-12  # an epsilon of rounding errors only
+_FAR_FETCHED = 1e6
 _FURTHEST = 38.5  # standard deviations beyond which N has no mass that a float could hold
 
 
@@ -34,6 +35,9 @@ class Local(Protocol):
 
     def log_lower(self, y: Array) -> Array:
         """log P(S + N <= y)."""
+
+    def log_upper(self, y: Array) -> Array:
+        """log P(S + N >= y)."""
 
 
 class Kernel(Protocol):
@@ -97,7 +101,8 @@ def log_delta(kernel: Kernel, epsilon: Array) -> Array:
     moving = _Moving(kernel, upper=True)
     low = kernel.noise * np.sqrt(2.0 * epsilon)  # f(y) <= y^2 / (2 noise^2)
     y = _threshold(moving, epsilon, low)
-    result = _log_delta_at(moving.at(y).remove(y), epsilon)
+    local = moving.at(y)
+    result = log_delta_at(local.remove(y), local.loss(y)[0], epsilon)
     if not some(_bound_add(kernel, epsilon) > result):
         return result
     return np.maximum(result, log_delta_add(kernel, epsilon))
@@ -107,9 +112,10 @@ def log_delta_add(kernel: Kernel, epsilon: Array) -> Array:
     """log of delta for Q over P; -inf where -f does not reach epsilon."""
     moving = _Moving(kernel, upper=False)
     y = _threshold(moving, -epsilon, -_FURTHEST * kernel.noise)
-    side = moving.at(y).add(-y)
+    local = moving.at(y)
+    side = local.add(-y)
     reached = side.loss >= epsilon - 1e-9 * np.maximum(1.0, epsilon)
-    return np.where(reached, _log_delta_at(side, epsilon), -np.inf)[()]
+    return np.where(reached, log_delta_at(side, -local.loss(y)[0], epsilon), -np.inf)[()]
 
 
 def log_fnr(kernel: Kernel, fpr: Array) -> Array:
@@ -118,9 +124,9 @@ def log_fnr(kernel: Kernel, fpr: Array) -> Array:
     return kernel.near(y, upper=False).log_lower(y)
 
 
-def _log_delta_at(side: Side, epsilon: Array) -> Array:
-    """log delta where the loss is exactly epsilon, from a threshold where it nearly is."""
-    change = side.log_delta_slope / side.loss_slope * (epsilon - side.loss)
+def log_delta_at(side: Side, loss: Array, epsilon: Array) -> Array:
+    """log delta where the loss is exactly epsilon, from a threshold where it nearly is: there it is ``loss``."""
+    change = side.log_delta_slope / side.loss_slope * (epsilon - loss)
     return np.where(np.abs(change) < 1e-3, side.log_delta + change, side.log_delta)[()]
 
 
@@ -130,8 +136,21 @@ def _threshold(moving: _Moving, loss: Array, low: Array) -> Array:
     square = kernel.noise * kernel.noise
     high = (loss * square + 0.5 * (kernel.variance + kernel.mean**2)) / kernel.mean  # see `_bound_add`
     high = np.maximum(high, low) + 1e-9 * kernel.noise
+    if some(high > _FAR_FETCHED * (kernel.noise + kernel.high)):
+        high = _nearer(moving, loss, low, high)
     y = invert(lambda y: moving.at(y).loss(y), loss, 0.5 * (low + high), low, high)
     return np.maximum(y, low)
+
+
+def _nearer(moving: _Moving, loss: Array, low: Array, high: Array) -> Array:
+    """A y nearer than ``high`` where f is still at least ``loss``: Jensen's bound is far off where the canary is rare."""
+    near = low + moving.kernel.noise
+    for _ in range(60):
+        short = (near < high) & (moving.at(near).loss(near)[0] < loss)
+        if not some(short):
+            break
+        near = np.where(short, low + 2.0 * (near - low), near)[()]
+    return np.minimum(near, high)
 
 
 def _bound_add(kernel: Kernel, epsilon: Array) -> Array:

@@ -6,6 +6,7 @@ Without that secret every step with the canary is a Gaussian mechanism, and k of
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,8 +14,9 @@ from scipy.special import log_ndtr, ndtr, xlog1py, xlogy
 
 from lastiterate.privacy import binomial
 from lastiterate.privacy.curve import PrivacyCurve
+from lastiterate.privacy.law import epoch_length
 from lastiterate.privacy.rows import Side
-from lastiterate.privacy.solve import invert, solve
+from lastiterate.privacy.solve import a_little_less, invert, solve
 from lastiterate.run import DPSGD
 from lastiterate.values import Array
 
@@ -32,7 +34,7 @@ def no_amplification(run: DPSGD) -> PrivacyCurve:
     """
     sigma, rate = float(np.min(run.noise_multiplier)), float(np.max(run.sample_rate))
     if run.sampling == "shuffled":
-        epochs = np.array([float(math.ceil(run.steps * rate - 1e-9))])
+        epochs = np.array([float(-(-run.steps // epoch_length(rate)))])
         pair = KnownParticipations(np.sqrt(epochs) / sigma, np.zeros(1), np.zeros(1))
     else:
         pair = told_participations(run.steps, rate, sigma, upper=True)
@@ -58,7 +60,8 @@ def _participations(steps: int, rate: float, *, upper: bool) -> tuple[Array, Arr
     low, high = max(0.0, math.floor(steps * rate - spread)), min(float(steps), math.ceil(steps * rate + spread))
     stride = max(1.0, math.ceil((high - low) / _MOST_COUNTS))
     middle = np.arange(low, high + 1.0, stride)
-    log_mass = binomial.log_binomial(middle, np.float64(steps), np.float64(rate)) + math.log(stride)
+    with np.errstate(over="ignore"):
+        log_mass = binomial.log_binomial(middle, np.float64(steps), np.float64(rate)) + math.log(stride)
     half = 0.5 * (stride - 1.0)  # a stretch of counts is charged as its largest, or as its smallest
     return np.clip(middle + half if upper else middle - half, 0.0, float(steps)), log_mass
 
@@ -90,7 +93,7 @@ class KnownParticipations:
         high = 0.5 * largest**2 + largest * np.sqrt(-2.0 * log_delta) + 1e-300
         if not np.isfinite(high):
             return high
-        if self._side(np.float64(0.0)).log_delta <= log_delta:
+        if self._side(np.float64(0.0)).log_delta <= a_little_less(log_delta):
             return np.float64(0.0)
         return solve(self._side, log_delta, 0.5 * high, 0.0 * high, high)[0]
 
@@ -103,15 +106,23 @@ class KnownParticipations:
         return Side(epsilon, _ONE, log_delta, -np.exp(np.logaddexp.reduce(log_mass + log_q) - log_delta))
 
     def _fnr(self, fpr: Array) -> Array:
-        mu, mass = np.maximum(self.mu, 1e-300), np.exp(self.log_mass)
+        """P(L <= l) + e^l (Q(L > l) - fpr), where Q(L > l) = fpr or, where the canary is not used, jumps over it at l = 0."""
+        used = self.mu > 0.0
+        mu, log_mass, goal = self.mu[used], self.log_mass[used], np.log(fpr)
+        unused = np.exp(np.logaddexp.reduce(self.log_mass[~used], initial=-np.inf))
 
-        def accepted(loss: Array) -> tuple[Array, Array]:
-            return np.vecdot(mass, ndtr(loss / mu + 0.5 * mu)) - (1.0 - fpr), np.float64(np.nan)
+        def rarity(loss: Array) -> tuple[Array, Array]:
+            idle = unused if loss < 0.0 else 0.0  # there the loss is 0
+            rate = np.exp(np.logaddexp.reduce(log_mass + log_ndtr(-loss / mu - 0.5 * mu), initial=-np.inf))
+            return -np.log(rate + idle), np.float64(np.nan)
 
-        reach = np.float64(0.5 * float(mu.max()) ** 2 + 40.0 * float(mu.max()))
-        loss = invert(accepted, np.float64(0.0), np.float64(0.0), -reach, reach)
-        return np.vecdot(mass, ndtr(loss / mu - 0.5 * mu))
+        loss = np.float64(0.0)
+        if rarity(loss)[0] < -goal or rarity(np.float64(-1e-300))[0] > -goal:
+            reach = np.float64(self.mu.max() ** 2 + 40.0 * self.mu.max())
+            loss = invert(rarity, -goal, loss, -reach, reach)
+        accepted = np.vecdot(np.exp(log_mass), ndtr(loss / mu - 0.5 * mu)) + (unused if loss >= 0.0 else 0.0)
+        return accepted + np.exp(loss - rarity(loss)[0]) - np.exp(loss + goal)
 
 
-def _each(function: object, values: Array) -> Array:
+def _each(function: Callable[[Array], Array], values: Array) -> Array:
     return np.vectorize(function, otypes=[np.float64])(values)[()]

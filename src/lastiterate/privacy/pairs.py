@@ -19,6 +19,7 @@ from lastiterate.privacy.two_sided import TwoSidedPair
 from lastiterate.values import Array
 
 RELATIVE_ERROR = 1e-10  # of max(1, epsilon): rounding and what the kernels neglect, with room to spare
+_RELATIVE_ERROR_OF_DELTA = 1e-11  # likewise; it matters where delta is so flat that it hardly determines epsilon
 _POINTS_AT_ONCE = 16_000  # small enough for the cache of one core
 
 Function = Callable[[Kernel, Array], Array]
@@ -31,7 +32,12 @@ def pair_of(law: Law) -> Pair:
         return NothingPair()
     if low >= 0.0:
         return OneSidedPair(law)
-    return OneSidedPair(law.flipped()) if high <= 0.0 else TwoSidedPair(law)
+    if high <= 0.0:
+        return OneSidedPair(law.flipped())
+    rounding = min(1e-12 * (high - low), 1e-11 * law.noise)  # sums that should cancel do so only nearly
+    if low >= -rounding:
+        return OneSidedPair(law.from_lowest())
+    return OneSidedPair(law.flipped().from_lowest()) if high <= rounding else TwoSidedPair(law)
 
 
 @dataclass(frozen=True)
@@ -67,8 +73,8 @@ class OneSidedPair:
         return np.exp(self._each(mixture.log_fnr, fpr, low=False))
 
     def bracket(self, log_delta: Array) -> tuple[Array, Array]:
-        upper = self.epsilon(log_delta)
-        lower = self._each(mixture.epsilon, log_delta, low=True)
+        upper = self._each(mixture.epsilon, log_delta - _RELATIVE_ERROR_OF_DELTA, low=False)
+        lower = self._each(mixture.epsilon, np.minimum(log_delta + _RELATIVE_ERROR_OF_DELTA, -1e-300), low=True)
         error = RELATIVE_ERROR * np.maximum(1.0, upper)
         return lower - error, upper + error
 

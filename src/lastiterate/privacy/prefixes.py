@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from lastiterate.privacy.law import Law, law_of
+from lastiterate.privacy.law import NOTHING, Law, law_of
 from lastiterate.run import DPSGD
 from lastiterate.values import Array, PerStep, cut
 
@@ -45,10 +45,7 @@ def prefixes_of(run: DPSGD) -> Prefixes:
         return replace(law, noise=law.noise * math.sqrt(energy(first) / energy(last)))
 
     first = 1 + int(np.argmax(np.asarray(weights) != 0.0))  # before it nothing has been learnt
-    return Prefixes(run.steps, lambda t: bound(t, t) if t >= first else _NOTHING, bound if first == 1 else None)
-
-
-_NOTHING = Law(1.0, 0.0, np.empty(0), np.empty(0), np.empty(0))
+    return Prefixes(run.steps, lambda t: bound(t, t) if t >= first else NOTHING, bound if first == 1 else None)
 
 
 def _energy(weights: PerStep, run: DPSGD) -> Callable[[int], float]:

@@ -19,6 +19,7 @@ _MOST_POINTS = 50_000
 
 def rounded(law: Law) -> tuple[FiniteKernel, FiniteKernel]:
     """Kernels of two laws between which this one lies."""
+    law = law.from_lowest()
     spacing = max(_FINENESS * law.noise, law.high / _MOST_POINTS)
     return _on_lattice(law, spacing, up=False), _on_lattice(law, spacing, up=True)
 

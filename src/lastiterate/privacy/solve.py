@@ -17,9 +17,10 @@ _SMALLEST_BRACKET = 4e-16
 def solve(side: Callable[[Array], Side], log_delta: Array, y: Array, low: Array, high: Array) -> tuple[Array, Array]:
     """The privacy loss where log delta(y) = log_delta, and that y; delta falls along y. A loss <= 0 may be any such.
 
+    Where delta is so flat that rounding decides which loss that is, the result is above it, not below.
     Works on the normal quantile of delta, of which y is nearly a linear function: three evaluations usually do.
     """
-    goal = ndtri_exp(log_delta)
+    goal = ndtri_exp(a_little_less(log_delta))
 
     def gap_and_step(now: Side) -> tuple[Array, Array]:
         quantile = ndtri_exp(np.minimum(now.log_delta, 0.0))  # rounding may put a delta of 1 above it
@@ -33,8 +34,13 @@ def solve(side: Callable[[Array], Side], log_delta: Array, y: Array, low: Array,
     return _newton(side, gap_and_step, y, low, high)
 
 
+def a_little_less(log_delta: Array) -> Array:
+    """log_delta less about the rounding error of a computed one: summed logarithms of probabilities."""
+    return (1.0 + 2e-15) * log_delta - 1e-14
+
+
 def invert(loss: Callable[[Array], tuple[Array, Array]], goal: Array, y: Array, low: Array, high: Array) -> Array:
-    """The y where an increasing function, given with its derivative, has the value ``goal``."""
+    """The y where an increasing function, given with its derivative (or NaN), has the value ``goal``."""
 
     def side(y: Array) -> Side:
         value, slope = loss(y)
@@ -42,7 +48,7 @@ def invert(loss: Callable[[Array], tuple[Array, Array]], goal: Array, y: Array, 
 
     def gap_and_step(now: Side) -> tuple[Array, Array]:
         gap = now.log_delta - goal
-        return gap, -gap / now.log_delta_slope
+        return gap, np.where(gap == 0.0, 0.0, -gap / now.log_delta_slope)[()]
 
     return _newton(side, gap_and_step, y, low, high)[0]
 

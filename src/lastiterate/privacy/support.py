@@ -20,6 +20,7 @@ from lastiterate.values import Array
 
 _LOG_TWO = float(np.log(2.0))
 _FAR = 30.0
+_WHOLE = 1e-13
 
 
 @dataclass(frozen=True)
@@ -72,11 +73,21 @@ class Support:
 
     def loss(self, y: Array) -> tuple[Array, Array]:
         """The privacy loss f(y) = log p(y) / q(y), and its derivative: the mean of S given y, over noise^2."""
-        x, x0 = (y[..., None] - self.points) / self.noise[..., None], y / self.noise
-        top, density = _scaled(self.log_mass - 0.5 * x * x)
-        total = np.add.reduce(density, -1)
-        mean = np.vecdot(density, self.points) / total
-        return np.log(total) + (top + 0.5 * x0 * x0), mean / (self.noise * self.noise)
+        square = self.noise * self.noise
+        of_point = self.points * ((y[..., None] - 0.5 * self.points) / square[..., None])
+        top, ratio = _scaled(self.log_mass + of_point)
+        total = np.add.reduce(ratio, -1)
+        loss = np.log(total) + top
+        if some(np.abs(loss) < 0.5):
+            loss = self._small_loss(of_point, loss)
+        return loss, np.vecdot(ratio, self.points) / (total * square)
+
+    def _small_loss(self, of_point: Array, loss: Array) -> Array:
+        """The loss with the digits that 1 swamps in the sum of mass times ratio: by the sum of mass times (ratio - 1)."""
+        mass = np.exp(self.log_mass)
+        excess = np.where(of_point < 1.0, mass * np.expm1(of_point), np.exp(self.log_mass + of_point) - mass)
+        small = (np.abs(loss) < 0.5) & (np.abs(np.add.reduce(mass, -1) - 1.0) < _WHOLE)  # the points are all there are
+        return np.where(small, np.log1p(np.add.reduce(excess, -1)), loss)[()]
 
     def log_lower(self, y: Array) -> Array:
         """log P(S + N <= y)."""

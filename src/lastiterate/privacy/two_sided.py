@@ -7,21 +7,23 @@ interval between them.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 from scipy.special import log_ndtr, ndtr
 
+from lastiterate.privacy.contour import Unreliable
 from lastiterate.privacy.kernels import kernel_of
 from lastiterate.privacy.law import Law
-from lastiterate.privacy.mixture import Kernel, Local
+from lastiterate.privacy.mixture import Kernel, Local, log_delta_at
 from lastiterate.privacy.rows import Side
-from lastiterate.privacy.solve import invert, solve
+from lastiterate.privacy.solve import a_little_less, invert, solve
 from lastiterate.values import Array
 
 RELATIVE_ERROR = 1e-9
-_FURTHEST = 38.5
+_RELATIVE_ERROR_OF_DELTA = 1e-11
 _ONE, _ZERO = np.float64(1.0), np.float64(0.0)
 
 
@@ -35,15 +37,16 @@ class TwoSidedPair:
         return _each(self._epsilon, log_delta)
 
     def log_delta(self, epsilon: Array) -> Array:
-        return _each(lambda value: max(self._remove(value).log_delta, self._add(value).log_delta), epsilon)
+        return _each(self._log_delta, epsilon)
 
     def fnr(self, fpr: Array) -> Array:
         return _each(self._fnr, fpr)
 
     def bracket(self, log_delta: Array) -> tuple[Array, Array]:
-        value = self.epsilon(log_delta)
-        error = RELATIVE_ERROR * np.maximum(1.0, value)
-        return value - error, value + error
+        lower = self.epsilon(np.minimum(log_delta + _RELATIVE_ERROR_OF_DELTA, -1e-300))
+        upper = self.epsilon(log_delta - _RELATIVE_ERROR_OF_DELTA)
+        error = RELATIVE_ERROR * np.maximum(1.0, upper)
+        return lower - error, upper + error
 
     @cached_property
     def _sides(self) -> tuple[Kernel, Kernel]:
@@ -51,77 +54,111 @@ class TwoSidedPair:
 
     @cached_property
     def _lowest(self) -> tuple[Array, Array]:
-        """Where f is smallest, and that value."""
+        """Where f is smallest, and that value. It may lie far from all values of S where one sign is rare."""
         right = self._sides[1]
 
         def slope(y: Array) -> tuple[Array, Array]:
             return right.near(y, upper=True).loss(y)[1], np.float64(np.nan)
 
-        low, high = np.float64(self.law.low), np.float64(self.law.high)
+        low, high = -right.noise, right.noise
+        while slope(low)[0] > 0.0:
+            low = 2.0 * low
+        while slope(high)[0] < 0.0:
+            high = 2.0 * high
         y = invert(slope, _ZERO, _ZERO, low, high)
         return y, right.near(y, upper=True).loss(y)[0]
 
     def _epsilon(self, log_delta: Array) -> Array:
-        found = _ZERO
+        found, enough = _ZERO, a_little_less(log_delta)
         for side in (self._remove, self._add):
-            if side(found).log_delta > log_delta:
+            if side(found).log_delta > enough:
                 high = _ONE
-                while side(high).log_delta > log_delta and high < 1e300:
+                while side(high).log_delta > enough and high < 1e300:
                     high = 2.0 * high
                 found, _ = solve(side, log_delta, 0.5 * (found + high), found, high)
         return found
 
+    def _log_delta(self, epsilon: Array) -> Array:
+        remove = self._remove(epsilon).log_delta
+        return remove if epsilon == 0.0 else max(remove, self._add(epsilon).log_delta)  # at 0 they are the same
+
     def _remove(self, epsilon: Array) -> Side:
         """P over Q along epsilon itself."""
         thresholds = self._thresholds(epsilon)
-        parts = [local.remove(y).log_delta for y, local in thresholds]
-        log_q = np.logaddexp(*(log_ndtr(-y / self.law.noise) for y, _ in thresholds))
-        log_delta = np.logaddexp(*parts)
+        log_delta = np.logaddexp(*(_log_excess(y, local, epsilon) for y, local in thresholds))
+        log_q = self._log_outside(thresholds)
         return Side(epsilon, _ONE, log_delta, -np.exp(epsilon + log_q - log_delta))
 
     def _add(self, epsilon: Array) -> Side:
         """Q over P along epsilon: the interval where f <= -epsilon."""
-        if self._lowest[1] >= -epsilon:
-            return Side(epsilon, _ONE, np.float64(-np.inf), -_ONE)
-        in_p, in_q = self._between(-epsilon)
+        in_p, in_q = self._between(self._thresholds(-epsilon))
         delta = in_q - np.exp(epsilon) * in_p
+        if not delta > 0.0:
+            return Side(epsilon, _ONE, np.float64(-np.inf), -_ONE)
         return Side(epsilon, _ONE, np.log(delta), -np.exp(epsilon) * in_p / delta)
 
-    def _between(self, loss: Array) -> tuple[Array, Array]:
-        """P and Q of the interval {f <= loss}."""
-        (left, from_left), (right, from_right) = self._thresholds(loss)
-        in_q = ndtr(right / self.law.noise) - ndtr(-left / self.law.noise)
-        in_p = np.exp(from_right.log_lower(right)) - np.exp(from_left.log_upper(left))
-        return in_p, in_q
+    def _between(self, thresholds: list[tuple[Array, Local]]) -> tuple[Array, Array]:
+        """P and Q of the interval between two thresholds: as a difference of whichever tails are smaller."""
+        (left, from_left), (right, from_right) = thresholds
+        x, z = left / self.law.noise, right / self.law.noise
+        in_q = ndtr(z) - ndtr(-x) if z < x else ndtr(x) - ndtr(-z)
+        below, above = from_right.log_lower(right), from_left.log_lower(left)
+        if below < above:
+            return np.exp(below) - np.exp(from_left.log_upper(left)), in_q
+        return np.exp(above) - np.exp(from_right.log_upper(right)), in_q
+
+    def _log_outside(self, thresholds: list[tuple[Array, Local]]) -> Array:
+        """log Q of the two half-lines beyond the thresholds."""
+        return np.logaddexp(*(log_ndtr(-y / self.law.noise) for y, _ in thresholds))
 
     def _thresholds(self, loss: Array) -> list[tuple[Array, Local]]:
         """Where f = loss on the left, counted leftwards, and on the right; each with the pair near it."""
-        bottom = self._lowest[0]
+        bottom, lowest = self._lowest
         result = []
         for kernel, low in zip(self._sides, (-bottom, bottom), strict=True):
 
             def local_loss(y: Array, kernel: Kernel = kernel) -> tuple[Array, Array]:
                 return kernel.near(y, upper=True).loss(y)
 
-            reach = kernel.noise
-            while local_loss(low + reach)[0] < loss:
-                reach = 2.0 * reach
-            y = invert(local_loss, loss, low + 0.5 * reach, low, low + reach)
+            y = low
+            if loss > lowest:
+                reach = kernel.noise
+                while local_loss(low + reach)[0] < loss:
+                    reach = 2.0 * reach
+                y = invert(local_loss, loss, low + 0.5 * reach, low, low + reach)
             result.append((y, kernel.near(y, upper=True)))
         return result
 
     def _fnr(self, fpr: Array) -> Array:
-        lowest = self._lowest[1]
+        """P(f <= l) + e^l (Q(f > l) - fpr), which for every l is at most the rate sought, and largest where Q(f > l) = fpr.
 
-        def accepted(loss: Array) -> tuple[Array, Array]:
-            return np.log(self._between(loss)[1]) - np.log1p(-fpr), np.float64(np.nan)
+        That holds too where f is flat, and no level of it has just that Q.
+        """
+        lowest, goal = self._lowest[1], np.log(fpr)
+
+        def rarity(loss: Array) -> tuple[Array, Array]:
+            return -self._log_outside(self._thresholds(loss)), np.float64(np.nan)
 
         high = _ONE
-        while accepted(lowest + high)[0] < 0.0:
+        while rarity(lowest + high)[0] < -goal:
             high = 2.0 * high
-        loss = invert(accepted, _ZERO, lowest + 0.5 * high, lowest, lowest + high)
-        return self._between(loss)[0]
+        loss = invert(rarity, -goal, lowest + 0.5 * high, lowest, lowest + high)
+        thresholds = self._thresholds(loss)
+        log_outside = self._log_outside(thresholds)
+        return self._between(thresholds)[0] + np.exp(loss + log_outside) - np.exp(loss + goal)
 
 
-def _each(function: object, values: Array) -> Array:
-    return np.vectorize(function, otypes=[np.float64])(values)[()]
+def _log_excess(y: Array, local: Local, epsilon: Array) -> Array:
+    """log P(>= y) - e^epsilon Q(>= y), f(y) being epsilon; more where P and Q are too small to tell apart."""
+    log_delta = log_delta_at(local.remove(y), local.loss(y)[0], epsilon)
+    return local.log_upper(y) if np.isnan(log_delta) else log_delta
+
+
+def _each(function: Callable[[Array], Array], values: Array) -> Array:
+    try:
+        return np.vectorize(function, otypes=[np.float64])(values)[()]
+    except Unreliable:
+        raise ValueError(
+            "noise_multiplier must be larger where weights have both signs and there are many: with so little noise "
+            "neither kernel is accurate"
+        ) from None
