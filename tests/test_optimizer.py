@@ -194,8 +194,9 @@ def test_a_prefix_keeps_every_option():
     assert SGD(0.3, dampening=0.1, momentum=0.9).prefix(2) == SGD(0.3, dampening=0.1, momentum=0.9)
 
 
-def test_a_warm_up_from_zero_has_a_prefix_that_has_learnt_nothing():
-    assert not np.any(SGD([0.0, 0.5, 1.0]).prefix(1).weights(1))
+def test_the_prefix_of_a_warm_up_that_has_learnt_nothing_is_refused():
+    with pytest.raises(ValueError, match="learning_rate must not be zero at every step"):
+        SGD([0.0, 0.5, 1.0]).prefix(1)
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lastiterate import DPSGD, SGD, last_iterate
+from lastiterate import DPSGD, SGD, last_iterate, max_over_steps
 
 GOOD = {"steps": 3, "sample_rate": 0.1, "noise_multiplier": 1.0}
 
@@ -227,8 +227,26 @@ def test_a_prefix_is_not_longer_than_the_run():
 
 
 @pytest.mark.parametrize("schedule", [{"weights": [0.0, 0.5, 1.0]}, {"optimizer": SGD([0.0, 0.5, 1.0])}])
-def test_the_first_step_of_a_warm_up_from_zero_leaks_nothing(schedule):
-    assert last_iterate(DPSGD(**GOOD, **schedule).prefix(1)).epsilon(1e-5) == 0.0
+def test_the_prefix_of_a_warm_up_that_has_learnt_nothing_is_refused(schedule):
+    with pytest.raises(ValueError, match=r"must not (all )?be zero"):
+        DPSGD(**GOOD, **schedule).prefix(1)
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        {"weights": [0, 0, 1, 1]},
+        {"weights": [0, 0, 1, -1]},
+        {"optimizer": SGD([0, 0, 1, 1])},
+        {"optimizer": SGD([0, 0, 1, 1], momentum=0.9)},
+        {"optimizer": SGD([0, 0, 1, 1], momentum=0.9, weight_decay=0.1)},
+        {"optimizer": SGD([0, 0, 1, 1], weight_decay=0.1)},
+    ],
+)
+def test_the_maximum_over_steps_passes_over_what_has_learnt_nothing(schedule):
+    run = DPSGD(4, 0.1, 1.0, **schedule)
+    expected = max(last_iterate(run.prefix(t)).epsilon(1e-5) for t in (3, 4))
+    assert max_over_steps(run).epsilon(1e-5) == pytest.approx(expected, rel=1e-9)
 
 
 def test_runs_are_equal_where_their_values_are():

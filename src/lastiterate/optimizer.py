@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from copy import copy
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 
-from lastiterate.values import Array, PerStep, cut, key, number, per_step, same
+from lastiterate.values import Array, PerStep, cut, key, number, per_step, same, shape
 
 MOST_STEPS_WITH_MEMORY = 10**6
 
@@ -41,7 +41,7 @@ class SGD:
         def fix(name: str, value: Any) -> None:
             object.__setattr__(self, name, value)
 
-        steps = np.size(self.learning_rate)
+        steps = math.prod(shape("learning_rate", self.learning_rate))
         fix("learning_rate", per_step("learning_rate", self.learning_rate, steps, low=0.0))
         if not np.any(self.learning_rate):
             raise ValueError("learning_rate must not be zero at every step: such a run learns nothing")
@@ -82,9 +82,7 @@ class SGD:
 
     def prefix(self, steps: int) -> SGD:
         """The optimizer of a run that stops after ``steps`` steps."""
-        result = copy(self)  # unchecked: a warm-up may begin with rates of zero
-        object.__setattr__(result, "learning_rate", cut(self.learning_rate, steps))
-        return result
+        return replace(self, learning_rate=cut(self.learning_rate, steps))
 
     def _adjoint(self, rates: list[float]) -> Array:
         """Run the update backwards, carrying how the output depends on the parameters and on the momentum buffer."""

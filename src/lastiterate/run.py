@@ -6,7 +6,6 @@ whether the canary is in batch t. The optimizer (or ``weights``) gives w_t, ``sa
 
 from __future__ import annotations
 
-from copy import copy
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -112,12 +111,13 @@ class DPSGD:
     def prefix(self, steps: int) -> DPSGD:
         """The run stopped after ``steps`` steps, with the weights its optimizer gives it then."""
         stop = integer("steps", integer("steps", steps), 1, self.steps)
-        result = copy(self)  # unchecked: a warm-up may begin with weights of zero
-        for name in ("sample_rate", "noise_multiplier", "weights"):
-            object.__setattr__(result, name, cut(getattr(self, name), stop))
-        object.__setattr__(result, "steps", stop)
-        object.__setattr__(result, "optimizer", None if self.optimizer is None else self.optimizer.prefix(stop))
-        return result
+        return self.replace(
+            steps=stop,
+            sample_rate=cut(self.sample_rate, stop),
+            noise_multiplier=cut(self.noise_multiplier, stop),
+            weights=cut(self.weights, stop),
+            optimizer=None if self.optimizer is None else self.optimizer.prefix(stop),
+        )
 
     def __eq__(self, other: object) -> bool:
         return same(self, other)

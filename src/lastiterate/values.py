@@ -63,9 +63,9 @@ def per_step(
     name: str, value: Any, steps: int, low: float = -math.inf, high: float = math.inf, *, open_low: bool = False
 ) -> PerStep:
     """One number for all steps, or a read-only array of ``steps`` numbers."""
-    if isinstance(value, float) or _shape(name, value) == ():
+    if isinstance(value, float) or shape(name, value) == ():
         return number(name, value, low, high, open_low=open_low)
-    if _shape(name, value) != (steps,):
+    if shape(name, value) != (steps,):
         raise ValueError(f"{name} must be one number or {steps} numbers, one for each step, got shape {np.shape(value)}")
     result = np.array(numbers(name, value, low, high, open_low=open_low))
     if not np.isfinite(result).all():
@@ -104,7 +104,8 @@ def _is_no_number(value: Any) -> bool:
     return isinstance(value, (bool, str, bytes, complex)) or (kind != "" and kind in _NO_NUMBERS)
 
 
-def _shape(name: str, value: Any) -> tuple[int, ...]:
+def shape(name: str, value: Any) -> tuple[int, ...]:
+    """The shape of a value, which may be no array at all."""
     try:
         return np.shape(value)
     except ValueError:

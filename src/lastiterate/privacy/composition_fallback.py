@@ -23,6 +23,8 @@ from lastiterate.privacy.no_amplification import told_participations
 from lastiterate.privacy.pairs import pair_of
 
 _RESOLUTION = 1.3e-4  # of the distribution's grid, relative to epsilon
+_TIGHT = 5e-4  # bounds this close, relative to max(1, epsilon), need no distribution
+_MOST_STEPS = 10**7  # that dp-accounting composes in reasonable time
 _MOST_POINTS = 300_000
 _LARGEST_LOSS = 600.0  # dp-accounting takes exp of losses
 _ROUNDING = 1e-16  # of delta, by its Fourier transforms, for each step
@@ -41,7 +43,8 @@ class Fallback:
         upper = min(self._chernoff_epsilon(log_delta), float(self._told[1].epsilon(value)))
         lower = max(float(self._last_iterate.epsilon(value)), float(self._told[0].epsilon(value)))
         rounding = self._rounding
-        if delta > 2.0 * rounding and self._distributions is not None:
+        tight = upper - lower <= _TIGHT * max(1.0, upper)
+        if not tight and delta > 2.0 * rounding and self._distributions is not None:
             optimistic, pessimistic = self._distributions
             with contextlib.suppress(OverflowError):
                 lower = max(lower, float(optimistic.get_epsilon_for_delta(delta + rounding)))
@@ -99,7 +102,7 @@ class Fallback:
         """Privacy loss distributions rounded down and up, or None where dp-accounting cannot represent the loss."""
         steepness = 1.0 / float(self.cumulant.sigmas.min())
         largest = steepness * (0.5 * steepness + 12.0)
-        if largest > _LARGEST_LOSS:
+        if largest > _LARGEST_LOSS or self.cumulant.counts.sum() > _MOST_STEPS:
             return None
         epsilon = min(self._chernoff_epsilon(math.log(1e-9)), float(self._told[1].epsilon(np.float64(math.log(1e-9)))))
         steps = float(self.cumulant.counts.sum())

@@ -42,15 +42,17 @@ class Cumulant:
         """K, K' and K'' at a real point."""
         law = self.law
         value, mean, variance = law.constant * theta, law.constant, 0.0
-        if law.counts.size:
-            exponent = law.weights * theta
+        for start in range(0, law.counts.size, _CHUNK):
+            part = slice(start, start + _CHUNK)
+            counts, rates, weights = law.counts[part], law.rates[part], law.weights[part]
+            exponent = weights * theta
             shift = np.maximum(exponent, 0.0)
-            inside, outside = law.rates * np.exp(exponent - shift), (1.0 - law.rates) * np.exp(-shift)
+            inside, outside = rates * np.exp(exponent - shift), (1.0 - rates) * np.exp(-shift)
             total = inside + outside
             tilted = inside / total
-            value += float(np.sum(law.counts * (np.log(total) + shift)))
-            mean += float(np.sum(law.counts * law.weights * tilted))
-            variance += float(np.sum(law.counts * law.weights**2 * tilted * (1.0 - tilted)))
+            value += float(np.sum(counts * (np.log(total) + shift)))
+            mean += float(np.sum(counts * weights * tilted))
+            variance += float(np.sum(counts * weights**2 * tilted * (1.0 - tilted)))
         for values, probabilities in law.blocks:
             top = float(np.max(values * theta))
             mass = probabilities * np.exp(values * theta - top)

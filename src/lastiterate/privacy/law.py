@@ -88,11 +88,13 @@ def law_of(run: DPSGD) -> Law:
         return _independent(run, np.float64(1.0), float(run.noise_multiplier) * math.sqrt(run.steps))
     size = float(np.max(np.abs(weights)))
     if size == 0.0:
-        return NOTHING
+        raise ValueError("weights must not all be zero: with these learning rates the run releases nothing")
     weights = np.asarray(weights) / size
     spread = weights * np.asarray(run.noise_multiplier)
     largest = float(np.max(np.abs(spread)))
-    noise = largest * math.sqrt(float(np.sum((spread / largest) ** 2)) * (1 if spread.ndim else run.steps))
+    spread /= largest
+    noise = largest * math.sqrt(float(np.sum(spread * spread)) * (1 if spread.ndim else run.steps))
+    del spread  # long runs have few megabytes to spare
     if run.sampling == "shuffled":
         return _shuffled(run, weights, noise)
     return _independent(run, weights, noise)

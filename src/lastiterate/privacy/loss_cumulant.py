@@ -80,10 +80,12 @@ class LossCumulant:
         """A frequency beyond which a characteristic function that is small stays so.
 
         With little noise the loss clusters around multiples of about 1 / (2 sigma^2), and until the clusters' own
-        width is resolved it comes back at the frequencies that fit them.
+        width is resolved it comes back at the frequencies that fit them; not where so many steps see the canary that
+        even neighbouring clusters overlap.
         """
-        steep = 1.0 / self.sigmas[(self.sigmas < 0.5) & (self.rates < 1.0)]
-        return float(np.max(8.0 * math.pi / steep**2, initial=0.0))
+        separate = 8.0 * math.pi**2 * self.counts * self.rates * self.sigmas**2 < 60.0
+        sigmas = self.sigmas[(self.sigmas < 0.5) & (self.rates < 1.0) & separate]
+        return float(np.max(8.0 * math.pi * sigmas**2, initial=0.0))
 
     @cached_property
     def _steps(self) -> list[tuple[float, StepLoss]]:

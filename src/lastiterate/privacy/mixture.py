@@ -66,7 +66,7 @@ class Kernel(Protocol):
         """One of many problems by itself."""
 
 
-class _Moving:
+class Moving:
     """A kernel along a moving threshold: the local view is renewed when it no longer covers."""
 
     def __init__(self, kernel: Kernel, *, upper: bool, local: Local | None = None) -> None:
@@ -81,7 +81,7 @@ class _Moving:
 def epsilon(kernel: Kernel, log_delta: Array) -> Array:
     """The smallest epsilon >= 0 at which the delta of neither direction exceeds the given one."""
     y, local = kernel.start(log_delta)
-    moving = _Moving(kernel, upper=True, local=local)
+    moving = Moving(kernel, upper=True, local=local)
     top = kernel.high - kernel.noise * np.minimum(ndtri_exp(log_delta), 0.0)
     y = np.minimum(np.maximum(y, 1e-9 * top), 0.999 * top)
     result, _ = solve(lambda y: moving.at(y).remove(y), log_delta, y, 0.0 * y, top)
@@ -98,7 +98,7 @@ def epsilon(kernel: Kernel, log_delta: Array) -> Array:
 
 def log_delta(kernel: Kernel, epsilon: Array) -> Array:
     """log of the larger of the two directions' delta at epsilon >= 0."""
-    moving = _Moving(kernel, upper=True)
+    moving = Moving(kernel, upper=True)
     low = kernel.noise * np.sqrt(2.0 * epsilon)  # f(y) <= y^2 / (2 noise^2)
     y = _threshold(moving, epsilon, low)
     local = moving.at(y)
@@ -110,7 +110,7 @@ def log_delta(kernel: Kernel, epsilon: Array) -> Array:
 
 def log_delta_add(kernel: Kernel, epsilon: Array) -> Array:
     """log of delta for Q over P; -inf where -f does not reach epsilon."""
-    moving = _Moving(kernel, upper=False)
+    moving = Moving(kernel, upper=False)
     y = _threshold(moving, -epsilon, -_FURTHEST * kernel.noise)
     local = moving.at(y)
     side = local.add(-y)
@@ -130,7 +130,7 @@ def log_delta_at(side: Side, loss: Array, epsilon: Array) -> Array:
     return np.where(np.abs(change) < 1e-3, side.log_delta + change, side.log_delta)[()]
 
 
-def _threshold(moving: _Moving, loss: Array, low: Array) -> Array:
+def _threshold(moving: Moving, loss: Array, low: Array) -> Array:
     """The y at which f(y) = loss, or ``low`` where f is larger even there."""
     kernel = moving.kernel
     square = kernel.noise * kernel.noise
@@ -142,7 +142,7 @@ def _threshold(moving: _Moving, loss: Array, low: Array) -> Array:
     return np.maximum(y, low)
 
 
-def _nearer(moving: _Moving, loss: Array, low: Array, high: Array) -> Array:
+def _nearer(moving: Moving, loss: Array, low: Array, high: Array) -> Array:
     """A y nearer than ``high`` where f is still at least ``loss``: Jensen's bound is far off where the canary is rare."""
     near = low + moving.kernel.noise
     for _ in range(60):
@@ -166,7 +166,7 @@ def _at_least_add(kernel: Kernel, log_delta: Array, epsilon: Array) -> Array:
     """``epsilon``, or what Q over P needs where that is more."""
     if log_delta_add(kernel, epsilon) <= log_delta:
         return epsilon
-    moving = _Moving(kernel, upper=False)
+    moving = Moving(kernel, upper=False)
     high = _FURTHEST * kernel.noise
     low = -_threshold(moving, -epsilon, -high)
     found, _ = solve(lambda r: moving.at(-r).add(r), log_delta, 0.5 * (low + high), low, high)

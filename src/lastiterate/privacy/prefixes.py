@@ -29,8 +29,9 @@ class Prefixes:
 def prefixes_of(run: DPSGD) -> Prefixes:
     """The prefixes of a run, each with the weights that its optimizer gives it."""
     weights = _nested_weights(run)
+    first = _first_that_counts(run)
     if weights is None:
-        return Prefixes(run.steps, lambda t: law_of(run.prefix(t)), None)
+        return Prefixes(run.steps, lambda t: law_of(run.prefix(t)) if t >= first else NOTHING, None)
     energy = _energy(weights, run)
 
     def bound(first: int, last: int) -> Law:
@@ -44,8 +45,13 @@ def prefixes_of(run: DPSGD) -> Prefixes:
         law = law_of(shape)
         return replace(law, noise=law.noise * math.sqrt(energy(first) / energy(last)))
 
-    first = 1 + int(np.argmax(np.asarray(weights) != 0.0))  # before it nothing has been learnt
     return Prefixes(run.steps, lambda t: bound(t, t) if t >= first else NOTHING, bound if first == 1 else None)
+
+
+def _first_that_counts(run: DPSGD) -> int:
+    """The step before which nothing has been learnt, as at the beginning of a warm-up from zero."""
+    schedule = run.weights if run.optimizer is None else run.optimizer.learning_rate
+    return 1 if schedule is None else 1 + int(np.argmax(np.asarray(schedule) != 0.0))
 
 
 def _energy(weights: PerStep, run: DPSGD) -> Callable[[int], float]:

@@ -17,7 +17,7 @@ from scipy.special import log_ndtr, ndtr
 from lastiterate.privacy.contour import Unreliable
 from lastiterate.privacy.kernels import kernel_of
 from lastiterate.privacy.law import Law
-from lastiterate.privacy.mixture import Kernel, Local, log_delta_at
+from lastiterate.privacy.mixture import Kernel, Local, Moving, log_delta_at
 from lastiterate.privacy.rows import Side
 from lastiterate.privacy.solve import a_little_less, invert, solve
 from lastiterate.values import Array
@@ -53,12 +53,19 @@ class TwoSidedPair:
         return kernel_of(self.law.flipped()), kernel_of(self.law)
 
     @cached_property
+    def _moving(self) -> tuple[Moving, Moving]:
+        """The same, for thresholds that stay close to each other: they are sought again and again."""
+        left, right = self._sides
+        return Moving(left, upper=True), Moving(right, upper=True)
+
+    @cached_property
     def _lowest(self) -> tuple[Array, Array]:
         """Where f is smallest, and that value. It may lie far from all values of S where one sign is rare."""
         right = self._sides[1]
+        moving = Moving(right, upper=True)
 
         def slope(y: Array) -> tuple[Array, Array]:
-            return right.near(y, upper=True).loss(y)[1], np.float64(np.nan)
+            return moving.at(y).loss(y)[1], np.float64(np.nan)
 
         low, high = -right.noise, right.noise
         while slope(low)[0] > 0.0:
@@ -115,10 +122,10 @@ class TwoSidedPair:
         """Where f = loss on the left, counted leftwards, and on the right; each with the pair near it."""
         bottom, lowest = self._lowest
         result = []
-        for kernel, low in zip(self._sides, (-bottom, bottom), strict=True):
+        for kernel, moving, low in zip(self._sides, self._moving, (-bottom, bottom), strict=True):
 
-            def local_loss(y: Array, kernel: Kernel = kernel) -> tuple[Array, Array]:
-                return kernel.near(y, upper=True).loss(y)
+            def local_loss(y: Array, moving: Moving = moving) -> tuple[Array, Array]:
+                return moving.at(y).loss(y)
 
             y = low
             if loss > lowest:

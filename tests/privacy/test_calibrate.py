@@ -1,0 +1,65 @@
+"""Noise for a target epsilon."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+import lastiterate as li
+from tests.privacy.helpers import sample_rates, weighted_runs
+
+
+@settings(max_examples=40)
+@given(st.integers(1, 10**5), sample_rates, st.floats(0.01, 50.0), st.floats(-12.0, -4.0).map(lambda x: 10.0**x))
+def test_epsilon_is_on_the_safe_side_of_the_target_and_within_a_millionth(steps, rate, epsilon, delta):
+    assume(delta < 0.5 * -math.expm1(steps * math.log1p(-rate)))  # else any noise will do
+    run = li.DPSGD(steps=steps, sample_rate=rate, noise_multiplier=1.0)
+    value = li.last_iterate(li.calibrate(run, epsilon=epsilon, delta=delta)).epsilon(delta)
+    assert epsilon - 1e-6 * max(1.0, epsilon) <= value <= epsilon
+
+
+@pytest.mark.parametrize("analysis", [li.last_iterate, li.composition, li.full_batch, li.max_over_steps, li.no_amplification])
+@pytest.mark.parametrize("epsilon", [0.1, 1.0, 8.0])
+def test_every_analysis_can_be_calibrated(analysis, epsilon):
+    run = li.DPSGD(steps=500, sample_rate=0.02, noise_multiplier=1.0)
+    value = analysis(li.calibrate(run, epsilon=epsilon, delta=1e-5, analysis=analysis)).epsilon(1e-5)
+    assert epsilon - 1e-6 <= value <= epsilon
+
+
+@settings(max_examples=15)
+@given(weighted_runs(longest=12), st.floats(0.1, 10.0))
+def test_a_schedule_of_noise_keeps_its_shape(run, epsilon):
+    found = li.calibrate(run, epsilon=epsilon, delta=1e-6)
+    ratio = np.asarray(found.noise_multiplier) / np.asarray(run.noise_multiplier)
+    assert np.ptp(ratio) < 1e-12 * ratio[0]
+    assert epsilon - 1e-6 <= li.last_iterate(found).epsilon(1e-6) <= epsilon
+
+
+def test_composition_asks_for_more_noise_than_the_heuristic():
+    run = li.DPSGD(steps=1000, sample_rate=0.01, noise_multiplier=1.0)
+    needed = [
+        li.calibrate(run, epsilon=2.0, delta=1e-5, analysis=analysis).noise_multiplier
+        for analysis in (li.last_iterate, li.composition)
+    ]
+    assert needed[0] < needed[1]
+
+
+def test_a_target_that_any_noise_meets_is_said_so():
+    run = li.DPSGD(steps=3, sample_rate=0.01, noise_multiplier=1.0)
+    with pytest.raises(ValueError, match="met with any noise"):
+        li.calibrate(run, epsilon=1.0, delta=0.1)
+
+
+@pytest.mark.parametrize("epsilon", [0.0, -1.0, math.nan, math.inf])
+def test_bad_targets_are_named(epsilon):
+    run = li.DPSGD(steps=3, sample_rate=0.01, noise_multiplier=1.0)
+    with pytest.raises(ValueError, match="^epsilon must be"):
+        li.calibrate(run, epsilon=epsilon, delta=1e-5)
+
+
+def test_a_refused_analysis_stays_refused():
+    run = li.DPSGD(steps=30, sample_rate=0.1, noise_multiplier=1.0, sampling="shuffled")
+    with pytest.raises(ValueError, match="no_amplification"):
+        li.calibrate(run, epsilon=1.0, delta=1e-5, analysis=li.composition)
