@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -81,6 +83,22 @@ def test_what_is_not_one_finite_number_is_refused(value):
 @pytest.mark.parametrize("check", [number, numbers])
 def test_an_integer_beyond_the_floats_is_refused_like_infinity(check):
     assert message_of(check, "noise_multiplier", 10**400, 0.0).startswith("noise_multiplier must be")
+
+
+@pytest.mark.parametrize("value", [True, np.True_, "0.1", b"1", 1 + 0j, np.complex128(1), np.array(True)])
+@pytest.mark.parametrize("check", [number, numbers])
+def test_what_python_would_turn_into_a_number_though_nobody_means_one_is_refused(check, value):
+    assert message_of(check, "rate", value).endswith(f"got {value!r}")
+
+
+@pytest.mark.parametrize("value", [[True, False], ["0.1"], [1j], [10**400]])
+def test_arrays_of_what_is_no_number_are_refused(value):
+    assert message_of(numbers, "rate", value) == f"rate must be a number or an array of numbers, got {value!r}"
+
+
+@pytest.mark.parametrize("value", [Fraction(1, 2), Decimal("0.5"), np.float32(0.5), np.array(0.5)])
+def test_numbers_of_other_types_are_numbers(value):
+    assert number("rate", value) == numbers("rate", value) == 0.5
 
 
 @given(finite)

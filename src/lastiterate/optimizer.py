@@ -50,7 +50,8 @@ class SGD:
         fix("weight_decay", number("weight_decay", self.weight_decay, 0.0))
         if self.nesterov and (self.momentum == 0.0 or self.dampening != 0.0):
             raise ValueError(
-                f"nesterov needs momentum > 0 and dampening = 0, got momentum {self.momentum} and dampening {self.dampening}"
+                f"nesterov needs momentum > 0 and dampening = 0, got momentum {self.momentum} "
+                f"and dampening {self.dampening}"
             )
         if self.averaging is not None and not (isinstance(self.averaging, str) and self.averaging == "uniform"):
             if isinstance(self.averaging, str) or np.ndim(self.averaging) != 0:
@@ -69,14 +70,14 @@ class SGD:
             return rate
         if steps > MOST_STEPS_WITH_MEMORY:
             raise ValueError(
-                f"steps must be at most {MOST_STEPS_WITH_MEMORY} with momentum, weight decay or averaging, got {steps}: "
-                "each step then has a weight of its own"
+                f"steps must be at most {MOST_STEPS_WITH_MEMORY} with momentum, weight decay or averaging, got {steps}"
+                ": each step then has a weight of its own"
             )
         result = self._adjoint(np.broadcast_to(rate, (steps,)).tolist())
         if not np.isfinite(result).all():
             raise ValueError(
-                f"learning_rate and weight_decay must not make the optimizer diverge: the weights of {steps} steps are not "
-                "finite"
+                f"learning_rate and weight_decay must not make the optimizer diverge: the weights of {steps} steps "
+                "are not finite"
             )
         return result
 
@@ -130,8 +131,8 @@ def require_linear(optimizer: Any) -> None:
     name = optimizer if isinstance(optimizer, str) else getattr(optimizer, "__name__", type(optimizer).__name__)
     if "ada" in name.lower() or "rms" in name.lower():
         raise ValueError(
-            f"optimizer must be a lastiterate.SGD, got {name}: it divides by a running size of the gradients, so the last "
-            "iterate is not linear in them and has no weights; report the unweighted heuristic instead (optimizer=None) "
-            "and label it as such"
+            f"optimizer must be a lastiterate.SGD, got {name}: it divides by a running size of the gradients, so the "
+            "last iterate is not linear in them and has no weights; report the unweighted heuristic instead "
+            "(optimizer=None) and label it as such"
         )
     raise ValueError(f"optimizer must be a lastiterate.SGD or None, got {name}")

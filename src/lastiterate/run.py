@@ -68,7 +68,9 @@ class DPSGD:
         if self.sampling == "full" and np.any(np.asarray(self.sample_rate) != 1.0):
             raise ValueError(f"sample_rate must be 1 with sampling 'full', got {self.sample_rate}")
         if self.sampling == "shuffled" and (np.ndim(self.sample_rate) or not self.sample_rate):
-            raise ValueError(f"sample_rate must be one number in (0, 1] with sampling 'shuffled', got {self.sample_rate}")
+            raise ValueError(
+                f"sample_rate must be one number in (0, 1] with sampling 'shuffled', got {self.sample_rate}"
+            )
 
     @classmethod
     def from_batches(
@@ -79,7 +81,7 @@ class DPSGD:
         noise_multiplier: float | Sequence[float] | Array,
         **options: Any,
     ) -> DPSGD:
-        """The run of ``epochs`` passes in batches of (expected) size ``batch_size``: steps = round(epochs n / batch)."""
+        """The run of ``epochs`` passes in batches of expected size ``batch_size``: steps = round(epochs n / batch)."""
         size = integer("dataset_size", dataset_size)
         batch = number("batch_size", batch_size, 0.0, size, open_low=True)
         passes = number("epochs", epochs, 0.0, open_low=True)

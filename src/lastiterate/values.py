@@ -29,7 +29,13 @@ def integer(name: str, value: Any, low: int = 1, high: int = MAX_STEPS) -> int:
 
 
 def number(
-    name: str, value: Any, low: float = -math.inf, high: float = math.inf, *, open_low: bool = False, open_high: bool = False
+    name: str,
+    value: Any,
+    low: float = -math.inf,
+    high: float = math.inf,
+    *,
+    open_low: bool = False,
+    open_high: bool = False,
 ) -> float:
     """One finite number in the interval from ``low`` to ``high``; no boolean, no text, nothing complex."""
     try:
@@ -42,7 +48,13 @@ def number(
 
 
 def numbers(
-    name: str, value: Any, low: float = -math.inf, high: float = math.inf, *, open_low: bool = False, open_high: bool = False
+    name: str,
+    value: Any,
+    low: float = -math.inf,
+    high: float = math.inf,
+    *,
+    open_low: bool = False,
+    open_high: bool = False,
 ) -> Array:
     """An array of numbers of any shape, each in the interval. Infinity counts as a number where ``high`` is."""
     try:
@@ -66,7 +78,9 @@ def per_step(
     if isinstance(value, float) or shape(name, value) == ():
         return number(name, value, low, high, open_low=open_low)
     if shape(name, value) != (steps,):
-        raise ValueError(f"{name} must be one number or {steps} numbers, one for each step, got shape {np.shape(value)}")
+        raise ValueError(
+            f"{name} must be one number or {steps} numbers, one for each step, got shape {np.shape(value)}"
+        )
     result = np.array(numbers(name, value, low, high, open_low=open_low))
     if not np.isfinite(result).all():
         raise ValueError(f"{name} must be finite, got {float(result[~np.isfinite(result)][0])!r}")

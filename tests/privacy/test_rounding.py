@@ -144,26 +144,53 @@ def test_rounding_moves_every_value_by_less_than_a_spacing_a_term(run):
         assert np.all(np.diff(kernel.support.points) > 0.0)
 
 
-@pytest.mark.parametrize("weights", [[1.0, 1.0], [1.0, 0.8]])
-def test_where_delta_is_the_chance_of_an_isolated_value_the_bracket_still_holds_the_truth(weights):
-    """Between two values of S that noise does not blur, delta hardly depends on epsilon."""
-    run, delta = DPSGD(2, 0.1, 0.05, weights=weights), 0.01
+@pytest.mark.parametrize(
+    ("rate", "sigma", "weights"),
+    [(0.1, 0.05, [1.0, 1.0]), (0.1, 0.05, [1.0, 0.8]), (0.01, 0.03, [1.0, 0.4]), (0.1, 0.05, [1.0, -0.8])],
+)
+def test_where_delta_is_the_chance_of_an_isolated_value_the_bracket_still_holds_the_truth(rate, sigma, weights):
+    """Between two values of S that noise does not blur, delta hardly depends on epsilon; epsilon errs upwards."""
+    run, delta = DPSGD(2, rate, sigma, weights=weights), 0.01
     lower, upper = last_iterate(run).bracket(delta)
     with mpmath.workdps(60):
-        noise = mpmath.mpf(run.noise_multiplier) * mpmath.sqrt(sum(mpmath.mpf(w) ** 2 for w in weights))
-        q = mpmath.mpf(0.1)
-        values = {0: (1 - q) ** 2, weights[0]: q * (1 - q), sum(weights): q * q}
-        values[weights[1]] = values.get(weights[1], 0) + q * (1 - q)
+        noise = mpmath.mpf(sigma) * mpmath.sqrt(sum(mpmath.mpf(w) ** 2 for w in weights))
+        q = mpmath.mpf(rate)
+        first, second = (mpmath.mpf(w) for w in weights)
+        values = [(0, (1 - q) ** 2), (first, q * (1 - q)), (second, q * (1 - q)), (first + second, q * q)]
 
         def loss(y):
-            return mpmath.log(sum(m * mpmath.exp(s * (2 * y - s) / (2 * noise**2)) for s, m in values.items()))
+            return mpmath.log(sum(m * mpmath.exp(s * (2 * y - s) / (2 * noise**2)) for s, m in values))
 
-        def delta_at(y):
-            tail = sum(m * mpmath.ncdf((s - y) / noise) for s, m in values.items())
-            return tail - mpmath.exp(loss(y)) * mpmath.ncdf(-y / noise)
+        def threshold(epsilon, sign):
+            """Where the loss is epsilon, right or left of 0."""
+            low, high = mpmath.mpf(0), mpmath.mpf(30)
+            for _ in range(150):
+                middle = (low + high) / 2
+                low, high = (middle, high) if loss(sign * middle) < epsilon else (low, middle)
+            return low
 
-        low, high = mpmath.mpf(0), mpmath.mpf(3)
-        for _ in range(200):
+        def delta_at(epsilon):
+            total = mpmath.mpf(0)
+            for sign in (1, -1) if second < 0 else (1,):
+                y = threshold(epsilon, sign)
+                total += sum(m * mpmath.ncdf((sign * s - y) / noise) for s, m in values)
+                total -= mpmath.exp(epsilon) * mpmath.ncdf(-y / noise)
+            return total
+
+        low, high = mpmath.mpf(0), mpmath.mpf(3000)
+        for _ in range(100):
             middle = (low + high) / 2
             low, high = (middle, high) if delta_at(middle) > mpmath.mpf(delta) else (low, middle)
-        assert lower <= loss(low) <= upper
+        assert lower <= low <= upper
+        assert low * (1 - 1e-9) <= last_iterate(run).epsilon(delta) <= upper
+
+
+def test_rounding_holds_weights_that_only_take_from_a_larger_constant():
+    taken = DPSGD(15, [1.0] + [0.9] * 14, 0.003, weights=np.append(NEARLY_ONE.sum() + 0.35, -NEARLY_ONE))
+    given = DPSGD(15, [1.0] + [0.1] * 14, 0.003, weights=np.append(0.35, NEARLY_ONE))
+    factor = law_of(taken).noise * (NEARLY_ONE.sum() + 0.35) / (law_of(given).noise * NEARLY_ONE.max())
+    given = given.replace(noise_multiplier=0.003 * factor)
+    assert taken.replace(noise_multiplier=0.003) == taken
+    for delta in (0.05, 1e-4):
+        (lower, upper), (other_lower, other_upper) = (last_iterate(run).bracket(delta) for run in (taken, given))
+        assert max(lower, other_lower) <= min(upper, other_upper)

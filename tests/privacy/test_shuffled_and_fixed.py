@@ -274,3 +274,13 @@ def test_composition_is_refused_and_names_the_bound_that_holds(sampling):
     assert "lastiterate.no_amplification" in str(raised.value)
     assert ("sqrt(epochs) / sigma" in str(raised.value)) == (sampling == "shuffled")
     assert math.isfinite(no_amplification(run).epsilon(1e-5))
+
+
+def test_epochs_far_longer_than_the_run_take_no_memory():
+    for weights in (None, [1.0, 2.0, 3.0, 4.0]):
+        curve = last_iterate(DPSGD(4, 1e-12, 1.0, sampling="shuffled", weights=weights))
+        assert 0.0 < curve.delta(0.0) < 4e-12
+
+
+def test_without_amplification_tiny_rates_of_false_alarms_are_told_from_none():
+    assert no_amplification(DPSGD(1, 1.0, 0.1)).fnr(1e-20) == pytest.approx(norm.cdf(norm.isf(1e-20) - 10.0), rel=1e-9)

@@ -272,3 +272,17 @@ def test_extremes_stay_numbers_and_in_order(sigma, rate):
     deltas = curve.delta(np.array([0.0, 1e-3, 1.0, 10.0, 1e3, 1e9]))
     assert np.all((deltas >= 0.0) & (deltas <= 1.0))
     assert np.all(np.diff(deltas) <= 0.0)
+
+
+def test_where_the_sum_is_symmetric_the_least_likely_ratio_is_at_zero_exactly():
+    """Newton's step is 0 / 0 there, which must not end at the far end of the bracket."""
+    run = DPSGD(2, 0.5, 0.3, weights=[1, -1])
+    assert last_iterate(run).delta(0.0) == pytest.approx(brute_force(run).delta(0.0), rel=GRID)
+
+
+@pytest.mark.parametrize("rate", [1e-18, 1e-16, 1e-12, 1e-200])
+def test_rare_canaries_of_both_signs_have_a_delta_in_proportion_to_their_rate(rate):
+    def delta(rate):
+        return last_iterate(DPSGD(2, [rate, rate / 2], 0.5, weights=[1, -1])).delta(0.0)
+
+    assert delta(rate) / rate == pytest.approx(delta(1e-9) / 1e-9, rel=1e-8)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from lastiterate.plot.words import ANALYSES, ASSUMPTIONS, LABELS, spell, spell_up
+from lastiterate.plot.words import ASSUMPTIONS, LABELS, spell, spell_up
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -23,13 +23,15 @@ def print_json(fields: dict[str, Any]) -> None:
 
 
 def print_answers(title: str, quantity: str, answers: dict[str, Answer], notes: Iterable[str] = ()) -> None:
-    """The three analyses beside each other, each with what it assumes."""
+    """The analyses beside each other, each with what it assumes."""
+    shown = {name: answer for name, answer in answers.items() if name in ASSUMPTIONS}
     rows = [
-        (LABELS[name], "none", "see below") if value is None else (LABELS[name], spell(value, 5), ASSUMPTIONS[name])
-        for name in ANALYSES
-        for value in [answers[name].value]
+        (LABELS[name], "none", "see below")
+        if answer.value is None
+        else (LABELS[name], spell(answer.value, 5), ASSUMPTIONS[name])
+        for name, answer in shown.items()
     ]
-    reasons = [f"{LABELS[name]}: {answers[name].reason}" for name in ANALYSES if answers[name].value is None]
+    reasons = [f"{LABELS[name]}: {answer.reason}" for name, answer in shown.items() if answer.value is None]
     _print_table(title, ("analysis", quantity, "what it assumes"), rows, {1}, [*reasons, *notes])
 
 

@@ -16,6 +16,7 @@ LABELS = {
     "last_iterate": "last iterate (heuristic)",
     "composition": "composition (standard)",
     "full_batch": "full batch (baseline)",
+    "no_amplification": "no amplification (bound)",
     "max_over_steps": "largest up to T (heuristic)",
 }
 
@@ -23,6 +24,7 @@ ASSUMPTIONS = {
     "last_iterate": "only the final model is seen, losses are linear: predicts, does not guarantee",
     "composition": "every intermediate model is seen: a guarantee",
     "full_batch": "all data in every step, the same noise: for comparison, not a guarantee",
+    "no_amplification": "every intermediate model is seen, and which batches an example is in: a guarantee",
 }
 
 CAVEAT = "The heuristic predicts, it does not guarantee."

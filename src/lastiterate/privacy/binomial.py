@@ -8,13 +8,15 @@ of stride keeps negligible.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from scipy.special import erfcx, gammaln, xlog1py
 
 from lastiterate.privacy.rows import SQRT_HALF, every, largest, some
-from lastiterate.values import Array
+
+if TYPE_CHECKING:
+    from lastiterate.values import Array
 
 NEGLIGIBLE = 32.0  # what is left out is below exp(-NEGLIGIBLE) = 1e-14 of what is kept
 

@@ -11,7 +11,7 @@ from lastiterate.values import Array, numbers
 
 
 class Pair(Protocol):
-    """Two distributions, P (canary in) and Q (out), by their hockey-stick divergences. Arguments are arrays or numbers."""
+    """Two distributions, P (canary in) and Q (out), by hockey-stick divergences. Arguments are arrays or numbers."""
 
     def epsilon(self, log_delta: Array) -> Array:
         """The smallest epsilon >= 0 for which both directions have at most this delta."""
@@ -30,8 +30,8 @@ class Pair(Protocol):
 class PrivacyCurve:
     """Epsilon against delta, and the trade-off of error rates, for one analysis of one run.
 
-    Scalars in, floats out; arrays in, arrays out. ``analysis`` names the analysis, and ``is_guarantee`` says whether its
-    epsilon bounds what any attack can achieve, or predicts it under assumptions that the run may not meet.
+    Scalars in, floats out; arrays in, arrays out. ``analysis`` names the analysis, and ``is_guarantee`` says whether
+    its epsilon bounds what any attack can achieve, or predicts it under assumptions that the run may not meet.
     """
 
     pair: Pair

@@ -13,14 +13,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from scipy.special import erfcx, log_ndtr
 
 from lastiterate.privacy.contour import Complex, Line, Unreliable
-from lastiterate.privacy.law import Law
 from lastiterate.privacy.rows import SQRT_HALF, Side
-from lastiterate.values import Array
+
+if TYPE_CHECKING:
+    from lastiterate.privacy.law import Law
+    from lastiterate.values import Array
 
 NEGLIGIBLE = 36.0  # neglected terms are below exp(-NEGLIGIBLE) of the total
 LARGEST_CANCELLATION_OF_DELTA = 1e-9  # where P and Q are that close, delta's relative error hardly moves epsilon
@@ -62,12 +65,12 @@ class Cumulant:
             mean += average
             variance += float(mass @ (values - average) ** 2) / total_mass
         square = law.noise**2
-        return value + 0.5 * square * theta**2, mean + square * theta, variance + square
+        return value + 0.5 * square * theta * theta, mean + square * theta, variance + square
 
     def along(self, theta: float, u: Array) -> Complex:
         """K(theta + iu) - K(theta), up to multiples of 2 pi i."""
         law = self.law
-        result = 1j * u * (law.constant + law.noise**2 * theta) - 0.5 * law.noise**2 * u * u
+        result: Complex = 1j * u * (law.constant + law.noise**2 * theta) - 0.5 * law.noise**2 * u * u
         width = max(1, _CHUNK // u.size)
         for start in range(0, law.counts.size, width):
             part = slice(start, start + width)
@@ -124,7 +127,7 @@ def sum_in_chunks(mass: Array, values: Array, u: Array) -> Complex:
 
 @dataclass(frozen=True)
 class Contour:
-    """The pair near the threshold ``centre``, from the nodes z = theta + iu of one vertical line, where K(z) is known."""
+    """The pair near the threshold ``centre``, from the nodes z = theta + iu of a vertical line with K(z) known."""
 
     noise: float
     centre: float
@@ -153,7 +156,9 @@ class Contour:
         x0 = float(y) / self.noise
         log_shared = float(self.log_lower(y)) - float(loss)  # e^-f P(<= y)
         if not self._upper and x0 < 30.0:
-            _, excess = self.line.integral(float(y), 1.0 / self.line.z + self.noise * _mills(-x0), LARGEST_CANCELLATION_OF_DELTA)
+            _, excess = self.line.integral(
+                float(y), 1.0 / self.line.z + self.noise * _mills(-x0), LARGEST_CANCELLATION_OF_DELTA
+            )
             _, density = self.line.integral(float(y), 1.0)
             log_delta = math.log(excess / density / self.noise) - 0.5 * x0 * x0 - 0.5 * _LOG_TAU
         else:
@@ -200,11 +205,12 @@ def contour(cumulant: Cumulant, y: float) -> Contour:
     # Beyond a period from y there is nothing left of the tilted density; nor, against the tail, of the pole's residue.
     exponent = max(theta * y - value, 0.0) + math.log1p(abs(theta) * deviation)
     period = max(spread + abs(mean - y), (exponent + NEGLIGIBLE) / abs(theta)) + reach
-    nodes = math.ceil(math.sqrt(2.0 * NEGLIGIBLE) / cumulant.law.noise * period / (2.0 * math.pi))
-    if nodes > MOST_NODES:
+    needed = math.sqrt(2.0 * NEGLIGIBLE) / cumulant.law.noise * period / (2.0 * math.pi)
+    if not needed <= MOST_NODES:
         raise Unreliable
+    nodes = math.ceil(needed)
     spacing = 2.0 * math.pi / period
-    u = (np.arange(nodes) + 0.5) * spacing
+    u: Array = (np.arange(nodes) + 0.5) * spacing
     line = Line(theta + 1j * u, value + cumulant.along(theta, u), spacing)
     return Contour(cumulant.law.noise, y, reach, line)
 

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from scipy.special import log_ndtr
 
 from lastiterate.privacy import binomial
 from lastiterate.privacy.fourier import Contour, Cumulant, contour
-from lastiterate.privacy.law import Law
-from lastiterate.privacy.mixture import Kernel, Local
 from lastiterate.privacy.rows import Side, every, some
 from lastiterate.privacy.support import Support
-from lastiterate.values import Array
+
+if TYPE_CHECKING:
+    from lastiterate.privacy.law import Law
+    from lastiterate.privacy.mixture import Kernel, Local
+    from lastiterate.values import Array
 
 MOST_POINTS = 4096  # of a support that is written out in full
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from lastiterate.run import DPSGD
-from lastiterate.values import Array
+if TYPE_CHECKING:
+    from lastiterate.run import DPSGD
+    from lastiterate.values import Array
 
 
 @dataclass(frozen=True)

@@ -8,18 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from lastiterate.privacy import mixture
 from lastiterate.privacy.curve import Pair, PrivacyCurve
 from lastiterate.privacy.kernels import BinomialKernel
-from lastiterate.privacy.law import Law
 from lastiterate.privacy.mixture import Kernel
 from lastiterate.privacy.pairs import RELATIVE_ERROR, each_row, pair_of
 from lastiterate.privacy.prefixes import Prefixes, prefixes_of
-from lastiterate.run import DPSGD
 from lastiterate.values import Array
+
+if TYPE_CHECKING:
+    from lastiterate.privacy.law import Law
+    from lastiterate.run import DPSGD
 
 _LEVELS = 500
 _TOLERANCE = 1e-11  # of max(1, value): stretches that could gain no more are discarded too
@@ -98,7 +101,9 @@ def _evaluate(laws: list[Law], of_kernel: OfKernel, of_pair: OfPair, argument: A
     result = np.empty(len(laws))
     binomials = [index for index, law in enumerate(laws) if law.is_binomial and law.weights[0] > 0.0]
     if binomials:
-        rows = np.array([(law.counts[0], law.rates[0], law.noise / law.weights[0]) for law in map(laws.__getitem__, binomials)])
+        rows = np.array(
+            [(law.counts[0], law.rates[0], law.noise / law.weights[0]) for law in map(laws.__getitem__, binomials)]
+        )
         result[binomials] = each_row(of_kernel, BinomialKernel(*rows.T.copy()), np.full(len(binomials), argument))
     for index in sorted(set(range(len(laws))) - set(binomials)):
         result[index] = of_pair(pair_of(laws[index]), argument)

@@ -7,14 +7,16 @@ done with it is the same for all of them. Entries of array arguments are problem
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from scipy.special import log_ndtr, ndtri, ndtri_exp
 
 from lastiterate.privacy.rows import Side, some
 from lastiterate.privacy.solve import invert, solve
-from lastiterate.values import Array
+
+if TYPE_CHECKING:
+    from lastiterate.values import Array
 
 _ROUNDED_TO_ZERO = 1e-12  # an epsilon of rounding errors only
 _FAR_FETCHED = 1e6
@@ -91,7 +93,7 @@ def epsilon(kernel: Kernel, log_delta: Array) -> Array:
         return result
     if result.ndim == 0:
         return _at_least_add(kernel, log_delta, result)
-    for index in np.flatnonzero(undecided):
+    for index in np.flatnonzero(undecided).tolist():
         result[index] = _at_least_add(kernel.row(index), log_delta[index], result[index])
     return result
 
@@ -143,7 +145,7 @@ def _threshold(moving: Moving, loss: Array, low: Array) -> Array:
 
 
 def _nearer(moving: Moving, loss: Array, low: Array, high: Array) -> Array:
-    """A y nearer than ``high`` where f is still at least ``loss``: Jensen's bound is far off where the canary is rare."""
+    """A y nearer than ``high`` where f is still at least ``loss``: Jensen's bound is far off for a rare canary."""
     near = low + moving.kernel.noise
     for _ in range(60):
         short = (near < high) & (moving.at(near).loss(near)[0] < loss)
@@ -154,7 +156,7 @@ def _nearer(moving: Moving, loss: Array, low: Array, high: Array) -> Array:
 
 
 def _bound_add(kernel: Kernel, epsilon: Array) -> Array:
-    """An upper bound on log delta of Q over P, from a line below f: f(y) >= (E[S] y - E[S^2] / 2) / noise^2 by Jensen."""
+    """An upper bound on log delta of Q over P, as f(y) >= (E[S] y - E[S^2] / 2) / noise^2 by Jensen's inequality."""
     mean, square = kernel.mean, kernel.noise * kernel.noise
     cut = (0.5 * (kernel.variance + mean * mean) - epsilon * square) / mean
     outer = log_ndtr(cut / kernel.noise)

@@ -6,8 +6,8 @@ Without that secret every step with the canary is a Gaussian mechanism, and k of
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from scipy.special import log_ndtr, ndtr, xlog1py, xlogy
@@ -17,8 +17,12 @@ from lastiterate.privacy.curve import PrivacyCurve
 from lastiterate.privacy.law import epoch_length
 from lastiterate.privacy.rows import Side
 from lastiterate.privacy.solve import a_little_less, invert, solve
-from lastiterate.run import DPSGD
-from lastiterate.values import Array
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from lastiterate.run import DPSGD
+    from lastiterate.values import Array
 
 RELATIVE_ERROR = 1e-10
 _MOST_COUNTS = 20_000
@@ -106,7 +110,10 @@ class KnownParticipations:
         return Side(epsilon, _ONE, log_delta, -np.exp(np.logaddexp.reduce(log_mass + log_q) - log_delta))
 
     def _fnr(self, fpr: Array) -> Array:
-        """P(L <= l) + e^l (Q(L > l) - fpr), where Q(L > l) = fpr or, where the canary is not used, jumps over it at l = 0."""
+        """P(L <= l) + e^l (Q(L > l) - fpr) at the l where Q(L > l) is fpr or jumps over it.
+
+        It jumps at l = 0 where the canary may not be used at all: then the best test tosses a coin.
+        """
         used = self.mu > 0.0
         mu, log_mass, goal = self.mu[used], self.log_mass[used], np.log(fpr)
         unused = np.exp(np.logaddexp.reduce(self.log_mass[~used], initial=-np.inf))

@@ -5,18 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from lastiterate.privacy import binomial, mixture
-from lastiterate.privacy.curve import Pair
 from lastiterate.privacy.contour import Unreliable
 from lastiterate.privacy.kernels import BinomialKernel, kernel_of
-from lastiterate.privacy.law import Law
 from lastiterate.privacy.mixture import Kernel
 from lastiterate.privacy.rounding import rounded
 from lastiterate.privacy.two_sided import TwoSidedPair
 from lastiterate.values import Array
+
+if TYPE_CHECKING:
+    from lastiterate.privacy.curve import Pair
+    from lastiterate.privacy.law import Law
 
 RELATIVE_ERROR = 1e-10  # of max(1, epsilon): rounding and what the kernels neglect, with room to spare
 _RELATIVE_ERROR_OF_DELTA = 1e-11  # likewise; it matters where delta is so flat that it hardly determines epsilon

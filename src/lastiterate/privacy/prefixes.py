@@ -7,14 +7,18 @@ longer run under the noise of the shorter one is easier to see than either of th
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from lastiterate.privacy.law import NOTHING, Law, law_of
-from lastiterate.run import DPSGD
 from lastiterate.values import Array, PerStep, cut
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from lastiterate.run import DPSGD
 
 
 @dataclass(frozen=True)

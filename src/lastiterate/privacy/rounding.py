@@ -6,12 +6,16 @@ harder to see (Choquette-Choo et al. 2024, Lemma 4.5), so the two results enclos
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from lastiterate.privacy.kernels import FiniteKernel
 from lastiterate.privacy.law import Law
 from lastiterate.privacy.support import Support
-from lastiterate.values import Array
+
+if TYPE_CHECKING:
+    from lastiterate.values import Array
 
 _FINENESS = 1e-3  # of the spacing, in units of the noise
 _MOST_POINTS = 50_000

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
 from scipy.special import erfcx, ndtri_exp
 
 from lastiterate.privacy.rows import SQRT_HALF, Side, every, some
-from lastiterate.values import Array
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from lastiterate.values import Array
 
 _SQRT_HALF_PI = float(np.sqrt(0.5 * np.pi))
 _SMALLEST_BRACKET = 4e-16
@@ -26,7 +30,9 @@ def solve(side: Callable[[Array], Side], log_delta: Array, y: Array, low: Array,
         quantile = ndtri_exp(np.minimum(now.log_delta, 0.0))  # rounding may put a delta of 1 above it
         gap = goal - quantile
         step = gap / (now.log_delta_slope * erfcx(-SQRT_HALF * quantile) * _SQRT_HALF_PI)
-        settled = (gap > 0.0) & (now.loss <= 0.0)  # the loss at the solution is negative, which is all one needs to know
+        settled = (gap > 0.0) & (
+            now.loss <= 0.0
+        )  # the loss at the solution is negative, which is all one needs to know
         if some(settled):
             gap, step = np.where(settled, 0.0, gap)[()], np.where(settled, 0.0, step)[()]
         return gap, step
@@ -77,9 +83,14 @@ def _newton(
         if every(done | ((newton > low) & (newton < high) & (size < 0.5 * before))):
             y, before = newton, size
             continue
-        low, high = np.where(gap < 0, y, low)[()], np.where(gap > 0, y, high)[()]
+        low, high = _pick(gap < 0, y, low), _pick(gap > 0, y, high)
         if every(done | (high - low <= _SMALLEST_BRACKET * np.maximum(np.abs(high), np.abs(low)))):
             break
-        y = np.where(done | ((newton > low) & (newton < high)), newton, 0.5 * (low + high))[()]
+        y = _pick(done | ((newton > low) & (newton < high)), newton, 0.5 * (low + high))
         before = np.inf
-    return np.where(done, now.loss + change, side(high).loss)[()], np.where(done, y + step, high)[()]
+    return _pick(done, now.loss + change, side(high).loss), _pick(done, y + step, high)
+
+
+def _pick(condition: Array, first: Array, second: Array) -> Array:
+    picked: Array = np.where(condition, first, second)
+    return picked[()]

@@ -1,7 +1,7 @@
 """Kernel (a): S + N against N, summed over the support of S.
 
-``noise`` is a number or an array, each entry a problem of its own; ``points`` and ``log_mass``, the support of S and its
-log-probabilities, have one more axis, the last. With x_s = (y - s) / noise and Mills' ratio M,
+``noise`` is a number or an array, each entry a problem of its own; ``points`` and ``log_mass``, the support of S and
+its log-probabilities, have one more axis, the last. With x_s = (y - s) / noise and Mills' ratio M,
 
     P(>= y) - e^f Q(>= y) = sum over s of  p_s phi(x_s) (M(x_s) - M(x_0)),
 
@@ -11,12 +11,15 @@ a sum of positive terms: nothing cancels, however close P and Q are.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from scipy.special import erfc, erfcx, log_ndtr
 
 from lastiterate.privacy.rows import SQRT_HALF, Side, every, some
-from lastiterate.values import Array
+
+if TYPE_CHECKING:
+    from lastiterate.values import Array
 
 _LOG_TWO = float(np.log(2.0))
 _FAR = 30.0
@@ -83,11 +86,12 @@ class Support:
         return loss, np.vecdot(ratio, self.points) / (total * square)
 
     def _small_loss(self, of_point: Array, loss: Array) -> Array:
-        """The loss with the digits that 1 swamps in the sum of mass times ratio: by the sum of mass times (ratio - 1)."""
+        """The loss by the sum of mass times (ratio - 1): with the digits that 1 swamps in that of mass times ratio."""
         mass = np.exp(self.log_mass)
         excess = np.where(of_point < 1.0, mass * np.expm1(of_point), np.exp(self.log_mass + of_point) - mass)
         small = (np.abs(loss) < 0.5) & (np.abs(np.add.reduce(mass, -1) - 1.0) < _WHOLE)  # the points are all there are
-        return np.where(small, np.log1p(np.add.reduce(excess, -1)), loss)[()]
+        precise: Array = np.where(small, np.log1p(np.add.reduce(excess, -1)), loss)
+        return precise[()]
 
     def log_lower(self, y: Array) -> Array:
         """log P(S + N <= y)."""

@@ -1,26 +1,30 @@
 """Weights of both signs, as heavy momentum with L2 decay gives them: the best test has two thresholds.
 
-The privacy loss f(y) = log E exp((2 S y - S^2) / (2 noise^2)) is still convex, and negative at 0. So {f >= epsilon} is a
-pair of half-lines, one on each side, each of which is an upper tail of S + N or of -S + N; {f <= -epsilon} is an
+The privacy loss f(y) = log E exp((2 S y - S^2) / (2 noise^2)) is still convex, and negative at 0. So {f >= epsilon} is
+a pair of half-lines, one on each side, each of which is an upper tail of S + N or of -S + N; {f <= -epsilon} is an
 interval between them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 from scipy.special import log_ndtr, ndtr
 
 from lastiterate.privacy.contour import Unreliable
 from lastiterate.privacy.kernels import kernel_of
-from lastiterate.privacy.law import Law
-from lastiterate.privacy.mixture import Kernel, Local, Moving, log_delta_at
+from lastiterate.privacy.mixture import Local, Moving, log_delta_at
 from lastiterate.privacy.rows import Side
 from lastiterate.privacy.solve import a_little_less, invert, solve
-from lastiterate.values import Array
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from lastiterate.privacy.law import Law
+    from lastiterate.values import Array
 
 RELATIVE_ERROR = 1e-9
 _RELATIVE_ERROR_OF_DELTA = 1e-11
@@ -49,31 +53,25 @@ class TwoSidedPair:
         return lower - error, upper + error
 
     @cached_property
-    def _sides(self) -> tuple[Kernel, Kernel]:
-        return kernel_of(self.law.flipped()), kernel_of(self.law)
-
-    @cached_property
-    def _moving(self) -> tuple[Moving, Moving]:
-        """The same, for thresholds that stay close to each other: they are sought again and again."""
-        left, right = self._sides
-        return Moving(left, upper=True), Moving(right, upper=True)
+    def _sides(self) -> tuple[Moving, Moving]:
+        """-S + N and S + N, along thresholds that stay close to each other: they are sought again and again."""
+        return Moving(kernel_of(self.law.flipped()), upper=True), Moving(kernel_of(self.law), upper=True)
 
     @cached_property
     def _lowest(self) -> tuple[Array, Array]:
         """Where f is smallest, and that value. It may lie far from all values of S where one sign is rare."""
         right = self._sides[1]
-        moving = Moving(right, upper=True)
 
         def slope(y: Array) -> tuple[Array, Array]:
-            return moving.at(y).loss(y)[1], np.float64(np.nan)
+            return right.at(y).loss(y)[1], np.float64(np.nan)
 
-        low, high = -right.noise, right.noise
+        low, high = -right.kernel.noise, right.kernel.noise
         while slope(low)[0] > 0.0:
             low = 2.0 * low
         while slope(high)[0] < 0.0:
             high = 2.0 * high
         y = invert(slope, _ZERO, _ZERO, low, high)
-        return y, right.near(y, upper=True).loss(y)[0]
+        return y, right.at(y).loss(y)[0]
 
     def _epsilon(self, log_delta: Array) -> Array:
         found, enough = _ZERO, a_little_less(log_delta)
@@ -122,24 +120,24 @@ class TwoSidedPair:
         """Where f = loss on the left, counted leftwards, and on the right; each with the pair near it."""
         bottom, lowest = self._lowest
         result = []
-        for kernel, moving, low in zip(self._sides, self._moving, (-bottom, bottom), strict=True):
+        for moving, low in zip(self._sides, (-bottom, bottom), strict=True):
 
             def local_loss(y: Array, moving: Moving = moving) -> tuple[Array, Array]:
                 return moving.at(y).loss(y)
 
             y = low
             if loss > lowest:
-                reach = kernel.noise
+                reach = moving.kernel.noise
                 while local_loss(low + reach)[0] < loss:
                     reach = 2.0 * reach
                 y = invert(local_loss, loss, low + 0.5 * reach, low, low + reach)
-            result.append((y, kernel.near(y, upper=True)))
+            result.append((y, moving.at(y)))
         return result
 
     def _fnr(self, fpr: Array) -> Array:
-        """P(f <= l) + e^l (Q(f > l) - fpr), which for every l is at most the rate sought, and largest where Q(f > l) = fpr.
+        """P(f <= l) + e^l (Q(f > l) - fpr): for every l at most the rate sought, and equal to it where Q(f > l) = fpr.
 
-        That holds too where f is flat, and no level of it has just that Q.
+        Or where it jumps over fpr: where f is flat, no level of it has just that Q.
         """
         lowest, goal = self._lowest[1], np.log(fpr)
 
