@@ -35,6 +35,7 @@ class Tilt(NamedTuple):
 
 
 def tilt(theta: Array, steps: Array, rate: Array) -> Tilt:
+    """The binomial reweighted by exp(theta k)."""
     odds = rate * np.exp(np.minimum(theta, 700.0))
     tilted = odds / (odds + (1.0 - rate))
     mean = steps * tilted

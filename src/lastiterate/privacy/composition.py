@@ -82,7 +82,7 @@ class CompositionPair:
     cumulant: LossCumulant
 
     def epsilon(self, log_delta: Array) -> Array:
-        return _each(lambda value: self._epsilon(value)[1], log_delta)
+        return _each(self._epsilon, log_delta)
 
     def log_delta(self, epsilon: Array) -> Array:
         return _each(self._log_delta, epsilon)
@@ -91,8 +91,8 @@ class CompositionPair:
         return _each(self._fnr, fpr)
 
     def bracket(self, log_delta: Array) -> tuple[Array, Array]:
-        bounds = [self._epsilon(float(value)) for value in np.ravel(log_delta)]
-        lower, _, upper = (np.reshape(column, np.shape(log_delta))[()] for column in zip(*bounds, strict=True))
+        bounds = [self._bracket(float(value)) for value in np.ravel(log_delta)]
+        lower, upper = (np.reshape(column, np.shape(log_delta))[()] for column in zip(*bounds, strict=True))
         return lower, upper
 
     @cached_property
@@ -105,17 +105,26 @@ class CompositionPair:
 
         return Fallback(self.cumulant)
 
-    def _epsilon(self, log_delta: float) -> tuple[float, float, float]:
-        """Lower bound, value and upper bound of epsilon."""
+    def _epsilon(self, log_delta: float) -> float:
         try:
-            value, error = _epsilon(self.cumulant, log_delta)
-            if add_matters(self._add, value, log_delta):
-                other, other_error = _epsilon(self._add, log_delta)
-                value, error = max(value, other), max(error, other_error)
+            return self._by_contour(log_delta)[0]
         except (Unreliable, OverflowError):
-            lower, upper = self._fallback.epsilon(log_delta)
-            return lower, upper, upper
-        return max(value - error, 0.0), value, value + error
+            return self._fallback.epsilon(log_delta)
+
+    def _bracket(self, log_delta: float) -> tuple[float, float]:
+        try:
+            value, error = self._by_contour(log_delta)
+        except (Unreliable, OverflowError):
+            return self._fallback.lower_epsilon(log_delta), self._fallback.epsilon(log_delta)
+        return max(value - error, 0.0), value + error
+
+    def _by_contour(self, log_delta: float) -> tuple[float, float]:
+        """Epsilon, and by how much it may be off."""
+        value, error = _epsilon(self.cumulant, log_delta)
+        if add_matters(self._add, value, log_delta):
+            other, other_error = _epsilon(self._add, log_delta)
+            value, error = max(value, other), max(error, other_error)
+        return value, error
 
     def _log_delta(self, epsilon: float) -> float:
         try:

@@ -21,6 +21,7 @@ from lastiterate.privacy.loss_cumulant import LossCumulant
 from lastiterate.privacy.loss_line import chernoff, chernoff_epsilon
 from lastiterate.privacy.no_amplification import told_participations
 from lastiterate.privacy.pairs import pair_of
+from lastiterate.values import Array
 
 _RESOLUTION = 1.3e-4  # of the distribution's grid, relative to epsilon
 _TIGHT = 5e-4  # bounds this close, relative to max(1, epsilon), need no distribution
@@ -36,38 +37,57 @@ class Fallback:
 
     cumulant: LossCumulant
 
-    def epsilon(self, log_delta: float) -> tuple[float, float]:
-        """Lower and upper bound."""
-        delta = math.exp(log_delta)
-        value = np.float64(log_delta)
+    def epsilon(self, log_delta: float) -> float:
+        """Upper bound."""
+        value, delta = np.float64(log_delta), math.exp(log_delta)
         upper = min(self._chernoff_epsilon(log_delta), float(self._told[1].epsilon(value)))
-        lower = max(float(self._last_iterate.epsilon(value)), float(self._told[0].epsilon(value)))
-        rounding = self._rounding
-        tight = upper - lower <= _TIGHT * max(1.0, upper)
-        if not tight and delta > 2.0 * rounding and self._distributions is not None:
-            optimistic, pessimistic = self._distributions
-            with contextlib.suppress(OverflowError):
-                lower = max(lower, float(optimistic.get_epsilon_for_delta(delta + rounding)))
-                upper = min(upper, float(pessimistic.get_epsilon_for_delta(delta - rounding)))
-        return min(lower, upper), upper
+        if upper - self._plain_lower(log_delta) > _TIGHT * max(1.0, upper) and delta > 2.0 * self._rounding:
+            upper = min(upper, self._of_distribution(self._pessimistic, delta - self._rounding, math.inf))
+        return upper
+
+    def lower_epsilon(self, log_delta: float) -> float:
+        """Lower bound."""
+        delta = math.exp(log_delta)
+        lower, upper = self._plain_lower(log_delta), self.epsilon(log_delta)
+        if upper - lower > _TIGHT * max(1.0, upper) and delta > 2.0 * self._rounding:
+            lower = max(lower, self._of_distribution(self._optimistic, delta + self._rounding, 0.0))
+        return min(lower, upper)
 
     def log_delta(self, epsilon: float) -> float:
         """Upper bound."""
         bound = min(max(chernoff(self.cumulant, epsilon), chernoff(self._add, epsilon)), 0.0)
         bound = min(bound, float(self._told[1].log_delta(np.float64(epsilon))))
-        if self._distributions is not None:
+        if self._pessimistic is not None:
             with contextlib.suppress(OverflowError):
-                delta = float(self._distributions[1].get_delta_for_epsilon(epsilon))
+                delta = float(self._pessimistic.get_delta_for_epsilon(epsilon))
                 bound = min(bound, math.log(max(delta, 0.0) + self._rounding))
         return bound
 
     def fnr(self, fpr: float) -> float:
         """Lower bound, from delta(epsilon) by duality."""
-        top = self.epsilon(math.log(1e-12))[1]
-        grid = np.concatenate(([0.0], np.geomspace(1e-4 * max(top, 1e-12), max(top, 1e-12), 60)))
-        delta = np.array([math.exp(self.log_delta(float(value))) for value in grid])
-        lines = np.maximum(1.0 - delta - np.exp(grid) * fpr, np.exp(-grid) * (1.0 - delta - fpr))
+        epsilon, delta = self._curve
+        lines = np.maximum(1.0 - delta - np.exp(epsilon) * fpr, np.exp(-epsilon) * (1.0 - delta - fpr))
         return max(float(np.max(lines)), 0.0)
+
+    @cached_property
+    def _curve(self) -> tuple[Array, Array]:
+        """Points of delta(epsilon)."""
+        top = max(self.epsilon(math.log(1e-12)), 1e-12)
+        epsilon = np.concatenate(([0.0], np.geomspace(1e-4 * top, top, 80)))
+        return epsilon, np.array([math.exp(self.log_delta(value)) for value in epsilon.tolist()])
+
+    def _plain_lower(self, log_delta: float) -> float:
+        value = np.float64(log_delta)
+        return max(float(self._last_iterate.epsilon(value)), float(self._told[0].epsilon(value)))
+
+    @staticmethod
+    def _of_distribution(distribution: Any, delta: float, otherwise: float) -> float:
+        if distribution is None:
+            return otherwise
+        try:
+            return float(distribution.get_epsilon_for_delta(delta))
+        except OverflowError:
+            return otherwise
 
     @cached_property
     def _told(self) -> tuple[Pair, Pair]:
@@ -98,21 +118,32 @@ class Fallback:
         return self.cumulant.other_direction()
 
     @cached_property
-    def _distributions(self) -> tuple[Any, Any] | None:
-        """Privacy loss distributions rounded down and up, or None where dp-accounting cannot represent the loss."""
-        steepness = 1.0 / float(self.cumulant.sigmas.min())
-        largest = steepness * (0.5 * steepness + 12.0)
-        if largest > _LARGEST_LOSS or self.cumulant.counts.sum() > _MOST_STEPS:
-            return None
-        epsilon = min(self._chernoff_epsilon(math.log(1e-9)), float(self._told[1].epsilon(np.float64(math.log(1e-9)))))
-        steps = float(self.cumulant.counts.sum())
-        interval = max(_RESOLUTION * epsilon / math.sqrt(min(steps, 100.0)), max(largest, epsilon) / _MOST_POINTS)
+    def _optimistic(self) -> Any:
+        return self._composed(pessimistic=False)
+
+    @cached_property
+    def _pessimistic(self) -> Any:
+        return self._composed(pessimistic=True)
+
+    @cached_property
+    def _interval(self) -> float:
+        """Of the distribution's grid; 0 where dp-accounting cannot represent the loss."""
+        slope = 1.0 / float(self.cumulant.sigmas.min())
+        largest, steps = slope * (0.5 * slope + 12.0), float(self.cumulant.counts.sum())
+        if largest > _LARGEST_LOSS or steps > _MOST_STEPS:
+            return 0.0
+        small = math.log(1e-9)
+        epsilon = min(self._chernoff_epsilon(small), float(self._told[1].epsilon(np.float64(small))))
+        return max(_RESOLUTION * epsilon / math.sqrt(min(steps, 100.0)), max(largest, epsilon) / _MOST_POINTS)
+
+    def _composed(self, *, pessimistic: bool) -> Any:
+        """A privacy loss distribution rounded up or down, or None where it cannot be had."""
         try:
-            return self._composed(interval, pessimistic=False), self._composed(interval, pessimistic=True)
+            return self._compose(pessimistic) if self._interval else None
         except (OverflowError, MemoryError, ValueError):
             return None
 
-    def _composed(self, interval: float, *, pessimistic: bool) -> Any:
+    def _compose(self, pessimistic: bool) -> Any:
         from dp_accounting.pld import privacy_loss_distribution
 
         total = None
@@ -121,7 +152,7 @@ class Fallback:
             step = privacy_loss_distribution.from_gaussian_mechanism(
                 float(sigma),
                 pessimistic_estimate=pessimistic,
-                value_discretization_interval=interval,
+                value_discretization_interval=self._interval,
                 log_mass_truncation_bound=-70.0,
                 sampling_prob=float(rate),
                 use_connect_dots=pessimistic,
