@@ -20,7 +20,9 @@ def test_epsilon_is_on_the_safe_side_of_the_target_and_within_a_millionth(steps,
     assert epsilon - 1e-6 * max(1.0, epsilon) <= value <= epsilon
 
 
-@pytest.mark.parametrize("analysis", [li.last_iterate, li.composition, li.full_batch, li.max_over_steps, li.no_amplification])
+@pytest.mark.parametrize(
+    "analysis", [li.last_iterate, li.composition, li.full_batch, li.max_over_steps, li.no_amplification]
+)
 @pytest.mark.parametrize("epsilon", [0.1, 1.0, 8.0])
 def test_every_analysis_can_be_calibrated(analysis, epsilon):
     run = li.DPSGD(steps=500, sample_rate=0.02, noise_multiplier=1.0)
@@ -55,7 +57,7 @@ def test_a_target_that_any_noise_meets_is_said_so():
 @pytest.mark.parametrize("epsilon", [0.0, -1.0, math.nan, math.inf])
 def test_bad_targets_are_named(epsilon):
     run = li.DPSGD(steps=3, sample_rate=0.01, noise_multiplier=1.0)
-    with pytest.raises(ValueError, match="^epsilon must be"):
+    with pytest.raises(ValueError, match=r"^epsilon must be"):
         li.calibrate(run, epsilon=epsilon, delta=1e-5)
 
 

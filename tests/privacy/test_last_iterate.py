@@ -83,9 +83,9 @@ def test_a_common_factor_of_the_weights_changes_nothing(run, delta, factor):
 def test_the_order_of_weights_does_not_matter(weights, rate, sigma, delta, random):
     shuffled = random.sample(weights, len(weights))
     values = [
-        li.last_iterate(
-            li.DPSGD(steps=len(weights), sample_rate=rate, noise_multiplier=sigma, weights=order)
-        ).bracket(delta)
+        li.last_iterate(li.DPSGD(steps=len(weights), sample_rate=rate, noise_multiplier=sigma, weights=order)).bracket(
+            delta
+        )
         for order in (weights, shuffled)
     ]
     assert values[0][0] <= values[1][1]
@@ -161,7 +161,7 @@ def test_scalars_give_floats_and_arrays_give_arrays_of_their_shape():
 @pytest.mark.parametrize("delta", [0.0, 1.0, -1e-5, 2.0, math.nan, "x", None])
 def test_bad_delta_is_named(delta):
     curve = li.last_iterate(li.DPSGD(steps=10, sample_rate=0.1, noise_multiplier=1.0))
-    with pytest.raises(ValueError, match="^delta must be"):
+    with pytest.raises(ValueError, match=r"^delta must be"):
         curve.epsilon(delta)
 
 

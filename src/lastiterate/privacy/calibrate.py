@@ -46,7 +46,9 @@ def _bracket(run: DPSGD, spent: Callable[[float], float], target: float, delta: 
     low = high = min(max(0.0, least), most)
     while spent(high) > target:
         if high >= most:
-            raise ValueError(f"epsilon {target!r} at delta {delta!r} is not reached by any noise multiplier up to {_MOST:g}")
+            raise ValueError(
+                f"epsilon {target!r} at delta {delta!r} is not reached by any noise multiplier up to {_MOST:g}"
+            )
         low, high = high, min(high + step, most)
     while low == high or spent(low) <= target:
         if low <= least:

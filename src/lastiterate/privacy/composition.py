@@ -56,8 +56,8 @@ def _refusal(run: DPSGD) -> str:
     if run.sampling == "fixed":
         bound = "no amplification: each step a Gaussian with mu = 1 / sigma where the example is in its batch"
     return (
-        f"composition is not valid with sampling {run.sampling!r}: the standard analysis assumes Poisson sampling and may "
-        f"be too low for {what}; the bound that holds is lastiterate.no_amplification ({bound})"
+        f"composition is not valid with sampling {run.sampling!r}: the standard analysis assumes Poisson sampling and "
+        f"may be too low for {what}; the bound that holds is lastiterate.no_amplification ({bound})"
     )
 
 

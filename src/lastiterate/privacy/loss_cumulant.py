@@ -3,7 +3,7 @@
 One step of DP-SGD is a Gaussian with or without a shift that happens with probability q. With t ~ N(0, 1) the noise, in
 its own units, and a = 1 / sigma, the loss is  L(t) = log(1 - q + q exp(a t - a^2 / 2)),  and
 
-    M(s) = log E exp(s L),        K(z) = sum_t M_t(1 + z)  (P over Q, "remove"),      K(z) = sum_t M_t(-z)  (Q over P, "add").
+    M(s) = log E exp(s L),    K(z) = sum_t M_t(1 + z)  (P over Q, "remove"),    K(z) = sum_t M_t(-z)  (Q over P, "add").
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ _LARGEST_CONDITION = 29.0  # log of the largest cancellation that leaves three d
 
 
 def start(cumulant: LossCumulant, log_tail: float, pole: float = 0.0, sign: float = 1.0) -> tuple[float, float]:
-    """A tilt for the threshold whose tail (above if sign = 1, below if -1) is exp(log_tail), and roughly that threshold.
+    """A tilt for the threshold whose tail (above if sign = 1, below if -1) is exp(log_tail), and about that threshold.
 
     The tail is under P for the pole at 0 and under Q for the pole at -1. Chernoff's exponent grows with the distance x
     of the tilt from the pole, so bisection between Newton's steps cannot fail, even where the tilted loss jumps.
@@ -161,7 +161,12 @@ def _chernoff_values(cumulant: LossCumulant) -> list[tuple[float, float]]:
 
 
 def line_through(
-    cumulant: LossCumulant, theta: float, loss: float, poles: tuple[float, ...], exponent: float, resolution: float = 1.0
+    cumulant: LossCumulant,
+    theta: float,
+    loss: float,
+    poles: tuple[float, ...],
+    exponent: float,
+    resolution: float = 1.0,
 ) -> Line:
     """Nodes on the line at ``theta`` that suffice for results of size exp(-exponent) at thresholds near ``loss``."""
     value, _, variance = cumulant.real(theta)

@@ -23,12 +23,15 @@ class Side(NamedTuple):
 
 
 def every(condition: Any) -> bool:
+    """Whether a condition holds for every problem."""
     return bool(condition if condition.ndim == 0 else condition.all())
 
 
 def some(condition: Any) -> bool:
+    """Whether a condition holds for any problem."""
     return bool(condition if condition.ndim == 0 else condition.any())
 
 
 def largest(values: Array) -> float:
+    """The largest of all problems\' values."""
     return float(values if values.ndim == 0 else values.max())

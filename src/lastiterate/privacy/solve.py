@@ -30,9 +30,7 @@ def solve(side: Callable[[Array], Side], log_delta: Array, y: Array, low: Array,
         quantile = ndtri_exp(np.minimum(now.log_delta, 0.0))  # rounding may put a delta of 1 above it
         gap = goal - quantile
         step = gap / (now.log_delta_slope * erfcx(-SQRT_HALF * quantile) * _SQRT_HALF_PI)
-        settled = (gap > 0.0) & (
-            now.loss <= 0.0
-        )  # the loss at the solution is negative, which is all one needs to know
+        settled = (gap > 0.0) & (now.loss <= 0.0)  # the loss sought is negative, which is all one needs to know
         if some(settled):
             gap, step = np.where(settled, 0.0, gap)[()], np.where(settled, 0.0, step)[()]
         return gap, step

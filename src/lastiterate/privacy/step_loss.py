@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from itertools import pairwise
 
 import numpy as np
 from scipy.special import log_ndtr
@@ -58,10 +59,10 @@ class StepLoss:
     def log_moments(self, order: float, u: Array) -> Complex:
         """M(order + iu) for u of one sign and of increasing size."""
         if self.rate == 1.0:
-            s = order + 1j * u
+            s: Complex = order + 1j * u
             return 0.5 * s * (s - 1.0) * self.slope**2
         value, mean, _ = self.moments(order)
-        result = value + 1j * mean * u
+        result: Complex = value + 1j * mean * u
         frequency = np.abs(u)
         start = 0
         while start < u.size:
@@ -124,7 +125,8 @@ class StepLoss:
         t = np.concatenate([nodes for nodes, _ in grids])
         if t.size > _MOST_NODES:
             raise Unreliable
-        log_weight = np.log(np.concatenate([weights for _, weights in grids])) - 0.5 * t * t - 0.5 * math.log(2.0 * math.pi)
+        weights = np.concatenate([weights for _, weights in grids])
+        log_weight = np.log(weights) - 0.5 * t * t - 0.5 * math.log(2.0 * math.pi)
         if windows[-1][1] > self.fades_from:
             log_weight = log_weight + self._log_fading(t)
         return t, log_weight, self.loss(t)
@@ -194,7 +196,7 @@ def _bandwidth(slope: float) -> float:
     error is exp(-2 pi / step times that), times what the integrand grows to on the way.
     """
     strip = math.pi / slope
-    return _BAND if _BAND < strip else _NEGLIGIBLE / strip + 0.5 * strip
+    return _BAND if strip > _BAND else _NEGLIGIBLE / strip + 0.5 * strip
 
 
 @lru_cache(maxsize=1)
@@ -209,7 +211,7 @@ def _panels(low: float, high: float, bend: float, slope: float, turning: float) 
     near = 40.0 / slope
     cuts = [low, *(cut for cut in (bend - near, bend + near) if low < cut < high), high]
     edges = [np.array([low])]
-    for left, right in zip(cuts[:-1], cuts[1:], strict=True):
+    for left, right in pairwise(cuts):
         bent = abs(0.5 * (left + right) - bend) < near
         count = math.ceil((right - left) / (min(widest, 1.5 / slope) if bent else widest))
         if count * _PANEL_NODES > _MOST_NODES:
