@@ -11,7 +11,6 @@ becomes delta - 1, the residue of the pole at 0.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -24,7 +23,7 @@ from lastiterate.privacy.law import Law
 from lastiterate.privacy.loss_cumulant import LossCumulant, loss_cumulant
 from lastiterate.privacy.loss_line import add_matters, around, beside, chernoff, clear_of, line_through, saddle, start
 from lastiterate.privacy.pairs import NothingPair, pair_of
-from lastiterate.privacy.rows import Side
+from lastiterate.privacy.rows import Side, each
 from lastiterate.privacy.solve import solve
 from lastiterate.run import DPSGD
 
@@ -82,13 +81,13 @@ class CompositionPair:
     cumulant: LossCumulant
 
     def epsilon(self, log_delta: Array) -> Array:
-        return _each(self._epsilon, log_delta)
+        return each(self._epsilon, log_delta)
 
     def log_delta(self, epsilon: Array) -> Array:
-        return _each(self._log_delta, epsilon)
+        return each(self._log_delta, epsilon)
 
     def fnr(self, fpr: Array) -> Array:
-        return _each(self._fnr, fpr)
+        return each(self._fnr, fpr)
 
     def bracket(self, log_delta: Array) -> tuple[Array, Array]:
         bounds = [self._bracket(float(value)) for value in np.ravel(log_delta)]
@@ -248,7 +247,3 @@ def _tails(cumulant: LossCumulant, loss: float, pole: float) -> tuple[Line, tupl
     direct = scale + pole * loss + math.log(tail)
     other = math.log1p(-min(math.exp(direct), 1.0 - 1e-16))
     return line, (direct, other) if above else (other, direct)
-
-
-def _each(function: Callable[[float], float], values: Array) -> Array:
-    return np.vectorize(lambda value: function(float(value)), otypes=[np.float64])(values)[()]

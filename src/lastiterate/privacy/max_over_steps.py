@@ -18,6 +18,7 @@ from lastiterate.privacy.kernels import BinomialKernel
 from lastiterate.privacy.mixture import Kernel
 from lastiterate.privacy.pairs import RELATIVE_ERROR, each_row, pair_of
 from lastiterate.privacy.prefixes import Prefixes, prefixes_of
+from lastiterate.privacy.rows import each
 from lastiterate.values import Array
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ class MaxOverSteps:
         def largest(value: float) -> float:
             return _largest(self.prefixes, lambda laws: _evaluate(laws, of_kernel, of_pair, np.float64(value)))
 
-        return np.vectorize(largest, otypes=[np.float64])(argument)[()]
+        return each(largest, argument)
 
 
 def _largest(prefixes: Prefixes, evaluate: Callable[[list[Law]], Array]) -> float:

@@ -15,12 +15,10 @@ from scipy.special import log_ndtr, ndtr, xlog1py, xlogy
 from lastiterate.privacy import binomial
 from lastiterate.privacy.curve import PrivacyCurve
 from lastiterate.privacy.law import epoch_length
-from lastiterate.privacy.rows import Side
+from lastiterate.privacy.rows import Side, each
 from lastiterate.privacy.solve import a_little_less, invert, solve
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from lastiterate.run import DPSGD
     from lastiterate.values import Array
 
@@ -79,13 +77,13 @@ class KnownParticipations:
     shift: Array
 
     def epsilon(self, log_delta: Array) -> Array:
-        return _each(self._epsilon, log_delta)
+        return each(self._epsilon, log_delta)
 
     def log_delta(self, epsilon: Array) -> Array:
-        return _each(lambda value: self._side(value).log_delta, epsilon)
+        return each(lambda value: self._side(value).log_delta, epsilon)
 
     def fnr(self, fpr: Array) -> Array:
-        return _each(self._fnr, fpr)
+        return each(self._fnr, fpr)
 
     def bracket(self, log_delta: Array) -> tuple[Array, Array]:
         value = self.epsilon(log_delta)
@@ -129,7 +127,3 @@ class KnownParticipations:
             loss = invert(rarity, -goal, loss, -reach, reach)
         accepted = np.vecdot(np.exp(log_mass), ndtr(loss / mu - 0.5 * mu)) + (unused if loss >= 0.0 else 0.0)
         return accepted + np.exp(loss - rarity(loss)[0]) - np.exp(loss + goal)
-
-
-def _each(function: Callable[[Array], Array], values: Array) -> Array:
-    return np.vectorize(function, otypes=[np.float64])(values)[()]

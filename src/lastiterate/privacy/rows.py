@@ -6,7 +6,10 @@ numbers, where most calls are; `every` and `some` do not.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from lastiterate.values import Array
 
@@ -35,3 +38,8 @@ def some(condition: Any) -> bool:
 def largest(values: Array) -> float:
     """The largest of all problems\' values."""
     return float(values if values.ndim == 0 else values.max())
+
+
+def each(function: Callable[[Array], Array], values: Array) -> Array:
+    """A function of single numbers, put to every problem in turn."""
+    return np.vectorize(function, otypes=[np.float64])(values)[()]

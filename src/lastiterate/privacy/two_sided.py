@@ -17,7 +17,7 @@ from scipy.special import log_ndtr, ndtr
 from lastiterate.privacy.contour import Unreliable
 from lastiterate.privacy.kernels import kernel_of
 from lastiterate.privacy.mixture import Local, Moving, log_delta_at
-from lastiterate.privacy.rows import Side
+from lastiterate.privacy.rows import Side, each
 from lastiterate.privacy.solve import a_little_less, invert, solve
 
 if TYPE_CHECKING:
@@ -38,13 +38,13 @@ class TwoSidedPair:
     law: Law
 
     def epsilon(self, log_delta: Array) -> Array:
-        return _each(self._epsilon, log_delta)
+        return _each_reliably(self._epsilon, log_delta)
 
     def log_delta(self, epsilon: Array) -> Array:
-        return _each(self._log_delta, epsilon)
+        return _each_reliably(self._log_delta, epsilon)
 
     def fnr(self, fpr: Array) -> Array:
-        return _each(self._fnr, fpr)
+        return _each_reliably(self._fnr, fpr)
 
     def bracket(self, log_delta: Array) -> tuple[Array, Array]:
         lower = self.epsilon(np.minimum(log_delta + _RELATIVE_ERROR_OF_DELTA, -1e-300))
@@ -159,9 +159,9 @@ def _log_excess(y: Array, local: Local, epsilon: Array) -> Array:
     return local.log_upper(y) if np.isnan(log_delta) else log_delta
 
 
-def _each(function: Callable[[Array], Array], values: Array) -> Array:
+def _each_reliably(function: Callable[[Array], Array], values: Array) -> Array:
     try:
-        return np.vectorize(function, otypes=[np.float64])(values)[()]
+        return each(function, values)
     except Unreliable:
         raise ValueError(
             "noise_multiplier must be larger where weights have both signs and there are many: with so little noise "
