@@ -67,7 +67,7 @@ def tilt_for(log_delta: Array, steps: Array, rate: Array, noise: Array) -> Tilt:
     goal = -2.0 * log_delta
     theta = np.sqrt(goal / (variance + steps * rate))
     log_in, log_out = np.log(rate), np.log1p(-rate)
-    for _ in range(3):
+    for _ in range(2):
         now = tilt(theta, steps, rate)
         curvature = now.variance + variance
         cumulant = steps * np.logaddexp(log_out, log_in + theta)

@@ -66,9 +66,13 @@ def _pair(run: DPSGD) -> Pair:
     none = np.empty(0)
     if not cumulant.counts.size:
         return NothingPair()
-    if np.all(cumulant.rates == 1.0):
+    if np.all(
+        cumulant.rates == 1.0
+    ):  # one Gaussian mechanism, in units in which it is the heuristic's to the last digit
+        noise = float(cumulant.sigmas[0]) * math.sqrt(float(cumulant.counts[0]))
         mu = math.sqrt(float(np.sum(cumulant.counts / cumulant.sigmas**2)))
-        return pair_of(Law(1.0, mu, none, none, none))
+        constant = float(cumulant.counts[0]) if cumulant.counts.size == 1 else mu * noise
+        return pair_of(Law(noise, constant, none, none, none))
     if cumulant.counts.size == 1 and cumulant.counts[0] == 1.0:
         return pair_of(Law(float(cumulant.sigmas[0]), 0.0, cumulant.counts, cumulant.rates, np.ones(1)))
     return CompositionPair(cumulant)

@@ -64,8 +64,11 @@ class MaxOverSteps:
         return value - error, value + error
 
     def _each(self, of_kernel: OfKernel, of_pair: OfPair, argument: Array) -> Array:
+        whole = pair_of(self.prefixes.law(self.prefixes.steps))
+
         def largest(value: float) -> float:
-            return _largest(self.prefixes, lambda laws: _evaluate(laws, of_kernel, of_pair, np.float64(value)))
+            earlier = _largest(self.prefixes, lambda laws: _evaluate(laws, of_kernel, of_pair, np.float64(value)))
+            return max(earlier, float(of_pair(whole, np.float64(value))))  # not even a digit less than the run itself
 
         return each(largest, argument)
 

@@ -49,7 +49,12 @@ def prefixes_of(run: DPSGD) -> Prefixes:
         law = law_of(shape)
         return replace(law, noise=law.noise * math.sqrt(energy(first) / energy(last)))
 
-    return Prefixes(run.steps, lambda t: bound(t, t) if t >= first else NOTHING, bound if first == 1 else None)
+    def law(steps: int) -> Law:
+        if steps < first:
+            return NOTHING
+        return law_of(run) if steps == run.steps else bound(steps, steps)
+
+    return Prefixes(run.steps, law, bound if first == 1 else None)
 
 
 def _first_that_counts(run: DPSGD) -> int:
