@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from lastiterate.privacy.composition_fallback import Fallback, last_iterate_of
 from lastiterate.privacy.contour import Line, Unreliable
 from lastiterate.privacy.curve import Pair, PrivacyCurve
 from lastiterate.privacy.law import Law
@@ -28,7 +29,6 @@ from lastiterate.privacy.solve import solve
 from lastiterate.run import DPSGD
 
 if TYPE_CHECKING:
-    from lastiterate.privacy.composition_fallback import Fallback
     from lastiterate.values import Array
 
 AGREEMENT = 1e-8  # of two lines, relative to max(1, epsilon); farther apart means not converged
@@ -66,9 +66,8 @@ def _pair(run: DPSGD) -> Pair:
     none = np.empty(0)
     if not cumulant.counts.size:
         return NothingPair()
-    if np.all(
-        cumulant.rates == 1.0
-    ):  # one Gaussian mechanism, in units in which it is the heuristic's to the last digit
+    if np.all(cumulant.rates == 1.0):
+        # One Gaussian mechanism, in units in which it is the heuristic's to the last digit.
         noise = float(cumulant.sigmas[0]) * math.sqrt(float(cumulant.counts[0]))
         mu = math.sqrt(float(np.sum(cumulant.counts / cumulant.sigmas**2)))
         constant = float(cumulant.counts[0]) if cumulant.counts.size == 1 else mu * noise
@@ -103,9 +102,11 @@ class CompositionPair:
         return self.cumulant.other_direction()
 
     @cached_property
-    def _fallback(self) -> Fallback:
-        from lastiterate.privacy.composition_fallback import Fallback
+    def _last_iterate(self) -> Pair:
+        return last_iterate_of(self.cumulant)
 
+    @cached_property
+    def _fallback(self) -> Fallback:
         return Fallback(self.cumulant)
 
     def _epsilon(self, log_delta: float) -> float:
@@ -127,6 +128,8 @@ class CompositionPair:
         if add_matters(self._add, value, log_delta):
             other, other_error = _epsilon(self._add, log_delta)
             value, error = max(value, other), max(error, other_error)
+        if value + error < float(self._last_iterate.epsilon(np.float64(log_delta))):  # all iterates tell more than one
+            raise Unreliable
         return value, error
 
     def _log_delta(self, epsilon: float) -> float:

@@ -31,6 +31,15 @@ _LARGEST_LOSS = 600.0  # dp-accounting takes exp of losses
 _ROUNDING = 1e-16  # of delta, by its Fourier transforms, for each step
 
 
+def last_iterate_of(cumulant: LossCumulant) -> Pair:
+    """What the last iterate tells, a function of all iterates; steps weighted by 1 / sigma^2, which tells most."""
+    weights = (cumulant.sigmas.min() / cumulant.sigmas) ** 2
+    noise = math.sqrt(float(np.sum(cumulant.counts * (weights * cumulant.sigmas) ** 2)))
+    sure = cumulant.rates == 1.0
+    constant = float(np.sum(cumulant.counts[sure] * weights[sure]))
+    return pair_of(Law(noise, constant, cumulant.counts[~sure], cumulant.rates[~sure], weights[~sure]))
+
+
 @dataclass(frozen=True)
 class Fallback:
     """Bounds for the composition of a run's steps, given by the cumulant of the direction "remove"."""
@@ -98,13 +107,7 @@ class Fallback:
 
     @cached_property
     def _last_iterate(self) -> Pair:
-        """Steps weighted by 1 / sigma^2, which tells the canary best from a sum."""
-        cumulant = self.cumulant
-        weights = (cumulant.sigmas.min() / cumulant.sigmas) ** 2
-        noise = math.sqrt(float(np.sum(cumulant.counts * (weights * cumulant.sigmas) ** 2)))
-        sure = cumulant.rates == 1.0
-        constant = float(np.sum(cumulant.counts[sure] * weights[sure]))
-        return pair_of(Law(noise, constant, cumulant.counts[~sure], cumulant.rates[~sure], weights[~sure]))
+        return last_iterate_of(self.cumulant)
 
     def _chernoff_epsilon(self, log_delta: float) -> float:
         return max(chernoff_epsilon(cumulant, log_delta) for cumulant in (self.cumulant, self._add))
