@@ -148,6 +148,41 @@ def test_corners_give_ordered_numbers_without_a_warning(steps, rate, sigma):
                 assert upper - lower <= 1e-3 * max(1.0, upper)
 
 
+@pytest.mark.parametrize(
+    ("rates", "sigmas"),
+    [(0.01, np.linspace(1.0, 2.0, 100)), (np.geomspace(0.003, 0.03, 120), 0.9)],
+    ids=["noise", "rates"],
+)
+def test_long_schedules_lie_between_those_with_few_levels(rates, sigmas):
+    size = max(np.size(rates), np.size(sigmas))
+    bounds = []
+    for worse in (False, True):
+        q, sigma = (_few_levels(values, up=up) for values, up in ((rates, worse), (sigmas, not worse)))
+        bounds.append(li.composition(li.DPSGD(size, q, sigma)).bracket(1e-6)[1 if worse else 0])
+    lower, upper = li.composition(li.DPSGD(size, rates, sigmas)).bracket(1e-6)
+    assert bounds[0] < lower <= upper < bounds[1]
+    assert upper - lower < 1e-6
+    assert bounds[1] - bounds[0] < 0.3 * upper  # ten levels bracket it loosely
+
+
+def _few_levels(values, up, levels=10):
+    if np.ndim(values) == 0:
+        return values
+    grid = np.geomspace(values.min() * (1 - 1e-12), values.max() * (1 + 1e-12), levels)
+    return grid[np.searchsorted(grid, values) - (0 if up else 1)]
+
+
+def test_interpolated_schedules_agree_with_every_step_by_itself():
+    from lastiterate.privacy.loss_cumulant import LossCumulant, condensed
+
+    counts, rates, sigmas = np.ones(60), np.full(60, 0.02), np.geomspace(0.7, 2.0, 60)
+    few = condensed(counts, rates, sigmas, 24)
+    assert few[0].size == 24
+    for theta in (0.0, 1.0, 3.0):
+        whole = sum(LossCumulant(np.ones(1), rates[:1], sigmas[i : i + 1]).real(theta)[0] for i in range(60))
+        assert LossCumulant(*few).real(theta)[0] == pytest.approx(whole, rel=1e-9, abs=1e-12)
+
+
 def test_mixed_certain_and_sampled_steps():
     mixed = li.DPSGD(steps=40, sample_rate=[1.0] * 2 + [0.1] * 38, noise_multiplier=[5.0] * 2 + [1.0] * 38)
     optimistic, pessimistic = pld_bracket(mixed, 1e-6)

@@ -44,7 +44,9 @@ def test_heuristic_tradeoff_of_schedules_is_convex_decreasing_and_dual_to_delta(
     assert_dual(curve, FPR, fnr)
 
 
-@pytest.mark.parametrize(("steps", "rate", "sigma"), [(1000, 0.01, 1.0), (100, 0.2, 2.0), (10_000, 0.001, 0.8)])
+@pytest.mark.parametrize(
+    ("steps", "rate", "sigma"), [(1000, 0.01, 1.0), (100, 0.2, 2.0), (10_000, 0.001, 0.8), (100, 0.01, 0.5)]
+)
 def test_composition_tradeoff_is_convex_decreasing_and_dual_to_delta(steps, rate, sigma):
     curve = li.composition(li.DPSGD(steps=steps, sample_rate=rate, noise_multiplier=sigma))
     fnr = curve.fnr(FPR)

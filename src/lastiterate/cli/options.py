@@ -37,8 +37,8 @@ Analysis = Annotated[
     str,
     option(
         "--analysis",
-        values.one_of("last-iterate", "composition", "full-batch"),
-        "last-iterate|composition|full-batch",
+        values.one_of("last-iterate", "composition", "full-batch", "no-amplification"),
+        "last-iterate|composition|full-batch|no-amplification",
         "The analysis that is to reach it (default: last-iterate).",
     ),
 ]

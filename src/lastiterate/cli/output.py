@@ -87,8 +87,13 @@ def _print_table(
 def _print(*parts: RenderableType) -> None:
     """Print without the blanks with which rich fills lines up."""
     from rich.console import Console
+    from rich.measure import Measurement
 
     console = Console(highlight=False)
+    # Rather than cut digits off, let a table be wider than the terminal.
+    unbounded = console.options.update(max_width=1000)
+    widest = max(Measurement.get(console, unbounded, part).minimum for part in parts)
+    console.width = max(console.width, widest)
     with console.capture() as text:
         console.print(*parts, sep="\n")
     sys.stdout.write("\n".join(line.rstrip() for line in text.get().splitlines()) + "\n")

@@ -59,7 +59,8 @@ def plan(
         asked = {"dataset_size": dataset_size, "epochs": epochs, "sampling": method.sampling}
         print_json({**asked, "epsilon": epsilon, "delta": delta, "analysis": chosen, "rows": rows})
         return
-    notes = ["Last iterate is a heuristic: it predicts, it does not guarantee. Composition is the guarantee."]
+    guarantee = "No amplification" if "no_amplification" in rows[0] else "Composition"
+    notes = [f"Last iterate is a heuristic: it predicts, it does not guarantee. {guarantee} is the guarantee."]
     if plot is not None:
         notes.append(f"Picture: {plot}")
     print_rows(words, rows, notes)

@@ -58,12 +58,16 @@ def reproduce(name: Name, scale: Scale = "quick", output: Output = None, json: J
 
 def _files(name: str, output: Path) -> list[Path]:
     """The files to draw, checked; a folder is made if it does not exist."""
-    from lastiterate.plot.file import FORMATS, check_target
+    from lastiterate.plot.file import check_target
 
-    if output.suffix[1:].lower() in FORMATS and not output.is_dir():
-        files = [output]
+    if output.suffix and not output.is_dir():
+        files = [output]  # whose ending is checked below
     else:
-        output.mkdir(parents=True, exist_ok=True)
+        if not output.parent.is_dir():
+            raise ValueError(
+                f"--output must be a folder, or a new one within a folder that exists, got {str(output)!r}"
+            )
+        output.mkdir(exist_ok=True)
         files = [output / f"{name}.{kind}" for kind in ("png", "html")]
     for file in files:
         check_target(file)

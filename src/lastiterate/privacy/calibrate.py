@@ -26,6 +26,8 @@ def calibrate(
     Never more than ``epsilon``, and less by at most 1e-6. The noise of ``run`` itself matters only as a shape: any
     positive number will do where it is constant.
     """
+    if not callable(analysis):
+        raise ValueError(f"analysis must be a function such as lastiterate.composition, got {analysis!r}")
     target = number("epsilon", epsilon, 0.0, open_low=True)
     number("delta", delta, 0.0, 1.0, open_low=True, open_high=True)
 
@@ -34,7 +36,8 @@ def calibrate(
         return float(analysis(run.replace(noise_multiplier=run.noise_multiplier * factor)).epsilon(delta))
 
     low, high = _bracket(run, spent, target, delta)
-    log_factor = _solve(spent, target, low, high)
+    with np.errstate(all="ignore"):
+        log_factor = _solve(spent, target, low, high)
     return run.replace(noise_multiplier=run.noise_multiplier * math.exp(log_factor))
 
 

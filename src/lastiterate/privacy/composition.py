@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 AGREEMENT = 1e-8  # of two lines, relative to max(1, epsilon); farther apart means not converged
 _LEFT_OUT = 1e-8  # of delta, in large losses that are left out; so much less delta is then asked for
 _AGREEMENT_OF_DELTA = 1e-5  # of two lines on log delta
+_AGREEMENT_OF_FNR = 1e-7
 _LEAST = 1e-12  # of a sum against its moduli
 _FINER = 1.3  # resolution of the second line
 
@@ -223,15 +224,29 @@ def _log_delta_of(cumulant: LossCumulant, epsilon: float) -> float:
 
 def _fnr(cumulant: LossCumulant, fpr: float) -> float:
     """The false negative rate of the likelihood ratio test whose false positive rate is ``fpr``."""
-    sign = 1.0 if fpr <= 0.5 else -1.0  # solve for the smaller tail of Q: above the threshold, or below it
-    log_rate = math.log(min(fpr, 1.0 - fpr))
+    above = fpr <= 0.5  # the smaller tail of Q is the easier one, unless the loss hardly varies there
+    for tail in (above, not above):
+        try:
+            value, other = (_fnr_from(cumulant, fpr, tail, resolution) for resolution in (1.0, _FINER))
+        except Unreliable:
+            continue
+        if abs(value - other) <= _AGREEMENT_OF_FNR:
+            return value
+    raise Unreliable
+
+
+def _fnr_from(cumulant: LossCumulant, fpr: float, above: bool, resolution: float) -> float:
+    """The same, from the tail of Q above the threshold or from the one below it, at one resolution."""
+    cumulant = cumulant.finer(resolution)
+    sign = 1.0 if above else -1.0
+    log_rate = math.log(fpr if above else 1.0 - fpr)
     theta, guess = start(cumulant, log_rate, pole=-1.0, sign=sign)
     deviation = math.sqrt(cumulant.real(theta)[2])
 
     def side(r: Array) -> Side:
         loss = sign * float(r)
-        line, log_tails = _tails(cumulant, loss, pole=-1.0)
-        log_tail = log_tails[0 if sign > 0.0 else 1]
+        line, log_tails = _tails(cumulant, loss, -1.0, resolution)
+        log_tail = log_tails[0 if above else 1]
         scale, density = line.integral(loss, 1.0, -math.inf)
         slope = -math.exp(scale - loss - log_tail) * density
         return Side(r, np.float64(1.0), np.float64(log_tail), np.float64(slope))
@@ -241,14 +256,17 @@ def _fnr(cumulant: LossCumulant, fpr: float) -> float:
         low -= 2.0 * deviation
     while side(high).log_delta > log_rate:
         high += 2.0 * deviation
-    found, _ = solve(side, np.float64(log_rate), 0.5 * (low + high), low, high)
-    return math.exp(_tails(cumulant, sign * float(found), pole=0.0)[1][1])
+    found, _ = solve(side, np.float64(log_rate), 0.5 * (low + high), low, high, floor=-math.inf)
+    if not abs(float(side(found).log_delta) - log_rate) < _AGREEMENT_OF_FNR:
+        raise Unreliable
+    return math.exp(_tails(cumulant, sign * float(found), 0.0, resolution)[1][1])
 
 
-def _tails(cumulant: LossCumulant, loss: float, pole: float) -> tuple[Line, tuple[float, float]]:
+def _tails(cumulant: LossCumulant, loss: float, pole: float, resolution: float) -> tuple[Line, tuple[float, float]]:
     """A line at its saddle point, and log P(total > loss), log P(total <= loss); under Q for the pole at -1."""
     theta = clear_of(cumulant, saddle(cumulant, loss), pole)
-    line = line_through(cumulant, theta, loss, (pole,), (theta - pole) * loss - cumulant.real(theta)[0])
+    exponent = (theta - pole) * loss - cumulant.real(theta)[0]
+    line = line_through(cumulant, theta, loss, (pole,), exponent, resolution, order=1)
     above = theta > pole
     scale, tail = line.integral(loss, (1.0 if above else -1.0) / (line.z - pole), _LEAST)
     direct = scale + pole * loss + math.log(tail)

@@ -26,6 +26,8 @@ from lastiterate.values import Array
 _RESOLUTION = 1.3e-4  # of the distribution's grid, relative to epsilon
 _TIGHT = 5e-4  # bounds this close, relative to max(1, epsilon), need no distribution
 _MOST_STEPS = 10**7  # that dp-accounting composes in reasonable time
+_MOST_GROUPS = 12  # of steps, each of which takes a distribution of its own
+_LEVELS = 8
 _MOST_POINTS = 300_000
 _LARGEST_LOSS = 600.0  # dp-accounting takes exp of losses
 _ROUNDING = 1e-16  # of delta, by its Fourier transforms, for each step
@@ -150,8 +152,7 @@ class Fallback:
         from dp_accounting.pld import privacy_loss_distribution
 
         total = None
-        groups = zip(self.cumulant.counts, self.cumulant.rates, self.cumulant.sigmas, strict=True)
-        for count, rate, sigma in groups:
+        for (rate, sigma), count in self._coarse_groups(pessimistic).items():
             step = privacy_loss_distribution.from_gaussian_mechanism(
                 float(sigma),
                 pessimistic_estimate=pessimistic,
@@ -163,3 +164,21 @@ class Fallback:
             composed = step.self_compose(int(count), tail_mass_truncation=1e-20)
             total = composed if total is None else total.compose(composed, tail_mass_truncation=1e-20)
         return total
+
+    def _coarse_groups(self, pessimistic: bool) -> dict[tuple[float, float], float]:
+        """Steps by (rate, sigma); of a long schedule few values, each rounded to the worse (or better) side."""
+        rates, sigmas = self.cumulant.rates, self.cumulant.sigmas
+        if rates.size > _MOST_GROUPS:
+            rates, sigmas = _rounded(rates, up=pessimistic), _rounded(sigmas, up=not pessimistic)
+        groups: dict[tuple[float, float], float] = {}
+        for rate, sigma, count in zip(rates.tolist(), sigmas.tolist(), self.cumulant.counts.tolist(), strict=True):
+            groups[rate, sigma] = groups.get((rate, sigma), 0.0) + count
+        return groups
+
+
+def _rounded(values: Array, *, up: bool) -> Array:
+    """Each value moved up or down to one of few between the smallest and the largest."""
+    levels = np.geomspace(values.min(), values.max(), _LEVELS)
+    levels[0], levels[-1] = values.min(), values.max()
+    index = np.searchsorted(levels, values, side="left" if up else "right") - (0 if up else 1)
+    return levels[np.clip(index, 0, _LEVELS - 1)]

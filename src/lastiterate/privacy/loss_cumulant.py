@@ -20,6 +20,8 @@ from lastiterate.privacy.step_loss import StepLoss
 from lastiterate.run import DPSGD
 from lastiterate.values import Array
 
+_NODES = 20  # of the interpolation over a long schedule
+
 
 @dataclass(frozen=True, eq=False)
 class LossCumulant:
@@ -90,8 +92,30 @@ class LossCumulant:
     @cached_property
     def _steps(self) -> list[tuple[float, StepLoss]]:
         each = self.log_left_out - math.log(float(self.counts.sum()))
-        columns = zip(self.counts.tolist(), self.rates.tolist(), self.sigmas.tolist(), strict=True)
-        return [(count, StepLoss(rate, 1.0 / sigma, each, self.fineness)) for count, rate, sigma in columns]
+        columns = condensed(self.counts, self.rates, self.sigmas, math.ceil(_NODES * self.fineness))
+        return [
+            (count, StepLoss(rate, 1.0 / sigma, each, self.fineness))
+            for count, rate, sigma in zip(*(column.tolist() for column in columns), strict=True)
+        ]
+
+
+def condensed(counts: Array, rates: Array, sigmas: Array, nodes: int) -> tuple[Array, Array, Array]:
+    """A long schedule of noise (or of rates) by a few steps with counts that are not whole, nor even positive.
+
+    M is a smooth function of 1 / sigma^2 and of q, so that its sum over many of them is a sum over the Chebyshev nodes
+    of their range. How good that is shows where two numbers of nodes are compared.
+    """
+    by_noise = np.ptp(rates) == 0.0
+    if counts.size <= 2 * nodes or np.any(rates == 1.0) or (not by_noise and np.ptp(sigmas) > 0.0):
+        return counts, rates, sigmas
+    x = 1.0 / sigmas**2 if by_noise else rates
+    angle = (2.0 * np.arange(nodes) + 1.0) * math.pi / (2.0 * nodes)
+    at = 0.5 * (x.max() + x.min()) + 0.5 * np.ptp(x) * np.cos(angle)
+    weight = np.where(np.arange(nodes) % 2 == 0, 1.0, -1.0) * np.sin(angle)
+    distance = x[:, None] - at
+    share = weight / np.where(distance == 0.0, 1e-300, distance)
+    few = counts @ (share / share.sum(axis=1, keepdims=True))
+    return (few, np.full(nodes, rates[0]), 1.0 / np.sqrt(at)) if by_noise else (few, at, np.full(nodes, sigmas[0]))
 
 
 def loss_cumulant(run: DPSGD) -> LossCumulant:

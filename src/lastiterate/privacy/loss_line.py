@@ -167,8 +167,12 @@ def line_through(
     poles: tuple[float, ...],
     exponent: float,
     resolution: float = 1.0,
+    order: int = 2,
 ) -> Line:
-    """Nodes on the line at ``theta`` that suffice for results of size exp(-exponent) at thresholds near ``loss``."""
+    """Nodes on the line at ``theta`` that suffice for results of size exp(-exponent) at thresholds near ``loss``.
+
+    ``order`` is that of the kernel's own decay: 2 for 1 / (z (z + 1)), 1 for the tails' 1 / z.
+    """
     value, _, variance = cumulant.real(theta)
     deviation = math.sqrt(variance)
     log_scale = max(value - theta * loss, -exponent) + exponent  # the integrand at u = 0 over the result
@@ -190,7 +194,7 @@ def line_through(
         count += u.size
         last = float(u[-1])
         # The rest of an oscillating integral is about its integrand over the frequency, here the loss itself.
-        tail = min(last, 1.0 / max(abs(loss), 1e-300)) / (last * max(last, 1.0))
+        tail = min(last, 1.0 / max(abs(loss), 1e-300)) / (last * max(last, 1.0) ** (order - 1))
         size = float(values[-1].real.max()) - value  # over a whole block: it may vanish and come back
         before, missing = missing, size + log_scale + math.log(tail / _TRUNCATION)
         if missing < 0.0 and last > cumulant.recurrence():

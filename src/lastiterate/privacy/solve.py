@@ -18,8 +18,12 @@ _SQRT_HALF_PI = float(np.sqrt(0.5 * np.pi))
 _SMALLEST_BRACKET = 4e-16
 
 
-def solve(side: Callable[[Array], Side], log_delta: Array, y: Array, low: Array, high: Array) -> tuple[Array, Array]:
-    """The privacy loss where log delta(y) = log_delta, and that y; delta falls along y. A loss <= 0 may be any such.
+def solve(
+    side: Callable[[Array], Side], log_delta: Array, y: Array, low: Array, high: Array, floor: float = 0.0
+) -> tuple[Array, Array]:
+    """The privacy loss where log delta(y) = log_delta, and that y; delta falls along y.
+
+    A loss at or below ``floor`` is not sought any further: it may be any such.
 
     Where delta is so flat that rounding decides which loss that is, the result is above it, not below.
     Works on the normal quantile of delta, of which y is nearly a linear function: three evaluations usually do.
@@ -30,7 +34,7 @@ def solve(side: Callable[[Array], Side], log_delta: Array, y: Array, low: Array,
         quantile = ndtri_exp(np.minimum(now.log_delta, 0.0))  # rounding may put a delta of 1 above it
         gap = goal - quantile
         step = gap / (now.log_delta_slope * erfcx(-SQRT_HALF * quantile) * _SQRT_HALF_PI)
-        settled = (gap > 0.0) & (now.loss <= 0.0)  # the loss sought is negative, which is all one needs to know
+        settled = (gap > 0.0) & (now.loss <= floor)
         if some(settled):
             gap, step = np.where(settled, 0.0, gap)[()], np.where(settled, 0.0, step)[()]
         return gap, step
