@@ -105,6 +105,7 @@ def test_steps_before_anything_is_learnt_are_left_out():
 @pytest.mark.parametrize("run", [li.DPSGD(1, 0.1, 1.0), li.DPSGD(10**9, 1e-6, 1.0)])
 def test_the_shortest_and_a_very_long_run_can_be_drawn(tmp_path, run):
     save(run_chart(run, 1e-5), tmp_path / "picture.svg")
+    assert "<svg" in (tmp_path / "picture.svg").read_text()[:2000]
 
 
 def test_runs_are_described_in_plain_words():
