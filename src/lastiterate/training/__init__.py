@@ -1,0 +1,25 @@
+"""Algorithm 1 in JAX: one compiled program trains many models at once."""
+
+try:
+    import equinox as _equinox  # noqa: F401
+    import jax as _jax  # noqa: F401
+except ImportError as error:
+    raise ImportError(
+        f'training needs {error.name}, which is not installed: pip install "lastiterate[audit]"'
+    ) from error
+
+from lastiterate.training.problem import ExampleCanary, GradientCanary, Moment, Problem
+from lastiterate.training.train import Trained, train
+from lastiterate.training.trainer import TrainedChunk, Trainer, TrainingDiverged
+
+__all__ = [
+    "ExampleCanary",
+    "GradientCanary",
+    "Moment",
+    "Problem",
+    "Trained",
+    "TrainedChunk",
+    "Trainer",
+    "TrainingDiverged",
+    "train",
+]

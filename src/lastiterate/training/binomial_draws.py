@@ -1,0 +1,85 @@
+"""How many of m identical examples are in a batch: exact binomial draws by inverting the distribution function.
+
+JAX's own binomial works in float32 by rejection, which cannot resolve counts in the millions. Here a table of the
+distribution function, made once in float64, is searched with a uniform of 64 bits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import jax.numpy as jnp
+import numpy as np
+from scipy.stats import binom
+
+from lastiterate.training.draws import words
+from lastiterate.values import Array
+
+MOST_ENTRIES = 2**26
+
+
+@dataclass(frozen=True)
+class BinomialTables:
+    """Distribution functions as 64-bit thresholds, for each distinct rate and group.
+
+    The count of group g at step t is ``lows[rate, g]`` plus the number of thresholds ``[rate, g]`` at or below the
+    uniform, with rate = ``rate_of_step[t]``.
+    """
+
+    rate_of_step: Array  # [steps]
+    lows: Array  # [rates, groups]
+    high_words: Array  # [rates, groups, entries]
+    low_words: Array
+
+    @property
+    def arrays(self) -> tuple[Array, Array, Array, Array]:
+        return self.rate_of_step, self.lows, self.high_words, self.low_words
+
+
+def binomial_tables(multiplicity: Array, sample_rate: Array) -> BinomialTables:
+    """Tables for groups of these multiplicities and the sample rates of all steps."""
+    rates, rate_of_step = np.unique(sample_rate, return_inverse=True)
+    trials, group = np.unique(multiplicity, return_inverse=True)
+    mean = trials * rates[:, None]
+    reach = 9.0 * np.sqrt(mean * (1.0 - rates[:, None])) + 40.0  # a mass below 2^-64 lies beyond
+    low = np.maximum(np.floor(mean - reach), 0).astype(np.int64)
+    entries = int(np.max(np.minimum(np.ceil(mean + reach), trials) - low)) or 1
+    if entries * rates.size * multiplicity.size > MOST_ENTRIES:
+        raise ValueError(
+            f"multiplicity and sample_rate need {rates.size} x {multiplicity.size} tables of {entries} numbers, which "
+            f"is more than {MOST_ENTRIES}: use fewer groups, or fewer different sample rates"
+        )
+    counts = low[..., None] + np.arange(entries)
+    below = binom.cdf(counts, trials[:, None], rates[:, None, None])
+    thresholds = _as_words(below)
+    return BinomialTables(
+        rate_of_step.astype(np.int32),
+        low[:, group].astype(np.int32),
+        (thresholds >> np.uint64(32)).astype(np.uint32)[:, group],
+        (thresholds & np.uint64(0xFFFFFFFF)).astype(np.uint32)[:, group],
+    )
+
+
+def binomial_counts(keys: Array, step: Array, tables: tuple[Array, Array, Array, Array]) -> Array:
+    """How many copies of each group each model draws at a step: [models, groups]."""
+    rate_of_step, lows, high_words, low_words = tables
+    rate = rate_of_step[step]
+    groups, entries = high_words.shape[1:]
+    high, low = words(keys, step, jnp.arange(groups))
+    first = jnp.arange(groups) * entries
+    high_table, low_table = high_words[rate].reshape(-1), low_words[rate].reshape(-1)
+    found = jnp.zeros(high.shape, jnp.int32)
+    for bit in reversed(range(entries.bit_length())):
+        candidate = found + (1 << bit)
+        at = first + jnp.minimum(candidate, entries) - 1
+        there_high, there_low = high_table[at], low_table[at]
+        reached = (there_high < high) | ((there_high == high) & (there_low <= low))
+        found = jnp.where((candidate <= entries) & reached, candidate, found)
+    return lows[rate] + found
+
+
+def _as_words(probability: Array) -> Array:
+    """Probabilities as integers out of 2^64; 1 becomes a threshold that a uniform practically never reaches."""
+    largest = np.nextafter(2.0**64, 0.0)
+    whole = np.minimum(np.ldexp(probability, 64), largest).astype(np.uint64)
+    return np.where(probability >= 1.0, np.uint64(2**64 - 1), whole)

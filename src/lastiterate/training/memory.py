@@ -1,0 +1,77 @@
+"""How much memory there is, how much was used, and how many models fit into a chunk."""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+from pathlib import Path
+
+import jax
+
+# What a core's share of the caches holds. Work that fits is several times as fast as work that goes to main memory.
+CACHE_BYTES = 4 * 2**20
+LARGEST_CHUNK = 4096
+LEAST_BLOCK = 16  # examples; below it products of matrices lose their efficiency
+
+
+def cores() -> int:
+    """The processor cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def available_bytes() -> int:
+    """Memory that can still be had: on the accelerator if JAX uses one, else in this machine or container."""
+    statistics = jax.local_devices()[0].memory_stats()
+    if statistics and "bytes_limit" in statistics:
+        return int(statistics["bytes_limit"] - statistics["bytes_in_use"])
+    return min(_machine_bytes(), _container_bytes())
+
+
+def peak_bytes() -> int:
+    """The most memory that the device, or else this process, has used so far."""
+    statistics = jax.local_devices()[0].memory_stats()
+    if statistics and "peak_bytes_in_use" in statistics:
+        return int(statistics["peak_bytes_in_use"])
+    try:
+        import resource
+    except ImportError:  # not on this system
+        return 0
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return int(peak if sys.platform == "darwin" else peak * 1024)
+
+
+def working_bytes() -> int:
+    """How much a chunk in training may move through. A property of the machine, whatever else runs on it."""
+    statistics = jax.local_devices()[0].memory_stats()
+    if statistics and "bytes_limit" in statistics:
+        return int(statistics["bytes_limit"]) // 4
+    return CACHE_BYTES
+
+
+def choose_chunk_size(model_bytes: int, example_bytes: int, batch: float, models: int, workers: int) -> int:
+    """How many models to train at once: as the working memory holds, but no more than each worker gets."""
+    each = model_bytes + example_bytes * max(batch, 1.0)
+    return max(1, min(int(working_bytes() / each), math.ceil(models / workers), LARGEST_CHUNK))
+
+
+def largest_block(example_bytes: int, chunk_size: int) -> int:
+    """How many examples of each model of a chunk to work on at once."""
+    return max(LEAST_BLOCK, working_bytes() // (example_bytes * chunk_size))
+
+
+def _machine_bytes() -> int:
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
+    except (OSError, StopIteration, ValueError):
+        return 4 * 2**30
+
+
+def _container_bytes() -> int:
+    group = Path("/sys/fs/cgroup")
+    try:
+        limit = int((group / "memory.max").read_text(encoding="ascii"))
+        return limit - int((group / "memory.current").read_text(encoding="ascii"))
+    except (OSError, ValueError):  # no such file, or "max"
+        return sys.maxsize

@@ -1,0 +1,165 @@
+"""What is learned from what: parameters, per-example losses or gradients, a regulariser, data, and the canary."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from lastiterate.values import Array
+
+
+class Moment(NamedTuple):
+    """When a loss is evaluated: the step, from 0, and a JAX key of this model, step and example alone."""
+
+    step: Array
+    key: Array
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """What DP-SGD is run on. All functions are pure JAX functions of one example.
+
+    Args:
+        parameters: the initial parameters, any pytree; in an equinox model the floating-point arrays are trained.
+        examples: a pytree of arrays with a leading axis of examples, such as ``(x, y)``. None: there are none but the
+            canary.
+        loss: ``loss(parameters, example, moment)``, a number. ``example`` has no leading axis.
+        gradient: ``gradient(parameters, example, moment)``, a pytree like ``parameters``, instead of a loss. It need
+            not be the gradient of anything.
+        regulariser: ``regulariser(parameters, step)``, a number. Its gradient is neither clipped nor sampled.
+        regulariser_gradient: ``regulariser_gradient(parameters, step)``, instead of a regulariser.
+        multiplicity: how many identical copies each example stands for.
+    """
+
+    parameters: Any
+    examples: Any = None
+    loss: Callable[[Any, Any, Moment], Array] | None = None
+    gradient: Callable[[Any, Any, Moment], Any] | None = None
+    regulariser: Callable[[Any, Array], Array] | None = None
+    regulariser_gradient: Callable[[Any, Array], Any] | None = None
+    multiplicity: Array | None = None
+
+    def __post_init__(self) -> None:
+        if self.loss is not None and self.gradient is not None:
+            raise ValueError("loss and gradient were both given, but the first determines the second: give one")
+        if self.regulariser is not None and self.regulariser_gradient is not None:
+            raise ValueError("regulariser and regulariser_gradient were both given: give one")
+        if not jax.tree.leaves(self.trainable):
+            raise ValueError("parameters must hold at least one floating-point array, got none")
+        if self.size and self.loss is None and self.gradient is None:
+            raise ValueError("loss or gradient must be given for the examples, got neither")
+        if self.multiplicity is not None:
+            self._check_multiplicity(np.asarray(self.multiplicity))
+
+    def _check_multiplicity(self, counts: Array) -> None:
+        if (
+            counts.shape != (self.size,)
+            or counts.dtype.kind not in "iu"
+            or not np.all((counts >= 1) & (counts < 2**31))
+        ):
+            raise ValueError(
+                f"multiplicity must be {self.size} integers in [1, 2^31), one for each example, got {counts!r}"
+            )
+
+    @property
+    def size(self) -> int:
+        """How many examples there are; identical ones that were given once count once."""
+        shapes = [np.shape(leaf) for leaf in jax.tree.leaves(self.examples)]
+        sizes = {shape[0] if shape else None for shape in shapes}
+        if len(sizes) > 1 or None in sizes:
+            raise ValueError(f"examples must be arrays with one leading axis of equal length, got shapes {shapes}")
+        return int(sizes.pop() or 0) if sizes else 0
+
+    @property
+    def trainable(self) -> Any:
+        """The initial parameters without what is not trained, such as a model's activation functions."""
+        return eqx.filter(self.parameters, eqx.is_inexact_array_like)
+
+    def model(self, trained: Any) -> Any:
+        """Parameters as the functions of this problem take them: what was trained, put into what was not."""
+        static = eqx.filter(self.parameters, eqx.is_inexact_array_like, inverse=True)
+        return eqx.combine(trained, static)
+
+    def example_gradient(self, trained: Any, example: Any, moment: Moment) -> Any:
+        """The gradient of one example with respect to the trained parameters, not yet clipped."""
+        if self.gradient is not None:
+            return self._like_parameters("gradient", self.gradient(self.model(trained), example, moment))
+        loss = self.loss
+        assert loss is not None
+
+        def value(parameters: Any) -> Array:
+            result = loss(self.model(parameters), example, moment)
+            if jnp.shape(result) != ():
+                raise ValueError(f"loss must return one number for one example, got shape {jnp.shape(result)}")
+            return result
+
+        return jax.grad(value)(trained)
+
+    def unclipped_gradient(self, trained: Any, step: Array) -> Any | None:
+        """The gradient of the regulariser, if there is one."""
+        if self.regulariser_gradient is not None:
+            given = self.regulariser_gradient(self.model(trained), step)
+            return self._like_parameters("regulariser_gradient", given)
+        regulariser = self.regulariser
+        if regulariser is None:
+            return None
+        return jax.grad(lambda parameters: regulariser(self.model(parameters), step))(trained)
+
+    def _like_parameters(self, name: str, given: Any) -> Any:
+        result = eqx.filter(given, eqx.is_inexact_array_like)
+        expected, found = ([jnp.shape(leaf) for leaf in jax.tree.leaves(tree)] for tree in (self.trainable, result))
+        if jax.tree.structure(result) != jax.tree.structure(self.trainable) or expected != found:
+            raise ValueError(f"{name} must return arrays like those of parameters, {expected}, got {found}")
+        return jax.tree.map(lambda leaf, like: jnp.asarray(leaf, jnp.result_type(like)), result, self.trainable)
+
+
+@dataclass(frozen=True, eq=False)
+class ExampleCanary:
+    """An extra example: a pytree like one of the problem's examples, without their leading axis."""
+
+    example: Any
+
+
+@dataclass(frozen=True, eq=False)
+class GradientCanary:
+    """An injected gradient: a pytree like the parameters, one flat vector of all of them, or a function.
+
+    The function takes ``(parameters, moment)`` and returns either. The gradient is clipped like any other.
+    """
+
+    gradient: Any
+
+    def at(self, problem: Problem, trained: Any, moment: Moment) -> Any:
+        """The gradient, as a pytree like what is trained, not yet clipped."""
+        given = self.gradient(problem.model(trained), moment) if callable(self.gradient) else self.gradient
+        if isinstance(given, (np.ndarray, jax.Array)) and not isinstance(problem.trainable, (np.ndarray, jax.Array)):
+            given = unflatten(given, problem.trainable)
+        return problem._like_parameters("canary", given)
+
+
+Canary = ExampleCanary | GradientCanary
+
+
+def unflatten(vector: Array, like: Any) -> Any:
+    """A flat vector as a pytree: the leaves one after the other, each in C order."""
+    leaves, structure = jax.tree.flatten(like)
+    sizes = [int(np.size(leaf)) for leaf in leaves]
+    if jnp.shape(vector) != (sum(sizes),):
+        raise ValueError(f"canary must have {sum(sizes)} numbers, one a parameter, got shape {jnp.shape(vector)}")
+    ends = np.cumsum(sizes)
+    parts = [
+        vector[end - size : end].reshape(np.shape(leaf)) for leaf, size, end in zip(leaves, sizes, ends, strict=True)
+    ]
+    return jax.tree.unflatten(structure, parts)
+
+
+def flatten(parameters: Any) -> Array:
+    """Parameters of many models as a matrix [models, parameters], in the order of ``unflatten``."""
+    leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(parameters)]
+    return np.concatenate([leaf.reshape(leaf.shape[0], -1) for leaf in leaves], axis=1)

@@ -1,0 +1,201 @@
+"""Algorithm 1 for a chunk of models, as one compiled program.
+
+    theta <- theta - eta (sum of clipped gradients over the batch + gradient of the regulariser + sigma C N(0, I))
+
+The program advances a chunk from one step to another. Steps, worlds, noise and data are inputs of it, so that it is
+compiled once for all chunks, and once for runs that differ in noise or learning rate only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from lastiterate.optimizer import SGD
+from lastiterate.run import DPSGD
+from lastiterate.training import update
+from lastiterate.training.draws import Keys, loss_keys, model_keys, normal_counters, normals
+from lastiterate.training.gradients import GradientForm, gradient_form
+from lastiterate.training.problem import Canary, ExampleCanary, GradientCanary, Moment, Problem
+from lastiterate.training.sampling import Sampler
+from lastiterate.values import Array
+
+
+class State(NamedTuple):
+    """Where a chunk of models stands. ``diverged`` is the first step that left no finite parameters, or -1."""
+
+    weights: update.Weights
+    order: Any
+    diverged: Array
+
+
+class Inputs(NamedTuple):
+    """What a chunk's training depends on beside its state; schedules have one entry, or one a step."""
+
+    keys: Keys
+    present: Array
+    examples: Any
+    sampling: Any
+    learning_rate: Array
+    noise: Array
+
+
+@dataclass(frozen=True)
+class Program:
+    """A problem, a run and a canary, ready to be compiled for chunks of one size."""
+
+    run: DPSGD
+    problem: Problem
+    canary: Canary | None
+    sampler: Sampler
+    form: GradientForm | None  # None: there are no examples
+    chunk_size: int
+
+    @property
+    def optimizer(self) -> SGD:
+        assert self.run.optimizer is not None
+        return self.run.optimizer
+
+    def initial(self) -> State:
+        """The state before the first step."""
+        copies = jax.tree.map(lambda leaf: jnp.stack([jnp.asarray(leaf)] * self.chunk_size), self.problem.trainable)
+        weights = update.start(self.optimizer, copies)
+        return State(weights, self.sampler.memory(self.chunk_size), jnp.full(self.chunk_size, -1, jnp.int32))
+
+    def shared_inputs(self) -> dict[str, Any]:
+        """The inputs that all chunks have in common, on the device."""
+        examples = self.problem.examples
+        if isinstance(self.canary, ExampleCanary):
+            canary = self.canary.example
+            examples = jax.tree.map(lambda all_, one: np.concatenate([all_, np.asarray(one)[None]]), examples, canary)
+        noise = np.asarray(self.run.noise_multiplier) * self.run.clip_norm
+        return {
+            "examples": jax.tree.map(jnp.asarray, examples),
+            "sampling": jax.tree.map(jnp.asarray, self.sampler.arguments),
+            "learning_rate": jnp.asarray(self.optimizer.learning_rate),
+            "noise": jnp.asarray(noise),
+        }
+
+    def inputs(self, seed: int, models: Array, present: Array, shared: dict[str, Any]) -> Inputs:
+        """The inputs of a chunk: numbers of its models, and whether the canary is present for each."""
+        world = jnp.asarray(present)
+        return Inputs(model_keys(seed, models, world), world.astype(jnp.float32), **shared)
+
+    def advance(self, state: State, inputs: Inputs, start: Array, stop: Array) -> State:
+        """The state after steps ``start`` to ``stop - 1``."""
+        return jax.lax.fori_loop(start, stop, lambda step, state: self._step(step, state, inputs), state)
+
+    def _step(self, step: Array, state: State, inputs: Inputs) -> State:
+        order = self.sampler.begin(inputs.sampling, state.order, inputs.keys.sampling, step)
+        trained = state.weights.parameters
+        total, drawn = self._noisy_sum(trained, order, inputs, step)
+        if isinstance(self.canary, GradientCanary):
+            total = self._add_canary(total, drawn * inputs.present, trained, inputs, step)
+        regulariser = jax.vmap(lambda t: self.problem.unclipped_gradient(t, step))(trained)
+        if regulariser is not None:
+            total = jax.tree.map(jnp.add, total, regulariser)
+        weights = update.update(self.optimizer, state.weights, total, _at(inputs.learning_rate, step), step)
+        diverged = jnp.where((state.diverged < 0) & ~_all_finite(weights.parameters), step, state.diverged)
+        return State(weights, order, diverged)
+
+    def _noisy_sum(self, trained: Any, order: Any, inputs: Inputs, step: Array) -> tuple[Any, Array]:
+        """Noise plus the clipped gradients of the batch, and how often each model drew the canary."""
+        sampler, keys = self.sampler, inputs.keys
+
+        def more(carry: tuple[Any, Any, Array]) -> Array:
+            return sampler.more(inputs.sampling, carry[0], step)
+
+        def block(carry: tuple[Any, Any, Array]) -> tuple[Any, Any, Array]:
+            cursor, total, drawn = carry
+            slots, weights, cursor = sampler.take(inputs.sampling, order, keys.sampling, step, cursor)
+            is_canary = slots == self.problem.size
+            drawn = drawn + jnp.sum(weights * is_canary, axis=1)
+            if self.form is not None:
+                counted = inputs.present[:, None] if isinstance(self.canary, ExampleCanary) else 0.0
+                weights = weights * jnp.where(is_canary, counted, 1.0)
+                added = self._clipped_sums(self.form, trained, slots, weights, inputs, step)
+                total = jax.tree.map(jnp.add, total, added)
+            return cursor, total, drawn
+
+        carry = (sampler.cursor(self.chunk_size), self._noise(trained, inputs, step), jnp.zeros(self.chunk_size))
+        _, total, drawn = jax.lax.while_loop(more, block, carry)
+        return total, drawn
+
+    def _noise(self, trained: Any, inputs: Inputs, step: Array) -> Any:
+        leaves, structure = jax.tree.flatten(trained)
+        scale, offset, result = _at(inputs.noise, step), 0, []
+        for leaf in leaves:
+            normal = normals(inputs.keys.noise, step, leaf.shape[1:], offset)
+            result.append(scale.astype(leaf.dtype) * normal.astype(leaf.dtype))
+            offset += normal_counters(leaf[0].size)
+        return jax.tree.unflatten(structure, result)
+
+    def _clipped_sums(
+        self, form: GradientForm, trained: Any, slots: Array, weights: Array, inputs: Inputs, step: Array
+    ) -> Any:
+        """The clipped gradients of a block, each as often as it counts, summed for each model."""
+        has_canary = isinstance(self.canary, ExampleCanary)
+        rows = slots if has_canary else jnp.minimum(slots, self.problem.size - 1)
+        batch = jax.tree.map(lambda leaf: leaf[rows], inputs.examples)
+        moments = Moment(step, loss_keys(inputs.keys.loss, step, slots))
+
+        def one_model(trained: Any, batch: Any, moments: Moment, weights: Array) -> list[Array]:
+            described = jax.vmap(form.describe, (None, 0, Moment(None, 0)))(trained, batch, moments)  # type: ignore[arg-type]
+            return form.weighted_sum(weights * self._clip_factors(form.norms(described)), described)
+
+        sums = jax.vmap(one_model, (0, 0, Moment(None, 0), 0))(trained, batch, moments, weights)  # type: ignore[arg-type]
+        return jax.tree.unflatten(jax.tree.structure(trained), sums)
+
+    def _clip_factors(self, norms: Array) -> Array:
+        return 1.0 / jnp.maximum(1.0, norms / self.run.clip_norm)
+
+    def _add_canary(self, total: Any, times: Array, trained: Any, inputs: Inputs, step: Array) -> Any:
+        canary = self.canary
+        assert isinstance(canary, GradientCanary)
+        slot = jnp.full((self.chunk_size, 1), self.problem.size)
+        keys = loss_keys(inputs.keys.loss, step, slot)[:, 0]
+
+        def clipped(trained: Any, key: Array, times: Array) -> Any:
+            gradient = canary.at(self.problem, trained, Moment(step, key))
+            norm = jnp.sqrt(sum(jnp.sum(jnp.square(leaf)) for leaf in jax.tree.leaves(gradient)))
+            factor = times.astype(norm.dtype) * self._clip_factors(norm)
+            return jax.tree.map(lambda leaf: factor * leaf, gradient)
+
+        return jax.tree.map(jnp.add, total, jax.vmap(clipped)(trained, keys, times))
+
+
+def describe_gradients(problem: Problem) -> GradientForm | None:
+    """How the gradients of a problem's examples are computed, which also checks that its functions fit together."""
+    if not problem.size:
+        return None
+    struct = jax.ShapeDtypeStruct
+    example = jax.tree.map(lambda leaf: struct(leaf.shape[1:], jnp.result_type(leaf)), problem.examples)
+    trained = jax.tree.map(lambda leaf: struct(jnp.shape(leaf), jnp.result_type(leaf)), problem.trainable)
+    moment = Moment(struct((), jnp.int32), struct((), jax.random.key(0, impl="threefry2x32").dtype))
+    return gradient_form(problem.example_gradient, trained, example, moment)
+
+
+def compile_program(program: Program, seed: int = 0) -> Callable[[State, Inputs, Array, Array], State]:
+    """The compiled ``advance``."""
+    models = np.zeros(program.chunk_size, np.int64)
+    inputs = jax.eval_shape(lambda: program.inputs(seed, models, models > 0, program.shared_inputs()))
+    state = jax.eval_shape(program.initial)
+    number = jax.ShapeDtypeStruct((), jnp.int32)
+    lowered = jax.jit(program.advance, donate_argnums=0).lower(state, inputs, number, number)
+    wide = {"xla_cpu_prefer_vector_width": "512"} if jax.default_backend() == "cpu" else None
+    return lowered.compile(compiler_options=wide)
+
+
+def _all_finite(tree: Any) -> Array:
+    """Whether all numbers of each model are finite."""
+    leaves = [leaf.reshape(leaf.shape[0], -1) for leaf in jax.tree.leaves(tree)]
+    return jnp.all(jnp.stack([jnp.all(jnp.isfinite(leaf), axis=1) for leaf in leaves]), axis=0)
+
+
+def _at(schedule: Array, step: Array) -> Array:
+    return schedule if schedule.ndim == 0 else schedule[step]

@@ -1,0 +1,62 @@
+"""How far a training is: models, steps, rate and time left, on stderr, once it has taken longer than a moment."""
+
+from __future__ import annotations
+
+import sys
+from threading import Lock
+from time import monotonic
+from types import TracebackType
+from typing import Any
+
+PATIENCE = 1.0  # seconds before the bar appears
+
+
+class TrainingProgress:
+    """Counts model-steps from any thread and shows them. ``show=None``: if stderr is a terminal."""
+
+    def __init__(self, models: int, steps: int, show: bool | None = None) -> None:
+        self.models, self.steps = models, steps
+        self.models_done = self.model_steps_done = 0
+        self._show = sys.stderr.isatty() if show is None else show
+        self._began = monotonic()
+        self._bar: Any = None
+        self._lock = Lock()
+
+    def __enter__(self) -> TrainingProgress:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    @property
+    def rate(self) -> float:
+        """Model-steps a second so far, compilation included."""
+        return self.model_steps_done / max(monotonic() - self._began, 1e-9)
+
+    def advanced(self, models: int, steps: int, finished: bool) -> None:
+        """So many models have come so many steps further, or are done."""
+        with self._lock:
+            self.model_steps_done += models * steps
+            self.models_done += models if finished else 0
+            if self._show and monotonic() - self._began > PATIENCE:
+                self._draw()
+
+    def _draw(self) -> None:
+        if self._bar is None:
+            self._bar = _make_bar(self.models * self.steps)
+            self._bar.start()
+        words = f"{self.models_done}/{self.models} models of {self.steps} steps, {self.rate:,.0f} model-steps/s"
+        self._bar.update(self._bar.task_ids[0], completed=self.model_steps_done, words=words)
+
+
+def _make_bar(total: int) -> Any:
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+    columns = TextColumn("training"), BarColumn(), TaskProgressColumn(), TextColumn("{task.fields[words]}")
+    bar = Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True)
+    bar.add_task("training", total=total, words="")
+    return bar

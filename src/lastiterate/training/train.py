@@ -1,0 +1,143 @@
+"""Train many models in one call, and keep their last iterates, or all of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from threading import Lock
+from time import monotonic
+from typing import Any, Literal
+
+import jax
+import numpy as np
+
+from lastiterate.run import DPSGD
+from lastiterate.training.memory import peak_bytes
+from lastiterate.training.problem import Canary, Problem, flatten
+from lastiterate.training.progress import TrainingProgress
+from lastiterate.training.trainer import OnIterate, TrainedChunk, Trainer
+from lastiterate.values import Array, integer
+
+Release = Literal["last_iterate_only", "intermediate_iterates"]
+
+
+@dataclass(frozen=True, eq=False)
+class Trained:
+    """Models that were trained, in the order in which they were asked for.
+
+    Attributes:
+        models: their numbers.
+        present: for each, whether the canary was there.
+        parameters: what is released: the last iterate, or the average that the optimizer asks for. A pytree of NumPy
+            arrays with a leading axis of models.
+        iterates: all iterates from the initial one on, with a second axis of steps + 1, if they were asked for.
+        chunk_size: how many models the compiled program trained at once.
+        seconds: how long it took, compilation included.
+        peak_bytes: the most memory that the process, or the accelerator, had used by the end.
+    """
+
+    problem: Problem
+    models: Array
+    present: Array
+    parameters: Any
+    iterates: Any
+    chunk_size: int
+    seconds: float
+    peak_bytes: int
+
+    def flat(self) -> Array:
+        """The released parameters as a matrix [models, parameters]."""
+        return flatten(self.parameters)
+
+    def model(self, position: int) -> Any:
+        """One of the models, in the form in which the problem's parameters were given."""
+        return self.problem.model(jax.tree.map(lambda leaf: leaf[position], self.parameters))
+
+
+def train(
+    run: DPSGD,
+    problem: Problem,
+    canary: Canary | None = None,
+    *,
+    models: int | Array = 64,
+    present: bool | Array = False,
+    seed: int = 0,
+    release: Release = "last_iterate_only",
+    on_iterate: OnIterate | None = None,
+    chunk_size: int | None = None,
+    workers: int | None = None,
+    progress: bool | None = None,
+) -> Trained:
+    """Train many models with DP-SGD (Algorithm 1 of the paper), each with randomness of its own.
+
+    Model i depends on ``seed``, i and whether the canary is present for it, and on nothing else.
+
+    Args:
+        run: steps, sampling, clipping, noise and optimizer. It is the object that the analyses take.
+        problem: what to train on.
+        canary: an extra example or gradient.
+        models: how many, or their numbers.
+        present: whether the canary is present, for all models or for each.
+        seed: of the whole audit.
+        release: "intermediate_iterates" keeps all iterates as well.
+        on_iterate: called as ``on_iterate(step, chunk)`` for each chunk of models before the first step (as step 0)
+            and after every step, so that iterates can be used without being kept. Chunks run in threads: it is called
+            from several.
+        chunk_size: how many models the compiled program trains at once; results depend on it by rounding only.
+        workers: how many chunks are trained at a time.
+        progress: show a bar on stderr. None: if that is a terminal.
+
+    Raises:
+        TrainingDiverged: if the parameters of a model are not finite any more.
+    """
+    began = monotonic()
+    numbers, worlds = _models(models, present)
+    if worlds.any() and canary is None:
+        raise ValueError("canary must be given where present is true, got None")
+    integer("seed", seed, 0, 2**64 - 1)
+    if release not in ("last_iterate_only", "intermediate_iterates"):
+        raise ValueError(f"release must be 'last_iterate_only' or 'intermediate_iterates', got {release!r}")
+    trainer = Trainer(run, problem, canary, models=len(numbers), chunk_size=chunk_size, workers=workers)
+    kept = _Iterates(numbers, worlds, run.steps, on_iterate) if release == "intermediate_iterates" else None
+    with TrainingProgress(len(numbers), run.steps, progress) as bar:
+        parts = list(trainer.chunks(numbers, worlds, seed, bar, kept or on_iterate))
+    parameters = jax.tree.map(lambda *leaves: np.concatenate(leaves), *(part.parameters for part in parts))
+    iterates = kept.iterates if kept else None
+    seconds = monotonic() - began
+    return Trained(problem, numbers, worlds, parameters, iterates, trainer.chunk_size, seconds, peak_bytes())
+
+
+class _Iterates:
+    """Collects all iterates in arrays [models, steps + 1, ...]."""
+
+    def __init__(self, numbers: Array, worlds: Array, steps: int, also: OnIterate | None) -> None:
+        self.iterates: Any = None
+        self._rows = {which: row for row, which in enumerate(zip(numbers.tolist(), worlds.tolist(), strict=True))}
+        self._steps, self._also, self._lock = steps, also, Lock()
+
+    def __call__(self, step: int, chunk: TrainedChunk) -> None:
+        if self._also:
+            self._also(step, chunk)
+        with self._lock:
+            if self.iterates is None:
+                size = (len(self._rows), self._steps + 1)
+                self.iterates = jax.tree.map(lambda leaf: np.empty(size + leaf.shape[1:], leaf.dtype), chunk.parameters)
+        rows = [self._rows[which] for which in zip(chunk.models.tolist(), chunk.present.tolist(), strict=True)]
+        for kept, leaf in zip(jax.tree.leaves(self.iterates), jax.tree.leaves(chunk.parameters), strict=True):
+            kept[rows, step] = leaf
+
+
+def _models(models: int | Array, present: bool | Array) -> tuple[Array, Array]:
+    """The numbers of the models and their worlds, as arrays."""
+    if np.ndim(models) == 0:
+        numbers = np.arange(integer("models", models, 1, 2**32))
+    else:
+        numbers = np.asarray(models)
+        if numbers.ndim != 1 or numbers.dtype.kind not in "iu" or not np.all((numbers >= 0) & (numbers < 2**32)):
+            raise ValueError(f"models must be a number or a list of integers in [0, 2^32), got {models!r}")
+    worlds = np.asarray(present)
+    if worlds.dtype != np.bool_ or worlds.shape not in ((), numbers.shape):
+        raise ValueError(f"present must be a boolean, or one for each of {len(numbers)} models, got {present!r}")
+    worlds = np.broadcast_to(worlds, numbers.shape)
+    if len(set(zip(numbers.tolist(), worlds.tolist(), strict=True))) < len(numbers):
+        raise ValueError("models must be different in number or in present: two equal ones would be the same model")
+    return numbers, worlds

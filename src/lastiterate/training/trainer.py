@@ -1,0 +1,200 @@
+"""A compiled training: chunks of models go through one program, as many at a time as there are cores."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from threading import Event
+from time import monotonic
+from typing import Any
+
+import jax
+import numpy as np
+
+from lastiterate.run import DPSGD
+from lastiterate.training.compilation_cache import use_compilation_cache
+from lastiterate.training.memory import available_bytes, choose_chunk_size, cores, largest_block
+from lastiterate.training.problem import Canary, ExampleCanary, Problem
+from lastiterate.training.program import Program, State, compile_program, describe_gradients
+from lastiterate.training.progress import TrainingProgress
+from lastiterate.training.sampling import make_sampler
+from lastiterate.training.update import released
+from lastiterate.values import Array, integer
+
+SEGMENT_SECONDS = 0.3  # how often a chunk returns to Python: to show progress, to be interrupted, to be checked
+
+
+class TrainingDiverged(ArithmeticError):
+    """A model's parameters are no longer finite, so there is no last iterate to release."""
+
+
+@dataclass(frozen=True, eq=False)
+class TrainedChunk:
+    """Some of the models: their numbers, whether the canary is present for each, and their parameters.
+
+    ``parameters`` is a pytree of NumPy arrays with a leading axis of models.
+    """
+
+    models: Array
+    present: Array
+    parameters: Any
+
+
+OnIterate = Callable[[int, TrainedChunk], None]
+
+
+class Trainer:
+    """A compiled training, for any number of models: make it once, then train chunks of an audit with it.
+
+    Args:
+        run: what to train; it needs an optimizer.
+        problem: what to train on.
+        canary: the extra example or gradient that is present for some models.
+        models: how many models there will be, about; chunks are no larger than each core gets.
+        chunk_size: how many models the compiled program trains at once. None: chosen from caches and memory.
+        workers: how many chunks are trained at a time. None: one for each core, and one on an accelerator.
+    """
+
+    def __init__(
+        self,
+        run: DPSGD,
+        problem: Problem,
+        canary: Canary | None = None,
+        *,
+        models: int = 1024,
+        chunk_size: int | None = None,
+        workers: int | None = None,
+    ) -> None:
+        if run.optimizer is None:
+            raise ValueError("optimizer must be given to train a run, got None: for example lastiterate.SGD(0.1)")
+        if isinstance(canary, ExampleCanary):
+            _check_example_canary(problem, canary)
+        use_compilation_cache()
+        default = cores() if jax.default_backend() == "cpu" else 1
+        self.workers = default if workers is None else integer("workers", workers)
+        self.run, self.problem, self.canary = run, problem, canary
+        self._form = describe_gradients(problem)
+        if chunk_size is None:
+            expected = float(np.max(run.sample_rate)) * problem.size
+            chunk_size = choose_chunk_size(*self._bytes(), expected, models, self.workers)
+        self.chunk_size = integer("chunk_size", chunk_size)
+        self._program = self._make_program()
+        self._advance = compile_program(self._program)
+        self._check_memory()
+        self._shared = self._program.shared_inputs()
+
+    def _bytes(self) -> tuple[int, int]:
+        """About how much memory a model, and an example of it in the batch, take while training."""
+        optimizer = self.run.optimizer
+        assert optimizer is not None
+        leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(self.problem.trainable)]
+        copies = 3 + bool(optimizer.momentum) + (optimizer.averaging is not None)
+        example = sum(leaf[0].nbytes for leaf in map(np.asarray, jax.tree.leaves(self.problem.examples)))
+        numbers = self._form.numbers if self._form else 1
+        return copies * sum(leaf.nbytes for leaf in leaves), example + numbers * leaves[0].itemsize
+
+    def _make_program(self) -> Program:
+        slots = self.problem.size + (self.canary is not None)
+        if not slots:
+            raise ValueError("examples must not be empty where there is no canary: there is nothing to train on")
+        counts = self.problem.multiplicity
+        multiplicity = None if counts is None else np.asarray([*counts, 1][:slots], np.int64)
+        most = largest_block(self._bytes()[1], self.chunk_size)
+        sampler = make_sampler(self.run, slots, self.chunk_size, most, multiplicity)
+        return Program(self.run, self.problem, self.canary, sampler, self._form, self.chunk_size)
+
+    def _check_memory(self) -> None:
+        analysis = self._advance.memory_analysis()
+        needed = self.workers * int(getattr(analysis, "temp_size_in_bytes", 0))
+        if needed > available_bytes():
+            raise MemoryError(
+                f"chunk_size {self.chunk_size} with {self.workers} workers needs {needed / 2**30:.1f} GiB, and "
+                f"{available_bytes() / 2**30:.1f} GiB are available: choose a smaller one, or fewer workers"
+            )
+
+    def chunks(
+        self,
+        models: Array,
+        present: Array,
+        seed: int,
+        progress: TrainingProgress | None = None,
+        on_iterate: OnIterate | None = None,
+    ) -> Iterator[TrainedChunk]:
+        """Train the models with these numbers, and yield them in their order, chunk by chunk as they are done."""
+        stop = Event()
+        waiting: deque[Future[TrainedChunk]] = deque()
+        pool = ThreadPoolExecutor(self.workers, thread_name_prefix="lastiterate")
+        try:
+            for begin in range(0, len(models), self.chunk_size):
+                part = slice(begin, begin + self.chunk_size)
+                task = (models[part], present[part], seed, stop, progress, on_iterate)
+                waiting.append(pool.submit(self._train_chunk, *task))
+                if len(waiting) > 2 * self.workers:  # finished chunks that nobody has taken yet hold memory
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            stop.set()
+            pool.shutdown(cancel_futures=True)
+
+    def _train_chunk(
+        self,
+        models: Array,
+        present: Array,
+        seed: int,
+        stop: Event,
+        progress: TrainingProgress | None,
+        on_iterate: OnIterate | None,
+    ) -> TrainedChunk:
+        count = len(models)
+        padding = (0, self.chunk_size - count)
+        inputs = self._program.inputs(seed, np.pad(models, padding), np.pad(present, padding), self._shared)
+        state = self._program.initial()
+        if on_iterate:
+            on_iterate(0, TrainedChunk(models, present, _first(state.weights.parameters, count)))
+        step, stride = 0, 1
+        while step < self.run.steps and not stop.is_set():
+            end = min(step + stride, self.run.steps)
+            began = monotonic()
+            state = jax.block_until_ready(self._advance(state, inputs, np.int32(step), np.int32(end)))
+            self._check_finite(state, models, present)
+            if on_iterate:
+                on_iterate(end, TrainedChunk(models, present, _first(state.weights.parameters, count)))
+            else:
+                stride = _next_stride(end - step, monotonic() - began)
+            if progress:
+                progress.advanced(count, end - step, finished=end == self.run.steps)
+            step = end
+        return TrainedChunk(models, present, _first(released(state.weights), count))
+
+    def _check_finite(self, state: State, models: Array, present: Array) -> None:
+        diverged = np.asarray(state.diverged)[: len(models)]
+        if (diverged < 0).all():
+            return
+        where = int(np.argmin(np.where(diverged < 0, np.iinfo(np.int32).max, diverged)))
+        step, optimizer = int(diverged[where]), self.run.optimizer
+        assert optimizer is not None
+        rate = float(np.broadcast_to(optimizer.learning_rate, self.run.steps)[step])
+        world = "with" if present[where] else "without"
+        raise TrainingDiverged(
+            f"model {int(models[where])} ({world} canary) has parameters that are not finite after step {step + 1} of "
+            f"{self.run.steps}, at learning rate {rate:g}: training diverged; a smaller learning rate may help"
+        )
+
+
+def _check_example_canary(problem: Problem, canary: ExampleCanary) -> None:
+    found = jax.tree.map(np.shape, canary.example)
+    one = jax.tree.map(lambda leaf: np.shape(leaf)[1:], problem.examples)
+    if jax.tree.structure(problem.examples) != jax.tree.structure(canary.example) or one != found:
+        raise ValueError(f"canary must be an example like those of the problem, of shapes {one}, got {found}")
+
+
+def _first(tree: Any, count: int) -> Any:
+    return jax.tree.map(lambda leaf: np.asarray(leaf)[:count], tree)
+
+
+def _next_stride(steps: int, seconds: float) -> int:
+    """How many steps to run next, so that they take about ``SEGMENT_SECONDS``."""
+    return max(1, min(4 * steps, int(steps * SEGMENT_SECONDS / max(seconds, 1e-6))))

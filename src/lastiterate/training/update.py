@@ -1,0 +1,54 @@
+"""One step of SGD as ``SGD`` describes it, in PyTorch's convention, and what is released in the end."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from lastiterate.optimizer import SGD
+from lastiterate.values import Array
+
+
+class Weights(NamedTuple):
+    """Parameters of a chunk of models, with what their optimizer remembers. None: it does not need it."""
+
+    parameters: Any
+    momentum: Any
+    average: Any
+
+
+def start(optimizer: SGD, parameters: Any) -> Weights:
+    """The weights before the first step."""
+    momentum = jax.tree.map(jnp.zeros_like, parameters) if optimizer.momentum else None
+    return Weights(parameters, momentum, None if optimizer.averaging is None else jax.tree.map(jnp.array, parameters))
+
+
+def update(optimizer: SGD, weights: Weights, gradient: Any, learning_rate: Array, step: Array) -> Weights:
+    """The weights after a step whose noisy gradient, regulariser included, this is. ``step`` counts from 0."""
+    tree = jax.tree.map
+    parameters, buffer, average = weights
+    decay = optimizer.weight_decay
+    if decay and not optimizer.decoupled:
+        gradient = tree(lambda g, p: g + decay * p, gradient, parameters)
+    direction = gradient
+    if optimizer.momentum:
+        entering = jnp.where(step == 0, 1.0, 1.0 - optimizer.dampening)
+        buffer = tree(lambda b, g: optimizer.momentum * b + entering.astype(g.dtype) * g, buffer, gradient)
+        direction = tree(lambda g, b: g + optimizer.momentum * b, gradient, buffer) if optimizer.nesterov else buffer
+    kept = 1.0 - learning_rate * decay if optimizer.decoupled else 1.0
+    parameters = tree(
+        lambda p, d: p * jnp.asarray(kept, p.dtype) - learning_rate.astype(p.dtype) * d, parameters, direction
+    )
+    if optimizer.averaging == "uniform":
+        average = tree(lambda a, p: a + (p - a) / (step + 1).astype(p.dtype), average, parameters)
+    elif optimizer.averaging is not None:
+        rate = float(optimizer.averaging)
+        average = tree(lambda a, p: rate * a + (1.0 - rate) * p, average, parameters)
+    return Weights(parameters, buffer, average)
+
+
+def released(weights: Weights) -> Any:
+    """The parameters that leave the house: the average if there is one."""
+    return weights.parameters if weights.average is None else weights.average
