@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import jax
 
@@ -22,6 +23,7 @@ def cache_folder() -> Path:
 
 def use_compilation_cache() -> None:
     """Turn JAX's persistent cache on, unless the user has chosen a folder or switched it off."""
-    if jax.config.jax_compilation_cache_dir is None and jax.config.jax_enable_compilation_cache:
-        jax.config.update("jax_compilation_cache_dir", str(cache_folder()))
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
+    settings: Any = jax.config
+    if settings.jax_compilation_cache_dir is None and settings.jax_enable_compilation_cache:
+        settings.update("jax_compilation_cache_dir", str(cache_folder()))
+        settings.update("jax_persistent_cache_min_compile_time_secs", 0.5)

@@ -114,7 +114,7 @@ class Problem:
     def _like_parameters(self, name: str, given: Any) -> Any:
         result = eqx.filter(given, eqx.is_inexact_array_like)
         expected, found = ([jnp.shape(leaf) for leaf in jax.tree.leaves(tree)] for tree in (self.trainable, result))
-        if jax.tree.structure(result) != jax.tree.structure(self.trainable) or expected != found:
+        if not same_structure(result, self.trainable) or expected != found:
             raise ValueError(f"{name} must return arrays like those of parameters, {expected}, got {found}")
         return jax.tree.map(lambda leaf, like: jnp.asarray(leaf, jnp.result_type(like)), result, self.trainable)
 
@@ -144,6 +144,12 @@ class GradientCanary:
 
 
 Canary = ExampleCanary | GradientCanary
+
+
+def same_structure(first: Any, second: Any) -> bool:
+    """Whether two pytrees differ in nothing but their leaves."""
+    structures: list[Any] = [jax.tree.structure(first), jax.tree.structure(second)]
+    return bool(structures[0] == structures[1])
 
 
 def unflatten(vector: Array, like: Any) -> Any:

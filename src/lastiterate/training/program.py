@@ -8,7 +8,6 @@ compiled once for all chunks, and once for runs that differ in noise or learning
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -145,10 +144,10 @@ class Program:
         moments = Moment(step, loss_keys(inputs.keys.loss, step, slots))
 
         def one_model(trained: Any, batch: Any, moments: Moment, weights: Array) -> list[Array]:
-            described = jax.vmap(form.describe, (None, 0, Moment(None, 0)))(trained, batch, moments)  # type: ignore[arg-type]
+            described = jax.vmap(form.describe, (None, 0, Moment(None, 0)))(trained, batch, moments)
             return form.weighted_sum(weights * self._clip_factors(form.norms(described)), described)
 
-        sums = jax.vmap(one_model, (0, 0, Moment(None, 0), 0))(trained, batch, moments, weights)  # type: ignore[arg-type]
+        sums = jax.vmap(one_model, (0, 0, Moment(None, 0), 0))(trained, batch, moments, weights)
         return jax.tree.unflatten(jax.tree.structure(trained), sums)
 
     def _clip_factors(self, norms: Array) -> Array:
@@ -180,14 +179,16 @@ def describe_gradients(problem: Problem) -> GradientForm | None:
     return gradient_form(problem.example_gradient, trained, example, moment)
 
 
-def compile_program(program: Program, seed: int = 0) -> Callable[[State, Inputs, Array, Array], State]:
-    """The compiled ``advance``."""
+def compile_program(program: Program, seed: int = 0) -> Any:
+    """The compiled ``advance``: JAX's executable, to be called with its arguments."""
     models = np.zeros(program.chunk_size, np.int64)
     inputs = jax.eval_shape(lambda: program.inputs(seed, models, models > 0, program.shared_inputs()))
     state = jax.eval_shape(program.initial)
     number = jax.ShapeDtypeStruct((), jnp.int32)
     lowered = jax.jit(program.advance, donate_argnums=0).lower(state, inputs, number, number)
-    wide = {"xla_cpu_prefer_vector_width": "512"} if jax.default_backend() == "cpu" else None
+    wide: dict[str, str | bool] | None = (
+        {"xla_cpu_prefer_vector_width": "512"} if jax.default_backend() == "cpu" else None
+    )
     return lowered.compile(compiler_options=wide)
 
 

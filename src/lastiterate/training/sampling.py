@@ -31,8 +31,8 @@ class Sampler(Protocol):
     A step calls ``begin`` once, then ``take`` while there is ``more``; the cursor is what is carried between blocks.
     """
 
-    block: int
-
+    @property
+    def block(self) -> int: ...
     @property
     def arguments(self) -> Any: ...
     def memory(self, models: int) -> Any: ...

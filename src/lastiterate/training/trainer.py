@@ -16,7 +16,7 @@ import numpy as np
 from lastiterate.run import DPSGD
 from lastiterate.training.compilation_cache import use_compilation_cache
 from lastiterate.training.memory import available_bytes, choose_chunk_size, cores, largest_block
-from lastiterate.training.problem import Canary, ExampleCanary, Problem
+from lastiterate.training.problem import Canary, ExampleCanary, Problem, same_structure
 from lastiterate.training.program import Program, State, compile_program, describe_gradients
 from lastiterate.training.progress import TrainingProgress
 from lastiterate.training.sampling import make_sampler
@@ -187,7 +187,7 @@ class Trainer:
 def _check_example_canary(problem: Problem, canary: ExampleCanary) -> None:
     found = jax.tree.map(np.shape, canary.example)
     one = jax.tree.map(lambda leaf: np.shape(leaf)[1:], problem.examples)
-    if jax.tree.structure(problem.examples) != jax.tree.structure(canary.example) or one != found:
+    if not same_structure(problem.examples, canary.example) or one != found:
         raise ValueError(f"canary must be an example like those of the problem, of shapes {one}, got {found}")
 
 
