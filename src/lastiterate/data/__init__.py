@@ -1,0 +1,34 @@
+"""Data sets of images: one embedded, others from files that the user has. Nothing is downloaded."""
+
+from __future__ import annotations
+
+from lastiterate.data.cifar10 import is_cifar10, load_cifar10
+from lastiterate.data.dataset import Dataset
+from lastiterate.data.digits import digits
+from lastiterate.data.files import Location, as_path, kind
+from lastiterate.data.idx import is_idx, load_idx
+from lastiterate.data.npz import load_npz
+
+__all__ = ["Dataset", "digits", "load", "load_cifar10", "load_idx", "load_npz"]
+
+_UNDERSTOOD = "the word digits, an .npz file, a folder of idx files as MNIST has, or a folder of CIFAR-10's own files"
+
+
+def load(path: Location) -> Dataset:
+    """The data set at a path, by what is there, or the embedded ``"digits"`` (a folder of that name is ``"./digits"``).
+
+    A path is an .npz file, a folder of idx files or a folder of CIFAR-10's files.
+    """
+    if path == "digits":
+        return digits()
+    source = as_path(path)
+    found = kind(source)
+    if found is None:
+        raise FileNotFoundError(f"path must be {_UNDERSTOOD}, but nothing is at {str(source)!r}")
+    if found == "file" and source.suffix.lower() == ".npz":
+        return load_npz(source)
+    if found == "folder" and is_idx(source):
+        return load_idx(source)
+    if found == "folder" and is_cifar10(source):
+        return load_cifar10(source)
+    raise ValueError(f"path must be {_UNDERSTOOD}, got the {found} {str(source)!r}")

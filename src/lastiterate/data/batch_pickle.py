@@ -1,0 +1,112 @@
+"""Reads the pickles of CIFAR-10 without trusting them.
+
+A pickle is a program. Here it gets inert stand-ins for the few NumPy names that such a file asks for, which only
+keep what they are told; the array is then made by us, from bytes that were checked. Any other name is refused.
+"""
+
+from __future__ import annotations
+
+import math
+import pickle
+import pickletools
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import numpy as np
+
+from lastiterate.data.files import BadFile, decoding
+from lastiterate.values import Array
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def read_batch(path: Path) -> tuple[Array, Array]:
+    """The array ``data``, uint8 of shape [n, m], and the list ``labels`` as an array."""
+    with decoding(path, "a pickled batch of CIFAR-10") as file:
+        _check_memo(file)
+        batch = _Unpickler(file, path).load()
+        if type(batch) is not dict:
+            raise BadFile(f"{str(path)!r} must hold a dictionary, got {_type_of(batch)}")
+        # Python 2 wrote the original's texts as bytes.
+        data, labels = (batch.get(key, batch.get(key.encode())) for key in ("data", "labels"))
+        if type(labels) is not list:
+            raise BadFile(f"{str(path)!r} must hold a list as labels, got {_type_of(labels)}")
+        if not all(type(label) is int and 0 <= label <= 255 for label in labels):
+            raise BadFile(f"{str(path)!r} must hold class numbers as labels, got a list with something else in it")
+        return _array(path, data), np.array(labels, dtype=np.uint8)
+
+
+class _Inert:
+    """Keeps its arguments and its state. Having a ``__setstate__``, it lets a pickle set nothing else."""
+
+    __slots__ = ("arguments", "state")
+
+    def __init__(self, *arguments: Any) -> None:
+        self.arguments = arguments
+        self.state: Any = None
+
+    def __setstate__(self, state: Any) -> None:
+        self.state = state
+
+
+class _Array(_Inert):
+    __slots__ = ()
+
+
+class _Dtype(_Inert):
+    __slots__ = ()
+
+
+class _Bytes(_Inert):
+    """How Python 3 spells bytes in an old protocol: a text and how to encode it."""
+
+    __slots__ = ()
+
+
+_STAND_INS: dict[tuple[str, str], type[_Inert]] = {
+    ("numpy.core.multiarray", "_reconstruct"): _Array,
+    ("numpy._core.multiarray", "_reconstruct"): _Array,
+    ("numpy", "ndarray"): _Inert,
+    ("numpy", "dtype"): _Dtype,
+    ("_codecs", "encode"): _Bytes,
+}
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, file: BinaryIO, path: Path) -> None:
+        super().__init__(file, encoding="bytes")
+        self._path = path
+
+    def find_class(self, module: str, name: str) -> type[_Inert]:
+        if (module, name) not in _STAND_INS:
+            asked = f"{module}.{name}"[:100]
+            raise BadFile(f"{str(self._path)!r} must be a pickle of plain arrays, got one that asks for {asked!r}")
+        return _STAND_INS[module, name]
+
+
+def _check_memo(file: BinaryIO) -> None:
+    """Refuse places in the memo that no writer gets to: unpickling allocates all the places up to the largest."""
+    for count, (opcode, argument, _) in enumerate(pickletools.genops(file)):
+        if opcode.name in ("PUT", "BINPUT", "LONG_BINPUT") and isinstance(argument, int) and argument > count:
+            raise ValueError
+    file.seek(0)
+
+
+def _array(path: Path, value: Any) -> Array:
+    """The array that a stand-in was told about: ``(version, shape, dtype, is_fortran, bytes)``."""
+    if not isinstance(value, _Array):
+        raise BadFile(f"{str(path)!r} must hold an array as data, got {_type_of(value)}")
+    _, shape, dtype, is_fortran, content = value.state
+    if not isinstance(dtype, _Dtype) or dtype.arguments[0] not in ("u1", b"u1"):
+        raise BadFile(f"{str(path)!r} must hold uint8 as data, got another type")
+    if isinstance(content, _Bytes):
+        text, encoding = content.arguments
+        content = text.encode("latin1") if encoding in ("latin1", b"latin1") else None
+    if type(content) is not bytes or len(shape) != 2 or math.prod(shape) != len(content):
+        raise BadFile(f"{str(path)!r} must hold data with two axes and a byte for each element, got others")
+    return np.frombuffer(content, np.uint8).reshape(shape, order="F" if is_fortran else "C")
+
+
+def _type_of(value: Any) -> str:
+    """The type alone: a hostile value could take forever to print."""
+    return "nothing" if value is None else "something else" if isinstance(value, _Inert) else type(value).__name__

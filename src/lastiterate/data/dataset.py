@@ -1,0 +1,157 @@
+"""What a data set is to everything else: images and labels in one form, checked once and never changed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lastiterate.values import Array, integer
+
+Images: TypeAlias = NDArray[np.float32]
+Labels: TypeAlias = NDArray[np.int32]
+
+MOST_CLASSES = 2**31 - 1  # labels are int32
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """Labelled images for training and testing. Validated; the arrays are read-only, copied if they were not.
+
+    Args:
+        name: what reports call it.
+        x_train: float32 in [0, 1] of shape [n, height, width, channels].
+        y_train: int32 in 0..classes-1 of shape [n].
+        x_test: as ``x_train``, with images of the same shape.
+        y_test: as ``y_train``.
+        classes: number of classes, of which some may have no image.
+    """
+
+    name: str
+    x_train: Images = field(repr=False)
+    y_train: Labels = field(repr=False)
+    x_test: Images = field(repr=False)
+    y_test: Labels = field(repr=False)
+    classes: int
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not self.name:
+            raise ValueError(f"name must be a text that is not empty, got {self.name!r}")
+        object.__setattr__(self, "classes", integer("classes", self.classes, 1, MOST_CLASSES))
+        for x, y in (("x_train", "y_train"), ("x_test", "y_test")):
+            images, labels = getattr(self, x), getattr(self, y)
+            _check_images(x, images)
+            _check_labels(y, labels, self.classes)
+            if len(images) != len(labels):
+                raise ValueError(f"{y} must have one label for each of the {len(images)} images, got {len(labels)}")
+            object.__setattr__(self, x, _frozen(images))
+            object.__setattr__(self, y, _frozen(labels))
+        if self.x_train.shape[1:] != self.x_test.shape[1:]:
+            raise ValueError(
+                f"x_test must have images of shape {self.x_train.shape[1:]} as x_train has, got {self.x_test.shape[1:]}"
+            )
+
+    @classmethod
+    def from_arrays(
+        cls, name: str, x_train: Array, y_train: Array, x_test: Array, y_test: Array, classes: int | None = None
+    ) -> Dataset:
+        """From images as they are stored: uint8 or floats in [0, 1], with or without an axis of channels.
+
+        Labels may be integers of any width, of shape [n] or [n, 1]. Without ``classes`` it is the largest label plus 1.
+        """
+        y_train, y_test = _as_labels("y_train", y_train), _as_labels("y_test", y_test)
+        return cls(
+            name=name,
+            x_train=_as_images("x_train", x_train),
+            y_train=y_train,
+            x_test=_as_images("x_test", x_test),
+            y_test=y_test,
+            classes=1 + max(int(y.max(initial=0)) for y in (y_train, y_test)) if classes is None else classes,
+        )
+
+    def take(self, train: int | None = None, test: int | None = None) -> Dataset:
+        """The first ``train`` and the first ``test`` images, None for all. The arrays are views: nothing is copied."""
+        n = len(self.x_train) if train is None else integer("train", train, 1, len(self.x_train))
+        m = len(self.x_test) if test is None else integer("test", test, 1, len(self.x_test))
+        return replace(
+            self, x_train=self.x_train[:n], y_train=self.y_train[:n], x_test=self.x_test[:m], y_test=self.y_test[:m]
+        )
+
+
+def _check_images(name: str, images: Any) -> None:
+    if not isinstance(images, np.ndarray) or images.dtype != np.float32:
+        raise ValueError(f"{name} must be a float32 array, got {_type_of(images)}")
+    if images.ndim != 4 or not images.size:
+        raise ValueError(f"{name} must have shape [n, height, width, channels], none of them 0, got {images.shape}")
+    _check_range(name, images)
+
+
+def _check_labels(name: str, labels: Any, classes: int) -> None:
+    if not isinstance(labels, np.ndarray) or labels.dtype != np.int32:
+        raise ValueError(f"{name} must be an int32 array, got {_type_of(labels)}")
+    if labels.ndim != 1 or not labels.size:
+        raise ValueError(f"{name} must have shape [n] with n at least 1, got {labels.shape}")
+    for label in (int(labels.min()), int(labels.max())):
+        if not 0 <= label < classes:
+            raise ValueError(f"{name} must be in 0..{classes - 1}, got {label}")
+
+
+def _check_range(name: str, images: Array) -> None:
+    for pixel in (float(images.min()), float(images.max())):
+        if not 0.0 <= pixel <= 1.0:  # minimum and maximum are NaN if any pixel is
+            raise ValueError(f"{name} must be in [0, 1], or in 0..255 as uint8, got {pixel!r}")
+
+
+def _as_images(name: str, value: Any) -> Images:
+    given = _as_array(name, value)
+    if given.dtype != np.uint8 and given.dtype.kind != "f":
+        raise ValueError(f"{name} must be uint8 or floats in [0, 1], got {given.dtype}")
+    if given.ndim not in (3, 4) or not given.size:
+        raise ValueError(
+            f"{name} must have shape [n, height, width] or [n, height, width, channels], none of them 0, "
+            f"got {given.shape}"
+        )
+    result: Images
+    if given.dtype == np.uint8:
+        result = np.divide(given, 255, dtype=np.float32, order="C")
+    else:
+        _check_range(name, given)
+        result = given.astype(np.float32, order="C")
+    result.flags.writeable = False
+    return result if result.ndim == 4 else result[..., np.newaxis]
+
+
+def _as_labels(name: str, value: Any) -> Labels:
+    given = _as_array(name, value)
+    if given.dtype.kind not in "iu":
+        raise ValueError(f"{name} must be integers, got {given.dtype}")
+    if given.ndim != 1 and given.shape[1:] != (1,):
+        raise ValueError(f"{name} must have shape [n] or [n, 1], got {given.shape}")
+    for label in (int(given.min(initial=0)), int(given.max(initial=0))):
+        if not 0 <= label < MOST_CLASSES:
+            raise ValueError(f"{name} must be at least 0 and below {MOST_CLASSES}, got {label}")
+    result: Labels = given.reshape(-1).astype(np.int32)
+    return result
+
+
+def _as_array(name: str, value: Any) -> Array:
+    try:
+        return np.asarray(value)
+    except (TypeError, ValueError):
+        raise ValueError(f"{name} must be an array, got {_type_of(value)}") from None
+
+
+def _frozen(array: NDArray[Any]) -> NDArray[Any]:
+    """The array itself if nobody can write to its memory, else a copy."""
+    owner = array if array.base is None else array.base
+    if isinstance(owner, np.ndarray) and not owner.flags.writeable and not array.flags.writeable:
+        return array
+    copy = np.array(array, order="C")
+    copy.flags.writeable = False
+    return copy
+
+
+def _type_of(value: Any) -> str:
+    return f"one of {value.dtype}" if isinstance(value, np.ndarray) else type(value).__name__

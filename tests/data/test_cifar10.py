@@ -1,0 +1,287 @@
+"""CIFAR-10 in both of its versions; a pickle can say what is in it, and do nothing."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import struct
+
+import numpy as np
+import pytest
+
+from lastiterate.data import load_cifar10
+from lastiterate.data.batch_pickle import _STAND_INS
+from tests.data.writers import (
+    SHARED,
+    binary_batch,
+    cifar_batch,
+    objection,
+    python2_batch,
+    python3_batch,
+    refusal,
+    write_cifar10,
+)
+
+
+def old_protocol(rows, labels):
+    return python3_batch(rows, labels, protocol=2)
+
+
+def old_names(rows, labels):
+    """As NumPy 1 wrote it; protocol 2 has names without a length in front."""
+    return old_protocol(rows, labels).replace(b"numpy._core", b"numpy.core")
+
+
+VERSIONS = [
+    ("", "", python2_batch),
+    ("cifar-10-batches-py", "", python2_batch),
+    ("", "", python3_batch),
+    ("", "", old_protocol),
+    ("", "", old_names),
+    ("", ".bin", binary_batch),
+    ("cifar-10-batches-bin", ".bin", binary_batch),
+]
+
+
+@pytest.mark.parametrize(("inner", "ending", "write"), VERSIONS)
+def test_every_version_is_read_from_its_folder_or_the_one_around_it(tmp_path, inner, ending, write):
+    (tmp_path / inner).mkdir(exist_ok=True)
+    batches = write_cifar10(tmp_path / inner, write, ending)
+    data = load_cifar10(tmp_path)
+    rows = np.concatenate([rows for rows, _ in batches[:5]])
+    assert data.x_train.shape == (15, 32, 32, 3)
+    for channel in range(3):
+        plane = rows[:, 1024 * channel : 1024 * (channel + 1)].reshape(-1, 32, 32)
+        np.testing.assert_array_equal(data.x_train[..., channel], plane / np.float32(255))
+    assert data.y_train.tolist() == [label for _, labels in batches[:5] for label in labels]
+    np.testing.assert_array_equal(data.x_test[:, 0, 0, 0], batches[5][0][:, 0] / np.float32(255))
+    assert data.y_test.tolist() == batches[5][1]
+    assert (data.name, data.classes) == ("cifar10", 10)
+
+
+def test_an_array_stored_by_columns_is_the_same_array(tmp_path):
+    write_cifar10(tmp_path)
+    rows, labels = cifar_batch(5)
+    (tmp_path / "test_batch").write_bytes(python3_batch(np.asfortranarray(rows), labels))
+    np.testing.assert_array_equal(load_cifar10(tmp_path).x_test[:, 0, 1, 0], rows[:, 1] / np.float32(255))
+
+
+def test_the_original_pickles_are_what_python_itself_reads():
+    rows, labels = cifar_batch(0)
+    batch = pickle.loads(python2_batch(rows, labels), encoding="bytes")
+    np.testing.assert_array_equal(batch[b"data"], rows)
+    assert batch[b"labels"] == labels
+
+
+def with_first_batch(tmp_path, content: bytes) -> str:
+    write_cifar10(tmp_path)
+    (tmp_path / "data_batch_1").write_bytes(content)
+    message = refusal(load_cifar10, tmp_path)
+    assert message.startswith(repr(str(tmp_path / "data_batch_1")))
+    return message
+
+
+class Calls:
+    def __init__(self, function, *arguments):
+        self.call = function, arguments
+
+    def __reduce__(self):
+        return self.call
+
+
+@pytest.mark.parametrize("protocol", range(6))
+def test_a_pickle_that_calls_a_function_is_refused_and_not_run(tmp_path, protocol):
+    target = tmp_path / "exploded"
+    for bomb in (Calls(os.system, f"touch {target}"), Calls(eval, f"open({str(target)!r}, 'w')")):
+        for content in (pickle.dumps(bomb, protocol), pickle.dumps({"data": bomb, "labels": []}, protocol)):
+            message = with_first_batch(tmp_path, content)
+            assert "must be a pickle of plain arrays, got one that asks for " in message
+            assert "system" in message or "eval" in message
+            assert not target.exists()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "os system",
+        "posix system",
+        "builtins eval",
+        "__builtin__ eval",
+        "builtins getattr",
+        "subprocess Popen",
+        "numpy load",
+        "numpy fromfile",
+        "numpy memmap",
+        "numpy.testing._private.utils runstring",
+        "numpy.core.multiarray scalar",
+        "numpy._core.multiarray fromfile",
+        "numpy._core.numeric _frombuffer",
+        "numpy ndarray.tofile",
+        "numpy.core.multiarray _reconstruct.__globals__",
+        "_codecs decode",
+        "codecs open",
+        "copyreg _reconstructor",
+        "pickle loads",
+        "functools partial",
+    ],
+)
+@pytest.mark.parametrize("protocol", [2, 4])
+def test_any_name_but_those_of_an_array_is_refused(tmp_path, name, protocol):
+    module, attribute = name.split()
+    if protocol == 2:
+        asks = f"c{module}\n{attribute}\n".encode()
+    else:
+        asks = b"".join(b"\x8c" + bytes([len(part)]) + part.encode() for part in (module, attribute)) + b"\x93"
+    message = with_first_batch(tmp_path, b"\x80" + bytes([protocol]) + asks + b".")
+    assert message.endswith(f"must be a pickle of plain arrays, got one that asks for '{module}.{attribute}'")
+
+
+def test_a_hostile_name_cannot_write_control_characters_or_a_novel(tmp_path):
+    message = with_first_batch(tmp_path, b"\x80\x02c\x1b[31m" + b"x" * 10_000 + b"\nname\n.")
+    assert message.isprintable()
+    assert len(message) < 500
+
+
+@pytest.mark.parametrize("module_and_name", sorted(_STAND_INS))
+def test_a_pickle_cannot_change_the_stand_ins(tmp_path, module_and_name):
+    """BUILD on the class itself, with a state for its attributes."""
+    stand_in = _STAND_INS[module_and_name]
+    before = dict(vars(stand_in))
+    asks = "c{}\n{}\n".format(*module_and_name).encode()
+    for state in (b"}U\x04evilK\x01s", b"N}U\x04evilK\x01s\x86", b"N}U\x0c__setstate__K\x01s\x86"):
+        with_first_batch(tmp_path, b"\x80\x02" + asks + state + b"b.")
+        assert dict(vars(stand_in)) == before
+
+
+@pytest.mark.parametrize(
+    ("batch", "said"),
+    [
+        ([1, 2], "must hold a dictionary, got list"),
+        ({}, "must hold a list as labels, got nothing"),
+        ({"labels": [0]}, "must hold an array as data, got nothing"),
+        ({"labels": [0], "data": [1, 2]}, "must hold an array as data, got list"),
+        ({"labels": [0], "data": np.dtype("u1")}, "must hold an array as data, got something else"),
+        ({"labels": (0,), "data": cifar_batch(0, 1)[0]}, "must hold a list as labels, got tuple"),
+        (
+            {"labels": ["a"], "data": cifar_batch(0, 1)[0]},
+            "must hold class numbers as labels, got a list with something else in it",
+        ),
+        (
+            {"labels": [-1], "data": cifar_batch(0, 1)[0]},
+            "must hold class numbers as labels, got a list with something else in it",
+        ),
+        (
+            {"labels": [True], "data": cifar_batch(0, 1)[0]},
+            "must hold class numbers as labels, got a list with something else in it",
+        ),
+        ({"labels": [10], "data": cifar_batch(0, 1)[0]}, "must hold labels in 0..9, got 10"),
+        ({"labels": [0, 1], "data": cifar_batch(0, 1)[0]}, "must hold one label for each of its 1 images, got 2"),
+        ({"labels": [0], "data": np.zeros((1, 3072))}, "must hold uint8 as data, got another type"),
+        ({"labels": [0], "data": np.zeros((1, 3072), np.int8)}, "must hold uint8 as data, got another type"),
+        ({"labels": [0], "data": np.array([[None]])}, "must hold uint8 as data, got another type"),
+        (
+            {"labels": [0], "data": np.zeros((1, 99), np.uint8)},
+            "must hold images of 3072 bytes, got data of shape (1, 99)",
+        ),
+        (
+            {"labels": [], "data": np.zeros((0, 3072), np.uint8)},
+            "must hold images of 3072 bytes, got data of shape (0, 3072)",
+        ),
+        (
+            {"labels": [0], "data": np.zeros(3072, np.uint8)},
+            "must hold data with two axes and a byte for each element, got others",
+        ),
+    ],
+)
+def test_a_pickle_of_something_else_is_refused(tmp_path, batch, said):
+    assert with_first_batch(tmp_path, pickle.dumps(batch, protocol=4)).endswith(said)
+
+
+def test_an_array_that_claims_more_than_its_bytes_is_refused(tmp_path):
+    rows, labels = cifar_batch(0)
+    content = python2_batch(rows, labels)
+    length = b"J" + struct.pack("<i", 3)
+    assert content.count(length) == 1
+    for claim in (2**31 - 1, 4, 2, -3):
+        message = with_first_batch(tmp_path, content.replace(length, b"J" + struct.pack("<i", claim)))
+        assert message.endswith("must hold data with two axes and a byte for each element, got others")
+
+
+def test_a_nest_that_would_take_forever_to_print_is_refused_at_once(tmp_path):
+    nest: list = []
+    for _ in range(60):
+        nest = [nest, nest]
+    assert with_first_batch(tmp_path, pickle.dumps(nest)).endswith("must hold a dictionary, got list")
+    batch = pickle.dumps({"labels": [0], "data": nest})
+    assert with_first_batch(tmp_path, batch).endswith("must hold an array as data, got list")
+
+
+@pytest.mark.parametrize("place", [b"p4000000000\n", b"r" + struct.pack("<I", 2**32 - 1)])
+def test_a_place_in_the_memo_that_would_take_all_memory_is_refused(tmp_path, place):
+    assert with_first_batch(tmp_path, b"\x80\x02}" + place + b".").endswith("damaged or something else")
+
+
+@pytest.mark.parametrize("write", [python2_batch, python3_batch])
+def test_no_damage_to_a_pickle_shows_through(tmp_path, write):
+    write_cifar10(tmp_path)
+    path = tmp_path / "data_batch_1"
+    whole = write(*cifar_batch(0, 1))
+    rng = np.random.default_rng(0)
+    structure = [place for place in range(len(whole)) if place < 250 or place > len(whole) - 60]
+    for cut in [0, 1, 2, *rng.choice(structure, 40)]:
+        path.write_bytes(whole[:cut])
+        assert str(path) in refusal(load_cifar10, tmp_path)
+    for place, change in zip(rng.choice(structure, 300), rng.integers(1, 256, 300), strict=True):
+        damaged = bytearray(whole)
+        damaged[place] ^= change
+        path.write_bytes(damaged)
+        said = objection(load_cifar10, tmp_path)
+        assert not said or str(path) in said
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "must hold a multiple of 3073 bytes, 3073 an image, got 0"),
+        (bytes(3072), "must hold a multiple of 3073 bytes, 3073 an image, got 3072"),
+        (bytes(3 * 3073 + 1), "must hold a multiple of 3073 bytes, 3073 an image, got 9220"),
+        (b"\x0a" + bytes(3072), "must hold labels in 0..9, got 10"),
+    ],
+)
+def test_a_binary_batch_of_another_length_or_label_is_refused(tmp_path, content, said):
+    write_cifar10(tmp_path, binary_batch, ".bin")
+    path = tmp_path / "data_batch_4.bin"
+    path.write_bytes(content)
+    assert refusal(load_cifar10, tmp_path) == f"{str(path)!r} {said}"
+
+
+@pytest.mark.parametrize(("ending", "write"), [("", python2_batch), (".bin", binary_batch)])
+def test_a_missing_batch_is_named(tmp_path, ending, write):
+    write_cifar10(tmp_path, write, ending)
+    (tmp_path / f"data_batch_3{ending}").unlink()
+    with pytest.raises(FileNotFoundError, match=f"data_batch_3{ending}' must be a file, but nothing is there"):
+        load_cifar10(tmp_path)
+
+
+def test_a_folder_without_any_batch_is_refused(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"must hold data_batch_1 or data_batch_1\.bin, but neither is there"):
+        load_cifar10(tmp_path)
+
+
+def test_real_images_survive_both_versions(tmp_path):
+    archive = SHARED / "cifar10_small.npz"
+    if not archive.exists():
+        pytest.skip(f"{archive.name} is not here")
+    with np.load(archive, allow_pickle=False) as arrays:
+        images, labels = arrays["x_test"][:600], arrays["y_test"][:600].tolist()
+    rows = images.transpose(0, 3, 1, 2).reshape(-1, 3072)
+    for ending, write in (("", python2_batch), (".bin", binary_batch)):
+        folder = tmp_path / write.__name__
+        folder.mkdir()
+        for number in range(6):
+            name = f"data_batch_{number + 1}" if number < 5 else "test_batch"
+            part = slice(100 * number, 100 * (number + 1))
+            (folder / (name + ending)).write_bytes(write(rows[part], labels[part]))
+        data = load_cifar10(folder)
+        np.testing.assert_array_equal(np.rint(data.x_train * 255), images[:500])
+        assert data.y_train.tolist() == labels[:500]

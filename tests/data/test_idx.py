@@ -1,0 +1,151 @@
+"""The files of MNIST, under all their names, and every way they can be wrong."""
+
+from __future__ import annotations
+
+import gzip
+import struct
+import tracemalloc
+
+import numpy as np
+import pytest
+
+from lastiterate.data import load_idx
+from tests.data.writers import IDX_TYPES, arrays, idx_bytes, objection, refusal, write_idx
+
+IMAGES, LABELS = "train-images-idx3-ubyte", "train-labels-idx1-ubyte"
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("separator", ["-", "."])
+def test_all_usual_names_are_read(tmp_path, separator, packed):
+    given = write_idx(tmp_path, separator, packed)
+    data = load_idx(tmp_path)
+    for part in ("train", "test"):
+        images = (given[f"x_{part}"] / np.float32(255))[..., None]
+        np.testing.assert_array_equal(getattr(data, f"x_{part}"), images)
+        np.testing.assert_array_equal(getattr(data, f"y_{part}"), given[f"y_{part}"])
+    assert (data.name, data.classes) == (tmp_path.name, 3)
+
+
+def test_the_content_tells_whether_a_file_is_compressed_not_its_name(tmp_path):
+    write_idx(tmp_path)
+    (tmp_path / IMAGES).write_bytes(gzip.compress((tmp_path / IMAGES).read_bytes()))
+    (tmp_path / LABELS).rename(tmp_path / f"{LABELS}.gz")
+    assert load_idx(tmp_path).x_train.shape == (6, 5, 7, 1)
+
+
+def test_a_folder_that_an_archive_left_is_passed_over_if_the_file_is_there_too(tmp_path):
+    write_idx(tmp_path, ".")
+    (tmp_path / IMAGES).mkdir()
+    assert load_idx(tmp_path).x_train.shape == (6, 5, 7, 1)
+
+
+@pytest.mark.parametrize("kind", [">f4", ">f8"])
+def test_images_may_be_floats_with_the_high_byte_first(tmp_path, kind):
+    write_idx(tmp_path)
+    images = arrays()["x_train"] / 256
+    (tmp_path / IMAGES).write_bytes(idx_bytes(images, kind))
+    np.testing.assert_array_equal(load_idx(tmp_path).x_train[..., 0], images)
+
+
+@pytest.mark.parametrize("kind", ["i1", ">i2", ">i4"])
+def test_labels_may_be_wider_integers_with_the_high_byte_first(tmp_path, kind):
+    write_idx(tmp_path)
+    (tmp_path / LABELS).write_bytes(idx_bytes(arrays()["y_train"], kind))
+    np.testing.assert_array_equal(load_idx(tmp_path).y_train, arrays()["y_train"])
+
+
+def test_a_missing_file_is_named(tmp_path):
+    write_idx(tmp_path)
+    (tmp_path / LABELS).unlink()
+    message = refusal(load_idx, tmp_path)
+    assert message.startswith(f"{str(tmp_path)!r} must hold one of {LABELS}, train-labels.idx1-ubyte, ")
+    with pytest.raises(FileNotFoundError):
+        load_idx(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "must begin with the magic number of idx, such as 00 00 08 03, got an empty file"),
+        (b"\0\0\x08", "must begin with the magic number of idx, such as 00 00 08 03, got 00 00 08"),
+        (b"\0\1\x08\1\0\0\0\1\0", "must begin with the magic number of idx, such as 00 00 08 03, got 00 01 08 01"),
+        (b"\0\0\x0a\1\0\0\0\1\0", "must begin with the magic number of idx, such as 00 00 08 03, got 00 00 0a 01"),
+        (b"\0\0\x08\0\0", "must begin with the magic number of idx, such as 00 00 08 03, got 00 00 08 00"),
+        (b"\0\0\x08\xff\0", "must begin with the magic number of idx, such as 00 00 08 03, got 00 00 08 ff"),
+        (b"\0\0\x08\3\0\0\0\1\0", "must have the lengths of 3 axes in its header, got a file that ends there"),
+        (idx_bytes(np.zeros((6, 5, 7)))[:-1], "must hold 210 bytes after its header, for the shape (6, 5, 7), got 209"),
+        (
+            idx_bytes(np.zeros((6, 5, 7))) + b"\0",
+            "must hold 210 bytes after its header, for the shape (6, 5, 7), got more",
+        ),
+        (
+            struct.pack(">4B3I", 0, 0, 8, 3, *[2**32 - 1] * 3),
+            "must hold at most 4294967296 bytes, got the shape (4294967295, 4294967295, 4294967295) in its header",
+        ),
+    ],
+)
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_wrong_header_or_length_is_refused(tmp_path, content, said, packed):
+    write_idx(tmp_path)
+    (tmp_path / IMAGES).write_bytes(gzip.compress(content) if packed else content)
+    assert refusal(load_idx, tmp_path) == f"{str(tmp_path / IMAGES)!r} {said}"
+
+
+def test_a_header_alone_neither_allocates_what_it_claims_nor_unpacks_what_follows(tmp_path):
+    write_idx(tmp_path)
+    claims = struct.pack(">4B3I", 0, 0, 8, 3, 5_000_000, 28, 28)
+    bomb = gzip.compress(idx_bytes(np.zeros((1, 2, 2))) + bytes(100_000_000), 9)
+    for content, said in ((claims, "got 0"), (bomb, "got more")):
+        (tmp_path / IMAGES).write_bytes(content)
+        tracemalloc.start()
+        message = refusal(load_idx, tmp_path)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert message.endswith(said)
+        assert peak < 20_000_000
+
+
+def test_damaged_compression_is_refused(tmp_path):
+    write_idx(tmp_path, packed=True)
+    path = tmp_path / f"{IMAGES}.gz"
+    whole = path.read_bytes()
+    said = f"{str(path)!r} must be an idx file, plain or gzip-compressed, got a file that is damaged or something else"
+    for damaged in (whole[:-1], whole[:-8], whole[:40], whole[:5], whole[:-8] + bytes(8), whole[:12] + b"\xff" * 40):
+        path.write_bytes(damaged)
+        assert refusal(load_idx, tmp_path) == said
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_no_flipped_byte_of_a_header_shows_through(tmp_path, packed):
+    write_idx(tmp_path, packed=packed)
+    path = tmp_path / (IMAGES + ".gz" * packed)
+    whole = path.read_bytes()
+    rng = np.random.default_rng(0)
+    for place in range(32):
+        for change in rng.integers(1, 256, 8):
+            damaged = bytearray(whole)
+            damaged[place] ^= change
+            path.write_bytes(damaged)
+            said = objection(load_idx, tmp_path)
+            assert not said or str(tmp_path) in said
+
+
+def test_files_that_do_not_belong_together_are_refused(tmp_path):
+    write_idx(tmp_path, y_train=np.zeros(5, np.uint8))
+    assert refusal(load_idx, tmp_path) == (
+        f"{str(tmp_path)!r} cannot be used: y_train must have one label for each of the 6 images, got 5"
+    )
+
+
+def test_labels_where_images_belong_are_refused(tmp_path):
+    write_idx(tmp_path)
+    (tmp_path / IMAGES).write_bytes((tmp_path / LABELS).read_bytes())
+    assert "x_train must have shape [n, height, width]" in refusal(load_idx, tmp_path)
+
+
+@pytest.mark.parametrize("kind", sorted(set(IDX_TYPES) - {"u1", ">f4", ">f8"}))
+def test_images_of_other_integers_are_refused(tmp_path, kind):
+    write_idx(tmp_path)
+    (tmp_path / IMAGES).write_bytes(idx_bytes(np.zeros((6, 5, 7)), kind))
+    assert "x_train must be uint8 or floats in [0, 1], got" in refusal(load_idx, tmp_path)

@@ -1,0 +1,117 @@
+"""NumPy archives are read without unpickling, and damaged ones are refused in a sentence."""
+
+from __future__ import annotations
+
+import zipfile
+
+import numpy as np
+import pytest
+
+from lastiterate.data import load_npz
+from tests.data.writers import SHARED, arrays, objection, refusal
+
+
+def written(tmp_path, save=np.savez, **changes):
+    path = tmp_path / "some.npz"
+    save(path, **{key: value for key, value in (arrays() | changes).items() if value is not None})
+    return path
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_the_four_arrays_are_read_and_others_ignored(tmp_path, save):
+    data = load_npz(written(tmp_path, save, label_names=np.array(["a", "b", "c"])))
+    np.testing.assert_array_equal(data.x_train, (arrays()["x_train"] / np.float32(255))[..., None])
+    np.testing.assert_array_equal(data.y_test, arrays()["y_test"])
+    assert (data.name, data.classes) == ("some", 3)
+
+
+def test_the_path_may_be_a_text(tmp_path):
+    assert load_npz(str(written(tmp_path))).name == "some"
+
+
+def test_a_missing_key_is_named(tmp_path):
+    path = written(tmp_path, y_train=None, x_test=None)
+    assert (
+        refusal(load_npz, path) == f"{str(path)!r} must hold x_train, y_train, x_test, y_test, got no y_train, x_test"
+    )
+
+
+def test_python_objects_are_refused_and_not_unpickled(tmp_path):
+    class Bomb:
+        def __reduce__(self):
+            return (tmp_path.joinpath("exploded").touch, ())
+
+    path = written(tmp_path, y_train=np.array([Bomb()] * 6, dtype=object))
+    assert "numeric arrays" in refusal(load_npz, path)
+    assert not (tmp_path / "exploded").exists()
+
+
+def test_a_member_that_is_no_array_is_refused(tmp_path):
+    path = written(tmp_path, y_test=None)
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("y_test", b"no array")
+    assert refusal(load_npz, path).startswith(f"{str(path)!r} cannot be used: y_test must be integers, got ")
+
+
+def test_wrong_arrays_are_refused_with_the_file_and_the_key(tmp_path):
+    path = written(tmp_path, y_test=np.zeros(4))
+    assert refusal(load_npz, path) == f"{str(path)!r} cannot be used: y_test must be integers, got float64"
+
+
+@pytest.mark.parametrize("content", [b"", b"PK", b"PK\x03\x04 and then nothing of a zip", b"words", b"\x80\x04N."])
+def test_a_file_that_is_no_archive_is_refused(tmp_path, content):
+    path = tmp_path / "some.npz"
+    path.write_bytes(content)
+    assert refusal(load_npz, path) == (
+        f"{str(path)!r} must be an .npz archive of numeric arrays, got a file that is damaged or something else"
+    )
+
+
+def test_a_single_array_is_refused(tmp_path):
+    np.save(tmp_path / "some.npy", np.zeros(3))
+    assert refusal(load_npz, tmp_path / "some.npy").endswith("must be an .npz archive, got a single array")
+
+
+def test_a_header_that_claims_more_than_memory_is_refused(tmp_path):
+    path = written(tmp_path, y_test=None)
+    header = b"{'descr': '|u1', 'fortran_order': False, 'shape': (99999999999999999,), }\n"
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("y_test.npy", b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header)
+    assert str(path) in refusal(load_npz, path)
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_no_truncation_and_no_flipped_byte_shows_through(tmp_path, save):
+    """Checksums find most of them; where the change is not in what is read, the images are unchanged."""
+    path = written(tmp_path, save)
+    whole, wanted = path.read_bytes(), load_npz(path)
+    rng = np.random.default_rng(0)
+    for cut in rng.integers(0, len(whole), 60):
+        path.write_bytes(whole[:cut])
+        assert str(path) in refusal(load_npz, path)
+    refused = 0
+    for place, change in zip(rng.integers(0, len(whole), 300), rng.integers(1, 256, 300), strict=True):
+        damaged = bytearray(whole)
+        damaged[place] ^= change
+        path.write_bytes(damaged)
+        if said := objection(load_npz, path):
+            assert str(path) in said
+            refused += 1
+        else:
+            np.testing.assert_array_equal(load_npz(path).x_train, wanted.x_train)
+    assert refused > 50
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "tests"),
+    [("fashion_mnist", (60000, 28, 28, 1), 10000), ("cifar10_small", (10000, 32, 32, 3), 2000)],
+)
+def test_real_archives_load(name, shape, tests):
+    path = SHARED / f"{name}.npz"
+    if not path.exists():
+        pytest.skip(f"{path.name} is not here")
+    data = load_npz(path)
+    assert data.x_train.shape == shape
+    assert data.x_test.shape == (tests, *shape[1:])
+    assert (data.name, data.classes, data.x_train.min(), data.x_train.max()) == (name, 10, 0.0, 1.0)
+    assert np.bincount(data.y_train).tolist() == [shape[0] // 10] * 10
