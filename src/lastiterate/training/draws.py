@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from enum import IntEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,6 @@ from lastiterate.values import Array
 
 _PARITY = np.uint32(0x1BD11BDA)  # Salmon et al. 2011, as are the rotations
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
-_WORD = float(2**32)
 
 
 class Stream(IntEnum):
@@ -67,14 +66,17 @@ def words(keys: Array, step: Array, index: Array) -> tuple[Array, Array]:
     return threefry(key, jnp.asarray(step, jnp.uint32), index.astype(jnp.uint32)[None])
 
 
-def normals(keys: Array, step: Array, shape: tuple[int, ...], offset: int = 0) -> Array:
-    """Standard normals [models, *shape] in float32, from the counters that begin at ``offset``."""
+def normals(keys: Array, step: Array, shape: tuple[int, ...], offset: int = 0, dtype: Any = jnp.float32) -> Array:
+    """Standard normals [models, *shape], from the counters that begin at ``offset``. All types get the same draws."""
     count = math.prod(shape)
     radius_bits, angle_bits = words(keys, step, offset + jnp.arange(normal_counters(count), dtype=jnp.uint32))
-    radius = jnp.sqrt(-2.0 * jnp.log(_uniform(radius_bits)))
-    sine, cosine = _sine_and_cosine(angle_bits)
+    wide = jnp.float64 if dtype == jnp.float64 else jnp.float32
+    radius = jnp.sqrt(-2.0 * jnp.log(_uniform(radius_bits, wide)))
+    angle = _angle_in_quadrant(angle_bits, wide)
+    pair = (jnp.sin(angle), jnp.cos(angle)) if wide == jnp.float64 else _sine_and_cosine(angle)
+    sine, cosine = _turned(angle_bits, *pair)
     flat = jnp.concatenate([radius * sine, radius * cosine], axis=1)
-    return flat[:, :count].reshape(-1, *shape)
+    return flat[:, :count].reshape(-1, *shape).astype(dtype)
 
 
 def normal_counters(count: int) -> int:
@@ -96,27 +98,32 @@ def loss_keys(keys: Array, step: Array, slots: Array) -> Array:
     return jax.random.wrap_key_data(jnp.stack(pair, axis=-1), impl="threefry2x32")
 
 
-def _uniform(word: Array) -> Array:
-    """A word as a float32 in (0, 1], with all its bits where it is small."""
-    return (word.astype(jnp.float32) + np.float32(0.5)) * np.float32(1 / _WORD)
+def _uniform(word: Array, dtype: Any = jnp.float32) -> Array:
+    """A word as a number in (0, 1], with all its bits where it is small."""
+    return (word.astype(dtype) + dtype(0.5)) * dtype(2.0**-32)
 
 
-def _sine_and_cosine(word: Array) -> tuple[Array, Array]:
-    """Sine and cosine of a uniform angle: two bits choose the quadrant, 30 the angle within it.
+def _angle_in_quadrant(word: Array, dtype: Any) -> Array:
+    """An angle in (-pi/4, pi/4) from the word's lower 30 bits, as far as float32 can hold them."""
+    fraction = ((word << np.uint32(2)) >> np.uint32(9)).astype(dtype) * dtype(2.0**-23)
+    return (fraction + dtype(2.0**-24 - 0.5)) * dtype(math.pi / 2)
 
-    Polynomials to float32's precision on [-pi/4, pi/4]. XLA's own functions take several times as long on CPUs,
-    because they must first reduce an argument of any size.
+
+def _sine_and_cosine(angle: Array) -> tuple[Array, Array]:
+    """To float32's precision, on [-pi/4, pi/4].
+
+    XLA's own functions take several times as long on CPUs, because they must first reduce an argument of any size.
     """
-    quadrant = word >> np.uint32(30)
-    fraction = ((word << np.uint32(2)) >> np.uint32(9)).astype(jnp.float32) * np.float32(2.0**-23)
-    angle = (fraction + np.float32(2.0**-24 - 0.5)) * np.float32(math.pi / 2)
     square = angle * angle
     sine = angle * _polynomial(square, [(-1) ** k / math.factorial(2 * k + 1) for k in range(5)])
-    cosine = _polynomial(square, [(-1) ** k / math.factorial(2 * k) for k in range(6)])
-    odd = (quadrant & np.uint32(1)) == 1
-    # A quarter turn takes (sine, cosine) to (cosine, -sine), a half turn to (-sine, -cosine).
+    return sine, _polynomial(square, [(-1) ** k / math.factorial(2 * k) for k in range(6)])
+
+
+def _turned(word: Array, sine: Array, cosine: Array) -> tuple[Array, Array]:
+    """Sine and cosine of an angle, turned by as many quarters as the word's two upper bits say."""
+    quarters = word >> np.uint32(30)
+    odd, half = (quarters & np.uint32(1)) == 1, quarters >= np.uint32(2)
     sine, cosine = jnp.where(odd, cosine, sine), jnp.where(odd, -sine, cosine)
-    half = quadrant >= np.uint32(2)
     return jnp.where(half, -sine, sine), jnp.where(half, -cosine, cosine)
 
 

@@ -79,11 +79,11 @@ class Problem:
     @property
     def trainable(self) -> Any:
         """The initial parameters without what is not trained, such as a model's activation functions."""
-        return eqx.filter(self.parameters, eqx.is_inexact_array_like)
+        return eqx.filter(self.parameters, is_trained)
 
     def model(self, trained: Any) -> Any:
         """Parameters as the functions of this problem take them: what was trained, put into what was not."""
-        static = eqx.filter(self.parameters, eqx.is_inexact_array_like, inverse=True)
+        static = eqx.filter(self.parameters, is_trained, inverse=True)
         return eqx.combine(trained, static)
 
     def example_gradient(self, trained: Any, example: Any, moment: Moment) -> Any:
@@ -112,7 +112,7 @@ class Problem:
         return jax.grad(lambda parameters: regulariser(self.model(parameters), step))(trained)
 
     def _like_parameters(self, name: str, given: Any) -> Any:
-        result = eqx.filter(given, eqx.is_inexact_array_like)
+        result = eqx.filter(given, is_trained)
         expected, found = ([jnp.shape(leaf) for leaf in jax.tree.leaves(tree)] for tree in (self.trainable, result))
         if not same_structure(result, self.trainable) or expected != found:
             raise ValueError(f"{name} must return arrays like those of parameters, {expected}, got {found}")
@@ -144,6 +144,11 @@ class GradientCanary:
 
 
 Canary = ExampleCanary | GradientCanary
+
+
+def is_trained(leaf: Any) -> bool:
+    """Whether a leaf of the parameters is trained: an array of real numbers, and not a lone Python number."""
+    return isinstance(leaf, (np.ndarray, jax.Array)) and bool(jnp.issubdtype(leaf.dtype, jnp.floating))
 
 
 def same_structure(first: Any, second: Any) -> bool:

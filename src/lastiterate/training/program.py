@@ -129,8 +129,8 @@ class Program:
         leaves, structure = jax.tree.flatten(trained)
         scale, offset, result = _at(inputs.noise, step), 0, []
         for leaf in leaves:
-            normal = normals(inputs.keys.noise, step, leaf.shape[1:], offset)
-            result.append(scale.astype(leaf.dtype) * normal.astype(leaf.dtype))
+            normal = normals(inputs.keys.noise, step, leaf.shape[1:], offset, leaf.dtype)
+            result.append(scale.astype(leaf.dtype) * normal)
             offset += normal_counters(leaf[0].size)
         return jax.tree.unflatten(structure, result)
 

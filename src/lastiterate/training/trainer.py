@@ -75,6 +75,7 @@ class Trainer:
         default = cores() if jax.default_backend() == "cpu" else 1
         self.workers = default if workers is None else integer("workers", workers)
         self.run, self.problem, self.canary = run, problem, canary
+        self._double = bool(jax.config.x64_enabled)  # type: ignore[attr-defined]
         self._form = describe_gradients(problem)
         if chunk_size is None:
             expected = float(np.max(run.sample_rate)) * problem.size
@@ -130,7 +131,7 @@ class Trainer:
             for begin in range(0, len(models), self.chunk_size):
                 part = slice(begin, begin + self.chunk_size)
                 task = (models[part], present[part], seed, stop, progress, on_iterate)
-                waiting.append(pool.submit(self._train_chunk, *task))
+                waiting.append(pool.submit(self._train_in_thread, *task))
                 if len(waiting) > 2 * self.workers:  # finished chunks that nobody has taken yet hold memory
                     yield waiting.popleft().result()
             while waiting:
@@ -138,6 +139,10 @@ class Trainer:
         finally:
             stop.set()
             pool.shutdown(cancel_futures=True)
+
+    def _train_in_thread(self, *task: Any) -> TrainedChunk:
+        with jax.enable_x64(self._double):  # a thread does not inherit it
+            return self._train_chunk(*task)
 
     def _train_chunk(
         self,
