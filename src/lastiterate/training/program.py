@@ -62,7 +62,9 @@ class Program:
 
     def initial(self) -> State:
         """The state before the first step."""
-        copies = jax.tree.map(lambda leaf: jnp.stack([jnp.asarray(leaf)] * self.chunk_size), self.problem.trainable)
+        copies = jax.tree.map(
+            lambda leaf: jnp.repeat(jnp.asarray(leaf)[None], self.chunk_size, axis=0), self.problem.trainable
+        )
         weights = update.start(self.optimizer, copies)
         return State(weights, self.sampler.memory(self.chunk_size), jnp.full(self.chunk_size, -1, jnp.int32))
 

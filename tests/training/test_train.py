@@ -1,0 +1,231 @@
+"""What ``train`` promises: randomness by address, chunks that do not matter, canaries, and failures that speak."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import lastiterate as li
+from lastiterate.training import ExampleCanary, GradientCanary, Problem, Trainer, TrainingDiverged, train
+
+RUN = li.DPSGD(20, 0.2, 1.0, optimizer=li.SGD(0.1, momentum=0.5))
+GENERATOR = np.random.default_rng(0)
+X = GENERATOR.normal(size=(60, 8)).astype(np.float32)
+Y = GENERATOR.integers(0, 3, 60).astype(np.int32)
+
+
+def loss(parameters, example, moment):
+    x, label = example
+    logits = jnp.tanh(x @ parameters["w1"]) @ parameters["w2"]
+    return jax.nn.logsumexp(logits) - logits[label]
+
+
+PARAMETERS = {
+    "w1": GENERATOR.normal(size=(8, 6)).astype(np.float32),
+    "w2": GENERATOR.normal(size=(6, 3)).astype(np.float32),
+}
+PROBLEM = Problem(PARAMETERS, (X, Y), loss)
+CANARY = ExampleCanary((10 * X[0], np.int32(2)))
+
+
+def test_the_same_chunk_size_gives_the_same_bits():
+    first, second = (train(RUN, PROBLEM, models=7, seed=5, chunk_size=3).flat() for _ in range(2))
+    assert np.array_equal(first, second)
+
+
+@pytest.mark.parametrize("sampling", ["poisson", "shuffled"])
+def test_another_chunk_size_gives_the_same_models_up_to_rounding(sampling):
+    run = RUN.replace(sampling=sampling)
+    first, second = (train(run, PROBLEM, models=7, chunk_size=size).flat() for size in (1, 4))
+    assert first == pytest.approx(second, abs=1e-5)
+
+
+def test_a_model_does_not_depend_on_which_others_are_trained_or_on_the_number_of_workers():
+    present = np.arange(9) % 2 == 0
+    everything = train(RUN, PROBLEM, CANARY, models=9, present=present, seed=1, chunk_size=2, workers=2)
+    some = train(RUN, PROBLEM, CANARY, models=[8, 3], present=present[[8, 3]], seed=1, chunk_size=2, workers=1)
+    assert np.array_equal(some.flat(), everything.flat()[[8, 3]])
+
+
+def test_models_worlds_and_seeds_all_have_randomness_of_their_own():
+    def first_weights(**options):
+        return train(RUN, PROBLEM, CANARY, chunk_size=2, **options).flat()
+
+    base = first_weights(models=2, present=False, seed=1)
+    others = first_weights(models=2, present=True, seed=1), first_weights(models=2, present=False, seed=2)
+    everything = np.concatenate([base, *others])
+    distances = np.linalg.norm(everything[:, None] - everything[None], axis=2)
+    assert (distances + 10 * np.eye(6) > 1.0).all()  # noise alone has norm about 0.1 * sqrt(20 * 66) = 3.6
+
+
+def test_without_a_canary_nothing_changes_but_the_models_where_it_is_present():
+    absent = train(RUN, PROBLEM, CANARY, models=4, present=False, chunk_size=2).flat()
+    none_at_all = train(RUN, PROBLEM, models=4, chunk_size=2).flat()
+    assert absent == pytest.approx(none_at_all, abs=1e-5)
+
+
+def test_a_canary_gradient_as_a_vector_and_as_a_pytree_are_the_same():
+    vector = np.arange(66, dtype=np.float32)
+    tree = {"w1": vector[:48].reshape(8, 6), "w2": vector[48:].reshape(6, 3)}
+    results = [train(RUN, PROBLEM, GradientCanary(given), models=2, present=True).flat() for given in (vector, tree)]
+    assert np.array_equal(*results)
+
+
+def test_an_equinox_model_is_trained_and_comes_back_as_one():
+    model = eqx.nn.MLP(8, 3, 16, 1, activation=jnp.tanh, key=jax.random.key(0))
+
+    def model_loss(model, example, moment):
+        logits = model(example[0])
+        return jax.nn.logsumexp(logits) - logits[example[1]]
+
+    trained = train(RUN, Problem(model, (X, Y), model_loss), models=3)
+    again = trained.model(1)
+    assert isinstance(again, eqx.nn.MLP)
+    assert again(X[0]).shape == (3,)
+    assert again.activation is model.activation
+    assert trained.flat().shape == (3, 8 * 16 + 16 + 16 * 3 + 3)
+
+
+def test_losses_may_depend_on_the_step_and_on_randomness_of_their_own():
+    def gradient(parameters, example, moment):
+        flip = jax.random.bernoulli(moment.key, 0.5)
+        return jnp.where(flip, 1.0, 0.0) * jax.nn.one_hot(moment.step, 5)
+
+    problem = Problem(jnp.zeros(5), np.zeros((400, 1), np.float32), gradient=gradient)
+    run = li.DPSGD(5, 1.0, 1e-9, sampling="full", optimizer=li.SGD(1.0))
+    heads = -train(run, problem, models=40).flat()
+    assert heads == pytest.approx(np.round(heads), abs=1e-4)
+    assert heads.mean() == pytest.approx(200, abs=4 * 10 / np.sqrt(200))
+    assert heads.std() == pytest.approx(10, rel=4 / np.sqrt(400))
+    assert abs(np.corrcoef(heads.T) - np.eye(5)).max() < 4.5 / np.sqrt(40)
+
+
+def test_a_multiplicity_of_millions_is_drawn_exactly():
+    copies = np.array([3_000_000, 1])
+    problem = Problem(jnp.zeros(2), np.eye(2, dtype=np.float32), gradient=lambda p, e, m: e, multiplicity=copies)
+    run = li.DPSGD(1, 0.01, 1e-6, optimizer=li.SGD(1.0))
+    counts = -train(run, problem, models=4000).flat()
+    spread = np.sqrt(3e6 * 0.01 * 0.99)
+    assert counts[:, 0].mean() == pytest.approx(30_000, abs=4 * spread / np.sqrt(4000))
+    assert counts[:, 0].std() == pytest.approx(spread, rel=4 / np.sqrt(8000))
+    assert counts[:, 1].mean() == pytest.approx(0.01, abs=4 * 0.1 / np.sqrt(4000))
+
+
+def test_a_regulariser_with_a_gradient_that_is_none_is_applied_unclipped():
+    """The paper's pathological regulariser shifts coordinates: m'_1 = 0, m'_(i+1) = v m_i."""
+
+    def shift(parameters, step):
+        return parameters - jnp.concatenate([jnp.zeros(1), 3.0 * parameters[:-1]])
+
+    problem = Problem(jnp.array([1.0, 2.0, 4.0]), regulariser_gradient=shift)
+    run = li.DPSGD(2, 0.5, 1e-9, optimizer=li.SGD(1.0))
+    canary = GradientCanary(np.array([1.0, 0.0, 0.0], np.float32))
+    released = train(run, problem, canary, models=3, present=False).flat()
+    assert released == pytest.approx(np.tile([0.0, 0.0, 9.0], (3, 1)), abs=1e-6)
+
+
+def test_divergence_names_model_step_and_learning_rate():
+    rates = np.full(20, 0.1)
+    rates[11] = 3e38
+    run = RUN.replace(optimizer=li.SGD(rates))
+    with pytest.raises(
+        TrainingDiverged, match=r"model 4 \(with canary\).* after step 12 of 20, at learning rate 3e\+38"
+    ):
+        train(run, PROBLEM, CANARY, models=[4], present=True)
+
+
+def test_a_loss_that_is_not_finite_is_no_score():
+    def broken(parameters, example, moment):
+        return jnp.where(moment.step >= 7, jnp.nan, 1.0) * jnp.sum(parameters["w1"])
+
+    problem = Problem(PARAMETERS, (X, Y), broken)
+    with pytest.raises(TrainingDiverged, match=r"after step 8 of 20"):
+        train(RUN.replace(sampling="full", sample_rate=1.0), problem, models=2)
+
+
+def test_chunks_come_in_order_and_stop_when_nobody_wants_them():
+    trainer = Trainer(RUN, PROBLEM, chunk_size=2, workers=2)
+    chunks = trainer.chunks(np.arange(40), np.zeros(40, bool), 0)
+    assert [next(chunks).models.tolist() for _ in range(3)] == [[0, 1], [2, 3], [4, 5]]
+    chunks.close()
+
+
+def test_the_result_tells_chunk_size_time_and_memory():
+    trained = train(RUN, PROBLEM, models=5)
+    assert 1 <= trained.chunk_size <= 5
+    assert trained.seconds > 0
+    assert trained.peak_bytes > 10**7
+
+
+def test_the_progress_bar_tells_models_and_rate(capfd, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as on a terminal
+    monkeypatch.setenv("COLUMNS", "150")
+    slow = RUN.replace(steps=40_000)
+    train(slow, PROBLEM, models=8, chunk_size=4, progress=True)
+    shown = capfd.readouterr().err
+    assert "models of 40000 steps" in shown
+    assert "model-steps/s" in shown
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (dict(models=0), "models must be an integer in"),
+        (dict(models=[1, -2]), "models must be a number or a list of integers"),
+        (dict(models=[3, 3]), "models must be different"),
+        (dict(present=[True]), "present must be a boolean, or one for each of 64 models"),
+        (dict(present=True), "canary must be given where present is true"),
+        (dict(seed=-1), "seed must be an integer in"),
+        (dict(release="all"), "release must be 'last_iterate_only' or 'intermediate_iterates', got 'all'"),
+        (dict(chunk_size=0), "chunk_size must be an integer at least 1"),
+        (dict(workers=0), "workers must be an integer at least 1"),
+        (dict(run=RUN.replace(optimizer=None)), "optimizer must be given to train a run"),
+        (dict(canary=ExampleCanary((X[0][:5], np.int32(2)))), "canary must be an example like those of the problem"),
+        (dict(canary=GradientCanary(np.ones(65, np.float32)), present=True), "canary must have 66 numbers"),
+        (dict(problem=Problem(PARAMETERS, None)), "examples must not be empty where there is no canary"),
+    ],
+)
+def test_bad_input_is_one_sentence(changes, message):
+    options = dict(run=RUN, problem=PROBLEM) | changes
+    with pytest.raises(ValueError, match=message):
+        train(**options)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (dict(loss=None), "loss or gradient must be given"),
+        (dict(gradient=loss), "loss and gradient were both given"),
+        (dict(examples=(X, Y[:5])), "examples must be arrays with one leading axis of equal length"),
+        (dict(parameters={"w": 3}), "parameters must hold at least one floating-point array"),
+        (dict(multiplicity=np.zeros(60, int)), "multiplicity must be 60 integers in"),
+        (dict(regulariser=loss, regulariser_gradient=loss), "regulariser and regulariser_gradient were both given"),
+    ],
+)
+def test_a_problem_that_does_not_fit_together_is_refused_in_one_sentence(changes, message):
+    options = dict(parameters=PARAMETERS, examples=(X, Y), loss=loss) | changes
+    with pytest.raises(ValueError, match=message):
+        Problem(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (dict(loss=lambda p, e, m: p["w1"]), r"loss must return one number for one example, got shape \(8, 6\)"),
+        (dict(gradient=lambda p, e, m: {"w1": p["w1"]}), "gradient must return arrays like those of parameters"),
+    ],
+)
+def test_functions_that_return_the_wrong_thing_are_refused_in_one_sentence(options, message):
+    with pytest.raises(ValueError, match=message):
+        train(RUN, Problem(PARAMETERS, (X, Y), **options), models=2)
+
+
+def test_importing_the_package_loads_no_jax():
+    code = "import sys, lastiterate, lastiterate.data; sys.exit('jax' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
