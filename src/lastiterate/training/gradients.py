@@ -92,19 +92,26 @@ class Product:
         if self._uses_gram:
             grams = (jnp.einsum("ksi,kti->kst", side, side) for side in (left, right))
             return jnp.maximum(jnp.sum(next(grams) * next(grams), axis=(1, 2)), 0.0)
-        return jnp.sum(jnp.square(jnp.einsum("ksi,ksj->kij", left, right)), axis=(1, 2))
+        return jnp.sum(jnp.square(self._written_out(left, right)), axis=(1, 2))
 
     def weighted_sum(self, weights: Array, a: Array, b: Array) -> Array:
         left, right = self._matrices(a, b)
-        weighted = right * weights.astype(right.dtype)[:, None, None]
-        rows = left.reshape(-1, left.shape[-1]), weighted.reshape(-1, right.shape[-1])
+        weights = weights.astype(right.dtype)
+        if self.terms > 1 and not self._uses_gram:  # the gradients are there already, for their norms
+            product = jnp.tensordot(weights, self._written_out(left, right), axes=1)
+        else:
+            weighted = right * weights[:, None, None]
+            product = left.reshape(-1, left.shape[-1]).T @ weighted.reshape(-1, right.shape[-1])
         free = [
             size
             for shape, axes in zip(self.shapes, self.contracted, strict=True)
             for axis, size in enumerate(shape)
             if axis not in axes
         ]
-        return (rows[0].T @ rows[1]).reshape(free).transpose(self.permutation)
+        return product.reshape(free).transpose(self.permutation)
+
+    def _written_out(self, left: Array, right: Array) -> Array:
+        return jnp.einsum("ksi,ksj->kij", left, right)
 
 
 Leaf = Plain | Product
