@@ -1,0 +1,96 @@
+"""Layers for one example, made of products of matrices and slices.
+
+Under a map over models whose weights differ, XLA turns a convolution into a grouped one, which is slow on CPUs, and a
+gather's gradient into a scatter. Patches times kernel, with patches made of slices, has neither; and its gradient is a
+product that ``training.gradients`` recognises. So kernels are stored as matrices, and used once.
+"""
+
+from __future__ import annotations
+
+import math
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+
+from lastiterate.values import Array
+
+
+class Dense(eqx.Module):
+    """A dense layer on vectors. Weights and biases begin uniform within 1/sqrt(inputs), as in PyTorch."""
+
+    weight: Array  # [inputs, outputs]
+    bias: Array
+
+    def __init__(self, inputs: int, outputs: int, key: Array) -> None:
+        self.weight, self.bias = _uniform(inputs, outputs, key)
+
+    def __call__(self, x: Array) -> Array:
+        return x @ self.weight + self.bias
+
+
+class Conv(eqx.Module):
+    """A convolution on images [height, width, channels], begun as PyTorch's."""
+
+    weight: Array  # [kernel * kernel * inputs, outputs]
+    bias: Array
+    kernel: int = eqx.field(static=True)
+    stride: int = eqx.field(static=True)
+    padding: int = eqx.field(static=True)
+
+    def __init__(self, inputs: int, outputs: int, kernel: int, stride: int, padding: int, key: Array) -> None:
+        self.kernel, self.stride, self.padding = kernel, stride, padding
+        self.weight, self.bias = _uniform(kernel * kernel * inputs, outputs, key)
+
+    def __call__(self, x: Array) -> Array:
+        if self.padding:
+            x = jnp.pad(x, ((self.padding, self.padding), (self.padding, self.padding), (0, 0)))
+        return convolve(x, self.weight, self.kernel, self.stride) + self.bias
+
+
+class GroupNorm(eqx.Module):
+    """Normalisation of groups of channels over the whole image, with a scale and an offset for each channel."""
+
+    scale: Array
+    offset: Array
+    groups: int = eqx.field(static=True)
+
+    def __init__(self, channels: int, groups: int) -> None:
+        self.scale, self.offset, self.groups = jnp.ones(channels), jnp.zeros(channels), groups
+
+    def __call__(self, x: Array) -> Array:
+        grouped = x.reshape(*x.shape[:2], self.groups, -1)
+        mean = jnp.mean(grouped, axis=(0, 1, 3), keepdims=True)
+        variance = jnp.var(grouped, axis=(0, 1, 3), keepdims=True)
+        normal = ((grouped - mean) * jax.lax.rsqrt(variance + 1e-5)).reshape(x.shape)
+        return normal * self.scale + self.offset
+
+
+def convolve(x: Array, kernel_matrix: Array, kernel: int, stride: int) -> Array:
+    """An image, already padded, convolved with a kernel that is given as a matrix [kernel^2 * inputs, outputs]."""
+    patches = image_patches(x, kernel, stride)
+    height, width, size = patches.shape
+    return (patches.reshape(-1, size) @ kernel_matrix).reshape(height, width, -1)
+
+
+def image_patches(x: Array, kernel: int, stride: int) -> Array:
+    """All patches of an image: [rows, columns, kernel * kernel * channels]. Slices of columns first, then of rows."""
+    rows, columns, channels = x.shape
+    height, width = (rows - kernel) // stride + 1, (columns - kernel) // stride + 1
+    reach_down, reach_right = (height - 1) * stride + 1, (width - 1) * stride + 1
+    wide = jnp.stack([x[:, j : j + reach_right : stride] for j in range(kernel)], axis=2)
+    wide = wide.reshape(rows, width, kernel * channels)
+    return jnp.concatenate([wide[i : i + reach_down : stride] for i in range(kernel)], axis=2)
+
+
+def max_pool(x: Array) -> Array:
+    """The largest value in each window of 2 by 2, at stride 1."""
+    tall = jnp.maximum(x[:-1], x[1:])
+    return jnp.maximum(tall[:, :-1], tall[:, 1:])
+
+
+def _uniform(inputs: int, outputs: int, key: Array) -> tuple[Array, Array]:
+    bound = 1.0 / math.sqrt(inputs)
+    first, second = jax.random.split(key)
+    weight = jax.random.uniform(first, (inputs, outputs), minval=-bound, maxval=bound)
+    return weight, jax.random.uniform(second, (outputs,), minval=-bound, maxval=bound)

@@ -1,0 +1,30 @@
+"""The tanh network with dense layers only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+
+from lastiterate.training.models.layers import Dense
+from lastiterate.values import Array
+
+
+class MLP(eqx.Module):
+    """Dense layers of these sizes, inputs and outputs included, with tanh between them."""
+
+    layers: tuple[Dense, ...]
+
+    def __init__(self, sizes: Sequence[int], key: Array) -> None:
+        if len(sizes) < 2:
+            raise ValueError(f"sizes must be at least two numbers, those of inputs and outputs, got {sizes!r}")
+        keys = jax.random.split(key, len(sizes) - 1)
+        self.layers = tuple(Dense(*pair, key) for *pair, key in zip(sizes[:-1], sizes[1:], keys, strict=True))
+
+    def __call__(self, x: Array) -> Array:
+        x = x.reshape(-1)
+        for layer in self.layers[:-1]:
+            x = jnp.tanh(layer(x))
+        return self.layers[-1](x)

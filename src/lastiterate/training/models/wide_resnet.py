@@ -1,0 +1,107 @@
+"""The WideResNet that De et al. (2022) train privately: group normalisation and weight standardisation.
+
+As in the code they published, an activation comes before its normalisation, every group of blocks begins with a
+projection of the skipped branch, and kernels are standardised over their inputs and then have a gain and a bias.
+"""
+
+from __future__ import annotations
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+
+from lastiterate.training.models.layers import Dense, GroupNorm, convolve
+from lastiterate.values import Array
+
+_GROUPS = 16
+_LEAST_VARIANCE = 1e-4  # of a kernel, times its number of inputs
+
+
+class StandardisedConv(eqx.Module):
+    """A convolution whose kernel has mean 0 and norm ``gain`` for each output; pads so that stride 1 keeps the size."""
+
+    weight: Array  # [kernel * kernel * inputs, outputs]
+    gain: Array
+    bias: Array
+    kernel: int = eqx.field(static=True)
+    stride: int = eqx.field(static=True)
+
+    def __init__(self, inputs: int, outputs: int, kernel: int, stride: int, key: Array) -> None:
+        fan_in = kernel * kernel * inputs
+        self.weight = jax.random.normal(key, (fan_in, outputs)) * fan_in**-0.5
+        self.gain, self.bias = jnp.ones(outputs), jnp.zeros(outputs)
+        self.kernel, self.stride = kernel, stride
+
+    def __call__(self, x: Array) -> Array:
+        fan_in = self.weight.shape[0]
+        centred = self.weight - jnp.mean(self.weight, axis=0)
+        variance = jnp.mean(jnp.square(centred), axis=0)
+        scale = jax.lax.rsqrt(jnp.maximum(variance * fan_in, _LEAST_VARIANCE)) * self.gain
+        return convolve(self._padded(x), centred * scale, self.kernel, self.stride) + self.bias
+
+    def _padded(self, x: Array) -> Array:
+        """Zeros all around, the odd one at the end: the convention called "same"."""
+        amounts = [max((-(-side // self.stride) - 1) * self.stride + self.kernel - side, 0) for side in x.shape[:2]]
+        return jnp.pad(x, [(amount // 2, amount - amount // 2) for amount in amounts] + [(0, 0)])
+
+
+class Branch(eqx.Module):
+    """ReLU, normalisation, convolution."""
+
+    norm: GroupNorm
+    conv: StandardisedConv
+
+    def __init__(self, inputs: int, outputs: int, kernel: int, stride: int, key: Array) -> None:
+        self.norm = GroupNorm(inputs, _GROUPS)
+        self.conv = StandardisedConv(inputs, outputs, kernel, stride, key)
+
+    def __call__(self, x: Array) -> Array:
+        return self.conv(self.norm(jax.nn.relu(x)))
+
+
+class Block(eqx.Module):
+    """Two branches of 3x3 in a row, added to the skipped branch, which the first block of a group projects."""
+
+    first: Branch
+    second: Branch
+    skip: Branch | None
+
+    def __init__(self, inputs: int, outputs: int, stride: int, projects: bool, key: Array) -> None:
+        keys = jax.random.split(key, 3)
+        self.first = Branch(inputs, outputs, 3, stride, keys[0])
+        self.second = Branch(outputs, outputs, 3, 1, keys[1])
+        self.skip = Branch(inputs, outputs, 1, stride, keys[2]) if projects else None
+
+    def __call__(self, x: Array) -> Array:
+        return self.second(self.first(x)) + (x if self.skip is None else self.skip(x))
+
+
+class WideResNet(eqx.Module):
+    """WideResNet-``depth``-``width`` for images [height, width, 3]; depth is 6 n + 4."""
+
+    stem: StandardisedConv
+    blocks: tuple[Block, ...]
+    norm: GroupNorm
+    output: Dense
+
+    def __init__(self, depth: int, width: int, classes: int, key: Array) -> None:
+        if depth < 10 or (depth - 4) % 6:
+            raise ValueError(f"depth must be 6 n + 4 with n at least 1, such as 16 or 40, got {depth}")
+        in_group = (depth - 4) // 6
+        keys = iter(jax.random.split(key, 2 + 3 * in_group))
+        self.stem = StandardisedConv(3, 16, 3, 1, next(keys))
+        blocks, channels = [], 16
+        for group, outputs in enumerate((16 * width, 32 * width, 64 * width)):
+            for position in range(in_group):
+                stride = 2 if group and not position else 1
+                blocks.append(Block(channels, outputs, stride, position == 0, next(keys)))
+                channels = outputs
+        self.blocks = tuple(blocks)
+        self.norm = GroupNorm(channels, _GROUPS)
+        self.output = Dense(channels, classes, next(keys))
+
+    def __call__(self, x: Array) -> Array:
+        x = self.stem(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.output(jnp.mean(self.norm(jax.nn.relu(x)), axis=(0, 1)))

@@ -1,0 +1,63 @@
+"""Problems that ship: linear losses, and classifiers of images."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from lastiterate.data import Dataset
+from lastiterate.training.models import CNN, MLP, Dense, WideResNet, augmentation_multiplicity, cross_entropy
+from lastiterate.training.problem import Moment, Problem
+from lastiterate.values import Array, integer
+
+
+def linear(gradients: Array | None = None, dimension: int = 1) -> Problem:
+    """Linear losses, for which the heuristic is exact: example i has the gradient ``gradients[i]``, wherever one is.
+
+    Without gradients there are no examples but the canary, and ``dimension`` parameters. All parameters begin at 0.
+    """
+    if gradients is None:
+        return Problem(np.zeros(integer("dimension", dimension), np.float32))
+    given = np.asarray(gradients)
+    if given.ndim != 2 or given.dtype.kind != "f":
+        raise ValueError(f"gradients must be numbers of shape [examples, dimension], got shape {given.shape}")
+    return Problem(np.zeros(given.shape[1], given.dtype), given, gradient=_constant_gradient)
+
+
+def logistic(dataset: Dataset) -> Problem:
+    """Multinomial logistic regression, begun at 0."""
+    model = Dense(int(np.prod(dataset.x_train.shape[1:])), dataset.classes, jax.random.key(0))
+    zeros = jax.tree.map(jnp.zeros_like, model)
+    return Problem(zeros, _flat_examples(dataset), cross_entropy)
+
+
+def mlp(dataset: Dataset, hidden: int = 128, seed: int = 0) -> Problem:
+    """A tanh network with one hidden layer; ``seed`` chooses its initial parameters, the same for all models."""
+    inputs = int(np.prod(dataset.x_train.shape[1:]))
+    model = MLP((inputs, integer("hidden", hidden), dataset.classes), jax.random.key(seed))
+    return Problem(model, _flat_examples(dataset), cross_entropy)
+
+
+def cnn(dataset: Dataset, seed: int = 0) -> Problem:
+    """A small convolutional network for images of 8x8, 28x28 or 32x32 pixels."""
+    model = CNN(dataset.x_train.shape[1:], dataset.classes, jax.random.key(seed))
+    return Problem(model, (dataset.x_train, dataset.y_train), cross_entropy)
+
+
+def wide_resnet(dataset: Dataset, augmentations: int = 16, seed: int = 0) -> Problem:
+    """WideResNet-16-4 as De et al. (2022) train it; each example counts as the mean over its augmentations."""
+    model = WideResNet(16, 4, dataset.classes, jax.random.key(seed))
+    count = integer("augmentations", augmentations)
+    loss = augmentation_multiplicity(cross_entropy, count)
+    return Problem(model, (dataset.x_train, dataset.y_train), loss)
+
+
+def _flat_examples(dataset: Dataset) -> tuple[Array, Array]:
+    return dataset.x_train.reshape(len(dataset.x_train), -1), dataset.y_train
+
+
+def _constant_gradient(parameters: Any, example: Any, moment: Moment) -> Any:
+    return example
