@@ -28,6 +28,16 @@ def available_bytes() -> int:
     return min(_machine_bytes(), _container_bytes())
 
 
+def total_bytes() -> int:
+    """All the memory of the accelerator, or else of this machine."""
+    statistics = jax.local_devices()[0].memory_stats()
+    if statistics and "bytes_limit" in statistics:
+        return int(statistics["bytes_limit"])
+    if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
+        return int(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    return _machine_bytes()
+
+
 def peak_bytes() -> int:
     """The most memory that the device, or else this process, has used so far."""
     statistics = jax.local_devices()[0].memory_stats()

@@ -15,7 +15,7 @@ import numpy as np
 
 from lastiterate.run import DPSGD
 from lastiterate.training.compilation_cache import use_compilation_cache
-from lastiterate.training.memory import available_bytes, choose_chunk_size, cores, largest_block
+from lastiterate.training.memory import available_bytes, choose_chunk_size, cores, largest_block, total_bytes
 from lastiterate.training.problem import Canary, ExampleCanary, Problem, same_structure
 from lastiterate.training.program import Program, State, compile_program, describe_gradients
 from lastiterate.training.progress import TrainingProgress
@@ -81,9 +81,7 @@ class Trainer:
             expected = float(np.max(run.sample_rate)) * problem.size
             chunk_size = choose_chunk_size(*self._bytes(), expected, models, self.workers)
         self.chunk_size = integer("chunk_size", chunk_size)
-        self._program = self._make_program()
-        self._advance = compile_program(self._program)
-        self._check_memory()
+        self._program, self._advance = self._compile()
         self._shared = self._program.shared_inputs()
 
     def _bytes(self) -> tuple[int, int]:
@@ -96,24 +94,31 @@ class Trainer:
         numbers = self._form.numbers if self._form else 1
         return copies * sum(leaf.nbytes for leaf in leaves), example + numbers * leaves[0].itemsize
 
-    def _make_program(self) -> Program:
-        slots = self.problem.size + (self.canary is not None)
-        if not slots:
-            raise ValueError("examples must not be empty where there is no canary: there is nothing to train on")
-        counts = self.problem.multiplicity
-        multiplicity = None if counts is None else np.asarray([*counts, 1][:slots], np.int64)
+    def _compile(self) -> tuple[Program, Any]:
+        """The program, with blocks halved until it fits into the machine: activations are not known before."""
         most = largest_block(self._bytes()[1], self.chunk_size)
-        sampler = make_sampler(self.run, slots, self.chunk_size, most, multiplicity)
-        return Program(self.run, self.problem, self.canary, sampler, self._form, self.chunk_size)
-
-    def _check_memory(self) -> None:
-        analysis = self._advance.memory_analysis()
-        needed = self.workers * int(getattr(analysis, "temp_size_in_bytes", 0))
+        while True:
+            program = self._make_program(most)
+            compiled = compile_program(program)
+            needed = self.workers * int(getattr(compiled.memory_analysis(), "temp_size_in_bytes", 0))
+            if needed < 0.6 * total_bytes() or program.sampler.block <= 1 or self.problem.multiplicity is not None:
+                break
+            most = program.sampler.block // 2
         if needed > available_bytes():
             raise MemoryError(
                 f"chunk_size {self.chunk_size} with {self.workers} workers needs {needed / 2**30:.1f} GiB, and "
                 f"{available_bytes() / 2**30:.1f} GiB are available: choose a smaller one, or fewer workers"
             )
+        return program, compiled
+
+    def _make_program(self, most: int) -> Program:
+        slots = self.problem.size + (self.canary is not None)
+        if not slots:
+            raise ValueError("examples must not be empty where there is no canary: there is nothing to train on")
+        counts = self.problem.multiplicity
+        multiplicity = None if counts is None else np.asarray([*counts, 1][:slots], np.int64)
+        sampler = make_sampler(self.run, slots, self.chunk_size, most, multiplicity)
+        return Program(self.run, self.problem, self.canary, sampler, self._form, self.chunk_size)
 
     def chunks(
         self,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -23,11 +24,10 @@ def cross_entropy(model: Any, example: tuple[Array, Array], moment: Moment) -> A
 
 def accuracy(model: Any, x: Array, y: Array) -> float:
     """The fraction of examples whose largest logit is that of their label."""
-    predict = _compiled_prediction
-    parts = [np.asarray(predict(model, x[begin : begin + _BLOCK])) for begin in range(0, len(x), _BLOCK)]
+    parts = [np.asarray(_predictions(model, x[begin : begin + _BLOCK])) for begin in range(0, len(x), _BLOCK)]
     return float(np.mean(np.concatenate(parts) == np.asarray(y)))
 
 
-@jax.jit
-def _compiled_prediction(model: Any, x: Array) -> Array:
+@eqx.filter_jit
+def _predictions(model: Any, x: Array) -> Array:
     return jnp.argmax(jax.vmap(model)(x), axis=1)
