@@ -14,6 +14,7 @@ from lastiterate.training.models.layers import Dense, GroupNorm, convolve
 from lastiterate.values import Array
 
 _GROUPS = 16
+_CUT_DEVIATION = 0.87962566  # of a standard normal between -2 and 2
 _LEAST_VARIANCE = 1e-4  # of a kernel, times its number of inputs
 
 
@@ -88,7 +89,7 @@ class WideResNet(eqx.Module):
         if depth < 10 or (depth - 4) % 6:
             raise ValueError(f"depth must be 6 n + 4 with n at least 1, such as 16 or 40, got {depth}")
         in_group = (depth - 4) // 6
-        keys = iter(jax.random.split(key, 2 + 3 * in_group))
+        keys = iter(jax.random.split(key, 3 + 3 * in_group))
         self.stem = StandardisedConv(3, 16, 3, 1, next(keys))
         blocks, channels = [], 16
         for group, outputs in enumerate((16 * width, 32 * width, 64 * width)):
@@ -98,10 +99,17 @@ class WideResNet(eqx.Module):
                 channels = outputs
         self.blocks = tuple(blocks)
         self.norm = GroupNorm(channels, _GROUPS)
-        self.output = Dense(channels, classes, next(keys))
+        output = Dense(channels, classes, next(keys))
+        self.output = eqx.tree_at(lambda n: (n.weight, n.bias), output, _output_weights(channels, classes, next(keys)))
 
     def __call__(self, x: Array) -> Array:
         x = self.stem(x)
         for block in self.blocks:
             x = block(x)
         return self.output(jnp.mean(self.norm(jax.nn.relu(x)), axis=(0, 1)))
+
+
+def _output_weights(inputs: int, outputs: int, key: Array) -> tuple[Array, Array]:
+    """Normal, cut at two standard deviations and scaled to variance 1 / inputs; no bias at first."""
+    cut = jax.random.truncated_normal(key, -2.0, 2.0, (inputs, outputs))
+    return cut / (_CUT_DEVIATION * inputs**0.5), jnp.zeros(outputs)
