@@ -149,6 +149,15 @@ def test_a_loss_that_is_not_finite_is_no_score():
         train(RUN.replace(sampling="full", sample_rate=1.0), problem, models=2)
 
 
+def test_a_gradient_too_large_to_be_clipped_is_reported_and_not_left_out():
+    huge = Problem(np.zeros(2, np.float32), np.full((50, 2), 1e25, np.float32), gradient=lambda p, e, m: e)
+    with pytest.raises(TrainingDiverged, match="after step 1 of 20"):
+        train(RUN.replace(sampling="full", sample_rate=1.0), huge, models=2)
+    large = Problem(np.zeros(2, np.float32), np.full((50, 2), 1e15, np.float32), gradient=lambda p, e, m: e)
+    released = train(li.DPSGD(1, 1.0, 1e-6, optimizer=li.SGD(1.0)), large, models=2).flat()
+    assert released == pytest.approx(-50 / np.sqrt(2), rel=1e-4)
+
+
 def test_chunks_come_in_order_and_stop_when_nobody_wants_them():
     trainer = Trainer(RUN, PROBLEM, chunk_size=2, workers=2)
     chunks = trainer.chunks(np.arange(40), np.zeros(40, bool), 0)

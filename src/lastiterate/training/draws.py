@@ -76,7 +76,7 @@ def normals(keys: Array, step: Array, shape: tuple[int, ...], offset: int = 0, d
     pair = (jnp.sin(angle), jnp.cos(angle)) if wide == jnp.float64 else _sine_and_cosine(angle)
     sine, cosine = _turned(angle_bits, *pair)
     flat = jnp.concatenate([radius * sine, radius * cosine], axis=1)
-    return flat[:, :count].reshape(-1, *shape).astype(dtype)
+    return flat[:, :count].reshape(keys.shape[0], *shape).astype(dtype)
 
 
 def normal_counters(count: int) -> int:

@@ -1,10 +1,10 @@
 """Per-example gradients that are never written out: dense weights' gradients stay the products that they are.
 
 The gradient of one example with respect to the weights of a dense layer is an outer product of the layer's input and
-the gradient at its output; a convolution written as patches times kernel has a sum of such products, one a position.
-In the traced gradient this shows as a ``dot_general`` that ends in the result. We ask for its two factors instead of
-their product. Norms and clipped sums follow from the factors, at a fraction of the memory and time. Whatever is not
-of this form is computed as it stands, so every pure function works.
+the gradient at its output. In the traced gradient this shows as a ``dot_general`` that ends in the result. We ask for
+its two factors instead of their product. Norms and clipped sums follow from the factors, at a fraction of the memory
+and time. A convolution written as patches times kernel has a sum of such products, one a position: there the factors
+give products of large matrices. Whatever is not of this form is computed as it stands, so every pure function works.
 """
 
 from __future__ import annotations
@@ -20,9 +20,6 @@ import numpy as np
 from jax.extend import core
 
 from lastiterate.values import Array
-
-# A number that is written to memory and read again costs about as much as this many multiplications.
-_MEMORY_COST = 16
 
 
 @dataclass(frozen=True)
@@ -63,18 +60,7 @@ class Product:
 
     @property
     def numbers(self) -> int:
-        return sum(math.prod(shape) for shape in self.shapes) + (self.terms**2 if self._uses_gram else self._size)
-
-    @property
-    def _size(self) -> int:
-        return math.prod(self.shape)
-
-    @property
-    def _uses_gram(self) -> bool:
-        """Whether inner products of all pairs of terms cost less than writing the gradients out."""
-        rows, columns = (math.prod(shape) // self.terms for shape in self.shapes)
-        gram = self.terms**2 * (rows + columns + _MEMORY_COST)
-        return gram < self.terms * self._size + _MEMORY_COST * self._size
+        return sum(math.prod(shape) for shape in self.shapes) + (math.prod(self.shape) if self.terms > 1 else 0)
 
     def _matrices(self, a: Array, b: Array) -> tuple[Array, Array]:
         """The factors of each example as matrices [examples, terms, rows] and [examples, terms, columns]."""
@@ -89,15 +75,12 @@ class Product:
         left, right = self._matrices(a, b)
         if self.terms == 1:
             return jnp.sum(jnp.square(left), axis=(1, 2)) * jnp.sum(jnp.square(right), axis=(1, 2))
-        if self._uses_gram:
-            grams = (jnp.einsum("ksi,kti->kst", side, side) for side in (left, right))
-            return jnp.maximum(jnp.sum(next(grams) * next(grams), axis=(1, 2)), 0.0)
         return jnp.sum(jnp.square(self._written_out(left, right)), axis=(1, 2))
 
     def weighted_sum(self, weights: Array, a: Array, b: Array) -> Array:
         left, right = self._matrices(a, b)
         weights = weights.astype(right.dtype)
-        if self.terms > 1 and not self._uses_gram:  # the gradients are there already, for their norms
+        if self.terms > 1:  # the gradients are there already, for their norms
             product = jnp.tensordot(weights, self._written_out(left, right), axes=1)
         else:
             weighted = right * weights[:, None, None]
@@ -111,6 +94,7 @@ class Product:
         return product.reshape(free).transpose(self.permutation)
 
     def _written_out(self, left: Array, right: Array) -> Array:
+        """The gradients themselves. Norms from inner products of terms would lose all digits where terms cancel."""
         return jnp.einsum("ksi,ksj->kij", left, right)
 
 

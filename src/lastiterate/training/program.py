@@ -153,7 +153,9 @@ class Program:
         return jax.tree.unflatten(jax.tree.structure(trained), sums)
 
     def _clip_factors(self, norms: Array) -> Array:
-        return 1.0 / jnp.maximum(1.0, norms / self.run.clip_norm)
+        factors = 1.0 / jnp.maximum(1.0, norms / self.run.clip_norm)
+        # A norm beyond the largest float would scale its gradient to 0, and the example would be left out unnoticed.
+        return jnp.where(jnp.isinf(norms), jnp.nan, factors)
 
     def _add_canary(self, total: Any, times: Array, trained: Any, inputs: Inputs, step: Array) -> Any:
         canary = self.canary

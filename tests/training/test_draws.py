@@ -1,0 +1,331 @@
+"""Every random number has an address, is what Threefry says, and has the law it should have.
+
+Statistical tests have fixed seeds. With another seed each comparison would fail by chance with probability 1e-4.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from functools import cache
+
+import jax
+import jax.extend.random
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+
+from lastiterate.training import draws
+from lastiterate.training.draws import Keys, Stream, model_keys, normal_counters
+
+FALSE_ALARM = 1e-4
+ROTATIONS = (13, 15, 26, 6, 17, 29, 16, 24)
+
+# Compiled, as in a training; one by one JAX's operations take much longer.
+exponentials, loss_keys, threefry, words = map(
+    jax.jit, (draws.exponentials, draws.loss_keys, draws.threefry, draws.words)
+)
+normals = jax.jit(draws.normals, static_argnums=(2,), static_argnames=("dtype",))
+
+
+@cache
+def many_keys(seed: int) -> Keys:
+    keys = model_keys(seed, np.arange(100_000), np.zeros(100_000, bool))
+    return Keys(*map(np.asarray, keys))
+
+
+def keys_of(models: int, seed: int = 7) -> Keys:
+    return Keys(*(key[:models] for key in many_keys(seed)))
+
+
+def draw(models: int, shape: tuple[int, ...], step: int = 3, seed: int = 7) -> np.ndarray:
+    """Normals [models, *shape] of the noise of a step."""
+    return np.asarray(normals(keys_of(models, seed).noise, step, shape))
+
+
+def address_of(key: np.ndarray, first: int, second: int) -> tuple[np.uint32, np.uint32]:
+    """The counter at which Threefry with this key gives these two words: the cipher run backwards, in integers."""
+    mask = 2**32 - 1
+    schedule = (int(key[0]), int(key[1]), int(key[0]) ^ int(key[1]) ^ 0x1BD11BDA)
+    x, y = first, second
+    for group in reversed(range(5)):
+        x, y = x - schedule[(group + 1) % 3], y - schedule[(group + 2) % 3] - (group + 1)
+        for rotation in reversed(ROTATIONS[4 * (group % 2) : 4 * (group % 2) + 4]):
+            y = (y ^ x) & mask
+            y = ((y >> rotation) | (y << (32 - rotation))) & mask
+            x = (x - y) & mask
+    return np.uint32((x - schedule[0]) & mask), np.uint32((y - schedule[1]) & mask)
+
+
+def assert_plausible_count(found: int, trials: int, probability: float) -> None:
+    assert stats.binomtest(int(found), trials, probability).pvalue > FALSE_ALARM
+
+
+def assert_uncorrelated(*samples: np.ndarray) -> None:
+    """No two of these samples are correlated, nor are their sizes; the alarm is shared among all pairs."""
+    pairs = list(itertools.combinations([np.ravel(sample).astype(np.float64) for sample in samples], 2))
+    for first, second in pairs:
+        for transformed in ((first, second), (first**2, second**2), (first, second**2), (first**2, second)):
+            score = np.corrcoef(*transformed)[0, 1] * math.sqrt(first.size)
+            assert 2 * stats.norm.sf(abs(score)) > FALSE_ALARM / (4 * len(pairs))
+
+
+@pytest.mark.parametrize(
+    ("key", "counter", "expected"),
+    [
+        ((0, 0), (0, 0), (0x6B200159, 0x99BA4EFE)),
+        ((0xFFFFFFFF, 0xFFFFFFFF), (0xFFFFFFFF, 0xFFFFFFFF), (0x1CB996FC, 0xBB002BE7)),
+        ((0x13198A2E, 0x03707344), (0x243F6A88, 0x85A308D3), (0xC4923A9C, 0x483DF7A0)),
+    ],
+)
+def test_threefry_gives_the_known_answers_of_random123(key, counter, expected):
+    key_words = (jnp.uint32(key[0]), jnp.uint32(key[1]))
+    found = threefry(key_words, jnp.uint32(counter[0]), jnp.uint32(counter[1]))
+    assert tuple(int(word) for word in found) == expected
+
+
+def test_threefry_is_that_of_jax_bit_for_bit():
+    rng = np.random.default_rng(0)
+    for _ in range(5):
+        key = rng.integers(0, 2**32, 2, np.uint32)
+        first, second = rng.integers(0, 2**32, (2, 1000), np.uint32)
+        theirs = jax.extend.random.threefry_2x32(jnp.asarray(key), jnp.concatenate([first, second]))
+        ours = threefry((jnp.uint32(key[0]), jnp.uint32(key[1])), jnp.asarray(first), jnp.asarray(second))
+        np.testing.assert_array_equal(np.concatenate(ours), theirs)
+
+
+def test_words_have_the_address_of_model_step_and_index():
+    keys = keys_of(3).sampling
+    index = jnp.arange(8).reshape(2, 4)
+    high, low = words(keys, 11, index)
+    assert high.shape == low.shape == (3, 2, 4)
+    for model in range(3):
+        for at in np.ndindex(2, 4):
+            key = keys[model, 0], keys[model, 1]
+            expected = threefry(key, jnp.uint32(11), jnp.uint32(index[at]))
+            assert (high[(model, *at)], low[(model, *at)]) == expected
+
+
+def test_a_word_can_be_found_by_its_address():
+    """The tests below ask for words that chance would hardly ever show."""
+    keys = keys_of(1).sampling
+    for wanted in [(0, 0), (0, 2**32 - 1), (12345, 2**31), (2**32 - 1, 99)]:
+        step, index = address_of(np.asarray(keys[0]), *wanted)
+        assert tuple(int(word[0]) for word in words(keys, step, jnp.asarray(index))) == wanted
+
+
+def test_normals_are_box_and_mullers_to_the_precision_of_float32():
+    keys = keys_of(50).noise
+    found = np.asarray(normals(keys, 5, (200,)))
+    first, second = (np.asarray(word, np.float64) for word in words(keys, 5, jnp.arange(100)))
+    radius, angle = np.sqrt(-2 * np.log((first + 0.5) / 2**32)), 2 * np.pi * second / 2**32 - np.pi / 4
+    expected = np.concatenate([radius * np.sin(angle), radius * np.cos(angle)], axis=1)
+    # Where the uniform rounds to near 1, the squared radius is off by 2^-24 times 2; elsewhere by relative 1e-7.
+    np.testing.assert_allclose(found, expected, rtol=3e-6, atol=5e-4)
+    assert np.quantile(np.abs(found - expected), 0.99) < 1e-6
+
+
+def test_normals_in_double_precision_are_the_same_draws_with_more_digits():
+    keys = keys_of(50).noise
+    single = normals(keys, 5, (201,))
+    with jax.enable_x64(True):
+        double = normals(keys, 5, (201,), dtype=jnp.float64)
+        first, second = (np.asarray(word) for word in words(keys, 5, jnp.arange(101)))
+    assert double.dtype == np.float64
+    np.testing.assert_allclose(single, double, rtol=3e-6, atol=5e-4)
+    fraction = ((second >> 7) % 2**23 + 0.5) / 2**23  # the quarter's 30 bits, without the last 7
+    angle = (second >> 30) * (np.pi / 2) + (fraction - 0.5) * (np.pi / 2)
+    radius = np.sqrt(-2 * np.log((first + 0.5) / 2**32))
+    expected = np.concatenate([radius * np.sin(angle), radius * np.cos(angle)], axis=1)[:, :201]
+    np.testing.assert_allclose(double, expected, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_normals_in_half_precision_are_the_same_draws_rounded(dtype):
+    keys = keys_of(50).noise
+    rounded = normals(keys, 5, (201,), dtype=dtype)
+    assert rounded.dtype == dtype
+    np.testing.assert_array_equal(rounded, normals(keys, 5, (201,)).astype(dtype))
+
+
+def test_normals_end_just_below_seven_standard_deviations():
+    keys = keys_of(1).noise
+    for quadrant, direction in enumerate([(0, 1), (1, 0), (0, -1), (-1, 0)]):
+        step, index = address_of(np.asarray(keys[0]), 0, quadrant * 2**30 + 2**29)
+        pair = np.asarray(normals(keys, step, (2,), jnp.uint32(index)))[0]
+        np.testing.assert_allclose(pair, 6.7637 * np.array(direction), atol=1e-4)
+    step, index = address_of(np.asarray(keys[0]), 2**32 - 1, 0)
+    assert np.abs(np.asarray(normals(keys, step, (2,), jnp.uint32(index)))).max() < 1e-3
+
+
+def test_normals_have_the_normal_distribution():
+    sample = draw(500, (2000,)).ravel()
+    assert stats.kstest(sample, stats.norm.cdf).pvalue > FALSE_ALARM
+    assert abs(sample.mean(dtype=np.float64)) * math.sqrt(sample.size) < stats.norm.isf(FALSE_ALARM / 2)
+    squares = np.sum(sample.astype(np.float64) ** 2)
+    assert min(stats.chi2.sf(squares, sample.size), stats.chi2.cdf(squares, sample.size)) > FALSE_ALARM / 2
+
+
+def test_normals_have_the_tails_of_the_normal_distribution():
+    sample = draw(2000, (5000,), seed=8)
+    assert np.isfinite(sample).all()
+    for deviations in (1, 2, 3, 4, 5):
+        for side in (1, -1):
+            assert_plausible_count(np.sum(side * sample > deviations), sample.size, stats.norm.sf(deviations))
+
+
+@pytest.mark.parametrize("size", [1, 7, 8])
+def test_normals_of_a_model_are_jointly_normal(size):
+    """Their squared norm has the chi-square law, and so has that of every rotation of them."""
+    sample = draw(100_000, (size,)).astype(np.float64)
+    assert stats.kstest(np.sum(sample**2, axis=1), stats.chi2(size).cdf).pvalue > FALSE_ALARM
+    assert stats.kstest(sample @ np.full(size, 1 / math.sqrt(size)), stats.norm.cdf).pvalue > FALSE_ALARM
+
+
+def test_normals_are_uncorrelated_between_coordinates():
+    """Coordinates i and i + 4 of 8 come from one radius and one angle."""
+    sample = draw(100_000, (8,))
+    assert_uncorrelated(*sample.T)
+
+
+def test_normals_are_uncorrelated_between_steps():
+    keys = keys_of(400).noise
+    assert_uncorrelated(*(np.asarray(normals(keys, step, (500,))) for step in (0, 1, 2, 3, 1000)))
+
+
+def test_normals_are_uncorrelated_between_models_and_between_worlds():
+    numbers = [0, 1, 2, 3, 2**31, 2**32 - 1]
+    keys = model_keys(7, np.repeat(np.array(numbers, np.uint32), 2), np.tile([False, True], 6))
+    assert_uncorrelated(*np.asarray(normals(keys.noise, 0, (100_000,))))
+
+
+def test_normals_are_uncorrelated_between_streams_and_seeds():
+    keys = [*keys_of(400, 7), *keys_of(400, 8), *keys_of(400, 7 + 2**32)]
+    assert_uncorrelated(*(np.asarray(normals(key, 0, (500,))) for key in keys))
+
+
+@pytest.mark.parametrize("shape", [(), (5,), (2, 3, 4)])
+def test_normals_have_the_shape_that_is_asked_for(shape):
+    sample = normals(keys_of(6).noise, 0, shape)
+    assert sample.shape == (6, *shape)
+    assert sample.dtype == jnp.float32
+    assert np.unique(sample).size == sample.size
+
+
+def test_a_leaf_without_numbers_gets_none():
+    assert normals(keys_of(6).noise, 0, (0, 3)).shape == (6, 0, 3)
+
+
+@pytest.mark.parametrize("count", [1, 2, 9])
+def test_an_odd_size_loses_the_last_normal_only(count):
+    keys = keys_of(3).noise
+    whole = 2 * normal_counters(count)
+    assert whole - count in (0, 1)
+    np.testing.assert_array_equal(normals(keys, 1, (count,)), normals(keys, 1, (whole,))[:, :count])
+
+
+def test_the_offset_is_the_address_of_the_first_counter():
+    keys = keys_of(3).noise
+    sines, cosines = np.split(np.asarray(normals(keys, 1, (200,))), 2, axis=1)
+    for offset, pairs in [(0, 1), (1, 5), (37, 63)]:
+        part = np.asarray(normals(keys, 1, (2 * pairs,), offset))
+        np.testing.assert_array_equal(part[:, :pairs], sines[:, offset : offset + pairs])
+        np.testing.assert_array_equal(part[:, pairs:], cosines[:, offset : offset + pairs])
+
+
+def test_leaves_one_after_the_other_share_no_value():
+    keys, offset, leaves = keys_of(4).noise, 0, []
+    for shape in [(), (3,), (5, 5), (3,)]:
+        leaves.append(np.asarray(normals(keys, 1, shape, offset)).ravel())
+        offset += normal_counters(math.prod(shape))
+    together = np.concatenate(leaves)
+    assert np.unique(together).size == together.size == 4 * (1 + 3 + 25 + 3)
+
+
+def test_exponentials_have_the_exponential_distribution():
+    sample = np.asarray(exponentials(keys_of(500).sampling, 2, jnp.arange(2000)))
+    assert sample.shape == (500, 2000)
+    assert stats.kstest(sample.ravel(), stats.expon.cdf).pvalue > FALSE_ALARM
+    assert (sample > 0).all()
+
+
+def test_exponentials_have_the_right_tails():
+    sample = np.asarray(exponentials(keys_of(4000, 9).sampling, 2, jnp.arange(5000)))
+    for bound in (1e-2, 1e-4, 1e-6):
+        assert_plausible_count(np.sum(sample < bound), sample.size, stats.expon.cdf(bound))
+    for bound in (5.0, 10.0, 14.0):
+        assert_plausible_count(np.sum(sample > bound), sample.size, stats.expon.sf(bound))
+
+
+def test_exponentials_are_precise_from_the_smallest_to_the_largest():
+    """Rare events at a small sample rate are small exponentials: floats of 24 bits would give none below 6e-8."""
+    keys = keys_of(1).sampling
+    powers = [2**k for k in range(32)]
+    wanted = sorted({0, 1, 2, 3, *powers, *(p - 1 for p in powers), *(2**32 - p for p in powers), 2**31 + 1})
+    found = []
+    for word in wanted:
+        step, index = address_of(np.asarray(keys[0]), word, 0)
+        found.append(float(exponentials(keys, step, jnp.asarray(index))[0]))
+    uniform = (np.array(wanted, np.float64) + 0.5) / 2**32
+    expected = -np.log1p(-uniform)
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    assert (np.diff(found) >= 0).all()
+    assert np.sum(np.array(found) < 1e-6) == np.sum(expected < 1e-6) > 20
+
+
+def test_keys_depend_on_seed_model_world_and_stream_and_never_meet():
+    seeds = [0, 1, 2, 2**31, 2**32 - 1, 2**32, 2**32 + 1, 2**63, 2**64 - 1]
+    numbers = np.concatenate([np.arange(10_000), [2**31, 2**32 - 1]])
+    found = [
+        np.asarray(key) for seed in seeds for world in (0, 1) for key in model_keys(seed, numbers, numbers * 0 + world)
+    ]
+    assert all(key.shape == (numbers.size, 2) and key.dtype == np.uint32 for key in found)
+    pairs = np.concatenate(found).astype(np.uint64)
+    together = pairs[:, 0] << np.uint64(32) | pairs[:, 1]
+    assert np.unique(together).size == together.size == len(seeds) * 2 * len(Stream) * numbers.size
+
+
+def test_keys_of_a_model_do_not_depend_on_the_others():
+    everyone, others = (model_keys(7, np.arange(3), np.array(worlds)) for worlds in ([0, 1, 0], [1, 1, 1]))
+    for one, other, alone in zip(everyone, others, keys_of(3), strict=True):
+        np.testing.assert_array_equal(one[1], other[1])
+        np.testing.assert_array_equal(one[::2], alone[::2])
+
+
+def test_keys_are_the_same_for_every_type_of_number():
+    expected = keys_of(3)
+    for kind in (np.int32, np.int64, np.uint32, np.uint64):
+        for found, wanted in zip(model_keys(7, np.arange(3, dtype=kind), np.zeros(3)), expected, strict=True):
+            np.testing.assert_array_equal(found, wanted)
+
+
+def test_words_do_not_depend_on_whether_they_are_compiled():
+    keys = keys_of(5)
+    for found, wanted in zip(
+        words(keys.noise, 9, jnp.arange(8)), draws.words(keys.noise, 9, jnp.arange(8)), strict=True
+    ):
+        np.testing.assert_array_equal(found, wanted)
+
+
+def test_losses_can_use_their_keys_with_jax():
+    keys = loss_keys(keys_of(200).loss, 4, jnp.tile(jnp.arange(50), (200, 1)))
+    assert keys.shape == (200, 50)
+    assert jnp.issubdtype(keys.dtype, jax.dtypes.prng_key)
+    sample = np.asarray(jax.vmap(jax.vmap(lambda key: jax.random.uniform(key, (20,))))(keys))
+    assert stats.kstest(sample.ravel(), stats.uniform.cdf).pvalue > FALSE_ALARM
+    halves = jax.random.split(keys[0, 0])
+    assert (jax.random.key_data(halves[0]) != jax.random.key_data(halves[1])).any()
+
+
+def test_keys_of_losses_differ_between_models_steps_and_slots():
+    slots = jnp.tile(jnp.arange(50), (40, 1))
+    data = [np.asarray(jax.random.key_data(loss_keys(keys_of(40).loss, step, slots))) for step in range(5)]
+    pairs = np.concatenate(data).reshape(-1, 2)
+    assert np.unique(pairs, axis=0).shape[0] == 5 * 40 * 50
+
+
+def test_the_key_of_a_loss_follows_its_slot_and_not_its_place_in_the_batch():
+    keys = keys_of(1).loss
+    forward, backward = (jax.random.key_data(loss_keys(keys, 0, jnp.array([slots]))) for slots in ([3, 8], [8, 3]))
+    np.testing.assert_array_equal(forward[0], backward[0, ::-1])

@@ -1,0 +1,176 @@
+"""The trainer's step is PyTorch's, and what it releases is the linear map that the analyses take from ``SGD``."""
+
+from __future__ import annotations
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+
+from lastiterate import SGD
+from lastiterate.training.update import released, start, update
+from tests.test_optimizer import assert_same_weights, optimizers
+
+STEPS = 12
+RATES = np.geomspace(0.5, 0.02, STEPS)
+MOMENTA = [(0.0, 0.0, False), (0.9, 0.0, False), (0.9, 0.5, False), (0.9, 0.0, True), (0.0, 0.3, False)]
+GRADIENTS = {
+    "w": np.random.default_rng(1).normal(size=(STEPS, 4, 3, 2)),
+    "b": np.random.default_rng(2).normal(size=(STEPS, 4)),
+}
+INITIAL = {"w": np.random.default_rng(3).normal(size=(4, 3, 2)), "b": np.random.default_rng(4).normal(size=4)}
+
+
+@pytest.fixture(autouse=True)
+def _double_precision():
+    with jax.enable_x64(True):
+        yield
+
+
+def iterate(optimizer: SGD, initial, gradients, dtype=np.float64) -> tuple[list, dict]:
+    """The parameters after each step, and what is released after the last. ``gradients`` have a first axis of steps."""
+    steps = len(jax.tree.leaves(gradients)[0])
+    rates = np.broadcast_to(optimizer.learning_rate, steps)
+    weights = start(optimizer, jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), initial))
+    iterates = []
+    for step in range(steps):
+        gradient = jax.tree.map(lambda leaf, at=step: jnp.asarray(leaf[at], dtype), gradients)
+        weights = update(optimizer, weights, gradient, jnp.asarray(rates[step]), jnp.int32(step))
+        iterates.append(jax.tree.map(np.asarray, weights.parameters))
+    return iterates, jax.tree.map(np.asarray, released(weights))
+
+
+def assert_trees_equal(found, expected) -> None:
+    assert jax.tree.structure(found) == jax.tree.structure(expected)
+    for leaf, wanted in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        assert leaf.dtype == wanted.dtype
+        np.testing.assert_allclose(leaf, wanted, rtol=1e-12, atol=1e-14)
+
+
+def by_torch(optimizer: SGD) -> list:
+    torch = pytest.importorskip("torch")
+    parameters = {name: torch.tensor(leaf, requires_grad=True) for name, leaf in INITIAL.items()}
+    theirs = torch.optim.SGD(
+        parameters.values(),
+        lr=1.0,
+        momentum=optimizer.momentum,
+        dampening=optimizer.dampening,
+        nesterov=optimizer.nesterov,
+        weight_decay=optimizer.weight_decay,
+    )
+    iterates = []
+    for step, rate in enumerate(np.broadcast_to(optimizer.learning_rate, STEPS).tolist()):
+        theirs.param_groups[0]["lr"] = rate
+        for name, leaf in parameters.items():
+            leaf.grad = torch.tensor(GRADIENTS[name][step])
+        theirs.step()
+        iterates.append({name: leaf.detach().numpy().copy() for name, leaf in parameters.items()})
+    return iterates
+
+
+@pytest.mark.parametrize("rate", [0.1, RATES], ids=["constant", "schedule"])
+@pytest.mark.parametrize("weight_decay", [0.0, 0.3])
+@pytest.mark.parametrize(("momentum", "dampening", "nesterov"), MOMENTA)
+def test_every_step_is_that_of_torch(momentum, dampening, nesterov, weight_decay, rate):
+    optimizer = SGD(rate, momentum, dampening, nesterov, weight_decay)
+    iterates, last = iterate(optimizer, INITIAL, GRADIENTS)
+    for found, expected in zip(iterates, by_torch(optimizer), strict=True):
+        assert_trees_equal(found, expected)
+    assert_trees_equal(last, iterates[-1])
+
+
+@pytest.mark.parametrize("rate", [0.1, RATES], ids=["constant", "schedule"])
+@pytest.mark.parametrize(("momentum", "dampening", "nesterov"), MOMENTA)
+def test_decoupled_decay_shrinks_the_parameters_and_not_the_momentum(momentum, dampening, nesterov, rate):
+    iterates, _ = iterate(SGD(rate, momentum, dampening, nesterov, 0.3, decoupled=True), INITIAL, GRADIENTS)
+    for name in INITIAL:
+        parameter, buffer = INITIAL[name], None
+        for step, eta in enumerate(np.broadcast_to(rate, STEPS)):
+            direction = GRADIENTS[name][step]
+            if momentum:
+                buffer = direction if buffer is None else momentum * buffer + (1 - dampening) * direction
+                direction = direction + momentum * buffer if nesterov else buffer
+            parameter = parameter - eta * 0.3 * parameter - eta * direction
+            np.testing.assert_allclose(iterates[step][name], parameter, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("decoupled", [False, True])
+@pytest.mark.parametrize(("momentum", "dampening", "nesterov"), MOMENTA)
+def test_the_uniform_average_is_the_mean_of_the_iterates_after_each_step(momentum, dampening, nesterov, decoupled):
+    options = (RATES, momentum, dampening, nesterov, 0.2, decoupled)
+    iterates, last = iterate(SGD(*options, averaging="uniform"), INITIAL, GRADIENTS)
+    assert_trees_equal(last, jax.tree.map(lambda *leaves: np.mean(leaves, axis=0), *iterates))
+    for found, expected in zip(iterates, iterate(SGD(*options), INITIAL, GRADIENTS)[0], strict=True):
+        assert_trees_equal(found, expected)
+
+
+@pytest.mark.parametrize("decay", [0.01, 0.5, 0.99])
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_the_exponential_average_begins_at_the_initial_parameters(momentum, decay):
+    iterates, last = iterate(SGD(RATES, momentum, averaging=decay), INITIAL, GRADIENTS)
+    average = INITIAL
+    for one in iterates:
+        average = jax.tree.map(lambda mean, leaf: decay * mean + (1 - decay) * leaf, average, one)
+    assert_trees_equal(last, average)
+
+
+def released_units(optimizer: SGD, steps: int) -> np.ndarray:
+    """What is released of a unit of gradient at each step alone, from zero: every coordinate is a run of its own."""
+    units = np.zeros((steps, STEPS))
+    units[:, :steps] = np.eye(steps)
+    return iterate(optimizer, np.zeros(STEPS), units)[1][:steps]
+
+
+@given(optimizers())
+def test_a_unit_of_gradient_releases_minus_the_weight_of_its_step(drawn):
+    optimizer, steps = drawn
+    assert_same_weights(optimizer.weights(steps), -released_units(optimizer, steps))
+
+
+@pytest.mark.parametrize("averaging", [None, "uniform", 0.9])
+@pytest.mark.parametrize(("weight_decay", "decoupled"), [(0.0, False), (0.3, False), (0.3, True)])
+@pytest.mark.parametrize(("momentum", "dampening", "nesterov"), MOMENTA)
+def test_every_combination_of_options_has_the_weights_analysed(
+    momentum, dampening, nesterov, weight_decay, decoupled, averaging
+):
+    optimizer = SGD(RATES, momentum, dampening, nesterov, weight_decay, decoupled, averaging)
+    assert_same_weights(optimizer.weights(STEPS), -released_units(optimizer, STEPS))
+
+
+def test_what_is_released_is_the_sum_of_all_gradients_times_their_weights():
+    optimizer = SGD(RATES, 0.8, nesterov=True, weight_decay=0.1, averaging="uniform")
+    _, last = iterate(optimizer, jax.tree.map(np.zeros_like, INITIAL), GRADIENTS)
+    expected = jax.tree.map(lambda leaf: -np.tensordot(optimizer.weights(STEPS), leaf, axes=1), GRADIENTS)
+    assert_trees_equal(last, expected)
+
+
+@pytest.mark.parametrize("averaging", [None, "uniform", 0.9])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_compiled_loop_takes_the_same_steps_and_keeps_the_type(dtype, averaging):
+    optimizer = SGD(RATES, 0.9, 0.1, weight_decay=0.1, averaging=averaging)
+    rates, gradients, initial = jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), (RATES, GRADIENTS, INITIAL))
+
+    @jax.jit
+    def loop(rates, gradients, initial):
+        def one(step, weights):
+            return update(optimizer, weights, jax.tree.map(lambda leaf: leaf[step], gradients), rates[step], step)
+
+        return released(jax.lax.fori_loop(0, STEPS, one, start(optimizer, initial)))
+
+    found = loop(rates, gradients, initial)
+    _, expected = iterate(optimizer, INITIAL, GRADIENTS)
+    for name, leaf in found.items():
+        assert leaf.dtype == dtype
+        np.testing.assert_allclose(leaf, expected[name], rtol=0, atol=100 * np.finfo(dtype).eps)
+
+
+def test_an_optimizer_remembers_no_more_than_it_needs():
+    for momentum, averaging in itertools.product([0.0, 0.9], [None, "uniform", 0.5]):
+        weights = start(SGD(0.1, momentum, averaging=averaging), INITIAL)
+        assert (weights.momentum is not None) == bool(momentum)
+        assert (weights.average is not None) == (averaging is not None)
+        for remembered in filter(None, (weights.momentum, weights.average)):
+            assert jax.tree.map(np.shape, remembered) == jax.tree.map(np.shape, INITIAL)
