@@ -26,11 +26,10 @@ from lastiterate.values import Array
 
 
 class State(NamedTuple):
-    """Where a chunk of models stands. ``diverged`` is the first step that left no finite parameters, or -1."""
+    """Where a chunk of models stands; ``order`` is what the sampler remembers."""
 
     weights: update.Weights
     order: Any
-    diverged: Array
 
 
 class Inputs(NamedTuple):
@@ -66,7 +65,7 @@ class Program:
             lambda leaf: jnp.repeat(jnp.asarray(leaf)[None], self.chunk_size, axis=0), self.problem.trainable
         )
         weights = update.start(self.optimizer, copies)
-        return State(weights, self.sampler.memory(self.chunk_size), jnp.full(self.chunk_size, -1, jnp.int32))
+        return State(weights, self.sampler.memory(self.chunk_size))
 
     def shared_inputs(self) -> dict[str, Any]:
         """The inputs that all chunks have in common, on the device."""
@@ -101,8 +100,7 @@ class Program:
         if regulariser is not None:
             total = jax.tree.map(jnp.add, total, regulariser)
         weights = update.update(self.optimizer, state.weights, total, _at(inputs.learning_rate, step), step)
-        diverged = jnp.where((state.diverged < 0) & ~_all_finite(weights.parameters), step, state.diverged)
-        return State(weights, order, diverged)
+        return State(weights, order)
 
     def _noisy_sum(self, trained: Any, order: Any, inputs: Inputs, step: Array) -> tuple[Any, Array]:
         """Noise plus the clipped gradients of the batch, and how often each model drew the canary."""
@@ -189,17 +187,11 @@ def compile_program(program: Program, seed: int = 0) -> Any:
     inputs = jax.eval_shape(lambda: program.inputs(seed, models, models > 0, program.shared_inputs()))
     state = jax.eval_shape(program.initial)
     number = jax.ShapeDtypeStruct((), jnp.int32)
-    lowered = jax.jit(program.advance, donate_argnums=0).lower(state, inputs, number, number)
+    lowered = jax.jit(program.advance).lower(state, inputs, number, number)
     wide: dict[str, str | bool] | None = (
         {"xla_cpu_prefer_vector_width": "512"} if jax.default_backend() == "cpu" else None
     )
     return lowered.compile(compiler_options=wide)
-
-
-def _all_finite(tree: Any) -> Array:
-    """Whether all numbers of each model are finite."""
-    leaves = [leaf.reshape(leaf.shape[0], -1) for leaf in jax.tree.leaves(tree)]
-    return jnp.all(jnp.stack([jnp.all(jnp.isfinite(leaf), axis=1) for leaf in leaves]), axis=0)
 
 
 def _at(schedule: Array, step: Array) -> Array:

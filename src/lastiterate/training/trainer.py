@@ -17,7 +17,7 @@ from lastiterate.run import DPSGD
 from lastiterate.training.compilation_cache import use_compilation_cache
 from lastiterate.training.memory import available_bytes, choose_chunk_size, cores, largest_block, total_bytes
 from lastiterate.training.problem import Canary, ExampleCanary, Problem, same_structure
-from lastiterate.training.program import Program, State, compile_program, describe_gradients
+from lastiterate.training.program import Inputs, Program, State, compile_program, describe_gradients
 from lastiterate.training.progress import TrainingProgress
 from lastiterate.training.sampling import make_sampler
 from lastiterate.training.update import released
@@ -168,8 +168,9 @@ class Trainer:
         while step < self.run.steps and not stop.is_set():
             end = min(step + stride, self.run.steps)
             began = monotonic()
-            state = jax.block_until_ready(self._advance(state, inputs, np.int32(step), np.int32(end)))
-            self._check_finite(state, models, present)
+            before, state = state, jax.block_until_ready(self._advance(state, inputs, np.int32(step), np.int32(end)))
+            if not _finite(state, count).all():
+                self._report_divergence(before, inputs, step, models, present)
             if on_iterate:
                 on_iterate(end, TrainedChunk(models, present, _first(state.weights.parameters, count)))
             else:
@@ -179,19 +180,27 @@ class Trainer:
             step = end
         return TrainedChunk(models, present, _first(released(state.weights), count))
 
-    def _check_finite(self, state: State, models: Array, present: Array) -> None:
-        diverged = np.asarray(state.diverged)[: len(models)]
-        if (diverged < 0).all():
-            return
-        where = int(np.argmin(np.where(diverged < 0, np.iinfo(np.int32).max, diverged)))
-        step, optimizer = int(diverged[where]), self.run.optimizer
+    def _report_divergence(self, state: State, inputs: Inputs, step: int, models: Array, present: Array) -> None:
+        """Go through the segment again, step by step: what is not finite stays so, and draws are the same again."""
+        finite = _finite(state, len(models))
+        while finite.all():
+            state = self._advance(state, inputs, np.int32(step), np.int32(step + 1))
+            finite, step = _finite(state, len(models)), step + 1
+        where = int(np.argmin(finite))
+        optimizer = self.run.optimizer
         assert optimizer is not None
-        rate = float(np.broadcast_to(optimizer.learning_rate, self.run.steps)[step])
+        rate = float(np.broadcast_to(optimizer.learning_rate, self.run.steps)[step - 1])
         world = "with" if present[where] else "without"
         raise TrainingDiverged(
-            f"model {int(models[where])} ({world} canary) has parameters that are not finite after step {step + 1} of "
+            f"model {int(models[where])} ({world} canary) has parameters that are not finite after step {step} of "
             f"{self.run.steps}, at learning rate {rate:g}: training diverged; a smaller learning rate may help"
         )
+
+
+def _finite(state: State, count: int) -> Array:
+    """Whether all parameters of each of the first ``count`` models are finite."""
+    leaves = [np.asarray(leaf)[:count].reshape(count, -1) for leaf in jax.tree.leaves(state.weights.parameters)]
+    return np.all([np.isfinite(leaf).all(axis=1) for leaf in leaves], axis=0)
 
 
 def _check_example_canary(problem: Problem, canary: ExampleCanary) -> None:

@@ -21,7 +21,8 @@ class MLP(eqx.Module):
         if len(sizes) < 2:
             raise ValueError(f"sizes must be at least two numbers, those of inputs and outputs, got {sizes!r}")
         keys = jax.random.split(key, len(sizes) - 1)
-        self.layers = tuple(Dense(*pair, key) for *pair, key in zip(sizes[:-1], sizes[1:], keys, strict=True))
+        triples = zip(sizes[:-1], sizes[1:], keys, strict=True)
+        self.layers = tuple(Dense(inputs, outputs, key) for inputs, outputs, key in triples)
 
     def __call__(self, x: Array) -> Array:
         x = x.reshape(-1)
