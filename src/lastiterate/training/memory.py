@@ -10,7 +10,7 @@ from pathlib import Path
 import jax
 
 # What a core's share of the caches holds. Work that fits is several times as fast as work that goes to main memory.
-CACHE_BYTES = 4 * 2**20
+CACHE_BYTES = 2 * 2**20
 LARGEST_CHUNK = 4096
 LEAST_BLOCK = 16  # examples; below it products of matrices lose their efficiency
 

@@ -74,13 +74,21 @@ def convolve(x: Array, kernel_matrix: Array, kernel: int, stride: int) -> Array:
 
 
 def image_patches(x: Array, kernel: int, stride: int) -> Array:
-    """All patches of an image: [rows, columns, kernel * kernel * channels]. Slices of columns first, then of rows."""
+    """All patches of an image: [rows, columns, kernel * kernel * channels].
+
+    The image is cut into tiles of stride by stride pixels, and patches are put together from tiles, across and then
+    down. So no slice skips pixels, and the gradient adds up blocks that are shifted by tiles, fewer and whole.
+    """
     rows, columns, channels = x.shape
     height, width = (rows - kernel) // stride + 1, (columns - kernel) // stride + 1
-    reach_down, reach_right = (height - 1) * stride + 1, (width - 1) * stride + 1
-    wide = jnp.stack([x[:, j : j + reach_right : stride] for j in range(kernel)], axis=2)
-    wide = wide.reshape(rows, width, kernel * channels)
-    return jnp.concatenate([wide[i : i + reach_down : stride] for i in range(kernel)], axis=2)
+    tiles = -(-kernel // stride)  # that a patch touches along each axis
+    down, across = height - 1 + tiles, width - 1 + tiles
+    fit = ((0, down * stride - rows, 0), (0, across * stride - columns, 0), (0, 0, 0))  # negative: no patch sees these
+    x = jax.lax.pad(x, x.dtype.type(0), fit).reshape(down, stride, across, stride * channels).transpose(0, 2, 1, 3)
+    line = kernel * channels  # one line of pixels of a patch
+    wide = jnp.concatenate([x[:, j : j + width, :, : line - j * stride * channels] for j in range(tiles)], axis=3)
+    wide = wide.reshape(down, width, stride * line)
+    return jnp.concatenate([wide[i : i + height, :, : (kernel - i * stride) * line] for i in range(tiles)], axis=2)
 
 
 def max_pool(x: Array) -> Array:
