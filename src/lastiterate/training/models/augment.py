@@ -17,9 +17,9 @@ Loss = Callable[[Any, Any, Moment], Array]
 
 
 def random_view(image: Array, key: Array) -> Array:
-    """The image, moved by up to four pixels into its reflection at the border, and mirrored every second time."""
+    """The image, moved by up to four pixels into its mirror image at the border, and mirrored every second time."""
     where, mirrored = jax.random.split(key)
-    padded = jnp.pad(image, ((_REACH, _REACH), (_REACH, _REACH), (0, 0)), mode="reflect")
+    padded = jnp.pad(image, ((_REACH, _REACH), (_REACH, _REACH), (0, 0)), mode="symmetric")
     corner = jax.random.randint(where, (2,), 0, 2 * _REACH + 1)
     moved = jax.lax.dynamic_slice(padded, (corner[0], corner[1], 0), image.shape)
     return jnp.where(jax.random.bernoulli(mirrored), moved[:, ::-1], moved)
