@@ -1,0 +1,80 @@
+"""Chunks and blocks fit the machine, and compiled programs are kept."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from lastiterate.training.compilation_cache import cache_folder
+from lastiterate.training.memory import (
+    LARGEST_CHUNK,
+    LEAST_BLOCK,
+    available_bytes,
+    choose_chunk_size,
+    cores,
+    largest_block,
+    peak_bytes,
+    total_bytes,
+    working_bytes,
+)
+
+PROGRAM = """
+import numpy as np
+import lastiterate as li
+from lastiterate.data import digits
+from lastiterate.training import problems, train
+
+run = li.DPSGD(2, 0.01, 1.0, optimizer=li.SGD(0.1))
+print(train(run, problems.mlp(digits()), models=4, chunk_size=2).flat().sum())
+"""
+
+
+def test_a_chunk_moves_through_no_more_than_the_working_memory():
+    size = choose_chunk_size(100_000, 2_000, 50, models=10_000, workers=2)
+    assert size * (100_000 + 50 * 2_000) <= working_bytes() < (size + 1) * (100_000 + 50 * 2_000)
+
+
+def test_a_chunk_is_no_larger_than_each_worker_gets_and_never_empty():
+    assert choose_chunk_size(100, 10, 1, models=9, workers=2) == 5
+    assert choose_chunk_size(10**12, 10, 1, models=9, workers=2) == 1
+    assert choose_chunk_size(1, 1, 1, models=10**9, workers=1) == LARGEST_CHUNK
+
+
+def test_a_block_shrinks_with_the_size_of_examples_down_to_the_least():
+    assert largest_block(1_000, 1) > largest_block(10_000, 1) > LEAST_BLOCK
+    assert largest_block(10**12, 1) == LEAST_BLOCK
+
+
+def test_what_is_measured_of_the_machine_makes_sense():
+    assert 0 < available_bytes() <= total_bytes()
+    assert 0 < peak_bytes() <= total_bytes()
+    assert 1 <= cores() <= (os.cpu_count() or 1)
+
+
+def run_program(**environment: str) -> str:
+    variables = {key: value for key, value in os.environ.items() if key != "JAX_COMPILATION_CACHE_DIR"} | environment
+    return subprocess.run(
+        [sys.executable, "-c", PROGRAM], env=variables, capture_output=True, text=True, check=True
+    ).stdout
+
+
+def files(folder: Path) -> set[Path]:
+    return {path for path in folder.rglob("*") if path.is_file() and not path.name.endswith("atime")}
+
+
+def test_compiled_programs_are_kept_in_the_users_cache_and_found_again(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(sys, "platform", "linux")
+    first = run_program(XDG_CACHE_HOME=str(tmp_path))
+    kept = files(cache_folder())
+    assert kept
+    assert run_program(XDG_CACHE_HOME=str(tmp_path)) == first
+    assert files(cache_folder()) == kept
+
+
+def test_a_cache_folder_that_the_user_has_chosen_is_used(tmp_path):
+    run_program(XDG_CACHE_HOME=str(tmp_path / "not here"), JAX_COMPILATION_CACHE_DIR=str(tmp_path / "here"))
+    assert files(tmp_path / "here")
+    assert not (tmp_path / "not here").exists()
