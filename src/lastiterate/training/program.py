@@ -181,17 +181,19 @@ def describe_gradients(problem: Problem) -> GradientForm | None:
     return gradient_form(problem.example_gradient, trained, example, moment)
 
 
-def compile_program(program: Program, seed: int = 0) -> Any:
-    """The compiled ``advance``: JAX's executable, to be called with its arguments."""
+def compile_program(program: Program, workers: int) -> Any:
+    """The compiled ``advance``: JAX's executable, to be called with its arguments by so many threads at a time."""
     models = np.zeros(program.chunk_size, np.int64)
-    inputs = jax.eval_shape(lambda: program.inputs(seed, models, models > 0, program.shared_inputs()))
+    inputs = jax.eval_shape(lambda: program.inputs(0, models, models > 0, program.shared_inputs()))
     state = jax.eval_shape(program.initial)
     number = jax.ShapeDtypeStruct((), jnp.int32)
     lowered = jax.jit(program.advance).lower(state, inputs, number, number)
-    wide: dict[str, str | bool] | None = (
-        {"xla_cpu_prefer_vector_width": "512"} if jax.default_backend() == "cpu" else None
-    )
-    return lowered.compile(compiler_options=wide)
+    return lowered.compile(compiler_options=_options(workers) if jax.default_backend() == "cpu" else None)
+
+
+def _options(workers: int) -> dict[str, str | bool]:
+    """XLA's options for CPUs: whole vector registers, and no threads of its own where ours keep all cores busy."""
+    return {"xla_cpu_prefer_vector_width": "512", "xla_cpu_multi_thread_eigen": workers == 1}
 
 
 def _at(schedule: Array, step: Array) -> Array:

@@ -99,7 +99,7 @@ class Trainer:
         most = largest_block(self._bytes()[1], self.chunk_size)
         while True:
             program = self._make_program(most)
-            compiled = compile_program(program)
+            compiled = compile_program(program, self.workers)
             needed = self.workers * int(getattr(compiled.memory_analysis(), "temp_size_in_bytes", 0))
             if needed < 0.6 * total_bytes() or program.sampler.block <= 1 or self.problem.multiplicity is not None:
                 break
