@@ -116,7 +116,7 @@ class GroupSampler:
     def take(
         self, arguments: Any, memory: tuple[()], keys: Array, step: Array, cursor: Array
     ) -> tuple[Array, Array, Array]:
-        counts = binomial_counts(keys, step, arguments).astype(jnp.float32)
+        counts = binomial_counts(keys, step, arguments).astype(float)  # the widest that JAX is set to
         slots = jnp.broadcast_to(jnp.arange(self.block, dtype=jnp.int32), counts.shape)
         return slots, counts, cursor + 1
 
