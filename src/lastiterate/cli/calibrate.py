@@ -20,7 +20,7 @@ def calibrate(
       lastiterate calibrate --steps 1000 --sample-rate 0.01 --epsilon 8 --delta 1e-5 --analysis composition
     """
     import lastiterate
-    from lastiterate.cli.answers import answer_fields, ask_all, find_analysis, run_fields
+    from lastiterate.answers import answer_fields, ask_all, find_analysis, run_fields
     from lastiterate.cli.output import print_answers, print_json, print_note
     from lastiterate.cli.progress import tracker
     from lastiterate.plot.words import LABELS, describe, spell, spell_up

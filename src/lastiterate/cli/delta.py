@@ -20,7 +20,7 @@ def delta(
     Example:
       lastiterate delta --steps 1000 --sample-rate 0.01 --noise-multiplier 1 --epsilon 1
     """
-    from lastiterate.cli.answers import answer_fields, ask_all, run_fields
+    from lastiterate.answers import answer_fields, ask_all, run_fields
     from lastiterate.cli.output import print_answers, print_json
     from lastiterate.cli.progress import tracker
     from lastiterate.plot.words import describe, spell

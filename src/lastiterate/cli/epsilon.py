@@ -8,7 +8,7 @@ from lastiterate.cli.unfold import unfold
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from lastiterate.cli.answers import Answer
+    from lastiterate.answers import Answer
     from lastiterate.run import DPSGD
 
 
@@ -29,7 +29,7 @@ def epsilon(
     Example:
       lastiterate epsilon --steps 1000 --sample-rate 0.01 --noise-multiplier 1 --delta 1e-5
     """
-    from lastiterate.cli.answers import answer_fields, ask_all, run_fields
+    from lastiterate.answers import answer_fields, ask_all, run_fields
     from lastiterate.cli.output import print_answers, print_json
     from lastiterate.cli.progress import tracker
     from lastiterate.plot.words import describe, spell

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from lastiterate.cli.answers import Answer
+    from lastiterate.answers import Answer
 
 
 def print_json(fields: dict[str, Any]) -> None:

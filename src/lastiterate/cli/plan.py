@@ -68,7 +68,7 @@ def plan(
 
 def _rows(runs: "dict[int, DPSGD]", epsilon: float, delta: float, chosen: str) -> list[dict[str, Any]]:
     import lastiterate
-    from lastiterate.cli.answers import answer_fields, ask_all, find_analysis
+    from lastiterate.answers import answer_fields, ask_all, find_analysis
     from lastiterate.cli.progress import tracker
 
     rows = []

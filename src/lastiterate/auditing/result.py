@@ -1,0 +1,81 @@
+"""What an audit found, beside what was predicted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from lastiterate.answers import Answer
+from lastiterate.auditing.estimate import Estimate
+from lastiterate.run import DPSGD
+from lastiterate.values import Array
+
+
+@dataclass(frozen=True, eq=False)
+class AuditResult:
+    """An audit, done or as far as it came. Epsilons are at ``delta``.
+
+    Attributes:
+        run: what was trained, or is claimed to have been.
+        attack: how it was attacked, in one line of plain words.
+        data: what was trained on what, in one line of plain words.
+        caveats: what a reader must know about these numbers, in sentences.
+        delta: of (epsilon, delta)-DP.
+        confidence: of every empirical epsilon.
+        predictions: what each analysis says of the run, by its name.
+        estimates: empirical epsilons, by method.
+        scores_in: of the models with the canary; a larger score speaks for the canary.
+        scores_out: of those without.
+        score_unit: what a score counts, such as "standard deviations of the noise".
+        score_density: points (score, density without the canary, density with it) that the linear analysis predicts,
+            an array [points, 3]; None where it does not predict scores.
+        signal: d', the distance of the two means in standard deviations.
+        ideal_signal: the same if the losses were linear and nothing but noise moved the score; None: not known.
+        accuracy: the mean test accuracy of the models; None: not measured.
+        models: planned a world.
+        store: where the scores are.
+        seconds: that training and scoring took, over all sessions.
+        verdict: "violation", "above heuristic" or "consistent".
+        reason: why, in one sentence.
+    """
+
+    run: DPSGD
+    attack: str
+    data: str
+    caveats: tuple[str, ...]
+    delta: float
+    confidence: float
+    predictions: dict[str, Answer]
+    estimates: dict[str, Estimate]
+    scores_in: Array
+    scores_out: Array
+    score_unit: str
+    score_density: Array | None
+    signal: float
+    ideal_signal: float | None
+    accuracy: float | None
+    models: int
+    store: Path | None
+    seconds: float
+    verdict: str
+    reason: str
+
+    @property
+    def last_iterate(self) -> float | None:
+        """Epsilon by the heuristic."""
+        return self.predictions["last_iterate"].value
+
+    @property
+    def composition(self) -> float | None:
+        """Epsilon by the standard analysis."""
+        return self.predictions["composition"].value
+
+    @property
+    def full_batch(self) -> float | None:
+        """Epsilon of the full-batch baseline."""
+        return self.predictions["full_batch"].value
+
+    @property
+    def empirical(self) -> dict[str, float]:
+        """The empirical epsilon of each method."""
+        return {method: estimate.epsilon for method, estimate in self.estimates.items()}
