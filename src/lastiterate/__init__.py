@@ -18,10 +18,13 @@ __version__ = "0.1.0"
 __all__ = [
     "DPSGD",
     "SGD",
+    "Estimate",
     "LastIterateAccountant",
     "PrivacyCurve",
+    "audit",
     "calibrate",
     "composition",
+    "estimate",
     "full_batch",
     "last_iterate",
     "last_iterate_epsilon",
@@ -32,7 +35,15 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Load the accountants when they are first asked for: dp-accounting takes a second to import."""
+    """Load what takes long to import, or few need, when it is first asked for."""
+    if name == "audit":
+        from lastiterate.auditing.audit import audit
+
+        return audit
+    if name in ("Estimate", "estimate"):
+        from lastiterate.auditing import estimate
+
+        return getattr(estimate, name)
     if name in ("LastIterateAccountant", "register_opacus"):
         from lastiterate.privacy import accountants
 

@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from lastiterate.auditing.family import FAMILIES
+from lastiterate.auditing.one_run import ONE_RUN, bound_of, guess_all, guess_extremes
+from lastiterate.auditing.threshold import CHOICES, Worlds, bounds_at, chosen_by_scores, predicted_threshold, rule_of
+from lastiterate.run import DPSGD
+from lastiterate.values import Array, number
+
+METHODS = ("clopper-pearson", *FAMILIES, *ONE_RUN)
 
 
 @dataclass(frozen=True)
@@ -43,3 +55,129 @@ class Estimate:
 
     def __float__(self) -> float:
         return self.epsilon
+
+
+def estimate(
+    scores_in: Any,
+    scores_out: Any,
+    delta: float = 1e-5,
+    confidence: float = 0.95,
+    method: str = "clopper-pearson",
+    threshold: float | str = "split",
+    run: DPSGD | None = None,
+) -> Estimate:
+    """A lower bound on epsilon from scores of models with the canary and without it.
+
+    A larger score speaks for the canary. Scores may be infinite, but not NaN. Clopper and Pearson's upper bounds on the
+    false positive and false negative rate are wrong with probability (1 - confidence) / 2 each, so that both hold with
+    ``confidence``; scores without signal give 0. What the two rates imply for epsilon is the method:
+
+    - "clopper-pearson": the definition of (epsilon, delta)-DP. No assumption.
+    - "gdp": a Gaussian mechanism of unknown noise.
+    - "last-iterate", "composition": ``run`` with its noise scaled by an unknown factor, as that analysis sees it.
+    - "one-run", "one-run-fdp": the scores are those of canaries in one single run, each in by a fair coin: without
+      assumption, and for a Gaussian mechanism. Right guesses are counted instead of rates, which are NaN.
+
+    A family gives the largest noise that the rates allow, and its epsilon. Where they are below what the family reaches
+    without any noise, that is 0 and epsilon infinite: this is not such a mechanism.
+
+    The threshold is part of the statistics:
+
+    - a number, chosen before the scores were seen;
+    - "a-priori": predicted by the linear analysis of ``run`` for scores in standard deviations of its noise;
+    - "split": a random half of the models chooses the threshold, the other half gives the bound;
+    - "corrected": all thresholds, with bounds that hold for all of them at once;
+    - "uncorrected": the best of all thresholds as if it were the only one. Not a valid bound.
+
+    For one run a number guesses every canary. "a-priori" guesses a quarter of them, half of these with the largest and
+    half with the smallest scores; "corrected" several fixed numbers of guesses. "split" is the same as "corrected",
+    since canaries of one run are not independent.
+    """
+    worlds = Worlds(_scores("scores_in", scores_in), _scores("scores_out", scores_out))
+    delta = number("delta", delta, 0.0, 1.0, open_high=True)
+    confidence = number("confidence", confidence, 0.0, 1.0, open_low=True, open_high=True)
+    if method not in METHODS:
+        raise ValueError(f"method must be one of {', '.join(METHODS)}, got {method!r}")
+    if isinstance(threshold, str):
+        if threshold not in CHOICES:
+            raise ValueError(f"threshold must be a number or one of {', '.join(CHOICES)}, got {threshold!r}")
+    else:
+        threshold = number("threshold", threshold)
+    if run is not None and not isinstance(run, DPSGD):
+        raise ValueError(f"run must be a lastiterate.DPSGD, got {run!r}")
+    of_method = _of_one_run if method in ONE_RUN else _of_rates
+    return of_method(worlds, delta, confidence, method, threshold, run)
+
+
+def _scores(name: str, given: Any) -> Array:
+    """Scores in increasing order."""
+    try:
+        scores = np.asarray(given)
+    except ValueError:
+        scores = np.asarray("lists of different lengths")
+    if scores.ndim != 1 or (scores.size and scores.dtype.kind not in "iuf"):
+        raise ValueError(f"{name} must be a list of numbers, got {given!r}")
+    if scores.size == 0:
+        raise ValueError(f"{name} must hold at least one score, got none")
+    scores = np.sort(scores.astype(np.float64))
+    if np.isnan(scores[-1]):
+        raise ValueError(f"{name} must be numbers, infinite ones included, got nan")
+    return scores
+
+
+def _of_rates(
+    worlds: Worlds, delta: float, confidence: float, method: str, threshold: float | str, run: DPSGD | None
+) -> Estimate:
+    rule = rule_of(method, run)
+    error = 0.5 * (1.0 - confidence)
+    choice = threshold if isinstance(threshold, str) else "a-priori"
+    if threshold == "a-priori":
+        if run is None:
+            raise ValueError("run must be given with threshold 'a-priori', which is predicted for it; got None")
+        threshold = predicted_threshold(run, worlds.inside.size, worlds.outside.size, delta, confidence, method)
+    if isinstance(threshold, str):
+        bounds = chosen_by_scores(worlds, threshold, rule, delta, error)
+    else:
+        bounds = bounds_at(worlds, threshold, error)
+    return Estimate(
+        epsilon=rule.epsilon(bounds.fpr, bounds.fnr, delta),
+        method=method,
+        delta=delta,
+        confidence=confidence,
+        threshold=bounds.threshold,
+        threshold_choice=choice,
+        models_in=bounds.worlds.inside.size,
+        models_out=bounds.worlds.outside.size,
+        false_positives=bounds.false_positives,
+        false_negatives=bounds.false_negatives,
+        fpr_upper=bounds.fpr,
+        fnr_upper=bounds.fnr,
+        largest=rule.epsilon(bounds.least_fpr, bounds.least_fnr, delta),
+        noise_multiplier=rule.noise_multiplier(bounds.fpr, bounds.fnr),
+    )
+
+
+def _of_one_run(
+    worlds: Worlds, delta: float, confidence: float, method: str, threshold: float | str, run: DPSGD | None
+) -> Estimate:
+    choice = threshold if isinstance(threshold, str) else "a-priori"
+    choice = "corrected" if choice == "split" else choice
+    ways = guess_extremes(worlds, choice) if isinstance(threshold, str) else [guess_all(worlds, threshold)]
+    error = (1.0 - confidence) / (len(ways) if choice == "corrected" else 1)
+    bound = bound_of(ways, worlds.inside.size + worlds.outside.size, method, delta, error)
+    return Estimate(
+        epsilon=bound.epsilon,
+        method=method,
+        delta=delta,
+        confidence=confidence,
+        threshold=bound.guesses.threshold,
+        threshold_choice=choice,
+        models_in=worlds.inside.size,
+        models_out=worlds.outside.size,
+        false_positives=bound.guesses.false_positives,
+        false_negatives=bound.guesses.false_negatives,
+        fpr_upper=math.nan,
+        fnr_upper=math.nan,
+        largest=bound.largest,
+        noise_multiplier=bound.noise_multiplier,
+    )

@@ -6,11 +6,13 @@ from typing import Annotated
 
 import typer
 
+from lastiterate.cli.audit import audit
 from lastiterate.cli.calibrate import calibrate
 from lastiterate.cli.delta import delta
 from lastiterate.cli.epsilon import epsilon
 from lastiterate.cli.errors import PlainGroup
 from lastiterate.cli.plan import plan
+from lastiterate.cli.report import report
 from lastiterate.cli.reproduce import reproduce
 
 app = typer.Typer(
@@ -43,5 +45,5 @@ def lastiterate(
         print(context.get_help())
 
 
-for command in (epsilon, delta, calibrate, plan, reproduce):
+for command in (epsilon, delta, calibrate, plan, audit, report, reproduce):
     app.command()(command)

@@ -32,7 +32,7 @@ def print_answers(title: str, quantity: str, answers: dict[str, Answer], notes: 
         for name, answer in shown.items()
     ]
     reasons = [f"{LABELS[name]}: {answer.reason}" for name, answer in shown.items() if answer.value is None]
-    _print_table(title, ("analysis", quantity, "what it assumes"), rows, {1}, [*reasons, *notes])
+    print_table(title, ("analysis", quantity, "what it assumes"), rows, {1}, [*reasons, *notes])
 
 
 def print_rows(title: str, rows: list[dict[str, Any]], notes: Iterable[str] = ()) -> None:
@@ -41,7 +41,7 @@ def print_rows(title: str, rows: list[dict[str, Any]], notes: Iterable[str] = ()
     numeric = {i for i, key in enumerate(header) if not isinstance(rows[0][key], str)}
     reasons = dict.fromkeys(f"none: {row[key]}" for row in rows for key in row if key.endswith("_reason"))
     cells = [[_cell(key, row[key]) for key in header] for row in rows]
-    _print_table(title, [key.replace("_", " ") for key in header], cells, numeric, [*reasons, *notes])
+    print_table(title, [key.replace("_", " ") for key in header], cells, numeric, [*reasons, *notes])
 
 
 def _cell(key: str, value: Any) -> str:
@@ -65,7 +65,7 @@ def print_note(text: str) -> None:
     _print(Text(text))
 
 
-def _print_table(
+def print_table(
     title: str, header: Iterable[str], rows: Iterable[Iterable[str]], numeric: set[int], notes: Sequence[str]
 ) -> None:
     """A title, a table whose numeric columns are aligned to the right, and notes."""

@@ -31,7 +31,7 @@ def check_target(path: Path) -> None:
         raise ValueError(f"the plot's folder must exist, got {str(path.parent)!r}")
     if path.exists() and not os.access(path, os.W_OK):
         raise ValueError(f"the plot's file must be writable, got {str(path)!r}")
-    _write_whole(path, None)
+    write_whole(path, None)
 
 
 def save(chart: Any, path: Path) -> None:
@@ -41,10 +41,10 @@ def save(chart: Any, path: Path) -> None:
     drawn = io.StringIO() if kind in ("html", "svg") else io.BytesIO()
     chart.save(drawn, format=kind, **_OPTIONS.get(kind, {}))
     content = drawn.getvalue()
-    _write_whole(path, content.encode() if isinstance(content, str) else content)
+    write_whole(path, content.encode() if isinstance(content, str) else content)
 
 
-def _write_whole(path: Path, content: bytes | None) -> None:
+def write_whole(path: Path, content: bytes | None) -> None:
     """Write a neighbour and rename it; None only tries whether a neighbour can be written."""
     neighbour = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:

@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from lastiterate.plot.words import LABELS, spell
+from lastiterate.plot.words import FOUND, LABELS, spell
 
 Row = dict[str, Any]
 Track = Callable[[Sequence[Any]], Iterable[Any]]  # hands items through, and may show how far it is
@@ -18,7 +18,14 @@ _LOOKS = {
     LABELS["max_over_steps"]: ("#0072B2", [2, 3]),
     LABELS["composition"]: ("#D55E00", [1, 0]),
     LABELS["full_batch"]: ("#009E73", [7, 5]),
+    LABELS["no_amplification"]: ("#CC79A7", [4, 2]),
+    FOUND: ("#222222", [1, 0]),
 }
+
+
+def colour_of(label: str) -> str:
+    """The colour that this analysis, or what an attack found, has in every picture."""
+    return _LOOKS[label][0] if label in _LOOKS else "#777777"
 
 
 def chart_of(rows: list[Row], **options: Any) -> Any:
@@ -28,14 +35,20 @@ def chart_of(rows: list[Row], **options: Any) -> Any:
     return alt.Chart(alt.Data(values=rows), **options)  # type: ignore[no-untyped-call]
 
 
-def looks(labels: Iterable[str]) -> dict[str, Any]:
+def looks(labels: Iterable[str], columns: int = 4) -> dict[str, Any]:
     """Encodings that give each analysis its colour and dash, with one legend under the picture."""
     import altair as alt
 
     given = set(labels)
     shown = [label for label in _LOOKS if label in given]
     legend = alt.Legend(
-        title=None, orient="bottom", labelLimit=0, symbolType="stroke", symbolSize=500, symbolStrokeWidth=2.5, columns=4
+        title=None,
+        orient="bottom",
+        labelLimit=0,
+        symbolType="stroke",
+        symbolSize=500,
+        symbolStrokeWidth=2.5,
+        columns=columns,
     )
     colours = alt.Scale(domain=shown, range=[_LOOKS[label][0] for label in shown])
     dashes = alt.Scale(domain=shown, range=[_LOOKS[label][1] for label in shown])
@@ -65,6 +78,13 @@ def log_x(field: str, title: str, low: float, high: float) -> Any:
     import altair as alt
 
     return alt.X(f"{field}:Q", title=title, **_logarithmic(low, high))
+
+
+def log_y(field: str, title: str, low: float, high: float) -> Any:
+    """A logarithmic vertical axis that ends with the data."""
+    import altair as alt
+
+    return alt.Y(f"{field}:Q", title=title, **_logarithmic(low, high))
 
 
 def epsilon_y(delta: float, log: tuple[float, float] | None = None) -> Any:
@@ -98,6 +118,14 @@ def _logarithmic(low: float, high: float) -> dict[str, Any]:
             format="~s" if high >= 1e6 else ",~r",
         ),
     }
+
+
+def panel_title(title: str, words: Sequence[str], width: int) -> Any:
+    """The title of one of several panels, with what its reader must know in lines of at most ``width`` characters."""
+    import altair as alt
+
+    lines = [line for sentence in words for line in textwrap.wrap(sentence, width)]
+    return alt.TitleParams(title, subtitle=lines, anchor="start", offset=8)
 
 
 def styled(chart: Any, title: str, words: Sequence[str], width: int = 120) -> Any:

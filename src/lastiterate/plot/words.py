@@ -27,6 +27,52 @@ ASSUMPTIONS = {
     "no_amplification": "every intermediate model is seen, and which batches an example is in: a guarantee",
 }
 
+FOUND = "found by the attack"
+
+METHODS = {
+    "clopper-pearson": "Clopper-Pearson (assumption-free)",
+    "gdp": "Gaussian DP family",
+    "last-iterate": "last-iterate family",
+    "composition": "composition family",
+    "one-run": "one run (assumption-free)",
+    "one-run-fdp": "one run, f-DP (Gaussian family)",
+}
+
+# Methods whose bound holds whatever the mechanism is.
+ASSUMPTION_FREE = ("clopper-pearson", "one-run")
+
+METHOD_ASSUMPTIONS = {
+    "clopper-pearson": "assumes nothing about the mechanism",
+    "gdp": "assumes that the best attack is one on Gaussian noise",
+    "last-iterate": "assumes the heuristic's mechanism, with the noise unknown",
+    "composition": "assumes that of the standard analysis, with the noise unknown",
+    "one-run": "assumes nothing about the mechanism; many canaries in one training",
+    "one-run-fdp": "assumes Gaussian DP; many canaries in one training",
+}
+
+THRESHOLDS = {
+    "a-priori": "chosen before training",
+    "split": "chosen on other models than those counted",
+    "corrected": "best of all, corrected for the choice",
+    "uncorrected": "best of all, uncorrected: not a valid bound",
+}
+
+VERDICTS = {
+    "violation": (
+        "The attack found more than the claimed guarantee allows. Unless chance played a trick that the stated "
+        "confidence makes unlikely, the training is not as private as claimed: look for a fault in its clipping, its "
+        "noise, or how it samples batches."
+    ),
+    "above heuristic": (
+        "The attack found more than the heuristic predicts, but no more than is guaranteed. This is worth a look: for "
+        "this training the heuristic is too low, or the training differs from its description."
+    ),
+    "consistent": (
+        "The attack found no more than was predicted. This does not prove that the training is private: another "
+        "attack, or more models, might find more."
+    ),
+}
+
 CAVEAT = "The heuristic predicts, it does not guarantee."
 
 _SAMPLING = {
@@ -35,6 +81,16 @@ _SAMPLING = {
     "shuffled": "shuffled batches",
     "full": "full batches",
 }
+
+
+def method_label(method: str) -> str:
+    """What a method of estimation is called; one that is not known here goes by its own name."""
+    return METHODS.get(method, method)
+
+
+def per_cent(fraction: float) -> str:
+    """A confidence or an accuracy, without zeros that say nothing."""
+    return f"{100.0 * fraction:.4g}%"
 
 
 def describe(run: DPSGD) -> str:

@@ -74,6 +74,15 @@ class Law:
         blocks = tuple((v - v.min(), p) for v, p in self.blocks)
         return Law(self.noise, max(self.low, 0.0), self.counts, rates, np.abs(self.weights), blocks)
 
+    def sample(self, size: int, generator: np.random.Generator) -> Array:
+        """Draws of S."""
+        total = np.full(size, self.constant)
+        for count, rate, weight in zip(self.counts.tolist(), self.rates.tolist(), self.weights.tolist(), strict=True):
+            total += weight * generator.binomial(int(count), rate, size)
+        for values, chances in self.blocks:
+            total += generator.choice(values, size, p=chances / chances.sum())
+        return total
+
     def flipped(self) -> Law:
         """The law of -S, which is as easy to tell from nothing as S."""
         blocks = tuple((-v, p) for v, p in self.blocks)

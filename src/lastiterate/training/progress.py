@@ -17,6 +17,7 @@ class TrainingProgress:
     def __init__(self, models: int, steps: int, show: bool | None = None) -> None:
         self.models, self.steps = models, steps
         self.models_done = self.model_steps_done = 0
+        self.note = ""  # shown after the rest
         self._show = sys.stderr.isatty() if show is None else show
         self._began = monotonic()
         self._bar: Any = None
@@ -30,6 +31,11 @@ class TrainingProgress:
     ) -> None:
         if self._bar is not None:
             self._bar.stop()
+
+    @property
+    def is_shown(self) -> bool:
+        """Whether anybody sees it."""
+        return self._bar is not None
 
     @property
     def rate(self) -> float:
@@ -48,7 +54,9 @@ class TrainingProgress:
         if self._bar is None:
             self._bar = _make_bar(self.models * self.steps)
             self._bar.start()
-        words = f"{self.models_done}/{self.models} models of {self.steps} steps, {self.rate:,.0f} model-steps/s"
+        words = (
+            f"{self.models_done}/{self.models} models of {self.steps} steps, {self.rate:,.0f} model-steps/s{self.note}"
+        )
         self._bar.update(self._bar.task_ids[0], completed=self.model_steps_done, words=words)
 
 

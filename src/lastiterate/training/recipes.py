@@ -26,12 +26,34 @@ class Recipe:
     problem: Problem
     run: DPSGD
 
+    @property
+    def test(self) -> tuple[Array, Array]:
+        """Images, in the shape in which the model takes them, and labels to test on."""
+        shape = np.shape(self.problem.examples[0])[1:]
+        return self.dataset.x_test.reshape(-1, *shape), self.dataset.y_test
+
     def accuracies(self, trained: Trained) -> Array:
         """Test accuracy of each model."""
-        shape = np.shape(self.problem.examples[0])[1:]
-        images = self.dataset.x_test.reshape(-1, *shape)
-        labels = self.dataset.y_test
-        return np.array([accuracy(trained.model(i), images, labels) for i in range(len(trained.models))])
+        return np.array([accuracy(trained.model(i), *self.test) for i in range(len(trained.models))])
+
+
+MODELS = ("mlp", "logistic", "cnn", "wide-resnet")
+
+
+def recipe(dataset: Dataset, model: str = "mlp") -> Recipe:
+    """What to train on a data set by default: epsilon 8 by composition, but for the paper's own image model."""
+    match model:
+        case "mlp":
+            return Recipe(dataset, problems.mlp(dataset), _run(dataset, min(256, len(dataset.x_train)), 40, 8.0, 1e-5))
+        case "logistic":
+            return Recipe(
+                dataset, problems.logistic(dataset), _run(dataset, min(256, len(dataset.x_train)), 40, 8.0, 1e-5)
+            )
+        case "cnn":
+            return small_cnn(dataset)
+        case "wide-resnet":
+            return wide_resnet(dataset)
+    raise ValueError(f"model must be one of {', '.join(MODELS)}, got {model!r}")
 
 
 def digits_mlp(epsilon: float = 8.0, delta: float = 1e-5) -> Recipe:

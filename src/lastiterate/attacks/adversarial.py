@@ -1,0 +1,71 @@
+"""Gradient space, adversarial data: all other gradients are zero, and the canary's is constant.
+
+Nothing but the canary and the noise moves the model, so that the heuristic is exact and the attack the best there is.
+The last iterate can be had by real steps of the trainer, or drawn at once from its distribution, far quicker.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from lastiterate.attacks.attack import Armed, Expected, Facts, References, Words
+from lastiterate.attacks.linear_score import LinearScore, noise_unit
+from lastiterate.privacy.law import law_of
+from lastiterate.run import DPSGD
+from lastiterate.values import Array
+
+if TYPE_CHECKING:
+    from lastiterate.training import Problem
+
+
+@dataclass(frozen=True)
+class Adversarial:
+    """A constant canary gradient among zeros.
+
+    Args:
+        iterates: "exact" draws last iterates from their distribution, "trained" takes every step of the trainer.
+    """
+
+    iterates: Literal["exact", "trained"] = "exact"
+
+    def __post_init__(self) -> None:
+        if self.iterates not in ("exact", "trained"):
+            raise ValueError(f"iterates must be 'exact' or 'trained', got {self.iterates!r}")
+
+    @property
+    def trains(self) -> bool:
+        """Whether models are trained; otherwise their scores are drawn by ``sample``."""
+        return self.iterates == "trained"
+
+    def craft(self, run: DPSGD, problem: Problem | None, references: References) -> Facts:
+        return {}
+
+    def arm(self, run: DPSGD, problem: Problem | None, facts: Facts) -> Armed:
+        from lastiterate.training import GradientCanary, problems
+
+        canary = GradientCanary(np.array([10.0 * run.clip_norm], np.float32))
+        return Armed(problems.linear(), canary, LinearScore(np.ones(1), 0.0, noise_unit(run)))
+
+    def sample(self, run: DPSGD, present: Array, generator: np.random.Generator) -> Array:
+        """Scores of models with and without the canary, as ``arm`` would give them after training."""
+        return sample_scores(run, present, generator)
+
+    def expected(self, facts: Facts) -> Expected:
+        return Expected("linear")
+
+    def words(self, facts: Facts) -> Words:
+        how = "drawn from their exact distribution" if self.iterates == "exact" else "trained step by step"
+        words = f"gradient space, adversarial data: all other gradients are zero; last iterates {how}"
+        return Words(words, "standard deviations of the noise")
+
+
+def sample_scores(run: DPSGD, present: Any, generator: np.random.Generator) -> Array:
+    """Draws of S + N where the canary is present and of N where it is not, in units of the noise."""
+    law = law_of(run)
+    here = np.asarray(present, bool)
+    scores = generator.standard_normal(here.size)
+    scores[here] += law.sample(int(here.sum()), generator) / law.noise
+    return scores

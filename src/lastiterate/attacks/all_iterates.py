@@ -1,0 +1,130 @@
+"""All iterates released, the paper's contrast: the likelihood ratio over the increments of a gradient-space canary.
+
+From one iterate to the next the optimizer reveals its gradient. Along a quiet direction that is noise, plus the canary if
+it was in the batch; the sum of the log-likelihood ratios of all steps is the best test there is, and reaches composition.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+
+from lastiterate.attacks.attack import Armed, Expected, Facts, References, Words
+from lastiterate.attacks.gradient_space import GradientSpace
+from lastiterate.optimizer import SGD
+from lastiterate.run import DPSGD
+from lastiterate.training.problem import Problem, flatten
+from lastiterate.values import Array, per_step
+
+
+@dataclass(frozen=True)
+class AllIterates:
+    """A constant canary gradient, watched at every step.
+
+    Args:
+        others: "natural" keeps the problem's data and picks a quiet parameter; "zero" makes all other gradients zero.
+        references: how many models without the canary are trained first to find a quiet parameter.
+    """
+
+    others: Literal["natural", "zero"] = "natural"
+    references: int = 16
+
+    def __post_init__(self) -> None:
+        if self.others not in ("natural", "zero"):
+            raise ValueError(f"others must be 'natural' or 'zero', got {self.others!r}")
+
+    def craft(self, run: DPSGD, problem: Problem, references: References) -> Facts:
+        if run.sampling == "shuffled":
+            raise ValueError(
+                "sampling must not be 'shuffled' for the likelihood ratio of all iterates: its steps depend"
+            )
+        if self.others == "zero":
+            return {"indices": [0], "centre": 0.0, "spread": 1.0}
+        return self._quiet.craft(run, problem, references)
+
+    def arm(self, run: DPSGD, problem: Problem, facts: Facts) -> Armed:
+        if self.others == "zero":
+            problem = replace(problem, examples=None, loss=None, gradient=None, multiplicity=None)
+        armed = self._quiet.arm(run, problem, facts)
+        index = facts["indices"][0]
+        return replace(armed, watch=lambda: Increments(run, index))
+
+    def expected(self, facts: Facts) -> Expected:
+        return Expected("likelihood-ratio")
+
+    def words(self, facts: Facts) -> Words:
+        others = "natural data" if self.others == "natural" else "all other gradients zero"
+        return Words(
+            f"all iterates released, {others}: likelihood ratio over the increments of a Dirac canary",
+            "nats of the log-likelihood ratio",
+            ("This attack sees every iterate: what it finds belongs to composition, not to the last iterate.",),
+        )
+
+    @property
+    def _quiet(self) -> GradientSpace:
+        return GradientSpace("quiet", references=self.references)
+
+
+class Increments:
+    """Recovers the gradient of each step along one parameter from the iterates, and adds up likelihood ratios."""
+
+    def __init__(self, run: DPSGD, index: int) -> None:
+        assert run.optimizer is not None
+        self._run, self._optimizer, self._index = run, run.optimizer, index
+        self._rates = np.broadcast_to(per_step("learning_rate", run.optimizer.learning_rate, run.steps), run.steps)
+        self._last: Array = None
+        self._buffer: Array = 0.0
+        self._total: Array = 0.0
+
+    def see(self, step: int, parameters: Any) -> None:
+        here = flatten(parameters)[:, self._index].astype(np.float64)
+        if step:
+            gradient, self._buffer = _gradient(
+                self._optimizer, self._last, here, self._buffer, float(self._rates[step - 1]), step - 1
+            )
+            self._total = self._total + log_likelihood_ratio(self._run, gradient / self._run.clip_norm, step - 1)
+        self._last = here
+
+    def scores(self) -> Array:
+        return np.asarray(self._total)
+
+
+def log_likelihood_ratio(run: DPSGD, observed: Array, step: int) -> Array:
+    """Of one step's noisy sum along the canary, in clipping norms: with the canary in the data against without."""
+    rate = float(np.broadcast_to(run.sample_rate, run.steps)[step])
+    noise = float(np.broadcast_to(run.noise_multiplier, run.steps)[step])
+    loss = (2.0 * observed - 1.0) / (2.0 * noise**2)
+    with np.errstate(divide="ignore"):
+        return np.logaddexp(np.log1p(-rate), np.log(rate) + loss)
+
+
+def sample_likelihood_ratios(run: DPSGD, present: Array, generator: np.random.Generator) -> Array:
+    """Draws of the score if nothing but the canary and the noise moved the model."""
+    here = np.asarray(present, bool)
+    total = np.zeros(here.size)
+    rates, noises = (np.broadcast_to(value, run.steps) for value in (run.sample_rate, run.noise_multiplier))
+    for step in range(run.steps):
+        taken = here & (generator.random(here.size) < rates[step])
+        total += log_likelihood_ratio(run, taken + noises[step] * generator.standard_normal(here.size), step)
+    return total
+
+
+def _gradient(sgd: SGD, before: Array, after: Array, buffer: Array, rate: float, step: int) -> tuple[Array, Array]:
+    """The gradient that moved a parameter from ``before`` to ``after``, and the momentum buffer then."""
+    if rate == 0.0:
+        raise ValueError("learning_rate must not be 0 at any step for the likelihood ratio: that step shows nothing")
+    kept = 1.0 - rate * sgd.weight_decay if sgd.decoupled else 1.0
+    direction = (kept * before - after) / rate
+    gradient = direction
+    if sgd.momentum:
+        entering = 1.0 if step == 0 else 1.0 - sgd.dampening
+        if sgd.nesterov:
+            gradient = (direction - sgd.momentum**2 * buffer) / (1.0 + sgd.momentum * entering)
+        else:
+            gradient = (direction - sgd.momentum * buffer) / entering
+        buffer = sgd.momentum * buffer + entering * gradient
+    if sgd.weight_decay and not sgd.decoupled:
+        gradient = gradient - sgd.weight_decay * before
+    return gradient, buffer

@@ -1,0 +1,103 @@
+"""A user's own trainer with a canary gradient: the displacement of its parameters along the canary.
+
+The noise in every tensor is measured on models without the canary. Tensors count by how well they show the canary, so
+that noise that was forgotten on one of them gives it away. Where the measured noise agrees with what the run says, what
+the run says is used, and the score is the plain projection.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from scipy.stats import chi2
+
+from lastiterate.attacks.attack import Expected, Facts, Words
+from lastiterate.attacks.linear_score import noise_unit
+from lastiterate.run import DPSGD
+from lastiterate.values import Array, integer
+
+_SURPRISE = 1e-3  # how unlikely a measured variance must be before it is believed rather than the run's
+_LEAST_SPREAD = 0.05
+
+
+@dataclass(frozen=True, eq=False)
+class Displacement:
+    """For trainers ``(seed, canary) -> parameters``.
+
+    Args:
+        canary: the gradient that the trainer injects where ``canary`` is true, in the form of its parameters: an array,
+            or lists, tuples and dicts of them. Only its direction matters here.
+        references: how many models without the canary are trained first; they are not counted.
+    """
+
+    canary: Any = field(repr=False)
+    references: int = 32
+
+    def __post_init__(self) -> None:
+        integer("references", self.references, 8)
+        if not np.any(np.concatenate([leaf.ravel() for leaf in leaves(self.canary)])):
+            raise ValueError("canary must not be zero everywhere")
+
+    def craft(self, run: DPSGD, references: list[Any]) -> Facts:
+        """From the parameters of models without the canary."""
+        moved = np.array([self._projections(parameters) for parameters in references])
+        share = self._norms() / np.linalg.norm(self._norms())
+        unit = noise_unit(run)
+        variance = _believed(moved.var(axis=0, ddof=1), unit**2, len(moved))
+        weights = share / variance
+        weights /= weights @ share
+        spread = float(np.sqrt(weights**2 @ variance) / unit)
+        return {
+            "weights": weights.tolist(),
+            "centre": float(moved.mean(axis=0) @ weights),
+            "spread": max(spread, _LEAST_SPREAD),
+        }
+
+    def score(self, run: DPSGD, facts: Facts, parameters: Any) -> float:
+        projected = self._projections(parameters) @ np.array(facts["weights"])
+        return float(projected - facts["centre"]) / noise_unit(run)
+
+    def expected(self, facts: Facts) -> Expected:
+        return Expected("linear", 1.0, facts["spread"])
+
+    def words(self, facts: Facts) -> Words:
+        return Words(
+            "gradient space, your trainer: displacement of its parameters along your canary",
+            "standard deviations of the noise that the run should have",
+            (f"{self.references} models without the canary set centre and spread; they are not counted.",),
+        )
+
+    def _norms(self) -> Array:
+        norms = np.array([np.linalg.norm(leaf) for leaf in leaves(self.canary)])
+        return norms[norms > 0.0]
+
+    def _projections(self, parameters: Any) -> Array:
+        """Minus the projection of each tensor on its part of the canary."""
+        own, given = leaves(self.canary), leaves(parameters)
+        if [leaf.shape for leaf in own] != [leaf.shape for leaf in given]:
+            raise ValueError(
+                f"parameters must have the shapes of the canary, {[leaf.shape for leaf in own]}, "
+                f"got {[leaf.shape for leaf in given]}"
+            )
+        pairs = [(a, b) for a, b in zip(own, given, strict=True) if np.any(a)]
+        return np.array([-np.vdot(a, b) / np.linalg.norm(a) for a, b in pairs])
+
+
+def leaves(parameters: Any) -> list[Array]:
+    """The arrays in lists, tuples and dicts, in order; tensors of PyTorch become arrays."""
+    if isinstance(parameters, dict):
+        return [leaf for value in parameters.values() for leaf in leaves(value)]
+    if isinstance(parameters, (list, tuple)):
+        return [leaf for value in parameters for leaf in leaves(value)]
+    if hasattr(parameters, "detach"):
+        parameters = parameters.detach().cpu().numpy()
+    return [np.asarray(parameters, np.float64)]
+
+
+def _believed(measured: Array, stated: float, count: int) -> Array:
+    """The stated variance, but where the measured one could hardly have come from it."""
+    low, high = chi2.ppf([_SURPRISE, 1.0 - _SURPRISE], count - 1) / (count - 1)
+    ratio = measured / stated
+    return stated * np.where((ratio > low) & (ratio < high), 1.0, np.maximum(ratio, _LEAST_SPREAD**2))

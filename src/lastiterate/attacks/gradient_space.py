@@ -1,0 +1,108 @@
+"""Gradient space, natural data: a constant canary gradient is injected, and the displacement along it is the score.
+
+The paper injects a Dirac gradient: zero but for one index. Natural gradients move that index too, and drown the canary
+if the index is a busy one. Which ones are quiet can be measured without the canary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+
+from lastiterate.attacks.attack import Armed, Expected, Facts, References, Words
+from lastiterate.attacks.linear_score import LinearScore, noise_unit
+from lastiterate.run import DPSGD
+from lastiterate.training.problem import GradientCanary, Problem
+from lastiterate.values import Array, integer, number
+
+Direction = Literal["quiet", "layers", "dirac", "random"]
+
+_WORDS = {
+    "quiet": "a Dirac gradient at the parameter that natural gradients move least",
+    "layers": "a gradient with one quiet parameter in every tensor",
+    "dirac": "a Dirac gradient at a random parameter",
+    "random": "a gradient in a random direction",
+}
+
+
+@dataclass(frozen=True)
+class GradientSpace:
+    """A constant canary gradient among natural data.
+
+    Args:
+        direction: "quiet" (the parameter that natural gradients move least), "layers" (the quietest parameter of every
+            tensor, so that a fault in any of them shows), "dirac" (a random parameter, as in the paper) or "random" (a
+            random direction of all parameters).
+        norm: of the canary before clipping, in clipping norms. Far above 1, so that missing clipping shows.
+        references: how many models without the canary are trained first; they are not counted.
+        seed: chooses the random ones.
+    """
+
+    direction: Direction = "quiet"
+    norm: float = 10.0
+    references: int = 16
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.direction not in get_args(Direction):
+            raise ValueError(f"direction must be one of {', '.join(get_args(Direction))}, got {self.direction!r}")
+        number("norm", self.norm, 0.0, open_low=True)
+        integer("references", self.references, 2)
+        integer("seed", self.seed, 0)
+
+    def craft(self, run: DPSGD, problem: Problem, references: References) -> Facts:
+        from lastiterate.attacks.drift import measure_drift
+
+        drift = measure_drift(run, problem, references, self.references)
+        indices = self._indices(problem, drift.variance + (drift.mean - drift.start) ** 2)
+        along = self._vector(problem, {"indices": indices})
+        unit = noise_unit(run)
+        moved = -(drift.natural @ along)
+        centre = float(-(drift.start @ along) + moved.mean())
+        spread = float(np.sqrt(1.0 + moved.var(ddof=1) / unit**2))
+        return {"indices": indices, "centre": centre, "spread": spread}
+
+    def arm(self, run: DPSGD, problem: Problem, facts: Facts) -> Armed:
+        along = self._vector(problem, facts)
+        canary = GradientCanary((self.norm * run.clip_norm * along).astype(np.float32))
+        return Armed(problem, canary, LinearScore(along, facts["centre"], noise_unit(run)))
+
+    def expected(self, facts: Facts) -> Expected:
+        return Expected("linear", min(1.0, self.norm), facts["spread"])
+
+    def words(self, facts: Facts) -> Words:
+        words = f"gradient space, natural data: {_WORDS[self.direction]}; score: displacement along it"
+        caveat = f"{self.references} models without the canary were trained to craft it; they are not counted."
+        return Words(words, "standard deviations of the noise", (caveat,))
+
+    def _indices(self, problem: Problem, movement: Array) -> list[int]:
+        """The parameters that the canary is on, if they are few."""
+        match self.direction:
+            case "quiet":
+                return [int(np.argmin(movement))]
+            case "layers":
+                ends = np.cumsum(_sizes(problem))
+                starts = np.append(0, ends[:-1])
+                return [int(a + np.argmin(movement[a:b])) for a, b in zip(starts, ends, strict=True)]
+            case "dirac":
+                return [int(np.random.default_rng(self.seed).integers(movement.size))]
+            case "random":
+                return []
+
+    def _vector(self, problem: Problem, facts: Facts) -> Array:
+        """The unit vector of the canary."""
+        vector = np.zeros(sum(_sizes(problem)))
+        if self.direction == "random":
+            vector = np.random.default_rng(self.seed).standard_normal(vector.size)
+        else:
+            vector[facts["indices"]] = 1.0
+        return vector / np.linalg.norm(vector)
+
+
+def _sizes(problem: Problem) -> list[int]:
+    """How many parameters each tensor has."""
+    import jax
+
+    return [int(np.size(leaf)) for leaf in jax.tree.leaves(problem.trainable)]

@@ -1,0 +1,155 @@
+"""Input space: the canary is an example, and the score is how little the released model loses on it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Literal, get_args
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from lastiterate.attacks.attack import Armed, Expected, Facts, References, Words
+from lastiterate.privacy.law import law_of
+from lastiterate.run import DPSGD
+from lastiterate.training.problem import ExampleCanary, Moment, Problem
+from lastiterate.values import Array, integer
+
+Kind = Literal["mislabelled", "blank", "clipbkd"]
+
+_WORDS = {
+    "mislabelled": "a natural example with a wrong label",
+    "blank": "a blank image",
+    "clipbkd": "an image along the direction in which natural ones vary least (ClipBKD)",
+}
+_CANDIDATES = 256  # examples among which the one is looked for that models without it lose most on
+
+
+@dataclass(frozen=True)
+class InputSpace:
+    """An example as canary. The problem's examples must be pairs (images, labels).
+
+    Args:
+        canary: "mislabelled" (the natural example and wrong label on which models without it lose most; the example
+            itself leaves the data), "blank" (zeros) or "clipbkd" (Jagielski et al. 2020: along the direction in which
+            natural images vary least); the last two get the label that models without them think least likely.
+        others: "natural", or "blank": all other images are zeros, with their labels.
+        pilots: how many models a world are trained first, to find the canary, the centre and the spread of the scores.
+            They are not counted.
+        seed: chooses the candidates.
+    """
+
+    canary: Kind = "mislabelled"
+    others: Literal["natural", "blank"] = "natural"
+    pilots: int = 32
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.canary not in get_args(Kind):
+            raise ValueError(f"canary must be one of {', '.join(get_args(Kind))}, got {self.canary!r}")
+        if self.others not in ("natural", "blank"):
+            raise ValueError(f"others must be 'natural' or 'blank', got {self.others!r}")
+        integer("pilots", self.pilots, 2)
+        integer("seed", self.seed, 0)
+
+    def craft(self, run: DPSGD, problem: Problem, references: References) -> Facts:
+        images, labels = _images(problem)
+        setting = self._others(problem)
+        scout = references(run, setting, models=self.pilots, purpose=1)
+        index = self._candidates(len(images)) if self.canary == "mislabelled" else None
+        inputs = images[index] if index is not None else self._image(images)[None]
+        losses = _losses_by_label(problem, scout, inputs, int(labels.max()) + 1)
+        if index is not None:
+            losses[np.arange(len(index)), labels[index]] = -np.inf  # the right label
+        row, label = np.unravel_index(np.argmax(losses), losses.shape)
+        facts: Facts = {"index": None if index is None else int(index[row]), "label": int(label)}
+        armed = self.arm(run, problem, facts | {"centre": 0.0, "unit": 1.0})
+        worlds = [
+            armed.score(references(run, armed.problem, armed.canary, models=self.pilots, present=present, purpose=2))
+            for present in (False, True)
+        ]
+        centre, unit = float(worlds[0].mean()), float(worlds[0].std(ddof=1))
+        law = law_of(run)
+        signal = float(worlds[1].mean() - centre) / unit / (law.mean / law.noise)
+        return facts | {"centre": centre, "unit": unit, "signal": float(np.clip(signal, 0.02, 1.0))}
+
+    def arm(self, run: DPSGD, problem: Problem, facts: Facts) -> Armed:
+        images, labels = _images(problem)
+        index, label = facts["index"], np.asarray(facts["label"], labels.dtype)
+        setting = self._others(problem)
+        if index is None:
+            example = (self._image(images), label)
+        else:
+            example = (images[index], label)
+            setting = replace(setting, examples=tuple(np.delete(leaf, index, axis=0) for leaf in setting.examples))
+        canary = ExampleCanary(example)
+        loss = _loss_of(problem, example)
+        return Armed(setting, canary, lambda trained: (-loss(trained) - facts["centre"]) / facts["unit"])
+
+    def expected(self, facts: Facts) -> Expected:
+        return Expected("linear", facts["signal"], 1.0)
+
+    def words(self, facts: Facts) -> Words:
+        others = "natural data" if self.others == "natural" else "all other images blank"
+        return Words(
+            f"input space, {others}: {_WORDS[self.canary]}, label {facts['label']}; score: minus the loss on it",
+            "standard deviations of the score without the canary",
+            (f"{3 * self.pilots} pilot models chose the canary and the threshold; they are not counted.",),
+        )
+
+    def _others(self, problem: Problem) -> Problem:
+        if self.others == "natural":
+            return problem
+        images, labels = _images(problem)
+        return replace(problem, examples=(np.zeros_like(images), labels))
+
+    def _candidates(self, size: int) -> Array:
+        return np.random.default_rng(self.seed).permutation(size)[:_CANDIDATES]
+
+    def _image(self, images: Array) -> Array:
+        return np.zeros_like(images[0]) if self.canary == "blank" else _least_varying(images)
+
+
+def _images(problem: Problem) -> tuple[Array, Array]:
+    examples = problem.examples
+    if problem.loss is None or not isinstance(examples, tuple) or len(examples) != 2 or np.ndim(examples[1]) != 1:
+        raise ValueError(
+            "problem must have a loss and pairs of images and labels as examples for an input-space attack"
+        )
+    return np.asarray(examples[0]), np.asarray(examples[1])
+
+
+def _least_varying(images: Array) -> Array:
+    """An image of average length along the direction in which the images are shortest."""
+    flat = images.reshape(len(images), -1).astype(np.float64)
+    _, directions = np.linalg.eigh(flat.T @ flat)
+    direction = directions[:, 0]
+    length = np.linalg.norm(flat, axis=1).mean()
+    image = length * direction * np.sign(direction[np.argmax(np.abs(direction))])
+    return image.reshape(images.shape[1:]).astype(images.dtype)
+
+
+def _loss_of(problem: Problem, example: Any) -> Callable[[Any], Array]:
+    """The loss on one example of each of many models."""
+    loss = problem.loss
+    assert loss is not None
+    # A key of its own for losses that draw, such as augmented ones; the same one for all models.
+    moment = Moment(jnp.int32(0), jax.random.key(0, impl="threefry2x32"))
+    many = jax.jit(jax.vmap(lambda trained: loss(problem.model(trained), example, moment)))
+    return lambda trained: np.asarray(many(trained), np.float64)
+
+
+def _losses_by_label(problem: Problem, trained: Any, inputs: Array, classes: int) -> Array:
+    """Mean loss over the models for each input and label: [inputs, classes]."""
+    loss = problem.loss
+    assert loss is not None
+    moment = Moment(jnp.int32(0), jax.random.key(0, impl="threefry2x32"))
+
+    def one(trained: Any) -> Array:
+        model = problem.model(trained)
+        by_label = jax.vmap(lambda x, y: loss(model, (x, y), moment), (None, 0))
+        return jax.lax.map(lambda x: by_label(x, jnp.arange(classes)), jnp.asarray(inputs))
+
+    total = jax.jit(lambda trained: jnp.mean(jax.lax.map(one, trained), axis=0))
+    return np.array(total(trained), np.float64)

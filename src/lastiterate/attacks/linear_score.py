@@ -1,0 +1,32 @@
+"""The distinguisher of gradient-space attacks: a projection of the released parameters, in units of the noise."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from lastiterate.privacy.law import law_of
+from lastiterate.run import DPSGD
+from lastiterate.values import Array
+
+
+@dataclass(frozen=True, eq=False)
+class LinearScore:
+    """score = (-<parameters, weights> - centre) / unit. Descent moves parameters against the canary, hence the sign."""
+
+    weights: Array  # one a parameter, flat
+    centre: float
+    unit: float
+
+    def __call__(self, parameters: Any) -> Array:
+        from lastiterate.training.problem import flatten
+
+        return (-(flatten(parameters).astype(np.float64) @ self.weights) - self.centre) / self.unit
+
+
+def noise_unit(run: DPSGD) -> float:
+    """The standard deviation of the noise in one released parameter."""
+    size = float(np.max(np.abs(run.effective_weights())))
+    return size * law_of(run).noise * run.clip_norm

@@ -1,0 +1,130 @@
+"""One run: many canaries in a single training, each in or out by a fair coin (Steinke et al. 2023).
+
+For people who cannot train twice. The scores of one training are not independent of each other, so that only the
+one-run methods may turn them into an epsilon.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from lastiterate.attacks.attack import Expected, Facts, References, Words
+from lastiterate.attacks.drift import measure_drift
+from lastiterate.attacks.input_space import _images, _losses_by_label
+from lastiterate.attacks.linear_score import noise_unit
+from lastiterate.run import DPSGD
+from lastiterate.training.problem import Moment, Problem, flatten
+from lastiterate.values import Array, integer
+
+
+@dataclass(frozen=True)
+class OneRun:
+    """Many canaries at once; an audit's ``models`` are the canaries then, about half of which are in the one model.
+
+    Args:
+        canary: "gradient" (a Dirac gradient for each, on the quietest parameters) or "mislabelled" (natural examples
+            with wrong labels; without the coin's leave they are not in the data at all).
+        norm: of a canary gradient before clipping, in clipping norms.
+        references: how many models without canaries are trained first, to find quiet parameters and what scores are
+            without canaries. They are not counted.
+        seed: chooses the mislabelled examples.
+    """
+
+    canary: Literal["gradient", "mislabelled"] = "gradient"
+    norm: float = 10.0
+    references: int = 16
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.canary not in ("gradient", "mislabelled"):
+            raise ValueError(f"canary must be 'gradient' or 'mislabelled', got {self.canary!r}")
+        integer("references", self.references, 2)
+
+    def coins(self, canaries: int, seed: int) -> Array:
+        """Which canaries are in: fair coins that depend on the audit's seed alone."""
+        return np.random.default_rng([seed, 1]).random(canaries) < 0.5
+
+    def craft_many(self, run: DPSGD, problem: Problem, references: References, canaries: int) -> Facts:
+        if self.canary == "mislabelled":
+            return self._craft_mislabelled(run, problem, references, canaries)
+        drift = measure_drift(run, problem, references, self.references)
+        if canaries > drift.start.size:
+            raise ValueError(f"models must be at most {drift.start.size}, one canary a parameter, got {canaries}")
+        movement = drift.variance + (drift.mean - drift.start) ** 2
+        indices = np.sort(np.argsort(movement, kind="stable")[:canaries])
+        return {"indices": indices.tolist(), "centres": (-drift.mean[indices]).tolist()}
+
+    def _craft_mislabelled(self, run: DPSGD, problem: Problem, references: References, canaries: int) -> Facts:
+        images, labels = _images(problem)
+        classes = int(labels.max()) + 1
+        if canaries >= len(images):
+            raise ValueError(f"models must be below {len(images)}, the number of examples, got {canaries}")
+        generator = np.random.default_rng(self.seed)
+        indices = np.sort(generator.permutation(len(images))[:canaries])
+        wrong = (labels[indices] + generator.integers(1, classes, canaries)) % classes
+        without = references(run, self._without(problem, indices), models=self.references)
+        losses = _losses_by_label(problem, without, images[indices], classes)[np.arange(canaries), wrong]
+        return {"indices": indices.tolist(), "labels": wrong.tolist(), "centres": (-losses).tolist()}
+
+    def trained_problem(self, run: DPSGD, problem: Problem, facts: Facts, coins: Array) -> Problem:
+        """The problem with those canaries in it that the coins let in."""
+        indices = np.array(facts["indices"])
+        if self.canary == "mislabelled":
+            images, labels = _images(problem)
+            wrong = np.array(facts["labels"], labels.dtype)[coins]
+            rest_images, rest_labels = self._without(problem, indices).examples
+            added = (np.concatenate([rest_images, images[indices[coins]]]), np.concatenate([rest_labels, wrong]))
+            return replace(problem, examples=added)
+        return _with_gradients(problem, indices[coins], self.norm * run.clip_norm)
+
+    def scores(self, run: DPSGD, problem: Problem, facts: Facts, trained: Any) -> Array:
+        """A score for every canary, from the one model (a leading axis of 1)."""
+        indices, centres = np.array(facts["indices"]), np.array(facts["centres"])
+        if self.canary == "mislabelled":
+            images, labels = _images(problem)
+            losses = _losses_by_label(problem, trained, images[indices], int(labels.max()) + 1)
+            return -losses[np.arange(len(indices)), facts["labels"]] - centres
+        return (-flatten(trained)[0, indices].astype(np.float64) - centres) / noise_unit(run)
+
+    def expected(self, facts: Facts) -> Expected:
+        return Expected("linear") if self.canary == "gradient" else Expected("none")
+
+    def words(self, facts: Facts) -> Words:
+        what = "Dirac gradients on quiet parameters" if self.canary == "gradient" else "natural examples, mislabelled"
+        unit = "standard deviations of the noise" if self.canary == "gradient" else "nats of loss"
+        count = len(facts["indices"])
+        caveat = f"One model with {count} canaries, each in by a fair coin: it is less accurate than without them."
+        return Words(f"one run: {count} canaries ({what})", unit, (caveat,))
+
+    @staticmethod
+    def _without(problem: Problem, indices: Array) -> Problem:
+        return replace(problem, examples=tuple(np.delete(leaf, indices, axis=0) for leaf in problem.examples))
+
+
+def _with_gradients(problem: Problem, indices: Array, norm: float) -> Problem:
+    """The problem with one more example for each index, whose gradient is zero but there."""
+    count, size = len(indices), problem.size
+    padded = jax.tree.map(lambda leaf: np.concatenate([leaf, np.repeat(leaf[:1], count, axis=0)]), problem.examples)
+    which = np.concatenate([np.full(size, -1), indices]).astype(np.int32)
+    leaves, structure = jax.tree.flatten(problem.trainable)
+    starts = np.cumsum([0] + [int(np.size(leaf)) for leaf in leaves])
+
+    def gradient(parameters: Any, example: Any, moment: Moment) -> Any:
+        natural, index = example
+        import equinox as eqx
+
+        from lastiterate.training.problem import is_trained
+
+        usual = jax.tree.leaves(problem.example_gradient(eqx.filter(parameters, is_trained), natural, moment))
+        parts = []
+        for start, leaf in zip(starts, usual, strict=False):
+            here = (jnp.arange(leaf.size) + int(start) == index).reshape(leaf.shape)
+            parts.append(jnp.where(index < 0, leaf, norm * here.astype(leaf.dtype)))
+        return jax.tree.unflatten(structure, parts)
+
+    return replace(problem, examples=(padded, which), loss=None, gradient=gradient)

@@ -1,0 +1,200 @@
+"""``lastiterate.audit``: craft a canary, train with and without it, score, and say what was found beside what was predicted."""
+
+from __future__ import annotations
+
+import platform
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from lastiterate.attacks.attack import Expected, Words
+from lastiterate.auditing.describe import specification
+from lastiterate.auditing.engine import Engine, find_engine
+from lastiterate.auditing.job import Job, is_users, user_references
+from lastiterate.auditing.report import Question, report
+from lastiterate.auditing.result import AuditResult
+from lastiterate.auditing.store import Store
+from lastiterate.plot.words import spell
+from lastiterate.run import DPSGD
+from lastiterate.values import Array, integer
+
+if TYPE_CHECKING:
+    from lastiterate.training.progress import TrainingProgress
+
+_NOTE_SECONDS = 2.0  # between two looks at the running epsilon
+
+
+def audit(
+    run: DPSGD,
+    problem: Any,
+    attack: Any = None,
+    models: int = 256,
+    seed: int = 0,
+    store: str | Path | None = None,
+    engine: str | Engine = "local",
+    *,
+    delta: float = 1e-5,
+    confidence: float = 0.95,
+    methods: Sequence[str] | None = None,
+    threshold: float | str = "a-priori",
+    claim_epsilon: float | None = None,
+    claim_noise: float | None = None,
+    test: tuple[Array, Array] | None = None,
+    data: str = "",
+    progress: bool | None = None,
+) -> AuditResult:
+    """Train models with and without a canary, and find out how well they can be told apart.
+
+    Args:
+        run: what is trained, and what the predictions are for.
+        problem: a ``training.Problem``, or any trainer ``(seed: int, canary: bool) -> score | parameters``.
+        attack: crafter and distinguisher. None: ``attacks.GradientSpace("quiet")`` for a problem; for a trainer, which
+            knows its own canary, its scores as they are.
+        models: how many to train in each of the two worlds; for ``attacks.OneRun``, how many canaries.
+        seed: of all randomness. Equal calls give equal scores.
+        store: an SQLite file that keeps every score. If it exists, the audit resumes. None: nothing is kept.
+        engine: "local", "ray", or an engine object.
+        delta: of (epsilon, delta)-DP.
+        confidence: of every empirical epsilon, jointly over both error rates.
+        methods: of estimation. None: all that apply.
+        threshold: "a-priori", "split", "corrected", "uncorrected" or a number.
+        claim_epsilon: judge this claim instead of what the run says.
+        claim_noise: judge the claim that training had this noise multiplier.
+        test: images and labels for the accuracy of the models.
+        data: what the problem is, for reports.
+        progress: show a bar on stderr. None: if that is a terminal.
+    """
+    question = Question(delta, confidence, methods, threshold, claim_epsilon, claim_noise)
+    integer("models", models)
+    integer("seed", seed, 0, 2**63 - 1)
+    computer = find_engine(engine)
+    if attack is None and not is_users(problem):
+        from lastiterate.attacks import GradientSpace
+
+        attack = GradientSpace()
+    job = Job(run, problem, attack, {}, seed, models, None, test)
+    described = specification(run, problem, attack, models, seed, data)
+    with tempfile.TemporaryDirectory() as scratch, _open(store or Path(scratch) / "audit.sqlite", described) as kept:
+        fill(job, kept, computer, question, progress)
+        result = report(kept, question)
+    return result if store else replace(result, store=None)
+
+
+def fill(job: Job, store: Store, engine: Engine, question: Question, progress: bool | None = None) -> None:
+    """Do what is missing in a store: craft, train, score. Every chunk is kept as soon as it is known."""
+    began = monotonic()
+    try:
+        facts = store.facts
+        if facts is None:
+            crafted, expected, words = _craft(job, progress)
+            job = replace(job, facts=crafted)
+            trials = engine.prepare(job)
+            facts = {
+                "crafted": crafted,
+                "expected": asdict(expected),
+                "words": asdict(words),
+                "one_run": hasattr(job.attack, "coins"),
+                "chunk_size": trials.chunk_size,
+            }
+            store.set_facts(facts)
+        models, present = _missing(job, store, facts["chunk_size"])
+        if not len(models):
+            return
+        job = replace(job, facts=facts["crafted"], chunk_size=facts["chunk_size"])
+        _train(job, store, engine, models, present, question, progress)
+    finally:
+        store.add_seconds(monotonic() - began)
+
+
+def _train(
+    job: Job, store: Store, engine: Engine, models: Array, present: Array, question: Question, progress: bool | None
+) -> None:
+    from lastiterate.training.progress import TrainingProgress
+
+    trials = engine.prepare(job)
+    looked = monotonic()
+    with TrainingProgress(len(models), job.run.steps, progress) as bar:
+        for chunk in engine.chunks(job, trials, models, present, bar):
+            store.add(chunk)
+            if bar.is_shown and monotonic() - looked > _NOTE_SECONDS:
+                _look(store, bar, question)
+                looked = monotonic()
+
+
+def _look(store: Store, bar: TrainingProgress, question: Question) -> None:
+    """Show the running epsilon. It is no result: who stops when it looks good has no confidence left."""
+    quick = "one-run" if (store.facts or {})["one_run"] else "clopper-pearson"
+    try:
+        found = report(store, replace(question, methods=[quick])).estimates[quick]
+    except ValueError:  # one of the worlds has no model yet
+        return
+    bar.note = f", so far epsilon >= {spell(found.epsilon, 3)}"
+
+
+def _craft(job: Job, progress: bool | None) -> tuple[dict[str, Any], Expected, Words]:
+    """What the attack's crafter decides, on models that are not counted."""
+    attack, run = job.attack, job.run
+    if attack is None:
+        return {}, Expected("none"), Words("your trainer's own scores", "score")
+    if is_users(job.problem):
+        facts = attack.craft(run, user_references(job.problem, attack.references, job.seed))
+    elif hasattr(attack, "coins"):
+        facts = attack.craft_many(run, job.problem, _References(job.seed, progress), job.models)
+    else:
+        facts = attack.craft(run, job.problem, _References(job.seed, progress))
+    return facts, attack.expected(facts), attack.words(facts)
+
+
+class _References:
+    """Trains models whose numbers no audit reaches."""
+
+    def __init__(self, seed: int, progress: bool | None) -> None:
+        self._seed, self._progress = seed, progress
+
+    def __call__(
+        self,
+        run: DPSGD,
+        problem: Any,
+        canary: Any = None,
+        *,
+        models: int,
+        present: bool = False,
+        purpose: int = 0,
+    ) -> Any:
+        from lastiterate.training import train
+
+        numbers = 2**31 + purpose * 2**24 + np.arange(models)
+        trained = train(run, problem, canary, models=numbers, present=present, seed=self._seed, progress=self._progress)
+        return trained.parameters
+
+
+def _missing(job: Job, store: Store, chunk_size: int) -> tuple[Array, Array]:
+    """The trials of those chunks that are not stored. Chunks are the same in every session, so scores are too."""
+    models, present = job.planned()
+    done = store.done()
+    starts = range(0, len(models), chunk_size)
+    left = [s for s in starts if (int(models[s]), bool(present[s])) not in done]
+    rows = np.concatenate([np.arange(s, min(s + chunk_size, len(models))) for s in left]) if left else np.empty(0, int)
+    return models[rows], present[rows]
+
+
+def _open(path: str | Path, described: dict[str, Any]) -> Store:
+    return Store.open(path, described, _setup())
+
+
+def _setup() -> dict[str, Any]:
+    """Where and with what an audit was begun."""
+    versions = {"python": platform.python_version()}
+    for package in ("lastiterate", "numpy", "scipy", "jax", "jaxlib", "torch"):
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return {"versions": versions, "platform": platform.platform(), "created": datetime.now(UTC).isoformat()}

@@ -1,0 +1,78 @@
+"""Trials as a table for other programs: CSV or Parquet, written whole or not at all."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import os
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lastiterate.auditing.store import Store
+from lastiterate.data.files import as_path
+
+if TYPE_CHECKING:
+    from lastiterate.auditing.store_trials import StoredTrials
+    from lastiterate.data.files import Location
+
+FORMATS = (".csv", ".parquet")
+COLUMNS = ("model", "world", "score", "accuracy", "seconds")
+
+
+def export(trials: StoredTrials | Store, path: Location) -> None:
+    """Write the trials into a file of the format that its name ends in. ``lastiterate estimate`` reads the CSV.
+
+    Every number comes back exactly; an accuracy that was not measured is an empty field, in Parquet null.
+    """
+    target = check_target(path)
+    content = trials.scores() if isinstance(trials, Store) else trials
+    _write_whole(target, _parquet(content) if target.suffix.lower() == ".parquet" else _csv(content))
+
+
+def check_target(path: Location) -> Path:
+    """Refuse a file that could not be written later."""
+    target = as_path(path)
+    if target.suffix.lower() not in FORMATS:
+        raise ValueError(f"the export's file must end in {' or '.join(FORMATS)}, got {str(target)!r}")
+    if target.suffix.lower() == ".parquet" and find_spec("pyarrow") is None:
+        raise ValueError('Parquet needs pyarrow, which is not installed: pip install "lastiterate[parquet]"')
+    if target.is_dir():
+        raise ValueError(f"the export's file must not be a folder, got {str(target)!r}")
+    if not target.parent.is_dir():
+        raise ValueError(f"the export's folder must exist, got {str(target.parent)!r}")
+    if target.exists() and not os.access(target, os.W_OK):
+        raise ValueError(f"the export's file must be writable, got {str(target)!r}")
+    return target
+
+
+def _csv(trials: StoredTrials) -> bytes:
+    text = io.StringIO(newline="")
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    accuracies = ("" if math.isnan(accuracy) else accuracy for accuracy in trials.accuracies.tolist())
+    numbers = (trials.scores.tolist(), accuracies, trials.seconds.tolist())  # csv writes a float's repr
+    writer.writerows(zip(trials.models.tolist(), trials.worlds, *numbers, strict=True))
+    return text.getvalue().encode()
+
+
+def _parquet(trials: StoredTrials) -> bytes:
+    pyarrow, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")
+    accuracies = pyarrow.array(trials.accuracies, from_pandas=True)  # NaN becomes null
+    columns = [trials.models, trials.worlds, trials.scores, accuracies, trials.seconds]
+    content = pyarrow.BufferOutputStream()
+    parquet.write_table(pyarrow.table(dict(zip(COLUMNS, columns, strict=True))), content)
+    return bytes(content.getvalue())
+
+
+def _write_whole(path: Path, content: bytes) -> None:
+    neighbour = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        neighbour.write_bytes(content)
+        neighbour.replace(path)
+    except OSError as error:
+        raise ValueError(f"the export cannot be written to {str(path)!r}: {error.strerror}") from None
+    finally:
+        neighbour.unlink(missing_ok=True)

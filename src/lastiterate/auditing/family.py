@@ -1,0 +1,153 @@
+"""The paper's "PLD approach": a family of mechanisms of which everything is known but the amount of noise.
+
+Upper bounds on both error rates lie on or above the trade-off curve of the true mechanism. The more noise, the higher
+the curve, so that the amount of noise whose curve passes through them is the largest that the scores allow.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+import numpy as np
+from scipy.special import ndtr, ndtri
+
+from lastiterate.privacy.composition import composition
+from lastiterate.privacy.curve import PrivacyCurve
+from lastiterate.privacy.last_iterate import last_iterate
+from lastiterate.privacy.law import law_of
+from lastiterate.privacy.solve import invert
+from lastiterate.run import DPSGD
+from lastiterate.values import Array
+
+FAMILIES = ("gdp", "last-iterate", "composition")
+_GAUSSIAN = DPSGD(steps=1, sample_rate=1.0, noise_multiplier=1.0)
+_LEAST_NOISE, _MOST_NOISE = 1e-4, 1e12  # noise multipliers that are tried
+_STEP, _STEP_OF_COMPOSITION = math.log(4.0), math.log(1.3)  # while the root is being bracketed
+_NODES, _NODES_OF_COMPOSITION = 32, 10  # of a curve that only ranks thresholds
+_SMALLEST, _LARGEST = 1e-300, 1.0 - 1e-12  # rates with a finite normal quantile
+
+
+@dataclass(frozen=True)
+class Family:
+    """A run whose noise multipliers are known up to one factor, under one analysis."""
+
+    name: str
+    analysis: Callable[[DPSGD], PrivacyCurve]
+    run: DPSGD
+
+    def curve(self, factor: float) -> PrivacyCurve:
+        """The family's member with so much noise."""
+        return self.analysis(self.run.replace(noise_multiplier=self.run.noise_multiplier * factor))
+
+    def factor(self, fpr: float, fnr: float) -> float:
+        """The factor whose curve passes through these rates.
+
+        Infinity where guessing explains them, and 0 where they are below the curve of every member: even without any
+        noise, models in whose batches the canary never was look like those without it.
+        """
+        if fnr >= 1.0 - fpr:
+            return math.inf
+        if fnr <= self.never_used * (1.0 - fpr):
+            return 0.0
+        return _factor(self, fpr, fnr)
+
+    def epsilon(self, fpr: float, fnr: float, delta: float) -> float:
+        """The lower bound on epsilon that upper bounds on the two rates imply."""
+        factor = self.factor(fpr, fnr)
+        if factor in (0.0, math.inf):
+            return math.inf if factor == 0.0 else 0.0
+        return float(self.curve(factor).epsilon(delta))
+
+    def noise_multiplier(self, fpr: float, fnr: float) -> float:
+        """The largest noise multiplier of the first step that the two rates allow."""
+        return float(np.ravel(self.run.noise_multiplier)[0]) * self.factor(fpr, fnr)
+
+    def merits(self, fpr: Array, fnr: Array, delta: float) -> Array:
+        """How good each row of possible upper bounds is: how far it lies, on average, below one member's curve.
+
+        That member passes through the medians of the row that tells most about a Gaussian mechanism. Distances are
+        between normal quantiles, in which curves of a family are nearly parallel.
+        """
+        distance = ndtri(fnr)
+        gaussian = -(ndtri(fpr).mean(axis=1) + distance.mean(axis=1))
+        best = int(np.argmax(gaussian))
+        factor = self.factor(float(np.median(fpr[best])), float(np.median(fnr[best])))
+        if self.name == "gdp" or factor in (0.0, math.inf):
+            return gaussian
+        return self._quantiles(factor, fpr).mean(axis=1) - distance.mean(axis=1)
+
+    def _quantiles(self, factor: float, fpr: Array) -> Array:
+        """Normal quantiles of a curve's false negative rates, interpolated between a few of them."""
+        at = ndtri(np.clip(fpr, _SMALLEST, _LARGEST))
+        count = _NODES_OF_COMPOSITION if self.name == "composition" else _NODES
+        nodes = np.linspace(at.min(), at.max(), count)
+        rates = self.curve(factor).fnr(ndtr(nodes))
+        return np.interp(at, nodes, ndtri(np.maximum(rates, _SMALLEST)))
+
+    @cached_property
+    def never_used(self) -> float:
+        """The probability that a model with the canary is as one without, noise apart."""
+        if self.name == "composition":
+            logs = np.log1p(-np.minimum(self.run.sample_rate, 1.0 - 1e-300))
+            return float(np.exp(np.sum(logs) * (1 if np.ndim(logs) else self.run.steps)))
+        law = law_of(self.run)
+        if law.constant != 0.0:
+            return 0.0
+        blocks = math.prod(float(np.sum(p[v == 0.0])) for v, p in law.blocks)
+        return blocks * float(np.exp(np.sum(law.counts * np.log1p(-law.rates))))
+
+
+def family_of(method: str, run: DPSGD | None) -> Family:
+    """The family of this name; "gdp" is one full-batch step and needs no run."""
+    if method == "gdp":
+        return Family("gdp", last_iterate, _GAUSSIAN)
+    if run is None:
+        raise ValueError(f"run must be given with method {method!r}, for its steps, sample rate and weights; got None")
+    if run.optimizer is not None:
+        run = run.replace(optimizer=None, weights=run.effective_weights())
+    family = Family(method, last_iterate if method == "last-iterate" else composition, run)
+    family.curve(1.0)  # an analysis that refuses the run does so whatever the scores are
+    return family
+
+
+@lru_cache(maxsize=4096)
+def _factor(family: Family, fpr: float, fnr: float) -> float:
+    """The root, where there is one."""
+    goal = np.float64(ndtri(fnr))
+    seen: list[tuple[float, float]] = []
+
+    def quantile(log_factor: Array) -> tuple[Array, Array]:
+        """The curve's at this false positive rate, and a secant's slope."""
+        x = float(log_factor)
+        value = float(ndtri(max(family.curve(math.exp(x)).fnr(fpr), _SMALLEST)))
+        slope = (value - seen[-1][1]) / (x - seen[-1][0]) if seen and x != seen[-1][0] else math.nan
+        seen.append((x, value))
+        return np.float64(value), np.float64(slope)
+
+    least = math.log(_LEAST_NOISE / float(np.min(family.run.noise_multiplier)))
+    most = math.log(_MOST_NOISE / float(np.max(family.run.noise_multiplier)))
+    start, step = 0.0, _STEP
+    if family.name == "composition":
+        start, step = _near_composition(family.run, float(-ndtri(fpr) - goal)), _STEP_OF_COMPOSITION
+    low = high = min(max(start, least), most)
+    while quantile(np.float64(high))[0] < goal:
+        if high >= most:
+            return math.inf
+        low, high = high, min(high + step, most)
+    while low == high or quantile(np.float64(low))[0] >= goal:
+        if low <= least:
+            return 0.0
+        low, high = max(low - step, least), low
+    between = np.interp(goal, *zip(*sorted((value, x) for x, value in seen if low <= x <= high), strict=True))
+    return math.exp(float(invert(quantile, goal, np.float64(between), np.float64(low), np.float64(high))))
+
+
+def _near_composition(run: DPSGD, mu: float) -> float:
+    """log of a factor near the root, where each evaluation costs: the central limit theorem of Bu et al. (2020)."""
+    times = 1 if np.ndim(run.sample_rate) else run.steps
+    squares = float(np.sum(np.square(run.sample_rate))) * times
+    precision = float(np.mean(np.square(1.0 / np.asarray(run.noise_multiplier))))
+    return -0.5 * math.log(math.log1p(mu * mu / squares) / precision)

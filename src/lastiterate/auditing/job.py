@@ -1,0 +1,201 @@
+"""Trials: models that are trained and scored, in chunks. What the audit's trainer is depends on what it is given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from time import monotonic
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from lastiterate.run import DPSGD
+from lastiterate.values import Array
+
+if TYPE_CHECKING:
+    from lastiterate.training.progress import TrainingProgress
+
+EXACT_CHUNK = 65_536  # draws of last iterates at a time
+REFERENCES = 2**20  # users' trainers: models that are not counted have numbers from here on
+
+
+@dataclass(frozen=True, eq=False)
+class TrialChunk:
+    """Some trials: numbers, worlds, scores, accuracies (NaN: not measured) and seconds, an array of each."""
+
+    models: Array
+    present: Array
+    scores: Array
+    accuracies: Array
+    seconds: Array
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """What an audit trains and scores: everything but which models. It can be sent to other processes.
+
+    Attributes:
+        problem: a ``training.Problem``, a user's trainer ``(seed, canary) -> score | parameters``, or None where the
+            attack needs neither.
+        facts: what the crafter found.
+        chunk_size: None until it has been chosen.
+        test: images and labels on which accuracy is measured.
+    """
+
+    run: DPSGD
+    problem: Any
+    attack: Any
+    facts: dict[str, Any]
+    seed: int
+    models: int
+    chunk_size: int | None = None
+    test: tuple[Array, Array] | None = None
+
+    def planned(self) -> tuple[Array, Array]:
+        """The trials: numbers and worlds, both worlds in turn; or every canary of the one run."""
+        if hasattr(self.attack, "coins"):
+            return np.arange(self.models), self.attack.coins(self.models, self.seed)
+        return np.repeat(np.arange(self.models), 2), np.tile([True, False], self.models)
+
+    def trials(self, workers: int | None = None) -> Trials:
+        """The trainer and distinguisher for this job, compiled where that applies."""
+        if is_users(self.problem):
+            return UserTrials(self)
+        if hasattr(self.attack, "coins"):
+            return OneRunTrials(self)
+        if not getattr(self.attack, "trains", True):
+            return ExactTrials(self)
+        return ModelTrials(self, workers)
+
+
+class Trials(Protocol):
+    """Trains and scores models by their numbers, a chunk at a time."""
+
+    @property
+    def chunk_size(self) -> int: ...
+    def chunks(self, models: Array, present: Array, progress: TrainingProgress | None) -> Iterator[TrialChunk]: ...
+
+
+def is_users(problem: Any) -> bool:
+    """Whether the problem is a user's own trainer."""
+    return callable(problem)
+
+
+class ModelTrials:
+    """The shipped trainer."""
+
+    def __init__(self, job: Job, workers: int | None) -> None:
+        from lastiterate.training import Trainer
+
+        self._job = job
+        self._armed = job.attack.arm(job.run, job.problem, job.facts)
+        arguments = {"models": 2 * job.models, "chunk_size": job.chunk_size, "workers": workers}
+        self._trainer = Trainer(job.run, self._armed.problem, self._armed.canary, **arguments)
+        self.chunk_size = self._trainer.chunk_size
+
+    def chunks(self, models: Array, present: Array, progress: TrainingProgress | None) -> Iterator[TrialChunk]:
+        watches: dict[tuple[int, bool], Any] = {}
+
+        def watch(step: int, chunk: Any) -> None:
+            key = int(chunk.models[0]), bool(chunk.present[0])
+            if step == 0:
+                watches[key] = self._armed.watch()
+            watches[key].see(step, chunk.parameters)
+
+        began = monotonic()
+        watching = watch if self._armed.watch else None
+        for chunk in self._trainer.chunks(models, present, self._job.seed, progress, watching):
+            key = int(chunk.models[0]), bool(chunk.present[0])
+            scores = watches.pop(key).scores() if watching else self._armed.score(chunk.parameters)
+            accuracies = self._accuracies(chunk.parameters, len(chunk.models))
+            seconds = np.full(len(chunk.models), (monotonic() - began) / len(chunk.models))
+            began = monotonic()
+            yield TrialChunk(chunk.models, chunk.present, scores, accuracies, seconds)
+
+    def _accuracies(self, parameters: Any, count: int) -> Array:
+        test = self._job.test
+        if test is None:
+            return np.full(count, np.nan)
+        import jax
+
+        from lastiterate.training.models import accuracy
+
+        models = [self._armed.problem.model(jax.tree.map(lambda leaf, i=i: leaf[i], parameters)) for i in range(count)]
+        return np.array([accuracy(model, *test) for model in models])
+
+
+class ExactTrials:
+    """Last iterates drawn from their distribution; a chunk's draws depend on the seed and its first number."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self.chunk_size = job.chunk_size or EXACT_CHUNK
+
+    def chunks(self, models: Array, present: Array, progress: TrainingProgress | None) -> Iterator[TrialChunk]:
+        for begin in range(0, len(models), self.chunk_size):
+            part = slice(begin, begin + self.chunk_size)
+            began = monotonic()
+            generator = np.random.default_rng([self._job.seed, int(models[begin])])
+            scores = self._job.attack.sample(self._job.run, present[part], generator)
+            seconds = np.full(len(scores), (monotonic() - began) / len(scores))
+            yield TrialChunk(models[part], present[part], scores, np.full(len(scores), np.nan), seconds)
+
+
+class UserTrials:
+    """A user's trainer, one model after the other; its framework uses the cores as it does."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self.chunk_size = job.chunk_size or 1
+
+    def chunks(self, models: Array, present: Array, progress: TrainingProgress | None) -> Iterator[TrialChunk]:
+        for model, world in zip(models.tolist(), present.tolist(), strict=True):
+            began = monotonic()
+            score = self._score(self._job.problem(trainer_seed(self._job.seed, model, world), world))
+            if progress:
+                progress.advanced(1, self._job.run.steps, finished=True)
+            seconds = np.array([monotonic() - began])
+            yield TrialChunk(np.array([model]), np.array([world]), np.array([score]), np.array([np.nan]), seconds)
+
+    def _score(self, result: Any) -> float:
+        attack = self._job.attack
+        if attack is not None:
+            return float(attack.score(self._job.run, self._job.facts, result))
+        if np.ndim(result) != 0:
+            raise ValueError(
+                f"attack must be given where the trainer returns parameters (here of shape {np.shape(result)}): for "
+                "example lastiterate.attacks.Displacement(canary)"
+            )
+        return float(result)
+
+
+class OneRunTrials:
+    """One model with about half of the canaries; its chunk is all of them."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self.chunk_size = job.models
+
+    def chunks(self, models: Array, present: Array, progress: TrainingProgress | None) -> Iterator[TrialChunk]:
+        from lastiterate.training import train
+        from lastiterate.training.models import accuracy
+
+        job, began = self._job, monotonic()
+        problem = job.attack.trained_problem(job.run, job.problem, job.facts, present)
+        trained = train(job.run, problem, models=1, seed=job.seed, progress=False)
+        scores = job.attack.scores(job.run, job.problem, job.facts, trained.parameters)
+        right = np.nan if job.test is None else accuracy(trained.model(0), *job.test)
+        seconds = np.full(len(models), (monotonic() - began) / len(models))
+        if progress:
+            progress.advanced(len(models), job.run.steps, finished=True)
+        yield TrialChunk(models, present, scores, np.full(len(models), right), seconds)
+
+
+def trainer_seed(seed: int, model: int, present: bool) -> int:
+    """A seed for a user's trainer: different for every model and world of an audit, and in [0, 2^32)."""
+    return ((seed << 22) + 2 * model + present) % 2**32
+
+
+def user_references(trainer: Callable[[int, bool], Any], count: int, seed: int) -> list[Any]:
+    """What a user's trainer returns for models without the canary that are not counted."""
+    return [trainer(trainer_seed(seed, REFERENCES + model, False), False) for model in range(count)]

@@ -1,0 +1,173 @@
+"""Many canaries in one training run, each in by a fair coin: the coins are guessed from the scores.
+
+Steinke, Nasr and Jagielski (2023), arXiv 2305.08846, bound how many guesses can be right under (epsilon, delta)-DP;
+Mahloujifar, Melis and Chaudhuri (2024), arXiv 2410.22235, under f-DP, here with the f of a Gaussian mechanism. Both want the
+number of guesses fixed in advance.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.special import bdtrc, expit, ndtr, ndtri
+
+from lastiterate.auditing.family import family_of
+from lastiterate.auditing.threshold import Worlds
+from lastiterate.privacy.solve import invert
+from lastiterate.values import Array
+
+ONE_RUN = ("one-run", "one-run-fdp")
+_SHARE = 0.25  # of the canaries are guessed a priori: the top eighth as "in", the bottom eighth as "out"
+_FEWEST = 16  # guesses: with fewer, even all of them right, next to nothing can be shown
+_SEED = 0  # of the order of equal scores
+_MOST = 1e6  # epsilons and mus that are tried
+
+
+@dataclass(frozen=True)
+class Guesses:
+    """How many canaries were guessed, and how many wrongly.
+
+    Attributes:
+        threshold: the smallest score that was called "in".
+        count: all guesses.
+        false_positives: canaries called "in" that were not.
+        false_negatives: canaries called "out" that were in.
+    """
+
+    threshold: float
+    count: int
+    false_positives: int
+    false_negatives: int
+
+    @property
+    def right(self) -> int:
+        return self.count - self.false_positives - self.false_negatives
+
+
+@dataclass(frozen=True)
+class OneRunBound:
+    """The best lower bound of several ways to guess, and what it would have been without a wrong guess."""
+
+    guesses: Guesses
+    epsilon: float
+    largest: float
+    noise_multiplier: float | None
+
+
+def guess_all(worlds: Worlds, threshold: float) -> Guesses:
+    """Every canary is guessed, by one threshold."""
+    false_positives, false_negatives = (int(count) for count in worlds.errors(np.float64(threshold)))
+    return Guesses(threshold, worlds.inside.size + worlds.outside.size, false_positives, false_negatives)
+
+
+def guess_extremes(worlds: Worlds, choice: str) -> list[Guesses]:
+    """Only the largest and smallest scores are guessed; equal ones in random order, that it may not tell the coin.
+
+    "a-priori" is one way to guess; "corrected" and "uncorrected" are several, the same for every audit with so many
+    canaries: all of them, half, a quarter and so on, from both ends or from the top only.
+    """
+    canaries = worlds.inside.size + worlds.outside.size
+    shuffled = np.random.default_rng(_SEED).permutation(canaries)
+    scores = np.concatenate((worlds.inside, worlds.outside))[shuffled]
+    order = np.argsort(-scores, kind="stable")
+    scores, is_in = scores[order], (np.arange(canaries) < worlds.inside.size)[shuffled][order]
+
+    def guess(ins: int, outs: int) -> Guesses:
+        wrong = int(np.sum(~is_in[:ins])), int(np.sum(is_in[canaries - outs :]))
+        return Guesses(float(scores[ins - 1]), ins + outs, *wrong)
+
+    if choice == "a-priori":
+        return [guess(*_both_ends(max(math.ceil(_SHARE * canaries), min(_FEWEST, canaries))))]
+    counts = [canaries]
+    while counts[-1] // 2 >= _FEWEST:
+        counts.append(counts[-1] // 2)
+    return [guess(*_both_ends(count)) for count in counts] + [guess(count, 0) for count in counts[1:]]
+
+
+def _both_ends(count: int) -> tuple[int, int]:
+    return count - count // 2, count // 2
+
+
+def bound_of(ways: list[Guesses], canaries: int, method: str, delta: float, error: float) -> OneRunBound:
+    """The bound by the best of several ways to guess, each of which is wrong with probability ``error`` at most."""
+    best, largest = 0.0, 0.0
+    chosen = ways[0]
+    for guesses in ways:
+        doubt = _doubt(method, canaries, guesses.count, guesses.right, delta, error)
+        if doubt(best) < 0.0:
+            best, chosen = _root(doubt, best), guesses
+    for count in {guesses.count for guesses in ways}:
+        doubt = _doubt(method, canaries, count, count, delta, error)
+        if doubt(largest) < 0.0:
+            largest = _root(doubt, largest)
+    if method == "one-run":
+        return OneRunBound(chosen, best, largest, None)
+    noise = 1.0 / best if best else math.inf
+    return OneRunBound(chosen, _of_gaussian(best, delta), _of_gaussian(largest, delta), noise)
+
+
+def _of_gaussian(mu: float, delta: float) -> float:
+    return float(family_of("gdp", None).curve(1.0 / mu).epsilon(delta)) if mu else 0.0
+
+
+def _doubt(
+    method: str, canaries: int, count: int, right: int, delta: float, error: float
+) -> Callable[[float], float]:
+    """An increasing function of epsilon (or mu), negative where so many right guesses refute it."""
+    if method == "one-run":
+        return lambda epsilon: p_value(canaries, count, right, epsilon, delta) - error
+    return lambda mu: _gaussian_slack(canaries, count, right, mu, error)
+
+
+def _root(doubt: Callable[[float], float], low: float) -> float:
+    """Where the doubt begins; the function is negative at ``low``."""
+    high = max(1.0, 2.0 * low)
+    while doubt(high) < 0.0 and high < _MOST:
+        low, high = high, 2.0 * high
+
+    def valued(x: Array) -> tuple[Array, Array]:
+        return np.float64(doubt(float(x))), np.float64(math.nan)
+
+    return float(invert(valued, np.float64(0.0), np.float64(0.5 * (low + high)), np.float64(low), np.float64(high)))
+
+
+def p_value(canaries: int, count: int, right: int, epsilon: float, delta: float) -> float:
+    """The chance of at least so many right guesses, at most, under (epsilon, delta)-DP (Steinke et al., Theorem 3.1).
+
+    Without delta the number of right guesses is dominated by Binomial(count, e^epsilon / (1 + e^epsilon)). With it some
+    guesses may come for free, 2 * canaries * delta on average, and worst is what buys most of the tail.
+    """
+    if right == 0:
+        return 1.0
+    rate = float(expit(epsilon))
+    tail = float(bdtrc(right - 1, count, rate))
+    if delta == 0.0:
+        return tail
+    # Farther below its mean the binomial has no mass, and a larger number of free guesses only divides by more.
+    reach = right - count * rate + 10.0 * math.sqrt(count * rate * (1.0 - rate)) + 10.0
+    free = np.arange(1.0, min(right, max(1, math.ceil(reach))) + 1.0)
+    below = right - 1.0 - free
+    gain = np.where(below < 0.0, 1.0, bdtrc(np.maximum(below, 0.0), count, rate)) - tail
+    return min(tail + 2.0 * canaries * delta * max(0.0, float(np.max(gain / free))), 1.0)
+
+
+def _gaussian_slack(canaries: int, count: int, right: int, mu: float, error: float) -> float:
+    """Negative where so many right guesses refute mu-Gaussian DP: the recursion of Mahloujifar et al., Algorithm 3.
+
+    It supposes that at least ``right`` guesses are right with probability ``error``, and bounds from below what the
+    probabilities of fewer right guesses must then be; more in total than there are guesses is a contradiction.
+    """
+    available = count / canaries
+    of_right, of_wrong = error * right / canaries, error * (count - right) / canaries
+    for fewer in range(right - 1, -1, -1):
+        least = max(of_wrong, float(ndtr(ndtri(of_right) - mu)))
+        if least == of_wrong:
+            break  # nothing changes any more
+        of_right = min(of_right + fewer / (count - fewer) * (least - of_wrong), 1.0)
+        of_wrong = least
+        if of_right + of_wrong > available:
+            break
+    return available - of_right - of_wrong

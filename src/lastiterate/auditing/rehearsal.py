@@ -1,0 +1,56 @@
+"""How long an audit would take: a few real steps are trained and timed, and nothing is kept."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from time import monotonic
+from typing import Any
+
+import numpy as np
+
+from lastiterate.auditing.job import is_users
+from lastiterate.run import DPSGD
+
+_STEPS = 20
+_COMPILING = 6.0  # seconds: the crafter and the audit compile about four programs
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """What an audit would train, and what that would take here."""
+
+    models: int
+    reference_models: int
+    seconds: float
+    bytes: int
+    basis: str
+
+
+def rehearse(run: DPSGD, problem: Any, attack: Any, models: int) -> Rehearsal:
+    """Time a few steps of a few models, or one model of a user's trainer, and extrapolate."""
+    from lastiterate.training.memory import peak_bytes
+
+    references = int(getattr(attack, "references", 0)) + 3 * int(getattr(attack, "pilots", 0))
+    total = references + (1 if hasattr(attack, "coins") else 2 * models)
+    if is_users(problem):
+        began = monotonic()
+        problem(0, False)
+        return Rehearsal(total, references, total * (monotonic() - began), peak_bytes(), "from one model trained")
+    if not getattr(attack, "trains", True):
+        return Rehearsal(total, 0, 1e-6 * total, peak_bytes(), "last iterates are drawn, not trained")
+    seconds = _seconds_a_model_step(run, problem) * total * run.steps + _COMPILING
+    basis = f"from {min(_STEPS, run.steps)} steps trained"
+    return Rehearsal(total, references, seconds, peak_bytes(), basis)
+
+
+def _seconds_a_model_step(run: DPSGD, problem: Any) -> float:
+    from lastiterate.attacks.drift import flatten_one
+    from lastiterate.training import GradientCanary, Trainer
+
+    short = run.prefix(min(_STEPS, run.steps))
+    trainer = Trainer(short, problem, GradientCanary(np.zeros(flatten_one(problem).size, np.float32)))
+    count = trainer.chunk_size * trainer.workers * 2
+    began = monotonic()
+    for _ in trainer.chunks(np.arange(count), np.zeros(count, bool), 0):
+        pass
+    return (monotonic() - began) / (count * short.steps)

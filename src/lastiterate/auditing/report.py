@@ -1,0 +1,197 @@
+"""From stored scores to a result: predictions, estimates and verdict are computed anew each time; nothing is trained."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+from scipy.stats import norm
+
+from lastiterate.answers import ask_all
+from lastiterate.attacks.attack import Expected, Words
+from lastiterate.auditing.describe import read_run
+from lastiterate.auditing.estimate import Estimate, estimate
+from lastiterate.auditing.result import AuditResult
+from lastiterate.auditing.store import Store
+from lastiterate.auditing.threshold import predicted_threshold
+from lastiterate.auditing.verdict import claim_of, judge
+from lastiterate.plot.words import spell
+from lastiterate.privacy.last_iterate import last_iterate
+from lastiterate.privacy.law import law_of
+from lastiterate.run import DPSGD
+from lastiterate.values import Array, number
+
+LAST_ITERATE_METHODS = ("clopper-pearson", "gdp", "last-iterate", "composition")
+ALL_ITERATES_METHODS = ("clopper-pearson", "composition")
+ONE_RUN_METHODS = ("one-run", "one-run-fdp")
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is asked of the scores. ``methods`` None: all that apply; ``threshold`` as in ``estimate``."""
+
+    delta: float = 1e-5
+    confidence: float = 0.95
+    methods: Sequence[str] | None = None
+    threshold: float | str = "a-priori"
+    claim_epsilon: float | None = None
+    claim_noise: float | None = None
+
+    def __post_init__(self) -> None:
+        number("delta", self.delta, 0.0, 1.0, open_low=True, open_high=True)
+        number("confidence", self.confidence, 0.0, 1.0, open_low=True, open_high=True)
+
+
+def report(store: Store, question: Question = Question()) -> AuditResult:  # noqa: B008 - it is frozen
+    """What the trials in a store say."""
+    specification, facts = store.specification, store.facts
+    if facts is None:
+        raise ValueError(
+            f"the store {str(store.path)!r} has no trial yet: its audit was stopped before the first model"
+        )
+    run, expected, words = read_run(specification["run"]), Expected(**facts["expected"]), Words(**facts["words"])
+    trials = store.scores()
+    scores_in, scores_out = trials.scores[trials.present], trials.scores[~trials.present]
+    if not len(scores_in) or not len(scores_out):
+        raise ValueError(f"the store {str(store.path)!r} has no trial in one of the worlds yet: finish its audit first")
+    methods = _methods(run, expected, bool(facts["one_run"]), question.methods)
+    estimates = Estimates(run, expected, scores_in, scores_out, question)
+    found = {method: estimates(method, question.confidence) for method in methods}
+    predictions = ask_all(run, lambda curve: curve.epsilon(question.delta))
+    claim = claim_of(run, question.delta, question.claim_epsilon, question.claim_noise)
+    verdict, reason = judge(claim, tuple(methods), estimates, question.confidence)
+    done, planned = len(trials.scores), specification["models"] * (1 if facts["one_run"] else 2)
+    caveats = [f"Only {done} of {planned} trials are done."] if done < planned else []
+    if "clopper-pearson" in found and (predicted := predictions["last_iterate"].value) is not None:
+        caveats += _reach(found["clopper-pearson"], predicted)
+    return AuditResult(
+        run=run,
+        attack=words.attack,
+        data=specification["data"],
+        caveats=(*words.caveats, *caveats),
+        delta=question.delta,
+        confidence=question.confidence,
+        predictions=predictions,
+        estimates=found,
+        scores_in=scores_in,
+        scores_out=scores_out,
+        score_unit=words.unit,
+        score_density=_density(run, expected, scores_in, scores_out),
+        signal=_signal(scores_in, scores_out),
+        ideal_signal=_ideal_signal(run) if expected.kind == "linear" else None,
+        accuracy=_mean(trials.accuracies),
+        models=specification["models"],
+        store=store.path,
+        seconds=store.seconds,
+        verdict=verdict,
+        reason=reason,
+    )
+
+
+class Estimates:
+    """Bounds from one set of scores, by method and confidence, each at the threshold that was asked for."""
+
+    def __init__(self, run: DPSGD, expected: Expected, scores_in: Array, scores_out: Array, question: Question) -> None:
+        self._run, self._expected, self._question = run, expected, question
+        self._scores = scores_in, scores_out
+
+    def __call__(self, method: str, confidence: float) -> Estimate:
+        threshold = self._threshold(method, confidence)
+        return estimate(*self._scores, self._question.delta, confidence, method, threshold, self._run)
+
+    def _threshold(self, method: str, confidence: float) -> float | str:
+        asked = self._question.threshold
+        if asked != "a-priori":
+            return asked
+        if method in ONE_RUN_METHODS:
+            return asked
+        expected, sizes = self._expected, tuple(map(len, self._scores))
+        if expected.kind == "none":
+            return "split"
+        return _a_priori(self._run, expected, sizes, self._question.delta, confidence, method)
+
+
+@lru_cache(maxsize=256)
+def _a_priori(
+    run: DPSGD, expected: Expected, sizes: tuple[int, int], delta: float, confidence: float, method: str
+) -> float:
+    if expected.kind == "linear":
+        return predicted_threshold(
+            run, *sizes, delta, confidence, method, spread=expected.spread, signal=expected.signal
+        )
+    raise AssertionError(expected.kind)
+
+
+def _methods(run: DPSGD, expected: Expected, one_run: bool, asked: Sequence[str] | None) -> list[str]:
+    """The methods that apply to the attack, or those that were asked for."""
+    apply: tuple[str, ...] = LAST_ITERATE_METHODS
+    if one_run:
+        apply = ONE_RUN_METHODS
+    elif expected.kind == "likelihood-ratio":
+        apply = ALL_ITERATES_METHODS
+    if run.sampling in ("shuffled", "fixed"):
+        apply = tuple(method for method in apply if method != "composition")
+    if asked is None:
+        return list(apply)
+    for method in asked:
+        if method not in apply:
+            raise ValueError(f"method must be one of {', '.join(apply)} for this audit, got {method!r}")
+    return list(asked)
+
+
+def _reach(found: Estimate, predicted: float) -> list[str]:
+    if found.largest >= predicted:
+        return []
+    return [
+        f"{found.models_in} and {found.models_out} models cannot show more than epsilon {spell(found.largest)} without "
+        f"assumptions, which is below the heuristic's {spell(predicted)}: this audit could not have refuted it that way."
+    ]
+
+
+def _density(run: DPSGD, expected: Expected, scores_in: Array, scores_out: Array) -> Array | None:
+    """The densities that the linear analysis predicts, over the range of the scores."""
+    finite = np.concatenate([scores_in, scores_out])
+    finite = finite[np.isfinite(finite)]
+    if expected.kind != "linear" or not finite.size:
+        return None
+    low, high = min(finite.min(), -3.5 * expected.spread), max(finite.max(), 3.5 * expected.spread)
+    edges = np.linspace(low, high, 161)
+    middle = 0.5 * (edges[1:] + edges[:-1])
+    # The test of a threshold is the best one, so its error rates lie on the trade-off curve.
+    curve = last_iterate(run.replace(noise_multiplier=run.noise_multiplier * expected.spread / expected.signal))
+    below = curve.fnr(norm.sf(edges / expected.spread))
+    density_in = np.diff(below) / np.diff(edges)
+    return np.stack([middle, norm.pdf(middle / expected.spread) / expected.spread, np.maximum(density_in, 0.0)], axis=1)
+
+
+def _signal(scores_in: Array, scores_out: Array) -> float:
+    """d': the distance of the means in standard deviations."""
+    if min(len(scores_in), len(scores_out)) < 2:
+        return 0.0
+    with warnings.catch_warnings(), np.errstate(invalid="ignore"):
+        warnings.simplefilter("ignore")
+        spread = np.sqrt(0.5 * (scores_in.var(ddof=1) + scores_out.var(ddof=1)))
+        distance = scores_in.mean() - scores_out.mean()
+    if not np.isfinite(distance) or not np.isfinite(spread):
+        return 0.0
+    return float(distance / spread) if spread > 0.0 else 0.0
+
+
+def _ideal_signal(run: DPSGD) -> float:
+    law = law_of(run)
+    return float(law.mean / np.sqrt(law.noise**2 + 0.5 * law.variance))
+
+
+def _mean(values: Array) -> float | None:
+    known = values[~np.isnan(values)]
+    return float(known.mean()) if known.size else None
+
+
+def read(path: str | Path, question: Question = Question()) -> AuditResult:  # noqa: B008 - it is frozen
+    """The result of the audit in a store, which may still be running."""
+    with Store.read(path) as store:
+        return report(store, question)

@@ -1,0 +1,190 @@
+"""Where trials are kept: one SQLite file that says what is audited and holds every score as soon as it is known."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from lastiterate.auditing import store_file
+from lastiterate.auditing.store_json import as_json, check_same, differences
+from lastiterate.auditing.store_lock import WriterLock
+from lastiterate.auditing.store_trials import StoredTrials, TrialColumns
+from lastiterate.data.files import BadFile
+from lastiterate.values import number
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+    from types import TracebackType
+    from typing import Self
+
+    from lastiterate.data.files import Location
+
+_SCHEMA = """
+CREATE TABLE audit (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE trials (
+  model INTEGER NOT NULL CHECK (model >= 0),
+  world TEXT NOT NULL CHECK (world IN ('in', 'out')),
+  score REAL NOT NULL,
+  accuracy REAL,
+  seconds REAL NOT NULL,
+  seed INTEGER,
+  PRIMARY KEY (model, world)
+) WITHOUT ROWID;
+"""
+
+
+class Store:
+    """Made by ``Store.open`` to write and by ``Store.read`` to look. Closed by ``close`` or at the end of ``with``."""
+
+    def __init__(self, path: Path, database: sqlite3.Connection, lock: WriterLock | None) -> None:
+        self._path, self._database, self._lock = path, database, lock
+
+    @classmethod
+    def open(cls, path: Location, specification: dict[str, Any], setup: dict[str, Any]) -> Self:
+        """The store of this specification, begun or continued; nothing is touched if it holds another.
+
+        Args:
+            path: of the file; missing folders are made.
+            specification: everything that determines the results.
+            setup: what was chosen when the audit began, such as the chunk size. What the file has counts from then on.
+        """
+        wanted, chosen = as_json("specification", specification), as_json("setup", setup)
+        place = store_file.locate(path)
+        with store_file.explaining(place):
+            place.parent.mkdir(parents=True, exist_ok=True)
+            lock = WriterLock(place)
+            try:
+                if store_file.is_new(place):
+                    store_file.create(place, _SCHEMA, {"specification": wanted, "setup": chosen, "seconds": "0.0"})
+                with cls(place, store_file.connect_to_read(place), None) as present:
+                    check_same(place, present.specification, json.loads(wanted))
+                return cls(place, store_file.connect_to_write(place), lock)
+            except BaseException:
+                lock.release()
+                raise
+
+    @classmethod
+    def read(cls, path: Location) -> Self:
+        """A store to look at, also while an audit writes to it."""
+        place = store_file.locate(path)
+        if not place.exists():
+            raise BadFile(f"the store must exist, but nothing is at {str(place)!r}")
+        with store_file.explaining(place):
+            return cls(place, store_file.connect_to_read(place), None)
+
+    @property
+    def path(self) -> Path:
+        """Where the file is."""
+        return self._path
+
+    @property
+    def specification(self) -> dict[str, Any]:
+        """Everything that determines the results."""
+        return dict(self._get("specification"))
+
+    @property
+    def setup(self) -> dict[str, Any]:
+        """What was chosen when the audit began."""
+        return dict(self._get("setup"))
+
+    @property
+    def facts(self) -> dict[str, Any] | None:
+        """What the crafter found; None before it did."""
+        found = self._get("facts")
+        return None if found is None else dict(found)
+
+    def set_facts(self, facts: dict[str, Any]) -> None:
+        """Keep what the crafter found. The trials rest on it, so it is written once."""
+        text = as_json("facts", facts)
+        held = self.facts
+        if held is not None and next(differences(held, json.loads(text)), None):
+            raise ValueError(f"facts must be the ones that the store {str(self._path)!r} holds already, got others")
+        if held is None:
+            self._write("INSERT INTO audit VALUES ('facts', ?)", [(text,)])
+
+    @property
+    def seconds(self) -> float:
+        """Wall time of all sessions so far."""
+        return float(self._get("seconds"))
+
+    def add_seconds(self, seconds: float) -> None:
+        """Count the wall time of a session, or of a part of one."""
+        total = self.seconds + number("seconds", seconds, 0.0)
+        self._write("UPDATE audit SET value = ? WHERE name = 'seconds'", [(repr(total),)])
+
+    def add(self, trials: TrialColumns) -> None:
+        """Store all of these trials or, whatever happens, none. A trial that is there already is refused."""
+        chunk = StoredTrials.of(trials)
+        columns = (chunk.scores, chunk.accuracies, chunk.seconds)  # SQLite has no NaN: it becomes NULL
+        seeds = [None] * len(chunk) if chunk.seeds is None else chunk.seeds.tolist()
+        rows = zip(chunk.models.tolist(), chunk.worlds, *(column.tolist() for column in columns), seeds, strict=True)
+        try:
+            self._write("INSERT INTO trials VALUES (?, ?, ?, ?, ?, ?)", rows)
+        except sqlite3.IntegrityError:
+            seen = self.done()
+            for trial in zip(chunk.models.tolist(), chunk.present.tolist(), strict=True):
+                if trial in seen:
+                    break
+                seen.add(trial)
+            raise ValueError(
+                f"trials must be new to the store {str(self._path)!r}, "
+                f"got model {trial[0]} of world {'in' if trial[1] else 'out'!r} again"
+            ) from None
+
+    def done(self) -> set[tuple[int, bool]]:
+        """Model and presence of the canary, for each trial that is stored."""
+        return {(model, world == "in") for model, world in self._rows("SELECT model, world FROM trials")}
+
+    def scores(self) -> StoredTrials:
+        """All trials that are stored, by model, in it "in" before "out"."""
+        rows = self._rows("SELECT model, world, score, accuracy, seconds, seed FROM trials ORDER BY model, world")
+        models, worlds, scores, accuracies, seconds, seeds = zip(*rows, strict=True) if rows else ((),) * 6
+        return StoredTrials(
+            models=np.array(models, np.int64),
+            present=np.array([world == "in" for world in worlds], np.bool_),
+            scores=np.array(scores, np.float64),
+            accuracies=np.array(accuracies, np.float64),
+            seconds=np.array(seconds, np.float64),
+            seeds=None if None in seeds else np.array(seeds, np.int64),
+        )
+
+    def close(self) -> None:
+        """Let the next process write. What was added is safe with or without it."""
+        if self._lock is None:
+            self._database.close()
+            return
+        store_file.close_written(self._database)
+        self._lock.release()
+        self._lock = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _get(self, name: str) -> Any:
+        rows = self._rows("SELECT value FROM audit WHERE name = ?", name)
+        with store_file.explaining(self._path):
+            return json.loads(rows[0][0]) if rows else None
+
+    def _rows(self, query: str, *values: str) -> list[tuple[Any, ...]]:
+        with store_file.explaining(self._path):
+            return self._database.execute(query, values).fetchall()
+
+    def _write(self, statement: str, rows: Iterable[tuple[Any, ...]]) -> None:
+        """Do this for all rows in one transaction, which is on the disk when this returns."""
+        with store_file.explaining(self._path):
+            try:
+                self._database.execute("BEGIN IMMEDIATE")
+                self._database.executemany(statement, rows)
+                self._database.execute("COMMIT")
+            finally:
+                if self._database.in_transaction:
+                    self._database.execute("ROLLBACK")

@@ -1,0 +1,86 @@
+"""What is audited from the command line: a data set and a model that ship, or a trainer in a user's file."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lastiterate.auditing.describe import fingerprint, specification
+from lastiterate.optimizer import SGD
+from lastiterate.privacy.calibrate import calibrate
+from lastiterate.privacy.composition import composition
+from lastiterate.run import DPSGD
+from lastiterate.values import Array
+
+DEFAULT_EPSILON, DEFAULT_DELTA = 8.0, 1e-5  # by composition, where no noise was given
+DEFAULT_MOMENTUM = 0.9
+
+
+@dataclass(frozen=True, eq=False)
+class Subject:
+    """A run, what it trains on, and what to call it; ``attack`` is what a user's file says, if it does."""
+
+    run: DPSGD
+    problem: Any
+    words: str
+    name: str
+    test: tuple[Array, Array] | None = None
+    attack: Any = None
+
+    def default_store(self, attack: Any, models: int, seed: int) -> Path:
+        """A file of its own for every audit, so that the same command finds it again."""
+        described = specification(self.run, self.problem, attack, models, seed, self.words)
+        return Path("runs") / f"{self.name}-{fingerprint(described)[:8]}.sqlite"
+
+
+def find_subject(data: str, model: str, trainer: str | None, run: Callable[[int | None], DPSGD | None]) -> Subject:
+    """The subject that the command line names. ``run(examples)`` is the run it describes, if it describes one."""
+    if trainer is not None:
+        return _users(trainer, run(None))
+    from lastiterate.data import load
+    from lastiterate.training.recipes import recipe
+
+    dataset = load(data)
+    described = run(len(dataset.x_train))
+    usual = recipe(dataset, model)
+    name = f"{re.sub('[^a-z0-9]+', '-', dataset.name.lower()).strip('-')}-{model}"
+    words = f"{model} on {dataset.name}, {len(dataset.x_train):,} examples"
+    return Subject(described or usual.run, usual.problem, words, name, usual.test)
+
+
+def with_defaults(run: DPSGD, *, calibrated: bool, examples: int | None) -> DPSGD:
+    """The run with an optimizer, and with noise, where none was given."""
+    if run.optimizer is None and run.weights is None and examples:
+        batch = max(1.0, run.epochs / run.steps * examples)
+        run = run.replace(optimizer=SGD(0.5 / batch, momentum=DEFAULT_MOMENTUM))
+    if calibrated:
+        return run
+    return calibrate(run, epsilon=DEFAULT_EPSILON, delta=DEFAULT_DELTA, analysis=composition)
+
+
+def _users(where: str, run: DPSGD | None) -> Subject:
+    """A trainer in a Python file, which may also define ``run`` and ``attack``."""
+    path, _, name = where.rpartition(":")
+    file = Path(path)
+    if not path or not name.isidentifier():
+        raise ValueError(f"trainer must be FILE.py:NAME, got {where!r}")
+    if not file.is_file():
+        raise ValueError(f"trainer must be in a file that exists, got {str(file)!r}")
+    specified = importlib.util.spec_from_file_location(file.stem, file)
+    if specified is None or specified.loader is None:
+        raise ValueError(f"trainer must be in a Python file, got {str(file)!r}")
+    module = importlib.util.module_from_spec(specified)
+    sys.modules[file.stem] = module  # so that it can be sent to other processes
+    specified.loader.exec_module(module)
+    train = getattr(module, name, None)
+    if not callable(train):
+        raise ValueError(f"trainer must name a function in {str(file)!r}, got {name!r}")
+    described = run or getattr(module, "run", None)
+    if not isinstance(described, DPSGD):
+        raise ValueError(f"the run must be described by options, or as run = lastiterate.DPSGD(...) in {str(file)!r}")
+    return Subject(described, train, f"{file.name}:{name}", file.stem, None, getattr(module, "attack", None))

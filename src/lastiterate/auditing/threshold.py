@@ -1,0 +1,173 @@
+"""Which scores are called "in": the threshold is part of the statistics, and so is how it was chosen."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from scipy.special import bdtrik, ndtr
+
+from lastiterate.auditing.family import FAMILIES, family_of
+from lastiterate.auditing.rates import CORRECTION_RATIO, AssumptionFree, ranks, simultaneous_bound, upper_bound
+from lastiterate.privacy.last_iterate import last_iterate
+from lastiterate.run import DPSGD
+from lastiterate.values import Array, integer, number
+
+CHOICES = ("a-priori", "split", "corrected", "uncorrected")
+_SEED = 0  # of the halves: the same scores always give the same estimate
+_FINE_RATIO = 1.005  # of the ranks that are tried where trying costs nothing but time
+_LOWEST, _HIGHEST, _POINTS = -4.0, 8.0, 121  # thresholds tried a priori, in standard deviations without the canary
+_QUANTILES = (np.arange(16) + 0.5) / 16.0  # of the numbers of errors that are expected
+_PLATEAU = 1e-6  # of the best merit: thresholds within are equally good
+
+
+class Rule(Protocol):
+    """How upper bounds on the two error rates become a lower bound on epsilon."""
+
+    def epsilon(self, fpr: float, fnr: float, delta: float) -> float:
+        """The lower bound."""
+
+    def noise_multiplier(self, fpr: float, fnr: float) -> float | None:
+        """The largest noise multiplier that the rates allow, where noise is assumed."""
+
+    def merits(self, fpr: Array, fnr: Array, delta: float) -> Array:
+        """How good each row of possible upper bounds is, to compare the rows with each other."""
+
+
+def rule_of(method: str, run: DPSGD | None) -> Rule:
+    """The rule of this name."""
+    return family_of(method, run) if method in FAMILIES else AssumptionFree()
+
+
+@dataclass(frozen=True)
+class Worlds:
+    """The scores of models with the canary (``inside``) and without (``outside``), each in increasing order."""
+
+    inside: Array
+    outside: Array
+
+    def errors(self, threshold: Array) -> tuple[Array, Array]:
+        """How many false positives and false negatives each threshold makes."""
+        false_positives = self.outside.size - np.searchsorted(self.outside, threshold, side="left")
+        return false_positives, np.searchsorted(self.inside, threshold, side="left")
+
+    def thresholds(self, ratio: float) -> Array:
+        """For ranks of either world, the threshold with at most so many errors there and fewest in the other.
+
+        In the middle between the two scores that it parts.
+        """
+        levels = np.unique(np.concatenate((self.inside, self.outside)))
+        least_wrong = self.outside[self.outside.size - 1 - ranks(self.outside.size, ratio)]
+        first_right = self.inside[ranks(self.inside.size, ratio)]
+        index = np.concatenate((np.searchsorted(levels, least_wrong, "right"), np.searchsorted(levels, first_right)))
+        index = np.unique(np.minimum(index, levels.size - 1))  # calling nothing "in" shows nothing
+        return _between(levels[np.maximum(index - 1, 0)], levels[index])
+
+    def halves(self) -> tuple[Worlds, Worlds]:
+        """Two random parts; of an odd number of models the second has one more."""
+        generator = np.random.default_rng(_SEED)
+        parts = []
+        for scores in (self.inside, self.outside):
+            first = np.zeros(scores.size, dtype=bool)
+            first[generator.permutation(scores.size)[: scores.size // 2]] = True
+            parts.append((scores[first], scores[~first]))
+        return Worlds(parts[0][0], parts[1][0]), Worlds(parts[0][1], parts[1][1])
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """A threshold, the errors it made among the models that count, and upper bounds on their rates.
+
+    ``least_fpr`` and ``least_fnr`` are what the upper bounds would have been without a single error.
+    """
+
+    threshold: float
+    worlds: Worlds
+    false_positives: int
+    false_negatives: int
+    fpr: float
+    fnr: float
+    least_fpr: float
+    least_fnr: float
+
+
+def bounds_at(worlds: Worlds, threshold: float, error: float, *, simultaneous: bool = False) -> Bounds:
+    """The bounds at one threshold, each of which is wrong with probability ``error`` at most.
+
+    ``simultaneous``: for all thresholds at once, so that this one may have been chosen by the same scores.
+    """
+    bound = simultaneous_bound if simultaneous else upper_bound
+    false_positives, false_negatives = (int(count) for count in worlds.errors(np.float64(threshold)))
+    fpr, least_fpr = (float(bound(count, worlds.outside.size, error)) for count in (false_positives, 0))
+    fnr, least_fnr = (float(bound(count, worlds.inside.size, error)) for count in (false_negatives, 0))
+    return Bounds(threshold, worlds, false_positives, false_negatives, fpr, fnr, least_fpr, least_fnr)
+
+
+def chosen_by_scores(worlds: Worlds, choice: str, rule: Rule, delta: float, error: float) -> Bounds:
+    """The bounds at the threshold that the scores themselves make look best, by one of three ways to choose it."""
+    if choice == "split":
+        first, second = worlds.halves()
+        if not (first.inside.size and first.outside.size):  # a world of one model: nothing to choose by
+            return bounds_at(second, 0.0, error)
+        return bounds_at(second, _best(first, rule, delta, error, simultaneous=False), error)
+    simultaneous = choice == "corrected"
+    threshold = _best(worlds, rule, delta, error, simultaneous=simultaneous)
+    return bounds_at(worlds, threshold, error, simultaneous=simultaneous)
+
+
+def _best(worlds: Worlds, rule: Rule, delta: float, error: float, *, simultaneous: bool) -> float:
+    """The threshold whose bounds have most merit."""
+    thresholds = worlds.thresholds(CORRECTION_RATIO if simultaneous else _FINE_RATIO)
+    bound = simultaneous_bound if simultaneous else upper_bound
+    false_positives, false_negatives = worlds.errors(thresholds)
+    fpr = bound(false_positives, worlds.outside.size, error)
+    fnr = bound(false_negatives, worlds.inside.size, error)
+    return float(thresholds[np.argmax(rule.merits(fpr[:, None], fnr[:, None], delta))])
+
+
+def predicted_threshold(
+    run: DPSGD,
+    models_in: int,
+    models_out: int,
+    delta: float = 1e-5,
+    confidence: float = 0.95,
+    method: str = "clopper-pearson",
+    *,
+    spread: float = 1.0,
+    signal: float = 1.0,
+) -> float:
+    """The threshold that the linear analysis expects to show most, before any model is trained.
+
+    Without the canary scores are taken to be N(0, spread^2), with it signal * S / s + N(0, spread^2), where S is how
+    much of the canary is in the last iterate of ``run`` and s the standard deviation of its noise. The numbers of
+    errors are averaged over. It is only a choice: wrong assumptions make the bound weak, not wrong. Where weights have
+    both signs, the errors are those of the best test instead of a threshold's.
+    """
+    inside, outside = integer("models_in", models_in), integer("models_out", models_out)
+    width = number("spread", spread, 0.0, open_low=True)
+    scale = width / number("signal", signal, 0.0, open_low=True)
+    error = 0.5 * (1.0 - number("confidence", confidence, 0.0, 1.0, open_low=True, open_high=True))
+    thresholds = np.linspace(_LOWEST, _HIGHEST, _POINTS)
+    fpr = ndtr(-thresholds)
+    fnr = last_iterate(run.replace(noise_multiplier=run.noise_multiplier * scale)).fnr(fpr)
+    fpr_bounds, fnr_bounds = _likely_bounds(fpr, outside, error), _likely_bounds(fnr, inside, error)
+    merits = rule_of(method, run).merits(fpr_bounds, fnr_bounds, delta)
+    best = float(np.max(merits))
+    return width * float(np.mean(thresholds[merits >= best - _PLATEAU * abs(best)]))
+
+
+def _likely_bounds(rate: Array, models: int, error: float) -> Array:
+    """Upper bounds, [rates, quantiles], from quantiles of the number of errors at each rate."""
+    counts = np.ceil(bdtrik(_QUANTILES, float(models), np.clip(rate, 1e-300, 1.0 - 1e-16)[:, None]))
+    distinct, index = np.unique(np.clip(counts, 0.0, models), return_inverse=True)
+    bounds: Array = upper_bound(distinct, models, error)[index]
+    return bounds.reshape(counts.shape)
+
+
+def _between(low: Array, high: Array) -> Array:
+    """Numbers above ``low`` and at most ``high``, in the middle if there is one."""
+    with np.errstate(invalid="ignore"):
+        middle = np.minimum(0.5 * low + 0.5 * high, high)
+    finite = np.isfinite(low) & np.isfinite(high)
+    return np.where(np.isinf(low) & np.isinf(high) & (low < high), 0.0, np.where(finite & (middle > low), middle, high))

@@ -1,0 +1,171 @@
+"""``lastiterate audit``: attack a training, and put what was found beside what was predicted."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from lastiterate.cli import values
+from lastiterate.cli.audit_options import AttackName, Output, QuestionOptions, Strict
+from lastiterate.cli.errors import OptionError
+from lastiterate.cli.options import Json, MethodOptions, PerStepOption, SizeOptions, option
+from lastiterate.cli.unfold import unfold
+
+if TYPE_CHECKING:
+    from lastiterate.auditing.subject import Subject
+
+Data = Annotated[
+    str,
+    option("--data", None, "digits|PATH", "The embedded digits (default), an .npz file, idx files or CIFAR-10's own."),
+]
+Model = Annotated[
+    str,
+    option(
+        "--model",
+        values.one_of("mlp", "logistic", "cnn", "wide-resnet"),
+        "mlp|logistic|cnn|wide-resnet",
+        "What is trained.",
+    ),
+]
+Trainer = Annotated[
+    str | None,
+    option("--trainer", None, "FILE.py:NAME", "Your own trainer, (seed, canary) -> score or parameters, instead."),
+]
+Noise = Annotated[
+    PerStepOption | None,
+    option("--noise-multiplier", values.per_step, "NUMBER", "Noise sigma (default: for epsilon 8 by composition)."),
+]
+ClipNorm = Annotated[float, option("--clip-norm", values.number, "NUMBER", "Clipping norm (default: 1).")]
+Models = Annotated[
+    int | None,
+    option("--models", values.integer, "INTEGER", "Models a world (default: 512), or canaries of the one run."),
+]
+Seed = Annotated[int, option("--seed", values.integer, "INTEGER", "Of all randomness (default: 0).")]
+StorePath = Annotated[
+    Path | None,
+    option("--store", None, "FILE.sqlite", "Keeps every score; resumed if it exists (default: in runs/)."),
+]
+EngineName = Annotated[str, option("--engine", values.one_of("local", "ray"), "local|ray", "Where to train.")]
+Address = Annotated[str | None, option("--address", None, "ADDRESS", "Of the Ray cluster.")]
+Gpus = Annotated[float, option("--gpus", values.number, "NUMBER", "GPUs of each Ray task (default: 0).")]
+DryRun = Annotated[bool, option("--dry-run", None, None, "Say what would be trained, and how long it would take.")]
+
+
+@unfold
+def audit(
+    size: SizeOptions,
+    method_: MethodOptions,
+    question: QuestionOptions,
+    data: Data = "digits",
+    model: Model = "mlp",
+    trainer: Trainer = None,
+    noise_multiplier: Noise = None,
+    clip_norm: ClipNorm = 1.0,
+    attack: AttackName = "quiet",
+    models: Models = None,
+    seed: Seed = 0,
+    store: StorePath = None,
+    engine: EngineName = "local",
+    address: Address = None,
+    gpus: Gpus = 0.0,
+    output: Output = None,
+    strict: Strict = False,
+    dry_run: DryRun = False,
+    json: Json = False,
+) -> None:
+    """Attack a training, and see what leaks.
+
+    Without arguments: a small network on the embedded digits. A canary is crafted, models are trained with and without
+    it, and their last iterates are told apart. The same command again resumes where it was stopped.
+
+    \b
+    Exit status 1: the claim about the training is refuted.
+
+    \b
+    Example:
+      lastiterate audit
+      lastiterate audit --attack mislabelled --models 1024 --store runs/mislabelled.sqlite
+    """
+    from lastiterate.auditing.subject import find_subject
+    from lastiterate.cli.audit_options import find_attack
+    from lastiterate.cli.audit_output import check_folder, finish
+
+    asked = question.question()
+    check_folder(output)
+    subject = find_subject(data, model, trainer, lambda n: _run(size, method_, noise_multiplier, clip_norm, n))
+    chosen = subject.attack if trainer else find_attack(attack)
+    count = models if models is not None else (1000 if attack.startswith("one-run") else 512)
+    computer = _engine(engine, address, gpus)
+    if dry_run:
+        _rehearse(subject, chosen, count, json)
+        return
+    where = store or subject.default_store(chosen, count, seed)
+    result = _audit(subject, chosen, count, seed, where, computer, asked)
+    raise typer.Exit(finish(result, output, strict, json))
+
+
+def _run(size: SizeOptions, method: MethodOptions, noise: Any, clip_norm: float, examples: int | None) -> Any:
+    """The run that the options describe; None: they describe none."""
+    from lastiterate.auditing.subject import with_defaults
+
+    given = any(vars(size).values())
+    if not given:
+        if noise is not None or any(method.fields()[name] is not None for name in ("optimizer", "weights")):
+            raise OptionError(
+                "--steps and --sample-rate, or --batch-size and --epochs, must be given with such options"
+            )
+        return None
+    if size.dataset_size is None and (size.batch_size or size.epochs) and examples:
+        size = replace(size, dataset_size=examples)
+    run = size.run(1.0 if noise is None else noise, method).replace(clip_norm=clip_norm)
+    return with_defaults(run, calibrated=noise is not None, examples=examples)
+
+
+def _engine(name: str, address: str | None, gpus: float) -> Any:
+    if name == "local":
+        if address is not None or gpus:
+            raise OptionError("--address and --gpus belong to --engine ray")
+        return "local"
+    from lastiterate.auditing.ray_engine import Ray
+
+    return Ray(address=address, gpus=gpus)
+
+
+def _audit(subject: "Subject", attack: Any, models: int, seed: int, store: Path, engine: Any, question: Any) -> Any:
+    import lastiterate
+
+    try:
+        return lastiterate.audit(
+            subject.run,
+            subject.problem,
+            attack,
+            models,
+            seed,
+            store,
+            engine,
+            **{name: value for name, value in vars(question).items()},
+            test=subject.test,
+            data=subject.words,
+        )
+    except KeyboardInterrupt:
+        typer.echo(f"\nstopped; what was trained is in {store}: the same command resumes", err=True)
+        raise typer.Exit(130) from None
+
+
+def _rehearse(subject: "Subject", attack: Any, models: int, json: bool) -> None:
+    from lastiterate.answers import run_fields
+    from lastiterate.auditing.rehearsal import rehearse
+    from lastiterate.cli.output import print_json, print_note
+    from lastiterate.plot.words import describe, spell
+
+    plan = rehearse(subject.run, subject.problem, attack, models)
+    if json:
+        print_json({**run_fields(subject.run), "data": subject.words, **vars(plan)})
+        return
+    print_note(
+        f"{subject.words}: {describe(subject.run)}\n"
+        f"{plan.models:,} models of {subject.run.steps:,} steps, {plan.reference_models:,} of them not counted\n"
+        f"about {plan.seconds / 60:.1f} minutes and {plan.bytes / 2**30:.1f} GiB of memory here ({plan.basis})\n"
+        f"nothing was kept; delta {spell(1e-5)} and all questions can be asked again of the scores afterwards"
+    )

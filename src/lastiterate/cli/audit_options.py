@@ -1,0 +1,110 @@
+"""Options of ``audit`` and ``report``: what to attack, how, and what to ask of the scores."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from lastiterate.cli import values
+from lastiterate.cli.errors import OptionError
+from lastiterate.cli.options import option
+
+if TYPE_CHECKING:
+    from lastiterate.auditing.report import Question
+
+ATTACKS = (
+    "quiet",
+    "layers",
+    "dirac",
+    "random",
+    "adversarial",
+    "adversarial-trained",
+    "mislabelled",
+    "blank",
+    "clipbkd",
+    "all-iterates",
+    "one-run",
+    "one-run-mislabelled",
+)
+
+AttackName = Annotated[
+    str,
+    option("--attack", values.one_of(*ATTACKS), "NAME", f"How to attack: {', '.join(ATTACKS)} (default: quiet)."),
+]
+
+
+@dataclass(frozen=True)
+class QuestionOptions:
+    """What is asked of the scores, and of which claim."""
+
+    delta: Annotated[
+        float, option("--delta", values.number, "NUMBER", "Delta of (epsilon, delta)-DP (default: 1e-5).")
+    ] = 1e-5
+    confidence: Annotated[
+        float,
+        option(
+            "--confidence", values.number, "NUMBER", "Of every empirical epsilon, both error rates (default: 0.95)."
+        ),
+    ] = 0.95
+    method: Annotated[
+        str | None,
+        option("--method", None, "M1,M2,...", "How to get from scores to epsilon (default: all that apply)."),
+    ] = None
+    threshold: Annotated[
+        str,
+        option("--threshold", None, "a-priori|split|corrected|uncorrected|NUMBER", "How to choose it (a-priori)."),
+    ] = "a-priori"
+    claim_epsilon: Annotated[
+        float | None, option("--claim-epsilon", values.number, "NUMBER", "Judge the claim of this epsilon.")
+    ] = None
+    claim_noise: Annotated[
+        float | None, option("--claim-noise", values.number, "NUMBER", "Judge the claim of this noise multiplier.")
+    ] = None
+
+    def question(self) -> Question:
+        """The question that the options put."""
+        from lastiterate.auditing.report import Question
+
+        methods = None if self.method is None else self.method.split(",")
+        return Question(
+            self.delta, self.confidence, methods, _threshold(self.threshold), self.claim_epsilon, self.claim_noise
+        )
+
+
+Strict = Annotated[bool, option("--strict", None, None, "Exit with 1 if the attack exceeds the heuristic, too.")]
+Output = Annotated[
+    Path | None,
+    option("--output", None, "FOLDER", "Folder for the page and the pictures (default: the store's)."),
+]
+
+
+def _threshold(text: str) -> float | str:
+    if text in ("a-priori", "split", "corrected", "uncorrected"):
+        return text
+    try:
+        return float(text)
+    except ValueError:
+        raise OptionError(
+            f"--threshold must be a-priori, split, corrected, uncorrected or a number, got {text!r}"
+        ) from None
+
+
+def find_attack(name: str) -> Any:
+    """The attack of this name."""
+    from lastiterate import attacks
+
+    match name:
+        case "quiet" | "layers" | "dirac" | "random":
+            return attacks.GradientSpace(name)
+        case "adversarial":
+            return attacks.Adversarial("exact")
+        case "adversarial-trained":
+            return attacks.Adversarial("trained")
+        case "all-iterates":
+            return attacks.AllIterates()
+        case "one-run":
+            return attacks.OneRun("gradient")
+        case "one-run-mislabelled":
+            return attacks.OneRun("mislabelled")
+    return attacks.InputSpace(name)  # type: ignore[arg-type]

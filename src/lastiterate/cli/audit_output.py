@@ -1,0 +1,125 @@
+"""What ``audit`` and ``report`` print and draw."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lastiterate.answers import answer_fields, run_fields
+from lastiterate.cli.output import print_json, print_table
+from lastiterate.plot.words import ASSUMPTIONS, LABELS, METHODS, describe, spell
+
+if TYPE_CHECKING:
+    from lastiterate.auditing.estimate import Estimate
+    from lastiterate.auditing.result import AuditResult
+
+
+def finish(result: AuditResult, output: Path | None, strict: bool, json: bool) -> int:
+    """Draw, print, and say with which status to exit. With JSON, pictures are drawn only into a folder given."""
+    folder = output or (None if json or result.store is None else result.store.parent)
+    files = draw(result, folder) if folder else []
+    if json:
+        print_json(result_fields(result))
+    else:
+        _print(result, files)
+    if result.verdict == "violation":
+        return 1
+    return 1 if strict and result.verdict != "consistent" else 0
+
+
+def check_folder(folder: Path | None) -> None:
+    """Refuse a folder in which nothing could be drawn later."""
+    from lastiterate.plot.file import check_target
+
+    if folder is None:
+        return
+    if not folder.parent.is_dir():
+        raise ValueError(f"--output must be a folder, or a new one within a folder that exists, got {str(folder)!r}")
+    folder.mkdir(exist_ok=True)
+    check_target(folder / "audit.html")
+
+
+def draw(result: AuditResult, folder: Path) -> list[Path]:
+    """The page, and the picture of all; their names are the store's."""
+    from lastiterate.plot.audit import audit_chart
+    from lastiterate.plot.file import save
+    from lastiterate.plot.page import write_page
+
+    stem = result.store.stem if result.store else "audit"
+    page, picture = folder / f"{stem}.html", folder / f"{stem}.png"
+    save(audit_chart(result), picture)
+    write_page(result, page)
+    return [picture, page]
+
+
+def result_fields(result: AuditResult) -> dict[str, Any]:
+    """A result as JSON."""
+    fields: dict[str, Any] = {**run_fields(result.run), "delta": result.delta, **answer_fields(result.predictions)}
+    fields["empirical"] = {name: _finite(estimate.epsilon) for name, estimate in result.estimates.items()}
+    fields["confidence"] = result.confidence
+    fields["models"] = result.models
+    fields["accuracy"] = result.accuracy
+    if result.accuracy is None:
+        fields["accuracy_reason"] = "not measured"
+    fields["store"] = None if result.store is None else str(result.store)
+    fields["seconds"] = result.seconds
+    fields |= {"verdict": result.verdict, "reason": result.reason}
+    fields |= {"signal": result.signal, "ideal_signal": result.ideal_signal}
+    if result.ideal_signal is None:
+        fields["ideal_signal_reason"] = "the linear analysis does not predict this attack's scores"
+    fields |= {"attack": result.attack, "data": result.data, "caveats": list(result.caveats)}
+    fields["estimates"] = [_estimate_fields(estimate) for estimate in result.estimates.values()]
+    return fields
+
+
+def _estimate_fields(estimate: Estimate) -> dict[str, Any]:
+    fields = {key: _finite(value) for key, value in asdict(estimate).items()}
+    if fields["epsilon"] is None:
+        fields["epsilon_reason"] = "no noise of this family explains so few errors"
+    return fields
+
+
+def _finite(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _print(result: AuditResult, files: list[Path]) -> None:
+    rows = []
+    for name, answer in result.predictions.items():
+        if name in ASSUMPTIONS:
+            value = "none" if answer.value is None else spell(answer.value, 5)
+            rows.append((LABELS[name], value, answer.reason or ASSUMPTIONS[name]))
+    for name, estimate in result.estimates.items():
+        rows.append((METHODS[name], spell(estimate.epsilon, 5), _basis(estimate)))
+    notes = [f"Verdict: {result.verdict}. {result.reason}", *_signal_words(result), *result.caveats]
+    notes.append(
+        "An empirical epsilon is a lower bound, at its confidence, for this attack: a better one may find more. "
+        "The heuristic predicts, it does not guarantee."
+    )
+    if result.store:
+        notes.append(f"Scores: {result.store}")
+    notes += [f"{'Page' if file.suffix == '.html' else 'Picture'}: {file}" for file in files]
+    title = f"{result.data or 'your trainer'}: {describe(result.run)}; delta {spell(result.delta)}\n{result.attack}"
+    print_table(title, ("", "epsilon", "on what it rests"), rows, {1}, notes)
+
+
+def _basis(estimate: Estimate) -> str:
+    return (
+        f"at least this, {100 * estimate.confidence:.4g}% confidence in both error rates, {estimate.threshold_choice} "
+        f"threshold; {estimate.models_in:,} + {estimate.models_out:,} models could show {spell(estimate.largest)} at most"
+    )
+
+
+def _signal_words(result: AuditResult) -> list[str]:
+    words = []
+    if result.accuracy is not None:
+        words.append(f"Accuracy of the models: {100 * result.accuracy:.1f}%.")
+    if result.ideal_signal:
+        share = result.signal / result.ideal_signal
+        words.append(
+            f"Signal d' {spell(result.signal, 3)}, {100 * share:.0f}% of the {spell(result.ideal_signal, 3)} that linear "
+            "losses and a score moved by noise alone would give."
+        )
+    return words

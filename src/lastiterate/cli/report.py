@@ -1,0 +1,46 @@
+"""``lastiterate report``: ask again of the scores that an audit has stored; nothing is trained."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lastiterate.cli.audit_options import Output, QuestionOptions, Strict
+from lastiterate.cli.options import Json, option
+from lastiterate.cli.unfold import unfold
+
+StoreArgument = Annotated[Path, typer.Argument(metavar="STORE", help="The audit's file.", show_default=False)]
+Export = Annotated[
+    Path | None, option("--export", None, "FILE.csv|FILE.parquet", "Also write every trial's score into a file.")
+]
+
+
+@unfold
+def report(
+    store: StoreArgument,
+    question: QuestionOptions,
+    output: Output = None,
+    export: Export = None,
+    strict: Strict = False,
+    json: Json = False,
+) -> None:
+    """What an audit's stored scores say.
+
+    Other methods, confidences, deltas and claims need no training. The audit may still be running.
+
+    \b
+    Example:
+      lastiterate report runs/x.sqlite --method clopper-pearson,gdp --confidence 0.99 --export scores.csv
+    """
+    from lastiterate.auditing import export as files
+    from lastiterate.auditing.report import report as ask
+    from lastiterate.auditing.store import Store
+    from lastiterate.cli.audit_output import check_folder, finish
+
+    asked = question.question()
+    check_folder(output)
+    with Store.read(store) as kept:
+        if export is not None:
+            files.export(kept, export)
+        result = ask(kept, asked)
+    raise typer.Exit(finish(result, output, strict, json))

@@ -1,0 +1,55 @@
+"""Pictures of an audit: scores, errors and epsilons, alone and together."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from lastiterate.plot.epsilons import epsilon_panel
+from lastiterate.plot.histogram import histogram_panel
+from lastiterate.plot.roc import roc_panel
+from lastiterate.plot.style import styled
+from lastiterate.plot.words import CAVEAT, describe, spell
+
+if TYPE_CHECKING:
+    from lastiterate.auditing.result import AuditResult
+
+_WIDTH, _HEIGHT = 420, 300  # of a panel that has a neighbour
+_WIDE, _HIGH = 620, 360  # of one that stands alone
+_BOTH = 2 * _WIDTH + 100  # of one below two, with what is between these
+
+
+def histogram_chart(result: AuditResult) -> Any:
+    """Scores of both worlds, with the predicted densities and the thresholds of the estimates."""
+    return _alone(histogram_panel(result, _WIDE, _HIGH))
+
+
+def roc_chart(result: AuditResult) -> Any:
+    """False negatives against false positives on log axes, with confidence band and predicted trade-off curves."""
+    return _alone(roc_panel(result, _WIDE, _HIGH))
+
+
+def epsilon_chart(result: AuditResult) -> Any:
+    """Epsilon by every analysis and by every method of estimation."""
+    return _alone(epsilon_panel(result, _WIDE + 140))
+
+
+def audit_chart(result: AuditResult) -> Any:
+    """The three in one picture, with what was run, how it was attacked and what that shows."""
+    import altair as alt
+
+    scores, errors = histogram_panel(result, _WIDTH, _HEIGHT), roc_panel(result, _WIDTH, _HEIGHT)
+    own = {"color": "independent", "fill": "independent", "strokeDash": "independent"}  # legends stay with their panels
+    above = alt.hconcat(scores, errors, spacing=36).resolve_scale(**own)
+    panels = alt.vconcat(above, epsilon_panel(result, _BOTH), spacing=28).resolve_scale(**own)
+    words = [
+        f"{describe(result.run)}; delta {spell(result.delta)}",
+        f"Attack: {result.attack}",
+        f"Verdict: {result.verdict}. {result.reason}",
+        f"{CAVEAT} An empirical epsilon is a lower bound, for this attack.",
+    ]
+    return styled(panels, "What an attack found in the released model", words, width=145)
+
+
+def _alone(panel: Any) -> Any:
+    """A panel that is a whole picture: its title becomes the picture's."""
+    return styled(panel, panel.title.text, panel.title.subtitle)

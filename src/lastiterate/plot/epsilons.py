@@ -1,0 +1,148 @@
+"""The picture of an audit's epsilons: what was predicted, what was found, and the most that could have been found."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from lastiterate.plot.style import Row, chart_of, colour_of, panel_title
+from lastiterate.plot.words import FOUND, LABELS, method_label, per_cent, spell
+
+if TYPE_CHECKING:
+    from lastiterate.auditing.result import AuditResult
+
+_BAR, _NAMES, _NUMBERS = 30, 232, 170  # pixels: of a bar's height, and beside it
+_CLAIMS = {
+    "last_iterate": "predicted (heuristic)",
+    "max_over_steps": "predicted (heuristic)",
+    "composition": "guaranteed",
+    "no_amplification": "guaranteed",
+    "full_batch": "for comparison",
+}
+
+
+def epsilon_panel(result: AuditResult, width: int) -> Any:
+    """Bars of epsilon between their names and their numbers; a value beyond the picture ends in an arrow.
+
+    Names and numbers are inside the panel, not at its axes: a panel above it is then not indented by their length.
+    """
+    import altair as alt
+
+    rows = epsilon_rows(result)
+    edge = _edge(rows)
+    scale = alt.Scale(domain=[0.0, edge], range=[_NAMES, width - _NUMBERS], nice=False)
+    x = alt.X("end:Q", title=f"epsilon at delta {spell(result.delta)}", scale=scale, axis=alt.Axis(tickCount=8))
+    y = alt.Y("name:N", axis=None, sort=None, scale=alt.Scale(domain=[row["name"] for row in rows]))
+    text = chart_of(rows).mark_text(baseline="middle", fontSize=13, color="#222", align="right", dx=-8)
+    numbers = chart_of(rows).mark_text(baseline="middle", fontSize=13, color="#222", align="left", dx=8)
+    layers = [
+        *_bars(rows, edge, x, y),
+        *_largest(rows, edge, x, y),
+        *_rule_of_heuristic(result, edge, x),
+        text.encode(x=alt.value(_NAMES), y=y, text="name:N"),
+        numbers.encode(x=alt.value(width - _NUMBERS), y=y, text="text:N"),
+    ]
+    words = []
+    if result.estimates:
+        words.append("Light mark: the most that so many models could have shown. Arrow: beyond the picture.")
+    without = {LABELS.get(name, name): answer for name, answer in result.predictions.items() if answer.value is None}
+    words += [f"Without {label}: {answer.reason.partition(':')[0]}." for label, answer in without.items()]
+    title = panel_title("Epsilon, predicted and found", words, width // 7)
+    height = _BAR * max(len(rows), 1)
+    return alt.layer(*layers, view=alt.ViewBackground(stroke=None)).properties(width=width, height=height, title=title)
+
+
+def epsilon_rows(result: AuditResult) -> list[Row]:
+    """What is shown: predictions first, then estimates. Numbers that JSON does not know are texts."""
+    rows = [
+        _row(LABELS.get(name, name), answer.value, None, _CLAIMS.get(name, ""), colour_of(LABELS.get(name, name)))
+        for name, answer in result.predictions.items()
+    ]
+    for method, each in result.estimates.items():
+        valid = each.threshold_choice != "uncorrected"
+        claim = f"found, {per_cent(each.confidence)}" if valid else "uncorrected: no bound"
+        rows.append(_row(method_label(method), each.epsilon, each.largest, claim, colour_of(FOUND), valid))
+    return rows
+
+
+def _row(name: str, epsilon: float | None, largest: float | None, claim: str, colour: str, valid: bool = True) -> Row:
+    text = f"{spell_epsilon(epsilon)} {claim}" if epsilon is not None else "no value"
+    return {
+        "name": name,
+        "epsilon": _plain(epsilon),
+        "largest": _plain(largest),
+        "text": text,
+        "colour": colour,
+        "valid": valid,
+    }
+
+
+def spell_epsilon(epsilon: float) -> str:
+    """An epsilon as people read it: three digits, or that it is infinite."""
+    return spell(epsilon, 3) if math.isfinite(epsilon) else "infinite"
+
+
+def _plain(value: float | None) -> float | str | None:
+    return value if value is None or math.isfinite(value) else "infinite"
+
+
+def _number(value: float | str | None) -> float | None:
+    return math.inf if isinstance(value, str) else value
+
+
+def _edge(rows: list[Row]) -> float:
+    """Where the axis ends: all that is finite, except what would dwarf the rest, as a loose guarantee does."""
+    values = sorted(row["epsilon"] for row in rows if isinstance(row["epsilon"], float) and row["epsilon"] > 0.0)
+    if not values:
+        return 1.0
+    edge = values[-1] if len(values) == 1 else min(values[-1], 4.0 * values[-2])
+    largest = [row["largest"] for row in rows if isinstance(row["largest"], float)]
+    return 1.06 * max([edge, *(value for value in largest if value <= 1.5 * edge)])
+
+
+def _bars(rows: list[Row], edge: float, x: Any, y: Any) -> list[Any]:
+    import altair as alt
+
+    ends = [(row, _number(row["epsilon"])) for row in rows]
+    drawn = [{**row, "end": min(value, edge)} for row, value in ends if value is not None]
+    beyond = [{**row, "end": edge} for row, value in ends if value is not None and value > edge]
+    # An uncorrected maximum over thresholds is no bound: its bar is hollow.
+    opacity = alt.FillOpacity("valid:N", scale=alt.Scale(domain=[True, False], range=[0.85, 0.0]), legend=None)
+    bars = (
+        chart_of(drawn)
+        .mark_bar(height=0.6 * _BAR, strokeWidth=1.5)
+        .encode(
+            x=x,
+            y=y,
+            fill=alt.Fill("colour:N", scale=None),
+            stroke=alt.Stroke("colour:N", scale=None),
+            fillOpacity=opacity,
+            tooltip=["name:N", "epsilon:N", "largest:N"],
+        )
+    )
+    return [bars, *_arrows(beyond, "#fff", x, y)]
+
+
+def _arrows(rows: list[Row], colour: str, x: Any, y: Any) -> list[Any]:
+    if not rows:
+        return []
+    looks = {"shape": "triangle-right", "size": 110, "filled": True, "opacity": 1.0, "color": colour, "xOffset": -9}
+    return [chart_of(rows).mark_point(**looks).encode(x=x, y=y)]
+
+
+def _largest(rows: list[Row], edge: float, x: Any, y: Any) -> list[Any]:
+    """A light mark where an audit without a single error would have ended, an arrow where that is out of sight."""
+    ends = [(row, _number(row["largest"])) for row in rows]
+    near = [{**row, "end": value} for row, value in ends if value is not None and value <= edge]
+    far = [{**row, "end": edge} for row, value in ends if value is not None and value > edge]
+    tick = chart_of(near).mark_tick(color="#999", thickness=3, height=0.8 * _BAR)
+    ticks = [tick.encode(x=x, y=y, tooltip=["name:N", "largest:N"])] if near else []
+    return [*ticks, *_arrows(far, "#999", x, y)]
+
+
+def _rule_of_heuristic(result: AuditResult, edge: float, x: Any) -> list[Any]:
+    answer = result.predictions.get("last_iterate")
+    if answer is None or answer.value is None or answer.value > edge:
+        return []
+    rule = chart_of([{"end": answer.value}])
+    return [rule.mark_rule(color=colour_of(LABELS["last_iterate"]), strokeWidth=1.5, strokeDash=[4, 3]).encode(x=x)]

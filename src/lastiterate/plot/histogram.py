@@ -1,0 +1,151 @@
+"""The picture of an audit's scores: what the models of both worlds scored, and what was predicted of them."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from lastiterate.plot.style import Row, chart_of, panel_title
+from lastiterate.plot.words import THRESHOLDS, spell
+
+if TYPE_CHECKING:
+    from lastiterate.auditing.result import AuditResult
+    from lastiterate.values import Array
+
+WORLDS = {"out": "without the canary", "in": "with the canary"}
+
+# Filled grey against outlined purple, and dashes against a solid line: told apart without colour too.
+_FILLS = {"out": "#8C8C8C", "in": "#CC79A7"}
+_LINES = {"out": ("#333333", [6, 4]), "in": ("#8F2F66", [1, 0])}
+_MOST_BINS, _LABELLED = 60, 4
+
+
+def histogram_panel(result: AuditResult, width: int, height: int) -> Any:
+    """Both worlds over the same bins, the predicted densities as lines, the thresholds as rules."""
+    import altair as alt
+
+    scores = {"out": np.asarray(result.scores_out, float), "in": np.asarray(result.scores_in, float)}
+    pooled = np.concatenate((scores["out"], scores["in"]))
+    low, high = _range(pooled)
+    edges = _edges(np.clip(pooled, low, high), low, high)
+    bars = [row for world in WORLDS for row in _bars(world, scores[world], edges)]
+    lines = _predicted(result, low, high)
+    labels = min(len(_thresholds(result)), _LABELLED)
+    top = (1.06 + 0.08 * labels) * max([row["density"] for row in bars + lines], default=1.0)
+    unit = textwrap.wrap(f"score ({result.score_unit})", width // 8)
+    x = alt.X("low:Q", title=unit, scale=alt.Scale(domain=[low, high], nice=False, zero=False))
+    y = alt.Y("density:Q", title="density", scale=alt.Scale(domain=[0.0, top], nice=False), axis=alt.Axis(tickCount=5))
+    layers = [_bar_layer(bars, world, x, y) for world in WORLDS]
+    layers += [_line_layer(lines, world, x, y) for world in WORLDS if lines]
+    layers += _threshold_layers(result, low, high, x)
+    words = ["Bars: found. Lines: predicted by the linear analysis." if lines else "No prediction of the scores."]
+    beyond = int(np.sum((pooled < low) | (pooled > high)))
+    if beyond:
+        words.append(f"{beyond:,} score{'s' if beyond > 1 else ''} beyond the picture, counted at its ends.")
+    title = panel_title("Scores of the released models", words, width // 6)
+    return alt.layer(*layers).properties(width=width, height=height, title=title)
+
+
+def _range(pooled: Array) -> tuple[float, float]:
+    """Where the finite scores are. A few far from all others would squeeze these into one bin: they are left out."""
+    finite = pooled[np.isfinite(pooled)]
+    if finite.size == 0:
+        return -1.0, 1.0
+    low, high = float(finite.min()), float(finite.max())
+    inner_low, inner_high = np.quantile(finite, [0.005, 0.995])
+    inner = float(inner_high - inner_low)
+    if 0.0 < 5.0 * inner < high - low:
+        low, high = max(low, float(inner_low) - inner), min(high, float(inner_high) + inner)
+    least = max(1.0, abs(low), abs(high)) * 1e-9
+    return (low, high) if high - low > least else (low - 0.5, high + 0.5)
+
+
+def _edges(pooled: Array, low: float, high: float) -> Array:
+    """As wide as Freedman and Diaconis advise, within what a picture can show."""
+    first, third = np.quantile(pooled, [0.25, 0.75])
+    advised = 2.0 * (third - first) * pooled.size ** (-1.0 / 3.0)
+    count = math.ceil(min((high - low) / advised, _MOST_BINS)) if advised > 0.0 else _MOST_BINS // 2
+    return np.linspace(low, high, max(count, 10) + 1)
+
+
+def _bars(world: str, scores: Array, edges: Array) -> list[Row]:
+    counts, _ = np.histogram(np.clip(scores, edges[0], edges[-1]), edges)
+    densities = counts / (max(scores.size, 1) * np.diff(edges))
+    columns = (edges[:-1].tolist(), edges[1:].tolist(), counts.tolist(), densities.tolist())
+    return [
+        {"world": WORLDS[world], "low": low, "high": high, "count": count, "density": density}
+        for low, high, count, density in zip(*columns, strict=True)
+        if count
+    ]
+
+
+def _predicted(result: AuditResult, low: float, high: float) -> list[Row]:
+    if result.score_density is None:
+        return []
+    points = np.asarray(result.score_density, float)
+    points = points[(points[:, 0] >= low) & (points[:, 0] <= high)]
+    return [
+        {"world": WORLDS[world], "low": score, "density": density}
+        for column, world in ((1, "out"), (2, "in"))
+        for score, density in zip(points[:, 0].tolist(), points[:, column].tolist(), strict=True)
+    ]
+
+
+def _bar_layer(bars: list[Row], world: str, x: Any, y: Any) -> Any:
+    import altair as alt
+
+    colours = alt.Scale(domain=list(WORLDS.values()), range=list(_FILLS.values()))
+    legend = alt.Legend(title=None, orient="bottom", labelLimit=0, symbolType="square", symbolSize=160, columns=2)
+    outline = {"stroke": _FILLS[world], "strokeWidth": 1.4} if world == "in" else {}
+    return (
+        chart_of([row for row in bars if row["world"] == WORLDS[world]])
+        .mark_rect(opacity=1.0, fillOpacity=0.28 if world == "in" else 0.6, **outline)
+        .encode(
+            x=x,
+            x2="high:Q",
+            y=y,
+            y2=alt.datum(0.0),
+            fill=alt.Fill("world:N", scale=colours, legend=legend),
+            tooltip=["world:N", "low:Q", "high:Q", "count:Q"],
+        )
+    )
+
+
+def _line_layer(lines: list[Row], world: str, x: Any, y: Any) -> Any:
+    colour, dash = _LINES[world]
+    return (
+        chart_of([row for row in lines if row["world"] == WORLDS[world]])
+        .mark_line(strokeWidth=2, color=colour, strokeDash=dash, clip=True)
+        .encode(x=x, y=y, order="low:Q")
+    )
+
+
+def _thresholds(result: AuditResult) -> list[tuple[float, str]]:
+    return list(dict.fromkeys((each.threshold, each.threshold_choice) for each in result.estimates.values()))
+
+
+def _threshold_layers(result: AuditResult, low: float, high: float, x: Any) -> list[Any]:
+    """A rule for every threshold that an estimate used; one out of sight stands at the edge with its value."""
+    import altair as alt
+
+    used = _thresholds(result)
+    layers: list[Any] = []
+    for index, (threshold, choice) in enumerate(used):
+        shown = float(np.clip(threshold, low, high))
+        rule = chart_of([{"low": shown, "threshold": spell(threshold), "choice": choice}])
+        layers.append(rule.mark_rule(color="#000", strokeWidth=1.5, strokeDash=[3, 2]).encode(x=x))
+        if index >= _LABELLED:
+            continue
+        right = shown > (low + high) / 2.0
+        place = {"align": "right" if right else "left", "dx": -5 if right else 5, "baseline": "top", "fontSize": 12}
+        value = spell(threshold) if math.isfinite(threshold) else "infinite"
+        how = f", {THRESHOLDS.get(choice, choice)}" if len(used) == 1 else f" ({choice})"
+        label = f"threshold {value}{how.partition(':')[0]}"
+        halo = rule.mark_text(text=label, stroke="white", strokeWidth=4, strokeOpacity=0.8, **place)
+        layers += [
+            text.encode(x=x, y=alt.value(5 + 16 * index)) for text in (halo, rule.mark_text(text=label, **place))
+        ]
+    return layers

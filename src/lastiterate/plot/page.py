@@ -1,0 +1,249 @@
+"""An audit as one web page: what was found, in plain words, with pictures. It opens without a network."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import shlex
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+from lastiterate.plot.audit import epsilon_chart, histogram_chart, roc_chart
+from lastiterate.plot.epsilons import spell_epsilon
+from lastiterate.plot.file import check_target, write_whole
+from lastiterate.plot.page_style import STYLE
+from lastiterate.plot.words import (
+    ASSUMPTION_FREE,
+    ASSUMPTIONS,
+    CAVEAT,
+    LABELS,
+    METHOD_ASSUMPTIONS,
+    THRESHOLDS,
+    VERDICTS,
+    describe,
+    method_label,
+    per_cent,
+    spell,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from lastiterate.auditing.estimate import Estimate
+    from lastiterate.auditing.result import AuditResult
+
+_TITLE = "What an attack found in the released model"
+
+# Each picture is there as an image at once, for paper and for readers without scripts; a script makes it answer.
+_DRAW = """
+for (const [id, spec] of Object.entries(JSON.parse(document.getElementById("specs").textContent))) {
+  const place = document.getElementById(id), still = place.innerHTML;
+  const options = {mode: "vega-lite", renderer: "svg", actions: false};
+  vegaEmbed(place, spec, options).catch(() => { place.innerHTML = still; });
+}
+"""
+
+
+def write_page(result: AuditResult, path: Path) -> None:
+    """Write the page, whole or not at all. The file's name must end in .html."""
+    if path.suffix.lower() != ".html":
+        raise ValueError(f"the page's file must end in .html, got {str(path)!r}")
+    check_target(path)
+    write_whole(path, _page(result).encode())
+
+
+def _page(result: AuditResult) -> str:
+    import vl_convert
+
+    charts = {
+        "scores": (histogram_chart(result), "Histograms of the scores of models with and without the canary."),
+        "errors": (roc_chart(result), "False negative rate against false positive rate of the attack, on log axes."),
+        "epsilons": (epsilon_chart(result), "Epsilon by each analysis and by each method of estimation."),
+    }
+    pictures = "".join(_picture(name, chart, words) for name, (chart, words) in charts.items())
+    specs = {name: chart.to_dict() for name, (chart, _) in charts.items()}
+    # "<" would end the script element early if a text contained "</script>".
+    data = json.dumps(specs, allow_nan=False).replace("<", "\\u003c")
+    body = "".join(
+        [
+            f"<h1>{_TITLE}</h1>",
+            _verdict(result),
+            _section("Epsilon", _epsilons(result) + _estimates(result) + _quality(result)),
+            _section("Pictures", pictures),
+            _section("What was run", _what_was_run(result)),
+            _section("What these numbers do not say", _list(caveats(result))),
+            _section("How to compute them again", _recompute(result)),
+        ]
+    )
+    return (
+        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{_TITLE}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n<main>\n{body}</main>\n"
+        f'<script type="application/json" id="specs">{data}</script>\n'
+        f"<script>{vl_convert.javascript_bundle()}</script>\n<script>{_DRAW}</script>\n</body>\n</html>\n"
+    )
+
+
+def caveats(result: AuditResult) -> list[str]:
+    """What a reader must know: of this audit first, then of all audits."""
+    sentences = list(result.caveats)
+    for method, each in result.estimates.items():
+        heuristic = result.predictions["last_iterate"].value if "last_iterate" in result.predictions else None
+        if method in ASSUMPTION_FREE and heuristic is not None and each.largest < heuristic:
+            sentences.append(
+                f"Without assumptions, so many models ({_models(each)}) cannot show more than epsilon "
+                f"{spell_epsilon(each.largest)}, even with a perfect attack: they could not have refuted the "
+                f"heuristic's {spell_epsilon(heuristic)}."
+            )
+        if each.threshold_choice == "uncorrected":
+            sentences.append(
+                f"{method_label(method)}: the threshold is the best of all and not corrected for that choice. "
+                "This number is not a valid bound."
+            )
+    return [
+        *sentences,
+        "An empirical epsilon is a lower bound that this attack found. It does not prove privacy: a better attack may "
+        "find more.",
+        f"{CAVEAT} Only the standard analysis (composition) does, where its assumptions hold.",
+        "The confidence is joint: the error allowed is split evenly over the false positive and the false negative "
+        "rate. It holds for each method by itself, not for all of them together.",
+        "A method that is called a family assumes that the mechanism belongs to it; where that is wrong, so may be its "
+        "number.",
+    ]
+
+
+def _verdict(result: AuditResult) -> str:
+    kind = {"violation": "bad", "above heuristic": "look", "consistent": "good"}.get(result.verdict, "look")
+    meaning = VERDICTS.get(result.verdict, "")
+    return (
+        f'<div class="verdict {kind}"><p class="word">Verdict: {escape(result.verdict)}</p>'
+        f"<p>{escape(result.reason)}</p><p>{escape(meaning)}</p></div>"
+    )
+
+
+def _epsilons(result: AuditResult) -> str:
+    rows = []
+    for name, answer in result.predictions.items():
+        value = "none" if answer.value is None else spell_epsilon(answer.value)
+        meaning = ASSUMPTIONS.get(name, "") if answer.value is not None else answer.reason
+        rows.append([LABELS.get(name, name), value, meaning])
+    for method, each in result.estimates.items():
+        holds = f"found, with confidence {per_cent(each.confidence)}; {METHOD_ASSUMPTIONS.get(method, '')}".rstrip("; ")
+        valid = each.threshold_choice != "uncorrected"
+        rows.append([method_label(method), _least(each), holds if valid else "uncorrected: not a valid bound"])
+    return _table(["", f"epsilon at delta {spell(result.delta)}", "what it is"], rows)
+
+
+def _estimates(result: AuditResult) -> str:
+    if not result.estimates:
+        return "<p>Nothing has been estimated yet.</p>"
+    columns = [
+        "method",
+        "epsilon",
+        "confidence (joint over both error rates)",
+        "models a world",
+        "false positives",
+        "false negatives",
+        "largest epsilon possible",
+        "threshold",
+        "how it was chosen",
+    ]
+    rows = [
+        [
+            method_label(method),
+            _least(each),
+            per_cent(each.confidence),
+            _models(each),
+            f"{each.false_positives:,} (rate below {spell(each.fpr_upper, 3)})",
+            f"{each.false_negatives:,} (rate below {spell(each.fnr_upper, 3)})",
+            spell_epsilon(each.largest),
+            spell(each.threshold),
+            f"{each.threshold_choice}: {THRESHOLDS.get(each.threshold_choice, '')}".rstrip(": "),
+        ]
+        for method, each in result.estimates.items()
+    ]
+    return "<h3>What the estimates rest on</h3>" + _table(columns, rows)
+
+
+def _quality(result: AuditResult) -> str:
+    ideal = result.ideal_signal
+    signal = f"d' = {spell(result.signal, 3)}"
+    if ideal is not None and ideal > 0.0:
+        signal += f", {per_cent(round(result.signal / ideal, 3))} of the ideal {spell(ideal, 3)}"
+    else:
+        signal += "; the ideal is not known"
+    return _facts(
+        {
+            "accuracy of the models": "not measured"
+            if result.accuracy is None
+            else per_cent(round(result.accuracy, 4)),
+            "signal of the attack": f"{signal} (distance of the two worlds' mean scores, in standard deviations)",
+        }
+    )
+
+
+def _what_was_run(result: AuditResult) -> str:
+    done = f"{len(result.scores_in):,} with the canary and {len(result.scores_out):,} without"
+    return _facts(
+        {
+            "run": describe(result.run),
+            "data and model": result.data,
+            "attack": result.attack,
+            "models": f"{done}, of {result.models:,} planned a world",
+            "time": f"{result.seconds:,.0f} seconds of training and scoring",
+        }
+    )
+
+
+def _recompute(result: AuditResult) -> str:
+    if result.store is None:
+        return "<p>The scores were not stored: only a new audit gives them again.</p>"
+    method = next(iter(result.estimates), "clopper-pearson")
+    command = (
+        f"lastiterate report {shlex.quote(str(result.store))} --method {shlex.quote(method)} "
+        f"--confidence {result.confidence:g} --delta {spell(result.delta)}"
+    )
+    words = (
+        "Estimates come from the stored scores, so no model is trained again for another method, confidence or delta:"
+    )
+    return f"<p>{words}</p><pre><code>{escape(command)}</code></pre>"
+
+
+def _picture(name: str, chart: Any, words: str) -> str:
+    drawn = io.StringIO()
+    chart.save(drawn, format="svg")
+    image = base64.b64encode(drawn.getvalue().encode()).decode()
+    shown = f'<img alt="{escape(words)}" src="data:image/svg+xml;base64,{image}">'
+    return f'<figure id="{name}" aria-label="{escape(words)}">{shown}</figure>'
+
+
+def _models(each: Estimate) -> str:
+    if each.models_in == each.models_out:
+        return f"{each.models_in:,}"
+    return f"{each.models_in:,} with, {each.models_out:,} without"
+
+
+def _least(each: Estimate) -> str:
+    return f"≥ {spell_epsilon(each.epsilon)}" if each.threshold_choice != "uncorrected" else spell_epsilon(each.epsilon)
+
+
+def _section(heading: str, content: str) -> str:
+    return f"<section><h2>{escape(heading)}</h2>{content}</section>\n"
+
+
+def _table(columns: list[str], rows: list[list[str]]) -> str:
+    head = "".join(f'<th scope="col">{escape(column)}</th>' for column in columns)
+    body = "".join(
+        f'<tr><th scope="row">{escape(first)}</th>' + "".join(f"<td>{escape(cell)}</td>" for cell in rest) + "</tr>"
+        for first, *rest in rows
+    )
+    return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def _facts(facts: dict[str, str]) -> str:
+    return "<dl>" + "".join(f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>" for name, text in facts.items()) + "</dl>"
+
+
+def _list(sentences: list[str]) -> str:
+    return "<ul>" + "".join(f"<li>{escape(sentence)}</li>" for sentence in sentences) + "</ul>"

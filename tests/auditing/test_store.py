@@ -1,0 +1,480 @@
+import json
+import os
+import random
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from lastiterate.auditing import store_file
+from lastiterate.auditing.store import Store
+from lastiterate.auditing.store_trials import StoredTrials
+
+SPECIFICATION = {"run": {"steps": 10, "weights": [1.0, 0.5]}, "models": 64, "seed": 0}
+COLUMNS = ("models", "present", "scores", "accuracies", "seconds")
+SETUP = {"chunk": 8, "python": "3"}
+
+
+def chunk(first=0, count=4, **columns):
+    both = dict(
+        models=np.repeat(np.arange(first, first + count), 2),
+        present=np.tile([True, False], count),
+        scores=np.arange(2.0 * count),
+        accuracies=np.full(2 * count, np.nan),
+        seconds=np.full(2 * count, 0.25),
+    )
+    return StoredTrials(**{**both, **columns})
+
+
+def begin(path, specification=SPECIFICATION, setup=SETUP):
+    return Store.open(path, specification, setup)
+
+
+def refusal(call, *arguments):
+    with pytest.raises(ValueError, match=r".") as caught:
+        call(*arguments)
+    sentence = str(caught.value)
+    assert "\n" not in sentence
+    return sentence
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir() if not path.name.endswith("-shm")}
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "audit.sqlite"
+
+
+@pytest.fixture
+def killed(path):
+    """A store whose writer was killed with a chunk in its log, copied while it was open."""
+    source = path.with_name("source")
+    source.mkdir()
+    with begin(source / path.name) as store:
+        store.add(chunk())
+        for ending in ("", "-wal"):
+            shutil.copy(f"{store.path}{ending}", f"{path}{ending}")
+    shutil.rmtree(source)
+    return path
+
+
+def test_what_was_added_comes_back_ordered_and_exact(path):
+    rng = np.random.default_rng(0)
+    models = rng.permutation(100)
+    scores = rng.standard_normal(100) * 10.0 ** rng.integers(-300, 300, 100)
+    scores[:2] = np.inf, -np.inf
+    accuracies = np.where(rng.random(100) < 0.5, np.nan, rng.random(100))
+    present, seconds, seeds = rng.random(100) < 0.5, rng.random(100), rng.integers(-(2**63), 2**63 - 1, 100)
+    with begin(path) as store:
+        store.add(StoredTrials(models[:50], present[:50], scores[:50], accuracies[:50], seconds[:50], seeds[:50]))
+        store.add(StoredTrials(models[50:], present[50:], scores[50:], accuracies[50:], seconds[50:], seeds[50:]))
+    order = np.argsort(models)
+    with Store.read(path) as store:
+        found = store.scores()
+        assert store.done() == set(zip(models.tolist(), present.tolist(), strict=True))
+    for column, expected in zip(
+        (found.models, found.present, found.scores, found.accuracies, found.seconds, found.seeds),
+        (models, present, scores, accuracies, seconds, seeds),
+        strict=True,
+    ):
+        np.testing.assert_array_equal(column, expected[order])
+        assert column.dtype == expected.dtype
+
+
+def test_in_comes_before_out_and_seeds_need_not_be_there(path):
+    with begin(path) as store:
+        store.add(chunk(present=np.tile([False, True], 4)))
+        assert store.scores().worlds == ["in", "out"] * 4
+        assert store.scores().seeds is None
+
+
+def test_any_object_with_the_columns_can_be_added(path):
+    with begin(path) as store:
+        store.add(SimpleNamespace(**{name: getattr(chunk(), name) for name in COLUMNS}))
+        assert len(store.scores()) == 8
+        bad = SimpleNamespace(**{name: getattr(chunk(4), name) for name in COLUMNS})
+        bad.scores[3] = np.nan
+        assert refusal(store.add, bad) == "scores must be numbers, infinite ones included, got nan"
+
+
+def test_a_store_without_trials_is_empty(path):
+    with begin(path) as store:
+        store.add(chunk(count=0))
+        assert len(store.scores()) == 0
+        assert store.done() == set()
+
+
+def test_reopening_keeps_setup_facts_and_seconds(path):
+    with begin(path) as store:
+        assert store.facts is None
+        store.set_facts({"threshold": 1.5, "best": float("inf")})
+        store.add_seconds(1.25)
+    with begin(path, setup={"chunk": 1000}) as store:
+        store.add_seconds(2.0)
+        store.set_facts({"threshold": 1.5, "best": float("inf")})
+        assert refusal(store.set_facts, {"threshold": 2}).startswith("facts must be the ones that the store")
+    with Store.read(path) as store:
+        assert (store.specification, store.setup, store.seconds) == (SPECIFICATION, SETUP, 3.25)
+        assert store.facts == {"threshold": 1.5, "best": float("inf")}
+
+
+def test_a_closed_store_is_one_file(path):
+    with begin(path) as store:
+        store.add(chunk())
+    store.close()
+    with Store.read(path) as store:
+        store.scores()
+    assert [file.name for file in path.parent.iterdir()] == [path.name]
+
+
+def test_missing_folders_are_made_and_links_are_followed(tmp_path):
+    begin(tmp_path / "a" / "b #1?%" / "x.sqlite").close()
+    (tmp_path / "link").symlink_to(tmp_path / "a" / "b #1?%" / "x.sqlite")
+    with begin(tmp_path / "link") as store:
+        store.add(chunk())
+    with Store.read(tmp_path / "a" / "b #1?%" / "x.sqlite") as store:
+        assert len(store.scores()) == 8
+    assert (tmp_path / "link").is_symlink()
+
+
+def test_equal_specifications_may_be_written_differently(path):
+    begin(path, {"a": (1, 2.0), "b": float("nan")}).close()
+    begin(path, {"b": float("nan"), "a": [1.0, 2]}).close()
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"seed": 1}, "seed is 0 there and 1 here"),
+        ({"run": {"steps": 11, "weights": [1.0, 0.5]}}, "run.steps is 10 there and 11 here"),
+        ({"run": {"steps": 10, "weights": [1.0]}}, "run.weights[1] is 0.5 there and absent here"),
+        ({"attack": "dirac"}, "attack is absent there and 'dirac' here"),
+        ({"seed": {"x": "y" * 100}}, "seed is 0 there and {'x': 'yyyy"),
+        ({"a": 1, "b": 2, "c": 3, "d": 4}, "c is absent there and 3 here and more)"),
+    ],
+)
+def test_another_specification_is_refused_and_not_a_byte_changes(path, change, said):
+    with begin(path) as store:
+        store.add(chunk())
+    before = contents(path.parent)
+    sentence = refusal(begin, path, {**SPECIFICATION, **change})
+    assert said in sentence
+    assert sentence.startswith(f"the store {str(path)!r} holds another audit (")
+    assert contents(path.parent) == before
+
+
+def test_another_specification_leaves_a_killed_store_as_it_is(killed):
+    before = contents(killed.parent)
+    assert "seed is 0 there and 5 here" in refusal(begin, killed, {**SPECIFICATION, "seed": 5})
+    assert contents(killed.parent) == before
+
+
+def test_a_killed_store_is_read_and_continued(killed):
+    with Store.read(killed) as store:
+        assert len(store.scores()) == 8
+    with begin(killed) as store:
+        store.add(chunk(4))
+        assert len(store.scores()) == 16
+    with Store.read(killed) as store:
+        assert len(store.scores()) == 16
+
+
+def test_a_store_killed_while_its_log_was_folded_in_is_sound(path):
+    with begin(path) as store:
+        store.add(chunk(count=2000))
+        log, rest = Path(f"{path}-wal").read_bytes(), path.read_bytes()[4096:]
+    path.write_bytes(path.read_bytes()[:4096] + rest)  # its first page tells of pages that only the log has
+    Path(f"{path}-wal").write_bytes(log)
+    with Store.read(path) as store:
+        assert len(store.scores()) == 4000
+    with begin(path) as store:
+        assert len(store.scores()) == 4000
+
+
+def test_the_log_of_a_deleted_store_does_not_come_back_in_a_new_one(killed):
+    killed.unlink()
+    with begin(killed, {"new": True}) as store:
+        assert len(store.scores()) == 0
+
+
+def test_a_half_written_switch_of_journals_is_undone(path):
+    """What a kill leaves in the instant in which SQLite turns its log on or off: a journal to roll back."""
+    with begin(path) as store:
+        store.add(chunk())
+    with sqlite3.connect(path, isolation_level=None) as database:
+        database.execute("PRAGMA cache_size = 1")
+        database.execute("BEGIN")
+        database.execute("CREATE TABLE filler AS SELECT randomblob(100000)")
+        database.execute("UPDATE trials SET score = 0")
+        for ending in ("", "-journal"):
+            shutil.copy(f"{path}{ending}", f"{path}.copy{ending}")
+        database.execute("ROLLBACK")
+    database.close()
+    for ending in ("", "-journal"):
+        Path(f"{path}.copy{ending}").replace(f"{path}{ending}")
+    with Store.read(path) as store:
+        np.testing.assert_array_equal(store.scores().scores, np.arange(8.0))
+    begin(path).close()
+
+
+@pytest.mark.parametrize(
+    ("columns", "again"),
+    [({}, "model 0 of world 'in'"), ({"models": np.array([4, 4, 5, 5, 6, 6, 3, 3])}, "model 3 of world 'in'")],
+)
+def test_a_trial_is_stored_once_and_its_chunk_not_at_all(path, columns, again):
+    with begin(path) as store:
+        store.add(chunk())
+        assert refusal(store.add, chunk(scores=np.zeros(8), **columns)).endswith(f"got {again} again")
+        np.testing.assert_array_equal(store.scores().scores, np.arange(8.0))
+        twice = chunk(8, models=np.full(8, 9))
+        assert refusal(store.add, twice).endswith("got model 9 of world 'in' again")
+        store.add(chunk(4))
+        assert len(store.scores()) == 16
+
+
+@pytest.mark.parametrize(
+    ("columns", "said"),
+    [
+        ({"scores": np.array([0.0] * 7 + [np.nan])}, "scores must be numbers, infinite ones included, got nan"),
+        ({"scores": ["a"] * 8}, "scores must be a number or an array of numbers"),
+        ({"scores": np.zeros(9)}, "models must be a row of 9, one for each score, got shape (8,)"),
+        ({"scores": np.zeros((4, 2))}, "scores must be a row of 8, one for each score, got shape (4, 2)"),
+        ({"accuracies": np.full(8, 1.5)}, "accuracies must be in [0, 1], got 1.5"),
+        ({"seconds": np.full(8, -1.0)}, "seconds must be at least 0 and finite, got -1.0"),
+        ({"seconds": np.full(8, np.inf)}, "seconds must be at least 0 and finite, got inf"),
+        ({"models": np.full(8, 0.5)}, "models must be an array of integers, got one of float64"),
+        ({"models": np.arange(-1, 7)}, "models must be in [0, 2**63), got -1 to 6"),
+        ({"seeds": np.full(8, 2**63, np.uint64)}, "seeds must be in [-9223372036854775808, 2**63), got"),
+        ({"present": ["in"] * 8}, "present must be an array of booleans, got one of <U2"),
+    ],
+)
+def test_a_bad_column_is_refused(columns, said):
+    assert refusal(lambda: chunk(**columns)).startswith(said)
+
+
+def test_what_json_cannot_say_is_refused(path):
+    assert refusal(begin, path, {"a": {1, 2}}).startswith("specification must be made of what JSON has: ")
+    assert refusal(begin, path, [1]) == "specification must be a dictionary, got [1]"
+    assert not path.exists()
+
+
+def test_a_second_writer_is_refused_and_a_reader_sees_what_is_there(path):
+    with begin(path) as store:
+        store.add(chunk())
+        other = f"another process is writing to the store {str(path)!r}: wait for it or stop it first"
+        assert refusal(begin, path) == other
+        with Store.read(path) as reader:
+            assert len(reader.scores()) == 8
+            store.add(chunk(4))
+            assert len(reader.scores()) == 16
+            assert "must be writable, got one that" in refusal(reader.add, chunk(8))
+    begin(path).close()
+
+
+def test_a_reader_does_not_loosen_the_writers_locks(path):
+    """If it did, a foreign program could believe to be the last one and take the log away from under the writer."""
+    program = "import sqlite3, sys; d = sqlite3.connect(sys.argv[1]); d.execute('select * from trials'); d.close()"
+    with begin(path) as store:
+        store.add(chunk())
+        Store.read(path).close()
+        subprocess.run([sys.executable, "-c", program, path], check=True, timeout=60)
+        store.add(chunk(4))
+        assert Path(f"{path}-wal").exists()
+    with Store.read(path) as reader:
+        assert len(reader.scores()) == 16
+
+
+def make_foreign(path):
+    with sqlite3.connect(path) as database:
+        database.execute("PRAGMA journal_mode = WAL")
+        database.execute("CREATE TABLE mine (x)")
+    database.close()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [make_foreign, lambda path: path.write_text("model,score\n" * 100), lambda path: path.write_text("x")],
+    ids=["foreign", "text", "short"],
+)
+def test_a_file_of_another_kind_is_refused_and_left_alone(path, make):
+    make(path)
+    before = contents(path.parent)
+    for call in (begin, Store.read):
+        said = f"{str(path)!r} must be the store of an audit, got a file of another kind"
+        assert refusal(call, path) == said
+    assert contents(path.parent) == before
+
+
+def test_an_empty_file_is_new_to_an_audit_and_nothing_to_a_report(path):
+    path.touch()
+    assert refusal(Store.read, path) == f"{str(path)!r} must be the store of an audit, got an empty file"
+    begin(path).close()
+    Store.read(path).close()
+
+
+def test_a_folder_and_nothing_are_refused(tmp_path):
+    assert refusal(begin, tmp_path) == f"the store must be a file, got the folder {str(tmp_path)!r}"
+    assert refusal(Store.read, tmp_path) == f"the store must be a file, got the folder {str(tmp_path)!r}"
+    missing = tmp_path / "missing"
+    assert refusal(Store.read, missing) == f"the store must exist, but nothing is at {str(missing)!r}"
+    (tmp_path / "file").touch()
+    assert "cannot be used: File exists" in refusal(begin, tmp_path / "file" / "x.sqlite")
+    assert sorted(found.name for found in tmp_path.iterdir()) == ["file"]
+
+
+@pytest.mark.parametrize("damage", ["truncated", "scribbled", "specification"])
+def test_a_damaged_store_is_refused(path, damage):
+    with begin(path) as store:
+        store.add(chunk(count=2000))
+    if damage == "specification":
+        with sqlite3.connect(path) as database:
+            database.execute("UPDATE audit SET value = '{' WHERE name = 'specification'")
+        database.close()
+    else:
+        content = path.read_bytes()
+        half = len(content) // 2
+        path.write_bytes(content[:half] + (b"" if damage == "truncated" else b"\x55" * half))
+    before = contents(path.parent)
+    for call in (begin, lambda path: Store.read(path).specification):
+        assert refusal(call, path) == (
+            f"the store {str(path)!r} is damaged: restore it from a copy or name another one"
+        )
+    assert contents(path.parent) == before
+
+
+def test_a_newer_format_is_refused(path, monkeypatch):
+    with monkeypatch.context() as newer:
+        newer.setattr(store_file, "FORMAT", 2)
+        begin(path).close()
+    said = f"{str(path)!r} has store format 2, but this version of lastiterate reads 1 only"
+    assert refusal(begin, path) == refusal(Store.read, path) == said
+
+
+def test_a_full_disk_loses_nothing_that_was_stored(path):
+    with begin(path) as store:
+        store.add(chunk())
+        database = store._database
+        database.execute(f"PRAGMA max_page_count = {database.execute('PRAGMA page_count').fetchone()[0]}")
+        sentence = refusal(store.add, chunk(4, count=5000))
+        assert sentence == f"the disk of the store {str(path)!r} is full: make room, then run the same command again"
+        assert len(store.scores()) == 8
+        database.execute("PRAGMA max_page_count = 100000")
+        store.add(chunk(4, count=5000))
+    with Store.read(path) as store:
+        assert len(store.scores()) == 10_008
+
+
+@pytest.fixture
+def nobody():
+    """A folder and a way to take the right to write away from everything in it; root is nobody meanwhile."""
+    folder = Path(tempfile.mkdtemp())
+    user = os.geteuid()
+
+    def protect(*paths):
+        for path in paths:
+            path.chmod(0o555)
+        if user == 0:
+            os.seteuid(65534)
+
+    yield folder, protect
+    os.seteuid(user)
+    for path in (folder, *folder.iterdir()):
+        path.chmod(0o755)
+    shutil.rmtree(folder)
+
+
+def test_a_read_only_folder_can_be_read_but_not_written(nobody):
+    folder, protect = nobody
+    with begin(folder / "x.sqlite") as store:
+        store.add(chunk())
+    protect(folder, folder / "x.sqlite")
+    with Store.read(folder / "x.sqlite") as store:
+        assert len(store.scores()) == 8
+    assert "cannot be used: Permission denied" in refusal(begin, folder / "x.sqlite")
+    assert "cannot be used: Permission denied" in refusal(begin, folder / "new.sqlite")
+    assert "cannot be used: Permission denied" in refusal(begin, folder / "new" / "x.sqlite")
+
+
+def test_a_read_only_file_is_refused_to_a_writer(nobody):
+    folder, protect = nobody
+    begin(folder / "x.sqlite").close()
+    folder.chmod(0o777)
+    protect(folder / "x.sqlite")
+    assert "must be writable, got one that is protected" in refusal(begin, folder / "x.sqlite")
+    Store.read(folder / "x.sqlite").close()
+
+
+def test_a_copy_without_its_log_is_read_in_a_read_only_folder_and_one_with_it_never_loses_the_log(nobody):
+    folder, protect = nobody
+    with begin(folder / "source.sqlite") as store:
+        store.add(chunk())
+        shutil.copy(store.path, folder / "alone.sqlite")
+        shutil.copy(store.path, folder / "x.sqlite")
+        shutil.copy(f"{store.path}-wal", folder / "x.sqlite-wal")
+    protect(folder, *folder.iterdir())
+    with Store.read(folder / "alone.sqlite") as store:
+        assert len(store.scores()) == 0
+    sentence = refusal(Store.read, folder / "x.sqlite")
+    assert sentence.endswith("the file must be readable and, after an interruption, its folder writable")
+
+
+WRITER = """
+import json, sys
+import numpy as np
+from lastiterate.auditing.store import Store, StoredTrials
+path, models = sys.argv[1], np.arange(5)
+with Store.open(path, json.loads(sys.argv[2]), {}) as store:
+    first = max((model for model, _ in store.done()), default=-1) + 1
+    print("open", flush=True)
+    for start in range(first, 10**6, 5):
+        columns = np.sqrt(models + start), np.full(5, np.nan), np.zeros(5)
+        store.add(StoredTrials(models + start, np.full(5, True), *columns))
+        print(start + 5, flush=True)
+"""
+
+
+def test_a_writer_killed_at_any_moment_loses_nothing_that_it_reported(path):
+    chance = random.Random(0)
+    reported = 0
+    for attempt in range(10):
+        command = [sys.executable, "-c", WRITER, str(path), json.dumps(SPECIFICATION)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as writer:
+            if attempt % 3 != 2:  # every third is killed while it starts
+                assert writer.stdout.readline() == "open\n"
+            timer = threading.Timer(chance.uniform(0.0, 0.15), writer.send_signal, [signal.SIGKILL])
+            timer.start()
+            lines = writer.stdout.read().split("\n")
+            timer.join()
+        assert writer.returncode == -signal.SIGKILL
+        reported = max([reported, *(int(line) for line in lines if line.isdigit())])
+        if reported:
+            with Store.read(path) as store:
+                found = store.scores()
+            assert len(found) in (reported, reported + 5)  # the last chunk may be stored and not yet reported
+            np.testing.assert_array_equal(found.models, np.arange(len(found)))
+            np.testing.assert_array_equal(found.scores, np.sqrt(found.models))
+            reported = len(found)
+    assert reported > 0
+    with begin(path) as store:
+        store.add(chunk(reported))
+        assert len(store.scores()) == reported + 8
+    assert [file.name for file in path.parent.iterdir()] == [path.name]
+
+
+def test_a_hundred_thousand_trials_are_one_quick_chunk(path):
+    with begin(path) as store:
+        started = time.perf_counter()
+        store.add(chunk(count=50_000))
+        store.scores()
+        assert time.perf_counter() - started < 5

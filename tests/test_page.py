@@ -1,0 +1,148 @@
+"""The web page of an audit: all of it in one file, in plain words, whatever the audit contains."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from lastiterate.plot import page as plot_page
+from lastiterate.plot.page import caveats, write_page
+from tests.test_plot_audit import ODD, fake, infinite, shuffled, wordy
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    path = tmp_path_factory.mktemp("page") / "audit.html"
+    write_page(fake(), path)
+    assert [file.name for file in path.parent.iterdir()] == ["audit.html"]
+    return path.read_text()
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """Pages without their pictures and scripts, which other tests look at."""
+    monkeypatch.setattr(plot_page, "_picture", lambda name, chart, words: "")
+    monkeypatch.setattr("vl_convert.javascript_bundle", lambda: "")
+
+
+class Reader(HTMLParser):
+    """What a page shows, and what it would load."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.loads, self.open, self.headings = [], [], [], []
+
+    def handle_starttag(self, tag, attributes):
+        self.open.append(tag)
+        self.loads += [value for name, value in attributes if name in ("src", "href", "srcset", "data")]
+
+    def handle_endtag(self, tag):
+        while self.open and self.open.pop() != tag:
+            pass
+
+    def handle_data(self, data):
+        if not {"script", "style"} & set(self.open):
+            self.words.append(data)
+        if self.open[-1:] == ["h2"]:
+            self.headings.append(data)
+
+
+def read(page):
+    reader = Reader()
+    reader.feed(page)
+    return reader
+
+
+def test_a_page_needs_no_network_and_is_a_few_megabytes_at_most(page):
+    loads = read(page).loads
+    assert len(loads) == 3
+    assert all(address.startswith("data:image/svg+xml;base64,") for address in loads)
+    assert "@import" not in page
+    assert "url(" not in page.partition("</style>")[0]
+    assert 500_000 < len(page) < 3_000_000
+    assert page.count("window.vegaEmbed=") == 1
+
+
+def test_a_page_tells_its_story_in_order(page):
+    reader = read(page)
+    words = " ".join(reader.words)
+    assert words.index("Verdict: consistent") < words.index("last iterate (heuristic)")
+    assert reader.headings == [
+        "Epsilon",
+        "Pictures",
+        "What was run",
+        "What these numbers do not say",
+        "How to compute them again",
+    ]
+    result = fake()
+    said = ["7.39", "7.97", "6.88", "≥ 5.62", "95%", "joint over both error rates", "512", "4.93", "23.4", "1.9"]
+    said += ["a-priori: chosen before training", "87.32%", "d' = 1.61", "of the ideal 1.47", result.attack, result.data]
+    said += ["225 steps", *result.caveats, "does not prove privacy", "does not guarantee"]
+    said += ["lastiterate report runs/digits.sqlite --method clopper-pearson --confidence 0.95 --delta 1e-5"]
+    for each in said:
+        assert each in words
+
+
+def test_the_specifications_in_a_page_are_those_of_the_pictures(page):
+    specs = json.loads(re.search(r'id="specs">(.*?)</script>', page)[1])
+    assert list(specs) == ["scores", "errors", "epsilons"]
+    assert all(f'<figure id="{name}"' in page for name in specs)
+
+
+@pytest.mark.usefixtures("quick")
+def test_everything_is_escaped(tmp_path):
+    evil = "</script><script>alert('x')</script><b a=\"&"
+    result = fake(16)
+    odd = {f"m{evil}": replace(result.estimates["gdp"], threshold_choice=evil)}
+    texts = dict(attack=evil, data=evil, caveats=(evil,), reason=evil, verdict=evil, score_unit=evil)
+    write_page(replace(result, **texts, estimates=odd, store=Path(f"runs/{evil}")), tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text()
+    assert "alert('x')</script>" not in page
+    assert page.count("<script") == page.count("</script>") == 3
+    assert "<b a=" not in page
+    assert " ".join(read(page).words).count("alert('x')") >= 6
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("name", sorted(ODD))
+def test_odd_audits_have_a_page(tmp_path, name):
+    write_page(ODD[name](), tmp_path / "page.html")
+    words = " ".join(read((tmp_path / "page.html").read_text()).words)
+    assert "nan" not in words.split()
+    assert "None" not in words
+
+
+@pytest.mark.usefixtures("quick")
+def test_what_is_not_known_is_said(tmp_path):
+    write_page(shuffled(), tmp_path / "page.html")
+    words = " ".join(read((tmp_path / "page.html").read_text()).words)
+    for said in ("composition needs Poisson sampling", "not measured", "ideal is not known", "scores were not stored"):
+        assert said in words
+
+
+def test_caveats_say_what_so_many_models_could_not_refute():
+    text = " ".join(caveats(fake()))
+    assert "so many models (512) cannot show more than epsilon 4.93" in text
+    assert "could not have refuted the heuristic's 7.39" in text
+    assert "could not have refuted" not in " ".join(caveats(fake(20_000)))
+    assert "Gaussian DP family: the threshold is the best of all and not corrected" in " ".join(caveats(infinite()))
+    assert caveats(wordy())[1] == "Second."
+
+
+def test_a_page_that_cannot_be_written_leaves_the_old_one(tmp_path, monkeypatch):
+    path = tmp_path / "page.html"
+    path.write_text("old")
+    monkeypatch.setattr(plot_page, "_page", lambda result: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        write_page(fake(1), path)
+    assert path.read_text() == "old"
+    assert [file.name for file in tmp_path.iterdir()] == ["page.html"]
+    with pytest.raises(ValueError, match=r"must end in \.html"):
+        write_page(fake(1), tmp_path / "page.png")
+    with pytest.raises(ValueError, match="folder must exist"):
+        write_page(fake(1), tmp_path / "no" / "page.html")

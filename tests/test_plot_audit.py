@@ -1,0 +1,312 @@
+"""Pictures of an audit contain what they claim, however odd the audit."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy.stats import beta, norm
+
+import lastiterate as li
+from lastiterate.answers import Answer
+from lastiterate.auditing.estimate import Estimate
+from lastiterate.auditing.result import AuditResult
+from lastiterate.plot.audit import audit_chart, epsilon_chart, histogram_chart, roc_chart
+from lastiterate.plot.epsilons import epsilon_rows
+from lastiterate.plot.file import save
+from lastiterate.plot.roc import upper_rate
+from lastiterate.privacy.law import law_of
+
+RUN = li.DPSGD(steps=225, sample_rate=0.178, noise_multiplier=1.8, optimizer=li.SGD(0.002, momentum=0.9))
+PREDICTIONS = {"last_iterate": 7.394710793959728, "composition": 7.97130438452517, "full_batch": 6.880767976160021}
+
+
+def upper(errors: int, models: int, error: float) -> float:
+    return 1.0 if errors == models else float(beta.ppf(1 - error, errors + 1, models - errors))
+
+
+def estimate_of(scores_in, scores_out, threshold, method="clopper-pearson", epsilon=None, largest=4.93, **more):
+    """By hand: the bound of Clopper-Pearson, whatever the method is called."""
+    positives, negatives = int(np.sum(scores_out >= threshold)), int(np.sum(scores_in < threshold))
+    fpr, fnr = upper(positives, len(scores_out), 0.025), upper(negatives, len(scores_in), 0.025)
+    if epsilon is None:
+        epsilon = max(0.0, math.log(max(1 - fnr - 1e-5, 1e-300) / fpr))
+    sizes = dict(models_in=len(scores_in), models_out=len(scores_out))
+    errors = dict(false_positives=positives, false_negatives=negatives, fpr_upper=fpr, fnr_upper=fnr)
+    fields = dict(threshold=threshold, threshold_choice="a-priori", largest=largest)
+    return Estimate(epsilon, method, delta=1e-5, confidence=0.95, **{**sizes, **errors, **fields, **more})
+
+
+def fake(models=512, seed=0, signal=True, **changes):
+    """An audit as the linear analysis would have it, or one without any signal."""
+    rng = np.random.default_rng(seed)
+    law = law_of(RUN)
+    taken = rng.random((models, law.weights.size)) < law.rates
+    shift = (taken * law.weights).sum(axis=1) / law.noise
+    scores_out, scores_in = rng.standard_normal(models), rng.standard_normal(models) + shift * signal
+    grid = np.linspace(-5.0, 7.0, 121)
+    spread = math.sqrt(1.0 + law.variance / law.noise**2)
+    density = np.stack((grid, norm.pdf(grid), norm.pdf(grid, law.mean / law.noise, spread)), axis=1)
+    largest = max(0.0, math.log((1 - upper(0, models, 0.025) - 1e-5) / upper(0, models, 0.025)))
+    result = AuditResult(
+        run=RUN,
+        attack="Gradient space: the canary's gradient is a quiet direction; the score is the displacement along it.",
+        data="a linear classifier of 1,797 handwritten digits (scikit-learn)",
+        caveats=("The canary was chosen by looking at models that were trained without it.",),
+        delta=1e-5,
+        confidence=0.95,
+        predictions={name: Answer(value) for name, value in PREDICTIONS.items()},
+        estimates={
+            "clopper-pearson": estimate_of(scores_in, scores_out, 1.9, largest=largest),
+            "gdp": estimate_of(scores_in, scores_out, 1.9, "gdp", 5.62 * signal, 23.4),
+            "last-iterate": estimate_of(scores_in, scores_out, 1.9, "last-iterate", 6.21 * signal, 28.1),
+        },
+        scores_in=scores_in,
+        scores_out=scores_out,
+        score_unit="standard deviations of the noise",
+        score_density=density,
+        signal=float(np.mean(scores_in) - np.mean(scores_out)),
+        ideal_signal=law.mean / law.noise,
+        accuracy=0.8732,
+        models=models,
+        store=Path("runs/digits.sqlite"),
+        seconds=93.0,
+        verdict="consistent",
+        reason="No empirical epsilon exceeds what the heuristic predicts.",
+    )
+    return replace(result, **changes)
+
+
+def constant():
+    same = np.zeros(64)
+    return fake(
+        64,
+        scores_in=same,
+        scores_out=same,
+        signal=0.0,
+        score_density=None,
+        estimates={"clopper-pearson": estimate_of(same, same, 0.0, largest=2.9)},
+    )
+
+
+def infinite():
+    scores = fake(200)
+    ins, outs = scores.scores_in.copy(), scores.scores_out.copy()
+    ins[:5], outs[:3] = np.inf, -np.inf
+    return replace(
+        scores,
+        scores_in=ins,
+        scores_out=outs,
+        estimates={
+            "clopper-pearson": estimate_of(ins, outs, math.inf, epsilon=0.0),
+            "last-iterate": estimate_of(ins, outs, 1.9, "last-iterate", math.inf, math.inf),
+            "composition": estimate_of(ins, outs, 1.7, "composition", math.inf, math.inf, threshold_choice="split"),
+            "gdp": estimate_of(ins, outs, 1.2, "gdp", 6.1, 8.0, threshold_choice="uncorrected"),
+        },
+        verdict="violation",
+        reason="The composition family cannot explain the scores at all.",
+    )
+
+
+def shuffled():
+    run = li.DPSGD(20, 0.1, 1.0, sampling="shuffled")
+    refused = Answer(None, "composition needs Poisson sampling, got sampling='shuffled'")
+    few = replace(fake(40), run=run, ideal_signal=None, score_density=None, accuracy=None, store=None)
+    return replace(few, predictions={**few.predictions, "composition": refused})
+
+
+def single():
+    return fake(
+        1,
+        ideal_signal=None,
+        score_density=None,
+        estimates={"clopper-pearson": estimate_of(np.array([1.0]), np.array([0.0]), 0.5, largest=0.0)},
+        scores_in=np.array([1.0]),
+        scores_out=np.array([0.0]),
+    )
+
+
+def wordy():
+    caveat = "The trainer is the user's own, and <b>nothing</b> is known of it & its noise. " * 9
+    return fake(
+        64,
+        caveats=(caveat, "Second."),
+        attack="A very long description of an attack " * 8,
+        verdict="above heuristic",
+        reason="The last-iterate family gives more than the heuristic. " * 4,
+        score_unit="the loss of the final model on the canary, minus its mean over models without",
+    )
+
+
+ODD = {
+    "constant": constant,
+    "infinite": infinite,
+    "shuffled": shuffled,
+    "single": single,
+    "wordy": wordy,
+    "no signal": lambda: fake(256, signal=False),
+    "nothing": lambda: fake(8, estimates={}),
+    "many": lambda: fake(20_000),
+    "outlier": lambda: replace(fake(256), scores_in=np.append(fake(256).scores_in, 1e9)),
+}
+
+
+@pytest.fixture(scope="module")
+def result():
+    return fake()
+
+
+@pytest.fixture(scope="module")
+def roc(result):
+    return roc_chart(result).to_dict()["layer"]
+
+
+def values(layer):
+    return layer["data"]["values"]
+
+
+def texts(chart):
+    """Everything that a picture says: titles, and texts of marks."""
+    return json.dumps(chart, allow_nan=False)
+
+
+def test_histograms_of_both_worlds_have_the_same_bins_and_unit_mass(result):
+    out, into = (values(layer) for layer in histogram_chart(result).to_dict()["layer"][:2])
+    assert {row["world"] for row in out} == {"without the canary"}
+    assert {row["world"] for row in into} == {"with the canary"}
+    width = out[0]["high"] - out[0]["low"]
+    for rows in (out, into):
+        assert sum(row["count"] for row in rows) == 512
+        assert sum(row["density"] * (row["high"] - row["low"]) for row in rows) == pytest.approx(1.0)
+        np.testing.assert_allclose([row["high"] - row["low"] for row in rows], width)
+
+
+def test_histogram_shows_the_predicted_densities_the_threshold_and_the_unit(result):
+    chart = histogram_chart(result).to_dict()
+    out, into = (values(layer) for layer in chart["layer"][2:4])
+    known = {row[0]: row[1:].tolist() for row in result.score_density}
+    assert len(out) == len(into) > 50
+    assert all(
+        [before["density"], after["density"]] == known[after["low"]] for before, after in zip(out, into, strict=True)
+    )
+    assert values(chart["layer"][4])[0]["low"] == 1.9
+    assert "threshold 1.9, chosen before training" in texts(chart)
+    assert "score (standard deviations of the noise)" in " ".join(chart["layer"][0]["encoding"]["x"]["title"])
+
+
+def test_infinite_and_far_scores_are_counted_at_the_ends():
+    chart = histogram_chart(infinite()).to_dict()
+    assert sum(row["count"] for row in values(chart["layer"][1])) == 200
+    assert "8 scores beyond the picture" in " ".join(chart["title"]["subtitle"])
+    chart = histogram_chart(ODD["outlier"]()).to_dict()
+    assert max(row["high"] for row in values(chart["layer"][1])) < 20.0
+    assert "1 score beyond" in " ".join(chart["title"]["subtitle"])
+
+
+def test_roc_is_what_thresholds_achieve(result, roc):
+    rows = next(values(layer) for layer in roc if "order" in values(layer)[0] and "analysis" in values(layer)[0])
+    low = 1 / 1024
+    for threshold in (result.scores_in[3], result.scores_out[5]):
+        fpr = max(float(np.mean(result.scores_out >= threshold)), low)
+        fnr = max(float(np.mean(result.scores_in < threshold)), low)
+        near = min(abs(math.log(row["fpr"] / fpr)) + abs(math.log(row["fnr"] / fnr)) for row in rows)
+        assert near < 0.06
+    assert (rows[0]["fpr"], rows[0]["fnr"]) == (1.0, low)
+    assert (rows[-1]["fpr"], rows[-1]["fnr"]) == (low, 1.0)
+
+
+def test_roc_band_is_clopper_pearson_with_half_the_error_to_each_rate(result, roc):
+    band = values(roc[0])
+    estimate = result.estimates["clopper-pearson"]
+    nearest = min(band, key=lambda row: abs(row["fpr"] - estimate.fpr_upper) + abs(row["fnr"] - estimate.fnr_upper))
+    assert nearest["fpr"] == pytest.approx(estimate.fpr_upper)
+    assert nearest["fnr"] == pytest.approx(estimate.fnr_upper, rel=0.02)
+    errors = np.array([0, 3, 64])
+    expected = [upper(int(k), 64, 0.025) for k in errors]
+    np.testing.assert_allclose(upper_rate(errors, 64, 0.025), expected)
+
+
+def test_roc_shows_the_predicted_curves_and_what_the_estimates_use(result, roc):
+    predicted = next(values(layer) for layer in roc if "heuristic" in str(values(layer)[0].get("analysis")))
+    for name, analysis in (("last iterate (heuristic)", li.last_iterate), ("composition (standard)", li.composition)):
+        some = [row for row in predicted if row["analysis"] == name][::5]
+        np.testing.assert_allclose(
+            analysis(RUN).fnr(np.array([row["fpr"] for row in some])), [row["fnr"] for row in some]
+        )
+    (dot,) = values(roc[-1])
+    assert dot["fpr_upper"] == result.estimates["gdp"].fpr_upper
+    assert "Gaussian DP family" in dot["methods"]
+
+
+def test_roc_of_many_models_stays_small_and_on_log_axes():
+    chart = roc_chart(ODD["many"]()).to_dict()
+    assert all(len(values(layer)) < 4_000 for layer in chart["layer"])
+    for layer in chart["layer"]:
+        assert min(min(row["fpr"], row["fnr"]) for row in values(layer)) > 0.0
+        assert layer["encoding"]["x"]["scale"]["type"] == layer["encoding"]["y"]["scale"]["type"] == "log"
+
+
+def test_roc_without_composition_says_why():
+    chart = roc_chart(shuffled()).to_dict()
+    assert "Without composition (standard)" in " ".join(chart["title"]["subtitle"])
+    assert not any(row.get("analysis") == "composition (standard)" for each in chart["layer"] for row in values(each))
+
+
+def test_epsilons_are_those_of_the_audit(result):
+    shown = {row["name"]: row for row in epsilon_rows(result)}
+    assert list(shown)[:3] == ["last iterate (heuristic)", "composition (standard)", "full batch (baseline)"]
+    assert shown["last iterate (heuristic)"]["epsilon"] == result.last_iterate
+    assert "heuristic" in shown["last iterate (heuristic)"]["text"]
+    assert "guaranteed" in shown["composition (standard)"]["text"]
+    for method, label in (("clopper-pearson", "Clopper-Pearson (assumption-free)"), ("gdp", "Gaussian DP family")):
+        assert shown[label]["epsilon"] == result.estimates[method].epsilon
+        assert shown[label]["largest"] == result.estimates[method].largest
+        assert shown[label]["text"].endswith("found, 95%")
+
+
+def test_epsilons_beyond_the_picture_are_arrows_and_invalid_ones_say_so():
+    chart = epsilon_chart(infinite()).to_dict()
+    arrows = [layer for layer in chart["layer"] if layer["mark"].get("shape") == "triangle-right"]
+    assert {row["name"] for row in values(arrows[0])} == {"last-iterate family", "composition family"}
+    words = {row["name"]: row["text"] for row in epsilon_rows(infinite())}
+    assert words["last-iterate family"] == "infinite found, 95%"
+    assert words["Gaussian DP family"] == "6.1 uncorrected: no bound"
+    assert {row["name"]: row["text"] for row in epsilon_rows(shuffled())}["composition (standard)"] == "no value"
+
+
+def test_a_loose_guarantee_does_not_dwarf_the_rest(result):
+    loose = replace(result, predictions={**result.predictions, "composition": Answer(1e4)})
+    (low, high) = epsilon_chart(loose).to_dict()["layer"][0]["encoding"]["x"]["scale"]["domain"]
+    assert low == 0.0
+    assert high < 40.0
+
+
+def test_the_picture_of_all_says_what_was_run_and_found(result):
+    words = " ".join(audit_chart(result).to_dict()["title"]["subtitle"])
+    assert audit_chart(result).to_dict()["title"]["text"] == "What an attack found in the released model"
+    for said in ("225 steps", "delta 1e-5", result.attack, "Verdict: consistent", result.reason, "does not guarantee"):
+        assert said in words
+
+
+@pytest.mark.parametrize("name", sorted(ODD))
+def test_odd_audits_can_be_drawn(tmp_path, name):
+    chart = audit_chart(ODD[name]())
+    json.dumps(chart.to_dict(), allow_nan=False)
+    save(chart, tmp_path / "picture.svg")
+    drawn = (tmp_path / "picture.svg").read_text()
+    assert "Epsilon, predicted and found" in drawn
+    assert "NaN" not in drawn
+
+
+def test_importing_pictures_of_audits_loads_no_plotting_library():
+    code = (
+        "import sys, lastiterate.plot.audit, lastiterate.plot.page; print({'altair', 'vl_convert'} & set(sys.modules))"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "set()"
