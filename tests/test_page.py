@@ -7,12 +7,13 @@ import re
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from lastiterate.plot import page as plot_page
 from lastiterate.plot.page import caveats, write_page
-from tests.test_plot_audit import ODD, fake, infinite, shuffled, wordy
+from tests.test_plot_audit import ODD, QUICK, fake, infinite, odd, shuffled, wordy
 
 
 @pytest.fixture(scope="module")
@@ -24,10 +25,17 @@ def page(tmp_path_factory):
 
 
 @pytest.fixture
-def quick(monkeypatch):
-    """Pages without their pictures and scripts, which other tests look at."""
-    monkeypatch.setattr(plot_page, "_picture", lambda name, chart, words: "")
-    monkeypatch.setattr("vl_convert.javascript_bundle", lambda: "")
+def still(monkeypatch):
+    """Pages with the specifications of their pictures, but without images and scripts."""
+    monkeypatch.setattr(plot_page, "_picture", lambda name, spec, words: "")
+    monkeypatch.setattr("vl_convert.javascript_bundle", lambda snippet: "")
+
+
+@pytest.fixture
+def quick(monkeypatch, still):
+    """Pages without pictures at all, which other tests look at."""
+    for name in ("histogram_chart", "roc_chart", "epsilon_chart"):
+        monkeypatch.setattr(plot_page, name, lambda result: SimpleNamespace(to_dict=dict))
 
 
 class Reader(HTMLParser):
@@ -94,10 +102,10 @@ def test_the_specifications_in_a_page_are_those_of_the_pictures(page):
     assert all(f'<figure id="{name}"' in page for name in specs)
 
 
-@pytest.mark.usefixtures("quick")
+@pytest.mark.usefixtures("still")
 def test_everything_is_escaped(tmp_path):
     evil = "</script><script>alert('x')</script><b a=\"&"
-    result = fake(16)
+    result = fake(16, run=QUICK)
     odd = {f"m{evil}": replace(result.estimates["gdp"], threshold_choice=evil)}
     texts = dict(attack=evil, data=evil, caveats=(evil,), reason=evil, verdict=evil, score_unit=evil)
     write_page(replace(result, **texts, estimates=odd, store=Path(f"runs/{evil}")), tmp_path / "page.html")
@@ -111,7 +119,7 @@ def test_everything_is_escaped(tmp_path):
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("name", sorted(ODD))
 def test_odd_audits_have_a_page(tmp_path, name):
-    write_page(ODD[name](), tmp_path / "page.html")
+    write_page(odd(name), tmp_path / "page.html")
     words = " ".join(read((tmp_path / "page.html").read_text()).words)
     assert "nan" not in words.split()
     assert "None" not in words
@@ -123,6 +131,15 @@ def test_what_is_not_known_is_said(tmp_path):
     words = " ".join(read((tmp_path / "page.html").read_text()).words)
     for said in ("composition needs Poisson sampling", "not measured", "ideal is not known", "scores were not stored"):
         assert said in words
+
+
+@pytest.mark.usefixtures("quick")
+def test_infinities_and_undefined_signals_are_words(tmp_path):
+    write_page(replace(infinite(), run=QUICK, signal=float("nan")), tmp_path / "page.html")
+    words = read((tmp_path / "page.html").read_text()).words
+    assert "d' is not defined for these scores" in " ".join(words)
+    assert "infinite" in words
+    assert not {"inf", "nan", "≥ infinite", "≥ 6.1"} & set(words)
 
 
 def test_caveats_say_what_so_many_models_could_not_refute():

@@ -1,7 +1,8 @@
 """All iterates released, the paper's contrast: the likelihood ratio over the increments of a gradient-space canary.
 
-From one iterate to the next the optimizer reveals its gradient. Along a quiet direction that is noise, plus the canary if
-it was in the batch; the sum of the log-likelihood ratios of all steps is the best test there is, and reaches composition.
+From one iterate to the next the optimizer reveals its gradient. Along a quiet direction that is noise, plus the canary
+if it was in the batch. The sum of the log-likelihood ratios of all steps is the best test there is, and reaches
+composition.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """How natural gradients move the parameters, told apart from the noise.
 
-The noise of a model has an address (seed, model, step, parameter). So the same model can be trained once on the data and
-once on nothing: SGD is linear in its gradients, and the difference of the two is what the natural gradients did.
+The noise of a model has an address (seed, model, step, parameter). So the same model can be trained once on the data
+and once on nothing: SGD is linear in its gradients, and the difference of the two is what the natural gradients did.
 """
 
 from __future__ import annotations

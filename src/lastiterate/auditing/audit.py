@@ -1,4 +1,4 @@
-"""``lastiterate.audit``: craft a canary, train with and without it, score, and say what was found beside what was predicted."""
+"""``lastiterate.audit``: craft a canary, train with and without it, score, and say what was found."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import numpy as np
 from lastiterate.attacks.attack import Expected, Words
 from lastiterate.auditing.describe import specification
 from lastiterate.auditing.engine import Engine, find_engine
-from lastiterate.auditing.job import Job, is_users, user_references
+from lastiterate.auditing.job import Job, Trials, is_users, user_references
 from lastiterate.auditing.report import Question, report
 from lastiterate.auditing.result import AuditResult
 from lastiterate.auditing.store import Store
@@ -91,8 +91,7 @@ def fill(job: Job, store: Store, engine: Engine, question: Question, progress: b
     """Do what is missing in a store: craft, train, score. Every chunk is kept as soon as it is known."""
     began = monotonic()
     try:
-        facts = store.facts
-        if facts is None:
+        if store.facts is None:
             crafted, expected, words = _craft(job, progress)
             job = replace(job, facts=crafted)
             trials = engine.prepare(job)
@@ -104,21 +103,20 @@ def fill(job: Job, store: Store, engine: Engine, question: Question, progress: b
                 "chunk_size": trials.chunk_size,
             }
             store.set_facts(facts)
-        models, present = _missing(job, store, facts["chunk_size"])
-        if not len(models):
+        elif len(store.done()) < len(job.planned()[0]):
+            job = replace(job, facts=store.facts["crafted"], chunk_size=store.facts["chunk_size"])
+            trials = engine.prepare(job)
+        else:
             return
-        job = replace(job, facts=facts["crafted"], chunk_size=facts["chunk_size"])
-        _train(job, store, engine, models, present, question, progress)
+        _train(job, store, engine, trials, question, progress)
     finally:
         store.add_seconds(monotonic() - began)
 
 
-def _train(
-    job: Job, store: Store, engine: Engine, models: Array, present: Array, question: Question, progress: bool | None
-) -> None:
+def _train(job: Job, store: Store, engine: Engine, trials: Trials, question: Question, progress: bool | None) -> None:
     from lastiterate.training.progress import TrainingProgress
 
-    trials = engine.prepare(job)
+    models, present = _missing(job, store, trials.chunk_size)
     looked = monotonic()
     with TrainingProgress(len(models), job.run.steps, progress) as bar:
         for chunk in engine.chunks(job, trials, models, present, bar):

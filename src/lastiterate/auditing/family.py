@@ -75,8 +75,8 @@ class Family:
         gaussian = -(ndtri(fpr).mean(axis=1) + distance.mean(axis=1))
         best = int(np.argmax(gaussian))
         factor = self.factor(float(np.median(fpr[best])), float(np.median(fnr[best])))
-        if self.name == "gdp" or factor in (0.0, math.inf):
-            return gaussian
+        if self.name == "gdp" or factor in (0.0, math.inf) or np.any(np.asarray(self.run.effective_weights()) < 0.0):
+            return gaussian  # with weights of both signs a curve takes long
         return self._quantiles(factor, fpr).mean(axis=1) - distance.mean(axis=1)
 
     def _quantiles(self, factor: float, fpr: Array) -> Array:
@@ -91,8 +91,8 @@ class Family:
     def never_used(self) -> float:
         """The probability that a model with the canary is as one without, noise apart."""
         if self.name == "composition":
-            logs = np.log1p(-np.minimum(self.run.sample_rate, 1.0 - 1e-300))
-            return float(np.exp(np.sum(logs) * (1 if np.ndim(logs) else self.run.steps)))
+            missed = 1.0 - np.asarray(self.run.sample_rate)
+            return float(np.prod(missed) if missed.ndim else missed**self.run.steps)
         law = law_of(self.run)
         if law.constant != 0.0:
             return 0.0

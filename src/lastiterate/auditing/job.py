@@ -89,8 +89,8 @@ class ModelTrials:
 
         self._job = job
         self._armed = job.attack.arm(job.run, job.problem, job.facts)
-        arguments = {"models": 2 * job.models, "chunk_size": job.chunk_size, "workers": workers}
-        self._trainer = Trainer(job.run, self._armed.problem, self._armed.canary, **arguments)
+        subject = job.run, self._armed.problem, self._armed.canary
+        self._trainer = Trainer(*subject, models=2 * job.models, chunk_size=job.chunk_size, workers=workers)
         self.chunk_size = self._trainer.chunk_size
 
     def chunks(self, models: Array, present: Array, progress: TrainingProgress | None) -> Iterator[TrialChunk]:
@@ -114,7 +114,7 @@ class ModelTrials:
 
     def _accuracies(self, parameters: Any, count: int) -> Array:
         test = self._job.test
-        if test is None:
+        if test is None or self._armed.problem.parameters is not self._job.problem.parameters:  # another model
             return np.full(count, np.nan)
         import jax
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -78,7 +79,7 @@ def _connect(address: str | None) -> Any:
         raise ValueError('engine "ray" needs ray, which is not installed: pip install "lastiterate[ray]"') from None
     if not ray.is_initialized():
         try:
-            ray.init(address=address, log_to_driver=False, logging_level="ERROR", include_dashboard=False)
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, include_dashboard=False)
         except ConnectionError as error:
             raise ValueError(f"no Ray cluster answers at address {address!r}: {error}") from None
     return ray

@@ -1,4 +1,4 @@
-"""From stored scores to a result: predictions, estimates and verdict are computed anew each time; nothing is trained."""
+"""From stored scores to a result: predictions, estimates and verdict are computed anew, and nothing is trained."""
 
 from __future__ import annotations
 
@@ -147,8 +147,8 @@ def _reach(found: Estimate, predicted: float) -> list[str]:
     if found.largest >= predicted:
         return []
     return [
-        f"{found.models_in} and {found.models_out} models cannot show more than epsilon {spell(found.largest)} without "
-        f"assumptions, which is below the heuristic's {spell(predicted)}: this audit could not have refuted it that way."
+        f"{found.models_in:,} and {found.models_out:,} models show at most epsilon {spell(found.largest)} without "
+        f"assumptions, which is below the heuristic's {spell(predicted)}: they could not have refuted it that way."
     ]
 
 

@@ -10,7 +10,7 @@ from scipy.special import bdtrik, ndtr
 
 from lastiterate.auditing.family import FAMILIES, family_of
 from lastiterate.auditing.rates import CORRECTION_RATIO, AssumptionFree, ranks, simultaneous_bound, upper_bound
-from lastiterate.privacy.last_iterate import last_iterate
+from lastiterate.auditing.score_law import score_below
 from lastiterate.run import DPSGD
 from lastiterate.values import Array, integer, number
 
@@ -141,25 +141,24 @@ def predicted_threshold(
 
     Without the canary scores are taken to be N(0, spread^2), with it signal * S / s + N(0, spread^2), where S is how
     much of the canary is in the last iterate of ``run`` and s the standard deviation of its noise. The numbers of
-    errors are averaged over. It is only a choice: wrong assumptions make the bound weak, not wrong. Where weights have
-    both signs, the errors are those of the best test instead of a threshold's.
+    errors are averaged over. It is only a choice: wrong assumptions make the bound weak, not wrong.
     """
     inside, outside = integer("models_in", models_in), integer("models_out", models_out)
     width = number("spread", spread, 0.0, open_low=True)
-    scale = width / number("signal", signal, 0.0, open_low=True)
+    strength = number("signal", signal, 0.0, open_low=True)
     error = 0.5 * (1.0 - number("confidence", confidence, 0.0, 1.0, open_low=True, open_high=True))
-    thresholds = np.linspace(_LOWEST, _HIGHEST, _POINTS)
-    fpr = ndtr(-thresholds)
-    fnr = last_iterate(run.replace(noise_multiplier=run.noise_multiplier * scale)).fnr(fpr)
-    fpr_bounds, fnr_bounds = _likely_bounds(fpr, outside, error), _likely_bounds(fnr, inside, error)
+    thresholds = width * np.linspace(_LOWEST, _HIGHEST, _POINTS)
+    fpr_bounds = _likely_bounds(ndtr(-thresholds / width), outside, error)
+    fnr_bounds = _likely_bounds(score_below(run, thresholds, spread=width, signal=strength), inside, error)
     merits = rule_of(method, run).merits(fpr_bounds, fnr_bounds, delta)
     best = float(np.max(merits))
-    return width * float(np.mean(thresholds[merits >= best - _PLATEAU * abs(best)]))
+    return float(np.mean(thresholds[merits >= best - _PLATEAU * abs(best)]))
 
 
 def _likely_bounds(rate: Array, models: int, error: float) -> Array:
     """Upper bounds, [rates, quantiles], from quantiles of the number of errors at each rate."""
-    counts = np.ceil(bdtrik(_QUANTILES, float(models), np.clip(rate, 1e-300, 1.0 - 1e-16)[:, None]))
+    inside = np.clip(rate, 1e-15, 1.0 - 1e-15)[:, None]
+    counts = np.ceil(bdtrik(_QUANTILES, float(models), inside))
     distinct, index = np.unique(np.clip(counts, 0.0, models), return_inverse=True)
     bounds: Array = upper_bound(distinct, models, error)[index]
     return bounds.reshape(counts.shape)

@@ -71,7 +71,7 @@ def judge(
         found = estimate("last-iterate", confidence)
         if found.epsilon > claim.heuristic:
             return ABOVE_HEURISTIC, (
-                f"The attack exceeds the heuristic of {spell(claim.heuristic)} at {confidence:.4g} confidence (it finds "
-                f"{spell(found.epsilon)}): the losses are not as linear as it assumes, or training is not what is claimed."
+                f"The attack finds {spell(found.epsilon)} at {confidence:.4g} confidence, above the heuristic's "
+                f"{spell(claim.heuristic)}: losses are not as linear as it assumes, or training is not what is claimed."
             )
     return CONSISTENT, f"Nothing speaks against the claim ({claim.words}) at {confidence:.4g} confidence."

@@ -25,7 +25,7 @@ Model = Annotated[
         "--model",
         values.one_of("mlp", "logistic", "cnn", "wide-resnet"),
         "mlp|logistic|cnn|wide-resnet",
-        "What is trained.",
+        "What is trained (default: mlp).",
     ),
 ]
 Trainer = Annotated[
@@ -144,7 +144,7 @@ def _audit(subject: "Subject", attack: Any, models: int, seed: int, store: Path,
             seed,
             store,
             engine,
-            **{name: value for name, value in vars(question).items()},
+            **vars(question),
             test=subject.test,
             data=subject.words,
         )

@@ -43,9 +43,7 @@ class QuestionOptions:
     ] = 1e-5
     confidence: Annotated[
         float,
-        option(
-            "--confidence", values.number, "NUMBER", "Of every empirical epsilon, both error rates (default: 0.95)."
-        ),
+        option("--confidence", values.number, "NUMBER", "Of an empirical epsilon, both error rates (default: 0.95)."),
     ] = 0.95
     method: Annotated[
         str | None,

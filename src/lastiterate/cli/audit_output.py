@@ -107,8 +107,8 @@ def _print(result: AuditResult, files: list[Path]) -> None:
 
 def _basis(estimate: Estimate) -> str:
     return (
-        f"at least this, {100 * estimate.confidence:.4g}% confidence in both error rates, {estimate.threshold_choice} "
-        f"threshold; {estimate.models_in:,} + {estimate.models_out:,} models could show {spell(estimate.largest)} at most"
+        f"at least this, {100 * estimate.confidence:.4g}% confidence, {estimate.threshold_choice} threshold; "
+        f"{estimate.models_in:,} + {estimate.models_out:,} models show {spell(estimate.largest)} at most"
     )
 
 
@@ -119,7 +119,7 @@ def _signal_words(result: AuditResult) -> list[str]:
     if result.ideal_signal:
         share = result.signal / result.ideal_signal
         words.append(
-            f"Signal d' {spell(result.signal, 3)}, {100 * share:.0f}% of the {spell(result.ideal_signal, 3)} that linear "
-            "losses and a score moved by noise alone would give."
+            f"Signal d' {spell(result.signal, 3)}: {100 * share:.0f}% of the ideal {spell(result.ideal_signal, 3)}, "
+            "which linear losses and a score that only noise moves would give."
         )
     return words

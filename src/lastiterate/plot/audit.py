@@ -38,7 +38,8 @@ def audit_chart(result: AuditResult) -> Any:
     import altair as alt
 
     scores, errors = histogram_panel(result, _WIDTH, _HEIGHT), roc_panel(result, _WIDTH, _HEIGHT)
-    own = {"color": "independent", "fill": "independent", "strokeDash": "independent"}  # legends stay with their panels
+    # Legends stay with their panels.
+    own: dict[str, Any] = {"color": "independent", "fill": "independent", "strokeDash": "independent"}
     above = alt.hconcat(scores, errors, spacing=36).resolve_scale(**own)
     panels = alt.vconcat(above, epsilon_panel(result, _BOTH), spacing=28).resolve_scale(**own)
     words = [

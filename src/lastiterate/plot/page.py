@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import base64
-import io
 import json
+import math
 import shlex
 from html import escape
 from typing import TYPE_CHECKING, Any
@@ -61,10 +61,11 @@ def _page(result: AuditResult) -> str:
         "errors": (roc_chart(result), "False negative rate against false positive rate of the attack, on log axes."),
         "epsilons": (epsilon_chart(result), "Epsilon by each analysis and by each method of estimation."),
     }
-    pictures = "".join(_picture(name, chart, words) for name, (chart, words) in charts.items())
     specs = {name: chart.to_dict() for name, (chart, _) in charts.items()}
+    pictures = "".join(_picture(name, specs[name], words) for name, (_, words) in charts.items())
     # "<" would end the script element early if a text contained "</script>".
     data = json.dumps(specs, allow_nan=False).replace("<", "\\u003c")
+    scripts = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
     body = "".join(
         [
             f"<h1>{_TITLE}</h1>",
@@ -81,7 +82,7 @@ def _page(result: AuditResult) -> str:
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f"<title>{_TITLE}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n<main>\n{body}</main>\n"
         f'<script type="application/json" id="specs">{data}</script>\n'
-        f"<script>{vl_convert.javascript_bundle()}</script>\n<script>{_DRAW}</script>\n</body>\n</html>\n"
+        f"<script>{scripts}</script>\n<script>{_DRAW}</script>\n</body>\n</html>\n"
     )
 
 
@@ -158,7 +159,7 @@ def _estimates(result: AuditResult) -> str:
             f"{each.false_positives:,} (rate below {spell(each.fpr_upper, 3)})",
             f"{each.false_negatives:,} (rate below {spell(each.fnr_upper, 3)})",
             spell_epsilon(each.largest),
-            spell(each.threshold),
+            spell(each.threshold) if math.isfinite(each.threshold) else "infinite",
             f"{each.threshold_choice}: {THRESHOLDS.get(each.threshold_choice, '')}".rstrip(": "),
         ]
         for method, each in result.estimates.items()
@@ -168,11 +169,11 @@ def _estimates(result: AuditResult) -> str:
 
 def _quality(result: AuditResult) -> str:
     ideal = result.ideal_signal
-    signal = f"d' = {spell(result.signal, 3)}"
-    if ideal is not None and ideal > 0.0:
-        signal += f", {per_cent(round(result.signal / ideal, 3))} of the ideal {spell(ideal, 3)}"
-    else:
+    signal = f"d' = {spell(result.signal, 3)}" if math.isfinite(result.signal) else "d' is not defined for these scores"
+    if ideal is None or not ideal > 0.0:
         signal += "; the ideal is not known"
+    elif math.isfinite(result.signal):
+        signal += f", {per_cent(round(result.signal / ideal, 3))} of the ideal {spell(ideal, 3)}"
     return _facts(
         {
             "accuracy of the models": "not measured"
@@ -210,12 +211,12 @@ def _recompute(result: AuditResult) -> str:
     return f"<p>{words}</p><pre><code>{escape(command)}</code></pre>"
 
 
-def _picture(name: str, chart: Any, words: str) -> str:
-    drawn = io.StringIO()
-    chart.save(drawn, format="svg")
-    image = base64.b64encode(drawn.getvalue().encode()).decode()
+def _picture(name: str, spec: dict[str, Any], words: str) -> str:
+    import vl_convert
+
+    image = base64.b64encode(vl_convert.vegalite_to_svg(spec).encode()).decode()
     shown = f'<img alt="{escape(words)}" src="data:image/svg+xml;base64,{image}">'
-    return f'<figure id="{name}" aria-label="{escape(words)}">{shown}</figure>'
+    return f'<figure id="{name}" aria-label="{escape(words)}">{shown}</figure>\n'
 
 
 def _models(each: Estimate) -> str:
@@ -225,7 +226,8 @@ def _models(each: Estimate) -> str:
 
 
 def _least(each: Estimate) -> str:
-    return f"≥ {spell_epsilon(each.epsilon)}" if each.threshold_choice != "uncorrected" else spell_epsilon(each.epsilon)
+    bound = math.isfinite(each.epsilon) and each.threshold_choice != "uncorrected"
+    return f"{'≥ ' if bound else ''}{spell_epsilon(each.epsilon)}"
 
 
 def _section(heading: str, content: str) -> str:

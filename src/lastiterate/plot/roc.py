@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from lastiterate.values import Array
 
 _POINTS = {"last_iterate": 31, "composition": 16}  # composition takes long where steps are few
-_FINEST = 40  # points of the curve for each factor of e in a rate: more than a screen can tell apart
+_FINEST = 24  # points of the curve for each factor of e in a rate: some three pixels apart
 
 
 def roc_panel(result: AuditResult, width: int, height: int) -> Any:
