@@ -302,7 +302,7 @@ def test_the_picture_of_all_says_what_was_run_and_found(result):
         assert said in words
 
 
-@pytest.mark.parametrize("name", sorted(ODD))
+@pytest.mark.parametrize("name", sorted(set(ODD) - {"many"}))
 def test_odd_audits_can_be_drawn(name):
     spec = audit_chart(odd(name)).to_dict()
     json.dumps(spec, allow_nan=False)

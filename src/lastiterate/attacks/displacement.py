@@ -75,7 +75,7 @@ class Displacement:
 
     def _projections(self, parameters: Any) -> Array:
         """Minus the projection of each tensor on its part of the canary."""
-        own, given = leaves(self.canary), leaves(parameters)
+        own, given = leaves(self.canary), leaves(_in_order(self.canary, parameters))
         if [leaf.shape for leaf in own] != [leaf.shape for leaf in given]:
             raise ValueError(
                 f"parameters must have the shapes of the canary, {[leaf.shape for leaf in own]}, "
@@ -86,14 +86,23 @@ class Displacement:
 
 
 def leaves(parameters: Any) -> list[Array]:
-    """The arrays in lists, tuples and dicts, in order; tensors of PyTorch become arrays."""
+    """The arrays in lists, tuples and dicts, in order; tensors of PyTorch and lists of numbers become arrays."""
     if isinstance(parameters, dict):
         return [leaf for value in parameters.values() for leaf in leaves(value)]
-    if isinstance(parameters, (list, tuple)):
+    if isinstance(parameters, (list, tuple)) and not all(isinstance(value, (int, float)) for value in parameters):
         return [leaf for value in parameters for leaf in leaves(value)]
     if hasattr(parameters, "detach"):
         parameters = parameters.detach().cpu().numpy()
     return [np.asarray(parameters, np.float64)]
+
+
+def _in_order(canary: Any, parameters: Any) -> Any:
+    """The parameters with their names in the canary's order, where both have names."""
+    if not (isinstance(canary, dict) and isinstance(parameters, dict)):
+        return parameters
+    if canary.keys() != parameters.keys():
+        raise ValueError(f"parameters must have the names of the canary, {list(canary)}, got {list(parameters)}")
+    return {name: _in_order(canary[name], parameters[name]) for name in canary}
 
 
 def _believed(measured: Array, stated: float, count: int) -> Array:

@@ -89,37 +89,43 @@ def audit(
 
 def fill(job: Job, store: Store, engine: Engine, question: Question, progress: bool | None = None) -> None:
     """Do what is missing in a store: craft, train, score. Every chunk is kept as soon as it is known."""
+    if store.facts is not None and len(store.done()) == len(job.planned()[0]):
+        return
     began = monotonic()
     try:
-        if store.facts is None:
-            crafted, expected, words = _craft(job, progress)
-            job = replace(job, facts=crafted)
-            trials = engine.prepare(job)
-            facts = {
-                "crafted": crafted,
-                "expected": asdict(expected),
-                "words": asdict(words),
-                "one_run": hasattr(job.attack, "coins"),
-                "chunk_size": trials.chunk_size,
-            }
-            store.set_facts(facts)
-        elif len(store.done()) < len(job.planned()[0]):
-            job = replace(job, facts=store.facts["crafted"], chunk_size=store.facts["chunk_size"])
-            trials = engine.prepare(job)
-        else:
-            return
-        _train(job, store, engine, trials, question, progress)
+        with engine.running():
+            job, trials = _prepare(job, store, engine, progress)
+            _train(job, store, trials, question, progress)
     finally:
         store.add_seconds(monotonic() - began)
 
 
-def _train(job: Job, store: Store, engine: Engine, trials: Trials, question: Question, progress: bool | None) -> None:
+def _prepare(job: Job, store: Store, engine: Engine, progress: bool | None) -> tuple[Job, Trials]:
+    """The job with what its crafter found, now or in an earlier session."""
+    if (held := store.facts) is not None:
+        job = replace(job, facts=held["crafted"], chunk_size=held["chunk_size"])
+        return job, engine.prepare(job)
+    crafted, expected, words = _craft(job, progress)
+    job = replace(job, facts=crafted)
+    trials = engine.prepare(job)
+    facts = {
+        "crafted": crafted,
+        "expected": asdict(expected),
+        "words": asdict(words),
+        "one_run": hasattr(job.attack, "coins"),
+        "chunk_size": trials.chunk_size,
+    }
+    store.set_facts(facts)
+    return job, trials
+
+
+def _train(job: Job, store: Store, trials: Trials, question: Question, progress: bool | None) -> None:
     from lastiterate.training.progress import TrainingProgress
 
     models, present = _missing(job, store, trials.chunk_size)
     looked = monotonic()
     with TrainingProgress(len(models), job.run.steps, progress) as bar:
-        for chunk in engine.chunks(job, trials, models, present, bar):
+        for chunk in trials.chunks(models, present, bar):
             store.add(chunk)
             if bar.is_shown and monotonic() - looked > _NOTE_SECONDS:
                 _look(store, bar, question)

@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
-from lastiterate.auditing.job import Job, TrialChunk, Trials
-from lastiterate.values import Array
-
-if TYPE_CHECKING:
-    from lastiterate.training.progress import TrainingProgress
+from lastiterate.auditing.job import Job, Trials
 
 
 class Engine(Protocol):
     """Computes the trials of a job and hands them over chunk by chunk, in any order."""
 
-    def prepare(self, job: Job) -> Trials:
-        """The job's trials here, which also chooses the chunk size."""
+    def running(self) -> AbstractContextManager[None]:
+        """Entered before anything is trained, and left when all is done or nothing more can be."""
 
-    def chunks(
-        self, job: Job, trials: Trials, models: Array, present: Array, progress: TrainingProgress | None
-    ) -> Iterator[TrialChunk]: ...
+    def prepare(self, job: Job) -> Trials:
+        """The job's trials, with the chunk size that the job says, or else one that suits the engine."""
 
 
 @dataclass(frozen=True)
@@ -30,13 +25,11 @@ class Local:
 
     workers: int | None = None
 
+    def running(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
     def prepare(self, job: Job) -> Trials:
         return job.trials(self.workers)
-
-    def chunks(
-        self, job: Job, trials: Trials, models: Array, present: Array, progress: TrainingProgress | None
-    ) -> Iterator[TrialChunk]:
-        return trials.chunks(models, present, progress)
 
 
 def find_engine(engine: str | Engine) -> Engine:

@@ -94,10 +94,11 @@ def estimate(
     since canaries of one run are not independent.
     """
     worlds = Worlds(_scores("scores_in", scores_in), _scores("scores_out", scores_out))
-    delta = number("delta", delta, 0.0, 1.0, open_high=True)
-    confidence = number("confidence", confidence, 0.0, 1.0, open_low=True, open_high=True)
     if method not in METHODS:
         raise ValueError(f"method must be one of {', '.join(METHODS)}, got {method!r}")
+    gaussian = method not in ("clopper-pearson", "one-run")  # noise leaves no pure epsilon
+    delta = number("delta", delta, 0.0, 1.0, open_low=gaussian, open_high=True)
+    confidence = number("confidence", confidence, 0.0, 1.0, open_low=True, open_high=True)
     if isinstance(threshold, str):
         if threshold not in CHOICES:
             raise ValueError(f"threshold must be a number or one of {', '.join(CHOICES)}, got {threshold!r}")

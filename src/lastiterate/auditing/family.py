@@ -136,13 +136,21 @@ def _factor(family: Family, fpr: float, fnr: float) -> float:
     while quantile(np.float64(high))[0] < goal:
         if high >= most:
             return math.inf
-        low, high = high, min(high + step, most)
+        low, high = high, min(high + _stride(seen, float(goal), step), most)
     while low == high or quantile(np.float64(low))[0] >= goal:
         if low <= least:
             return 0.0
-        low, high = max(low - step, least), low
-    between = np.interp(goal, *zip(*sorted((value, x) for x, value in seen if low <= x <= high), strict=True))
-    return math.exp(float(invert(quantile, goal, np.float64(between), np.float64(low), np.float64(high))))
+        low, high = max(low - _stride(seen, float(goal), step), least), low
+    ends = np.array(sorted((value, x) for x, value in seen if low <= x <= high))
+    between = np.float64(np.interp(goal, ends[:, 0], ends[:, 1]))
+    return math.exp(float(invert(quantile, goal, between, np.float64(low), np.float64(high))))
+
+
+def _stride(seen: list[tuple[float, float]], goal: float, longest: float) -> float:
+    """A little farther than where a secant sees the root: with too little noise a curve takes long."""
+    (x, value), (before, earlier) = seen[-1], seen[-2] if len(seen) > 1 else seen[-1]
+    slope = (value - earlier) / (x - before) if x != before else 0.0
+    return min(1.1 * abs(goal - value) / slope + 0.01, longest) if slope > 0.0 else 0.4 * longest
 
 
 def _near_composition(run: DPSGD, mu: float) -> float:

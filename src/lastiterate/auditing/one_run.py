@@ -1,8 +1,8 @@
 """Many canaries in one training run, each in by a fair coin: the coins are guessed from the scores.
 
 Steinke, Nasr and Jagielski (2023), arXiv 2305.08846, bound how many guesses can be right under (epsilon, delta)-DP;
-Mahloujifar, Melis and Chaudhuri (2024), arXiv 2410.22235, under f-DP, here with the f of a Gaussian mechanism. Both want the
-number of guesses fixed in advance.
+Mahloujifar, Melis and Chaudhuri (2024), arXiv 2410.22235, under f-DP, here with the f of a Gaussian mechanism. Both
+want the number of guesses fixed in advance.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from scipy.special import bdtrc, expit, ndtr, ndtri
@@ -22,7 +23,6 @@ from lastiterate.values import Array
 ONE_RUN = ("one-run", "one-run-fdp")
 _SHARE = 0.25  # of the canaries are guessed a priori: the top eighth as "in", the bottom eighth as "out"
 _FEWEST = 16  # guesses: with fewer, even all of them right, next to nothing can be shown
-_SEED = 0  # of the order of equal scores
 _MOST = 1e6  # epsilons and mus that are tried
 
 
@@ -31,20 +31,18 @@ class Guesses:
     """How many canaries were guessed, and how many wrongly.
 
     Attributes:
-        threshold: the smallest score that was called "in".
-        count: all guesses.
+        threshold: the smallest score that was called "in"; infinite if none was.
+        most: how many guesses were to be made at most, fixed in advance.
+        right: how many were right.
         false_positives: canaries called "in" that were not.
         false_negatives: canaries called "out" that were in.
     """
 
     threshold: float
-    count: int
+    most: int
+    right: int
     false_positives: int
     false_negatives: int
-
-    @property
-    def right(self) -> int:
-        return self.count - self.false_positives - self.false_negatives
 
 
 @dataclass(frozen=True)
@@ -59,25 +57,32 @@ class OneRunBound:
 
 def guess_all(worlds: Worlds, threshold: float) -> Guesses:
     """Every canary is guessed, by one threshold."""
-    false_positives, false_negatives = (int(count) for count in worlds.errors(np.float64(threshold)))
-    return Guesses(threshold, worlds.inside.size + worlds.outside.size, false_positives, false_negatives)
+    wrong = [int(count) for count in worlds.errors(np.float64(threshold))]
+    canaries = worlds.inside.size + worlds.outside.size
+    return Guesses(threshold, canaries, canaries - sum(wrong), *wrong)
 
 
 def guess_extremes(worlds: Worlds, choice: str) -> list[Guesses]:
-    """Only the largest and smallest scores are guessed; equal ones in random order, that it may not tell the coin.
+    """Only the largest and smallest scores are guessed, in ways that are the same for all audits of so many canaries.
 
-    "a-priori" is one way to guess; "corrected" and "uncorrected" are several, the same for every audit with so many
-    canaries: all of them, half, a quarter and so on, from both ends or from the top only.
+    "a-priori" is one way; "corrected" and "uncorrected" are several: all canaries, half of them, a quarter and so on,
+    from both ends or from the top only. Equal scores are in random order, that it may not tell the coins; where all are
+    equal nothing is guessed, and where all are to be guessed none are parted.
     """
-    canaries = worlds.inside.size + worlds.outside.size
-    shuffled = np.random.default_rng(_SEED).permutation(canaries)
-    scores = np.concatenate((worlds.inside, worlds.outside))[shuffled]
-    order = np.argsort(-scores, kind="stable")
-    scores, is_in = scores[order], (np.arange(canaries) < worlds.inside.size)[shuffled][order]
+    shuffled = worlds.generator().permutation(worlds.inside.size + worlds.outside.size)
+    scores = np.concatenate((worlds.outside, worlds.inside))[shuffled]
+    order = np.argsort(scores, kind="stable")
+    scores, is_in = scores[order], shuffled[order] >= worlds.outside.size
+    canaries = scores.size
+    cuts = np.flatnonzero(scores[1:] > scores[:-1]) + 1
 
     def guess(ins: int, outs: int) -> Guesses:
-        wrong = int(np.sum(~is_in[:ins])), int(np.sum(is_in[canaries - outs :]))
-        return Guesses(float(scores[ins - 1]), ins + outs, *wrong)
+        low, high = (outs, canaries - ins) if cuts.size else (0, canaries)
+        if low == high:
+            low = high = int(cuts[np.argmin(np.abs(cuts - outs))])
+        wrong = int(np.sum(~is_in[high:])), int(np.sum(is_in[:low]))
+        threshold = float(scores[high]) if high < canaries else math.inf
+        return Guesses(threshold, ins + outs, low + canaries - high - sum(wrong), *wrong)
 
     if choice == "a-priori":
         return [guess(*_both_ends(max(math.ceil(_SHARE * canaries), min(_FEWEST, canaries))))]
@@ -96,13 +101,11 @@ def bound_of(ways: list[Guesses], canaries: int, method: str, delta: float, erro
     best, largest = 0.0, 0.0
     chosen = ways[0]
     for guesses in ways:
-        doubt = _doubt(method, canaries, guesses.count, guesses.right, delta, error)
-        if doubt(best) < 0.0:
-            best, chosen = _root(doubt, best), guesses
-    for count in {guesses.count for guesses in ways}:
-        doubt = _doubt(method, canaries, count, count, delta, error)
-        if doubt(largest) < 0.0:
-            largest = _root(doubt, largest)
+        audit = (method, canaries, guesses.most, guesses.right, delta, error)
+        if _doubt(*audit)(best) < 0.0:
+            best, chosen = _refuted_up_to(*audit), guesses
+    for count in {guesses.most for guesses in ways}:
+        largest = max(largest, _refuted_up_to(method, canaries, count, count, delta, error))
     if method == "one-run":
         return OneRunBound(chosen, best, largest, None)
     noise = 1.0 / best if best else math.inf
@@ -113,18 +116,20 @@ def _of_gaussian(mu: float, delta: float) -> float:
     return float(family_of("gdp", None).curve(1.0 / mu).epsilon(delta)) if mu else 0.0
 
 
-def _doubt(
-    method: str, canaries: int, count: int, right: int, delta: float, error: float
-) -> Callable[[float], float]:
+def _doubt(method: str, canaries: int, count: int, right: int, delta: float, error: float) -> Callable[[float], float]:
     """An increasing function of epsilon (or mu), negative where so many right guesses refute it."""
     if method == "one-run":
         return lambda epsilon: p_value(canaries, count, right, epsilon, delta) - error
     return lambda mu: _gaussian_slack(canaries, count, right, mu, error)
 
 
-def _root(doubt: Callable[[float], float], low: float) -> float:
-    """Where the doubt begins; the function is negative at ``low``."""
-    high = max(1.0, 2.0 * low)
+@lru_cache(maxsize=4096)
+def _refuted_up_to(method: str, canaries: int, count: int, right: int, delta: float, error: float) -> float:
+    """The epsilon (or mu) where the doubt begins; 0 if that is at once."""
+    doubt = _doubt(method, canaries, count, right, delta, error)
+    if doubt(0.0) >= 0.0:
+        return 0.0
+    low, high = 0.0, 1.0
     while doubt(high) < 0.0 and high < _MOST:
         low, high = high, 2.0 * high
 

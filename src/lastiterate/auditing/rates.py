@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy.special import betainccinv
+from scipy.special import betainccinv, ndtri
 
 from lastiterate.values import Array
 
 CORRECTION_RATIO = 1.25  # of neighbouring ranks: finer costs confidence, coarser rounds counts up by more
-_TIE = 1e-9  # of epsilon, for a sum of rates that is smaller by one
+_TIE = 1e-9  # of epsilon, for a distance of one standard deviation
+_FURTHEST = 8.0  # standard deviations
 
 
 def upper_bound(errors: Any, models: int, error: float) -> Array:
@@ -67,6 +68,10 @@ class AssumptionFree:
         return None
 
     def merits(self, fpr: Array, fnr: Array, delta: float) -> Array:
-        """How good each row of possible upper bounds is: the mean epsilon, and where that is equal, smaller rates."""
+        """How good each row of possible upper bounds is: the mean epsilon, and where that is equal, the distance.
+
+        That is between two normal distributions with these rates.
+        """
         epsilons = epsilon_of(fpr[:, :, None], fnr[:, None, :], delta)
-        return epsilons.mean(axis=(1, 2)) - _TIE * (fpr.mean(axis=1) + fnr.mean(axis=1))
+        overlap = sum(np.clip(ndtri(rate), -_FURTHEST, _FURTHEST).mean(axis=1) for rate in (fpr, fnr))
+        return epsilons.mean(axis=(1, 2)) - _TIE * overlap

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import logging
+import math
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
+from lastiterate.auditing import ray_worker
 from lastiterate.auditing.job import Job, TrialChunk, Trials
+from lastiterate.auditing.ray_cluster import connected, import_ray
 from lastiterate.values import Array, integer, number
 
 if TYPE_CHECKING:
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Ray:
-    """A Ray cluster.
+    """A Ray cluster. Its machines need lastiterate and what a user's trainer imports, but not the trainer's own file.
 
     Args:
         address: of the cluster; None joins the one that this machine belongs to, or else starts one on this machine.
         cpus: cores a task.
         gpus: GPUs a task; may be a fraction.
-        retries: how often a task is tried again when its worker dies.
+        retries: how often a task is tried again when its worker dies. What a task itself raises is final.
     """
 
     address: str | None = None
@@ -36,91 +36,76 @@ class Ray:
     def __post_init__(self) -> None:
         number("cpus", self.cpus, 0.0)
         number("gpus", self.gpus, 0.0)
+        for name, value in (("cpus", self.cpus), ("gpus", self.gpus)):
+            if value > 1.0 and value != int(value):
+                raise ValueError(f"{name} must be in [0, 1] or a whole number, got {value}")
         integer("retries", self.retries, 0)
 
+    def running(self) -> AbstractContextManager[None]:
+        return connected(self.address)
+
     def prepare(self, job: Job) -> Trials:
-        return job.trials(1)
+        self._check_fit()
+        if job.chunk_size is None:  # chosen where chunks will be trained, for as many workers as there are
+            models = job.models if hasattr(job.attack, "coins") else math.ceil(job.models / self.slots())
+            sent = ray_worker.send(replace(job, models=models), self.cpus, self.gpus)
+            job = replace(job, chunk_size=self.result(self.task(ray_worker.chunk_size).remote(sent)))
+        return RayTrials(self, job)
 
-    def chunks(
-        self, job: Job, trials: Trials, models: Array, present: Array, progress: TrainingProgress | None
-    ) -> Iterator[TrialChunk]:
-        ray = _connect(self.address)
-        task = ray.remote(num_cpus=self.cpus, num_gpus=self.gpus, max_retries=self.retries)(_train)
-        size = trials.chunk_size
-        shared = ray.put(replace(job, chunk_size=size))
-        slots = _slots(ray, self)
-        parts = [slice(begin, begin + size) for begin in range(0, len(models), size)]
+    def task(self, function: Any) -> Any:
+        """A function, as something that Ray calls where there is room."""
+        options = {"num_cpus": self.cpus, "num_gpus": self.gpus, "max_retries": self.retries}
+        return import_ray().remote(**options)(function)
+
+    def result(self, reference: Any) -> Any:
+        """What a task returned, or what it raised, as if that had been raised here."""
+        ray = import_ray()
+        try:
+            return ray.get(reference)
+        except ray.exceptions.RayTaskError as error:
+            raise error.cause from None
+        except ray.exceptions.RayError as error:
+            reason = str(error).strip().partition("\n")[0]
+            raise OSError(f"Ray gave up on a task, which it tries {1 + self.retries} times: {reason}") from None
+
+    def slots(self) -> int:
+        """How many tasks run at a time, in a cluster that may grow and shrink."""
+        have = import_ray().cluster_resources()
+        needed = {"CPU": self.cpus, "GPU": self.gpus}
+        return int(min((have.get(name, 0.0) / each for name, each in needed.items() if each), default=1.0))
+
+    def _check_fit(self) -> None:
+        if self.slots() < 1:
+            cpus, gpus = (import_ray().cluster_resources().get(name, 0.0) for name in ("CPU", "GPU"))
+            raise ValueError(
+                f"a task must fit into the cluster, which has {cpus:g} CPUs and {gpus:g} GPUs, "
+                f"got cpus {self.cpus:g} and gpus {self.gpus:g}"
+            )
+
+
+class RayTrials:
+    """A job's trials, computed in the cluster.
+
+    Few tasks are begun ahead, and none is cancelled: those that are left when an audit is stopped end with the
+    connection or, if the process had that before, by themselves. To cancel a task that just ends crashes Ray 2.60.
+    """
+
+    def __init__(self, engine: Ray, job: Job) -> None:
+        assert job.chunk_size is not None
+        self._engine, self._job, self.chunk_size = engine, job, job.chunk_size
+
+    def chunks(self, models: Array, present: Array, progress: TrainingProgress | None) -> Iterator[TrialChunk]:
+        sent = ray_worker.send(self._job, self._engine.cpus, self._engine.gpus)
+        task, wait = self._engine.task(ray_worker.train), import_ray().wait
+        parts = [slice(begin, begin + self.chunk_size) for begin in range(0, len(models), self.chunk_size)]
+        parts.reverse()
         waiting: list[Any] = []
-        try:
-            for part in parts:
-                waiting.append(task.remote(shared, models[part], present[part]))
-                if len(waiting) >= 3 * slots:
-                    yield _finished(ray, waiting, job, progress)
-            while waiting:
-                yield _finished(ray, waiting, job, progress)
-        finally:
-            for reference in waiting:
-                ray.cancel(reference, force=True)
-
-
-def _finished(ray: Any, waiting: list[Any], job: Job, progress: TrainingProgress | None) -> TrialChunk:
-    (done, *_), _ = ray.wait(waiting, num_returns=1)
-    waiting.remove(done)
-    chunk: TrialChunk = ray.get(done)
-    if progress:
-        progress.advanced(len(chunk.models), job.run.steps, finished=True)
-    return chunk
-
-
-def _connect(address: str | None) -> Any:
-    try:
-        import ray
-    except ImportError:
-        raise ValueError('engine "ray" needs ray, which is not installed: pip install "lastiterate[ray]"') from None
-    if not ray.is_initialized():
-        try:
-            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, include_dashboard=False)
-        except ConnectionError as error:
-            raise ValueError(f"no Ray cluster answers at address {address!r}: {error}") from None
-    return ray
-
-
-def _slots(ray: Any, engine: Ray) -> int:
-    """How many tasks run at a time."""
-    resources = ray.cluster_resources()
-    limits = [resources.get("CPU", 1) / engine.cpus] if engine.cpus else []
-    limits += [resources.get("GPU", 0) / engine.gpus] if engine.gpus else []
-    slots = int(min(limits, default=1))
-    if slots < 1:
-        raise ValueError(
-            f"the cluster has {resources}, too little for a task of {engine.cpus} cpus, {engine.gpus} gpus"
-        )
-    return slots
-
-
-def _train(job: Job, models: Array, present: Array) -> TrialChunk:
-    """One chunk, in a worker; what it compiled it keeps for the next one."""
-    parts = list(_trials(_Same(job)).chunks(models, present, None))
-    names = ("models", "present", "scores", "accuracies", "seconds")
-    return TrialChunk(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
-
-
-class _Same:
-    """A job, equal to any other copy of it: a worker gets a new copy with every task."""
-
-    def __init__(self, job: Job) -> None:
-        from lastiterate.auditing.describe import fingerprint
-
-        self.job = job
-        self._key = fingerprint([job.run, job.problem, job.attack, job.facts, job.seed, job.chunk_size])
-
-    def __hash__(self) -> int:
-        return hash(self._key)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and other._key == self._key
-
-
-@lru_cache(maxsize=1)
-def _trials(same: _Same) -> Trials:
-    return same.job.trials(1)
+        while parts or waiting:
+            while parts and len(waiting) <= self._engine.slots():
+                part = parts.pop()
+                waiting.append(task.remote(sent, models[part], present[part]))
+            (done,), waiting = wait(waiting, num_returns=1)
+            chunk: TrialChunk = self._engine.result(done)
+            if progress:
+                progress.advanced(len(chunk.models), self._job.run.steps, finished=True)
+            yield chunk

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -15,7 +16,6 @@ from lastiterate.run import DPSGD
 from lastiterate.values import Array, integer, number
 
 CHOICES = ("a-priori", "split", "corrected", "uncorrected")
-_SEED = 0  # of the halves: the same scores always give the same estimate
 _FINE_RATIO = 1.005  # of the ranks that are tried where trying costs nothing but time
 _LOWEST, _HIGHEST, _POINTS = -4.0, 8.0, 121  # thresholds tried a priori, in standard deviations without the canary
 _QUANTILES = (np.arange(16) + 0.5) / 16.0  # of the numbers of errors that are expected
@@ -64,9 +64,17 @@ class Worlds:
         index = np.unique(np.minimum(index, levels.size - 1))  # calling nothing "in" shows nothing
         return _between(levels[np.maximum(index - 1, 0)], levels[index])
 
+    def generator(self) -> np.random.Generator:
+        """Randomness that is the same for the same scores in any order, and unrelated to what they say.
+
+        A seed that is always the same would not do: of sorted scores it would always draw the same ranks.
+        """
+        digest = hashlib.blake2b(self.inside.tobytes() + b"|" + self.outside.tobytes(), digest_size=16).digest()
+        return np.random.default_rng(int.from_bytes(digest, "little"))
+
     def halves(self) -> tuple[Worlds, Worlds]:
         """Two random parts; of an odd number of models the second has one more."""
-        generator = np.random.default_rng(_SEED)
+        generator = self.generator()
         parts = []
         for scores in (self.inside, self.outside):
             first = np.zeros(scores.size, dtype=bool)

@@ -11,6 +11,7 @@ from lastiterate.cli.calibrate import calibrate
 from lastiterate.cli.delta import delta
 from lastiterate.cli.epsilon import epsilon
 from lastiterate.cli.errors import PlainGroup
+from lastiterate.cli.estimate import estimate
 from lastiterate.cli.plan import plan
 from lastiterate.cli.report import report
 from lastiterate.cli.reproduce import reproduce
@@ -45,5 +46,5 @@ def lastiterate(
         print(context.get_help())
 
 
-for command in (epsilon, delta, calibrate, plan, audit, report, reproduce):
+for command in (epsilon, delta, calibrate, plan, audit, report, estimate, reproduce):
     app.command()(command)

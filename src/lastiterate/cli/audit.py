@@ -96,7 +96,7 @@ def audit(
     subject = find_subject(data, model, trainer, lambda n: _run(size, method_, noise_multiplier, clip_norm, n))
     chosen = subject.attack if trainer else find_attack(attack)
     count = models if models is not None else (1000 if attack.startswith("one-run") else 512)
-    computer = _engine(engine, address, gpus)
+    computer = find_engine(engine, address, gpus)
     if dry_run:
         _rehearse(subject, chosen, count, json)
         return
@@ -122,7 +122,8 @@ def _run(size: SizeOptions, method: MethodOptions, noise: Any, clip_norm: float,
     return with_defaults(run, calibrated=noise is not None, examples=examples)
 
 
-def _engine(name: str, address: str | None, gpus: float) -> Any:
+def find_engine(name: str, address: str | None, gpus: float) -> Any:
+    """The engine that the options name."""
     if name == "local":
         if address is not None or gpus:
             raise OptionError("--address and --gpus belong to --engine ray")

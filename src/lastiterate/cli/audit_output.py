@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from lastiterate.answers import answer_fields, run_fields
 from lastiterate.cli.output import print_json, print_table
-from lastiterate.plot.words import ASSUMPTIONS, LABELS, METHODS, describe, spell
+from lastiterate.plot.words import ASSUMPTIONS, CAVEAT, LABELS, METHOD_ASSUMPTIONS, METHODS, describe, spell
 
 if TYPE_CHECKING:
     from lastiterate.auditing.estimate import Estimate
@@ -90,30 +90,31 @@ def _print(result: AuditResult, files: list[Path]) -> None:
     for name, answer in result.predictions.items():
         if name in ASSUMPTIONS:
             value = "none" if answer.value is None else spell(answer.value, 5)
-            rows.append((LABELS[name], value, answer.reason or ASSUMPTIONS[name]))
+            rows.append((LABELS[name], value, "", "", answer.reason or ASSUMPTIONS[name]))
     for name, estimate in result.estimates.items():
-        rows.append((METHODS[name], spell(estimate.epsilon, 5), _basis(estimate)))
-    notes = [f"Verdict: {result.verdict}. {result.reason}", *_signal_words(result), *result.caveats]
-    notes.append(
-        "An empirical epsilon is a lower bound, at its confidence, for this attack: a better one may find more. "
-        "The heuristic predicts, it does not guarantee."
-    )
+        share = f"{100 * estimate.confidence:.4g}%"
+        rows.append(
+            (METHODS[name], spell(estimate.epsilon, 5), share, spell(estimate.largest), METHOD_ASSUMPTIONS[name])
+        )
+    notes = [f"Verdict: {result.verdict}. {result.reason}", *_about(result), *result.caveats, CAVEAT]
     if result.store:
         notes.append(f"Scores: {result.store}")
     notes += [f"{'Page' if file.suffix == '.html' else 'Picture'}: {file}" for file in files]
     title = f"{result.data or 'your trainer'}: {describe(result.run)}; delta {spell(result.delta)}\n{result.attack}"
-    print_table(title, ("", "epsilon", "on what it rests"), rows, {1}, notes)
+    print_table(title, ("", "epsilon", "confidence", "at most", "what it assumes"), rows, {1, 2, 3}, notes)
 
 
-def _basis(estimate: Estimate) -> str:
-    return (
-        f"at least this, {100 * estimate.confidence:.4g}% confidence, {estimate.threshold_choice} threshold; "
-        f"{estimate.models_in:,} + {estimate.models_out:,} models show {spell(estimate.largest)} at most"
-    )
-
-
-def _signal_words(result: AuditResult) -> list[str]:
-    words = []
+def _about(result: AuditResult) -> list[str]:
+    """What the empirical rows rest on, and how good the attack and the models were."""
+    choices = {estimate.threshold_choice for estimate in result.estimates.values()}
+    one = next(iter(result.estimates.values()))
+    words = [
+        f"Empirical epsilons are lower bounds for this attack, from {one.models_in:,} + {one.models_out:,} scores, with "
+        f"joint confidence in both error rates and an {' or '.join(sorted(choices))} threshold. At most: what so many "
+        "could have shown."
+    ]
+    if "uncorrected" in choices:
+        words.append("Uncorrected: the threshold was chosen on the scores themselves, so the confidence does not hold.")
     if result.accuracy is not None:
         words.append(f"Accuracy of the models: {100 * result.accuracy:.1f}%.")
     if result.ideal_signal:

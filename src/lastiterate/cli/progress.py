@@ -55,3 +55,15 @@ def tracker(description: str) -> Callable[[Sequence[Any]], Iterable[Any]]:
                 count.done += 1
 
     return track
+
+
+def announcer(description: str) -> Callable[[Sequence[Any]], Iterable[Any]]:
+    """The same for items that show their own progress: on a terminal, a line says which one begins."""
+
+    def announce(items: Sequence[Any]) -> Iterator[Any]:
+        for number, item in enumerate(items, start=1):
+            if sys.stderr.isatty():
+                print(f"{description}: {number} of {len(items)}", file=sys.stderr)
+            yield item
+
+    return announce

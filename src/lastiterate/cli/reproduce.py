@@ -6,19 +6,37 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lastiterate.cli import values
+from lastiterate.cli.audit import Address, EngineName, Gpus, find_engine
+from lastiterate.cli.errors import OptionError
 from lastiterate.cli.options import Json, option
 from lastiterate.cli.unfold import unfold
 from lastiterate.reproduce import NAMES
 
 if TYPE_CHECKING:
     from lastiterate.plot.style import Row
+    from lastiterate.reproduce import Reproduction
+    from lastiterate.reproduce.audits import Audits
+
+STORE = Path("runs") / "reproduce"
 
 Name = Annotated[
     str, typer.Argument(metavar="NAME", help=f"What to reproduce: {', '.join(NAMES)}.", show_default=False)
 ]
 Scale = Annotated[
     Any,
-    option("--scale", values.one_of("quick", "full"), "quick|full", "Fewer points (default), or all of them."),
+    option("--scale", values.one_of("quick", "full"), "quick|full", "Small (default), or as large as in the paper."),
+]
+Data = Annotated[
+    str | None,
+    option("--data", None, "PATH", "Data to train on (default: the embedded digits; --scale full: CIFAR-10's folder)."),
+]
+StoreFolder = Annotated[
+    Path | None,
+    option("--store", None, "FOLDER", f"Keeps every score, for resuming (default: {STORE.as_posix()})."),
+]
+Models = Annotated[
+    int | None,
+    option("--models", values.integer, "INTEGER", "Models a world (default: 256, in full 512; figure3: 100,000)."),
 ]
 Output = Annotated[
     Path | None,
@@ -29,20 +47,40 @@ Output = Annotated[
 
 
 @unfold
-def reproduce(name: Name, scale: Scale = "quick", output: Output = None, json: Json = False) -> None:
-    """Recompute a figure of the paper.
+def reproduce(
+    name: Name,
+    scale: Scale = "quick",
+    data: Data = None,
+    models: Models = None,
+    store: StoreFolder = None,
+    engine: EngineName = "local",
+    address: Address = None,
+    gpus: Gpus = 0.0,
+    output: Output = None,
+    json: Json = False,
+) -> None:
+    """Recompute a figure or table of the paper.
+
+    Those that train models take minutes. The same command again resumes where it was stopped.
 
     \b
     Example:
       lastiterate reproduce figure1 --scale quick --output pictures
+      lastiterate reproduce figure2 --models 1024
+      lastiterate reproduce table2 --scale full --data cifar-10-batches-py --engine ray --gpus 1
     """
     from lastiterate.cli.output import print_json, print_rows
-    from lastiterate.cli.progress import tracker
     from lastiterate.reproduce import find
+    from lastiterate.reproduce.audits import Audits
 
     found = find(name)
+    given = {"data": data, "models": models, "store": store, "engine": None if engine == "local" else engine}
+    for key, value in given.items():
+        if value is not None and key not in found.TAKES:
+            raise OptionError(f"--{key} does not apply to {name}: it takes {_taken(found)}")
     files = [] if json and output is None else _files(name, output or Path())
-    rows = found.rows(scale, tracker(name))
+    audits = Audits(data, store or STORE, models, find_engine(engine, address, gpus))
+    rows = _rows(found, name, scale, audits)
     if files:
         from lastiterate.plot.file import save
 
@@ -52,8 +90,38 @@ def reproduce(name: Name, scale: Scale = "quick", output: Output = None, json: J
     if json:
         print_json({"name": name, "rows": rows})
         return
+    print_rows(found.TITLE, _few(rows), [*_notes(rows), *(f"Picture: {file}" for file in files)])
+
+
+def _rows(found: "Reproduction", name: str, scale: Any, audits: "Audits") -> "list[Row]":
+    from lastiterate.cli.progress import announcer, tracker
+
+    trains = "store" in found.TAKES
+    try:
+        return found.rows(scale, (announcer if trains else tracker)(name), audits)
+    except KeyboardInterrupt:
+        if not trains:
+            raise
+        typer.echo(f"\nstopped; what was trained is in {audits.store}: the same command resumes", err=True)
+        raise typer.Exit(130) from None
+
+
+def _taken(found: "Reproduction") -> str:
+    return ", ".join(f"--{name}" for name in found.TAKES) or "none of the options of audits"
+
+
+def _notes(rows: "list[Row]") -> list[str]:
     notes = ["Last iterate is a heuristic: it predicts, it does not guarantee. --json prints every row."]
-    print_rows(found.TITLE, _few(rows), notes + [f"Picture: {file}" for file in files])
+    if "empirical" in rows[0]:
+        notes.append(
+            "Empirical: at least this, at the stated confidence, by the last-iterate family at a threshold chosen "
+            "without looking at the scores."
+        )
+    if "signal" in rows[0]:
+        notes.append(
+            "Signal: d', and the fraction of what it would be if nothing but noise and canary moved the score."
+        )
+    return notes
 
 
 def _files(name: str, output: Path) -> list[Path]:
@@ -75,8 +143,10 @@ def _files(name: str, output: Path) -> list[Path]:
 
 
 def _few(rows: "list[Row]") -> "list[Row]":
-    """The first, middle and last row of each panel: enough to see where its curves go."""
+    """All rows of audits; of curves, the first, middle and last row of each panel: enough to see where they go."""
     panels: dict[str, list[Row]] = {}
     for row in rows:
-        panels.setdefault(row.get("panel", ""), []).append(row)
+        if "panel" not in row:
+            return rows
+        panels.setdefault(row["panel"], []).append(row)
     return [panel[i] for panel in panels.values() for i in sorted({0, len(panel) // 2, len(panel) - 1})]

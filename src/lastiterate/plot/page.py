@@ -61,7 +61,7 @@ def _page(result: AuditResult) -> str:
         "errors": (roc_chart(result), "False negative rate against false positive rate of the attack, on log axes."),
         "epsilons": (epsilon_chart(result), "Epsilon by each analysis and by each method of estimation."),
     }
-    specs = {name: chart.to_dict() for name, (chart, _) in charts.items()}
+    specs = {name: {**chart.to_dict(), "description": words} for name, (chart, words) in charts.items()}
     pictures = "".join(_picture(name, specs[name], words) for name, (_, words) in charts.items())
     # "<" would end the script element early if a text contained "</script>".
     data = json.dumps(specs, allow_nan=False).replace("<", "\\u003c")

@@ -18,7 +18,6 @@ _LOOKS = {
     LABELS["max_over_steps"]: ("#0072B2", [2, 3]),
     LABELS["composition"]: ("#D55E00", [1, 0]),
     LABELS["full_batch"]: ("#009E73", [7, 5]),
-    LABELS["no_amplification"]: ("#CC79A7", [4, 2]),
     FOUND: ("#222222", [1, 0]),
 }
 

@@ -1,4 +1,7 @@
-"""The paper's figures and tables, one file each. A file gives ``TITLE``, ``rows(scale, track)`` and ``chart(rows)``."""
+"""The paper's figures and tables, one file each.
+
+A file gives ``TITLE``, ``TAKES``, ``rows(scale, track, audits)`` and ``chart(rows)``.
+"""
 
 from __future__ import annotations
 
@@ -7,18 +10,20 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
 if TYPE_CHECKING:
     from lastiterate.plot.style import Row, Track
+    from lastiterate.reproduce.audits import Audits
 
 Scale = Literal["quick", "full"]
 
-NAMES = ("figure1",)
+NAMES = ("figure1", "figure2", "figure3", "figure4", "table2")
 
 
 class Reproduction(Protocol):
     """What each file gives."""
 
     TITLE: str
+    TAKES: tuple[str, ...]  # the fields of ``Audits`` that matter to it
 
-    def rows(self, scale: Scale, track: Track = ...) -> list[Row]:
+    def rows(self, scale: Scale, track: Track = ..., audits: Audits = ...) -> list[Row]:
         """The numbers: plain values, one row a point."""
 
     def chart(self, rows: list[Row]) -> Any:

@@ -15,6 +15,7 @@ from lastiterate.plot.words import ANALYSES, CAVEAT, LABELS, spell
 
 if TYPE_CHECKING:
     from lastiterate.reproduce import Scale
+    from lastiterate.reproduce.audits import Audits
     from lastiterate.run import DPSGD
 
 DELTA = 1e-6  # the figure's caption
@@ -23,6 +24,7 @@ STANDARD, RATE = 8.0, 0.01  # panel b: the standard epsilon, at this sample rate
 FIXED_RATE, FIXED_NOISE = 0.01, 0.5  # panel c: small noise, so that one step leaks more than ten
 
 TITLE = f"Figure 1: epsilon at delta {spell(DELTA)} against the number of steps T"
+TAKES = ()
 _PANELS = {
     "a": ("(a) T q and T sigma^2 constant", f"T q = {spell(EPOCHS)}, T sigma^2 = {spell(TOTAL_VARIANCE)}"),
     "b": ("(b) standard epsilon constant", f"composition's epsilon = {spell(STANDARD)}, q = {spell(RATE)}"),
@@ -32,8 +34,8 @@ _STEPS = {"a": (10, 1000), "b": (300, 100_000), "c": (1, 10_000)}
 _POINTS = {"quick": 13, "full": 49}
 
 
-def rows(scale: Scale, track: Track = iter) -> list[Row]:
-    """Every point of the three panels."""
+def rows(scale: Scale, track: Track = iter, audits: Audits | None = None) -> list[Row]:
+    """Every point of the three panels; nothing is audited."""
     import lastiterate
 
     points = []

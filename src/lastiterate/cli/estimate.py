@@ -1,0 +1,170 @@
+"""``lastiterate estimate``: from the scores of one's own attack to an empirical epsilon."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from lastiterate.cli import values
+from lastiterate.cli.errors import OptionError
+from lastiterate.cli.options import Json, MethodOptions, PerStepOption, SizeOptions, option
+from lastiterate.cli.unfold import unfold
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from lastiterate.auditing.estimate import Estimate
+    from lastiterate.run import DPSGD
+
+METHODS = ("clopper-pearson", "gdp", "last-iterate", "composition", "one-run", "one-run-fdp")
+WITHOUT_RUN, WITH_RUN = METHODS[:2], METHODS[:4]  # what "all" means; many models and one run do not mix
+
+
+def _threshold(name: str) -> "Callable[[str], float | str]":
+    """A number, or how the threshold is chosen."""
+    words = ("split", "corrected", "uncorrected", "a-priori")
+
+    def parse(text: str) -> float | str:
+        if text in words:
+            return text
+        try:
+            return float(text)
+        except ValueError:
+            raise OptionError(f"{name} must be a number or one of {', '.join(words)}, got {text!r}") from None
+
+    return parse
+
+
+File = Annotated[Path, typer.Argument(metavar="FILE", help="CSV with columns world (in or out) and score.")]
+Delta = Annotated[float, option("--delta", values.number, "NUMBER", "Delta of (epsilon, delta)-DP (default: 1e-5).")]
+Confidence = Annotated[
+    float,
+    option("--confidence", values.number, "NUMBER", "With which the bound holds, jointly (default: 0.95)."),
+]
+Method = Annotated[
+    str,
+    option(
+        "--method",
+        values.one_of(*METHODS, "all"),
+        f"{'|'.join(METHODS)}|all",
+        "What is assumed (default: clopper-pearson, nothing). The families last-iterate and composition need the run.",
+    ),
+]
+Threshold = Annotated[
+    Any,
+    option("--threshold", _threshold, "NUMBER|split|corrected|uncorrected|a-priori", "How chosen (default: split)."),
+]
+Noise = Annotated[
+    PerStepOption | None,
+    option("--noise-multiplier", values.per_step, "NUMBER", "Of the run; only a threshold chosen a-priori needs it."),
+]
+
+
+@unfold
+def estimate(
+    file: File,
+    size: SizeOptions,
+    training: MethodOptions,
+    noise_multiplier: Noise = None,
+    delta: Delta = 1e-5,
+    confidence: Confidence = 0.95,
+    method: Method = "clopper-pearson",
+    threshold: Threshold = "split",
+    json: Json = False,
+) -> None:
+    """What do my attack's scores show? An empirical epsilon.
+
+    FILE has one row a model: world, which is "in" if it was trained with the canary and "out" if not, and score, which
+    is larger the more it speaks for the canary. The result is a lower bound that holds with the given confidence.
+
+    \b
+    Example:
+      lastiterate estimate scores.csv --delta 1e-5 --confidence 0.95
+    """
+    import lastiterate
+    from lastiterate.auditing.score_file import read_scores
+    from lastiterate.cli.output import print_json
+
+    run = _run(size, training, noise_multiplier)
+    if threshold == "a-priori" and noise_multiplier is None and not method.startswith("one-run"):
+        raise OptionError("--threshold a-priori needs --noise-multiplier and the run: it is predicted for them")
+    if method in ("last-iterate", "composition") and run is None:
+        raise OptionError(f"--method {method} needs the run: give --steps and --sample-rate, or batch sizes")
+    scores_in, scores_out = read_scores(file)
+    rows = [
+        _fields(lastiterate.estimate(scores_in, scores_out, delta, confidence, name, threshold, run))
+        for name in _methods(method, run)
+    ]
+    if not json:
+        _print_table(rows, len(scores_in), len(scores_out))
+    elif method == "all":
+        print_json({"delta": delta, "confidence": confidence, "rows": rows})
+    else:
+        print_json(rows[0])
+
+
+def _run(size: SizeOptions, training: MethodOptions, noise_multiplier: PerStepOption | None) -> "DPSGD | None":
+    """The run, if one is described; its noise matters only as a shape unless it was given."""
+    if size == SizeOptions() and training == MethodOptions() and noise_multiplier is None:
+        return None
+    return size.run(1.0 if noise_multiplier is None else noise_multiplier, training)
+
+
+def _methods(method: str, run: "DPSGD | None") -> tuple[str, ...]:
+    """What to show; composition refuses shuffled batches and those of fixed size."""
+    if method != "all":
+        return (method,)
+    if run is None:
+        return WITHOUT_RUN
+    return WITH_RUN[:-1] if run.sampling in ("shuffled", "fixed") else WITH_RUN
+
+
+def _fields(found: "Estimate") -> dict[str, Any]:
+    import math
+    from dataclasses import asdict
+
+    reasons = {
+        "epsilon": "infinite: these error rates are below what the family reaches even without noise",
+        "largest": "infinite: without a single error, the rates would be below what the family reaches without noise",
+        "noise_multiplier": "infinite: guessing explains these error rates",
+        "fpr_upper": "one run bounds the number of right guesses, not the two rates",
+        "fnr_upper": "one run bounds the number of right guesses, not the two rates",
+        "threshold": "infinite",
+    }
+    fields: dict[str, Any] = {}
+    for name, value in asdict(found).items():
+        fields[name] = value
+        if isinstance(value, float) and not math.isfinite(value):
+            fields[name], fields[f"{name}_reason"] = None, reasons[name]
+    if found.noise_multiplier is None:
+        fields["noise_multiplier_reason"] = "this method assumes no noise"
+    return fields
+
+
+def _print_table(rows: list[dict[str, Any]], models_in: int, models_out: int) -> None:
+    from lastiterate.cli.output import print_rows
+    from lastiterate.plot.words import spell
+
+    shown = ("method", "epsilon", "largest", "threshold", "false_positives", "false_negatives")
+    table = [{key: value for key, value in row.items() if key.removesuffix("_reason") in shown} for row in rows]
+    table = [dict(sorted(row.items(), key=lambda item: shown.index(item[0].removesuffix("_reason")))) for row in table]
+    first = rows[0]
+    one_run = first["method"].startswith("one-run")
+    share = f"{spell(100 * first['confidence'])}% confidence"
+    what = "canaries of one run" if one_run else "models"
+    title = (
+        f"{models_in:,} {what} in, {models_out:,} out; delta {spell(first['delta'])}, {share}"
+        f"{'' if one_run else ' (joint for both error rates)'}; threshold {first['threshold_choice']}"
+    )
+    counted = f"{first['models_in']:,} + {first['models_out']:,} {what}"
+    notes = [
+        "Epsilon is a lower bound: the scores show at least so much, at this confidence.",
+        f"Largest: what {counted} could have shown at most, without a single error.",
+    ]
+    if first["threshold_choice"] == "split":
+        notes.append("The other models chose the threshold.")
+    if first["threshold_choice"] == "uncorrected":
+        notes.append("The best of all thresholds was taken without correction: this is not a valid bound.")
+    if any(row["method"] in ("gdp", "last-iterate", "composition", "one-run-fdp") for row in rows):
+        notes.append("Only clopper-pearson and one-run assume nothing; the others assume their family of mechanisms.")
+    print_rows(title, table, notes)

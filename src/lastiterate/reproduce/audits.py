@@ -1,0 +1,125 @@
+"""Figures that rest on audits: what is trained at each scale, and how audits become rows.
+
+What the figures share is the paper's: delta, confidence, and the "PLD approach", in which sample rate and steps are
+known and the noise is estimated (our last-iterate family). Our threshold is chosen before any model is trained.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lastiterate.answers import answer_fields
+
+if TYPE_CHECKING:
+    from lastiterate.auditing.engine import Engine
+    from lastiterate.auditing.result import AuditResult
+    from lastiterate.auditing.subject import Subject
+    from lastiterate.plot.style import Row, Track
+    from lastiterate.reproduce import Scale
+    from lastiterate.run import DPSGD
+
+DELTA, CONFIDENCE, METHOD = 1e-5, 0.95, "last-iterate"
+MODELS = {"quick": 256, "full": 512}  # a world; 512 is the paper's
+ALL = ("data", "store", "models", "engine")
+_MODEL = {"quick": "mlp", "full": "wide-resnet"}
+_CIFAR = (32, 32, 3)
+# Of the sum of a batch's gradients, whatever its size: 4 for the mean of 4,096 is De et al.'s (2022).
+LEARNING_RATE = {"quick": 1.0 / 64.0, "full": 4.0 / 4096.0}
+
+
+@dataclass(frozen=True)
+class Audits:
+    """How the audits of a figure are made.
+
+    Args:
+        data: where the data set is. None: the embedded digits, which are for the quick scale only.
+        store: a folder for the scores, one file an audit; what is found there is not trained again. None: none is kept.
+        models: how many a world. None: what the figure says.
+        engine: "local", "ray", or an engine object.
+    """
+
+    data: str | None = None
+    store: Path | None = None
+    models: int | None = None
+    engine: str | Engine = "local"
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """One audit of a figure; ``labels`` are the columns that tell its row from others with the same run."""
+
+    run: DPSGD
+    attack: Any
+    labels: Row
+
+
+def subject_of(scale: Scale, audits: Audits) -> Subject:
+    """What is trained: a small network on whatever data at the quick scale, the paper's model on CIFAR-10 in full."""
+    from lastiterate.auditing.subject import find_subject
+
+    if scale == "full" and audits.data is None:
+        raise ValueError("data must be given at scale full: a folder with CIFAR-10's own files, as in --data PATH")
+    subject = find_subject(audits.data or "digits", _MODEL[scale], None, lambda examples: None)
+    shape = subject.problem.examples[0].shape[1:]
+    if scale == "full" and shape != _CIFAR:
+        raise ValueError(f"data must be images of shape {_CIFAR} at scale full, as CIFAR-10's are, got shape {shape}")
+    return subject
+
+
+def measure(
+    name: str,
+    scale: Scale,
+    subject: Subject,
+    cases: Sequence[Case],
+    track: Track,
+    audits: Audits,
+    *,
+    accuracy: bool = False,
+) -> list[Row]:
+    """Audit the cases one after the other, each with randomness of its own, so that luck is not shared by rows."""
+    import lastiterate
+
+    models = audits.models if audits.models is not None else MODELS[scale]
+    rows = []
+    for seed, case in track(list(enumerate(cases))):
+        one = replace(subject, run=case.run)
+        file = one.default_store(case.attack, models, seed).name
+        result = lastiterate.audit(
+            case.run,
+            subject.problem,
+            case.attack,
+            models,
+            seed,
+            None if audits.store is None else audits.store / f"{name}-{file}",
+            audits.engine,
+            delta=DELTA,
+            confidence=CONFIDENCE,
+            methods=[METHOD],
+            test=subject.test if accuracy else None,
+            data=subject.words,
+        )
+        rows.append(_row(case.labels, result, accuracy))
+    return rows
+
+
+def _row(labels: Row, result: AuditResult, accuracy: bool) -> Row:
+    run, found = result.run, result.estimates[METHOD].epsilon
+    row = {**labels, "sample_rate": run.sample_rate, "steps": run.steps, "noise_multiplier": run.noise_multiplier}
+    row |= answer_fields({name: result.predictions[name] for name in ("last_iterate", "composition")})
+    if accuracy:
+        row["accuracy"] = result.accuracy
+    row |= empirical_fields(found, result.confidence, result.models)
+    fraction = result.signal / result.ideal_signal if result.ideal_signal else None
+    return row | {"signal": result.signal, "signal_fraction": fraction}
+
+
+def empirical_fields(epsilon: float, confidence: float, models: int) -> Row:
+    """An empirical epsilon and what stands next to it wherever it is shown."""
+    fields: Row = {"empirical": epsilon if math.isfinite(epsilon) else None}
+    if fields["empirical"] is None:
+        fields["empirical_reason"] = "no noise of this family explains so few errors"
+    return fields | {"confidence": confidence, "models": models}

@@ -1,0 +1,122 @@
+"""Pictures of audits: analyses as lines, what attacks found as points, side by side in panels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lastiterate.plot.style import Row, chart_of, colour_of, log_x, long, looks, styled
+from lastiterate.plot.words import CAVEAT, FOUND, LABELS, METHODS, per_cent, spell
+from lastiterate.reproduce.audits import METHOD
+
+_LINES = ("last_iterate", "composition")
+_SHAPES = ("circle", "triangle-up", "square", "diamond")
+_ASIDE = 1.03
+_TALLEST = 2.5  # a picture is at most so many times as high as the heuristic and what was found
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One of the panels: its title, what is constant in it, and its rows."""
+
+    title: str
+    parameters: str
+    rows: list[Row]
+
+
+def by_steps(title: str, panels: Sequence[Panel], delta: float, attacks: dict[str, str] | None = None) -> Any:
+    """Epsilon over the number of steps; ``attacks`` names those that rows tell apart by ``attack``."""
+    import altair as alt
+
+    drawn = [_panel(panel, delta, attacks) for panel in panels]
+    both = alt.hconcat(*drawn, spacing=40).resolve_scale(color="shared", strokeDash="shared", shape="shared")
+    return styled(both, title, _words([row for panel in panels for row in panel.rows]), width=125)
+
+
+def by_batch_size(title: str, rows: list[Row], delta: float) -> Any:
+    """Epsilon over batch sizes, and accuracy beside it."""
+    import altair as alt
+
+    batches = sorted(row["batch_size"] for row in rows)
+    scale = alt.Scale(type="log", domain=[batches[0] / 1.2, batches[-1] * 1.2], nice=False)
+    x = alt.X("batch_size:Q", title="batch size (log scale)", scale=scale, axis=alt.Axis(values=batches, format=",~r"))
+    top = _top(rows, ("last_iterate", "composition", "empirical"))
+    y = _epsilon(delta, top)
+    epsilons = alt.layer(_lines(rows, x, y, points=True), _points(rows, x, y, None))
+    share = alt.Y(
+        "accuracy:Q", title="test accuracy", scale=alt.Scale(domain=[0, 1]), axis=alt.Axis(format="%", tickCount=6)
+    )
+    accuracies = chart_of(rows).mark_point(filled=True, size=90, color="#222", opacity=1.0).encode(x=x, y=share)
+    numbers = chart_of([{**row, "text": f"{100 * row['accuracy']:.1f}%"} for row in rows])
+    texts = numbers.mark_text(dy=-14, fontSize=13).encode(x=x, y=share, text="text:N")
+    size = {"width": 380, "height": 300}
+    both = alt.hconcat(
+        epsilons.properties(title="Privacy", **size),
+        alt.layer(accuracies, texts).properties(title="Accuracy", **size),
+        spacing=40,
+    )
+    return styled(both, title, _words(rows), width=115)
+
+
+def _panel(panel: Panel, delta: float, attacks: dict[str, str] | None) -> Any:
+    import altair as alt
+
+    steps = [row["steps"] for row in panel.rows]
+    near, far = _top(panel.rows, ("last_iterate", "empirical")), _top(panel.rows, ("composition",))
+    words = panel.parameters
+    if far > _TALLEST * near:
+        beyond = [row["composition"] for row in panel.rows]
+        words += f"; composition, {spell(min(beyond), 3)} to {spell(max(beyond), 3)}, is above the picture"
+    x = log_x("steps", "steps T (log scale)", min(steps) / 1.15, max(steps) * 1.15)
+    y = _epsilon(delta, near if far > _TALLEST * near else max(near, far))
+    layers = alt.layer(_lines(panel.rows, x, y), _points(panel.rows, x, y, attacks))
+    return layers.properties(width=400, height=300, title=alt.TitleParams(panel.title, subtitle=words))
+
+
+def _lines(rows: list[Row], x: Any, y: Any, points: bool = False) -> Any:
+    """The analyses; what exceeds the picture is cut off."""
+    field = x.shorthand.partition(":")[0]
+    distinct = list({row[field]: row for row in rows}.values())
+    marks = chart_of(long(distinct, "epsilon", _LINES)).mark_line(
+        strokeWidth=2.5, interpolate="monotone", clip=True, point={"size": 60} if points else False
+    )
+    return marks.encode(x=x, y=y, **looks([LABELS[name] for name in _LINES]))
+
+
+def _points(rows: list[Row], x: Any, y: Any, attacks: dict[str, str] | None) -> Any:
+    """What was found: lower bounds. Those of different attacks stand a little aside of each other."""
+    import altair as alt
+
+    field = x.shorthand.partition(":")[0]
+    names = list(attacks.values()) if attacks else [FOUND]
+    found = []
+    for row in rows:
+        if row["empirical"] is not None:
+            name = attacks[row["attack"]] if attacks else FOUND
+            aside = _ASIDE ** (2 * names.index(name) - len(names) + 1)
+            found.append({**row, "epsilon": row["empirical"], "found": name, field: row[field] * aside})
+    legend = alt.Legend(title=None, orient="bottom", labelLimit=0, symbolSize=120, padding=4)
+    shape = alt.Shape("found:N", scale=alt.Scale(domain=names, range=_SHAPES[: len(names)]), legend=legend)
+    marks = chart_of(found).mark_point(filled=True, size=90, opacity=0.85, color=colour_of(FOUND))
+    tips = [alt.Tooltip(f"{name}:Q") for name in ("epsilon", "last_iterate", "composition", "signal_fraction")]
+    return marks.encode(x=x, y=y, shape=shape, tooltip=[tip for tip in tips if str(tip.shorthand)[:-2] in found[0]])
+
+
+def _top(rows: list[Row], names: Sequence[str]) -> float:
+    return max(float(row[name]) for row in rows for name in names if row[name] is not None)
+
+
+def _epsilon(delta: float, top: float) -> Any:
+    import altair as alt
+
+    scale = alt.Scale(domain=[0.0, 1.08 * top], nice=False)
+    return alt.Y("epsilon:Q", title=f"epsilon at delta {spell(delta)}", scale=scale, axis=alt.Axis(tickCount=6))
+
+
+def _words(rows: list[Row]) -> list[str]:
+    models, confidence = rows[0]["models"], rows[0]["confidence"]
+    return [
+        f"Points: at least this was found, at {per_cent(confidence)} confidence, with {models:,} + {models:,} models "
+        f"({METHODS[METHOD]}, threshold chosen before training). {CAVEAT}"
+    ]

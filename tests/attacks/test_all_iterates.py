@@ -1,0 +1,68 @@
+"""All iterates: gradients are recovered from them exactly, and the likelihood ratio reaches composition."""
+
+import numpy as np
+import pytest
+from scipy.stats import ks_2samp
+
+import lastiterate as li
+from lastiterate.attacks import AllIterates
+from lastiterate.attacks.all_iterates import _gradient, sample_likelihood_ratios
+from lastiterate.training import problems
+
+OPTIMIZERS = [
+    li.SGD(0.3),
+    li.SGD(np.array([0.1, 0.3, 0.2, 0.1]), momentum=0.7, dampening=0.2),
+    li.SGD(0.1, momentum=0.9, nesterov=True, weight_decay=0.05),
+    li.SGD(0.1, momentum=0.5, weight_decay=0.1, decoupled=True),
+]
+
+
+def steps_of(sgd, gradients, start):
+    """The parameters that these gradients lead through, by PyTorch's rule."""
+    path, buffer = [start], 0.0
+    for step, gradient in enumerate(gradients):
+        rate = float(np.broadcast_to(sgd.learning_rate, len(gradients))[step])
+        here = path[-1]
+        if not sgd.decoupled:
+            gradient = gradient + sgd.weight_decay * here
+        direction = gradient
+        if sgd.momentum:
+            buffer = gradient if step == 0 else sgd.momentum * buffer + (1 - sgd.dampening) * gradient
+            direction = gradient + sgd.momentum * buffer if sgd.nesterov else buffer
+        path.append((1 - rate * sgd.weight_decay * sgd.decoupled) * here - rate * direction)
+    return path
+
+
+@pytest.mark.parametrize("sgd", OPTIMIZERS)
+def test_gradients_are_recovered_from_iterates(sgd):
+    gradients = np.random.default_rng(0).standard_normal(4)
+    path, buffer = steps_of(sgd, gradients, 0.7), 0.0
+    for step, expected in enumerate(gradients):
+        rate = float(np.broadcast_to(sgd.learning_rate, 4)[step])
+        found, buffer = _gradient(sgd, path[step], path[step + 1], buffer, rate, step)
+        assert found == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize("sgd", [li.SGD(0.5), li.SGD(0.5, momentum=0.9)])
+def test_trained_likelihood_ratios_have_the_ideal_distribution(sgd):
+    run = li.DPSGD(20, 0.2, 1.0, optimizer=sgd)
+    result = li.audit(run, problems.linear(), AllIterates("zero"), models=4000, seed=2, methods=["clopper-pearson"])
+    ideal = sample_likelihood_ratios(run, np.arange(40_000) % 2 == 0, np.random.default_rng(3))
+    assert ks_2samp(result.scores_in, ideal[::2]).pvalue > 1e-3
+    assert ks_2samp(result.scores_out, ideal[1::2]).pvalue > 1e-3
+
+
+@pytest.mark.slow
+def test_it_reaches_composition_and_the_last_iterate_does_not():
+    run = li.calibrate(li.DPSGD(100, 0.1, 1.0, optimizer=li.SGD(0.5)), epsilon=4.0, delta=1e-5, analysis=li.composition)
+    result = li.audit(run, problems.linear(), AllIterates("zero"), models=20_000, seed=1)
+    found = result.empirical["composition"]
+    assert 0.9 * 4.0 < found <= 4.0
+    assert found > result.last_iterate
+    assert result.verdict == "consistent"
+
+
+def test_shuffled_batches_are_refused():
+    run = li.DPSGD(10, 0.5, 1.0, sampling="shuffled", optimizer=li.SGD(0.1))
+    with pytest.raises(ValueError, match="sampling must not be 'shuffled'"):
+        li.audit(run, problems.linear(), AllIterates("zero"), models=4)

@@ -1,0 +1,220 @@
+"""Estimates on ordinary and on degenerate scores."""
+
+from __future__ import annotations
+
+import math
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import beta, binom
+
+import lastiterate as li
+from lastiterate.auditing.rates import ranks, upper_bound
+from lastiterate.auditing.score_law import score_below, score_density
+from lastiterate.auditing.threshold import predicted_threshold
+
+RUN = li.DPSGD(steps=100, sample_rate=0.1, noise_multiplier=1.0)
+RATES = ("clopper-pearson", "gdp", "last-iterate", "composition")
+CHOICES = ("a-priori", "split", "corrected", "uncorrected", 0.5)
+SCORES = st.lists(st.integers(-6, 6).map(float), min_size=1, max_size=40)
+
+
+def normal(seed, shift, size):
+    return np.random.default_rng(seed).normal(shift, 1.0, size)
+
+
+def test_bounds_are_clopper_and_pearsons():
+    for errors, models, error in [(0, 512, 0.025), (3, 10, 0.1), (9, 10, 0.01), (50_000, 100_000, 1e-6)]:
+        bound = upper_bound(errors, models, error)
+        assert bound == pytest.approx(beta.isf(error, errors + 1, models - errors), rel=1e-9)
+        assert binom.cdf(errors, models, bound) == pytest.approx(error, rel=1e-6)
+    assert upper_bound(10, 10, 0.05) == 1.0
+
+
+def test_512_models_without_an_error_show_4_93_and_no_more():
+    found = li.estimate(np.ones(512), np.zeros(512), threshold=0.5)
+    assert found.epsilon == found.largest == pytest.approx(4.9293872, abs=1e-6)
+    assert float(found) == found.epsilon
+    assert (found.models_in, found.models_out, found.false_positives, found.false_negatives) == (512, 512, 0, 0)
+
+
+@pytest.mark.parametrize("threshold", CHOICES)
+@pytest.mark.parametrize("method", RATES[:3])
+def test_perfect_separation_reaches_the_largest_by_every_threshold(method, threshold):
+    far_out, far_in = normal(0, -1e3, 60), normal(1, 1e3, 50)
+    found = li.estimate(far_in, far_out, method=method, threshold=threshold, run=RUN)
+    assert found.false_positives == found.false_negatives == 0
+    assert found.epsilon == found.largest > 1.0
+    infinite = li.estimate([math.inf] * 50, [-math.inf] * 60, method=method, threshold=threshold, run=RUN)
+    assert infinite.epsilon == found.epsilon
+
+
+@pytest.mark.parametrize("threshold", CHOICES)
+@pytest.mark.parametrize("method", RATES)
+@pytest.mark.parametrize(
+    ("scores_in", "scores_out"),
+    [
+        ([0.0], [0.0]),
+        ([math.inf], [math.inf]),
+        ([1.0] * 300, [1.0] * 20),
+        ([2.0], [1.0]),
+        ([5, 5, 6], [5, 7, -math.inf]),
+    ],
+)
+def test_degenerate_scores_without_signal_give_exactly_0(method, threshold, scores_in, scores_out):
+    found = li.estimate(scores_in, scores_out, method=method, threshold=threshold, run=RUN)
+    assert found.epsilon == 0.0
+    assert found.noise_multiplier == (None if method == "clopper-pearson" else math.inf)
+
+
+@pytest.mark.parametrize("method", [*RATES, "one-run", "one-run-fdp"])
+@pytest.mark.parametrize("threshold", ["split", "corrected", 0.0])
+def test_noise_alone_gives_0(method, threshold):
+    found = li.estimate(normal(1, 0, 512), normal(2, 0, 512), method=method, threshold=threshold, run=RUN)
+    assert found.epsilon == 0.0
+
+
+def test_split_counts_the_other_half_and_says_so():
+    found = li.estimate(normal(1, 3, 101), normal(2, 0, 60))
+    assert (found.models_in, found.models_out, found.threshold_choice) == (51, 30, "split")
+    again = li.estimate(normal(1, 3, 101)[::-1], np.sort(normal(2, 0, 60)))
+    assert again == found
+
+
+def test_a_score_at_the_threshold_is_called_in():
+    found = li.estimate([1.0, 2.0], [1.0, 0.0], threshold=1.0)
+    assert (found.false_positives, found.false_negatives) == (1, 0)
+
+
+@pytest.mark.parametrize("models", [1, 2, 3, 10, 512, 100_000])
+def test_ranks_of_the_correction_do_not_depend_on_scores_and_reach_from_end_to_end(models):
+    grid = ranks(models, 1.25)
+    assert grid[0] == 0
+    assert grid[-1] == models - 1
+    assert np.all(np.diff(grid) >= 1)
+    assert grid.size <= 2 * (math.log(models) / math.log(1.25) + 1)
+
+
+@given(SCORES, SCORES, st.sampled_from(CHOICES[1:]), st.sampled_from(RATES[:3]))
+def test_more_confidence_shows_less(scores_in, scores_out, threshold, method):
+    at = [
+        li.estimate(scores_in, scores_out, confidence=c, method=method, threshold=0.5, run=RUN).epsilon
+        for c in (0.5, 0.9, 0.99)
+    ]
+    assert at == sorted(at, reverse=True)
+    found = li.estimate(scores_in, scores_out, method=method, threshold=threshold, run=RUN)
+    assert 0.0 <= found.epsilon <= found.largest
+
+
+@given(SCORES, SCORES, st.sampled_from(["corrected", "uncorrected", 0.5]), st.sampled_from(RATES[:3]))
+def test_only_the_order_of_scores_matters(scores_in, scores_out, threshold, method):
+    def stretch(score):
+        return np.sinh(np.asarray(score)) + 7.0
+
+    plain = li.estimate(scores_in, scores_out, method=method, threshold=threshold, run=RUN)
+    moved = threshold if isinstance(threshold, str) else float(stretch(threshold))
+    other = li.estimate(stretch(scores_in)[::-1], stretch(scores_out), method=method, threshold=moved, run=RUN)
+    assert (plain.epsilon, plain.false_positives, plain.false_negatives) == (
+        other.epsilon,
+        other.false_positives,
+        other.false_negatives,
+    )
+
+
+@given(SCORES, SCORES)
+def test_the_two_worlds_are_alike_without_assumptions(scores_in, scores_out):
+    forward = li.estimate(scores_in, scores_out, threshold="uncorrected").epsilon
+    backward = li.estimate(-np.array(scores_out), -np.array(scores_in), threshold="uncorrected").epsilon
+    assert forward == pytest.approx(backward, abs=1e-12)
+
+
+def test_the_best_of_all_thresholds_is_found():
+    scores_in, scores_out = normal(3, 1.5, 150), normal(4, 0, 170)
+    each = [li.estimate(scores_in, scores_out, threshold=float(t)).epsilon for t in [*scores_in, *scores_out]]
+    assert li.estimate(scores_in, scores_out, threshold="uncorrected").epsilon == max(each)
+
+
+def test_100_000_scores_a_world_take_no_time():
+    scores_in, scores_out = normal(0, 1, 100_000), normal(1, 0, 100_000)
+    times = []
+    for _ in range(5):
+        start = time.perf_counter()
+        li.estimate(scores_in, scores_out)
+        times.append(time.perf_counter() - start)
+    assert min(times) < 0.2  # 0.04 where nothing else runs
+
+
+def test_law_of_scores_is_that_of_the_analysis():
+    """One threshold is the best test here, so that the trade-off curve knows its error rates."""
+    from scipy.stats import norm
+
+    points = np.linspace(-3.0, 6.0, 10)
+    weighted = RUN.replace(weights=np.linspace(0.1, 1.0, 100))
+    shuffled = weighted.replace(sampling="shuffled")
+    for run in (RUN, weighted, shuffled, li.DPSGD(1, 1.0, 0.3)):
+        assert score_below(run, points) == pytest.approx(li.last_iterate(run).fnr(norm.sf(points)), abs=1e-11)
+        noisier = run.replace(noise_multiplier=run.noise_multiplier * 1.5 / 0.8)
+        curve = li.last_iterate(noisier).fnr(norm.sf(points / 1.5))
+        assert score_below(run, points, spread=1.5, signal=0.8) == pytest.approx(curve, abs=1e-11)
+        grid = np.linspace(-10.0, 30.0, 4001)
+        assert np.sum(score_density(run, grid)) * 0.01 == pytest.approx(1.0, abs=1e-9)
+
+
+@pytest.mark.parametrize("method", RATES[:3])
+def test_predicted_threshold_is_nearly_the_best_there_is(method):
+    """Compared by the mean over simulated audits."""
+    generator = np.random.default_rng(5)
+    audits = [
+        (generator.binomial(100, 0.1, 400) / 10.0 + generator.normal(size=400), generator.normal(size=400))
+        for _ in range(20)
+    ]
+
+    def mean(threshold):
+        return np.mean([li.estimate(*audit, method=method, threshold=threshold, run=RUN).epsilon for audit in audits])
+
+    predicted = predicted_threshold(RUN, 400, 400, method=method)
+    others = [predicted + shift for shift in (-1.5, -0.7, 0.7, 1.5)]
+    assert mean(predicted) >= 0.93 * max(mean(other) for other in others)
+    assert li.estimate(*audits[0], method=method, threshold="a-priori", run=RUN).threshold == predicted
+
+
+def test_composition_predicts_nearly_the_threshold_of_the_last_iterate_here():
+    """At this noise the two curves have nearly one shape."""
+    of_last, of_all = (predicted_threshold(RUN, 400, 400, method=method) for method in RATES[2:])
+    assert of_all == pytest.approx(of_last, abs=0.3)
+
+
+def test_predicted_threshold_follows_the_scale_of_scores():
+    wide = predicted_threshold(RUN, 100, 100, spread=2.0, signal=2.0)
+    assert wide == pytest.approx(2.0 * predicted_threshold(RUN, 100, 100), rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"scores_in": []}, ["scores_in", "at least one"]),
+        ({"scores_out": [0.0, math.nan]}, ["scores_out", "nan"]),
+        ({"scores_out": 3.0}, ["scores_out", "3.0"]),
+        ({"scores_out": ["a"]}, ["scores_out", "'a'"]),
+        ({"scores_out": [[1.0], [1.0, 2.0]]}, ["scores_out"]),
+        ({"scores_in": [[1.0]]}, ["scores_in"]),
+        ({"delta": 1.0}, ["delta", "[0, 1)"]),
+        ({"delta": 0.0, "method": "gdp"}, ["delta", "(0, 1)"]),
+        ({"confidence": 1.0}, ["confidence", "(0, 1)"]),
+        ({"confidence": 95}, ["confidence", "95"]),
+        ({"method": "pearson"}, ["method", "clopper-pearson", "'pearson'"]),
+        ({"threshold": "best"}, ["threshold", "split", "'best'"]),
+        ({"threshold": math.nan}, ["threshold"]),
+        ({"threshold": "a-priori"}, ["run", "a-priori"]),
+        ({"method": "last-iterate"}, ["run", "last-iterate"]),
+        ({"run": 3}, ["run", "DPSGD"]),
+    ],
+)
+def test_bad_input_is_refused_in_one_sentence(change, words):
+    with pytest.raises(ValueError, match=words[0]) as refusal:
+        li.estimate(**({"scores_in": [1.0, 2.0], "scores_out": [0.0] * 9, "threshold": 0.5} | change))
+    assert all(word in str(refusal.value) for word in words)
+    assert "\n" not in str(refusal.value)

@@ -1,0 +1,135 @@
+"""The real command, in processes of its own, and what is in its store after it was stopped in every way."""
+
+import json
+import signal
+import time
+
+import pytest
+
+from tests.auditing.kill_and_resume import (
+    OPTIONS,
+    compare,
+    finish,
+    report,
+    run_killed,
+    run_undisturbed,
+    start,
+    trials,
+)
+
+SMALL = [*OPTIONS, "--models", "96", "--steps", "200"]
+
+TRAINER = """
+import random, time
+import lastiterate
+run = lastiterate.DPSGD(steps=10, sample_rate=0.1, noise_multiplier=1.0)
+
+def train(seed, canary):
+    time.sleep(0.05)
+    return random.Random(seed).gauss(2.0 * canary, 1.0)
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("audits")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(folder):
+    return run_undisturbed(folder, SMALL)
+
+
+@pytest.fixture
+def slow(tmp_path):
+    """Options of an audit that is quick to start and takes its time."""
+    (tmp_path / "slow.py").write_text(TRAINER)
+    return ["--trainer", f"{tmp_path / 'slow.py'}:train", "--models", "40"]
+
+
+def wait_for_trials(audit, store, count=1):
+    while len(trials(store)) < count:
+        assert audit.poll() is None, audit.communicate()
+        time.sleep(0.02)
+
+
+def test_an_audit_that_was_killed_three_times_equals_an_undisturbed_one(folder, undisturbed):
+    store, kills = run_killed(folder, SMALL, undisturbed, 3, seed=1)
+    assert len(kills) == 3
+    compare(undisturbed.store, store)
+
+
+def test_a_finished_audit_trains_nothing_again_and_says_the_same(folder, undisturbed):
+    stored = undisturbed.store.read_bytes()
+    began = time.monotonic()
+    once, twice = (finish(start(undisturbed.store, SMALL, folder / "another-cache")) for _ in range(2))
+    assert time.monotonic() - began < 2.0 * undisturbed.seconds
+    assert once == twice
+    assert not (folder / "another-cache").exists()  # it has compiled nothing
+    assert undisturbed.store.read_bytes() == stored
+    assert json.loads(once)["empirical"] == report(undisturbed.store)["empirical"]
+
+
+@pytest.mark.parametrize("other", [["--seed", "1"], ["--clip-norm", "2"], ["--attack", "dirac"], ["--models", "97"]])
+def test_a_store_of_another_audit_is_refused_and_not_touched(folder, undisturbed, other):
+    before = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+    audit = start(undisturbed.store, [*SMALL, *other], folder / "another-cache")
+    output, errors = audit.communicate()
+    assert audit.returncode == 2
+    assert output == ""
+    assert errors.startswith(f"the store {str(undisturbed.store)!r} holds another audit (")
+    assert errors.count("\n") == 1
+    assert {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()} == before
+
+
+def test_ctrl_c_says_how_to_resume_and_the_same_command_does(tmp_path, slow):
+    store, untouched = tmp_path / "x.sqlite", tmp_path / "untouched.sqlite"
+    audit = start(store, slow, tmp_path)
+    wait_for_trials(audit, store, 5)
+    audit.send_signal(signal.SIGINT)
+    output, errors = audit.communicate()
+    assert audit.returncode == 130
+    assert output == ""
+    assert errors.strip() == f"stopped; what was trained is in {store}: the same command resumes"
+    kept = trials(store)
+    assert 5 <= len(kept) < 80
+    finish(start(store, slow, tmp_path))
+    finish(start(untouched, slow, tmp_path))
+    assert set(kept) < set(trials(store))
+    compare(untouched, store)
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
+def test_ctrl_c_while_it_starts_leaves_a_store_that_resumes_or_none(tmp_path, undisturbed, share):
+    store = tmp_path / "x.sqlite"
+    audit = start(store, SMALL, tmp_path)
+    time.sleep(share * undisturbed.start_up)
+    audit.send_signal(signal.SIGINT)
+    output, errors = audit.communicate()
+    assert audit.returncode in (130, -signal.SIGINT)
+    assert output == ""
+    assert "Traceback" not in errors
+    assert not store.exists() or trials(store) == []
+
+
+def test_a_report_can_be_had_while_the_audit_runs(tmp_path, slow):
+    store = tmp_path / "x.sqlite"
+    audit = start(store, slow, tmp_path)
+    wait_for_trials(audit, store, 10)
+    found = report(store)
+    assert audit.poll() is None
+    assert any(caveat.startswith("Only ") and "of 80 trials are done" in caveat for caveat in found["caveats"])
+    finish(audit)
+    assert not any("are done" in caveat for caveat in report(store)["caveats"])
+
+
+def test_two_audits_do_not_write_to_one_store(tmp_path, slow):
+    store = tmp_path / "x.sqlite"
+    audit = start(store, slow, tmp_path)
+    wait_for_trials(audit, store)
+    second = start(store, slow, tmp_path)
+    errors = second.communicate()[1]
+    assert second.returncode == 2
+    assert errors == f"another process is writing to the store {str(store)!r}: wait for it or stop it first\n"
+    finish(audit)
+    assert len(trials(store)) == 80

@@ -1,0 +1,116 @@
+"""One run with many canaries."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+import lastiterate as li
+from lastiterate.auditing.one_run import p_value
+
+AUDITS = 1000
+
+
+def coins(generator, canaries):
+    """Which canaries are in; at least one in each world."""
+    while not 0 < (is_in := generator.random(canaries) < 0.5).sum() < canaries:
+        pass
+    return is_in
+
+
+def share_above(mechanism, canaries, truth, **options):
+    generator = np.random.default_rng(11)
+    above = 0
+    for _ in range(AUDITS):
+        is_in = coins(generator, canaries)
+        scores = mechanism(generator, is_in)
+        above += li.estimate(scores[is_in], scores[~is_in], **options).epsilon > truth + 1e-9
+    return above / AUDITS
+
+
+def gaussian(generator, is_in):
+    return is_in + generator.normal(size=is_in.size)
+
+
+def randomised_response(generator, is_in):
+    """Epsilon 1.5, without delta."""
+    return (is_in ^ (generator.random(is_in.size) < 1.0 / (1.0 + math.exp(1.5)))).astype(float)
+
+
+def allowed(confidence):
+    return 1.0 - confidence + 3.0 * math.sqrt(confidence * (1.0 - confidence) / AUDITS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("threshold", [0.5, "a-priori", "corrected"])
+@pytest.mark.parametrize(("canaries", "delta", "confidence"), [(60, 0.0, 0.6), (400, 1e-5, 0.95)])
+def test_one_run_holds_for_randomised_response_and_is_no_empty_statement(canaries, delta, confidence, threshold):
+    options = dict(delta=delta, confidence=confidence, method="one-run", threshold=threshold)
+    assert share_above(randomised_response, canaries, 1.5, **options) <= allowed(confidence)
+    if threshold == 0.5:
+        assert share_above(randomised_response, canaries, 1.2, **options) > 0.01
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("threshold", [0.5, "a-priori", "corrected"])
+@pytest.mark.parametrize("method", ["one-run", "one-run-fdp"])
+def test_both_hold_for_a_gaussian(method, threshold):
+    truth = li.last_iterate(li.DPSGD(1, 1.0, 1.0)).epsilon(1e-5)
+    options = dict(delta=1e-5, confidence=0.8, method=method, threshold=threshold)
+    assert share_above(gaussian, 300, truth, **options) <= allowed(0.8)
+
+
+def test_the_assumption_of_a_gaussian_shows_more():
+    generator = np.random.default_rng(0)
+    is_in = coins(generator, 2000)
+    scores = gaussian(generator, is_in)
+    free, fdp = (li.estimate(scores[is_in], scores[~is_in], method=m).epsilon for m in ("one-run", "one-run-fdp"))
+    assert 0.5 < free < fdp < li.last_iterate(li.DPSGD(1, 1.0, 1.0)).epsilon(1e-5)
+
+
+def test_p_values_without_delta_are_the_binomials():
+    from scipy.stats import binom
+
+    for right in (0, 5, 80, 100):
+        rate = math.exp(1.0) / (1.0 + math.exp(1.0))
+        assert p_value(1000, 100, right, 1.0, 0.0) == pytest.approx(binom.sf(right - 1, 100, rate), rel=1e-9)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_bounds_agree_with_jax_privacy():
+    """Another implementation of both papers, at one threshold; it calls only the larger scores."""
+    auditing = pytest.importorskip("jax_privacy.auditing")
+    for canaries, count, right in [(1000, 100, 92), (1000, 250, 250), (60, 60, 45), (5000, 5000, 3100)]:
+        assert p_value(canaries, count, right, 0.7, 1e-4) == pytest.approx(
+            auditing._one_run_p_value(canaries, count, right, 0.7, 1e-4), rel=1e-9
+        )
+    for canaries, wrong_in, wrong_out in [(1000, 150, 180), (100, 10, 3), (40, 0, 0)]:
+        half = canaries // 2
+        scores_in = np.repeat([1.0, 0.0], [half - wrong_out, wrong_out])
+        scores_out = np.repeat([1.0, 0.0], [wrong_in, half - wrong_in])
+        right = canaries - wrong_in - wrong_out
+        for method, theirs in [("one-run", auditing._epsilon_one_run), ("one-run-fdp", auditing._epsilon_one_run_fdp)]:
+            found = li.estimate(scores_in, scores_out, method=method, threshold=0.5)
+            assert found.epsilon == pytest.approx(theirs(0, canaries, canaries, right, 0.05, 1e-5), abs=2e-5)
+            assert (found.false_positives, found.false_negatives) == (wrong_in, wrong_out)
+
+
+@pytest.mark.parametrize("threshold", ["a-priori", "split", "corrected", "uncorrected", 0.5])
+@pytest.mark.parametrize("method", ["one-run", "one-run-fdp"])
+def test_degenerate_scores(method, threshold):
+    same = li.estimate([1.0] * 90, [1.0] * 110, method=method, threshold=threshold)
+    assert same.epsilon == 0.0
+    assert li.estimate([1.0], [0.0], method=method, threshold=threshold).epsilon == 0.0
+    apart = li.estimate([math.inf] * 100, [-math.inf] * 100, method=method, threshold=threshold)
+    assert 1.0 < apart.epsilon == apart.largest
+    assert math.isnan(apart.fpr_upper)
+    assert apart.threshold_choice == {"split": "corrected", 0.5: "a-priori"}.get(threshold, threshold)
+
+
+def test_the_order_in_which_scores_are_given_does_not_matter():
+    generator = np.random.default_rng(0)
+    scores_in, scores_out = generator.integers(0, 5, (2, 200)) + np.array([[1], [0]])
+    found = li.estimate(scores_in, scores_out, method="one-run")
+    assert li.estimate(scores_in[::-1], generator.permutation(scores_out), method="one-run") == found

@@ -1,0 +1,86 @@
+"""An audit catches a broken DP-SGD, by either kind of claim, and lets a correct one pass."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+import lastiterate as li
+from lastiterate.attacks import Displacement
+from lastiterate.auditing.engine import Local
+from lastiterate.auditing.job import Job, TrialChunk, Trials
+from lastiterate.auditing.report import Question, read
+from tests.auditing.broken_trainers import BUGS, CANARY, RUN, Correct, example_gradients, losses, unflatten
+
+CONFIDENCE = 0.999
+DELTA = 1e-5
+CLAIMS = ({"claim_noise": RUN.noise_multiplier}, {"claim_epsilon": li.composition(RUN).epsilon(DELTA)})
+
+
+@dataclass(frozen=True)
+class Together:
+    """Trials that are handed over all at once: a model takes less time here than the disk needs to keep it."""
+
+    trials: Trials
+
+    @property
+    def chunk_size(self) -> int:
+        return self.trials.chunk_size
+
+    def chunks(self, *args) -> Iterator[TrialChunk]:
+        parts = [vars(chunk).values() for chunk in self.trials.chunks(*args)]
+        yield TrialChunk(*map(np.concatenate, zip(*parts, strict=True)))
+
+
+class Quick(Local):
+    def prepare(self, job: Job) -> Trials:
+        return Together(super().prepare(job))
+
+
+@pytest.fixture(scope="module")
+def audit(tmp_path_factory):
+    """Audits a trainer by what its run says, and judges the same scores by each claim."""
+
+    def audit(trainer):
+        store = tmp_path_factory.mktemp("audit") / "store.sqlite"
+        attack = Displacement(unflatten(CANARY))
+        li.audit(RUN, trainer, attack, 512, store=store, engine=Quick(), delta=DELTA, confidence=CONFIDENCE)
+        return [read(store, Question(DELTA, CONFIDENCE, **claim)) for claim in CLAIMS]
+
+    return audit
+
+
+def test_the_correct_trainer_is_consistent_though_nearly_all_of_its_leakage_is_found(audit):
+    results = audit(Correct())
+    assert [result.verdict for result in results] == ["consistent"] * 2
+    assert results[0].signal > 0.9 * results[0].ideal_signal
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.__name__)
+def test_a_bug_is_a_violation_of_the_noise_and_of_the_epsilon_that_are_claimed(audit, bug):
+    by_noise, by_epsilon = audit(bug())
+    assert by_noise.verdict == "violation", by_noise.reason
+    assert by_epsilon.verdict == "violation", by_epsilon.reason
+    assert "noise multiplier 1.5" in by_noise.reason
+    assert by_noise.empirical["composition"] > 1.4 * by_noise.composition  # not by a hair
+
+
+def test_the_trainers_gradients_are_those_of_the_loss():
+    flat = np.random.default_rng(3).standard_normal(CANARY.size) / 8.0
+    rows = np.arange(4)
+    gradients = example_gradients(flat, rows, canaries=1)
+    for index in (0, 100, 513, 525, 590, 605):
+        ahead, behind = flat.copy(), flat.copy()
+        ahead[index] += 1e-5
+        behind[index] -= 1e-5
+        slope = (losses(ahead, rows) - losses(behind, rows)) / 2e-5
+        np.testing.assert_allclose(gradients[:4, index], slope, rtol=1e-6, atol=1e-8)
+
+
+def test_the_canary_is_far_above_the_clipping_norm_and_in_every_tensor():
+    assert np.linalg.norm(CANARY) == pytest.approx(10.0 * RUN.clip_norm)
+    parts = [np.linalg.norm(tensor) for tensor in unflatten(CANARY).values()]
+    np.testing.assert_allclose(parts, 5.0 * RUN.clip_norm)

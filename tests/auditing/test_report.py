@@ -1,0 +1,84 @@
+"""Reports: recomputed from scores alone, with other methods, confidences and thresholds."""
+
+import numpy as np
+import pytest
+
+import lastiterate as li
+from lastiterate import attacks
+from lastiterate.auditing.report import Question, read
+
+RUN = li.DPSGD(100, 0.1, 1.2, optimizer=li.SGD(0.1))
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    path = tmp_path_factory.mktemp("report") / "x.sqlite"
+    li.audit(RUN, None, attacks.Adversarial(), models=2000, seed=3, store=path)
+    return path
+
+
+def test_more_confidence_gives_smaller_bounds(store):
+    low, high = (read(store, Question(confidence=level)).empirical for level in (0.9, 0.999))
+    assert all(high[method] < low[method] for method in low)
+
+
+def test_a_priori_thresholds_are_numbers_that_do_not_depend_on_the_scores(store, tmp_path):
+    other = li.audit(RUN, None, attacks.Adversarial(), models=2000, seed=4, store=tmp_path / "y.sqlite")
+    here = read(store)
+    for method, found in here.estimates.items():
+        assert found.threshold_choice == "a-priori"
+        assert found.threshold == other.estimates[method].threshold
+
+
+@pytest.mark.parametrize("threshold", ["split", "corrected", "uncorrected", 1.0])
+def test_other_thresholds_can_be_asked_for(store, threshold):
+    result = read(store, Question(threshold=threshold))
+    expected = threshold if isinstance(threshold, str) else "a-priori"
+    assert {found.threshold_choice for found in result.estimates.values()} == {expected}
+
+
+def test_methods_that_do_not_apply_are_refused(store):
+    with pytest.raises(ValueError, match="method must be one of clopper-pearson, gdp, last-iterate, composition"):
+        read(store, Question(methods=["one-run"]))
+
+
+def test_predicted_density_is_that_of_the_scores(store):
+    result = read(store)
+    at, outside, inside = result.score_density.T
+    width = at[1] - at[0]
+    assert np.sum(outside) * width == pytest.approx(1.0, abs=0.01)
+    assert np.sum(inside) * width == pytest.approx(1.0, abs=0.01)
+    assert np.sum(at * inside) * width == pytest.approx(result.scores_in.mean(), abs=0.1)
+
+
+def test_signal_is_the_ideal_one_where_losses_are_linear(store):
+    result = read(store)
+    assert result.signal == pytest.approx(result.ideal_signal, abs=0.12)
+
+
+def test_too_few_models_to_refute_the_heuristic_are_named():
+    run = li.calibrate(RUN, epsilon=6.0, delta=1e-5, analysis=li.last_iterate)
+    result = li.audit(run, None, attacks.Adversarial(), models=512)
+    assert any("show at most epsilon 4.93 without" in caveat for caveat in result.caveats)
+
+
+def test_shuffled_batches_have_no_composition_method():
+    run = li.DPSGD(20, 0.1, 1.0, sampling="shuffled", optimizer=li.SGD(0.1))
+    result = li.audit(run, None, attacks.Adversarial(), models=200)
+    assert "composition" not in result.estimates
+    assert result.composition is None
+    assert result.predictions["no_amplification"].value > 0.0
+    assert result.verdict == "consistent"
+
+
+@pytest.mark.slow
+def test_last_iterate_family_is_below_the_heuristic_as_often_as_stated():
+    """Many audits with their own a-priori thresholds: joint confidence 80%, so that failures would show."""
+    run = li.calibrate(RUN, epsilon=4.0, delta=1e-5, analysis=li.last_iterate)
+    audits = [
+        li.audit(run, None, attacks.Adversarial(), models=300, seed=seed, confidence=0.8, methods=["last-iterate"])
+        for seed in range(300)
+    ]
+    above = np.mean([each.empirical["last-iterate"] > each.last_iterate for each in audits])
+    assert above <= 0.2 + 3 * np.sqrt(0.2 * 0.8 / 300)
+    assert np.mean([each.verdict == "violation" for each in audits]) <= 0.2

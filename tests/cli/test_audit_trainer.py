@@ -1,0 +1,88 @@
+"""``lastiterate audit --trainer FILE.py:NAME``: a user's own training, as a check in their CI."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+TRAINERS = """
+from lastiterate.attacks import Displacement
+from tests.auditing import broken_trainers
+
+run = broken_trainers.RUN
+attack = Displacement(broken_trainers.unflatten(broken_trainers.CANARY))
+train = broken_trainers.Correct()
+bug = broken_trainers.NoiseDividedByBatch()
+"""
+OPTIONS = "--claim-noise 1.5 --models 96 --confidence 0.999"
+
+
+@pytest.fixture
+def trainers(tmp_path):
+    file = tmp_path / "trainers.py"
+    file.write_text(TRAINERS)
+    return file
+
+
+def test_a_correct_trainer_exits_with_0_and_a_broken_one_with_1(cli, trainers, tmp_path):
+    for name, status, verdict in (("train", 0, "consistent"), ("bug", 1, "violation")):
+        store = tmp_path / f"{name}.sqlite"
+        result = cli(f"audit --trainer {trainers}:{name} {OPTIONS} --store {store} --json")
+        assert result.exit_code == status, result.output
+        fields = json.loads(result.stdout)
+        assert fields["verdict"] == verdict
+        assert "noise multiplier 1.5" in fields["reason"]
+        assert fields["data"] == f"trainers.py:{name}"
+        assert (fields["models"], fields["store"]) == (96, str(store))
+        assert store.is_file()
+
+
+def test_the_scores_of_a_trainer_need_no_attack_and_options_describe_the_run(cli, tmp_path):
+    file = tmp_path / "scores.py"
+    file.write_text(
+        "import numpy\n\n\ndef train(seed, canary):\n    return canary + numpy.random.default_rng(seed).normal()\n"
+    )
+    run = "--steps 1 --sampling full --noise-multiplier 1"
+    fields = cli.json(f"audit --trainer {file}:train {run} --models 64 --store {tmp_path / 'scores.sqlite'}")
+    assert fields["verdict"] == "consistent"
+    assert fields["steps"] == 1
+    assert fields["estimates"][0]["threshold_choice"] == "split"
+
+
+@pytest.mark.parametrize(
+    ("where", "words"),
+    [
+        ("nowhere.py:train", "trainer must be in a file that exists, got"),
+        ("{file}:nobody", "trainer must name a function in"),
+        ("{file}:run", "trainer must name a function in"),
+        ("{file}", "trainer must be FILE.py:NAME, got"),
+        ("{file}:", "trainer must be FILE.py:NAME, got"),
+        ("{file}:not a name", "trainer must be FILE.py:NAME, got"),
+        ("{folder}:train", "trainer must be in a file that exists, got"),
+    ],
+)
+def test_a_trainer_that_is_not_there_is_refused(cli, trainers, tmp_path, where, words):
+    named = where.format(file=trainers, folder=tmp_path)
+    assert words in cli.refusal(f"audit --trainer '{named}' {OPTIONS}")
+
+
+def test_a_trainer_of_an_unknown_run_is_refused(cli, tmp_path):
+    file = tmp_path / "unknown.py"
+    file.write_text("def train(seed, canary):\n    return 0.0\n")
+    assert "the run must be described by options" in cli.refusal(f"audit --trainer {file}:train --models 8")
+
+
+def test_parameters_without_an_attack_are_refused(cli, tmp_path):
+    file = tmp_path / "parameters.py"
+    file.write_text("def train(seed, canary):\n    return [0.0, 1.0]\n")
+    run = "--steps 1 --sampling full --noise-multiplier 1"
+    refusal = cli.refusal(f"audit --trainer {file}:train {run} --models 8 --store {tmp_path / 'parameters.sqlite'}")
+    assert "attack must be given where the trainer returns parameters" in refusal
+    assert "Displacement" in refusal
+
+
+def test_a_claim_that_makes_no_sense_is_refused(cli, trainers, tmp_path):
+    store = tmp_path / "claim.sqlite"
+    refusal = cli.refusal(f"audit --trainer {trainers}:train --models 8 --claim-noise -1 --store {store}")
+    assert "claim" in refusal

@@ -1,0 +1,176 @@
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import lastiterate as li
+from tests.test_readme import assert_same, blocks
+
+KEYS = [
+    "epsilon",
+    "method",
+    "delta",
+    "confidence",
+    "threshold",
+    "threshold_choice",
+    "models_in",
+    "models_out",
+    "false_positives",
+    "false_negatives",
+    "fpr_upper",
+    "fnr_upper",
+    "largest",
+    "noise_multiplier",
+]
+
+
+def write(path, scores_in, scores_out, header="world,score"):
+    rows = [f"in,{float(score)!r}" for score in scores_in] + [f"out,{float(score)!r}" for score in scores_out]
+    path.write_text("\n".join([header, *rows]) + "\n", encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def scores(tmp_path):
+    generator = np.random.default_rng(0)
+    return write(tmp_path / "scores.csv", generator.normal(3.0, 1.0, 200), generator.normal(size=200))
+
+
+def test_json_is_the_estimate(cli, scores):
+    answer = cli.json(f"estimate {scores} --delta 1e-4 --confidence 0.9 --threshold 1.5")
+    assert [key for key in answer if not key.endswith("_reason")] == KEYS
+    generator = np.random.default_rng(0)
+    found = li.estimate(generator.normal(3.0, 1.0, 200), generator.normal(size=200), 1e-4, 0.9, threshold=1.5)
+    assert all(answer[key] == getattr(found, key) for key in KEYS)
+
+
+def test_defaults_are_those_of_the_function(cli, scores):
+    answer = cli.json(f"estimate {scores}")
+    assert (answer["delta"], answer["confidence"], answer["threshold_choice"]) == (1e-5, 0.95, "split")
+    assert (answer["method"], answer["models_in"]) == ("clopper-pearson", 100)
+
+
+def test_families_take_the_run_and_need_no_noise(cli, scores):
+    answer = cli.json(f"estimate {scores} --method last-iterate --steps 1000 --sample-rate .1 --threshold 1.5")
+    assert answer["noise_multiplier"] > 0.0
+    batches = "--dataset-size 1000 --batch-size 100 --epochs 100"
+    assert cli.json(f"estimate {scores} --method last-iterate {batches} --threshold 1.5") == answer
+    predicted = cli.json(f"estimate {scores} --threshold a-priori --steps 1000 --sample-rate .1 --noise-multiplier 1")
+    assert predicted["threshold_choice"] == "a-priori"
+
+
+def test_all_methods_that_are_possible(cli, scores):
+    rows = cli.json(f"estimate {scores} --method all")["rows"]
+    assert [row["method"] for row in rows] == ["clopper-pearson", "gdp"]
+    shuffled = "--steps 100 --sample-rate .1 --sampling shuffled"
+    rows = cli.json(f"estimate {scores} --method all {shuffled}")["rows"]
+    assert [row["method"] for row in rows] == ["clopper-pearson", "gdp", "last-iterate"]
+    rows = cli.json(f"estimate {scores} --method all --steps 1000 --sample-rate .1")["rows"]
+    assert [row["method"] for row in rows] == ["clopper-pearson", "gdp", "last-iterate", "composition"]
+
+
+def test_infinite_values_are_null_with_a_reason(cli, tmp_path):
+    file = write(tmp_path / "apart.csv", [math.inf] * 99, [-math.inf] * 99)
+    family = f"estimate {file} --method last-iterate --steps 2 --sample-rate .5 --threshold 0"
+    answer = cli.json(family)
+    assert answer["epsilon"] is None
+    assert "without noise" in answer["epsilon_reason"]
+    assert answer["noise_multiplier"] == 0.0
+    assert "without noise" in " ".join(cli(family).stdout.split())
+    same = cli.json(f"estimate {write(file, [0.0], [0.0])} --method gdp")
+    assert (same["epsilon"], same["noise_multiplier"]) == (0.0, None)
+    one_run = cli.json(f"estimate {file} --method one-run")
+    assert one_run["fpr_upper"] is None
+    assert one_run["fpr_upper_reason"]
+
+
+def test_table_states_method_confidence_models_and_what_they_could_have_shown(cli, scores):
+    text = " ".join(cli(f"estimate {scores} --threshold uncorrected").stdout.split())
+    for words in ("clopper-pearson", "95% confidence (joint", "200 models in", "200 + 200 models", "not a valid bound"):
+        assert words in text
+    assert "canaries of one run" in " ".join(cli(f"estimate {scores} --method one-run").stdout.split())
+
+
+def test_columns_in_any_order_with_others_between(cli, tmp_path):
+    file = tmp_path / "scores.csv"
+    file.write_bytes(b"\xef\xbb\xbfseed, score, world\r\n1, 2.5, in\r\n\r\n2, -inf, out\r\n")
+    answer = cli.json(f"estimate {file} --threshold 1")
+    assert (answer["models_in"], answer["models_out"], answer["false_positives"]) == (1, 1, 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", ["world and score", "none"]),
+        ("world,points\nin,1\n", ["world and score", "points"]),
+        ("world,score\nin,1\nout,abc\n", ["line 3", "'abc'"]),
+        ("world,score\nin,1\nout,nan\n", ["line 3", "nan"]),
+        ("world,score\nin,1\nout\n", ["line 3", "'out'"]),
+        ("world,score\n1,1\n", ["line 2", "in or out", "'1'"]),
+        ("world,score\nin,1\n", ["both worlds", "out"]),
+        ("world,score\n", ["both worlds"]),
+    ],
+)
+def test_bad_files_are_refused_in_one_sentence(cli, tmp_path, text, words):
+    file = tmp_path / "scores.csv"
+    file.write_text(text, encoding="utf-8")
+    refusal = cli.refusal(f"estimate {file}")
+    assert all(word in refusal for word in words)
+
+
+def test_files_that_are_no_text_are_refused(cli, tmp_path):
+    file = tmp_path / "scores.csv"
+    file.write_bytes(b"world,score\nin,\xff\n")
+    assert "UTF-8" in cli.refusal(f"estimate {file}")
+    assert "no file" in cli.refusal("estimate missing.csv")
+    assert "folder" in cli.refusal(f"estimate {tmp_path}")
+    assert "FILE" in cli.refusal("estimate")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ("--method last-iterate", ["--method last-iterate", "--steps"]),
+        ("--method best", ["--method", "clopper-pearson"]),
+        ("--threshold often", ["--threshold", "split"]),
+        ("--threshold a-priori", ["--noise-multiplier"]),
+        ("--threshold a-priori --noise-multiplier 1", ["--steps"]),
+        ("--confidence 95", ["confidence", "(0, 1)"]),
+        ("--delta 1", ["delta"]),
+        ("--steps 10", ["--sample-rate"]),
+        ("--method composition --steps 10 --sample-rate .1 --sampling fixed", ["composition", "fixed"]),
+    ],
+)
+def test_bad_options_are_refused_in_one_sentence(cli, scores, options, words):
+    refusal = cli.refusal(f"estimate {scores} {options}")
+    assert all(word in refusal for word in words)
+
+
+def test_help_has_an_example_that_works(cli, scores, monkeypatch):
+    monkeypatch.chdir(scores.parent)
+    help_ = cli("estimate --help").stdout
+    example = next(line.strip() for line in help_.splitlines() if line.startswith("    lastiterate estimate"))
+    assert cli(example.removeprefix("lastiterate ")).exit_code == 0
+
+
+def test_the_page_shows_what_is_printed(cli, tmp_path, monkeypatch):
+    """Its commands need a file, which its Python makes; so they are run here."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    page = blocks("docs/commands/estimate.md")
+    names: dict[str, np.ndarray] = {}
+    exec(next(block.text for block in page if block.language == "python"), names)
+    write(Path("scores.csv"), names["scores_in"], names["scores_out"])
+    commands = [block for block in page if block.language == "sh"]
+    assert len(commands) == 3
+    for block in commands:
+        result = cli(block.text.removeprefix("lastiterate ").strip())
+        kind, expected = block.output
+        if kind == "json":
+            assert_same(json.loads(result.stdout), json.loads(expected))
+        else:
+            assert result.stdout == expected

@@ -1,0 +1,64 @@
+"""The examples run as they say, and say what they should."""
+
+from __future__ import annotations
+
+import json
+import runpy
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from lastiterate.cli.app import app
+
+OPACUS = Path(__file__).parents[1] / "examples" / "audit_opacus.py"
+
+pytest.importorskip("opacus")
+
+
+@pytest.fixture(scope="module")
+def opacus():
+    """The names in the example."""
+    return runpy.run_path(str(OPACUS))
+
+
+def test_a_seed_gives_the_same_opacus_model_again(opacus):
+    run, attack, train = opacus["run"], opacus["attack"], opacus["train"]
+    facts = {"weights": [1.0, 1.0], "centre": 0.0}
+    first, again, other = (attack.score(run, facts, train(seed, True)) for seed in (1, 1, 2))
+    assert first == again
+    assert first != other
+
+
+def test_the_canary_of_the_opacus_example_is_clipped_and_moves_the_model_as_the_linear_analysis_says(opacus):
+    run, attack, train = opacus["run"], opacus["attack"], opacus["train"]
+    sizes = [np.linalg.norm(tensor) for tensor in attack.canary.values()]
+    assert np.linalg.norm(sizes) > 5.0 * run.clip_norm
+    facts = {"weights": (sizes / np.linalg.norm(sizes)).tolist(), "centre": 0.0}
+    with_it, without = (
+        [attack.score(run, facts, train(seed, canary)) for seed in range(12)] for canary in (True, False)
+    )
+    expected = run.steps * run.sample_rate / (np.sqrt(run.steps) * run.noise_multiplier)
+    assert np.mean(with_it) - np.mean(without) == pytest.approx(expected, abs=4.0 * np.sqrt(2.0 / 12.0))
+
+
+def test_the_opacus_example_is_a_program(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", [str(OPACUS), "--models", "4"])
+    runpy.run_path(str(OPACUS), run_name="__main__")
+    printed = capsys.readouterr()
+    assert "predicted by the last-iterate heuristic" in printed.out
+    assert "found with 4 models a world" in printed.out
+    assert "verdict: consistent" in printed.out
+    assert printed.err == ""
+
+
+def test_the_opacus_example_is_a_trainer_for_the_command_line(tmp_path):
+    store = tmp_path / "opacus.sqlite"
+    result = CliRunner().invoke(
+        app, ["audit", "--trainer", f"{OPACUS}:train", "--models", "4", "--store", str(store), "--json"]
+    )
+    assert result.exit_code == 0, result.output
+    assert result.stderr == ""
+    assert json.loads(result.stdout)["verdict"] == "consistent"
