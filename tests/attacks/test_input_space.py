@@ -28,7 +28,7 @@ def crafted(request):
 
 
 def test_score_is_minus_the_loss_in_units_of_the_pilots(crafted):
-    attack, facts, armed = crafted
+    _, facts, armed = crafted
     trained = training.train(RUN, armed.problem, armed.canary, models=6, present=True, progress=False)
     losses = [float(cross_entropy(trained.model(i), armed.canary.example, None)) for i in range(6)]
     expected = (-np.array(losses) - facts["centre"]) / facts["unit"]

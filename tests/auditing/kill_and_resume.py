@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import random
 import sqlite3
@@ -20,7 +21,7 @@ from pathlib import Path
 
 PROGRAM = [sys.executable, "-m", "lastiterate"]
 OPTIONS = ["--model", "logistic", "--sample-rate", "0.1", "--noise-multiplier", "1"]
-TRAINED_BEFORE_LAST = 0.5  # the share of the training that all killed sessions together are meant to get done
+TRAINED_BEFORE_LAST = 0.4  # the share of the training that all killed sessions together are meant to get done
 
 
 @dataclass(frozen=True)
@@ -71,9 +72,9 @@ def is_crafted(store: Path) -> bool:
     return bool(_rows(store, "SELECT 1 FROM audit WHERE name = 'facts'"))
 
 
-def report(store: Path) -> dict[str, object]:
+def report(store: Path, *options: str) -> dict[str, object]:
     """What ``lastiterate report`` says, but for where the store is and how long it took."""
-    command = [*PROGRAM, "report", str(store), "--json"]
+    command = [*PROGRAM, "report", str(store), *options, "--json"]
     said = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     return {name: value for name, value in said.items() if name not in ("store", "seconds")}
 
@@ -94,22 +95,22 @@ def run_killed(
 ) -> tuple[Path, list[Kill]]:
     """An audit that is killed so many times, and then finished.
 
-    By a coin, a kill comes at any moment of the time that start-up took, or at any moment after the first new trials.
+    By a coin, a kill comes at any moment until there are new trials, or at any moment after so many new ones. Trials
+    and not seconds are counted, as a machine may be busier now than before.
     """
     store, cache, generator = folder / "killed.sqlite", folder / "cache-killed", random.Random(seed)
-    training = 4.0 * TRAINED_BEFORE_LAST * (undisturbed.seconds - undisturbed.start_up) / count
+    most = int(4.0 * TRAINED_BEFORE_LAST * len(trials(undisturbed.store)) / count)
     kills: list[Kill] = []
     while len(kills) < count:
         before, began = len(trials(store)), time.monotonic()
-        in_training = generator.random() < 0.5
-        patience = generator.uniform(0.0, training if in_training else undisturbed.start_up)
+        enough, patience = 1, generator.uniform(0.0, undisturbed.start_up)
+        if generator.random() < 0.5:
+            enough, patience = generator.randint(1, most), math.inf
         audit = start(store, options, cache)
-        while in_training and audit.poll() is None and len(trials(store)) == before:
+        while audit.poll() is None and time.monotonic() - began < patience and len(trials(store)) < before + enough:
             time.sleep(0.01)
-        try:
-            audit.wait(patience)
-        except subprocess.TimeoutExpired:
-            audit.kill()
+        time.sleep(generator.uniform(0.0, 0.2))
+        audit.kill()
         audit.communicate()
         if audit.returncode == 0:  # it was done before
             break
@@ -126,13 +127,13 @@ def _rows(store: Path, query: str) -> list[tuple[object, ...]]:
         return database.execute(query).fetchall()
 
 
-def compare(undisturbed: Path, killed: Path) -> None:
+def compare(undisturbed: Path, killed: Path, *options: str) -> None:
     """The same trials, none lost, none twice, every bit of every score; and the same report."""
     one, other = trials(undisturbed), trials(killed)
     assert len({row[:2] for row in other}) == len(other), "a trial is stored twice"
     assert [row[:2] for row in one] == [row[:2] for row in other], "trials are missing, or others are there"
     assert one == other, "scores differ"
-    assert report(undisturbed) == report(killed), "reports differ"
+    assert report(undisturbed, *options) == report(killed, *options), "reports differ"
 
 
 def main() -> None:

@@ -68,7 +68,8 @@ def test_fingerprint_is_the_same_in_another_process():
 
     code = (
         "from lastiterate import data; from lastiterate.training import problems;"
-        "from lastiterate.auditing.describe import fingerprint; print(fingerprint(problems.mlp(data.digits(), hidden=4)))"
+        "from lastiterate.auditing.describe import fingerprint;"
+        "print(fingerprint(problems.mlp(data.digits(), hidden=4)))"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
     from lastiterate import data

@@ -18,6 +18,7 @@ from tests.auditing.kill_and_resume import (
 )
 
 SMALL = [*OPTIONS, "--models", "96", "--steps", "200"]
+QUICK = ["--method", "clopper-pearson"]
 
 TRAINER = """
 import random, time
@@ -44,7 +45,7 @@ def undisturbed(folder):
 def slow(tmp_path):
     """Options of an audit that is quick to start and takes its time."""
     (tmp_path / "slow.py").write_text(TRAINER)
-    return ["--trainer", f"{tmp_path / 'slow.py'}:train", "--models", "40"]
+    return ["--trainer", f"{tmp_path / 'slow.py'}:train", "--models", "40", *QUICK]
 
 
 def wait_for_trials(audit, store, count=1):
@@ -96,7 +97,7 @@ def test_ctrl_c_says_how_to_resume_and_the_same_command_does(tmp_path, slow):
     finish(start(store, slow, tmp_path))
     finish(start(untouched, slow, tmp_path))
     assert set(kept) < set(trials(store))
-    compare(untouched, store)
+    compare(untouched, store, *QUICK)
 
 
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
@@ -116,11 +117,11 @@ def test_a_report_can_be_had_while_the_audit_runs(tmp_path, slow):
     store = tmp_path / "x.sqlite"
     audit = start(store, slow, tmp_path)
     wait_for_trials(audit, store, 10)
-    found = report(store)
+    found = report(store, *QUICK)
     assert audit.poll() is None
     assert any(caveat.startswith("Only ") and "of 80 trials are done" in caveat for caveat in found["caveats"])
     finish(audit)
-    assert not any("are done" in caveat for caveat in report(store)["caveats"])
+    assert not any("are done" in caveat for caveat in report(store, *QUICK)["caveats"])
 
 
 def test_two_audits_do_not_write_to_one_store(tmp_path, slow):

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
-from lastiterate.reproduce import figure1
+import pytest
+
+from lastiterate.reproduce import figure1, figure2, figure3
 
 KEYS = ["panel", "steps", "sample_rate", "noise_multiplier", "last_iterate", "composition", "full_batch"]
 
@@ -32,3 +34,44 @@ def test_pictures_go_into_the_folder_that_was_asked_for(cli, tmp_path):
 def test_one_file_may_be_asked_for_instead(cli, tmp_path):
     assert cli.json(f"reproduce figure1 --scale quick --output {tmp_path / 'mine.svg'}")["name"] == "figure1"
     assert [path.name for path in tmp_path.iterdir()] == ["mine.svg"]
+
+
+def test_audited_rows_are_printed_in_full_with_what_they_rest_on(cli, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(figure3, "LEAST", 1000)
+    monkeypatch.setattr(figure3, "_POINTS", {"quick": 3})
+    answer = cli.json("reproduce figure3 --models 2000")
+    assert [row["steps"] for row in answer["rows"]] == [1000, 3162, 10_000] * 2
+    assert {row["models"] for row in answer["rows"]} == {2000}
+    shown = cli("reproduce figure3 --models 2000").stdout
+    assert shown.count("3,162") == 2
+    assert "at the stated confidence" in " ".join(shown.split())
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["figure3.html", "figure3.png"]
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("figure1 --store x", "--store does not apply to figure1"),
+        ("figure3 --data x --models 5", "--data does not apply to figure3: it takes --models"),
+        ("figure3 --engine ray", "--engine does not apply to figure3"),
+        ("figure2 --address here", "--address and --gpus belong to --engine ray"),
+        ("figure2 --scale full", "data must be given at scale full"),
+        ("table2 --data nowhere.npz", "nowhere.npz"),
+        ("table2 --models 0", "models must be"),
+    ],
+)
+def test_what_cannot_be_done_is_refused(cli, tmp_path, monkeypatch, command, words):
+    monkeypatch.chdir(tmp_path)
+    assert words in cli.refusal(f"reproduce {command} --json")
+
+
+def test_ctrl_c_says_how_to_resume(cli, tmp_path, monkeypatch):
+    def stopped(*arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(figure2, "rows", stopped)
+    result = cli("reproduce figure2 --json --store kept")
+    assert result.exit_code == 130
+    assert "kept: the same command resumes" in result.stderr

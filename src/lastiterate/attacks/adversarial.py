@@ -20,6 +20,8 @@ from lastiterate.values import Array
 if TYPE_CHECKING:
     from lastiterate.training import Problem
 
+_MOST_SLOTS = 10_000
+
 
 @dataclass(frozen=True)
 class Adversarial:
@@ -47,7 +49,9 @@ class Adversarial:
         from lastiterate.training import GradientCanary, problems
 
         canary = GradientCanary(np.array([10.0 * run.clip_norm], np.float32))
-        return Armed(problems.linear(), canary, LinearScore(np.ones(1), 0.0, noise_unit(run)))
+        zeros = np.zeros((_others(run), 1), np.float32)
+        setting = problems.linear(zeros) if len(zeros) else problems.linear()
+        return Armed(setting, canary, LinearScore(np.ones(1), 0.0, noise_unit(run)))
 
     def sample(self, run: DPSGD, present: Array, generator: np.random.Generator) -> Array:
         """Scores of models with and without the canary, as ``arm`` would give them after training."""
@@ -60,6 +64,16 @@ class Adversarial:
         how = "drawn from their exact distribution" if self.iterates == "exact" else "trained step by step"
         words = f"gradient space, adversarial data: all other gradients are zero; last iterates {how}"
         return Words(words, "standard deviations of the noise")
+
+
+def _others(run: DPSGD) -> int:
+    """How many zero gradients there must be, so that batches of whole examples have the run's sample rate."""
+    if run.sampling in ("poisson", "full"):
+        return 0
+    rate = float(np.max(run.sample_rate))
+    slots = np.arange(1, _MOST_SLOTS + 1)
+    whole = np.abs(rate * slots - np.rint(rate * slots)) < 1e-9
+    return int(slots[np.argmax(whole)] if whole.any() else _MOST_SLOTS) - 1
 
 
 def sample_scores(run: DPSGD, present: Any, generator: np.random.Generator) -> Array:

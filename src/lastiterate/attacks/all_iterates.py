@@ -14,6 +14,7 @@ import numpy as np
 
 from lastiterate.attacks.attack import Armed, Expected, Facts, References, Words
 from lastiterate.attacks.gradient_space import GradientSpace
+from lastiterate.attacks.likelihood import log_likelihood_ratio
 from lastiterate.optimizer import SGD
 from lastiterate.run import DPSGD
 from lastiterate.training.problem import Problem, flatten
@@ -90,26 +91,6 @@ class Increments:
 
     def scores(self) -> Array:
         return np.asarray(self._total)
-
-
-def log_likelihood_ratio(run: DPSGD, observed: Array, step: int) -> Array:
-    """Of one step's noisy sum along the canary, in clipping norms: with the canary in the data against without."""
-    rate = float(np.broadcast_to(run.sample_rate, run.steps)[step])
-    noise = float(np.broadcast_to(run.noise_multiplier, run.steps)[step])
-    loss = (2.0 * observed - 1.0) / (2.0 * noise**2)
-    with np.errstate(divide="ignore"):
-        return np.logaddexp(np.log1p(-rate), np.log(rate) + loss)
-
-
-def sample_likelihood_ratios(run: DPSGD, present: Array, generator: np.random.Generator) -> Array:
-    """Draws of the score if nothing but the canary and the noise moved the model."""
-    here = np.asarray(present, bool)
-    total = np.zeros(here.size)
-    rates, noises = (np.broadcast_to(value, run.steps) for value in (run.sample_rate, run.noise_multiplier))
-    for step in range(run.steps):
-        taken = here & (generator.random(here.size) < rates[step])
-        total += log_likelihood_ratio(run, taken + noises[step] * generator.standard_normal(here.size), step)
-    return total
 
 
 def _gradient(sgd: SGD, before: Array, after: Array, buffer: Array, rate: float, step: int) -> tuple[Array, Array]:

@@ -65,6 +65,8 @@ def estimate(
     method: str = "clopper-pearson",
     threshold: float | str = "split",
     run: DPSGD | None = None,
+    *,
+    largest: bool = True,
 ) -> Estimate:
     """A lower bound on epsilon from scores of models with the canary and without it.
 
@@ -92,6 +94,8 @@ def estimate(
     For one run a number guesses every canary. "a-priori" guesses a quarter of them, half of these with the largest and
     half with the smallest scores; "corrected" several fixed numbers of guesses. "split" is the same as "corrected",
     since canaries of one run are not independent.
+
+    ``largest=False`` leaves ``Estimate.largest`` NaN: for the composition family it takes as long as all the rest.
     """
     worlds = Worlds(_scores("scores_in", scores_in), _scores("scores_out", scores_out))
     if method not in METHODS:
@@ -106,8 +110,9 @@ def estimate(
         threshold = number("threshold", threshold)
     if run is not None and not isinstance(run, DPSGD):
         raise ValueError(f"run must be a lastiterate.DPSGD, got {run!r}")
-    of_method = _of_one_run if method in ONE_RUN else _of_rates
-    return of_method(worlds, delta, confidence, method, threshold, run)
+    if method in ONE_RUN:
+        return _of_one_run(worlds, delta, confidence, method, threshold)
+    return _of_rates(worlds, delta, confidence, method, threshold, run, largest)
 
 
 def _scores(name: str, given: Any) -> Array:
@@ -127,7 +132,13 @@ def _scores(name: str, given: Any) -> Array:
 
 
 def _of_rates(
-    worlds: Worlds, delta: float, confidence: float, method: str, threshold: float | str, run: DPSGD | None
+    worlds: Worlds,
+    delta: float,
+    confidence: float,
+    method: str,
+    threshold: float | str,
+    run: DPSGD | None,
+    largest: bool,
 ) -> Estimate:
     rule = rule_of(method, run)
     error = 0.5 * (1.0 - confidence)
@@ -153,14 +164,12 @@ def _of_rates(
         false_negatives=bounds.false_negatives,
         fpr_upper=bounds.fpr,
         fnr_upper=bounds.fnr,
-        largest=rule.epsilon(bounds.least_fpr, bounds.least_fnr, delta),
+        largest=rule.epsilon(bounds.least_fpr, bounds.least_fnr, delta) if largest else math.nan,
         noise_multiplier=rule.noise_multiplier(bounds.fpr, bounds.fnr),
     )
 
 
-def _of_one_run(
-    worlds: Worlds, delta: float, confidence: float, method: str, threshold: float | str, run: DPSGD | None
-) -> Estimate:
+def _of_one_run(worlds: Worlds, delta: float, confidence: float, method: str, threshold: float | str) -> Estimate:
     choice = threshold if isinstance(threshold, str) else "a-priori"
     choice = "corrected" if choice == "split" else choice
     ways = guess_extremes(worlds, choice) if isinstance(threshold, str) else [guess_all(worlds, threshold)]

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from lastiterate.training.progress import TrainingProgress
 
 EXACT_CHUNK = 65_536  # draws of last iterates at a time
+HAND_OVER_SECONDS = 0.5  # users' trainers: models that are trained within it are stored together
 REFERENCES = 2**20  # users' trainers: models that are not counted have numbers from here on
 
 
@@ -149,24 +150,36 @@ class UserTrials:
         self.chunk_size = job.chunk_size or 1
 
     def chunks(self, models: Array, present: Array, progress: TrainingProgress | None) -> Iterator[TrialChunk]:
-        for model, world in zip(models.tolist(), present.tolist(), strict=True):
-            began = monotonic()
-            score = self._score(self._job.problem(trainer_seed(self._job.seed, model, world), world))
-            if progress:
-                progress.advanced(1, self._job.run.steps, finished=True)
-            seconds = np.array([monotonic() - began])
-            yield TrialChunk(np.array([model]), np.array([world]), np.array([score]), np.array([np.nan]), seconds)
+        rows: list[tuple[int, bool, float, float, float]] = []
+        handed = monotonic()
+        try:
+            for model, world in zip(models.tolist(), present.tolist(), strict=True):
+                began = monotonic()
+                score = self._score(self._job.problem(trainer_seed(self._job.seed, model, world), world))
+                rows.append((model, world, score, np.nan, monotonic() - began))
+                if progress:
+                    progress.advanced(1, self._job.run.steps, finished=True)
+                if monotonic() - handed > HAND_OVER_SECONDS:
+                    yield _chunk(rows)
+                    rows, handed = [], monotonic()
+        except Exception:
+            if rows:  # whatever went wrong, what is done is kept
+                yield _chunk(rows)
+            raise
+        if rows:
+            yield _chunk(rows)
 
     def _score(self, result: Any) -> float:
         attack = self._job.attack
-        if attack is not None:
-            return float(attack.score(self._job.run, self._job.facts, result))
-        if np.ndim(result) != 0:
+        if attack is None and np.ndim(result) != 0:
             raise ValueError(
                 f"attack must be given where the trainer returns parameters (here of shape {np.shape(result)}): for "
                 "example lastiterate.attacks.Displacement(canary)"
             )
-        return float(result)
+        score = float(result if attack is None else attack.score(self._job.run, self._job.facts, result))
+        if np.isnan(score):
+            raise ValueError("scores must be numbers, infinite ones included, got nan from the trainer")
+        return score
 
 
 class OneRunTrials:
@@ -189,6 +202,10 @@ class OneRunTrials:
         if progress:
             progress.advanced(len(models), job.run.steps, finished=True)
         yield TrialChunk(models, present, scores, np.full(len(models), right), seconds)
+
+
+def _chunk(rows: list[tuple[int, bool, float, float, float]]) -> TrialChunk:
+    return TrialChunk(*map(np.array, zip(*rows, strict=True)))
 
 
 def trainer_seed(seed: int, model: int, present: bool) -> int:

@@ -17,8 +17,8 @@ from lastiterate.auditing.describe import read_run
 from lastiterate.auditing.estimate import Estimate, estimate
 from lastiterate.auditing.result import AuditResult
 from lastiterate.auditing.store import Store
-from lastiterate.auditing.threshold import predicted_threshold
-from lastiterate.auditing.verdict import claim_of, judge
+from lastiterate.auditing.threshold import Worlds, predicted_threshold, threshold_of_draws
+from lastiterate.auditing.verdict import check_claims, claim_of, judge
 from lastiterate.plot.words import spell
 from lastiterate.privacy.last_iterate import last_iterate
 from lastiterate.privacy.law import law_of
@@ -28,6 +28,7 @@ from lastiterate.values import Array, number
 LAST_ITERATE_METHODS = ("clopper-pearson", "gdp", "last-iterate", "composition")
 ALL_ITERATES_METHODS = ("clopper-pearson", "composition")
 ONE_RUN_METHODS = ("one-run", "one-run-fdp")
+_DRAWS = 50_000  # a world, to choose a threshold by
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,7 @@ class Question:
     claim_noise: float | None = None
 
     def __post_init__(self) -> None:
+        check_claims(self.claim_epsilon, self.claim_noise)
         number("delta", self.delta, 0.0, 1.0, open_low=True, open_high=True)
         number("confidence", self.confidence, 0.0, 1.0, open_low=True, open_high=True)
 
@@ -60,7 +62,7 @@ def report(store: Store, question: Question = Question()) -> AuditResult:  # noq
         raise ValueError(f"the store {str(store.path)!r} has no trial in one of the worlds yet: finish its audit first")
     methods = _methods(run, expected, bool(facts["one_run"]), question.methods)
     estimates = Estimates(run, expected, scores_in, scores_out, question)
-    found = {method: estimates(method, question.confidence) for method in methods}
+    found = {method: estimates(method, question.confidence, largest=True) for method in methods}
     predictions = ask_all(run, lambda curve: curve.epsilon(question.delta))
     claim = claim_of(run, question.delta, question.claim_epsilon, question.claim_noise)
     verdict, reason = judge(claim, tuple(methods), estimates, question.confidence)
@@ -99,9 +101,11 @@ class Estimates:
         self._run, self._expected, self._question = run, expected, question
         self._scores = scores_in, scores_out
 
-    def __call__(self, method: str, confidence: float) -> Estimate:
+    def __call__(self, method: str, confidence: float, *, largest: bool = False) -> Estimate:
         threshold = self._threshold(method, confidence)
-        return estimate(*self._scores, self._question.delta, confidence, method, threshold, self._run)
+        inside, outside = self._scores
+        delta = self._question.delta
+        return estimate(inside, outside, delta, confidence, method, threshold, self._run, largest=largest)
 
     def _threshold(self, method: str, confidence: float) -> float | str:
         asked = self._question.threshold
@@ -123,7 +127,16 @@ def _a_priori(
         return predicted_threshold(
             run, *sizes, delta, confidence, method, spread=expected.spread, signal=expected.signal
         )
-    raise AssertionError(expected.kind)
+    return threshold_of_draws(_likelihood_ratios(run), run, *sizes, delta, confidence, method)
+
+
+@lru_cache(maxsize=8)
+def _likelihood_ratios(run: DPSGD) -> Worlds:
+    """Likelihood ratios over all steps, drawn as they would be if nothing but canary and noise moved the model."""
+    from lastiterate.attacks.likelihood import sample_likelihood_ratios
+
+    drawn = sample_likelihood_ratios(run, np.arange(2 * _DRAWS) % 2 == 0, np.random.default_rng(0))
+    return Worlds(np.sort(drawn[::2]), np.sort(drawn[1::2]))
 
 
 def _methods(run: DPSGD, expected: Expected, one_run: bool, asked: Sequence[str] | None) -> list[str]:

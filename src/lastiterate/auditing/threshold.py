@@ -16,6 +16,7 @@ from lastiterate.run import DPSGD
 from lastiterate.values import Array, integer, number
 
 CHOICES = ("a-priori", "split", "corrected", "uncorrected")
+_COARSE_RATIO = 1.1  # of the ranks of draws: about two hundred thresholds
 _FINE_RATIO = 1.005  # of the ranks that are tried where trying costs nothing but time
 _LOWEST, _HIGHEST, _POINTS = -4.0, 8.0, 121  # thresholds tried a priori, in standard deviations without the canary
 _QUANTILES = (np.arange(16) + 0.5) / 16.0  # of the numbers of errors that are expected
@@ -158,7 +159,23 @@ def predicted_threshold(
     thresholds = width * np.linspace(_LOWEST, _HIGHEST, _POINTS)
     fpr_bounds = _likely_bounds(ndtr(-thresholds / width), outside, error)
     fnr_bounds = _likely_bounds(score_below(run, thresholds, spread=width, signal=strength), inside, error)
-    merits = rule_of(method, run).merits(fpr_bounds, fnr_bounds, delta)
+    return _most_merit(thresholds, rule_of(method, run).merits(fpr_bounds, fnr_bounds, delta))
+
+
+def threshold_of_draws(
+    drawn: Worlds, run: DPSGD, models_in: int, models_out: int, delta: float, confidence: float, method: str
+) -> float:
+    """The threshold that is expected to show most if scores are as these draws, which are not those to be judged."""
+    error = 0.5 * (1.0 - confidence)
+    thresholds = drawn.thresholds(_COARSE_RATIO)
+    false_positives, false_negatives = drawn.errors(thresholds)
+    fpr_bounds = _likely_bounds(false_positives / drawn.outside.size, models_out, error)
+    fnr_bounds = _likely_bounds(false_negatives / drawn.inside.size, models_in, error)
+    return _most_merit(thresholds, rule_of(method, run).merits(fpr_bounds, fnr_bounds, delta))
+
+
+def _most_merit(thresholds: Array, merits: Array) -> float:
+    """The middle of the thresholds that are as good as any."""
     best = float(np.max(merits))
     return float(np.mean(thresholds[merits >= best - _PLATEAU * abs(best)]))
 

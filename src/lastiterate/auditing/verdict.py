@@ -36,22 +36,30 @@ class Claim:
 
 def claim_of(run: DPSGD, delta: float, epsilon: float | None = None, noise: float | None = None) -> Claim:
     """The claim that training had this epsilon, or this noise multiplier, or else all that the run says."""
+    check_claims(epsilon, noise)
     guarantee = no_amplification if run.sampling in ("shuffled", "fixed") else composition
     if epsilon is not None:
-        if noise is not None:
-            raise ValueError("claim_epsilon and claim_noise were both given: give one")
-        claimed = number("claim_epsilon", epsilon, 0.0, open_low=True)
+        claimed = float(epsilon)
         heuristic = None
         if guarantee is composition:
             heuristic = last_iterate(calibrate(run, epsilon=claimed, delta=delta, analysis=composition)).epsilon(delta)
         return Claim(claimed, heuristic, f"epsilon {spell(claimed)} at delta {spell(delta)}")
     words = "the run as described"
     if noise is not None:
-        claimed = number("claim_noise", noise, 0.0, open_low=True)
+        claimed = float(noise)
         run = run.replace(noise_multiplier=run.noise_multiplier * (claimed / float(np.max(run.noise_multiplier))))
         words = f"noise multiplier {spell(claimed)}"
     bound = guarantee(run).epsilon(delta)
     return Claim(bound, last_iterate(run).epsilon(delta), f"{words}: epsilon {spell(bound)} at delta {spell(delta)}")
+
+
+def check_claims(epsilon: float | None, noise: float | None) -> None:
+    """Refuse claims that cannot be judged, before anything is trained."""
+    if epsilon is not None and noise is not None:
+        raise ValueError("claim_epsilon and claim_noise were both given: give one")
+    for name, value in (("claim_epsilon", epsilon), ("claim_noise", noise)):
+        if value is not None:
+            number(name, value, 0.0, open_low=True)
 
 
 def judge(

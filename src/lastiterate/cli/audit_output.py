@@ -109,9 +109,9 @@ def _about(result: AuditResult) -> list[str]:
     choices = {estimate.threshold_choice for estimate in result.estimates.values()}
     one = next(iter(result.estimates.values()))
     words = [
-        f"Empirical epsilons are lower bounds for this attack, from {one.models_in:,} + {one.models_out:,} scores, with "
-        f"joint confidence in both error rates and an {' or '.join(sorted(choices))} threshold. At most: what so many "
-        "could have shown."
+        f"Empirical epsilons are lower bounds for this attack, from {one.models_in:,} + {one.models_out:,} scores, "
+        f"with joint confidence in both error rates and an {' or '.join(sorted(choices))} threshold. "
+        "At most: what so many could have shown."
     ]
     if "uncorrected" in choices:
         words.append("Uncorrected: the threshold was chosen on the scores themselves, so the confidence does not hold.")

@@ -39,12 +39,12 @@ def cases(scale: Scale, subject: Subject) -> list[Case]:
     """What is audited; every Dirac gradient is at another random parameter."""
     from lastiterate.attacks import GradientSpace
 
-    return [
-        Case(run, GradientSpace(direction, seed=number), {"attack": direction})  # type: ignore[arg-type]
-        for rate, steps in STEPS[scale].items()
-        for direction in DIRECTIONS
-        for number, run in enumerate(runs(rate, steps, LEARNING_RATE[scale]))
-    ]
+    found = []
+    for rate, steps in STEPS[scale].items():
+        trained = runs(rate, steps, LEARNING_RATE[scale])
+        found += [Case(run, GradientSpace("dirac", seed=n), {"attack": "dirac"}) for n, run in enumerate(trained)]
+        found += [Case(run, GradientSpace("quiet"), {"attack": "quiet"}) for run in trained]
+    return found
 
 
 def runs(rate: float, steps: tuple[int, ...], learning_rate: float) -> list[DPSGD]:

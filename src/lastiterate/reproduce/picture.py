@@ -49,7 +49,7 @@ def by_batch_size(title: str, rows: list[Row], delta: float) -> Any:
     )
     accuracies = chart_of(rows).mark_point(filled=True, size=90, color="#222", opacity=1.0).encode(x=x, y=share)
     numbers = chart_of([{**row, "text": f"{100 * row['accuracy']:.1f}%"} for row in rows])
-    texts = numbers.mark_text(dy=-14, fontSize=13).encode(x=x, y=share, text="text:N")
+    texts = numbers.mark_text(dy=18, fontSize=13).encode(x=x, y=share, text="text:N")
     size = {"width": 380, "height": 300}
     both = alt.hconcat(
         epsilons.properties(title="Privacy", **size),
@@ -96,7 +96,7 @@ def _points(rows: list[Row], x: Any, y: Any, attacks: dict[str, str] | None) -> 
             name = attacks[row["attack"]] if attacks else FOUND
             aside = _ASIDE ** (2 * names.index(name) - len(names) + 1)
             found.append({**row, "epsilon": row["empirical"], "found": name, field: row[field] * aside})
-    legend = alt.Legend(title=None, orient="bottom", labelLimit=0, symbolSize=120, padding=4)
+    legend = alt.Legend(title=None, orient="bottom", labelLimit=0, symbolSize=120, padding=6)
     shape = alt.Shape("found:N", scale=alt.Scale(domain=names, range=_SHAPES[: len(names)]), legend=legend)
     marks = chart_of(found).mark_point(filled=True, size=90, opacity=0.85, color=colour_of(FOUND))
     tips = [alt.Tooltip(f"{name}:Q") for name in ("epsilon", "last_iterate", "composition", "signal_fraction")]

@@ -1,0 +1,28 @@
+"""The likelihood ratio of what all steps of a run show, if nothing but the canary and the noise moves the model."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from lastiterate.run import DPSGD
+from lastiterate.values import Array
+
+
+def log_likelihood_ratio(run: DPSGD, observed: Array, step: int) -> Array:
+    """Of one step's noisy sum along the canary, in clipping norms: with the canary in the data against without."""
+    rate = float(np.broadcast_to(run.sample_rate, run.steps)[step])
+    noise = float(np.broadcast_to(run.noise_multiplier, run.steps)[step])
+    loss = (2.0 * observed - 1.0) / (2.0 * noise**2)
+    with np.errstate(divide="ignore"):
+        return np.logaddexp(np.log1p(-rate), np.log(rate) + loss)
+
+
+def sample_likelihood_ratios(run: DPSGD, present: Array, generator: np.random.Generator) -> Array:
+    """Draws of the score if nothing but the canary and the noise moved the model."""
+    here = np.asarray(present, bool)
+    total = np.zeros(here.size)
+    rates, noises = (np.broadcast_to(value, run.steps) for value in (run.sample_rate, run.noise_multiplier))
+    for step in range(run.steps):
+        taken = here & (generator.random(here.size) < rates[step])
+        total += log_likelihood_ratio(run, taken + noises[step] * generator.standard_normal(here.size), step)
+    return total
