@@ -95,8 +95,8 @@ def run_killed(
 ) -> tuple[Path, list[Kill]]:
     """An audit that is killed so many times, and then finished.
 
-    By a coin, a kill comes at any moment until there are new trials, or at any moment after so many new ones. Trials
-    and not seconds are counted, as a machine may be busier now than before.
+    By a coin, a kill comes at any moment until there are new trials or, once there is a canary, at any moment after so
+    many new ones. Trials and not seconds are counted, as a machine may be busier now than before.
     """
     store, cache, generator = folder / "killed.sqlite", folder / "cache-killed", random.Random(seed)
     most = int(4.0 * TRAINED_BEFORE_LAST * len(trials(undisturbed.store)) / count)
@@ -104,7 +104,7 @@ def run_killed(
     while len(kills) < count:
         before, began = len(trials(store)), time.monotonic()
         enough, patience = 1, generator.uniform(0.0, undisturbed.start_up)
-        if generator.random() < 0.5:
+        if generator.random() < 0.5 and is_crafted(store):
             enough, patience = generator.randint(1, most), math.inf
         audit = start(store, options, cache)
         while audit.poll() is None and time.monotonic() - began < patience and len(trials(store)) < before + enough:
@@ -139,8 +139,8 @@ def compare(undisturbed: Path, killed: Path, *options: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=20)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--models", type=int, default=1024)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--models", type=int, default=512)
     parser.add_argument("--steps", type=int, default=300)
     asked = parser.parse_args()
     options = [*OPTIONS, "--models", str(asked.models), "--steps", str(asked.steps)]

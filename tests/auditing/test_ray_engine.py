@@ -327,5 +327,5 @@ def test_an_address_that_does_not_answer_is_one_sentence_at_once(tmp_path):
 
 @pytest.mark.parametrize("address", ["nowhere", "host:", "host:x", "ray://", "127.0.0.1:99999"])
 def test_an_address_without_host_and_port_is_refused(address):
-    with pytest.raises(ValueError, match="^address must be HOST:PORT, ray://HOST:PORT, auto or local, got"):
+    with pytest.raises(ValueError, match=r"^address must be HOST:PORT, ray://HOST:PORT, auto or local, got"):
         check_answer(address)

@@ -55,17 +55,17 @@ def describe_attack(attack: Any) -> dict[str, Any] | None:
 def fingerprint(value: Any) -> str:
     """A digest of arrays, functions, and what contains them. Functions count by their code and what they close over."""
     digest = hashlib.sha256()
-    _add(digest.update, value, set())
+    _add(digest.update, value, {})
     return digest.hexdigest()[:16]
 
 
-def _add(add: Callable[[bytes], None], value: Any, seen: set[int]) -> None:
+def _add(add: Callable[[bytes], None], value: Any, seen: dict[int, Any]) -> None:
     if isinstance(value, (str, int, float, bool, complex, bytes, type(None))):
         add(repr(value).encode())
         return
     if id(value) in seen:
         return
-    seen.add(id(value))
+    seen[id(value)] = value  # kept alive, so that no other object gets its id
     add(type(value).__qualname__.encode())
     if isinstance(value, dict):
         for key, item in value.items():

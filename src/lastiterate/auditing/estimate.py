@@ -34,7 +34,8 @@ class Estimate:
         false_negatives: how many of those with were called "out".
         fpr_upper: upper bound on the false positive rate.
         fnr_upper: upper bound on the false negative rate.
-        largest: what the bound would have been without a single error: so many models cannot show more.
+        largest: what the bound would have been without a single error: so many models cannot show more. None: not
+            computed, for the composition family.
         noise_multiplier: for a family, the largest noise multiplier (of the first step) that the scores allow.
     """
 
@@ -50,7 +51,7 @@ class Estimate:
     false_negatives: int
     fpr_upper: float
     fnr_upper: float
-    largest: float
+    largest: float | None
     noise_multiplier: float | None = None
 
     def __float__(self) -> float:
@@ -65,8 +66,6 @@ def estimate(
     method: str = "clopper-pearson",
     threshold: float | str = "split",
     run: DPSGD | None = None,
-    *,
-    largest: bool = True,
 ) -> Estimate:
     """A lower bound on epsilon from scores of models with the canary and without it.
 
@@ -81,7 +80,8 @@ def estimate(
       assumption, and for a Gaussian mechanism. Right guesses are counted instead of rates, which are NaN.
 
     A family gives the largest noise that the rates allow, and its epsilon. Where they are below what the family reaches
-    without any noise, that is 0 and epsilon infinite: this is not such a mechanism.
+    without any noise, that is 0 and epsilon infinite: this is not such a mechanism. The composition family is followed
+    up to an epsilon of 50, or of twice the run's own; what would be more is reported as that.
 
     The threshold is part of the statistics:
 
@@ -94,8 +94,6 @@ def estimate(
     For one run a number guesses every canary. "a-priori" guesses a quarter of them, half of these with the largest and
     half with the smallest scores; "corrected" several fixed numbers of guesses. "split" is the same as "corrected",
     since canaries of one run are not independent.
-
-    ``largest=False`` leaves ``Estimate.largest`` NaN: for the composition family it takes as long as all the rest.
     """
     worlds = Worlds(_scores("scores_in", scores_in), _scores("scores_out", scores_out))
     if method not in METHODS:
@@ -112,7 +110,7 @@ def estimate(
         raise ValueError(f"run must be a lastiterate.DPSGD, got {run!r}")
     if method in ONE_RUN:
         return _of_one_run(worlds, delta, confidence, method, threshold)
-    return _of_rates(worlds, delta, confidence, method, threshold, run, largest)
+    return _of_rates(worlds, delta, confidence, method, threshold, run)
 
 
 def _scores(name: str, given: Any) -> Array:
@@ -138,7 +136,6 @@ def _of_rates(
     method: str,
     threshold: float | str,
     run: DPSGD | None,
-    largest: bool,
 ) -> Estimate:
     rule = rule_of(method, run)
     error = 0.5 * (1.0 - confidence)
@@ -164,7 +161,8 @@ def _of_rates(
         false_negatives=bounds.false_negatives,
         fpr_upper=bounds.fpr,
         fnr_upper=bounds.fnr,
-        largest=rule.epsilon(bounds.least_fpr, bounds.least_fnr, delta) if largest else math.nan,
+        # Curves of composition with next to no noise take minutes.
+        largest=None if method == "composition" else rule.epsilon(bounds.least_fpr, bounds.least_fnr, delta),
         noise_multiplier=rule.noise_multiplier(bounds.fpr, bounds.fnr),
     )
 

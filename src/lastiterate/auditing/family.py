@@ -14,6 +14,7 @@ from functools import cached_property, lru_cache
 import numpy as np
 from scipy.special import ndtr, ndtri
 
+from lastiterate.privacy.calibrate import calibrate
 from lastiterate.privacy.composition import composition
 from lastiterate.privacy.curve import PrivacyCurve
 from lastiterate.privacy.last_iterate import last_iterate
@@ -26,6 +27,7 @@ FAMILIES = ("gdp", "last-iterate", "composition")
 _GAUSSIAN = DPSGD(steps=1, sample_rate=1.0, noise_multiplier=1.0)
 _LEAST_NOISE, _MOST_NOISE = 1e-4, 1e12  # noise multipliers that are tried
 _STEP, _STEP_OF_COMPOSITION = math.log(4.0), math.log(1.3)  # while the root is being bracketed
+_MOST_EPSILON, _DELTA = 50.0, 1e-5  # up to which the composition family is followed
 _NODES, _NODES_OF_COMPOSITION = 32, 10  # of a curve that only ranks thresholds
 _SMALLEST, _LARGEST = 1e-300, 1.0 - 1e-12  # rates with a finite normal quantile
 
@@ -88,6 +90,19 @@ class Family:
         return np.interp(at, nodes, ndtri(np.maximum(rates, _SMALLEST)))
 
     @cached_property
+    def least_log_factor(self) -> float:
+        """log of the least factor that is tried.
+
+        Composition is followed up to an epsilon of 50, or twice the run's own: beyond, one value of its curve takes up
+        to a minute. More noise than needed gives a smaller epsilon, so that what is reported then is still a bound.
+        """
+        if self.name != "composition":
+            return math.log(_LEAST_NOISE / float(np.min(self.run.noise_multiplier)))
+        most = max(_MOST_EPSILON, 2.0 * float(self.curve(1.0).epsilon(_DELTA)))
+        least = calibrate(self.run, epsilon=most, delta=_DELTA, analysis=composition)
+        return math.log(float(np.max(least.noise_multiplier)) / float(np.max(self.run.noise_multiplier)))
+
+    @cached_property
     def never_used(self) -> float:
         """The probability that a model with the canary is as one without, noise apart."""
         if self.name == "composition":
@@ -127,7 +142,7 @@ def _factor(family: Family, fpr: float, fnr: float) -> float:
         seen.append((x, value))
         return np.float64(value), np.float64(slope)
 
-    least = math.log(_LEAST_NOISE / float(np.min(family.run.noise_multiplier)))
+    least = family.least_log_factor
     most = math.log(_MOST_NOISE / float(np.max(family.run.noise_multiplier)))
     start, step = 0.0, _STEP
     if family.name == "composition":
@@ -139,7 +154,7 @@ def _factor(family: Family, fpr: float, fnr: float) -> float:
         low, high = high, min(high + _stride(seen, float(goal), step), most)
     while low == high or quantile(np.float64(low))[0] >= goal:
         if low <= least:
-            return 0.0
+            return math.exp(least) if family.name == "composition" else 0.0
         low, high = max(low - _stride(seen, float(goal), step), least), low
     ends = np.array(sorted((value, x) for x, value in seen if low <= x <= high))
     between = np.float64(np.interp(goal, ends[:, 0], ends[:, 1]))

@@ -62,7 +62,7 @@ def report(store: Store, question: Question = Question()) -> AuditResult:  # noq
         raise ValueError(f"the store {str(store.path)!r} has no trial in one of the worlds yet: finish its audit first")
     methods = _methods(run, expected, bool(facts["one_run"]), question.methods)
     estimates = Estimates(run, expected, scores_in, scores_out, question)
-    found = {method: estimates(method, question.confidence, largest=True) for method in methods}
+    found = {method: estimates(method, question.confidence) for method in methods}
     predictions = ask_all(run, lambda curve: curve.epsilon(question.delta))
     claim = claim_of(run, question.delta, question.claim_epsilon, question.claim_noise)
     verdict, reason = judge(claim, tuple(methods), estimates, question.confidence)
@@ -101,11 +101,11 @@ class Estimates:
         self._run, self._expected, self._question = run, expected, question
         self._scores = scores_in, scores_out
 
-    def __call__(self, method: str, confidence: float, *, largest: bool = False) -> Estimate:
+    def __call__(self, method: str, confidence: float) -> Estimate:
         threshold = self._threshold(method, confidence)
         inside, outside = self._scores
         delta = self._question.delta
-        return estimate(inside, outside, delta, confidence, method, threshold, self._run, largest=largest)
+        return estimate(inside, outside, delta, confidence, method, threshold, self._run)
 
     def _threshold(self, method: str, confidence: float) -> float | str:
         asked = self._question.threshold
@@ -157,7 +157,7 @@ def _methods(run: DPSGD, expected: Expected, one_run: bool, asked: Sequence[str]
 
 
 def _reach(found: Estimate, predicted: float) -> list[str]:
-    if found.largest >= predicted:
+    if found.largest is None or found.largest >= predicted:
         return []
     return [
         f"{found.models_in:,} and {found.models_out:,} models show at most epsilon {spell(found.largest)} without "

@@ -1,5 +1,9 @@
 """``lastiterate audit``: attack a training, and put what was found beside what was predicted."""
 
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -93,16 +97,29 @@ def audit(
 
     asked = question.question()
     check_folder(output)
-    subject = find_subject(data, model, trainer, lambda n: _run(size, method_, noise_multiplier, clip_norm, n))
-    chosen = subject.attack if trainer else find_attack(attack)
     count = models if models is not None else (1000 if attack.startswith("one-run") else 512)
+    with _ending_at_once():
+        subject = find_subject(data, model, trainer, lambda n: _run(size, method_, noise_multiplier, clip_norm, n))
+        chosen = subject.attack if trainer else find_attack(attack)
+        where = store or subject.default_store(chosen, count, seed)
     computer = find_engine(engine, address, gpus)
     if dry_run:
         _rehearse(subject, chosen, count, json)
         return
-    where = store or subject.default_store(chosen, count, seed)
     result = _audit(subject, chosen, count, seed, where, computer, asked)
     raise typer.Exit(finish(result, output, strict, json))
+
+
+@contextmanager
+def _ending_at_once() -> Iterator[None]:
+    """Ctrl-C ends the program here without further ado. JAX, interrupted while it is imported, would crash."""
+    before = signal.getsignal(signal.SIGINT)
+    if before is not signal.SIG_IGN:  # as in the background of a script
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _run(size: SizeOptions, method: MethodOptions, noise: Any, clip_norm: float, examples: int | None) -> Any:
@@ -151,7 +168,7 @@ def _audit(subject: "Subject", attack: Any, models: int, seed: int, store: Path,
         )
     except KeyboardInterrupt:
         typer.echo(f"\nstopped; what was trained is in {store}: the same command resumes", err=True)
-        raise typer.Exit(130) from None
+        os._exit(130)  # at once: JAX, interrupted while it compiles, crashes when Python tidies up
 
 
 def _rehearse(subject: "Subject", attack: Any, models: int, json: bool) -> None:

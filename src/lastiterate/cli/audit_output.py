@@ -57,7 +57,9 @@ def draw(result: AuditResult, folder: Path) -> list[Path]:
 def result_fields(result: AuditResult) -> dict[str, Any]:
     """A result as JSON."""
     fields: dict[str, Any] = {**run_fields(result.run), "delta": result.delta, **answer_fields(result.predictions)}
-    fields["empirical"] = {name: _finite(estimate.epsilon) for name, estimate in result.estimates.items()}
+    finite = {name: value if math.isfinite(value) else None for name, value in result.empirical.items()}
+    fields["empirical"] = finite
+    fields |= {f"empirical_{name}_reason": _INFINITE["epsilon"] for name, value in finite.items() if value is None}
     fields["confidence"] = result.confidence
     fields["models"] = result.models
     fields["accuracy"] = result.accuracy
@@ -70,19 +72,34 @@ def result_fields(result: AuditResult) -> dict[str, Any]:
     if result.ideal_signal is None:
         fields["ideal_signal_reason"] = "the linear analysis does not predict this attack's scores"
     fields |= {"attack": result.attack, "data": result.data, "caveats": list(result.caveats)}
-    fields["estimates"] = [_estimate_fields(estimate) for estimate in result.estimates.values()]
+    fields["estimates"] = [estimate_fields(estimate) for estimate in result.estimates.values()]
     return fields
 
 
-def _estimate_fields(estimate: Estimate) -> dict[str, Any]:
-    fields = {key: _finite(value) for key, value in asdict(estimate).items()}
-    if fields["epsilon"] is None:
-        fields["epsilon_reason"] = "no noise of this family explains so few errors"
+_INFINITE = {
+    "epsilon": "infinite: these error rates are below what the family reaches even without noise",
+    "largest": "infinite: without a single error, the rates would be below what the family reaches without noise",
+    "noise_multiplier": "infinite: guessing explains these error rates",
+    "fpr_upper": "one run bounds the number of right guesses, not the two rates",
+    "fnr_upper": "one run bounds the number of right guesses, not the two rates",
+    "threshold": "infinite",
+}
+_ABSENT = {
+    "largest": "not computed for this family",
+    "noise_multiplier": "this method assumes no noise",
+}
+
+
+def estimate_fields(estimate: Estimate) -> dict[str, Any]:
+    """An estimate as JSON; what has no finite value is null, with the reason beside it."""
+    fields: dict[str, Any] = {}
+    for name, value in asdict(estimate).items():
+        fields[name] = value
+        if value is None:
+            fields[f"{name}_reason"] = _ABSENT[name]
+        elif isinstance(value, float) and not math.isfinite(value):
+            fields[name], fields[f"{name}_reason"] = None, _INFINITE[name]
     return fields
-
-
-def _finite(value: Any) -> Any:
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _print(result: AuditResult, files: list[Path]) -> None:
@@ -93,9 +110,8 @@ def _print(result: AuditResult, files: list[Path]) -> None:
             rows.append((LABELS[name], value, "", "", answer.reason or ASSUMPTIONS[name]))
     for name, estimate in result.estimates.items():
         share = f"{100 * estimate.confidence:.4g}%"
-        rows.append(
-            (METHODS[name], spell(estimate.epsilon, 5), share, spell(estimate.largest), METHOD_ASSUMPTIONS[name])
-        )
+        most = "-" if estimate.largest is None else spell(estimate.largest)
+        rows.append((METHODS[name], spell(estimate.epsilon, 5), share, most, METHOD_ASSUMPTIONS[name]))
     notes = [f"Verdict: {result.verdict}. {result.reason}", *_about(result), *result.caveats, CAVEAT]
     if result.store:
         notes.append(f"Scores: {result.store}")

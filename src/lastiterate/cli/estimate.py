@@ -13,7 +13,6 @@ from lastiterate.cli.unfold import unfold
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from lastiterate.auditing.estimate import Estimate
     from lastiterate.run import DPSGD
 
 METHODS = ("clopper-pearson", "gdp", "last-iterate", "composition", "one-run", "one-run-fdp")
@@ -83,6 +82,7 @@ def estimate(
     """
     import lastiterate
     from lastiterate.auditing.score_file import read_scores
+    from lastiterate.cli.audit_output import estimate_fields
     from lastiterate.cli.output import print_json
 
     run = _run(size, training, noise_multiplier)
@@ -92,7 +92,7 @@ def estimate(
         raise OptionError(f"--method {method} needs the run: give --steps and --sample-rate, or batch sizes")
     scores_in, scores_out = read_scores(file)
     rows = [
-        _fields(lastiterate.estimate(scores_in, scores_out, delta, confidence, name, threshold, run))
+        estimate_fields(lastiterate.estimate(scores_in, scores_out, delta, confidence, name, threshold, run))
         for name in _methods(method, run)
     ]
     if not json:
@@ -117,28 +117,6 @@ def _methods(method: str, run: "DPSGD | None") -> tuple[str, ...]:
     if run is None:
         return WITHOUT_RUN
     return WITH_RUN[:-1] if run.sampling in ("shuffled", "fixed") else WITH_RUN
-
-
-def _fields(found: "Estimate") -> dict[str, Any]:
-    import math
-    from dataclasses import asdict
-
-    reasons = {
-        "epsilon": "infinite: these error rates are below what the family reaches even without noise",
-        "largest": "infinite: without a single error, the rates would be below what the family reaches without noise",
-        "noise_multiplier": "infinite: guessing explains these error rates",
-        "fpr_upper": "one run bounds the number of right guesses, not the two rates",
-        "fnr_upper": "one run bounds the number of right guesses, not the two rates",
-        "threshold": "infinite",
-    }
-    fields: dict[str, Any] = {}
-    for name, value in asdict(found).items():
-        fields[name] = value
-        if isinstance(value, float) and not math.isfinite(value):
-            fields[name], fields[f"{name}_reason"] = None, reasons[name]
-    if found.noise_multiplier is None:
-        fields["noise_multiplier_reason"] = "this method assumes no noise"
-    return fields
 
 
 def _print_table(rows: list[dict[str, Any]], models_in: int, models_out: int) -> None:

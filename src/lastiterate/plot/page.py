@@ -91,7 +91,12 @@ def caveats(result: AuditResult) -> list[str]:
     sentences = list(result.caveats)
     for method, each in result.estimates.items():
         heuristic = result.predictions["last_iterate"].value if "last_iterate" in result.predictions else None
-        if method in ASSUMPTION_FREE and heuristic is not None and each.largest < heuristic:
+        if (
+            method in ASSUMPTION_FREE
+            and heuristic is not None
+            and each.largest is not None
+            and each.largest < heuristic
+        ):
             sentences.append(
                 f"Without assumptions, so many models ({_models(each)}) cannot show more than epsilon "
                 f"{spell_epsilon(each.largest)}, even with a perfect attack: they could not have refuted the "
@@ -158,7 +163,7 @@ def _estimates(result: AuditResult) -> str:
             _models(each),
             f"{each.false_positives:,} (rate below {spell(each.fpr_upper, 3)})",
             f"{each.false_negatives:,} (rate below {spell(each.fnr_upper, 3)})",
-            spell_epsilon(each.largest),
+            "not computed" if each.largest is None else spell_epsilon(each.largest),
             spell(each.threshold) if math.isfinite(each.threshold) else "infinite",
             f"{each.threshold_choice}: {THRESHOLDS.get(each.threshold_choice, '')}".rstrip(": "),
         ]
