@@ -19,7 +19,7 @@ from lastiterate.auditing.result import AuditResult
 from lastiterate.auditing.store import Store
 from lastiterate.auditing.threshold import Worlds, predicted_threshold, threshold_of_draws
 from lastiterate.auditing.verdict import check_claims, claim_of, judge
-from lastiterate.plot.words import spell
+from lastiterate.plot.words import ASSUMPTION_FREE, METHODS, spell
 from lastiterate.privacy.last_iterate import last_iterate
 from lastiterate.privacy.law import law_of
 from lastiterate.run import DPSGD
@@ -68,8 +68,7 @@ def report(store: Store, question: Question = Question()) -> AuditResult:  # noq
     verdict, reason = judge(claim, tuple(methods), estimates, question.confidence)
     done, planned = len(trials.scores), specification["models"] * (1 if facts["one_run"] else 2)
     caveats = [f"Only {done} of {planned} trials are done."] if done < planned else []
-    if "clopper-pearson" in found and (predicted := predictions["last_iterate"].value) is not None:
-        caveats += _reach(found["clopper-pearson"], predicted)
+    caveats += _limits(found, predictions["last_iterate"].value)
     return AuditResult(
         run=run,
         attack=words.attack,
@@ -156,13 +155,20 @@ def _methods(run: DPSGD, expected: Expected, one_run: bool, asked: Sequence[str]
     return list(asked)
 
 
-def _reach(found: Estimate, predicted: float) -> list[str]:
-    if found.largest is None or found.largest >= predicted:
-        return []
-    return [
-        f"{found.models_in:,} and {found.models_out:,} models show at most epsilon {spell(found.largest)} without "
-        f"assumptions, which is below the heuristic's {spell(predicted)}: they could not have refuted it that way."
-    ]
+def _limits(found: dict[str, Estimate], predicted: float | None) -> list[str]:
+    """What these estimates cannot say, however they came out."""
+    sentences = []
+    for method, each in found.items():
+        if method in ASSUMPTION_FREE and None not in (predicted, each.largest) and each.largest < predicted:  # type: ignore[operator]
+            sentences.append(
+                f"{each.models_in:,} and {each.models_out:,} scores show at most epsilon {spell(each.largest)} without "
+                f"assumptions, which is below the heuristic's {spell(predicted)}: they could not have refuted it so."
+            )
+        if each.threshold_choice == "uncorrected":
+            sentences.append(
+                f"{METHODS[method]}: the threshold is the best of all, uncorrected for that choice: not a valid bound."
+            )
+    return sentences
 
 
 def _density(run: DPSGD, expected: Expected, scores_in: Array, scores_out: Array) -> Array | None:

@@ -129,8 +129,6 @@ def _about(result: AuditResult) -> list[str]:
         f"with joint confidence in both error rates and an {' or '.join(sorted(choices))} threshold. "
         "At most: what so many could have shown."
     ]
-    if "uncorrected" in choices:
-        words.append("Uncorrected: the threshold was chosen on the scores themselves, so the confidence does not hold.")
     if result.accuracy is not None:
         words.append(f"Accuracy of the models: {100 * result.accuracy:.1f}%.")
     if result.ideal_signal:

@@ -14,7 +14,6 @@ from lastiterate.plot.epsilons import spell_epsilon
 from lastiterate.plot.file import check_target, write_whole
 from lastiterate.plot.page_style import STYLE
 from lastiterate.plot.words import (
-    ASSUMPTION_FREE,
     ASSUMPTIONS,
     CAVEAT,
     LABELS,
@@ -88,27 +87,8 @@ def _page(result: AuditResult) -> str:
 
 def caveats(result: AuditResult) -> list[str]:
     """What a reader must know: of this audit first, then of all audits."""
-    sentences = list(result.caveats)
-    for method, each in result.estimates.items():
-        heuristic = result.predictions["last_iterate"].value if "last_iterate" in result.predictions else None
-        if (
-            method in ASSUMPTION_FREE
-            and heuristic is not None
-            and each.largest is not None
-            and each.largest < heuristic
-        ):
-            sentences.append(
-                f"Without assumptions, so many models ({_models(each)}) cannot show more than epsilon "
-                f"{spell_epsilon(each.largest)}, even with a perfect attack: they could not have refuted the "
-                f"heuristic's {spell_epsilon(heuristic)}."
-            )
-        if each.threshold_choice == "uncorrected":
-            sentences.append(
-                f"{method_label(method)}: the threshold is the best of all and not corrected for that choice. "
-                "This number is not a valid bound."
-            )
     return [
-        *sentences,
+        *result.caveats,
         "An empirical epsilon is a lower bound that this attack found. It does not prove privacy: a better attack may "
         "find more.",
         f"{CAVEAT} Only the standard analysis (composition) does, where its assumptions hold.",
