@@ -145,7 +145,9 @@ def _of_rates(
             raise ValueError("run must be given with threshold 'a-priori', which is predicted for it; got None")
         threshold = predicted_threshold(run, worlds.inside.size, worlds.outside.size, delta, confidence, method)
     if isinstance(threshold, str):
-        bounds = chosen_by_scores(worlds, threshold, rule, delta, error)
+        # Composition's own curves would hardly choose otherwise, and may take minutes.
+        chooser = rule_of("last-iterate", run) if method == "composition" else rule
+        bounds = chosen_by_scores(worlds, threshold, chooser, delta, error)
     else:
         bounds = bounds_at(worlds, threshold, error)
     return Estimate(

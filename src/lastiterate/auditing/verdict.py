@@ -69,6 +69,8 @@ def judge(
     tests = [method for method in methods if method in ("clopper-pearson", "composition", "one-run")]
     shared = 1.0 - (1.0 - confidence) / max(len(tests), 1)
     for method in tests:
+        if estimate(method, confidence).epsilon <= claim.guarantee:  # then not with more confidence either
+            continue
         found = estimate(method, shared)
         if found.epsilon > claim.guarantee:
             return VIOLATION, (

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
 from lastiterate.cli import values
-from lastiterate.cli.audit_options import AttackName, Output, QuestionOptions, Strict
+from lastiterate.cli.audit_options import AttackName, Others, Output, QuestionOptions, Strict
 from lastiterate.cli.errors import OptionError
 from lastiterate.cli.options import Json, MethodOptions, PerStepOption, SizeOptions, option
 from lastiterate.cli.unfold import unfold
@@ -66,7 +66,8 @@ def audit(
     trainer: Trainer = None,
     noise_multiplier: Noise = None,
     clip_norm: ClipNorm = 1.0,
-    attack: AttackName = "quiet",
+    attack: AttackName = None,
+    others: Others = None,
     models: Models = None,
     seed: Seed = 0,
     store: StorePath = None,
@@ -97,10 +98,13 @@ def audit(
 
     asked = question.question()
     check_folder(output)
-    count = models if models is not None else (1000 if attack.startswith("one-run") else 512)
+    if trainer and (attack or others):
+        raise OptionError("--attack and --others do not apply to --trainer: its file defines attack, or returns scores")
+    named = attack or "quiet"
+    count = models if models is not None else (1000 if named.startswith("one-run") else 512)
     with _ending_at_once():
         subject = find_subject(data, model, trainer, lambda n: _run(size, method_, noise_multiplier, clip_norm, n))
-        chosen = subject.attack if trainer else find_attack(attack)
+        chosen = subject.attack if trainer else find_attack(named, others)
         where = store or subject.default_store(chosen, count, seed)
     computer = find_engine(engine, address, gpus)
     if dry_run:
@@ -167,8 +171,13 @@ def _audit(subject: "Subject", attack: Any, models: int, seed: int, store: Path,
             data=subject.words,
         )
     except KeyboardInterrupt:
-        typer.echo(f"\nstopped; what was trained is in {store}: the same command resumes", err=True)
-        os._exit(130)  # at once: JAX, interrupted while it compiles, crashes when Python tidies up
+        leave_resumable(store)
+
+
+def leave_resumable(store: Path) -> NoReturn:
+    """Say how to resume, and leave at once: JAX, interrupted while it compiles, crashes when Python tidies up."""
+    typer.echo(f"\nstopped; what was trained is in {store}: the same command resumes", err=True)
+    os._exit(130)
 
 
 def _rehearse(subject: "Subject", attack: Any, models: int, json: bool) -> None:

@@ -28,8 +28,17 @@ ATTACKS = (
     "one-run-mislabelled",
 )
 
+Others = Annotated[
+    str | None,
+    option(
+        "--others",
+        values.one_of("natural", "blank", "zero"),
+        "natural|blank|zero",
+        "What the other examples are: blank images (input space), zero gradients (all-iterates).",
+    ),
+]
 AttackName = Annotated[
-    str,
+    str | None,
     option("--attack", values.one_of(*ATTACKS), "NAME", f"How to attack: {', '.join(ATTACKS)} (default: quiet)."),
 ]
 
@@ -88,10 +97,14 @@ def _threshold(text: str) -> float | str:
         ) from None
 
 
-def find_attack(name: str) -> Any:
-    """The attack of this name."""
+def find_attack(name: str, others: str | None = None) -> Any:
+    """The attack of this name, among these other examples."""
     from lastiterate import attacks
 
+    allowed = {"all-iterates": "zero", "mislabelled": "blank", "blank": "blank", "clipbkd": "blank"}.get(name)
+    if others not in (None, "natural", allowed):
+        raise OptionError(f"--others must be natural{f' or {allowed}' if allowed else ''} with {name}, got {others!r}")
+    among: Any = others or "natural"
     match name:
         case "quiet" | "layers" | "dirac" | "random":
             return attacks.GradientSpace(name)
@@ -100,9 +113,9 @@ def find_attack(name: str) -> Any:
         case "adversarial-trained":
             return attacks.Adversarial("trained")
         case "all-iterates":
-            return attacks.AllIterates()
+            return attacks.AllIterates(among)
         case "one-run":
             return attacks.OneRun("gradient")
         case "one-run-mislabelled":
             return attacks.OneRun("mislabelled")
-    return attacks.InputSpace(name)  # type: ignore[arg-type]
+    return attacks.InputSpace(name, among)  # type: ignore[arg-type]

@@ -38,7 +38,7 @@ class PlainGroup(TyperGroup):
             status = super().main(args, prog_name, standalone_mode=False, **options)
         except _UsageError as error:
             sys.exit(_say(error.format_message()))  # type: ignore[attr-defined]
-        except (ValueError, OSError) as error:
+        except (ValueError, OSError, ArithmeticError) as error:
             sys.exit(_say(str(error)))
         except MemoryError:
             sys.exit(_say("the run needs more memory than there is: describe it with fewer distinct steps"))

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lastiterate.cli import values
-from lastiterate.cli.audit import Address, EngineName, Gpus, find_engine
+from lastiterate.cli.audit import Address, EngineName, Gpus, find_engine, leave_resumable
 from lastiterate.cli.errors import OptionError
 from lastiterate.cli.options import Json, option
 from lastiterate.cli.unfold import unfold
@@ -102,8 +102,7 @@ def _rows(found: "Reproduction", name: str, scale: Any, audits: "Audits") -> "li
     except KeyboardInterrupt:
         if not trains:
             raise
-        typer.echo(f"\nstopped; what was trained is in {audits.store}: the same command resumes", err=True)
-        raise typer.Exit(130) from None
+        leave_resumable(audits.store or STORE)
 
 
 def _taken(found: "Reproduction") -> str:
