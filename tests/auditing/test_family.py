@@ -62,7 +62,7 @@ def test_rates_that_no_noise_explains_give_infinity_and_noise_0(method):
     """In 3 steps at rate 0.5 an eighth of the models never sees the canary: no attack can tell these."""
     run = li.DPSGD(steps=3, sample_rate=0.5, noise_multiplier=1.0)
     found = li.estimate(np.ones(200), np.zeros(200), method=method, threshold=0.5, run=run)
-    assert (found.epsilon, found.noise_multiplier, found.largest) == (math.inf, 0.0, math.inf)
+    assert (found.epsilon, found.noise_multiplier) == (math.inf, 0.0)
     if method == "last-iterate":  # with so few steps composition takes long
         some = li.estimate(np.repeat([1.0, 0.0], [150, 50]), np.zeros(200), method=method, threshold=0.5, run=run)
         assert math.isfinite(some.epsilon)

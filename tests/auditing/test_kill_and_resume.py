@@ -100,17 +100,17 @@ def test_ctrl_c_says_how_to_resume_and_the_same_command_does(tmp_path, slow):
     compare(untouched, store, *QUICK)
 
 
-@pytest.mark.parametrize("share", [0.4, 0.9])
-def test_ctrl_c_while_it_starts_leaves_a_store_that_resumes_or_none(tmp_path, undisturbed, share):
+@pytest.mark.parametrize("share", [0.3, 0.6])
+def test_ctrl_c_while_it_starts_is_no_traceback_and_leaves_nothing_damaged(tmp_path, undisturbed, share):
+    """How far it is by then depends on the machine; it may even be done."""
     store = tmp_path / "x.sqlite"
     audit = start(store, SMALL, tmp_path)
     time.sleep(share * undisturbed.start_up)
     audit.send_signal(signal.SIGINT)
-    output, errors = audit.communicate()
-    assert audit.returncode in (130, -signal.SIGINT)
-    assert output == ""
+    _, errors = audit.communicate()
+    assert audit.returncode in (0, 130, -signal.SIGINT)
     assert "Traceback" not in errors
-    assert not store.exists() or trials(store) == []
+    assert not store.exists() or set(trials(store)) <= set(trials(undisturbed.store))
 
 
 def test_a_report_can_be_had_while_the_audit_runs(tmp_path, slow):

@@ -1,0 +1,130 @@
+"""``lastiterate audit`` and ``report``: what they print, draw and keep, and with which status they exit."""
+
+import json
+import sqlite3
+
+import pytest
+
+SMALL = "audit --model logistic --steps 20 --sample-rate 0.1 --noise-multiplier 1 --learning-rate 0.02 --models 8"
+DRAWN = "audit --attack adversarial --steps 100 --sample-rate 0.1 --noise-multiplier 1 --models 3000"
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_json_has_predictions_estimates_and_what_they_rest_on(cli, here):
+    fields = json.loads(cli(f"{SMALL} --json").stdout)
+    assert fields["last_iterate"] <= fields["composition"]
+    assert set(fields["empirical"]) == {"clopper-pearson", "gdp", "last-iterate", "composition"}
+    assert all(value <= fields["last_iterate"] for value in fields["empirical"].values())
+    assert (fields["confidence"], fields["models"], fields["verdict"]) == (0.95, 8, "consistent")
+    assert 0.05 < fields["accuracy"] < 1.0
+    assert fields["seconds"] > 0.0
+    assert (here / fields["store"]).exists()
+    assert [each["method"] for each in fields["estimates"]] == list(fields["empirical"])
+    assert not list(here.glob("runs/*.png"))
+
+
+def test_same_command_finds_its_store_and_another_one_gets_its_own(cli, here):
+    first, again, other = (
+        json.loads(cli(f"{command} --json").stdout) for command in (DRAWN, DRAWN, DRAWN.replace("3000", "2000"))
+    )
+    assert again == first
+    assert other["store"] != first["store"]
+
+
+def test_people_get_a_table_a_picture_and_a_page(cli, here):
+    result = cli(f"{DRAWN} --store runs/x.sqlite")
+    assert result.exit_code == 0
+    for words in ("last iterate", "heuristic", "composition family", "95%", "Verdict: consistent", "lower bounds"):
+        assert words in result.stdout
+    assert (here / "runs/x.png").read_bytes().startswith(b"\x89PNG")
+    page = (here / "runs/x.html").read_text(encoding="utf-8")
+    assert "consistent" in page
+    assert "src=\"http" not in page
+
+
+def test_report_recomputes_and_exports_without_training(cli, here, monkeypatch):
+    cli(f"{DRAWN} --store x.sqlite --json")
+    monkeypatch.setattr("lastiterate.auditing.audit.fill", None)
+    strict = json.loads(
+        cli("report x.sqlite --method gdp --confidence 0.999 --delta 1e-6 --threshold split --export s.csv --json").stdout
+    )
+    assert list(strict["empirical"]) == ["gdp"]
+    assert (strict["confidence"], strict["delta"]) == (0.999, 1e-6)
+    assert strict["estimates"][0]["threshold_choice"] == "split"
+    found = json.loads(cli("estimate s.csv --json --threshold 0.5").stdout)
+    assert (found["models_in"], found["models_out"]) == (3000, 3000)
+
+
+@pytest.mark.parametrize(
+    ("claim", "status", "verdict"),
+    [
+        ("--claim-noise 1", 0, "consistent"),
+        ("--claim-noise 3", 1, "violation"),
+        ("--claim-epsilon 0.5", 1, "violation"),
+        ("--claim-epsilon 20 --strict", 0, "consistent"),
+    ],
+)
+def test_claims_decide_the_exit_status(cli, here, claim, status, verdict):
+    cli(f"{DRAWN} --store x.sqlite --json")
+    result = cli(f"report x.sqlite {claim} --json")
+    assert result.exit_code == status
+    assert json.loads(result.stdout)["verdict"] == verdict
+
+
+def test_above_the_heuristic_fails_only_if_strict(cli, here):
+    cli(f"{DRAWN} --store x.sqlite --json")
+    for noise in (1.1, 1.15, 1.2, 1.25, 1.3, 1.35, 1.4):
+        result = cli(f"report x.sqlite --claim-noise {noise} --json")
+        if json.loads(result.stdout)["verdict"] == "above heuristic":
+            assert result.exit_code == 0
+            assert cli(f"report x.sqlite --claim-noise {noise} --strict --json").exit_code == 1
+            return
+    pytest.fail("no claim between heuristic and guarantee was found")
+
+
+def test_dry_run_says_what_would_happen_and_keeps_nothing(cli, here):
+    plan = json.loads(cli(f"{SMALL} --dry-run --json").stdout)
+    assert plan["models"] == 16 + plan["reference_models"]
+    assert plan["seconds"] > 0.0
+    assert plan["bytes"] > 0
+    assert "minutes" in cli(f"{SMALL} --dry-run").stdout
+    assert not list(here.iterdir())
+
+
+def test_one_run_has_its_own_methods(cli, here):
+    fields = json.loads(cli(f"{SMALL.replace('--models 8', '--models 60')} --attack one-run --json").stdout)
+    assert set(fields["empirical"]) == {"one-run", "one-run-fdp"}
+
+
+def test_store_is_a_database_that_a_person_can_open(cli, here):
+    cli(f"{SMALL} --store x.sqlite --json")
+    rows = sqlite3.connect(here / "x.sqlite").execute("SELECT world, count(*) FROM trials GROUP BY world").fetchall()
+    assert rows == [("in", 8), ("out", 8)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("audit --attack loud", ["--attack", "quiet", "'loud'"]),
+        ("audit --noise-multiplier 1", ["--steps", "--batch-size"]),
+        ("audit --attack quiet --others blank", ["--others", "natural", "'blank'"]),
+        ("audit --address x:1", ["--engine ray"]),
+        ("audit --claim-epsilon 1 --claim-noise 1", ["claim_epsilon", "claim_noise", "give one"]),
+        ("audit --data nowhere.npz", ["nowhere.npz"]),
+        ("audit --threshold maybe", ["--threshold", "'maybe'"]),
+        ("audit --models 0", ["models", "0"]),
+        ("audit --output no/such/folder", ["--output", "folder"]),
+        ("report missing.sqlite", ["missing.sqlite"]),
+    ],
+)
+def test_bad_input_is_one_sentence_and_nothing_is_made(cli, here, arguments, words):
+    result = cli(arguments)
+    assert result.exit_code == 2
+    assert result.stderr.count("\n") == 1
+    assert all(word in result.stderr for word in words)
+    assert not list(here.iterdir())
