@@ -119,6 +119,8 @@ def test_commands_do_what_the_document_says(document, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # for the pictures they draw
     monkeypatch.setenv("COLUMNS", "80")
     for block in blocks(document):
+        if block.text.startswith(SETUP):  # these CI runs as they are
+            continue
         printed = ""
         for arguments in block.commands:
             result = CliRunner().invoke(app, shlex.split(arguments), prog_name="lastiterate")

@@ -79,3 +79,13 @@ def test_ctrl_c_says_how_to_resume(cli, tmp_path, monkeypatch):
     result = cli("reproduce figure2 --json --store kept")
     assert result.exit_code == 130
     assert "kept: the same command resumes" in result.stderr
+
+
+def test_all_figures_come_one_after_the_other(cli, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("lastiterate.cli.reproduce.NAMES", ("figure1",))
+    found = cli.json("reproduce all")
+    assert found["name"] == "all"
+    assert [each["name"] for each in found["results"]] == ["figure1"]
+    monkeypatch.setattr("lastiterate.cli.reproduce.NAMES", ("figure1", "figure2"))
+    assert "--output must be a folder" in cli.refusal("reproduce all --output x.png")

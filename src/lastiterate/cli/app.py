@@ -31,11 +31,13 @@ def lastiterate(
     """What does a model trained with DP-SGD leak, when only the final model is released?
 
     Predict it before training: the last-iterate heuristic (it predicts, it does not guarantee), beside the standard
-    composition analysis (a guarantee) and the full-batch baseline.
+    composition analysis (a guarantee) and the full-batch baseline. Audit it by training models with and without a
+    canary, and telling them apart.
 
     \b
     Example:
       lastiterate epsilon --steps 1000 --sample-rate 0.01 --noise-multiplier 1 --delta 1e-5
+      lastiterate audit
     """
     if version:
         from importlib.metadata import version as installed

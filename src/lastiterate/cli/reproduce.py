@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 STORE = Path("runs") / "reproduce"
 
 Name = Annotated[
-    str, typer.Argument(metavar="NAME", help=f"What to reproduce: {', '.join(NAMES)}.", show_default=False)
+    str, typer.Argument(metavar="NAME", help=f"What to reproduce: {', '.join(NAMES)}, or all.", show_default=False)
 ]
 Scale = Annotated[
     Any,
@@ -73,24 +73,34 @@ def reproduce(
     from lastiterate.reproduce import find
     from lastiterate.reproduce.audits import Audits
 
-    found = find(name)
+    wanted = {each: find(each) for each in (NAMES if name == "all" else (name,))}
     given = {"data": data, "models": models, "store": store, "engine": None if engine == "local" else engine}
     for key, value in given.items():
-        if value is not None and key not in found.TAKES:
-            raise OptionError(f"--{key} does not apply to {name}: it takes {_taken(found)}")
-    files = [] if json and output is None else _files(name, output or Path())
+        if value is not None and not any(key in found.TAKES for found in wanted.values()):
+            raise OptionError(f"--{key} does not apply to {name}: it takes {_taken(wanted[name])}")
+    files = {each: [] if json and output is None else _files(each, output or Path()) for each in wanted}
+    if len({file for drawn in files.values() for file in drawn}) < sum(map(len, files.values())):
+        raise OptionError(f"--output must be a folder for all figures, got the file {str(output)!r}")
     audits = Audits(data, store or STORE, models, find_engine(engine, address, gpus))
-    rows = _rows(found, name, scale, audits)
-    if files:
-        from lastiterate.plot.file import save
-
-        chart = found.chart(rows)
-        for file in files:
-            save(chart, file)
+    results = []
+    for each, found in wanted.items():
+        rows = _rows(found, each, scale, audits)
+        _draw(found, rows, files[each])
+        results.append({"name": each, "rows": rows})
+        if not json:
+            print_rows(found.TITLE, _few(rows), [*_notes(rows), *(f"Picture: {file}" for file in files[each])])
     if json:
-        print_json({"name": name, "rows": rows})
+        print_json({"name": "all", "results": results} if name == "all" else results[0])
+
+
+def _draw(found: "Reproduction", rows: "list[Row]", files: list[Path]) -> None:
+    if not files:
         return
-    print_rows(found.TITLE, _few(rows), [*_notes(rows), *(f"Picture: {file}" for file in files)])
+    from lastiterate.plot.file import save
+
+    chart = found.chart(rows)
+    for file in files:
+        save(chart, file)
 
 
 def _rows(found: "Reproduction", name: str, scale: Any, audits: "Audits") -> "list[Row]":
