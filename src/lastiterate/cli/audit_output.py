@@ -43,15 +43,19 @@ def check_folder(folder: Path | None) -> None:
 
 def draw(result: AuditResult, folder: Path) -> list[Path]:
     """The page, and the picture of all; their names are the store's."""
+    from lastiterate.cli.progress import tracker
     from lastiterate.plot.audit import audit_chart
     from lastiterate.plot.file import save
     from lastiterate.plot.page import write_page
 
     stem = result.store.stem if result.store else "audit"
-    page, picture = folder / f"{stem}.html", folder / f"{stem}.png"
-    save(audit_chart(result), picture)
-    write_page(result, page)
-    return [picture, page]
+    files = [folder / f"{stem}.png", folder / f"{stem}.html"]
+    for file in tracker("drawing")(files):
+        if file.suffix == ".html":
+            write_page(result, file)
+        else:
+            save(audit_chart(result), file)
+    return files
 
 
 def result_fields(result: AuditResult) -> dict[str, Any]:

@@ -36,11 +36,12 @@ def report(
     from lastiterate.auditing.report import report as ask
     from lastiterate.auditing.store import Store
     from lastiterate.cli.audit_output import check_folder, finish
+    from lastiterate.cli.progress import tracker
 
     asked = question.question()
     check_folder(output)
     with Store.read(store) as kept:
         if export is not None:
             files.export(kept, export)
-        result = ask(kept, asked)
+        (result,) = [ask(each, asked) for each in tracker("analysing")([kept])]
     raise typer.Exit(finish(result, output, strict, json))
