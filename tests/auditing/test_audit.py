@@ -144,3 +144,17 @@ def test_bad_arguments_are_refused_before_anything_is_trained(tmp_path):
         with pytest.raises(ValueError, match=sentence):
             li.audit(RUN, noisy_sum, store=tmp_path / "x.sqlite", **changes)
     assert not list(tmp_path.iterdir())
+
+
+def test_what_does_not_go_together_is_refused_and_leaves_no_store(tmp_path):
+    path = tmp_path / "x.sqlite"
+    for given, sentence in [
+        ((RUN.replace(optimizer=None), PROBLEM, ATTACK), "optimizer must be given to train a run"),
+        ((RUN, noisy_sum, ATTACK), "attack must be None or lastiterate.attacks.Displacement for a trainer"),
+        ((RUN, PROBLEM, attacks.Displacement([1.0])), "attack must be one of lastiterate.attacks for a problem"),
+        ((RUN, None, ATTACK), "problem must be a training.Problem or a trainer for this attack, got None"),
+        ((RUN, PROBLEM, attacks.OneRun()), "models must be at most 650"),
+    ]:
+        with pytest.raises(ValueError, match=sentence):
+            li.audit(*given, models=700, store=path)
+        assert not list(tmp_path.iterdir())

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import platform
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -17,7 +18,7 @@ import numpy as np
 from lastiterate.attacks.attack import Expected, Words
 from lastiterate.auditing.describe import specification
 from lastiterate.auditing.engine import Engine, find_engine
-from lastiterate.auditing.job import Job, Trials, is_users, user_references
+from lastiterate.auditing.job import REFERENCES, Job, Trials, is_users, user_references
 from lastiterate.auditing.report import Question, report
 from lastiterate.auditing.result import AuditResult
 from lastiterate.auditing.store import Store
@@ -79,6 +80,7 @@ def audit(
         from lastiterate.attacks import GradientSpace
 
         attack = GradientSpace()
+    _check(problem, attack, models)
     job = Job(run, problem, attack, {}, seed, models, None, test)
     described = specification(run, problem, attack, models, seed, data)
     with tempfile.TemporaryDirectory() as scratch, _open(store or Path(scratch) / "audit.sqlite", described) as kept:
@@ -189,8 +191,33 @@ def _missing(job: Job, store: Store, chunk_size: int) -> tuple[Array, Array]:
     return models[rows], present[rows]
 
 
-def _open(path: str | Path, described: dict[str, Any]) -> Store:
-    return Store.open(path, described, _setup())
+@contextmanager
+def _open(path: str | Path, described: dict[str, Any]) -> Iterator[Store]:
+    """The store. A new one that came to nothing, as where the attack refuses the problem, is removed again."""
+    new = not Path(path).exists()
+    with Store.open(path, described, _setup()) as store:
+        try:
+            yield store
+        except Exception:
+            if new and store.facts is None:
+                store.close()
+                Path(path).unlink(missing_ok=True)
+            raise
+
+
+def _check(problem: Any, attack: Any, models: int) -> None:
+    """Refuse what does not go together."""
+    if is_users(problem):
+        integer("models", models, 1, REFERENCES)
+        if attack is not None and not hasattr(attack, "score"):
+            raise ValueError(
+                f"attack must be None or lastiterate.attacks.Displacement for a trainer, got {type(attack).__name__}"
+            )
+        return
+    if not hasattr(attack, "arm") and not hasattr(attack, "coins"):
+        raise ValueError(f"attack must be one of lastiterate.attacks for a problem, got {attack!r}")
+    if problem is None and type(attack).__name__ != "Adversarial":
+        raise ValueError("problem must be a training.Problem or a trainer for this attack, got None")
 
 
 def _setup() -> dict[str, Any]:
