@@ -49,7 +49,7 @@ def test_between_heuristic_and_guarantee_lies_above_heuristic(store):
 def test_reason_names_claim_method_and_confidence(store):
     reason = read(store, Question(claim_noise=2.0)).reason
     assert "noise multiplier 2" in reason
-    assert "0.95 confidence" in reason
+    assert "95% confidence" in reason
 
 
 def test_claims_are_checked():

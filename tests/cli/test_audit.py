@@ -94,13 +94,56 @@ def test_dry_run_says_what_would_happen_and_keeps_nothing(cli, here):
     assert plan["models"] == 16 + plan["reference_models"]
     assert plan["seconds"] > 0.0
     assert plan["bytes"] > 0
-    assert "minutes" in cli(f"{SMALL} --dry-run").stdout
+    assert "seconds" in cli(f"{SMALL} --dry-run").stdout
     assert not list(here.iterdir())
 
 
 def test_one_run_has_its_own_methods(cli, here):
     fields = json.loads(cli(f"{SMALL.replace('--models 8', '--models 60')} --attack one-run --json").stdout)
     assert set(fields["empirical"]) == {"one-run", "one-run-fdp"}
+
+
+TRAINERS = """
+import numpy as np, lastiterate as li
+run = li.DPSGD(20, 0.5, 1.0)
+def breaks(seed, canary): raise RuntimeError("out of memory")
+def nothing(seed, canary): return None
+def tensors(seed, canary): return {"weight": np.zeros(3)}
+def score(seed, canary): return float(canary) + np.random.default_rng(seed).standard_normal()
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "status", "words"),
+    [("breaks", 3, "out of memory"), ("nothing", 2, "got NoneType"), ("tensors", 2, "got dict")],
+)
+def test_a_trainer_that_fails_is_not_taken_for_a_refuted_claim(cli, here, name, status, words):
+    (here / "mine.py").write_text(TRAINERS)
+    result = cli(f"audit --trainer mine.py:{name} --models 4")
+    assert result.exit_code == status
+    assert words in result.stderr
+
+
+def test_a_trainers_own_run_is_not_overridden(cli, here):
+    (here / "mine.py").write_text(TRAINERS)
+    result = cli("audit --trainer mine.py:score --steps 40 --sample-rate 0.1 --noise-multiplier 1")
+    assert result.exit_code == 2
+    assert "either by options or in" in result.stderr
+
+
+def test_tests_that_refute_run_whatever_method_is_shown(cli, here):
+    cli(f"{DRAWN} --store x.sqlite --json")
+    result = cli("report x.sqlite --claim-epsilon 0.5 --method gdp --json")
+    assert result.exit_code == 1
+    assert list(json.loads(result.stdout)["empirical"]) == ["gdp"]
+
+
+def test_a_report_leaves_the_audits_own_page_alone(cli, here):
+    cli(f"{DRAWN} --store runs/x.sqlite")
+    before = (here / "runs/x.html").read_bytes()
+    cli("report runs/x.sqlite --confidence 0.5")
+    assert (here / "runs/x.html").read_bytes() == before
+    assert (here / "runs/x-report.html").exists()
 
 
 def test_store_is_a_database_that_a_person_can_open(cli, here):
@@ -114,6 +157,8 @@ def test_store_is_a_database_that_a_person_can_open(cli, here):
     [
         ("audit --attack loud", ["--attack", "quiet", "'loud'"]),
         ("audit --noise-multiplier 1", ["--steps", "--batch-size"]),
+        ("audit --clip-norm 5", ["--steps", "--batch-size"]),
+        ("audit --steps 10 --sample-rate 0.1 --sampling shuffled", ["noise_multiplier", "shuffled"]),
         ("audit --attack quiet --others blank", ["--others", "natural", "'blank'"]),
         ("audit --address x:1", ["--engine ray"]),
         ("audit --claim-epsilon 1 --claim-noise 1", ["claim_epsilon", "claim_noise", "give one"]),

@@ -81,6 +81,8 @@ class Displacement:
                 f"parameters must have the shapes of the canary, {[leaf.shape for leaf in own]}, "
                 f"got {[leaf.shape for leaf in given]}"
             )
+        if not all(np.isfinite(leaf).all() for leaf in given):
+            raise ValueError("parameters must be finite numbers, got infinite ones or nan: training diverged")
         pairs = [(a, b) for a, b in zip(own, given, strict=True) if np.any(a)]
         return np.array([-np.vdot(a, b) / np.linalg.norm(a) for a, b in pairs])
 

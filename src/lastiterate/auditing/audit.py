@@ -82,7 +82,7 @@ def audit(
         attack = GradientSpace()
     _check(problem, attack, models)
     job = Job(run, problem, attack, {}, seed, models, None, test)
-    described = specification(run, problem, attack, models, seed, data)
+    described = specification(run, problem, attack, models, seed, data or _words(problem))
     with tempfile.TemporaryDirectory() as scratch, _open(store or Path(scratch) / "audit.sqlite", described) as kept:
         fill(job, kept, computer, question, progress)
         result = report(kept, question)
@@ -203,6 +203,18 @@ def _open(path: str | Path, described: dict[str, Any]) -> Iterator[Store]:
                 store.close()
                 Path(path).unlink(missing_ok=True)
             raise
+
+
+def _words(problem: Any) -> str:
+    """A problem for people, if nobody has described it."""
+    if problem is None:
+        return "no data"
+    if is_users(problem):
+        return f"the trainer {getattr(problem, '__qualname__', type(problem).__name__)}"
+    import jax
+
+    size = sum(int(np.size(leaf)) for leaf in jax.tree.leaves(problem.trainable))
+    return f"a problem of {size:,} parameters and {problem.size:,} examples"
 
 
 def _check(problem: Any, attack: Any, models: int) -> None:

@@ -171,12 +171,18 @@ class UserTrials:
 
     def _score(self, result: Any) -> float:
         attack = self._job.attack
-        if attack is None and np.ndim(result) != 0:
+        if attack is None and isinstance(result, (list, tuple, np.ndarray)) and np.ndim(result) != 0:
             raise ValueError(
                 f"attack must be given where the trainer returns parameters (here of shape {np.shape(result)}): for "
                 "example lastiterate.attacks.Displacement(canary)"
             )
-        score = float(result if attack is None else attack.score(self._job.run, self._job.facts, result))
+        try:
+            score = float(result if attack is None else attack.score(self._job.run, self._job.facts, result))
+        except TypeError:
+            raise ValueError(
+                f"the trainer must return a number, or parameters together with an attack that scores them, such as "
+                f"lastiterate.attacks.Displacement(canary); got {type(result).__name__}"
+            ) from None
         if np.isnan(score):
             raise ValueError("scores must be numbers, infinite ones included, got nan from the trainer")
         return score

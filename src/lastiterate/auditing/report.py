@@ -65,10 +65,16 @@ def report(store: Store, question: Question = Question()) -> AuditResult:  # noq
     found = {method: estimates(method, question.confidence) for method in methods}
     predictions = ask_all(run, lambda curve: curve.epsilon(question.delta))
     claim = claim_of(run, question.delta, question.claim_epsilon, question.claim_noise)
-    verdict, reason = judge(claim, tuple(methods), estimates, question.confidence)
+    kind = "one-run" if facts["one_run"] else expected.kind
+    verdict, reason = judge(claim, kind, estimates, question.confidence)
     done, planned = len(trials.scores), specification["models"] * (1 if facts["one_run"] else 2)
-    caveats = [f"Only {done} of {planned} trials are done."] if done < planned else []
-    caveats += _limits(found, predictions["last_iterate"].value)
+    caveats = []
+    if done < planned:
+        caveats.append(
+            f"Only {done} of {planned} trials are done: who stops when it looks good has no confidence left."
+        )
+    heuristic = None if kind == "likelihood-ratio" else predictions["last_iterate"].value
+    caveats += _limits(found, heuristic)
     return AuditResult(
         run=run,
         attack=words.attack,
@@ -168,6 +174,9 @@ def _limits(found: dict[str, Estimate], predicted: float | None) -> list[str]:
                 f"{each.models_in:,} and {each.models_out:,} scores show at most epsilon {spell(each.largest)} without "
                 f"assumptions, which is below the heuristic's {spell(predicted)}: they could not have refuted it so."
             )
+        if each.threshold_choice == "split":
+            halved = "Half of the models chose the threshold, and only the other half is counted."
+            sentences += [halved] if halved not in sentences else []
         if each.threshold_choice == "uncorrected":
             sentences.append(
                 f"{METHODS[method]}: the threshold is the best of all, uncorrected for that choice: not a valid bound."

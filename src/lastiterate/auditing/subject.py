@@ -60,6 +60,11 @@ def with_defaults(run: DPSGD, *, calibrated: bool, examples: int | None) -> DPSG
         run = run.replace(optimizer=SGD(0.5 / batch, momentum=DEFAULT_MOMENTUM))
     if calibrated:
         return run
+    if not examples or run.sampling in ("shuffled", "fixed"):
+        raise ValueError(
+            "noise_multiplier must be given for a trainer, and for shuffled batches or those of fixed size: the "
+            "default, epsilon 8 by composition, is for Poisson sampling"
+        )
     return calibrate(run, epsilon=DEFAULT_EPSILON, delta=DEFAULT_DELTA, analysis=composition)
 
 
@@ -80,7 +85,10 @@ def _users(where: str, run: DPSGD | None) -> Subject:
     train = getattr(module, name, None)
     if not callable(train):
         raise ValueError(f"trainer must name a function in {str(file)!r}, got {name!r}")
-    described = run or getattr(module, "run", None)
+    own = getattr(module, "run", None)
+    if run is not None and own is not None:
+        raise ValueError(f"the run must be described either by options or in {str(file)!r}, not by both")
+    described = run or own
     if not isinstance(described, DPSGD):
         raise ValueError(f"the run must be described by options, or as run = lastiterate.DPSGD(...) in {str(file)!r}")
     return Subject(described, train, f"{file.name}:{name}", file.stem, None, getattr(module, "attack", None))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from lastiterate.auditing.estimate import Estimate
-from lastiterate.plot.words import spell
+from lastiterate.plot.words import METHODS, per_cent, spell
 from lastiterate.privacy.calibrate import calibrate
 from lastiterate.privacy.composition import composition
 from lastiterate.privacy.last_iterate import last_iterate
@@ -24,14 +24,22 @@ class Claim:
     """What is claimed of a training, as epsilons at one delta.
 
     Attributes:
+        run: the run with the noise that is claimed, or that the claimed epsilon needs; None: no noise follows.
         guarantee: no attack may exceed it.
         heuristic: attacks on the last iterate are expected not to; None: it is not known.
         words: the claim for people.
     """
 
+    run: DPSGD | None
     guarantee: float
     heuristic: float | None
     words: str
+
+    def is_refuted_by_rates(self, fpr: float, fnr: float) -> bool:
+        """Whether these error rates are better than composition allows for the claimed noise, or any larger one."""
+        if self.run is None or self.run.sampling in ("shuffled", "fixed"):
+            return False
+        return bool(composition(self.run).fnr(fpr) > fnr + 1e-9)
 
 
 def claim_of(run: DPSGD, delta: float, epsilon: float | None = None, noise: float | None = None) -> Claim:
@@ -40,17 +48,19 @@ def claim_of(run: DPSGD, delta: float, epsilon: float | None = None, noise: floa
     guarantee = no_amplification if run.sampling in ("shuffled", "fixed") else composition
     if epsilon is not None:
         claimed = float(epsilon)
-        heuristic = None
-        if guarantee is composition:
-            heuristic = last_iterate(calibrate(run, epsilon=claimed, delta=delta, analysis=composition)).epsilon(delta)
-        return Claim(claimed, heuristic, f"epsilon {spell(claimed)} at delta {spell(delta)}")
+        words = f"epsilon {spell(claimed)} at delta {spell(delta)}"
+        if guarantee is no_amplification:
+            return Claim(None, claimed, None, words)
+        needed = calibrate(run, epsilon=claimed, delta=delta, analysis=composition)
+        return Claim(needed, claimed, last_iterate(needed).epsilon(delta), words)
     words = "the run as described"
     if noise is not None:
         claimed = float(noise)
         run = run.replace(noise_multiplier=run.noise_multiplier * (claimed / float(np.max(run.noise_multiplier))))
         words = f"noise multiplier {spell(claimed)}"
     bound = guarantee(run).epsilon(delta)
-    return Claim(bound, last_iterate(run).epsilon(delta), f"{words}: epsilon {spell(bound)} at delta {spell(delta)}")
+    words = f"{words}: epsilon {spell(bound)} at delta {spell(delta)}"
+    return Claim(run, bound, last_iterate(run).epsilon(delta), words)
 
 
 def check_claims(epsilon: float | None, noise: float | None) -> None:
@@ -62,26 +72,38 @@ def check_claims(epsilon: float | None, noise: float | None) -> None:
             number(name, value, 0.0, open_low=True)
 
 
-def judge(
-    claim: Claim, methods: tuple[str, ...], estimate: Callable[[str, float], Estimate], confidence: float
-) -> tuple[str, str]:
-    """The verdict and its reason. ``estimate(method, confidence)`` gives a bound; the tests share the error."""
-    tests = [method for method in methods if method in ("clopper-pearson", "composition", "one-run")]
-    shared = 1.0 - (1.0 - confidence) / max(len(tests), 1)
-    for method in tests:
-        if estimate(method, confidence).epsilon <= claim.guarantee:  # then not with more confidence either
-            continue
-        found = estimate(method, shared)
-        if found.epsilon > claim.guarantee:
-            return VIOLATION, (
-                f"The claim ({claim.words}) is refuted at {confidence:.4g} confidence: {method} finds an epsilon of at "
-                f"least {spell(found.epsilon)}."
-            )
-    if "last-iterate" in methods and claim.heuristic is not None:
+def judge(claim: Claim, kind: str, estimate: Callable[[str, float], Estimate], confidence: float) -> tuple[str, str]:
+    """The verdict and its reason, by the tests that apply to a kind of scores, whatever else was asked of them.
+
+    ``kind`` is "one-run", "likelihood-ratio" or anything else, which is about the last iterate.
+    ``estimate(method, confidence)`` gives a bound. Two tests can refute a claim: they share the error.
+    """
+    sure = per_cent(confidence)
+    if kind == "one-run":
+        refuted = _refuted_without_assumptions(claim, estimate("one-run", confidence))
+    else:
+        shared = 1.0 - 0.5 * (1.0 - confidence)
+        refuted = _refuted_without_assumptions(claim, estimate("clopper-pearson", shared))
+        # The threshold of the composition family, for last iterates, is that of the quicker one.
+        rates = estimate("composition" if kind == "likelihood-ratio" else "last-iterate", shared)
+        if refuted is None and claim.is_refuted_by_rates(rates.fpr_upper, rates.fnr_upper):
+            refuted = estimate("composition", shared)
+    if refuted is not None:
+        halves = "" if kind == "one-run" else "; the two tests that can refute share the error"
+        return VIOLATION, (
+            f"The claim ({claim.words}) is refuted with {sure} confidence: {METHODS[refuted.method]} finds an epsilon "
+            f"of at least {spell(refuted.epsilon)}{halves}."
+        )
+    if kind not in ("one-run", "likelihood-ratio") and claim.heuristic is not None:
         found = estimate("last-iterate", confidence)
         if found.epsilon > claim.heuristic:
             return ABOVE_HEURISTIC, (
-                f"The attack finds {spell(found.epsilon)} at {confidence:.4g} confidence, above the heuristic's "
-                f"{spell(claim.heuristic)}: losses are not as linear as it assumes, or training is not what is claimed."
+                f"The attack finds {spell(found.epsilon)} with {sure} confidence (last-iterate family), above the "
+                f"heuristic's {spell(claim.heuristic)} for the claim ({claim.words}): losses are not as linear as it "
+                "assumes, or training is not what is claimed."
             )
-    return CONSISTENT, f"Nothing speaks against the claim ({claim.words}) at {confidence:.4g} confidence."
+    return CONSISTENT, f"Nothing refutes the claim ({claim.words}) with {sure} confidence."
+
+
+def _refuted_without_assumptions(claim: Claim, found: Estimate) -> Estimate | None:
+    return found if found.epsilon > claim.guarantee else None

@@ -40,7 +40,7 @@ Noise = Annotated[
     PerStepOption | None,
     option("--noise-multiplier", values.per_step, "NUMBER", "Noise sigma (default: for epsilon 8 by composition)."),
 ]
-ClipNorm = Annotated[float, option("--clip-norm", values.number, "NUMBER", "Clipping norm (default: 1).")]
+ClipNorm = Annotated[float | None, option("--clip-norm", values.number, "NUMBER", "Clipping norm (default: 1).")]
 Models = Annotated[
     int | None,
     option("--models", values.integer, "INTEGER", "Models a world (default: 512), or canaries of the one run."),
@@ -65,7 +65,7 @@ def audit(
     model: Model = "mlp",
     trainer: Trainer = None,
     noise_multiplier: Noise = None,
-    clip_norm: ClipNorm = 1.0,
+    clip_norm: ClipNorm = None,
     attack: AttackName = None,
     others: Others = None,
     models: Models = None,
@@ -126,20 +126,21 @@ def _ending_at_once() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def _run(size: SizeOptions, method: MethodOptions, noise: Any, clip_norm: float, examples: int | None) -> Any:
+def _run(size: SizeOptions, method: MethodOptions, noise: Any, clip_norm: float | None, examples: int | None) -> Any:
     """The run that the options describe; None: they describe none."""
     from lastiterate.auditing.subject import with_defaults
 
     given = any(vars(size).values())
     if not given:
-        if noise is not None or any(method.fields()[name] is not None for name in ("optimizer", "weights")):
+        if noise is not None or clip_norm is not None or method != MethodOptions():
             raise OptionError(
-                "--steps and --sample-rate, or --batch-size and --epochs, must be given with such options"
+                "--steps and --sample-rate, or --batch-size and --epochs, must be given with other options of the run"
             )
         return None
     if size.dataset_size is None and (size.batch_size or size.epochs) and examples:
         size = replace(size, dataset_size=examples)
-    run = size.run(1.0 if noise is None else noise, method).replace(clip_norm=clip_norm)
+    run = size.run(1.0 if noise is None else noise, method)
+    run = run.replace(clip_norm=1.0 if clip_norm is None else clip_norm)
     return with_defaults(run, calibrated=noise is not None, examples=examples)
 
 
@@ -180,11 +181,15 @@ def leave_resumable(store: Path) -> NoReturn:
     os._exit(130)
 
 
+def _duration(seconds: float) -> str:
+    return f"{seconds:.0f} seconds" if seconds < 100 else f"{seconds / 60:.0f} minutes"
+
+
 def _rehearse(subject: "Subject", attack: Any, models: int, json: bool) -> None:
     from lastiterate.answers import run_fields
     from lastiterate.auditing.rehearsal import rehearse
     from lastiterate.cli.output import print_json, print_note
-    from lastiterate.plot.words import describe, spell
+    from lastiterate.plot.words import describe
 
     plan = rehearse(subject.run, subject.problem, attack, models)
     if json:
@@ -193,6 +198,6 @@ def _rehearse(subject: "Subject", attack: Any, models: int, json: bool) -> None:
     print_note(
         f"{subject.words}: {describe(subject.run)}\n"
         f"{plan.models:,} models of {subject.run.steps:,} steps, {plan.reference_models:,} of them not counted\n"
-        f"about {plan.seconds / 60:.1f} minutes and {plan.bytes / 2**30:.1f} GiB of memory here ({plan.basis})\n"
-        f"nothing was kept; delta {spell(1e-5)} and all questions can be asked again of the scores afterwards"
+        f"about {_duration(plan.seconds)} and {plan.bytes / 2**30:.1f} GiB of memory here ({plan.basis})\n"
+        "nothing was trained to the end, and nothing is kept"
     )

@@ -73,7 +73,7 @@ class QuestionOptions:
         """The question that the options put."""
         from lastiterate.auditing.report import Question
 
-        methods = None if self.method is None else self.method.split(",")
+        methods = None if self.method in (None, "all") else self.method.split(",")
         return Question(
             self.delta, self.confidence, methods, _threshold(self.threshold), self.claim_epsilon, self.claim_noise
         )

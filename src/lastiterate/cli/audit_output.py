@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import math
+import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lastiterate.answers import answer_fields, run_fields
 from lastiterate.cli.output import print_json, print_table
-from lastiterate.plot.words import ASSUMPTIONS, CAVEAT, LABELS, METHOD_ASSUMPTIONS, METHODS, describe, spell
+from lastiterate.plot.words import ASSUMPTIONS, CAVEAT, LABELS, METHOD_ASSUMPTIONS, METHODS, describe, per_cent, spell
 
 if TYPE_CHECKING:
     from lastiterate.auditing.estimate import Estimate
     from lastiterate.auditing.result import AuditResult
 
 
-def finish(result: AuditResult, output: Path | None, strict: bool, json: bool) -> int:
+def finish(result: AuditResult, output: Path | None, strict: bool, json: bool, name: str = "") -> int:
     """Draw, print, and say with which status to exit. With JSON, pictures are drawn only into a folder given."""
     folder = output or (None if json or result.store is None else result.store.parent)
-    files = draw(result, folder) if folder else []
+    if folder and not output and not os.access(folder, os.W_OK):
+        folder = None  # the store was only read; --output says where else to draw
+    files = draw(result, folder, name) if folder else []
     if json:
         print_json(result_fields(result))
     else:
@@ -41,15 +44,15 @@ def check_folder(folder: Path | None) -> None:
     check_target(folder / "audit.html")
 
 
-def draw(result: AuditResult, folder: Path) -> list[Path]:
-    """The page, and the picture of all; their names are the store's."""
+def draw(result: AuditResult, folder: Path, name: str = "") -> list[Path]:
+    """The picture and the page; their names are the store's, followed by ``name``."""
     from lastiterate.cli.progress import tracker
     from lastiterate.plot.audit import audit_chart
     from lastiterate.plot.file import save
     from lastiterate.plot.page import write_page
 
     stem = result.store.stem if result.store else "audit"
-    files = [folder / f"{stem}.png", folder / f"{stem}.html"]
+    files = [folder / f"{stem}{name}.png", folder / f"{stem}{name}.html"]
     for file in tracker("drawing")(files):
         if file.suffix == ".html":
             write_page(result, file)
@@ -113,7 +116,7 @@ def _print(result: AuditResult, files: list[Path]) -> None:
             value = "none" if answer.value is None else spell(answer.value, 5)
             rows.append((LABELS[name], value, "", "", answer.reason or ASSUMPTIONS[name]))
     for name, estimate in result.estimates.items():
-        share = f"{100 * estimate.confidence:.4g}%"
+        share = per_cent(estimate.confidence)
         most = "-" if estimate.largest is None else spell(estimate.largest)
         rows.append((METHODS[name], spell(estimate.epsilon, 5), share, most, METHOD_ASSUMPTIONS[name]))
     notes = [f"Verdict: {result.verdict}. {result.reason}", *_about(result), *result.caveats, CAVEAT]
@@ -121,24 +124,25 @@ def _print(result: AuditResult, files: list[Path]) -> None:
         notes.append(f"Scores: {result.store}")
     notes += [f"{'Page' if file.suffix == '.html' else 'Picture'}: {file}" for file in files]
     title = f"{result.data or 'your trainer'}: {describe(result.run)}; delta {spell(result.delta)}\n{result.attack}"
-    print_table(title, ("", "epsilon", "confidence", "at most", "what it assumes"), rows, {1, 2, 3}, notes)
+    print_table(title, ("", "epsilon", "confidence", "limit", "what it assumes"), rows, {1, 2, 3}, notes)
 
 
 def _about(result: AuditResult) -> list[str]:
     """What the empirical rows rest on, and how good the attack and the models were."""
     choices = {estimate.threshold_choice for estimate in result.estimates.values()}
     one = next(iter(result.estimates.values()))
+    joint = "" if one.method.startswith("one-run") else ", joint over both error rates"
     words = [
-        f"Empirical epsilons are lower bounds for this attack, from {one.models_in:,} + {one.models_out:,} scores, "
-        f"with joint confidence in both error rates and an {' or '.join(sorted(choices))} threshold. "
-        "At most: what so many could have shown."
+        f"Empirical epsilons are lower bounds for this attack: {one.models_in:,} + {one.models_out:,} scores, "
+        f"threshold {' or '.join(sorted(choices))}; confidence for each method by itself{joint}. "
+        "Limit: what so many could have shown."
     ]
     if result.accuracy is not None:
         words.append(f"Accuracy of the models: {100 * result.accuracy:.1f}%.")
+    error = math.sqrt(1 / len(result.scores_in) + 1 / len(result.scores_out))  # of d', about
+    signal = f"Signal d' {spell(result.signal, 3)} (plus or minus {spell(error, 1)})"
     if result.ideal_signal:
         share = result.signal / result.ideal_signal
-        words.append(
-            f"Signal d' {spell(result.signal, 3)}: {100 * share:.0f}% of the ideal {spell(result.ideal_signal, 3)}, "
-            "which linear losses and a score that only noise moves would give."
-        )
+        signal += f": {100 * share:.0f}% of {spell(result.ideal_signal, 3)}, the ideal of linear losses"
+    words.append(f"{signal}.")
     return words

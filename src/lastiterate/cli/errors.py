@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import traceback
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 # The base of typer's own usage errors. Some versions take it from click, some carry it themselves.
 _UsageError: type[Exception] = typer.BadParameter.__mro__[2]
 
-BAD_INPUT = 2
+BAD_INPUT, BROKEN = 2, 3
 
 
 class OptionError(typer.BadParameter):
@@ -43,7 +44,13 @@ class PlainGroup(TyperGroup):
         except MemoryError:
             sys.exit(_say("the run needs more memory than there is: describe it with fewer distinct steps"))
         except typer.Abort:
-            sys.exit(_say("stopped", status=1))
+            sys.exit(_say("stopped", status=130))
+        except (typer.Exit, SystemExit):
+            raise
+        except Exception:
+            # Not 1, Python's usual, which says that a claim is refuted.
+            traceback.print_exc()
+            sys.exit(BROKEN)
         sys.exit(status if isinstance(status, int) else 0)
 
 

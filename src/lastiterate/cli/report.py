@@ -44,4 +44,4 @@ def report(
         if export is not None:
             files.export(kept, export)
         (result,) = [ask(each, asked) for each in tracker("analysing")([kept])]
-    raise typer.Exit(finish(result, output, strict, json))
+    raise typer.Exit(finish(result, output, strict, json, "-report"))

@@ -64,8 +64,8 @@ VERDICTS = {
         "noise, or how it samples batches."
     ),
     "above heuristic": (
-        "The attack found more than the heuristic predicts, but no more than is guaranteed. This is worth a look: for "
-        "this training the heuristic is too low, or the training differs from its description."
+        "The attack found more than the heuristic predicts, but the tests that could refute the guarantee did not. "
+        "This is worth a look: for this training the heuristic is too low, or it differs from its description."
     ),
     "consistent": (
         "The attack found no more than was predicted. This does not prove that the training is private: another "
@@ -90,7 +90,7 @@ def method_label(method: str) -> str:
 
 def per_cent(fraction: float) -> str:
     """A confidence or an accuracy, without zeros that say nothing."""
-    return f"{100.0 * fraction:.4g}%"
+    return f"{100.0 * fraction:.6g}%"
 
 
 def describe(run: DPSGD) -> str:
