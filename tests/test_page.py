@@ -159,3 +159,16 @@ def test_a_page_that_cannot_be_written_leaves_the_old_one(tmp_path, monkeypatch)
         write_page(fake(1), tmp_path / "page.png")
     with pytest.raises(ValueError, match="folder must exist"):
         write_page(fake(1), tmp_path / "no" / "page.html")
+
+
+def test_one_run_speaks_of_canaries_and_not_of_two_error_rates(tmp_path):
+    one = replace(
+        fake().estimates["clopper-pearson"], method="one-run", fpr_upper=float("nan"), fnr_upper=float("nan")
+    )
+    write_page(replace(fake(), run=QUICK, estimates={"one-run": one}), tmp_path / "page.html")
+    text = " ".join(read((tmp_path / "page.html").read_text()).words)
+    assert "canaries in and out" in text
+    assert "among the guesses" in text
+    assert "models a world" not in text
+    assert "joint" not in text
+    assert "nan" not in text.split()

@@ -87,13 +87,16 @@ def _page(result: AuditResult) -> str:
 
 def caveats(result: AuditResult) -> list[str]:
     """What a reader must know: of this audit first, then of all audits."""
+    joint = [
+        "The confidence is joint: the error is split evenly over the false positive and the false negative rate."
+    ]
     return [
         *result.caveats,
         "An empirical epsilon is a lower bound that this attack found. It does not prove privacy: a better attack may "
         "find more.",
         f"{CAVEAT} Only the standard analysis (composition) does, where its assumptions hold.",
-        "The confidence is joint: the error allowed is split evenly over the false positive and the false negative "
-        "rate. It holds for each method by itself, not for all of them together.",
+        *([] if _is_one_run(result) else joint),
+        "The confidence holds for each method by itself, not for all of them together.",
         "A method that is called a family assumes that the mechanism belongs to it; where that is wrong, so may be its "
         "number.",
     ]
@@ -124,11 +127,12 @@ def _epsilons(result: AuditResult) -> str:
 def _estimates(result: AuditResult) -> str:
     if not result.estimates:
         return "<p>Nothing has been estimated yet.</p>"
+    one_run = _is_one_run(result)
     columns = [
         "method",
         "epsilon",
-        "confidence (joint over both error rates)",
-        "models a world",
+        "confidence" if one_run else "confidence (joint over both error rates)",
+        "canaries in and out" if one_run else "models a world",
         "false positives",
         "false negatives",
         "largest epsilon possible",
@@ -141,8 +145,8 @@ def _estimates(result: AuditResult) -> str:
             _least(each),
             per_cent(each.confidence),
             _models(each),
-            f"{each.false_positives:,} (rate below {spell(each.fpr_upper, 3)})",
-            f"{each.false_negatives:,} (rate below {spell(each.fnr_upper, 3)})",
+            _errors(each.false_positives, each.fpr_upper),
+            _errors(each.false_negatives, each.fnr_upper),
             "not computed" if each.largest is None else spell_epsilon(each.largest),
             spell(each.threshold) if math.isfinite(each.threshold) else "infinite",
             f"{each.threshold_choice}: {THRESHOLDS.get(each.threshold_choice, '')}".rstrip(": "),
@@ -150,6 +154,15 @@ def _estimates(result: AuditResult) -> str:
         for method, each in result.estimates.items()
     ]
     return "<h3>What the estimates rest on</h3>" + _table(columns, rows)
+
+
+def _is_one_run(result: AuditResult) -> bool:
+    """Whether the scores are those of canaries in one model, instead of models."""
+    return any(method.startswith("one-run") for method in result.estimates)
+
+
+def _errors(count: int, rate: float) -> str:
+    return f"{count:,} (rate below {spell(rate, 3)})" if math.isfinite(rate) else f"{count:,} among the guesses"
 
 
 def _quality(result: AuditResult) -> str:
@@ -171,12 +184,15 @@ def _quality(result: AuditResult) -> str:
 
 def _what_was_run(result: AuditResult) -> str:
     done = f"{len(result.scores_in):,} with the canary and {len(result.scores_out):,} without"
+    trained = {"models": f"{done}, of {result.models:,} planned a world"}
+    if _is_one_run(result):
+        trained = {"canaries": f"{len(result.scores_in):,} in the model and {len(result.scores_out):,} not"}
     return _facts(
         {
             "run": describe(result.run),
             "data and model": result.data,
             "attack": result.attack,
-            "models": f"{done}, of {result.models:,} planned a world",
+            **trained,
             "time": f"{result.seconds:,.0f} seconds of training and scoring",
         }
     )
