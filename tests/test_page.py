@@ -162,9 +162,7 @@ def test_a_page_that_cannot_be_written_leaves_the_old_one(tmp_path, monkeypatch)
 
 
 def test_one_run_speaks_of_canaries_and_not_of_two_error_rates(tmp_path):
-    one = replace(
-        fake().estimates["clopper-pearson"], method="one-run", fpr_upper=float("nan"), fnr_upper=float("nan")
-    )
+    one = replace(fake().estimates["clopper-pearson"], method="one-run", fpr_upper=float("nan"), fnr_upper=float("nan"))
     write_page(replace(fake(), run=QUICK, estimates={"one-run": one}), tmp_path / "page.html")
     text = " ".join(read((tmp_path / "page.html").read_text()).words)
     assert "canaries in and out" in text

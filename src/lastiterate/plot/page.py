@@ -87,9 +87,7 @@ def _page(result: AuditResult) -> str:
 
 def caveats(result: AuditResult) -> list[str]:
     """What a reader must know: of this audit first, then of all audits."""
-    joint = [
-        "The confidence is joint: the error is split evenly over the false positive and the false negative rate."
-    ]
+    joint = ["The confidence is joint: the error is split evenly over the false positive and the false negative rate."]
     return [
         *result.caveats,
         "An empirical epsilon is a lower bound that this attack found. It does not prove privacy: a better attack may "
