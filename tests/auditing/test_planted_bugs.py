@@ -11,8 +11,9 @@ import pytest
 import lastiterate as li
 from lastiterate.attacks import Displacement
 from lastiterate.auditing.engine import Local
-from lastiterate.auditing.job import Job, TrialChunk, Trials
+from lastiterate.auditing.job import Job, Trials
 from lastiterate.auditing.report import Question, read
+from lastiterate.auditing.store_trials import StoredTrials
 from tests.auditing.broken_trainers import BUGS, CANARY, RUN, Correct, example_gradients, losses, unflatten
 
 CONFIDENCE = 0.999
@@ -30,9 +31,10 @@ class Together:
     def chunk_size(self) -> int:
         return self.trials.chunk_size
 
-    def chunks(self, *args) -> Iterator[TrialChunk]:
-        parts = [vars(chunk).values() for chunk in self.trials.chunks(*args)]
-        yield TrialChunk(*map(np.concatenate, zip(*parts, strict=True)))
+    def chunks(self, *args) -> Iterator[StoredTrials]:
+        columns = ("models", "present", "scores", "accuracies", "seconds")
+        parts = [[getattr(chunk, name) for name in columns] for chunk in self.trials.chunks(*args)]
+        yield StoredTrials(*map(np.concatenate, zip(*parts, strict=True)))
 
 
 class Quick(Local):

@@ -18,7 +18,7 @@ import numpy as np
 from lastiterate.attacks.attack import Expected, Words
 from lastiterate.auditing.describe import specification
 from lastiterate.auditing.engine import Engine, find_engine
-from lastiterate.auditing.job import REFERENCES, Job, Trials, is_users, user_references
+from lastiterate.auditing.job import REFERENCES, Job, Trials, is_one_run, is_users, user_references
 from lastiterate.auditing.report import Question, report
 from lastiterate.auditing.result import AuditResult
 from lastiterate.auditing.store import Store
@@ -114,7 +114,7 @@ def _prepare(job: Job, store: Store, engine: Engine, progress: bool | None) -> t
         "crafted": crafted,
         "expected": asdict(expected),
         "words": asdict(words),
-        "one_run": hasattr(job.attack, "coins"),
+        "one_run": is_one_run(job.attack),
         "chunk_size": trials.chunk_size,
     }
     store.set_facts(facts)
@@ -151,7 +151,7 @@ def _craft(job: Job, progress: bool | None) -> tuple[dict[str, Any], Expected, W
         return {}, Expected("none"), Words("your trainer's own scores", "score")
     if is_users(job.problem):
         facts = attack.craft(run, user_references(job.problem, attack.references, job.seed))
-    elif hasattr(attack, "coins"):
+    elif is_one_run(attack):
         facts = attack.craft_many(run, job.problem, _References(job.seed, progress), job.models)
     else:
         facts = attack.craft(run, job.problem, _References(job.seed, progress))
@@ -226,7 +226,7 @@ def _check(problem: Any, attack: Any, models: int) -> None:
                 f"attack must be None or lastiterate.attacks.Displacement for a trainer, got {type(attack).__name__}"
             )
         return
-    if not hasattr(attack, "arm") and not hasattr(attack, "coins"):
+    if not hasattr(attack, "arm") and not is_one_run(attack):
         raise ValueError(f"attack must be one of lastiterate.attacks for a problem, got {attack!r}")
     if problem is None and type(attack).__name__ != "Adversarial":
         raise ValueError("problem must be a training.Problem or a trainer for this attack, got None")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import math
-import os
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from lastiterate.auditing.store import Store
 from lastiterate.data.files import as_path
+from lastiterate.whole_file import check_writable, write_whole
 
 if TYPE_CHECKING:
     from lastiterate.auditing.store_trials import StoredTrials
@@ -29,7 +29,7 @@ def export(trials: StoredTrials | Store, path: Location) -> None:
     """
     target = check_target(path)
     content = trials.scores() if isinstance(trials, Store) else trials
-    _write_whole(target, _parquet(content) if target.suffix.lower() == ".parquet" else _csv(content))
+    write_whole(target, _parquet(content) if target.suffix.lower() == ".parquet" else _csv(content), "export")
 
 
 def check_target(path: Location) -> Path:
@@ -39,12 +39,7 @@ def check_target(path: Location) -> Path:
         raise ValueError(f"the export's file must end in {' or '.join(FORMATS)}, got {str(target)!r}")
     if target.suffix.lower() == ".parquet" and find_spec("pyarrow") is None:
         raise ValueError('Parquet needs pyarrow, which is not installed: pip install "lastiterate[parquet]"')
-    if target.is_dir():
-        raise ValueError(f"the export's file must not be a folder, got {str(target)!r}")
-    if not target.parent.is_dir():
-        raise ValueError(f"the export's folder must exist, got {str(target.parent)!r}")
-    if target.exists() and not os.access(target, os.W_OK):
-        raise ValueError(f"the export's file must be writable, got {str(target)!r}")
+    check_writable(target, "export")
     return target
 
 
@@ -65,14 +60,3 @@ def _parquet(trials: StoredTrials) -> bytes:
     content = pyarrow.BufferOutputStream()
     parquet.write_table(pyarrow.table(dict(zip(COLUMNS, columns, strict=True))), content)
     return bytes(content.getvalue())
-
-
-def _write_whole(path: Path, content: bytes) -> None:
-    neighbour = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        neighbour.write_bytes(content)
-        neighbour.replace(path)
-    except OSError as error:
-        raise ValueError(f"the export cannot be written to {str(path)!r}: {error.strerror}") from None
-    finally:
-        neighbour.unlink(missing_ok=True)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from lastiterate.auditing.store_trials import StoredTrials
 from lastiterate.run import DPSGD
 from lastiterate.values import Array
 
@@ -18,17 +19,6 @@ if TYPE_CHECKING:
 EXACT_CHUNK = 65_536  # draws of last iterates at a time
 HAND_OVER_SECONDS = 0.5  # users' trainers: models that are trained within it are stored together
 REFERENCES = 2**20  # users' trainers: models that are not counted have numbers from here on
-
-
-@dataclass(frozen=True, eq=False)
-class TrialChunk:
-    """Some trials: numbers, worlds, scores, accuracies (NaN: not measured) and seconds, an array of each."""
-
-    models: Array
-    present: Array
-    scores: Array
-    accuracies: Array
-    seconds: Array
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,7 +44,7 @@ class Job:
 
     def planned(self) -> tuple[Array, Array]:
         """The trials: numbers and worlds, both worlds in turn; or every canary of the one run."""
-        if hasattr(self.attack, "coins"):
+        if is_one_run(self.attack):
             return np.arange(self.models), self.attack.coins(self.models, self.seed)
         return np.repeat(np.arange(self.models), 2), np.tile([True, False], self.models)
 
@@ -62,7 +52,7 @@ class Job:
         """The trainer and distinguisher for this job, compiled where that applies."""
         if is_users(self.problem):
             return UserTrials(self)
-        if hasattr(self.attack, "coins"):
+        if is_one_run(self.attack):
             return OneRunTrials(self)
         if not getattr(self.attack, "trains", True):
             return ExactTrials(self)
@@ -74,12 +64,17 @@ class Trials(Protocol):
 
     @property
     def chunk_size(self) -> int: ...
-    def chunks(self, models: Array, present: Array, progress: TrainingProgress | None) -> Iterator[TrialChunk]: ...
+    def chunks(self, models: Array, present: Array, progress: TrainingProgress | None) -> Iterator[StoredTrials]: ...
 
 
 def is_users(problem: Any) -> bool:
     """Whether the problem is a user's own trainer."""
     return callable(problem)
+
+
+def is_one_run(attack: Any) -> bool:
+    """Whether the attack puts many canaries into one model, each by the toss of a coin."""
+    return hasattr(attack, "coins")
 
 
 class ModelTrials:
@@ -94,7 +89,7 @@ class ModelTrials:
         self._trainer = Trainer(*subject, models=2 * job.models, chunk_size=job.chunk_size, workers=workers)
         self.chunk_size = self._trainer.chunk_size
 
-    def chunks(self, models: Array, present: Array, progress: TrainingProgress | None) -> Iterator[TrialChunk]:
+    def chunks(self, models: Array, present: Array, progress: TrainingProgress | None) -> Iterator[StoredTrials]:
         watches: dict[tuple[int, bool], Any] = {}
 
         def watch(step: int, chunk: Any) -> None:
@@ -111,7 +106,7 @@ class ModelTrials:
             accuracies = self._accuracies(chunk.parameters, len(chunk.models))
             seconds = np.full(len(chunk.models), (monotonic() - began) / len(chunk.models))
             began = monotonic()
-            yield TrialChunk(chunk.models, chunk.present, scores, accuracies, seconds)
+            yield StoredTrials(chunk.models, chunk.present, scores, accuracies, seconds)
 
     def _accuracies(self, parameters: Any, count: int) -> Array:
         test = self._job.test
@@ -132,14 +127,14 @@ class ExactTrials:
         self._job = job
         self.chunk_size = job.chunk_size or EXACT_CHUNK
 
-    def chunks(self, models: Array, present: Array, progress: TrainingProgress | None) -> Iterator[TrialChunk]:
+    def chunks(self, models: Array, present: Array, progress: TrainingProgress | None) -> Iterator[StoredTrials]:
         for begin in range(0, len(models), self.chunk_size):
             part = slice(begin, begin + self.chunk_size)
             began = monotonic()
             generator = np.random.default_rng([self._job.seed, int(models[begin])])
             scores = self._job.attack.sample(self._job.run, present[part], generator)
             seconds = np.full(len(scores), (monotonic() - began) / len(scores))
-            yield TrialChunk(models[part], present[part], scores, np.full(len(scores), np.nan), seconds)
+            yield StoredTrials(models[part], present[part], scores, np.full(len(scores), np.nan), seconds)
 
 
 class UserTrials:
@@ -149,7 +144,7 @@ class UserTrials:
         self._job = job
         self.chunk_size = job.chunk_size or 1
 
-    def chunks(self, models: Array, present: Array, progress: TrainingProgress | None) -> Iterator[TrialChunk]:
+    def chunks(self, models: Array, present: Array, progress: TrainingProgress | None) -> Iterator[StoredTrials]:
         rows: list[tuple[int, bool, float, float, float]] = []
         handed = monotonic()
         try:
@@ -195,7 +190,7 @@ class OneRunTrials:
         self._job = job
         self.chunk_size = job.models
 
-    def chunks(self, models: Array, present: Array, progress: TrainingProgress | None) -> Iterator[TrialChunk]:
+    def chunks(self, models: Array, present: Array, progress: TrainingProgress | None) -> Iterator[StoredTrials]:
         from lastiterate.training import train
         from lastiterate.training.models import accuracy
 
@@ -207,11 +202,11 @@ class OneRunTrials:
         seconds = np.full(len(models), (monotonic() - began) / len(models))
         if progress:
             progress.advanced(len(models), job.run.steps, finished=True)
-        yield TrialChunk(models, present, scores, np.full(len(models), right), seconds)
+        yield StoredTrials(models, present, scores, np.full(len(models), right), seconds)
 
 
-def _chunk(rows: list[tuple[int, bool, float, float, float]]) -> TrialChunk:
-    return TrialChunk(*map(np.array, zip(*rows, strict=True)))
+def _chunk(rows: list[tuple[int, bool, float, float, float]]) -> StoredTrials:
+    return StoredTrials(*map(np.array, zip(*rows, strict=True)))
 
 
 def trainer_seed(seed: int, model: int, present: bool) -> int:

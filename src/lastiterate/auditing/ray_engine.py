@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from lastiterate.auditing import ray_worker
-from lastiterate.auditing.job import Job, TrialChunk, Trials
+from lastiterate.auditing.job import Job, Trials, is_one_run
 from lastiterate.auditing.ray_cluster import connected, import_ray
+from lastiterate.auditing.store_trials import StoredTrials
 from lastiterate.values import Array, integer, number
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ class Ray:
     def prepare(self, job: Job) -> Trials:
         self._check_fit()
         if job.chunk_size is None:  # chosen where chunks will be trained, for as many workers as there are
-            models = job.models if hasattr(job.attack, "coins") else math.ceil(job.models / self.slots())
+            models = job.models if is_one_run(job.attack) else math.ceil(job.models / self.slots())
             sent = ray_worker.send(replace(job, models=models), self.cpus, self.gpus)
             job = replace(job, chunk_size=self.result(self.task(ray_worker.chunk_size).remote(sent)))
         return RayTrials(self, job)
@@ -94,7 +95,7 @@ class RayTrials:
         assert job.chunk_size is not None
         self._engine, self._job, self.chunk_size = engine, job, job.chunk_size
 
-    def chunks(self, models: Array, present: Array, progress: TrainingProgress | None) -> Iterator[TrialChunk]:
+    def chunks(self, models: Array, present: Array, progress: TrainingProgress | None) -> Iterator[StoredTrials]:
         sent = ray_worker.send(self._job, self._engine.cpus, self._engine.gpus)
         task, wait = self._engine.task(ray_worker.train), import_ray().wait
         parts = [slice(begin, begin + self.chunk_size) for begin in range(0, len(models), self.chunk_size)]
@@ -105,7 +106,7 @@ class RayTrials:
                 part = parts.pop()
                 waiting.append(task.remote(sent, models[part], present[part]))
             (done,), waiting = wait(waiting, num_returns=1)
-            chunk: TrialChunk = self._engine.result(done)
+            chunk: StoredTrials = self._engine.result(done)
             if progress:
                 progress.advanced(len(chunk.models), self._job.run.steps, finished=True)
             yield chunk

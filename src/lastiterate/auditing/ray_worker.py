@@ -15,8 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from lastiterate.auditing.job import Job, TrialChunk, Trials
+from lastiterate.auditing.job import Job, Trials
 from lastiterate.auditing.ray_cluster import import_ray
+from lastiterate.auditing.store_trials import StoredTrials
 from lastiterate.values import Array
 
 
@@ -58,12 +59,12 @@ def chunk_size(sent: SentJob) -> int:
         return trials.chunk_size
 
 
-def train(sent: SentJob, models: Array, present: Array) -> TrialChunk:
+def train(sent: SentJob, models: Array, present: Array) -> StoredTrials:
     """One chunk."""
     with _computing(sent) as trials:
         parts = list(trials.chunks(models, present, None))
     names = ("models", "present", "scores", "accuracies", "seconds")
-    return TrialChunk(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
+    return StoredTrials(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
 
 
 @contextmanager

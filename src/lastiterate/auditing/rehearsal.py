@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from lastiterate.auditing.job import is_users
+from lastiterate.auditing.job import is_one_run, is_users
 from lastiterate.run import DPSGD
 
 _STEPS = 20
@@ -31,7 +31,7 @@ def rehearse(run: DPSGD, problem: Any, attack: Any, models: int) -> Rehearsal:
     from lastiterate.training.memory import peak_bytes
 
     references = int(getattr(attack, "references", 0)) + 3 * int(getattr(attack, "pilots", 0))
-    total = references + (1 if hasattr(attack, "coins") else 2 * models)
+    total = references + (1 if is_one_run(attack) else 2 * models)
     if is_users(problem):
         began = monotonic()
         problem(0, False)

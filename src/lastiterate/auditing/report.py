@@ -16,11 +16,11 @@ from lastiterate.attacks.attack import Expected, Words
 from lastiterate.auditing.describe import read_run
 from lastiterate.auditing.estimate import Estimate, estimate
 from lastiterate.auditing.result import AuditResult
+from lastiterate.auditing.score_law import score_density
 from lastiterate.auditing.store import Store
 from lastiterate.auditing.threshold import Worlds, predicted_threshold, threshold_of_draws
 from lastiterate.auditing.verdict import check_claims, claim_of, judge
 from lastiterate.plot.words import ASSUMPTION_FREE, METHODS, spell
-from lastiterate.privacy.last_iterate import last_iterate
 from lastiterate.privacy.law import law_of
 from lastiterate.run import DPSGD
 from lastiterate.values import Array, number
@@ -191,13 +191,9 @@ def _density(run: DPSGD, expected: Expected, scores_in: Array, scores_out: Array
     if expected.kind != "linear" or not finite.size:
         return None
     low, high = min(finite.min(), -3.5 * expected.spread), max(finite.max(), 3.5 * expected.spread)
-    edges = np.linspace(low, high, 161)
-    middle = 0.5 * (edges[1:] + edges[:-1])
-    # The test of a threshold is the best one, so its error rates lie on the trade-off curve.
-    curve = last_iterate(run.replace(noise_multiplier=run.noise_multiplier * expected.spread / expected.signal))
-    below = curve.fnr(norm.sf(edges / expected.spread))
-    density_in = np.diff(below) / np.diff(edges)
-    return np.stack([middle, norm.pdf(middle / expected.spread) / expected.spread, np.maximum(density_in, 0.0)], axis=1)
+    at = np.linspace(low, high, 160)
+    without = norm.pdf(at, scale=expected.spread)
+    return np.stack([at, without, score_density(run, at, spread=expected.spread, signal=expected.signal)], axis=1)
 
 
 def _signal(scores_in: Array, scores_out: Array) -> float:

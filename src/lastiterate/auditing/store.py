@@ -11,7 +11,7 @@ import numpy as np
 from lastiterate.auditing import store_file
 from lastiterate.auditing.store_json import as_json, check_same, differences
 from lastiterate.auditing.store_lock import WriterLock
-from lastiterate.auditing.store_trials import StoredTrials, TrialColumns
+from lastiterate.auditing.store_trials import StoredTrials
 from lastiterate.data.files import BadFile
 from lastiterate.values import number
 
@@ -116,9 +116,8 @@ class Store:
         total = self.seconds + number("seconds", seconds, 0.0)
         self._write("UPDATE audit SET value = ? WHERE name = 'seconds'", [(repr(total),)])
 
-    def add(self, trials: TrialColumns) -> None:
+    def add(self, chunk: StoredTrials) -> None:
         """Store all of these trials or, whatever happens, none. A trial that is there already is refused."""
-        chunk = StoredTrials.of(trials)
         columns = (chunk.scores, chunk.accuracies, chunk.seconds)  # SQLite has no NaN: it becomes NULL
         seeds = [None] * len(chunk) if chunk.seeds is None else chunk.seeds.tolist()
         rows = zip(chunk.models.tolist(), chunk.worlds, *(column.tolist() for column in columns), seeds, strict=True)

@@ -3,26 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from lastiterate.values import Array, numbers
-
-
-class TrialColumns(Protocol):
-    """What a store takes: any object with these arrays, and perhaps ``seeds``. See ``StoredTrials``."""
-
-    @property
-    def models(self) -> Array: ...
-    @property
-    def present(self) -> Array: ...
-    @property
-    def scores(self) -> Array: ...
-    @property
-    def accuracies(self) -> Array: ...
-    @property
-    def seconds(self) -> Array: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,14 +51,6 @@ class StoredTrials:
             if column.shape != (scores.size,):
                 raise ValueError(f"{name} must be a row of {scores.size}, one for each score, got shape {column.shape}")
             object.__setattr__(self, name, column)
-
-    @classmethod
-    def of(cls, columns: TrialColumns) -> StoredTrials:
-        """The same trials, checked."""
-        if isinstance(columns, StoredTrials):
-            return columns
-        seeds = getattr(columns, "seeds", None)
-        return cls(columns.models, columns.present, columns.scores, columns.accuracies, columns.seconds, seeds)
 
     def __len__(self) -> int:
         return len(self.scores)

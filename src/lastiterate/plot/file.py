@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import io
-import os
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
+
+from lastiterate.whole_file import check_writable, write_whole
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -25,13 +26,7 @@ def check_target(path: Path) -> None:
     for module in ("altair", "vl_convert"):
         if find_spec(module) is None:
             raise ValueError(f'plots need {module}, which is not installed: pip install "lastiterate[plot]"')
-    if path.is_dir():
-        raise ValueError(f"the plot's file must not be a folder, got {str(path)!r}")
-    if not path.parent.is_dir():
-        raise ValueError(f"the plot's folder must exist, got {str(path.parent)!r}")
-    if path.exists() and not os.access(path, os.W_OK):
-        raise ValueError(f"the plot's file must be writable, got {str(path)!r}")
-    write_whole(path, None)
+    check_writable(path, "plot")
 
 
 def save(chart: Any, path: Path) -> None:
@@ -41,17 +36,4 @@ def save(chart: Any, path: Path) -> None:
     drawn = io.StringIO() if kind in ("html", "svg") else io.BytesIO()
     chart.save(drawn, format=kind, **_OPTIONS.get(kind, {}))
     content = drawn.getvalue()
-    write_whole(path, content.encode() if isinstance(content, str) else content)
-
-
-def write_whole(path: Path, content: bytes | None) -> None:
-    """Write a neighbour and rename it; None only tries whether a neighbour can be written."""
-    neighbour = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        neighbour.write_bytes(content or b"")
-        if content is not None:
-            neighbour.replace(path)
-    except OSError as error:
-        raise ValueError(f"the plot cannot be written to {str(path)!r}: {error.strerror}") from None
-    finally:
-        neighbour.unlink(missing_ok=True)
+    write_whole(path, content.encode() if isinstance(content, str) else content, "plot")

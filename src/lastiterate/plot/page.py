@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from lastiterate.plot.audit import epsilon_chart, histogram_chart, roc_chart
 from lastiterate.plot.epsilons import spell_epsilon
-from lastiterate.plot.file import check_target, write_whole
+from lastiterate.plot.file import check_target
 from lastiterate.plot.page_style import STYLE
 from lastiterate.plot.words import (
     ASSUMPTIONS,
@@ -25,6 +25,7 @@ from lastiterate.plot.words import (
     per_cent,
     spell,
 )
+from lastiterate.whole_file import write_whole
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -49,7 +50,7 @@ def write_page(result: AuditResult, path: Path) -> None:
     if path.suffix.lower() != ".html":
         raise ValueError(f"the page's file must end in .html, got {str(path)!r}")
     check_target(path)
-    write_whole(path, _page(result).encode())
+    write_whole(path, _page(result).encode(), "page")
 
 
 def _page(result: AuditResult) -> str:
