@@ -142,17 +142,19 @@ def _factor(family: Family, fpr: float, fnr: float) -> float:
         seen.append((x, value))
         return np.float64(value), np.float64(slope)
 
-    least = family.least_log_factor
     most = math.log(_MOST_NOISE / float(np.max(family.run.noise_multiplier)))
     start, step = 0.0, _STEP
     if family.name == "composition":
-        start, step = _near_composition(family.run, float(-ndtri(fpr) - goal)), _STEP_OF_COMPOSITION
-    low = high = min(max(start, least), most)
+        # From the run's own noise upwards: how little noise may be tried takes long to find, and is seldom needed.
+        start = max(_near_composition(family.run, float(-ndtri(fpr) - goal)), 0.0)
+        step = _STEP_OF_COMPOSITION
+    low = high = min(start, most)
     while quantile(np.float64(high))[0] < goal:
         if high >= most:
             return math.inf
         low, high = high, min(high + _stride(seen, float(goal), step), most)
     while low == high or quantile(np.float64(low))[0] >= goal:
+        least = min(family.least_log_factor, 0.0) if low <= 0.0 else 0.0
         if low <= least:
             return math.exp(least) if family.name == "composition" else 0.0
         low, high = max(low - _stride(seen, float(goal), step), least), low
