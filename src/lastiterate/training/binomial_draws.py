@@ -6,8 +6,10 @@ distribution function, made once in float64, is searched with a uniform of 64 bi
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from scipy.stats import binom
@@ -68,14 +70,23 @@ def binomial_counts(keys: Array, step: Array, tables: tuple[Array, Array, Array,
     high, low = words(keys, step, jnp.arange(groups))
     first = jnp.arange(groups) * entries
     high_table, low_table = high_words[rate].reshape(-1), low_words[rate].reshape(-1)
-    found = jnp.zeros(high.shape, jnp.int32)
-    for bit in reversed(range(entries.bit_length())):
-        candidate = found + (1 << bit)
-        at = first + jnp.minimum(candidate, entries) - 1
-        there_high, there_low = high_table[at], low_table[at]
-        reached = (there_high < high) | ((there_high == high) & (there_low <= low))
-        found = jnp.where((candidate <= entries) & reached, candidate, found)
-    return lows[rate] + found
+
+    def search(reached: Callable[[Array], Array]) -> Array:
+        """How many thresholds of a table are reached, where those that are come first."""
+        found = jnp.zeros(high.shape, jnp.int32)
+        for bit in reversed(range(entries.bit_length())):
+            candidate = found + (1 << bit)
+            is_reached = reached(first + jnp.minimum(candidate, entries) - 1)
+            found = jnp.where((candidate <= entries) & is_reached, candidate, found)
+        return found
+
+    def both_words(at: Array) -> Array:
+        return (high_table[at] < high) | ((high_table[at] == high) & (low_table[at] <= low))
+
+    # Reading tables is what takes time, and the lower word matters only where the upper one is the next threshold's.
+    found = search(lambda at: high_table[at] < high)
+    tied = high_table[first + jnp.minimum(found, entries - 1)] == high
+    return lows[rate] + jax.lax.cond(jnp.any(tied), lambda: search(both_words), lambda: found)
 
 
 def _as_words(probability: Array) -> Array:
