@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 
 from lastiterate.run import DPSGD
 from lastiterate.values import Array
+
+TELLING_RATE = 0.1  # of false alarms; from 0.06 to 0.2 the bounds of the composition family are within 1% of the best
+_DRAWS = 50_000
 
 
 def log_likelihood_ratio(run: DPSGD, observed: Array, step: int) -> Array:
@@ -26,3 +31,10 @@ def sample_likelihood_ratios(run: DPSGD, present: Array, generator: np.random.Ge
         taken = here & (generator.random(here.size) < rates[step])
         total += log_likelihood_ratio(run, taken + noises[step] * generator.standard_normal(here.size), step)
     return total
+
+
+@lru_cache(maxsize=8)
+def telling_threshold(run: DPSGD) -> float:
+    """The likelihood ratio above which models without the canary are at ``TELLING_RATE``, from draws."""
+    drawn = sample_likelihood_ratios(run, np.zeros(_DRAWS, bool), np.random.default_rng(0))
+    return float(np.quantile(drawn, 1.0 - TELLING_RATE))

@@ -13,6 +13,7 @@ from scipy.stats import norm
 
 from lastiterate.answers import ask_all
 from lastiterate.attacks.attack import Expected, Words
+from lastiterate.attacks.likelihood import sample_likelihood_ratios, telling_threshold
 from lastiterate.auditing.describe import read_run
 from lastiterate.auditing.estimate import Estimate, estimate
 from lastiterate.auditing.result import AuditResult
@@ -136,14 +137,14 @@ def _a_priori(
         return predicted_threshold(
             run, *sizes, delta, confidence, method, spread=expected.spread, signal=expected.signal
         )
+    if method == "composition":
+        return telling_threshold(run)
     return threshold_of_draws(_likelihood_ratios(run), run, *sizes, delta, confidence, method)
 
 
 @lru_cache(maxsize=8)
 def _likelihood_ratios(run: DPSGD) -> Worlds:
     """Likelihood ratios over all steps, drawn as they would be if nothing but canary and noise moved the model."""
-    from lastiterate.attacks.likelihood import sample_likelihood_ratios
-
     drawn = sample_likelihood_ratios(run, np.arange(2 * _DRAWS) % 2 == 0, np.random.default_rng(0))
     return Worlds(np.sort(drawn[::2]), np.sort(drawn[1::2]))
 
