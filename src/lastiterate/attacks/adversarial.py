@@ -7,7 +7,7 @@ The last iterate can be had by real steps of the trainer, or drawn at once from 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
@@ -32,6 +32,7 @@ class Adversarial:
     """
 
     iterates: Literal["exact", "trained"] = "exact"
+    brings_problem: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.iterates not in ("exact", "trained"):

@@ -43,12 +43,14 @@ class Armed:
         canary: what is present in one world and absent in the other.
         score: the distinguisher: released parameters of some models, a pytree with a leading axis, to their scores.
         watch: makes, for one chunk of models, the distinguisher that is shown every iterate, and scores instead.
+        double: train in float64, whatever JAX is set to.
     """
 
     problem: Problem
     canary: Canary
     score: Callable[[Any], Array]
     watch: Callable[[], Watch] | None = None
+    double: bool = False
 
 
 class Watch(Protocol):
@@ -74,7 +76,10 @@ class References(Protocol):
 
 
 class Attack(Protocol):
-    """Crafter and distinguisher. Implementations are frozen dataclasses, whose fields describe them in the store."""
+    """Crafter and distinguisher. Implementations are frozen dataclasses, whose fields describe them in the store.
+
+    One with a true ``brings_problem`` arms a problem of its own and is given None for the user's.
+    """
 
     def craft(self, run: DPSGD, problem: Problem, references: References) -> Facts:
         """Look at models without (or with) the canary, and decide all that has to be decided."""

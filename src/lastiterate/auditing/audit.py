@@ -22,6 +22,7 @@ from lastiterate.auditing.job import REFERENCES, Job, Trials, is_one_run, is_use
 from lastiterate.auditing.report import Question, report
 from lastiterate.auditing.result import AuditResult
 from lastiterate.auditing.store import Store
+from lastiterate.auditing.store_trials import StoredTrials
 from lastiterate.plot.words import spell
 from lastiterate.run import DPSGD
 from lastiterate.values import Array, integer
@@ -73,6 +74,43 @@ def audit(
         progress: show a bar on stderr. None: if that is a terminal.
     """
     question = Question(delta, confidence, methods, threshold, claim_epsilon, claim_noise)
+    with _collected(run, problem, attack, models, seed, store, engine, question, test, data, progress) as kept:
+        result = report(kept, question)
+    return result if store else replace(result, store=None)
+
+
+def collect(
+    run: DPSGD,
+    problem: Any,
+    attack: Any,
+    models: int,
+    seed: int = 0,
+    store: str | Path | None = None,
+    engine: str | Engine = "local",
+    *,
+    data: str = "",
+    progress: bool | None = None,
+) -> StoredTrials:
+    """The trials of an audit, for those who judge the scores by themselves; arguments as in ``audit``."""
+    with _collected(run, problem, attack, models, seed, store, engine, Question(), None, data, progress) as kept:
+        return kept.scores()
+
+
+@contextmanager
+def _collected(
+    run: DPSGD,
+    problem: Any,
+    attack: Any,
+    models: int,
+    seed: int,
+    store: str | Path | None,
+    engine: str | Engine,
+    question: Question,
+    test: tuple[Array, Array] | None,
+    data: str,
+    progress: bool | None,
+) -> Iterator[Store]:
+    """The store with all trials of an audit."""
     integer("models", models)
     integer("seed", seed, 0, 2**63 - 1)
     computer = find_engine(engine)
@@ -85,8 +123,7 @@ def audit(
     described = specification(run, problem, attack, models, seed, data or _words(problem))
     with tempfile.TemporaryDirectory() as scratch, _open(store or Path(scratch) / "audit.sqlite", described) as kept:
         fill(job, kept, computer, question, progress)
-        result = report(kept, question)
-    return result if store else replace(result, store=None)
+        yield kept
 
 
 def fill(job: Job, store: Store, engine: Engine, question: Question, progress: bool | None = None) -> None:
@@ -228,7 +265,7 @@ def _check(problem: Any, attack: Any, models: int) -> None:
         return
     if not hasattr(attack, "arm") and not is_one_run(attack):
         raise ValueError(f"attack must be one of lastiterate.attacks for a problem, got {attack!r}")
-    if problem is None and type(attack).__name__ != "Adversarial":
+    if problem is None and not getattr(attack, "brings_problem", False):
         raise ValueError("problem must be a training.Problem or a trainer for this attack, got None")
 
 
