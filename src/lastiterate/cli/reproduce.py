@@ -36,7 +36,7 @@ StoreFolder = Annotated[
 ]
 Models = Annotated[
     int | None,
-    option("--models", values.integer, "INTEGER", "Models a world (default: 256, in full 512; figure3: 100,000)."),
+    option("--models", values.integer, "INTEGER", "Models a world (default: 256, in full 512; figures 3 and 6: more)."),
 ]
 Output = Annotated[
     Path | None,
@@ -70,6 +70,7 @@ def reproduce(
       lastiterate reproduce table2 --scale full --data cifar-10-batches-py --engine ray --gpus 1
     """
     from lastiterate.cli.output import print_json, print_rows
+    from lastiterate.cli.pictures import draw, picture_files
     from lastiterate.reproduce import find
     from lastiterate.reproduce.audits import Audits
 
@@ -78,29 +79,20 @@ def reproduce(
     for key, value in given.items():
         if value is not None and not any(key in found.TAKES for found in wanted.values()):
             raise OptionError(f"--{key} does not apply to {name}: it takes {_taken(wanted[name])}")
-    files = {each: [] if json and output is None else _files(each, output or Path()) for each in wanted}
+    files = {each: [] if json and output is None else picture_files(each, output or Path()) for each in wanted}
     if len({file for drawn in files.values() for file in drawn}) < sum(map(len, files.values())):
         raise OptionError(f"--output must be a folder for all figures, got the file {str(output)!r}")
     audits = Audits(data, store or STORE, models, find_engine(engine, address, gpus))
     results = []
     for each, found in wanted.items():
         rows = _rows(found, each, scale, audits)
-        _draw(found, rows, files[each])
+        if files[each]:
+            draw(found.chart(rows), files[each])
         results.append({"name": each, "rows": rows})
         if not json:
-            print_rows(found.TITLE, _few(rows), [*_notes(rows), *(f"Picture: {file}" for file in files[each])])
+            print_rows(found.TITLE, _few(rows), [*found.notes(rows), *(f"Picture: {file}" for file in files[each])])
     if json:
         print_json({"name": "all", "results": results} if name == "all" else results[0])
-
-
-def _draw(found: "Reproduction", rows: "list[Row]", files: list[Path]) -> None:
-    if not files:
-        return
-    from lastiterate.plot.file import save
-
-    chart = found.chart(rows)
-    for file in files:
-        save(chart, file)
 
 
 def _rows(found: "Reproduction", name: str, scale: Any, audits: "Audits") -> "list[Row]":
@@ -117,38 +109,6 @@ def _rows(found: "Reproduction", name: str, scale: Any, audits: "Audits") -> "li
 
 def _taken(found: "Reproduction") -> str:
     return ", ".join(f"--{name}" for name in found.TAKES) or "none of the options of audits"
-
-
-def _notes(rows: "list[Row]") -> list[str]:
-    notes = ["Last iterate is a heuristic: it predicts, it does not guarantee. --json prints every row."]
-    if "empirical" in rows[0]:
-        notes.append(
-            "Empirical: at least this, at the stated confidence, by the last-iterate family at a threshold chosen "
-            "without looking at the scores."
-        )
-    if "signal" in rows[0]:
-        notes.append(
-            "Signal: d', and the fraction of what it would be if nothing but noise and canary moved the score."
-        )
-    return notes
-
-
-def _files(name: str, output: Path) -> list[Path]:
-    """The files to draw, checked; a folder is made if it does not exist."""
-    from lastiterate.plot.file import check_target
-
-    if output.suffix and not output.is_dir():
-        files = [output]  # whose ending is checked below
-    else:
-        if not output.parent.is_dir():
-            raise ValueError(
-                f"--output must be a folder, or a new one within a folder that exists, got {str(output)!r}"
-            )
-        output.mkdir(exist_ok=True)
-        files = [output / f"{name}.{kind}" for kind in ("png", "html")]
-    for file in files:
-        check_target(file)
-    return files
 
 
 def _few(rows: "list[Row]") -> "list[Row]":

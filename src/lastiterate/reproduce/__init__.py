@@ -1,6 +1,6 @@
 """The paper's figures and tables, one file each.
 
-A file gives ``TITLE``, ``TAKES``, ``rows(scale, track, audits)`` and ``chart(rows)``.
+A file gives ``TITLE``, ``TAKES``, ``rows(scale, track, audits)``, ``chart(rows)`` and ``notes(rows)``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 Scale = Literal["quick", "full"]
 
-NAMES = ("figure1", "figure2", "figure3", "figure4", "table2")
+NAMES = ("figure1", "figure2", "figure3", "figure4", "figure5", "figure6", "table2")
 
 
 class Reproduction(Protocol):
@@ -28,6 +28,9 @@ class Reproduction(Protocol):
 
     def chart(self, rows: list[Row]) -> Any:
         """The picture of these numbers, an altair chart."""
+
+    def notes(self, rows: list[Row]) -> list[str]:
+        """What a reader of the table should know, in sentences."""
 
 
 def find(name: str) -> Reproduction:

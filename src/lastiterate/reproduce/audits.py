@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 DELTA, CONFIDENCE, METHOD = 1e-5, 0.95, "last-iterate"
 MODELS = {"quick": 256, "full": 512}  # a world; 512 is the paper's
+HEURISTIC_NOTE = "Last iterate is a heuristic: it predicts, it does not guarantee. --json prints every row."
 ALL = ("data", "store", "models", "engine")
 _MODEL = {"quick": "mlp", "full": "wide-resnet"}
 _CIFAR = (32, 32, 3)
@@ -123,3 +124,17 @@ def empirical_fields(epsilon: float, confidence: float, models: int) -> Row:
     if fields["empirical"] is None:
         fields["empirical_reason"] = "no noise of this family explains so few errors"
     return fields | {"confidence": confidence, "models": models}
+
+
+def notes(rows: list[Row]) -> list[str]:
+    """What the empirical epsilons of these figures rest on."""
+    sentences = [
+        HEURISTIC_NOTE,
+        "Empirical: at least this, at the stated confidence, by the last-iterate family at a threshold chosen without "
+        "looking at the scores.",
+    ]
+    if "signal" in rows[0]:
+        sentences.append(
+            "Signal: d', and the fraction of what it would be if nothing but noise and canary moved the score."
+        )
+    return sentences

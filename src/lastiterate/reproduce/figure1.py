@@ -12,6 +12,7 @@ import numpy as np
 
 from lastiterate.plot.style import Row, Track, chart_of, epsilon_y, log_x, long, looks, styled
 from lastiterate.plot.words import ANALYSES, CAVEAT, LABELS, spell
+from lastiterate.reproduce.audits import HEURISTIC_NOTE
 
 if TYPE_CHECKING:
     from lastiterate.reproduce import Scale
@@ -63,6 +64,11 @@ def _run(panel: str, steps: int) -> DPSGD:
             lastiterate.DPSGD(steps, RATE, 1.0), epsilon=STANDARD, delta=DELTA, analysis=lastiterate.composition
         )
     return lastiterate.DPSGD(steps, FIXED_RATE, FIXED_NOISE)
+
+
+def notes(rows: list[Row]) -> list[str]:
+    """What a reader of the table should know."""
+    return [HEURISTIC_NOTE]
 
 
 def chart(rows: list[Row]) -> Any:

@@ -13,6 +13,7 @@ import numpy as np
 from lastiterate.plot.style import Row, Track
 from lastiterate.plot.words import spell
 from lastiterate.reproduce.audits import CONFIDENCE, DELTA, METHOD, Audits, empirical_fields
+from lastiterate.reproduce.audits import notes as notes
 from lastiterate.reproduce.picture import Panel, by_steps
 
 if TYPE_CHECKING:
