@@ -13,6 +13,7 @@ from lastiterate.cli.epsilon import epsilon
 from lastiterate.cli.errors import PlainGroup
 from lastiterate.cli.estimate import estimate
 from lastiterate.cli.plan import plan
+from lastiterate.cli.probe import probe
 from lastiterate.cli.report import report
 from lastiterate.cli.reproduce import reproduce
 
@@ -48,5 +49,5 @@ def lastiterate(
         print(context.get_help())
 
 
-for command in (epsilon, delta, calibrate, plan, audit, report, estimate, reproduce):
+for command in (epsilon, delta, calibrate, plan, audit, report, estimate, probe, reproduce):
     app.command()(command)

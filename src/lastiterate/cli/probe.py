@@ -1,0 +1,149 @@
+"""``lastiterate probe``: a counterexample, in which the last iterate leaks more than the heuristic predicts."""
+
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from lastiterate.cli import values
+from lastiterate.cli.audit import Address, EngineName, Gpus, find_engine, leave_resumable
+from lastiterate.cli.errors import OptionError
+from lastiterate.cli.options import Json, option
+from lastiterate.cli.unfold import unfold
+from lastiterate.counterexamples import NAMES
+
+if TYPE_CHECKING:
+    from lastiterate.counterexamples import Counterexample
+    from lastiterate.counterexamples.probe import Probe, Setting
+
+STORE = Path("runs") / "probe"
+
+Name = Annotated[
+    str | None, typer.Argument(metavar="NAME", help=f"The counterexample: {', '.join(NAMES)}.", show_default=False)
+]
+List = Annotated[bool, option("--list", None, None, "Say which counterexamples there are.")]
+Worst = Annotated[
+    bool, option("--worst", None, None, "quadratic: search for the worst case of all, and train nothing.")
+]
+Output = Annotated[
+    Path | None,
+    option(
+        "--output",
+        None,
+        "FOLDER|FILE",
+        "Folder for probe-NAME.png and .html (default: the current one), or one file.",
+    ),
+]
+
+
+@dataclass(frozen=True)
+class SettingOptions:
+    """Fields of a ``Setting``. None: the counterexample's own."""
+
+    steps: Annotated[int | None, option("--steps", values.integer, "INTEGER", "Number of updates.")] = None
+    sample_rate: Annotated[
+        float | None,
+        option("--sample-rate", values.number, "NUMBER", "Probability that an example is in a batch."),
+    ] = None
+    noise_multiplier: Annotated[
+        float | None, option("--noise-multiplier", values.number, "NUMBER", "Noise sigma over the clipping norm.")
+    ] = None
+    delta: Annotated[
+        float | None, option("--delta", values.number, "NUMBER", "Delta of (epsilon, delta)-DP, in (0, 1).")
+    ] = None
+    models: Annotated[int | None, option("--models", values.integer, "INTEGER", "Models a world.")] = None
+    confidence: Annotated[
+        float | None,
+        option("--confidence", values.number, "NUMBER", "Of the empirical epsilon (default: 0.95)."),
+    ] = None
+    seed: Annotated[int | None, option("--seed", values.integer, "INTEGER", "Of all randomness (default: 0).")] = None
+    store: Annotated[
+        Path | None,
+        option("--store", None, "FOLDER", f"Keeps every score, for resuming (default: {STORE.as_posix()})."),
+    ] = None
+    alpha: Annotated[
+        float | None,
+        option("--alpha", values.number, "NUMBER", "quadratic: the share forgotten at each step (default: 0.5)."),
+    ] = None
+    growth: Annotated[
+        float | None,
+        option("--growth", values.number, "NUMBER", "shift: the factor v of every step (default: 10)."),
+    ] = None
+    encoding: Annotated[
+        str | None,
+        option(
+            "--encoding",
+            values.one_of("one-bit", "linear"),
+            "one-bit|linear",
+            "malicious: what is kept of a step (default: both).",
+        ),
+    ] = None
+
+    def given(self) -> dict[str, Any]:
+        return {field.name: value for field in fields(self) if (value := getattr(self, field.name)) is not None}
+
+
+@unfold
+def probe(
+    options: SettingOptions,
+    name: Name = None,
+    list_: List = False,
+    worst: Worst = False,
+    engine: EngineName = "local",
+    address: Address = None,
+    gpus: Gpus = 0.0,
+    output: Output = None,
+    json: Json = False,
+) -> None:
+    """A counterexample of the paper: analyse it, run it, attack its last iterates.
+
+    Each leaks more than the heuristic predicts for its run. The same command again resumes where it was stopped.
+
+    \b
+    Example:
+      lastiterate probe --list
+      lastiterate probe zeroing
+      lastiterate probe quadratic --worst --steps 10 --sample-rate 0.1 --noise-multiplier 1 --delta 1e-6
+    """
+    from lastiterate.cli.probe_output import print_list, print_probe, print_worst
+    from lastiterate.counterexamples import find
+
+    if list_:
+        return print_list(json)
+    if name is None:
+        raise OptionError(f"NAME must be given, one of {', '.join(NAMES)}; --list says what they are")
+    example, given = find(name), options.given()
+    _check(name, example, [*given, *(["worst"] if worst else [])])
+    setting = replace(example.DEFAULTS, **{"store": STORE, **given, "engine": find_engine(engine, address, gpus)})
+    if worst:
+        for other in ("models", "confidence", "seed", "store", "alpha"):
+            if other in given:
+                raise OptionError(f"--{other} does not apply to --worst: it trains nothing, and tries every alpha")
+        return print_worst(setting, json)
+    files = _files(name, output, json)
+    found = _probe(example, name, setting)
+    return print_probe(example, found, files, json)
+
+
+def _check(name: str, example: "Counterexample", given: list[str]) -> None:
+    """Refuse an option of another counterexample."""
+    for option_ in ("alpha", "growth", "encoding", "worst"):
+        if option_ in given and option_ not in example.TAKES:
+            own = " and ".join(f"--{each}" for each in example.TAKES)
+            raise OptionError(f"--{option_} does not apply to {name}" + (f": it takes {own}" if own else ""))
+
+
+def _files(name: str, output: Path | None, json: bool) -> list[Path]:
+    from lastiterate.cli.pictures import picture_files
+
+    return [] if json and output is None else picture_files(f"probe-{name}", output or Path())
+
+
+def _probe(example: "Counterexample", name: str, setting: "Setting") -> "Probe":
+    from lastiterate.cli.progress import announcer
+
+    try:
+        return example.probe(setting, announcer(name))
+    except KeyboardInterrupt:
+        leave_resumable(setting.store or STORE)

@@ -1,0 +1,115 @@
+"""What ``probe`` prints and draws."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lastiterate.answers import answer_fields, run_fields
+from lastiterate.cli.output import print_json, print_note, print_table
+from lastiterate.plot.words import ASSUMPTIONS, CAVEAT, FOUND, LABELS, describe, per_cent, spell
+
+if TYPE_CHECKING:
+    from lastiterate.counterexamples import Counterexample
+    from lastiterate.counterexamples.probe import Case, Probe, Setting
+
+_MEANS = {**ASSUMPTIONS, "max_over_steps": "the largest of the heuristic for this run stopped at any step"}
+
+
+def print_list(json: bool) -> None:
+    """The counterexamples, with their stories."""
+    from lastiterate.counterexamples import NAMES, find
+
+    rows = [{"name": name, "title": find(name).TITLE, "story": find(name).STORY} for name in NAMES]
+    if json:
+        print_json({"rows": rows})
+    else:
+        table = [(row["name"], row["title"]) for row in rows]
+        print_table("Counterexamples", ("", "what happens"), table, set(), ["lastiterate probe NAME runs one."])
+
+
+def print_probe(example: Counterexample, found: Probe, files: list[Path], json: bool) -> None:
+    """Draw, and print the table or the JSON object."""
+    from lastiterate.cli.pictures import draw
+
+    if files:
+        draw(example.chart(found), files)
+    if json:
+        print_json(probe_fields(found))
+        return
+    setting = found.setting
+    rows = [
+        (LABELS[name], "none" if answer.value is None else spell(answer.value, 5), answer.reason or _MEANS[name])
+        for name, answer in found.predictions.items()
+    ]
+    for case in found.cases:
+        rows += _case_rows(case, setting)
+    print_note(f"{example.TITLE}.\n\n{example.STORY}\n")
+    notes = [*found.sentences, CAVEAT, *(f"Picture: {file}" for file in files)]
+    title = f"{describe(found.run)}; delta {spell(setting.delta)}"
+    print_table(title, ("", "epsilon", "what it is"), rows, {1}, notes)
+
+
+def _case_rows(case: Case, setting: Setting) -> list[tuple[str, str, str]]:
+    label = f", {case.label}" if case.label else ""
+    exact = "none" if case.exact.value is None else spell(case.exact.value, 5)
+    models = f"{setting.models:,} + {setting.models:,} models"
+    sure = f"at least this, at {per_cent(setting.confidence)} confidence, from {models}"
+    rows = [
+        (f"true epsilon{label}", exact, case.exact.reason or "exact, of the last iterate of this example"),
+        (f"{FOUND}{label}", spell(case.empirical, 5), f"{sure}; {case.method}"),
+    ]
+    if case.by_composition is not None:
+        rows.append((f"{FOUND}{label}", spell(case.by_composition, 5), "the same scores, by the composition family"))
+    return rows
+
+
+def probe_fields(found: Probe) -> dict[str, Any]:
+    """A probe as JSON: the most telling case first, then all of them, then the numbers of the picture."""
+    setting, case = found.setting, found.cases[-1]
+    fields: dict[str, Any] = {"name": found.name, **run_fields(found.run), "delta": setting.delta}
+    fields |= answer_fields({**found.predictions, "true_epsilon": case.exact})
+    fields |= {"empirical": case.empirical, "confidence": setting.confidence, "models": setting.models}
+    fields |= {"method": case.method, **found.fields, "findings": list(found.sentences)}
+    fields["cases"] = [_case_fields(each) for each in found.cases]
+    return fields | {"rows": found.rows}
+
+
+def _case_fields(case: Case) -> dict[str, Any]:
+    fields = {"label": case.label, **answer_fields({"exact": case.exact}), "empirical": case.empirical}
+    fields["method"] = case.method
+    if case.by_composition is not None:
+        fields["empirical_composition"] = case.by_composition
+    return fields
+
+
+def print_worst(setting: Setting, json: bool) -> None:
+    """How large the violation of a run can get at all."""
+    from lastiterate.cli.progress import tracker
+    from lastiterate.counterexamples.worst import worst
+
+    run = setting.calibrated_run()
+    found = worst(run, setting.delta, tracker("searching"))
+    largest = found[0].largest
+    rows: list[dict[str, Any]] = [
+        {"family": each.family, "epsilon": each.epsilon, "ratio": each.ratio, **each.parameters} for each in found
+    ]
+    if json:
+        fields = {"name": "quadratic", **run_fields(run), "delta": setting.delta, "max_over_steps": largest}
+        rows = [{**row, "weights": each.weights.tolist()} for row, each in zip(rows, found, strict=True)]
+        print_json({**fields, "rows": rows})
+        return
+    table = [
+        (each.family, spell(each.epsilon, 5), f"{each.ratio:.4f}", _spell_parameters(each.parameters)) for each in found
+    ]
+    notes = [
+        f"The heuristic predicts at most {spell(largest, 5)} for steps that count alike, so many or fewer. Ratio: how "
+        "much more a last iterate leaks whose steps count differently; the worst that was found, so at least this.",
+        "Who gives the weights, or the optimizer, to the heuristic gets these epsilons, and is not surprised.",
+    ]
+    title = f"{describe(run)}; delta {spell(setting.delta)}\nThe worst weights of the steps, family by family"
+    print_table(title, ("family", "epsilon", "ratio", "at"), table, {1, 2}, notes)
+
+
+def _spell_parameters(values: dict[str, float]) -> str:
+    return ", ".join(f"{name.replace('_', ' ')} {spell(value, 5)}" for name, value in values.items()) or "-"

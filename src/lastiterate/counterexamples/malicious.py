@@ -1,0 +1,124 @@
+"""A malicious data set: without any regulariser, other people's data make the last iterate remember every step.
+
+The paper keeps one bit of every step. That has an exact epsilon, far below composition, so that this attack can not
+match the standard analysis; keeping the value of every step ("linear") does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, get_args
+
+from scipy.stats import binom
+
+from lastiterate.answers import Answer
+from lastiterate.attacks.likelihood import TELLING_RATE, telling_threshold
+from lastiterate.counterexamples.one_bit import best_threshold, bits, one_bit, pass_rates
+from lastiterate.counterexamples.probe import Case, Probe, Setting, last_iterate_scores, predict
+from lastiterate.counterexamples.repeaters import Encoding, Malicious, seen
+from lastiterate.plot.probe import EXACT, picture
+from lastiterate.plot.style import Row, Track, chart_of, colour_of
+from lastiterate.plot.words import FOUND, LABELS, METHODS, spell
+from lastiterate.privacy.composition import composition
+from lastiterate.run import DPSGD
+from lastiterate.values import Array
+
+TITLE = "Malicious data set: other examples make the last iterate remember every step"
+STORY = (
+    "There is no regulariser, and every gradient is clipped. But all other examples are engineered: their gradients "
+    "depend on the parameters and the step. The canary marks one coordinate at each step; the others keep coordinates "
+    "clean until their step comes, and then write what is there so large that later noise does not reach it. Who sees "
+    "only the final model reads all steps from it."
+)
+TAKES = ("encoding",)
+DEFAULTS = Setting(steps=100, sample_rate=0.01, noise_multiplier=None, delta=1e-5, models=100_000)
+
+
+def probe(setting: Setting, track: Track = iter) -> Probe:
+    """Both encodings, or the one that was asked for."""
+    run = setting.calibrated_run()
+    predictions = predict(run, setting.delta)
+    encodings = [setting.encoding] if setting.encoding else list(get_args(Encoding))
+    cases = tuple(find_epsilon(setting, run, encoding) for encoding in track(encodings))
+    rows: list[Row] = [
+        {"encoding": case.label, "exact": case.exact.value, "empirical": case.empirical, "models": setting.models}
+        for case in cases
+    ]
+    return Probe("malicious", setting, run, predictions, cases, _sentences(predictions, cases), rows)
+
+
+def find_epsilon(setting: Setting, run: DPSGD, encoding: Encoding) -> Case:
+    """The exact epsilon of an encoding, and what its distinguisher finds in last iterates."""
+    scores = last_iterate_scores(setting, run, Malicious(encoding, setting.delta), f"malicious-{encoding}")
+    if encoding == "one-bit":
+        return _one_bit_case(setting, run, *scores)
+    found = _by_composition(setting, run, *scores, telling_threshold(run.replace(optimizer=None)))
+    return Case("linear", Answer(composition(seen(run)).epsilon(setting.delta)), found, METHODS["composition"])
+
+
+def _one_bit_case(setting: Setting, run: DPSGD, bits_in: Array, bits_out: Array) -> Case:
+    """Bits are independent and alike, so that all bits of all models together say how often they are set."""
+    from lastiterate.auditing.rates import upper_bound
+
+    threshold = best_threshold(run, setting.delta)
+    exact = one_bit(run, threshold).epsilon(setting.delta)
+    error, total = 0.5 * (1.0 - setting.confidence), run.steps * bits_in.size
+    without = float(upper_bound(bits_out.sum(), total, error))
+    together = 1.0 - float(upper_bound(total - bits_in.sum(), total, error))
+    found = bits(run.steps, without, together).epsilon(setting.delta) if together > without else 0.0
+    enough = max(1.0, float(binom.isf(TELLING_RATE, run.steps, pass_rates(run, threshold)[0])) + 1.0)
+    as_composition = _by_composition(setting, run, bits_in, bits_out, enough - 0.5)
+    return Case("one-bit", Answer(exact), found, "independent bits, set at two unknown rates", as_composition)
+
+
+def _by_composition(setting: Setting, run: DPSGD, scores_in: Array, scores_out: Array, threshold: float) -> float:
+    from lastiterate.auditing.estimate import estimate
+
+    question = setting.delta, setting.confidence, "composition", threshold, run
+    return estimate(scores_in, scores_out, *question).epsilon
+
+
+def _sentences(predictions: dict[str, Answer], cases: Sequence[Case]) -> tuple[str, ...]:
+    heuristic, standard = predictions["last_iterate"].value, predictions["composition"].value
+    assert heuristic is not None
+    assert standard is not None
+    sentences = []
+    for case in cases:
+        exact = case.exact.value
+        assert exact is not None
+        if case.label == "one-bit":
+            compared = "above" if exact > heuristic else "below"
+            sentences.append(
+                f"One bit a step, the paper's encoding, leaks an epsilon of {spell(exact)}, {compared} the heuristic: "
+                f"{spell(exact / standard, 2)} of composition, so that it can not match the standard analysis."
+            )
+        else:
+            sentences.append(
+                f"The value of every step leaks {spell(exact, 5)}: the last iterate is as good as all iterates, and "
+                f"the heuristic is too low by a factor of {spell(exact / heuristic, 3)}."
+            )
+    return (
+        *sentences,
+        "This takes a data set in which all other examples conspire, with gradients that know the parameters and the "
+        "step. Natural data do nothing of the kind; data that an adversary can choose might.",
+    )
+
+
+def chart(found: Probe) -> Any:
+    """Each encoding's epsilon, exact and as found, between the heuristic and composition."""
+    import altair as alt
+
+    y = alt.Y("what:N", title=None, sort=None, axis=alt.Axis(labelLimit=0, labelFontSize=14))
+    x = alt.X("epsilon:Q", title=f"epsilon at delta {spell(found.setting.delta)}", scale=alt.Scale(zero=True))
+    names = {LABELS[name]: answer.value for name, answer in found.predictions.items() if name != "max_over_steps"}
+    for case in found.cases:
+        names[f"{case.label}, {EXACT}"] = case.exact.value
+        names[f"{case.label}, {FOUND}"] = case.empirical
+    bars = [
+        {"what": name, "epsilon": value, "text": spell(value, 3), "colour": colour_of(name.split(", ")[-1])}
+        for name, value in names.items()
+        if value is not None
+    ]
+    marks = chart_of(bars).mark_bar(height=18).encode(x=x, y=y, color=alt.Color("colour:N", scale=None))
+    texts = chart_of(bars).mark_text(align="left", dx=5, fontSize=14).encode(x=x, y=y, text="text:N")
+    return picture(found, TITLE, [marks, texts])

@@ -1,0 +1,54 @@
+"""The paper's one-bit encoding, exactly: of every step the last iterate keeps whether a coordinate passed a threshold.
+
+Without the canary a coordinate passes with probability a = P(N(0, sigma^2) >= t), with it in the batch with probability
+b = P(N(1, sigma^2) >= t). The steps are independent, so that the number of bits set is all there is to know:
+Binomial(T, a) against Binomial(T, a + q (b - a)).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from scipy.special import ndtr
+from scipy.stats import binom
+
+from lastiterate.privacy.curve import PrivacyCurve
+from lastiterate.privacy.discrete import DiscretePair
+from lastiterate.run import DPSGD
+from lastiterate.values import Array, number
+
+_COARSE, _FINE, _ROUNDS = 1000, 40, 2  # thresholds tried at first, and in each of so many rounds around the best
+
+
+def pass_rates(run: DPSGD, threshold: float) -> tuple[float, float]:
+    """How often a bit is set without the canary in the data, and with it; the threshold is in clipping norms."""
+    noise = float(run.noise_multiplier)
+    without, together = float(ndtr(-threshold / noise)), float(ndtr((1.0 - threshold) / noise))
+    return without, without + float(run.sample_rate) * (together - without)
+
+
+def one_bit(run: DPSGD, threshold: float) -> PrivacyCurve:
+    """The curve of the last iterate under the one-bit encoding; of this attack, not a guarantee for the run."""
+    return bits(run.steps, *pass_rates(run, number("threshold", threshold)))
+
+
+def bits(steps: int, without: float, together: float) -> PrivacyCurve:
+    """The curve of so many independent bits, which are set at one rate without the canary and at another with it."""
+    count = np.arange(steps + 1)
+    pair = DiscretePair(binom.logpmf(count, steps, together), binom.logpmf(count, steps, without))
+    return PrivacyCurve(pair, "one_bit", is_guarantee=False)
+
+
+def best_threshold(run: DPSGD, delta: float) -> float:
+    """The threshold with the largest epsilon, in clipping norms.
+
+    Epsilon has a kink wherever another number of bits becomes the telling one, and a local maximum between any two:
+    the thresholds are searched through, more and more finely around the best.
+    """
+    noise = float(run.noise_multiplier)
+    low, high = -3.0 * noise, 1.0 + 8.0 * noise
+    tried: Array = np.linspace(low, high, _COARSE)
+    for _ in range(_ROUNDS):
+        best = int(np.argmax([one_bit(run, threshold).epsilon(delta) for threshold in tried]))
+        low, high = tried[max(best - 1, 0)], tried[min(best + 1, tried.size - 1)]
+        tried = np.linspace(low, high, _FINE)
+    return float(tried[np.argmax([one_bit(run, threshold).epsilon(delta) for threshold in tried])])

@@ -1,0 +1,151 @@
+"""What is asked of a counterexample, what was found, and how its last iterates become an empirical epsilon."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lastiterate.answers import Answer, ask
+from lastiterate.optimizer import SGD
+from lastiterate.privacy.calibrate import calibrate
+from lastiterate.privacy.composition import composition
+from lastiterate.run import DPSGD
+from lastiterate.values import Array, number
+
+if TYPE_CHECKING:
+    from lastiterate.auditing.engine import Engine
+    from lastiterate.plot.style import Row
+
+STANDARD = 8.0  # by composition, where no noise is given
+ANALYSES = ("last_iterate", "max_over_steps", "composition")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A counterexample's numbers, and how its audit is made.
+
+    Args:
+        steps: T. None: the example chooses the most telling one.
+        sample_rate: q.
+        noise_multiplier: sigma. None: what makes the standard epsilon 8.
+        delta: of (epsilon, delta)-DP.
+        models: how many to train with the canary, and as many without.
+        confidence: of empirical epsilons.
+        seed: of all randomness.
+        store: a folder for the scores, one file an audit; what is found there is not trained again. None: none is kept.
+        engine: "local", "ray", or an engine object.
+        alpha: ``quadratic`` only: the regulariser's strength, times the learning rate.
+        growth: ``shift`` only: the factor v by which coordinates grow at every step.
+        encoding: ``malicious`` only: "one-bit" or "linear". None: both.
+    """
+
+    steps: int | None
+    sample_rate: float
+    noise_multiplier: float | None
+    delta: float
+    models: int
+    confidence: float = 0.95
+    seed: int = 0
+    store: Path | None = None
+    engine: str | Engine = "local"
+    alpha: float = 0.5
+    growth: float = 10.0
+    encoding: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("delta", "confidence"):
+            number(name, getattr(self, name), 0.0, 1.0, open_low=True, open_high=True)
+
+    def run(self, steps: int, noise_multiplier: float) -> DPSGD:
+        """The run that is trained: plain SGD."""
+        return DPSGD(steps, self.sample_rate, noise_multiplier, optimizer=SGD(1.0))
+
+    def calibrated_run(self) -> DPSGD:
+        """The run with the noise that was given, or with what makes its standard epsilon 8."""
+        if self.steps is None:
+            raise ValueError("steps must be given for this counterexample, got None")
+        if self.noise_multiplier is not None:
+            return self.run(self.steps, self.noise_multiplier)
+        return calibrate(self.run(self.steps, 1.0), epsilon=STANDARD, delta=self.delta, analysis=composition)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One variant of a counterexample.
+
+    Attributes:
+        label: which one; empty where there is only one.
+        exact: the epsilon of its last iterate.
+        empirical: what the attack found: at least this, with the setting's confidence.
+        method: by which it was found, in plain words.
+        by_composition: what the composition family makes of the same scores, where the method is another.
+    """
+
+    label: str
+    exact: Answer
+    empirical: float
+    method: str
+    by_composition: float | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Probe:
+    """A counterexample, analysed and run.
+
+    Attributes:
+        name: of the counterexample.
+        setting: what was asked, complete.
+        run: what was trained.
+        predictions: what the analyses say of the run, which know nothing of the counterexample.
+        cases: its variants, the most telling one last.
+        sentences: what it shows, with numbers.
+        rows: the numbers of the picture.
+        fields: of its own, as plain values.
+    """
+
+    name: str
+    setting: Setting
+    run: DPSGD
+    predictions: dict[str, Answer]
+    cases: tuple[Case, ...]
+    sentences: tuple[str, ...]
+    rows: list[Row]
+    fields: dict[str, Any] = field(default_factory=dict)
+
+
+def predict(run: DPSGD, delta: float) -> dict[str, Answer]:
+    """What a user would be told of the run."""
+    return {name: ask(run, name, lambda curve: curve.epsilon(delta)) for name in ANALYSES}
+
+
+def last_iterate_scores(setting: Setting, run: DPSGD, attack: Any, name: str) -> tuple[Array, Array]:
+    """Train models with the canary and without it, and score their last iterates, in this order."""
+    from lastiterate.auditing.audit import collect
+    from lastiterate.auditing.describe import fingerprint, specification
+
+    file = None
+    if setting.store is not None:
+        described = specification(run, None, attack, setting.models, setting.seed, name)
+        file = setting.store / f"{name}-{fingerprint(described)[:8]}.sqlite"
+    trials = collect(run, None, attack, setting.models, setting.seed, file, setting.engine, data=name)
+    return trials.scores[trials.present], trials.scores[~trials.present]
+
+
+def require_plain(run: DPSGD) -> float:
+    """The learning rate of a run of plain SGD with Poisson sampling, which is all that the counterexamples know."""
+    if run.optimizer is None or not run.optimizer.is_memoryless or not isinstance(run.optimizer.learning_rate, float):
+        raise ValueError(
+            f"optimizer must be lastiterate.SGD with one learning rate and nothing else, got {run.optimizer}"
+        )
+    if run.sampling not in ("poisson", "full"):
+        raise ValueError(f"sampling must be 'poisson' or 'full' for a counterexample, got {run.sampling!r}")
+    for name in ("sample_rate", "noise_multiplier"):
+        number(name, getattr(run, name))
+    return run.optimizer.learning_rate
+
+
+def largest(rows: Sequence[Row], name: str) -> Row:
+    """The row whose value of this name is largest."""
+    return max(rows, key=lambda row: float(row[name]))

@@ -1,0 +1,201 @@
+"""The attack of the malicious data set (Appendix C of the paper): canary, repeaters and distinguisher.
+
+The canary moves coordinate i at step i, and at no other. All other examples are copies of one
+*repeater*, whose gradient depends on the parameters and the step. Together they
+
+- put coordinates whose step has not come yet back to 0, so that they hold no noise of earlier steps,
+- write what step i - 1 left in coordinate i - 1 so large that later noise does not reach it.
+
+The paper writes one bit, whether the coordinate passed a threshold, and rewrites it at every step ("one-bit"). We write
+the coordinate itself, once, times a large factor ("linear"), so that nothing is lost. All sizes below are in units of
+what the canary does to a coordinate: learning rate times clipping norm.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
+
+import numpy as np
+
+from lastiterate.attacks.attack import Armed, Expected, Facts, References, Words
+from lastiterate.attacks.likelihood import log_likelihood_ratio
+from lastiterate.counterexamples.one_bit import best_threshold
+from lastiterate.counterexamples.probe import require_plain
+from lastiterate.plot.words import spell
+from lastiterate.run import DPSGD
+from lastiterate.values import Array, number
+
+if TYPE_CHECKING:
+    from lastiterate.training import Problem
+
+Encoding = Literal["one-bit", "linear"]
+
+_BATCH = 1e6  # repeaters in a batch, on average: what they do is random by a thousandth
+_MOST_COPIES = 2**31 - 1
+_FURTHEST = 7.0  # standard deviations; the trainer's normals end before
+_KEPT = 10.0  # a bit's size, in standard deviations of the noise of a step
+_AMPLIFIED = 100.0  # a coordinate's factor, in standard deviations of the noise that all steps add
+_GAUGE = 1000.0  # the gauge's step, in standard deviations of the noise of a step
+_VECTOR = 32  # parameters
+_ODDS = 8.0  # standard deviations from which a gauge is not chance
+
+
+@dataclass(frozen=True)
+class Malicious:
+    """Data that make the last iterate remember every step.
+
+    Args:
+        encoding: "one-bit" (the paper's) or "linear" (ours).
+        delta: for which the threshold of the bits is the best one.
+    """
+
+    encoding: Encoding = "linear"
+    delta: float = 1e-5
+    brings_problem: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if self.encoding not in get_args(Encoding):
+            raise ValueError(f"encoding must be one of {', '.join(get_args(Encoding))}, got {self.encoding!r}")
+        number("delta", self.delta, 0.0, 1.0, open_low=True, open_high=True)
+
+    def craft(self, run: DPSGD, problem: Any, references: References) -> Facts:
+        require_plain(run)
+        facts: Facts = {"copies": _copies(run, self.encoding)}
+        return facts | {"threshold": best_threshold(run, self.delta)} if self.encoding == "one-bit" else facts
+
+    def arm(self, run: DPSGD, problem: Any, facts: Facts) -> Armed:
+        from lastiterate.training import GradientCanary
+
+        return Armed(_problem(run, facts), GradientCanary(_canary(run)), Reader(run, facts))
+
+    def expected(self, facts: Facts) -> Expected:
+        return Expected("none" if self.encoding == "one-bit" else "likelihood-ratio")
+
+    def words(self, facts: Facts) -> Words:
+        if self.encoding == "one-bit":
+            return Words(f"malicious data set, one bit a step at threshold {spell(facts['threshold'])}", "bits set")
+        return Words("malicious data set, the value of every step", "nats of the log-likelihood ratio")
+
+
+def amplification(run: DPSGD) -> float:
+    """By what a coordinate is multiplied, once, by the linear encoding."""
+    return _AMPLIFIED * math.sqrt(run.steps)
+
+
+def seen(run: DPSGD) -> DPSGD:
+    """What the linear encoding shows of a run: every step, with a little more noise, the more the older it is.
+
+    The noise of the steps after it is in a coordinate too, and is divided with it by the amplification. What is left
+    out are effects of the repeaters' own sampling, about a thousandth of the noise.
+    """
+    ago = np.arange(run.steps - 1, -1, -1)
+    noise = run.noise_multiplier * np.sqrt(1.0 + ago / amplification(run) ** 2)
+    return run.replace(noise_multiplier=noise)
+
+
+def _copies(run: DPSGD, encoding: Encoding) -> int:
+    """How many repeaters there must be, so that none is clipped and their number in a batch hardly varies."""
+    noise, rate = float(run.noise_multiplier), float(run.sample_rate)
+    factor = amplification(run) if encoding == "linear" else 1.0
+    moved = (
+        factor * (1.0 + _FURTHEST * noise) + (_KEPT + _GAUGE * math.sqrt(_VECTOR) + 2.0 * math.sqrt(run.steps)) * noise
+    )
+    batch = max(_BATCH, 2.0 * moved)
+    copies = math.ceil(batch / max(rate, 1e-300))
+    if copies > _MOST_COPIES:
+        raise ValueError(
+            f"sample_rate must be at least {batch / _MOST_COPIES:.2g} for a malicious data set of {run.steps} steps, "
+            f"got {rate!r}: of so rare examples more than {_MOST_COPIES} would be needed"
+        )
+    return copies
+
+
+def _problem(run: DPSGD, facts: Facts) -> Problem:
+    """T coordinates, then gauges, which count repeaters and so show whether their number varies as little as hoped."""
+    import jax.numpy as jnp
+
+    from lastiterate.training import Problem
+
+    assert run.optimizer is not None
+    unit = float(run.optimizer.learning_rate) * run.clip_norm
+    batch = facts["copies"] * float(run.sample_rate)
+    noise, clip = float(run.noise_multiplier), run.clip_norm
+    factor, threshold = amplification(run), facts.get("threshold")
+
+    def wanted(value: Array, at: Array, step: Array) -> Array:
+        """Where the repeaters of a batch want each coordinate to be."""
+        if threshold is None:
+            past = jnp.where(at == step - 1, factor * value, value)
+        else:
+            passed = value >= jnp.where(at == step - 1, threshold, 0.0)
+            past = jnp.where(passed, _KEPT * noise, -_KEPT * noise)
+        return jnp.where(at < step, past, 0.0)
+
+    def repeater(parameters: Array, example: Any, moment: Any) -> Array:
+        value = parameters / unit
+        at = jnp.arange(_parameters(run))
+        target = jnp.where(at >= run.steps, value + _GAUGE * noise, wanted(value, at, moment.step))
+        gradient = (value - target) * (clip / batch)
+        # A clipped repeater would spoil everything in silence; what is not a number stops the training.
+        return jnp.where(jnp.sum(jnp.square(gradient)) <= clip**2, gradient, jnp.nan)
+
+    return Problem(
+        np.zeros(_parameters(run), np.float32),
+        np.zeros((1, 1), np.float32),
+        gradient=repeater,
+        multiplicity=np.array([facts["copies"]]),
+    )
+
+
+def _canary(run: DPSGD) -> Any:
+    """A gradient of one clipping norm along the coordinate of the step."""
+    import jax.numpy as jnp
+
+    return lambda parameters, moment: jnp.where(jnp.arange(_parameters(run)) == moment.step, -run.clip_norm, 0.0)
+
+
+def _parameters(run: DPSGD) -> int:
+    """One for each step, and gauges that fill up vector registers: the trainer is several times as fast on these."""
+    return (run.steps // _VECTOR + 1) * _VECTOR
+
+
+@dataclass(frozen=True, eq=False)
+class Reader:
+    """The distinguisher: reads all steps out of last iterates, and looks at nothing else."""
+
+    run: DPSGD
+    facts: Facts
+
+    def __call__(self, parameters: Any) -> Array:
+        run = self.run
+        assert run.optimizer is not None
+        values = np.asarray(parameters, np.float64) / (float(run.optimizer.learning_rate) * run.clip_norm)
+        self._check_gauges(values[:, run.steps :])
+        past, last = values[:, : run.steps - 1], values[:, run.steps - 1]
+        threshold = self.facts.get("threshold")
+        if threshold is None:
+            return self._likelihood_ratio(past / amplification(run), last)
+        unclear = np.abs(past) < 0.25 * _KEPT * float(run.noise_multiplier)
+        if unclear.any():
+            raise ArithmeticError(f"{int(unclear.sum())} bits of {unclear.size} can not be read: the repeaters failed")
+        return np.count_nonzero(past > 0.0, axis=1) + (last >= threshold)
+
+    def _likelihood_ratio(self, past: Array, last: Array) -> Array:
+        shown = seen(self.run)
+        total = log_likelihood_ratio(shown, last, self.run.steps - 1)
+        for step in range(self.run.steps - 1):
+            total = total + log_likelihood_ratio(shown, past[:, step], step)
+        return total
+
+    def _check_gauges(self, gauges: Array) -> None:
+        """Every step moves a gauge by its size times the batch over the expected one."""
+        run, rate = self.run, float(self.run.sample_rate)
+        spread = math.sqrt((1.0 - rate) / (self.facts["copies"] * rate) + 1.0 / _GAUGE**2)
+        off = np.abs(gauges / (_GAUGE * float(run.noise_multiplier)) - run.steps) / (spread * math.sqrt(run.steps))
+        if np.max(off) > _ODDS:
+            raise ArithmeticError(
+                f"the repeaters' batches varied by {np.max(off):.1f} times what is expected of {self.facts['copies']} "
+                "copies: their own sampling matters, and the encoding is void"
+            )

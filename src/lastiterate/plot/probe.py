@@ -1,0 +1,69 @@
+"""What the pictures of counterexamples share: the example's own epsilon, horizontal levels, and what attacks found."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from lastiterate.plot.style import Row, chart_of, colour_of, looks, styled
+from lastiterate.plot.words import CAVEAT, FOUND, describe, per_cent, spell
+
+if TYPE_CHECKING:
+    from lastiterate.counterexamples.probe import Probe
+
+EXACT = "this example (exact)"
+_PURPLE = "#CC79A7"  # of the same colours as those of the analyses
+
+
+def level(field: str, ends: tuple[float, float], label: str, epsilon: float | None) -> list[Row]:
+    """Rows of a horizontal line between two values of ``field``; none where there is no epsilon."""
+    return [] if epsilon is None else [{field: end, "analysis": label, "epsilon": epsilon} for end in ends]
+
+
+def lines(rows: list[Row], x: Any, y: Any) -> Any:
+    """One line for each label under ``analysis``: analyses as in every picture, and the example's exact epsilon."""
+    import altair as alt
+
+    predicted = [row for row in rows if row["analysis"] != EXACT]
+    own = [row for row in rows if row["analysis"] == EXACT]
+    legend = alt.Legend(
+        title=None, orient="bottom", labelLimit=0, symbolType="stroke", symbolSize=500, symbolStrokeWidth=2.5
+    )
+    colour = alt.Color("analysis:N", scale=alt.Scale(domain=[EXACT], range=[_PURPLE]), legend=legend)
+    style: dict[str, Any] = {"strokeWidth": 2.5, "interpolate": "monotone", "clip": True}
+    analyses = chart_of(predicted).mark_line(**style).encode(x=x, y=y, **looks(row["analysis"] for row in predicted))
+    exact = chart_of(own).mark_line(**style).encode(x=x, y=y, color=colour)
+    return alt.layer(analyses, exact).resolve_scale(color="independent", strokeDash="independent")
+
+
+def points(rows: list[Row], x: Any, y: Any) -> Any:
+    """What attacks found: lower bounds, under ``epsilon``."""
+    import altair as alt
+
+    legend = alt.Legend(title=None, orient="bottom", labelLimit=0, symbolSize=120, padding=6)
+    shape = alt.Shape("found:N", scale=alt.Scale(domain=[FOUND], range=["circle"]), legend=legend)
+    marks = chart_of([{**row, "found": FOUND} for row in rows])
+    return marks.mark_point(filled=True, size=100, opacity=1.0, color=colour_of(FOUND)).encode(x=x, y=y, shape=shape)
+
+
+def epsilon_axis(delta: float, low: float, high: float) -> Any:
+    """The vertical axis between two bounds; what is beyond them is cut off."""
+    import altair as alt
+
+    scale = alt.Scale(domain=[low, high], nice=False, zero=False)
+    return alt.Y("epsilon:Q", title=f"epsilon at delta {spell(delta)}", scale=scale, axis=alt.Axis(tickCount=6))
+
+
+def picture(found: Probe, title: str, layers: Sequence[Any], *more: str) -> Any:
+    """The finished picture: layers over each other, the run and what a point means under the title."""
+    import altair as alt
+
+    setting = found.setting
+    words = [
+        describe(found.run),
+        f"Point: at least this was found, at {per_cent(setting.confidence)} confidence, with {setting.models:,} models "
+        "in each world.",
+        f"Method: {found.cases[-1].method}.",
+    ]
+    layered = alt.layer(*layers).properties(width=620, height=340)
+    return styled(layered, title, [*words, *more, CAVEAT], width=92)
