@@ -117,7 +117,7 @@ def test_a_growth_beyond_the_range_of_floats_is_refused_by_name_and_the_largest_
 
 
 def test_attack_finds_nine_tenths_of_composition():
-    run = shift._run(DEFAULTS)  # standard epsilon 8 at 50 steps
+    run = DEFAULTS.calibrated_run()  # standard epsilon 8 at 50 steps
     found = shift.find_epsilon(replace(DEFAULTS, models=20_000), run, Shift(10.0))
     assert li.last_iterate(run).epsilon(1e-5) < 5.4
     assert 0.9 * 8.0 <= found <= 8.0

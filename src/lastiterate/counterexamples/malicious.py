@@ -13,7 +13,7 @@ from scipy.stats import binom
 
 from lastiterate.answers import Answer
 from lastiterate.attacks.likelihood import TELLING_RATE, telling_threshold
-from lastiterate.counterexamples.one_bit import best_threshold, bits, one_bit, pass_rates
+from lastiterate.counterexamples.one_bit import best_threshold, epsilon_bounds, one_bit, pass_rates
 from lastiterate.counterexamples.probe import Case, Probe, Setting, last_iterate_scores, predict
 from lastiterate.counterexamples.repeaters import Encoding, Malicious, seen
 from lastiterate.plot.probe import EXACT, picture
@@ -57,18 +57,12 @@ def find_epsilon(setting: Setting, run: DPSGD, encoding: Encoding) -> Case:
 
 
 def _one_bit_case(setting: Setting, run: DPSGD, bits_in: Array, bits_out: Array) -> Case:
-    """Bits are independent and alike, so that all bits of all models together say how often they are set."""
-    from lastiterate.auditing.rates import upper_bound
-
     threshold = best_threshold(run, setting.delta)
     exact = one_bit(run, threshold).epsilon(setting.delta)
-    error, total = 0.5 * (1.0 - setting.confidence), run.steps * bits_in.size
-    without = float(upper_bound(bits_out.sum(), total, error))
-    together = 1.0 - float(upper_bound(total - bits_in.sum(), total, error))
-    found = bits(run.steps, without, together).epsilon(setting.delta) if together > without else 0.0
+    low, high = epsilon_bounds(run.steps, bits_in, bits_out, setting.delta, setting.confidence)
     enough = max(1.0, float(binom.isf(TELLING_RATE, run.steps, pass_rates(run, threshold)[0])) + 1.0)
     as_composition = _by_composition(setting, run, bits_in, bits_out, enough - 0.5)
-    return Case("one-bit", Answer(exact), found, "independent bits, set at two unknown rates", as_composition)
+    return Case("one-bit", Answer(exact), low, "independent bits, set at two unknown rates", high, as_composition)
 
 
 def _by_composition(setting: Setting, run: DPSGD, scores_in: Array, scores_out: Array, threshold: float) -> float:

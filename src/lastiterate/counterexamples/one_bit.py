@@ -38,6 +38,25 @@ def bits(steps: int, without: float, together: float) -> PrivacyCurve:
     return PrivacyCurve(pair, "one_bit", is_guarantee=False)
 
 
+def epsilon_bounds(steps: int, bits_in: Array, bits_out: Array, delta: float, confidence: float) -> tuple[float, float]:
+    """A lower and an upper bound on epsilon from the numbers of bits set in models with the canary, and without.
+
+    Each holds with the confidence. Bits are independent and alike, so that those of all models together say at which
+    rates they are set, by Clopper and Pearson's bounds; and epsilon grows with the distance of the two rates.
+    """
+    from lastiterate.auditing.rates import upper_bound
+
+    error = 0.5 * (1.0 - confidence)
+
+    def rates(counts: Array) -> tuple[float, float]:
+        total, set_ = steps * counts.size, counts.sum()
+        return 1.0 - float(upper_bound(total - set_, total, error)), float(upper_bound(set_, total, error))
+
+    (without_low, without_high), (together_low, together_high) = rates(bits_out), rates(bits_in)
+    low = bits(steps, without_high, together_low).epsilon(delta) if together_low > without_high else 0.0
+    return low, max(bits(steps, without_low, together_high).epsilon(delta), low)
+
+
 def best_threshold(run: DPSGD, delta: float) -> float:
     """The threshold with the largest epsilon, in clipping norms.
 

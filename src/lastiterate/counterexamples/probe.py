@@ -80,6 +80,7 @@ class Case:
         exact: the epsilon of its last iterate.
         empirical: what the attack found: at least this, with the setting's confidence.
         method: by which it was found, in plain words.
+        at_most: an upper bound on the exact epsilon, with the same confidence, where the method has one.
         by_composition: what the composition family makes of the same scores, where the method is another.
     """
 
@@ -87,6 +88,7 @@ class Case:
     exact: Answer
     empirical: float
     method: str
+    at_most: float | None = None
     by_composition: float | None = None
 
 

@@ -137,8 +137,8 @@ def _sentences(setting: Setting, run: DPSGD, case: Case, predicted: float, worst
         f"With alpha = {spell(setting.alpha)} the last iterate leaks epsilon {spell(exact, 5)}. The largest heuristic "
         f"of any run of up to {run.steps:,} steps is {spell(predicted, 5)}: {compare(exact, predicted)}.",
         f"With {setting.models:,} models in each world {tell_found(case)}{hidden}.",
-        f"Of the {_CURVE.size} values of alpha in the picture, {spell(worst['alpha'])} leaks most: epsilon "
-        f"{spell(worst['epsilon'], 5)}, {spell(worst['epsilon'] / predicted)} times that heuristic.",
+        f"Of the values of alpha in the picture, {spell(worst['alpha'])} leaks most: epsilon "
+        f"{spell(worst['epsilon'], 5)}, where {compare(worst['epsilon'], predicted)}.",
         f"{CAVEAT} The example needs a regulariser that is not clipped. Weight decay is one, with alpha = learning "
         "rate x weight decay, which is close to 0 in ordinary training.",
     )
@@ -158,9 +158,11 @@ def chart(found: Probe) -> Any:
     curve = [{**row, "analysis": EXACT} for row in found.rows]
     flat = level("alpha", (0.0, 1.0), LABELS["max_over_steps"], predicted)
     text = f"largest: {spell(worst['epsilon'], 5)} at alpha {spell(worst['alpha'])}"
+    align, aside = ("left", 8) if worst["alpha"] < 0.2 else ("right", -8) if worst["alpha"] > 0.8 else ("center", 0)
+    peak = chart_of([worst]).mark_text(text=text, align=align, dx=aside, dy=-12, fontSize=13, color="#444")
     layers = [
         lines(curve + flat, x, y),
-        chart_of([worst]).mark_text(text=text, dy=-12, fontSize=13, color="#444").encode(x=x, y=y),
+        peak.encode(x=x, y=y),
         points([{"alpha": found.setting.alpha, "epsilon": case.empirical}], x, y),
     ]
     return picture(found, TITLE, layers)

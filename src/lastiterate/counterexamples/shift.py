@@ -11,7 +11,7 @@ the noise sigma_i: composition of that run is exact for every v, and tends to th
 
 The update is the paper's, so that the last coordinate is about v^(T-1) large. Models are trained in float64, which
 holds 1e301 and some standard deviations: v = 2 with 1,000 steps, v = 1e6 with 50. More is refused. Whatever rounding
-drops is 1e-16 of a coordinate, and as little of its noise.
+drops is below 1e-13 standard deviations of a coordinate's noise.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ from lastiterate.counterexamples.quadratic import compare, known, required, tell
 from lastiterate.plot.probe import EXACT, epsilon_axis, level, lines, picture, points
 from lastiterate.plot.style import Row, Track, log_x
 from lastiterate.plot.words import CAVEAT, LABELS, spell
-from lastiterate.privacy.calibrate import calibrate
 from lastiterate.privacy.composition import composition
 from lastiterate.run import DPSGD
 from lastiterate.values import Array, number
@@ -45,7 +44,6 @@ STORY = (
 )
 TAKES = ("growth",)
 DEFAULTS = Setting(steps=50, sample_rate=0.1, noise_multiplier=None, delta=1e-5, models=100_000, growth=10.0)
-STANDARD = 8.0  # the standard epsilon for which noise is chosen
 LARGEST = 301.0  # decimal digits of v^(T-1): seven less than float64 holds, for the noise and the learning rate
 _CURVE = (1.1, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0, 5.0, 7.0, 10.0)
 _AUDITED = (1.5, 2.0, 3.0)  # beside the growth that was asked for, with fewer models
@@ -141,22 +139,14 @@ def threshold_of(seen: DPSGD) -> float:
 
 def probe(setting: Setting, track: Track = iter) -> Probe:
     """Epsilon over growth, and audits at some of them, with most models at the one that was asked for."""
-    asked = Shift(setting.growth)
-    asked.check(required("steps", setting.steps))
-    run = _run(setting)
+    Shift(setting.growth).check(required("steps", setting.steps))
+    run = setting.calibrated_run()
     growths = sorted({*_CURVE, setting.growth})
     rows = [_row(setting, run, Shift(growth)) for growth in track(growths)]
     row = rows[growths.index(setting.growth)]
     case = Case("", Answer(row["exact"]), row["empirical"], "composition family of the plain run")
     predictions = predict(run, setting.delta)
     return Probe("shift", setting, run, predictions, (case,), _sentences(row, case, predictions, rows), rows)
-
-
-def _run(setting: Setting) -> DPSGD:
-    steps = required("steps", setting.steps)
-    if setting.noise_multiplier is not None:
-        return setting.run(steps, setting.noise_multiplier)
-    return calibrate(setting.run(steps, 1.0), epsilon=STANDARD, delta=setting.delta, analysis=composition)
 
 
 def _row(setting: Setting, run: DPSGD, attack: Shift) -> Row:
@@ -218,7 +208,7 @@ def _spell_down(value: float) -> str:
 
 
 def _share(part: float, whole: float) -> str:
-    return f"{100.0 * part / whole:.3g}%"
+    return f"{100.0 * part / whole:.3g}%" if whole > 0.0 else "100%"
 
 
 def chart(found: Probe) -> Any:

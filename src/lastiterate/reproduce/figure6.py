@@ -48,7 +48,7 @@ def _row(rate: float, steps: int, encoding: Encoding, models: int, seed: int, au
     )
     run = setting.calibrated_run()
     case = find_epsilon(setting, run, encoding)
-    return {
+    row: Row = {
         "sample_rate": rate,
         "steps": steps,
         "noise_multiplier": run.noise_multiplier,
@@ -60,8 +60,12 @@ def _row(rate: float, steps: int, encoding: Encoding, models: int, seed: int, au
         "confidence": CONFIDENCE,
         "models": models,
         "method": case.method,
+        "empirical_upper": case.at_most,
         "empirical_composition": case.empirical if case.by_composition is None else case.by_composition,
     }
+    if case.at_most is None:
+        row["empirical_upper_reason"] = "the composition family bounds epsilon from below"
+    return row
 
 
 def notes(rows: list[Row]) -> list[str]:
