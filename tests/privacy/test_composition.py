@@ -172,15 +172,42 @@ def _few_levels(values, up, levels=10):
     return grid[np.searchsorted(grid, values) - (0 if up else 1)]
 
 
-def test_interpolated_schedules_agree_with_every_step_by_itself():
-    from lastiterate.privacy.loss_cumulant import LossCumulant, condensed
+@pytest.mark.parametrize("theta", [0.0, 1.0, 3.0, 5.0, 8.0])
+def test_interpolated_schedules_agree_with_every_step_by_itself(theta):
+    from lastiterate.privacy.loss_cumulant import LossCumulant
 
-    counts, rates, sigmas = np.ones(60), np.full(60, 0.02), np.geomspace(0.7, 2.0, 60)
-    few = condensed(counts, rates, sigmas, 24)
-    assert few[0].size == 24
-    for theta in (0.0, 1.0, 3.0):
-        whole = sum(LossCumulant(np.ones(1), rates[:1], sigmas[i : i + 1]).real(theta)[0] for i in range(60))
-        assert LossCumulant(*few).real(theta)[0] == pytest.approx(whole, rel=1e-9, abs=1e-12)
+    counts, rates, sigmas = np.ones(100), np.full(100, 0.02), np.geomspace(0.7, 2.0, 100)
+    together = LossCumulant(counts, rates, sigmas)
+    apart = [LossCumulant(np.ones(1), rates[:1], sigmas[i : i + 1]) for i in range(100)]
+    whole = np.sum([each.real(theta) for each in apart], axis=0)
+    assert together.real(theta) == pytest.approx(whole, rel=1e-9, abs=1e-12)
+    u = np.linspace(0.1, 6.0, 20)
+    along = np.sum([each.along(theta, u) for each in apart], axis=0)
+    assert np.allclose(together.along(theta, u), along, rtol=1e-8, atol=1e-10)
+
+
+def growing_noise(growth: float, steps: int) -> np.ndarray:
+    """Most of its values are close to the largest, where the tilt of the others is strong."""
+    return np.sqrt(np.cumsum(growth ** (-2.0 * np.arange(steps))))
+
+
+def test_a_long_schedule_whose_first_steps_stand_out():
+    """It was 1.46878, below what the first step alone costs, with a tight bracket."""
+    run = li.DPSGD(1000, 0.01, 0.5862598506772712 * growing_noise(1.25, 1000))
+    lower, upper = li.composition(run).bracket(1e-5)
+    assert lower == pytest.approx(2.164987, abs=1e-6)  # every step by itself
+    assert upper - lower < 1e-6
+    assert lower > li.composition(run.prefix(1)).epsilon(1e-5)
+
+
+@settings(max_examples=10)
+@given(st.floats(1.0, 2.0), st.integers(60, 150), st.floats(0.1, 0.3), st.floats(0.8, 2.0))
+def test_long_schedules_cost_more_than_their_first_steps(growth, steps, rate, sigma):
+    run = li.DPSGD(steps, rate, sigma * growing_noise(growth, steps))
+    lower, upper = li.composition(run).bracket(1e-5)
+    assert li.composition(run.prefix(3)).bracket(1e-5)[0] <= upper
+    assert li.last_iterate(run).epsilon(1e-5) <= upper
+    assert lower <= li.composition(run).epsilon(1e-5) <= upper
 
 
 def test_mixed_certain_and_sampled_steps():

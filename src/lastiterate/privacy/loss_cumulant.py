@@ -9,18 +9,24 @@ its own units, and a = 1 / sigma, the loss is  L(t) = log(1 - q + q exp(a t - a^
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 
-from lastiterate.privacy.contour import Complex
+from lastiterate.privacy.contour import Complex, Unreliable
 from lastiterate.privacy.law import distinct
 from lastiterate.privacy.step_loss import StepLoss
 from lastiterate.run import DPSGD
 from lastiterate.values import Array
 
-_NODES = 20  # of the interpolation over a long schedule
+_NODES = 20  # of the interpolation over a long schedule, at first
+_MOST_NODES = 1000  # so many different steps can be added up one by one, but not many more
+_CHECKS = 7  # points between the nodes at which it is compared with the truth
+_ERROR, _ERROR_OF_SLOPES = 1e-11, 1e-6  # of the interpolation, relative to the largest value; slopes only lead the way
+_ERROR_ALONG = 1e-9  # of K along a line, where exp(K) still counts
+_VANISHED = -45.0  # log of what does not count any more
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,24 +59,32 @@ class LossCumulant:
     def real(self, theta: float) -> tuple[float, float, float]:
         """K, K' and K'' at a real point."""
         order, sign = (1.0 + theta, 1.0) if self.remove else (-theta, -1.0)
-        value = mean = variance = 0.0
-        for count, step in self._steps:
-            one = step.moments(order)
-            value, mean, variance = value + count * one[0], mean + count * one[1], variance + count * one[2]
+        value, mean, variance = self._moments(order).tolist()
         return value, sign * mean, variance
 
     def along(self, theta: float, u: Array) -> Complex:
         """K(theta + iu), for increasing u."""
         order, sign = (1.0 + theta, 1.0) if self.remove else (-theta, -1.0)
+        nodes = self._nodes_at(order)
+        while (few := self._condensed(nodes)) is not None:
+            logs = np.array([step.log_moments(order, sign * u) for step in few.steps])
+            truth = np.array([step.log_moments(order, sign * u) for step in few.checks])
+            result: Complex = few.counts @ logs
+            counts = (result - few.counts @ logs[:, :1].real).real > _VANISHED
+            if np.all(self.counts.sum() * np.abs(few.between @ logs - truth)[:, counts] < _ERROR_ALONG):
+                return result
+            nodes += nodes // 2
         result = np.zeros(u.size, dtype=np.complex128)
-        for count, step in self._steps:
+        for count, step in self._all_steps:
             result += count * step.log_moments(order, sign * u)
         return result
 
     def work(self, theta: float, frequency: float) -> float:
         """How many evaluations of the loss `along` takes for one node at this frequency."""
         order = 1.0 + theta if self.remove else -theta
-        return float(sum(step.work(order, frequency) for _, step in self._steps))
+        few = self._condensed(self._nodes_at(order))
+        steps = [step for _, step in self._all_steps] if few is None else [*few.steps, *few.checks]
+        return float(sum(step.work(order, frequency) for step in steps))
 
     def largest_loss(self) -> float:
         """What the loss cannot exceed: bounded in the direction "add", where each step costs at most -log(1 - q)."""
@@ -89,33 +103,106 @@ class LossCumulant:
         sigmas = self.sigmas[(self.sigmas < 0.5) & (self.rates < 1.0) & separate]
         return float(np.max(8.0 * math.pi * sigmas**2, initial=0.0))
 
-    @cached_property
-    def _steps(self) -> list[tuple[float, StepLoss]]:
+    def _moments(self, order: float) -> Array:
+        """Sums over all steps of M, M' and M'' at a real order."""
+        few = self._condensed(self._nodes_at(order))
+        if few is not None:
+            return few.counts @ self._moments_at_nodes(order, few)
+        return sum((count * np.array(step.moments(order)) for count, step in self._all_steps), np.zeros(3))
+
+    def _nodes_at(self, order: float) -> int:
+        """How many nodes the interpolation needs there; the stronger the tilt, the more."""
+        if order not in self._known_nodes:
+            nodes = math.ceil(_NODES * self.fineness)
+            while (few := self._condensed(nodes)) is not None:
+                values = self._moments_at_nodes(order, few)
+                error = np.abs(few.between @ values - [step.moments(order) for step in few.checks]).max(axis=0)
+                size = np.abs(values).max(axis=0)
+                size[0] = max(size[0], size[1])  # M vanishes at order 0 and 1
+                if np.all(error <= (_ERROR, _ERROR_OF_SLOPES, _ERROR_OF_SLOPES) * size):
+                    break
+                nodes += nodes // 2
+            self._known_nodes[order] = nodes
+        return self._known_nodes[order]
+
+    def _moments_at_nodes(self, order: float, few: Condensed) -> Array:
+        key = order, few.counts.size
+        if key not in self._known_moments:
+            self._known_moments[key] = np.array([step.moments(order) for step in few.steps])
+        return self._known_moments[key]
+
+    def _condensed(self, nodes: int) -> Condensed | None:
+        """The steps by so many nodes; None where all of them are no more work, or cannot be condensed."""
+        if nodes > _MOST_NODES and self.counts.size > 2 * _MOST_NODES:
+            raise Unreliable
+        if nodes not in self._known_condensed:
+            self._known_condensed[nodes] = condensed(self.counts, self.rates, self.sigmas, nodes, self._step)
+        return self._known_condensed[nodes]
+
+    def _step(self, rate: float, sigma: float) -> StepLoss:
         each = self.log_left_out - math.log(float(self.counts.sum()))
-        columns = condensed(self.counts, self.rates, self.sigmas, math.ceil(_NODES * self.fineness))
-        return [
-            (count, StepLoss(rate, 1.0 / sigma, each, self.fineness))
-            for count, rate, sigma in zip(*(column.tolist() for column in columns), strict=True)
-        ]
+        return StepLoss(rate, 1.0 / sigma, each, self.fineness)
+
+    @cached_property
+    def _all_steps(self) -> list[tuple[float, StepLoss]]:
+        columns = (column.tolist() for column in (self.counts, self.rates, self.sigmas))
+        return [(count, self._step(rate, sigma)) for count, rate, sigma in zip(*columns, strict=True)]
+
+    @cached_property
+    def _known_nodes(self) -> dict[float, int]:
+        return {}
+
+    @cached_property
+    def _known_moments(self) -> dict[tuple[float, int], Array]:
+        return {}
+
+    @cached_property
+    def _known_condensed(self) -> dict[int, Condensed | None]:
+        return {}
 
 
-def condensed(counts: Array, rates: Array, sigmas: Array, nodes: int) -> tuple[Array, Array, Array]:
-    """A long schedule of noise (or of rates) by a few steps with counts that are not whole, nor even positive.
+@dataclass(frozen=True, eq=False)
+class Condensed:
+    """A long schedule as a few steps, with counts that are not whole, nor even positive.
 
-    M is a smooth function of 1 / sigma^2 and of q, so that its sum over many of them is a sum over the Chebyshev nodes
-    of their range. How good that is shows where two numbers of nodes are compared.
+    ``between @ values`` interpolates values at the steps to those at ``checks``, by which its error is told.
+    """
+
+    counts: Array
+    steps: list[StepLoss]
+    between: Array
+    checks: list[StepLoss]
+
+
+def condensed(
+    counts: Array, rates: Array, sigmas: Array, nodes: int, step: Callable[[float, float], StepLoss]
+) -> Condensed | None:
+    """A long schedule of noise (or of rates) by Chebyshev nodes of its range; None where there is nothing to gain.
+
+    M is a smooth function of 1 / sigma^2 and of q, so that its sum over many of them is a sum over nodes, of which a
+    strong tilt needs more: whoever uses it has to look at the checks.
     """
     by_noise = np.ptp(rates) == 0.0
     if counts.size <= 2 * nodes or np.any(rates == 1.0) or (not by_noise and np.ptp(sigmas) > 0.0):
-        return counts, rates, sigmas
+        return None
     x = 1.0 / sigmas**2 if by_noise else rates
+    middle, half = 0.5 * (x.max() + x.min()), 0.5 * np.ptp(x)
     angle = (2.0 * np.arange(nodes) + 1.0) * math.pi / (2.0 * nodes)
-    at = 0.5 * (x.max() + x.min()) + 0.5 * np.ptp(x) * np.cos(angle)
+    at = middle + half * np.cos(angle)
     weight = np.where(np.arange(nodes) % 2 == 0, 1.0, -1.0) * np.sin(angle)
-    distance = x[:, None] - at
-    share = weight / np.where(distance == 0.0, 1e-300, distance)
-    few = counts @ (share / share.sum(axis=1, keepdims=True))
-    return (few, np.full(nodes, rates[0]), 1.0 / np.sqrt(at)) if by_noise else (few, at, np.full(nodes, sigmas[0]))
+    checked = middle + half * np.cos(np.unique(np.linspace(0, nodes, _CHECKS).astype(int)) * math.pi / nodes)
+
+    def steps_at(places: Array) -> list[StepLoss]:
+        if by_noise:
+            return [step(float(rates[0]), sigma) for sigma in (1.0 / np.sqrt(places)).tolist()]
+        return [step(rate, float(sigmas[0])) for rate in places.tolist()]
+
+    def interpolation(places: Array) -> Array:
+        distance = places[:, None] - at
+        share = weight / np.where(distance == 0.0, 1e-300, distance)
+        return share / share.sum(axis=1, keepdims=True)
+
+    return Condensed(counts @ interpolation(x), steps_at(at), interpolation(checked), steps_at(checked))
 
 
 def loss_cumulant(run: DPSGD) -> LossCumulant:

@@ -181,7 +181,7 @@ def line_through(
         *(_spread(cumulant, theta, loss, value - log_scale, side / deviation) for side in (1.0, -1.0)),
     )
     spacing = 2.0 * math.pi / ((period + deviation) * resolution)
-    most_work = _MOST_WORK * min(max(1.0, cumulant.counts.size / 3.0), 10.0)
+    most_work = _MOST_WORK * min(max(1.0, cumulant.counts.size / 3.0), 40.0)
     nodes, values, count, work = [], [], 0, 0.0
     missing = math.inf  # log of what lies beyond the last node, over what may
     while True:
