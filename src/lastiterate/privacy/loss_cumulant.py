@@ -9,12 +9,12 @@ its own units, and a = 1 / sigma, the loss is  L(t) = log(1 - q + q exp(a t - a^
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 
+from lastiterate.privacy.condensed import Condensed, condensed
 from lastiterate.privacy.contour import Complex, Unreliable
 from lastiterate.privacy.law import distinct
 from lastiterate.privacy.step_loss import StepLoss
@@ -23,7 +23,6 @@ from lastiterate.values import Array
 
 _NODES = 20  # of the interpolation over a long schedule, at first
 _MOST_NODES = 1000  # so many different steps can be added up one by one, but not many more
-_CHECKS = 7  # points between the nodes at which it is compared with the truth
 _ERROR, _ERROR_OF_SLOPES = 1e-11, 1e-6  # of the interpolation, relative to the largest value; slopes only lead the way
 _ERROR_ALONG = 1e-9  # of K along a line, where exp(K) still counts
 _VANISHED = -45.0  # log of what does not count any more
@@ -159,50 +158,6 @@ class LossCumulant:
     @cached_property
     def _known_condensed(self) -> dict[int, Condensed | None]:
         return {}
-
-
-@dataclass(frozen=True, eq=False)
-class Condensed:
-    """A long schedule as a few steps, with counts that are not whole, nor even positive.
-
-    ``between @ values`` interpolates values at the steps to those at ``checks``, by which its error is told.
-    """
-
-    counts: Array
-    steps: list[StepLoss]
-    between: Array
-    checks: list[StepLoss]
-
-
-def condensed(
-    counts: Array, rates: Array, sigmas: Array, nodes: int, step: Callable[[float, float], StepLoss]
-) -> Condensed | None:
-    """A long schedule of noise (or of rates) by Chebyshev nodes of its range; None where there is nothing to gain.
-
-    M is a smooth function of 1 / sigma^2 and of q, so that its sum over many of them is a sum over nodes, of which a
-    strong tilt needs more: whoever uses it has to look at the checks.
-    """
-    by_noise = np.ptp(rates) == 0.0
-    if counts.size <= 2 * nodes or np.any(rates == 1.0) or (not by_noise and np.ptp(sigmas) > 0.0):
-        return None
-    x = 1.0 / sigmas**2 if by_noise else rates
-    middle, half = 0.5 * (x.max() + x.min()), 0.5 * np.ptp(x)
-    angle = (2.0 * np.arange(nodes) + 1.0) * math.pi / (2.0 * nodes)
-    at = middle + half * np.cos(angle)
-    weight = np.where(np.arange(nodes) % 2 == 0, 1.0, -1.0) * np.sin(angle)
-    checked = middle + half * np.cos(np.unique(np.linspace(0, nodes, _CHECKS).astype(int)) * math.pi / nodes)
-
-    def steps_at(places: Array) -> list[StepLoss]:
-        if by_noise:
-            return [step(float(rates[0]), sigma) for sigma in (1.0 / np.sqrt(places)).tolist()]
-        return [step(rate, float(sigmas[0])) for rate in places.tolist()]
-
-    def interpolation(places: Array) -> Array:
-        distance = places[:, None] - at
-        share = weight / np.where(distance == 0.0, 1e-300, distance)
-        return share / share.sum(axis=1, keepdims=True)
-
-    return Condensed(counts @ interpolation(x), steps_at(at), interpolation(checked), steps_at(checked))
 
 
 def loss_cumulant(run: DPSGD) -> LossCumulant:
