@@ -13,7 +13,8 @@ import lastiterate as li
 from lastiterate.attacks.adversarial import sample_scores
 from lastiterate.counterexamples import quadratic
 from lastiterate.counterexamples.probe import last_iterate_scores
-from lastiterate.counterexamples.quadratic import DEFAULTS, Regularised, compare
+from lastiterate.counterexamples.quadratic import DEFAULTS, Regularised
+from lastiterate.counterexamples.words import compare
 from lastiterate.privacy.law import law_of
 from lastiterate.training import train
 

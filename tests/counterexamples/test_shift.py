@@ -16,7 +16,8 @@ import lastiterate as li
 from lastiterate.attacks.likelihood import sample_likelihood_ratios
 from lastiterate.counterexamples import shift
 from lastiterate.counterexamples.probe import last_iterate_scores
-from lastiterate.counterexamples.shift import DEFAULTS, Shift, noise_factors
+from lastiterate.counterexamples.shift import DEFAULTS
+from lastiterate.counterexamples.shifter import Shift, noise_factors
 from lastiterate.training import train
 from lastiterate.training.draws import model_keys, normals
 

@@ -16,9 +16,10 @@ from lastiterate.attacks.likelihood import TELLING_RATE, telling_threshold
 from lastiterate.counterexamples.one_bit import best_threshold, epsilon_bounds, one_bit, pass_rates
 from lastiterate.counterexamples.probe import Case, Probe, Setting, last_iterate_scores, predict
 from lastiterate.counterexamples.repeaters import Encoding, Malicious, seen
-from lastiterate.plot.probe import EXACT, picture
+from lastiterate.counterexamples.words import known
+from lastiterate.plot.probe import picture
 from lastiterate.plot.style import Row, Track, chart_of, colour_of
-from lastiterate.plot.words import FOUND, LABELS, METHODS, spell
+from lastiterate.plot.words import EXACT, FOUND, LABELS, METHODS, spell
 from lastiterate.privacy.composition import composition
 from lastiterate.run import DPSGD
 from lastiterate.values import Array
@@ -73,13 +74,10 @@ def _by_composition(setting: Setting, run: DPSGD, scores_in: Array, scores_out: 
 
 
 def _sentences(predictions: dict[str, Answer], cases: Sequence[Case]) -> tuple[str, ...]:
-    heuristic, standard = predictions["last_iterate"].value, predictions["composition"].value
-    assert heuristic is not None
-    assert standard is not None
+    heuristic, standard = known(predictions["last_iterate"]), known(predictions["composition"])
     sentences = []
     for case in cases:
-        exact = case.exact.value
-        assert exact is not None
+        exact = known(case.exact)
         if case.label == "one-bit":
             compared = "above" if exact > heuristic else "below"
             sentences.append(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from lastiterate.answers import Answer, ask
 from lastiterate.optimizer import SGD
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from lastiterate.auditing.engine import Engine
     from lastiterate.plot.style import Row
 
+Given = TypeVar("Given", int, float)
 STANDARD = 8.0  # by composition, where no noise is given
 ANALYSES = ("last_iterate", "max_over_steps", "composition")
 
@@ -64,11 +65,10 @@ class Setting:
 
     def calibrated_run(self) -> DPSGD:
         """The run with the noise that was given, or with what makes its standard epsilon 8."""
-        if self.steps is None:
-            raise ValueError("steps must be given for this counterexample, got None")
+        steps = required("steps", self.steps)
         if self.noise_multiplier is not None:
-            return self.run(self.steps, self.noise_multiplier)
-        return calibrate(self.run(self.steps, 1.0), epsilon=STANDARD, delta=self.delta, analysis=composition)
+            return self.run(steps, self.noise_multiplier)
+        return calibrate(self.run(steps, 1.0), epsilon=STANDARD, delta=self.delta, analysis=composition)
 
 
 @dataclass(frozen=True)
@@ -146,6 +146,13 @@ def require_plain(run: DPSGD) -> float:
     for name in ("sample_rate", "noise_multiplier"):
         number(name, getattr(run, name))
     return run.optimizer.learning_rate
+
+
+def required(name: str, value: Given | None) -> Given:
+    """A number of the setting that the example cannot choose."""
+    if value is None:
+        raise ValueError(f"{name} must be given for this counterexample, got None")
+    return value
 
 
 def largest(rows: Sequence[Row], name: str) -> Row:

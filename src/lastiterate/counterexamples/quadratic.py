@@ -8,17 +8,27 @@ last iterate can leak more than at both ends.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 import numpy as np
 
 from lastiterate.answers import Answer
 from lastiterate.attacks.attack import Armed, Expected, Facts, References, Words
 from lastiterate.attacks.linear_score import LinearScore, noise_unit
-from lastiterate.counterexamples.probe import Case, Probe, Setting, largest, last_iterate_scores, predict, require_plain
-from lastiterate.plot.probe import EXACT, epsilon_axis, level, lines, picture, points
+from lastiterate.counterexamples.probe import (
+    Case,
+    Probe,
+    Setting,
+    largest,
+    last_iterate_scores,
+    predict,
+    require_plain,
+    required,
+)
+from lastiterate.counterexamples.words import compare, known, tell_found
+from lastiterate.plot.probe import epsilon_axis, level, lines, picture, points
 from lastiterate.plot.style import Row, Track, chart_of
-from lastiterate.plot.words import CAVEAT, LABELS, spell
+from lastiterate.plot.words import CAVEAT, EXACT, LABELS, spell
 from lastiterate.privacy.last_iterate import last_iterate
 from lastiterate.run import DPSGD
 from lastiterate.values import number
@@ -32,9 +42,6 @@ STORY = (
 TAKES = ("alpha", "worst")
 DEFAULTS = Setting(steps=3, sample_rate=0.1, noise_multiplier=1.0, delta=1e-6, models=100_000)  # the paper's
 _CURVE = np.linspace(0.0, 1.0, 41)
-_EQUAL = 1e-9  # the analyses' own accuracy
-
-Given = TypeVar("Given", int, float)
 
 
 @dataclass(frozen=True)
@@ -99,35 +106,6 @@ def probe(setting: Setting, track: Track = iter) -> Probe:
     case = find_epsilon(setting, run, setting.alpha, "quadratic")
     sentences = _sentences(setting, run, case, known(predictions["max_over_steps"]), largest(rows, "epsilon"))
     return Probe("quadratic", setting, run, predictions, (case,), sentences, rows)
-
-
-def required(name: str, value: Given | None) -> Given:
-    """A number of the setting that the example cannot choose."""
-    if value is None:
-        raise ValueError(f"{name} must be given for this counterexample, got None")
-    return value
-
-
-def known(answer: Answer) -> float:
-    """The value of an answer that sentences and pictures cannot do without."""
-    if answer.value is None:
-        raise ValueError(f"this counterexample has no numbers to show: {answer.reason}")
-    return answer.value
-
-
-def compare(epsilon: float, predicted: float) -> str:
-    """What an example leaks against what was predicted for it, in words."""
-    ratio = epsilon / predicted if predicted > 0.0 else np.inf
-    if ratio <= 1.0 + _EQUAL:
-        return "the example does not leak more"
-    if ratio < 2.0:
-        return f"the example leaks {100.0 * (ratio - 1.0):.3g}% more"
-    return f"the example leaks {spell(ratio, 3) if ratio < 1000.0 else f'{ratio:,.0f}'} times as much"
-
-
-def tell_found(case: Case) -> str:
-    """What the attack found, in words."""
-    return f"the attack found at least {spell(case.empirical)}" if case.empirical > 0.0 else "the attack found nothing"
 
 
 def _sentences(setting: Setting, run: DPSGD, case: Case, predicted: float, worst: Row) -> tuple[str, ...]:

@@ -15,14 +15,13 @@ the same, which is all that the heuristic sees, epsilon grows by an eighth if it
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from itertools import product
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from lastiterate.counterexamples.search import Tried, climb
 from lastiterate.optimizer import SGD
 from lastiterate.privacy.last_iterate import last_iterate
 from lastiterate.privacy.max_over_steps import max_over_steps
@@ -33,8 +32,6 @@ if TYPE_CHECKING:
     from lastiterate.values import Array
 
 _NEGLIGIBLE = 1e-18  # of the largest weight: even a million such steps change no digit of epsilon
-_POINTS = {1: 25, 2: 13}  # of a lattice along each axis, by the number of axes
-_PEAKS = 3  # of a lattice that are climbed
 _ALL_COUNTS = 24  # of heavy steps; of more, only some are tried
 _FREE = 48  # weights of a schedule that are searched for; in longer runs some steps share one
 
@@ -119,7 +116,7 @@ def _decay(case: _Case) -> Violation:
         alpha = _share(place[0], steps)
         return case.violation("decay", {"alpha": alpha}, (1.0 - alpha) ** np.arange(steps)[::-1])
 
-    return _climb(at, 1)
+    return climb(at, _epsilon, 1)
 
 
 def _momentum(case: _Case) -> Violation:
@@ -133,7 +130,7 @@ def _momentum(case: _Case) -> Violation:
         parameters = {"momentum": momentum, "weight_decay": decay}
         return case.violation("momentum and decay", parameters, np.maximum(weights, 0.0))
 
-    return _climb(at, 2)
+    return climb(at, _epsilon, 2)
 
 
 def _heavy_steps(steps: int) -> list[int]:
@@ -151,7 +148,7 @@ def _two_levels(case: _Case, count: int) -> Violation:
         weights = np.where(np.arange(steps) < steps - count, other, 1.0)
         return case.violation("two levels", {"heavy_steps": count, "light_weight": other}, weights)
 
-    return _climb(at, 1)
+    return climb(at, _epsilon, 1)
 
 
 def _any_schedule(case: _Case, best: dict[str, Violation]) -> Violation:
@@ -159,7 +156,7 @@ def _any_schedule(case: _Case, best: dict[str, Violation]) -> Violation:
     from scipy.optimize import minimize
 
     groups = _groups(case.run.steps)
-    tried = _Tried(lambda weights: case.violation("any schedule", {}, weights))
+    tried = Tried(lambda weights: case.violation("any schedule", {}, weights), _epsilon)
     for start in best.values():
         tried(start.weights)
         levels = np.bincount(groups, weights=np.sort(start.weights)[::-1]) / np.bincount(groups)
@@ -171,7 +168,7 @@ def _any_schedule(case: _Case, best: dict[str, Violation]) -> Violation:
             bounds=[(0.0, 1.0)] * levels.size,
             options={"eps": 1e-6, "maxiter": 40},
         )
-    return tried.worst()
+    return tried.highest()
 
 
 def _groups(steps: int) -> Array:
@@ -184,44 +181,3 @@ def _share(place: float, steps: int) -> float:
     """From [0, 1] to [0, 1], with room for what is small against 1 and large against 1 / T."""
     scale = 10.0 * steps
     return min(math.expm1(place * math.log1p(scale)) / scale, 1.0)
-
-
-class _Tried:
-    """Minus epsilon, for an optimiser; remembers the worst of all that it tried."""
-
-    def __init__(self, at: Callable[[Array], Violation]) -> None:
-        self._at = at
-        self._worst: Violation | None = None
-
-    def __call__(self, place: Array) -> float:
-        new = self._at(place)
-        self._worst = max(self._worst or new, new, key=_epsilon)
-        return -new.epsilon
-
-    def worst(self) -> Violation:
-        if self._worst is None:
-            raise RuntimeError("nothing was tried")
-        return self._worst
-
-
-def _climb(at: Callable[[Array], Violation], axes: int) -> Violation:
-    """The worst within the unit cube: a lattice, then uphill from the highest of its points that overtop all around."""
-    from scipy.optimize import minimize
-
-    tried = _Tried(at)
-    places = np.linspace(0.0, 1.0, _POINTS[axes])
-    heights = np.array([-tried(np.array(place)) for place in product(places, repeat=axes)])
-    heights = heights.reshape((places.size,) * axes)
-    for peak in sorted(_peaks(heights), key=lambda index: -heights[index])[:_PEAKS]:
-        start = places[list(peak)]
-        aside = start + np.diag(np.where(start > 0.5, -0.5, 0.5) * places[1])
-        options = {"initial_simplex": np.vstack((start, aside)), "xatol": 1e-4, "fatol": 1e-9}
-        minimize(lambda place: tried(np.clip(place, 0.0, 1.0)), start, method="Nelder-Mead", options=options)
-    return tried.worst()
-
-
-def _peaks(heights: Array) -> list[tuple[int, ...]]:
-    """The points of a lattice that no neighbour exceeds."""
-    padded = np.pad(heights, 1, constant_values=-np.inf)
-    around = {index: padded[tuple(slice(i, i + 3) for i in index)].max() for index in np.ndindex(*heights.shape)}
-    return [index for index, highest in around.items() if heights[index] >= highest]

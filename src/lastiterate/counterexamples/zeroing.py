@@ -13,11 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from lastiterate.counterexamples.probe import Case, Probe, Setting, predict
-from lastiterate.counterexamples.quadratic import compare, find_epsilon, known, required, tell_found
-from lastiterate.plot.probe import EXACT, epsilon_axis, level, lines, picture, points
+from lastiterate.counterexamples.probe import Case, Probe, Setting, predict, required
+from lastiterate.counterexamples.quadratic import find_epsilon
+from lastiterate.counterexamples.words import compare, known, tell_found
+from lastiterate.plot.probe import epsilon_axis, level, lines, picture, points
 from lastiterate.plot.style import Row, Track, chart_of, log_x, long
-from lastiterate.plot.words import CAVEAT, spell
+from lastiterate.plot.words import CAVEAT, EXACT, spell
 from lastiterate.privacy.grid import last_iterate_epsilon
 from lastiterate.values import Array
 

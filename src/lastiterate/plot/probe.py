@@ -11,9 +11,6 @@ from lastiterate.plot.words import CAVEAT, FOUND, describe, per_cent, spell
 if TYPE_CHECKING:
     from lastiterate.counterexamples.probe import Probe
 
-EXACT = "this example (exact)"
-_PURPLE = "#CC79A7"  # of the same colours as those of the analyses
-
 
 def level(field: str, ends: tuple[float, float], label: str, epsilon: float | None) -> list[Row]:
     """Rows of a horizontal line between two values of ``field``; none where there is no epsilon."""
@@ -22,18 +19,8 @@ def level(field: str, ends: tuple[float, float], label: str, epsilon: float | No
 
 def lines(rows: list[Row], x: Any, y: Any) -> Any:
     """One line for each label under ``analysis``: analyses as in every picture, and the example's exact epsilon."""
-    import altair as alt
-
-    predicted = [row for row in rows if row["analysis"] != EXACT]
-    own = [row for row in rows if row["analysis"] == EXACT]
-    legend = alt.Legend(
-        title=None, orient="bottom", labelLimit=0, symbolType="stroke", symbolSize=500, symbolStrokeWidth=2.5
-    )
-    colour = alt.Color("analysis:N", scale=alt.Scale(domain=[EXACT], range=[_PURPLE]), legend=legend)
-    style: dict[str, Any] = {"strokeWidth": 2.5, "interpolate": "monotone", "clip": True}
-    analyses = chart_of(predicted).mark_line(**style).encode(x=x, y=y, **looks(row["analysis"] for row in predicted))
-    exact = chart_of(own).mark_line(**style).encode(x=x, y=y, color=colour)
-    return alt.layer(analyses, exact).resolve_scale(color="independent", strokeDash="independent")
+    marks = chart_of(rows).mark_line(strokeWidth=2.5, interpolate="monotone", clip=True)
+    return marks.encode(x=x, y=y, **looks(row["analysis"] for row in rows))
 
 
 def points(rows: list[Row], x: Any, y: Any) -> Any:

@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from lastiterate.plot.words import FOUND, LABELS, spell
+from lastiterate.plot.words import EXACT, FOUND, LABELS, spell
 
 Row = dict[str, Any]
 Track = Callable[[Sequence[Any]], Iterable[Any]]  # hands items through, and may show how far it is
@@ -18,6 +18,7 @@ _LOOKS = {
     LABELS["max_over_steps"]: ("#0072B2", [2, 3]),
     LABELS["composition"]: ("#D55E00", [1, 0]),
     LABELS["full_batch"]: ("#009E73", [7, 5]),
+    EXACT: ("#CC79A7", [1, 0]),
     FOUND: ("#222222", [1, 0]),
 }
 

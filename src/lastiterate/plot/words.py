@@ -27,6 +27,7 @@ ASSUMPTIONS = {
     "no_amplification": "every intermediate model is seen, and which batches an example is in: a guarantee",
 }
 
+EXACT = "this example (exact)"
 FOUND = "found by the attack"
 
 METHODS = {

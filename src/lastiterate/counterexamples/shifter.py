@@ -1,0 +1,117 @@
+"""The attack of the pathological regulariser: the last iterate remembers every step, each in a coordinate of its own.
+
+The regulariser moves coordinate i, times v, to coordinate i + 1, and empties the first, where the canary and the noise
+of the next step arrive. In the last iterate of T steps and T coordinates, coordinate i times v^(1-i) is
+
+    A_(T-i+1) + N(0, sigma_i^2),    sigma_i^2 = sigma^2 (1 + v^-2 + ... + v^-2(i-1)),
+
+where A_t says whether the canary was in batch t (the paper's index T - i is off by one). A diagonal of the noise is in
+one coordinate only, so that coordinates are independent, and the last iterate is as good as all iterates of a run with
+the noise sigma_i: composition of that run is exact for every v, and tends to the plain run's as v grows.
+
+The update is the paper's, so that the last coordinate is about v^(T-1) large. Models are trained in float64, which
+holds 1e301 and some standard deviations: v = 2 with 1,000 steps, v = 1e6 with 50. More is refused. Whatever rounding
+drops is below 1e-13 standard deviations of a coordinate's noise.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from lastiterate.attacks.attack import Armed, Expected, Facts, References, Words
+from lastiterate.attacks.likelihood import log_likelihood_ratio
+from lastiterate.counterexamples.probe import require_plain
+from lastiterate.plot.words import spell
+from lastiterate.run import DPSGD
+from lastiterate.values import Array, number
+
+if TYPE_CHECKING:
+    import jax
+
+LARGEST = 301.0  # decimal digits of v^(T-1): seven less than float64 holds, for the noise and the learning rate
+
+
+@dataclass(frozen=True)
+class Shift:
+    """A canary that pushes the first coordinate, nothing else in the data, and the regulariser that shifts."""
+
+    growth: float
+    brings_problem: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        number("growth", self.growth, 1.0)
+
+    def craft(self, run: DPSGD, problem: Any, references: References) -> Facts:
+        return {}
+
+    def arm(self, run: DPSGD, problem: Any, facts: Facts) -> Armed:
+        import jax.numpy as jnp
+
+        from lastiterate.training import GradientCanary, Problem
+
+        self.check(run.steps)
+        rate = require_plain(run)
+
+        def gradient(model: jax.Array, step: jax.Array) -> jax.Array:
+            moved = jnp.concatenate((jnp.zeros(1, model.dtype), self.growth * model[:-1]))
+            return (model - moved) / rate
+
+        canary = np.zeros(run.steps)
+        canary[0] = run.clip_norm
+        setting = Problem(np.zeros(run.steps), regulariser_gradient=gradient)
+        return Armed(setting, GradientCanary(canary), ShiftScore(self, run), double=True)
+
+    def expected(self, facts: Facts) -> Expected:
+        return Expected("none")  # the likelihood ratio's law is not the run's own, but that of the run as seen
+
+    def words(self, facts: Facts) -> Words:
+        return Words(f"shifting regulariser, growth {spell(self.growth)}", "nats of the log-likelihood ratio")
+
+    def seen(self, run: DPSGD) -> DPSGD:
+        """The run whose iterates, all of them, tell what the last iterate tells here. Its first step is run's last."""
+        return run.replace(noise_multiplier=run.noise_multiplier * noise_factors(self.growth, run.steps))
+
+    def check(self, steps: int) -> None:
+        """Refuse a growth with which float64 would overflow."""
+        if not self.fits(steps):
+            most = 10.0 ** (LARGEST / (steps - 1))
+            raise ValueError(
+                f"growth must be at most {_spell_down(most)} for {steps:,} steps, as growth^(steps - 1) must "
+                f"stay in the range of floating-point numbers, got {self.growth!r}"
+            )
+
+    def fits(self, steps: int) -> bool:
+        """Whether float64 holds the last coordinate."""
+        return (steps - 1) * float(np.log10(self.growth)) <= LARGEST
+
+
+@dataclass(frozen=True)
+class ShiftScore:
+    """The best distinguisher: the log-likelihood ratios of all coordinates, added up."""
+
+    attack: Shift
+    run: DPSGD
+
+    def __call__(self, parameters: Any) -> Array:
+        seen = self.attack.seen(self.run)
+        observed = self.observed(parameters)
+        return sum(log_likelihood_ratio(seen, observed[:, i], i) for i in range(self.run.steps))
+
+    def observed(self, parameters: Any) -> Array:
+        """Each step's noisy sum along the canary, in clipping norms, the last step's first."""
+        scale = self.attack.growth ** -np.arange(self.run.steps, dtype=np.float64)
+        return -np.asarray(parameters, np.float64) * scale / (require_plain(self.run) * self.run.clip_norm)
+
+
+def noise_factors(growth: float, steps: int) -> Array:
+    """sigma_i / sigma for each coordinate: by summing, which holds for every growth, 1 among them."""
+    return np.sqrt(np.cumsum(growth ** (-2.0 * np.arange(steps))))
+
+
+def _spell_down(value: float) -> str:
+    """A bound, rounded so that what is read can be given."""
+    unit = 10.0 ** (np.floor(np.log10(value)) - 3.0)
+    return spell(np.floor(value / unit) * unit)
