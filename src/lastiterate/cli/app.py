@@ -33,12 +33,13 @@ def lastiterate(
 
     Predict it before training: the last-iterate heuristic (it predicts, it does not guarantee), beside the standard
     composition analysis (a guarantee) and the full-batch baseline. Audit it by training models with and without a
-    canary, and telling them apart.
+    canary, and telling them apart. Probe its limits: counterexamples in which the heuristic is too low.
 
     \b
     Example:
       lastiterate epsilon --steps 1000 --sample-rate 0.01 --noise-multiplier 1 --delta 1e-5
       lastiterate audit
+      lastiterate probe zeroing
     """
     if version:
         from importlib.metadata import version as installed

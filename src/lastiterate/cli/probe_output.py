@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from lastiterate.answers import answer_fields, run_fields
 from lastiterate.cli.output import print_json, print_note, print_table
-from lastiterate.plot.words import ASSUMPTIONS, CAVEAT, FOUND, LABELS, describe, per_cent, spell
+from lastiterate.plot.words import ASSUMPTIONS, FOUND, LABELS, describe, per_cent, spell
 
 if TYPE_CHECKING:
     from lastiterate.counterexamples import Counterexample
@@ -45,7 +45,7 @@ def print_probe(example: Counterexample, found: Probe, files: list[Path], json: 
     for case in found.cases:
         rows += _case_rows(case, setting)
     print_note(f"{example.TITLE}.\n\n{example.STORY}\n")
-    notes = [*found.sentences, CAVEAT, *(f"Picture: {file}" for file in files)]
+    notes = [*found.sentences, *(f"Picture: {file}" for file in files)]
     title = f"{describe(found.run)}; delta {spell(setting.delta)}"
     print_table(title, ("", "epsilon", "what it is"), rows, {1}, notes)
 

@@ -17,9 +17,8 @@ from lastiterate.counterexamples.one_bit import best_threshold, epsilon_bounds, 
 from lastiterate.counterexamples.probe import Case, Probe, Setting, last_iterate_scores, predict
 from lastiterate.counterexamples.repeaters import Encoding, Malicious, seen
 from lastiterate.counterexamples.words import known
-from lastiterate.plot.probe import picture
-from lastiterate.plot.style import Row, Track, chart_of, colour_of
-from lastiterate.plot.words import EXACT, FOUND, LABELS, METHODS, spell
+from lastiterate.plot.style import Row, Track, chart_of, colour_of, styled
+from lastiterate.plot.words import CAVEAT, EXACT, FOUND, LABELS, METHODS, describe, per_cent, spell
 from lastiterate.privacy.composition import composition
 from lastiterate.run import DPSGD
 from lastiterate.values import Array
@@ -91,8 +90,8 @@ def _sentences(predictions: dict[str, Answer], cases: Sequence[Case]) -> tuple[s
             )
     return (
         *sentences,
-        "This takes a data set in which all other examples conspire, with gradients that know the parameters and the "
-        "step. Natural data do nothing of the kind; data that an adversary can choose might.",
+        f"{CAVEAT} The example needs a data set in which all other examples conspire, with gradients that know the "
+        "parameters and the step. Natural data do nothing of the kind; data that an adversary can choose might.",
     )
 
 
@@ -113,4 +112,8 @@ def chart(found: Probe) -> Any:
     ]
     marks = chart_of(bars).mark_bar(height=18).encode(x=x, y=y, color=alt.Color("colour:N", scale=None))
     texts = chart_of(bars).mark_text(align="left", dx=5, fontSize=14).encode(x=x, y=y, text="text:N")
-    return picture(found, TITLE, [marks, texts])
+    words = [
+        f"{describe(found.run)}. Found: at least this, at {per_cent(found.setting.confidence)} confidence, with "
+        f"{found.setting.models:,} models in each world. {CAVEAT}"
+    ]
+    return styled(alt.layer(marks, texts).properties(width=560, height=260), TITLE, words, width=100)
