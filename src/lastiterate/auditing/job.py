@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from dataclasses import dataclass
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol
@@ -82,15 +81,15 @@ class ModelTrials:
     """The shipped trainer."""
 
     def __init__(self, job: Job, workers: int | None) -> None:
-        import jax
-
         from lastiterate.training import Trainer
 
         self._job = job
         self._armed = job.attack.arm(job.run, job.problem, job.facts)
         subject = job.run, self._armed.problem, self._armed.canary
-        with jax.enable_x64(True) if self._armed.double else nullcontext():
-            self._trainer = Trainer(*subject, models=2 * job.models, chunk_size=job.chunk_size, workers=workers)
+        double = True if self._armed.double else None
+        self._trainer = Trainer(
+            *subject, models=2 * job.models, chunk_size=job.chunk_size, workers=workers, double=double
+        )
         self.chunk_size = self._trainer.chunk_size
 
     def chunks(self, models: Array, present: Array, progress: TrainingProgress | None) -> Iterator[StoredTrials]:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 import typer
 from typer.core import TyperGroup
 
+from lastiterate.extras import MissingExtra
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -39,7 +41,7 @@ class PlainGroup(TyperGroup):
             status = super().main(args, prog_name, standalone_mode=False, **options)
         except _UsageError as error:
             sys.exit(_say(error.format_message()))  # type: ignore[attr-defined]
-        except (ValueError, OSError, ArithmeticError) as error:
+        except (ValueError, OSError, ArithmeticError, MissingExtra) as error:
             sys.exit(_say(str(error)))
         except MemoryError:
             sys.exit(_say("the run needs more memory than there is: describe it with fewer distinct steps"))

@@ -17,6 +17,7 @@ import dp_accounting
 import numpy as np
 from dp_accounting import NeighboringRelation
 
+from lastiterate.extras import MissingExtra
 from lastiterate.optimizer import SGD, require_linear
 from lastiterate.privacy.curve import PrivacyCurve
 from lastiterate.privacy.law import Law
@@ -284,4 +285,4 @@ def _extra(module: str) -> Any:
     try:
         return import_module(module)
     except ImportError as error:
-        raise ImportError(f'{module} could not be imported: pip install "lastiterate[opacus]"') from error
+        raise MissingExtra(f'{module} could not be imported: pip install "lastiterate[opacus]"') from error

@@ -1,10 +1,12 @@
 """Algorithm 1 in JAX: one compiled program trains many models at once."""
 
+from lastiterate.extras import MissingExtra
+
 try:
     import equinox as _equinox  # noqa: F401
     import jax as _jax  # noqa: F401
 except ImportError as error:
-    raise ImportError(
+    raise MissingExtra(
         f'training needs {error.name}, which is not installed: pip install "lastiterate[audit]"'
     ) from error
 

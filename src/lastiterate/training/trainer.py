@@ -55,6 +55,7 @@ class Trainer:
         models: how many models there will be, about; chunks are no larger than each core gets.
         chunk_size: how many models the compiled program trains at once. None: chosen from caches and memory.
         workers: how many chunks are trained at a time. None: one for each core, and one on an accelerator.
+        double: train in float64. None: if JAX is set to it.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class Trainer:
         models: int = 1024,
         chunk_size: int | None = None,
         workers: int | None = None,
+        double: bool | None = None,
     ) -> None:
         if run.optimizer is None:
             raise ValueError("optimizer must be given to train a run, got None: for example lastiterate.SGD(0.1)")
@@ -75,14 +77,15 @@ class Trainer:
         default = cores() if jax.default_backend() == "cpu" else 1
         self.workers = default if workers is None else integer("workers", workers)
         self.run, self.problem, self.canary = run, problem, canary
-        self._double = bool(jax.config.x64_enabled)  # type: ignore[attr-defined]
-        self._form = describe_gradients(problem)
-        if chunk_size is None:
-            expected = float(np.max(run.sample_rate)) * problem.size
-            chunk_size = choose_chunk_size(*self._bytes(), expected, models, self.workers)
-        self.chunk_size = integer("chunk_size", chunk_size)
-        self._program, self._advance = self._compile()
-        self._shared = self._program.shared_inputs()
+        self._double = bool(jax.config.x64_enabled) if double is None else double  # type: ignore[attr-defined]
+        with jax.enable_x64(self._double):
+            self._form = describe_gradients(problem)
+            if chunk_size is None:
+                expected = float(np.max(run.sample_rate)) * problem.size
+                chunk_size = choose_chunk_size(*self._bytes(), expected, models, self.workers)
+            self.chunk_size = integer("chunk_size", chunk_size)
+            self._program, self._advance = self._compile()
+            self._shared = self._program.shared_inputs()
 
     def _bytes(self) -> tuple[int, int]:
         """About how much memory a model, and an example of it in the batch, take while training."""

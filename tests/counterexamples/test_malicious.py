@@ -1,0 +1,106 @@
+"""The malicious data set as a whole: exact epsilons, what was found, and what is said of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+import lastiterate as li
+from lastiterate.counterexamples import malicious
+from lastiterate.counterexamples.one_bit import best_threshold, one_bit
+
+SETTING = replace(malicious.DEFAULTS, steps=30, sample_rate=0.1, models=2000, seed=1)
+
+
+@pytest.fixture(scope="module")
+def found():
+    return malicious.probe(SETTING)
+
+
+def test_the_most_telling_encoding_comes_last(found):
+    assert found.name == "malicious"
+    assert [case.label for case in found.cases] == ["one-bit", "linear"]
+    assert found.setting == SETTING
+    assert found.run.steps == 30
+    assert [(row["encoding"], row["exact"], row["empirical"], row["models"]) for row in found.rows] == [
+        (case.label, case.exact.value, case.empirical, 2000) for case in found.cases
+    ]
+
+
+def test_without_a_noise_the_standard_epsilon_is_8(found):
+    assert found.predictions["composition"].value == pytest.approx(8.0, rel=1e-5)
+    assert found.predictions["last_iterate"].value == pytest.approx(li.last_iterate(found.run).epsilon(1e-5))
+    assert malicious.DEFAULTS.delta == 1e-5
+    assert malicious.DEFAULTS.models == 100_000
+
+
+def test_the_value_of_every_step_leaks_what_composition_says(found):
+    exact, standard = found.cases[-1].exact.value, found.predictions["composition"].value
+    assert 0.999 * standard <= exact <= standard
+    assert exact > found.predictions["last_iterate"].value
+
+
+def test_one_bit_leaks_its_own_exact_epsilon(found):
+    one = found.cases[0]
+    run = found.run.replace(optimizer=None)
+    assert one.exact.value == pytest.approx(one_bit(run, best_threshold(run, 1e-5)).epsilon(1e-5))
+    assert one.exact.value < 0.9 * found.predictions["composition"].value
+
+
+def test_what_was_found_is_much_and_not_more_than_there_is(found):
+    one, linear = found.cases
+    assert 0.5 * linear.exact.value < linear.empirical <= linear.exact.value
+    assert 0.5 * one.exact.value < one.empirical <= one.exact.value <= one.at_most
+    assert one.by_composition <= found.predictions["composition"].value
+    assert linear.at_most is None
+    assert linear.by_composition is None
+
+
+def test_sentences_carry_the_numbers_and_the_caveat(found):
+    one, linear, caveat = found.sentences
+    share = one_share(found)
+    assert f"{share:.2g} of composition" in one
+    side = "above" if found.cases[0].exact.value > found.predictions["last_iterate"].value else "below"
+    assert f"{side} the heuristic" in one
+    factor = found.cases[1].exact.value / found.predictions["last_iterate"].value
+    assert f"too low by a factor of {factor:.3g}" in linear
+    assert "all other examples conspire" in caveat
+
+
+def one_share(found):
+    return found.cases[0].exact.value / found.predictions["composition"].value
+
+
+def test_one_encoding_may_be_asked_for_and_the_scores_are_kept(found, tmp_path, monkeypatch):
+    setting = replace(SETTING, encoding="linear", store=tmp_path)
+    first = malicious.probe(setting)
+    assert [case.label for case in first.cases] == ["linear"]
+    assert first.cases[0] == found.cases[1]
+    (file,) = tmp_path.iterdir()
+    assert file.name.startswith("malicious-linear-")
+    monkeypatch.setattr("lastiterate.training.Trainer", _unreachable)
+    assert malicious.probe(setting).cases == first.cases
+
+
+def test_other_settings_are_other_files(tmp_path):
+    for setting in (
+        replace(SETTING, models=20, seed=seed, store=tmp_path, steps=4, encoding="linear") for seed in (1, 2)
+    ):
+        malicious.find_epsilon(setting, setting.run(4, 1.0), "linear")
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_the_picture_names_every_bar(found):
+    drawn = str(malicious.chart(found).to_dict())
+    for words in (
+        "one-bit, this example (exact)",
+        "linear, this example (exact)",
+        "composition (standard)",
+        "heuristic",
+    ):
+        assert words in drawn
+
+
+def _unreachable(*arguments, **options):
+    pytest.fail("what was trained before was trained again")

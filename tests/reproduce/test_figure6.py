@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+import pytest
+
+import lastiterate as li
+from lastiterate.counterexamples.probe import Setting
+from lastiterate.plot.file import save
+from lastiterate.reproduce import figure6
+from lastiterate.reproduce.audits import Audits
+from tests.reproduce.conftest import FOUND, Idle, stopped_after
+
+COLUMNS = ["sample_rate", "steps", "noise_multiplier", "encoding", "last_iterate", "composition", "exact", *FOUND]
+STEPS, MODELS = 5, 500
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    return tmp_path_factory.mktemp("figure6")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _few():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(figure6, "MODELS", {"quick": {STEPS: MODELS}})
+        yield
+
+
+@pytest.fixture(scope="module")
+def rows(store):
+    """Stopped after one of the four rows, and resumed."""
+    with pytest.raises(KeyboardInterrupt):
+        figure6.rows("quick", stopped_after(1), Audits(store=store))
+    assert len(list(store.iterdir())) == 1
+    return figure6.rows("quick", audits=Audits(store=store))
+
+
+def test_rows_have_the_papers_setting(rows):
+    assert figure6.RATES == (0.01, 0.1)
+    assert [(row["sample_rate"], row["encoding"]) for row in rows] == [
+        (rate, encoding) for rate in (0.01, 0.1) for encoding in ("one-bit", "linear")
+    ]
+    for row in rows:
+        assert list(row)[: len(COLUMNS)] == COLUMNS
+        assert row["steps"] == STEPS
+        assert row["models"] == MODELS
+        assert row["confidence"] == 0.95
+        assert row["composition"] == pytest.approx(8.0, rel=1e-5)
+        run = li.DPSGD(STEPS, row["sample_rate"], row["noise_multiplier"])
+        assert row["last_iterate"] == pytest.approx(li.last_iterate(run).epsilon(1e-5))
+
+
+def test_one_bit_loses_and_the_value_of_every_step_does_not(rows):
+    for row in rows:
+        share = row["exact"] / row["composition"]
+        assert share < 0.999 if row["encoding"] == "one-bit" else 0.999 <= share <= 1.0
+        assert 0.0 <= row["empirical"] <= row["exact"]
+
+
+def test_every_missing_value_has_its_reason(rows):
+    for row in rows:
+        assert row["method"]
+        assert row["empirical_composition"] >= 0.0
+        missing = [key for key, value in row.items() if value is None]
+        assert missing == ([] if row["encoding"] == "one-bit" else ["empirical_upper"])
+        assert all(row[f"{key}_reason"] for key in missing)
+
+
+def test_what_was_trained_is_not_trained_again(rows, store):
+    before = {file.name: file.read_bytes() for file in store.iterdir()}
+    assert len(before) == 4
+    assert figure6.rows("quick", audits=Audits(store=store, engine=Idle())) == rows
+    assert {file.name: file.read_bytes() for file in store.iterdir()} == before
+
+
+def test_rows_have_randomness_of_their_own(monkeypatch):
+    seeds = []
+    monkeypatch.setattr("lastiterate.counterexamples.malicious.last_iterate_scores", lambda s, *_: seeds.append(s.seed))
+    with pytest.raises(TypeError):  # there are no scores; the seed has been seen
+        figure6.rows("quick", lambda points: points[2:], Audits())
+    assert seeds == [2]
+
+
+def test_other_numbers_of_models_may_be_asked_for(monkeypatch):
+    monkeypatch.setattr(figure6, "RATES", (0.1,))
+    rows = figure6.rows("quick", audits=Audits(models=40))
+    assert {row["models"] for row in rows} == {40}
+
+
+def test_notes_say_what_the_numbers_are(rows):
+    words = " ".join(figure6.notes(rows))
+    assert "heuristic: it predicts, it does not guarantee" in words
+    assert "One bit a step can not match composition" in words
+    assert "at the stated confidence" in words
+
+
+def test_the_picture_has_a_panel_for_each_sample_rate(rows, tmp_path):
+    chart = figure6.chart(rows)
+    assert len(chart.to_dict()["hconcat"]) == 2
+    save(chart, tmp_path / "figure6.png")
+    assert (tmp_path / "figure6.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_settings_are_the_probe_s(rows):
+    setting = Setting(STEPS, 0.1, None, 1e-5, MODELS)
+    assert rows[-1]["noise_multiplier"] == setting.calibrated_run().noise_multiplier
