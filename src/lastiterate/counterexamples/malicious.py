@@ -49,15 +49,15 @@ def probe(setting: Setting, track: Track = iter) -> Probe:
 
 def find_epsilon(setting: Setting, run: DPSGD, encoding: Encoding) -> Case:
     """The exact epsilon of an encoding, and what its distinguisher finds in last iterates."""
-    scores = last_iterate_scores(setting, run, Malicious(encoding, setting.delta), f"malicious-{encoding}")
     if encoding == "one-bit":
-        return _one_bit_case(setting, run, *scores)
+        return _one_bit_case(setting, run, best_threshold(run, setting.delta))
+    scores = last_iterate_scores(setting, run, Malicious(encoding), "malicious-linear")
     found = _by_composition(setting, run, *scores, telling_threshold(run.replace(optimizer=None)))
     return Case("linear", Answer(composition(seen(run)).epsilon(setting.delta)), found, METHODS["composition"])
 
 
-def _one_bit_case(setting: Setting, run: DPSGD, bits_in: Array, bits_out: Array) -> Case:
-    threshold = best_threshold(run, setting.delta)
+def _one_bit_case(setting: Setting, run: DPSGD, threshold: float) -> Case:
+    bits_in, bits_out = last_iterate_scores(setting, run, Malicious("one-bit", threshold), "malicious-one-bit")
     exact = one_bit(run, threshold).epsilon(setting.delta)
     low, high = epsilon_bounds(run.steps, bits_in, bits_out, setting.delta, setting.confidence)
     enough = max(1.0, float(binom.isf(TELLING_RATE, run.steps, pass_rates(run, threshold)[0])) + 1.0)

@@ -16,7 +16,7 @@ from lastiterate.privacy.discrete import DiscretePair
 from lastiterate.run import DPSGD
 from lastiterate.values import Array, number
 
-_COARSE, _FINE, _ROUNDS = 1000, 40, 2  # thresholds tried at first, and in each of so many rounds around the best
+_COARSE, _FINE, _BEST, _ROUNDS = 1000, 21, 20, 3  # thresholds tried at first, then around each of the best, and rounds
 
 
 def pass_rates(run: DPSGD, threshold: float) -> tuple[float, float]:
@@ -60,14 +60,15 @@ def epsilon_bounds(steps: int, bits_in: Array, bits_out: Array, delta: float, co
 def best_threshold(run: DPSGD, delta: float) -> float:
     """The threshold with the largest epsilon, in clipping norms.
 
-    Epsilon has a kink wherever another number of bits becomes the telling one, and a local maximum between any two:
-    the thresholds are searched through, more and more finely around the best.
+    Epsilon has a kink wherever another number of bits becomes the telling one, and a local maximum between any two. So
+    many thresholds are tried, and then more of them around each of the best.
     """
     noise = float(run.noise_multiplier)
-    low, high = -3.0 * noise, 1.0 + 8.0 * noise
-    tried: Array = np.linspace(low, high, _COARSE)
+    tried: Array = np.linspace(-3.0 * noise, 1.0 + 8.0 * noise, _COARSE)
+    spacing = tried[1] - tried[0]
     for _ in range(_ROUNDS):
-        best = int(np.argmax([one_bit(run, threshold).epsilon(delta) for threshold in tried]))
-        low, high = tried[max(best - 1, 0)], tried[min(best + 1, tried.size - 1)]
-        tried = np.linspace(low, high, _FINE)
-    return float(tried[np.argmax([one_bit(run, threshold).epsilon(delta) for threshold in tried])])
+        epsilons = np.array([one_bit(run, threshold).epsilon(delta) for threshold in tried])
+        best = tried[np.argsort(-epsilons)[:_BEST]]
+        tried = np.unique(best[:, None] + np.linspace(-spacing, spacing, _FINE))
+        spacing = 2.0 * spacing / (_FINE - 1)
+    return float(best[0])

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 Encoding = Literal["one-bit", "linear"]
 
+_DELTA = 1e-5  # for which the bits' threshold is chosen, where none is given
 _BATCH = 1e6  # repeaters in a batch, on average: what they do is random by a thousandth
 _MOST_COPIES = 2**31 - 1
 _FURTHEST = 7.0  # standard deviations; the trainer's normals end before
@@ -48,22 +49,27 @@ class Malicious:
 
     Args:
         encoding: "one-bit" (the paper's) or "linear" (ours).
-        delta: for which the threshold of the bits is the best one.
+        threshold: of the bits, in clipping norms. None: the best one at delta 1e-5.
     """
 
     encoding: Encoding = "linear"
-    delta: float = 1e-5
+    threshold: float | None = None
     brings_problem: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.encoding not in get_args(Encoding):
             raise ValueError(f"encoding must be one of {', '.join(get_args(Encoding))}, got {self.encoding!r}")
-        number("delta", self.delta, 0.0, 1.0, open_low=True, open_high=True)
+        if self.threshold is not None:
+            number("threshold", self.threshold)
+            if self.encoding != "one-bit":
+                raise ValueError(f"threshold must be None for the encoding {self.encoding!r}, got {self.threshold!r}")
 
     def craft(self, run: DPSGD, problem: Any, references: References) -> Facts:
         require_plain(run)
         facts: Facts = {"copies": _copies(run, self.encoding)}
-        return facts | {"threshold": best_threshold(run, self.delta)} if self.encoding == "one-bit" else facts
+        if self.encoding == "one-bit":
+            facts["threshold"] = best_threshold(run, _DELTA) if self.threshold is None else self.threshold
+        return facts
 
     def arm(self, run: DPSGD, problem: Any, facts: Facts) -> Armed:
         from lastiterate.training import GradientCanary

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from lastiterate.values import Array
 
 _NEGLIGIBLE = 1e-18  # of the largest weight: even a million such steps change no digit of epsilon
+_NO_MOMENTUM = 1e-12  # what rounding leaves of none
 _ALL_COUNTS = 24  # of heavy steps; of more, only some are tried
 _FREE = 48  # weights of a schedule that are searched for; in longer runs some steps share one
 
@@ -126,6 +127,7 @@ def _momentum(case: _Case) -> Violation:
         slow = _share(place[0], steps)
         fast = _share(place[0] + (1.0 - place[0]) * place[1], steps)  # never the slower: they may change places
         momentum, decay = min((1.0 - slow) * (1.0 - fast), 1.0 - 1e-12), slow * fast
+        momentum = momentum if momentum > _NO_MOMENTUM else 0.0
         weights = np.broadcast_to(SGD(1.0, momentum=momentum, weight_decay=decay).weights(steps), (steps,))
         parameters = {"momentum": momentum, "weight_decay": decay}
         return case.violation("momentum and decay", parameters, np.maximum(weights, 0.0))
