@@ -10,7 +10,7 @@ from importlib.metadata import version
 import pytest
 
 RUN = ["epsilon", "--steps", "1000", "--sample-rate", "0.01", "--noise-multiplier", "1", "--delta", "1e-5"]
-COMMANDS = ["epsilon", "delta", "calibrate", "plan", "audit", "report", "estimate", "reproduce"]
+COMMANDS = ["epsilon", "delta", "calibrate", "plan", "audit", "report", "estimate", "probe", "reproduce"]
 ELSEWHERE = ["audit", "report", "estimate"]  # whose examples CI runs, or tests that have their files
 
 
@@ -74,3 +74,11 @@ def test_epsilon_does_not_load_what_it_does_not_need():
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stderr == "[]\n"
+
+
+@pytest.mark.parametrize("command", ["audit", "probe quadratic --json"])
+def test_a_missing_extra_is_one_sentence(command, tmp_path):
+    code = f"import sys\nsys.modules['equinox'] = None\nfrom lastiterate.cli.app import app\napp({command.split()!r})"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert result.returncode == 2
+    assert result.stderr == 'training needs equinox, which is not installed: pip install "lastiterate[audit]"\n'
