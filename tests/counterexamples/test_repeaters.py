@@ -14,7 +14,7 @@ from scipy.stats import binom, chisquare, ks_2samp
 import lastiterate as li
 from lastiterate.attacks.likelihood import sample_likelihood_ratios
 from lastiterate.counterexamples.malicious import DEFAULTS
-from lastiterate.counterexamples.one_bit import pass_rates
+from lastiterate.counterexamples.one_bit import best_threshold, pass_rates
 from lastiterate.counterexamples.probe import last_iterate_scores
 from lastiterate.counterexamples.repeaters import Malicious, Reader, amplification, seen
 from lastiterate.training import TrainingDiverged, train
@@ -25,13 +25,15 @@ STEPS, RATE, NOISE, MODELS = 12, 0.3, 0.8, 64
 RUN = li.DPSGD(STEPS, RATE, NOISE, optimizer=li.SGD(1.0))
 PRESENT = np.arange(MODELS) % 4 > 0  # a quarter of the models has no canary
 MORE = 333_333_400  # repeaters, where 3,333,334 are enough
+THRESHOLD = 1.2  # which bits often pass
+ATTACKS = {"one-bit": Malicious("one-bit", THRESHOLD), "linear": Malicious("linear")}
 KEPT = 10.0 * NOISE  # a bit's size
 BATCHES = 8e-3  # by how much batches of 1,000,000 repeaters may stray: more than eight standard deviations
 
 
 @cache
 def armed(encoding, run=RUN, copies=None):
-    attack = Malicious(encoding, delta=0.05)  # a threshold that bits often pass
+    attack = ATTACKS[encoding]
     facts = attack.craft(run, None, None)
     return attack.arm(run, None, facts | ({"copies": copies} if copies else {}))
 
@@ -81,13 +83,24 @@ def test_the_canary_moves_the_coordinate_of_the_step_by_1_when_it_is_in_the_batc
 
 def test_bits_say_whether_the_threshold_was_passed_and_never_flip():
     iterates, parameters = trained("one-bit")
-    threshold = armed("one-bit").score.facts["threshold"]
-    passed = np.stack([iterates[:, step + 1, step] >= threshold for step in range(STEPS)], axis=1)
+    passed = np.stack([iterates[:, step + 1, step] >= THRESHOLD for step in range(STEPS)], axis=1)
     assert 0.02 < passed.mean() < 0.5
     for step in range(1, STEPS):
         written = left_over(iterates, step)[:, :step]
         assert written == pytest.approx(np.where(passed[:, :step], KEPT, -KEPT), abs=BATCHES * 3 * KEPT)
     assert np.array_equal(armed("one-bit").score(parameters), passed.sum(axis=1))
+
+
+def test_only_the_newest_bit_is_compared_with_the_threshold():
+    ready, step = armed("one-bit"), 3
+    here = np.zeros(32, np.float32)
+    here[: step + 2] = 0.1, -0.1, THRESHOLD + 0.1, 5.0, 5.0  # old, old, newest, and two whose step has not passed
+    gradient = ready.problem.gradient(here, None, Moment(step, None))
+    wanted = here - np.asarray(gradient) * RATE * ready.score.facts["copies"]
+    assert wanted[: step + 2] == pytest.approx([KEPT, -KEPT, KEPT, 0.0, 0.0], abs=1e-4)
+    here[step - 1] = THRESHOLD - 0.1
+    gradient = ready.problem.gradient(here, None, Moment(step, None))
+    assert (here - np.asarray(gradient) * RATE * ready.score.facts["copies"])[step - 1] == pytest.approx(-KEPT)
 
 
 def test_values_are_enlarged_once_and_then_left_alone():
@@ -159,7 +172,7 @@ def test_batches_that_vary_more_than_they_should_are_noticed():
     _, parameters = trained("one-bit", RUN, few, models=16)
     facts = armed("one-bit", RUN, few).score.facts
     assert Reader(RUN, facts)(parameters).shape == (16,)
-    with pytest.raises(ArithmeticError, match=r"batches varied by .* copies"):
+    with pytest.raises(ArithmeticError, match=r"number of repeaters .* off what is expected of"):
         Reader(RUN, facts | {"copies": 100 * few})(parameters)
 
 
@@ -185,15 +198,11 @@ def test_every_example_in_every_batch_works_too():
 def many():
     """Scores of models with the canary, and without, by encoding."""
     setting = replace(DEFAULTS, models=4000, seed=5)
-    return {
-        encoding: last_iterate_scores(setting, RUN, Malicious(encoding, 0.05), encoding)
-        for encoding in ("one-bit", "linear")
-    }
+    return {encoding: last_iterate_scores(setting, RUN, attack, encoding) for encoding, attack in ATTACKS.items()}
 
 
 def test_bits_have_the_law_of_two_binomials(many):
-    threshold = armed("one-bit").score.facts["threshold"]
-    without, together = pass_rates(RUN, threshold)
+    without, together = pass_rates(RUN, THRESHOLD)
     for counts, rate in zip(many["one-bit"], (together, without), strict=True):
         expected = 4000 * binom.pmf(np.arange(STEPS + 1), STEPS, rate)
         last = int(np.flatnonzero(expected >= 10.0)[-1])  # larger counts are too rare to be compared one by one
@@ -229,9 +238,16 @@ def test_runs_for_which_the_encoding_does_not_work_are_refused(run, words):
 def test_bad_arguments_are_refused_by_name():
     with pytest.raises(ValueError, match="encoding must be one of one-bit, linear, got 'two-bit'"):
         Malicious("two-bit")
-    for delta in (0.0, 1.0, -1.0, float("nan")):
-        with pytest.raises(ValueError, match="delta must be"):
-            Malicious(delta=delta)
+    with pytest.raises(ValueError, match="threshold must be"):
+        Malicious("one-bit", float("nan"))
+    with pytest.raises(ValueError, match=r"threshold must be None for the encoding 'linear', got 1\.0"):
+        Malicious("linear", 1.0)
+
+
+def test_without_a_threshold_it_is_the_best_one():
+    assert Malicious("one-bit").craft(RUN, None, None)["threshold"] == best_threshold(RUN, 1e-5)
+    assert Malicious("one-bit", 0.0).craft(RUN, None, None)["threshold"] == 0.0
+    assert "threshold" not in Malicious("linear").craft(RUN, None, None)
 
 
 def test_attacks_are_described_in_words():

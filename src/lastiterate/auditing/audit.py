@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -232,6 +232,7 @@ def _missing(job: Job, store: Store, chunk_size: int) -> tuple[Array, Array]:
 def _open(path: str | Path, described: dict[str, Any]) -> Iterator[Store]:
     """The store. A new one that came to nothing, as where the attack refuses the problem, is removed again."""
     new = not Path(path).exists()
+    folders = [folder for folder in Path(path).parents if not folder.exists()]
     with Store.open(path, described, _setup()) as store:
         try:
             yield store
@@ -239,6 +240,9 @@ def _open(path: str | Path, described: dict[str, Any]) -> Iterator[Store]:
             if new and store.facts is None:
                 store.close()
                 Path(path).unlink(missing_ok=True)
+                with suppress(OSError):  # somebody else may use them by now
+                    for folder in folders:
+                        folder.rmdir()
             raise
 
 

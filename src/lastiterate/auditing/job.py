@@ -113,7 +113,8 @@ class ModelTrials:
 
     def _accuracies(self, parameters: Any, count: int) -> Array:
         test = self._job.test
-        if test is None or self._armed.problem.parameters is not self._job.problem.parameters:  # another model
+        own = self._job.problem
+        if test is None or own is None or self._armed.problem.parameters is not own.parameters:  # another model
             return np.full(count, np.nan)
         import jax
 

@@ -7,21 +7,18 @@ from typing import Any
 
 
 def picture_files(name: str, output: Path) -> list[Path]:
-    """The files to draw, checked; a folder is made if it does not exist."""
+    """The files to draw, checked, so that nobody waits in vain; nothing is made yet, not even a new folder."""
     from lastiterate.plot.file import check_target
 
     if output.suffix and not output.is_dir():
-        files = [output]  # whose ending is checked below
-    else:
-        if not output.parent.is_dir():
-            raise ValueError(
-                f"--output must be a folder, or a new one within a folder that exists, got {str(output)!r}"
-            )
-        output.mkdir(exist_ok=True)
-        files = [output / f"{name}.{kind}" for kind in ("png", "html")]
+        check_target(output)
+        return [output]
+    if not output.is_dir() and not output.parent.is_dir():
+        raise ValueError(f"--output must be a folder, or a new one within a folder that exists, got {str(output)!r}")
+    files = [f"{name}.{kind}" for kind in ("png", "html")]
     for file in files:
-        check_target(file)
-    return files
+        check_target((output if output.is_dir() else output.parent) / file)
+    return [output / file for file in files]
 
 
 def draw(chart: Any, files: list[Path]) -> None:
@@ -29,4 +26,5 @@ def draw(chart: Any, files: list[Path]) -> None:
     from lastiterate.plot.file import save
 
     for file in files:
+        file.parent.mkdir(exist_ok=True)
         save(chart, file)

@@ -117,9 +117,7 @@ def probe(
     _check(name, example, [*given, *(["worst"] if worst else [])])
     setting = replace(example.DEFAULTS, **{"store": STORE, **given, "engine": find_engine(engine, address, gpus)})
     if worst:
-        for other in ("models", "confidence", "seed", "store", "alpha"):
-            if other in given:
-                raise OptionError(f"--{other} does not apply to --worst: it trains nothing, and tries every alpha")
+        _check_worst([*given, *(["output"] if output else []), *(["engine"] if engine != "local" else [])])
         return print_worst(setting, json)
     files = _files(name, output, json)
     found = _probe(example, name, setting)
@@ -132,6 +130,15 @@ def _check(name: str, example: "Counterexample", given: list[str]) -> None:
         if option_ in given and option_ not in example.TAKES:
             own = " and ".join(f"--{each}" for each in example.TAKES)
             raise OptionError(f"--{option_} does not apply to {name}" + (f": it takes {own}" if own else ""))
+
+
+def _check_worst(given: list[str]) -> None:
+    """Refuse an option that the search does not know."""
+    for option_ in given:
+        if option_ not in ("steps", "sample_rate", "noise_multiplier", "delta"):
+            raise OptionError(
+                f"--{option_} does not apply to --worst: it trains and draws nothing, and tries every alpha"
+            )
 
 
 def _files(name: str, output: Path | None, json: bool) -> list[Path]:

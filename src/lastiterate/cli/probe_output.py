@@ -55,8 +55,8 @@ def _case_rows(case: Case, setting: Setting) -> list[tuple[str, str, str]]:
     exact = "none" if case.exact.value is None else spell(case.exact.value, 5)
     models = f"{setting.models:,} + {setting.models:,} models"
     sure = f"at least this, at {per_cent(setting.confidence)} confidence, from {models}"
-    if case.at_most is not None:
-        sure = f"at least this and at most {spell(case.at_most, 4)}, each {sure.removeprefix('at least this, ')}"
+    if case.at_most.value is not None:
+        sure = f"at least this and at most {spell(case.at_most.value, 4)}, each {sure.removeprefix('at least this, ')}"
     rows = [
         (f"true epsilon{label}", exact, case.exact.reason or "exact, of the last iterate of this example"),
         (f"{FOUND}{label}", spell(case.empirical, 5), f"{sure}; {case.method}"),
@@ -79,9 +79,7 @@ def probe_fields(found: Probe) -> dict[str, Any]:
 
 def _case_fields(case: Case) -> dict[str, Any]:
     fields = {"label": case.label, **answer_fields({"exact": case.exact}), "empirical": case.empirical}
-    fields["method"] = case.method
-    if case.at_most is not None:
-        fields["empirical_upper"] = case.at_most
+    fields |= {"method": case.method, **answer_fields({"empirical_upper": case.at_most})}
     if case.by_composition is not None:
         fields["empirical_composition"] = case.by_composition
     return fields

@@ -6,6 +6,7 @@ match the standard analysis; keeping the value of every step ("linear") does.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, get_args
 
@@ -62,7 +63,8 @@ def _one_bit_case(setting: Setting, run: DPSGD, threshold: float) -> Case:
     low, high = epsilon_bounds(run.steps, bits_in, bits_out, setting.delta, setting.confidence)
     enough = max(1.0, float(binom.isf(TELLING_RATE, run.steps, pass_rates(run, threshold)[0])) + 1.0)
     as_composition = _by_composition(setting, run, bits_in, bits_out, enough - 0.5)
-    return Case("one-bit", Answer(exact), low, "independent bits, set at two unknown rates", high, as_composition)
+    at_most = Answer(high) if math.isfinite(high) else Answer(None, "no bit was set without the canary")
+    return Case("one-bit", Answer(exact), low, "independent bits, set at two unknown rates", at_most, as_composition)
 
 
 def _by_composition(setting: Setting, run: DPSGD, scores_in: Array, scores_out: Array, threshold: float) -> float:

@@ -8,7 +8,7 @@ Binomial(T, a) against Binomial(T, a + q (b - a)).
 from __future__ import annotations
 
 import numpy as np
-from scipy.special import ndtr
+from scipy.special import ndtr, ndtri
 from scipy.stats import binom
 
 from lastiterate.privacy.curve import PrivacyCurve
@@ -64,7 +64,8 @@ def best_threshold(run: DPSGD, delta: float) -> float:
     many thresholds are tried, and then more of them around each of the best.
     """
     noise = float(run.noise_multiplier)
-    tried: Array = np.linspace(-3.0 * noise, 1.0 + 8.0 * noise, _COARSE)
+    furthest = 2.0 - float(ndtri(min(delta, 0.5)))  # rarer events than delta tell nothing
+    tried: Array = np.linspace(-3.0 * noise, 1.0 + furthest * noise, _COARSE)
     spacing = tried[1] - tried[0]
     for _ in range(_ROUNDS):
         epsilons = np.array([one_bit(run, threshold).epsilon(delta) for threshold in tried])

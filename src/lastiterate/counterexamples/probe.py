@@ -12,7 +12,7 @@ from lastiterate.optimizer import SGD
 from lastiterate.privacy.calibrate import calibrate
 from lastiterate.privacy.composition import composition
 from lastiterate.run import DPSGD
-from lastiterate.values import Array, number
+from lastiterate.values import Array, integer, number
 
 if TYPE_CHECKING:
     from lastiterate.auditing.engine import Engine
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 Given = TypeVar("Given", int, float)
 STANDARD = 8.0  # by composition, where no noise is given
+_FROM_BELOW = Answer(None, "the method bounds epsilon from below only")
 ANALYSES = ("last_iterate", "max_over_steps", "composition")
 
 
@@ -58,6 +59,8 @@ class Setting:
     def __post_init__(self) -> None:
         for name in ("delta", "confidence"):
             number(name, getattr(self, name), 0.0, 1.0, open_low=True, open_high=True)
+        integer("models", self.models)
+        integer("seed", self.seed, 0, 2**63 - 1)
 
     def run(self, steps: int, noise_multiplier: float) -> DPSGD:
         """The run that is trained: plain SGD."""
@@ -80,7 +83,7 @@ class Case:
         exact: the epsilon of its last iterate.
         empirical: what the attack found: at least this, with the setting's confidence.
         method: by which it was found, in plain words.
-        at_most: an upper bound on the exact epsilon, with the same confidence, where the method has one.
+        at_most: an upper bound on the exact epsilon, with the same confidence, or why there is none.
         by_composition: what the composition family makes of the same scores, where the method is another.
     """
 
@@ -88,7 +91,7 @@ class Case:
     exact: Answer
     empirical: float
     method: str
-    at_most: float | None = None
+    at_most: Answer = _FROM_BELOW
     by_composition: float | None = None
 
 

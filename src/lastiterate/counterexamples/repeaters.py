@@ -202,6 +202,6 @@ class Reader:
         off = np.abs(gauges / (_GAUGE * float(run.noise_multiplier)) - run.steps) / (spread * math.sqrt(run.steps))
         if np.max(off) > _ODDS:
             raise ArithmeticError(
-                f"the repeaters' batches varied by {np.max(off):.1f} times what is expected of {self.facts['copies']} "
-                "copies: their own sampling matters, and the encoding is void"
+                f"the number of repeaters in batches is {np.max(off):.1f} standard deviations off what is expected of "
+                f"{self.facts['copies']} copies: what they wrote can not be relied on"
             )

@@ -6,7 +6,7 @@ The attack itself, and why composition is exact for it, is in `shifter`.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lastiterate.answers import Answer
 from lastiterate.attacks.likelihood import telling_threshold
@@ -18,9 +18,6 @@ from lastiterate.plot.style import Row, Track, log_x
 from lastiterate.plot.words import CAVEAT, EXACT, LABELS, spell
 from lastiterate.privacy.composition import composition
 from lastiterate.run import DPSGD
-
-if TYPE_CHECKING:
-    pass
 
 TITLE = "Shift: the last iterate remembers every step"
 STORY = (

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, get_args
 
+from lastiterate.answers import answer_fields
 from lastiterate.counterexamples.probe import STANDARD
 from lastiterate.counterexamples.repeaters import Encoding
 from lastiterate.plot.style import Row, Track, chart_of, colour_of, epsilon_y, log_x, long, looks, styled
@@ -33,7 +34,7 @@ def rows(scale: Scale, track: Track = iter, audits: Audits = Audits()) -> list[R
     """Every point, each with randomness of its own."""
     points = [(rate, steps, encoding) for rate in RATES for steps in MODELS[scale] for encoding in get_args(Encoding)]
     return [
-        _row(rate, steps, encoding, audits.models or MODELS[scale][steps], seed, audits)
+        _row(rate, steps, encoding, MODELS[scale][steps] if audits.models is None else audits.models, seed, audits)
         for seed, (rate, steps, encoding) in track(list(enumerate(points)))
     ]
 
@@ -48,7 +49,7 @@ def _row(rate: float, steps: int, encoding: Encoding, models: int, seed: int, au
     )
     run = setting.calibrated_run()
     case = find_epsilon(setting, run, encoding)
-    row: Row = {
+    return {
         "sample_rate": rate,
         "steps": steps,
         "noise_multiplier": run.noise_multiplier,
@@ -60,12 +61,9 @@ def _row(rate: float, steps: int, encoding: Encoding, models: int, seed: int, au
         "confidence": CONFIDENCE,
         "models": models,
         "method": case.method,
-        "empirical_upper": case.at_most,
+        **answer_fields({"empirical_upper": case.at_most}),
         "empirical_composition": case.empirical if case.by_composition is None else case.by_composition,
     }
-    if case.at_most is None:
-        row["empirical_upper_reason"] = "the composition family bounds epsilon from below"
-    return row
 
 
 def notes(rows: list[Row]) -> list[str]:

@@ -1,0 +1,116 @@
+"""Trials without a verdict, attacks that bring their problem, and training in float64."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import lastiterate as li
+from lastiterate.attacks import AllIterates, GradientSpace
+from lastiterate.attacks.attack import Armed, Expected, Words
+from lastiterate.auditing.audit import collect
+from lastiterate.training import GradientCanary, Problem, problems
+from tests.reproduce.conftest import Idle
+
+RUN = li.DPSGD(6, 0.5, 1.0, optimizer=li.SGD(0.5))
+TINY = li.DPSGD(3, 0.5, 1e-12, optimizer=li.SGD(1.0))
+
+
+@dataclass(frozen=True)
+class Precise:
+    """One parameter that begins at 1, of which float32 cannot tell noise and a canary of 1e-12."""
+
+    double: bool
+    brings_problem: ClassVar[bool] = True
+
+    def craft(self, run, problem, references):
+        assert problem is None
+        return {}
+
+    def arm(self, run, problem, facts):
+        assert problem is None
+        own = Problem(np.ones(1), regulariser_gradient=lambda model, step: jnp.zeros_like(model))
+        return Armed(own, GradientCanary(np.array([1e-12])), _above_one, double=self.double)
+
+    def expected(self, facts):
+        return Expected("none")
+
+    def words(self, facts):
+        return Words("a test", "score")
+
+
+def _above_one(parameters):
+    assert jnp.ones(1).dtype == jnp.float32  # whoever scores is not in float64
+    return np.asarray(parameters, np.float64)[:, 0] - 1.0
+
+
+def test_collected_scores_are_those_of_the_audit():
+    subject = RUN, problems.linear(), AllIterates("zero")
+    trials = collect(*subject, 12, seed=2)
+    result = li.audit(*subject, 12, 2, methods=["clopper-pearson"])
+    assert trials.present.sum() == 12
+    assert np.array_equal(np.sort(trials.scores[trials.present]), np.sort(result.scores_in))
+    assert np.array_equal(np.sort(trials.scores[~trials.present]), np.sort(result.scores_out))
+    assert np.unique(trials.scores).size == 24
+
+
+def test_an_audit_judges_what_was_collected_into_its_store(tmp_path):
+    file = tmp_path / "kept.sqlite"
+    subject = RUN, problems.linear(), AllIterates("zero")
+    trials = collect(*subject, 12, 2, file, data="linear")
+    result = li.audit(*subject, 12, 2, file, Idle(), data="linear", methods=["clopper-pearson"])
+    assert np.array_equal(np.sort(result.scores_in), np.sort(trials.scores[trials.present]))
+    again = collect(*subject, 12, 2, file, Idle(), data="linear")
+    assert np.array_equal(again.scores, trials.scores)
+
+
+def test_nothing_is_kept_unless_asked_for(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    collect(TINY, None, Precise(double=False), 2)
+    assert not list(tmp_path.iterdir())
+
+
+def test_only_attacks_that_bring_a_problem_need_none():
+    assert collect(TINY, None, Precise(double=False), 3).scores.shape == (6,)
+    for attack in (None, GradientSpace(), AllIterates("zero")):
+        with pytest.raises(ValueError, match=r"problem must be a training.Problem or a trainer .* got None"):
+            collect(RUN, None, attack, 3)
+
+
+def test_audits_need_no_problem_either():
+    result = li.audit(TINY, None, Precise(double=True), 8, methods=["clopper-pearson"], threshold="split")
+    assert result.scores_in.shape == result.scores_out.shape == (8,)
+
+
+def test_double_trains_in_float64_while_jax_stays_as_it_is():
+    scores = collect(TINY, None, Precise(double=True), 40).scores
+    assert np.all(scores != 0.0)
+    assert scores.std() == pytest.approx(np.sqrt(3.0) * 1e-12, rel=0.5)
+    assert not jax.config.x64_enabled
+    assert jnp.ones(1).dtype == jnp.float32
+
+
+def test_without_double_it_trains_as_jax_is_set_to():
+    assert np.all(collect(TINY, None, Precise(double=False), 4).scores == 0.0)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [({"models": 0}, "models must be"), ({"seed": -1}, "seed must be"), ({"engine": "abacus"}, "engine must be")],
+)
+def test_bad_arguments_are_refused_before_training(tmp_path, change, words):
+    file = tmp_path / "kept.sqlite"
+    with pytest.raises(ValueError, match=words):
+        collect(TINY, None, Precise(double=True), **{"models": 4, "store": file} | change)
+    assert not file.exists()
+
+
+def test_test_data_do_not_matter_to_an_attack_that_brings_its_problem():
+    test = np.zeros((2, 1), np.float32), np.zeros(2, np.int32)
+    result = li.audit(TINY, None, Precise(double=True), 4, test=test, methods=["clopper-pearson"], threshold="split")
+    assert result.accuracy is None

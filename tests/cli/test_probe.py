@@ -1,0 +1,224 @@
+from __future__ import annotations
+
+import pytest
+
+from lastiterate.counterexamples import NAMES, shift, zeroing
+from tests.cli.conftest import Cli
+
+RUN = "--steps 10 --sample-rate .3 --noise-multiplier 1 --delta 1e-3"
+COMMANDS = {
+    "zeroing": f"zeroing {RUN} --models 200",
+    "quadratic": f"quadratic {RUN} --models 200 --alpha .3",
+    "shift": f"shift {RUN} --models 200 --growth 4",
+    "malicious": f"malicious {RUN} --models 200 --seed 3 --confidence .9",
+}
+RUN_KEYS = ["name", "steps", "sample_rate", "noise_multiplier"]
+FOUND_KEYS = ["last_iterate", "max_over_steps", "composition", "true_epsilon", "empirical", "confidence", "models"]
+KEYS = {*RUN_KEYS, "delta", *FOUND_KEYS, "method", "cases", "rows"}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _few_growths():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shift, "_CURVE", (2.0, 10.0))
+        patch.setattr(shift, "_AUDITED", ())
+        yield
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    return tmp_path_factory.mktemp("probe")
+
+
+@pytest.fixture(scope="module")
+def answers(store):
+    """What each probe prints with --json."""
+    return {name: Cli().json(f"probe {command} --store {store}") for name, command in COMMANDS.items()}
+
+
+def plain(text):
+    """Output for people, without the line breaks of its tables."""
+    return " ".join(text.split())
+
+
+def test_list_names_every_counterexample(cli):
+    shown = cli("probe --list")
+    assert shown.exit_code == 0
+    assert all(name in shown.stdout for name in NAMES)
+    rows = cli.json("probe --list")["rows"]
+    assert [row["name"] for row in rows] == list(NAMES) == ["zeroing", "quadratic", "shift", "malicious"]
+    assert all(row["title"] and len(row["story"]) > 100 for row in rows)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_json_is_one_object_with_the_documented_keys(answers, name):
+    answer = answers[name]
+    assert answer.keys() >= KEYS
+    assert [answer[key] for key in RUN_KEYS] == [name, 10, 0.3, 1.0]
+    assert answer["delta"] == 1e-3
+    assert answer["models"] == 200
+    assert answer["confidence"] == (0.9 if name == "malicious" else 0.95)
+    assert answer["rows"]
+    last = answer["cases"][-1]
+    assert [last[key] for key in ("exact", "empirical", "method")] == [
+        answer[key] for key in ("true_epsilon", "empirical", "method")
+    ]
+    missing = [key for key, value in answer.items() if value is None]
+    assert all(answer[f"{key}_reason"] for key in missing)
+    assert 0.0 <= answer["empirical"] <= answer["true_epsilon"] * 1.001 <= 1.002 * answer["composition"]
+    assert answer["last_iterate"] <= answer["max_over_steps"]
+
+
+def test_options_of_the_examples_reach_them(answers):
+    assert 4.0 in [row["growth"] for row in answers["shift"]["rows"]]
+    assert 0.3 in [row["alpha"] for row in answers["quadratic"]["rows"]]
+    assert [row["encoding"] for row in answers["malicious"]["rows"]] == ["one-bit", "linear"]
+
+
+def test_the_paper_s_encoding_has_bounds_on_both_sides(answers):
+    one, linear = answers["malicious"]["cases"]
+    assert one["label"] == "one-bit"
+    assert one["empirical"] <= one["exact"] <= one["empirical_upper"]
+    assert one["empirical_composition"] >= 0.0
+    assert linear["label"] == "linear"
+    assert linear["exact"] == pytest.approx(answers["malicious"]["composition"], rel=1e-3)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_people_are_told_what_is_a_heuristic_and_where_the_pictures_are(
+    cli, answers, store, tmp_path, monkeypatch, name
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("lastiterate.training.Trainer", _unreachable)  # the scores are in the store
+    result = cli(f"probe {COMMANDS[name]} --store {store}")
+    assert result.exit_code == 0, result.stderr
+    shown = plain(result.stdout)
+    for words in ("heuristic", "does not guarantee", "composition", "true epsilon", "200 + 200 models"):
+        assert words in shown
+    assert answers[name]["findings"][0][:60] in shown
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f"probe-{name}.html", f"probe-{name}.png"]
+    assert (tmp_path / f"probe-{name}.png").read_bytes().startswith(b"\x89PNG")
+    assert f"probe-{name}.png" in shown
+
+
+@pytest.mark.parametrize(
+    ("output", "files"), [("new", ["new/probe-zeroing.html", "new/probe-zeroing.png"]), ("mine.svg", ["mine.svg"])]
+)
+def test_pictures_go_where_they_are_asked_for(cli, answers, store, tmp_path, monkeypatch, output, files):
+    monkeypatch.chdir(tmp_path)
+    answer = cli.json(f"probe {COMMANDS['zeroing']} --store {store} --output {output}")
+    assert answer == answers["zeroing"]
+    found = (path for path in tmp_path.rglob("*") if path.is_file())
+    assert sorted(path.relative_to(tmp_path).as_posix() for path in found) == files
+
+
+def test_json_alone_draws_nothing_and_scores_are_kept_in_runs(cli, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    cli.json("probe zeroing --steps 3 --models 10")
+    (file,) = (path for path in tmp_path.rglob("*") if path.is_file())
+    assert file.parent == tmp_path / "runs" / "probe"
+    assert file.name.startswith("zeroing-")
+    assert file.suffix == ".sqlite"
+
+
+def test_worst_searches_and_trains_nothing(cli, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("lastiterate.training.Trainer", _unreachable)
+    command = "probe quadratic --worst --steps 3 --sample-rate .1 --noise-multiplier 1 --delta 1e-6"
+    answer = cli.json(command)
+    assert [answer[key] for key in RUN_KEYS] == ["quadratic", 3, 0.1, 1.0]
+    assert [row["family"] for row in answer["rows"]] == ["decay", "momentum and decay", "two levels", "any schedule"]
+    for row in answer["rows"]:
+        assert row["ratio"] == pytest.approx(row["epsilon"] / answer["max_over_steps"])
+        assert len(row["weights"]) == 3
+    assert answer["rows"][0]["ratio"] > 1.0
+    shown = cli(command)
+    assert shown.exit_code == 0
+    assert "any schedule" in shown.stdout
+    assert "heuristic" in plain(shown.stdout)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("", "NAME must be given, one of zeroing, quadratic, shift, malicious"),
+        ("nowhere", "name must be one of zeroing, quadratic, shift, malicious, got 'nowhere'"),
+        ("shift --alpha .3", "--alpha does not apply to shift: it takes --growth"),
+        ("quadratic --growth 2", "--growth does not apply to quadratic: it takes --alpha and --worst"),
+        ("zeroing --encoding linear", "--encoding does not apply to zeroing"),
+        ("malicious --worst", "--worst does not apply to malicious"),
+        ("quadratic --worst --models 5", "--models does not apply to --worst"),
+        ("quadratic --worst --alpha .5", "--alpha does not apply to --worst"),
+        ("zeroing --steps 3 --models 0", "models must be an integer at least 1, got 0"),
+        ("quadratic --models 0", "models must be"),
+        (f"malicious {RUN} --models 0", "models must be"),
+        ("zeroing --models 1.5", "--models"),
+        ("zeroing --delta 2", "delta must be in (0, 1), got 2.0"),
+        ("malicious --delta 0", "delta must be"),
+        ("quadratic --worst --delta 1", "delta must be"),
+        ("shift --confidence 1", "confidence must be"),
+        ("shift --growth 1e9", "growth must be at most"),
+        ("shift --growth .5", "growth must be at least 1"),
+        ("quadratic --alpha 2 --models 5", "alpha must be in [0, 1], got 2.0"),
+        ("malicious --encoding two-bit", "--encoding must be one of one-bit, linear"),
+        ("zeroing --sample-rate 2", "sample_rate must be"),
+        ("quadratic --noise-multiplier 0", "noise_multiplier must be"),
+        *((f"{name} --steps 0", "steps must be an integer at least 1, got 0") for name in NAMES),
+        (f"malicious {RUN} --models 5 --seed -1", "seed must be"),
+        ("zeroing --gpus 1", "--address and --gpus belong to --engine ray"),
+        ("zeroing --engine abacus", "--engine must be one of local, ray"),
+        ("zeroing --steps 3 --models 5 --output picture.jpg", "picture.jpg"),
+        ("zeroing --steps 3 --models 5 --output nowhere/new", "--output must be a folder"),
+        ("zeroing extra", "extra"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_and_nothing_is_written(cli, tmp_path, monkeypatch, command, words):
+    monkeypatch.chdir(tmp_path)
+    assert words in cli.refusal(f"probe {command}")
+    assert not list(tmp_path.iterdir())
+
+
+def test_shift_refuses_no_models_like_the_others(cli, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert "models must be" in cli.refusal(f"probe shift {RUN} --growth 4 --models 0")
+
+
+def test_a_refusal_leaves_no_folder_for_pictures(cli, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    cli.refusal(f"probe malicious {RUN} --models 0 --output new")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_refusal_by_the_crafter_leaves_no_folder_for_scores(cli, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    refusal = cli.refusal("probe malicious --sample-rate 1e-5 --noise-multiplier 1 --steps 5 --models 5 --json")
+    assert "sample_rate must be at least" in refusal
+    assert not list(tmp_path.iterdir())
+
+
+def test_so_few_models_that_there_is_no_upper_bound_can_be_printed(cli, tmp_path):
+    answer = cli.json(f"probe malicious {RUN} --delta 1e-5 --models 3 --encoding one-bit --store {tmp_path}")
+    assert answer["cases"][0]["empirical_upper"] is None
+    assert answer["cases"][0]["empirical_upper_reason"]
+
+
+@pytest.mark.parametrize(("options", "kept"), [("--store kept", "kept"), ("", "runs/probe")])
+def test_ctrl_c_says_how_to_resume(cli, tmp_path, monkeypatch, options, kept):
+    def stopped(*arguments):
+        raise KeyboardInterrupt
+
+    def leave(status):
+        raise SystemExit(status)
+
+    monkeypatch.setattr("lastiterate.cli.audit.os._exit", leave)  # which would end the tests, too
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(zeroing, "probe", stopped)
+    result = cli(f"probe zeroing --json {options}")
+    assert result.exit_code == 130
+    assert f"{kept}: the same command resumes" in result.stderr
+    assert result.stdout == ""
+
+
+def _unreachable(*arguments, **options):
+    pytest.fail("a model was trained")
