@@ -53,7 +53,7 @@ def test_what_was_found_is_much_and_not_more_than_there_is(found):
     assert 0.5 * linear.exact.value < linear.empirical <= linear.exact.value
     assert 0.5 * one.exact.value < one.empirical <= one.exact.value <= one.at_most.value
     assert one.by_composition <= found.predictions["composition"].value
-    assert linear.at_most is None
+    assert linear.at_most.value is None
     assert linear.by_composition is None
 
 
