@@ -211,7 +211,7 @@ def test_ctrl_c_says_how_to_resume(cli, tmp_path, monkeypatch, options, kept):
     def leave(status):
         raise SystemExit(status)
 
-    monkeypatch.setattr("lastiterate.cli.audit.os._exit", leave)  # which would end the tests, too
+    monkeypatch.setattr("lastiterate.cli.training_options.os._exit", leave)  # which would end the tests, too
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(zeroing, "probe", stopped)
     result = cli(f"probe zeroing --json {options}")

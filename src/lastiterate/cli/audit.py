@@ -1,12 +1,11 @@
 """``lastiterate audit``: attack a training, and put what was found beside what was predicted."""
 
-import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,6 +13,7 @@ from lastiterate.cli import values
 from lastiterate.cli.audit_options import AttackName, Others, Output, QuestionOptions, Strict
 from lastiterate.cli.errors import OptionError
 from lastiterate.cli.options import Json, MethodOptions, PerStepOption, SizeOptions, option
+from lastiterate.cli.training_options import EngineOptions, leave_resumable
 from lastiterate.cli.unfold import unfold
 
 if TYPE_CHECKING:
@@ -50,9 +50,6 @@ StorePath = Annotated[
     Path | None,
     option("--store", None, "FILE.sqlite", "Keeps every score; resumed if it exists (default: in runs/)."),
 ]
-EngineName = Annotated[str, option("--engine", values.one_of("local", "ray"), "local|ray", "Where to train.")]
-Address = Annotated[str | None, option("--address", None, "ADDRESS", "Of the Ray cluster.")]
-Gpus = Annotated[float, option("--gpus", values.number, "NUMBER", "GPUs of each Ray task (default: 0).")]
 DryRun = Annotated[bool, option("--dry-run", None, None, "Say what would be trained, and how long it would take.")]
 
 
@@ -61,6 +58,7 @@ def audit(
     size: SizeOptions,
     method_: MethodOptions,
     question: QuestionOptions,
+    engine: EngineOptions,
     data: Data = "digits",
     model: Model = "mlp",
     trainer: Trainer = None,
@@ -71,9 +69,6 @@ def audit(
     models: Models = None,
     seed: Seed = 0,
     store: StorePath = None,
-    engine: EngineName = "local",
-    address: Address = None,
-    gpus: Gpus = 0.0,
     output: Output = None,
     strict: Strict = False,
     dry_run: DryRun = False,
@@ -106,7 +101,7 @@ def audit(
         subject = find_subject(data, model, trainer, lambda n: _run(size, method_, noise_multiplier, clip_norm, n))
         chosen = subject.attack if trainer else find_attack(named, others)
         where = store or subject.default_store(chosen, count, seed)
-    computer = find_engine(engine, address, gpus)
+    computer = engine.find()
     if dry_run:
         _rehearse(subject, chosen, count, json)
         return
@@ -144,17 +139,6 @@ def _run(size: SizeOptions, method: MethodOptions, noise: Any, clip_norm: float 
     return with_defaults(run, calibrated=noise is not None, examples=examples)
 
 
-def find_engine(name: str, address: str | None, gpus: float) -> Any:
-    """The engine that the options name."""
-    if name == "local":
-        if address is not None or gpus:
-            raise OptionError("--address and --gpus belong to --engine ray")
-        return "local"
-    from lastiterate.auditing.ray_engine import Ray
-
-    return Ray(address=address, gpus=gpus)
-
-
 def _audit(subject: "Subject", attack: Any, models: int, seed: int, store: Path, engine: Any, question: Any) -> Any:
     import lastiterate
 
@@ -173,12 +157,6 @@ def _audit(subject: "Subject", attack: Any, models: int, seed: int, store: Path,
         )
     except KeyboardInterrupt:
         leave_resumable(store)
-
-
-def leave_resumable(store: Path) -> NoReturn:
-    """Say how to resume, and leave at once: JAX, interrupted while it compiles, crashes when Python tidies up."""
-    typer.echo(f"\nstopped; what was trained is in {store}: the same command resumes", err=True)
-    os._exit(130)
 
 
 def _duration(seconds: float) -> str:

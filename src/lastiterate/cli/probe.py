@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lastiterate.cli import values
-from lastiterate.cli.audit import Address, EngineName, Gpus, find_engine, leave_resumable
 from lastiterate.cli.errors import OptionError
 from lastiterate.cli.options import Json, option
+from lastiterate.cli.training_options import EngineOptions, leave_resumable
 from lastiterate.cli.unfold import unfold
 from lastiterate.counterexamples import NAMES
 
@@ -87,12 +87,10 @@ class SettingOptions:
 @unfold
 def probe(
     options: SettingOptions,
+    engine: EngineOptions,
     name: Name = None,
     list_: List = False,
     worst: Worst = False,
-    engine: EngineName = "local",
-    address: Address = None,
-    gpus: Gpus = 0.0,
     output: Output = None,
     json: Json = False,
 ) -> None:
@@ -115,9 +113,9 @@ def probe(
         raise OptionError(f"NAME must be given, one of {', '.join(NAMES)}; --list says what they are")
     example, given = find(name), options.given()
     _check(name, example, [*given, *(["worst"] if worst else [])])
-    setting = replace(example.DEFAULTS, **{"store": STORE, **given, "engine": find_engine(engine, address, gpus)})
+    setting = replace(example.DEFAULTS, **{"store": STORE, **given, "engine": engine.find()})
     if worst:
-        _check_worst([*given, *(["output"] if output else []), *(["engine"] if engine != "local" else [])])
+        _check_worst([*given, *(["output"] if output else []), *(["engine"] if engine != EngineOptions() else [])])
         return print_worst(setting, json)
     files = _files(name, output, json)
     found = _probe(example, name, setting)

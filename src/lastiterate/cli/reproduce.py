@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lastiterate.cli import values
-from lastiterate.cli.audit import Address, EngineName, Gpus, find_engine, leave_resumable
 from lastiterate.cli.errors import OptionError
 from lastiterate.cli.options import Json, option
+from lastiterate.cli.training_options import EngineOptions, leave_resumable
 from lastiterate.cli.unfold import unfold
 from lastiterate.reproduce import NAMES
 
@@ -48,14 +48,12 @@ Output = Annotated[
 
 @unfold
 def reproduce(
+    engine: EngineOptions,
     name: Name,
     scale: Scale = "quick",
     data: Data = None,
     models: Models = None,
     store: StoreFolder = None,
-    engine: EngineName = "local",
-    address: Address = None,
-    gpus: Gpus = 0.0,
     output: Output = None,
     json: Json = False,
 ) -> None:
@@ -75,14 +73,14 @@ def reproduce(
     from lastiterate.reproduce.audits import Audits
 
     wanted = {each: find(each) for each in (NAMES if name == "all" else (name,))}
-    given = {"data": data, "models": models, "store": store, "engine": None if engine == "local" else engine}
+    given = {"data": data, "models": models, "store": store, "engine": None if engine == EngineOptions() else engine}
     for key, value in given.items():
         if value is not None and not any(key in found.TAKES for found in wanted.values()):
             raise OptionError(f"--{key} does not apply to {name}: it takes {_taken(wanted[name])}")
     files = {each: [] if json and output is None else picture_files(each, output or Path()) for each in wanted}
     if len({file for drawn in files.values() for file in drawn}) < sum(map(len, files.values())):
         raise OptionError(f"--output must be a folder for all figures, got the file {str(output)!r}")
-    audits = Audits(data, store or STORE, models, find_engine(engine, address, gpus))
+    audits = Audits(data, store or STORE, models, engine.find())
     results = []
     for each, found in wanted.items():
         rows = _rows(found, each, scale, audits)
