@@ -61,11 +61,16 @@ def test_sentences_carry_the_numbers_and_the_caveat(found):
     one, linear, caveat = found.sentences
     share = one_share(found)
     assert f"{share:.2g} of composition" in one
-    side = "above" if found.cases[0].exact.value > found.predictions["last_iterate"].value else "below"
-    assert f"{side} the heuristic" in one
-    factor = found.cases[1].exact.value / found.predictions["last_iterate"].value
-    assert f"too low by a factor of {factor:.3g}" in linear
+    heuristic = found.predictions["last_iterate"].value
+    assert f"where the heuristic says {heuristic:.4g}" in one
+    assert f"leaks {100 * (found.cases[1].exact.value / heuristic - 1):.3g}% more" in linear
     assert "all other examples conspire" in caveat
+
+
+def test_one_step_is_no_counterexample_and_one_bit_of_it_matches():
+    one, linear, _ = malicious.probe(replace(malicious.DEFAULTS, steps=1, sample_rate=0.1, models=20)).sentences
+    assert "with 1 of composition it matches the standard analysis" in one
+    assert "this is no counterexample" in linear
 
 
 def one_share(found):

@@ -91,3 +91,8 @@ def test_what_it_cannot_choose_must_be_given(name):
 def test_no_step_forgets_more_than_all():
     with pytest.raises(ValueError, match=r"alpha must be in \[0, 1\], got 1.5"):
         Regularised(1.5)
+
+
+def test_where_nothing_leaks_nothing_is_said_to_be_exceeded():
+    assert compare(0.0, 0.0) == "the example does not leak more"
+    assert compare(0.1, 0.0) == "the example leaks something"

@@ -179,7 +179,7 @@ def test_batches_that_vary_more_than_they_should_are_noticed():
 def test_bits_that_cannot_be_read_are_noticed():
     reader, parameters = armed("one-bit").score, np.array(trained("one-bit")[1])
     parameters[0, 0] = 0.0
-    with pytest.raises(ArithmeticError, match=r"^1 bits of 704 can not be read"):
+    with pytest.raises(ArithmeticError, match=r"^1 bits of 704 cannot be read"):
         reader(parameters)
 
 

@@ -113,7 +113,7 @@ def _unreachable(*arguments):
 def test_notes_say_what_the_numbers_are(rows):
     words = " ".join(figure6.notes(rows))
     assert "heuristic: it predicts, it does not guarantee" in words
-    assert "One bit a step can not match composition" in words
+    assert "One bit a step cannot match composition" in words
     assert "at the stated confidence" in words
 
 

@@ -13,7 +13,7 @@ def picture_files(name: str, output: Path) -> list[Path]:
     if output.suffix and not output.is_dir():
         check_target(output)
         return [output]
-    if not output.is_dir() and not output.parent.is_dir():
+    if not output.is_dir() and (output.exists() or not output.parent.is_dir()):
         raise ValueError(f"--output must be a folder, or a new one within a folder that exists, got {str(output)!r}")
     files = [f"{name}.{kind}" for kind in ("png", "html")]
     for file in files:

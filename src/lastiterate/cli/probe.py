@@ -108,10 +108,14 @@ def probe(
     from lastiterate.counterexamples import find
 
     if list_:
+        if name is not None:
+            raise OptionError(f"--list takes no NAME, got {name!r}")
         return print_list(json)
     if name is None:
         raise OptionError(f"NAME must be given, one of {', '.join(NAMES)}; --list says what they are")
     example, given = find(name), options.given()
+    if options.store is not None and options.store.exists() and not options.store.is_dir():
+        raise OptionError(f"--store must be a folder, got the file {str(options.store)!r}")
     _check(name, example, [*given, *(["worst"] if worst else [])])
     setting = replace(example.DEFAULTS, **{"store": STORE, **given, "engine": engine.find()})
     if worst:
@@ -134,9 +138,7 @@ def _check_worst(given: list[str]) -> None:
     """Refuse an option that the search does not know."""
     for option_ in given:
         if option_ not in ("steps", "sample_rate", "noise_multiplier", "delta"):
-            raise OptionError(
-                f"--{option_} does not apply to --worst: it trains and draws nothing, and tries every alpha"
-            )
+            raise OptionError(f"--{option_} does not apply to --worst, which searches, and neither trains nor draws")
 
 
 def _files(name: str, output: Path | None, json: bool) -> list[Path]:

@@ -12,6 +12,7 @@ from lastiterate.plot.words import ASSUMPTIONS, FOUND, LABELS, describe, per_cen
 if TYPE_CHECKING:
     from lastiterate.counterexamples import Counterexample
     from lastiterate.counterexamples.probe import Case, Probe, Setting
+    from lastiterate.counterexamples.worst import Violation
 
 _MEANS = {**ASSUMPTIONS, "max_over_steps": "the largest of the heuristic for this run stopped at any step"}
 
@@ -101,17 +102,17 @@ def print_worst(setting: Setting, json: bool) -> None:
         rows = [{**row, "weights": each.weights.tolist()} for row, each in zip(rows, found, strict=True)]
         print_json({**fields, "rows": rows})
         return
-    table = [
-        (each.family, spell(each.epsilon, 5), f"{each.ratio:.4f}", _spell_parameters(each.parameters)) for each in found
-    ]
+    table = [(each.family, spell(each.epsilon, 5), f"{each.ratio:.4f}", _spell_parameters(each)) for each in found]
     notes = [
-        f"The heuristic predicts at most {spell(largest, 5)} for steps that count alike, so many or fewer. Ratio: how "
-        "much more a last iterate leaks whose steps count differently; the worst that was found, so at least this.",
-        "Who gives the weights, or the optimizer, to the heuristic gets these epsilons, and is not surprised.",
+        f"If all steps count alike, the heuristic predicts {spell(largest, 5)} at most, whenever stopped. Ratio: how "
+        "much more leaks if they count as stated; the worst that was found, so at least this.",
+        "Give the weights, or the optimizer, to the run, and the heuristic itself predicts these epsilons.",
     ]
     title = f"{describe(run)}; delta {spell(setting.delta)}\nThe worst weights of the steps, family by family"
     print_table(title, ("family", "epsilon", "ratio", "at"), table, {1, 2}, notes)
 
 
-def _spell_parameters(values: dict[str, float]) -> str:
-    return ", ".join(f"{name.replace('_', ' ')} {spell(value, 5)}" for name, value in values.items()) or "-"
+def _spell_parameters(found: Violation) -> str:
+    if found.ratio <= 1.0 + 1e-9:
+        return "no violation"
+    return ", ".join(f"{name.replace('_', ' ')} {spell(value, 5)}" for name, value in found.parameters.items()) or "-"

@@ -1,6 +1,6 @@
 """A malicious data set: without any regulariser, other people's data make the last iterate remember every step.
 
-The paper keeps one bit of every step. That has an exact epsilon, far below composition, so that this attack can not
+The paper keeps one bit of every step. That has an exact epsilon, far below composition, so that this attack cannot
 match the standard analysis; keeping the value of every step ("linear") does.
 """
 
@@ -17,7 +17,7 @@ from lastiterate.attacks.likelihood import TELLING_RATE, telling_threshold
 from lastiterate.counterexamples.one_bit import best_threshold, epsilon_bounds, one_bit, pass_rates
 from lastiterate.counterexamples.probe import Case, Probe, Setting, last_iterate_scores, predict
 from lastiterate.counterexamples.repeaters import Encoding, Malicious, seen
-from lastiterate.counterexamples.words import known
+from lastiterate.counterexamples.words import compare, known
 from lastiterate.plot.style import Row, Track, chart_of, colour_of, styled
 from lastiterate.plot.words import CAVEAT, EXACT, FOUND, LABELS, METHODS, describe, per_cent, spell
 from lastiterate.privacy.composition import composition
@@ -32,6 +32,7 @@ STORY = (
     "only the final model reads all steps from it."
 )
 TAKES = ("encoding",)
+_MATCHES = 0.999  # of an epsilon: as good as equal
 DEFAULTS = Setting(steps=100, sample_rate=0.01, noise_multiplier=None, delta=1e-5, models=100_000)
 
 
@@ -64,7 +65,7 @@ def _one_bit_case(setting: Setting, run: DPSGD, threshold: float) -> Case:
     enough = max(1.0, float(binom.isf(TELLING_RATE, run.steps, pass_rates(run, threshold)[0])) + 1.0)
     as_composition = _by_composition(setting, run, bits_in, bits_out, enough - 0.5)
     at_most = Answer(high) if math.isfinite(high) else Answer(None, "no bit was set without the canary")
-    return Case("one-bit", Answer(exact), low, "independent bits, set at two unknown rates", at_most, as_composition)
+    return Case("one-bit", Answer(exact), low, "the rates of independent bits", at_most, as_composition)
 
 
 def _by_composition(setting: Setting, run: DPSGD, scores_in: Array, scores_out: Array, threshold: float) -> float:
@@ -80,15 +81,19 @@ def _sentences(predictions: dict[str, Answer], cases: Sequence[Case]) -> tuple[s
     for case in cases:
         exact = known(case.exact)
         if case.label == "one-bit":
-            compared = "above" if exact > heuristic else "below"
+            share = exact / standard if standard > 0.0 else 1.0
+            matches = "cannot match" if share < _MATCHES else "matches"
             sentences.append(
-                f"One bit a step, the paper's encoding, leaks an epsilon of {spell(exact)}, {compared} the heuristic: "
-                f"{spell(exact / standard, 2)} of composition, so that it can not match the standard analysis."
+                f"One bit a step, the paper's encoding, leaks an epsilon of {spell(exact)}, where the heuristic says "
+                f"{spell(heuristic)} and composition {spell(standard)}: with {spell(share, 2)} of composition it "
+                f"{matches} the standard analysis."
             )
+        elif exact <= heuristic * (2.0 - _MATCHES):
+            sentences.append(f"The value of every step leaks {spell(exact, 5)}: this is no counterexample.")
         else:
             sentences.append(
-                f"The value of every step leaks {spell(exact, 5)}: the last iterate is as good as all iterates, and "
-                f"the heuristic is too low by a factor of {spell(exact / heuristic, 3)}."
+                f"The value of every step leaks {spell(exact, 5)}: the last iterate is as good as all iterates; "
+                f"where the heuristic says {spell(heuristic)}, {compare(exact, heuristic)}."
             )
     return (
         *sentences,

@@ -71,7 +71,13 @@ class Setting:
         steps = required("steps", self.steps)
         if self.noise_multiplier is not None:
             return self.run(steps, self.noise_multiplier)
-        return calibrate(self.run(steps, 1.0), epsilon=STANDARD, delta=self.delta, analysis=composition)
+        try:
+            return calibrate(self.run(steps, 1.0), epsilon=STANDARD, delta=self.delta, analysis=composition)
+        except ValueError as error:
+            raise ValueError(
+                f"noise_multiplier must be given for sample_rate {self.sample_rate!r} and {steps} steps: the "
+                f"default is for a standard epsilon of {STANDARD:g}, and {error}"
+            ) from None
 
 
 @dataclass(frozen=True)

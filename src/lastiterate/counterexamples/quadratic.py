@@ -25,7 +25,7 @@ from lastiterate.counterexamples.probe import (
     require_plain,
     required,
 )
-from lastiterate.counterexamples.words import compare, known, tell_found
+from lastiterate.counterexamples.words import compare, known, tell_found, tell_steps
 from lastiterate.plot.probe import epsilon_axis, level, lines, picture, points
 from lastiterate.plot.style import Row, Track, chart_of
 from lastiterate.plot.words import CAVEAT, EXACT, LABELS, spell
@@ -113,7 +113,7 @@ def _sentences(setting: Setting, run: DPSGD, case: Case, predicted: float, worst
     hidden = "; so small a difference takes more models to show" if case.empirical < predicted < exact else ""
     return (
         f"With alpha = {spell(setting.alpha)} the last iterate leaks epsilon {spell(exact, 5)}. The largest heuristic "
-        f"of any run of up to {run.steps:,} steps is {spell(predicted, 5)}: {compare(exact, predicted)}.",
+        f"of any run of up to {tell_steps(run.steps)} is {spell(predicted, 5)}: {compare(exact, predicted)}.",
         f"With {setting.models:,} models in each world {tell_found(case)}{hidden}.",
         f"Of the values of alpha in the picture, {spell(worst['alpha'])} leaks most: epsilon "
         f"{spell(worst['epsilon'], 5)}, where {compare(worst['epsilon'], predicted)}.",

@@ -185,7 +185,7 @@ class Reader:
             return self._likelihood_ratio(past / amplification(run), last)
         unclear = np.abs(past) < 0.25 * _KEPT * float(run.noise_multiplier)
         if unclear.any():
-            raise ArithmeticError(f"{int(unclear.sum())} bits of {unclear.size} can not be read: the repeaters failed")
+            raise ArithmeticError(f"{int(unclear.sum())} bits of {unclear.size} cannot be read: the repeaters failed")
         return np.count_nonzero(past > 0.0, axis=1) + (last >= threshold)
 
     def _likelihood_ratio(self, past: Array, last: Array) -> Array:
@@ -203,5 +203,5 @@ class Reader:
         if np.max(off) > _ODDS:
             raise ArithmeticError(
                 f"the number of repeaters in batches is {np.max(off):.1f} standard deviations off what is expected of "
-                f"{self.facts['copies']} copies: what they wrote can not be relied on"
+                f"{self.facts['copies']} copies: what they wrote cannot be relied on"
             )

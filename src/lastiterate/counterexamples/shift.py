@@ -41,7 +41,9 @@ def probe(setting: Setting, track: Track = iter) -> Probe:
     growths = sorted({*_CURVE, setting.growth})
     rows = [_row(setting, run, Shift(growth)) for growth in track(growths)]
     row = rows[growths.index(setting.growth)]
-    case = Case("", Answer(row["exact"]), row["empirical"], "composition family of the plain run")
+    tight = row["exact"] - row["exact_lower"] < _TIGHT * row["exact"]
+    reason = "" if tight else f"at most this: the numerics leave {_spell_exact(row)}"
+    case = Case("", Answer(row["exact"], reason), row["empirical"], "composition family of the plain run")
     predictions = predict(run, setting.delta)
     return Probe("shift", setting, run, predictions, (case,), _sentences(row, case, predictions, rows), rows)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 from lastiterate.answers import Answer
 from lastiterate.counterexamples.probe import Case
 from lastiterate.plot.words import spell
@@ -20,12 +18,19 @@ def known(answer: Answer) -> float:
 
 def compare(epsilon: float, predicted: float) -> str:
     """What an example leaks against what was predicted for it, in words."""
-    ratio = epsilon / predicted if predicted > 0.0 else math.inf
-    if ratio <= 1.0 + _EQUAL:
+    if epsilon <= predicted * (1.0 + _EQUAL):
         return "the example does not leak more"
+    if predicted == 0.0:
+        return "the example leaks something"
+    ratio = epsilon / predicted
     if ratio < 2.0:
         return f"the example leaks {100.0 * (ratio - 1.0):.3g}% more"
     return f"the example leaks {spell(ratio, 3) if ratio < 1000.0 else f'{ratio:,.0f}'} times as much"
+
+
+def tell_steps(steps: int) -> str:
+    """A number of steps, in words."""
+    return f"{steps:,} step{'' if steps == 1 else 's'}"
 
 
 def tell_found(case: Case) -> str:

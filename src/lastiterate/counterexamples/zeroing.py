@@ -15,7 +15,7 @@ import numpy as np
 
 from lastiterate.counterexamples.probe import Case, Probe, Setting, predict, required
 from lastiterate.counterexamples.quadratic import find_epsilon
-from lastiterate.counterexamples.words import compare, known, tell_found
+from lastiterate.counterexamples.words import compare, known, tell_found, tell_steps
 from lastiterate.plot.probe import epsilon_axis, level, lines, picture, points
 from lastiterate.plot.style import Row, Track, chart_of, log_x, long
 from lastiterate.plot.words import CAVEAT, EXACT, spell
@@ -151,8 +151,8 @@ def _sentences(steps: int, case: Case, predicted: float, region: Region | None) 
         )
     return (
         f"Only the last step is left in the model, so that it leaks what one step leaks, epsilon {spell(exact)}, after "
-        f"{steps:,} steps as after any number; {tell_found(case)}.",
-        f"The heuristic predicts {spell(predicted)} for {steps:,} steps: {compare(exact, predicted)}.",
+        f"{tell_steps(steps)} as after any number; {tell_found(case)}.",
+        f"The heuristic predicts {spell(predicted)} for {tell_steps(steps)}: {compare(exact, predicted)}.",
         where,
         f"{CAVEAT} The example needs an unclipped regulariser that erases the whole model at every step, which no "
         "ordinary training has.",

@@ -71,7 +71,7 @@ def notes(rows: list[Row]) -> list[str]:
     shares = [row["exact"] / row["composition"] for row in _of(rows, "one-bit")]
     return [
         HEURISTIC_NOTE,
-        f"One bit a step can not match composition: exactly, it leaks {spell(min(shares), 2)} to "
+        f"One bit a step cannot match composition: exactly, it leaks {spell(min(shares), 2)} to "
         f"{spell(max(shares), 2)} of it.",
         "Empirical: at least this, at the stated confidence; for the linear encoding by the composition family, for "
         "one bit a step by the rates at which bits are set. Empirical composition: by that family for both.",
