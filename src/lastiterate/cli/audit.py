@@ -13,7 +13,7 @@ from lastiterate.cli import values
 from lastiterate.cli.audit_options import AttackName, Others, Output, QuestionOptions, Strict
 from lastiterate.cli.errors import OptionError
 from lastiterate.cli.options import Json, MethodOptions, PerStepOption, SizeOptions, option
-from lastiterate.cli.training_options import EngineOptions, leave_resumable
+from lastiterate.cli.training_options import EngineOptions, resumable
 from lastiterate.cli.unfold import unfold
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ def _run(size: SizeOptions, method: MethodOptions, noise: Any, clip_norm: float 
 def _audit(subject: "Subject", attack: Any, models: int, seed: int, store: Path, engine: Any, question: Any) -> Any:
     import lastiterate
 
-    try:
+    with resumable(store):
         return lastiterate.audit(
             subject.run,
             subject.problem,
@@ -155,8 +155,6 @@ def _audit(subject: "Subject", attack: Any, models: int, seed: int, store: Path,
             test=subject.test,
             data=subject.words,
         )
-    except KeyboardInterrupt:
-        leave_resumable(store)
 
 
 def _duration(seconds: float) -> str:

@@ -9,7 +9,7 @@ import typer
 from lastiterate.cli import values
 from lastiterate.cli.errors import OptionError
 from lastiterate.cli.options import Json, option
-from lastiterate.cli.training_options import EngineOptions, leave_resumable
+from lastiterate.cli.training_options import EngineOptions, resumable
 from lastiterate.cli.unfold import unfold
 from lastiterate.counterexamples import NAMES
 
@@ -150,7 +150,5 @@ def _files(name: str, output: Path | None, json: bool) -> list[Path]:
 def _probe(example: "Counterexample", name: str, setting: "Setting") -> "Probe":
     from lastiterate.cli.progress import announcer
 
-    try:
+    with resumable(setting.store or STORE):
         return example.probe(setting, announcer(name))
-    except KeyboardInterrupt:
-        leave_resumable(setting.store or STORE)

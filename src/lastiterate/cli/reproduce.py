@@ -8,7 +8,7 @@ import typer
 from lastiterate.cli import values
 from lastiterate.cli.errors import OptionError
 from lastiterate.cli.options import Json, option
-from lastiterate.cli.training_options import EngineOptions, leave_resumable
+from lastiterate.cli.training_options import EngineOptions, resumable
 from lastiterate.cli.unfold import unfold
 from lastiterate.reproduce import NAMES
 
@@ -96,13 +96,10 @@ def reproduce(
 def _rows(found: "Reproduction", name: str, scale: Any, audits: "Audits") -> "list[Row]":
     from lastiterate.cli.progress import announcer, tracker
 
-    trains = "store" in found.TAKES
-    try:
-        return found.rows(scale, (announcer if trains else tracker)(name), audits)
-    except KeyboardInterrupt:
-        if not trains:
-            raise
-        leave_resumable(audits.store or STORE)
+    if "store" not in found.TAKES:
+        return found.rows(scale, tracker(name), audits)
+    with resumable(audits.store or STORE):
+        return found.rows(scale, announcer(name), audits)
 
 
 def _taken(found: "Reproduction") -> str:

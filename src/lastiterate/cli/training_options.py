@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -35,6 +38,23 @@ class EngineOptions:
         from lastiterate.auditing.ray_engine import Ray
 
         return Ray(address=self.address, gpus=self.gpus)
+
+
+@contextmanager
+def resumable(store: Path) -> Iterator[None]:
+    """Ctrl-C says how to resume, and ends the program at once.
+
+    By a handler of the signal, since an exception that arises within a callback of JAX is lost.
+    """
+    before = signal.getsignal(signal.SIGINT)
+    if before is signal.default_int_handler:  # not ignored, as in the background of a script
+        signal.signal(signal.SIGINT, lambda number, frame: leave_resumable(store))
+    try:
+        yield
+    except KeyboardInterrupt:
+        leave_resumable(store)
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def leave_resumable(store: Path) -> NoReturn:
