@@ -46,3 +46,25 @@ def _few_points(monkeypatch):
 @pytest.fixture
 def cli() -> Cli:
     return Cli()
+
+
+@pytest.fixture
+def stopped(cli, tmp_path, monkeypatch):
+    """What a command with --json says on stderr when Ctrl-C comes while ``name`` of ``module`` is called."""
+
+    def interrupt(*arguments):
+        raise KeyboardInterrupt
+
+    def leave(status):
+        raise SystemExit(status)
+
+    def run(command, module, name):
+        monkeypatch.setattr("lastiterate.cli.training_options.os._exit", leave)  # which would end the tests, too
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(module, name, interrupt)
+        result = cli(f"{command} --json")
+        assert result.exit_code == 130
+        assert result.stdout == ""
+        return result.stderr
+
+    return run

@@ -47,6 +47,13 @@ def test_people_get_a_table_a_picture_and_a_page(cli, here):
     assert 'src="http' not in page
 
 
+def test_pictures_go_into_a_new_folder_but_not_into_a_file(cli, here):
+    cli(f"{DRAWN} --store x.sqlite --json")
+    assert cli("report x.sqlite --json --output new").exit_code == 0
+    assert sorted(path.name for path in (here / "new").iterdir()) == ["x-report.html", "x-report.png"]
+    assert "--output must be a folder" in cli.refusal("report x.sqlite --output x.sqlite")
+
+
 def test_report_recomputes_and_exports_without_training(cli, here, monkeypatch):
     cli(f"{DRAWN} --store x.sqlite --json")
     monkeypatch.setattr("lastiterate.auditing.audit.fill", None)
@@ -165,8 +172,10 @@ def test_store_is_a_database_that_a_person_can_open(cli, here):
         ("audit --data nowhere.npz", ["nowhere.npz"]),
         ("audit --threshold maybe", ["--threshold", "'maybe'"]),
         ("audit --models 0", ["models", "0"]),
+        ("audit --models 0 --output new", ["models", "0"]),
         ("audit --output no/such/folder", ["--output", "folder"]),
         ("report missing.sqlite", ["missing.sqlite"]),
+        ("report missing.sqlite --output new", ["missing.sqlite"]),
     ],
 )
 def test_bad_input_is_one_sentence_and_nothing_is_made(cli, here, arguments, words):

@@ -10,7 +10,7 @@ from lastiterate.run import DPSGD
 from lastiterate.values import Array
 
 TELLING_RATE = 0.1  # of false alarms; from 0.06 to 0.2 the bounds of the composition family are within 1% of the best
-_DRAWS = 50_000
+DRAWS = 50_000  # a world, to choose a threshold by
 
 
 def log_likelihood_ratio(run: DPSGD, observed: Array, step: int) -> Array:
@@ -20,6 +20,14 @@ def log_likelihood_ratio(run: DPSGD, observed: Array, step: int) -> Array:
     loss = (2.0 * observed - 1.0) / (2.0 * noise**2)
     with np.errstate(divide="ignore"):
         return np.logaddexp(np.log1p(-rate), np.log(rate) + loss)
+
+
+def total_log_likelihood_ratio(run: DPSGD, observed: Array) -> Array:
+    """Of the noisy sums of all steps, [models, steps], in the order of the steps of ``run``."""
+    total = np.zeros(len(observed))
+    for step in range(run.steps):
+        total += log_likelihood_ratio(run, observed[:, step], step)
+    return total
 
 
 def sample_likelihood_ratios(run: DPSGD, present: Array, generator: np.random.Generator) -> Array:
@@ -36,5 +44,5 @@ def sample_likelihood_ratios(run: DPSGD, present: Array, generator: np.random.Ge
 @lru_cache(maxsize=8)
 def telling_threshold(run: DPSGD) -> float:
     """The likelihood ratio above which models without the canary are at ``TELLING_RATE``, from draws."""
-    drawn = sample_likelihood_ratios(run, np.zeros(_DRAWS, bool), np.random.default_rng(0))
+    drawn = sample_likelihood_ratios(run, np.zeros(DRAWS, bool), np.random.default_rng(0))
     return float(np.quantile(drawn, 1.0 - TELLING_RATE))

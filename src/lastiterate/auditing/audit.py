@@ -74,7 +74,8 @@ def audit(
         progress: show a bar on stderr. None: if that is a terminal.
     """
     question = Question(delta, confidence, methods, threshold, claim_epsilon, claim_noise)
-    with _collected(run, problem, attack, models, seed, store, engine, question, test, data, progress) as kept:
+    job = Job(run, problem, attack, {}, seed, models, test=test)
+    with _collected(job, store, engine, question, data, progress) as kept:
         result = report(kept, question)
     return result if store else replace(result, store=None)
 
@@ -92,35 +93,26 @@ def collect(
     progress: bool | None = None,
 ) -> StoredTrials:
     """The trials of an audit, for those who judge the scores by themselves; arguments as in ``audit``."""
-    with _collected(run, problem, attack, models, seed, store, engine, Question(), None, data, progress) as kept:
+    job = Job(run, problem, attack, {}, seed, models)
+    with _collected(job, store, engine, Question(), data, progress) as kept:
         return kept.scores()
 
 
 @contextmanager
 def _collected(
-    run: DPSGD,
-    problem: Any,
-    attack: Any,
-    models: int,
-    seed: int,
-    store: str | Path | None,
-    engine: str | Engine,
-    question: Question,
-    test: tuple[Array, Array] | None,
-    data: str,
-    progress: bool | None,
+    job: Job, store: str | Path | None, engine: str | Engine, question: Question, data: str, progress: bool | None
 ) -> Iterator[Store]:
-    """The store with all trials of an audit."""
-    integer("models", models)
-    integer("seed", seed, 0, 2**63 - 1)
+    """The store with all trials of a job, which is checked first."""
+    integer("models", job.models)
+    integer("seed", job.seed, 0, 2**63 - 1)
     computer = find_engine(engine)
-    if attack is None and not is_users(problem):
+    if job.attack is None and not is_users(job.problem):
         from lastiterate.attacks import GradientSpace
 
-        attack = GradientSpace()
-    _check(problem, attack, models)
-    job = Job(run, problem, attack, {}, seed, models, None, test)
-    described = specification(run, problem, attack, models, seed, data or _words(problem))
+        job = replace(job, attack=GradientSpace())
+    _check(job.problem, job.attack, job.models)
+    words = data or _words(job.problem)
+    described = specification(job.run, job.problem, job.attack, job.models, job.seed, words)
     with tempfile.TemporaryDirectory() as scratch, _open(store or Path(scratch) / "audit.sqlite", described) as kept:
         fill(job, kept, computer, question, progress)
         yield kept

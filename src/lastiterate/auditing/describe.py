@@ -27,6 +27,11 @@ def specification(run: DPSGD, problem: Any, attack: Any, models: int, seed: int,
     }
 
 
+def store_name(name: str, described: dict[str, Any]) -> str:
+    """The file of an audit with this specification; another one's has another name."""
+    return f"{name}-{fingerprint(described)[:8]}.sqlite"
+
+
 def describe_run(run: DPSGD) -> dict[str, Any]:
     """A run as plain values."""
     return {**run_fields(run), "clip_norm": run.clip_norm}

@@ -13,7 +13,7 @@ from scipy.stats import norm
 
 from lastiterate.answers import ask_all
 from lastiterate.attacks.attack import Expected, Words
-from lastiterate.attacks.likelihood import sample_likelihood_ratios, telling_threshold
+from lastiterate.attacks.likelihood import DRAWS, sample_likelihood_ratios, telling_threshold
 from lastiterate.auditing.describe import read_run
 from lastiterate.auditing.estimate import Estimate, estimate
 from lastiterate.auditing.result import AuditResult
@@ -29,7 +29,6 @@ from lastiterate.values import Array, number
 LAST_ITERATE_METHODS = ("clopper-pearson", "gdp", "last-iterate", "composition")
 ALL_ITERATES_METHODS = ("clopper-pearson", "composition")
 ONE_RUN_METHODS = ("one-run", "one-run-fdp")
-_DRAWS = 50_000  # a world, to choose a threshold by
 
 
 @dataclass(frozen=True)
@@ -145,7 +144,7 @@ def _a_priori(
 @lru_cache(maxsize=8)
 def _likelihood_ratios(run: DPSGD) -> Worlds:
     """Likelihood ratios over all steps, drawn as they would be if nothing but canary and noise moved the model."""
-    drawn = sample_likelihood_ratios(run, np.arange(2 * _DRAWS) % 2 == 0, np.random.default_rng(0))
+    drawn = sample_likelihood_ratios(run, np.arange(2 * DRAWS) % 2 == 0, np.random.default_rng(0))
     return Worlds(np.sort(drawn[::2]), np.sort(drawn[1::2]))
 
 

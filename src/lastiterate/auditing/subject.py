@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lastiterate.auditing.describe import fingerprint, specification
+from lastiterate.auditing.describe import specification, store_name
 from lastiterate.optimizer import SGD
 from lastiterate.privacy.calibrate import calibrate
 from lastiterate.privacy.composition import composition
@@ -35,7 +35,7 @@ class Subject:
     def default_store(self, attack: Any, models: int, seed: int) -> Path:
         """A file of its own for every audit, so that the same command finds it again."""
         described = specification(self.run, self.problem, attack, models, seed, self.words)
-        return Path("runs") / f"{self.name}-{fingerprint(described)[:8]}.sqlite"
+        return Path("runs") / store_name(self.name, described)
 
 
 def find_subject(data: str, model: str, trainer: str | None, run: Callable[[int | None], DPSGD | None]) -> Subject:

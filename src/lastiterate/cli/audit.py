@@ -89,10 +89,12 @@ def audit(
     """
     from lastiterate.auditing.subject import find_subject
     from lastiterate.cli.audit_options import find_attack
-    from lastiterate.cli.audit_output import check_folder, finish
+    from lastiterate.cli.audit_output import finish
+    from lastiterate.cli.pictures import check_folder
 
     asked = question.question()
-    check_folder(output)
+    if output is not None:
+        check_folder(output, ["audit.html"])
     if trainer and (attack or others):
         raise OptionError("--attack and --others do not apply to --trainer: its file defines attack, or returns scores")
     named = attack or "quiet"

@@ -32,18 +32,6 @@ def finish(result: AuditResult, output: Path | None, strict: bool, json: bool, n
     return 1 if strict and result.verdict != "consistent" else 0
 
 
-def check_folder(folder: Path | None) -> None:
-    """Refuse a folder in which nothing could be drawn later."""
-    from lastiterate.plot.file import check_target
-
-    if folder is None:
-        return
-    if not folder.parent.is_dir():
-        raise ValueError(f"--output must be a folder, or a new one within a folder that exists, got {str(folder)!r}")
-    folder.mkdir(exist_ok=True)
-    check_target(folder / "audit.html")
-
-
 def draw(result: AuditResult, folder: Path, name: str = "") -> list[Path]:
     """The picture and the page; their names are the store's, followed by ``name``."""
     from lastiterate.cli.progress import tracker
@@ -53,6 +41,7 @@ def draw(result: AuditResult, folder: Path, name: str = "") -> list[Path]:
 
     stem = result.store.stem if result.store else "audit"
     files = [folder / f"{stem}{name}.png", folder / f"{stem}{name}.html"]
+    folder.mkdir(exist_ok=True)
     for file in tracker("drawing")(files):
         if file.suffix == ".html":
             write_page(result, file)

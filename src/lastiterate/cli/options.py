@@ -25,6 +25,7 @@ def option(name: str, kind: Callable[[str], Callable[[str], Any]] | None, metava
 
 PerStepOption = Any  # float | list[float]: typer takes no unions
 
+Steps = Annotated[int | None, option("--steps", values.integer, "INTEGER", "Number of updates.")]
 NoiseMultiplier = Annotated[
     PerStepOption,
     option(
@@ -109,7 +110,7 @@ class MethodOptions:
 class SizeOptions:
     """How long a run is and how large its batches are, in one of two ways."""
 
-    steps: Annotated[int | None, option("--steps", values.integer, "INTEGER", "Number of updates.")] = None
+    steps: Steps = None
     sample_rate: Annotated[
         PerStepOption | None,
         option(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,19 @@ def picture_files(name: str, output: Path) -> list[Path]:
     if output.suffix and not output.is_dir():
         check_target(output)
         return [output]
-    if not output.is_dir() and (output.exists() or not output.parent.is_dir()):
-        raise ValueError(f"--output must be a folder, or a new one within a folder that exists, got {str(output)!r}")
     files = [f"{name}.{kind}" for kind in ("png", "html")]
-    for file in files:
-        check_target((output if output.is_dir() else output.parent) / file)
+    check_folder(output, files)
     return [output / file for file in files]
+
+
+def check_folder(folder: Path, files: Sequence[str]) -> None:
+    """Refuse a folder in which files of these names could not be drawn later; a new one is not made yet."""
+    from lastiterate.plot.file import check_target
+
+    if not folder.is_dir() and (folder.exists() or not folder.parent.is_dir()):
+        raise ValueError(f"--output must be a folder, or a new one within a folder that exists, got {str(folder)!r}")
+    for file in files:
+        check_target((folder if folder.is_dir() else folder.parent) / file)
 
 
 def draw(chart: Any, files: list[Path]) -> None:

@@ -8,7 +8,7 @@ import typer
 
 from lastiterate.cli import values
 from lastiterate.cli.errors import OptionError
-from lastiterate.cli.options import Json, option
+from lastiterate.cli.options import Json, Steps, option
 from lastiterate.cli.training_options import EngineOptions, resumable
 from lastiterate.cli.unfold import unfold
 from lastiterate.counterexamples import NAMES
@@ -41,7 +41,7 @@ Output = Annotated[
 class SettingOptions:
     """Fields of a ``Setting``. None: the counterexample's own."""
 
-    steps: Annotated[int | None, option("--steps", values.integer, "INTEGER", "Number of updates.")] = None
+    steps: Steps = None
     sample_rate: Annotated[
         float | None,
         option("--sample-rate", values.number, "NUMBER", "Probability that an example is in a batch."),
@@ -104,7 +104,7 @@ def probe(
       lastiterate probe zeroing
       lastiterate probe quadratic --worst --steps 10 --sample-rate 0.1 --noise-multiplier 1 --delta 1e-6
     """
-    from lastiterate.cli.probe_output import print_list, print_probe, print_worst
+    from lastiterate.cli.probe_output import print_list, print_probe
     from lastiterate.counterexamples import find
 
     if list_:
@@ -120,7 +120,7 @@ def probe(
     setting = replace(example.DEFAULTS, **{"store": STORE, **given, "engine": engine.find()})
     if worst:
         _check_worst([*given, *(["output"] if output else []), *(["engine"] if engine != EngineOptions() else [])])
-        return print_worst(setting, json)
+        return _search(setting, json)
     files = _files(name, output, json)
     found = _probe(example, name, setting)
     return print_probe(example, found, files, json)
@@ -139,6 +139,16 @@ def _check_worst(given: list[str]) -> None:
     for option_ in given:
         if option_ not in ("steps", "sample_rate", "noise_multiplier", "delta"):
             raise OptionError(f"--{option_} does not apply to --worst, which searches, and neither trains nor draws")
+
+
+def _search(setting: "Setting", json: bool) -> None:
+    """Find the worst cases of the run, family by family, and print them."""
+    from lastiterate.cli.probe_output import print_worst
+    from lastiterate.cli.progress import tracker
+    from lastiterate.counterexamples.worst import worst
+
+    run = setting.calibrated_run()
+    print_worst(run, setting.delta, worst(run, setting.delta, tracker("searching")), json)
 
 
 def _files(name: str, output: Path | None, json: bool) -> list[Path]:

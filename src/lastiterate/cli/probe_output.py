@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from lastiterate.counterexamples import Counterexample
     from lastiterate.counterexamples.probe import Case, Probe, Setting
     from lastiterate.counterexamples.worst import Violation
+    from lastiterate.run import DPSGD
 
 _MEANS = {**ASSUMPTIONS, "max_over_steps": "the largest of the heuristic for this run stopped at any step"}
 
@@ -86,19 +87,14 @@ def _case_fields(case: Case) -> dict[str, Any]:
     return fields
 
 
-def print_worst(setting: Setting, json: bool) -> None:
+def print_worst(run: DPSGD, delta: float, found: list[Violation], json: bool) -> None:
     """How large the violation of a run can get at all."""
-    from lastiterate.cli.progress import tracker
-    from lastiterate.counterexamples.worst import worst
-
-    run = setting.calibrated_run()
-    found = worst(run, setting.delta, tracker("searching"))
     largest = found[0].largest
     rows: list[dict[str, Any]] = [
         {"family": each.family, "epsilon": each.epsilon, "ratio": each.ratio, **each.parameters} for each in found
     ]
     if json:
-        fields = {"name": "quadratic", **run_fields(run), "delta": setting.delta, "max_over_steps": largest}
+        fields = {"name": "quadratic", **run_fields(run), "delta": delta, "max_over_steps": largest}
         rows = [{**row, "weights": each.weights.tolist()} for row, each in zip(rows, found, strict=True)]
         print_json({**fields, "rows": rows})
         return
@@ -108,7 +104,7 @@ def print_worst(setting: Setting, json: bool) -> None:
         "much more leaks if they count as stated; the worst that was found, so at least this.",
         "Give the weights, or the optimizer, to the run, and the heuristic itself predicts these epsilons.",
     ]
-    title = f"{describe(run)}; delta {spell(setting.delta)}\nThe worst weights of the steps, family by family"
+    title = f"{describe(run)}; delta {spell(delta)}\nThe worst weights of the steps, family by family"
     print_table(title, ("family", "epsilon", "ratio", "at"), table, {1, 2}, notes)
 
 

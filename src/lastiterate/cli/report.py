@@ -35,11 +35,13 @@ def report(
     from lastiterate.auditing import export as files
     from lastiterate.auditing.report import report as ask
     from lastiterate.auditing.store import Store
-    from lastiterate.cli.audit_output import check_folder, finish
+    from lastiterate.cli.audit_output import finish
+    from lastiterate.cli.pictures import check_folder
     from lastiterate.cli.progress import tracker
 
     asked = question.question()
-    check_folder(output)
+    if output is not None:
+        check_folder(output, ["audit.html"])
     with Store.read(store) as kept:
         if export is not None:
             files.export(kept, export)

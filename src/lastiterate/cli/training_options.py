@@ -47,14 +47,16 @@ def resumable(store: Path) -> Iterator[None]:
     By a handler of the signal, since an exception that arises within a callback of JAX is lost.
     """
     before = signal.getsignal(signal.SIGINT)
-    if before is signal.default_int_handler:  # not ignored, as in the background of a script
+    replaced = before is signal.default_int_handler  # not ignored, as in the background of a script
+    if replaced:
         signal.signal(signal.SIGINT, lambda number, frame: leave_resumable(store))
     try:
         yield
     except KeyboardInterrupt:
         leave_resumable(store)
     finally:
-        signal.signal(signal.SIGINT, before)
+        if replaced:
+            signal.signal(signal.SIGINT, before)
 
 
 def leave_resumable(store: Path) -> NoReturn:

@@ -54,7 +54,7 @@ def find_epsilon(setting: Setting, run: DPSGD, encoding: Encoding) -> Case:
     if encoding == "one-bit":
         return _one_bit_case(setting, run, best_threshold(run, setting.delta))
     scores = last_iterate_scores(setting, run, Malicious(encoding), "malicious-linear")
-    found = _by_composition(setting, run, *scores, telling_threshold(run.replace(optimizer=None)))
+    found = _by_composition(setting, run, *scores, telling_threshold(run))
     return Case("linear", Answer(composition(seen(run)).epsilon(setting.delta)), found, METHODS["composition"])
 
 

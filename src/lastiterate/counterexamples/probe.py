@@ -134,12 +134,12 @@ def predict(run: DPSGD, delta: float) -> dict[str, Answer]:
 def last_iterate_scores(setting: Setting, run: DPSGD, attack: Any, name: str) -> tuple[Array, Array]:
     """Train models with the canary and without it, and score their last iterates, in this order."""
     from lastiterate.auditing.audit import collect
-    from lastiterate.auditing.describe import fingerprint, specification
+    from lastiterate.auditing.describe import specification, store_name
 
     file = None
     if setting.store is not None:
         described = specification(run, None, attack, setting.models, setting.seed, name)
-        file = setting.store / f"{name}-{fingerprint(described)[:8]}.sqlite"
+        file = setting.store / store_name(name, described)
     trials = collect(run, None, attack, setting.models, setting.seed, file, setting.engine, data=name)
     return trials.scores[trials.present], trials.scores[~trials.present]
 

@@ -26,8 +26,8 @@ from lastiterate.counterexamples.probe import (
     required,
 )
 from lastiterate.counterexamples.words import compare, known, tell_found, tell_steps
-from lastiterate.plot.probe import epsilon_axis, level, lines, picture, points
-from lastiterate.plot.style import Row, Track, chart_of
+from lastiterate.plot.probe import level, lines, picture, points
+from lastiterate.plot.style import Row, Track, chart_of, epsilon_y
 from lastiterate.plot.words import CAVEAT, EXACT, LABELS, spell
 from lastiterate.privacy.last_iterate import last_iterate
 from lastiterate.run import DPSGD
@@ -132,7 +132,7 @@ def chart(found: Probe) -> Any:
     margin = 0.12 * (max(epsilons) - min(epsilons))
     axis = alt.Axis(tickCount=10, format=".1f")
     x = alt.X("alpha:Q", title="alpha, the share that each step forgets", scale=alt.Scale(domain=[0, 1]), axis=axis)
-    y = epsilon_axis(found.setting.delta, max(min(epsilons) - margin, 0.0), max(epsilons) + margin)
+    y = epsilon_y(found.setting.delta, between=(max(min(epsilons) - margin, 0.0), max(epsilons) + margin))
     curve = [{**row, "analysis": EXACT} for row in found.rows]
     flat = level("alpha", (0.0, 1.0), LABELS["max_over_steps"], predicted)
     text = f"largest: {spell(worst['epsilon'], 5)} at alpha {spell(worst['alpha'])}"

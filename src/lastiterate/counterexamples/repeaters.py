@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 import numpy as np
 
 from lastiterate.attacks.attack import Armed, Expected, Facts, References, Words
-from lastiterate.attacks.likelihood import log_likelihood_ratio
+from lastiterate.attacks.likelihood import total_log_likelihood_ratio
 from lastiterate.counterexamples.one_bit import best_threshold
 from lastiterate.counterexamples.probe import require_plain
 from lastiterate.plot.words import spell
@@ -124,8 +124,7 @@ def _problem(run: DPSGD, facts: Facts) -> Problem:
 
     from lastiterate.training import Problem
 
-    assert run.optimizer is not None
-    unit = float(run.optimizer.learning_rate) * run.clip_norm
+    unit = require_plain(run) * run.clip_norm
     batch = facts["copies"] * float(run.sample_rate)
     noise, clip = float(run.noise_multiplier), run.clip_norm
     factor, threshold = amplification(run), facts.get("threshold")
@@ -176,24 +175,16 @@ class Reader:
 
     def __call__(self, parameters: Any) -> Array:
         run = self.run
-        assert run.optimizer is not None
-        values = np.asarray(parameters, np.float64) / (float(run.optimizer.learning_rate) * run.clip_norm)
+        values = np.asarray(parameters, np.float64) / (require_plain(run) * run.clip_norm)
         self._check_gauges(values[:, run.steps :])
         past, last = values[:, : run.steps - 1], values[:, run.steps - 1]
         threshold = self.facts.get("threshold")
         if threshold is None:
-            return self._likelihood_ratio(past / amplification(run), last)
+            return total_log_likelihood_ratio(seen(run), np.column_stack((past / amplification(run), last)))
         unclear = np.abs(past) < 0.25 * _KEPT * float(run.noise_multiplier)
         if unclear.any():
             raise ArithmeticError(f"{int(unclear.sum())} bits of {unclear.size} cannot be read: the repeaters failed")
         return np.count_nonzero(past > 0.0, axis=1) + (last >= threshold)
-
-    def _likelihood_ratio(self, past: Array, last: Array) -> Array:
-        shown = seen(self.run)
-        total = log_likelihood_ratio(shown, last, self.run.steps - 1)
-        for step in range(self.run.steps - 1):
-            total = total + log_likelihood_ratio(shown, past[:, step], step)
-        return total
 
     def _check_gauges(self, gauges: Array) -> None:
         """Every step moves a gauge by its size times the batch over the expected one."""

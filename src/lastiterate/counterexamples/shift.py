@@ -13,8 +13,8 @@ from lastiterate.attacks.likelihood import telling_threshold
 from lastiterate.counterexamples.probe import Case, Probe, Setting, last_iterate_scores, predict, required
 from lastiterate.counterexamples.shifter import Shift
 from lastiterate.counterexamples.words import compare, known, tell_found
-from lastiterate.plot.probe import epsilon_axis, level, lines, picture, points
-from lastiterate.plot.style import Row, Track, log_x
+from lastiterate.plot.probe import level, lines, picture, points
+from lastiterate.plot.style import Row, Track, epsilon_y, log_x
 from lastiterate.plot.words import CAVEAT, EXACT, LABELS, spell
 from lastiterate.privacy.composition import composition
 from lastiterate.run import DPSGD
@@ -113,7 +113,7 @@ def chart(found: Probe) -> Any:
         drawn += level("growth", ends, LABELS[name], found.predictions[name].value)
     audited = [{**row, "epsilon": row["empirical"]} for row in found.rows if row["models"]]
     x = log_x("growth", "growth v of a coordinate at each step (log scale)", *ends)
-    y = epsilon_axis(found.setting.delta, 0.0, 1.1 * max(row["epsilon"] for row in drawn + audited))
+    y = epsilon_y(found.setting.delta, between=(0.0, 1.1 * max(row["epsilon"] for row in drawn + audited)))
     others = {row["models"] for row in audited} - {found.setting.models}
     more = [f"Points at other growths than {spell(found.setting.growth)}: {count:,} models." for count in others]
     return picture(found, TITLE, [lines(drawn, x, y), points(audited, x, y)], *more)

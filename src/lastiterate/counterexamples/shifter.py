@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from lastiterate.attacks.attack import Armed, Expected, Facts, References, Words
-from lastiterate.attacks.likelihood import log_likelihood_ratio
+from lastiterate.attacks.likelihood import total_log_likelihood_ratio
 from lastiterate.counterexamples.probe import require_plain
 from lastiterate.plot.words import spell
 from lastiterate.run import DPSGD
@@ -96,9 +96,7 @@ class ShiftScore:
     run: DPSGD
 
     def __call__(self, parameters: Any) -> Array:
-        seen = self.attack.seen(self.run)
-        observed = self.observed(parameters)
-        return sum(log_likelihood_ratio(seen, observed[:, i], i) for i in range(self.run.steps))
+        return total_log_likelihood_ratio(self.attack.seen(self.run), self.observed(parameters))
 
     def observed(self, parameters: Any) -> Array:
         """Each step's noisy sum along the canary, in clipping norms, the last step's first."""

@@ -16,8 +16,8 @@ import numpy as np
 from lastiterate.counterexamples.probe import Case, Probe, Setting, predict, required
 from lastiterate.counterexamples.quadratic import find_epsilon
 from lastiterate.counterexamples.words import compare, known, tell_found, tell_steps
-from lastiterate.plot.probe import epsilon_axis, level, lines, picture, points
-from lastiterate.plot.style import Row, Track, chart_of, log_x, long
+from lastiterate.plot.probe import level, lines, picture, points
+from lastiterate.plot.style import Row, Track, chart_of, epsilon_y, log_x, long
 from lastiterate.plot.words import CAVEAT, EXACT, spell
 from lastiterate.privacy.grid import last_iterate_epsilon
 from lastiterate.values import Array
@@ -165,7 +165,7 @@ def chart(found: Probe) -> Any:
     exact, last = known(case.exact), found.rows[-1]["steps"]
     top = 1.6 * max(exact, case.empirical)
     x = log_x("steps", "steps T (log scale)", 1, last)
-    y = epsilon_axis(found.setting.delta, 0.0, top)
+    y = epsilon_y(found.setting.delta, between=(0.0, top))
     layers = [
         *_shade(found.fields["region_first"], found.fields["region_last"] or last, top, x, y),
         lines(long(found.rows, "epsilon", ["last_iterate"]) + level("steps", (1, last), EXACT, exact), x, y),

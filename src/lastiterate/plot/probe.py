@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from lastiterate.plot.style import Row, chart_of, colour_of, looks, styled
-from lastiterate.plot.words import CAVEAT, FOUND, describe, per_cent, spell
+from lastiterate.plot.style import Row, chart_of, colour_of, found_shape, looks, styled
+from lastiterate.plot.words import CAVEAT, FOUND, describe, per_cent
 
 if TYPE_CHECKING:
     from lastiterate.counterexamples.probe import Probe
@@ -25,20 +25,9 @@ def lines(rows: list[Row], x: Any, y: Any) -> Any:
 
 def points(rows: list[Row], x: Any, y: Any) -> Any:
     """What attacks found: lower bounds, under ``epsilon``."""
-    import altair as alt
-
-    legend = alt.Legend(title=None, orient="bottom", labelLimit=0, symbolSize=120, padding=6)
-    shape = alt.Shape("found:N", scale=alt.Scale(domain=[FOUND], range=["circle"]), legend=legend)
-    marks = chart_of([{**row, "found": FOUND} for row in rows])
-    return marks.mark_point(filled=True, size=100, opacity=1.0, color=colour_of(FOUND)).encode(x=x, y=y, shape=shape)
-
-
-def epsilon_axis(delta: float, low: float, high: float) -> Any:
-    """The vertical axis between two bounds; what is beyond them is cut off."""
-    import altair as alt
-
-    scale = alt.Scale(domain=[low, high], nice=False, zero=False)
-    return alt.Y("epsilon:Q", title=f"epsilon at delta {spell(delta)}", scale=scale, axis=alt.Axis(tickCount=6))
+    chart = chart_of([{**row, "found": FOUND} for row in rows])
+    marks = chart.mark_point(filled=True, size=100, opacity=1.0, color=colour_of(FOUND))
+    return marks.encode(x=x, y=y, shape=found_shape({FOUND: "circle"}))
 
 
 def picture(found: Probe, title: str, layers: Sequence[Any], *more: str) -> Any:

@@ -58,6 +58,14 @@ def looks(labels: Iterable[str], columns: int = 4) -> dict[str, Any]:
     }
 
 
+def found_shape(shapes: dict[str, str]) -> Any:
+    """The encoding of what attacks found, each name under ``found`` by its shape, with one legend under the picture."""
+    import altair as alt
+
+    legend = alt.Legend(title=None, orient="bottom", labelLimit=0, symbolSize=120, padding=6)
+    return alt.Shape("found:N", scale=alt.Scale(domain=list(shapes), range=list(shapes.values())), legend=legend)
+
+
 def long(rows: Iterable[Row], quantity: str, names: Iterable[str]) -> list[Row]:
     """One row for each analysis of each row, without those that have no value."""
     columns = list(names)
@@ -87,13 +95,17 @@ def log_y(field: str, title: str, low: float, high: float) -> Any:
     return alt.Y(f"{field}:Q", title=title, **_logarithmic(low, high))
 
 
-def epsilon_y(delta: float, log: tuple[float, float] | None = None) -> Any:
-    """The vertical axis of epsilon: from zero, or logarithmic between two bounds."""
+def epsilon_y(delta: float, log: tuple[float, float] | None = None, between: tuple[float, float] | None = None) -> Any:
+    """The vertical axis of epsilon: from zero; or logarithmic, or linear, between two bounds."""
     import altair as alt
 
+    title = f"epsilon at delta {spell(delta)}"
     if log is not None:
-        return alt.Y("epsilon:Q", title=f"epsilon at delta {spell(delta)} (log scale)", **_logarithmic(*log))
-    return alt.Y("epsilon:Q", title=f"epsilon at delta {spell(delta)}", **from_zero())
+        return alt.Y("epsilon:Q", title=f"{title} (log scale)", **_logarithmic(*log))
+    if between is not None:
+        scale = alt.Scale(domain=between, nice=False, zero=False)
+        return alt.Y("epsilon:Q", title=title, scale=scale, axis=alt.Axis(tickCount=6))
+    return alt.Y("epsilon:Q", title=title, **from_zero())
 
 
 def from_zero() -> dict[str, Any]:

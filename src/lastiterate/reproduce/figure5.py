@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from lastiterate.counterexamples.probe import largest
 from lastiterate.plot.style import Row, Track, chart_of, log_x, panel_title, styled
 from lastiterate.plot.words import per_cent, spell
 
@@ -47,13 +48,13 @@ def rows(scale: Scale, track: Track = iter, audits: Audits | None = None) -> lis
 
 def notes(rows: list[Row]) -> list[str]:
     """What the figure shows, in words."""
-    worst = [_largest(_of(rows, panel), "ratio_lower") for panel in ONE_STEP]
+    worst = [largest(_of(rows, panel), "ratio_lower") for panel in ONE_STEP]
     found = " and ".join(
         f"{row['ratio_lower']:.4f} where one step is {_guarantee(row['panel'])} (T = {row['steps']}, "
         f"q = {row['sample_rate']:.5f}, sigma = {row['noise_multiplier']:.5f})"
         for row in worst
     )
-    bound, rounding = _largest(rows, "paper_method_ratio"), max(rows, key=_rounding)
+    bound, rounding = largest(rows, "paper_method_ratio"), max(rows, key=_rounding)
     return [
         f"The largest ratios are {found}; the paper says at most {spell(CLAIM)}.",
         f"The paper's method gives up to {bound['paper_method_ratio']:.4f}: its rounding adds up to "
@@ -105,9 +106,9 @@ def _panel(rows: list[Row], panel: str) -> Any:
     rules = chart_of(levels).mark_rule(color="#444").encode(y=y)
     right: dict[str, Any] = {"align": "right", "dx": -5, "fontSize": 13}
     words = chart_of(levels).mark_text(dy=-8, color="#444", **right).encode(x=alt.value("width"), y=y, text="text:N")
-    worst = _largest(rows, "ratio_lower")
-    largest = f"largest: {worst['ratio_lower']:.4f} at T = {worst['steps']}, q = {spell(worst['sample_rate'], 3)}"
-    mark = chart_of([{**worst, "ratio": worst["ratio_lower"], "text": largest}])
+    worst = largest(rows, "ratio_lower")
+    text = f"largest: {worst['ratio_lower']:.4f} at T = {worst['steps']}, q = {spell(worst['sample_rate'], 3)}"
+    mark = chart_of([{**worst, "ratio": worst["ratio_lower"], "text": text}])
     point = mark.mark_point(filled=True, size=90, color="#222", opacity=1.0).encode(x=x, y=y)
     value = mark.mark_text(fontWeight="bold", **right).encode(x=alt.value("width"), y=alt.value(14), text="text:N")
     title = panel_title(f"One step is {_guarantee(panel)}", ["with sigma set for it at every q"], 60)
@@ -132,8 +133,8 @@ def _column(panel: str, rate: float) -> list[Row]:
 
     noise = _noise(panel, rate)
     counts = np.arange(1, max(STEPS) + 1)
-    largest = np.maximum.accumulate(lastiterate.last_iterate_epsilon(counts, rate, noise, DELTA))
-    error = RELATIVE_ERROR * np.maximum(1.0, largest)
+    predicted = np.maximum.accumulate(lastiterate.last_iterate_epsilon(counts, rate, noise, DELTA))
+    error = RELATIVE_ERROR * np.maximum(1.0, predicted)
     settled = {min(steps, _SETTLED) for steps in STEPS}
     exact = {steps: _quadratic(steps, rate, noise).bracket(DELTA) for steps in settled}
     rounded = {steps: rounded_support(steps, rate, noise).epsilon(DELTA) for steps in settled}
@@ -143,9 +144,9 @@ def _column(panel: str, rate: float) -> list[Row]:
             "sample_rate": rate,
             "steps": steps,
             "noise_multiplier": noise,
-            "ratio_lower": float(exact[min(steps, _SETTLED)][0] / (largest + error)[steps - 1]),
-            "ratio_upper": float(exact[min(steps, _SETTLED)][1] / (largest - error)[steps - 1]),
-            "paper_method_ratio": float(rounded[min(steps, _SETTLED)] / largest[steps - 1]),
+            "ratio_lower": float(exact[min(steps, _SETTLED)][0] / (predicted + error)[steps - 1]),
+            "ratio_upper": float(exact[min(steps, _SETTLED)][1] / (predicted - error)[steps - 1]),
+            "paper_method_ratio": float(rounded[min(steps, _SETTLED)] / predicted[steps - 1]),
         }
         for steps in STEPS
     ]
@@ -166,7 +167,7 @@ def _quadratic(steps: int, rate: float, noise: float) -> PrivacyCurve:
 
 def _peak_rates(rows: list[Row]) -> list[float]:
     """The sample rates at which a panel's ratio peaks: for the steps that are drawn, and all that could be largest."""
-    peaks = {steps: _largest([row for row in rows if row["steps"] == steps], "ratio_lower") for steps in STEPS[1:]}
+    peaks = {steps: largest([row for row in rows if row["steps"] == steps], "ratio_lower") for steps in STEPS[1:]}
     near = _NEARLY * max(peak["ratio_lower"] for peak in peaks.values())
     rates = sorted({row["sample_rate"] for row in rows})
     found = []
@@ -191,16 +192,12 @@ def _ratio(panel: str, steps: int, rate: float) -> float:
     import lastiterate
 
     noise = _noise(panel, rate)
-    largest = np.max(lastiterate.last_iterate_epsilon(np.arange(1, steps + 1), rate, noise, DELTA))
-    return float(_quadratic(steps, rate, noise).epsilon(DELTA) / largest)
+    predicted = np.max(lastiterate.last_iterate_epsilon(np.arange(1, steps + 1), rate, noise, DELTA))
+    return float(_quadratic(steps, rate, noise).epsilon(DELTA) / predicted)
 
 
 def _of(rows: Iterable[Row], panel: str) -> list[Row]:
     return [row for row in rows if row["panel"] == panel]
-
-
-def _largest(rows: list[Row], name: str) -> Row:
-    return max(rows, key=lambda row: float(row[name]))
 
 
 def _rounding(row: Row) -> float:

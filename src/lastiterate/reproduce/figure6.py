@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from lastiterate.answers import answer_fields
 from lastiterate.counterexamples.probe import STANDARD
 from lastiterate.counterexamples.repeaters import Encoding
-from lastiterate.plot.style import Row, Track, chart_of, colour_of, epsilon_y, log_x, long, looks, styled
+from lastiterate.plot.style import Row, Track, chart_of, colour_of, epsilon_y, found_shape, log_x, long, looks, styled
 from lastiterate.plot.words import CAVEAT, FOUND, LABELS, per_cent, spell
 from lastiterate.reproduce.audits import CONFIDENCE, DELTA, HEURISTIC_NOTE, Audits
 
@@ -101,8 +101,7 @@ def _panel(rate: float, rows: list[Row]) -> Any:
     lines = chart_of(long(_of(rows, "linear"), "epsilon", ("last_iterate", "composition"))).mark_line(strokeWidth=2.5)
     exact = chart_of([{**row, "epsilon": row["exact"]} for row in _of(rows, "one-bit")])
     found = chart_of([{**row, "epsilon": row["empirical"], "found": _FOUND[row["encoding"]]} for row in rows])
-    legend = alt.Legend(title=None, orient="bottom", labelLimit=0, symbolSize=120, padding=6)
-    shape = alt.Shape("found:N", scale=alt.Scale(domain=list(_FOUND.values())), legend=legend)
+    shape = found_shape({_FOUND["one-bit"]: "circle", _FOUND["linear"]: "square"})
     layers = alt.layer(
         lines.encode(x=x, y=y, **looks([LABELS[name] for name in ("last_iterate", "composition")])),
         exact.mark_line(strokeWidth=2, strokeDash=[5, 4], color=colour_of(FOUND)).encode(x=x, y=y),

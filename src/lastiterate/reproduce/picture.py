@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lastiterate.plot.style import Row, chart_of, colour_of, log_x, long, looks, styled
+from lastiterate.plot.style import Row, chart_of, colour_of, epsilon_y, found_shape, log_x, long, looks, styled
 from lastiterate.plot.words import CAVEAT, FOUND, LABELS, METHODS, per_cent, spell
 from lastiterate.reproduce.audits import METHOD
 
 _LINES = ("last_iterate", "composition")
 _SHAPES = ("circle", "triangle-up", "square", "diamond")
 _ASIDE = 1.03
+_ABOVE = 1.08  # the highest point: where a picture ends
 _TALLEST = 2.5  # a picture is at most so many times as high as the heuristic and what was found
 
 
@@ -42,7 +43,7 @@ def by_batch_size(title: str, rows: list[Row], delta: float) -> Any:
     scale = alt.Scale(type="log", domain=[batches[0] / 1.2, batches[-1] * 1.2], nice=False)
     x = alt.X("batch_size:Q", title="batch size (log scale)", scale=scale, axis=alt.Axis(values=batches, format=",~r"))
     top = _top(rows, ("last_iterate", "composition", "empirical"))
-    y = _epsilon(delta, top)
+    y = epsilon_y(delta, between=(0.0, _ABOVE * top))
     epsilons = alt.layer(_lines(rows, x, y, points=True), _points(rows, x, y, None))
     share = alt.Y(
         "accuracy:Q", title="test accuracy", scale=alt.Scale(domain=[0, 1]), axis=alt.Axis(format="%", tickCount=6)
@@ -69,7 +70,8 @@ def _panel(panel: Panel, delta: float, attacks: dict[str, str] | None) -> Any:
         beyond = [row["composition"] for row in panel.rows]
         words += f"; composition, {spell(min(beyond), 3)} to {spell(max(beyond), 3)}, is above the picture"
     x = log_x("steps", "steps T (log scale)", min(steps) / 1.15, max(steps) * 1.15)
-    y = _epsilon(delta, near if far > _TALLEST * near else max(near, far))
+    top = near if far > _TALLEST * near else max(near, far)
+    y = epsilon_y(delta, between=(0.0, _ABOVE * top))
     layers = alt.layer(_lines(panel.rows, x, y), _points(panel.rows, x, y, attacks))
     return layers.properties(width=400, height=300, title=alt.TitleParams(panel.title, subtitle=words))
 
@@ -96,8 +98,7 @@ def _points(rows: list[Row], x: Any, y: Any, attacks: dict[str, str] | None) -> 
             name = attacks[row["attack"]] if attacks else FOUND
             aside = _ASIDE ** (2 * names.index(name) - len(names) + 1)
             found.append({**row, "epsilon": row["empirical"], "found": name, field: row[field] * aside})
-    legend = alt.Legend(title=None, orient="bottom", labelLimit=0, symbolSize=120, padding=6)
-    shape = alt.Shape("found:N", scale=alt.Scale(domain=names, range=_SHAPES[: len(names)]), legend=legend)
+    shape = found_shape(dict(zip(names, _SHAPES, strict=False)))
     marks = chart_of(found).mark_point(filled=True, size=90, opacity=0.85, color=colour_of(FOUND))
     tips = [alt.Tooltip(f"{name}:Q") for name in ("epsilon", "last_iterate", "composition", "signal_fraction")]
     return marks.encode(x=x, y=y, shape=shape, tooltip=[tip for tip in tips if str(tip.shorthand)[:-2] in found[0]])
@@ -105,13 +106,6 @@ def _points(rows: list[Row], x: Any, y: Any, attacks: dict[str, str] | None) -> 
 
 def _top(rows: list[Row], names: Sequence[str]) -> float:
     return max(float(row[name]) for row in rows for name in names if row[name] is not None)
-
-
-def _epsilon(delta: float, top: float) -> Any:
-    import altair as alt
-
-    scale = alt.Scale(domain=[0.0, 1.08 * top], nice=False)
-    return alt.Y("epsilon:Q", title=f"epsilon at delta {spell(delta)}", scale=scale, axis=alt.Axis(tickCount=6))
 
 
 def _words(rows: list[Row]) -> list[str]:
