@@ -7,13 +7,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+from lastiterate.machine import cores
 from lastiterate.training.compilation_cache import cache_folder
 from lastiterate.training.memory import (
     LARGEST_CHUNK,
     LEAST_BLOCK,
     available_bytes,
     choose_chunk_size,
-    cores,
     largest_block,
     peak_bytes,
     total_bytes,

@@ -15,7 +15,7 @@ from lastiterate.auditing.store_trials import StoredTrials
 from lastiterate.values import Array, integer, number
 
 if TYPE_CHECKING:
-    from lastiterate.training.progress import TrainingProgress
+    from lastiterate.training_progress import TrainingProgress
 
 
 @dataclass(frozen=True)

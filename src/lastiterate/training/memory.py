@@ -9,15 +9,12 @@ from pathlib import Path
 
 import jax
 
+from lastiterate.machine import process_peak_bytes
+
 # What a core's share of the caches holds. Work that fits is several times as fast as work that goes to main memory.
 CACHE_BYTES = 2 * 2**20
 LARGEST_CHUNK = 4096
 LEAST_BLOCK = 16  # examples; below it products of matrices lose their efficiency
-
-
-def cores() -> int:
-    """The processor cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def available_bytes() -> int:
@@ -43,12 +40,7 @@ def peak_bytes() -> int:
     statistics = jax.local_devices()[0].memory_stats()
     if statistics and "peak_bytes_in_use" in statistics:
         return int(statistics["peak_bytes_in_use"])
-    try:
-        import resource
-    except ImportError:  # not on this system
-        return 0
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return int(peak if sys.platform == "darwin" else peak * 1024)
+    return process_peak_bytes()
 
 
 def working_bytes() -> int:

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from scipy.stats import binom
 
-from lastiterate.privacy.law import epoch_length
+from lastiterate.batch_order import batch_order
 from lastiterate.run import DPSGD
 from lastiterate.training.binomial_draws import binomial_counts, binomial_tables
 from lastiterate.training.draws import exponentials, words
@@ -180,29 +180,10 @@ def make_sampler(run: DPSGD, slots: int, chunk_size: int, most: int, multiplicit
         raise ValueError(
             f"examples must be at most {MOST_SLOTS}, got {slots}: give identical examples once, with a multiplicity"
         )
-    match run.sampling:
-        case "poisson":
-            return PoissonSampler(slots, min(poisson_block(slots, float(rates.max()), chunk_size), most), rates)
-        case "full":
-            nowhere = np.zeros(run.steps, np.int64)
-            return OrderSampler(slots, min(slots, most), nowhere, nowhere + slots, None)
-        case "fixed":
-            # Rounded down, so that the canary is in no batch with a probability above the sample rate analysed.
-            sizes = np.floor(rates * slots + 1e-9).astype(np.int64)
-            if not sizes.any():
-                raise ValueError(
-                    f"sample_rate must be at least 1/{slots} for batches of fixed size out of {slots} examples, "
-                    f"got {rates.max():g}"
-                )
-            return OrderSampler(slots, min(int(sizes.max()), most), np.zeros_like(sizes), sizes, 1)
-        case "shuffled":
-            length = epoch_length(float(rates[0]))
-            # Ends rounded down, so that after k steps of an epoch no slot was used with a probability above k q.
-            ends = np.floor(np.arange(1, length) * float(rates[0]) * slots + 1e-9).astype(np.int64)
-            begins, ends = np.append(0, ends), np.append(ends, slots)
-            where = np.arange(run.steps) % length
-            sizes = (ends - begins)[where]
-            return OrderSampler(slots, min(int(sizes.max()), most), begins[where], sizes, length)
+    if run.sampling == "poisson":
+        return PoissonSampler(slots, min(poisson_block(slots, float(rates.max()), chunk_size), most), rates)
+    order = batch_order(run, slots)
+    return OrderSampler(slots, min(int(order.sizes.max()), most), order.begins, order.sizes, order.steps_per_order)
 
 
 def poisson_block(slots: int, rate: float, chunk_size: int) -> int:

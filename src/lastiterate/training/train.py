@@ -13,8 +13,8 @@ import numpy as np
 from lastiterate.run import DPSGD
 from lastiterate.training.memory import peak_bytes
 from lastiterate.training.problem import Canary, Problem, flatten
-from lastiterate.training.progress import TrainingProgress
 from lastiterate.training.trainer import OnIterate, TrainedChunk, Trainer
+from lastiterate.training_progress import TrainingProgress
 from lastiterate.values import Array, integer
 
 Release = Literal["last_iterate_only", "intermediate_iterates"]

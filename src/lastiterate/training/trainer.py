@@ -13,14 +13,15 @@ from typing import Any
 import jax
 import numpy as np
 
+from lastiterate.machine import cores
 from lastiterate.run import DPSGD
 from lastiterate.training.compilation_cache import use_compilation_cache
-from lastiterate.training.memory import available_bytes, choose_chunk_size, cores, largest_block, total_bytes
+from lastiterate.training.memory import available_bytes, choose_chunk_size, largest_block, total_bytes
 from lastiterate.training.problem import Canary, ExampleCanary, Problem, same_structure
 from lastiterate.training.program import Inputs, Program, State, compile_program, describe_gradients
-from lastiterate.training.progress import TrainingProgress
 from lastiterate.training.sampling import make_sampler
 from lastiterate.training.update import released
+from lastiterate.training_progress import TrainingProgress
 from lastiterate.values import Array, integer
 
 SEGMENT_SECONDS = 0.3  # how often a chunk returns to Python: to show progress, to be interrupted, to be checked

@@ -1,0 +1,46 @@
+"""Batches that are stretches of an order of the examples: all of them, batches of fixed size, and shuffled ones."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from lastiterate.privacy.law import epoch_length
+from lastiterate.run import DPSGD
+from lastiterate.values import Array
+
+
+@dataclass(frozen=True)
+class BatchOrder:
+    """Step t takes the slots at ``begins[t]`` to ``begins[t] + sizes[t]`` of the order that is current then.
+
+    A slot holds an example or the canary; the canary's is there in both worlds, and empty in one of them.
+    """
+
+    begins: Array  # [steps]
+    sizes: Array  # [steps]
+    steps_per_order: int | None  # how long an order lasts until a new one is drawn; None: the natural one throughout
+
+
+def batch_order(run: DPSGD, slots: int) -> BatchOrder:
+    """The batches of a run over so many slots whose sampling is "full", "fixed" or "shuffled"."""
+    rates = np.broadcast_to(np.asarray(run.sample_rate, np.float64), run.steps)
+    if run.sampling == "full":
+        nowhere = np.zeros(run.steps, np.int64)
+        return BatchOrder(nowhere, nowhere + slots, None)
+    if run.sampling == "fixed":
+        # Rounded down, so that the canary is in no batch with a probability above the sample rate analysed.
+        sizes = np.floor(rates * slots + 1e-9).astype(np.int64)
+        if not sizes.any():
+            raise ValueError(
+                f"sample_rate must be at least 1/{slots} for batches of fixed size out of {slots} examples, "
+                f"got {rates.max():g}"
+            )
+        return BatchOrder(np.zeros_like(sizes), sizes, 1)
+    length = epoch_length(float(rates[0]))
+    # Ends rounded down, so that after k steps of an epoch no slot was used with a probability above k q.
+    ends = np.floor(np.arange(1, length) * float(rates[0]) * slots + 1e-9).astype(np.int64)
+    begins, ends = np.append(0, ends), np.append(ends, slots)
+    where = np.arange(run.steps) % length
+    return BatchOrder(begins[where], (ends - begins)[where], length)
