@@ -53,11 +53,13 @@ def find_subject(data: str, model: str, trainer: str | None, run: Callable[[int 
     return Subject(described or usual.run, usual.problem, words, name, usual.test)
 
 
-def with_defaults(run: DPSGD, *, calibrated: bool, examples: int | None) -> DPSGD:
-    """The run with an optimizer, and with noise, where none was given."""
+def with_defaults(
+    run: DPSGD, *, calibrated: bool, examples: int | None, usual: Callable[[float], SGD] | None = None
+) -> DPSGD:
+    """The run with an optimizer, and with noise, where none was given; ``usual`` is the optimizer for a batch size."""
     if run.optimizer is None and run.weights is None and examples:
         batch = max(1.0, run.epochs / run.steps * examples)
-        run = run.replace(optimizer=SGD(0.5 / batch, momentum=DEFAULT_MOMENTUM))
+        run = run.replace(optimizer=usual(batch) if usual else SGD(0.5 / batch, momentum=DEFAULT_MOMENTUM))
     if calibrated:
         return run
     if not examples or run.sampling in ("shuffled", "fixed"):

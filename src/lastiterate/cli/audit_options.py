@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from lastiterate.cli import values
 from lastiterate.cli.errors import OptionError
-from lastiterate.cli.options import option
+from lastiterate.cli.options import PerStepOption, option
 
 if TYPE_CHECKING:
     from lastiterate.auditing.report import Question
@@ -41,6 +41,18 @@ AttackName = Annotated[
     str | None,
     option("--attack", values.one_of(*ATTACKS), "NAME", f"How to attack: {', '.join(ATTACKS)} (default: quiet)."),
 ]
+
+Noise = Annotated[
+    PerStepOption | None,
+    option("--noise-multiplier", values.per_step, "NUMBER", "Noise sigma (default: for epsilon 8 by composition)."),
+]
+ClipNorm = Annotated[float | None, option("--clip-norm", values.number, "NUMBER", "Clipping norm (default: 1).")]
+Seed = Annotated[int, option("--seed", values.integer, "INTEGER", "Of all randomness (default: 0).")]
+StorePath = Annotated[
+    Path | None,
+    option("--store", None, "FILE.sqlite", "Keeps every score; resumed if it exists (default: in runs/)."),
+]
+DryRun = Annotated[bool, option("--dry-run", None, None, "Say what would be trained, and how long it would take.")]
 
 
 @dataclass(frozen=True)

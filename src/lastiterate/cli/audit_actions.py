@@ -1,0 +1,95 @@
+"""What ``audit`` and ``audit-lm`` do alike, once they know their subject."""
+
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lastiterate.cli.errors import OptionError
+from lastiterate.cli.options import MethodOptions, SizeOptions
+from lastiterate.cli.training_options import resumable
+
+if TYPE_CHECKING:
+    from lastiterate.auditing.subject import Subject
+    from lastiterate.optimizer import SGD
+
+
+@contextmanager
+def ending_at_once() -> Iterator[None]:
+    """Ctrl-C ends the program here without further ado. JAX, interrupted while it is imported, would crash."""
+    before = signal.getsignal(signal.SIGINT)
+    if before is not signal.SIG_IGN:  # as in the background of a script
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def described_run(
+    size: SizeOptions,
+    method: MethodOptions,
+    noise: Any,
+    clip_norm: float | None,
+    examples: int | None,
+    usual: "Callable[[float], SGD] | None" = None,
+) -> Any:
+    """The run that the options describe; None: they describe none. ``usual`` as in ``with_defaults``."""
+    from lastiterate.auditing.subject import with_defaults
+
+    given = any(vars(size).values())
+    if not given:
+        if noise is not None or clip_norm is not None or method != MethodOptions():
+            raise OptionError(
+                "--steps and --sample-rate, or --batch-size and --epochs, must be given with other options of the run"
+            )
+        return None
+    if size.dataset_size is None and (size.batch_size or size.epochs) and examples:
+        size = replace(size, dataset_size=examples)
+    run = size.run(1.0 if noise is None else noise, method)
+    run = run.replace(clip_norm=1.0 if clip_norm is None else clip_norm)
+    return with_defaults(run, calibrated=noise is not None, examples=examples, usual=usual)
+
+
+def perform(subject: "Subject", attack: Any, models: int, seed: int, store: Path, engine: Any, question: Any) -> Any:
+    """Audit the subject; Ctrl-C says how to resume."""
+    import lastiterate
+
+    with resumable(store):
+        return lastiterate.audit(
+            subject.run,
+            subject.problem,
+            attack,
+            models,
+            seed,
+            store,
+            engine,
+            **vars(question),
+            test=subject.test,
+            data=subject.words,
+        )
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.0f} seconds" if seconds < 100 else f"{seconds / 60:.0f} minutes"
+
+
+def rehearse(subject: "Subject", attack: Any, models: int, json: bool) -> None:
+    """Say what an audit would train and how long it would take."""
+    from lastiterate.answers import run_fields
+    from lastiterate.auditing import rehearsal
+    from lastiterate.cli.output import print_json, print_note
+    from lastiterate.plot.words import describe
+
+    plan = rehearsal.rehearse(subject.run, subject.problem, attack, models)
+    if json:
+        print_json({**run_fields(subject.run), "data": subject.words, **vars(plan)})
+        return
+    print_note(
+        f"{subject.words}: {describe(subject.run)}\n"
+        f"{plan.models:,} models of {subject.run.steps:,} steps, {plan.reference_models:,} of them not counted\n"
+        f"about {_duration(plan.seconds)} and {plan.bytes / 2**30:.1f} GiB of memory here ({plan.basis})\n"
+        "nothing was trained to the end, and nothing is kept"
+    )
