@@ -10,6 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+import numpy as np
+
 from lastiterate.run import DPSGD
 from lastiterate.values import Array
 
@@ -92,6 +94,11 @@ class Attack(Protocol):
 
     def words(self, facts: Facts) -> Words:
         """The attack for people."""
+
+
+def fair_coins(canaries: int, seed: int) -> Array:
+    """Which of the canaries of one run are in; it depends on the audit's seed alone."""
+    return np.random.default_rng([seed, 1]).random(canaries) < 0.5
 
 
 @dataclass(frozen=True)

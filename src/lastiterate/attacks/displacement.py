@@ -45,7 +45,7 @@ class Displacement:
         moved = np.array([self._projections(parameters) for parameters in references])
         share = self._norms() / np.linalg.norm(self._norms())
         unit = noise_unit(run)
-        variance = _believed(moved.var(axis=0, ddof=1), unit**2, len(moved))
+        variance = believed(moved.var(axis=0, ddof=1), unit**2, len(moved))
         weights = share / variance
         weights /= weights @ share
         spread = float(np.sqrt(weights**2 @ variance) / unit)
@@ -107,7 +107,7 @@ def _in_order(canary: Any, parameters: Any) -> Any:
     return {name: _in_order(canary[name], parameters[name]) for name in canary}
 
 
-def _believed(measured: Array, stated: float, count: int) -> Array:
+def believed(measured: Array, stated: float, count: int) -> Array:
     """The stated variance, but where the measured one could hardly have come from it."""
     low, high = chi2.ppf([_SURPRISE, 1.0 - _SURPRISE], count - 1) / (count - 1)
     ratio = measured / stated

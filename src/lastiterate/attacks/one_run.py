@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lastiterate.attacks.attack import Expected, Facts, References, Words
+from lastiterate.attacks.attack import Expected, Facts, References, Words, fair_coins
 from lastiterate.attacks.drift import measure_drift
 from lastiterate.attacks.input_space import _images, _losses_by_label
 from lastiterate.attacks.linear_score import noise_unit
@@ -46,8 +46,8 @@ class OneRun:
         integer("references", self.references, 2)
 
     def coins(self, canaries: int, seed: int) -> Array:
-        """Which canaries are in: fair coins that depend on the audit's seed alone."""
-        return np.random.default_rng([seed, 1]).random(canaries) < 0.5
+        """Which canaries are in."""
+        return fair_coins(canaries, seed)
 
     def craft_many(self, run: DPSGD, problem: Problem, references: References, canaries: int) -> Facts:
         if self.canary == "mislabelled":

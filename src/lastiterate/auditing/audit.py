@@ -18,7 +18,7 @@ import numpy as np
 from lastiterate.attacks.attack import Expected, Words
 from lastiterate.auditing.describe import specification
 from lastiterate.auditing.engine import Engine, find_engine
-from lastiterate.auditing.job import REFERENCES, Job, Trials, is_one_run, is_users, user_references
+from lastiterate.auditing.job import REFERENCES, Job, Trials, brings_trainer, is_one_run, is_users, user_references
 from lastiterate.auditing.report import Question, report
 from lastiterate.auditing.result import AuditResult
 from lastiterate.auditing.store import Store
@@ -28,7 +28,7 @@ from lastiterate.run import DPSGD
 from lastiterate.values import Array, integer
 
 if TYPE_CHECKING:
-    from lastiterate.training.progress import TrainingProgress
+    from lastiterate.training_progress import TrainingProgress
 
 _NOTE_SECONDS = 2.0  # between two looks at the running epsilon
 
@@ -56,9 +56,10 @@ def audit(
 
     Args:
         run: what is trained, and what the predictions are for.
-        problem: a ``training.Problem``, or any trainer ``(seed: int, canary: bool) -> score | parameters``.
-        attack: crafter and distinguisher. None: ``attacks.GradientSpace("quiet")`` for a problem; for a trainer, which
-            knows its own canary, its scores as they are.
+        problem: a ``training.Problem``, a ``lm.TextProblem``, or any trainer
+            ``(seed: int, canary: bool) -> score | parameters``.
+        attack: crafter and distinguisher. None: ``attacks.GradientSpace("quiet")`` for a problem, ``lm.UnseenTokens()``
+            for one of texts; for a trainer, which knows its own canary, its scores as they are.
         models: how many to train in each of the two worlds; for ``attacks.OneRun``, how many canaries.
         seed: of all randomness. Equal calls give equal scores.
         store: an SQLite file that keeps every score. If it exists, the audit resumes. None: nothing is kept.
@@ -106,7 +107,9 @@ def _collected(
     integer("models", job.models)
     integer("seed", job.seed, 0, 2**63 - 1)
     computer = find_engine(engine)
-    if job.attack is None and not is_users(job.problem):
+    if job.attack is None and brings_trainer(job.problem):
+        job = replace(job, attack=job.problem.default_attack())
+    elif job.attack is None and not is_users(job.problem):
         from lastiterate.attacks import GradientSpace
 
         job = replace(job, attack=GradientSpace())
@@ -146,12 +149,14 @@ def _prepare(job: Job, store: Store, engine: Engine, progress: bool | None) -> t
         "one_run": is_one_run(job.attack),
         "chunk_size": trials.chunk_size,
     }
+    if brings_trainer(job.problem):
+        facts["perplexity_before"] = job.problem.perplexity_before()
     store.set_facts(facts)
     return job, trials
 
 
 def _train(job: Job, store: Store, trials: Trials, question: Question, progress: bool | None) -> None:
-    from lastiterate.training.progress import TrainingProgress
+    from lastiterate.training_progress import TrainingProgress
 
     models, present = _missing(job, store, trials.chunk_size)
     looked = monotonic()
@@ -180,10 +185,13 @@ def _craft(job: Job, progress: bool | None) -> tuple[dict[str, Any], Expected, W
         return {}, Expected("none"), Words("your trainer's own scores", "score")
     if is_users(job.problem):
         facts = attack.craft(run, user_references(job.problem, attack.references, job.seed))
-    elif is_one_run(attack):
-        facts = attack.craft_many(run, job.problem, _References(job.seed, progress), job.models)
+        return facts, attack.expected(facts), attack.words(facts)
+    own = brings_trainer(job.problem)
+    references = job.problem.references(job.seed, progress) if own else _References(job.seed, progress)
+    if is_one_run(attack):
+        facts = attack.craft_many(run, job.problem, references, job.models)
     else:
-        facts = attack.craft(run, job.problem, _References(job.seed, progress))
+        facts = attack.craft(run, job.problem, references)
     return facts, attack.expected(facts), attack.words(facts)
 
 
@@ -242,6 +250,8 @@ def _words(problem: Any) -> str:
     """A problem for people, if nobody has described it."""
     if problem is None:
         return "no data"
+    if brings_trainer(problem):
+        return str(problem.words)
     if is_users(problem):
         return f"the trainer {getattr(problem, '__qualname__', type(problem).__name__)}"
     import jax
@@ -259,6 +269,9 @@ def _check(problem: Any, attack: Any, models: int) -> None:
                 f"attack must be None or lastiterate.attacks.Displacement for a trainer, got {type(attack).__name__}"
             )
         return
+    if brings_trainer(problem):
+        problem.check(attack)
+        return
     if not hasattr(attack, "arm") and not is_one_run(attack):
         raise ValueError(f"attack must be one of lastiterate.attacks for a problem, got {attack!r}")
     if problem is None and not getattr(attack, "brings_problem", False):
@@ -268,7 +281,7 @@ def _check(problem: Any, attack: Any, models: int) -> None:
 def _setup() -> dict[str, Any]:
     """Where and with what an audit was begun."""
     versions = {"python": platform.python_version()}
-    for package in ("lastiterate", "numpy", "scipy", "jax", "jaxlib", "torch"):
+    for package in ("lastiterate", "numpy", "scipy", "jax", "jaxlib", "torch", "transformers"):
         try:
             versions[package] = version(package)
         except PackageNotFoundError:

@@ -92,7 +92,7 @@ def _add(add: Callable[[bytes], None], value: Any, seen: dict[int, Any]) -> None
         _add(add, value.__defaults__, seen)
         _add(add, [cell.cell_contents for cell in value.__closure__ or ()], seen)
     elif is_dataclass(value) and not isinstance(value, type):
-        _add(add, {f.name: getattr(value, f.name) for f in fields(value)}, seen)
+        _add(add, {f.name: getattr(value, f.name) for f in fields(value) if f.compare}, seen)
     elif hasattr(value, "__wrapped__"):
         _add(add, value.__wrapped__, seen)
     elif hasattr(value, "__func__"):

@@ -14,7 +14,7 @@ from lastiterate.run import DPSGD
 from lastiterate.values import Array
 
 if TYPE_CHECKING:
-    from lastiterate.training.progress import TrainingProgress
+    from lastiterate.training_progress import TrainingProgress
 
 EXACT_CHUNK = 65_536  # draws of last iterates at a time
 HAND_OVER_SECONDS = 0.5  # users' trainers: models that are trained within it are stored together
@@ -26,8 +26,8 @@ class Job:
     """What an audit trains and scores: everything but which models. It can be sent to other processes.
 
     Attributes:
-        problem: a ``training.Problem``, a user's trainer ``(seed, canary) -> score | parameters``, or None where the
-            attack needs neither.
+        problem: a ``training.Problem``, an ``OwnTrainer``, a user's trainer ``(seed, canary) -> score | parameters``,
+            or None where the attack needs neither.
         facts: what the crafter found.
         chunk_size: None until it has been chosen.
         test: images and labels on which accuracy is measured.
@@ -50,6 +50,8 @@ class Job:
 
     def trials(self, workers: int | None = None) -> Trials:
         """The trainer and distinguisher for this job, compiled where that applies."""
+        if brings_trainer(self.problem):
+            return self.problem.trials(self, workers)
         if is_users(self.problem):
             return UserTrials(self)
         if is_one_run(self.attack):
@@ -70,6 +72,31 @@ class Trials(Protocol):
 def is_users(problem: Any) -> bool:
     """Whether the problem is a user's own trainer."""
     return callable(problem)
+
+
+class OwnTrainer(Protocol):
+    """A problem with a trainer of its own, such as a language model; its attacks are of its own kind, too."""
+
+    @property
+    def words(self) -> str: ...
+    def default_attack(self) -> Any: ...
+    def check(self, attack: Any) -> None:
+        """Refuse an attack that is not for this kind of problem."""
+
+    def references(self, seed: int, progress: bool | None) -> Any:
+        """What the crafter is given to train models that are not counted."""
+
+    def trials(self, job: Job, workers: int | None) -> Trials: ...
+    def perplexity_before(self) -> float | None:
+        """Of the model before training, where its quality is measured so."""
+
+    def seconds_a_step(self, run: DPSGD) -> float:
+        """What one step of one model takes when an audit trains them."""
+
+
+def brings_trainer(problem: Any) -> bool:
+    """Whether the problem is an ``OwnTrainer``."""
+    return hasattr(problem, "trials")
 
 
 def is_one_run(attack: Any) -> bool:

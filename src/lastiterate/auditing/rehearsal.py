@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from lastiterate.auditing.job import is_one_run, is_users
+from lastiterate.auditing.job import brings_trainer, is_one_run, is_users
+from lastiterate.machine import process_peak_bytes
 from lastiterate.run import DPSGD
 
 _STEPS = 20
@@ -28,16 +29,21 @@ class Rehearsal:
 
 def rehearse(run: DPSGD, problem: Any, attack: Any, models: int) -> Rehearsal:
     """Time a few steps of a few models, or one model of a user's trainer, and extrapolate."""
-    from lastiterate.training.memory import peak_bytes
-
     references = int(getattr(attack, "references", 0)) + 3 * int(getattr(attack, "pilots", 0))
     total = references + (1 if is_one_run(attack) else 2 * models)
     if is_users(problem):
         began = monotonic()
         problem(0, False)
-        return Rehearsal(total, references, total * (monotonic() - began), peak_bytes(), "from one model trained")
+        return Rehearsal(
+            total, references, total * (monotonic() - began), process_peak_bytes(), "from one model trained"
+        )
+    if brings_trainer(problem):
+        seconds = problem.seconds_a_step(run) * total * run.steps
+        return Rehearsal(total, references, seconds, process_peak_bytes(), "from a few steps trained")
     if not getattr(attack, "trains", True):
-        return Rehearsal(total, 0, 1e-6 * total, peak_bytes(), "last iterates are drawn, not trained")
+        return Rehearsal(total, 0, 1e-6 * total, process_peak_bytes(), "last iterates are drawn, not trained")
+    from lastiterate.training.memory import peak_bytes
+
     seconds = _seconds_a_model_step(run, problem) * total * run.steps + _COMPILING
     basis = f"from {min(_STEPS, run.steps)} steps trained"
     return Rehearsal(total, references, seconds, peak_bytes(), basis)

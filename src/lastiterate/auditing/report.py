@@ -75,6 +75,7 @@ def report(store: Store, question: Question = Question()) -> AuditResult:  # noq
         )
     heuristic = None if kind == "likelihood-ratio" else predictions["last_iterate"].value
     caveats += _limits(found, heuristic)
+    is_text = "perplexity_before" in facts
     return AuditResult(
         run=run,
         attack=words.attack,
@@ -90,12 +91,14 @@ def report(store: Store, question: Question = Question()) -> AuditResult:  # noq
         score_density=_density(run, expected, scores_in, scores_out),
         signal=_signal(scores_in, scores_out),
         ideal_signal=_ideal_signal(run) if expected.kind == "linear" else None,
-        accuracy=_mean(trials.accuracies),
+        accuracy=None if is_text else _mean(trials.accuracies),
         models=specification["models"],
         store=store.path,
         seconds=store.seconds,
         verdict=verdict,
         reason=reason,
+        perplexity=_mean(1.0 / trials.accuracies) if is_text else None,
+        perplexity_before=facts.get("perplexity_before"),
     )
 
 

@@ -37,6 +37,8 @@ class AuditResult:
         seconds: that training and scoring took, over all sessions.
         verdict: "violation", "above heuristic" or "consistent".
         reason: why, in one sentence.
+        perplexity: of language models on held-out text, the mean over the models; None: not measured.
+        perplexity_before: that of the model with which training began.
     """
 
     run: DPSGD
@@ -59,6 +61,8 @@ class AuditResult:
     seconds: float
     verdict: str
     reason: str
+    perplexity: float | None = None
+    perplexity_before: float | None = None
 
     @property
     def last_iterate(self) -> float | None:

@@ -18,7 +18,8 @@ class StoredTrials:
         models: the number of each model, from 0; a world has each number once.
         present: whether the canary was there: world "in", else "out".
         scores: of the last iterates; infinite ones are fine, NaN is not.
-        accuracies: on the test set, NaN where not measured.
+        accuracies: on the test set, NaN where not measured; of language models 1 / perplexity, the geometric mean of
+            the probabilities of held-out tokens.
         seconds: that training and scoring took, each model's share.
         seeds: that it was trained with; None where they follow from the specification alone.
     """

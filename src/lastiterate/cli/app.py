@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from lastiterate.cli.audit import audit
+from lastiterate.cli.audit_lm import audit_lm
 from lastiterate.cli.calibrate import calibrate
 from lastiterate.cli.delta import delta
 from lastiterate.cli.epsilon import epsilon
@@ -50,5 +51,5 @@ def lastiterate(
         print(context.get_help())
 
 
-for command in (epsilon, delta, calibrate, plan, audit, report, estimate, probe, reproduce):
+for command in (epsilon, delta, calibrate, plan, audit, audit_lm, report, estimate, probe, reproduce):
     app.command()(command)

@@ -61,6 +61,8 @@ def result_fields(result: AuditResult) -> dict[str, Any]:
     fields["accuracy"] = result.accuracy
     if result.accuracy is None:
         fields["accuracy_reason"] = "not measured"
+    if result.perplexity is not None:
+        fields |= {"perplexity": result.perplexity, "perplexity_before": result.perplexity_before}
     fields["store"] = None if result.store is None else str(result.store)
     fields["seconds"] = result.seconds
     fields |= {"verdict": result.verdict, "reason": result.reason}
@@ -128,6 +130,9 @@ def _about(result: AuditResult) -> list[str]:
     ]
     if result.accuracy is not None:
         words.append(f"Accuracy of the models: {100 * result.accuracy:.1f}%.")
+    if result.perplexity is not None:
+        before = "" if result.perplexity_before is None else f", {spell(result.perplexity_before)} before training"
+        words.append(f"Perplexity of the models on held-out text: {spell(result.perplexity)}{before}.")
     error = math.sqrt(1 / len(result.scores_in) + 1 / len(result.scores_out))  # of d', about
     signal = f"Signal d' {spell(result.signal, 3)} (plus or minus {spell(error, 1)})"
     if result.ideal_signal:

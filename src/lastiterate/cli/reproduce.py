@@ -30,13 +30,18 @@ Data = Annotated[
     str | None,
     option("--data", None, "PATH", "Data to train on (default: the embedded digits; --scale full: CIFAR-10's folder)."),
 ]
+Model = Annotated[
+    str | None,
+    option("--model", None, "PATH_OR_NAME", "table1: a language model (--scale full: default google/gemma-2-2b)."),
+]
+Text = Annotated[Path | None, option("--text", None, "FILE", "table1: the dialogues that it is fine-tuned on.")]
 StoreFolder = Annotated[
     Path | None,
     option("--store", None, "FOLDER", f"Keeps every score, for resuming (default: {STORE.as_posix()})."),
 ]
 Models = Annotated[
     int | None,
-    option("--models", values.integer, "INTEGER", "Models a world (default: 256, in full 512; figures 3 and 6: more)."),
+    option("--models", values.integer, "INTEGER", "Models a world (default: 256, in full 512; table1: 32, 128)."),
 ]
 Output = Annotated[
     Path | None,
@@ -52,6 +57,8 @@ def reproduce(
     name: Name,
     scale: Scale = "quick",
     data: Data = None,
+    model: Model = None,
+    text: Text = None,
     models: Models = None,
     store: StoreFolder = None,
     output: Output = None,
@@ -59,12 +66,14 @@ def reproduce(
 ) -> None:
     """Recompute a figure or table of the paper.
 
-    Those that train models take minutes. The same command again resumes where it was stopped.
+    Those that train models take minutes. The same command again resumes where it was stopped. "all" is without table1
+    unless --text is given.
 
     \b
     Example:
       lastiterate reproduce figure1 --scale quick --output pictures
       lastiterate reproduce figure2 --models 1024
+      lastiterate reproduce table1 --model stories260k --text personachat.jsonl
       lastiterate reproduce table2 --scale full --data cifar-10-batches-py --engine ray --gpus 1
     """
     from lastiterate.cli.output import print_json, print_rows
@@ -72,15 +81,23 @@ def reproduce(
     from lastiterate.reproduce import find
     from lastiterate.reproduce.audits import Audits
 
-    wanted = {each: find(each) for each in (NAMES if name == "all" else (name,))}
-    given = {"data": data, "models": models, "store": store, "engine": None if engine == EngineOptions() else engine}
+    names = tuple(each for each in NAMES if each != "table1" or text is not None) if name == "all" else (name,)
+    wanted = {each: find(each) for each in names}
+    given = {
+        "data": data,
+        "model": model,
+        "text": text,
+        "models": models,
+        "store": store,
+        "engine": None if engine == EngineOptions() else engine,
+    }
     for key, value in given.items():
         if value is not None and not any(key in found.TAKES for found in wanted.values()):
             raise OptionError(f"--{key} does not apply to {name}: it takes {_taken(wanted[name])}")
     files = {each: [] if json and output is None else picture_files(each, output or Path()) for each in wanted}
     if len({file for drawn in files.values() for file in drawn}) < sum(map(len, files.values())):
         raise OptionError(f"--output must be a folder for all figures, got the file {str(output)!r}")
-    audits = Audits(data, store or STORE, models, engine.find())
+    audits = Audits(data, model, text, store or STORE, models, engine.find())
     results = []
     for each, found in wanted.items():
         rows = _rows(found, each, scale, audits)

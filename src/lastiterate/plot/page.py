@@ -173,12 +173,19 @@ def _quality(result: AuditResult) -> str:
         signal += f", {per_cent(round(result.signal / ideal, 3))} of the ideal {spell(ideal, 3)}"
     return _facts(
         {
-            "accuracy of the models": "not measured"
-            if result.accuracy is None
-            else per_cent(round(result.accuracy, 4)),
+            **_how_good(result),
             "signal of the attack": f"{signal} (distance of the two worlds' mean scores, in standard deviations)",
         }
     )
+
+
+def _how_good(result: AuditResult) -> dict[str, str]:
+    """How good the models are at what they are for."""
+    if result.perplexity is not None:
+        before = "" if result.perplexity_before is None else f", before training {spell(result.perplexity_before)}"
+        return {"perplexity on held-out text": f"{spell(result.perplexity)}, the mean over the models{before}"}
+    measured = "not measured" if result.accuracy is None else per_cent(round(result.accuracy, 4))
+    return {"accuracy of the models": measured}
 
 
 def _what_was_run(result: AuditResult) -> str:

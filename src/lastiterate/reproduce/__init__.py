@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 Scale = Literal["quick", "full"]
 
-NAMES = ("figure1", "figure2", "figure3", "figure4", "figure5", "figure6", "table2")
+NAMES = ("figure1", "figure2", "figure3", "figure4", "figure5", "figure6", "table1", "table2")
 
 
 class Reproduction(Protocol):

@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from lastiterate.answers import answer_fields
 
@@ -38,12 +38,16 @@ class Audits:
 
     Args:
         data: where the data set is. None: the embedded digits, which are for the quick scale only.
+        model: a language model, folder or name on the hub, for the table of language models.
+        text: the dialogues that it is fine-tuned on.
         store: a folder for the scores, one file an audit; what is found there is not trained again. None: none is kept.
         models: how many a world. None: what the figure says.
         engine: "local", "ray", or an engine object.
     """
 
     data: str | None = None
+    model: str | None = None
+    text: Path | None = None
     store: Path | None = None
     models: int | None = None
     engine: str | Engine = "local"
@@ -73,18 +77,21 @@ def subject_of(scale: Scale, audits: Audits) -> Subject:
 
 def measure(
     name: str,
-    scale: Scale,
     subject: Subject,
     cases: Sequence[Case],
     track: Track,
     audits: Audits,
     *,
-    accuracy: bool = False,
+    models: int,
+    quality: Literal["accuracy", "perplexity"] | None = None,
 ) -> list[Row]:
-    """Audit the cases one after the other, each with randomness of its own, so that luck is not shared by rows."""
+    """Audit the cases one after the other, each with randomness of its own, so that luck is not shared by rows.
+
+    ``models`` is how many a world where ``audits`` does not say.
+    """
     import lastiterate
 
-    models = audits.models if audits.models is not None else MODELS[scale]
+    models = audits.models if audits.models is not None else models
     rows = []
     for seed, case in track(list(enumerate(cases))):
         one = replace(subject, run=case.run)
@@ -100,19 +107,21 @@ def measure(
             delta=DELTA,
             confidence=CONFIDENCE,
             methods=[METHOD],
-            test=subject.test if accuracy else None,
+            test=subject.test if quality == "accuracy" else None,
             data=subject.words,
         )
-        rows.append(_row(case.labels, result, accuracy))
+        rows.append(_row(case.labels, result, quality))
     return rows
 
 
-def _row(labels: Row, result: AuditResult, accuracy: bool) -> Row:
+def _row(labels: Row, result: AuditResult, quality: str | None) -> Row:
     run, found = result.run, result.estimates[METHOD].epsilon
     row = {**labels, "sample_rate": run.sample_rate, "steps": run.steps, "noise_multiplier": run.noise_multiplier}
     row |= answer_fields({name: result.predictions[name] for name in ("last_iterate", "composition")})
-    if accuracy:
-        row["accuracy"] = result.accuracy
+    if quality == "perplexity":
+        row["perplexity_before"] = result.perplexity_before
+    if quality:
+        row[quality] = getattr(result, quality)
     row |= empirical_fields(found, result.confidence, result.models)
     fraction = result.signal / result.ideal_signal if result.ideal_signal else None
     return row | {"signal": result.signal, "signal_fraction": fraction}

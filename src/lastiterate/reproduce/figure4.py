@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from lastiterate.plot.style import Row, Track
 from lastiterate.plot.words import spell
-from lastiterate.reproduce.audits import ALL, DELTA, LEARNING_RATE, Audits, Case, measure, subject_of
+from lastiterate.reproduce.audits import ALL, DELTA, LEARNING_RATE, MODELS, Audits, Case, measure, subject_of
 from lastiterate.reproduce.audits import notes as notes
 from lastiterate.reproduce.figure2 import runs
 from lastiterate.reproduce.picture import Panel, by_steps
@@ -31,7 +31,7 @@ STEPS = {"quick": (30, 100, 300), "full": (100, 300, 1000, 2500)}
 def rows(scale: Scale, track: Track = iter, audits: Audits = Audits()) -> list[Row]:  # noqa: B008 - it is frozen
     """Every audit: settings, canaries, steps."""
     subject = subject_of(scale, audits)
-    return measure("figure4", scale, subject, cases(scale, subject), track, audits)
+    return measure("figure4", subject, cases(scale, subject), track, audits, models=MODELS[scale])
 
 
 def cases(scale: Scale, subject: Subject) -> list[Case]:

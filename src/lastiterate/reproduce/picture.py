@@ -35,8 +35,8 @@ def by_steps(title: str, panels: Sequence[Panel], delta: float, attacks: dict[st
     return styled(both, title, _words([row for panel in panels for row in panel.rows]), width=125)
 
 
-def by_batch_size(title: str, rows: list[Row], delta: float) -> Any:
-    """Epsilon over batch sizes, and accuracy beside it."""
+def by_batch_size(title: str, rows: list[Row], delta: float, quality: str = "accuracy") -> Any:
+    """Epsilon over batch sizes, and beside it the accuracy or perplexity of the models."""
     import altair as alt
 
     batches = sorted(row["batch_size"] for row in rows)
@@ -45,16 +45,19 @@ def by_batch_size(title: str, rows: list[Row], delta: float) -> Any:
     top = _top(rows, ("last_iterate", "composition", "empirical"))
     y = epsilon_y(delta, between=(0.0, _ABOVE * top))
     epsilons = alt.layer(_lines(rows, x, y, points=True), _points(rows, x, y, None))
-    share = alt.Y(
-        "accuracy:Q", title="test accuracy", scale=alt.Scale(domain=[0, 1]), axis=alt.Axis(format="%", tickCount=6)
-    )
-    accuracies = chart_of(rows).mark_point(filled=True, size=90, color="#222", opacity=1.0).encode(x=x, y=share)
-    numbers = chart_of([{**row, "text": f"{100 * row['accuracy']:.1f}%"} for row in rows])
-    texts = numbers.mark_text(dy=18, fontSize=13).encode(x=x, y=share, text="text:N")
+    if quality == "accuracy":
+        words, top, axis = "test accuracy", 1.0, alt.Axis(format="%", tickCount=6)
+    else:
+        words, top, axis = "perplexity on held-out text", _ABOVE * _top(rows, (quality,)), alt.Axis(tickCount=6)
+    good = alt.Y(f"{quality}:Q", title=words, scale=alt.Scale(domain=[0, top]), axis=axis)
+    points = chart_of(rows).mark_point(filled=True, size=90, color="#222", opacity=1.0).encode(x=x, y=good)
+    spelled = [f"{100 * row[quality]:.1f}%" if quality == "accuracy" else spell(row[quality]) for row in rows]
+    numbers = chart_of([{**row, "text": text} for row, text in zip(rows, spelled, strict=True)])
+    texts = numbers.mark_text(dy=18, fontSize=13).encode(x=x, y=good, text="text:N")
     size = {"width": 380, "height": 300}
     both = alt.hconcat(
         epsilons.properties(title="Privacy", **size),
-        alt.layer(accuracies, texts).properties(title="Accuracy", **size),
+        alt.layer(points, texts).properties(title=quality.capitalize(), **size),
         spacing=40,
     )
     return styled(both, title, _words(rows), width=115)

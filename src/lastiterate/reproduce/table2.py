@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from lastiterate.plot.style import Row, Track
 from lastiterate.plot.words import spell
-from lastiterate.reproduce.audits import ALL, DELTA, LEARNING_RATE, Audits, Case, measure, subject_of
+from lastiterate.reproduce.audits import ALL, DELTA, LEARNING_RATE, MODELS, Audits, Case, measure, subject_of
 from lastiterate.reproduce.audits import notes as notes
 from lastiterate.reproduce.picture import by_batch_size
 
@@ -30,7 +30,7 @@ _AVERAGING = {"quick": None, "full": 0.998}  # of the recipe for 4,096; the wind
 def rows(scale: Scale, track: Track = iter, audits: Audits = Audits()) -> list[Row]:  # noqa: B008 - it is frozen
     """A row for each batch size."""
     subject = subject_of(scale, audits)
-    return measure("table2", scale, subject, cases(scale, subject), track, audits, accuracy=True)
+    return measure("table2", subject, cases(scale, subject), track, audits, models=MODELS[scale], quality="accuracy")
 
 
 def cases(scale: Scale, subject: Subject) -> list[Case]:

@@ -1,0 +1,189 @@
+"""``lastiterate audit-lm``: fine-tune a language model privately, with and without a canary, and tell them apart."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from lastiterate.cli import values
+from lastiterate.cli.audit_actions import described_run, ending_at_once, perform, rehearse
+from lastiterate.cli.audit_options import ClipNorm, DryRun, Noise, Output, QuestionOptions, Seed, StorePath, Strict
+from lastiterate.cli.errors import OptionError
+from lastiterate.cli.options import Json, MethodOptions, SizeOptions, option
+from lastiterate.cli.training_options import EngineOptions
+from lastiterate.cli.unfold import unfold
+from lastiterate.values import integer
+
+if TYPE_CHECKING:
+    from lastiterate.lm import TextProblem
+
+MODELS = 128
+
+
+@dataclass(frozen=True)
+class TextOptions:
+    """The model, the texts, and what is trained."""
+
+    model: Annotated[
+        str | None, option("--model", None, "PATH_OR_NAME", "A causal language model: folder, or name on the hub.")
+    ] = None
+    text: Annotated[
+        Path | None,
+        option("--text", None, "FILE", "ConvAI2 text, JSONL, or plain text; one dialogue or text is one example."),
+    ] = None
+    held_out: Annotated[
+        str | None,
+        option("--held-out", None, "FILE|SHARE", "Text for perplexity, or a share of --text (default: 0.1)."),
+    ] = None
+    examples: Annotated[
+        int | None, option("--examples", values.integer, "INTEGER", "Use only so many of the texts (default: all).")
+    ] = None
+    longest: Annotated[
+        int, option("--longest", values.integer, "INTEGER", "Tokens of an example that are used (default: 128).")
+    ] = 128
+    persona: Annotated[bool, option("--persona", None, None, "Put personas before the dialogues.")] = False
+    trained: Annotated[
+        Any,
+        option(
+            "--trained",
+            values.one_of("all", "embeddings", "lora"),
+            "all|embeddings|lora",
+            "Which parameters are trained (default: all).",
+        ),
+    ] = "all"
+    dtype: Annotated[
+        Any,
+        option(
+            "--dtype",
+            values.one_of("float32", "bfloat16"),
+            "float32|bfloat16",
+            "In which the model computes and is released (default: float32).",
+        ),
+    ] = "float32"
+    added_tokens: Annotated[
+        int, option("--added-tokens", values.integer, "INTEGER", "Add tokens for canaries, where all occur (0).")
+    ] = 0
+    microbatch: Annotated[
+        int | None, option("--microbatch", values.integer, "INTEGER", "Examples at once (default: as many as fit).")
+    ] = None
+    checkpointing: Annotated[
+        bool, option("--checkpointing", None, None, "Save memory by computing activations twice.")
+    ] = False
+    device: Annotated[
+        str | None, option("--device", None, "DEVICE", "Of PyTorch (default: a GPU if there is one).")
+    ] = None
+    trust_remote_code: Annotated[
+        bool, option("--trust-remote-code", None, None, "Let Python code that comes with the model run.")
+    ] = False
+
+    def problem(self) -> "TextProblem":
+        """The problem that the options describe."""
+        if self.model is None or self.text is None:
+            raise OptionError("--model and --text must be given: a language model, and what to fine-tune it on")
+        from lastiterate.lm import TextProblem, Texts, read_texts
+
+        given = read_texts(self.text, persona=self.persona)
+        if self.examples is not None:
+            integer("examples", self.examples, 2, len(given))
+        return TextProblem.of(
+            self.model,
+            Texts(given.texts[: self.examples], given.unit),
+            self._held_out(),
+            longest=self.longest,
+            trained=self.trained,
+            dtype=self.dtype,
+            added_tokens=self.added_tokens,
+            trust_remote_code=self.trust_remote_code,
+            microbatch=self.microbatch,
+            checkpointing=self.checkpointing,
+            device=self.device,
+        )
+
+    def _held_out(self) -> Any:
+        from lastiterate.lm import read_texts
+        from lastiterate.lm.problem import HELD_OUT
+
+        if self.held_out is None:
+            return HELD_OUT
+        try:
+            return float(self.held_out)
+        except ValueError:
+            return read_texts(self.held_out, persona=self.persona)
+
+
+Score = Annotated[
+    Any,
+    option(
+        "--score",
+        values.one_of("gradient", "rows", "loss"),
+        "gradient|rows|loss",
+        "What the attack looks at: all that moved (default), the canary tokens' embeddings, or its loss.",
+    ),
+]
+Length = Annotated[int, option("--canary-length", values.integer, "INTEGER", "Tokens of the canary (default: 16).")]
+OneRun = Annotated[
+    bool, option("--one-run", None, None, "Train once, with many canaries: --models of them (default: 64).")
+]
+Models = Annotated[int | None, option("--models", values.integer, "INTEGER", f"Models a world (default: {MODELS}).")]
+
+
+@unfold
+def audit_lm(
+    texts: TextOptions,
+    size: SizeOptions,
+    method_: MethodOptions,
+    question: QuestionOptions,
+    engine: EngineOptions,
+    noise_multiplier: Noise = None,
+    clip_norm: ClipNorm = None,
+    score: Score = "gradient",
+    canary_length: Length = 16,
+    one_run: OneRun = False,
+    models: Models = None,
+    seed: Seed = 0,
+    store: StorePath = None,
+    output: Output = None,
+    strict: Strict = False,
+    dry_run: DryRun = False,
+    json: Json = False,
+) -> None:
+    """Attack the fine-tuning of a language model, and see what leaks.
+
+    The canary is a sequence of tokens that never occur in the texts. Models are fine-tuned by DP-SGD with and without
+    it, and the attack looks at how it moved them. One dialogue (or text) is one example: it is what privacy protects.
+    The same command again resumes where it was stopped. A folder is read without the network; pickles never are.
+
+    \b
+    Exit status 1: the claim about the training is refuted.
+
+    \b
+    Example:
+      lastiterate audit-lm --model stories260k --text personachat.jsonl --longest 64
+      lastiterate audit-lm --model google/gemma-2-2b --text train.txt --held-out valid.txt --dtype bfloat16
+    """
+    from lastiterate.cli.audit_output import finish
+    from lastiterate.cli.pictures import check_folder
+
+    asked = question.question()
+    if output is not None:
+        check_folder(output, ["audit.html"])
+    if one_run and score == "loss":
+        raise OptionError("--score must be gradient or rows with --one-run, got 'loss'")
+    with ending_at_once():
+        from lastiterate.lm import OneRunTokens, UnseenTokens
+        from lastiterate.lm.subject import text_subject, usual_optimizer
+
+        subject = text_subject(
+            texts.problem(),
+            lambda n: described_run(size, method_, noise_multiplier, clip_norm, n, usual_optimizer),
+        )
+        attack = OneRunTokens(score, canary_length) if one_run else UnseenTokens(score, canary_length)
+        count = models if models is not None else (64 if one_run else MODELS)
+        where = store or subject.default_store(attack, count, seed)
+    computer = engine.find()
+    if dry_run:
+        rehearse(subject, attack, count, json)
+        return
+    result = perform(subject, attack, count, seed, where, computer, asked)
+    raise typer.Exit(finish(result, output, strict, json))

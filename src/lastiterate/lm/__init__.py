@@ -1,0 +1,19 @@
+"""Hugging Face causal language models: fine-tune privately, audit with tokens that never occur in the data."""
+
+from lastiterate.extras import MissingExtra
+
+try:
+    import safetensors as _safetensors  # noqa: F401
+    import torch as _torch  # noqa: F401
+    import transformers as _transformers  # noqa: F401
+except ImportError as error:
+    raise MissingExtra(
+        f'language models need {error.name}, which is not installed: pip install "lastiterate[lm]"'
+    ) from error
+
+from lastiterate.lm.one_run_tokens import OneRunTokens
+from lastiterate.lm.problem import TextProblem
+from lastiterate.lm.texts import Texts, read_texts, split_texts
+from lastiterate.lm.unseen_tokens import UnseenTokens
+
+__all__ = ["OneRunTokens", "TextProblem", "Texts", "UnseenTokens", "read_texts", "split_texts"]

@@ -1,0 +1,317 @@
+"""Causal language models in Hugging Face's layout, loaded so that no file of a model can run code.
+
+Weights come from safetensors only. That ``use_safetensors=True`` is said to transformers does not suffice: a
+``config.json`` may name other weights (``transformers_weights``), an index may name shards that are pickles, and an
+adapter that lies beside a model is loaded where peft is installed. So all of these are looked at first.
+"""
+
+from __future__ import annotations
+
+import json
+from contextlib import contextmanager
+from hashlib import file_digest, sha256
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+from lastiterate.data.files import BadFile, as_path, decoding, kind
+from lastiterate.extras import MissingExtra
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+Precision: TypeAlias = Literal["float32", "bfloat16"]
+
+_CONFIG = "config.json"
+_WEIGHTS = "model.safetensors"
+_INDEX = "model.safetensors.index.json"
+_ADAPTER = "adapter_config.json"
+_VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json")
+_SMALL_FILES = ["*.json", "*.txt", "*.jinja", "tokenizer.model", "spiece.model"]
+_LONGEST_REASON = 200  # characters of what a library says
+
+
+def load_tokenizer(name: str | Path, *, trust_remote_code: bool = False) -> Any:
+    """The tokenizer of a folder, or of a model on the Hugging Face hub; its weights are not downloaded for that."""
+    _check_flag(trust_remote_code)
+    transformers = _extra("transformers")
+    with _quiet(transformers):
+        folder = _local(name) or _download(str(name), _patterns(trust_remote_code))
+        if not any(kind(folder / file) == "file" for file in _VOCABULARIES):
+            raise BadFile(f"{str(name)!r} must hold one of {', '.join(_VOCABULARIES)}, got {_listing(folder)}")
+        with _one_sentence(name):
+            return transformers.AutoTokenizer.from_pretrained(
+                str(folder), local_files_only=True, trust_remote_code=trust_remote_code
+            )
+
+
+def load_model(name: str | Path, *, dtype: Precision = "float32", trust_remote_code: bool = False) -> Any:
+    """A causal language model from a folder or the Hugging Face hub, on the CPU and in eval mode.
+
+    A folder is read without asking the network. Attention is the eager kind, whose gradients can be followed, and
+    nothing is cached between calls.
+
+    Args:
+        name: a folder, or ``"owner/model"``.
+        dtype: what the parameters are rounded to.
+        trust_remote_code: whether Python code that comes with the model may run. Without it, a model that has such code
+            but is known to transformers is loaded with the code of transformers.
+    """
+    _check_flag(trust_remote_code)
+    if dtype not in ("float32", "bfloat16"):
+        raise ValueError(f"dtype must be 'float32' or 'bfloat16', got {dtype!r}")
+    torch, transformers = _extra("torch"), _extra("transformers")
+    folder = model_folder(name, trust_remote_code=trust_remote_code)
+    options = {"local_files_only": True, "trust_remote_code": trust_remote_code}
+    with _quiet(transformers):
+        with _one_sentence(name):
+            config = transformers.AutoConfig.from_pretrained(str(folder), **options)
+        _check_causal(name, config, trust_remote_code)
+        for part in (config, config.get_text_config()):
+            part.use_cache = False
+        with _one_sentence(name):
+            model, loaded = transformers.AutoModelForCausalLM.from_pretrained(
+                str(folder),
+                config=config,
+                dtype=getattr(torch, dtype),
+                attn_implementation="eager",
+                use_safetensors=True,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # else transformers logs which they are, and raises without saying it
+                **options,
+            )
+        _check_complete(name, model, loaded)
+        model.eval()
+        with _one_sentence(name):
+            looks_ahead = _looks_ahead(torch, model)
+    if looks_ahead:
+        raise BadFile(f"{str(name)!r} must be a causal language model, got {type(model).__name__} that sees all tokens")
+    return model
+
+
+def weights_digest(name: str | Path) -> str:
+    """SHA-256 of ``config.json`` and of the files that hold the weights, whatever their folder is called."""
+    folder = model_folder(name)
+    whole = sha256()
+    content: Any
+    for file in (_CONFIG, *_weight_files(folder)):
+        with decoding(folder / file, "a file that can be read") as content:
+            whole.update(f"{file_digest(content, 'sha256').hexdigest()}  {file}\n".encode())
+    return whole.hexdigest()
+
+
+def model_folder(name: str | Path, *, trust_remote_code: bool = False) -> Path:
+    """The folder of a model, downloaded to the hub's cache if the name is none; refused if a pickle could be loaded.
+
+    Who loads several things from the hub should load them from this folder: a name may mean something newer next time.
+    """
+    _check_flag(trust_remote_code)
+    local = _local(name)
+    if local:
+        _check_folder(local)
+        return local
+    with _quiet(_extra("transformers")):
+        wanted = _patterns(trust_remote_code)
+        folder = _download(str(name), [*wanted, _WEIGHTS])
+        if kind(folder / _WEIGHTS) is None and kind(folder / _INDEX) == "file":
+            folder = _download(str(name), _weight_files(folder), revision=folder.name)
+    _check_folder(folder)
+    return folder
+
+
+def _local(name: str | Path) -> Path | None:
+    """The folder of this name; None if it can only be one on the hub."""
+    try:
+        path = as_path(name)
+    except ValueError:
+        raise ValueError(f"name must be a folder or a model on the Hugging Face hub, got {name!r}") from None
+    found = kind(path)
+    if found == "folder":
+        return path
+    if found is not None:
+        raise BadFile(f"{str(path)!r} must be the folder of a model, got a {found}")
+    if isinstance(name, str) and _could_be_on_hub(name):
+        return None
+    raise FileNotFoundError(
+        f"{str(path)!r} must be a folder or the name of a model on the Hugging Face hub such as 'owner/model', "
+        "but nothing is there and no model can be called so"
+    )
+
+
+def _could_be_on_hub(name: str) -> bool:
+    validators = _extra("huggingface_hub.utils")
+    try:
+        validators.validate_repo_id(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _patterns(trust_remote_code: bool) -> list[str]:
+    return [*_SMALL_FILES, *(["*.py"] if trust_remote_code else [])]
+
+
+def _download(name: str, patterns: list[str], revision: str | None = None) -> Path:
+    """The snapshot of a model in the hub's cache, with what is new. Offline it is what was there before."""
+    download = _extra("huggingface_hub").snapshot_download
+    try:
+        return Path(download(name, revision=revision, allow_patterns=patterns, ignore_patterns=["*/*"]))
+    except Exception as error:  # huggingface_hub and its HTTP client promise no common base
+        raise ValueError(
+            f"name must be a folder or a model on the Hugging Face hub, but no folder is {name!r}, "
+            f"and {_why_not_downloaded(error)}"
+        ) from None
+
+
+def _why_not_downloaded(error: Exception) -> str:
+    errors = _extra("huggingface_hub.errors")
+    if _extra("huggingface_hub.constants").HF_HUB_OFFLINE:
+        return "the hub's cache on this computer lacks it or a part of it while HF_HUB_OFFLINE forbids a download"
+    if isinstance(error, errors.GatedRepoError):
+        return "the hub gives it only to those who accepted its terms and logged in with `hf auth login`"
+    if isinstance(error, errors.RepositoryNotFoundError):
+        return "the hub has none of that name, or only for those who log in with `hf auth login`"
+    return f"the hub could not be reached: {_shortened(error.__cause__ or error)}"
+
+
+def _check_folder(folder: Path) -> None:
+    """Refuses whatever could make transformers load something that is not safetensors."""
+    if kind(folder / _CONFIG) != "file":
+        raise BadFile(f"{str(folder)!r} must hold {_CONFIG} and {_WEIGHTS}, got {_listing(folder)}")
+    config = _read_object(folder / _CONFIG)
+    for key, must in (
+        ("transformers_weights", "leave it to transformers which file holds the weights"),
+        ("quantization_config", "describe a model that is not quantized"),
+    ):
+        if _has(config, key):
+            raise BadFile(f"{str(folder / _CONFIG)!r} must {must}, got one with {key}")
+    if kind(folder / _ADAPTER) is not None:
+        raise BadFile(
+            f"{str(folder)!r} must hold a whole model, got one with {_ADAPTER}: merge the adapter into the model with "
+            "merge_and_unload() of peft and save that"
+        )
+    for file in _weight_files(folder):
+        if kind(folder / file) != "file":
+            raise BadFile(f"{str(folder)!r} must hold {file!r}, which {_INDEX} names, got {_listing(folder)}")
+
+
+def _weight_files(folder: Path) -> list[str]:
+    """The names of the files that transformers takes the weights from, all of them safetensors, and of their index."""
+    if kind(folder / _WEIGHTS) == "file":
+        return [_WEIGHTS]
+    if kind(folder / _INDEX) != "file":
+        raise BadFile(
+            f"{str(folder)!r} must hold its weights as {_WEIGHTS} or {_INDEX}, got {_listing(folder)}: pickles are "
+            "never loaded, and where you trust them model.save_pretrained(folder) of transformers 5 converts them"
+        )
+    places = _read_object(folder / _INDEX).get("weight_map")
+    shards = list(places.values()) if isinstance(places, dict) else []
+    for shard in shards or [None]:
+        if not isinstance(shard, str) or Path(shard).name != shard or not shard.endswith(".safetensors"):
+            raise BadFile(
+                f"{str(folder / _INDEX)!r} must name safetensors files beside it in weight_map, got {shard!r}"
+            )
+    return [_INDEX, *sorted(set(shards))]
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    with decoding(path, "a JSON object") as file:
+        content = json.loads(file.read())
+        if not isinstance(content, dict):
+            raise TypeError
+    return content
+
+
+def _has(config: Any, key: str) -> bool:
+    """Whether a configuration, or one of its parts, sets a key."""
+    if isinstance(config, list):
+        return any(_has(part, key) for part in config)
+    if not isinstance(config, dict):
+        return False
+    return config.get(key) is not None or any(_has(part, key) for part in config.values())
+
+
+def _listing(folder: Path) -> str:
+    names = sorted(path.name for path in folder.iterdir())
+    return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if names[8:] else "") if names else "an empty folder"
+
+
+def _check_causal(name: str | Path, config: Any, trust_remote_code: bool) -> None:
+    """Encoders are refused by ``architectures``: transformers would give them a head for words and load them too."""
+    if trust_remote_code and "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {}):
+        return
+    transformers = _extra("transformers")
+    names = set(_extra("transformers.models.auto.modeling_auto").MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
+    stored = config.architectures or []
+    known = type(config) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING and not config.is_encoder_decoder
+    if not known or (stored and names.isdisjoint(stored)):
+        got = " and ".join(stored) or f"a configuration of type {config.model_type}"
+        raise BadFile(f"{str(name)!r} must be a causal language model, got {got}")
+
+
+def _looks_ahead(torch: Any, model: Any) -> bool:
+    """Whether what is predicted after the first token depends on the second, as in a BERT that is no decoder."""
+    with torch.no_grad():
+        first, second = model(input_ids=torch.tensor([[0, 0], [0, 1]])).logits[:, 0]
+    rounding = torch.finfo(model.dtype).eps ** 0.5 * first.abs().max()
+    return bool((first - second).abs().max() > rounding)
+
+
+def _check_complete(name: str | Path, model: Any, loaded: dict[str, Any]) -> None:
+    """Refuses a model of which transformers made up a part at random."""
+    wanted = f"{str(name)!r} must hold all parameters of {type(model).__name__}"
+    for parameter, stored, shape in sorted(loaded["mismatched_keys"]):
+        raise BadFile(f"{wanted}, got {parameter!r} of shape {tuple(stored)} instead of {tuple(shape)}")
+    absent = sorted(loaded["missing_keys"])
+    if absent:
+        more = f" and {len(absent) - 1} more are missing" if absent[1:] else " is missing"
+        raise BadFile(f"{wanted}, but {absent[0]!r}{more}")
+
+
+@contextmanager
+def _one_sentence(name: str | Path) -> Iterator[None]:
+    """What transformers raises has many types and many lines."""
+    try:
+        yield
+    except Exception as error:  # also ImportError, for what a single tokenizer needs
+        if "trust_remote_code" in str(error):
+            raise ValueError(
+                f"trust_remote_code (--trust-remote-code) must be given for {str(name)!r}, which needs Python code "
+                "that comes with it: read that code first"
+            ) from None
+        raise BadFile(f"{str(name)!r} could not be loaded by transformers: {_shortened(error)}") from None
+
+
+def _shortened(error: BaseException) -> str:
+    """The first sentence of what an error says."""
+    words = " ".join(str(error).split()).split(". ")[0].rstrip(".") or type(error).__name__
+    return words if len(words) <= _LONGEST_REASON else f"{words[:_LONGEST_REASON]} [...]"
+
+
+@contextmanager
+def _quiet(transformers: Any) -> Iterator[None]:
+    """Without progress bars and without reports of what was loaded, which is checked here instead."""
+    log, hub = transformers.utils.logging, _extra("huggingface_hub.utils")
+    bars, verbosity, hub_bars = log.is_progress_bar_enabled(), log.get_verbosity(), not hub.are_progress_bars_disabled()
+    log.disable_progress_bar()
+    log.set_verbosity_error()
+    try:
+        yield
+    finally:
+        log.set_verbosity(verbosity)
+        if bars:
+            log.enable_progress_bar()  # the hub's as well
+        if not hub_bars:
+            hub.disable_progress_bars()
+
+
+def _check_flag(trust_remote_code: bool) -> None:
+    if not isinstance(trust_remote_code, bool):
+        raise ValueError(f"trust_remote_code must be True or False, got {trust_remote_code!r}")
+
+
+def _extra(module: str) -> Any:
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise MissingExtra(f'{module} could not be imported: pip install "lastiterate[lm]"') from error

@@ -1,0 +1,121 @@
+"""One fine-tuning with many canaries of unseen tokens, each in or out by a fair coin (Steinke et al. 2023).
+
+Canaries move a model in directions that have much in common, so each is looked for where the others are not: along the
+part of its gradient that is orthogonal to all of theirs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import get_args
+
+import numpy as np
+
+from lastiterate.attacks.attack import Expected, Facts, Words, fair_coins
+from lastiterate.attacks.linear_score import noise_unit
+from lastiterate.lm.direction import Direction, Where, find_direction
+from lastiterate.lm.gradients import Tensors
+from lastiterate.lm.problem import Loaded, TextProblem, load
+from lastiterate.lm.training import TextReferences
+from lastiterate.run import DPSGD
+from lastiterate.values import Array, integer
+
+
+@dataclass(frozen=True)
+class OneRunTokens:
+    """Many canaries at once, each a token of its own again and again; an audit's ``models`` are the canaries then.
+
+    Args:
+        score: "gradient" (all trained parameters; keeps a gradient for each canary in memory) or "rows" (the rows of
+            the canaries' tokens in the embeddings).
+        length: of each canary, in tokens.
+        references: how many models without canaries are trained first; they are not counted.
+        seed: chooses the tokens.
+    """
+
+    score: Where = "gradient"
+    length: int = 16
+    references: int = 8
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.score not in get_args(Where):
+            raise ValueError(f"score must be one of {', '.join(get_args(Where))}, got {self.score!r}")
+        integer("length", self.length, 2)
+        integer("references", self.references, 2)
+        integer("seed", self.seed, 0)
+
+    def coins(self, canaries: int, seed: int) -> Array:
+        """Which canaries are in."""
+        return fair_coins(canaries, seed)
+
+    def craft_many(self, run: DPSGD, problem: TextProblem, references: TextReferences, canaries: int) -> Facts:
+        unseen = load(problem).unseen
+        if canaries > unseen.size:
+            raise ValueError(
+                f"models must be at most {unseen.size}, one canary for each token that never occurs, got {canaries}: "
+                f"add tokens to the model, as with added_tokens={canaries} (--added-tokens {canaries})"
+            )
+        tokens = np.random.default_rng(self.seed).permutation(unseen)[:canaries]
+        sequences = [[int(token)] * self.length for token in tokens]
+        scores = _Scores.of(run, problem, sequences, self.score)
+        centres = references(run, problem, scores, models=self.references)
+        return {"canaries": sequences, "centres": np.mean(centres, axis=0).tolist(), "signal": scores.signal}
+
+    def arm(self, run: DPSGD, problem: TextProblem, facts: Facts) -> ArmedTexts:
+        scores = _Scores.of(run, problem, facts["canaries"], self.score)
+        return ArmedTexts(facts["canaries"], scores, np.array(facts["centres"]))
+
+    def expected(self, facts: Facts) -> Expected:
+        return Expected("linear", facts["signal"])
+
+    def words(self, facts: Facts) -> Words:
+        count = len(facts["canaries"])
+        where = "the whole of its gradient" if self.score == "gradient" else "its token's rows of the embeddings"
+        caveat = f"One model with {count} canaries, each in by a fair coin: it is less useful than without them."
+        return Words(
+            f"one run: {count} canaries, each a token that never occurs in the data, {self.length} times; score: "
+            f"displacement along {where}, apart from what it shares with the others",
+            "standard deviations of the noise",
+            (caveat,),
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class ArmedTexts:
+    """The canaries, and the scores of the one released model, one a canary."""
+
+    canaries: list[list[int]]
+    of: _Scores
+    centres: Array
+
+    def scores(self, loaded: Loaded, released: Tensors) -> Array:
+        return self.of(loaded, released) - self.centres
+
+
+@dataclass(frozen=True, eq=False)
+class _Scores:
+    """Displacements along the canaries' own parts, in standard deviations of the noise.
+
+    Attributes:
+        apart: [canaries, canaries], takes displacements along the gradients to those along their own parts.
+        signal: the mean share of a canary's clipped gradient that its own part has.
+    """
+
+    directions: list[Direction]
+    apart: Array
+    unit: float
+    signal: float
+
+    @classmethod
+    def of(cls, run: DPSGD, problem: TextProblem, canaries: list[list[int]], where: Where) -> _Scores:
+        directions = [find_direction(load(problem), canary, where) for canary in canaries]
+        products = np.array([[one.dot(other) for other in directions] for one in directions])
+        inverse = np.linalg.pinv(products, hermitian=True)
+        lengths = np.sqrt(np.diag(inverse))
+        shares = np.array([d.share * min(1.0, d.norm / run.clip_norm) for d in directions]) / lengths
+        return cls(directions, inverse / lengths[:, None], noise_unit(run), float(np.clip(shares.mean(), 0.02, 1.0)))
+
+    def __call__(self, loaded: Loaded, released: Tensors) -> Array:
+        moved = np.array([direction.moved(loaded, released) for direction in self.directions])
+        return self.apart @ moved / self.unit

@@ -1,0 +1,250 @@
+"""What is fine-tuned: a causal language model and the texts it is trained on."""
+
+from __future__ import annotations
+
+import copy
+import math
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias, get_args
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lastiterate.lm import hub
+from lastiterate.lm.gradients import ExampleGradients, Tensors
+from lastiterate.lm.texts import Texts, Unit, split_texts
+from lastiterate.lm.tokens import Tokens, encode, pad, unseen_tokens
+from lastiterate.lm.trained import Trained, choose_trained
+from lastiterate.values import Array, integer
+
+if TYPE_CHECKING:
+    from lastiterate.auditing.job import Job, Trials
+    from lastiterate.lm.training import TextReferences
+    from lastiterate.run import DPSGD
+
+LONGEST = 128
+HELD_OUT = 0.1
+
+
+@dataclass(frozen=True, eq=False)
+class TextProblem:
+    """A language model in a folder or on the hub, and texts as tokens. ``TextProblem.of`` makes one from texts.
+
+    What is marked with compare=False changes how fast scores are found, not what they are.
+
+    Attributes:
+        model: folder, or name on the Hugging Face hub.
+        weights: a digest of the files of the model.
+        tokens: the examples; each is the unit of privacy.
+        held_out: examples on which perplexity is measured; None: it is not.
+        unseen: tokens of the tokenizer that occur in none of the texts.
+        unit: what an example is, "dialogue" or "text".
+        trained: "all" parameters, the "embeddings", or a "lora" adapter.
+        dtype: in which the model computes and is released; sums, noise and updates are in float32.
+        added_tokens: how many tokens are added to the model's vocabulary, which occur in no text.
+    """
+
+    model: str = field(compare=False)
+    weights: str
+    tokens: Tokens
+    held_out: Tokens | None
+    unseen: Array
+    unit: Unit = "text"
+    trained: Trained = "all"
+    dtype: hub.Precision = "float32"
+    added_tokens: int = 0
+    trust_remote_code: bool = field(default=False, compare=False)
+    microbatch: int | None = field(default=None, compare=False)
+    checkpointing: bool = field(default=False, compare=False)
+    device: str | None = field(default=None, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.trained not in get_args(Trained):
+            raise ValueError(f"trained must be one of {', '.join(get_args(Trained))}, got {self.trained!r}")
+        if self.microbatch is not None:
+            integer("microbatch", self.microbatch)
+        integer("added_tokens", self.added_tokens, 0)
+
+    @classmethod
+    def of(
+        cls,
+        model: str | Path,
+        texts: Texts,
+        held_out: Texts | float | None = HELD_OUT,
+        *,
+        longest: int = LONGEST,
+        trained: Trained = "all",
+        dtype: hub.Precision = "float32",
+        added_tokens: int = 0,
+        trust_remote_code: bool = False,
+        microbatch: int | None = None,
+        checkpointing: bool = False,
+        device: str | None = None,
+    ) -> TextProblem:
+        """Read the model's tokenizer and make tokens of the texts.
+
+        Args:
+            model: folder, or name on the Hugging Face hub.
+            texts: what to train on, one example a text.
+            held_out: texts for perplexity, a share of ``texts`` that is not trained on, or None.
+            longest: how many tokens of an example are used, from its beginning.
+            trained: "all" parameters, the "embeddings", or a "lora" adapter (needs peft).
+            dtype: "float32" or "bfloat16".
+            added_tokens: tokens to add to the vocabulary, for canaries where every token of the tokenizer occurs.
+            trust_remote_code: whether Python code that comes with the model may run.
+            microbatch: how many examples are computed at once. None: as many as fit.
+            checkpointing: save memory by computing activations twice.
+            device: of PyTorch. None: a GPU if there is one.
+        """
+        integer("longest", longest, 2)
+        folder = str(hub.model_folder(model, trust_remote_code=trust_remote_code))
+        tokenizer = hub.load_tokenizer(folder, trust_remote_code=trust_remote_code)
+        trained_on, kept = split_texts(texts, held_out, 0) if isinstance(held_out, float) else (texts, held_out)
+        encoded = encode(tokenizer, trained_on.texts)
+        others = encode(tokenizer, kept.texts) if kept else []
+        return cls(
+            folder,
+            hub.weights_digest(folder),
+            pad(encoded, longest),
+            pad(others, longest) if others else None,
+            unseen_tokens(tokenizer, [*encoded, *others]),
+            texts.unit,
+            trained,
+            dtype,
+            added_tokens,
+            trust_remote_code,
+            microbatch,
+            checkpointing,
+            device,
+        )
+
+    @property
+    def size(self) -> int:
+        """How many examples there are."""
+        return len(self.tokens)
+
+    @property
+    def words(self) -> str:
+        """The problem for people."""
+        count = sum(value.numel() for value in load(self).start.values())
+        name = Path(self.model).name
+        parts = {"all": "", "embeddings": ", embeddings only", "lora": ", a LoRA adapter"}[self.trained]
+        long = f"{self.tokens.ids.shape[1]} tokens" if self.tokens.cut else "all tokens"
+        return f"{name} ({count:,} parameters trained{parts}) on {self.size:,} {self.unit}s, {long} of each"
+
+    # What follows makes it a problem that brings its own trainer to an audit.
+
+    def default_attack(self) -> Any:
+        from lastiterate.lm.unseen_tokens import UnseenTokens
+
+        return UnseenTokens()
+
+    def check(self, attack: Any) -> None:
+        from lastiterate.lm.one_run_tokens import OneRunTokens
+        from lastiterate.lm.unseen_tokens import UnseenTokens
+
+        if not isinstance(attack, (UnseenTokens, OneRunTokens)):
+            raise ValueError(f"attack must be lm.UnseenTokens or lm.OneRunTokens for a TextProblem, got {attack!r}")
+
+    def references(self, seed: int, progress: bool | None) -> TextReferences:
+        from lastiterate.lm.training import TextReferences
+
+        return TextReferences(seed, progress)
+
+    def trials(self, job: Job, workers: int | None) -> Trials:
+        from lastiterate.lm.training import OneRunTextTrials, TextTrials
+
+        return OneRunTextTrials(job) if hasattr(job.attack, "coins") else TextTrials(job, workers)
+
+    def perplexity_before(self) -> float | None:
+        """Of the model as it comes, on the held-out texts."""
+        loaded = load(self)
+        return None if loaded.held_out is None else loaded.perplexity(loaded.start)
+
+    def seconds_a_step(self, run: DPSGD) -> float:
+        """What a step of a model takes when an audit trains them, from a few steps."""
+        from lastiterate.lm.training import time_steps
+
+        return time_steps(run, self)
+
+
+Batch: TypeAlias = tuple[Tensor, Tensor]  # tokens and lengths
+
+
+@dataclass(frozen=True, eq=False)
+class Loaded:
+    """A problem's model and examples in memory.
+
+    Attributes:
+        start: the parameters that are trained, as they are before training.
+        unseen: token numbers that occur in no example: the tokenizer's, or those that were added.
+    """
+
+    model: Any
+    start: Tensors
+    gradients: ExampleGradients
+    examples: Batch
+    held_out: Batch | None
+    unseen: Array
+
+    @property
+    def embeddings(self) -> list[str]:
+        """The trained parameters that have a row for each token: input, and output where it is another."""
+        tables = [self.model.get_input_embeddings().weight, self.model.get_output_embeddings().weight]
+        named = dict(self.model.named_parameters())
+        return [name for name in self.start if any(named[name] is table for table in tables)]
+
+    def perplexity(self, parameters: Tensors) -> float:
+        """Of the held-out texts: e to the mean loss of their tokens."""
+        assert self.held_out is not None
+        tokens, lengths = self.held_out
+        counts = (lengths - 1).double()
+        losses = self.gradients.losses(parameters, tokens, lengths).double()
+        return math.exp(min(float((losses * counts).sum() / counts.sum()), 700.0))
+
+    def copied(self) -> Loaded:
+        """Another one that may be used at the same time: PyTorch puts parameters into a model while it computes."""
+        model = copy.deepcopy(self.model)
+        return Loaded(model, self.start, self.gradients.with_model(model), self.examples, self.held_out, self.unseen)
+
+
+@lru_cache(maxsize=1)
+def load(problem: TextProblem) -> Loaded:
+    """Read the model and move everything to its device; the last problem stays in memory."""
+    device = problem.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    model = hub.load_model(problem.model, dtype=problem.dtype, trust_remote_code=problem.trust_remote_code)
+    rows = model.get_input_embeddings().weight.shape[0]
+    largest = int(problem.tokens.ids.max())
+    if largest >= rows:
+        raise ValueError(f"the model must have a row for each of its tokenizer's tokens, got {rows} for {largest}")
+    unseen = problem.unseen[problem.unseen < rows]
+    if problem.added_tokens:
+        _add_rows(model, problem.added_tokens)
+        unseen = np.arange(rows, rows + problem.added_tokens)
+    model = choose_trained(model, problem.trained).to(device)
+    start = {name: value.detach() for name, value in model.named_parameters() if value.requires_grad}
+    gradients = ExampleGradients(
+        model,
+        start,
+        problem.tokens.ids.shape[1],
+        microbatch=problem.microbatch,
+        checkpointing=problem.checkpointing,
+    )
+    held_out = None if problem.held_out is None else _batch(problem.held_out, device)
+    return Loaded(model, start, gradients, _batch(problem.tokens, device), held_out, unseen)
+
+
+def _batch(tokens: Tokens, device: str) -> Batch:
+    return torch.as_tensor(tokens.ids, device=device), torch.as_tensor(tokens.lengths, device=device)
+
+
+def _add_rows(model: Any, count: int) -> None:
+    """Rows for new tokens, each the mean of all others: whatever is drawn at random would differ between sessions."""
+    rows = model.get_input_embeddings().weight.shape[0]
+    model.resize_token_embeddings(rows + count, mean_resizing=False)
+    with torch.no_grad():
+        for table in {model.get_input_embeddings().weight, model.get_output_embeddings().weight}:
+            table[rows:] = table[:rows].mean(0)

@@ -1,0 +1,257 @@
+"""Texts that users have in files: one string for each unit of privacy, which is a dialogue or a text."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+from dataclasses import dataclass, field
+from hashlib import sha256
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+from lastiterate.data.files import BadFile, Location, decoding, find
+from lastiterate.values import integer, number
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+Unit: TypeAlias = Literal["dialogue", "text"]
+
+_GZIP = b"\x1f\x8b"
+_JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
+_TURNS = ("turns", "dialog", "utterances")
+_FIELDS = ("text", *_TURNS, "messages")
+_PERSONAS = {
+    "your_persona": "your persona",
+    "partner_persona": "partner's persona",
+    "user1_persona": "user 1's persona",
+    "user2_persona": "user 2's persona",
+}
+_NUMBERED = re.compile(r"(\d{1,9}) (.*)", re.DOTALL)
+_PERSONA_LINE = re.compile(r"(?:your|partner's) persona: ")
+_SILENCE = "__SILENCE__"  # stands where the other one has said nothing yet
+
+
+@dataclass(frozen=True)
+class Texts:
+    """Texts of which each is one example of a training.
+
+    Args:
+        texts: none of them blank.
+        unit: what one text is, and so what differential privacy protects: a whole dialogue, or a text.
+    """
+
+    texts: tuple[str, ...] = field(repr=False)
+    unit: Unit
+
+    def __post_init__(self) -> None:
+        if self.unit not in ("dialogue", "text"):
+            raise ValueError(f"unit must be 'dialogue' or 'text', got {self.unit!r}")
+        object.__setattr__(self, "texts", tuple(self.texts))
+        if not self.texts:
+            raise ValueError("texts must hold at least one text, got none")
+        for text in self.texts:
+            if not isinstance(text, str) or not text.strip():
+                raise ValueError(f"texts must be strings that are not blank, got {text!r}")
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+
+@dataclass(frozen=True)
+class _Example:
+    """What stands at one place of a file; ``line`` is where it begins, from 1."""
+
+    line: int
+    parts: Sequence[str]
+    personas: Sequence[str]
+    unit: Unit
+
+
+def read_texts(path: Location, *, persona: bool = False) -> Texts:
+    """The texts of a file in UTF-8, plain or gzip-compressed, in the order of the file.
+
+    What the file is shows in it:
+
+    - ConvAI2's own text files: a dialogue is a text, one turn a line. Candidate replies are dropped.
+    - JSON lines, each an object with ``text`` (a string), ``turns``, ``dialog`` or ``utterances`` (lists of strings) or
+      ``messages`` (a list of objects with ``role`` and ``content``, which become lines ``role: content``). The first of
+      these that an object has is read.
+    - Plain text: texts are separated by blank lines. If there is none, each line is a text.
+
+    Args:
+        path: the file.
+        persona: whether to begin each text with the lines that describe the speakers, which PersonaChat has.
+    """
+    if not isinstance(persona, bool):
+        raise ValueError(f"persona must be True or False, got {persona!r}")
+    source = find(path, "file")
+    lines = _lines(source)
+    examples = list(_examples(source, lines))
+    if persona and not any(example.personas for example in examples):
+        raise ValueError(f"persona must be False for {str(source)!r}, in which no persona is described")
+    units = {example.unit: example.line for example in examples}
+    if len(units) > 1:
+        raise BadFile(
+            f"{str(source)!r} must hold either dialogues or texts, got a dialogue on line {units['dialogue']} "
+            f"and a text on line {units['text']}"
+        )
+    return Texts(tuple(_join(source, example, persona) for example in examples), examples[0].unit)
+
+
+def split_texts(texts: Texts, held_out: float, seed: int) -> tuple[Texts, Texts]:
+    """The texts to train with, and a share ``held_out`` of them drawn by ``seed``; both in their order.
+
+    A text that occurs twice may be on both sides.
+    """
+    share = number("held_out", held_out, 0.0, 1.0, open_low=True, open_high=True)
+    integer("seed", seed, 0, 2**63 - 1)
+    count = round(len(texts) * share)
+    if not 1 <= count < len(texts):
+        raise ValueError(
+            f"held_out must leave at least one text on each side, got {held_out!r} of {len(texts)}, which is {count}"
+        )
+    # By a hash, since NumPy may change what a seed draws from one version to the next.
+    order = sorted(range(len(texts)), key=lambda place: sha256(f"{seed} {place}".encode()).digest())
+    chosen = set(order[:count])
+    sides = [tuple(text for place, text in enumerate(texts.texts) if (place in chosen) == side) for side in (0, 1)]
+    return Texts(sides[0], texts.unit), Texts(sides[1], texts.unit)
+
+
+def _lines(path: Path) -> list[str]:
+    with decoding(path, "a text file, plain or gzip-compressed") as file:
+        content = file.read()
+        if content.startswith(_GZIP):
+            content = gzip.decompress(content)
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = 1 + content.count(b"\n", 0, error.start)
+        raise BadFile(f"{str(path)!r} must be UTF-8, got byte 0x{content[error.start]:02x} on line {line}") from None
+    if not text.strip():
+        raise BadFile(f"{str(path)!r} must hold at least one text, got a file that is empty")
+    # Not splitlines, which also splits at characters that stand unescaped inside JSON strings.
+    return text.replace("\r\n", "\n").split("\n")
+
+
+def _examples(path: Path, lines: list[str]) -> Iterator[_Example]:
+    first = next(line for line in lines if line.strip())
+    if any(suffix in _JSON_SUFFIXES for suffix in _suffixes(path)) or _is_object(first):
+        return _json_lines(path, lines)
+    numbered = _NUMBERED.fullmatch(first)
+    if numbered and numbered[1] == "1" and (_PERSONA_LINE.match(numbered[2]) or "\t" in numbered[2]):
+        return _convai2(path, lines)
+    return _plain(lines)
+
+
+def _suffixes(path: Path) -> list[str]:
+    """The last suffix, or the one before ``.gz``."""
+    last = [suffix.lower() for suffix in path.suffixes[-2:]]
+    return last[:-1] if last[-1:] == [".gz"] else last[-1:]
+
+
+def _is_object(line: str) -> bool:
+    try:
+        return isinstance(json.loads(line), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def _join(path: Path, example: _Example, persona: bool) -> str:
+    parts = [part.strip() for part in example.parts if part.strip()]
+    if not parts:
+        raise BadFile(f"{str(path)!r} must hold no {example.unit} without words, got one on line {example.line}")
+    text = "\n".join([*example.personas, *parts] if persona else parts)
+    if any("\ud800" <= character <= "\udfff" for character in text):
+        raise BadFile(f"{str(path)!r} must hold Unicode text, got half of a surrogate pair on line {example.line}")
+    return text
+
+
+def _convai2(path: Path, lines: list[str]) -> Iterator[_Example]:
+    turns: list[str] = []
+    personas: list[str] = []
+    start, last = 1, 0
+    for place, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        numbered = _NUMBERED.fullmatch(line)
+        count = int(numbered[1]) if numbered else 0
+        # A number that is missing would put two dialogues into one, and so two people into one unit of privacy.
+        if numbered is None or count not in (1, last + 1):
+            expected = f"{last + 1}, or 1 for a new dialogue" if last else "1"
+            raise BadFile(
+                f"{str(path)!r} must number the lines of each dialogue as ConvAI2 does, "
+                f"got {line[:40]!r} on line {place} instead of number {expected}"
+            )
+        if count == 1 and last:
+            yield _Example(start, turns, personas, "dialogue")
+            start, turns, personas = place, [], []
+        last = count
+        if _PERSONA_LINE.match(numbered[2]):
+            personas.append(numbered[2].strip())
+        else:
+            turns += [turn for turn in numbered[2].split("\t")[:2] if turn.strip() != _SILENCE]
+    yield _Example(start, turns, personas, "dialogue")
+
+
+def _json_lines(path: Path, lines: list[str]) -> Iterator[_Example]:
+    for place, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError):
+            raise BadFile(f"{str(path)!r} must hold one JSON object a line, got a broken one on line {place}") from None
+        if not isinstance(record, dict):
+            raise BadFile(
+                f"{str(path)!r} must hold one JSON object a line, got a {type(record).__name__} on line {place}"
+            )
+        key = next((key for key in _FIELDS if key in record), None)
+        if key is None:
+            raise BadFile(
+                f"{str(path)!r} must hold objects with one of {', '.join(_FIELDS)}, "
+                f"got one with {', '.join(record) or 'nothing'} on line {place}"
+            )
+        personas = [
+            f"{words}: {said.strip()}"
+            for name, words in _PERSONAS.items()
+            for said in _strings(path, place, name, record.get(name) or [])
+        ]
+        parts = _parts(path, place, key, record[key])
+        yield _Example(place, parts, personas, "text" if key == "text" else "dialogue")
+
+
+def _parts(path: Path, place: int, key: str, value: Any) -> list[str]:
+    if key == "text":
+        return _strings(path, place, key, [value], "a string")
+    if key in _TURNS:
+        return _strings(path, place, key, value)
+    wanted = "a list of objects with the strings role and content"
+    if not isinstance(value, list) or not all(isinstance(message, dict) for message in value):
+        raise _wrong(path, place, key, wanted, value)
+    messages = [_strings(path, place, key, [item.get("role"), item.get("content")], wanted) for item in value]
+    return [f"{role}: {content.strip()}" for role, content in messages if content.strip()]
+
+
+def _strings(path: Path, place: int, key: str, value: Any, wanted: str = "a list of strings") -> list[str]:
+    if not isinstance(value, list):
+        raise _wrong(path, place, key, wanted, value)
+    for item in value:
+        if not isinstance(item, str):
+            raise _wrong(path, place, key, wanted, item)
+    return value
+
+
+def _wrong(path: Path, place: int, key: str, wanted: str, value: Any) -> BadFile:
+    return BadFile(f"{str(path)!r} must have as {key} {wanted}, got a {type(value).__name__} on line {place}")
+
+
+def _plain(lines: list[str]) -> Iterator[_Example]:
+    runs = groupby(enumerate(lines, 1), key=lambda numbered: bool(numbered[1].strip()))
+    blocks = [list(run) for filled, run in runs if filled]
+    if len(blocks) == 1:
+        blocks = [[numbered] for numbered in blocks[0]]
+    for block in blocks:
+        yield _Example(block[0][0], ["\n".join(line for _, line in block)], [], "text")

@@ -1,0 +1,189 @@
+"""Many fine-tunings of one problem: the audit's models, and those that its crafter looks at."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from queue import SimpleQueue
+from time import monotonic
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lastiterate.auditing.store_trials import StoredTrials
+from lastiterate.lm.gradients import Tensors
+from lastiterate.lm.problem import Loaded, TextProblem, load
+from lastiterate.lm.trainer import Trainer
+from lastiterate.machine import cores
+from lastiterate.run import DPSGD
+from lastiterate.training_progress import TrainingProgress
+from lastiterate.values import Array
+
+if TYPE_CHECKING:
+    from lastiterate.auditing.job import Job
+
+_SMALL = 20_000_000  # parameters: up to here models are trained side by side, one a core
+_TIMED_STEPS = 3
+_FIRST_REFERENCE = 2**31  # numbers that no audit's models reach
+
+Reading = TypeVar("Reading")
+Read = Callable[[Loaded, Tensors], Reading]  # what is kept of a released model; all of it may be too much to keep
+
+
+class Model(NamedTuple):
+    """One model: its number, and whether the canaries are in it."""
+
+    number: int
+    present: Sequence[bool]
+
+
+def train_models(
+    run: DPSGD,
+    problem: TextProblem,
+    canaries: Sequence[Sequence[int]],
+    models: Sequence[Model],
+    seed: int,
+    read: Read[Reading],
+    *,
+    workers: int | None = None,
+    progress: TrainingProgress | None = None,
+) -> Iterator[tuple[Model, Reading, float]]:
+    """Train, and hand over what is read of each model with the seconds it took, as soon as it is there.
+
+    Small models are trained side by side in threads. What a model becomes depends on its number, its canaries and the
+    seed alone.
+    """
+    first = load(problem)
+    count = _workers(first, len(models), workers)
+    idle: SimpleQueue[Loaded] = SimpleQueue()
+    for loaded in (first, *(first.copied() for _ in range(count - 1))):
+        idle.put(loaded)
+    added = [torch.tensor(canary, device=first.examples[0].device) for canary in canaries]
+
+    def train(model: Model) -> tuple[Model, Reading, float]:
+        began, loaded = monotonic(), idle.get()
+        try:
+            trainer = Trainer(run, loaded.gradients, loaded.start, *loaded.examples)
+            advanced = (lambda: progress.advanced(1, 1, finished=False)) if progress else None
+            entropy = [seed, model.number, *map(int, model.present)]
+            reading = read(loaded, trainer.train(added, model.present, entropy, advanced))
+        finally:
+            idle.put(loaded)
+        if progress:
+            progress.advanced(1, 0, finished=True)
+        return model, reading, monotonic() - began
+
+    with _threads(count), ThreadPoolExecutor(count) as pool:
+        waiting: list[Future[Any]] = []
+        done: SimpleQueue[Future[Any]] = SimpleQueue()
+        try:
+            for model in models:
+                future = pool.submit(train, model)
+                future.add_done_callback(done.put)
+                waiting.append(future)
+            for _ in waiting:
+                yield done.get().result()
+        finally:
+            for future in waiting:
+                future.cancel()
+
+
+def time_steps(run: DPSGD, problem: TextProblem) -> float:
+    """Seconds a step of a model, of as many models as are trained side by side."""
+    short = run.prefix(min(_TIMED_STEPS, run.steps))
+    count = _workers(load(problem), cores(), None)
+    began = monotonic()
+    for _ in train_models(short, problem, (), [Model(i, ()) for i in range(count)], 0, lambda *_: None):
+        pass
+    return (monotonic() - began) / (count * short.steps)
+
+
+class TextReferences:
+    """Trains models without canaries that are not counted, and reads them."""
+
+    def __init__(self, seed: int, progress: bool | None) -> None:
+        self._seed, self._progress = seed, progress
+
+    def __call__(
+        self, run: DPSGD, problem: TextProblem, read: Read[Reading], *, models: int, purpose: int = 0
+    ) -> list[Reading]:
+        numbers = _FIRST_REFERENCE + purpose * 2**24 + np.arange(models)
+        wanted = [Model(int(number), ()) for number in numbers]
+        with TrainingProgress(models, run.steps, self._progress) as bar:
+            found = {
+                model.number: reading
+                for model, reading, _ in train_models(run, problem, (), wanted, self._seed, read, progress=bar)
+            }
+        return [found[model.number] for model in wanted]
+
+
+class TextTrials:
+    """The audit's models: with the canary, and without."""
+
+    chunk_size = 1
+
+    def __init__(self, job: Job, workers: int | None) -> None:
+        self._job, self._workers = job, workers
+        self._armed = job.attack.arm(job.run, job.problem, job.facts)
+
+    def chunks(self, models: Array, present: Array, progress: TrainingProgress | None) -> Iterator[StoredTrials]:
+        job, armed = self._job, self._armed
+        wanted = [Model(int(number), (bool(here),)) for number, here in zip(models, present, strict=True)]
+
+        def read(loaded: Loaded, released: Tensors) -> tuple[float, float]:
+            return armed.score(loaded, released), _quality(loaded, released)
+
+        for model, (score, quality), seconds in train_models(
+            job.run, job.problem, [armed.canary], wanted, job.seed, read, workers=self._workers, progress=progress
+        ):
+            here = np.array(model.present)
+            yield StoredTrials(*map(np.array, ([model.number], here, [score], [quality], [seconds])))
+
+
+class OneRunTextTrials:
+    """One model with about half of the canaries; its chunk is all of them."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self.chunk_size = job.models
+
+    def chunks(self, models: Array, present: Array, progress: TrainingProgress | None) -> Iterator[StoredTrials]:
+        job = self._job
+        armed = job.attack.arm(job.run, job.problem, job.facts)
+        one = Model(0, present.tolist())
+
+        def read(loaded: Loaded, released: Tensors) -> tuple[Array, float]:
+            return armed.scores(loaded, released), _quality(loaded, released)
+
+        ((_, (scores, quality), seconds),) = train_models(job.run, job.problem, armed.canaries, [one], job.seed, read)
+        if progress:
+            progress.advanced(len(models), job.run.steps, finished=True)
+        count = len(models)
+        yield StoredTrials(models, present, scores, np.full(count, quality), np.full(count, seconds / count))
+
+
+def _quality(loaded: Loaded, released: Tensors) -> float:
+    """What a store keeps as accuracy: the mean probability (geometric) of a held-out token, which is 1 / perplexity."""
+    return float("nan") if loaded.held_out is None else 1.0 / loaded.perplexity(released)
+
+
+def _workers(loaded: Loaded, models: int, asked: int | None) -> int:
+    tensors: list[Tensor] = [*loaded.start.values()]
+    if tensors[0].device.type != "cpu" or sum(value.numel() for value in loaded.model.parameters()) > _SMALL:
+        return 1
+    return max(1, min(asked or cores(), models))
+
+
+@contextmanager
+def _threads(workers: int) -> Iterator[None]:
+    """Share the cores among the workers; alone, one uses them all as PyTorch does."""
+    before = torch.get_num_threads()
+    if workers > 1:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,175 @@
+"""The canary is a sequence of tokens that never occur in the texts, and the attack looks at where it moved the model.
+
+The paper looks at the rows of the embedding table that belong to these tokens. Most of the canary's gradient lies
+elsewhere, though. As neither the other examples nor training itself disturb its direction much, looking along the whole
+of it shows nearly all that the canary did.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias, get_args
+
+import numpy as np
+import torch
+
+from lastiterate.attacks.attack import Expected, Facts, Words
+from lastiterate.attacks.displacement import believed
+from lastiterate.attacks.linear_score import noise_unit
+from lastiterate.lm.direction import Direction, Where, find_direction
+from lastiterate.lm.gradients import Tensors, clip_factors
+from lastiterate.lm.problem import Loaded, TextProblem, load
+from lastiterate.lm.training import TextReferences
+from lastiterate.run import DPSGD
+from lastiterate.values import Array, integer
+
+Score: TypeAlias = Literal["gradient", "rows", "loss"]
+
+_LEAST_SIGNAL = 0.02
+_WORDS = {
+    "gradient": "displacement of all trained parameters along its gradient",
+    "rows": "displacement of its tokens' rows of the embeddings along its gradient",
+    "loss": "minus the loss on it",
+}
+
+
+@dataclass(frozen=True)
+class UnseenTokens:
+    """A sequence of tokens that never occur.
+
+    Args:
+        score: "gradient" (how far all trained parameters moved against the canary's gradient), "rows" (the same in the
+            rows of its tokens only, input and output embeddings, as in the paper) or "loss" (how little the released
+            model loses on the canary: for who cannot see parameters).
+        length: of the sequence, in tokens.
+        candidates: among so many sequences the one is chosen that should show best.
+        references: how many models without the canary are trained first; they are not counted.
+        seed: draws the candidates.
+    """
+
+    score: Score = "gradient"
+    length: int = 16
+    candidates: int = 32
+    references: int = 16
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.score not in get_args(Score):
+            raise ValueError(f"score must be one of {', '.join(get_args(Score))}, got {self.score!r}")
+        integer("length", self.length, 2)
+        integer("candidates", self.candidates)
+        integer("references", self.references, 8)
+        integer("seed", self.seed, 0)
+
+    @property
+    def _where(self) -> Where:
+        return "rows" if self.score == "rows" else "gradient"
+
+    def craft(self, run: DPSGD, problem: TextProblem, references: TextReferences) -> Facts:
+        canary = self._choose(run, problem, references)
+        direction = find_direction(load(problem), canary, self._where)
+        reader = _Reader(run, canary, direction)
+        read = references(run, problem, reader, models=self.references)
+        moved, losses, after = (np.array(column) for column in zip(*read, strict=True))
+        shown = 0.5 * (reader.shown(load(problem), load(problem).start) + float(after.mean()))
+        unit = noise_unit(run)
+        facts: Facts = {"canary": canary, "share": direction.share}
+        if self.score == "loss":
+            spread = float(losses.std(ddof=1))
+            signal = shown * direction.norm * unit / spread
+            facts |= {"centre": float(-losses.mean()), "unit": spread, "spread": 1.0}
+        else:
+            signal = shown
+            variance = believed(moved.var(ddof=1), unit**2, len(moved))
+            facts |= {"centre": float(moved.mean()), "unit": unit, "spread": float(np.sqrt(variance) / unit)}
+        return facts | {"signal": float(np.clip(signal, _LEAST_SIGNAL, 1.0))}
+
+    def arm(self, run: DPSGD, problem: TextProblem, facts: Facts) -> ArmedText:
+        canary = facts["canary"]
+        direction = None if self.score == "loss" else find_direction(load(problem), canary, self._where)
+        return ArmedText(canary, direction, facts["centre"], facts["unit"])
+
+    def expected(self, facts: Facts) -> Expected:
+        return Expected("linear", facts["signal"], facts["spread"])
+
+    def words(self, facts: Facts) -> Words:
+        canary = facts["canary"]
+        unit = "standard deviations of the noise"
+        if self.score == "loss":
+            unit = "standard deviations of the score without the canary"
+        return Words(
+            f"a sequence of {len(canary)} tokens, {len(set(canary))} different, which never occur in the data; "
+            f"score: {_WORDS[self.score]}",
+            unit,
+            (f"{self.references + 1} models without the canary were trained to craft it; they are not counted.",),
+        )
+
+    def _choose(self, run: DPSGD, problem: TextProblem, references: TextReferences) -> list[int]:
+        """The candidate of which most should show: in the model as it comes, and in one that was trained without it."""
+        drawn = candidates(load(problem).unseen, self.length, self.candidates, self.seed)
+        if len(drawn) == 1:
+            return drawn[0]
+        directions = [find_direction(load(problem), canary, self._where) for canary in drawn]
+        readers = [_Reader(run, canary, direction) for canary, direction in zip(drawn, directions, strict=True)]
+
+        def read(loaded: Loaded, released: Tensors) -> list[float]:
+            return [reader.shown(loaded, released) for reader in readers]
+
+        (after,) = references(run, problem, read, models=1, purpose=1)
+        before = read(load(problem), load(problem).start)
+        return drawn[int(np.argmax(np.array(before) + np.array(after)))]
+
+
+def candidates(unseen: Array, length: int, count: int, seed: int) -> list[list[int]]:
+    """Sequences of tokens out of these: of one token again and again, of two, four, and so on, in turn."""
+    if not unseen.size:
+        raise ValueError(
+            "texts must leave some of the tokenizer's tokens unused for a canary, but all occur: add tokens to the "
+            "model, as with added_tokens=16 (--added-tokens 16)"
+        )
+    draws = np.random.default_rng(seed)
+    kinds = [2**k for k in range(int(np.log2(length)) + 1) if 2**k <= len(unseen)]
+    found = []
+    for number in range(count):
+        tokens = draws.choice(unseen, kinds[number % len(kinds)], replace=False)
+        found.append([int(token) for token in np.resize(draws.permutation(tokens), length)])
+    return found
+
+
+@dataclass(frozen=True, eq=False)
+class ArmedText:
+    """The canary, and the score of a released model."""
+
+    canary: list[int]
+    direction: Direction | None  # None: the loss on the canary is the score
+    centre: float
+    unit: float
+
+    def score(self, loaded: Loaded, released: Tensors) -> float:
+        if self.direction is None:
+            return (-_loss(loaded, released, self.canary) - self.centre) / self.unit
+        return (self.direction.moved(loaded, released) - self.centre) / self.unit
+
+
+class _Reader:
+    """What the crafter reads of a model without the canary."""
+
+    def __init__(self, run: DPSGD, canary: list[int], direction: Direction) -> None:
+        self._run, self._canary, self._direction = run, canary, direction
+
+    def __call__(self, loaded: Loaded, released: Tensors) -> tuple[float, float, float]:
+        """How far it moved along the direction, its loss on the canary, and how much of the canary would show."""
+        moved = self._direction.moved(loaded, released)
+        return moved, _loss(loaded, released, self._canary), self.shown(loaded, released)
+
+    def shown(self, loaded: Loaded, parameters: Tensors) -> float:
+        """The component of the canary's clipped gradient along the direction, in clipping norms."""
+        tokens = torch.tensor(self._canary, device=loaded.examples[0].device)
+        gradient = loaded.gradients.one(parameters, tokens)
+        factor = clip_factors({name: each[None] for name, each in gradient.items()}, self._run.clip_norm)[0]
+        return self._direction.along(gradient) * float(factor) / self._run.clip_norm
+
+
+def _loss(loaded: Loaded, parameters: Tensors, canary: list[int]) -> float:
+    tokens = torch.tensor([canary], device=loaded.examples[0].device)
+    return float(loaded.gradients.losses(parameters, tokens, torch.tensor([len(canary)], device=tokens.device)))

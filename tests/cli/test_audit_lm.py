@@ -1,0 +1,105 @@
+"""``lastiterate audit-lm`` on tiny models: what it prints, keeps, and refuses."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import socket
+
+import pytest
+
+pytest.importorskip("torch", reason="language models need the extra lm")
+pytest.importorskip("transformers", reason="language models need the extra lm")
+
+from tests.lm.conftest import tiny_gemma2, tiny_llama, tiny_texts  # noqa: F401
+
+RUN = "--steps 2 --sample-rate 0.5 --noise-multiplier 1 --models 3 --method clopper-pearson"
+
+
+@pytest.fixture
+def texts(tiny_texts, tmp_path):  # noqa: F811
+    """Dialogues in the format of ConvAI2."""
+    file = tmp_path / "train.txt"
+    lines = []
+    for dialogue in tiny_texts.texts:
+        turns = [*dialogue.split("\n"), "no"]
+        pairs = [f"{turns[2 * i]}\t{turns[2 * i + 1]}\t\tyes|no" for i in range(len(turns) // 2)]
+        lines += [f"{number} {line}" for number, line in enumerate(["your persona: i like you", *pairs], start=1)]
+    file.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return file
+
+
+def command(model, texts, tmp_path, more=""):
+    return f"audit-lm --model {shlex.quote(str(model))} --text {texts} --store {tmp_path / 'a.sqlite'} {RUN} {more}"
+
+
+def test_an_audit_needs_no_network_and_its_report_shows_perplexity(cli, tiny_llama, texts, tmp_path, monkeypatch):  # noqa: F811
+    def refuse(*arguments):
+        raise AssertionError("the network was asked")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    asked = command(tiny_llama, texts, tmp_path)
+    found = cli.json(asked)
+    assert found["models"] == 3
+    assert found["steps"] == 2
+    assert found["perplexity"] > 1.0
+    assert found["perplexity_before"] > 1.0
+    assert found["accuracy"] is None
+    assert "36 dialogues" in found["data"]
+    assert cli.json(asked)["empirical"] == found["empirical"]  # from the store
+    shown = cli(f"report {tmp_path / 'a.sqlite'} --method clopper-pearson --output {tmp_path / 'page'}")
+    assert "Perplexity of the models on held-out text" in shown.stdout
+    page = (tmp_path / "page" / "a-report.html").read_text(encoding="utf-8")
+    assert "perplexity on held-out text" in page
+    assert "before training" in page
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        "--one-run --models 8 --method one-run",
+        "--trained embeddings --score rows --dtype bfloat16 --longest 8",
+        "--score loss --persona --examples 20 --held-out 0.25 --checkpointing",
+        "--sampling shuffled --added-tokens 3 --microbatch 2 --learning-rate 0.01 --momentum 0.5",
+    ],
+)
+def test_gemma_2_in_every_way(cli, tiny_gemma2, texts, tmp_path, more):  # noqa: F811
+    found = cli.json(command(tiny_gemma2, texts, tmp_path, more))
+    assert found["perplexity"] > 1.0
+    assert ("one-run" in found["empirical"]) == ("--one-run" in more)
+
+
+def test_a_dry_run_keeps_nothing(cli, tiny_llama, texts, tmp_path):  # noqa: F811
+    found = cli.json(command(tiny_llama, texts, tmp_path, "--dry-run"))
+    assert found["models"] == 2 * 3 + found["reference_models"]
+    assert found["seconds"] > 0.0
+    assert not (tmp_path / "a.sqlite").exists()
+
+
+def test_held_out_text_may_be_a_file_and_the_run_the_usual_one(cli, tiny_llama, texts, tmp_path):  # noqa: F811
+    held = tmp_path / "held.jsonl"
+    held.write_text(json.dumps({"turns": ["i like you", "you like me"]}) + "\n", encoding="utf-8")
+    asked = f"audit-lm --model {tiny_llama} --text {texts} --held-out {held} --dry-run"
+    found = cli.json(asked)
+    assert "40 dialogues" in found["data"]
+    assert found["sample_rate"] == 0.125
+    assert found["steps"] == 16
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ("", "--model and --text must be given"),
+        ("--model no-such-folder/x/y --text {texts}", "no-such-folder"),
+        ("--model {model} --text absent.txt", "absent.txt"),
+        ("--model {model} --text {texts} --examples 1000", "examples must be"),
+        ("--model {model} --text {texts} --one-run --score loss", "--score must be gradient or rows"),
+        ("--model {model} --text {texts} --trained head", "--trained"),
+        ("--model {model} --text {texts} --held-out 1.5", "held_out"),
+        ("--model {model} --text {texts} --one-run --models 5000", "--added-tokens 5000"),
+    ],
+)
+def test_refusals(cli, tiny_llama, texts, tmp_path, monkeypatch, options, words):  # noqa: F811
+    monkeypatch.chdir(tmp_path)
+    assert words in cli.refusal(f"audit-lm {options.format(model=tiny_llama, texts=texts)}")
+    assert not (tmp_path / "runs").exists()

@@ -1,0 +1,88 @@
+"""Tiny language models with random weights, and dialogues that use two thirds of their words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+SPECIAL = ["<pad>", "<bos>", "<eos>", "<unk>", "\n"]
+_WORDS = (
+    "i you we they like love have see know want a the my your some cat dog book song river house garden train "
+    "and or but not today often here there yes no well why how old"
+)
+SPOKEN = _WORDS.split()
+UNSPOKEN = [f"never{number}" for number in range(64 - len(SPECIAL) - len(SPOKEN))]
+SIZES: dict[str, Any] = {
+    "vocab_size": 64,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 8,
+    "max_position_embeddings": 128,
+    "initializer_range": 0.3,  # so that random logits differ by more than rounding
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+SLIDING_WINDOW = 4
+
+
+@pytest.fixture(scope="session")
+def tiny_texts():
+    """40 dialogues of two to four turns of three to six words."""
+    from lastiterate.lm.texts import Texts  # here, because it needs the extra
+
+    rng = np.random.default_rng(5)
+    dialogues = []
+    for _ in range(40):
+        turns = [" ".join(rng.choice(SPOKEN, rng.integers(3, 7))) for _ in range(rng.integers(2, 5))]
+        dialogues.append("\n".join(turns))
+    return Texts(tuple(dialogues), "dialogue")
+
+
+@pytest.fixture(scope="session")
+def tiny_llama(tmp_path_factory):
+    """The folder of a Llama whose head is its embedding."""
+    return _build(tmp_path_factory, "Llama", tie_word_embeddings=True)
+
+
+@pytest.fixture(scope="session")
+def tiny_llama_untied(tmp_path_factory):
+    """The folder of a Llama whose head has weights of its own."""
+    return _build(tmp_path_factory, "Llama", tie_word_embeddings=False)
+
+
+@pytest.fixture(scope="session")
+def tiny_gemma2(tmp_path_factory):
+    """The folder of a Gemma 2 whose first layer looks back at no more than ``SLIDING_WINDOW`` tokens."""
+    return _build(tmp_path_factory, "Gemma2", sliding_window=SLIDING_WINDOW, query_pre_attn_scalar=8)
+
+
+def _build(tmp_path_factory, family, **changes):
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    folder = tmp_path_factory.mktemp(family.lower())
+    config = getattr(transformers, f"{family}Config")(**SIZES, **changes)
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        model = getattr(transformers, f"{family}ForCausalLM")(config)
+    model.save_pretrained(folder)
+    _tokenizer(transformers).save_pretrained(folder)
+    return folder
+
+
+def _tokenizer(transformers):
+    """A token a word, and one for the end of a line."""
+    tokenizers = pytest.importorskip("tokenizers")
+    words = {word: number for number, word in enumerate([*SPECIAL, *SPOKEN, *UNSPOKEN])}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="<unk>"))
+    split = tokenizers.pre_tokenizers.Split
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Sequence([split(" ", "removed"), split("\n", "isolated")])
+    tokenizer.post_processor = tokenizers.processors.TemplateProcessing("<bos> $A", None, [("<bos>", words["<bos>"])])
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="<pad>", bos_token="<bos>", eos_token="<eos>", unk_token="<unk>"
+    )

@@ -1,0 +1,509 @@
+"""Models are loaded from safetensors, without network, without running anything, and without a word."""
+
+from __future__ import annotations
+
+import json
+import logging
+import pickle
+import shutil
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="language models need PyTorch")
+transformers = pytest.importorskip("transformers", reason="language models need transformers")
+
+import huggingface_hub  # noqa: E402
+from safetensors.torch import load_file, save_file  # noqa: E402
+
+from lastiterate.extras import MissingExtra  # noqa: E402
+from lastiterate.lm.hub import load_model, load_tokenizer, model_folder, weights_digest  # noqa: E402
+from tests.data.writers import SHARED, refusal  # noqa: E402
+from tests.lm.conftest import SIZES, SLIDING_WINDOW, SPOKEN, UNSPOKEN  # noqa: E402
+
+COMMIT = "0123456789abcdef" * 2 + "01234567"
+
+
+class WritesMarker:
+    """Pickled, it creates a file as soon as it is loaded."""
+
+    def __init__(self, marker):
+        self.marker = marker
+
+    def __reduce__(self):
+        return Path.touch, (self.marker,)
+
+
+@pytest.fixture
+def no_network(monkeypatch):
+    """Whoever asks for an address or a connection is told so, and counted."""
+    asked = []
+
+    def refuse(*arguments, **_):
+        asked.append(arguments)
+        raise AssertionError("the network was asked")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    return asked
+
+
+@pytest.fixture
+def folder(tiny_llama, tmp_path):
+    """A copy of a model to do harm to."""
+    return Path(shutil.copytree(tiny_llama, tmp_path / "model"))
+
+
+@pytest.fixture
+def pickled(tmp_path):
+    """The bytes of a pickle and the file that appears if somebody loads it."""
+    marker = tmp_path / "marker"
+    content = pickle.dumps(WritesMarker(marker))
+    pickle.loads(content)
+    assert marker.exists()
+    marker.unlink()
+    return content, marker
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch, no_network):
+    """An empty cache of the hub, and no way out of this computer."""
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    return tmp_path / "cache"
+
+
+def fill_cache(cache, folder):
+    """As if ``owner/tiny`` had been downloaded once."""
+    stored = cache / "models--owner--tiny"
+    (stored / "refs").mkdir(parents=True)
+    (stored / "refs" / "main").write_text(COMMIT)
+    shutil.copytree(folder, stored / "snapshots" / COMMIT)
+
+
+def set_config(folder, **changes):
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def into_shards(folder):
+    model = load_model(folder)
+    (folder / "model.safetensors").unlink()
+    model.save_pretrained(folder, max_shard_size="4KB")
+    assert len(list(folder.glob("*.safetensors"))) > 1
+
+
+def logits(model, ids):
+    with torch.no_grad():
+        return model(torch.tensor(ids)).logits
+
+
+@pytest.mark.parametrize("model", ["tiny_llama", "tiny_llama_untied", "tiny_gemma2"])
+def test_a_folder_is_loaded_ready_for_use_and_without_network(model, request, no_network):
+    folder = request.getfixturevalue(model)
+    loaded = load_model(folder)
+    assert not no_network
+    assert type(loaded).__name__ == ("Gemma2ForCausalLM" if model == "tiny_gemma2" else "LlamaForCausalLM")
+    assert {parameter.dtype for parameter in loaded.parameters()} == {torch.float32}
+    assert {parameter.device.type for parameter in loaded.parameters()} == {"cpu"}
+    assert not loaded.training
+    assert loaded.config._attn_implementation == "eager"
+    assert loaded.config.use_cache is False
+    assert loaded(torch.tensor([[1, 5, 6]])).past_key_values is None
+    tied = loaded.get_input_embeddings().weight is loaded.get_output_embeddings().weight
+    assert tied == (model != "tiny_llama_untied")
+    stored = load_file(folder / "model.safetensors")
+    assert torch.equal(loaded.get_input_embeddings().weight, stored["model.embed_tokens.weight"])
+
+
+def test_a_tokenizer_is_loaded_without_network(tiny_llama, tiny_texts, no_network):
+    tokenizer = load_tokenizer(tiny_llama)
+    assert not no_network
+    ids = tokenizer("you love\nthe train")["input_ids"]
+    assert tokenizer.convert_ids_to_tokens(ids) == ["<bos>", "you", "love", "\n", "the", "train"]
+    special = (tokenizer.pad_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.unk_token_id)
+    assert special == (0, 1, 2, 3)
+    assert len(tokenizer) == 64
+    used = {number for text in tiny_texts.texts for number in tokenizer(text)["input_ids"]}
+    assert tokenizer.unk_token_id not in used
+    assert set(tokenizer.convert_tokens_to_ids(SPOKEN)) <= used
+    assert used.isdisjoint(tokenizer.convert_tokens_to_ids(UNSPOKEN))
+    assert 0.25 < len(UNSPOKEN) / 64 < 0.4
+
+
+def test_the_sliding_window_of_gemma_2_is_shorter_than_dialogues(tiny_gemma2, tiny_texts, tmp_path):
+    wide = Path(shutil.copytree(tiny_gemma2, tmp_path / "wide"))
+    set_config(wide, sliding_window=100)
+    tokenizer = load_tokenizer(tiny_gemma2)
+    ids = tokenizer(tiny_texts.texts[0])["input_ids"]
+    assert len(ids) > 2 * SLIDING_WINDOW
+    difference = (logits(load_model(tiny_gemma2), [ids]) - logits(load_model(wide), [ids]))[0].abs().amax(1)
+    assert difference[:SLIDING_WINDOW].max() < 1e-5
+    assert difference[SLIDING_WINDOW:].min() > 1e-3
+
+
+def test_bfloat16_is_what_the_weights_are_rounded_to(tiny_llama):
+    exact, rounded = load_model(tiny_llama), load_model(str(tiny_llama), dtype="bfloat16")
+    for first, second in zip(exact.parameters(), rounded.parameters(), strict=True):
+        assert torch.equal(first.to(torch.bfloat16), second)
+
+
+def test_shards_are_loaded_as_one_file_is(folder):
+    whole = load_model(folder).state_dict()
+    into_shards(folder)
+    parts = load_model(folder).state_dict()
+    assert all(torch.equal(whole[name], parts[name]) for name in whole)
+
+
+@pytest.mark.parametrize("bars", [True, False])
+def test_loading_says_nothing_and_leaves_logging_as_it_was(folder, bars, capfd):
+    log = transformers.utils.logging
+    before, verbosity = log.is_progress_bar_enabled(), log.get_verbosity()
+    (log.enable_progress_bar if bars else log.disable_progress_bar)()
+    log.set_verbosity_info()
+    said = []
+    listener = logging.Handler()
+    listener.emit = said.append
+    log.add_handler(listener)
+    weights = load_file(folder / "model.safetensors")
+    save_file({**weights, "superfluous": torch.zeros(1)}, folder / "model.safetensors", {"format": "pt"})
+    try:
+        capfd.readouterr()
+        load_model(folder)
+        load_tokenizer(folder)
+        assert capfd.readouterr() == ("", "")
+        assert not said
+        refusal(lambda: load_model(folder, dtype="float16"))
+        assert log.is_progress_bar_enabled() == bars
+        assert huggingface_hub.utils.are_progress_bars_disabled() != bars
+        assert log.get_verbosity() == log.INFO
+    finally:
+        log.remove_handler(listener)
+        (log.enable_progress_bar if before else log.disable_progress_bar)()
+        log.set_verbosity(verbosity)
+
+
+def test_bars_of_the_hub_stay_off_if_they_were(tiny_llama):
+    huggingface_hub.utils.disable_progress_bars()
+    try:
+        load_model(tiny_llama)
+        assert transformers.utils.logging.is_progress_bar_enabled()
+        assert huggingface_hub.utils.are_progress_bars_disabled()
+    finally:
+        huggingface_hub.utils.enable_progress_bars()
+
+
+def test_pickled_weights_are_refused(folder, pickled):
+    content, marker = pickled
+    (folder / "model.safetensors").unlink()
+    (folder / "pytorch_model.bin").write_bytes(content)
+    for call in (load_model, model_folder, weights_digest):
+        message = refusal(call, folder)
+        assert "pytorch_model.bin" in message
+        assert "pickles are never loaded" in message
+        assert "model.save_pretrained(folder)" in message
+    assert not marker.exists()
+
+
+@pytest.mark.parametrize("place", ["top", "part", "list"])
+def test_weights_that_a_configuration_names_are_refused(folder, pickled, place):
+    content, marker = pickled
+    (folder / "adapter_model.bin").write_bytes(content)
+    named = {"transformers_weights": "adapter_model.bin"}
+    set_config(folder, **{"top": named, "part": {"text_config": named}, "list": {"parts": [named]}}[place])
+    assert "got one with transformers_weights" in refusal(load_model, folder)
+    assert not marker.exists()
+
+
+@pytest.mark.parametrize("shard", ["a.bin", "../model.safetensors", "folder/model.safetensors", 3])
+def test_an_index_names_nothing_but_safetensors_beside_it(folder, shard):
+    into_shards(folder)
+    path = folder / "model.safetensors.index.json"
+    index = json.loads(path.read_text())
+    index["weight_map"]["model.norm.weight"] = shard
+    path.write_text(json.dumps(index))
+    message = refusal(load_model, folder)
+    assert "must name safetensors files beside it" in message
+    assert repr(shard) in message
+
+
+@pytest.mark.parametrize("content", ["{}", "[]", "{", '{"weight_map": []}'])
+def test_an_index_that_is_none_is_refused(folder, content):
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors.index.json").write_text(content)
+    assert "model.safetensors.index.json" in refusal(load_model, folder)
+
+
+def test_a_shard_that_is_missing_is_named(folder):
+    into_shards(folder)
+    lost = min(folder.glob("*.safetensors"))
+    lost.unlink()
+    assert f"must hold {lost.name!r}" in refusal(load_model, folder)
+
+
+def test_adapters_are_refused_whether_or_not_peft_is_there(folder, pickled):
+    content, marker = pickled
+    (folder / "adapter_model.bin").write_bytes(content)
+    (folder / "adapter_config.json").write_text('{"base_model_name_or_path": "owner/model"}')
+    assert "merge the adapter into the model" in refusal(load_model, folder)
+    assert not marker.exists()
+
+
+def test_quantized_models_are_refused(folder):
+    set_config(folder, quantization_config={"quant_method": "bitsandbytes", "load_in_8bit": True})
+    assert "not quantized, got one with quantization_config" in refusal(load_model, folder)
+
+
+@pytest.fixture
+def with_code(folder, tmp_path, monkeypatch):
+    """A model of a type that only its own code knows, and the file that appears if that code runs."""
+    marker = tmp_path / "code_has_run"
+    (folder / "strange.py").write_text(
+        "from pathlib import Path\n"
+        "from transformers import LlamaConfig, LlamaForCausalLM\n"
+        f"Path({str(marker)!r}).touch()\n"
+        "class StrangeConfig(LlamaConfig):\n"
+        "    model_type = 'strange'\n"
+        "class StrangeModel(LlamaForCausalLM):\n"
+        "    config_class = StrangeConfig\n"
+    )
+    auto_map = {"AutoConfig": "strange.StrangeConfig", "AutoModelForCausalLM": "strange.StrangeModel"}
+    set_config(folder, model_type="strange", architectures=["StrangeModel"], auto_map=auto_map)
+    # Code that is trusted is copied there before it is imported.
+    monkeypatch.setattr(transformers.dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    return folder, marker
+
+
+def test_code_that_comes_with_a_model_runs_only_if_it_is_trusted(with_code):
+    folder, marker = with_code
+    message = refusal(load_model, folder)
+    assert "trust_remote_code (--trust-remote-code) must be given" in message
+    assert not marker.exists()
+    assert type(load_model(folder, trust_remote_code=True)).__name__ == "StrangeModel"
+    assert marker.exists()
+
+
+def test_code_that_a_known_model_has_in_addition_does_not_run(with_code):
+    folder, marker = with_code
+    set_config(folder, model_type="llama", architectures=["LlamaForCausalLM"])
+    assert type(load_model(folder)).__name__ == "LlamaForCausalLM"
+    assert not marker.exists()
+
+
+def test_code_that_comes_with_a_tokenizer_does_not_run(with_code):
+    folder, marker = with_code
+    path = folder / "tokenizer_config.json"
+    changes = {"tokenizer_class": "Strange", "auto_map": {"AutoTokenizer": [None, "strange.Strange"]}}
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    assert "trust_remote_code (--trust-remote-code) must be given" in refusal(load_tokenizer, folder)
+    assert not marker.exists()
+
+
+@pytest.mark.parametrize(
+    ("config", "architecture"),
+    [("T5Config", "T5ForConditionalGeneration"), ("ViTConfig", "ViTModel"), ("BertConfig", "BertForMaskedLM")],
+)
+def test_what_is_no_causal_language_model_is_refused(folder, config, architecture):
+    getattr(transformers, config)(architectures=[architecture]).save_pretrained(folder)
+    assert f"must be a causal language model, got {architecture}" in refusal(load_model, folder)
+    getattr(transformers, config)().save_pretrained(folder)
+    if config != "BertConfig":
+        assert "must be a causal language model, got a configuration of type" in refusal(load_model, folder)
+
+
+@pytest.mark.parametrize("is_decoder", [True, False])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_model_that_looks_ahead_is_refused(tmp_path, is_decoder, dtype):
+    sizes = {name: SIZES[name] for name in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads")}
+    config = transformers.BertConfig(**sizes, intermediate_size=24, is_decoder=is_decoder, initializer_range=0.3)
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        transformers.BertLMHeadModel(config).save_pretrained(tmp_path)
+    if is_decoder:
+        assert load_model(tmp_path, dtype=dtype).config.is_decoder
+    else:
+        message = refusal(lambda: load_model(tmp_path, dtype=dtype))
+        assert "must be a causal language model, got BertLMHeadModel that sees all tokens" in message
+
+
+def test_parameters_that_are_missing_are_not_made_up(folder):
+    path = folder / "model.safetensors"
+    weights = load_file(path)
+    del weights["model.norm.weight"], weights["model.layers.0.mlp.up_proj.weight"]
+    save_file(weights, path, {"format": "pt"})
+    message = refusal(load_model, folder)
+    assert "must hold all parameters of LlamaForCausalLM" in message
+    assert "'model.layers.0.mlp.up_proj.weight' and 1 more are missing" in message
+
+
+def test_parameters_of_another_shape_are_refused(folder):
+    set_config(folder, intermediate_size=32)
+    assert "got 'model.layers.0.mlp.down_proj.weight' of shape (16, 24) instead of (16, 32)" in refusal(
+        load_model, folder
+    )
+
+
+def test_damage_is_told_in_one_sentence(folder):
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+    assert "could not be loaded by transformers" in refusal(load_model, folder)
+    set_config(folder, model_type="unheard_of")
+    assert "has model type `unheard_of`" in refusal(load_model, folder)
+    (folder / "config.json").write_text("{")
+    assert "must be a JSON object" in refusal(load_model, folder)
+    (folder / "tokenizer.json").write_text("{")
+    assert "could not be loaded by transformers" in refusal(load_tokenizer, folder)
+
+
+def test_a_folder_without_a_model_or_tokenizer_is_refused(tmp_path):
+    assert "must hold config.json and model.safetensors, got an empty folder" in refusal(load_model, tmp_path)
+    assert "must hold one of tokenizer.json" in refusal(load_tokenizer, tmp_path)
+    for number in range(10):
+        (tmp_path / f"file{number}").touch()
+    assert "file6, file7 and 2 more" in refusal(load_model, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["a/b/c", "./nothing", "/nothing/here", "no spaces", Path("owner/model"), "", None, 3])
+@pytest.mark.parametrize("call", [load_model, load_tokenizer, weights_digest])
+def test_a_name_is_a_folder_or_could_be_on_the_hub(call, name, no_network):
+    assert "Hugging Face hub" in refusal(call, name)
+    assert not no_network
+
+
+def test_a_file_is_no_model(tiny_llama):
+    assert "must be the folder of a model, got a file" in refusal(load_model, tiny_llama / "model.safetensors")
+
+
+def test_options_are_checked(tiny_llama):
+    assert "dtype must be 'float32' or 'bfloat16', got 'float16'" in refusal(
+        lambda: load_model(tiny_llama, dtype="float16")
+    )
+    for call in (load_model, load_tokenizer, model_folder):
+        with pytest.raises(ValueError, match="trust_remote_code must be True or False, got 'no'"):
+            call(tiny_llama, trust_remote_code="no")
+
+
+def test_offline_a_name_is_looked_up_in_the_cache(cache, tiny_llama, no_network):
+    for call in (load_model, load_tokenizer, weights_digest):
+        message = refusal(call, "owner/tiny")
+        assert "'owner/tiny'" in message
+        assert "HF_HUB_OFFLINE" in message
+    fill_cache(cache, tiny_llama)
+    assert weights_digest("owner/tiny") == weights_digest(tiny_llama)
+    assert model_folder("owner/tiny").name == COMMIT
+    assert torch.equal(logits(load_model("owner/tiny"), [[1, 5]]), logits(load_model(tiny_llama), [[1, 5]]))
+    assert load_tokenizer("owner/tiny").get_vocab() == load_tokenizer(tiny_llama).get_vocab()
+    assert not no_network
+
+
+def test_pickles_are_neither_downloaded_nor_loaded_from_the_cache(cache, folder, pickled):
+    content, marker = pickled
+    (folder / "model.safetensors").unlink()
+    (folder / "pytorch_model.bin").write_bytes(content)
+    fill_cache(cache, folder)
+    assert "pickles are never loaded" in refusal(load_model, "owner/tiny")
+    assert not marker.exists()
+
+
+@pytest.fixture
+def fake_hub(tmp_path, monkeypatch, no_network):
+    """A hub on this computer that has one model: what it is asked for is copied, and nothing else."""
+    source, snapshot = tmp_path / "source", tmp_path / COMMIT
+
+    def download(name, *, revision, allow_patterns, ignore_patterns):
+        assert name == "owner/tiny"
+        assert revision in (None, COMMIT)
+        snapshot.mkdir(exist_ok=True)
+        names = [path.relative_to(source).as_posix() for path in source.rglob("*") if path.is_file()]
+        choose = huggingface_hub.utils.filter_repo_objects
+        for file in choose(names, allow_patterns=allow_patterns, ignore_patterns=ignore_patterns):
+            shutil.copy(source / file, snapshot / file)
+        return str(snapshot)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    return source, snapshot
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_only_what_is_needed_is_downloaded(fake_hub, folder, sharded):
+    source, snapshot = fake_hub
+    if sharded:
+        into_shards(folder)
+    needed = {path.name for path in folder.iterdir()}
+    shutil.copytree(folder, source)
+    (source / "original").mkdir()
+    for name in ("pytorch_model.bin", "model.fp16.safetensors", "code.py", "vocab.pkl", "original/params.json"):
+        (source / name).write_bytes(b"never")
+    load_tokenizer("owner/tiny")
+    assert {path.name for path in snapshot.iterdir()} == {name for name in needed if not name.endswith(".safetensors")}
+    assert torch.equal(logits(load_model("owner/tiny"), [[1, 5]]), logits(load_model(folder), [[1, 5]]))
+    assert {path.name for path in snapshot.iterdir()} == needed
+    assert weights_digest("owner/tiny") == weights_digest(folder)
+    model_folder("owner/tiny", trust_remote_code=True)
+    assert {path.name for path in snapshot.iterdir()} == {*needed, "code.py"}
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        ("GatedRepoError", "accepted its terms"),
+        ("RepositoryNotFoundError", "the hub has none of that name"),
+        ("LocalEntryNotFoundError", "the hub could not be reached"),
+    ],
+)
+def test_why_a_model_cannot_be_had_is_said(monkeypatch, error, words):
+    kind = getattr(huggingface_hub.errors, error)
+
+    def download(*_, **__):
+        raise kind.__new__(kind)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    message = refusal(load_model, "owner/tiny")
+    assert "'owner/tiny'" in message
+    assert words in message
+
+
+def test_the_digest_is_of_weights_and_configuration_and_not_of_names(folder, tmp_path):
+    digest = weights_digest(folder)
+    assert len(bytes.fromhex(digest)) == 32
+    elsewhere = Path(shutil.copytree(folder, tmp_path / "elsewhere"))
+    (elsewhere / "notes.txt").touch()
+    assert weights_digest(elsewhere) == weights_digest(str(elsewhere)) == digest
+    path = elsewhere / "model.safetensors"
+    weights = load_file(path)
+    weights["model.norm.weight"][3] += 1e-6
+    save_file(weights, path, {"format": "pt"})
+    assert weights_digest(elsewhere) != digest
+    set_config(folder, rms_norm_eps=1e-4)
+    assert weights_digest(folder) != digest
+
+
+def test_the_digest_of_shards_is_of_all_of_them(folder):
+    into_shards(folder)
+    digest = weights_digest(folder)
+    path = max(folder.glob("*.safetensors"))
+    save_file({name: 2 * weight for name, weight in load_file(path).items()}, path, {"format": "pt"})
+    assert weights_digest(folder) != digest
+
+
+@pytest.mark.parametrize("missing", ["torch", "transformers"])
+def test_what_is_missing_is_said_with_the_way_to_get_it(missing, tiny_llama, monkeypatch):
+    monkeypatch.setitem(sys.modules, missing, None)
+    with pytest.raises(MissingExtra, match=rf'^{missing} could not be imported: pip install "lastiterate\[lm\]"$'):
+        load_model(tiny_llama)
+
+
+@pytest.mark.skipif(not (SHARED / "stories260k").exists(), reason="the pretrained model is not there")
+def test_a_pretrained_model_knows_english():
+    tokenizer, model = load_tokenizer(SHARED / "stories260k"), load_model(SHARED / "stories260k")
+
+    def loss(text):
+        ids = torch.tensor([tokenizer(text)["input_ids"]])
+        with torch.no_grad():
+            return float(model(ids, labels=ids).loss)
+
+    assert loss("Once upon a time, there was a little girl.") + 1 < loss("little girl. was time there Once upon, a a")

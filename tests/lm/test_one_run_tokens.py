@@ -1,0 +1,55 @@
+"""One fine-tuning with many canaries: each is looked for where the others are not."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="language models need the extra lm")
+pytest.importorskip("transformers", reason="language models need the extra lm")
+
+import lastiterate as li  # noqa: E402
+from lastiterate.attacks.linear_score import noise_unit  # noqa: E402
+from lastiterate.lm import OneRunTokens, TextProblem  # noqa: E402
+from lastiterate.lm.problem import load  # noqa: E402
+from lastiterate.lm.training import TextReferences  # noqa: E402
+
+RUN = li.DPSGD(4, 0.5, 0.3, optimizer=li.SGD(0.02))
+
+
+@pytest.fixture(scope="module")
+def problem(tiny_llama, tiny_texts):
+    return TextProblem.of(tiny_llama, tiny_texts, 0.2)
+
+
+@pytest.mark.parametrize("score", ["gradient", "rows"])
+def test_a_score_answers_to_its_own_canary_alone(problem, score):
+    attack, loaded = OneRunTokens(score, length=4, references=2), load(problem)
+    facts = attack.craft_many(RUN, problem, TextReferences(0, progress=False), 6)
+    armed = attack.arm(RUN, problem, facts)
+    assert len({tuple(canary) for canary in armed.canaries}) == 6
+    for number, canary in enumerate(armed.canaries):
+        gradient = loaded.gradients.one(loaded.start, torch.tensor(canary))
+        norm = float(torch.cat([each.flatten() for each in gradient.values()]).norm())
+        moved = {name: value - noise_unit(RUN) * gradient[name] / norm for name, value in loaded.start.items()}
+        scores = armed.scores(loaded, moved) + armed.centres
+        assert 0.05 < scores[number] <= 1.0 + 1e-4
+        assert np.abs(np.delete(scores, number)).max() < 0.01 * scores[number] + (1.0 if score == "rows" else 0.0)
+
+
+def test_an_audit_of_one_run(problem, tmp_path):
+    result = li.audit(RUN, problem, OneRunTokens(length=4), models=20, store=tmp_path / "one.sqlite", progress=False)
+    assert len(result.scores_in) + len(result.scores_out) == 20
+    assert set(result.estimates) == {"one-run", "one-run-fdp"}
+    assert result.perplexity is not None
+    assert result.scores_in.mean() > result.scores_out.mean()
+
+
+def test_more_canaries_than_tokens_are_refused_with_the_way_out(problem):
+    with pytest.raises(ValueError, match=r"models must be at most \d+, .* got 999: add tokens to the model, as with"):
+        li.audit(RUN, problem, OneRunTokens(), models=999)
+
+
+def test_bad_arguments_are_named():
+    with pytest.raises(ValueError, match="score must be one of gradient, rows, got 'loss'"):
+        OneRunTokens("loss")

@@ -1,0 +1,100 @@
+"""Texts become tokens, are cut and padded, and what no text contains is known."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="language models need PyTorch")
+transformers = pytest.importorskip("transformers", reason="language models need transformers")
+
+from hypothesis import given  # noqa: E402
+from hypothesis import strategies as st  # noqa: E402
+
+from lastiterate.lm.hub import load_tokenizer  # noqa: E402
+from lastiterate.lm.tokens import encode, pad, unseen_tokens  # noqa: E402
+from tests.lm.conftest import SPECIAL, SPOKEN, UNSPOKEN  # noqa: E402
+
+NUMBERS = {word: number for number, word in enumerate([*SPECIAL, *SPOKEN, *UNSPOKEN])}
+BEGIN, LINE = NUMBERS["<bos>"], NUMBERS["\n"]
+
+
+def numbers(*words):
+    return [NUMBERS[word] for word in words]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tiny_llama):
+    return load_tokenizer(tiny_llama)
+
+
+def test_texts_are_encoded_as_the_tokenizer_does_with_its_special_tokens(tokenizer):
+    found = encode(tokenizer, ["i like cat", "yes\nno"])
+    assert found == [[BEGIN, *numbers("i", "like", "cat")], [BEGIN, *numbers("yes", "\n", "no")]]
+
+
+def test_texts_longer_than_the_model_can_read_are_encoded_whole_and_without_a_word(tiny_llama):
+    tokenizer = load_tokenizer(tiny_llama)
+    tokenizer.model_max_length = 8
+    said, listener = [], logging.Handler()
+    listener.emit = said.append
+    transformers.utils.logging.add_handler(listener)
+    try:
+        assert len(encode(tokenizer, ["cat " * 1000])[0]) == 1001
+    finally:
+        transformers.utils.logging.remove_handler(listener)
+    assert not said
+
+
+def test_texts_may_come_from_an_iterator(tokenizer):
+    assert encode(tokenizer, (text for text in ("yes", "no"))) == [[BEGIN, *numbers("yes")], [BEGIN, *numbers("no")]]
+
+
+def test_a_text_that_predicts_nothing_is_refused_and_shown(tokenizer):
+    with pytest.raises(ValueError, match=r"^texts must have at least two tokens, .* got ' '$"):
+        encode(tokenizer, ["i like cat", " "])
+
+
+def test_examples_are_cut_at_the_end_and_padded_with_zeros_on_the_right():
+    found = pad([[1, 7, 8], [1, 9], [1, 5, 6, 7, 8, 9]], 4)
+    assert found.ids.tolist() == [[1, 7, 8, 0], [1, 9, 0, 0], [1, 5, 6, 7]]
+    assert found.lengths.tolist() == [3, 2, 4]
+    assert found.cut == 1
+    assert len(found) == 3
+    assert found.ids.dtype == found.lengths.dtype == np.int64
+
+
+@given(
+    encoded=st.lists(st.lists(st.integers(1, 99), min_size=2, max_size=12), min_size=1, max_size=6),
+    longest=st.integers(2, 14),
+)
+def test_padded_examples_are_as_wide_as_the_longest_that_is_left(encoded, longest):
+    found = pad(encoded, longest)
+    assert found.ids.shape == (len(encoded), found.lengths.max())
+    for row, length, ids in zip(found.ids.tolist(), found.lengths, encoded, strict=True):
+        assert row[:length] == ids[:longest]
+        assert not any(row[length:])
+    assert found.cut == sum(ids != ids[:longest] for ids in encoded)
+
+
+def test_unseen_tokens_are_in_order_and_never_special(tokenizer):
+    found = unseen_tokens(tokenizer, encode(tokenizer, [" ".join(SPOKEN[:10]), f"{SPOKEN[12]}\n{UNSPOKEN[3]}"]))
+    expected = {*SPOKEN[10:], *UNSPOKEN} - {SPOKEN[12], UNSPOKEN[3]}
+    assert found.tolist() == sorted(numbers(*expected))
+    assert found.dtype == np.int64
+    assert LINE in unseen_tokens(tokenizer, encode(tokenizer, ["yes"]))
+
+
+def test_where_nothing_is_said_all_but_special_tokens_are_unseen(tokenizer):
+    assert unseen_tokens(tokenizer, []).tolist() == [LINE, *numbers(*SPOKEN, *UNSPOKEN)]
+
+
+def test_tokens_added_as_special_are_special(tiny_llama):
+    tokenizer = load_tokenizer(tiny_llama)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<turn>"]})
+    tokenizer.add_tokens(["plain"])
+    found = unseen_tokens(tokenizer, [])
+    assert tokenizer.convert_tokens_to_ids("<turn>") not in found
+    assert tokenizer.convert_tokens_to_ids("plain") in found

@@ -1,0 +1,94 @@
+"""Batches that are stretches of an order: how many slots each has, and that none is used too often."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lastiterate import DPSGD
+from lastiterate.batch_order import batch_order
+from lastiterate.privacy.law import epoch_length
+
+ROUNDING = 1e-9  # of a slot: a rate that was meant to give whole batches may be below it by rounding
+SLOTS = st.integers(1, 500)
+RATES = st.one_of(st.floats(0.01, 1.0), st.integers(1, 100).map(lambda length: 1.0 / length))
+
+
+def ends_of(order):
+    return order.begins + order.sizes
+
+
+@given(steps=st.integers(1, 20), slots=SLOTS)
+def test_full_batches_have_all_slots_in_their_natural_order(steps, slots):
+    order = batch_order(DPSGD(steps, 1.0, 1.0, "full"), slots)
+    assert order.steps_per_order is None
+    assert order.begins.tolist() == [0] * steps
+    assert order.sizes.tolist() == [slots] * steps
+
+
+@given(rates=st.lists(RATES, min_size=1, max_size=20), slots=SLOTS)
+def test_batches_of_fixed_size_are_the_largest_that_are_not_above_the_sample_rate(rates, slots):
+    run = DPSGD(len(rates), rates, 1.0, "fixed")
+    wanted = np.array(rates) * slots
+    if wanted.max() < 1 - ROUNDING:
+        with pytest.raises(ValueError, match=f"sample_rate must be at least 1/{slots} for batches of fixed size"):
+            batch_order(run, slots)
+        return
+    order = batch_order(run, slots)
+    assert order.steps_per_order == 1  # each batch is the beginning of an order of its own
+    assert order.begins.tolist() == [0] * len(rates)
+    assert (order.sizes <= wanted + 2 * ROUNDING).all()
+    assert (order.sizes > wanted - 1).all()
+    assert (order.sizes <= slots).all()
+
+
+@given(rate=RATES, slots=SLOTS, epochs=st.integers(1, 3), rest=st.integers(0, 5))
+def test_shuffled_batches_follow_each_other_and_have_every_slot_once_an_epoch(rate, slots, epochs, rest):
+    length = epoch_length(rate)
+    steps = epochs * length + rest
+    order = batch_order(DPSGD(steps, rate, 1.0, "shuffled"), slots)
+    assert order.steps_per_order == length
+    assert len(order.begins) == len(order.sizes) == steps
+    assert (order.sizes >= 0).all()
+    for first in range(0, steps, length):
+        begins, ends = (values[first : first + length] for values in (order.begins, ends_of(order)))
+        assert begins[0] == 0
+        np.testing.assert_array_equal(begins[1:], ends[:-1])
+    for epoch in range(epochs):
+        assert order.sizes[epoch * length : (epoch + 1) * length].sum() == slots
+
+
+@given(rate=RATES, slots=SLOTS)
+def test_shuffled_slots_are_used_by_no_step_of_an_epoch_with_more_than_the_probability_analysed(rate, slots):
+    length = epoch_length(rate)
+    used = ends_of(batch_order(DPSGD(length, rate, 1.0, "shuffled"), slots))
+    analysed = np.minimum(np.arange(1, length + 1) * rate, 1.0) * slots
+    analysed[-1] = slots  # 1/q is whole up to rounding
+    assert (used <= analysed + 2 * ROUNDING).all()
+    assert (used > analysed - 1).all()
+
+
+@pytest.mark.parametrize("sampling", ["fixed", "shuffled"])
+@given(size=st.integers(1, 60), count=st.integers(1, 60))
+def test_a_rate_that_was_meant_for_whole_batches_gives_them_whatever_it_was_rounded_to(sampling, size, count):
+    slots = size * count
+    order = batch_order(DPSGD(count, size / slots, 1.0, sampling), slots)
+    assert order.sizes.tolist() == [size] * count
+
+
+@pytest.mark.parametrize(
+    ("sampling", "rate", "slots", "sizes"),
+    [
+        ("fixed", 1 / 49, 49, [1, 1, 1]),  # 1 / 49 * 49 is below 1
+        ("fixed", [0.5, 0.01, 1.0], 20, [10, 0, 20]),
+        ("shuffled", 0.25, 12, [3, 3, 3, 3, 3]),
+        ("shuffled", 0.3, 10, [3, 3, 3, 1, 3, 3]),
+        ("shuffled", 0.3, 5, [1, 2, 1, 1, 1, 2]),
+        ("shuffled", 0.2, 3, [0, 1, 0, 1, 1, 0]),
+    ],
+)
+def test_sizes_by_hand(sampling, rate, slots, sizes):
+    order = batch_order(DPSGD(len(sizes), rate, 1.0, sampling), slots)
+    assert order.sizes.tolist() == sizes
