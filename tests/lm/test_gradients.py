@@ -172,7 +172,6 @@ def test_checkpointing_leaves_out_dropout_as_a_model_in_use_does(family):
     assert_same_with_checkpointing(family, **DROPOUTS[family])
 
 
-@pytest.mark.xfail(strict=True, reason="dropout that is a plain number of a module is on while checkpointing")
 @pytest.mark.parametrize("family", ["OPT", "Bloom"])
 def test_checkpointing_leaves_out_dropout_that_is_a_number(family):
     assert_same_with_checkpointing(family, **DROPOUTS[family])
@@ -328,7 +327,6 @@ def test_the_parameters_given_are_used_and_not_those_of_the_model(llama):
     assert all(torch.equal(value, llama.start[name]) for name, value in case.model.named_parameters())
 
 
-@pytest.mark.xfail(strict=True, reason="activations are computed again with the parameters of the model")
 def test_the_parameters_given_are_used_with_checkpointing_too(llama):
     case = moved(llama)
     case.assert_clipped(case.gradients(checkpointing=True))

@@ -29,6 +29,10 @@ class Direction:
     share: float
     norm: float
 
+    def shown(self, clip_norm: float) -> float:
+        """What it sees of the clipped gradient from which it was found, in clipping norms."""
+        return self.share * min(1.0, self.norm / clip_norm)
+
     def along(self, tensors: Tensors) -> float:
         """The component of these tensors in this direction."""
         return float(sum(_dot(part, tensors[name], rows) for name, (rows, part) in self.parts.items()))
@@ -75,7 +79,7 @@ def find_direction(loaded: Loaded, canary: Sequence[int], where: Where) -> Direc
 
 def _dot(part: Tensor, other: Tensor, rows: Tensor | None) -> float:
     given = other if rows is None else other[rows]
-    return float(torch.dot(part.flatten().double(), given.flatten().double()))
+    return float((part * given).sum(dtype=torch.float64))
 
 
 def _norm(tensors: Iterable[Tensor]) -> float:

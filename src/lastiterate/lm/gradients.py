@@ -55,9 +55,8 @@ class ExampleGradients:
 
     def loss(self, parameters: Tensors, tokens: Tensor, weights: Tensor) -> Tensor:
         """The loss of one example; ``weights[i]`` is what the prediction of token i + 1 counts."""
-        logits = functional_call(self._model, parameters, (tokens[None],), {"use_cache": False}).logits[0, :-1]
-        found = torch.log_softmax(logits.float(), -1).gather(1, tokens[1:, None])[:, 0]
-        return -(found * weights).sum()
+        logits = functional_call(self._model, parameters, (tokens[None],), {"use_cache": False}).logits
+        return _loss(logits[0], tokens, weights)
 
     def losses(self, parameters: Tensors, tokens: Tensor, lengths: Tensor) -> Tensor:
         """The loss of every example."""
@@ -75,8 +74,8 @@ class ExampleGradients:
         """The gradient of one example that has no padding."""
         leaves = {name: value.detach().requires_grad_() for name, value in parameters.items()}
         weights = _weights(torch.tensor([len(tokens)]), len(tokens))[0].to(tokens.device)
-        with torch.enable_grad():
-            found = torch.autograd.grad(self.loss(leaves, tokens, weights), list(leaves.values()), allow_unused=True)
+        inside = {f"model.{name}": leaf for name, leaf in leaves.items()}
+        found = functional_call(_Gradient(self._model), inside, (tokens, weights, list(leaves.values())))
         return {
             name: torch.zeros_like(leaf) if each is None else each
             for (name, leaf), each in zip(leaves.items(), found, strict=True)
@@ -119,13 +118,31 @@ class ExampleGradients:
         return total
 
 
+class _Gradient(torch.nn.Module):
+    """A gradient as a module's output: whatever is computed again on the way back still finds the same parameters."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, tokens: Tensor, weights: Tensor, leaves: list[Tensor]) -> tuple[Tensor | None, ...]:
+        with torch.enable_grad():
+            loss = _loss(self.model(tokens[None], use_cache=False).logits[0], tokens, weights)
+            return torch.autograd.grad(loss, leaves, allow_unused=True)
+
+
+def _loss(logits: Tensor, tokens: Tensor, weights: Tensor) -> Tensor:
+    found = torch.log_softmax(logits[:-1].float(), -1).gather(1, tokens[1:, None])[:, 0]
+    return -(found * weights).sum()
+
+
 def clip_factors(gradients: Tensors, clip_norm: float) -> Tensor:
     """What each example's gradient is multiplied by; the norm is over all parameters together."""
     squares = [
         torch.linalg.vector_norm(each.flatten(1), dim=1, dtype=torch.float32).square() for each in gradients.values()
     ]
     norms = torch.stack(squares).sum(0).sqrt()
-    return torch.clamp(clip_norm / norms.clamp_min(1e-30), max=1.0)
+    return torch.clamp(clip_norm / norms, max=1.0)  # 1 for a gradient of zero
 
 
 def _weights(lengths: Tensor, width: int) -> Tensor:
@@ -157,5 +174,6 @@ def _checkpoint(model: Any) -> None:
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
-        if hasattr(module, "attention_dropout"):
-            module.attention_dropout = 0.0
+        for name, value in list(vars(module).items()):
+            if "drop" in name and isinstance(value, float):  # of attention, of activations, of whole layers
+                setattr(module, name, 0.0)

@@ -8,7 +8,8 @@ adapter that lies beside a model is loaded where peft is installed. So all of th
 from __future__ import annotations
 
 import json
-from contextlib import contextmanager
+import sys
+from contextlib import contextmanager, nullcontext
 from hashlib import file_digest, sha256
 from importlib import import_module
 from pathlib import Path
@@ -35,8 +36,8 @@ def load_tokenizer(name: str | Path, *, trust_remote_code: bool = False) -> Any:
     """The tokenizer of a folder, or of a model on the Hugging Face hub; its weights are not downloaded for that."""
     _check_flag(trust_remote_code)
     transformers = _extra("transformers")
+    folder = _local(name) or _download(str(name), _patterns(trust_remote_code))
     with _quiet(transformers):
-        folder = _local(name) or _download(str(name), _patterns(trust_remote_code))
         if not any(kind(folder / file) == "file" for file in _VOCABULARIES):
             raise BadFile(f"{str(name)!r} must hold one of {', '.join(_VOCABULARIES)}, got {_listing(folder)}")
         with _one_sentence(name):
@@ -110,11 +111,10 @@ def model_folder(name: str | Path, *, trust_remote_code: bool = False) -> Path:
     if local:
         _check_folder(local)
         return local
-    with _quiet(_extra("transformers")):
-        wanted = _patterns(trust_remote_code)
-        folder = _download(str(name), [*wanted, _WEIGHTS])
-        if kind(folder / _WEIGHTS) is None and kind(folder / _INDEX) == "file":
-            folder = _download(str(name), _weight_files(folder), revision=folder.name)
+    wanted = _patterns(trust_remote_code)
+    folder = _download(str(name), [*wanted, _WEIGHTS])
+    if kind(folder / _WEIGHTS) is None and kind(folder / _INDEX) == "file":
+        folder = _download(str(name), _weight_files(folder), revision=folder.name)
     _check_folder(folder)
     return folder
 
@@ -152,10 +152,15 @@ def _patterns(trust_remote_code: bool) -> list[str]:
 
 
 def _download(name: str, patterns: list[str], revision: str | None = None) -> Path:
-    """The snapshot of a model in the hub's cache, with what is new. Offline it is what was there before."""
+    """The snapshot of a model in the hub's cache, with what is new. Offline it is what was there before.
+
+    The hub shows how far it is, but only to people: gigabytes take their time.
+    """
     download = _extra("huggingface_hub").snapshot_download
+    watched = nullcontext() if sys.stderr.isatty() else _quiet(_extra("transformers"))
     try:
-        return Path(download(name, revision=revision, allow_patterns=patterns, ignore_patterns=["*/*"]))
+        with watched:
+            return Path(download(name, revision=revision, allow_patterns=patterns, ignore_patterns=["*/*"]))
     except Exception as error:  # huggingface_hub and its HTTP client promise no common base
         raise ValueError(
             f"name must be a folder or a model on the Hugging Face hub, but no folder is {name!r}, "

@@ -113,7 +113,7 @@ class _Scores:
         products = np.array([[one.dot(other) for other in directions] for one in directions])
         inverse = np.linalg.pinv(products, hermitian=True)
         lengths = np.sqrt(np.diag(inverse))
-        shares = np.array([d.share * min(1.0, d.norm / run.clip_norm) for d in directions]) / lengths
+        shares = np.array([direction.shown(run.clip_norm) for direction in directions]) / lengths
         return cls(directions, inverse / lengths[:, None], noise_unit(run), float(np.clip(shares.mean(), 0.02, 1.0)))
 
     def __call__(self, loaded: Loaded, released: Tensors) -> Array:

@@ -100,13 +100,13 @@ class TextProblem:
             device: of PyTorch. None: a GPU if there is one.
         """
         integer("longest", longest, 2)
-        folder = str(hub.model_folder(model, trust_remote_code=trust_remote_code))
+        folder = hub.model_folder(model, trust_remote_code=trust_remote_code)
         tokenizer = hub.load_tokenizer(folder, trust_remote_code=trust_remote_code)
         trained_on, kept = split_texts(texts, held_out, 0) if isinstance(held_out, float) else (texts, held_out)
         encoded = encode(tokenizer, trained_on.texts)
         others = encode(tokenizer, kept.texts) if kept else []
         return cls(
-            folder,
+            str(model),
             hub.weights_digest(folder),
             pad(encoded, longest),
             pad(others, longest) if others else None,
@@ -215,9 +215,12 @@ class Loaded:
 def load(problem: TextProblem) -> Loaded:
     """Read the model and move everything to its device; the last problem stays in memory."""
     device = problem.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    model = hub.load_model(problem.model, dtype=problem.dtype, trust_remote_code=problem.trust_remote_code)
+    folder = hub.model_folder(problem.model, trust_remote_code=problem.trust_remote_code)
+    if hub.weights_digest(folder) != problem.weights:
+        raise ValueError(f"model must be the one whose texts were tokenised, but {problem.model!r} has changed since")
+    model = hub.load_model(folder, dtype=problem.dtype, trust_remote_code=problem.trust_remote_code)
     rows = model.get_input_embeddings().weight.shape[0]
-    largest = int(problem.tokens.ids.max())
+    largest = max(int(given.ids.max()) for given in (problem.tokens, problem.held_out) if given is not None)
     if largest >= rows:
         raise ValueError(f"the model must have a row for each of its tokenizer's tokens, got {rows} for {largest}")
     unseen = problem.unseen[problem.unseen < rows]

@@ -37,4 +37,4 @@ def _with_adapter(model: Any) -> Any:
         config = peft.LoraConfig(
             r=LORA_RANK, lora_alpha=2 * LORA_RANK, target_modules="all-linear", task_type="CAUSAL_LM"
         )
-        return peft.get_peft_model(model, config)
+        return peft.get_peft_model(model, config, autocast_adapter_dtype=False)

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from lastiterate.auditing.store_trials import StoredTrials
 from lastiterate.lm.gradients import Tensors
@@ -76,7 +75,7 @@ def train_models(
             progress.advanced(1, 0, finished=True)
         return model, reading, monotonic() - began
 
-    with _threads(count), ThreadPoolExecutor(count) as pool:
+    with _threads(first), ThreadPoolExecutor(count) as pool:
         waiting: list[Future[Any]] = []
         done: SimpleQueue[Future[Any]] = SimpleQueue()
         try:
@@ -171,17 +170,19 @@ def _quality(loaded: Loaded, released: Tensors) -> float:
 
 
 def _workers(loaded: Loaded, models: int, asked: int | None) -> int:
-    tensors: list[Tensor] = [*loaded.start.values()]
-    if tensors[0].device.type != "cpu" or sum(value.numel() for value in loaded.model.parameters()) > _SMALL:
-        return 1
-    return max(1, min(asked or cores(), models))
+    return max(1, min(asked or cores(), models)) if _is_small(loaded) else 1
+
+
+def _is_small(loaded: Loaded) -> bool:
+    on_cpu = loaded.examples[0].device.type == "cpu"
+    return on_cpu and sum(value.numel() for value in loaded.model.parameters()) <= _SMALL
 
 
 @contextmanager
-def _threads(workers: int) -> Iterator[None]:
-    """Share the cores among the workers; alone, one uses them all as PyTorch does."""
+def _threads(loaded: Loaded) -> Iterator[None]:
+    """One thread for each small model, even if only one is trained: with more, sums are added in another order."""
     before = torch.get_num_threads()
-    if workers > 1:
+    if _is_small(loaded):
         torch.set_num_threads(1)
     try:
         yield

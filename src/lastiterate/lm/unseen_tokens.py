@@ -71,7 +71,7 @@ class UnseenTokens:
         reader = _Reader(run, canary, direction)
         read = references(run, problem, reader, models=self.references)
         moved, losses, after = (np.array(column) for column in zip(*read, strict=True))
-        shown = 0.5 * (reader.shown(load(problem), load(problem).start) + float(after.mean()))
+        shown = 0.5 * (direction.shown(run.clip_norm) + float(after.mean()))
         unit = noise_unit(run)
         facts: Facts = {"canary": canary, "share": direction.share}
         if self.score == "loss":
@@ -109,15 +109,17 @@ class UnseenTokens:
         drawn = candidates(load(problem).unseen, self.length, self.candidates, self.seed)
         if len(drawn) == 1:
             return drawn[0]
-        directions = [find_direction(load(problem), canary, self._where) for canary in drawn]
-        readers = [_Reader(run, canary, direction) for canary, direction in zip(drawn, directions, strict=True)]
 
         def read(loaded: Loaded, released: Tensors) -> list[float]:
-            return [reader.shown(loaded, released) for reader in readers]
+            shown = []
+            for canary in drawn:  # one after the other: each direction may be as large as the model
+                direction = find_direction(loaded, canary, self._where)
+                after = _Reader(run, canary, direction).shown(loaded, released)
+                shown.append(direction.shown(run.clip_norm) + after)
+            return shown
 
-        (after,) = references(run, problem, read, models=1, purpose=1)
-        before = read(load(problem), load(problem).start)
-        return drawn[int(np.argmax(np.array(before) + np.array(after)))]
+        (shown,) = references(run, problem, read, models=1, purpose=1)
+        return drawn[int(np.argmax(shown))]
 
 
 def candidates(unseen: Array, length: int, count: int, seed: int) -> list[list[int]]:
