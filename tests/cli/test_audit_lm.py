@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("torch", reason="language models need the extra lm")
 pytest.importorskip("transformers", reason="language models need the extra lm")
 
-from tests.lm.conftest import tiny_gemma2, tiny_llama, tiny_texts  # noqa: F401
+from tests.lm.conftest import UNSPOKEN, tiny_gemma2, tiny_llama, tiny_texts  # noqa: F401
 
 RUN = "--steps 2 --sample-rate 0.5 --noise-multiplier 1 --models 3 --method clopper-pearson"
 
@@ -73,6 +73,9 @@ def test_a_dry_run_keeps_nothing(cli, tiny_llama, texts, tmp_path):  # noqa: F81
     found = cli.json(command(tiny_llama, texts, tmp_path, "--dry-run"))
     assert found["models"] == 2 * 3 + found["reference_models"]
     assert found["seconds"] > 0.0
+    assert found["unseen_tokens"] == UNSPOKEN
+    shown = cli(command(tiny_llama, texts, tmp_path, "--dry-run")).stdout
+    assert f"{len(UNSPOKEN)} tokens never occur in the data: 'never0'" in shown
     assert not (tmp_path / "a.sqlite").exists()
 
 

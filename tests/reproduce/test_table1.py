@@ -51,7 +51,7 @@ def test_full_scale_is_the_papers(audits, monkeypatch):
     table1.subject_of("full", Audits(text=audits.text))
     assert asked["model"] == "google/gemma-2-2b"
     assert asked["dtype"] == "bfloat16"
-    assert table1.MODELS["full"] == 128
+    assert table1.MODELS == 128
 
 
 @pytest.mark.parametrize(("given", "words"), [({}, "text must be given"), ({"text": "x"}, "model must be given")])

@@ -76,8 +76,8 @@ def _duration(seconds: float) -> str:
     return f"{seconds:.0f} seconds" if seconds < 100 else f"{seconds / 60:.0f} minutes"
 
 
-def rehearse(subject: "Subject", attack: Any, models: int, json: bool) -> None:
-    """Say what an audit would train and how long it would take."""
+def rehearse(subject: "Subject", attack: Any, models: int, json: bool, unseen: list[str] | None = None) -> None:
+    """Say what an audit would train and how long it would take, and of which tokens canaries could be made."""
     from lastiterate.answers import run_fields
     from lastiterate.auditing import rehearsal
     from lastiterate.cli.output import print_json, print_note
@@ -85,8 +85,12 @@ def rehearse(subject: "Subject", attack: Any, models: int, json: bool) -> None:
 
     plan = rehearsal.rehearse(subject.run, subject.problem, attack, models)
     if json:
-        print_json({**run_fields(subject.run), "data": subject.words, **vars(plan)})
+        tokens = {} if unseen is None else {"unseen_tokens": unseen}
+        print_json({**run_fields(subject.run), "data": subject.words, **vars(plan), **tokens})
         return
+    if unseen is not None:
+        some = ", ".join([*map(ascii, unseen[:8]), *(["..."] if unseen[8:] else [])])
+        print_note(f"{len(unseen):,} tokens never occur in the data: {some} (--json lists all)")
     print_note(
         f"{subject.words}: {describe(subject.run)}\n"
         f"{plan.models:,} models of {subject.run.steps:,} steps, {plan.reference_models:,} of them not counted\n"

@@ -183,7 +183,7 @@ def audit_lm(
         where = store or subject.default_store(attack, count, seed)
     computer = engine.find()
     if dry_run:
-        rehearse(subject, attack, count, json)
+        rehearse(subject, attack, count, json, subject.problem.unseen_tokens())
         return
     result = perform(subject, attack, count, seed, where, computer, asked)
     raise typer.Exit(finish(result, output, strict, json))

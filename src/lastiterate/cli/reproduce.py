@@ -41,7 +41,7 @@ StoreFolder = Annotated[
 ]
 Models = Annotated[
     int | None,
-    option("--models", values.integer, "INTEGER", "Models a world (default: 256, in full 512; table1: 32, 128)."),
+    option("--models", values.integer, "INTEGER", "Models a world (default: 256, in full 512; table1: 128)."),
 ]
 Output = Annotated[
     Path | None,

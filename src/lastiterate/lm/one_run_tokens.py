@@ -17,6 +17,7 @@ from lastiterate.lm.direction import Direction, Where, find_direction
 from lastiterate.lm.gradients import Tensors
 from lastiterate.lm.problem import Loaded, TextProblem, load
 from lastiterate.lm.training import TextReferences
+from lastiterate.lm.unseen_tokens import protected
 from lastiterate.run import DPSGD
 from lastiterate.values import Array, integer
 
@@ -60,7 +61,12 @@ class OneRunTokens:
         sequences = [[int(token)] * self.length for token in tokens]
         scores = _Scores.of(run, problem, sequences, self.score)
         centres = references(run, problem, scores, models=self.references)
-        return {"canaries": sequences, "centres": np.mean(centres, axis=0).tolist(), "signal": scores.signal}
+        return {
+            "protected": problem.unit,
+            "canaries": sequences,
+            "centres": np.mean(centres, axis=0).tolist(),
+            "signal": scores.signal,
+        }
 
     def arm(self, run: DPSGD, problem: TextProblem, facts: Facts) -> ArmedTexts:
         scores = _Scores.of(run, problem, facts["canaries"], self.score)
@@ -77,7 +83,7 @@ class OneRunTokens:
             f"one run: {count} canaries, each a token that never occurs in the data, {self.length} times; score: "
             f"displacement along {where}, apart from what it shares with the others",
             "standard deviations of the noise",
-            (caveat,),
+            (protected(facts["protected"]), caveat),
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -134,6 +135,16 @@ class TextProblem:
         parts = {"all": "", "embeddings": ", embeddings only", "lora": ", a LoRA adapter"}[self.trained]
         long = f"{self.tokens.ids.shape[1]} tokens" if self.tokens.cut else "all tokens"
         return f"{name} ({count:,} parameters trained{parts}) on {self.size:,} {self.unit}s, {long} of each"
+
+    def spell(self, tokens: Sequence[int]) -> list[str]:
+        """Tokens as the tokenizer writes them; those that were added have no text."""
+        tokenizer = hub.load_tokenizer(self.model, trust_remote_code=self.trust_remote_code)
+        rows = len(tokenizer)
+        return [tokenizer.convert_ids_to_tokens(t) if t < rows else f"added token {t}" for t in map(int, tokens)]
+
+    def unseen_tokens(self) -> list[str]:
+        """The tokens of which a canary can be made: they occur in none of the texts."""
+        return self.spell(load(self).unseen)
 
     # What follows makes it a problem that brings its own trainer to an audit.
 

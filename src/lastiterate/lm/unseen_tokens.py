@@ -26,6 +26,7 @@ from lastiterate.values import Array, integer
 Score: TypeAlias = Literal["gradient", "rows", "loss"]
 
 _LEAST_SIGNAL = 0.02
+_SPELLED = 4  # tokens of the canary that a report spells
 _WORDS = {
     "gradient": "displacement of all trained parameters along its gradient",
     "rows": "displacement of its tokens' rows of the embeddings along its gradient",
@@ -73,7 +74,8 @@ class UnseenTokens:
         moved, losses, after = (np.array(column) for column in zip(*read, strict=True))
         shown = 0.5 * (direction.shown(run.clip_norm) + float(after.mean()))
         unit = noise_unit(run)
-        facts: Facts = {"canary": canary, "share": direction.share}
+        facts: Facts = {"canary": canary, "share": direction.share, "protected": problem.unit}
+        facts |= {"tokens": problem.spell(sorted(set(canary))), "unseen": len(load(problem).unseen)}
         if self.score == "loss":
             spread = float(losses.std(ddof=1))
             signal = shown * direction.norm * unit / spread
@@ -93,15 +95,20 @@ class UnseenTokens:
         return Expected("linear", facts["signal"], facts["spread"])
 
     def words(self, facts: Facts) -> Words:
-        canary = facts["canary"]
+        canary, tokens = facts["canary"], [ascii(token) for token in facts["tokens"]]
         unit = "standard deviations of the noise"
         if self.score == "loss":
             unit = "standard deviations of the score without the canary"
         return Words(
-            f"a sequence of {len(canary)} tokens, {len(set(canary))} different, which never occur in the data; "
+            f"a sequence of {len(canary)} tokens, {len(tokens)} different, which never occur in the data; "
             f"score: {_WORDS[self.score]}",
             unit,
-            (f"{self.references + 1} models without the canary were trained to craft it; they are not counted.",),
+            (
+                protected(facts["protected"]),
+                f"The canary's tokens ({', '.join(tokens[:_SPELLED])}{', ...' if tokens[_SPELLED:] else ''}) are among "
+                f"the {facts['unseen']:,} that never occur.",
+                f"{self.references + 1} models without the canary were trained to craft it; they are not counted.",
+            ),
         )
 
     def _choose(self, run: DPSGD, problem: TextProblem, references: TextReferences) -> list[int]:
@@ -136,6 +143,11 @@ def candidates(unseen: Array, length: int, count: int, seed: int) -> list[list[i
         tokens = draws.choice(unseen, kinds[number % len(kinds)], replace=False)
         found.append([int(token) for token in np.resize(draws.permutation(tokens), length)])
     return found
+
+
+def protected(unit: str) -> str:
+    """What epsilon is about, for readers of a report."""
+    return f"One {unit} is one example: its presence is what epsilon is about."
 
 
 @dataclass(frozen=True, eq=False)
