@@ -71,9 +71,10 @@ def cases(scale: Scale, subject: Subject) -> list[Case]:
 
     problem = subject.problem
     longest = problem.tokens.ids.shape[1]
+    # One learning rate of the sum of gradients: so all runs go equally far, and with noise that is about the same.
+    optimizer = usual_optimizer(BATCHES[scale][0])
     found = []
     for batch in BATCHES[scale]:
-        optimizer = usual_optimizer(batch)
         run = lastiterate.DPSGD.from_batches(problem.size, batch, EPOCHS, 1.0, optimizer=optimizer)
         run = lastiterate.calibrate(run, epsilon=HEURISTIC, delta=DELTA, analysis=lastiterate.last_iterate)
         found.append(Case(run, UnseenTokens(), {"batch_size": batch, "examples": problem.size, "longest": longest}))
