@@ -69,6 +69,14 @@ def test_gemma_2_in_every_way(cli, tiny_gemma2, texts, tmp_path, more):  # noqa:
     assert ("one-run" in found["empirical"]) == ("--one-run" in more)
 
 
+def test_noise_alone_is_enough_and_models_that_got_worse_are_mentioned(cli, tiny_llama, texts, tmp_path):  # noqa: F811
+    asked = f"audit-lm --model {tiny_llama} --text {texts} --noise-multiplier 50 --models 2 --method clopper-pearson"
+    found = cli.json(f"{asked} --store {tmp_path / 'noisy.sqlite'}")
+    assert (found["noise_multiplier"], found["steps"]) == (50.0, 18)
+    assert found["perplexity"] > found["perplexity_before"]
+    assert any("worse on held-out text than before training" in caveat for caveat in found["caveats"])
+
+
 def test_a_dry_run_keeps_nothing(cli, tiny_llama, texts, tmp_path):  # noqa: F811
     found = cli.json(command(tiny_llama, texts, tmp_path, "--dry-run"))
     assert found["models"] == 2 * 3 + found["reference_models"]
@@ -100,6 +108,10 @@ def test_held_out_text_may_be_a_file_and_the_run_the_usual_one(cli, tiny_llama, 
         ("--model {model} --text {texts} --trained head", "--trained"),
         ("--model {model} --text {texts} --held-out 1.5", "held_out"),
         ("--model {model} --text {texts} --one-run --models 5000", "--added-tokens 5000"),
+        ("--model {model} --text {texts} --device nonsense", "device must be one that PyTorch can use here"),
+        ("--model {model} --text {texts} --device meta", "device must be one that PyTorch can use here"),
+        ("--model {model} --text {texts} --canary-length 1", "--canary-length must be at least 2"),
+        ("--model {model} --text {texts} --method guess", "method must be one of clopper-pearson"),
     ],
 )
 def test_refusals(cli, tiny_llama, texts, tmp_path, monkeypatch, options, words):  # noqa: F811

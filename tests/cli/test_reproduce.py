@@ -78,3 +78,16 @@ def test_all_figures_come_one_after_the_other(cli, tmp_path, monkeypatch):
     assert [each["name"] for each in found["results"]] == ["figure1"]
     monkeypatch.setattr("lastiterate.cli.reproduce.NAMES", ("figure1", "figure2"))
     assert "--output must be a folder" in cli.refusal("reproduce all --output x.png")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ("all --model x", "--model does not apply to all"),
+        ("all --text x.jsonl", "--model must be given with --text"),
+        ("table1 --text x.jsonl", "--model must be given with --text"),
+        ("figure1 --model x", "--model does not apply to figure1"),
+    ],
+)
+def test_options_of_table1_are_checked_before_anything_is_computed(cli, options, words):
+    assert words in cli.refusal(f"reproduce {options}")

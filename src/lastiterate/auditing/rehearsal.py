@@ -30,6 +30,7 @@ class Rehearsal:
 def rehearse(run: DPSGD, problem: Any, attack: Any, models: int) -> Rehearsal:
     """Time a few steps of a few models, or one model of a user's trainer, and extrapolate."""
     references = int(getattr(attack, "references", 0)) + 3 * int(getattr(attack, "pilots", 0))
+    references = int(getattr(attack, "to_craft", references))
     total = references + (1 if is_one_run(attack) else 2 * models)
     if is_users(problem):
         began = monotonic()

@@ -46,6 +46,9 @@ class Question:
         check_claims(self.claim_epsilon, self.claim_noise)
         number("delta", self.delta, 0.0, 1.0, open_low=True, open_high=True)
         number("confidence", self.confidence, 0.0, 1.0, open_low=True, open_high=True)
+        for method in self.methods or ():  # whether it applies shows when the attack is known
+            if method not in METHODS:
+                raise ValueError(f"method must be one of {', '.join(METHODS)}, got {method!r}")
 
 
 def report(store: Store, question: Question = Question()) -> AuditResult:  # noqa: B008 - it is frozen
@@ -76,6 +79,12 @@ def report(store: Store, question: Question = Question()) -> AuditResult:  # noq
     heuristic = None if kind == "likelihood-ratio" else predictions["last_iterate"].value
     caveats += _limits(found, heuristic)
     is_text = "perplexity_before" in facts
+    before, after = facts.get("perplexity_before"), _perplexity(trials.accuracies) if is_text else None
+    if before is not None and after is not None and after > before:
+        caveats.append(
+            f"The models are worse on held-out text than before training (perplexity {spell(after)}, {spell(before)} "
+            "before): more texts, a smaller learning rate or less noise would make them useful."
+        )
     return AuditResult(
         run=run,
         attack=words.attack,
@@ -97,8 +106,8 @@ def report(store: Store, question: Question = Question()) -> AuditResult:  # noq
         seconds=store.seconds,
         verdict=verdict,
         reason=reason,
-        perplexity=_mean(1.0 / trials.accuracies) if is_text else None,
-        perplexity_before=facts.get("perplexity_before"),
+        perplexity=after,
+        perplexity_before=before,
     )
 
 
@@ -220,6 +229,12 @@ def _ideal_signal(run: DPSGD) -> float:
 def _mean(values: Array) -> float | None:
     known = values[~np.isnan(values)]
     return float(known.mean()) if known.size else None
+
+
+def _perplexity(chances: Array) -> float | None:
+    """Of all models together, from the geometric mean of 1 / perplexity: one that is useless does not hide the rest."""
+    known = chances[chances > 0.0]
+    return float(np.exp(-np.log(known).mean())) if known.size else None
 
 
 def read(path: str | Path, question: Question = Question()) -> AuditResult:  # noqa: B008 - it is frozen

@@ -37,7 +37,7 @@ class AuditResult:
         seconds: that training and scoring took, over all sessions.
         verdict: "violation", "above heuristic" or "consistent".
         reason: why, in one sentence.
-        perplexity: of language models on held-out text, the mean over the models; None: not measured.
+        perplexity: of language models on held-out text, the geometric mean over the models; None: not measured.
         perplexity_before: that of the model with which training began.
     """
 

@@ -37,7 +37,7 @@ class TextOptions:
         option("--held-out", None, "FILE|SHARE", "Text for perplexity, or a share of --text (default: 0.1)."),
     ] = None
     examples: Annotated[
-        int | None, option("--examples", values.integer, "INTEGER", "Use only so many of the texts (default: all).")
+        int | None, option("--examples", values.integer, "INTEGER", "Use only so many texts, with a held-out share.")
     ] = None
     longest: Annotated[
         int, option("--longest", values.integer, "INTEGER", "Tokens of an example that are used (default: 128).")
@@ -62,7 +62,7 @@ class TextOptions:
         ),
     ] = "float32"
     added_tokens: Annotated[
-        int, option("--added-tokens", values.integer, "INTEGER", "Add tokens for canaries, where all occur (0).")
+        int, option("--added-tokens", values.integer, "INTEGER", "Add tokens for canaries (default: 0).")
     ] = 0
     microbatch: Annotated[
         int | None, option("--microbatch", values.integer, "INTEGER", "Examples at once (default: as many as fit).")
@@ -85,7 +85,7 @@ class TextOptions:
 
         given = read_texts(self.text, persona=self.persona)
         if self.examples is not None:
-            integer("examples", self.examples, 2, len(given))
+            integer("examples", self.examples, 1, len(given))
         return TextProblem.of(
             self.model,
             Texts(given.texts[: self.examples], given.unit),
@@ -126,6 +126,13 @@ OneRun = Annotated[
     bool, option("--one-run", None, None, "Train once, with many canaries: --models of them (default: 64).")
 ]
 Models = Annotated[int | None, option("--models", values.integer, "INTEGER", f"Models a world (default: {MODELS}).")]
+
+
+def usual_size(examples: int) -> SizeOptions:
+    """The paper's epochs, in batches of an eighth of the examples."""
+    from lastiterate.lm.subject import EPOCHS
+
+    return SizeOptions(batch_size=max(1, examples // 8), epochs=EPOCHS)
 
 
 @unfold
@@ -170,18 +177,21 @@ def audit_lm(
         check_folder(output, ["audit.html"])
     if one_run and score == "loss":
         raise OptionError("--score must be gradient or rows with --one-run, got 'loss'")
+    if canary_length < 2:
+        raise OptionError(f"--canary-length must be at least 2, got {canary_length}")
+    computer = engine.find()
     with ending_at_once():
         from lastiterate.lm import OneRunTokens, UnseenTokens
         from lastiterate.lm.subject import text_subject, usual_optimizer
 
-        subject = text_subject(
-            texts.problem(),
-            lambda n: described_run(size, method_, noise_multiplier, clip_norm, n, usual_optimizer),
-        )
+        def described(n: int) -> Any:
+            how_long = size if any(vars(size).values()) else usual_size(n)
+            return described_run(how_long, method_, noise_multiplier, clip_norm, n, usual_optimizer)
+
         attack = OneRunTokens(score, canary_length) if one_run else UnseenTokens(score, canary_length)
+        subject = text_subject(texts.problem(), described)
         count = models if models is not None else (64 if one_run else MODELS)
         where = store or subject.default_store(attack, count, seed)
-    computer = engine.find()
     if dry_run:
         rehearse(subject, attack, count, json, subject.problem.unseen_tokens())
         return

@@ -44,7 +44,7 @@ AttackName = Annotated[
 
 Noise = Annotated[
     PerStepOption | None,
-    option("--noise-multiplier", values.per_step, "NUMBER", "Noise sigma (default: for epsilon 8 by composition)."),
+    option("--noise-multiplier", values.per_step, "NUMBER", "Noise sigma (default: for composition 8 at delta 1e-5)."),
 ]
 ClipNorm = Annotated[float | None, option("--clip-norm", values.number, "NUMBER", "Clipping norm (default: 1).")]
 Seed = Annotated[int, option("--seed", values.integer, "INTEGER", "Of all randomness (default: 0).")]

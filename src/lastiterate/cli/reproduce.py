@@ -93,7 +93,10 @@ def reproduce(
     }
     for key, value in given.items():
         if value is not None and not any(key in found.TAKES for found in wanted.values()):
-            raise OptionError(f"--{key} does not apply to {name}: it takes {_taken(wanted[name])}")
+            takes = "it takes " + _taken(wanted[name]) if name in wanted else "--model belongs to table1, with --text"
+            raise OptionError(f"--{key} does not apply to {name}: {takes}")
+    if text is not None and model is None and scale == "quick":
+        raise OptionError("--model must be given with --text: a small language model for table1, folder or name")
     files = {each: [] if json and output is None else picture_files(each, output or Path()) for each in wanted}
     if len({file for drawn in files.values() for file in drawn}) < sum(map(len, files.values())):
         raise OptionError(f"--output must be a folder for all figures, got the file {str(output)!r}")

@@ -124,7 +124,7 @@ def _local(name: str | Path) -> Path | None:
     try:
         path = as_path(name)
     except ValueError:
-        raise ValueError(f"name must be a folder or a model on the Hugging Face hub, got {name!r}") from None
+        raise ValueError(f"model must be a folder or a model on the Hugging Face hub, got {name!r}") from None
     found = kind(path)
     if found == "folder":
         return path
@@ -163,7 +163,7 @@ def _download(name: str, patterns: list[str], revision: str | None = None) -> Pa
             return Path(download(name, revision=revision, allow_patterns=patterns, ignore_patterns=["*/*"]))
     except Exception as error:  # huggingface_hub and its HTTP client promise no common base
         raise ValueError(
-            f"name must be a folder or a model on the Hugging Face hub, but no folder is {name!r}, "
+            f"model must be a folder or a model on the Hugging Face hub, but no folder is {name!r}, "
             f"and {_why_not_downloaded(error)}"
         ) from None
 

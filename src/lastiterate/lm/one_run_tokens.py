@@ -46,6 +46,11 @@ class OneRunTokens:
         integer("references", self.references, 2)
         integer("seed", self.seed, 0)
 
+    @property
+    def to_craft(self) -> int:
+        """How many models are trained that are not counted."""
+        return self.references
+
     def coins(self, canaries: int, seed: int) -> Array:
         """Which canaries are in."""
         return fair_coins(canaries, seed)
@@ -83,7 +88,11 @@ class OneRunTokens:
             f"one run: {count} canaries, each a token that never occurs in the data, {self.length} times; score: "
             f"displacement along {where}, apart from what it shares with the others",
             "standard deviations of the noise",
-            (protected(facts["protected"]), caveat),
+            (
+                protected(facts["protected"]),
+                caveat,
+                f"{self.to_craft} models without canaries were trained to centre the scores; they are not counted.",
+            ),
         )
 
 

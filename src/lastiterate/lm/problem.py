@@ -67,7 +67,10 @@ class TextProblem:
             raise ValueError(f"trained must be one of {', '.join(get_args(Trained))}, got {self.trained!r}")
         if self.microbatch is not None:
             integer("microbatch", self.microbatch)
+        if self.dtype not in get_args(hub.Precision):
+            raise ValueError(f"dtype must be one of {', '.join(get_args(hub.Precision))}, got {self.dtype!r}")
         integer("added_tokens", self.added_tokens, 0)
+        _find_device(self.device)
 
     @classmethod
     def of(
@@ -101,6 +104,11 @@ class TextProblem:
             device: of PyTorch. None: a GPU if there is one.
         """
         integer("longest", longest, 2)
+        if not isinstance(texts, Texts):
+            raise ValueError(f"texts must be lm.Texts, as lm.read_texts gives, got {type(texts).__name__}")
+        if held_out is not None and not isinstance(held_out, (Texts, float)):
+            raise ValueError(f"held_out must be lm.Texts, a share in (0, 1) or None, got {held_out!r}")
+        _find_device(device)
         folder = hub.model_folder(model, trust_remote_code=trust_remote_code)
         tokenizer = hub.load_tokenizer(folder, trust_remote_code=trust_remote_code)
         trained_on, kept = split_texts(texts, held_out, 0) if isinstance(held_out, float) else (texts, held_out)
@@ -225,7 +233,7 @@ class Loaded:
 @lru_cache(maxsize=1)
 def load(problem: TextProblem) -> Loaded:
     """Read the model and move everything to its device; the last problem stays in memory."""
-    device = problem.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    device = _find_device(problem.device)
     folder = hub.model_folder(problem.model, trust_remote_code=problem.trust_remote_code)
     if hub.weights_digest(folder) != problem.weights:
         raise ValueError(f"model must be the one whose texts were tokenised, but {problem.model!r} has changed since")
@@ -234,6 +242,9 @@ def load(problem: TextProblem) -> Loaded:
     largest = max(int(given.ids.max()) for given in (problem.tokens, problem.held_out) if given is not None)
     if largest >= rows:
         raise ValueError(f"the model must have a row for each of its tokenizer's tokens, got {rows} for {largest}")
+    width, positions = problem.tokens.ids.shape[1], getattr(model.config, "max_position_embeddings", None)
+    if positions is not None and width > positions:
+        raise ValueError(f"longest must be at most {positions}, the positions that the model has, got {width}")
     unseen = problem.unseen[problem.unseen < rows]
     if problem.added_tokens:
         _add_rows(model, problem.added_tokens)
@@ -249,6 +260,19 @@ def load(problem: TextProblem) -> Loaded:
     )
     held_out = None if problem.held_out is None else _batch(problem.held_out, device)
     return Loaded(model, start, gradients, _batch(problem.tokens, device), held_out, unseen)
+
+
+def _find_device(device: str | None) -> str:
+    """The device that was asked for, or a GPU if there is one; refused if PyTorch cannot use it."""
+    if device is None:
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        usable = not torch.empty(1, device=device).is_meta
+    except (RuntimeError, AssertionError):  # the latter where PyTorch was built without it
+        usable = False
+    if not usable:
+        raise ValueError(f"device must be one that PyTorch can use here, such as cpu, got {device!r}")
+    return device
 
 
 def _batch(tokens: Tokens, device: str) -> Batch:

@@ -63,6 +63,11 @@ class UnseenTokens:
         integer("seed", self.seed, 0)
 
     @property
+    def to_craft(self) -> int:
+        """How many models are trained that are not counted."""
+        return self.references + (1 if self.candidates > 1 else 0)
+
+    @property
     def _where(self) -> Where:
         return "rows" if self.score == "rows" else "gradient"
 
@@ -76,6 +81,7 @@ class UnseenTokens:
         unit = noise_unit(run)
         facts: Facts = {"canary": canary, "share": direction.share, "protected": problem.unit}
         facts |= {"tokens": problem.spell(sorted(set(canary))), "unseen": len(load(problem).unseen)}
+        facts["added"] = problem.added_tokens > 0
         if self.score == "loss":
             spread = float(losses.std(ddof=1))
             signal = shown * direction.norm * unit / spread
@@ -106,8 +112,8 @@ class UnseenTokens:
             (
                 protected(facts["protected"]),
                 f"The canary's tokens ({', '.join(tokens[:_SPELLED])}{', ...' if tokens[_SPELLED:] else ''}) are among "
-                f"the {facts['unseen']:,} that never occur.",
-                f"{self.references + 1} models without the canary were trained to craft it; they are not counted.",
+                f"the {facts['unseen']:,} that {'were added' if facts['added'] else 'never occur'}.",
+                f"{self.to_craft} models without the canary were trained to craft it; they are not counted.",
             ),
         )
 

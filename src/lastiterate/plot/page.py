@@ -183,7 +183,9 @@ def _how_good(result: AuditResult) -> dict[str, str]:
     """How good the models are at what they are for."""
     if result.perplexity is not None:
         before = "" if result.perplexity_before is None else f", before training {spell(result.perplexity_before)}"
-        return {"perplexity on held-out text": f"{spell(result.perplexity)}, the mean over the models{before}"}
+        return {
+            "perplexity on held-out text": f"{spell(result.perplexity)}, the geometric mean over the models{before}"
+        }
     measured = "not measured" if result.accuracy is None else per_cent(round(result.accuracy, 4))
     return {"accuracy of the models": measured}
 

@@ -17,6 +17,7 @@ from lastiterate.reproduce.picture import by_batch_size
 if TYPE_CHECKING:
     from lastiterate.auditing.subject import Subject
     from lastiterate.reproduce import Scale
+    from lastiterate.run import DPSGD
 
 TITLE = f"Table 1: a language model, batch sizes at one heuristic epsilon, at delta {spell(DELTA)}"
 TAKES = ("model", "text", "store", "models", "engine")
@@ -60,25 +61,28 @@ def subject_of(scale: Scale, audits: Audits) -> Subject:
         longest=_LONGEST[scale],
         dtype=_DTYPE[scale],
     )
-    return text_subject(problem, lambda examples: None)
+    return text_subject(problem, lambda examples: _run(scale, examples, BATCHES[scale][0]))
 
 
 def cases(scale: Scale, subject: Subject) -> list[Case]:
     """What is audited."""
-    import lastiterate
     from lastiterate.lm import UnseenTokens
+
+    size, longest = subject.problem.tokens.ids.shape
+    return [
+        Case(_run(scale, size, batch), UnseenTokens(), {"batch_size": batch, "examples": size, "longest": longest})
+        for batch in BATCHES[scale]
+    ]
+
+
+def _run(scale: Scale, examples: int, batch: int) -> DPSGD:
+    """One learning rate of the sum of gradients: so all runs go equally far, and with noise that is about the same."""
+    import lastiterate
     from lastiterate.lm.subject import EPOCHS, usual_optimizer
 
-    problem = subject.problem
-    longest = problem.tokens.ids.shape[1]
-    # One learning rate of the sum of gradients: so all runs go equally far, and with noise that is about the same.
     optimizer = usual_optimizer(BATCHES[scale][0])
-    found = []
-    for batch in BATCHES[scale]:
-        run = lastiterate.DPSGD.from_batches(problem.size, batch, EPOCHS, 1.0, optimizer=optimizer)
-        run = lastiterate.calibrate(run, epsilon=HEURISTIC, delta=DELTA, analysis=lastiterate.last_iterate)
-        found.append(Case(run, UnseenTokens(), {"batch_size": batch, "examples": problem.size, "longest": longest}))
-    return found
+    run = lastiterate.DPSGD.from_batches(examples, batch, EPOCHS, 1.0, optimizer=optimizer)
+    return lastiterate.calibrate(run, epsilon=HEURISTIC, delta=DELTA, analysis=lastiterate.last_iterate)
 
 
 def chart(rows: list[Row]) -> Any:
