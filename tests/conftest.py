@@ -1,5 +1,9 @@
 """Shared by all tests: hypothesis draws the same examples every time, however slow the machine."""
 
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # threads wait for each other busily, and tests run in parallel
+
 from hypothesis import HealthCheck, Phase, settings
 
 settings.register_profile(

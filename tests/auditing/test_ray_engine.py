@@ -33,8 +33,9 @@ RUN = li.DPSGD(steps=12, sample_rate=0.1, noise_multiplier=1.0, optimizer=li.SGD
 @pytest.fixture(scope="module", autouse=True)
 def ray():
     found = import_ray()
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), pytest.MonkeyPatch.context() as patched:
         warnings.simplefilter("ignore")
+        patched.delenv("OMP_NUM_THREADS", raising=False)  # of the tests; Ray's workers get their own
         found.init(address="local", num_cpus=2, num_gpus=1, include_dashboard=False, log_to_driver=False)
     yield found
     found.shutdown()

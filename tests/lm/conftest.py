@@ -7,13 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-try:
-    import torch
-except ImportError:  # then all that uses these fixtures is skipped
-    pass
-else:
-    torch.set_num_threads(1)  # threads wait for each other busily, and tests run in parallel
-
 SPECIAL = ["<pad>", "<bos>", "<eos>", "<unk>", "\n"]
 _WORDS = (
     "i you we they like love have see know want a the my your some cat dog book song river house garden train "
@@ -70,6 +63,7 @@ def tiny_gemma2(tmp_path_factory):
 
 
 def _build(tmp_path_factory, family, **changes):
+    torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
     folder = tmp_path_factory.mktemp(family.lower())
     config = getattr(transformers, f"{family}Config")(**SIZES, **changes)
