@@ -96,7 +96,9 @@ def compare(name: str, path: Path, batch: int, length: int) -> dict[str, Any]:
     return {"model": name, **{key: side and asdict(side) for key, side in sides.items()}, "ratio": ratio}
 
 
-def measure(work: Callable[[Any, torch.Tensor], Callable[[], None]], path: Path, tied: bool, *size: int) -> Side | None:
+def measure(
+    work: Callable[[Any, torch.Tensor], Callable[[], None] | None], path: Path, tied: bool, *size: int
+) -> Side | None:
     """The best of some steps; memory is the growth of the process' peak. None: the library refuses the model."""
     disable_progress_bar()
     model = AutoModelForCausalLM.from_pretrained(path, attn_implementation="eager").eval()
@@ -106,9 +108,8 @@ def measure(work: Callable[[Any, torch.Tensor], Callable[[], None]], path: Path,
         model.lm_head, model.config.tie_word_embeddings = head, False
     tokens = torch.as_tensor(np.random.default_rng(0).integers(0, model.config.vocab_size, size))
     before = process_peak_bytes()
-    try:
-        step = work(model, tokens)
-    except NotImplementedError:
+    step = work(model, tokens)
+    if step is None:
         return None
     best = math.inf
     for _ in range(REPEATS):
@@ -126,10 +127,12 @@ def ours(model: Any, tokens: torch.Tensor) -> Callable[[], None]:
     return lambda: trainer.train([], [], [0]) and None
 
 
-def opacus(model: Any, tokens: torch.Tensor) -> Callable[[], None]:
+def opacus(model: Any, tokens: torch.Tensor) -> Callable[[], None] | None:
     from opacus.grad_sample import GradSampleModule
     from opacus.optimizers import DPOptimizer
 
+    if GradSampleModule.validate(model.train()):  # what it cannot train
+        return None
     sampled = GradSampleModule(model.train(), batch_first=True, loss_reduction="mean", force_functorch=True)
     optimizer = DPOptimizer(
         torch.optim.SGD(sampled.parameters(), lr=RATE),

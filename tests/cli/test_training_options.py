@@ -6,6 +6,7 @@ import signal
 
 import pytest
 
+from lastiterate.cli.audit_actions import ending_at_once
 from lastiterate.cli.training_options import resumable
 
 
@@ -22,6 +23,9 @@ def test_the_handler_of_ctrl_c_is_afterwards_what_it_was(tmp_path, before):
 
 def test_a_handler_that_python_did_not_install_is_left_alone(tmp_path, monkeypatch):
     monkeypatch.setattr(signal, "getsignal", lambda number: None)  # as where a program embeds Python
-    monkeypatch.setattr(signal, "signal", lambda *arguments: pytest.fail("a handler was set"))
-    with resumable(tmp_path):
-        pass
+    handlers = []
+    monkeypatch.setattr(signal, "signal", lambda number, handler: handlers.append(handler))
+    for within in (resumable(tmp_path), ending_at_once()):
+        with within:
+            pass
+    assert handlers == []

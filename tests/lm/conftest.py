@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import pickle
+import shutil
+import socket
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -60,6 +64,64 @@ def tiny_llama_untied(tmp_path_factory):
 def tiny_gemma2(tmp_path_factory):
     """The folder of a Gemma 2 whose first layer looks back at no more than ``SLIDING_WINDOW`` tokens."""
     return _build(tmp_path_factory, "Gemma2", sliding_window=SLIDING_WINDOW, query_pre_attn_scalar=8)
+
+
+class WritesMarker:
+    """Pickled, it creates a file as soon as it is loaded."""
+
+    def __init__(self, marker):
+        self.marker = marker
+
+    def __reduce__(self):
+        return Path.touch, (self.marker,)
+
+
+@pytest.fixture
+def no_network(monkeypatch):
+    """Whoever asks for an address or a connection is told so, and counted."""
+    asked = []
+
+    def refuse(*arguments, **_):
+        asked.append(arguments)
+        raise AssertionError("the network was asked")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    return asked
+
+
+@pytest.fixture
+def folder(tiny_llama, tmp_path):
+    """A copy of a model to do harm to."""
+    return Path(shutil.copytree(tiny_llama, tmp_path / "model"))
+
+
+@pytest.fixture
+def pickled(tmp_path):
+    """The bytes of a pickle and the file that appears if somebody loads it."""
+    marker = tmp_path / "marker"
+    content = pickle.dumps(WritesMarker(marker))
+    pickle.loads(content)
+    assert marker.exists()
+    marker.unlink()
+    return content, marker
+
+
+def into_shards(folder):
+    """Write the weights of a model into several files."""
+    from lastiterate.lm.hub import load_model
+
+    model = load_model(folder)
+    (folder / "model.safetensors").unlink()
+    model.save_pretrained(folder, max_shard_size="4KB")
+    assert len(list(folder.glob("*.safetensors"))) > 1
+
+
+def logits(model, ids):
+    import torch
+
+    with torch.no_grad():
+        return model(torch.tensor(ids)).logits
 
 
 def _build(tmp_path_factory, family, **changes):

@@ -95,14 +95,6 @@ def make_case(folder, lengths):
     return Case(model, start, tokens, torch.tensor(lengths), np.array(losses), list(expected))
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="module", params=LENGTHS)
 def lengths(request):
     return LENGTHS[request.param]

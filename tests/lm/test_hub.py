@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-import pickle
 import shutil
-import socket
 import sys
 from pathlib import Path
 
@@ -21,83 +19,12 @@ from safetensors.torch import load_file, save_file  # noqa: E402
 from lastiterate.extras import MissingExtra  # noqa: E402
 from lastiterate.lm.hub import load_model, load_tokenizer, model_folder, weights_digest  # noqa: E402
 from tests.data.writers import SHARED, refusal  # noqa: E402
-from tests.lm.conftest import SIZES, SLIDING_WINDOW, SPOKEN, UNSPOKEN  # noqa: E402
-
-COMMIT = "0123456789abcdef" * 2 + "01234567"
-
-
-class WritesMarker:
-    """Pickled, it creates a file as soon as it is loaded."""
-
-    def __init__(self, marker):
-        self.marker = marker
-
-    def __reduce__(self):
-        return Path.touch, (self.marker,)
-
-
-@pytest.fixture
-def no_network(monkeypatch):
-    """Whoever asks for an address or a connection is told so, and counted."""
-    asked = []
-
-    def refuse(*arguments, **_):
-        asked.append(arguments)
-        raise AssertionError("the network was asked")
-
-    monkeypatch.setattr(socket.socket, "connect", refuse)
-    monkeypatch.setattr(socket, "getaddrinfo", refuse)
-    return asked
-
-
-@pytest.fixture
-def folder(tiny_llama, tmp_path):
-    """A copy of a model to do harm to."""
-    return Path(shutil.copytree(tiny_llama, tmp_path / "model"))
-
-
-@pytest.fixture
-def pickled(tmp_path):
-    """The bytes of a pickle and the file that appears if somebody loads it."""
-    marker = tmp_path / "marker"
-    content = pickle.dumps(WritesMarker(marker))
-    pickle.loads(content)
-    assert marker.exists()
-    marker.unlink()
-    return content, marker
-
-
-@pytest.fixture
-def cache(tmp_path, monkeypatch, no_network):
-    """An empty cache of the hub, and no way out of this computer."""
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    return tmp_path / "cache"
-
-
-def fill_cache(cache, folder):
-    """As if ``owner/tiny`` had been downloaded once."""
-    stored = cache / "models--owner--tiny"
-    (stored / "refs").mkdir(parents=True)
-    (stored / "refs" / "main").write_text(COMMIT)
-    shutil.copytree(folder, stored / "snapshots" / COMMIT)
+from tests.lm.conftest import SIZES, SLIDING_WINDOW, SPOKEN, UNSPOKEN, into_shards, logits  # noqa: E402
 
 
 def set_config(folder, **changes):
     path = folder / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
-
-
-def into_shards(folder):
-    model = load_model(folder)
-    (folder / "model.safetensors").unlink()
-    model.save_pretrained(folder, max_shard_size="4KB")
-    assert len(list(folder.glob("*.safetensors"))) > 1
-
-
-def logits(model, ids):
-    with torch.no_grad():
-        return model(torch.tensor(ids)).logits
 
 
 @pytest.mark.parametrize("model", ["tiny_llama", "tiny_llama_untied", "tiny_gemma2"])
@@ -384,87 +311,6 @@ def test_options_are_checked(tiny_llama):
     for call in (load_model, load_tokenizer, model_folder):
         with pytest.raises(ValueError, match="trust_remote_code must be True or False, got 'no'"):
             call(tiny_llama, trust_remote_code="no")
-
-
-def test_offline_a_name_is_looked_up_in_the_cache(cache, tiny_llama, no_network):
-    for call in (load_model, load_tokenizer, weights_digest):
-        message = refusal(call, "owner/tiny")
-        assert "'owner/tiny'" in message
-        assert "HF_HUB_OFFLINE" in message
-    fill_cache(cache, tiny_llama)
-    assert weights_digest("owner/tiny") == weights_digest(tiny_llama)
-    assert model_folder("owner/tiny").name == COMMIT
-    assert torch.equal(logits(load_model("owner/tiny"), [[1, 5]]), logits(load_model(tiny_llama), [[1, 5]]))
-    assert load_tokenizer("owner/tiny").get_vocab() == load_tokenizer(tiny_llama).get_vocab()
-    assert not no_network
-
-
-def test_pickles_are_neither_downloaded_nor_loaded_from_the_cache(cache, folder, pickled):
-    content, marker = pickled
-    (folder / "model.safetensors").unlink()
-    (folder / "pytorch_model.bin").write_bytes(content)
-    fill_cache(cache, folder)
-    assert "pickles are never loaded" in refusal(load_model, "owner/tiny")
-    assert not marker.exists()
-
-
-@pytest.fixture
-def fake_hub(tmp_path, monkeypatch, no_network):
-    """A hub on this computer that has one model: what it is asked for is copied, and nothing else."""
-    source, snapshot = tmp_path / "source", tmp_path / COMMIT
-
-    def download(name, *, revision, allow_patterns, ignore_patterns):
-        assert name == "owner/tiny"
-        assert revision in (None, COMMIT)
-        snapshot.mkdir(exist_ok=True)
-        names = [path.relative_to(source).as_posix() for path in source.rglob("*") if path.is_file()]
-        choose = huggingface_hub.utils.filter_repo_objects
-        for file in choose(names, allow_patterns=allow_patterns, ignore_patterns=ignore_patterns):
-            shutil.copy(source / file, snapshot / file)
-        return str(snapshot)
-
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
-    return source, snapshot
-
-
-@pytest.mark.parametrize("sharded", [False, True])
-def test_only_what_is_needed_is_downloaded(fake_hub, folder, sharded):
-    source, snapshot = fake_hub
-    if sharded:
-        into_shards(folder)
-    needed = {path.name for path in folder.iterdir()}
-    shutil.copytree(folder, source)
-    (source / "original").mkdir()
-    for name in ("pytorch_model.bin", "model.fp16.safetensors", "code.py", "vocab.pkl", "original/params.json"):
-        (source / name).write_bytes(b"never")
-    load_tokenizer("owner/tiny")
-    assert {path.name for path in snapshot.iterdir()} == {name for name in needed if not name.endswith(".safetensors")}
-    assert torch.equal(logits(load_model("owner/tiny"), [[1, 5]]), logits(load_model(folder), [[1, 5]]))
-    assert {path.name for path in snapshot.iterdir()} == needed
-    assert weights_digest("owner/tiny") == weights_digest(folder)
-    model_folder("owner/tiny", trust_remote_code=True)
-    assert {path.name for path in snapshot.iterdir()} == {*needed, "code.py"}
-
-
-@pytest.mark.parametrize(
-    ("error", "words"),
-    [
-        ("GatedRepoError", "accepted its terms"),
-        ("RepositoryNotFoundError", "the hub has none of that name"),
-        ("LocalEntryNotFoundError", "the hub could not be reached"),
-    ],
-)
-def test_why_a_model_cannot_be_had_is_said(monkeypatch, error, words):
-    kind = getattr(huggingface_hub.errors, error)
-
-    def download(*_, **__):
-        raise kind.__new__(kind)
-
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
-    message = refusal(load_model, "owner/tiny")
-    assert "'owner/tiny'" in message
-    assert words in message
 
 
 def test_the_digest_is_of_weights_and_configuration_and_not_of_names(folder, tmp_path):

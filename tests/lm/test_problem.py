@@ -30,14 +30,6 @@ WORDS = [*SPECIAL, *SPOKEN, *UNSPOKEN]
 RUN = DPSGD(3, 0.3, 0.5, optimizer=SGD(0.02))
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def released(problem, models, workers, canaries=(), run=RUN):
     """All parameters of the models, by their numbers."""
     wanted = [Model(number, [number % 2 == 0] * len(canaries)) for number in range(models)]

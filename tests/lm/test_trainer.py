@@ -92,14 +92,6 @@ def make_case(folder, dtype="float32"):
     return Case(gradients, start, tokens, torch.tensor(LENGTHS), reference)
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="module")
 def llama(tiny_llama):
     return make_case(tiny_llama)

@@ -5,19 +5,8 @@ from typing import Annotated
 import typer
 
 from lastiterate.cli import values
-from lastiterate.cli.audit_actions import described_run, ending_at_once, perform, rehearse
-from lastiterate.cli.audit_options import (
-    AttackName,
-    ClipNorm,
-    DryRun,
-    Noise,
-    Others,
-    Output,
-    QuestionOptions,
-    Seed,
-    StorePath,
-    Strict,
-)
+from lastiterate.cli.audit_actions import check_output, described_run, ending_at_once, perform, rehearse
+from lastiterate.cli.audit_options import AttackName, AuditOptions, Others, QuestionOptions
 from lastiterate.cli.errors import OptionError
 from lastiterate.cli.options import Json, MethodOptions, SizeOptions, option
 from lastiterate.cli.training_options import EngineOptions
@@ -52,19 +41,13 @@ def audit(
     method_: MethodOptions,
     question: QuestionOptions,
     engine: EngineOptions,
+    options: AuditOptions,
     data: Data = "digits",
     model: Model = "mlp",
     trainer: Trainer = None,
-    noise_multiplier: Noise = None,
-    clip_norm: ClipNorm = None,
     attack: AttackName = None,
     others: Others = None,
     models: Models = None,
-    seed: Seed = 0,
-    store: StorePath = None,
-    output: Output = None,
-    strict: Strict = False,
-    dry_run: DryRun = False,
     json: Json = False,
 ) -> None:
     """Attack a training, and see what leaks.
@@ -82,25 +65,18 @@ def audit(
     """
     from lastiterate.auditing.subject import find_subject
     from lastiterate.cli.audit_options import find_attack
-    from lastiterate.cli.audit_output import finish
-    from lastiterate.cli.pictures import check_folder
 
     asked = question.question()
-    if output is not None:
-        check_folder(output, ["audit.html"])
+    check_output(options)
     if trainer and (attack or others):
         raise OptionError("--attack and --others do not apply to --trainer: its file defines attack, or returns scores")
     named = attack or "quiet"
     count = models if models is not None else (1000 if named.startswith("one-run") else 512)
     with ending_at_once():
-        subject = find_subject(
-            data, model, trainer, lambda n: described_run(size, method_, noise_multiplier, clip_norm, n)
-        )
+        subject = find_subject(data, model, trainer, lambda n: described_run(size, method_, options, n))
         chosen = subject.attack if trainer else find_attack(named, others)
-        where = store or subject.default_store(chosen, count, seed)
     computer = engine.find()
-    if dry_run:
+    if options.dry_run:
         rehearse(subject, chosen, count, json)
         return
-    result = perform(subject, chosen, count, seed, where, computer, asked)
-    raise typer.Exit(finish(result, output, strict, json))
+    raise typer.Exit(perform(subject, chosen, count, options, computer, asked, json))

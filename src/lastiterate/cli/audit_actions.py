@@ -4,24 +4,35 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lastiterate.cli.audit_options import AuditOptions
 from lastiterate.cli.errors import OptionError
 from lastiterate.cli.options import MethodOptions, SizeOptions
 from lastiterate.cli.training_options import resumable
 
 if TYPE_CHECKING:
+    from lastiterate.auditing.report import Question
     from lastiterate.auditing.subject import Subject
     from lastiterate.optimizer import SGD
+
+
+def check_output(options: AuditOptions) -> None:
+    """Refuse a folder in which nothing could be drawn later."""
+    from lastiterate.cli.pictures import check_folder
+
+    if options.output is not None:
+        check_folder(options.output, ["audit.html"])
 
 
 @contextmanager
 def ending_at_once() -> Iterator[None]:
     """Ctrl-C ends the program here without further ado. JAX, interrupted while it is imported, would crash."""
     before = signal.getsignal(signal.SIGINT)
-    if before is not signal.SIG_IGN:  # as in the background of a script
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    if before in (signal.SIG_IGN, None):  # as in the background of a script; not Python's
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
         yield
     finally:
@@ -31,14 +42,14 @@ def ending_at_once() -> Iterator[None]:
 def described_run(
     size: SizeOptions,
     method: MethodOptions,
-    noise: Any,
-    clip_norm: float | None,
+    options: AuditOptions,
     examples: int | None,
     usual: "Callable[[float], SGD] | None" = None,
 ) -> Any:
     """The run that the options describe; None: they describe none. ``usual`` as in ``with_defaults``."""
     from lastiterate.auditing.subject import with_defaults
 
+    noise, clip_norm = options.noise_multiplier, options.clip_norm
     given = any(vars(size).values())
     if not given:
         if noise is not None or clip_norm is not None or method != MethodOptions():
@@ -53,23 +64,28 @@ def described_run(
     return with_defaults(run, calibrated=noise is not None, examples=examples, usual=usual)
 
 
-def perform(subject: "Subject", attack: Any, models: int, seed: int, store: Path, engine: Any, question: Any) -> Any:
-    """Audit the subject; Ctrl-C says how to resume."""
+def perform(
+    subject: "Subject", attack: Any, models: int, options: AuditOptions, engine: Any, question: "Question", json: bool
+) -> int:
+    """Audit the subject, show what was found, and say with which status to exit; Ctrl-C says how to resume."""
     import lastiterate
+    from lastiterate.cli.audit_output import finish
 
+    store = options.store or subject.default_store(attack, models, options.seed)
     with resumable(store):
-        return lastiterate.audit(
+        result = lastiterate.audit(
             subject.run,
             subject.problem,
             attack,
             models,
-            seed,
+            options.seed,
             store,
             engine,
             **vars(question),
             test=subject.test,
             data=subject.words,
         )
+    return finish(result, options.output, options.strict, json)
 
 
 def _duration(seconds: float) -> str:

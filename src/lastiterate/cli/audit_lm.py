@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lastiterate.cli import values
-from lastiterate.cli.audit_actions import described_run, ending_at_once, perform, rehearse
-from lastiterate.cli.audit_options import ClipNorm, DryRun, Noise, Output, QuestionOptions, Seed, StorePath, Strict
+from lastiterate.cli.audit_actions import check_output, described_run, ending_at_once, perform, rehearse
+from lastiterate.cli.audit_options import AuditOptions, QuestionOptions
 from lastiterate.cli.errors import OptionError
 from lastiterate.cli.options import Json, MethodOptions, SizeOptions, option
 from lastiterate.cli.training_options import EngineOptions
@@ -142,17 +142,11 @@ def audit_lm(
     method_: MethodOptions,
     question: QuestionOptions,
     engine: EngineOptions,
-    noise_multiplier: Noise = None,
-    clip_norm: ClipNorm = None,
+    options: AuditOptions,
     score: Score = "gradient",
     canary_length: Length = 16,
     one_run: OneRun = False,
     models: Models = None,
-    seed: Seed = 0,
-    store: StorePath = None,
-    output: Output = None,
-    strict: Strict = False,
-    dry_run: DryRun = False,
     json: Json = False,
 ) -> None:
     """Attack the fine-tuning of a language model, and see what leaks.
@@ -169,12 +163,8 @@ def audit_lm(
       lastiterate audit-lm --model stories260k --text personachat.jsonl --longest 64
       lastiterate audit-lm --model google/gemma-2-2b --text train.txt --held-out valid.txt --dtype bfloat16
     """
-    from lastiterate.cli.audit_output import finish
-    from lastiterate.cli.pictures import check_folder
-
     asked = question.question()
-    if output is not None:
-        check_folder(output, ["audit.html"])
+    check_output(options)
     if one_run and score == "loss":
         raise OptionError("--score must be gradient or rows with --one-run, got 'loss'")
     if canary_length < 2:
@@ -186,14 +176,12 @@ def audit_lm(
 
         def described(n: int) -> Any:
             how_long = size if any(vars(size).values()) else usual_size(n)
-            return described_run(how_long, method_, noise_multiplier, clip_norm, n, usual_optimizer)
+            return described_run(how_long, method_, options, n, usual_optimizer)
 
         attack = OneRunTokens(score, canary_length) if one_run else UnseenTokens(score, canary_length)
         subject = text_subject(texts.problem(), described)
         count = models if models is not None else (64 if one_run else MODELS)
-        where = store or subject.default_store(attack, count, seed)
-    if dry_run:
+    if options.dry_run:
         rehearse(subject, attack, count, json, subject.problem.unseen_tokens())
         return
-    result = perform(subject, attack, count, seed, where, computer, asked)
-    raise typer.Exit(finish(result, output, strict, json))
+    raise typer.Exit(perform(subject, attack, count, options, computer, asked, json))

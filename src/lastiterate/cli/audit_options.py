@@ -42,18 +42,6 @@ AttackName = Annotated[
     option("--attack", values.one_of(*ATTACKS), "NAME", f"How to attack: {', '.join(ATTACKS)} (default: quiet)."),
 ]
 
-Noise = Annotated[
-    PerStepOption | None,
-    option("--noise-multiplier", values.per_step, "NUMBER", "Noise sigma (default: for composition 8 at delta 1e-5)."),
-]
-ClipNorm = Annotated[float | None, option("--clip-norm", values.number, "NUMBER", "Clipping norm (default: 1).")]
-Seed = Annotated[int, option("--seed", values.integer, "INTEGER", "Of all randomness (default: 0).")]
-StorePath = Annotated[
-    Path | None,
-    option("--store", None, "FILE.sqlite", "Keeps every score; resumed if it exists (default: in runs/)."),
-]
-DryRun = Annotated[bool, option("--dry-run", None, None, "Say what would be trained, and how long it would take.")]
-
 
 @dataclass(frozen=True)
 class QuestionOptions:
@@ -96,6 +84,31 @@ Output = Annotated[
     Path | None,
     option("--output", None, "FOLDER", "Folder for the page and the pictures (default: the store's)."),
 ]
+
+
+@dataclass(frozen=True)
+class AuditOptions:
+    """What audits of shipped models and of language models share, beside the run."""
+
+    noise_multiplier: Annotated[
+        PerStepOption | None,
+        option(
+            "--noise-multiplier", values.per_step, "NUMBER", "Noise sigma (default: for composition 8 at delta 1e-5)."
+        ),
+    ] = None
+    clip_norm: Annotated[
+        float | None, option("--clip-norm", values.number, "NUMBER", "Clipping norm (default: 1).")
+    ] = None
+    seed: Annotated[int, option("--seed", values.integer, "INTEGER", "Of all randomness (default: 0).")] = 0
+    store: Annotated[
+        Path | None,
+        option("--store", None, "FILE.sqlite", "Keeps every score; resumed if it exists (default: in runs/)."),
+    ] = None
+    output: Output = None
+    strict: Strict = False
+    dry_run: Annotated[
+        bool, option("--dry-run", None, None, "Say what would be trained, and how long it would take.")
+    ] = False
 
 
 def _threshold(text: str) -> float | str:
