@@ -12,6 +12,7 @@ from lastiterate.privacy.last_iterate import last_iterate
 from lastiterate.privacy.max_over_steps import max_over_steps
 from lastiterate.privacy.no_amplification import no_amplification
 from lastiterate.run import DPSGD
+from lastiterate.trainer_failure import TrainerFailed
 
 __version__ = "0.1.0"
 
@@ -21,6 +22,8 @@ __all__ = [
     "Estimate",
     "LastIterateAccountant",
     "PrivacyCurve",
+    "Trained",
+    "TrainerFailed",
     "audit",
     "calibrate",
     "composition",
@@ -40,6 +43,10 @@ def __getattr__(name: str) -> Any:
         from lastiterate.auditing.audit import audit
 
         return audit
+    if name == "Trained":
+        from lastiterate.auditing.trained import Trained
+
+        return Trained
     if name in ("Estimate", "estimate"):
         from lastiterate.auditing import estimate
 

@@ -18,13 +18,15 @@ import numpy as np
 from lastiterate.attacks.attack import Expected, Words
 from lastiterate.auditing.describe import specification
 from lastiterate.auditing.engine import Engine, find_engine
-from lastiterate.auditing.job import REFERENCES, Job, Trials, brings_trainer, is_one_run, is_users, user_references
-from lastiterate.auditing.report import Question, report
+from lastiterate.auditing.job import Job, Trials, brings_trainer, is_one_run, is_users
+from lastiterate.auditing.report import Question, check_question, report
 from lastiterate.auditing.result import AuditResult
 from lastiterate.auditing.store import Store
 from lastiterate.auditing.store_trials import StoredTrials
+from lastiterate.auditing.user_trainer import REFERENCES, SEED_NUMBERING, train_references
 from lastiterate.plot.words import spell
 from lastiterate.run import DPSGD
+from lastiterate.trainer_failure import TrainerFailed
 from lastiterate.values import Array, integer
 
 if TYPE_CHECKING:
@@ -76,8 +78,25 @@ def audit(
     """
     question = Question(delta, confidence, methods, threshold, claim_epsilon, claim_noise)
     job = Job(run, problem, attack, {}, seed, models, test=test)
-    with _collected(job, store, engine, question, data, progress) as kept:
-        result = report(kept, question)
+    try:
+        return conduct(job, question, store, engine, data, progress)
+    except TrainerFailed as failed:
+        if not isinstance(failed.error, Exception):  # a trainer may not end the program of whoever calls this
+            raise
+        failed.error.add_note(f"{failed}; {failed.kept}")
+        raise failed.error from None
+
+
+def conduct(
+    job: Job, question: Question, store: str | Path | None, engine: str | Engine, data: str, progress: bool | None
+) -> AuditResult:
+    """``audit`` for those who tell a trainer's failure (``TrainerFailed``) from a mistake in the call."""
+    try:
+        with _collected(job, store, engine, question, data, progress) as kept:
+            result = report(kept, question)
+    except TrainerFailed as failed:
+        failed.kept = failed.kept if store else "nothing is kept without a store"
+        raise
     return result if store else replace(result, store=None)
 
 
@@ -114,8 +133,11 @@ def _collected(
 
         job = replace(job, attack=GradientSpace())
     _check(job.problem, job.attack, job.models)
+    check_question(question, job.run, one_run=is_one_run(job.attack))
     words = data or _words(job.problem)
     described = specification(job.run, job.problem, job.attack, job.models, job.seed, words)
+    if is_users(job.problem) and store is not None:
+        _check_numbering(Path(store))
     with tempfile.TemporaryDirectory() as scratch, _open(store or Path(scratch) / "audit.sqlite", described) as kept:
         fill(job, kept, computer, question, progress)
         yield kept
@@ -128,18 +150,23 @@ def fill(job: Job, store: Store, engine: Engine, question: Question, progress: b
     began = monotonic()
     try:
         with engine.running():
-            job, trials = _prepare(job, store, engine, progress)
+            job, trials = _prepare(job, store, engine, question, progress)
             _train(job, store, trials, question, progress)
+    except TrainerFailed as failed:
+        done, planned = len(store.done()), len(job.planned()[0])
+        failed.kept = f"{done} of {planned} trials are stored in {store.path}" if done else "no trial was stored"
+        raise
     finally:
         store.add_seconds(monotonic() - began)
 
 
-def _prepare(job: Job, store: Store, engine: Engine, progress: bool | None) -> tuple[Job, Trials]:
+def _prepare(job: Job, store: Store, engine: Engine, question: Question, progress: bool | None) -> tuple[Job, Trials]:
     """The job with what its crafter found, now or in an earlier session."""
     if (held := store.facts) is not None:
         job = replace(job, facts=held["crafted"], chunk_size=held["chunk_size"])
         return job, engine.prepare(job)
     crafted, expected, words = _craft(job, progress)
+    check_question(question, job.run, expected, one_run=is_one_run(job.attack))
     job = replace(job, facts=crafted)
     trials = engine.prepare(job)
     facts = {
@@ -184,7 +211,11 @@ def _craft(job: Job, progress: bool | None) -> tuple[dict[str, Any], Expected, W
     if attack is None:
         return {}, Expected("none"), Words("your trainer's own scores", "score")
     if is_users(job.problem):
-        facts = attack.craft(run, user_references(job.problem, attack.references, job.seed))
+        trained = train_references(job.problem, run, attack.references, job.seed)
+        try:
+            facts = attack.craft(run, trained)
+        except (TypeError, ValueError) as error:  # they are no parameters, or not of the canary's shapes
+            raise TrainerFailed(error, f"{len(trained)} reference models of world 'out'") from error
         return facts, attack.expected(facts), attack.words(facts)
     own = brings_trainer(job.problem)
     references = job.problem.references(job.seed, progress) if own else _References(job.seed, progress)
@@ -230,20 +261,36 @@ def _missing(job: Job, store: Store, chunk_size: int) -> tuple[Array, Array]:
 
 @contextmanager
 def _open(path: str | Path, described: dict[str, Any]) -> Iterator[Store]:
-    """The store. A new one that came to nothing, as where the attack refuses the problem, is removed again."""
+    """The store. A new one that came to nothing, as where the attack refuses the problem, is removed again.
+
+    So is that of a user's trainer that failed on its first model: once mended, it would be another trainer.
+    """
     new = not Path(path).exists()
     folders = [folder for folder in Path(path).parents if not folder.exists()]
     with Store.open(path, described, _setup()) as store:
         try:
             yield store
         except Exception:
-            if new and store.facts is None:
+            if new and (store.facts is None or (described.get("trainer_seeds") and not store.done())):
                 store.close()
                 Path(path).unlink(missing_ok=True)
                 with suppress(OSError):  # somebody else may use them by now
                     for folder in folders:
                         folder.rmdir()
             raise
+
+
+def _check_numbering(path: Path) -> None:
+    """Refuse to go on with a trainer's store whose models had seeds by an earlier numbering."""
+    if not path.is_file() or not path.stat().st_size:
+        return
+    with Store.read(path) as held:
+        found = held.specification
+    if found.get("trainer_seeds", 1) != SEED_NUMBERING:
+        raise ValueError(
+            f"the store {str(path)!r} was begun by an earlier version, which gave a trainer's models other seeds: it "
+            "can be reported, but not continued; name another store"
+        )
 
 
 def _words(problem: Any) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from lastiterate.answers import run_fields
+from lastiterate.auditing.user_trainer import SEED_NUMBERING
 from lastiterate.optimizer import SGD
 from lastiterate.run import DPSGD
 
@@ -24,6 +25,7 @@ def specification(run: DPSGD, problem: Any, attack: Any, models: int, seed: int,
         "attack": describe_attack(attack),
         "models": models,
         "seed": seed,
+        **({"trainer_seeds": SEED_NUMBERING} if callable(problem) else {}),
     }
 
 

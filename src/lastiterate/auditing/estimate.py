@@ -10,7 +10,14 @@ import numpy as np
 
 from lastiterate.auditing.family import FAMILIES
 from lastiterate.auditing.one_run import ONE_RUN, bound_of, guess_all, guess_extremes
-from lastiterate.auditing.threshold import CHOICES, Worlds, bounds_at, chosen_by_scores, predicted_threshold, rule_of
+from lastiterate.auditing.threshold import (
+    Worlds,
+    bounds_at,
+    check_threshold,
+    chosen_by_scores,
+    predicted_threshold,
+    rule_of,
+)
 from lastiterate.run import DPSGD
 from lastiterate.values import Array, number
 
@@ -101,11 +108,7 @@ def estimate(
     gaussian = method not in ("clopper-pearson", "one-run")  # noise leaves no pure epsilon
     delta = number("delta", delta, 0.0, 1.0, open_low=gaussian, open_high=True)
     confidence = number("confidence", confidence, 0.0, 1.0, open_low=True, open_high=True)
-    if isinstance(threshold, str):
-        if threshold not in CHOICES:
-            raise ValueError(f"threshold must be a number or one of {', '.join(CHOICES)}, got {threshold!r}")
-    else:
-        threshold = number("threshold", threshold)
+    threshold = check_threshold(threshold)
     if run is not None and not isinstance(run, DPSGD):
         raise ValueError(f"run must be a lastiterate.DPSGD, got {run!r}")
     if method in ONE_RUN:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from lastiterate.auditing.store_trials import StoredTrials
+from lastiterate.auditing.user_trainer import UserTrials
 from lastiterate.run import DPSGD
 from lastiterate.values import Array
 
@@ -17,8 +18,6 @@ if TYPE_CHECKING:
     from lastiterate.training_progress import TrainingProgress
 
 EXACT_CHUNK = 65_536  # draws of last iterates at a time
-HAND_OVER_SECONDS = 0.5  # users' trainers: models that are trained within it are stored together
-REFERENCES = 2**20  # users' trainers: models that are not counted have numbers from here on
 
 
 @dataclass(frozen=True, eq=False)
@@ -168,52 +167,6 @@ class ExactTrials:
             yield StoredTrials(models[part], present[part], scores, np.full(len(scores), np.nan), seconds)
 
 
-class UserTrials:
-    """A user's trainer, one model after the other; its framework uses the cores as it does."""
-
-    def __init__(self, job: Job) -> None:
-        self._job = job
-        self.chunk_size = job.chunk_size or 1
-
-    def chunks(self, models: Array, present: Array, progress: TrainingProgress | None) -> Iterator[StoredTrials]:
-        rows: list[tuple[int, bool, float, float, float]] = []
-        handed = monotonic()
-        try:
-            for model, world in zip(models.tolist(), present.tolist(), strict=True):
-                began = monotonic()
-                score = self._score(self._job.problem(trainer_seed(self._job.seed, model, world), world))
-                rows.append((model, world, score, np.nan, monotonic() - began))
-                if progress:
-                    progress.advanced(1, self._job.run.steps, finished=True)
-                if monotonic() - handed > HAND_OVER_SECONDS:
-                    yield _chunk(rows)
-                    rows, handed = [], monotonic()
-        except Exception:
-            if rows:  # whatever went wrong, what is done is kept
-                yield _chunk(rows)
-            raise
-        if rows:
-            yield _chunk(rows)
-
-    def _score(self, result: Any) -> float:
-        attack = self._job.attack
-        if attack is None and isinstance(result, (list, tuple, np.ndarray)) and np.ndim(result) != 0:
-            raise ValueError(
-                f"attack must be given where the trainer returns parameters (here of shape {np.shape(result)}): for "
-                "example lastiterate.attacks.Displacement(canary)"
-            )
-        try:
-            score = float(result if attack is None else attack.score(self._job.run, self._job.facts, result))
-        except TypeError:
-            raise ValueError(
-                f"the trainer must return a number, or parameters together with an attack that scores them, such as "
-                f"lastiterate.attacks.Displacement(canary); got {type(result).__name__}"
-            ) from None
-        if np.isnan(score):
-            raise ValueError("scores must be numbers, infinite ones included, got nan from the trainer")
-        return score
-
-
 class OneRunTrials:
     """One model with about half of the canaries; its chunk is all of them."""
 
@@ -234,17 +187,3 @@ class OneRunTrials:
         if progress:
             progress.advanced(len(models), job.run.steps, finished=True)
         yield StoredTrials(models, present, scores, np.full(len(models), right), seconds)
-
-
-def _chunk(rows: list[tuple[int, bool, float, float, float]]) -> StoredTrials:
-    return StoredTrials(*map(np.array, zip(*rows, strict=True)))
-
-
-def trainer_seed(seed: int, model: int, present: bool) -> int:
-    """A seed for a user's trainer: different for every model and world of an audit, and in [0, 2^32)."""
-    return ((seed << 22) + 2 * model + present) % 2**32
-
-
-def user_references(trainer: Callable[[int, bool], Any], count: int, seed: int) -> list[Any]:
-    """What a user's trainer returns for models without the canary that are not counted."""
-    return [trainer(trainer_seed(seed, REFERENCES + model, False), False) for model in range(count)]

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from lastiterate.auditing.job import brings_trainer, is_one_run, is_users
+from lastiterate.auditing.user_trainer import train
 from lastiterate.machine import process_peak_bytes
 from lastiterate.run import DPSGD
 
@@ -34,7 +35,7 @@ def rehearse(run: DPSGD, problem: Any, attack: Any, models: int) -> Rehearsal:
     total = references + (1 if is_one_run(attack) else 2 * models)
     if is_users(problem):
         began = monotonic()
-        problem(0, False)
+        train(problem, run, 0, 0, False)
         return Rehearsal(
             total, references, total * (monotonic() - began), process_peak_bytes(), "from one model trained"
         )

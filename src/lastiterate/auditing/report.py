@@ -19,8 +19,8 @@ from lastiterate.auditing.estimate import Estimate, estimate
 from lastiterate.auditing.result import AuditResult
 from lastiterate.auditing.score_law import score_density
 from lastiterate.auditing.store import Store
-from lastiterate.auditing.threshold import Worlds, predicted_threshold, threshold_of_draws
-from lastiterate.auditing.verdict import check_claims, claim_of, judge
+from lastiterate.auditing.threshold import Worlds, check_threshold, predicted_threshold, threshold_of_draws
+from lastiterate.auditing.verdict import check_claims, claim_of, judge, sharing_the_error
 from lastiterate.plot.words import ASSUMPTION_FREE, METHODS, spell
 from lastiterate.privacy.law import law_of
 from lastiterate.run import DPSGD
@@ -46,9 +46,26 @@ class Question:
         check_claims(self.claim_epsilon, self.claim_noise)
         number("delta", self.delta, 0.0, 1.0, open_low=True, open_high=True)
         number("confidence", self.confidence, 0.0, 1.0, open_low=True, open_high=True)
+        if sharing_the_error(self.confidence) == 1.0:
+            raise ValueError(
+                f"confidence must leave an error that can be shared, 1e-15 at least, got {self.confidence!r}"
+            )
+        check_threshold(self.threshold)
+        if isinstance(self.methods, str) or self.methods == []:
+            raise ValueError(f"methods must be a list of at least one method, or None for all, got {self.methods!r}")
         for method in self.methods or ():  # whether it applies shows when the attack is known
             if method not in METHODS:
                 raise ValueError(f"method must be one of {', '.join(METHODS)}, got {method!r}")
+
+
+def check_question(question: Question, run: DPSGD, expected: Expected | None = None, *, one_run: bool) -> None:
+    """Refuse what could not be answered for such an audit, before anything is trained.
+
+    ``expected`` None: the attack has not said yet what scores are to be expected.
+    """
+    _methods(run, expected or Expected("none"), one_run, question.methods)
+    if expected is None:
+        claim_of(run, question.delta, question.claim_epsilon, question.claim_noise)
 
 
 def report(store: Store, question: Question = Question()) -> AuditResult:  # noqa: B008 - it is frozen

@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from lastiterate.optimizer import SGD
 from lastiterate.privacy.calibrate import calibrate
 from lastiterate.privacy.composition import composition
 from lastiterate.run import DPSGD
+from lastiterate.trainer_failure import guarded
 from lastiterate.values import Array
 
 DEFAULT_EPSILON, DEFAULT_DELTA = 8.0, 1e-5  # by composition, where no noise was given
@@ -83,7 +85,7 @@ def _users(where: str, run: DPSGD | None) -> Subject:
         raise ValueError(f"trainer must be in a Python file, got {str(file)!r}")
     module = importlib.util.module_from_spec(specified)
     sys.modules[file.stem] = module  # so that it can be sent to other processes
-    specified.loader.exec_module(module)
+    guarded(partial(specified.loader.exec_module, module), f"the import of {str(file)!r}")
     train = getattr(module, name, None)
     if not callable(train):
         raise ValueError(f"trainer must name a function in {str(file)!r}, got {name!r}")

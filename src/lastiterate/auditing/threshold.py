@@ -23,6 +23,15 @@ _QUANTILES = (np.arange(16) + 0.5) / 16.0  # of the numbers of errors that are e
 _PLATEAU = 1e-6  # of the best merit: thresholds within are equally good
 
 
+def check_threshold(threshold: float | str) -> float | str:
+    """A way to choose a threshold, or one that was chosen."""
+    if not isinstance(threshold, str):
+        return number("threshold", threshold)
+    if threshold not in CHOICES:
+        raise ValueError(f"threshold must be a number or one of {', '.join(CHOICES)}, got {threshold!r}")
+    return threshold
+
+
 class Rule(Protocol):
     """How upper bounds on the two error rates become a lower bound on epsilon."""
 

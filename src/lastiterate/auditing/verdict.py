@@ -72,6 +72,11 @@ def check_claims(epsilon: float | None, noise: float | None) -> None:
             number(name, value, 0.0, open_low=True)
 
 
+def sharing_the_error(confidence: float) -> float:
+    """The confidence of each of two tests that are wrong together as seldom as this one."""
+    return 1.0 - 0.5 * (1.0 - confidence)
+
+
 def judge(claim: Claim, kind: str, estimate: Callable[[str, float], Estimate], confidence: float) -> tuple[str, str]:
     """The verdict and its reason, by the tests that apply to a kind of scores, whatever else was asked of them.
 
@@ -82,7 +87,7 @@ def judge(claim: Claim, kind: str, estimate: Callable[[str, float], Estimate], c
     if kind == "one-run":
         refuted = _refuted_without_assumptions(claim, estimate("one-run", confidence))
     else:
-        shared = 1.0 - 0.5 * (1.0 - confidence)
+        shared = sharing_the_error(confidence)
         refuted = _refuted_without_assumptions(claim, estimate("clopper-pearson", shared))
         # The threshold of the composition family, for last iterates, is that of the quicker one.
         rates = estimate("composition" if kind == "likelihood-ratio" else "last-iterate", shared)

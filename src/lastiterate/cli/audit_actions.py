@@ -68,23 +68,14 @@ def perform(
     subject: "Subject", attack: Any, models: int, options: AuditOptions, engine: Any, question: "Question", json: bool
 ) -> int:
     """Audit the subject, show what was found, and say with which status to exit; Ctrl-C says how to resume."""
-    import lastiterate
+    from lastiterate.auditing.audit import conduct
+    from lastiterate.auditing.job import Job
     from lastiterate.cli.audit_output import finish
 
     store = options.store or subject.default_store(attack, models, options.seed)
+    job = Job(subject.run, subject.problem, attack, {}, options.seed, models, test=subject.test)
     with resumable(store):
-        result = lastiterate.audit(
-            subject.run,
-            subject.problem,
-            attack,
-            models,
-            options.seed,
-            store,
-            engine,
-            **vars(question),
-            test=subject.test,
-            data=subject.words,
-        )
+        result = conduct(job, question, store, engine, subject.words, progress=None)
     return finish(result, options.output, options.strict, json)
 
 

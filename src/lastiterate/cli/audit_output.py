@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from lastiterate.answers import answer_fields, run_fields
 from lastiterate.cli.output import print_json, print_table
+from lastiterate.plot.file import missing_libraries
 from lastiterate.plot.words import ASSUMPTIONS, CAVEAT, LABELS, METHOD_ASSUMPTIONS, METHODS, describe, per_cent, spell
 
 if TYPE_CHECKING:
@@ -22,11 +23,12 @@ def finish(result: AuditResult, output: Path | None, strict: bool, json: bool, n
     folder = output or (None if json or result.store is None else result.store.parent)
     if folder and not output and not os.access(folder, os.W_OK):
         folder = None  # the store was only read; --output says where else to draw
-    files = draw(result, folder, name) if folder else []
+    undrawn = missing_libraries() if folder else None  # a report without pictures is still one
+    files = draw(result, folder, name) if folder and not undrawn else []
     if json:
         print_json(result_fields(result))
     else:
-        _print(result, files)
+        _print(result, files, [f"No page and no picture: {undrawn}"] if undrawn else [])
     if result.verdict == "violation":
         return 1
     return 1 if strict and result.verdict != "consistent" else 0
@@ -100,7 +102,7 @@ def estimate_fields(estimate: Estimate) -> dict[str, Any]:
     return fields
 
 
-def _print(result: AuditResult, files: list[Path]) -> None:
+def _print(result: AuditResult, files: list[Path], remarks: list[str]) -> None:
     rows = []
     for name, answer in result.predictions.items():
         if name in ASSUMPTIONS:
@@ -113,7 +115,7 @@ def _print(result: AuditResult, files: list[Path]) -> None:
     notes = [f"Verdict: {result.verdict}. {result.reason}", *_about(result), *result.caveats, CAVEAT]
     if result.store:
         notes.append(f"Scores: {result.store}")
-    notes += [f"{'Page' if file.suffix == '.html' else 'Picture'}: {file}" for file in files]
+    notes += [f"{'Page' if file.suffix == '.html' else 'Picture'}: {file}" for file in files] + remarks
     title = f"{result.data or 'your trainer'}: {describe(result.run)}; delta {spell(result.delta)}\n{result.attack}"
     print_table(title, ("", "epsilon", "confidence", "limit", "what it assumes"), rows, {1, 2, 3}, notes)
 

@@ -1,7 +1,11 @@
-"""Bad input is one plain sentence on stderr and exit status 2, whoever noticed it: typer, an option or an analysis."""
+"""How a command ends. Bad input is one plain sentence on stderr and status 2, whoever noticed it; what broke is 3.
+
+Status 1 says that a claim is refuted, and nothing else does: neither Python's nor typer's own use of it gets out.
+"""
 
 from __future__ import annotations
 
+import os
 import sys
 import traceback
 from typing import TYPE_CHECKING, Any
@@ -10,6 +14,7 @@ import typer
 from typer.core import TyperGroup
 
 from lastiterate.extras import MissingExtra
+from lastiterate.trainer_failure import TrainerFailed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,7 +22,7 @@ if TYPE_CHECKING:
 # The base of typer's own usage errors. Some versions take it from click, some carry it themselves.
 _UsageError: type[Exception] = typer.BadParameter.__mro__[2]
 
-BAD_INPUT, BROKEN = 2, 3
+BAD_INPUT, BROKEN, STOPPED = 2, 3, 130
 
 
 class OptionError(typer.BadParameter):
@@ -39,21 +44,44 @@ class PlainGroup(TyperGroup):
             return super().main(args, prog_name, standalone_mode=False, **options)
         try:
             status = super().main(args, prog_name, standalone_mode=False, **options)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            status = _pipe_is_gone()
+        except SystemExit as error:  # typer's answer to a broken pipe, or somebody else's attempt to end the program
+            gone = isinstance(error.__context__, BrokenPipeError)
+            status = _pipe_is_gone() if gone else _broke(f"something called sys.exit({error.code!r})")
         except _UsageError as error:
-            sys.exit(_say(error.format_message()))  # type: ignore[attr-defined]
+            status = _say(error.format_message())  # type: ignore[attr-defined]
+        except TrainerFailed as failed:
+            status = _tell(failed)
         except (ValueError, OSError, ArithmeticError, MissingExtra) as error:
-            sys.exit(_say(str(error)))
+            status = _say(str(error))
         except MemoryError:
-            sys.exit(_say("the run needs more memory than there is: describe it with fewer distinct steps"))
+            status = _say("the run needs more memory than there is: describe it with fewer distinct steps")
         except typer.Abort:
-            sys.exit(_say("stopped", status=130))
-        except (typer.Exit, SystemExit):
-            raise
+            status = _say("stopped", STOPPED)
         except Exception:
-            # Not 1, Python's usual, which says that a claim is refuted.
-            traceback.print_exc()
-            sys.exit(BROKEN)
+            status = _broke()
         sys.exit(status if isinstance(status, int) else 0)
+
+
+def _pipe_is_gone() -> int:
+    """Whoever read the output has left: nothing is there to be told, nor to be written when Python ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return BROKEN
+
+
+def _broke(sentence: str | None = None) -> int:
+    if sentence:
+        return _say(sentence, BROKEN)
+    traceback.print_exc()
+    return BROKEN
+
+
+def _tell(failed: TrainerFailed) -> int:
+    """A failure of the user's own code, with their lines of it."""
+    print(f"{failed}\n{failed.lines}{failed.kept}".rstrip(), file=sys.stderr)
+    return BROKEN
 
 
 def _say(message: str, status: int = BAD_INPUT) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import sys
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -23,10 +24,17 @@ def check_target(path: Path) -> None:
     """Refuse a file that could not be drawn or written later, so that nobody waits for a picture in vain."""
     if path.suffix[1:].lower() not in FORMATS:
         raise ValueError(f"the plot's file must end in {', '.join(f'.{kind}' for kind in FORMATS)}, got {str(path)!r}")
-    for module in ("altair", "vl_convert"):
-        if find_spec(module) is None:
-            raise ValueError(f'plots need {module}, which is not installed: pip install "lastiterate[plot]"')
+    if sentence := missing_libraries():
+        raise ValueError(sentence)
     check_writable(path, "plot")
+
+
+def missing_libraries() -> str | None:
+    """Why nothing can be drawn here, and what to do about it; None: all is there."""
+    for module in ("altair", "vl_convert"):
+        if sys.modules.get(module, module) is None or find_spec(module) is None:
+            return f'plots need {module}, which is not installed: pip install "lastiterate[plot]"'
+    return None
 
 
 def save(chart: Any, path: Path) -> None:
