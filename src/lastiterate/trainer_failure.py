@@ -32,6 +32,11 @@ class TrainerFailed(Exception):
             what = f"it called sys.exit({self.error.code!r})"
         return f"the trainer failed on {self.training}: {what}"
 
+    @property
+    def story(self) -> str:
+        """All of it, in several lines."""
+        return f"{self}\n{self.lines}{self.kept}".rstrip()
+
     def __reduce__(self) -> Any:
         """Sent to another process with its error or, if that cannot be sent, with the error's words."""
         error = self.error

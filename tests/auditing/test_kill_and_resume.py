@@ -27,7 +27,7 @@ run = lastiterate.DPSGD(steps=10, sample_rate=0.1, noise_multiplier=1.0)
 
 def train(seed, canary):
     time.sleep(0.05)
-    return random.Random(seed).gauss(2.0 * canary, 1.0)
+    return random.Random(seed).gauss(0.5 * canary, 1.0)
 """
 
 

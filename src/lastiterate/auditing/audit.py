@@ -83,7 +83,7 @@ def audit(
     except TrainerFailed as failed:
         if not isinstance(failed.error, Exception):  # a trainer may not end the program of whoever calls this
             raise
-        failed.error.add_note(f"{failed}; {failed.kept}")
+        failed.error.add_note(failed.story)
         raise failed.error from None
 
 

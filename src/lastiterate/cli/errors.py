@@ -53,7 +53,8 @@ class PlainGroup(TyperGroup):
         except _UsageError as error:
             status = _say(error.format_message())  # type: ignore[attr-defined]
         except TrainerFailed as failed:
-            status = _tell(failed)
+            print(failed.story, file=sys.stderr)
+            status = BROKEN
         except (ValueError, OSError, ArithmeticError, MissingExtra) as error:
             status = _say(str(error))
         except MemoryError:
@@ -75,12 +76,6 @@ def _broke(sentence: str | None = None) -> int:
     if sentence:
         return _say(sentence, BROKEN)
     traceback.print_exc()
-    return BROKEN
-
-
-def _tell(failed: TrainerFailed) -> int:
-    """A failure of the user's own code, with their lines of it."""
-    print(f"{failed}\n{failed.lines}{failed.kept}".rstrip(), file=sys.stderr)
     return BROKEN
 
 
