@@ -1,0 +1,156 @@
+"""Every exit status, each from a real process: 1 means refuted and nothing else, 0 means judged."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+TRAINERS = """
+import os, sys, time
+import numpy as np
+import lastiterate as li
+
+run = li.DPSGD(steps=30, sample_rate=0.1, noise_multiplier=1.0)
+calls = []
+
+
+def correct(seed, canary):
+    generator = np.random.default_rng(seed)
+    batches = canary * (generator.random(30) < 0.1)
+    return float(np.sum(batches + generator.standard_normal(30)))
+
+
+def on_the_7th(failure):
+    def train(seed, canary):
+        calls.append(seed)
+        if len(calls) == 7:
+            failure()
+        return correct(seed, canary)
+
+    return train
+
+
+def open_nothing():
+    open("nowhere")
+
+
+def refuse():
+    raise ValueError("my own mistake")
+
+
+def sleep():
+    time.sleep(60)
+
+
+leaking = lambda seed, canary: 10.0 * canary + np.random.default_rng(seed).standard_normal()
+beyond = lambda seed, canary: 1.3 * canary + np.random.default_rng(seed).standard_normal()
+deaf = lambda seed, canary: np.random.default_rng(seed).standard_normal()
+leaves_0 = on_the_7th(lambda: sys.exit(0))
+leaves_1 = on_the_7th(lambda: sys.exit(1))
+value_error = on_the_7th(refuse)
+file_error = on_the_7th(open_nothing)
+divides = on_the_7th(lambda: 1 / 0)
+interrupted = on_the_7th(lambda: os.kill(os.getpid(), 2))
+not_a_number = lambda seed, canary: float("nan")
+no_score = lambda seed, canary: "high"
+other_steps = lambda seed, canary: li.Trained(0.0, steps=10)
+other_noise = lambda seed, canary: li.Trained(0.0, noise_multiplier=0.5)
+"""
+RUN = "--steps 100 --sample-rate 0.1 --noise-multiplier 1 --delta 1e-5"
+FEW = "\n".join(["world,score", *(f"{world},{i + 9 * (world == 'in')}" for world in ("in", "out") for i in range(4))])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("statuses")
+    (folder / "mine.py").write_text(TRAINERS)
+    (folder / "broken.py").write_text("import nothing_of_this_name\n")
+    (folder / "few.csv").write_text(FEW)
+    (folder / "junk.sqlite").write_text("no store")
+    return folder
+
+
+def start(folder, command, **options):
+    return subprocess.Popen(
+        [sys.executable, "-m", "lastiterate", *command.split()],
+        cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options,
+    )  # fmt: skip
+
+
+def trainer(name, options="--models 40"):
+    return f"audit --trainer mine.py:{name} --method clopper-pearson {options} --store {name}.sqlite --json"
+
+
+@pytest.mark.parametrize(
+    ("command", "status", "said"),
+    [
+        (f"epsilon {RUN}", 0, ""),
+        ("--version", 0, ""),
+        ("epsilon --help", 0, ""),
+        (trainer("correct", "--models 100"), 0, ""),
+        (trainer("leaking"), 1, ""),
+        ("epsilon --steps 0 --sample-rate .1 --noise-multiplier 1 --delta 1e-5", 2, "steps must be"),
+        ("epsilon --colour", 2, "--colour"),
+        ("report junk.sqlite", 2, "must be the store of an audit"),
+        ("audit --trainer nowhere.py:train", 2, "must be in a file that exists"),
+        (trainer("correct", "--threshold inf"), 2, "threshold must be a finite number"),
+        (trainer("other_steps"), 2, "made 10 steps, but the run declares 30"),
+        (trainer("other_noise"), 2, "trained with, 0.5, but the run declares 1"),
+        (trainer("leaves_0"), 3, "6 of 80 trials are stored in leaves_0.sqlite"),
+        (trainer("leaves_1"), 3, "it called sys.exit(1)"),
+        (trainer("value_error"), 3, 'raise ValueError("my own mistake")'),
+        (trainer("file_error"), 3, 'open("nowhere")'),
+        (trainer("divides"), 3, "ZeroDivisionError: division by zero"),
+        (trainer("not_a_number"), 3, "got nan from the trainer"),
+        (trainer("no_score"), 3, "the trainer must return a number"),
+        ("audit --trainer broken.py:train", 3, "nothing_of_this_name"),
+        ("audit --trainer mine.py:divides --dry-run --models 4 --seed 7", 0, ""),
+        (trainer("interrupted"), 130, "the same command resumes"),
+    ],
+)
+def test_statuses(folder, command, status, said):
+    process = start(folder, command)
+    output, errors = process.communicate()
+    assert process.returncode == status, errors
+    assert said in errors
+    assert "lastiterate/auditing" not in errors  # the user's lines, not ours
+    if status in (2, 3):
+        assert output == ""
+
+
+@pytest.mark.parametrize("command", [f"epsilon {RUN}", f"epsilon {RUN} --json", "--help"])
+def test_a_broken_pipe_is_quiet_and_says_neither_done_nor_refuted(folder, command):
+    read, write = os.pipe()
+    os.close(read)
+    process = subprocess.run(
+        [sys.executable, "-m", "lastiterate", *command.split()], stdout=write, stderr=subprocess.PIPE, check=False
+    )
+    os.close(write)
+    assert (process.returncode, process.stderr) == (3, b"")
+
+
+def test_a_library_that_ends_the_program_is_something_that_broke(folder):
+    code = (
+        "import sys, lastiterate\nlastiterate.last_iterate = lambda run: sys.exit(0)\n"
+        f"from lastiterate.cli.app import app\napp({f'epsilon {RUN}'.split()!r})"
+    )
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (process.returncode, process.stdout) == (3, "")
+    assert process.stderr == "something called sys.exit(0)\n"
+
+
+def test_a_signal_while_a_trainer_works_is_130(folder):
+    (folder / "slow.py").write_text(TRAINERS + "\n\ndef slow(seed, canary):\n    open('began', 'w')\n    sleep()\n")
+    process = start(folder, "audit --trainer slow.py:slow --models 4 --store slow.sqlite")
+    while not (folder / "began").exists():
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    errors = process.communicate(timeout=60)[1]
+    assert process.returncode == 130
+    assert "Traceback" not in errors
