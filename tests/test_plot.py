@@ -110,7 +110,8 @@ def test_steps_before_anything_is_learnt_are_left_out():
 
 @pytest.mark.parametrize("run", [li.DPSGD(1, 0.1, 1.0), li.DPSGD(10**9, 1e-6, 1.0)])
 def test_the_shortest_and_a_very_long_run_can_be_drawn(tmp_path, monkeypatch, run):
-    monkeypatch.setitem(plot_run._STEPS, "composition", 2)
+    for points in (plot_run._STEPS, plot_run._RATES):
+        monkeypatch.setitem(points, "composition", 3)
     chart = run_chart(run, 1e-5)
     leaks, errors = (panel.to_dict() for panel in chart.hconcat)
     for name, label in NAMES.items():

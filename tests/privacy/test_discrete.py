@@ -11,7 +11,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linprog
-from scipy.stats import binom
+from scipy.stats import binom, norm
 
 from lastiterate.privacy.curve import PrivacyCurve
 from lastiterate.privacy.discrete import DiscretePair
@@ -196,5 +196,7 @@ def test_ten_thousand_points_are_finite_and_quick():
     assert time.process_time() - began < 1.0
     assert np.all(np.isfinite(epsilons))
     assert np.all(np.diff(epsilons) < 0.0)
-    assert np.all((rates >= 0.0) & (rates <= 1.0))
+    mu = 100.0 / math.sqrt(10_000 * 0.03 * 0.97)  # nearly Gaussian, of nearly this distance
+    assert np.all(np.diff(rates) <= 0.0)
+    assert norm.cdf(norm.isf(0.01) - 1.4 * mu) < rates[1] < norm.cdf(norm.isf(0.01) - mu)
     assert this.delta(epsilons) == pytest.approx([1e-100, 1e-30, 1e-5, 0.1], rel=1e-6)
