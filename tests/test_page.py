@@ -12,7 +12,9 @@ from types import SimpleNamespace
 import pytest
 
 from lastiterate.plot import page as plot_page
+from lastiterate.plot.audit import epsilon_chart, histogram_chart, roc_chart
 from lastiterate.plot.page import caveats, write_page
+from lastiterate.plot.words import METHODS
 from tests.test_plot_audit import ODD, QUICK, fake, infinite, odd, shuffled, wordy
 
 
@@ -96,10 +98,24 @@ def test_a_page_tells_its_story_in_order(page):
         assert each in words
 
 
-def test_the_specifications_in_a_page_are_those_of_the_pictures(page):
-    specs = json.loads(re.search(r'id="specs">(.*?)</script>', page)[1])
-    assert list(specs) == ["scores", "errors", "epsilons"]
-    assert all(f'<figure id="{name}"' in page for name in specs)
+CHARTS = {"scores": histogram_chart, "errors": roc_chart, "epsilons": epsilon_chart}
+
+
+def specs_in(page):
+    return json.loads(re.search(r'id="specs">(.*?)</script>', page)[1])
+
+
+def test_every_picture_of_a_page_has_its_place_and_its_specification(page):
+    assert re.findall(r'<figure id="(.*?)"', page) == list(specs_in(page)) == list(CHARTS)
+
+
+@pytest.mark.usefixtures("still")
+def test_the_specifications_in_a_page_are_those_of_the_pictures(tmp_path):
+    result = fake(run=QUICK)
+    write_page(result, tmp_path / "page.html")
+    for name, spec in specs_in((tmp_path / "page.html").read_text()).items():
+        assert len(spec.pop("description")) > 40
+        assert spec == json.loads(json.dumps(CHARTS[name](result).to_dict()))
 
 
 @pytest.mark.usefixtures("still")
@@ -119,8 +135,13 @@ def test_everything_is_escaped(tmp_path):
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("name", sorted(ODD))
 def test_odd_audits_have_a_page(tmp_path, name):
-    write_page(odd(name), tmp_path / "page.html")
+    result = odd(name)
+    write_page(result, tmp_path / "page.html")
     words = " ".join(read((tmp_path / "page.html").read_text()).words)
+    assert f"Verdict: {result.verdict}" in words
+    assert result.reason in words
+    for method in result.estimates:
+        assert METHODS[method] in words
     assert "nan" not in words.split()
     assert "None" not in words
 

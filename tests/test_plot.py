@@ -10,11 +10,17 @@ import pytest
 import lastiterate as li
 from lastiterate.plot import run as plot_run
 from lastiterate.plot.file import check_target, save
+from lastiterate.plot.plan import plan_chart
 from lastiterate.plot.run import run_chart
 from lastiterate.plot.words import describe, spell, spell_up
 
 SIGNATURES = {"png": b"\x89PNG\r\n\x1a\n", "svg": b"<svg", "pdf": b"%PDF", "html": b"<!DOCTYPE html>"}
 RUN = li.DPSGD(100, 0.05, 1.0)
+NAMES = {
+    "last_iterate": "last iterate (heuristic)",
+    "composition": "composition (standard)",
+    "full_batch": "full batch (baseline)",
+}
 QUICK = li.DPSGD(100, 1.0, 20.0, sampling="full")  # its analyses have closed forms
 
 
@@ -57,7 +63,7 @@ def test_an_existing_picture_is_replaced_and_survives_a_failure(tmp_path, chart)
         def save(self, *args, **options):
             raise RuntimeError("broken")
 
-    with pytest.raises(RuntimeError):
+    with pytest.raises(RuntimeError, match="broken"):
         save(Broken(), path)
     assert path.read_text() == "old"
     assert [file.name for file in tmp_path.iterdir()] == [path.name]
@@ -103,9 +109,42 @@ def test_steps_before_anything_is_learnt_are_left_out():
 
 
 @pytest.mark.parametrize("run", [li.DPSGD(1, 0.1, 1.0), li.DPSGD(10**9, 1e-6, 1.0)])
-def test_the_shortest_and_a_very_long_run_can_be_drawn(tmp_path, run):
-    save(run_chart(run, 1e-5), tmp_path / "picture.svg")
-    assert "<svg" in (tmp_path / "picture.svg").read_text()[:2000]
+def test_the_shortest_and_a_very_long_run_can_be_drawn(tmp_path, monkeypatch, run):
+    for points in (plot_run._STEPS, plot_run._RATES):
+        monkeypatch.setitem(points, "composition", 3)
+    chart = run_chart(run, 1e-5)
+    leaks, errors = (panel.to_dict() for panel in chart.hconcat)
+    for name, label in NAMES.items():
+        shown = {row["steps"]: row["epsilon"] for row in leaks["data"]["values"] if row["analysis"] == label}
+        assert max(shown) == run.steps
+        assert shown[run.steps] == getattr(li, name)(run).epsilon(1e-5)
+    assert leaks["mark"]["point"] is (run.steps == 1)  # a line of one point cannot be seen
+    assert {row["analysis"] for row in errors["layer"][-1]["data"]["values"]} == set(NAMES.values())
+    save(chart, tmp_path / "picture.svg")
+    drawn = (tmp_path / "picture.svg").read_text()
+    assert drawn.startswith("<svg")
+    assert "NaN" not in drawn
+
+
+def test_the_picture_of_a_plan_has_every_batch_size_and_says_what_is_missing():
+    rows = [
+        {"batch_size": 64, "noise_multiplier": 1.5, "last_iterate": 2.0, "composition": 3.0, "full_batch": 1.0},
+        {"batch_size": 16, "noise_multiplier": 1.2, "last_iterate": 2.1, "composition": None, "full_batch": 1.1},
+    ]
+    rows[1]["composition_reason"] = "it takes long"
+    chart = plan_chart(rows, 1e-5, "100 epochs").to_dict()
+    leak, noise = chart["hconcat"]
+    shown = {(row["analysis"], row["batch_size"]): row["epsilon"] for row in leak["data"]["values"]}
+    assert shown == {(NAMES[name], row["batch_size"]): row[name] for row in rows for name in NAMES if row[name]}
+    assert [row["noise_multiplier"] for row in noise["data"]["values"]] == [1.5, 1.2]
+    assert [panel["encoding"]["y"]["field"] for panel in (leak, noise)] == ["epsilon", "noise_multiplier"]
+    for panel in (leak, noise):
+        assert panel["mark"]["type"] == "line"
+        assert panel["encoding"]["x"]["field"] == "batch_size"
+        assert panel["encoding"]["x"]["axis"]["values"] == [16, 64]
+    words = " ".join(chart["title"]["subtitle"])
+    for said in ("100 epochs", "it does not guarantee", "Without composition (standard): it takes long"):
+        assert said in words
 
 
 def test_runs_are_described_in_plain_words():

@@ -115,7 +115,7 @@ def test_bounds_hold_as_often_as_they_say_and_close_in_on_epsilon():
         allowed = binom.isf(1e-4, repetitions, 1.0 - confidence)  # a false alarm in 10,000
         assert np.sum(bounds[:, 0] > truth) <= allowed
         assert np.sum(bounds[:, 1] < truth) <= allowed
-        assert np.all(bounds[:, 0] <= bounds[:, 1])
+        assert np.all(bounds[:, 0] < bounds[:, 1])
     many = [generator.binomial(steps, rate, 100_000) for rate in (together, without)]
     low, high = epsilon_bounds(steps, *many, delta, 0.95)
     assert 0.95 * truth < low < truth < high < 1.05 * truth
@@ -129,7 +129,18 @@ def test_less_confidence_gives_closer_bounds():
 
 def test_scores_without_signal_show_nothing():
     counts = np.random.default_rng(1).binomial(20, 0.1, 500)
-    assert epsilon_bounds(20, counts, counts, 1e-5, 0.95)[0] == 0.0
-    low, high = epsilon_bounds(20, counts // 2, counts, 1e-5, 0.95)  # fewer bits with the canary than without
+    low, high = epsilon_bounds(20, counts, counts, 1e-5, 0.95)
     assert low == 0.0
-    assert high >= 0.0
+    assert 0.1 < high < 1.0  # so many bits leave room for no more
+
+
+def test_a_canary_that_clears_bits_leaks_no_more_than_the_upper_bound():
+    steps, models, delta, repetitions = 20, 500, 1e-5, 100
+    without, together = 0.1, 0.05
+    truth = epsilon_by_tails(steps, together, without, delta)  # both ends count, so that the roles may be exchanged
+    generator = np.random.default_rng(1)
+    drawn = [generator.binomial(steps, rate, (repetitions, models)) for rate in (together, without)]
+    bounds = np.array([epsilon_bounds(steps, *pair, delta, 0.95) for pair in zip(*drawn, strict=True)])
+    assert np.all(bounds[:, 0] == 0.0)
+    assert np.sum(bounds[:, 1] < truth) <= binom.isf(1e-4, repetitions, 0.05)
+    assert np.median(bounds[:, 1]) < 1.5 * truth

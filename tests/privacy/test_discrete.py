@@ -196,5 +196,8 @@ def test_ten_thousand_points_are_finite_and_quick():
     assert time.process_time() - began < 1.0
     assert np.all(np.isfinite(epsilons))
     assert np.all(np.diff(epsilons) < 0.0)
-    assert np.all((rates >= 0.0) & (rates <= 1.0))
+    without, together = binom(10_000, 0.02), binom(10_000, 0.03)
+    most = without.isf(0.01)  # a canary beyond so many, and at so many by a coin
+    coin = (0.01 - without.sf(most)) / without.pmf(most)
+    assert rates[1] == pytest.approx(together.cdf(most) - coin * together.pmf(most), rel=1e-6)
     assert this.delta(epsilons) == pytest.approx([1e-100, 1e-30, 1e-5, 0.1], rel=1e-6)

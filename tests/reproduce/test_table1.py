@@ -12,6 +12,7 @@ pytest.importorskip("transformers", reason="language models need the extra lm")
 from lastiterate.reproduce import table1
 from lastiterate.reproduce.audits import Audits
 from tests.lm.conftest import tiny_gemma2, tiny_texts  # noqa: F401
+from tests.reproduce.conftest import values
 
 COLUMNS = (
     "batch_size, sample_rate, steps, noise_multiplier, last_iterate, composition, perplexity, empirical, confidence, "
@@ -39,7 +40,9 @@ def test_rows_have_one_heuristic_and_the_columns_that_are_promised(audits):
     assert rows[0]["composition"] < rows[1]["composition"]
     assert len(list((audits.store).glob("table1-*.sqlite"))) == 2
     assert any("32 dialogues" in note for note in table1.notes(rows))
-    assert table1.chart(rows).to_dict()["hconcat"][1]["title"] == "Perplexity"
+    perplexity = table1.chart(rows).to_dict()["hconcat"][1]
+    assert perplexity["title"] == "Perplexity"
+    assert [row["perplexity"] for row in values(perplexity["layer"][0])] == [row["perplexity"] for row in rows]
 
 
 def test_full_scale_is_the_papers(audits, monkeypatch):

@@ -5,7 +5,7 @@ import pytest
 import lastiterate as li
 from lastiterate.reproduce import table2
 from lastiterate.reproduce.audits import Audits
-from tests.reproduce.conftest import COMMON, FOUND, SIGNAL, Idle
+from tests.reproduce.conftest import COMMON, FOUND, SIGNAL, Idle, values
 
 
 @pytest.mark.usefixtures("few_references")
@@ -20,7 +20,11 @@ def test_rows_are_audits_at_one_heuristic_epsilon(tmp_path, monkeypatch):
         assert row["last_iterate"] == pytest.approx(6.0, rel=1e-6)
         assert 0.05 < row["accuracy"] < 0.9
     assert table2.rows("quick", audits=Audits(store=tmp_path, models=12, engine=Idle())) == rows
-    assert table2.chart(rows).to_dict()["hconcat"]
+    privacy, accuracy = table2.chart(rows).to_dict()["hconcat"]
+    shown = {row["batch_size"]: row["epsilon"] for row in values(privacy["layer"][0]) if "comp" in row["analysis"]}
+    assert shown == {row["batch_size"]: row["composition"] for row in rows}
+    assert accuracy["title"] == "Accuracy"
+    assert [row["accuracy"] for row in values(accuracy["layer"][0])] == [row["accuracy"] for row in rows]
 
 
 def test_full_scale_has_the_papers_batches(cifar10):

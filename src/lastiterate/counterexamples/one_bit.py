@@ -42,7 +42,8 @@ def epsilon_bounds(steps: int, bits_in: Array, bits_out: Array, delta: float, co
     """A lower and an upper bound on epsilon from the numbers of bits set in models with the canary, and without.
 
     Each holds with the confidence. Bits are independent and alike, so that those of all models together say at which
-    rates they are set, by Clopper and Pearson's bounds; and epsilon grows with the distance of the two rates.
+    rates they are set, by Clopper and Pearson's bounds; and epsilon grows with the distance of the two rates. The upper
+    bound holds whichever rate is the larger; the lower one counts only bits that the canary sets more often.
     """
     from lastiterate.auditing.rates import upper_bound
 
@@ -54,7 +55,8 @@ def epsilon_bounds(steps: int, bits_in: Array, bits_out: Array, delta: float, co
 
     (without_low, without_high), (together_low, together_high) = rates(bits_out), rates(bits_in)
     low = bits(steps, without_high, together_low).epsilon(delta) if together_low > without_high else 0.0
-    return low, max(bits(steps, without_low, together_high).epsilon(delta), low)
+    furthest = (without_low, together_high), (without_high, together_low)
+    return low, max(bits(steps, *pair).epsilon(delta) for pair in furthest)
 
 
 def best_threshold(run: DPSGD, delta: float) -> float:
