@@ -21,13 +21,11 @@ from dp_accounting import (
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lastiterate import DPSGD, SGD, last_iterate
+from lastiterate import DPSGD, last_iterate
 from lastiterate.privacy.accountants import LastIterateAccountant, register_opacus
+from tests.privacy.opacus_helpers import engine_of, make_private, model_and_optimizer, train, trains
 
 DELTA = 1e-5
-
-# Opacus' hooks on a model whose inputs need no gradients.
-trains = pytest.mark.filterwarnings("ignore:Full backward hook is firing:UserWarning")
 
 
 def sampled(rate, noise):
@@ -197,60 +195,6 @@ except ImportError as error:
     assert result.stdout == 'opacus.accountants could not be imported: pip install "lastiterate[opacus]"\n'
 
 
-@pytest.fixture(scope="module")
-def opacus():
-    module = pytest.importorskip("opacus")
-    register_opacus()
-    return module
-
-
-@pytest.fixture(scope="module")
-def digits(opacus):
-    import torch
-    from sklearn.datasets import load_digits
-
-    images, labels = load_digits(return_X_y=True)
-    return torch.utils.data.TensorDataset(torch.tensor(images[:1600] / 16.0).float(), torch.tensor(labels[:1600]))
-
-
-def engine_of(opacus, accountant="last_iterate"):
-    with pytest.warns(UserWarning, match="Secure RNG turned off"):
-        return opacus.PrivacyEngine(accountant=accountant)
-
-
-def model_and_optimizer(optimizer="SGD", **options):
-    import torch
-
-    torch.manual_seed(0)
-    model = torch.nn.Linear(64, 10)
-    return model, getattr(torch.optim, optimizer)(model.parameters(), **({"lr": 0.5} | options))
-
-
-def make_private(engine, data, model, optimizer, batch_size=160, **options):
-    import torch
-
-    loader = torch.utils.data.DataLoader(data, batch_size=batch_size)
-    method = engine.make_private_with_epsilon if "target_epsilon" in options else engine.make_private
-    return method(module=model, optimizer=optimizer, data_loader=loader, max_grad_norm=0.7, **options)
-
-
-def train(model, optimizer, loader, steps):
-    import torch
-
-    done, losses = 0, []
-    while done < steps:
-        for images, labels in loader:
-            optimizer.zero_grad()
-            loss = torch.nn.functional.cross_entropy(model(images), labels)
-            loss.backward()
-            optimizer.step()
-            losses.append(loss.item())
-            done += 1
-            if done == steps:
-                break
-    return losses
-
-
 @trains
 def test_opacus_trains_with_the_accountant(opacus, digits):
     engine = engine_of(opacus)
@@ -261,7 +205,7 @@ def test_opacus_trains_with_the_accountant(opacus, digits):
     run = DPSGD(steps=30, sample_rate=0.1, noise_multiplier=1.2)
     assert len(engine.accountant) == 30
     assert engine.get_epsilon(DELTA) == pytest.approx(last_iterate(run).epsilon(DELTA), rel=1e-12)
-    assert DPSGD.from_opacus(engine) == run
+    assert DPSGD.from_opacus(engine, loader=private[2]) == run
 
 
 @trains
@@ -272,7 +216,7 @@ def test_opacus_finds_the_noise_for_an_epsilon_at_once(opacus, digits):
     assert time.perf_counter() - start < 2.0
     train(*private, steps=30)
     assert 3.0 - 0.01 <= engine.get_epsilon(DELTA) <= 3.0
-    assert DPSGD.from_opacus(engine).noise_multiplier == private[1].noise_multiplier
+    assert DPSGD.from_opacus(engine, loader=private[2]).noise_multiplier == private[1].noise_multiplier
 
 
 def test_registering_twice_changes_nothing(opacus):
@@ -301,97 +245,3 @@ def test_an_accountant_says_which_recorded_value_is_wrong(opacus):
     accountant.step(noise_multiplier=1.0, sample_rate=1.5)
     with pytest.raises(ValueError, match=r"sample_rate must be in \[0, 1\], got 1.5"):
         accountant.get_epsilon(DELTA)
-
-
-@trains
-@pytest.mark.filterwarnings("ignore:GDP accounting is experimental:UserWarning")
-@pytest.mark.parametrize("accountant", ["rdp", "prv", "gdp"])
-def test_the_run_can_be_read_off_every_accountant(opacus, digits, accountant):
-    engine = engine_of(opacus, accountant)
-    private = make_private(engine, digits, *model_and_optimizer(), noise_multiplier=1.2)
-    train(*private, steps=3)
-    assert DPSGD.from_opacus(engine) == DPSGD(steps=3, sample_rate=0.1, noise_multiplier=1.2)
-
-
-@trains
-def test_a_noise_schedule_gives_one_noise_a_step(opacus, digits):
-    engine = engine_of(opacus)
-    model, optimizer, loader = make_private(engine, digits, *model_and_optimizer(), noise_multiplier=1.0)
-    scheduler = opacus.schedulers.ExponentialNoise(optimizer, gamma=0.5)
-    for _ in range(3):
-        train(model, optimizer, loader, steps=2)
-        scheduler.step()
-    expected = DPSGD(steps=6, sample_rate=0.1, noise_multiplier=[1.0, 1.0, 0.5, 0.5, 0.25, 0.25])
-    assert DPSGD.from_opacus(engine) == expected
-    assert engine.get_epsilon(DELTA) == pytest.approx(last_iterate(expected).epsilon(DELTA), rel=1e-12)
-
-
-@trains
-def test_the_optimizer_weights_the_steps(opacus, digits):
-    options = {"momentum": 0.9, "weight_decay": 0.1, "nesterov": True}
-    engine = engine_of(opacus)
-    model, optimizer, loader = make_private(engine, digits, *model_and_optimizer(**options), noise_multiplier=1.0)
-    train(model, optimizer, loader, steps=4)
-    expected = DPSGD(4, 0.1, 1.0, clip_norm=0.7, optimizer=SGD(learning_rate=0.5, **options))
-    assert DPSGD.from_opacus(engine, optimizer) == expected
-    assert DPSGD.from_opacus(engine, optimizer=optimizer.original_optimizer) == expected.replace(clip_norm=1.0)
-    schedule = SGD(learning_rate=[1.0, 2.0, 3.0, 4.0])
-    assert DPSGD.from_opacus(engine, schedule) == DPSGD(4, 0.1, 1.0, optimizer=schedule)
-
-
-@trains
-def test_larger_batches_count_less_where_opacus_averages_over_them(opacus, digits):
-    engine = engine_of(opacus)
-    model, optimizer, loader = make_private(engine, digits, *model_and_optimizer(), noise_multiplier=1.0)
-    train(model, optimizer, loader, steps=2)
-    model, optimizer, loader = make_private(engine, digits, model, optimizer, batch_size=320, noise_multiplier=1.0)
-    train(model, optimizer, loader, steps=1)
-    assert optimizer.expected_batch_size == 320
-    run = DPSGD.from_opacus(engine, optimizer)
-    assert run.sample_rate.tolist() == [0.1, 0.1, 0.2]
-    assert run.weights == pytest.approx(2.5 * np.array([2, 2, 1]))
-    optimizer.loss_reduction = "sum"
-    assert DPSGD.from_opacus(engine, optimizer).effective_weights() == 0.5
-
-
-@pytest.fixture
-def trained_engine(opacus):
-    engine = engine_of(opacus)
-    engine.accountant.step(noise_multiplier=1.0, sample_rate=0.1)
-    return engine
-
-
-@pytest.mark.parametrize("name", ["Adam", "AdamW", "RMSprop"])
-def test_optimizers_that_are_not_linear_are_refused(opacus, digits, trained_engine, name):
-    model, optimizer = model_and_optimizer(name)
-    private = make_private(trained_engine, digits, model, optimizer, noise_multiplier=1.0)[1]
-    for given_optimizer in (optimizer, private):
-        with pytest.raises(ValueError, match=f"got {name}: it divides by a running size of the gradients"):
-            DPSGD.from_opacus(trained_engine, given_optimizer)
-
-
-def test_parameter_groups_must_be_alike(trained_engine):
-    import torch
-
-    model = torch.nn.Linear(2, 2)
-    alike = torch.optim.SGD([{"params": [model.weight]}, {"params": [model.bias]}], lr=0.1)
-    assert DPSGD.from_opacus(trained_engine, alike).optimizer == SGD(learning_rate=0.1)
-    apart = torch.optim.SGD([{"params": [model.weight]}, {"params": [model.bias], "weight_decay": 0.1}], lr=0.1)
-    with pytest.raises(ValueError, match="alike, got groups that differ in weight_decay"):
-        DPSGD.from_opacus(trained_engine, apart)
-
-
-def test_a_learning_rate_schedule_must_be_told(trained_engine):
-    import torch
-
-    optimizer = model_and_optimizer()[1]
-    torch.optim.lr_scheduler.ConstantLR(optimizer)
-    with pytest.raises(ValueError, match=r"pass optimizer=lastiterate.SGD\(learning_rate=\[...\]\)"):
-        DPSGD.from_opacus(trained_engine, optimizer)
-
-
-def test_an_engine_that_saw_no_training_is_refused(opacus):
-    with pytest.raises(ValueError, match="train first"):
-        DPSGD.from_opacus(engine_of(opacus))
-    with pytest.raises(ValueError, match="privacy_engine must be an Opacus PrivacyEngine, got str"):
-        DPSGD.from_opacus("engine")

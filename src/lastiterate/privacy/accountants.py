@@ -18,7 +18,6 @@ import numpy as np
 from dp_accounting import NeighboringRelation
 
 from lastiterate.extras import MissingExtra
-from lastiterate.optimizer import SGD, require_linear
 from lastiterate.privacy.curve import PrivacyCurve
 from lastiterate.privacy.law import Law
 from lastiterate.privacy.pairs import pair_of
@@ -29,7 +28,6 @@ MOST_STEPS_WRITTEN_OUT = 10**7  # 80 MB an array; epsilon and delta need no arra
 
 _Refusal = dp_accounting.PrivacyAccountant.CompositionErrorDetails
 _RELATIONS = (NeighboringRelation.ADD_OR_REMOVE_ONE, NeighboringRelation.REPLACE_SPECIAL)
-_HYPERPARAMETERS = ("lr", "momentum", "dampening", "nesterov", "weight_decay")
 
 
 class LastIterateAccountant(dp_accounting.PrivacyAccountant):  # type: ignore[misc]
@@ -117,34 +115,7 @@ def register_opacus() -> None:
     guaranteed to be (epsilon, delta)-DP.
     """
     accountant = _opacus_accountant()
-    _extra("opacus.accountants").register_accountant(accountant.mechanism(), accountant, force=True)
-
-
-def run_from_opacus(privacy_engine: Any, optimizer: Any = None) -> DPSGD:
-    """The run that an Opacus ``PrivacyEngine`` has recorded, whichever accountant it uses.
-
-    Opacus does not record how batches are drawn, so the run is taken for Poisson-sampled: after
-    ``poisson_sampling=False`` with a shuffling loader use ``run.replace(sampling="shuffled")``.
-
-    Args:
-        privacy_engine: the engine, after training.
-        optimizer: Opacus' optimizer or the ``torch.optim.SGD`` in it, with the hyperparameters and the clipping norm
-            of the whole training; or a ``lastiterate.SGD``, which can also tell a schedule of learning rates. None:
-            every step counts alike. Where sampling rates differ and Opacus averages over batches, a step counts the
-            less the larger its batch, and the run has ``weights`` instead of an optimizer.
-    """
-    history = getattr(getattr(privacy_engine, "accountant", None), "history", None)
-    if history is None:
-        raise ValueError(f"privacy_engine must be an Opacus PrivacyEngine, got {type(privacy_engine).__name__}")
-    if not history:
-        raise ValueError("privacy_engine has recorded no steps yet: train first, then describe the run")
-    run = _history_from_opacus(history).run()
-    if optimizer is None or isinstance(optimizer, SGD):
-        return run.replace(optimizer=optimizer)
-    run = run.replace(optimizer=_sgd_from_torch(optimizer), clip_norm=float(getattr(optimizer, "max_grad_norm", 1.0)))
-    if np.ndim(run.sample_rate) and getattr(optimizer, "loss_reduction", "mean") == "mean":
-        return run.replace(optimizer=None, weights=run.effective_weights() / run.sample_rate)
-    return run
+    extra("opacus.accountants").register_accountant(accountant.mechanism(), accountant, force=True)
 
 
 @dataclass(frozen=True)
@@ -227,7 +198,7 @@ def _curve(law: Law) -> PrivacyCurve:
 
 @cache
 def _opacus_accountant() -> Any:
-    interface: Any = _extra("opacus.accountants").IAccountant
+    interface: Any = extra("opacus.accountants").IAccountant
 
     class OpacusLastIterateAccountant(interface):  # type: ignore[misc]
         """The last-iterate heuristic for Opacus: a prediction, not a guarantee."""
@@ -245,7 +216,7 @@ def _opacus_accountant() -> Any:
 
         def get_epsilon(self, delta: float, *args: Any, **kwargs: Any) -> float:
             """The epsilon that the heuristic predicts. Options of other accountants are ignored, as Opacus' own do."""
-            return _history_from_opacus(self.history).epsilon(number("delta", delta, 0.0, 1.0))
+            return history_from_opacus(self.history).epsilon(number("delta", delta, 0.0, 1.0))
 
         def __len__(self) -> int:
             return sum(count for _, _, count in self.history)
@@ -258,30 +229,13 @@ def _opacus_accountant() -> Any:
     return OpacusLastIterateAccountant
 
 
-def _history_from_opacus(history: list[tuple[float, float, int]]) -> History:
+def history_from_opacus(history: list[tuple[float, float, int]]) -> History:
+    """What an accountant of Opacus has recorded: noise multiplier, sample rate and number of steps."""
     return History(tuple((Step(rate, noise), integer("steps", count)) for noise, rate, count in history))
 
 
-def _sgd_from_torch(optimizer: Any) -> SGD:
-    while hasattr(optimizer, "original_optimizer"):
-        optimizer = optimizer.original_optimizer
-    if not isinstance(optimizer, _extra("torch.optim").SGD):
-        require_linear(optimizer)
-    first, *others = optimizer.param_groups
-    different = [name for name in _HYPERPARAMETERS if any(other[name] != first[name] for other in others)]
-    if different:
-        raise ValueError(
-            f"optimizer must treat all its parameter groups alike, got groups that differ in {', '.join(different)}"
-        )
-    if "initial_lr" in first:
-        raise ValueError(
-            "optimizer must have a constant learning rate, got one with a scheduler: "
-            "pass optimizer=lastiterate.SGD(learning_rate=[...]) with one rate a step instead"
-        )
-    return SGD(learning_rate=float(first["lr"]), **{name: first[name] for name in _HYPERPARAMETERS[1:]})
-
-
-def _extra(module: str) -> Any:
+def extra(module: str) -> Any:
+    """A module of the extra `opacus`."""
     try:
         return import_module(module)
     except ImportError as error:
