@@ -2,6 +2,7 @@ import math
 import subprocess
 import sys
 import time
+import warnings
 
 import dp_accounting
 import numpy as np
@@ -21,11 +22,13 @@ from dp_accounting import (
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lastiterate import DPSGD, last_iterate
-from lastiterate.privacy.accountants import LastIterateAccountant, register_opacus
+from lastiterate import DPSGD, composition, last_iterate
+from lastiterate.privacy.accountants import HeuristicWarning, LastIterateAccountant, register_opacus
 from tests.privacy.opacus_helpers import engine_of, make_private, model_and_optimizer, train, trains
 
 DELTA = 1e-5
+
+pytestmark = pytest.mark.filterwarnings("ignore::lastiterate.HeuristicWarning")
 
 
 def sampled(rate, noise):
@@ -245,3 +248,87 @@ def test_an_accountant_says_which_recorded_value_is_wrong(opacus):
     accountant.step(noise_multiplier=1.0, sample_rate=1.5)
     with pytest.raises(ValueError, match=r"sample_rate must be in \[0, 1\], got 1.5"):
         accountant.get_epsilon(DELTA)
+
+
+def heuristic_warnings(recorded):
+    return [str(each.message) for each in recorded if each.category is HeuristicWarning]
+
+
+@pytest.fixture
+def recorded():
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        yield found
+
+
+def test_dp_accounting_is_told_once_a_line_what_composition_guarantees(recorded):
+    run = DPSGD(1000, 0.01, 1.0)
+    for _ in range(3):
+        LastIterateAccountant().compose(sampled(0.01, 1.0), 1000).get_epsilon(DELTA)
+    LastIterateAccountant().compose(sampled(0.01, 1.0), 1000).get_delta(1.0)
+    about = "is what the last-iterate heuristic predicts for 1,000 steps at noise multiplier 1, not a guarantee"
+    delta, guaranteed = last_iterate(run).delta(1.0), composition(run).delta(1.0)
+    assert heuristic_warnings(recorded) == [
+        f"epsilon 1.278 at delta 1e-05 {about}: composition guarantees 1.828 if sampling is Poisson",
+        f"delta {delta:.4g} at epsilon 1 {about}: composition guarantees {guaranteed:.4g} if sampling is Poisson",
+    ]
+
+
+def test_a_search_for_noise_by_dp_accounting_warns_once(recorded):
+    dp_accounting.calibrate_dp_mechanism(
+        LastIterateAccountant, lambda noise: SelfComposedDpEvent(sampled(0.1, noise), 77), 3.0, DELTA
+    )
+    assert len(heuristic_warnings(recorded)) <= 1
+
+
+def test_nothing_is_said_where_nothing_is_promised(recorded):
+    LastIterateAccountant().get_epsilon(DELTA)
+    without_noise = LastIterateAccountant().compose(sampled(0.1, 0.0))
+    assert without_noise.get_epsilon(DELTA) == math.inf
+    assert without_noise.get_delta(1.0) == 1.0
+    accountant = LastIterateAccountant().compose(sampled(0.1, 1.0))
+    assert [accountant.get_epsilon(0.0), accountant.get_epsilon(1.0)] == [math.inf, 0.0]
+    assert accountant.get_delta(math.inf) == 0.0
+    assert heuristic_warnings(recorded) == []
+
+
+def test_a_warning_without_a_value_says_why(recorded):
+    many = LastIterateAccountant()
+    for noise in range(1, 20):
+        many.compose(sampled(0.1, float(noise)))
+    many.get_epsilon(DELTA)
+    long = LastIterateAccountant().compose(sampled(1e-5, 1.0), 10**9).compose(sampled(0.5, 2.0))
+    long.get_epsilon(DELTA)
+    first, second = heuristic_warnings(recorded)
+    assert "for 19 steps, not a guarantee: that is composition's, which takes longer where steps differ" in first
+    assert "which has no value here (steps must be at most 10000000 for a run whose steps differ" in second
+
+
+@trains
+def test_an_engine_warns_once_with_the_guarantee_of_its_training(opacus, digits, recorded):
+    engine = engine_of(opacus)
+    private = make_private(engine, digits, *model_and_optimizer(), noise_multiplier=1.2)
+    train(*private, steps=30)
+    for _ in range(3):
+        engine.get_epsilon(DELTA)
+    (warning,) = heuristic_warnings(recorded)
+    assert warning.startswith("epsilon 2.401 at delta 1e-05 is what the last-iterate heuristic predicts for 30 steps")
+    assert warning.endswith("not a guarantee: composition guarantees 2.956 if sampling is Poisson")
+
+
+def test_the_search_for_noise_of_opacus_warns_once_with_the_guarantee_of_the_noise_it_finds(opacus, digits, recorded):
+    engine, target = engine_of(opacus), {"target_epsilon": 3.0, "target_delta": DELTA, "epochs": 3}
+    _, optimizer, _ = make_private(engine, digits, *model_and_optimizer(), **target)
+    guaranteed = composition(DPSGD(30, 0.1, optimizer.noise_multiplier)).epsilon(DELTA)
+    (warning,) = heuristic_warnings(recorded)
+    assert f"for 30 steps at noise multiplier {optimizer.noise_multiplier:.4g}, not a guarantee" in warning
+    assert f"composition guarantees {guaranteed:.4g} if sampling is Poisson" in warning
+
+
+def test_an_accountant_that_is_handed_a_history_warns_at_once(opacus, recorded):
+    accountant = opacus.accountants.create_accountant("last_iterate")
+    assert accountant.get_epsilon(DELTA) == 0.0
+    accountant.history = [(1.0, 0.01, 1000)]
+    accountant.get_epsilon(DELTA)
+    (warning,) = heuristic_warnings(recorded)
+    assert "composition guarantees 1.828" in warning
