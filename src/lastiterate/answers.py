@@ -38,14 +38,17 @@ def find_analysis(name: str) -> Callable[[DPSGD], PrivacyCurve]:
 
 
 def ask(run: DPSGD, name: str, question: Callable[[PrivacyCurve], float]) -> Answer:
-    """What one analysis says. The maximum over steps is asked for only where it does not keep people waiting."""
-    if name == "max_over_steps" and run.steps > QUICK_STEPS and np.ndim(run.effective_weights()):
-        return Answer(None, f"not computed for more than {QUICK_STEPS} steps of different weight: it takes long")
+    """What one analysis says. The maximum over steps is asked for only where it does not keep people waiting.
+
+    Whatever the analysis refuses, the run or the question, is its reason and leaves the others alone. What nobody could
+    answer, such as a delta of 2, must therefore be refused before anyone is asked.
+    """
     try:
-        curve = find_analysis(name)(run)
+        if name == "max_over_steps" and run.steps > QUICK_STEPS and np.ndim(run.effective_weights()):
+            return Answer(None, f"not computed for more than {QUICK_STEPS} steps of different weight: it takes long")
+        value = question(find_analysis(name)(run))
     except ValueError as refusal:
         return Answer(None, str(refusal))
-    value = question(curve)
     return Answer(value) if math.isfinite(value) else Answer(None, "larger than a floating-point number holds")
 
 
@@ -56,8 +59,13 @@ def ask_all(
 
     Where the standard one does not hold, the bound that does comes with them.
     """
-    bound = ["no_amplification"] if run.sampling in ("shuffled", "fixed") else []
-    return {name: ask(run, name, question) for name in track([*ANALYSES, *bound, *also])}
+    names = dict.fromkeys([*ANALYSES, guarantee_of(run), *also])
+    return {name: ask(run, name, question) for name in track(list(names))}
+
+
+def guarantee_of(run: DPSGD) -> str:
+    """The analysis that is a guarantee for this way of drawing batches."""
+    return "no_amplification" if run.sampling in ("shuffled", "fixed") else "composition"
 
 
 def answer_fields(answers: dict[str, Answer]) -> dict[str, Any]:
