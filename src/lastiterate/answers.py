@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lastiterate.plot.words import ANALYSES
+from lastiterate.values import number
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from lastiterate.plot.style import Track
     from lastiterate.privacy.curve import PrivacyCurve
@@ -66,6 +67,37 @@ def ask_all(
 def guarantee_of(run: DPSGD) -> str:
     """The analysis that is a guarantee for this way of drawing batches."""
     return "no_amplification" if run.sampling in ("shuffled", "fixed") else "composition"
+
+
+def noise_rows(
+    runs: dict[Any, DPSGD], names: Sequence[str], epsilon: float, delta: float, track: Track = iter
+) -> list[tuple[Any, dict[str, Any]]]:
+    """For each analysis and each run, under its key: the noise with which the one brings the other to the target.
+
+    A row has what every analysis says with that noise, or why there is none. If there is none at all, it is refused.
+    """
+    number("epsilon", epsilon, 0.0, open_low=True)
+    number("delta", delta, 0.0, 1.0, open_low=True, open_high=True)
+    asked = [(key, run, name) for name in names for key, run in runs.items()]
+    rows = [(key, _noise_row(run, name, epsilon, delta)) for key, run, name in track(asked)]
+    if all(row["noise_multiplier"] is None for _, row in rows):
+        raise ValueError(rows[0][1]["noise_multiplier_reason"])
+    return rows
+
+
+def _noise_row(run: DPSGD, name: str, epsilon: float, delta: float) -> dict[str, Any]:
+    import lastiterate
+
+    try:
+        run = lastiterate.calibrate(run, epsilon=epsilon, delta=delta, analysis=find_analysis(name))
+        noise = Answer(run.noise_multiplier)
+        answers = ask_all(run, lambda curve: curve.epsilon(delta))
+    except ValueError as refusal:
+        noise = Answer(None, str(refusal))
+        answers = dict.fromkeys([*ANALYSES, guarantee_of(run)], noise)
+    is_guarantee = name in ("composition", "no_amplification")
+    answered = answer_fields({"noise_multiplier": noise, **answers})
+    return {"analysis": name, "is_guarantee": is_guarantee, **answered}
 
 
 def answer_fields(answers: dict[str, Answer]) -> dict[str, Any]:
