@@ -106,7 +106,8 @@ class DPSGD:
                 where sampling rates differ the run has ``weights`` instead. Or a ``lastiterate.SGD``, which is taken as
                 it is. None: every step counts alike.
             loader: the loader that ``make_private`` returned, from which it is read how batches are drawn. Samplers
-                that neither draw by Poisson sampling nor shuffle all of the data are refused.
+                that neither draw by Poisson sampling nor shuffle all of the data are refused. A shuffling one must have
+                been read to its end in every epoch.
             scheduler: must be None. A schedule is told by a ``lastiterate.SGD`` with one learning rate a step.
             sampling: how batches are drawn, if there is no loader to tell.
         """
