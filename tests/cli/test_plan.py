@@ -69,7 +69,7 @@ def test_table_rounds_noise_up_since_less_would_miss_the_target(cli):
 
 
 def test_a_batch_size_that_the_heuristic_cannot_plan_for_does_not_stop_the_others(cli):
-    plan = "plan --dataset-size 1000000 --epochs 2 --batch-sizes 1,200000 --momentum 0.9 --epsilon 6 --delta 1e-5"
+    plan = "plan --dataset-size 1000 --epochs 1001 --batch-sizes 1,1000 --momentum 0.9 --epsilon 6 --delta 1e-5"
     rows = cli.json(plan)["rows"]
     assert [row["noise_multiplier"] is None for row in rows] == [False, False, True, False]
     assert "steps must be at most" in rows[2]["noise_multiplier_reason"]
