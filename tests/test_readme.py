@@ -95,6 +95,7 @@ def test_the_main_documents_have_python_to_run():
         assert len(plain_python(document)) >= 3
 
 
+@pytest.mark.filterwarnings("ignore::lastiterate.HeuristicWarning")
 @pytest.mark.parametrize("document", [name for name in DOCUMENTS if plain_python(name)])
 def test_python_does_what_the_document_says(document, tmp_path, monkeypatch):
     if any("transformers" in block.text for block in plain_python(document)):

@@ -20,6 +20,7 @@ __all__ = [
     "DPSGD",
     "SGD",
     "Estimate",
+    "HeuristicWarning",
     "LastIterateAccountant",
     "PrivacyCurve",
     "Trained",
@@ -51,7 +52,7 @@ def __getattr__(name: str) -> Any:
         from lastiterate.auditing import estimate
 
         return getattr(estimate, name)
-    if name in ("LastIterateAccountant", "register_opacus"):
+    if name in ("HeuristicWarning", "LastIterateAccountant", "register_opacus"):
         from lastiterate.privacy import accountants
 
         return getattr(accountants, name)

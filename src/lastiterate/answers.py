@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lastiterate.plot.words import ANALYSES
+from lastiterate.values import number
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from lastiterate.plot.style import Track
     from lastiterate.privacy.curve import PrivacyCurve
@@ -38,14 +39,17 @@ def find_analysis(name: str) -> Callable[[DPSGD], PrivacyCurve]:
 
 
 def ask(run: DPSGD, name: str, question: Callable[[PrivacyCurve], float]) -> Answer:
-    """What one analysis says. The maximum over steps is asked for only where it does not keep people waiting."""
-    if name == "max_over_steps" and run.steps > QUICK_STEPS and np.ndim(run.effective_weights()):
-        return Answer(None, f"not computed for more than {QUICK_STEPS} steps of different weight: it takes long")
+    """What one analysis says. The maximum over steps is asked for only where it does not keep people waiting.
+
+    Whatever the analysis refuses, the run or the question, is its reason and leaves the others alone. What nobody could
+    answer, such as a delta of 2, must therefore be refused before anyone is asked.
+    """
     try:
-        curve = find_analysis(name)(run)
+        if name == "max_over_steps" and run.steps > QUICK_STEPS and np.ndim(run.effective_weights()):
+            return Answer(None, f"not computed for more than {QUICK_STEPS} steps of different weight: it takes long")
+        value = question(find_analysis(name)(run))
     except ValueError as refusal:
         return Answer(None, str(refusal))
-    value = question(curve)
     return Answer(value) if math.isfinite(value) else Answer(None, "larger than a floating-point number holds")
 
 
@@ -56,8 +60,44 @@ def ask_all(
 
     Where the standard one does not hold, the bound that does comes with them.
     """
-    bound = ["no_amplification"] if run.sampling in ("shuffled", "fixed") else []
-    return {name: ask(run, name, question) for name in track([*ANALYSES, *bound, *also])}
+    names = dict.fromkeys([*ANALYSES, guarantee_of(run), *also])
+    return {name: ask(run, name, question) for name in track(list(names))}
+
+
+def guarantee_of(run: DPSGD) -> str:
+    """The analysis that is a guarantee for this way of drawing batches."""
+    return "no_amplification" if run.sampling in ("shuffled", "fixed") else "composition"
+
+
+def noise_rows(
+    runs: dict[Any, DPSGD], names: Sequence[str], epsilon: float, delta: float, track: Track = iter
+) -> list[tuple[Any, dict[str, Any]]]:
+    """For each analysis and each run, under its key: the noise with which the one brings the other to the target.
+
+    A row has what every analysis says with that noise, or why there is none. If there is none at all, it is refused.
+    """
+    number("epsilon", epsilon, 0.0, open_low=True)
+    number("delta", delta, 0.0, 1.0, open_low=True, open_high=True)
+    asked = [(key, run, name) for name in names for key, run in runs.items()]
+    rows = [(key, _noise_row(run, name, epsilon, delta)) for key, run, name in track(asked)]
+    if all(row["noise_multiplier"] is None for _, row in rows):
+        raise ValueError(rows[0][1]["noise_multiplier_reason"])
+    return rows
+
+
+def _noise_row(run: DPSGD, name: str, epsilon: float, delta: float) -> dict[str, Any]:
+    import lastiterate
+
+    try:
+        run = lastiterate.calibrate(run, epsilon=epsilon, delta=delta, analysis=find_analysis(name))
+        noise = Answer(run.noise_multiplier)
+        answers = ask_all(run, lambda curve: curve.epsilon(delta))
+    except ValueError as refusal:
+        noise = Answer(None, str(refusal))
+        answers = dict.fromkeys([*ANALYSES, guarantee_of(run)], noise)
+    is_guarantee = name in ("composition", "no_amplification")
+    answered = answer_fields({"noise_multiplier": noise, **answers})
+    return {"analysis": name, "is_guarantee": is_guarantee, **answered}
 
 
 def answer_fields(answers: dict[str, Answer]) -> dict[str, Any]:

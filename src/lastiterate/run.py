@@ -89,11 +89,31 @@ class DPSGD:
         return cls(steps=max(1, round(steps)), sample_rate=batch / size, noise_multiplier=noise_multiplier, **options)
 
     @classmethod
-    def from_opacus(cls, privacy_engine: Any, optimizer: Any = None) -> DPSGD:
-        """The run that an Opacus ``PrivacyEngine`` has recorded; with its SGD optimizer, weighted as that does."""
-        from lastiterate.privacy.accountants import run_from_opacus
+    def from_opacus(
+        cls,
+        privacy_engine: Any,
+        optimizer: Any = None,
+        loader: Any = None,
+        scheduler: Any = None,
+        sampling: Sampling | None = None,
+    ) -> DPSGD:
+        """The run that an Opacus ``PrivacyEngine`` has recorded, whichever accountant it uses.
 
-        return run_from_opacus(privacy_engine, optimizer)
+        Args:
+            privacy_engine: the engine, after training.
+            optimizer: the one that ``make_private`` returned around a ``torch.optim.SGD``, with the hyperparameters and
+                the clipping norm of the whole training. Its learning rate is turned into one of the sum of gradients;
+                where sampling rates differ the run has ``weights`` instead. Or a ``lastiterate.SGD``, which is taken as
+                it is. None: every step counts alike.
+            loader: the loader that ``make_private`` returned, from which it is read how batches are drawn. Samplers
+                that neither draw by Poisson sampling nor shuffle all of the data are refused. A shuffling one must have
+                been read to its end in every epoch.
+            scheduler: must be None. A schedule is told by a ``lastiterate.SGD`` with one learning rate a step.
+            sampling: how batches are drawn, if there is no loader to tell.
+        """
+        from lastiterate.privacy.opacus_run import run_from_opacus
+
+        return run_from_opacus(privacy_engine, optimizer, loader, scheduler, sampling)
 
     @property
     def epochs(self) -> float:

@@ -17,15 +17,76 @@ def test_noise_reaches_the_target_under_the_chosen_analysis(cli, analysis):
         assert answer[each] == getattr(li, each)(run).epsilon(1e-5)
 
 
-def test_the_heuristic_is_the_default(cli):
-    answer = cli.json("calibrate --dataset-size 1000 --batch-size 10 --epochs 10 --epsilon 2 --delta 1e-5")
-    run = li.calibrate(li.DPSGD(1000, 0.01, 1.0), epsilon=2.0, delta=1e-5)
-    assert answer["analysis"] == "last_iterate"
-    assert answer["noise_multiplier"] == run.noise_multiplier
+RUN = "calibrate --steps 1000 --sample-rate 0.01 --epsilon 8 --delta 1e-5"
 
 
-def test_table_begins_with_the_noise(cli):
-    result = cli("calibrate --steps 1000 --sample-rate 0.01 --epsilon 2 --delta 1e-5")
+def test_without_an_analysis_the_guarantee_comes_first_and_the_heuristic_beside_it(cli):
+    answer = cli.json(RUN)
+    assert "noise_multiplier" not in answer
+    assert (answer["steps"], answer["epsilon"], answer["delta"]) == (1000, 8.0, 1e-5)
+    guarantee, heuristic = answer["rows"]
+    assert (guarantee["analysis"], guarantee["is_guarantee"]) == ("composition", True)
+    assert (heuristic["analysis"], heuristic["is_guarantee"]) == ("last_iterate", False)
+    assert guarantee["noise_multiplier"] == pytest.approx(0.58626, abs=1e-5)
+    assert heuristic["noise_multiplier"] == pytest.approx(0.24381, abs=1e-5)
+    assert heuristic["composition"] == pytest.approx(130.935, abs=1e-3)
+    for row in answer["rows"]:
+        run = li.DPSGD(1000, 0.01, row["noise_multiplier"])
+        assert 8.0 - 1e-5 <= row[row["analysis"]] <= 8.0
+        assert getattr(li, row["analysis"])(run).is_guarantee == row["is_guarantee"]
+        for each in ("last_iterate", "composition", "full_batch"):
+            assert row[each] == getattr(li, each)(run).epsilon(1e-5)
+
+
+def test_rows_are_those_of_either_analysis_asked_for_alone(cli):
+    for row in cli.json(RUN)["rows"]:
+        alone = cli.json(f"{RUN} --analysis {row['analysis'].replace('_', '-')}")
+        assert all(alone[key] == row[key] for key in row if key != "is_guarantee")
+
+
+@pytest.mark.parametrize("sampling", ["shuffled", "fixed"])
+def test_where_composition_refuses_the_guarantee_is_no_amplification(cli, sampling):
+    guarantee, heuristic = cli.json(f"{RUN} --sampling {sampling}")["rows"]
+    assert (guarantee["analysis"], guarantee["is_guarantee"]) == ("no_amplification", True)
+    assert guarantee["no_amplification"] == pytest.approx(8.0, abs=1e-5)
+    assert heuristic["analysis"] == "last_iterate"
+    assert heuristic["no_amplification"] > 100.0
+    for row in (guarantee, heuristic):
+        assert row["composition"] is None
+        assert "not valid" in row["composition_reason"]
+    shown = cli(f"{RUN} --sampling {sampling}").stdout
+    assert "No composition: composition is not valid" in shown
+    assert max(map(len, shown.splitlines())) <= 80
+
+
+def test_the_table_says_what_the_noise_of_the_heuristic_guarantees(cli):
+    result = cli(RUN)
+    assert result.exit_code == 0
+    lines = [line.split() for line in result.stdout.splitlines()]
+    guarantee, heuristic = (next(line for line in lines if line[:1] == [word]) for word in ("composition", "last"))
+    assert guarantee == ["composition", "(standard)", "0.58626", "2.4311", "8", "2.1695"]
+    assert heuristic == ["last", "iterate", "(heuristic)", "0.24381", "8", "130.94", "5.9324"]
+    text = " ".join(result.stdout.split())
+    assert "it predicts, it does not guarantee. With its noise the guarantee is epsilon 130.94." in text
+
+
+def test_a_heuristic_that_cannot_be_calibrated_leaves_the_guarantee(cli):
+    command = "calibrate --steps 2000000 --sample-rate 0.001 --momentum 0.9 --epsilon 1 --delta 1e-5"
+    guarantee, heuristic = cli.json(command)["rows"]
+    assert guarantee["composition"] == pytest.approx(1.0, abs=1e-6)
+    assert heuristic["noise_multiplier"] is None
+    assert "steps must be at most" in heuristic["noise_multiplier_reason"]
+    assert heuristic["composition"] is None
+    assert heuristic["composition_reason"]
+    assert cli(command).exit_code == 0
+
+
+def test_what_neither_can_be_calibrated_for_is_refused(cli):
+    assert "met with any noise" in cli.refusal("calibrate --steps 3 --sample-rate .01 --epsilon 1 --delta .1")
+
+
+def test_table_of_one_analysis_begins_with_the_noise(cli):
+    result = cli(f"{RUN} --analysis last-iterate")
     assert result.exit_code == 0
     assert result.stdout.startswith("Noise multiplier ")
     assert "predicts, does not guarantee" in " ".join(result.stdout.split())

@@ -7,22 +7,25 @@ import lastiterate as li
 PLAN = "plan --dataset-size 50000 --epochs 60 --batch-sizes 256,512,4096 --epsilon 6 --delta 1e-5"
 
 
-def test_rows_hold_noise_and_the_three_analyses_for_each_batch_size(cli):
+def test_rows_hold_noise_and_the_three_analyses_for_each_batch_size_guarantee_first(cli):
     answer = cli.json(PLAN)
     assert answer["dataset_size"] == 50_000
-    assert answer["analysis"] == "last_iterate"
-    assert [row["batch_size"] for row in answer["rows"]] == [256, 512, 4096]
+    assert "analysis" not in answer
+    assert [(row["analysis"], row["batch_size"]) for row in answer["rows"]] == [
+        (name, size) for name in ("composition", "last_iterate") for size in (256, 512, 4096)
+    ]
     for row in answer["rows"]:
         run = li.DPSGD.from_batches(50_000, row["batch_size"], 60, row["noise_multiplier"])
         assert (row["steps"], row["sample_rate"]) == (run.steps, run.sample_rate)
-        assert 6.0 - 6e-6 <= row["last_iterate"] <= 6.0
-        assert row["composition"] == li.composition(run).epsilon(1e-5)
-        assert row["full_batch"] == li.full_batch(run).epsilon(1e-5)
+        assert row["is_guarantee"] == (row["analysis"] == "composition")
+        assert 6.0 - 6e-6 <= row[row["analysis"]] <= 6.0
+        for each in ("last_iterate", "composition", "full_batch"):
+            assert row[each] == getattr(li, each)(run).epsilon(1e-5)
 
 
 def test_smaller_batches_cost_composition_more_at_the_same_heuristic(cli):
     """The paper's point in Tables 1 and 2."""
-    composition = [row["composition"] for row in cli.json(PLAN)["rows"]]
+    composition = [row["composition"] for row in cli.json(f"{PLAN} --analysis last-iterate")["rows"]]
     assert composition == sorted(composition, reverse=True)
     assert composition[0] > 1.5 * composition[-1]
 
@@ -31,31 +34,69 @@ def test_plan_by_composition(cli):
     answer = cli.json(
         "plan --dataset-size 1000 --epochs 10 --batch-sizes 50 --epsilon 3 --delta 1e-5 --analysis composition"
     )
-    assert answer["rows"][0]["composition"] == pytest.approx(3.0, rel=1e-6)
+    assert answer["analysis"] == "composition"
+    (row,) = answer["rows"]
+    assert row["analysis"] == "composition"
+    assert row["composition"] == pytest.approx(3.0, rel=1e-6)
 
 
-def test_shuffled_plan_has_no_composition_and_says_why(cli):
+def test_shuffled_plan_is_guaranteed_by_no_amplification_and_says_why_not_by_composition(cli):
     answer = cli.json(f"{PLAN} --sampling shuffled")
+    assert {row["analysis"] for row in answer["rows"][:3]} == {"no_amplification"}
     assert all(row["composition"] is None and row["composition_reason"] for row in answer["rows"])
-    assert "no amplification" in " ".join(cli(f"{PLAN} --sampling shuffled").stdout.split())
+    shown = cli(f"{PLAN} --sampling shuffled").stdout
+    assert shown.count("No composition: composition is not valid") == 1
+    assert "No amplification is a guarantee." in shown
+    assert max(map(len, shown.splitlines())) <= 80
 
 
-def test_table_has_a_row_for_each_batch_size_and_labels_the_heuristic(cli):
+def test_a_table_for_each_analysis_has_a_row_for_each_batch_size_and_the_heuristic_is_labelled(cli):
     result = cli(PLAN)
     assert result.exit_code == 0
-    assert [row[0] for row in _table(result.stdout)] == ["256", "512", "4,096"]
-    assert "predicts" in result.stdout
+    first, second = _tables(result.stdout)
+    for table in (first, second):
+        assert [row[0] for row in table] == ["256", "512", "4,096"]
+    assert result.stdout.index("by composition (standard)") < result.stdout.index("by last iterate (heuristic)")
+    assert [row[4] for row in second] == [row[5] for row in first] == ["6"] * 3
+    assert "it predicts, it does not guarantee" in " ".join(result.stdout.split())
+    assert "the guarantee is epsilon 6.5388 to 37.734." in result.stdout
 
 
 def test_table_rounds_noise_up_since_less_would_miss_the_target(cli):
     exact = [row["noise_multiplier"] for row in cli.json(PLAN)["rows"]]
-    shown = [float(row[3]) for row in _table(cli(PLAN).stdout)]
+    shown = [float(row[3]) for table in _tables(cli(PLAN).stdout) for row in table]
     assert all(needed <= rounded <= needed * 1.0002 for needed, rounded in zip(exact, shown, strict=True))
 
 
-def _table(text):
-    body = text.split("───\n")[1].split("\n\n")[0]
-    return [line.split() for line in body.splitlines()]
+def test_a_batch_size_that_the_heuristic_cannot_plan_for_does_not_stop_the_others(cli):
+    plan = "plan --dataset-size 1000 --epochs 1001 --batch-sizes 1,1000 --momentum 0.9 --epsilon 6 --delta 1e-5"
+    rows = cli.json(plan)["rows"]
+    assert [row["noise_multiplier"] is None for row in rows] == [False, False, True, False]
+    assert "steps must be at most" in rows[2]["noise_multiplier_reason"]
+    assert cli(plan).exit_code == 0
+
+
+def test_the_picture_has_both_analyses(tmp_path, cli, monkeypatch):
+    charts = []
+    monkeypatch.setattr("lastiterate.plot.file.save", lambda chart, path: charts.append(chart.to_dict()))
+    for sampling, guarantee in (("poisson", "composition (standard)"), ("shuffled", "no amplification (bound)")):
+        assert cli(f"{PLAN} --sampling {sampling} --plot {tmp_path / 'plan.png'}").exit_code == 0
+        *leaks, noise = charts.pop()["hconcat"]
+        assert [panel["title"] for panel in leaks] == [
+            f"Epsilon with the noise by {label}" for label in (guarantee, "last iterate (heuristic)")
+        ]
+        found = {(row["analysis"], row["batch_size"]): row["noise_multiplier"] for row in noise["data"]["values"]}
+        expected = cli.json(f"{PLAN} --sampling {sampling}")["rows"]
+        assert list(found.values()) == [row["noise_multiplier"] for row in expected]
+        assert {analysis for analysis, _ in found} == {guarantee, "last iterate (heuristic)"}
+        for panel in leaks:
+            assert guarantee in {row["analysis"] for row in panel["data"]["values"]}
+            assert guarantee in panel["encoding"]["color"]["scale"]["domain"]
+
+
+def _tables(text):
+    bodies = [part.split("\n\n")[0] for part in text.split("───\n")[1:]]
+    return [[line.split() for line in body.splitlines()] for body in bodies]
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@ import math
 import subprocess
 import sys
 import time
+import warnings
 
 import dp_accounting
 import numpy as np
@@ -21,13 +22,13 @@ from dp_accounting import (
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lastiterate import DPSGD, SGD, last_iterate
-from lastiterate.privacy.accountants import LastIterateAccountant, register_opacus
+from lastiterate import DPSGD, composition, last_iterate
+from lastiterate.privacy.accountants import HeuristicWarning, LastIterateAccountant, register_opacus
+from tests.privacy.opacus_helpers import engine_of, make_private, model_and_optimizer, train, trains
 
 DELTA = 1e-5
 
-# Opacus' hooks on a model whose inputs need no gradients.
-trains = pytest.mark.filterwarnings("ignore:Full backward hook is firing:UserWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::lastiterate.HeuristicWarning")
 
 
 def sampled(rate, noise):
@@ -197,60 +198,6 @@ except ImportError as error:
     assert result.stdout == 'opacus.accountants could not be imported: pip install "lastiterate[opacus]"\n'
 
 
-@pytest.fixture(scope="module")
-def opacus():
-    module = pytest.importorskip("opacus")
-    register_opacus()
-    return module
-
-
-@pytest.fixture(scope="module")
-def digits(opacus):
-    import torch
-    from sklearn.datasets import load_digits
-
-    images, labels = load_digits(return_X_y=True)
-    return torch.utils.data.TensorDataset(torch.tensor(images[:1600] / 16.0).float(), torch.tensor(labels[:1600]))
-
-
-def engine_of(opacus, accountant="last_iterate"):
-    with pytest.warns(UserWarning, match="Secure RNG turned off"):
-        return opacus.PrivacyEngine(accountant=accountant)
-
-
-def model_and_optimizer(optimizer="SGD", **options):
-    import torch
-
-    torch.manual_seed(0)
-    model = torch.nn.Linear(64, 10)
-    return model, getattr(torch.optim, optimizer)(model.parameters(), **({"lr": 0.5} | options))
-
-
-def make_private(engine, data, model, optimizer, batch_size=160, **options):
-    import torch
-
-    loader = torch.utils.data.DataLoader(data, batch_size=batch_size)
-    method = engine.make_private_with_epsilon if "target_epsilon" in options else engine.make_private
-    return method(module=model, optimizer=optimizer, data_loader=loader, max_grad_norm=0.7, **options)
-
-
-def train(model, optimizer, loader, steps):
-    import torch
-
-    done, losses = 0, []
-    while done < steps:
-        for images, labels in loader:
-            optimizer.zero_grad()
-            loss = torch.nn.functional.cross_entropy(model(images), labels)
-            loss.backward()
-            optimizer.step()
-            losses.append(loss.item())
-            done += 1
-            if done == steps:
-                break
-    return losses
-
-
 @trains
 def test_opacus_trains_with_the_accountant(opacus, digits):
     engine = engine_of(opacus)
@@ -261,7 +208,7 @@ def test_opacus_trains_with_the_accountant(opacus, digits):
     run = DPSGD(steps=30, sample_rate=0.1, noise_multiplier=1.2)
     assert len(engine.accountant) == 30
     assert engine.get_epsilon(DELTA) == pytest.approx(last_iterate(run).epsilon(DELTA), rel=1e-12)
-    assert DPSGD.from_opacus(engine) == run
+    assert DPSGD.from_opacus(engine, loader=private[2]) == run
 
 
 @trains
@@ -272,7 +219,7 @@ def test_opacus_finds_the_noise_for_an_epsilon_at_once(opacus, digits):
     assert time.perf_counter() - start < 2.0
     train(*private, steps=30)
     assert 3.0 - 0.01 <= engine.get_epsilon(DELTA) <= 3.0
-    assert DPSGD.from_opacus(engine).noise_multiplier == private[1].noise_multiplier
+    assert DPSGD.from_opacus(engine, loader=private[2]).noise_multiplier == private[1].noise_multiplier
 
 
 def test_registering_twice_changes_nothing(opacus):
@@ -303,95 +250,86 @@ def test_an_accountant_says_which_recorded_value_is_wrong(opacus):
         accountant.get_epsilon(DELTA)
 
 
-@trains
-@pytest.mark.filterwarnings("ignore:GDP accounting is experimental:UserWarning")
-@pytest.mark.parametrize("accountant", ["rdp", "prv", "gdp"])
-def test_the_run_can_be_read_off_every_accountant(opacus, digits, accountant):
-    engine = engine_of(opacus, accountant)
-    private = make_private(engine, digits, *model_and_optimizer(), noise_multiplier=1.2)
-    train(*private, steps=3)
-    assert DPSGD.from_opacus(engine) == DPSGD(steps=3, sample_rate=0.1, noise_multiplier=1.2)
-
-
-@trains
-def test_a_noise_schedule_gives_one_noise_a_step(opacus, digits):
-    engine = engine_of(opacus)
-    model, optimizer, loader = make_private(engine, digits, *model_and_optimizer(), noise_multiplier=1.0)
-    scheduler = opacus.schedulers.ExponentialNoise(optimizer, gamma=0.5)
-    for _ in range(3):
-        train(model, optimizer, loader, steps=2)
-        scheduler.step()
-    expected = DPSGD(steps=6, sample_rate=0.1, noise_multiplier=[1.0, 1.0, 0.5, 0.5, 0.25, 0.25])
-    assert DPSGD.from_opacus(engine) == expected
-    assert engine.get_epsilon(DELTA) == pytest.approx(last_iterate(expected).epsilon(DELTA), rel=1e-12)
-
-
-@trains
-def test_the_optimizer_weights_the_steps(opacus, digits):
-    options = {"momentum": 0.9, "weight_decay": 0.1, "nesterov": True}
-    engine = engine_of(opacus)
-    model, optimizer, loader = make_private(engine, digits, *model_and_optimizer(**options), noise_multiplier=1.0)
-    train(model, optimizer, loader, steps=4)
-    expected = DPSGD(4, 0.1, 1.0, clip_norm=0.7, optimizer=SGD(learning_rate=0.5, **options))
-    assert DPSGD.from_opacus(engine, optimizer) == expected
-    assert DPSGD.from_opacus(engine, optimizer=optimizer.original_optimizer) == expected.replace(clip_norm=1.0)
-    schedule = SGD(learning_rate=[1.0, 2.0, 3.0, 4.0])
-    assert DPSGD.from_opacus(engine, schedule) == DPSGD(4, 0.1, 1.0, optimizer=schedule)
-
-
-@trains
-def test_larger_batches_count_less_where_opacus_averages_over_them(opacus, digits):
-    engine = engine_of(opacus)
-    model, optimizer, loader = make_private(engine, digits, *model_and_optimizer(), noise_multiplier=1.0)
-    train(model, optimizer, loader, steps=2)
-    model, optimizer, loader = make_private(engine, digits, model, optimizer, batch_size=320, noise_multiplier=1.0)
-    train(model, optimizer, loader, steps=1)
-    assert optimizer.expected_batch_size == 320
-    run = DPSGD.from_opacus(engine, optimizer)
-    assert run.sample_rate.tolist() == [0.1, 0.1, 0.2]
-    assert run.weights == pytest.approx(2.5 * np.array([2, 2, 1]))
-    optimizer.loss_reduction = "sum"
-    assert DPSGD.from_opacus(engine, optimizer).effective_weights() == 0.5
+def heuristic_warnings(recorded):
+    return [str(each.message) for each in recorded if each.category is HeuristicWarning]
 
 
 @pytest.fixture
-def trained_engine(opacus):
+def recorded():
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        yield found
+
+
+def test_dp_accounting_is_told_once_a_line_what_composition_guarantees(recorded):
+    run = DPSGD(1000, 0.01, 1.0)
+    for _ in range(3):
+        LastIterateAccountant().compose(sampled(0.01, 1.0), 1000).get_epsilon(DELTA)
+    LastIterateAccountant().compose(sampled(0.01, 1.0), 1000).get_delta(1.0)
+    about = "is what the last-iterate heuristic predicts for 1,000 steps at noise multiplier 1, not a guarantee"
+    delta, guaranteed = last_iterate(run).delta(1.0), composition(run).delta(1.0)
+    assert heuristic_warnings(recorded) == [
+        f"epsilon 1.278 at delta 1e-05 {about}: composition guarantees 1.828 if sampling is Poisson",
+        f"delta {delta:.4g} at epsilon 1 {about}: composition guarantees {guaranteed:.4g} if sampling is Poisson",
+    ]
+
+
+def test_a_search_for_noise_by_dp_accounting_warns_once(recorded, monkeypatch):
+    monkeypatch.setattr("lastiterate.privacy.accountants._WARNED_AT", set())
+    dp_accounting.calibrate_dp_mechanism(
+        LastIterateAccountant, lambda noise: SelfComposedDpEvent(sampled(0.1, noise), 77), 3.0, DELTA
+    )
+    assert len(heuristic_warnings(recorded)) == 1
+
+
+def test_nothing_is_said_where_nothing_is_promised(recorded):
+    LastIterateAccountant().get_epsilon(DELTA)
+    without_noise = LastIterateAccountant().compose(sampled(0.1, 0.0))
+    assert without_noise.get_epsilon(DELTA) == math.inf
+    assert without_noise.get_delta(1.0) == 1.0
+    accountant = LastIterateAccountant().compose(sampled(0.1, 1.0))
+    assert [accountant.get_epsilon(0.0), accountant.get_epsilon(1.0)] == [math.inf, 0.0]
+    assert accountant.get_delta(math.inf) == 0.0
+    assert heuristic_warnings(recorded) == []
+
+
+def test_a_warning_without_a_value_says_why(recorded):
+    many = LastIterateAccountant()
+    for noise in range(1, 20):
+        many.compose(sampled(0.1, float(noise)))
+    many.get_epsilon(DELTA)
+    long = LastIterateAccountant().compose(sampled(1e-5, 1.0), 10**9).compose(sampled(0.5, 2.0))
+    long.get_epsilon(DELTA)
+    first, second = heuristic_warnings(recorded)
+    assert "for 19 steps, not a guarantee: that is composition's, which takes longer where steps differ" in first
+    assert "which has no value here (steps must be at most 10000000 for a run whose steps differ" in second
+
+
+@trains
+def test_an_engine_warns_once_with_the_guarantee_of_its_training(opacus, digits, recorded):
     engine = engine_of(opacus)
-    engine.accountant.step(noise_multiplier=1.0, sample_rate=0.1)
-    return engine
+    private = make_private(engine, digits, *model_and_optimizer(), noise_multiplier=1.2)
+    train(*private, steps=30)
+    for _ in range(3):
+        engine.get_epsilon(DELTA)
+    (warning,) = heuristic_warnings(recorded)
+    assert warning.startswith("epsilon 2.401 at delta 1e-05 is what the last-iterate heuristic predicts for 30 steps")
+    assert warning.endswith("not a guarantee: composition guarantees 2.956 if sampling is Poisson")
 
 
-@pytest.mark.parametrize("name", ["Adam", "AdamW", "RMSprop"])
-def test_optimizers_that_are_not_linear_are_refused(opacus, digits, trained_engine, name):
-    model, optimizer = model_and_optimizer(name)
-    private = make_private(trained_engine, digits, model, optimizer, noise_multiplier=1.0)[1]
-    for given_optimizer in (optimizer, private):
-        with pytest.raises(ValueError, match=f"got {name}: it divides by a running size of the gradients"):
-            DPSGD.from_opacus(trained_engine, given_optimizer)
+def test_the_search_for_noise_of_opacus_warns_once_with_the_guarantee_of_the_noise_it_finds(opacus, digits, recorded):
+    engine, target = engine_of(opacus), {"target_epsilon": 3.0, "target_delta": DELTA, "epochs": 3}
+    _, optimizer, _ = make_private(engine, digits, *model_and_optimizer(), **target)
+    guaranteed = composition(DPSGD(30, 0.1, optimizer.noise_multiplier)).epsilon(DELTA)
+    (warning,) = heuristic_warnings(recorded)
+    assert f"for 30 steps at noise multiplier {optimizer.noise_multiplier:.4g}, not a guarantee" in warning
+    assert f"composition guarantees {guaranteed:.4g} if sampling is Poisson" in warning
 
 
-def test_parameter_groups_must_be_alike(trained_engine):
-    import torch
-
-    model = torch.nn.Linear(2, 2)
-    alike = torch.optim.SGD([{"params": [model.weight]}, {"params": [model.bias]}], lr=0.1)
-    assert DPSGD.from_opacus(trained_engine, alike).optimizer == SGD(learning_rate=0.1)
-    apart = torch.optim.SGD([{"params": [model.weight]}, {"params": [model.bias], "weight_decay": 0.1}], lr=0.1)
-    with pytest.raises(ValueError, match="alike, got groups that differ in weight_decay"):
-        DPSGD.from_opacus(trained_engine, apart)
-
-
-def test_a_learning_rate_schedule_must_be_told(trained_engine):
-    import torch
-
-    optimizer = model_and_optimizer()[1]
-    torch.optim.lr_scheduler.ConstantLR(optimizer)
-    with pytest.raises(ValueError, match=r"pass optimizer=lastiterate.SGD\(learning_rate=\[...\]\)"):
-        DPSGD.from_opacus(trained_engine, optimizer)
-
-
-def test_an_engine_that_saw_no_training_is_refused(opacus):
-    with pytest.raises(ValueError, match="train first"):
-        DPSGD.from_opacus(engine_of(opacus))
-    with pytest.raises(ValueError, match="privacy_engine must be an Opacus PrivacyEngine, got str"):
-        DPSGD.from_opacus("engine")
+def test_an_accountant_that_is_handed_a_history_warns_at_once(opacus, recorded):
+    accountant = opacus.accountants.create_accountant("last_iterate")
+    assert accountant.get_epsilon(DELTA) == 0.0
+    accountant.history = [(1.0, 0.01, 1000)]
+    accountant.get_epsilon(DELTA)
+    (warning,) = heuristic_warnings(recorded)
+    assert "composition guarantees 1.828" in warning

@@ -1,7 +1,12 @@
 """``lastiterate calibrate``: the noise that a run needs for a given epsilon and delta."""
 
+from typing import TYPE_CHECKING
+
 from lastiterate.cli.options import Analysis, Delta, Epsilon, Json, MethodOptions, SizeOptions
 from lastiterate.cli.unfold import unfold
+
+if TYPE_CHECKING:
+    from lastiterate.run import DPSGD
 
 
 @unfold
@@ -10,23 +15,51 @@ def calibrate(
     epsilon: Epsilon,
     delta: Delta,
     method: MethodOptions,
-    analysis: Analysis = "last-iterate",
+    analysis: Analysis = None,
     json: Json = False,
 ) -> None:
     """The least noise that reaches a target epsilon.
 
+    Twice: for a guarantee, and for the heuristic, which needs less and guarantees nothing. Or by one analysis of your
+    choice.
+
     \b
     Example:
-      lastiterate calibrate --steps 1000 --sample-rate 0.01 --epsilon 8 --delta 1e-5 --analysis composition
+      lastiterate calibrate --steps 1000 --sample-rate 0.01 --epsilon 8 --delta 1e-5
     """
+    run = size.run(1.0, method)
+    if analysis is None:
+        _side_by_side(run, epsilon, delta, json)
+    else:
+        _by(analysis.replace("-", "_"), run, epsilon, delta, json)
+
+
+def _side_by_side(run: "DPSGD", epsilon: float, delta: float, json: bool) -> None:
+    from lastiterate.answers import guarantee_of, noise_rows, run_fields
+    from lastiterate.cli.noise_output import print_noise
+    from lastiterate.cli.output import print_json
+    from lastiterate.cli.progress import tracker
+    from lastiterate.plot.words import LABELS, describe, spell
+
+    names = (guarantee_of(run), "last_iterate")
+    rows = [row for _, row in noise_rows({None: run}, names, epsilon, delta, tracker("calibrating"))]
+    if json:
+        fields = run_fields(run)
+        del fields["noise_multiplier"]  # each row has its own
+        print_json({**fields, "epsilon": epsilon, "delta": delta, "rows": rows})
+        return
+    title = f"{describe(run, noise=False)}; noise for epsilon {spell(epsilon)} at delta {spell(delta)}"
+    print_noise([(title, [{"reached by": LABELS[row["analysis"]], **row} for row in rows])])
+
+
+def _by(chosen: str, run: "DPSGD", epsilon: float, delta: float, json: bool) -> None:
     import lastiterate
     from lastiterate.answers import answer_fields, ask_all, find_analysis, run_fields
     from lastiterate.cli.output import print_answers, print_json, print_note
     from lastiterate.cli.progress import tracker
     from lastiterate.plot.words import LABELS, describe, spell, spell_up
 
-    chosen = analysis.replace("-", "_")
-    for uncalibrated in tracker("calibrating")([size.run(1.0, method)]):
+    for uncalibrated in tracker("calibrating")([run]):
         run = lastiterate.calibrate(uncalibrated, epsilon=epsilon, delta=delta, analysis=find_analysis(chosen))
     answers = ask_all(run, lambda curve: curve.epsilon(delta), track=tracker("analysing"))
     if json:

@@ -35,12 +35,12 @@ NoiseMultiplier = Annotated[
 Delta = Annotated[float, option("--delta", values.number, "NUMBER", "Delta of (epsilon, delta)-DP, in (0, 1).")]
 Epsilon = Annotated[float, option("--epsilon", values.number, "NUMBER", "Epsilon of (epsilon, delta)-DP.")]
 Analysis = Annotated[
-    str,
+    str | None,
     option(
         "--analysis",
         values.one_of("last-iterate", "composition", "full-batch", "no-amplification"),
         "last-iterate|composition|full-batch|no-amplification",
-        "The analysis that is to reach it (default: last-iterate).",
+        "The analysis that is to reach it (default: the guarantee, and beside it the heuristic).",
     ),
 ]
 Json = Annotated[bool, option("--json", None, None, "Print one JSON object instead of a table.")]

@@ -45,7 +45,7 @@ def print_rows(title: str, rows: list[dict[str, Any]], notes: Iterable[str] = ()
 
 
 def _cell(key: str, value: Any) -> str:
-    if key == "noise_multiplier":
+    if key == "noise_multiplier" and value is not None:
         return spell_up(value)
     match value:
         case None:

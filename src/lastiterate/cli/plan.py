@@ -22,20 +22,23 @@ def plan(
     epsilon: Epsilon,
     delta: Delta,
     method: MethodOptions,
-    analysis: Analysis = "last-iterate",
+    analysis: Analysis = None,
     plot: Plot = None,
     json: Json = False,
 ) -> None:
     """Which batch size? The noise that each needs.
 
-    For each batch size: steps, sample rate, the noise multiplier for the target epsilon under the chosen analysis, and
-    epsilon under all three analyses then.
+    For each batch size: steps, sample rate, the noise multiplier for the target epsilon, and epsilon under all analyses
+    then. One table for a guarantee and one for the heuristic, or a single one by the analysis of your choice.
 
     \b
     Example:
       lastiterate plan --dataset-size 50000 --epochs 60 --batch-sizes 256,512,4096 --epsilon 6 --delta 1e-5
     """
-    from lastiterate.cli.output import print_json, print_rows
+    from lastiterate.answers import guarantee_of, noise_rows
+    from lastiterate.cli.noise_output import print_noise
+    from lastiterate.cli.output import print_json
+    from lastiterate.cli.progress import tracker
     from lastiterate.plot.words import LABELS, spell, training
     from lastiterate.run import DPSGD
 
@@ -43,12 +46,14 @@ def plan(
         from lastiterate.plot.file import check_target
 
         check_target(plot)
-    chosen = analysis.replace("-", "_")
     runs = {size: DPSGD.from_batches(dataset_size, size, epochs, 1.0, **method.fields()) for size in batch_sizes}
-    rows = _rows(runs, epsilon, delta, chosen)
+    any_run = runs[batch_sizes[0]]
+    names = [analysis.replace("-", "_")] if analysis else [guarantee_of(any_run), "last_iterate"]
+    found = noise_rows(runs, names, epsilon, delta, tracker("calibrating"))
+    rows = [_row(runs[size], size, row) for size, row in found]
     words = (
-        f"{dataset_size:,} examples, {spell(epochs)} epochs, {', '.join(training(runs[batch_sizes[0]]))}; "
-        f"noise for epsilon {spell(epsilon)} at delta {spell(delta)} by {LABELS[chosen]}"
+        f"{dataset_size:,} examples, {spell(epochs)} epochs, {', '.join(training(any_run))}; "
+        f"noise for epsilon {spell(epsilon)} at delta {spell(delta)}"
     )
     if plot is not None:
         from lastiterate.plot.file import save
@@ -57,23 +62,14 @@ def plan(
         save(plan_chart(rows, delta, words), plot)
     if json:
         asked = {"dataset_size": dataset_size, "epochs": epochs, "sampling": method.sampling}
-        print_json({**asked, "epsilon": epsilon, "delta": delta, "analysis": chosen, "rows": rows})
+        chosen = {"analysis": names[0]} if analysis else {}
+        print_json({**asked, "epsilon": epsilon, "delta": delta, **chosen, "rows": rows})
         return
-    guarantee = "No amplification" if "no_amplification" in rows[0] else "Composition"
-    notes = [f"Last iterate is a heuristic: it predicts, it does not guarantee. {guarantee} is the guarantee."]
-    if plot is not None:
-        notes.append(f"Picture: {plot}")
-    print_rows(words, rows, notes)
+    tables = [(f"{words} by {LABELS[name]}", [row for row in rows if row["analysis"] == name]) for name in names]
+    print_noise(tables, [f"Picture: {plot}"] if plot else [])
 
 
-def _rows(runs: "dict[int, DPSGD]", epsilon: float, delta: float, chosen: str) -> list[dict[str, Any]]:
-    import lastiterate
-    from lastiterate.answers import answer_fields, ask_all, find_analysis
-    from lastiterate.cli.progress import tracker
-
-    rows = []
-    for size, uncalibrated in tracker("calibrating")(list(runs.items())):
-        run = lastiterate.calibrate(uncalibrated, epsilon=epsilon, delta=delta, analysis=find_analysis(chosen))
-        shape = {name: getattr(run, name) for name in ("steps", "sample_rate", "noise_multiplier")}
-        rows.append({"batch_size": size, **shape, **answer_fields(ask_all(run, lambda curve: curve.epsilon(delta)))})
-    return rows
+def _row(run: "DPSGD", size: int, row: dict[str, Any]) -> dict[str, Any]:
+    """The size and shape of a run before what was found, the analysis first."""
+    shape = {"batch_size": size, "steps": run.steps, "sample_rate": run.sample_rate}
+    return {"analysis": row["analysis"], "is_guarantee": row["is_guarantee"], **shape, **row}

@@ -1,4 +1,4 @@
-"""The picture of a plan: what each batch size leaks under the three analyses, and the noise it needs."""
+"""The picture of a plan: what each batch size leaks under all analyses, and the noise it needs."""
 
 from __future__ import annotations
 
@@ -8,31 +8,45 @@ from lastiterate.plot.style import Row, chart_of, epsilon_y, from_zero, long, lo
 from lastiterate.plot.words import ANALYSES, CAVEAT, LABELS
 
 _WIDTH, _HEIGHT = 420, 320
+_NARROW = 320
+_DRAWN = (*ANALYSES, "no_amplification")
 
 
 def plan_chart(rows: list[Row], delta: float, words: str) -> Any:
-    """Two panels over batch sizes: epsilon by each analysis, and the noise. ``words`` say what is planned."""
+    """Panels over batch sizes: epsilon with the noise by which each analysis reaches the target, and that noise.
+
+    ``words`` say what is planned.
+    """
     import altair as alt
 
-    sizes = sorted(row["batch_size"] for row in rows)
-    shown = [name for name in ANALYSES if any(row[name] is not None for row in rows)]
+    sizes = sorted({row["batch_size"] for row in rows})
+    names = list(dict.fromkeys(row["analysis"] for row in rows))
+    shown = [name for name in _DRAWN if name in names or any(row.get(name) is not None for row in rows)]
+    size = {"width": _WIDTH if len(names) == 1 else _NARROW, "height": _HEIGHT}
+    look = looks(LABELS[name] for name in shown)
     x = alt.X(
         "batch_size:Q",
         title="batch size (log scale)",
         scale=alt.Scale(type="log", domain=[sizes[0] / 1.2, sizes[-1] * 1.2], nice=False),
         axis=alt.Axis(values=sizes, format=",d", labelOverlap="greedy", grid=False),
     )
-    leak = (
-        chart_of(long(rows, "epsilon", ANALYSES), width=_WIDTH, height=_HEIGHT, title="Epsilon")
-        .mark_line(strokeWidth=2.5, point=alt.OverlayMarkDef(size=60, filled=True))
-        .encode(x=x, y=epsilon_y(delta), **looks(LABELS[name] for name in shown))
-    )
+    line: dict[str, Any] = {"strokeWidth": 2.5, "point": alt.OverlayMarkDef(size=60, filled=True)}
+    leaks = [
+        chart_of(long(_by(rows, name), "epsilon", _DRAWN), title=f"Epsilon with the noise by {LABELS[name]}", **size)
+        .mark_line(**line)
+        .encode(x=x, y=epsilon_y(delta), **look)
+        for name in names
+    ]
+    needed = [{**row, "analysis": LABELS[row["analysis"]]} for row in rows if row["noise_multiplier"] is not None]
     noise = (
-        chart_of(rows, width=_WIDTH, height=_HEIGHT, title="Noise needed")
-        .mark_line(strokeWidth=2.5, color="#444", point=alt.OverlayMarkDef(size=60, filled=True, color="#444"))
-        .encode(x=x, y=alt.Y("noise_multiplier:Q", title="noise multiplier", **from_zero()))
+        chart_of(needed, title="Noise needed", **size)
+        .mark_line(**line)
+        .encode(x=x, y=alt.Y("noise_multiplier:Q", title="noise multiplier", **from_zero()), **look)
     )
-    reasons = {name: row[f"{name}_reason"] for row in rows for name in ANALYSES if f"{name}_reason" in row}
-    notes = [f"Without {LABELS[name]}: {why}" for name, why in reasons.items()]
-    panels = alt.hconcat(leak, noise, spacing=36)
-    return styled(panels, "Which batch size?", [words, CAVEAT, *notes])
+    reasons = {name: row[f"{name}_reason"] for row in rows for name in _DRAWN if f"{name}_reason" in row}
+    notes = [f"Without {LABELS[name]}: {why}" for name, why in reasons.items() if name not in shown]
+    return styled(alt.hconcat(*leaks, noise, spacing=36), "Which batch size?", [words, CAVEAT, *notes])
+
+
+def _by(rows: list[Row], name: str) -> list[Row]:
+    return [row for row in rows if row["analysis"] == name]

@@ -17,6 +17,7 @@ _LOOKS = {
     LABELS["last_iterate"]: ("#0072B2", [1, 0]),
     LABELS["max_over_steps"]: ("#0072B2", [2, 3]),
     LABELS["composition"]: ("#D55E00", [1, 0]),
+    LABELS["no_amplification"]: ("#D55E00", [7, 5]),
     LABELS["full_batch"]: ("#009E73", [7, 5]),
     EXACT: ("#CC79A7", [1, 0]),
     FOUND: ("#222222", [1, 0]),

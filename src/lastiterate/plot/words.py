@@ -94,12 +94,12 @@ def per_cent(fraction: float) -> str:
     return f"{100.0 * fraction:.6g}%"
 
 
-def describe(run: DPSGD) -> str:
-    """The run in one line."""
+def describe(run: DPSGD, *, noise: bool = True) -> str:
+    """The run in one line, with its noise or without."""
     parts = [
         f"{run.steps:,} step{'s' if run.steps > 1 else ''}",
         f"sample rate {spell(run.sample_rate)}",
-        f"noise multiplier {spell(run.noise_multiplier)}",
+        *([f"noise multiplier {spell(run.noise_multiplier)}"] if noise else []),
         *training(run),
     ]
     return ", ".join(parts)

@@ -2,15 +2,21 @@
 
 Both hand over how many steps were taken at which sampling rate and noise. Every step counts alike here (plain SGD at
 a constant learning rate), so that a billion equal steps are one group and groups may come in any order.
+
+Whoever asks there is used to guarantees, so that the first answer warns, and names composition's.
 """
 
 from __future__ import annotations
 
 import math
+import sys
+import warnings
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
+from types import FrameType
 from typing import Any
 
 import dp_accounting
@@ -18,7 +24,7 @@ import numpy as np
 from dp_accounting import NeighboringRelation
 
 from lastiterate.extras import MissingExtra
-from lastiterate.optimizer import SGD, require_linear
+from lastiterate.privacy.composition import composition
 from lastiterate.privacy.curve import PrivacyCurve
 from lastiterate.privacy.law import Law
 from lastiterate.privacy.pairs import pair_of
@@ -26,10 +32,15 @@ from lastiterate.run import DPSGD
 from lastiterate.values import PerStep, integer, number
 
 MOST_STEPS_WRITTEN_OUT = 10**7  # 80 MB an array; epsilon and delta need no arrays and have no such limit
+MOST_KINDS_OF_STEPS = 8  # composition takes seconds where steps differ in many ways, too long for a warning
 
+_WARNED_AT: set[tuple[str, int]] = set()  # lines that have asked a LastIterateAccountant
 _Refusal = dp_accounting.PrivacyAccountant.CompositionErrorDetails
 _RELATIONS = (NeighboringRelation.ADD_OR_REMOVE_ONE, NeighboringRelation.REPLACE_SPECIAL)
-_HYPERPARAMETERS = ("lr", "momentum", "dampening", "nesterov", "weight_decay")
+
+
+class HeuristicWarning(UserWarning):
+    """An accountant has answered with the heuristic, which predicts, where guarantees are usual."""
 
 
 class LastIterateAccountant(dp_accounting.PrivacyAccountant):  # type: ignore[misc]
@@ -42,6 +53,9 @@ class LastIterateAccountant(dp_accounting.PrivacyAccountant):  # type: ignore[mi
     Gaussian events, Poisson-sampled or not, are composed in any nesting, and a non-private event makes epsilon
     infinite; everything else is refused. So is ``REPLACE_ONE``: one example against another, instead of against none,
     is a different pair of distributions.
+
+    Each line of code that asks is told once, by a ``HeuristicWarning``, what composition guarantees. Not once for each
+    accountant: dp-accounting's search for noise makes a new one for every noise that it tries.
     """
 
     def __init__(self, neighboring_relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE) -> None:
@@ -55,12 +69,29 @@ class LastIterateAccountant(dp_accounting.PrivacyAccountant):  # type: ignore[mi
 
     def get_epsilon(self, target_delta: float) -> float:
         """The epsilon that the heuristic predicts; infinite where a step has no noise."""
-        return self._history.epsilon(number("target_delta", target_delta, 0.0, 1.0))
+        delta = number("target_delta", target_delta, 0.0, 1.0)
+        epsilon = self._history.epsilon(delta)
+        if 0.0 < delta < 1.0 and math.isfinite(epsilon):
+            self._warn(sys._getframe(1), _words(epsilon, delta), lambda curve: curve.epsilon(delta))
+        return epsilon
 
     def get_delta(self, target_epsilon: float) -> float:
         """The delta that the heuristic predicts; 1 where a step has no noise."""
-        is_infinite = target_epsilon == math.inf
-        return self._history.delta(math.inf if is_infinite else number("target_epsilon", target_epsilon, 0.0))
+        if target_epsilon == math.inf:
+            return self._history.delta(math.inf)
+        epsilon = number("target_epsilon", target_epsilon, 0.0)
+        delta = self._history.delta(epsilon)
+        if delta < 1.0:
+            self._warn(
+                sys._getframe(1), f"delta {delta:.4g} at epsilon {epsilon:.4g}", lambda curve: curve.delta(epsilon)
+            )
+        return delta
+
+    def _warn(self, caller: FrameType, answer: str, question: Callable[[PrivacyCurve], float]) -> None:
+        line = (caller.f_code.co_filename, caller.f_lineno)
+        if line not in _WARNED_AT and self._history.segments:
+            _WARNED_AT.add(line)
+            warnings.warn(self._history.caution(answer, question), HeuristicWarning, stacklevel=3)
 
     @property
     def _history(self) -> History:
@@ -114,37 +145,10 @@ def register_opacus() -> None:
     """Make ``PrivacyEngine(accountant="last_iterate")`` known to Opacus. Doing so again changes nothing.
 
     ``make_private_with_epsilon`` then finds the noise for which the *heuristic* meets the target: the model is not
-    guaranteed to be (epsilon, delta)-DP.
+    guaranteed to be (epsilon, delta)-DP. The first answer of each accountant is a ``HeuristicWarning`` that says so.
     """
     accountant = _opacus_accountant()
-    _extra("opacus.accountants").register_accountant(accountant.mechanism(), accountant, force=True)
-
-
-def run_from_opacus(privacy_engine: Any, optimizer: Any = None) -> DPSGD:
-    """The run that an Opacus ``PrivacyEngine`` has recorded, whichever accountant it uses.
-
-    Opacus does not record how batches are drawn, so the run is taken for Poisson-sampled: after
-    ``poisson_sampling=False`` with a shuffling loader use ``run.replace(sampling="shuffled")``.
-
-    Args:
-        privacy_engine: the engine, after training.
-        optimizer: Opacus' optimizer or the ``torch.optim.SGD`` in it, with the hyperparameters and the clipping norm
-            of the whole training; or a ``lastiterate.SGD``, which can also tell a schedule of learning rates. None:
-            every step counts alike. Where sampling rates differ and Opacus averages over batches, a step counts the
-            less the larger its batch, and the run has ``weights`` instead of an optimizer.
-    """
-    history = getattr(getattr(privacy_engine, "accountant", None), "history", None)
-    if history is None:
-        raise ValueError(f"privacy_engine must be an Opacus PrivacyEngine, got {type(privacy_engine).__name__}")
-    if not history:
-        raise ValueError("privacy_engine has recorded no steps yet: train first, then describe the run")
-    run = _history_from_opacus(history).run()
-    if optimizer is None or isinstance(optimizer, SGD):
-        return run.replace(optimizer=optimizer)
-    run = run.replace(optimizer=_sgd_from_torch(optimizer), clip_norm=float(getattr(optimizer, "max_grad_norm", 1.0)))
-    if np.ndim(run.sample_rate) and getattr(optimizer, "loss_reduction", "mean") == "mean":
-        return run.replace(optimizer=None, weights=run.effective_weights() / run.sample_rate)
-    return run
+    extra("opacus.accountants").register_accountant(accountant.mechanism(), accountant, force=True)
 
 
 @dataclass(frozen=True)
@@ -182,6 +186,19 @@ class History:
     def delta(self, epsilon: float) -> float:
         """The heuristic's delta for an epsilon in [0, inf]."""
         return 1.0 if self._is_exposed else float(_curve(self._law()).delta(epsilon))
+
+    def caution(self, answer: str, question: Callable[[PrivacyCurve], float]) -> str:
+        """One sentence: the heuristic's answer is no guarantee, and what composition's is."""
+        noises = {step.noise_multiplier for step, _ in self.segments}
+        noise = f" at noise multiplier {min(noises):.4g}" if len(noises) == 1 else ""
+        steps = f"{self._total:,} step{'s' if self._total > 1 else ''}{noise}"
+        sentence = f"{answer} is what the last-iterate heuristic predicts for {steps}, not a guarantee: "
+        if len({step for step, _ in self.segments}) > MOST_KINDS_OF_STEPS:
+            return f"{sentence}that is composition's, which takes longer where steps differ (lastiterate.composition)"
+        try:
+            return f"{sentence}composition guarantees {question(composition(self.run())):.4g} if sampling is Poisson"
+        except ValueError as refusal:
+            return f"{sentence}that is composition's, which has no value here ({refusal})"
 
     def run(self) -> DPSGD:
         """The segments as one run: numbers where all steps are equal, arrays otherwise."""
@@ -227,13 +244,14 @@ def _curve(law: Law) -> PrivacyCurve:
 
 @cache
 def _opacus_accountant() -> Any:
-    interface: Any = _extra("opacus.accountants").IAccountant
+    interface: Any = extra("opacus.accountants").IAccountant
 
     class OpacusLastIterateAccountant(interface):  # type: ignore[misc]
         """The last-iterate heuristic for Opacus: a prediction, not a guarantee."""
 
         def __init__(self) -> None:
             super().__init__()
+            self._has_warned = False
 
         def step(self, *, noise_multiplier: float, sample_rate: float) -> None:
             """Record one step."""
@@ -245,7 +263,14 @@ def _opacus_accountant() -> Any:
 
         def get_epsilon(self, delta: float, *args: Any, **kwargs: Any) -> float:
             """The epsilon that the heuristic predicts. Options of other accountants are ignored, as Opacus' own do."""
-            return _history_from_opacus(self.history).epsilon(number("delta", delta, 0.0, 1.0))
+            history, delta = history_from_opacus(self.history), number("delta", delta, 0.0, 1.0)
+            epsilon = history.epsilon(delta)
+            is_answer = bool(self.history) and 0.0 < delta < 1.0 and math.isfinite(epsilon)
+            if is_answer and not self._has_warned and not _is_only_tried(sys._getframe(1), epsilon):
+                self._has_warned = True
+                words = history.caution(_words(epsilon, delta), lambda curve: curve.epsilon(delta))
+                warnings.warn(words, HeuristicWarning, stacklevel=2)
+            return epsilon
 
         def __len__(self) -> int:
             return sum(count for _, _, count in self.history)
@@ -258,30 +283,28 @@ def _opacus_accountant() -> Any:
     return OpacusLastIterateAccountant
 
 
-def _history_from_opacus(history: list[tuple[float, float, int]]) -> History:
+def _is_only_tried(caller: FrameType, epsilon: float) -> bool:
+    """Whether Opacus' search for noise asks, about a noise that it will not settle on.
+
+    It asks one accountant about noise after noise, until epsilon is below its target by no more than its tolerance.
+    """
+    if caller.f_code.co_name != "get_noise_multiplier":
+        return False
+    target, tolerance = (caller.f_locals.get(name, math.inf) for name in ("target_epsilon", "epsilon_tolerance"))
+    return not target - tolerance <= epsilon <= target
+
+
+def _words(epsilon: float, delta: float) -> str:
+    return f"epsilon {epsilon:.4g} at delta {delta:.4g}"
+
+
+def history_from_opacus(history: list[tuple[float, float, int]]) -> History:
+    """What an accountant of Opacus has recorded: noise multiplier, sample rate and number of steps."""
     return History(tuple((Step(rate, noise), integer("steps", count)) for noise, rate, count in history))
 
 
-def _sgd_from_torch(optimizer: Any) -> SGD:
-    while hasattr(optimizer, "original_optimizer"):
-        optimizer = optimizer.original_optimizer
-    if not isinstance(optimizer, _extra("torch.optim").SGD):
-        require_linear(optimizer)
-    first, *others = optimizer.param_groups
-    different = [name for name in _HYPERPARAMETERS if any(other[name] != first[name] for other in others)]
-    if different:
-        raise ValueError(
-            f"optimizer must treat all its parameter groups alike, got groups that differ in {', '.join(different)}"
-        )
-    if "initial_lr" in first:
-        raise ValueError(
-            "optimizer must have a constant learning rate, got one with a scheduler: "
-            "pass optimizer=lastiterate.SGD(learning_rate=[...]) with one rate a step instead"
-        )
-    return SGD(learning_rate=float(first["lr"]), **{name: first[name] for name in _HYPERPARAMETERS[1:]})
-
-
-def _extra(module: str) -> Any:
+def extra(module: str) -> Any:
+    """A module of the extra `opacus`."""
     try:
         return import_module(module)
     except ImportError as error:

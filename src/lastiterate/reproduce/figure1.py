@@ -93,7 +93,7 @@ def _panel(rows: list[Row], name: str) -> Any:
         .encode(
             x=log_x("steps", "steps T (log scale)", min(steps), max(steps)),
             y=epsilon_y(DELTA, log=bounds),
-            **looks(LABELS.values()),
+            **looks(LABELS[key] for key in names),
         )
         .properties(title=alt.TitleParams(title, subtitle=parameters))
     )

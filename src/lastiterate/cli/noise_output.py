@@ -1,0 +1,43 @@
+"""What ``calibrate`` and ``plan`` print: tables of noise, and which of it guarantees something."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from lastiterate.cli.output import print_note, print_rows
+from lastiterate.plot.words import spell_up
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from lastiterate.plot.style import Row
+
+
+def print_noise(tables: Sequence[tuple[str, list[Row]]], notes: Sequence[str] = ()) -> None:
+    """Titles and rows, one table after the other; what to know comes last.
+
+    The analysis of a row is for its title or a column of its own to tell. Analyses without any value have no column.
+    """
+    rows = [row for _, of_table in tables for row in of_table]
+    answers = [key for key in rows[0] if not key.endswith("_reason") and key != "noise_multiplier"]
+    empty = [key for key in answers if all(row[key] is None for row in rows)]
+    reasons = dict.fromkeys(f"No {key.replace('_', ' ')}: {row[f'{key}_reason']}" for key in empty for row in rows)
+    hidden = {"analysis", "is_guarantee", *empty}
+    for index, (title, of_table) in enumerate(tables, start=1):
+        shown = [{key: row[key] for key in row if key.removesuffix("_reason") not in hidden} for row in of_table]
+        is_last = index == len(tables)
+        print_rows(title, shown, [*reasons, _caution(rows), *notes] if is_last else [])
+        if not is_last:
+            print_note("")
+
+
+def _caution(rows: list[dict[str, Any]]) -> str:
+    """Which analysis is a guarantee, and what it guarantees with the noise of the one that is not."""
+    name = "no_amplification" if "no_amplification" in rows[0] else "composition"
+    label = name.replace("_", " ").capitalize()
+    note = f"{label} is a guarantee. Last iterate is a heuristic: it predicts, it does not guarantee."
+    promised = [row[name] for row in rows if row["analysis"] == "last_iterate" and row[name] is not None]
+    if not promised:
+        return note
+    low, high = spell_up(min(promised)), spell_up(max(promised))
+    return f"{note} With its noise the guarantee is epsilon {low if low == high else f'{low} to {high}'}."
