@@ -53,8 +53,8 @@ def canary_gradient() -> dict[str, torch.Tensor]:
     return {name: parameter.grad for name, parameter in model.named_parameters()}
 
 
-def train(seed: int, canary: bool) -> dict[str, torch.Tensor]:
-    """The training that is audited. It returns the parameters that would be released."""
+def train(seed: int, canary: bool) -> li.Trained:
+    """The training that is audited. It returns the parameters that would be released, and what it did to get there."""
     torch.set_num_threads(1)  # more would only wait for each other, the model is so small
     torch.manual_seed(seed)
     examples = TensorDataset(images, labels)
@@ -76,13 +76,21 @@ def train(seed: int, canary: bool) -> dict[str, torch.Tensor]:
             max_grad_norm=CLIP_NORM,
             poisson_sampling=True,
         )
+        batch_sizes = []
         for _ in range(EPOCHS):
             for batch, targets in loader:
+                batch_sizes.append(len(batch))
                 optimizer.zero_grad()
                 cross_entropy(private(batch), targets).backward()
                 optimizer.step()
     check_run(engine, optimizer, loader)
-    return dict(model.named_parameters())
+    return li.Trained(
+        dict(model.named_parameters()),
+        steps=len(batch_sizes),
+        batch_sizes=batch_sizes,
+        noise_multiplier=optimizer.noise_multiplier,
+        dataset_size=len(examples),
+    )
 
 
 def describe_run() -> li.DPSGD:

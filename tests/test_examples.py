@@ -27,7 +27,7 @@ def opacus():
 def test_a_seed_gives_the_same_opacus_model_again(opacus):
     run, attack, train = opacus["run"], opacus["attack"], opacus["train"]
     facts = {"weights": [1.0, 1.0], "centre": 0.0}
-    first, again, other = (attack.score(run, facts, train(seed, True)) for seed in (1, 1, 2))
+    first, again, other = (attack.score(run, facts, train(seed, True).result) for seed in (1, 1, 2))
     assert first == again
     assert first != other
 
@@ -38,7 +38,7 @@ def test_the_canary_of_the_opacus_example_is_clipped_and_moves_the_model_as_the_
     assert np.linalg.norm(sizes) > 5.0 * run.clip_norm
     facts = {"weights": (sizes / np.linalg.norm(sizes)).tolist(), "centre": 0.0}
     with_it, without = (
-        [attack.score(run, facts, train(seed, canary)) for seed in range(12)] for canary in (True, False)
+        [attack.score(run, facts, train(seed, canary).result) for seed in range(12)] for canary in (True, False)
     )
     expected = run.steps * run.sample_rate / (np.sqrt(run.steps) * run.noise_multiplier)
     assert np.mean(with_it) - np.mean(without) == pytest.approx(expected, abs=4.0 * np.sqrt(2.0 / 12.0))
