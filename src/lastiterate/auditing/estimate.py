@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from lastiterate.auditing.family import FAMILIES
-from lastiterate.auditing.one_run import ONE_RUN, bound_of, guess_all, guess_extremes
+from lastiterate.auditing.one_run import ONE_RUN, bound_of
 from lastiterate.auditing.threshold import CHOICES, Worlds, bounds_at, chosen_by_scores, predicted_threshold, rule_of
 from lastiterate.run import DPSGD
 from lastiterate.values import Array, number
@@ -170,22 +170,19 @@ def _of_rates(
 
 
 def _of_one_run(worlds: Worlds, delta: float, confidence: float, method: str, threshold: float | str) -> Estimate:
-    choice = threshold if isinstance(threshold, str) else "a-priori"
-    choice = "corrected" if choice == "split" else choice
-    ways = guess_extremes(worlds, choice) if isinstance(threshold, str) else [guess_all(worlds, threshold)]
-    error = (1.0 - confidence) / (len(ways) if choice == "corrected" else 1)
-    bound = bound_of(ways, worlds.inside.size + worlds.outside.size, method, delta, error)
+    threshold = "corrected" if threshold == "split" else threshold
+    guesses, bound = bound_of(worlds, threshold, method, delta, confidence)
     return Estimate(
         epsilon=bound.epsilon,
         method=method,
         delta=delta,
         confidence=confidence,
-        threshold=bound.guesses.threshold,
-        threshold_choice=choice,
+        threshold=guesses.threshold,
+        threshold_choice=threshold if isinstance(threshold, str) else "a-priori",
         models_in=worlds.inside.size,
         models_out=worlds.outside.size,
-        false_positives=bound.guesses.false_positives,
-        false_negatives=bound.guesses.false_negatives,
+        false_positives=guesses.false_positives,
+        false_negatives=guesses.false_negatives,
         fpr_upper=math.nan,
         fnr_upper=math.nan,
         largest=bound.largest,
