@@ -52,7 +52,7 @@ class Guesses:
 
 @dataclass(frozen=True)
 class OneRunBound:
-    """A lower bound on epsilon, what it would have been without a wrong guess, and the noise of a Gaussian mechanism."""
+    """A lower bound on epsilon, the same without a wrong guess, and the noise of a Gaussian mechanism."""
 
     epsilon: float
     largest: float
@@ -116,10 +116,7 @@ def bound_of(
     worlds: Worlds, threshold: float | str, method: str, delta: float, confidence: float
 ) -> tuple[Guesses, OneRunBound]:
     """The bound by the best of the ways to guess that this threshold means, and that way."""
-    if isinstance(threshold, str):
-        ways = guess_extremes(worlds, threshold)
-    else:
-        ways = [guess_all(worlds, threshold)]
+    ways = guess_extremes(worlds, threshold) if isinstance(threshold, str) else [guess_all(worlds, threshold)]
     canaries = worlds.inside.size + worlds.outside.size
     error = _error(ways, threshold, confidence)
     best, chosen = 0.0, ways[0]
