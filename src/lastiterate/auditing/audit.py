@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -75,6 +76,8 @@ def audit(
         progress: show a bar on stderr. None: if that is a terminal.
     """
     question = Question(delta, confidence, methods, threshold, claim_epsilon, claim_noise)
+    if remark := question.remark(run):
+        print(remark, file=sys.stderr)
     job = Job(run, problem, attack, {}, seed, models, test=test)
     with _collected(job, store, engine, question, data, progress) as kept:
         result = report(kept, question)

@@ -85,7 +85,7 @@ def perform(
             test=subject.test,
             data=subject.words,
         )
-    return finish(result, options.output, options.strict, json)
+    return finish(result, question, options.output, options.strict, json)
 
 
 def _duration(seconds: float) -> str:
