@@ -1,9 +1,8 @@
 """A simulated year of audits: trainings that are what they claim to be, faulty ones, and audits that cannot tell.
 
-Scores are drawn directly, in one dimension: of a last iterate S + N against N, of the likelihood ratio of all iterates, or
-of many canaries in one run. Runs, sizes, confidences, thresholds and claims differ from audit to audit; every verdict
-comes from the function by which reports judge. A training whose claim is exact (full batches, all iterates) is refuted
-as often as the confidence allows, so that a test which is too sharp would show.
+Scores are drawn directly, in one dimension: of a last iterate S + N against N, of the likelihood ratio of all iterates,
+or of many canaries in one run. Runs, sizes, confidences, thresholds and claims differ from audit to audit; every
+verdict comes from the function by which reports judge.
 
     python -m tests.auditing.year_of_audits [audits of each sort, 1000 unless told]
 """
