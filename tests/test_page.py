@@ -14,7 +14,7 @@ import pytest
 from lastiterate.plot import page as plot_page
 from lastiterate.plot.audit import epsilon_chart, histogram_chart, roc_chart
 from lastiterate.plot.page import caveats, write_page
-from lastiterate.plot.words import METHODS
+from lastiterate.plot.words import METHODS, VERDICTS
 from tests.test_plot_audit import ODD, QUICK, fake, infinite, odd, shuffled, wordy
 
 
@@ -130,6 +130,17 @@ def test_everything_is_escaped(tmp_path):
     assert page.count("<script") == page.count("</script>") == 3
     assert "<b a=" not in page
     assert " ".join(read(page).words).count("alert('x')") >= 6
+
+
+@pytest.mark.usefixtures("quick")
+def test_every_verdict_has_a_meaning_and_a_colour_of_its_own(tmp_path):
+    colours = set()
+    for verdict, meaning in VERDICTS.items():
+        write_page(replace(fake(16, run=QUICK), verdict=verdict), tmp_path / "page.html")
+        page = (tmp_path / "page.html").read_text()
+        assert meaning in " ".join(read(page).words)
+        colours.update(re.findall("border-color: (#......)", page))
+    assert len(colours) == len(VERDICTS) == 4
 
 
 @pytest.mark.usefixtures("quick")

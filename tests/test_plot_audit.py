@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -21,6 +22,8 @@ from lastiterate.auditing.result import AuditResult
 from lastiterate.plot.audit import audit_chart, epsilon_chart, histogram_chart, roc_chart
 from lastiterate.plot.epsilons import epsilon_rows
 from lastiterate.plot.roc import upper_rate
+from lastiterate.plot.style import verdict_colour
+from lastiterate.plot.words import VERDICTS
 from lastiterate.privacy.law import law_of
 
 RUN = li.DPSGD(steps=225, sample_rate=0.178, noise_multiplier=1.8, optimizer=li.SGD(0.002, momentum=0.9))
@@ -298,8 +301,20 @@ def test_the_picture_of_all_says_what_was_run_and_found(result):
     title = audit_chart(result).to_dict(validate=False)["title"]
     words = " ".join(title["subtitle"])
     assert title["text"] == "What an attack found in the released model"
-    for said in ("225 steps", "delta 1e-5", result.attack, "Verdict: consistent", result.reason, "does not guarantee"):
+    for said in ("225 steps", "delta 1e-5", result.attack, result.reason, "does not guarantee"):
         assert said in words
+
+
+def test_every_verdict_stands_in_the_picture_in_a_colour_of_its_own(result):
+    colours = set()
+    for verdict in VERDICTS:
+        drawn = vl_convert.vegalite_to_svg(audit_chart(replace(result, verdict=verdict)).to_dict())
+        ((colour,),) = [
+            re.findall('fill="(#......)"', text) for text in drawn.split("<text") if f"Verdict: {verdict}" in text
+        ]
+        colours.add(colour)
+    assert len(colours) == len(VERDICTS) == 4
+    assert verdict_colour("never heard of") not in colours
 
 
 @pytest.mark.parametrize("name", sorted(set(ODD) - {"many"}))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
@@ -104,7 +105,11 @@ def test_degenerate_scores(method, threshold):
     assert same.epsilon == 0.0
     assert li.estimate([1.0], [0.0], method=method, threshold=threshold).epsilon == 0.0
     apart = li.estimate([math.inf] * 100, [-math.inf] * 100, method=method, threshold=threshold)
-    assert 1.0 < apart.epsilon == apart.largest
+    assert apart.epsilon == apart.largest
+    if threshold == "a-priori":  # a quarter is to be guessed, but all have one of two scores
+        assert apart.epsilon == 0.0
+    else:
+        assert apart.epsilon > 1.0
     assert math.isnan(apart.fpr_upper)
     assert apart.threshold_choice == {"split": "corrected", 0.5: "a-priori"}.get(threshold, threshold)
 
@@ -114,3 +119,45 @@ def test_the_order_in_which_scores_are_given_does_not_matter():
     scores_in, scores_out = generator.integers(0, 5, (2, 200)) + np.array([[1], [0]])
     found = li.estimate(scores_in, scores_out, method="one-run")
     assert li.estimate(scores_in[::-1], generator.permutation(scores_out), method="one-run") == found
+
+
+def share_of_false_claims(values, threshold, method, confidence=0.95):
+    """By enumeration: fair coins that have nothing to do with these scores, given as how many there are of each.
+
+    Equal scores are exchangeable, so that the numbers "in" of each value are all that counts. All in, or all out,
+    cannot be estimated and is no claim.
+    """
+    canaries, share = sum(values.values()), 0.0
+    for ins in itertools.product(*(range(count + 1) for count in values.values())):
+        if not 0 < sum(ins) < canaries:
+            continue
+        outs = [count - inside for count, inside in zip(values.values(), ins, strict=True)]
+        chance = math.prod(map(math.comb, values.values(), ins)) / 2.0**canaries
+        scores_in, scores_out = (np.repeat(list(values), counts).astype(float) for counts in (ins, outs))
+        found = li.estimate(scores_in, scores_out, method=method, threshold=threshold, confidence=confidence)
+        share += chance * (found.epsilon > 0.0)
+    return share
+
+
+@pytest.mark.parametrize("threshold", ["a-priori", "corrected", 0.5])
+@pytest.mark.parametrize("method", ["one-run", "one-run-fdp"])
+@pytest.mark.parametrize("values", [{0: 18, 1: 2}, {0: 10, 1: 10}, {0: 4, 1: 30}, {0: 14, 1: 3, 2: 3}, {0: 70, 1: 30}])
+def test_tied_scores_of_pure_noise_show_something_no_more_often_than_stated(values, method, threshold):
+    assert share_of_false_claims(values, threshold, method) <= 0.05
+
+
+@pytest.mark.parametrize("threshold", ["a-priori", "corrected"])
+@pytest.mark.parametrize("levels", [2, 5, 40])
+def test_simulated_discrete_scores_of_pure_noise_show_something_no_more_often_than_stated(levels, threshold):
+    def noise(generator, is_in):
+        return generator.integers(0, levels, is_in.size).astype(float)
+
+    assert share_above(noise, 20, 0.0, method="one-run", threshold=threshold) <= allowed(0.95)
+
+
+def test_scores_that_lie_across_a_cut_are_not_guessed():
+    """16 of 20 canaries are to be guessed, 8 from each end; all but two have the same score, right or wrong."""
+    found = li.estimate([1.0, 0.0, 0.0], [1.0] + [0.0] * 16, method="one-run", threshold="a-priori")
+    assert (found.threshold, found.false_positives, found.false_negatives) == (1.0, 1, 0)
+    bottom = li.estimate([0.0] * 18, [-1.0, -1.0], method="one-run", threshold="a-priori")
+    assert (bottom.threshold, bottom.false_positives, bottom.false_negatives) == (math.inf, 0, 0)

@@ -1,12 +1,20 @@
 """Verdicts: claims are refuted by what scores show, and by nothing else."""
 
+import io
+import sys
+
 import numpy as np
 import pytest
 
 import lastiterate as li
 from lastiterate import attacks
-from lastiterate.auditing.report import Question, read
-from lastiterate.auditing.verdict import claim_of
+from lastiterate.answers import Answer
+from lastiterate.attacks.attack import Expected
+from lastiterate.auditing.direction import OTHER_WAY
+from lastiterate.auditing.power import Test, least_models
+from lastiterate.auditing.report import Estimates, Question, read, verdict_on
+from lastiterate.auditing.signal import expected_signal, failure_of, signal_of
+from lastiterate.auditing.verdict import claim_of, judge_scores, remark_on
 
 RUN = li.DPSGD(50, 0.2, 1.0, optimizer=li.SGD(0.1))
 
@@ -63,3 +71,160 @@ def test_shuffled_runs_are_judged_by_the_bound_that_holds():
     run = li.DPSGD(20, 0.1, 1.0, sampling="shuffled")
     claim = claim_of(run, 1e-5)
     assert claim.guarantee == li.no_amplification(run).epsilon(1e-5)
+
+
+NOTHING = Expected("none")
+
+
+def judged(scores_in, scores_out, run=RUN, expected=NOTHING, **question):
+    """As a report would judge these scores."""
+    asked = Question(**question)
+    estimates = Estimates(run, expected, np.asarray(scores_in, float), np.asarray(scores_out, float), asked)
+    return verdict_on(asked.claim(run), expected.kind, estimates)
+
+
+def normal(seed, shift, size):
+    return np.random.default_rng(seed).normal(shift, 1.0, size)
+
+
+def test_shuffled_runs_are_refuted_by_error_rates_that_no_amplification_forbids():
+    run = li.DPSGD(20, 0.1, 1.0, sampling="shuffled")
+    verdict, reason = judged(normal(0, 9.0, 200), normal(1, 0.0, 200), run)
+    assert verdict == "violation"
+    assert "error rates of at most" in reason
+    assert judged(normal(0, 0.4, 200), normal(1, 0.0, 200), run)[0] == "consistent"
+
+
+def test_so_few_scores_that_none_could_refute_are_inconclusive_and_say_how_many_it_takes():
+    """Of n models without an error Clopper and Pearson's bound is 1 - error^(1/n); here one half of 5% each."""
+    verdict, reason = judge_scores(np.full(4, 9.0), np.zeros(4), claim_of(None, 0.0, 0.1), "none", 0.0, 0.95, 5.0, None)
+    assert verdict == "inconclusive"
+    needed = next(n for n in range(1, 99) if np.log(1.0 / (1.0 - 0.025 ** (1 / n)) - 1.0) > 0.1)
+    assert f"at least {needed} models a world, and" in reason
+    for models, expected in ((needed - 1, "inconclusive"), (needed, "violation")):
+        scores = np.full(models, 9.0), np.zeros(models)
+        assert judge_scores(*scores, claim_of(None, 0.0, 0.1), "none", 0.0, 0.95, 5.0, None)[0] == expected
+
+
+@pytest.mark.parametrize("threshold", ["split", "corrected", "uncorrected", 5.0])
+@pytest.mark.parametrize("kind", ["none", "one-run"])
+@pytest.mark.parametrize("run", [None, RUN])
+def test_what_it_takes_is_the_smallest_number_with_which_a_perfect_attack_refutes(run, kind, threshold):
+    claim = claim_of(run, 1e-5, 1.0)
+    decides = "corrected" if threshold == "uncorrected" or (kind, threshold) == ("one-run", "split") else threshold
+    needed = least_models(claim.tests(kind, 0.95), 1e-5, decides)
+    assert 5 < needed < 100
+    # With a run one model less may be above its heuristic.
+    fewer = ("inconclusive", "above heuristic")
+    for models, expected in ((needed - 1, fewer), (needed, ("violation",))):
+        scores = np.linspace(9.0, 10.0, models), np.linspace(0.0, 1.0, models)
+        if kind == "one-run":  # so many canaries in all
+            scores = scores[0][: models // 2], scores[1][: models - models // 2]
+        assert judge_scores(*scores, claim, kind, 1e-5, 0.95, threshold, run)[0] in expected
+
+
+def test_a_claim_that_a_million_models_cannot_refute_says_so():
+    _, reason = judge_scores(np.full(50, 9.0), np.zeros(50), claim_of(None, 1e-5, 30.0), "none", 1e-5, 0.95, 5.0, None)
+    assert "Even 1,000,000 models a world without an error would not." in reason
+    assert least_models([Test("one-run", 0.95, 30.0)], 1e-5, "a-priori") is None
+
+
+def test_equal_scores_of_one_run_are_why_it_cannot_tell():
+    scores = np.ones(100), np.zeros(100)
+    verdict, reason = judge_scores(*scores, claim_of(None, 1e-5, 1.0), "one-run", 1e-5, 0.95, "a-priori", None)
+    assert verdict == "inconclusive"
+    assert "Too many scores are equal" in reason
+    assert judge_scores(*scores, claim_of(None, 1e-5, 1.0), "one-run", 1e-5, 0.95, "corrected", None)[0] == "violation"
+
+
+@pytest.mark.parametrize("expected", [Expected("linear"), Expected("none")])
+def test_a_tenth_of_the_noise_and_scores_of_the_wrong_sign_are_not_consistent(expected):
+    """What the attack knows of its scores decides: a given direction is inconclusive, a chosen one finds the leak."""
+    generator = np.random.default_rng(0)
+    used = generator.binomial(50, 0.2, 400) / np.sqrt(50)
+    scores = -(used + 0.1 * generator.normal(size=400)), -0.1 * generator.normal(size=400)
+    assert signal_of(*scores) < -2.0
+    verdict, reason = judged(*scores, expected=expected)
+    assert verdict == ("inconclusive" if expected.kind == "linear" else "violation")
+    if expected.kind == "linear":
+        assert reason == OTHER_WAY
+        assert judged(*scores, expected=expected, threshold="split")[0] == "violation"
+
+
+def test_an_attack_without_its_signal_is_inconclusive_where_one_was_expected():
+    noise = normal(0, 0.0, 3000), normal(1, 0.0, 3000)
+    verdict, reason = judged(*noise, expected=Expected("linear"))
+    assert verdict == "inconclusive"
+    assert "The attack failed" in reason
+    assert f"{expected_signal(RUN):.3g} was expected" in reason
+    assert judged(*noise)[0] == "consistent"  # nothing is expected of a user's scores
+    assert judged(*noise, expected=Expected("linear", signal=0.02))[0] == "consistent"  # nor much of such an attack
+    ratios = judged(*noise, expected=Expected("likelihood-ratio"), run=li.DPSGD(8, 0.3, 1.2))
+    assert (ratios[0], "The attack failed" in ratios[1]) == ("inconclusive", True)
+    few = normal(0, 0.0, 100), normal(1, 0.0, 100)
+    assert judged(*few, expected=Expected("linear"))[0] == "consistent"  # it may be chance
+
+
+def test_equal_scores_tell_nothing_whatever_was_expected():
+    assert judged([3.0] * 500, [3.0] * 500)[0] == "inconclusive"
+    assert failure_of(np.full(3, np.inf), np.zeros(3), 1.0) is None
+
+
+def test_the_signals_bound_is_that_of_simulated_audits():
+    """An attack with a tenth of the signal is said to have failed in one audit of a hundred."""
+    run, generator = li.DPSGD(1, 1.0, 0.5), np.random.default_rng(0)
+    failed = 0
+    for _ in range(3000):
+        scores = generator.normal(0.2, 1.0, 300), generator.normal(size=200)
+        failed += failure_of(*scores, expected_signal(run)) is not None
+    assert expected_signal(run) == pytest.approx(2.0)
+    assert 0.004 < failed / 3000 < 0.018
+
+
+def test_noise_refutes_a_small_claim_no_more_often_than_stated_though_thresholds_are_shown_uncorrected():
+    claim = claim_of(None, 1e-5, 0.01)
+    audits = [(normal(2 * seed, 0.0, 1000), normal(2 * seed + 1, 0.0, 1000)) for seed in range(60)]
+    verdicts = [judge_scores(*audit, claim, "none", 1e-5, 0.8, "uncorrected", None)[0] for audit in audits]
+    assert verdicts.count("violation") <= 3
+    uncorrected = [li.estimate(*audit, confidence=0.8, threshold="uncorrected").epsilon for audit in audits]
+    assert np.mean(np.array(uncorrected) > 0.01) > 0.3
+
+
+def test_inconclusive_comes_after_what_was_found_and_before_consistent():
+    run = li.DPSGD(1, 1.0, 1.0, sampling="full")
+    above = judged(normal(0, 1.9, 30), normal(1, 0.0, 30), run, claim_epsilon=300.0, threshold=0.9)
+    assert above[0] == "inconclusive"  # no outcome could have refuted 300, and nothing exceeds its heuristic
+    wrong_sign = judged(normal(0, -9.0, 30), normal(1, 0.0, 30), run, threshold=0.9)
+    assert wrong_sign == ("inconclusive", OTHER_WAY)
+
+
+def test_a_claim_below_what_the_run_itself_has_is_remarked():
+    predictions = {name: Answer(getattr(li, name)(RUN).epsilon(1e-5)) for name in ("composition", "last_iterate")}
+    guarantee, heuristic = predictions["composition"].value, predictions["last_iterate"].value
+    between = remark_on(claim_of(RUN, 1e-5, 0.5 * (guarantee + heuristic)), predictions)
+    assert "below the run's own guarantee" in between
+    assert "heuristic" not in between
+    assert f"below the heuristic's {heuristic:.4g}" in remark_on(claim_of(RUN, 1e-5, 1.0), predictions)
+    assert f"below the heuristic's {heuristic:.4g}" in remark_on(claim_of(RUN, 1e-5, noise=3.0), predictions)
+    for claim in (claim_of(RUN, 1e-5), claim_of(RUN, 1e-5, noise=1.0), claim_of(RUN, 1e-5, guarantee)):
+        assert remark_on(claim, predictions) is None
+
+
+SAID = []
+
+
+def train(seed, canary):
+    SAID.append(sys.stderr.getvalue())
+    return float(canary)
+
+
+def test_the_remark_comes_before_training_and_in_the_report(monkeypatch):
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    result = li.audit(RUN, train, models=2, claim_epsilon=1.0, progress=False)
+    assert SAID[0].startswith("The claim (epsilon 1 at delta 1e-5) is below the run's own guarantee")
+    assert SAID[0].count("\n") == 1
+    assert SAID[0].strip() in result.caveats
+    assert result.verdict == "inconclusive"
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    assert SAID[0].strip() not in li.audit(RUN, train, models=2, progress=False).caveats
+    assert SAID[-1] == ""

@@ -20,7 +20,8 @@ def test_json_has_predictions_estimates_and_what_they_rest_on(cli, here):
     assert fields["last_iterate"] <= fields["composition"]
     assert set(fields["empirical"]) == {"clopper-pearson", "gdp", "last-iterate", "composition"}
     assert all(value <= fields["last_iterate"] for value in fields["empirical"].values())
-    assert (fields["confidence"], fields["models"], fields["verdict"]) == (0.95, 8, "consistent")
+    assert (fields["confidence"], fields["models"], fields["verdict"]) == (0.95, 8, "inconclusive")
+    assert "It takes at least" in fields["reason"]
     assert 0.05 < fields["accuracy"] < 1.0
     assert fields["seconds"] > 0.0
     assert (here / fields["store"]).exists()
@@ -83,6 +84,23 @@ def test_claims_decide_the_exit_status(cli, here, claim, status, verdict):
     result = cli(f"report x.sqlite {claim} --json")
     assert result.exit_code == status
     assert json.loads(result.stdout)["verdict"] == verdict
+
+
+def test_an_inconclusive_audit_is_status_4_with_a_claim_or_if_strict(cli, here):
+    cli(f"{DRAWN.replace('3000', '8')} --store x.sqlite --json")
+    for options, status in (("", 0), ("--strict", 4), ("--claim-noise 1", 4), ("--claim-epsilon 20 --strict", 4)):
+        result = cli(f"report x.sqlite --json {options}")
+        assert (result.exit_code, json.loads(result.stdout)["verdict"]) == (status, "inconclusive")
+    table = " ".join(cli("report x.sqlite").stdout.split())
+    assert "Verdict: inconclusive. The 8 and 8 scores that count could not have refuted the claim" in table
+
+
+def test_a_claim_below_the_runs_own_is_remarked_before_training_and_in_the_report(cli, here):
+    result = cli(f"{DRAWN} --claim-epsilon 1 --json --store x.sqlite")
+    remark = "The claim (epsilon 1 at delta 1e-5) is below the run's own guarantee of 7.047"
+    assert result.stderr.startswith(remark)
+    assert any(caveat.startswith(remark) for caveat in json.loads(result.stdout)["caveats"])
+    assert not cli("report x.sqlite --claim-epsilon 8 --json").stderr
 
 
 def test_above_the_heuristic_fails_only_if_strict(cli, here):

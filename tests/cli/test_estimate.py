@@ -25,6 +25,8 @@ KEYS = [
     "fnr_upper",
     "largest",
     "noise_multiplier",
+    "direction",
+    "caveats",
 ]
 
 
@@ -45,7 +47,8 @@ def test_json_is_the_estimate(cli, scores):
     assert [key for key in answer if not key.endswith("_reason")] == KEYS
     generator = np.random.default_rng(0)
     found = li.estimate(generator.normal(3.0, 1.0, 200), generator.normal(size=200), 1e-4, 0.9, threshold=1.5)
-    assert all(answer[key] == getattr(found, key) for key in KEYS)
+    assert all(answer[key] == getattr(found, key) for key in KEYS[:-1])
+    assert answer["caveats"] == []
 
 
 def test_defaults_are_those_of_the_function(cli, scores):
@@ -95,6 +98,55 @@ def test_table_states_method_confidence_models_and_what_they_could_have_shown(cl
     assert "canaries of one run" in " ".join(cli(f"estimate {scores} --method one-run").stdout.split())
 
 
+FEW = ([1.0, 2.0, 3.0, 2.5], [0.0, 0.1, -1.0, 0.5])
+
+
+@pytest.mark.parametrize(
+    ("options", "status", "verdict"),
+    [
+        ("--claim-epsilon 0.1", 4, "inconclusive"),
+        ("--claim-epsilon 0.1 --threshold 0.7", 4, "inconclusive"),
+        ("--claim-epsilon 0.1 --method all", 4, "inconclusive"),
+        ("--claim-epsilon 0.1 --strict --threshold uncorrected", 4, "inconclusive"),
+        ("--claim-noise 1 --steps 100 --sample-rate .1", 4, "inconclusive"),
+        ("--claim-epsilon 0.1 --method one-run", 1, "violation"),
+    ],
+)
+def test_four_models_a_world_refute_nothing_and_confirm_nothing(cli, tmp_path, options, status, verdict):
+    file = write(tmp_path / "few.csv", *FEW)
+    shown = cli(f"estimate {file} {options} --json")
+    assert shown.exit_code == status
+    answer = json.loads(shown.stdout)
+    assert answer["verdict"] == verdict
+    table = cli(f"estimate {file} {options}")
+    assert table.exit_code == status
+    assert f"Verdict: {verdict}. {answer['reason']}" in " ".join(table.stdout.split())
+
+
+def test_a_claim_of_enough_models_is_judged(cli, scores):
+    for claim, status, verdict in ((1.0, 1, "violation"), (3.6, 0, "consistent")):
+        shown = cli(f"estimate {scores} --claim-epsilon {claim} --threshold 1.5 --json")
+        assert (shown.exit_code, json.loads(shown.stdout)["verdict"]) == (status, verdict)
+    assert "verdict" not in cli.json(f"estimate {scores}")
+
+
+def test_scores_of_the_wrong_sign_are_found_by_a_split_and_remarked_otherwise(cli, tmp_path):
+    generator = np.random.default_rng(0)
+    file = write(tmp_path / "wrong.csv", generator.normal(-3.0, 1.0, 200), generator.normal(size=200))
+    found = cli.json(f"estimate {file}")
+    assert (found["direction"], found["epsilon"] > 1.0) == (-1, True)
+    given = cli.json(f"estimate {file} --threshold 1.5")
+    assert (given["direction"], given["epsilon"]) == (1, 0.0)
+    for answer, options in ((found, ""), (given, "--threshold 1.5")):
+        assert "smaller scores speak for the canary" in answer["caveats"][0]
+        assert answer["caveats"][0] in " ".join(cli(f"estimate {file} {options}").stdout.split())
+    judged = cli(f"estimate {file} --threshold 1.5 --claim-epsilon 1")
+    assert judged.exit_code == 4
+    assert "Verdict: inconclusive. The scores tell the two worlds apart the other way" in " ".join(
+        judged.stdout.split()
+    )
+
+
 def test_columns_in_any_order_with_others_between(cli, tmp_path):
     file = tmp_path / "scores.csv"
     file.write_bytes(b"\xef\xbb\xbfseed, score, world\r\n1, 2.5, in\r\n\r\n2, -inf, out\r\n")
@@ -142,6 +194,10 @@ def test_files_that_are_no_text_are_refused(cli, tmp_path):
         ("--confidence 95", ["confidence", "(0, 1)"]),
         ("--delta 1", ["delta"]),
         ("--steps 10", ["--sample-rate"]),
+        ("--strict", ["--strict", "--claim-epsilon"]),
+        ("--claim-noise 1", ["--claim-noise", "--steps"]),
+        ("--claim-epsilon 0", ["claim_epsilon", "greater than 0"]),
+        ("--claim-epsilon 1 --claim-noise 1 --steps 10 --sample-rate .1", ["both"]),
         ("--method composition --steps 10 --sample-rate .1 --sampling fixed", ["composition", "fixed"]),
     ],
 )

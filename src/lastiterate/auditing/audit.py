@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -91,6 +92,8 @@ def conduct(
     job: Job, question: Question, store: str | Path | None, engine: str | Engine, data: str, progress: bool | None
 ) -> AuditResult:
     """``audit`` for those who tell a trainer's failure (``TrainerFailed``) from a mistake in the call."""
+    if remark := question.remark(job.run):
+        print(remark, file=sys.stderr)
     try:
         with _collected(job, store, engine, question, data, progress) as kept:
             result = report(kept, question)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from lastiterate.auditing.direction import OTHER_WAY, SMALLER, separates_the_other_way
 from lastiterate.auditing.family import FAMILIES
-from lastiterate.auditing.one_run import ONE_RUN, bound_of, guess_all, guess_extremes
+from lastiterate.auditing.one_run import ONE_RUN, bound_of
 from lastiterate.auditing.threshold import (
     Worlds,
     bounds_at,
@@ -33,7 +34,7 @@ class Estimate:
         method: how it was found.
         delta: of (epsilon, delta)-DP.
         confidence: with which the bound holds, jointly for both error rates.
-        threshold: models with a score of at least this are called "in".
+        threshold: models with a score of at least this are called "in"; of at most this, where ``direction`` is -1.
         threshold_choice: "a-priori", "split", "corrected" or "uncorrected"; the last is not a valid bound.
         models_in: how many models with the canary were counted.
         models_out: how many without.
@@ -44,6 +45,9 @@ class Estimate:
         largest: what the bound would have been without a single error: so many models cannot show more. None: not
             computed, for the composition family.
         noise_multiplier: for a family, the largest noise multiplier (of the first step) that the scores allow.
+        direction: 1 if larger scores were taken to speak for the canary, -1 if smaller ones, which only the choosing
+            half of a split can find.
+        caveats: what a reader must know about this bound, in sentences.
     """
 
     epsilon: float
@@ -60,6 +64,8 @@ class Estimate:
     fnr_upper: float
     largest: float | None
     noise_multiplier: float | None = None
+    direction: int = 1
+    caveats: tuple[str, ...] = ()
 
     def __float__(self) -> float:
         return self.epsilon
@@ -76,8 +82,9 @@ def estimate(
 ) -> Estimate:
     """A lower bound on epsilon from scores of models with the canary and without it.
 
-    A larger score speaks for the canary. Scores may be infinite, but not NaN. Clopper and Pearson's upper bounds on the
-    false positive and false negative rate are wrong with probability (1 - confidence) / 2 each, so that both hold with
+    A larger score speaks for the canary; only with the threshold "split" the scores themselves say whether it is a
+    larger or a smaller one. Scores may be infinite, but not NaN. Clopper and Pearson's upper bounds on the false
+    positive and false negative rate are wrong with probability (1 - confidence) / 2 each, so that both hold with
     ``confidence``; scores without signal give 0. What the two rates imply for epsilon is the method:
 
     - "clopper-pearson": the definition of (epsilon, delta)-DP. No assumption.
@@ -94,13 +101,13 @@ def estimate(
 
     - a number, chosen before the scores were seen;
     - "a-priori": predicted by the linear analysis of ``run`` for scores in standard deviations of its noise;
-    - "split": a random half of the models chooses the threshold, the other half gives the bound;
+    - "split": a random half of the models chooses threshold and direction, the other half gives the bound;
     - "corrected": all thresholds, with bounds that hold for all of them at once;
     - "uncorrected": the best of all thresholds as if it were the only one. Not a valid bound.
 
     For one run a number guesses every canary. "a-priori" guesses a quarter of them, half of these with the largest and
     half with the smallest scores; "corrected" several fixed numbers of guesses. "split" is the same as "corrected",
-    since canaries of one run are not independent.
+    since canaries of one run are not independent. Canaries with equal scores on both sides of a cut are not guessed.
     """
     worlds = Worlds(_scores("scores_in", scores_in), _scores("scores_out", scores_out))
     if method not in METHODS:
@@ -112,8 +119,12 @@ def estimate(
     if run is not None and not isinstance(run, DPSGD):
         raise ValueError(f"run must be a lastiterate.DPSGD, got {run!r}")
     if method in ONE_RUN:
-        return _of_one_run(worlds, delta, confidence, method, threshold)
-    return _of_rates(worlds, delta, confidence, method, threshold, run)
+        found = _of_one_run(worlds, delta, confidence, method, threshold)
+    else:
+        found = _of_rates(worlds, delta, confidence, method, threshold, run)
+    if found.threshold_choice != "split" and separates_the_other_way(worlds):
+        found = replace(found, caveats=(*found.caveats, OTHER_WAY))
+    return found
 
 
 def _scores(name: str, given: Any) -> Array:
@@ -169,28 +180,32 @@ def _of_rates(
         # Curves of composition with next to no noise take minutes.
         largest=None if method == "composition" else rule.epsilon(bounds.least_fpr, bounds.least_fnr, delta),
         noise_multiplier=rule.noise_multiplier(bounds.fpr, bounds.fnr),
+        direction=bounds.direction,
+        caveats=(SMALLER,) if bounds.direction < 0 else (),
     )
 
 
 def _of_one_run(worlds: Worlds, delta: float, confidence: float, method: str, threshold: float | str) -> Estimate:
-    choice = threshold if isinstance(threshold, str) else "a-priori"
-    choice = "corrected" if choice == "split" else choice
-    ways = guess_extremes(worlds, choice) if isinstance(threshold, str) else [guess_all(worlds, threshold)]
-    error = (1.0 - confidence) / (len(ways) if choice == "corrected" else 1)
-    bound = bound_of(ways, worlds.inside.size + worlds.outside.size, method, delta, error)
+    threshold = "corrected" if threshold == "split" else threshold
+    guesses, bound = bound_of(worlds, threshold, method, delta, confidence)
+    tied = (
+        f"{guesses.most - guesses.made:,} of the {guesses.most:,} canaries to be guessed were not: their scores are "
+        "equal to others beyond the cut."
+    )
     return Estimate(
         epsilon=bound.epsilon,
         method=method,
         delta=delta,
         confidence=confidence,
-        threshold=bound.guesses.threshold,
-        threshold_choice=choice,
+        threshold=guesses.threshold,
+        threshold_choice=threshold if isinstance(threshold, str) else "a-priori",
         models_in=worlds.inside.size,
         models_out=worlds.outside.size,
-        false_positives=bound.guesses.false_positives,
-        false_negatives=bound.guesses.false_negatives,
+        false_positives=guesses.false_positives,
+        false_negatives=guesses.false_negatives,
         fpr_upper=math.nan,
         fnr_upper=math.nan,
         largest=bound.largest,
         noise_multiplier=bound.noise_multiplier,
+        caveats=(tied,) if guesses.made < guesses.most else (),
     )

@@ -8,7 +8,7 @@ want the number of guesses fixed in advance.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -32,24 +32,28 @@ class Guesses:
 
     Attributes:
         threshold: the smallest score that was called "in"; infinite if none was.
-        most: how many guesses were to be made at most, fixed in advance.
-        right: how many were right.
+        most: how many guesses were to be made, fixed in advance.
+        made: how many were made; fewer where equal scores lie across a cut.
         false_positives: canaries called "in" that were not.
         false_negatives: canaries called "out" that were in.
     """
 
     threshold: float
     most: int
-    right: int
+    made: int
     false_positives: int
     false_negatives: int
+
+    @property
+    def right(self) -> int:
+        """How many guesses were right."""
+        return self.made - self.false_positives - self.false_negatives
 
 
 @dataclass(frozen=True)
 class OneRunBound:
-    """The best lower bound of several ways to guess, and what it would have been without a wrong guess."""
+    """A lower bound on epsilon, the same without a wrong guess, and the noise of a Gaussian mechanism."""
 
-    guesses: Guesses
     epsilon: float
     largest: float
     noise_multiplier: float | None
@@ -59,57 +63,87 @@ def guess_all(worlds: Worlds, threshold: float) -> Guesses:
     """Every canary is guessed, by one threshold."""
     wrong = [int(count) for count in worlds.errors(np.float64(threshold))]
     canaries = worlds.inside.size + worlds.outside.size
-    return Guesses(threshold, canaries, canaries - sum(wrong), *wrong)
+    return Guesses(threshold, canaries, canaries, *wrong)
 
 
 def guess_extremes(worlds: Worlds, choice: str) -> list[Guesses]:
     """Only the largest and smallest scores are guessed, in ways that are the same for all audits of so many canaries.
 
-    "a-priori" is one way; "corrected" and "uncorrected" are several: all canaries, half of them, a quarter and so on,
-    from both ends or from the top only. Equal scores are in random order, that it may not tell the coins; where all are
-    equal nothing is guessed, and where all are to be guessed none are parted.
+    Both papers want guesses that are a function of the scores alone. An order of equal scores that the data decide,
+    however well mixed, is a function of the coins as well. So equal scores are treated equally: those that lie across
+    a cut are not guessed at all. There are then fewer guesses than the number fixed in advance, for which the bound is
+    computed. That is valid: to flip coins for those left out would make it that number, and could only add right ones.
+    Where all are to be guessed, the cut moves to the nearest place between two different scores instead.
     """
-    shuffled = worlds.generator().permutation(worlds.inside.size + worlds.outside.size)
-    scores = np.concatenate((worlds.outside, worlds.inside))[shuffled]
-    order = np.argsort(scores, kind="stable")
-    scores, is_in = scores[order], shuffled[order] >= worlds.outside.size
-    canaries = scores.size
+    scores = np.sort(np.concatenate((worlds.outside, worlds.inside)))
     cuts = np.flatnonzero(scores[1:] > scores[:-1]) + 1
 
     def guess(ins: int, outs: int) -> Guesses:
-        low, high = (outs, canaries - ins) if cuts.size else (0, canaries)
-        if low == high:
+        low, high = outs, scores.size - ins
+        if low == high and cuts.size:
             low = high = int(cuts[np.argmin(np.abs(cuts - outs))])
-        wrong = int(np.sum(~is_in[high:])), int(np.sum(is_in[:low]))
-        threshold = float(scores[high]) if high < canaries else math.inf
-        return Guesses(threshold, ins + outs, low + canaries - high - sum(wrong), *wrong)
+        if 0 < low < scores.size and scores[low - 1] == scores[low]:
+            low = int(np.searchsorted(scores, scores[low], side="left"))
+        if 0 < high < scores.size and scores[high - 1] == scores[high]:
+            high = int(np.searchsorted(scores, scores[high], side="right"))
+        threshold = float(scores[high]) if high < scores.size else math.inf
+        false_positives = worlds.outside.size - np.searchsorted(worlds.outside, threshold) if high < scores.size else 0
+        false_negatives = np.searchsorted(worlds.inside, scores[low - 1], side="right") if low else 0
+        return Guesses(threshold, ins + outs, low + scores.size - high, int(false_positives), int(false_negatives))
 
+    return [guess(*ends) for ends in _ways(scores.size, choice)]
+
+
+def _ways(canaries: int, choice: str) -> list[tuple[int, int]]:
+    """How many of the largest scores are called "in", and how many of the smallest "out".
+
+    "a-priori" is one way; "corrected" and "uncorrected" are several: all canaries, half of them, a quarter and so on,
+    from both ends or from the top only.
+    """
     if choice == "a-priori":
-        return [guess(*_both_ends(max(math.ceil(_SHARE * canaries), min(_FEWEST, canaries))))]
+        return [_both_ends(max(math.ceil(_SHARE * canaries), min(_FEWEST, canaries)))]
     counts = [canaries]
     while counts[-1] // 2 >= _FEWEST:
         counts.append(counts[-1] // 2)
-    return [guess(*_both_ends(count)) for count in counts] + [guess(count, 0) for count in counts[1:]]
+    return [_both_ends(count) for count in counts] + [(count, 0) for count in counts[1:]]
 
 
 def _both_ends(count: int) -> tuple[int, int]:
     return count - count // 2, count // 2
 
 
-def bound_of(ways: list[Guesses], canaries: int, method: str, delta: float, error: float) -> OneRunBound:
-    """The bound by the best of several ways to guess, each of which is wrong with probability ``error`` at most."""
-    best, largest = 0.0, 0.0
-    chosen = ways[0]
+def bound_of(
+    worlds: Worlds, threshold: float | str, method: str, delta: float, confidence: float
+) -> tuple[Guesses, OneRunBound]:
+    """The bound by the best of the ways to guess that this threshold means, and that way."""
+    ways = guess_extremes(worlds, threshold) if isinstance(threshold, str) else [guess_all(worlds, threshold)]
+    canaries = worlds.inside.size + worlds.outside.size
+    error = _error(ways, threshold, confidence)
+    best, chosen = 0.0, ways[0]
     for guesses in ways:
         audit = (method, canaries, guesses.most, guesses.right, delta, error)
         if _doubt(*audit)(best) < 0.0:
             best, chosen = _refuted_up_to(*audit), guesses
-    for count in {guesses.most for guesses in ways}:
-        largest = max(largest, _refuted_up_to(method, canaries, count, count, delta, error))
+    numbers = {(guesses.most, guesses.made) for guesses in ways}
+    largest = max(_refuted_up_to(method, canaries, most, made, delta, error) for most, made in numbers)
     if method == "one-run":
-        return OneRunBound(chosen, best, largest, None)
+        return chosen, OneRunBound(best, largest, None)
     noise = 1.0 / best if best else math.inf
-    return OneRunBound(chosen, _of_gaussian(best, delta), _of_gaussian(largest, delta), noise)
+    return chosen, OneRunBound(_of_gaussian(best, delta), _of_gaussian(largest, delta), noise)
+
+
+def largest_bound(canaries: int, threshold: float | str, method: str, delta: float, confidence: float) -> float:
+    """What so many canaries can show at most: no guess is wrong, and no scores are equal."""
+    ways = _ways(canaries, threshold) if isinstance(threshold, str) else [(canaries, 0)]
+    error = _error(ways, threshold, confidence)
+    counts = {sum(ends) for ends in ways}
+    largest = max(_refuted_up_to(method, canaries, count, count, delta, error) for count in counts)
+    return largest if method == "one-run" else _of_gaussian(largest, delta)
+
+
+def _error(ways: Sized, threshold: float | str, confidence: float) -> float:
+    """The share of each way to guess."""
+    return (1.0 - confidence) / (len(ways) if threshold == "corrected" else 1)
 
 
 def _of_gaussian(mu: float, delta: float) -> float:

@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 from scipy.stats import norm
 
-from lastiterate.answers import ask_all
+from lastiterate.answers import Answer, ask_all
 from lastiterate.attacks.attack import Expected, Words
 from lastiterate.attacks.likelihood import DRAWS, sample_likelihood_ratios, telling_threshold
 from lastiterate.auditing.describe import read_run
 from lastiterate.auditing.estimate import Estimate, estimate
 from lastiterate.auditing.result import AuditResult
 from lastiterate.auditing.score_law import score_density
+from lastiterate.auditing.signal import expected_signal, failure_of, signal_of
 from lastiterate.auditing.store import Store
 from lastiterate.auditing.threshold import Worlds, check_threshold, predicted_threshold, threshold_of_draws
-from lastiterate.auditing.verdict import check_claims, claim_of, judge, sharing_the_error
+from lastiterate.auditing.verdict import Claim, check_claims, claim_of, deciding, judge, remark_on, sharing_the_error
 from lastiterate.plot.words import ASSUMPTION_FREE, METHODS, spell
-from lastiterate.privacy.law import law_of
 from lastiterate.run import DPSGD
 from lastiterate.values import Array, number
 
@@ -41,6 +40,19 @@ class Question:
     threshold: float | str = "a-priori"
     claim_epsilon: float | None = None
     claim_noise: float | None = None
+
+    @property
+    def has_claim(self) -> bool:
+        """Whether a claim other than the run's own is to be judged."""
+        return self.claim_epsilon is not None or self.claim_noise is not None
+
+    def claim(self, run: DPSGD) -> Claim:
+        """What is to be judged."""
+        return claim_of(run, self.delta, self.claim_epsilon, self.claim_noise)
+
+    def remark(self, run: DPSGD) -> str | None:
+        """That a claim is below what the run itself guarantees or predicts."""
+        return remark_on(self.claim(run), _predictions(run, self.delta)) if self.has_claim else None
 
     def __post_init__(self) -> None:
         check_claims(self.claim_epsilon, self.claim_noise)
@@ -68,6 +80,11 @@ def check_question(question: Question, run: DPSGD, expected: Expected | None = N
         claim_of(run, question.delta, question.claim_epsilon, question.claim_noise)
 
 
+@lru_cache(maxsize=8)  # they are asked for before training, and after
+def _predictions(run: DPSGD, delta: float) -> dict[str, Answer]:
+    return ask_all(run, lambda curve: curve.epsilon(delta))
+
+
 def report(store: Store, question: Question = Question()) -> AuditResult:  # noqa: B008 - it is frozen
     """What the trials in a store say."""
     specification, facts = store.specification, store.facts
@@ -81,14 +98,15 @@ def report(store: Store, question: Question = Question()) -> AuditResult:  # noq
     if not len(scores_in) or not len(scores_out):
         raise ValueError(f"the store {str(store.path)!r} has no trial in one of the worlds yet: finish its audit first")
     methods = _methods(run, expected, bool(facts["one_run"]), question.methods)
+    kind = "one-run" if facts["one_run"] else expected.kind
     estimates = Estimates(run, expected, scores_in, scores_out, question)
     found = {method: estimates(method, question.confidence) for method in methods}
-    predictions = ask_all(run, lambda curve: curve.epsilon(question.delta))
-    claim = claim_of(run, question.delta, question.claim_epsilon, question.claim_noise)
-    kind = "one-run" if facts["one_run"] else expected.kind
-    verdict, reason = judge(claim, kind, estimates, question.confidence)
+    predictions = dict(_predictions(run, question.delta))
+    claim = question.claim(run)
+    verdict, reason = verdict_on(claim, kind, estimates)
     done, planned = len(trials.scores), specification["models"] * (1 if facts["one_run"] else 2)
-    caveats = []
+    remark = question.remark(run)
+    caveats = [] if remark is None else [remark]
     if done < planned:
         caveats.append(
             f"Only {done} of {planned} trials are done: who stops when it looks good has no confidence left."
@@ -115,8 +133,8 @@ def report(store: Store, question: Question = Question()) -> AuditResult:  # noq
         scores_out=scores_out,
         score_unit=words.unit,
         score_density=_density(run, expected, scores_in, scores_out),
-        signal=_signal(scores_in, scores_out),
-        ideal_signal=_ideal_signal(run) if expected.kind == "linear" else None,
+        signal=signal_of(scores_in, scores_out),
+        ideal_signal=expected_signal(run) if expected.kind == "linear" else None,
         accuracy=None if is_text else _mean(trials.accuracies),
         models=specification["models"],
         store=store.path,
@@ -132,19 +150,37 @@ class Estimates:
     """Bounds from one set of scores, by method and confidence, each at the threshold that was asked for."""
 
     def __init__(self, run: DPSGD, expected: Expected, scores_in: Array, scores_out: Array, question: Question) -> None:
-        self._run, self._expected, self._question = run, expected, question
+        self.question = question
+        self._run, self._expected = run, expected
         self._scores = scores_in, scores_out
         self._known: dict[tuple[str, float], Estimate] = {}
+
+    def deciding(self) -> Estimates:
+        """The same at the threshold that decides about a claim."""
+        threshold = deciding(self.question.threshold)
+        if threshold == self.question.threshold:
+            return self
+        return Estimates(self._run, self._expected, *self._scores, replace(self.question, threshold=threshold))
+
+    def failure(self) -> str | None:
+        """Why the attack, not the training, gave scores that tell nothing; None: it did its work."""
+        signal = None
+        if self._expected.kind == "linear":
+            signal = expected_signal(self._run, self._expected.signal, self._expected.spread)
+        elif self._expected.kind == "likelihood-ratio":
+            drawn = _likelihood_ratios(self._run)
+            signal = signal_of(drawn.inside, drawn.outside)
+        return failure_of(*self._scores, signal)
 
     def __call__(self, method: str, confidence: float) -> Estimate:
         if (method, confidence) not in self._known:
             threshold = self._threshold(method, confidence)
-            found = estimate(*self._scores, self._question.delta, confidence, method, threshold, self._run)
+            found = estimate(*self._scores, self.question.delta, confidence, method, threshold, self._run)
             self._known[method, confidence] = found
         return self._known[method, confidence]
 
     def _threshold(self, method: str, confidence: float) -> float | str:
-        asked = self._question.threshold
+        asked = self.question.threshold
         if asked != "a-priori":
             return asked
         if method in ONE_RUN_METHODS:
@@ -154,7 +190,14 @@ class Estimates:
             return "split"
         if expected.kind == "linear" and method == "composition":  # nearly the same, and far quicker to find
             method = "last-iterate"
-        return _a_priori(self._run, expected, sizes, self._question.delta, confidence, method)
+        return _a_priori(self._run, expected, sizes, self.question.delta, confidence, method)
+
+
+def verdict_on(claim: Claim, kind: str, estimates: Estimates) -> tuple[str, str]:
+    """The verdict on a claim, and its reason; ``kind`` as in ``judge``."""
+    bound = estimates.deciding()
+    question = bound.question
+    return judge(claim, kind, bound, question.confidence, question.threshold, bound.failure())
 
 
 @lru_cache(maxsize=256)
@@ -204,13 +247,13 @@ def _limits(found: dict[str, Estimate], predicted: float | None) -> list[str]:
                 f"assumptions, which is below the heuristic's {spell(predicted)}: they could not have refuted it so."
             )
         if each.threshold_choice == "split":
-            halved = "Half of the models chose the threshold, and only the other half is counted."
-            sentences += [halved] if halved not in sentences else []
+            sentences.append("Half of the models chose the threshold, and only the other half is counted.")
         if each.threshold_choice == "uncorrected":
             sentences.append(
                 f"{METHODS[method]}: the threshold is the best of all, uncorrected for that choice: not a valid bound."
             )
-    return sentences
+        sentences += each.caveats
+    return list(dict.fromkeys(sentences))
 
 
 def _density(run: DPSGD, expected: Expected, scores_in: Array, scores_out: Array) -> Array | None:
@@ -223,24 +266,6 @@ def _density(run: DPSGD, expected: Expected, scores_in: Array, scores_out: Array
     at = np.linspace(low, high, 160)
     without = norm.pdf(at, scale=expected.spread)
     return np.stack([at, without, score_density(run, at, spread=expected.spread, signal=expected.signal)], axis=1)
-
-
-def _signal(scores_in: Array, scores_out: Array) -> float:
-    """d': the distance of the means in standard deviations."""
-    if min(len(scores_in), len(scores_out)) < 2:
-        return 0.0
-    with warnings.catch_warnings(), np.errstate(invalid="ignore"):
-        warnings.simplefilter("ignore")
-        spread = np.sqrt(0.5 * (scores_in.var(ddof=1) + scores_out.var(ddof=1)))
-        distance = scores_in.mean() - scores_out.mean()
-    if not np.isfinite(distance) or not np.isfinite(spread):
-        return 0.0
-    return float(distance / spread) if spread > 0.0 else 0.0
-
-
-def _ideal_signal(run: DPSGD) -> float:
-    law = law_of(run)
-    return float(law.mean / np.sqrt(law.noise**2 + 0.5 * law.variance))
 
 
 def _mean(values: Array) -> float | None:

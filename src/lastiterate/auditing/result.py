@@ -35,8 +35,8 @@ class AuditResult:
         models: planned a world.
         store: where the scores are.
         seconds: that training and scoring took, over all sessions.
-        verdict: "violation", "above heuristic" or "consistent".
-        reason: why, in one sentence.
+        verdict: "violation", "above heuristic", "inconclusive" or "consistent".
+        reason: why, in a sentence or two; of an inconclusive verdict, also what it would take.
         perplexity: of language models on held-out text, the geometric mean over the models; None: not measured.
         perplexity_before: that of the model with which training began.
     """

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from scipy.special import bdtrik, ndtr
@@ -74,6 +75,10 @@ class Worlds:
         index = np.unique(np.minimum(index, levels.size - 1))  # calling nothing "in" shows nothing
         return _between(levels[np.maximum(index - 1, 0)], levels[index])
 
+    def mirrored(self) -> Worlds:
+        """The same models with the scores' signs changed."""
+        return Worlds(-self.inside[::-1], -self.outside[::-1])
+
     def generator(self) -> np.random.Generator:
         """Randomness that is the same for the same scores in any order, and unrelated to what they say.
 
@@ -97,10 +102,12 @@ class Worlds:
 class Bounds:
     """A threshold, the errors it made among the models that count, and upper bounds on their rates.
 
-    ``least_fpr`` and ``least_fnr`` are what the upper bounds would have been without a single error.
+    ``direction`` 1: scores of at least the threshold are called "in"; -1: those of at most the threshold. ``least_fpr``
+    and ``least_fnr`` are what the upper bounds would have been without a single error.
     """
 
     threshold: float
+    direction: int
     worlds: Worlds
     false_positives: int
     false_negatives: int
@@ -110,38 +117,54 @@ class Bounds:
     least_fnr: float
 
 
-def bounds_at(worlds: Worlds, threshold: float, error: float, *, simultaneous: bool = False) -> Bounds:
+def bounds_at(
+    worlds: Worlds, threshold: float, error: float, *, simultaneous: bool = False, direction: int = 1
+) -> Bounds:
     """The bounds at one threshold, each of which is wrong with probability ``error`` at most.
 
     ``simultaneous``: for all thresholds at once, so that this one may have been chosen by the same scores.
     """
-    bound = simultaneous_bound if simultaneous else upper_bound
-    false_positives, false_negatives = (int(count) for count in worlds.errors(np.float64(threshold)))
+    bound = bound_on_rates(simultaneous)
+    seen = worlds if direction > 0 else worlds.mirrored()
+    false_positives, false_negatives = (int(count) for count in seen.errors(np.float64(direction * threshold)))
     fpr, least_fpr = (float(bound(count, worlds.outside.size, error)) for count in (false_positives, 0))
     fnr, least_fnr = (float(bound(count, worlds.inside.size, error)) for count in (false_negatives, 0))
-    return Bounds(threshold, worlds, false_positives, false_negatives, fpr, fnr, least_fpr, least_fnr)
+    return Bounds(threshold, direction, worlds, false_positives, false_negatives, fpr, fnr, least_fpr, least_fnr)
+
+
+def bound_on_rates(simultaneous: bool) -> Callable[[Any, int, float], Array]:
+    """How errors become an upper bound on their rate: at one threshold, or at all of them at once."""
+    return simultaneous_bound if simultaneous else upper_bound
 
 
 def chosen_by_scores(worlds: Worlds, choice: str, rule: Rule, delta: float, error: float) -> Bounds:
-    """The bounds at the threshold that the scores themselves make look best, by one of three ways to choose it."""
+    """The bounds at the threshold that the scores themselves make look best, by one of three ways to choose it.
+
+    Where other models choose the threshold, they also choose the direction, which costs nothing.
+    """
     if choice == "split":
         first, second = worlds.halves()
         if not (first.inside.size and first.outside.size):  # a world of one model: nothing to choose by
             return bounds_at(second, 0.0, error)
-        return bounds_at(second, _best(first, rule, delta, error, simultaneous=False), error)
+        threshold, direction = _best((first, first.mirrored()), rule, delta, error, simultaneous=False)
+        return bounds_at(second, threshold, error, direction=direction)
     simultaneous = choice == "corrected"
-    threshold = _best(worlds, rule, delta, error, simultaneous=simultaneous)
+    threshold, _ = _best((worlds,), rule, delta, error, simultaneous=simultaneous)
     return bounds_at(worlds, threshold, error, simultaneous=simultaneous)
 
 
-def _best(worlds: Worlds, rule: Rule, delta: float, error: float, *, simultaneous: bool) -> float:
-    """The threshold whose bounds have most merit."""
-    thresholds = worlds.thresholds(CORRECTION_RATIO if simultaneous else _FINE_RATIO)
-    bound = simultaneous_bound if simultaneous else upper_bound
-    false_positives, false_negatives = worlds.errors(thresholds)
-    fpr = bound(false_positives, worlds.outside.size, error)
-    fnr = bound(false_negatives, worlds.inside.size, error)
-    return float(thresholds[np.argmax(rule.merits(fpr[:, None], fnr[:, None], delta))])
+def _best(views: Sequence[Worlds], rule: Rule, delta: float, error: float, *, simultaneous: bool) -> tuple[float, int]:
+    """The threshold whose bounds have most merit, and its direction: 1 in the first view, -1 in the second."""
+    bound = bound_on_rates(simultaneous)
+    thresholds, fpr, fnr = [], [], []
+    for direction, view in zip((1, -1), views, strict=False):
+        tried = view.thresholds(CORRECTION_RATIO if simultaneous else _FINE_RATIO)
+        false_positives, false_negatives = view.errors(tried)
+        fpr.append(bound(false_positives, view.outside.size, error))
+        fnr.append(bound(false_negatives, view.inside.size, error))
+        thresholds += [(direction * float(threshold), direction) for threshold in tried]
+    merits = rule.merits(np.concatenate(fpr)[:, None], np.concatenate(fnr)[:, None], delta)
+    return thresholds[int(np.argmax(merits))]
 
 
 def predicted_threshold(

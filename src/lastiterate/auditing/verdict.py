@@ -1,22 +1,33 @@
-"""What the scores say about a claim: is it refuted, is the heuristic exceeded, or is all as it should be?"""
+"""What the scores say about a claim: is it refuted, or the heuristic exceeded, and if not, could they have told?"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 
-from lastiterate.auditing.estimate import Estimate
+from lastiterate.answers import Answer
+from lastiterate.auditing.direction import OTHER_WAY
+from lastiterate.auditing.estimate import Estimate, estimate
+from lastiterate.auditing.power import MOST, Test, guarantee_of, least_models
+from lastiterate.auditing.signal import failure_of
 from lastiterate.plot.words import METHODS, per_cent, spell
 from lastiterate.privacy.calibrate import calibrate
 from lastiterate.privacy.composition import composition
 from lastiterate.privacy.last_iterate import last_iterate
 from lastiterate.privacy.no_amplification import no_amplification
 from lastiterate.run import DPSGD
-from lastiterate.values import number
+from lastiterate.values import Array, number
 
-VIOLATION, ABOVE_HEURISTIC, CONSISTENT = "violation", "above heuristic", "consistent"
+VIOLATION, ABOVE_HEURISTIC, INCONCLUSIVE, CONSISTENT = VERDICTS = (
+    "violation",
+    "above heuristic",
+    "inconclusive",
+    "consistent",
+)
+_SAME = 1.0 - 1e-6  # of an epsilon: noise is calibrated to a millionth
 
 
 @dataclass(frozen=True)
@@ -35,17 +46,34 @@ class Claim:
     heuristic: float | None
     words: str
 
-    def is_refuted_by_rates(self, fpr: float, fnr: float) -> bool:
-        """Whether these error rates are better than composition allows for the claimed noise, or any larger one."""
-        if self.run is None or self.run.sampling in ("shuffled", "fixed"):
-            return False
-        return bool(composition(self.run).fnr(fpr) > fnr + 1e-9)
+    def tests(self, kind: str, confidence: float) -> list[Test]:
+        """Those that can refute it, for a kind of scores as in ``judge``; they share the error."""
+        if kind == "one-run":
+            return [Test("one-run", confidence, self.guarantee)]
+        if self.run is None:
+            return [Test("clopper-pearson", confidence, self.guarantee)]
+        shared = sharing_the_error(confidence)
+        # Of error rates the method only chooses the threshold: for last iterates, the quicker family has the same one.
+        family = "last-iterate"
+        if kind == "likelihood-ratio":
+            family = "composition" if guarantee_of(self.run) is composition else "clopper-pearson"
+        return [
+            Test("clopper-pearson", shared, self.guarantee),
+            Test(family, shared, self.guarantee, self.run),
+        ]
 
 
-def claim_of(run: DPSGD, delta: float, epsilon: float | None = None, noise: float | None = None) -> Claim:
-    """The claim that training had this epsilon, or this noise multiplier, or else all that the run says."""
+def claim_of(run: DPSGD | None, delta: float, epsilon: float | None = None, noise: float | None = None) -> Claim:
+    """The claim that training had this epsilon, or this noise multiplier, or else all that the run says.
+
+    An epsilon can be claimed of an unknown run.
+    """
     check_claims(epsilon, noise)
-    guarantee = no_amplification if run.sampling in ("shuffled", "fixed") else composition
+    if run is None:
+        if epsilon is None:
+            raise ValueError("run must be given with a claim other than an epsilon, got None")
+        return Claim(None, float(epsilon), None, f"epsilon {spell(float(epsilon))} at delta {spell(delta)}")
+    guarantee = guarantee_of(run)
     if epsilon is not None:
         claimed = float(epsilon)
         words = f"epsilon {spell(claimed)} at delta {spell(delta)}"
@@ -77,38 +105,110 @@ def sharing_the_error(confidence: float) -> float:
     return 1.0 - 0.5 * (1.0 - confidence)
 
 
-def judge(claim: Claim, kind: str, estimate: Callable[[str, float], Estimate], confidence: float) -> tuple[str, str]:
+def remark_on(claim: Claim, predictions: dict[str, Answer]) -> str | None:
+    """That the claim promises more than the run itself does, by what the analyses predict for it."""
+    own = {name: predictions[name].value for name in ("composition", "no_amplification") if name in predictions}
+    guarantee = next((value for value in own.values() if value is not None), None)
+    if guarantee is None or claim.guarantee >= guarantee * _SAME:
+        return None
+    heuristic = predictions["last_iterate"].value
+    remark = f"The claim ({claim.words}) is below the run's own guarantee of {spell(guarantee)}"
+    if heuristic is not None and claim.guarantee < heuristic * _SAME:
+        return (
+            f"{remark}, and below the heuristic's {spell(heuristic)}: an attack may well refute it though training is "
+            "exactly as described."
+        )
+    return f"{remark}: nothing here guarantees it, even if training is exactly as described."
+
+
+def deciding(threshold: float | str) -> float | str:
+    """The threshold by which a claim is judged: a maximum over thresholds is corrected for, whatever is shown."""
+    return "corrected" if threshold == "uncorrected" else threshold
+
+
+def judge_scores(
+    scores_in: Array,
+    scores_out: Array,
+    claim: Claim,
+    kind: str,
+    delta: float,
+    confidence: float,
+    threshold: float | str,
+    run: DPSGD | None,
+) -> tuple[str, str]:
+    """The verdict on scores of which nothing is expected; ``kind`` as in ``judge``, the others as in ``estimate``."""
+    decides = deciding(threshold)
+
+    @cache
+    def bound(method: str, sure: float) -> Estimate:
+        return estimate(scores_in, scores_out, delta, sure, method, decides, run)
+
+    return judge(claim, kind, bound, confidence, decides, failure_of(scores_in, scores_out, None))
+
+
+def judge(
+    claim: Claim,
+    kind: str,
+    bound: Callable[[str, float], Estimate],
+    confidence: float,
+    threshold: float | str,
+    failure: str | None = None,
+) -> tuple[str, str]:
     """The verdict and its reason, by the tests that apply to a kind of scores, whatever else was asked of them.
 
     ``kind`` is "one-run", "likelihood-ratio" or anything else, which is about the last iterate.
-    ``estimate(method, confidence)`` gives a bound. Two tests can refute a claim: they share the error.
+    ``bound(method, confidence)`` gives an estimate at the ``threshold``. Two tests can refute a claim: they share the
+    error. ``failure`` says why the attack, not the training, gave scores that tell nothing.
     """
     sure = per_cent(confidence)
-    if kind == "one-run":
-        refuted = _refuted_without_assumptions(claim, estimate("one-run", confidence))
-    else:
-        shared = sharing_the_error(confidence)
-        refuted = _refuted_without_assumptions(claim, estimate("clopper-pearson", shared))
-        # The threshold of the composition family, for last iterates, is that of the quicker one.
-        rates = estimate("composition" if kind == "likelihood-ratio" else "last-iterate", shared)
-        if refuted is None and claim.is_refuted_by_rates(rates.fpr_upper, rates.fnr_upper):
-            refuted = estimate("composition", shared)
-    if refuted is not None:
-        halves = "" if kind == "one-run" else "; the two tests that can refute share the error"
-        return VIOLATION, (
-            f"The claim ({claim.words}) is refuted with {sure} confidence: {METHODS[refuted.method]} finds an epsilon "
-            f"of at least {spell(refuted.epsilon)}{halves}."
-        )
+    tests = claim.tests(kind, confidence)
+    for test in tests:
+        found = bound(test.method, test.confidence)
+        if test.refutes(found):
+            halves = "; the two tests that can refute share the error" if len(tests) > 1 else ""
+            shown = _found(test, found, bound)
+            return VIOLATION, f"The claim ({claim.words}) is refuted with {sure} confidence: {shown}{halves}."
     if kind not in ("one-run", "likelihood-ratio") and claim.heuristic is not None:
-        found = estimate("last-iterate", confidence)
+        found = bound("last-iterate", confidence)
         if found.epsilon > claim.heuristic:
             return ABOVE_HEURISTIC, (
                 f"The attack finds {spell(found.epsilon)} with {sure} confidence (last-iterate family), above the "
                 f"heuristic's {spell(claim.heuristic)} for the claim ({claim.words}): losses are not as linear as it "
                 "assumes, or training is not what is claimed."
             )
+    found = bound(tests[0].method, tests[0].confidence)
+    if OTHER_WAY in found.caveats:
+        return INCONCLUSIVE, OTHER_WAY
+    if not any(test.could_refute(bound(test.method, test.confidence)) for test in tests):
+        return INCONCLUSIVE, _too_few(claim, tests, found, sure, threshold)
+    if failure is not None:
+        return INCONCLUSIVE, failure
     return CONSISTENT, f"Nothing refutes the claim ({claim.words}) with {sure} confidence."
 
 
-def _refuted_without_assumptions(claim: Claim, found: Estimate) -> Estimate | None:
-    return found if found.epsilon > claim.guarantee else None
+def _found(test: Test, found: Estimate, bound: Callable[[str, float], Estimate]) -> str:
+    """What refutes a claim: an epsilon, or where no family has one, the error rates."""
+    if test.run is not None and guarantee_of(test.run) is not composition:
+        return f"error rates of at most {spell(found.fpr_upper)} and {spell(found.fnr_upper)} are less than it allows"
+    found = found if test.run is None else bound("composition", test.confidence)
+    return f"{METHODS[found.method]} finds an epsilon of at least {spell(found.epsilon)}"
+
+
+def _too_few(claim: Claim, tests: list[Test], found: Estimate, sure: str, threshold: float | str) -> str:
+    """That so many scores could not have refuted the claim, and how many could."""
+    one_run = found.method == "one-run"
+    what = "canaries" if one_run else "models a world"
+    if not one_run or isinstance(threshold, str):
+        threshold = found.threshold_choice
+    needed = least_models(tests, found.delta, threshold)
+    if one_run and needed is not None and needed <= found.models_in + found.models_out:
+        takes = "Too many scores are equal to be guessed from: another score would have to tell the canaries apart."
+    elif needed is None:
+        takes = f"Even {MOST:,} {what} without an error would not."
+    else:
+        halves = ", of which half choose the threshold" if threshold == "split" and not one_run else ""
+        takes = f"It takes at least {needed:,} {what}{halves}, and an attack without an error."
+    return (
+        f"The {found.models_in:,} and {found.models_out:,} scores that count could not have refuted the claim "
+        f"({claim.words}) with {sure} confidence, whatever they are. {takes}"
+    )

@@ -56,7 +56,7 @@ def audit(
     it, and their last iterates are told apart. The same command again resumes where it was stopped.
 
     \b
-    Exit status 1: the claim about the training is refuted.
+    Exit status 1: the claim about the training is refuted. 4: the scores cannot tell (with a claim, or --strict).
 
     \b
     Example:

@@ -76,7 +76,7 @@ def perform(
     job = Job(subject.run, subject.problem, attack, {}, options.seed, models, test=subject.test)
     with resumable(store):
         result = conduct(job, question, store, engine, subject.words, progress=None)
-    return finish(result, options.output, options.strict, json)
+    return finish(result, question, options.output, options.strict, json)
 
 
 def _duration(seconds: float) -> str:

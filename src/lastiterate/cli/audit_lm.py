@@ -156,7 +156,7 @@ def audit_lm(
     The same command again resumes where it was stopped. A folder is read without the network; pickles never are.
 
     \b
-    Exit status 1: the claim about the training is refuted.
+    Exit status 1: the claim about the training is refuted. 4: the scores cannot tell (with a claim, or --strict).
 
     \b
     Example:

@@ -41,6 +41,12 @@ AttackName = Annotated[
     str | None,
     option("--attack", values.one_of(*ATTACKS), "NAME", f"How to attack: {', '.join(ATTACKS)} (default: quiet)."),
 ]
+ClaimEpsilon = Annotated[
+    float | None, option("--claim-epsilon", values.number, "NUMBER", "Judge the claim of this epsilon.")
+]
+ClaimNoise = Annotated[
+    float | None, option("--claim-noise", values.number, "NUMBER", "Judge the claim of this noise multiplier.")
+]
 
 
 @dataclass(frozen=True)
@@ -62,12 +68,8 @@ class QuestionOptions:
         str,
         option("--threshold", None, "a-priori|split|corrected|uncorrected|NUMBER", "How to choose it (a-priori)."),
     ] = "a-priori"
-    claim_epsilon: Annotated[
-        float | None, option("--claim-epsilon", values.number, "NUMBER", "Judge the claim of this epsilon.")
-    ] = None
-    claim_noise: Annotated[
-        float | None, option("--claim-noise", values.number, "NUMBER", "Judge the claim of this noise multiplier.")
-    ] = None
+    claim_epsilon: ClaimEpsilon = None
+    claim_noise: ClaimNoise = None
 
     def question(self) -> Question:
         """The question that the options put."""
@@ -79,7 +81,10 @@ class QuestionOptions:
         )
 
 
-Strict = Annotated[bool, option("--strict", None, None, "Exit with 1 if the attack exceeds the heuristic, too.")]
+Strict = Annotated[
+    bool,
+    option("--strict", None, None, "Exit with 1 above the heuristic, too, and with 4 if inconclusive without a claim."),
+]
 Output = Annotated[
     Path | None,
     option("--output", None, "FOLDER", "Folder for the page and the pictures (default: the store's)."),

@@ -11,14 +11,22 @@ from typing import TYPE_CHECKING, Any
 from lastiterate.answers import answer_fields, run_fields
 from lastiterate.cli.output import print_json, print_table
 from lastiterate.plot.file import missing_libraries
+from lastiterate.plot.style import verdict_colour
 from lastiterate.plot.words import ASSUMPTIONS, CAVEAT, LABELS, METHOD_ASSUMPTIONS, METHODS, describe, per_cent, spell
 
 if TYPE_CHECKING:
+    from rich.text import Text
+
     from lastiterate.auditing.estimate import Estimate
+    from lastiterate.auditing.report import Question
     from lastiterate.auditing.result import AuditResult
 
+REFUTED, INCONCLUSIVE = 1, 4  # exit statuses
 
-def finish(result: AuditResult, output: Path | None, strict: bool, json: bool, name: str = "") -> int:
+
+def finish(
+    result: AuditResult, question: Question, output: Path | None, strict: bool, json: bool, name: str = ""
+) -> int:
     """Draw, print, and say with which status to exit. With JSON, pictures are drawn only into a folder given."""
     folder = output or (None if json or result.store is None else result.store.parent)
     if folder and not output and not os.access(folder, os.W_OK):
@@ -29,9 +37,26 @@ def finish(result: AuditResult, output: Path | None, strict: bool, json: bool, n
         print_json(result_fields(result))
     else:
         _print(result, files, [f"No page and no picture: {undrawn}"] if undrawn else [])
-    if result.verdict == "violation":
-        return 1
-    return 1 if strict and result.verdict != "consistent" else 0
+    return status_of(result.verdict, question.has_claim, strict)
+
+
+def status_of(verdict: str, claimed: bool, strict: bool) -> int:
+    """With which status a verdict ends a command; ``claimed``: somebody asked for a claim to be judged."""
+    match verdict:
+        case "violation":
+            return REFUTED
+        case "above heuristic" if strict:
+            return REFUTED
+        case "inconclusive" if claimed or strict:
+            return INCONCLUSIVE
+    return 0
+
+
+def verdict_note(verdict: str, reason: str) -> Text:
+    """The verdict, on a terminal in its colour."""
+    from rich.text import Text
+
+    return Text.assemble("Verdict: ", (verdict, f"bold {verdict_colour(verdict)}"), f". {reason}")
 
 
 def draw(result: AuditResult, folder: Path, name: str = "") -> list[Path]:
@@ -112,7 +137,7 @@ def _print(result: AuditResult, files: list[Path], remarks: list[str]) -> None:
         share = per_cent(estimate.confidence)
         most = "-" if estimate.largest is None else spell(estimate.largest)
         rows.append((METHODS[name], spell(estimate.epsilon, 5), share, most, METHOD_ASSUMPTIONS[name]))
-    notes = [f"Verdict: {result.verdict}. {result.reason}", *_about(result), *result.caveats, CAVEAT]
+    notes: list[str | Text] = [verdict_note(result.verdict, result.reason), *_about(result), *result.caveats, CAVEAT]
     if result.store:
         notes.append(f"Scores: {result.store}")
     notes += [f"{'Page' if file.suffix == '.html' else 'Picture'}: {file}" for file in files] + remarks

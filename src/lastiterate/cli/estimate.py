@@ -6,12 +6,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lastiterate.cli import values
+from lastiterate.cli.audit_options import ClaimEpsilon, ClaimNoise, Strict
 from lastiterate.cli.errors import OptionError
 from lastiterate.cli.options import Json, MethodOptions, PerStepOption, SizeOptions, option
 from lastiterate.cli.unfold import unfold
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from rich.text import Text
 
     from lastiterate.run import DPSGD
 
@@ -69,12 +72,19 @@ def estimate(
     confidence: Confidence = 0.95,
     method: Method = "clopper-pearson",
     threshold: Threshold = "split",
+    claim_epsilon: ClaimEpsilon = None,
+    claim_noise: ClaimNoise = None,
+    strict: Strict = False,
     json: Json = False,
 ) -> None:
     """What do my attack's scores show? An empirical epsilon.
 
     FILE has one row a model: world, which is "in" if it was trained with the canary and "out" if not, and score, which
-    is larger the more it speaks for the canary. The result is a lower bound that holds with the given confidence.
+    is larger the more it speaks for the canary. The result is a lower bound that holds with the given confidence. A
+    claim is judged, too.
+
+    \b
+    Exit status 1: the claim is refuted. 4: the scores cannot tell.
 
     \b
     Example:
@@ -82,7 +92,8 @@ def estimate(
     """
     import lastiterate
     from lastiterate.auditing.score_file import read_scores
-    from lastiterate.cli.audit_output import estimate_fields
+    from lastiterate.auditing.verdict import claim_of, judge_scores
+    from lastiterate.cli.audit_output import estimate_fields, status_of, verdict_note
     from lastiterate.cli.output import print_json
 
     run = _run(size, training, noise_multiplier)
@@ -90,17 +101,29 @@ def estimate(
         raise OptionError("--threshold a-priori needs --noise-multiplier and the run: it is predicted for them")
     if method in ("last-iterate", "composition") and run is None:
         raise OptionError(f"--method {method} needs the run: give --steps and --sample-rate, or batch sizes")
-    scores_in, scores_out = read_scores(file)
+    claimed = claim_epsilon is not None or claim_noise is not None
+    if claim_noise is not None and run is None:
+        raise OptionError("--claim-noise needs the run: give --steps and --sample-rate, or batch sizes")
+    if strict and not claimed:
+        raise OptionError("--strict needs --claim-epsilon or --claim-noise: without a claim nothing is judged")
+    claim = claim_of(run, delta, claim_epsilon, claim_noise) if claimed else None
+    scores = read_scores(file)
     rows = [
-        estimate_fields(lastiterate.estimate(scores_in, scores_out, delta, confidence, name, threshold, run))
+        estimate_fields(lastiterate.estimate(*scores, delta, confidence, name, threshold, run))
         for name in _methods(method, run)
     ]
+    verdict, reason = "", ""
+    if claim is not None:
+        kind = {"one-run": "one-run", "one-run-fdp": "one-run", "composition": "likelihood-ratio"}.get(method, "none")
+        verdict, reason = judge_scores(*scores, claim, kind, delta, confidence, threshold, run)
+    judged = {"verdict": verdict, "reason": reason} if claimed else {}
     if not json:
-        _print_table(rows, len(scores_in), len(scores_out))
+        _print_table(rows, len(scores[0]), len(scores[1]), [verdict_note(verdict, reason)] if claimed else [])
     elif method == "all":
-        print_json({"delta": delta, "confidence": confidence, "rows": rows})
+        print_json({"delta": delta, "confidence": confidence, "rows": rows} | judged)
     else:
-        print_json(rows[0])
+        print_json(rows[0] | judged)
+    raise typer.Exit(status_of(verdict, claimed, strict))
 
 
 def _run(size: SizeOptions, training: MethodOptions, noise_multiplier: PerStepOption | None) -> "DPSGD | None":
@@ -119,7 +142,7 @@ def _methods(method: str, run: "DPSGD | None") -> tuple[str, ...]:
     return WITH_RUN[:-1] if run.sampling in ("shuffled", "fixed") else WITH_RUN
 
 
-def _print_table(rows: list[dict[str, Any]], models_in: int, models_out: int) -> None:
+def _print_table(rows: list[dict[str, Any]], models_in: int, models_out: int, above: "list[Text]") -> None:
     from lastiterate.cli.output import print_rows
     from lastiterate.plot.words import spell
 
@@ -135,7 +158,8 @@ def _print_table(rows: list[dict[str, Any]], models_in: int, models_out: int) ->
         f"{'' if one_run else ' (joint for both error rates)'}; threshold {first['threshold_choice']}"
     )
     counted = f"{first['models_in']:,} + {first['models_out']:,} {what}"
-    notes = [
+    notes: list[str | Text] = [
+        *above,
         "Epsilon is a lower bound: the scores show at least so much, at this confidence.",
         f"Largest: what {counted} could have shown at most, without a single error.",
     ]
@@ -145,4 +169,5 @@ def _print_table(rows: list[dict[str, Any]], models_in: int, models_out: int) ->
         notes.append("The best of all thresholds was taken without correction: this is not a valid bound.")
     if any(row["method"] in ("gdp", "last-iterate", "composition", "one-run-fdp") for row in rows):
         notes.append("Only clopper-pearson and one-run assume nothing; the others assume their family of mechanisms.")
+    notes += dict.fromkeys(sentence for row in rows for sentence in row["caveats"])
     print_rows(title, table, notes)

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from rich.console import RenderableType
+    from rich.text import Text
 
     from lastiterate.answers import Answer
 
@@ -35,7 +36,7 @@ def print_answers(title: str, quantity: str, answers: dict[str, Answer], notes: 
     print_table(title, ("analysis", quantity, "what it assumes"), rows, {1}, [*reasons, *notes])
 
 
-def print_rows(title: str, rows: list[dict[str, Any]], notes: Iterable[str] = ()) -> None:
+def print_rows(title: str, rows: list[dict[str, Any]], notes: Iterable[str | Text] = ()) -> None:
     """Rows of JSON as a table: the keys are its header, and reasons stand under it."""
     header = [key for key in rows[0] if not key.endswith("_reason")]
     numeric = {i for i, key in enumerate(header) if not isinstance(rows[0][key], str)}
@@ -66,7 +67,7 @@ def print_note(text: str) -> None:
 
 
 def print_table(
-    title: str, header: Iterable[str], rows: Iterable[Iterable[str]], numeric: set[int], notes: Sequence[str]
+    title: str, header: Iterable[str], rows: Iterable[Iterable[str]], numeric: set[int], notes: Sequence[str | Text]
 ) -> None:
     """A title, a table whose numeric columns are aligned to the right, and notes."""
     from rich.box import SIMPLE_HEAD
@@ -81,7 +82,8 @@ def print_table(
             table.add_column(column)
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))
-    _print(Text(title + "\n"), table, *(Text(note) for note in ["", *notes] if notes))
+    below = [Text(note) if isinstance(note, str) else note for note in ["", *notes]]
+    _print(Text(title + "\n"), table, *(below if notes else []))
 
 
 def _print(*parts: RenderableType) -> None:

@@ -29,6 +29,9 @@ def report(
     Other methods, confidences, deltas and claims need no training. The audit may still be running.
 
     \b
+    Exit status 1: the claim about the training is refuted. 4: the scores cannot tell (with a claim, or --strict).
+
+    \b
     Example:
       lastiterate report runs/x.sqlite --method clopper-pearson,gdp --confidence 0.99 --export scores.csv
     """
@@ -46,4 +49,4 @@ def report(
         if export is not None:
             files.export(kept, export)
         (result,) = [ask(each, asked) for each in tracker("analysing")([kept])]
-    raise typer.Exit(finish(result, output, strict, json, "-report"))
+    raise typer.Exit(finish(result, asked, output, strict, json, "-report"))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from lastiterate.plot.epsilons import epsilon_panel
 from lastiterate.plot.histogram import histogram_panel
 from lastiterate.plot.roc import roc_panel
-from lastiterate.plot.style import styled
+from lastiterate.plot.style import chart_of, styled, verdict_colour
 from lastiterate.plot.words import CAVEAT, describe, spell
 
 if TYPE_CHECKING:
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 _WIDTH, _HEIGHT = 420, 300  # of a panel that has a neighbour
 _WIDE, _HIGH = 620, 360  # of one that stands alone
 _BOTH = 2 * _WIDTH + 100  # of one below two, with what is between these
+_WORD = 24  # of the verdict's height
 
 
 def histogram_chart(result: AuditResult) -> Any:
@@ -41,14 +42,26 @@ def audit_chart(result: AuditResult) -> Any:
     # Legends stay with their panels.
     own: dict[str, Any] = {"color": "independent", "fill": "independent", "strokeDash": "independent"}
     above = alt.hconcat(scores, errors, spacing=36).resolve_scale(**own)
-    panels = alt.vconcat(above, epsilon_panel(result, _BOTH), spacing=28).resolve_scale(**own)
+    panels = alt.vconcat(_verdict(result), above, epsilon_panel(result, _BOTH), spacing=28).resolve_scale(**own)
     words = [
         f"{describe(result.run)}; delta {spell(result.delta)}",
         f"Attack: {result.attack}",
-        f"Verdict: {result.verdict}. {result.reason}",
+        result.reason,
         f"{CAVEAT} An empirical epsilon is a lower bound, for this attack.",
     ]
     return styled(panels, "What an attack found in the released model", words, width=145)
+
+
+def _verdict(result: AuditResult) -> Any:
+    """The verdict in its colour, behind a bar of it."""
+    import altair as alt
+
+    colour = verdict_colour(result.verdict)
+    row = chart_of([{"verdict": f"Verdict: {result.verdict}"}])
+    bar = row.mark_rect(color=colour).encode(x=alt.value(0), x2=alt.value(8), y=alt.value(0), y2=alt.value(_WORD))
+    word = row.mark_text(align="left", baseline="middle", fontSize=17, fontWeight="bold", color=colour)
+    text = word.encode(x=alt.value(18), y=alt.value(_WORD / 2), text="verdict:N")
+    return alt.layer(bar, text, view=alt.ViewBackground(stroke=None)).properties(width=_BOTH, height=_WORD)
 
 
 def _alone(panel: Any) -> Any:

@@ -13,6 +13,7 @@ from lastiterate.plot.audit import epsilon_chart, histogram_chart, roc_chart
 from lastiterate.plot.epsilons import spell_epsilon
 from lastiterate.plot.file import check_target
 from lastiterate.plot.page_style import STYLE
+from lastiterate.plot.style import verdict_colour
 from lastiterate.plot.words import (
     ASSUMPTIONS,
     CAVEAT,
@@ -102,10 +103,10 @@ def caveats(result: AuditResult) -> list[str]:
 
 
 def _verdict(result: AuditResult) -> str:
-    kind = {"violation": "bad", "above heuristic": "look", "consistent": "good"}.get(result.verdict, "look")
     meaning = VERDICTS.get(result.verdict, "")
     return (
-        f'<div class="verdict {kind}"><p class="word">Verdict: {escape(result.verdict)}</p>'
+        f'<div class="verdict" style="border-color: {verdict_colour(result.verdict)}">'
+        f'<p class="word">Verdict: {escape(result.verdict)}</p>'
         f"<p>{escape(result.reason)}</p><p>{escape(meaning)}</p></div>"
     )
 

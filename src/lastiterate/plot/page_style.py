@@ -16,7 +16,6 @@ p, li, dd { max-width: 46rem; overflow-wrap: anywhere; }
 .verdict { border-left: .4rem solid; padding: .7rem 1rem; background: var(--shade); }
 .verdict p { margin: .3rem 0; }
 .verdict .word { font-size: 1.15rem; font-weight: bold; }
-.good { border-color: #009E73; } .look { border-color: #E69F00; } .bad { border-color: #D55E00; }
 .wide { overflow-x: auto; }
 table { border-collapse: collapse; font-size: .92rem; }
 th, td { text-align: left; vertical-align: top; padding: .4rem .9rem .4rem 0; border-bottom: 1px solid var(--line); }

@@ -23,6 +23,19 @@ _LOOKS = {
     FOUND: ("#222222", [1, 0]),
 }
 
+# Also Okabe and Ito's: good, look here, bad, and one that is none of these.
+_VERDICTS = {
+    "violation": "#D55E00",
+    "above heuristic": "#E69F00",
+    "inconclusive": "#0072B2",
+    "consistent": "#009E73",
+}
+
+
+def verdict_colour(verdict: str) -> str:
+    """The colour of a verdict in tables, pictures and pages; grey for one that is not known here."""
+    return _VERDICTS.get(verdict, "#777777")
+
 
 def colour_of(label: str) -> str:
     """The colour that this analysis, or what an attack found, has in every picture."""

@@ -68,6 +68,10 @@ VERDICTS = {
         "The attack found more than the heuristic predicts, but the tests that could refute the guarantee did not. "
         "This is worth a look: for this training the heuristic is too low, or it differs from its description."
     ),
+    "inconclusive": (
+        "This audit could not have told, or its attack did not work. It says neither that the training is as private "
+        "as claimed nor that it is not."
+    ),
     "consistent": (
         "The attack found no more than was predicted. This does not prove that the training is private: another "
         "attack, or more models, might find more."

@@ -1,0 +1,95 @@
+"""What a number of scores can refute at all: the outcome of a perfect attack, which makes no error."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from lastiterate.auditing.estimate import Estimate
+from lastiterate.auditing.one_run import largest_bound
+from lastiterate.auditing.rates import epsilon_of
+from lastiterate.auditing.threshold import bound_on_rates
+from lastiterate.privacy.composition import composition
+from lastiterate.privacy.curve import PrivacyCurve
+from lastiterate.privacy.no_amplification import no_amplification
+from lastiterate.run import DPSGD
+
+MOST = 1_000_000  # models a world, or canaries, that are thought of
+
+
+@dataclass(frozen=True)
+class Test:
+    """One of the tests that can refute a claim.
+
+    Attributes:
+        method: of the estimate that is looked at: its epsilon or, if there is a ``run``, its error rates.
+        confidence: of this test alone.
+        guarantee: the epsilon that is claimed.
+        run: with the noise that is claimed. The trade-off curve of its guarantee is the lowest that is allowed: more
+            noise has a higher one.
+    """
+
+    __test__ = False  # it is none of pytest's
+
+    method: str
+    confidence: float
+    guarantee: float
+    run: DPSGD | None = None
+
+    def refutes(self, found: Estimate) -> bool:
+        """Whether what was found by this method and at this confidence refutes the claim."""
+        if self.run is None:
+            return found.epsilon > self.guarantee
+        return _beats(self.run, found.fpr_upper, found.fnr_upper)
+
+    def could_refute(self, found: Estimate) -> bool:
+        """Whether it would have, without a single error among as many scores."""
+        if self.run is None:
+            assert found.largest is not None
+            return found.largest > self.guarantee
+        bound, error = bound_on_rates(found.threshold_choice == "corrected"), 0.5 * (1.0 - self.confidence)
+        fpr, fnr = (float(bound(0, models, error)) for models in (found.models_out, found.models_in))
+        return _beats(self.run, fpr, fnr)
+
+    def could_refute_with(self, models: int, delta: float, threshold: float | str) -> bool:
+        """The same for so many models a world, or canaries, at a threshold as in ``estimate``."""
+        if self.method == "one-run":
+            return largest_bound(models, threshold, "one-run", delta, self.confidence) > self.guarantee
+        counted = models - models // 2 if threshold == "split" else models
+        rate = float(bound_on_rates(threshold == "corrected")(0, counted, 0.5 * (1.0 - self.confidence)))
+        if self.run is None:
+            return bool(epsilon_of(rate, rate, delta) > self.guarantee)
+        return _beats(self.run, rate, rate)
+
+
+def guarantee_of(run: DPSGD) -> Callable[[DPSGD], PrivacyCurve]:
+    """The analysis that no attack on this run may exceed."""
+    return no_amplification if run.sampling in ("shuffled", "fixed") else composition
+
+
+def _beats(run: DPSGD, fpr: float, fnr: float) -> bool:
+    """Whether these error rates are better than the run's guarantee allows."""
+    return _least_fnr(run, fpr) > fnr + 1e-9
+
+
+@lru_cache(maxsize=1024)  # what so many scores could refute is asked at the same rate every time
+def _least_fnr(run: DPSGD, fpr: float) -> float:
+    return float(guarantee_of(run)(run).fnr(fpr))
+
+
+def least_models(tests: Sequence[Test], delta: float, threshold: float | str) -> int | None:
+    """How many models a world (or canaries) a perfect attack needs at least to refute; None: more than ``MOST``."""
+
+    def enough(models: int) -> bool:
+        return any(test.could_refute_with(models, delta, threshold) for test in tests)
+
+    low, high = 0, 1
+    while not enough(high):
+        if high == MOST:
+            return None
+        low, high = high, min(2 * high, MOST)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if enough(middle) else (middle, high)
+    return high

@@ -1,0 +1,60 @@
+"""How strong the signal of an attack is, and whether it is so much weaker than expected that the attack failed."""
+
+from __future__ import annotations
+
+import math
+import warnings
+
+import numpy as np
+from scipy.special import ndtri
+
+from lastiterate.plot.words import spell
+from lastiterate.privacy.law import law_of
+from lastiterate.run import DPSGD
+from lastiterate.values import Array
+
+_LEAST_SHARE = 0.1  # of the expected signal: an attack that has less, of that we are sure, failed
+_SURE = 0.99
+
+
+def signal_of(scores_in: Array, scores_out: Array) -> float:
+    """d': the distance of the means in standard deviations; 0 where that is not defined."""
+    found = _defined_signal(scores_in, scores_out)
+    return 0.0 if found is None else found
+
+
+def expected_signal(run: DPSGD, signal: float = 1.0, spread: float = 1.0) -> float:
+    """The d' of scores signal * S / s + N(0, spread^2) against N(0, spread^2), as the linear analysis expects them."""
+    law = law_of(run)
+    scale = signal / law.noise
+    return float(scale * law.mean / np.sqrt(spread**2 + 0.5 * scale**2 * law.variance))
+
+
+def failure_of(scores_in: Array, scores_out: Array, expected: float | None) -> str | None:
+    """Why these scores tell nothing about the training: the attack failed. None: nothing says that it did."""
+    if len({*np.unique(scores_in), *np.unique(scores_out)}) == 1:
+        return "The attack failed, which says nothing about the training: all scores are equal."
+    found = _defined_signal(scores_in, scores_out)
+    if found is None or expected is None:
+        return None
+    sizes = len(scores_in), len(scores_out)
+    error = math.sqrt(1.0 / sizes[0] + 1.0 / sizes[1] + found**2 / (2.0 * sum(sizes)))  # Hedges and Olkin (1985)
+    most = found + float(ndtri(_SURE)) * error
+    if most >= _LEAST_SHARE * expected:
+        return None
+    return (
+        f"The attack failed, which says nothing about the training: its signal d' is {spell(found, 3)}, with 99% "
+        f"confidence below {spell(most, 3)}, where {spell(expected, 3)} was expected."
+    )
+
+
+def _defined_signal(scores_in: Array, scores_out: Array) -> float | None:
+    if min(len(scores_in), len(scores_out)) < 2:
+        return None
+    with warnings.catch_warnings(), np.errstate(invalid="ignore"):
+        warnings.simplefilter("ignore")
+        spread = np.sqrt(0.5 * (scores_in.var(ddof=1) + scores_out.var(ddof=1)))
+        distance = scores_in.mean() - scores_out.mean()
+    if not np.isfinite(distance) or not np.isfinite(spread) or not spread > 0.0:
+        return None
+    return float(distance / spread)
