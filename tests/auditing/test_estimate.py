@@ -141,9 +141,9 @@ def test_100_000_scores_a_world_take_no_time():
     scores_in, scores_out = normal(0, 1, 100_000), normal(1, 0, 100_000)
     times = []
     for _ in range(5):
-        start = time.perf_counter()
+        start = time.process_time()
         li.estimate(scores_in, scores_out)
-        times.append(time.perf_counter() - start)
+        times.append(time.process_time() - start)
     assert min(times) < 0.2  # 0.04 where nothing else runs
 
 

@@ -140,7 +140,7 @@ def score(seed, canary): return float(canary) + np.random.default_rng(seed).stan
 
 @pytest.mark.parametrize(
     ("name", "status", "words"),
-    [("breaks", 3, "out of memory"), ("nothing", 2, "got NoneType"), ("tensors", 2, "got dict")],
+    [("breaks", 3, "out of memory"), ("nothing", 3, "got NoneType"), ("tensors", 3, "got dict")],
 )
 def test_a_trainer_that_fails_is_not_taken_for_a_refuted_claim(cli, here, name, status, words):
     (here / "mine.py").write_text(TRAINERS)

@@ -48,7 +48,7 @@ def sleep():
 
 
 leaking = lambda seed, canary: 10.0 * canary + np.random.default_rng(seed).standard_normal()
-beyond = lambda seed, canary: 1.3 * canary + np.random.default_rng(seed).standard_normal()
+beyond = lambda seed, canary: 0.66 * canary + np.random.default_rng(seed).standard_normal()
 deaf = lambda seed, canary: np.random.default_rng(seed).standard_normal()
 leaves_0 = on_the_7th(lambda: sys.exit(0))
 leaves_1 = on_the_7th(lambda: sys.exit(1))
@@ -110,6 +110,12 @@ def trainer(name, options="--models 40"):
         (trainer("no_score"), 3, "the trainer must return a number"),
         ("audit --trainer broken.py:train", 3, "nothing_of_this_name"),
         ("audit --trainer mine.py:divides --dry-run --models 4 --seed 7", 0, ""),
+        (trainer("deaf", "--models 40 --claim-epsilon 0.1"), 4, "below the run's own guarantee"),
+        (trainer("deaf", "--models 40 --claim-epsilon 0.1 --strict"), 4, ""),
+        (trainer("beyond", "--models 6000"), 0, ""),
+        (trainer("beyond", "--models 6000 --strict"), 1, ""),
+        ("estimate few.csv --claim-epsilon 0.1", 4, ""),
+        ("estimate few.csv", 0, ""),
         (trainer("interrupted"), 130, "the same command resumes"),
     ],
 )
