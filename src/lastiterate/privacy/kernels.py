@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from scipy.special import log_ndtr
@@ -129,6 +129,7 @@ class FiniteKernel(_OfLaw):
     """S has few values: all of them, at every threshold."""
 
     support: Support
+    relative_error: ClassVar[float] = 1e-14  # of `log_between`
 
     def start(self, log_delta: Array) -> tuple[Array, Local]:
         return np.float64(Cumulant(self.law).start(float(log_delta))), self.support
@@ -148,6 +149,8 @@ class FiniteKernel(_OfLaw):
 @dataclass(frozen=True)
 class FourierKernel(_OfLaw):
     """Any law of S."""
+
+    relative_error: ClassVar[float] = 1e-11  # of `log_between`: see `contour.LARGEST_CANCELLATION`
 
     def start(self, log_delta: Array) -> tuple[Array, Local]:
         y = Cumulant(self.law).start(float(log_delta))

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 RELATIVE_ERROR = 1e-9
 _RELATIVE_ERROR_OF_DELTA = 1e-11
-_RELATIVE_ERROR_OF_P = 1e-10  # between two thresholds, by Fourier inversion at worst
+_HALF_LOG_TAU = float(0.5 * np.log(2.0 * np.pi))
 _ONE, _ZERO = np.float64(1.0), np.float64(0.0)
 
 
@@ -116,7 +116,7 @@ class TwoSidedPair:
             return Side(epsilon, _ONE, log_q, -_ONE)
         left, right = (y for y, _ in self._thresholds(-epsilon))
         share = np.exp(np.minimum(epsilon + self._kernel.log_between(-left, right) - log_q, 0.0))
-        share *= 1.0 - _RELATIVE_ERROR_OF_P - 1e-15 * epsilon
+        share *= 1.0 - self._kernel.relative_error - 1e-15 * epsilon
         return Side(epsilon, _ONE, log_q + np.log1p(-share), -share / (1.0 - share))
 
     def _bound_add(self, epsilon: Array) -> Array:
@@ -158,10 +158,13 @@ class TwoSidedPair:
 
         Or where it jumps over fpr: where f is flat, no level of it has just that Q.
         """
-        lowest, goal = self._lowest[1], np.log(fpr)
+        lowest, goal, noise = self._lowest[1], np.log(fpr), self.law.noise
 
         def rarity(loss: Array) -> tuple[Array, Array]:
-            return -self._log_outside(self._thresholds(loss)), np.float64(np.nan)
+            thresholds = self._thresholds(loss)
+            log_outside = self._log_outside(thresholds)
+            log_densities = [-0.5 * (y / noise) ** 2 - np.log(local.loss(y)[1] * noise) for y, local in thresholds]
+            return -log_outside, np.exp(np.logaddexp(*log_densities) - _HALF_LOG_TAU - log_outside)
 
         high = _ONE
         while rarity(lowest + high)[0] < -goal:
