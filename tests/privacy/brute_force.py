@@ -32,9 +32,10 @@ class Mixture:
 
     def delta(self, epsilon: float) -> tuple[float, float]:
         """The larger direction's delta, and by how much rounding may have changed it."""
-        (low, high), inside = self._where(epsilon), self._where(-epsilon)
-        remove = self._excess([(-math.inf, low), (high, math.inf)], epsilon)
-        add = self._lack([inside], epsilon) if inside[0] < inside[1] else (0.0, 0.0)
+        with np.errstate(all="ignore"):
+            (low, high), inside = self._where(epsilon), self._where(-epsilon)
+            remove = self._excess([(-math.inf, low), (high, math.inf)], epsilon)
+            add = self._lack([inside], epsilon) if inside[0] < inside[1] else (0.0, 0.0)
         return max(remove[0], add[0]), max(remove[1], add[1])
 
     def loss(self, y: np.ndarray) -> np.ndarray:
@@ -92,7 +93,7 @@ class Mixture:
         log_q = epsilon + logsumexp([_log_interval(low / self.noise, high / self.noise) for low, high in pieces])
         difference = -math.expm1(min(log_q - log_p, 0.0)) * math.exp(log_p) if log_p > -math.inf else 0.0
         rounding = ROUNDING * math.exp(log_p) * (1.0 + 1e-3 * abs(epsilon))
-        if difference > 1e-6 * math.exp(log_p):
+        if difference > 1e-6 * math.exp(log_p) or epsilon > 30.0:
             return difference, rounding
         return self._integral(pieces, lambda f: np.exp(epsilon) * np.expm1(f - epsilon))
 
@@ -101,7 +102,7 @@ class Mixture:
         log_p = epsilon + logsumexp([self._log_p(*piece) for piece in pieces])
         log_q = logsumexp([_log_interval(low / self.noise, high / self.noise) for low, high in pieces])
         difference = -math.expm1(min(log_p - log_q, 0.0)) * math.exp(log_q) if log_q > -math.inf else 0.0
-        if difference > 1e-6 * math.exp(log_q):
+        if difference > 1e-6 * math.exp(log_q) or epsilon > 30.0:
             return difference, ROUNDING * math.exp(log_q) * (1.0 + 1e-3 * abs(epsilon))
         return self._integral(pieces, lambda f: -np.expm1(f + epsilon))
 
@@ -121,7 +122,7 @@ class Mixture:
             f = self.loss(y.ravel()).reshape(y.shape)
             total += float(np.sum(half[:, None] * _WEIGHTS * q * np.maximum(gain(f), 0.0)))
             size += float(np.sum(half[:, None] * _WEIGHTS * q))
-        return total, 1e-9 * total + ROUNDING * 1e-3 * size
+        return total, 1e-9 * total + 1e-15 * size
 
 
 def _edges(low: float, high: float, noise: float) -> np.ndarray:
