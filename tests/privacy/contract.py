@@ -1,6 +1,7 @@
-"""What every privacy curve must satisfy, and runs of every kind to put it to. See `test_contract` and `contract_search`.
+"""What every privacy curve must satisfy, and runs of every kind to put it to.
 
 `violations` compares a curve with itself (inverse functions, duality, scalars and vectors, order) and with brute force.
+`test_contract` and `contract_search` use it.
 """
 
 from __future__ import annotations
@@ -126,7 +127,9 @@ def draw_run(draw: Draw, kind: str, longest: int = 8) -> li.DPSGD:
             )
             return li.DPSGD(steps, rate, sigma, optimizer=optimizer)
         case "decaying momentum":
-            optimizer = li.SGD(draw.number(0.1, 2.0), momentum=draw.number(0.5, 0.99), weight_decay=draw.number(0.1, 2.0))
+            optimizer = li.SGD(
+                draw.number(0.1, 2.0), momentum=draw.number(0.5, 0.99), weight_decay=draw.number(0.1, 2.0)
+            )
             return li.DPSGD(steps, rate, sigma, optimizer=optimizer)
         case "shuffled":
             steps = min(steps, 6)
@@ -151,13 +154,21 @@ def draw_question(draw: Draw, kind: str, analysis: str, longest: int = 8) -> tup
     if analysis == "max_over_steps":
         run = run.prefix(min(run.steps, 40 if kind == "long" else 12))
     curve = ANALYSES[analysis](run)
-    delta = 10.0 ** draw.number(-15.0, -0.31)
+    delta = _draw_delta(draw, float(np.max(run.sample_rate)))
     evaluations = draw.choice([24, 0, 0])
     truth, most = truth_of(run, analysis) if run.steps <= 3000 else ([], None)
     question = Question(curve, delta, 1.0, 10.0 ** draw.number(-6.0, -0.05), truth, most, evaluations=evaluations)
-    if analysis == "composition":  # delta is a bound where the contour does not converge, and error rates follow from few
+    if (
+        analysis == "composition"
+    ):  # delta is a bound where the contour does not converge, and error rates follow from few
         question = replace(question, tolerance=3e-5, tolerance_of_fnr=0.02, exact=False, evaluations=0)
     return run, question
+
+
+def _draw_delta(draw: Draw, rate: float) -> float:
+    """Mostly any; now and then the rate, or next to it, where with little noise delta(epsilon) is flat."""
+    beside = rate * (1.0 - draw.choice([0.0, 1e-12, 1e-9, 1e-3, 1.0]) * draw.choice([-1.0, 1.0]))
+    return draw.choice([10.0 ** draw.number(-15.0, -0.31)] * 4 + [min(max(beside, 1e-15), 0.5)])
 
 
 def truth_of(run: li.DPSGD, analysis: str) -> tuple[list[DeltaOf], list[DeltaOf] | None]:
@@ -288,7 +299,8 @@ def _duality(question: Question, epsilons: np.ndarray) -> Iterator[str]:
             attacks = np.append(1.0 - missed - factor * rates, 1.0 - rates - factor * missed)
         reached = np.max(attacks[np.isfinite(attacks) & (factor < 1e12)], initial=0.0)  # a rate of 0 is one below 1e-16
         if reached > delta + room + 1e-15 * factor:
-            yield f"fnr({rates.tolist()!r}) = {missed.tolist()!r} shows delta({epsilon!r}) >= {reached!r}, not {delta!r}"
+            attack = f"fnr({rates.tolist()!r}) = {missed.tolist()!r}"
+            yield f"{attack} shows delta({epsilon!r}) >= {reached!r}, not {delta!r}"
     advantage = curve.advantage()
     if advantage != curve.delta(0.0):
         yield f"advantage() = {advantage!r} is not delta(0) = {curve.delta(0.0)!r}"

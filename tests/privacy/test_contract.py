@@ -33,7 +33,12 @@ from tests.privacy.contract import (
     violations,
 )
 
-EXAMPLES = {"last_iterate": 50, "full_batch": 10, "no_amplification": 14, "max_over_steps": 6}  # of each of eleven kinds
+EXAMPLES = {
+    "last_iterate": 50,
+    "full_batch": 10,
+    "no_amplification": 14,
+    "max_over_steps": 6,
+}  # of each of eleven kinds
 OTHERS = {"composition": 10, "discrete": 110}
 
 

@@ -12,7 +12,7 @@ from lastiterate.values import Array
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(12)
 _NARROW = 1.0  # times how fast the density changes: there the rule above is exact to the last digit
 _HALF_LOG_TAU = float(0.5 * np.log(2.0 * np.pi))
-_STEP = 0.11
+_STEP = 0.08
 _CLUSTERED = np.arange(-3.3, 3.3001, _STEP)  # the double exponential rule; beyond, weights are below 1e-17
 
 
@@ -32,7 +32,7 @@ def log_interval(low: Array, high: Array) -> Array:
 
 
 def log_integral(log_density: Callable[[Array], Array], low: float, high: float) -> Array:
-    """log of the integral of a density that is smooth, but for boundary layers of any width, and given at single points.
+    """log of the integral of a density, given at single points, that is smooth but for layers of any width at the ends.
 
     The double exponential rule: its nodes crowd at the ends.
     """

@@ -61,8 +61,8 @@ class BinomialKernel:
     def _view(self, centre: binomial.Tilt, *, upper: bool) -> _Window:
         points, log_mass, beyond = binomial.window(centre, self.steps, self.rate, self.noise, upper=upper)
         square = self.noise * self.noise
-        # Only the binomial's share of a change in y moves the window: by a third of its standard deviation at most. That
-        # share is as good as constant only while theta changes by no more than about one, or the variance stays small.
+        # Only the binomial's share of a change in y moves the window: by a third of its standard deviation at most.
+        # That share is nearly constant only while theta changes by no more than about one, or the variance stays small.
         variance = centre.variance + 1e-300
         turn = np.minimum(0.3 / np.sqrt(variance), np.maximum(1.0, -np.log(10.0 * variance)))
         reach = turn * (centre.variance + square)

@@ -74,7 +74,7 @@ def _participations(steps: int, rate: float) -> tuple[Array, Array, float]:
 
 @dataclass(frozen=True)
 class KnownParticipations:
-    """A Gaussian mechanism whose mu = sqrt(count) / sigma is drawn and told, and whose loss is then lowered by ``shift``.
+    """A Gaussian mechanism whose mu = sqrt(count) / sigma is drawn and told; its loss is then lowered by ``shift``.
 
     Counts may stand for stretches that begin ``below`` them.
     """
