@@ -142,8 +142,9 @@ class FiniteKernel(_OfLaw):
 
     def log_between(self, low: Array, high: Array) -> Array:
         """log P(low <= S + N <= high), to the last digits however small it is."""
-        ends = ((end - self.support.points) / self.noise for end in (low, high))
-        return np.logaddexp.reduce(self.support.log_mass + log_interval(*ends))
+        middle, half = 0.5 * (low + high), 0.5 * (high - low)
+        parts = log_interval((middle - self.support.points) / self.noise, half / self.noise)
+        return np.logaddexp.reduce(self.support.log_mass + parts)
 
 
 @dataclass(frozen=True)

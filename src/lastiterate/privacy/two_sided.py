@@ -128,8 +128,8 @@ class TwoSidedPair:
         """log Q of the interval where f <= -epsilon; -inf where f does not fall so low."""
         if -epsilon <= self._lowest[1]:
             return np.float64(-np.inf)
-        left, right = (y / self.law.noise for y, _ in self._thresholds(-epsilon))
-        return log_interval(-left, right)
+        left, right = (y for y, _ in self._thresholds(-epsilon))
+        return log_interval(0.5 * (right - left) / self.law.noise, 0.5 * (right + left) / self.law.noise)
 
     def _log_outside(self, thresholds: list[tuple[Array, Local]]) -> Array:
         """log Q of the two half-lines beyond the thresholds."""
