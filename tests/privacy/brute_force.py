@@ -44,9 +44,11 @@ class Mixture:
         logs = self.log_mass + exponent
         top = logs.max(axis=1)
         result = np.log(np.exp(logs - top[:, None]).sum(axis=1)) + top
-        small = (np.abs(result) < 0.4) & (exponent.max(axis=1) < 1.0)
+        small = np.abs(result) < 0.4
         if small.any():
-            result[small] = np.log1p(np.maximum(np.expm1(exponent[small]) @ np.exp(self.log_mass), -0.9))
+            far = np.exp(np.where(exponent[small] > 1.0, logs[small], -np.inf)).sum(axis=1)
+            near = np.where(exponent[small] > 1.0, -1.0, np.expm1(np.minimum(exponent[small], 1.0)))
+            result[small] = np.log1p(far + near @ np.exp(self.log_mass))
         return result
 
     def _loss(self, y: float) -> float:
@@ -157,6 +159,7 @@ def mixture_of(run: DPSGD) -> Mixture:
     if np.ptp(weights) == 0.0 and np.ptp(rates) == 0.0:
         count = np.arange(run.steps + 1)
         log_mass = binom.logpmf(count, run.steps, rates[0])
+        log_mass -= logsumexp(log_mass)  # SciPy's logarithms of factorials share their errors
         return Mixture(*_present(count * weights[0], log_mass), noise)
     points, log_mass = np.zeros(1), np.zeros(1)
     with np.errstate(divide="ignore"):
