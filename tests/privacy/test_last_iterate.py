@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from scipy.stats import binom
 
 import lastiterate as li
+from tests.privacy.brute_force import mixture_of
 from tests.privacy.helpers import (
     brute_force_delta,
     deltas,
@@ -189,3 +190,44 @@ def test_ten_thousand_distinct_weights_are_no_trouble():
         bounds.append(li.last_iterate(rounded).epsilon(1e-5))
     assert bounds[0] < li.last_iterate(run).epsilon(1e-5) < bounds[1]
     assert bounds[1] - bounds[0] < 1e-2
+
+
+@pytest.mark.parametrize(
+    ("run", "epsilon", "delta"),
+    [
+        (li.DPSGD(28, 3.5e-4, 0.18), 1.441, 4.88067374e-9),
+        (li.DPSGD(57, 0.0003441885904113905, 0.052994563160671845), 25.65216671074382, 7.3369264e-8),
+    ],
+)
+def test_delta_of_a_rare_canary_with_little_noise(run, epsilon, delta):
+    """The search begins far out, where the tilted binomial is all canaries: from there the view does not reach back."""
+    curve = li.last_iterate(run)
+    assert curve.delta(epsilon) == pytest.approx(delta, rel=1e-8)
+    assert curve.delta([0.1 * epsilon, epsilon])[1] == pytest.approx(delta, rel=1e-8)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_delta_of_rare_canaries_agrees_with_the_sum_over_all_counts(seed):
+    generator = np.random.default_rng([17, seed])
+    steps, rate, sigma = (10.0 ** generator.uniform(*ends) for ends in ((0, 2.5), (-7, -2), (-2, 0)))
+    run = li.DPSGD(int(steps), rate, sigma)
+    curve, truth = li.last_iterate(run), mixture_of(run)
+    epsilons = curve.epsilon(np.array([1e-4, 1e-6, 1e-8, 1e-12])) * generator.uniform(0.2, 1.0, 4)
+    together = curve.delta(epsilons)
+    for epsilon, delta in zip(epsilons.tolist(), together.tolist(), strict=True):
+        value, error = truth.delta(epsilon)
+        assert delta == pytest.approx(value, rel=1e-8, abs=error + 1e-300)
+        assert curve.delta(epsilon) == pytest.approx(delta, rel=1e-9)
+
+
+def test_just_below_a_flat_delta_epsilon_is_where_it_falls():
+    """One step, plainly seen: delta is the rate, but for what falls short of it from e^epsilon Q = 1e-11 on."""
+    rate, sigma = 1.0995047645624231e-07, 0.055091272330642364
+    curve = li.last_iterate(li.DPSGD(1, rate, sigma))
+    below = rate * (1.0 - 1e-11)
+    assert curve.epsilon(below) == pytest.approx(curve.epsilon([below, 1e-10])[0], rel=1e-4)
+    assert mixture_of(li.DPSGD(1, rate, sigma)).delta(curve.epsilon(below) * 1.01)[0] < below
+    assert curve.epsilon(below) > 20.0
+    lower, upper = curve.bracket(rate)
+    assert lower == 0.0
+    assert upper > 20.0

@@ -89,3 +89,19 @@ def test_a_hundred_thousand_steps_take_few_evaluations(monkeypatch):
     run = li.DPSGD(steps=100_000, sample_rate=0.01, noise_multiplier=1.0)
     assert li.max_over_steps(run).epsilon(1e-6) >= li.last_iterate(run).epsilon(1e-6) - 1e-9
     assert len(evaluated) < 1000
+
+
+def test_the_bracket_holds_what_rounding_of_weights_cannot_resolve():
+    """Neither kernel holds for so little noise: weights are rounded up, and down. Ball arithmetic gives 1115665.84."""
+    run = li.DPSGD(14, 0.5, 0.001, weights=0.4 ** np.arange(14))
+    lower, upper = li.max_over_steps(run).bracket(0.05)
+    assert lower <= 1115665.84 <= upper
+    assert lower <= li.max_over_steps(run).epsilon(0.05) <= upper
+
+
+@pytest.mark.parametrize("steps", [13, 15])
+def test_the_bracket_is_not_narrower_than_that_of_the_longest_prefix(steps):
+    run = li.DPSGD(steps, 0.4, 0.002, weights=np.linspace(1.0, 0.317, steps) ** 2)
+    (lower, upper), (_, least) = li.max_over_steps(run).bracket(1e-6), li.last_iterate(run).bracket(1e-6)
+    assert upper >= least
+    assert lower <= max(li.last_iterate(run.prefix(t)).epsilon(1e-6) for t in range(1, steps + 1))

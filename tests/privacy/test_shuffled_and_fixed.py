@@ -284,3 +284,23 @@ def test_epochs_far_longer_than_the_run_take_no_memory():
 
 def test_without_amplification_tiny_rates_of_false_alarms_are_told_from_none():
     assert no_amplification(DPSGD(1, 1.0, 0.1)).fnr(1e-20) == pytest.approx(norm.cdf(norm.isf(1e-20) - 10.0), rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("steps", "rate", "sigma", "exact"), [(10**7, 0.5, 5e3, 1.7600575029), (10**6, 0.3, 2e3, None)]
+)
+def test_the_bracket_holds_the_sum_over_all_counts_where_they_are_taken_in_stretches(steps, rate, sigma, exact):
+    curve = no_amplification(DPSGD(steps, rate, sigma))
+    lower, upper = curve.bracket(1e-5)
+    assert lower <= curve.epsilon(1e-5) <= upper
+    assert upper - lower < 1e-5
+    middle, spread = steps * rate, 40 * math.sqrt(steps * rate * (1 - rate))
+    count = np.arange(math.floor(middle - spread), math.ceil(middle + spread))
+    mu, mass = np.sqrt(count) / sigma, binom.pmf(count, steps, rate)
+
+    def delta(epsilon):
+        return mass @ (norm.cdf(mu / 2 - epsilon / mu) - np.exp(epsilon) * norm.cdf(-mu / 2 - epsilon / mu))
+
+    assert delta(upper) < 1e-5 < delta(lower)
+    if exact is not None:
+        assert lower <= exact <= upper

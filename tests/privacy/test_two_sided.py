@@ -16,6 +16,8 @@ from lastiterate import DPSGD, SGD, last_iterate
 from lastiterate.privacy.law import law_of
 from lastiterate.privacy.pairs import pair_of
 from lastiterate.privacy.two_sided import TwoSidedPair
+from tests.privacy.brute_force import mixture_of
+from tests.privacy.helpers import references, run_of
 
 GRID = 1e-6  # relative error that a kink between two nodes costs the sums below, at the deltas asked for here
 
@@ -241,15 +243,8 @@ def test_heavy_momentum_with_strong_decay_by_fourier_inversion():
     assert last_iterate(run).fnr([0.01, 0.1, 0.5]) == pytest.approx(expected.fnr([0.01, 0.1, 0.5]), abs=1e-5)
 
 
-@pytest.mark.parametrize(
-    "run",
-    [
-        DPSGD(14, 0.1, 0.05, weights=np.linspace(-0.3, 1.0, 14)),
-        DPSGD(20, 0.01, 0.05, optimizer=SGD(0.5, momentum=0.9, weight_decay=1.0)),
-    ],
-)
-def test_little_noise_and_many_weights_of_both_signs_are_refused_in_a_sentence(run):
-    curve = last_iterate(run)
+def test_little_noise_and_many_weights_of_both_signs_are_refused_in_a_sentence():
+    curve = last_iterate(DPSGD(14, 0.1, 0.05, weights=np.linspace(-0.3, 1.0, 14)))
     for question in (curve.epsilon, curve.bracket):
         with pytest.raises(ValueError, match="noise_multiplier must be larger where weights have both signs"):
             question(1e-5)
@@ -286,3 +281,91 @@ def test_rare_canaries_of_both_signs_have_a_delta_in_proportion_to_their_rate(ra
         return last_iterate(DPSGD(2, [rate, rate / 2], 0.5, weights=[1, -1])).delta(0.0)
 
     assert delta(rate) / rate == pytest.approx(delta(1e-9) / 1e-9, rel=1e-8)
+
+
+def test_where_the_loss_never_falls_to_minus_epsilon_the_canary_is_not_missed():
+    """With so little noise, that the canary is out is never e^40 times as likely as that it is in."""
+    curve = last_iterate(DPSGD(2, 0.01, 0.1, weights=[1, -0.3]))
+    assert curve.epsilon(1e-5) == pytest.approx(69.96168413845, abs=1e-9)
+    assert curve.delta(40.0) == pytest.approx(0.005056875117606, rel=1e-9)
+    lower, upper = curve.bracket(1e-5)
+    assert lower < 69.96168413845 < upper
+
+
+@pytest.mark.parametrize(
+    ("run", "delta", "epsilon"),
+    [
+        (SGD(1.3980163742950145, momentum=0.95, weight_decay=0.5), 1e-8, 40.7402955866),
+        (SGD(0.5, momentum=0.9, weight_decay=1.0), 1e-5, 158.7329252083),
+    ],
+)
+def test_momentum_with_decay_by_every_value_of_the_sum(run, delta, epsilon):
+    """38 steps, and 20 of which all 2^20 sums were written out once."""
+    run = DPSGD(38, 0.3779151765786849, 0.3, optimizer=run) if delta == 1e-8 else DPSGD(20, 0.01, 0.05, optimizer=run)
+    assert last_iterate(run).epsilon(delta) == pytest.approx(epsilon, rel=1e-10)
+
+
+@pytest.mark.parametrize("row", references("signed"), ids=str)
+def test_weights_of_both_signs_agree_with_reference(row):
+    curve = last_iterate(run_of(row))
+    assert curve.epsilon(row["delta"]) == pytest.approx(row["epsilon"], rel=1e-11)
+    lower, upper = curve.bracket(row["delta"])
+    assert lower <= row["epsilon"] <= upper
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_momentum_with_decay_and_little_noise_agrees_with_sums_over_all_outcomes(seed):
+    """Of such runs one in fourteen was too low."""
+    generator = np.random.default_rng([13, seed])
+    optimizer = SGD(
+        generator.uniform(0.1, 2.0), momentum=generator.uniform(0.5, 0.99), weight_decay=generator.uniform(0.1, 2)
+    )
+    steps, rate, sigma = (
+        int(generator.integers(2, 11)),
+        10.0 ** generator.uniform(-3, -0.1),
+        10.0 ** generator.uniform(-2, 1),
+    )
+    run, delta = DPSGD(steps, rate, sigma, optimizer=optimizer), 10.0 ** generator.uniform(-15, -0.3)
+    lower, upper = last_iterate(run).bracket(delta)
+    truth = mixture_of(run)
+    value, error = truth.delta(upper)
+    assert value - error <= delta
+    if lower > 0.0:
+        value, error = truth.delta(lower)
+        assert value + error >= delta
+    assert upper - lower <= 1e-8 * max(1.0, upper)
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.9, 0.999, 1.0 - 1e-9])
+def test_between_the_thresholds_nothing_cancels_however_deep_the_valley(share):
+    """A sure step up, two that come back from it or overshoot: in between P has next to nothing."""
+    run = DPSGD(3, [1.0, 0.5, 0.5], 0.5, weights=[0.5, -1.0, -0.125])
+    pair = pair_of(law_of(run))
+    epsilon = share * -float(pair._lowest[1])
+    with mpmath.workdps(50):
+        points, masses = [mpmath.mpf(value) for value in (0.5, -0.5, 0.375, -0.625)], [mpmath.mpf(0.25)] * 4
+        noise = mpmath.mpf(0.5) * mpmath.sqrt(mpmath.mpf(1.265625))
+
+        def gain(y):
+            loss = sum(
+                m * mpmath.exp((2 * s * y - s * s) / (2 * noise**2)) for s, m in zip(points, masses, strict=True)
+            )
+            return mpmath.npdf(y, 0, noise) * (1 - mpmath.exp(epsilon) * loss)
+
+        left, right = (float(y) for y, _ in pair._thresholds(np.float64(-epsilon)))
+        expected = mpmath.log(mpmath.quad(gain, mpmath.linspace(-left, right, 9)))
+    # What rounding decides is settled towards more.
+    gap, value = (1.0 - share) * -float(pair._lowest[1]), float(pair._add(np.float64(epsilon)).log_delta)
+    assert float(expected) - 1e-13 <= value <= float(expected) + 1e-13 + 3e-14 / gap
+
+
+def test_the_tradeoff_and_delta_are_dual_for_both_signs():
+    run = DPSGD(3, [1.0, 0.5, 0.5], 0.5, weights=[0.5, -1.0, -0.125])
+    curve = last_iterate(run)
+    fpr = np.linspace(0.01, 0.99, 99)
+    for epsilon in (0.0, 0.3, 1.0):
+        best = np.maximum(
+            1 - fpr - math.exp(epsilon) * curve.fnr(fpr), 1 - curve.fnr(fpr) - math.exp(epsilon) * fpr
+        ).max()
+        assert best <= curve.delta(epsilon) + 1e-12
+        assert best == pytest.approx(curve.delta(epsilon), abs=1e-3)

@@ -37,9 +37,9 @@ class Tilt(NamedTuple):
 def tilt(theta: Array, steps: Array, rate: Array) -> Tilt:
     """The binomial reweighted by exp(theta k)."""
     odds = rate * np.exp(np.minimum(theta, 700.0))
-    tilted = odds / (odds + (1.0 - rate))
-    mean = steps * tilted
-    return Tilt(theta, mean, mean * (1.0 - tilted))
+    total = odds + (1.0 - rate)
+    mean = steps * (odds / total)
+    return Tilt(theta, mean, mean * ((1.0 - rate) / total))  # however small: it tells how far the tilt may change
 
 
 def tilt_at(y: Array, steps: Array, rate: Array, noise: Array) -> Tilt:

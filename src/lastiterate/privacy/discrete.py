@@ -12,7 +12,7 @@ from functools import cached_property
 import numpy as np
 from scipy.special import logsumexp
 
-from lastiterate.privacy.pairs import RELATIVE_ERROR
+from lastiterate.privacy.pairs import RELATIVE_ERROR, larger_delta, smaller_delta
 from lastiterate.privacy.rows import each
 from lastiterate.values import Array
 
@@ -37,9 +37,9 @@ class DiscretePair:
         return np.interp(fpr, np.append(0.0, np.exp(accepted)), np.append(1.0, 1.0 - np.exp(rejected)))
 
     def bracket(self, log_delta: Array) -> tuple[Array, Array]:
-        value = self.epsilon(log_delta)
-        error = RELATIVE_ERROR * np.maximum(1.0, value)
-        return value - error, value + error
+        lower, upper = self.epsilon(larger_delta(log_delta)), self.epsilon(smaller_delta(log_delta))
+        error = RELATIVE_ERROR * np.maximum(1.0, np.where(np.isinf(lower), 0.0, upper))
+        return lower - error, upper + error
 
     @cached_property
     def _remove(self) -> tuple[Array, Array]:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from scipy.special import log_ndtr
 
 from lastiterate.privacy import binomial
-from lastiterate.privacy.fourier import Contour, Cumulant, contour
+from lastiterate.privacy.fourier import NEGLIGIBLE, Contour, Cumulant, contour
+from lastiterate.privacy.interval import log_integral, log_interval
+from lastiterate.privacy.mixture import Moving
 from lastiterate.privacy.rows import Side, every, some
 from lastiterate.privacy.support import Support
 
@@ -59,7 +62,10 @@ class BinomialKernel:
         points, log_mass, beyond = binomial.window(centre, self.steps, self.rate, self.noise, upper=upper)
         square = self.noise * self.noise
         # Only the binomial's share of a change in y moves the window: by a third of its standard deviation at most.
-        reach = 0.3 * (centre.variance + square) / np.sqrt(centre.variance + 1e-300)
+        # That share is nearly constant only while theta changes by no more than about one, or the variance stays small.
+        variance = centre.variance + 1e-300
+        turn = np.minimum(0.3 / np.sqrt(variance), np.maximum(1.0, -np.log(10.0 * variance)))
+        reach = turn * (centre.variance + square)
         return _Window(self.noise, points, log_mass, centre.mean + square * centre.theta, reach, beyond)
 
 
@@ -123,6 +129,7 @@ class FiniteKernel(_OfLaw):
     """S has few values: all of them, at every threshold."""
 
     support: Support
+    relative_error: ClassVar[float] = 1e-14  # of `log_between`
 
     def start(self, log_delta: Array) -> tuple[Array, Local]:
         return np.float64(Cumulant(self.law).start(float(log_delta))), self.support
@@ -133,10 +140,18 @@ class FiniteKernel(_OfLaw):
     def covers(self, local: Local, y: Array) -> bool:
         return True
 
+    def log_between(self, low: Array, high: Array) -> Array:
+        """log P(low <= S + N <= high), to the last digits however small it is."""
+        middle, half = 0.5 * (low + high), 0.5 * (high - low)
+        parts = log_interval((middle - self.support.points) / self.noise, half / self.noise)
+        return np.logaddexp.reduce(self.support.log_mass + parts)
+
 
 @dataclass(frozen=True)
 class FourierKernel(_OfLaw):
     """Any law of S."""
+
+    relative_error: ClassVar[float] = 1e-11  # of `log_between`: see `contour.LARGEST_CANCELLATION`
 
     def start(self, log_delta: Array) -> tuple[Array, Local]:
         y = Cumulant(self.law).start(float(log_delta))
@@ -148,12 +163,34 @@ class FourierKernel(_OfLaw):
     def covers(self, local: Local, y: Array) -> bool:
         return isinstance(local, Contour) and local.covers(y)
 
+    def log_between(self, low: Array, high: Array) -> Array:
+        """log P(low <= S + N <= high) where P is at most a multiple of Q in between, up to a share of Q's that is nil.
+
+        As a difference of tails it would be lost in rounding where P lies on both sides.
+        """
+        noise = self.law.noise
+        middle = min(max(0.0, float(low)), float(high))
+        far = noise * math.sqrt((middle / noise) ** 2 + 2.0 * NEGLIGIBLE)  # beyond it Q is negligible, hence P
+        moving = Moving(self, upper=True)
+
+        def log_density(y: Array) -> Array:
+            return moving.at(y).loss(y)[0] - 0.5 * (y / noise) ** 2 - math.log(noise) - 0.5 * math.log(2.0 * math.pi)
+
+        ends = (max(float(low), -far), middle, min(float(high), far))
+        parts = [log_integral(log_density, a, b) for a, b in itertools.pairwise(ends) if a < b]
+        return np.logaddexp.reduce(parts)
+
 
 def kernel_of(law: Law) -> Kernel:
     """The best kernel for a law whose values are not negative."""
     if law.is_binomial:
         steps, rate, weight = float(law.counts[0]), float(law.rates[0]), float(law.weights[0])
         return BinomialKernel(np.float64(steps), np.float64(rate), np.float64(law.noise / weight))
+    return signed_kernel_of(law)
+
+
+def signed_kernel_of(law: Law) -> FiniteKernel | FourierKernel:
+    """The best kernel for a law whose values may have both signs."""
     support = small_support(law)
     return FourierKernel(law) if support is None else FiniteKernel(law, support)
 

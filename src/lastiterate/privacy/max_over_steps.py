@@ -16,7 +16,7 @@ from lastiterate.privacy import mixture
 from lastiterate.privacy.curve import Pair, PrivacyCurve
 from lastiterate.privacy.kernels import BinomialKernel
 from lastiterate.privacy.mixture import Kernel
-from lastiterate.privacy.pairs import RELATIVE_ERROR, each_row, pair_of
+from lastiterate.privacy.pairs import each_row, highest_epsilon, lowest_epsilon, pair_of
 from lastiterate.privacy.prefixes import Prefixes, prefixes_of
 from lastiterate.privacy.rows import each
 from lastiterate.values import Array
@@ -59,9 +59,9 @@ class MaxOverSteps:
         return -self._each(negative, lambda pair, value: -pair.fnr(value), fpr)
 
     def bracket(self, log_delta: Array) -> tuple[Array, Array]:
-        value = self.epsilon(log_delta)
-        error = RELATIVE_ERROR * np.maximum(1.0, value)
-        return value - error, value + error
+        lower = self._each(lowest_epsilon, lambda pair, value: pair.bracket(value)[0], log_delta)
+        upper = self._each(highest_epsilon, lambda pair, value: pair.bracket(value)[1], log_delta)
+        return lower, upper + _TOLERANCE * np.maximum(1.0, upper)
 
     def _each(self, of_kernel: OfKernel, of_pair: OfPair, argument: Array) -> Array:
         whole = pair_of(self.prefixes.law(self.prefixes.steps))

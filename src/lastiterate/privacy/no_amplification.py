@@ -6,7 +6,8 @@ Without that secret every step with the canary is a Gaussian mechanism, and k of
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,6 +16,7 @@ from scipy.special import log_ndtr, ndtr, xlog1py, xlogy
 from lastiterate.privacy import binomial
 from lastiterate.privacy.curve import PrivacyCurve
 from lastiterate.privacy.law import epoch_length
+from lastiterate.privacy.pairs import RELATIVE_ERROR, larger_delta, smaller_delta
 from lastiterate.privacy.rows import Side, each
 from lastiterate.privacy.solve import a_little_less, invert, solve
 
@@ -22,7 +24,6 @@ if TYPE_CHECKING:
     from lastiterate.run import DPSGD
     from lastiterate.values import Array
 
-RELATIVE_ERROR = 1e-10
 _MOST_COUNTS = 20_000
 _ONE = np.float64(1.0)
 
@@ -37,7 +38,7 @@ def no_amplification(run: DPSGD) -> PrivacyCurve:
     sigma, rate = float(np.min(run.noise_multiplier)), float(np.max(run.sample_rate))
     if run.sampling == "shuffled":
         epochs = np.array([float(-(-run.steps // epoch_length(rate)))])
-        pair = KnownParticipations(np.sqrt(epochs) / sigma, np.zeros(1), np.zeros(1))
+        pair = KnownParticipations(sigma, epochs, np.zeros(1), np.zeros(1))
     else:
         pair = told_participations(run.steps, rate, sigma, upper=True)
     return PrivacyCurve(pair, "no_amplification", is_guarantee=True)
@@ -49,32 +50,44 @@ def told_participations(steps: int, rate: float, sigma: float, *, upper: bool) -
     A step with the canary has loss log(1 - q + q e^x) >= log q + x, x being what the step's loss would be if one knew,
     and a step without it has loss >= log(1 - q): k steps cost at most so much less than if k were told.
     """
-    count, log_mass = _participations(steps, rate, upper=upper)
+    middle, log_mass, half = _participations(steps, rate)
+    count = np.clip(middle + half if upper else middle - half, 0.0, float(steps))
     shift = np.zeros_like(count) if upper else -(xlogy(count, rate) + xlog1py(steps - count, -rate))
-    return KnownParticipations(np.sqrt(count) / sigma, log_mass, shift)
+    return KnownParticipations(sigma, count, log_mass, shift, 2.0 * half if upper else 0.0)
 
 
-def _participations(steps: int, rate: float, *, upper: bool) -> tuple[Array, Array]:
-    """The number of batches with the canary: all of its law down to 1e-320, in stretches where that is too many."""
+def _participations(steps: int, rate: float) -> tuple[Array, Array, float]:
+    """The number of batches with the canary: all of its law down to 1e-320, in stretches where that is too many.
+
+    Stretches are given by their middles, and by how far they go on to either side.
+    """
     if rate in (0.0, 1.0):
-        return np.array([steps * rate]), np.zeros(1)
+        return np.array([steps * rate]), np.zeros(1), 0.0
     spread = math.sqrt(1500.0 * steps * rate * (1.0 - rate)) + 500.0
     low, high = max(0.0, math.floor(steps * rate - spread)), min(float(steps), math.ceil(steps * rate + spread))
     stride = max(1.0, math.ceil((high - low) / _MOST_COUNTS))
     middle = np.arange(low, high + 1.0, stride)
     with np.errstate(over="ignore"):
         log_mass = binomial.log_binomial(middle, np.float64(steps), np.float64(rate)) + math.log(stride)
-    half = 0.5 * (stride - 1.0)  # a stretch of counts is charged as its largest, or as its smallest
-    return np.clip(middle + half if upper else middle - half, 0.0, float(steps)), log_mass
+    return middle, log_mass, 0.5 * (stride - 1.0)
 
 
 @dataclass(frozen=True)
 class KnownParticipations:
-    """A Gaussian mechanism whose mu is drawn and told, and whose loss is then lowered by ``shift``."""
+    """A Gaussian mechanism whose mu = sqrt(count) / sigma is drawn and told; its loss is then lowered by ``shift``.
 
-    mu: Array
+    Counts may stand for stretches that begin ``below`` them.
+    """
+
+    sigma: float
+    count: Array
     log_mass: Array
     shift: Array
+    below: float = 0.0
+
+    @cached_property
+    def mu(self) -> Array:
+        return np.sqrt(self.count) / self.sigma
 
     def epsilon(self, log_delta: Array) -> Array:
         return each(self._epsilon, log_delta)
@@ -86,9 +99,10 @@ class KnownParticipations:
         return each(self._fnr, fpr)
 
     def bracket(self, log_delta: Array) -> tuple[Array, Array]:
-        value = self.epsilon(log_delta)
-        error = RELATIVE_ERROR * np.maximum(1.0, value)
-        return value - error, value + error
+        least = replace(self, count=np.maximum(self.count - self.below, 0.0))
+        lower, upper = least.epsilon(larger_delta(log_delta)), self.epsilon(smaller_delta(log_delta))
+        error = RELATIVE_ERROR * np.maximum(1.0, upper)
+        return lower - error, upper + error
 
     def _epsilon(self, log_delta: Array) -> Array:
         largest = self.mu.max()

@@ -76,10 +76,7 @@ class OneSidedPair:
         return np.exp(self._each(mixture.log_fnr, fpr, low=False))
 
     def bracket(self, log_delta: Array) -> tuple[Array, Array]:
-        upper = self._each(mixture.epsilon, log_delta - _RELATIVE_ERROR_OF_DELTA, low=False)
-        lower = self._each(mixture.epsilon, np.minimum(log_delta + _RELATIVE_ERROR_OF_DELTA, -1e-300), low=True)
-        error = RELATIVE_ERROR * np.maximum(1.0, upper)
-        return lower - error, upper + error
+        return self._each(lowest_epsilon, log_delta, low=True), self._each(highest_epsilon, log_delta, low=False)
 
     @cached_property
     def _kernel(self) -> Kernel:
@@ -102,6 +99,28 @@ class OneSidedPair:
     @cached_property
     def _rounded(self) -> tuple[Kernel, Kernel]:
         return rounded(self.law)
+
+
+def lowest_epsilon(kernel: Kernel, log_delta: Array) -> Array:
+    """The smallest epsilon that numerical errors of a kernel's may have turned into the one computed."""
+    value = mixture.epsilon(kernel, larger_delta(log_delta))
+    return value - RELATIVE_ERROR * np.maximum(1.0, value)
+
+
+def highest_epsilon(kernel: Kernel, log_delta: Array) -> Array:
+    """The largest one."""
+    value = mixture.epsilon(kernel, smaller_delta(log_delta))
+    return value + RELATIVE_ERROR * np.maximum(1.0, value)
+
+
+def larger_delta(log_delta: Array) -> Array:
+    """A little more than the error of a computed delta above it, and below 1."""
+    return np.minimum(log_delta + _RELATIVE_ERROR_OF_DELTA, -1e-300)
+
+
+def smaller_delta(log_delta: Array) -> Array:
+    """As much below it."""
+    return log_delta - _RELATIVE_ERROR_OF_DELTA
 
 
 def each_row(function: Function, kernel: BinomialKernel, argument: Array) -> Array:

@@ -79,6 +79,8 @@ def _newton(
         size = np.abs(gap)
         change = now.loss_slope * step
         done = (size < 1e-6) & (np.abs(change) < 1e-6 * np.maximum(1.0, np.abs(now.loss)))
+        # Where delta is flat a tiny gap takes a long step, along which first order says nothing.
+        done = done & (np.abs(step) <= 1e-6 * np.maximum(np.abs(low), np.abs(high)))
         if every(done):
             return now.loss + change, y + step
         newton = y + step

@@ -12,10 +12,11 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
-from scipy.special import log_ndtr, ndtr
+from scipy.special import log_ndtr
 
 from lastiterate.privacy.contour import Unreliable
-from lastiterate.privacy.kernels import kernel_of
+from lastiterate.privacy.interval import log_interval
+from lastiterate.privacy.kernels import signed_kernel_of
 from lastiterate.privacy.mixture import Local, Moving, log_delta_at
 from lastiterate.privacy.rows import Side, each
 from lastiterate.privacy.solve import a_little_less, invert, solve
@@ -23,11 +24,13 @@ from lastiterate.privacy.solve import a_little_less, invert, solve
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from lastiterate.privacy.kernels import FiniteKernel, FourierKernel
     from lastiterate.privacy.law import Law
     from lastiterate.values import Array
 
 RELATIVE_ERROR = 1e-9
 _RELATIVE_ERROR_OF_DELTA = 1e-11
+_HALF_LOG_TAU = float(0.5 * np.log(2.0 * np.pi))
 _ONE, _ZERO = np.float64(1.0), np.float64(0.0)
 
 
@@ -55,7 +58,11 @@ class TwoSidedPair:
     @cached_property
     def _sides(self) -> tuple[Moving, Moving]:
         """-S + N and S + N, along thresholds that stay close to each other: they are sought again and again."""
-        return Moving(kernel_of(self.law.flipped()), upper=True), Moving(kernel_of(self.law), upper=True)
+        return Moving(signed_kernel_of(self.law.flipped()), upper=True), Moving(self._kernel, upper=True)
+
+    @cached_property
+    def _kernel(self) -> FiniteKernel | FourierKernel:
+        return signed_kernel_of(self.law)
 
     @cached_property
     def _lowest(self) -> tuple[Array, Array]:
@@ -74,18 +81,23 @@ class TwoSidedPair:
         return y, right.at(y).loss(y)[0]
 
     def _epsilon(self, log_delta: Array) -> Array:
-        found, enough = _ZERO, a_little_less(log_delta)
-        for side in (self._remove, self._add):
-            if side(found).log_delta > enough:
-                high = _ONE
-                while side(high).log_delta > enough and high < 1e300:
-                    high = 2.0 * high
-                found, _ = solve(side, log_delta, 0.5 * (found + high), found, high)
-        return found
+        enough = a_little_less(log_delta)
+        found = _ZERO
+        if self._remove(found).log_delta > enough:
+            high = _ONE
+            while self._remove(high).log_delta > enough and high < 1e300:
+                high = 2.0 * high
+            found, _ = solve(self._remove, log_delta, 0.5 * high, found, high)
+        most = -self._lowest[1]  # beyond it Q is nowhere e^epsilon times P
+        if self._bound_add(found) <= enough or self._add(found).log_delta <= enough:
+            return found
+        return np.maximum(solve(self._add, log_delta, 0.5 * (found + most), found, most)[0], found)
 
     def _log_delta(self, epsilon: Array) -> Array:
         remove = self._remove(epsilon).log_delta
-        return remove if epsilon == 0.0 else max(remove, self._add(epsilon).log_delta)  # at 0 they are the same
+        if epsilon == 0.0 or self._bound_add(epsilon) <= remove:  # at 0 they are the same
+            return remove
+        return max(remove, self._add(epsilon).log_delta)
 
     def _remove(self, epsilon: Array) -> Side:
         """P over Q along epsilon itself."""
@@ -95,22 +107,29 @@ class TwoSidedPair:
         return Side(epsilon, _ONE, log_delta, -np.exp(epsilon + log_q - log_delta))
 
     def _add(self, epsilon: Array) -> Side:
-        """Q over P along epsilon: the interval where f <= -epsilon."""
-        in_p, in_q = self._between(self._thresholds(-epsilon))
-        delta = in_q - np.exp(epsilon) * in_p
-        if not delta > 0.0:
-            return Side(epsilon, _ONE, np.float64(-np.inf), -_ONE)
-        return Side(epsilon, _ONE, np.log(delta), -np.exp(epsilon) * in_p / delta)
+        """Q over P along epsilon: the interval where f <= -epsilon, if there is any.
 
-    def _between(self, thresholds: list[tuple[Array, Local]]) -> tuple[Array, Array]:
-        """P and Q of the interval between two thresholds: as a difference of whichever tails are smaller."""
-        (left, from_left), (right, from_right) = thresholds
-        x, z = left / self.law.noise, right / self.law.noise
-        in_q = ndtr(z) - ndtr(-x) if z < x else ndtr(x) - ndtr(-z)
-        below, above = from_right.log_lower(right), from_left.log_lower(left)
-        if below < above:
-            return np.exp(below) - np.exp(from_left.log_upper(left)), in_q
-        return np.exp(above) - np.exp(from_right.log_upper(right)), in_q
+        Where P is nearly e^-epsilon Q all over it, rounding decides about their difference: a little of P is left out.
+        """
+        log_q = self._log_inside(epsilon)
+        if log_q == -np.inf:
+            return Side(epsilon, _ONE, log_q, -_ONE)
+        left, right = (y for y, _ in self._thresholds(-epsilon))
+        share = np.exp(np.minimum(epsilon + self._kernel.log_between(-left, right) - log_q, 0.0))
+        share *= 1.0 - self._kernel.relative_error - 1e-15 * epsilon
+        return Side(epsilon, _ONE, log_q + np.log1p(-share), -share / (1.0 - share))
+
+    def _bound_add(self, epsilon: Array) -> Array:
+        """An upper bound on log delta of Q over P: as if f were as small as it gets, wherever it is below -epsilon."""
+        log_q = self._log_inside(epsilon)
+        return log_q if log_q == -np.inf else log_q + np.log(-np.expm1(epsilon + self._lowest[1]))
+
+    def _log_inside(self, epsilon: Array) -> Array:
+        """log Q of the interval where f <= -epsilon; -inf where f does not fall so low."""
+        if -epsilon <= self._lowest[1]:
+            return np.float64(-np.inf)
+        left, right = (y for y, _ in self._thresholds(-epsilon))
+        return log_interval(0.5 * (right - left) / self.law.noise, 0.5 * (right + left) / self.law.noise)
 
     def _log_outside(self, thresholds: list[tuple[Array, Local]]) -> Array:
         """log Q of the two half-lines beyond the thresholds."""
@@ -139,10 +158,13 @@ class TwoSidedPair:
 
         Or where it jumps over fpr: where f is flat, no level of it has just that Q.
         """
-        lowest, goal = self._lowest[1], np.log(fpr)
+        lowest, goal, noise = self._lowest[1], np.log(fpr), self.law.noise
 
         def rarity(loss: Array) -> tuple[Array, Array]:
-            return -self._log_outside(self._thresholds(loss)), np.float64(np.nan)
+            thresholds = self._thresholds(loss)
+            log_outside = self._log_outside(thresholds)
+            log_densities = [-0.5 * (y / noise) ** 2 - np.log(local.loss(y)[1] * noise) for y, local in thresholds]
+            return -log_outside, np.exp(np.logaddexp(*log_densities) - _HALF_LOG_TAU - log_outside)
 
         high = _ONE
         while rarity(lowest + high)[0] < -goal:
@@ -150,7 +172,16 @@ class TwoSidedPair:
         loss = invert(rarity, -goal, lowest + 0.5 * high, lowest, lowest + high)
         thresholds = self._thresholds(loss)
         log_outside = self._log_outside(thresholds)
-        return self._between(thresholds)[0] + np.exp(loss + log_outside) - np.exp(loss + goal)
+        return _between(thresholds) + np.exp(loss + log_outside) - np.exp(loss + goal)
+
+
+def _between(thresholds: list[tuple[Array, Local]]) -> Array:
+    """P of the interval between two thresholds, as a difference of whichever tails are smaller."""
+    (left, from_left), (right, from_right) = thresholds
+    below, above = from_right.log_lower(right), from_left.log_lower(left)
+    if below < above:
+        return np.exp(below) - np.exp(from_left.log_upper(left))
+    return np.exp(above) - np.exp(from_right.log_upper(right))
 
 
 def _log_excess(y: Array, local: Local, epsilon: Array) -> Array:
