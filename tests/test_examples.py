@@ -50,7 +50,7 @@ def test_the_opacus_example_is_a_program(monkeypatch, capsys):
     printed = capsys.readouterr()
     assert "predicted by the last-iterate heuristic" in printed.out
     assert "found with 4 models a world" in printed.out
-    assert "verdict: consistent" in printed.out
+    assert "verdict: inconclusive" in printed.out  # so few models
     assert printed.err == ""
 
 
@@ -61,4 +61,4 @@ def test_the_opacus_example_is_a_trainer_for_the_command_line(tmp_path):
     )
     assert result.exit_code == 0, result.output
     assert result.stderr == ""
-    assert json.loads(result.stdout)["verdict"] == "consistent"
+    assert json.loads(result.stdout)["verdict"] == "inconclusive"

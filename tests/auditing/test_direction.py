@@ -70,6 +70,7 @@ def test_a_given_direction_that_is_wrong_is_remarked(method, threshold):
 
 def test_what_separates_the_other_way():
     assert backwards(normal(0, -0.5, 512), normal(1, 0.0, 512))
+    assert backwards(normal(0, -0.3, 512), normal(1, 0.0, 512))  # too little for any number of smallest scores
     assert backwards([-math.inf] * 30 + [math.inf], [0.0] * 30)
     assert backwards([0.0] * 25, [1.0] * 25)
     rare = np.where(np.arange(512) % 16 == 0, -9.0, normal(0, 0.0, 512))  # one model in sixteen shows it

@@ -221,8 +221,9 @@ def test_the_page_shows_what_is_printed(cli, tmp_path, monkeypatch):
     names: dict[str, np.ndarray] = {}
     exec(next(block.text for block in page if block.language == "python"), names)
     write(Path("scores.csv"), names["scores_in"], names["scores_out"])
+    write(Path("few.csv"), names["scores_in"][:4], names["scores_out"][:4])
     commands = [block for block in page if block.language == "sh"]
-    assert len(commands) == 3
+    assert len(commands) == 4
     for block in commands:
         result = cli(block.text.removeprefix("lastiterate ").strip())
         kind, expected = block.output
