@@ -1,0 +1,50 @@
+"""The one place that decides which experiment an audit is, from what it was given."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import singledispatch
+
+from lastiterate.arrays import FloatArray, IntArray
+from lastiterate.auditing.experiments.protocol import Experiment
+from lastiterate.run import DPSGD
+from lastiterate.values import integer
+
+
+@dataclass(frozen=True, eq=False)
+class Given:
+    """What an audit was given beside its problem.
+
+    Attributes:
+        attack: None: what suits the problem.
+        models: a world, or canaries of the one model.
+        test: images and labels for the accuracy of the models.
+        data: what the problem is, for people; empty: to be described by what it is.
+    """
+
+    run: DPSGD
+    attack: object
+    models: int
+    seed: int
+    test: tuple[FloatArray, IntArray] | None = None
+    data: str = ""
+
+    def __post_init__(self) -> None:
+        integer("models", self.models)
+        integer("seed", self.seed, 0, 2**63 - 1)
+
+
+@singledispatch
+def experiment_on(problem: object, given: Given) -> Experiment:
+    """The experiment on a problem.
+
+    Another framework registers its kind of problem: ``experiment_on.register(TextProblem, ...)`` in ``lm/`` is an
+    example. A function is a user's trainer, and everything else is for the shipped trainer.
+    """
+    if callable(problem):
+        from lastiterate.auditing.experiments.users import UserTrainings
+
+        return UserTrainings.of(problem, given)
+    from lastiterate.auditing.experiments.shipped import shipped_experiment
+
+    return shipped_experiment(problem, given)

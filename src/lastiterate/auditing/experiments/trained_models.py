@@ -1,0 +1,177 @@
+"""Models of the shipped trainer: with the canary and without, many at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from time import monotonic
+from typing import TYPE_CHECKING
+
+import jax
+import numpy as np
+
+from lastiterate.arrays import BoolArray, FloatArray, IntArray
+from lastiterate.attacks.attack import Attack, Watch, models_to_craft
+from lastiterate.attacks.drift import flatten_one
+from lastiterate.auditing.design import Paired, Quality
+from lastiterate.auditing.experiments.protocol import Cost, Crafted, Trials
+from lastiterate.auditing.identity import Identity, identify
+from lastiterate.auditing.stores.trials import ScoredTrials
+from lastiterate.run import DPSGD
+from lastiterate.training import GradientCanary, Problem, Trainer, train
+from lastiterate.training.memory import peak_bytes
+from lastiterate.training.models import accuracy
+from lastiterate.training.problem import Canary
+
+if TYPE_CHECKING:
+    from jaxtyping import PyTree
+
+    from lastiterate.training_progress import TrainingProgress
+
+_STEPS = 20  # that are timed
+_COMPILING = 6.0  # seconds: the crafter and the audit compile about four programs
+_FIRST_REFERENCE = 2**31  # numbers that no audit's models reach
+
+
+@dataclass(frozen=True, eq=False)
+class TrainedModels:
+    """An attack on the shipped trainer.
+
+    Attributes:
+        problem: None where the attack brings its own.
+        models: in each of the two worlds.
+        test: images and labels on which accuracy is measured.
+        described: the problem for people; empty: by its sizes.
+    """
+
+    run: DPSGD
+    problem: Problem | None
+    attack: Attack
+    models: int
+    seed: int
+    test: tuple[FloatArray, IntArray] | None = None
+    described: str = ""
+
+    @property
+    def design(self) -> Paired:
+        return Paired(self.models)
+
+    @property
+    def quality(self) -> Quality | None:
+        return None if self.test is None else Quality("accuracy")
+
+    @property
+    def data(self) -> str:
+        return self.described or describe_problem(self.problem)
+
+    def identity(self) -> Identity:
+        return identify(self.run, self.problem, self.attack, self.design, self.seed)
+
+    def craft(self, progress: bool | None) -> Crafted:
+        # An attack that brings its own problem does not look at this one.
+        facts = self.attack.craft(self.run, self.problem, TrainsReferences(self.seed, progress))  # type: ignore[arg-type]
+        return Crafted(facts, self.attack.expected(facts), self.attack.words(facts))
+
+    def trials(self, crafted: Crafted, chunk_size: int | None, workers: int | None) -> Trials:
+        return _ModelTrials(self, crafted, chunk_size, workers)
+
+    def cost(self) -> Cost:
+        references = models_to_craft(self.attack)
+        return shipped_cost(self.run, self.problem, references, self.design.trials)
+
+
+class TrainsReferences:
+    """Trains models whose numbers no audit reaches; ``attacks.attack.References`` says how it is called."""
+
+    def __init__(self, seed: int, progress: bool | None) -> None:
+        self._seed, self._progress = seed, progress
+
+    def __call__(
+        self,
+        run: DPSGD,
+        problem: Problem,
+        canary: Canary | None = None,
+        *,
+        models: int,
+        present: bool = False,
+        purpose: int = 0,
+    ) -> PyTree:
+        numbers = _FIRST_REFERENCE + purpose * 2**24 + np.arange(models)
+        trained = train(run, problem, canary, models=numbers, present=present, seed=self._seed, progress=self._progress)
+        return trained.parameters
+
+
+class _ModelTrials:
+    def __init__(
+        self, experiment: TrainedModels, crafted: Crafted, chunk_size: int | None, workers: int | None
+    ) -> None:
+        self._experiment = experiment
+        run, problem = experiment.run, experiment.problem
+        self._armed = experiment.attack.arm(run, problem, crafted.facts)  # type: ignore[arg-type]
+        self._trainer = Trainer(
+            run,
+            self._armed.problem,
+            self._armed.canary,
+            models=experiment.design.trials,
+            chunk_size=chunk_size,
+            workers=workers,
+            double=True if self._armed.double else None,
+        )
+        self.chunk_size = self._trainer.chunk_size
+
+    def chunks(
+        self, models: IntArray, present: BoolArray, progress: TrainingProgress | None
+    ) -> Iterator[ScoredTrials]:
+        watches: dict[tuple[int, bool], Watch] = {}
+        make_watch = self._armed.watch
+
+        def watch(step: int, chunk: Any) -> None:
+            key = int(chunk.models[0]), bool(chunk.present[0])
+            if step == 0 and make_watch:
+                watches[key] = make_watch()
+            watches[key].see(step, chunk.parameters)
+
+        began = monotonic()
+        seed = self._experiment.seed
+        for chunk in self._trainer.chunks(models, present, seed, progress, watch if make_watch else None):
+            key = int(chunk.models[0]), bool(chunk.present[0])
+            scores = watches.pop(key).scores() if make_watch else self._armed.score(chunk.parameters)
+            accuracies = self._accuracies(chunk.parameters, len(chunk.models))
+            now = monotonic()
+            yield ScoredTrials.of(chunk.models, chunk.present, scores, accuracies, seconds=now - began)
+            began = monotonic()
+
+    def _accuracies(self, parameters: PyTree, count: int) -> FloatArray | None:
+        test, own = self._experiment.test, self._experiment.problem
+        if test is None or own is None or self._armed.problem.parameters is not own.parameters:  # another model
+            return None
+        models = [self._armed.problem.model(jax.tree.map(lambda leaf, i=i: leaf[i], parameters)) for i in range(count)]
+        return np.array([accuracy(model, *test) for model in models])
+
+
+def describe_problem(problem: Problem | None) -> str:
+    """A problem for people, if nobody has described it."""
+    if problem is None:
+        return "no data"
+    size = sum(int(np.size(leaf)) for leaf in jax.tree.leaves(problem.trainable))
+    return f"a problem of {size:,} parameters and {problem.size:,} examples"
+
+
+def shipped_cost(run: DPSGD, problem: Problem | None, references: int, models: int) -> Cost:
+    """What training so many models would take, from a few steps of a few."""
+    seconds = 0.0 if problem is None else _seconds_a_model_step(run, problem) * (references + models) * run.steps
+    basis = f"from {min(_STEPS, run.steps)} steps trained" if problem is not None else "of a problem that is not timed"
+    return Cost(references + models, references, seconds + _COMPILING, peak_bytes(), basis)
+
+
+def _seconds_a_model_step(run: DPSGD, problem: Problem) -> float:
+    short = run.prefix(min(_STEPS, run.steps))
+    trainer = Trainer(short, problem, GradientCanary(np.zeros(flatten_one(problem).size, np.float32)))
+    count = trainer.chunk_size * trainer.workers
+    seconds = 0.0
+    for _ in range(2):  # the first time JAX compiles what is around the steps, too
+        began = monotonic()
+        for _ in trainer.chunks(np.arange(count), np.zeros(count, bool), 0):
+            pass
+        seconds = monotonic() - began
+    return seconds / (count * short.steps)
