@@ -17,8 +17,8 @@ from scipy.stats import beta, norm
 
 import lastiterate as li
 from lastiterate.answers import Answer
-from lastiterate.auditing.estimate import Estimate
-from lastiterate.auditing.result import AuditResult
+from lastiterate.auditing.evidence.estimate import Estimate
+from lastiterate.auditing.evidence.result import AuditResult
 from lastiterate.plot.audit import audit_chart, epsilon_chart, histogram_chart, roc_chart
 from lastiterate.plot.epsilons import epsilon_rows
 from lastiterate.plot.roc import upper_rate

@@ -41,15 +41,15 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     """Load what takes long to import, or few need, when it is first asked for."""
     if name == "audit":
-        from lastiterate.auditing.audit import audit
+        from lastiterate.auditing.conduct import audit
 
         return audit
     if name == "Trained":
-        from lastiterate.auditing.trained import Trained
+        from lastiterate.auditing.experiments.trained import Trained
 
         return Trained
     if name in ("Estimate", "estimate"):
-        from lastiterate.auditing import estimate
+        from lastiterate.auditing.evidence import estimate
 
         return getattr(estimate, name)
     if name in ("HeuristicWarning", "LastIterateAccountant", "register_opacus"):

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from lastiterate.auditing.store import Store
-from lastiterate.auditing.store_trials import StoredTrials
+from lastiterate.auditing.stores.store import Store
+from lastiterate.auditing.stores.trials import StoredTrials
 
 SPECIFICATION = {"run": {"steps": 10, "weights": [1.0, 0.5]}, "models": 64, "seed": 0}
 COLUMNS = ("models", "present", "scores", "accuracies", "seconds")

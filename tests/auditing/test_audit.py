@@ -5,8 +5,8 @@ import pytest
 
 import lastiterate as li
 from lastiterate import attacks, data
-from lastiterate.auditing.report import Question, read
-from lastiterate.auditing.store import Store
+from lastiterate.auditing.evidence.report import Question, read
+from lastiterate.auditing.stores.store import Store
 from lastiterate.training import problems
 
 RUN = li.DPSGD(30, 0.1, 1.0, optimizer=li.SGD(0.02))

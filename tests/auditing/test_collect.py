@@ -13,7 +13,7 @@ import pytest
 import lastiterate as li
 from lastiterate.attacks import AllIterates, GradientSpace
 from lastiterate.attacks.attack import Armed, Expected, Words
-from lastiterate.auditing.audit import collect
+from lastiterate.auditing.conduct import collect
 from lastiterate.training import GradientCanary, Problem, problems
 from tests.reproduce.conftest import Idle
 

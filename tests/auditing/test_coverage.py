@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import lastiterate as li
-from lastiterate.auditing.rates import upper_bound
-from lastiterate.auditing.threshold import predicted_threshold
+from lastiterate.auditing.evidence.rates import upper_bound
+from lastiterate.auditing.evidence.threshold import predicted_threshold
 
 AUDITS = 1000
 LAST = li.DPSGD(steps=20, sample_rate=0.2, noise_multiplier=1.0)

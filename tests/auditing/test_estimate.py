@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from scipy.stats import beta, binom
 
 import lastiterate as li
-from lastiterate.auditing.rates import ranks, upper_bound
-from lastiterate.auditing.score_law import score_below, score_density
-from lastiterate.auditing.threshold import predicted_threshold
+from lastiterate.auditing.evidence.rates import ranks, upper_bound
+from lastiterate.auditing.evidence.score_law import score_below, score_density
+from lastiterate.auditing.evidence.threshold import predicted_threshold
 
 RUN = li.DPSGD(steps=100, sample_rate=0.1, noise_multiplier=1.0)
 RATES = ("clopper-pearson", "gdp", "last-iterate", "composition")

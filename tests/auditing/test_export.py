@@ -3,10 +3,10 @@ import csv
 import numpy as np
 import pytest
 
-from lastiterate.auditing import export as module
-from lastiterate.auditing.export import COLUMNS, export
-from lastiterate.auditing.store import Store
-from lastiterate.auditing.store_trials import StoredTrials
+from lastiterate.auditing.stores import export as module
+from lastiterate.auditing.stores.export import COLUMNS, export
+from lastiterate.auditing.stores.store import Store
+from lastiterate.auditing.stores.trials import StoredTrials
 
 
 @pytest.fixture

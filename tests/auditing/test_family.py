@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy.stats import norm
 
 import lastiterate as li
-from lastiterate.auditing.family import family_of
+from lastiterate.auditing.evidence.family import family_of
 
 RUN = li.DPSGD(steps=100, sample_rate=0.1, noise_multiplier=2.0)
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import lastiterate as li
-from lastiterate.auditing.one_run import p_value
+from lastiterate.auditing.evidence.one_run import p_value
 
 AUDITS = 1000
 

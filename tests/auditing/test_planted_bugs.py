@@ -10,10 +10,10 @@ import pytest
 
 import lastiterate as li
 from lastiterate.attacks import Displacement
-from lastiterate.auditing.engine import Local
+from lastiterate.auditing.engines.engine import Local
 from lastiterate.auditing.job import Job, Trials
-from lastiterate.auditing.report import Question, read
-from lastiterate.auditing.store_trials import StoredTrials
+from lastiterate.auditing.evidence.report import Question, read
+from lastiterate.auditing.stores.trials import StoredTrials
 from tests.auditing.broken_trainers import BUGS, CANARY, RUN, Correct, example_gradients, losses, unflatten
 
 CONFIDENCE = 0.999

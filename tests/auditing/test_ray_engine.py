@@ -17,8 +17,8 @@ import pytest
 
 import lastiterate as li
 from lastiterate import attacks
-from lastiterate.auditing.ray_cluster import check_answer, import_ray
-from lastiterate.auditing.ray_engine import Ray
+from lastiterate.auditing.engines.ray_cluster import check_answer, import_ray
+from lastiterate.auditing.engines.ray_engine import Ray
 from lastiterate.auditing.subject import find_subject
 from lastiterate.auditing.user_trainer import trainer_seed
 from lastiterate.data import digits

@@ -5,7 +5,7 @@ import pytest
 
 import lastiterate as li
 from lastiterate import attacks
-from lastiterate.auditing.report import Question, read
+from lastiterate.auditing.evidence.report import Question, read
 
 RUN = li.DPSGD(100, 0.1, 1.2, optimizer=li.SGD(0.1))
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lastiterate.auditing.store import Store
-from lastiterate.auditing.store_trials import StoredTrials
+from lastiterate.auditing.stores.store import Store
+from lastiterate.auditing.stores.trials import StoredTrials
 from tests.auditing.stores import SETUP, SPECIFICATION, begin, chunk, contents, refusal
 
 
@@ -239,7 +239,7 @@ def test_a_reader_does_not_loosen_the_writers_locks(path):
 WRITER = """
 import json, sys
 import numpy as np
-from lastiterate.auditing.store import Store, StoredTrials
+from lastiterate.auditing.stores.store import Store, StoredTrials
 path, models = sys.argv[1], np.arange(5)
 with Store.open(path, json.loads(sys.argv[2]), {}) as store:
     first = max((model for model, _ in store.done()), default=-1) + 1

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from lastiterate.auditing import store_file
-from lastiterate.auditing.store import Store
+from lastiterate.auditing.stores import file
+from lastiterate.auditing.stores.store import Store
 from tests.auditing.stores import begin, chunk, contents, refusal
 
 

@@ -8,7 +8,7 @@ import pytest
 
 import lastiterate as li
 from lastiterate import attacks
-from lastiterate.auditing.store import Store
+from lastiterate.auditing.stores.store import Store
 from lastiterate.auditing.user_trainer import REFERENCES, trainer_seed
 from lastiterate.trainer_failure import TrainerFailed, guarded
 
@@ -61,7 +61,7 @@ def test_audits_of_different_seeds_have_different_scores():
 def test_a_store_begun_with_other_seeds_is_reported_and_not_continued(tmp_path, monkeypatch):
     path = tmp_path / "x.sqlite"
     monkeypatch.setattr("lastiterate.auditing.describe.SEED_NUMBERING", 1)
-    monkeypatch.setattr("lastiterate.auditing.audit.SEED_NUMBERING", 1)
+    monkeypatch.setattr("lastiterate.auditing.conduct.SEED_NUMBERING", 1)
     train = failing(0, divide)
     li.audit(RUN, train, models=8, store=path)
     monkeypatch.undo()

@@ -10,11 +10,11 @@ import lastiterate as li
 from lastiterate import attacks
 from lastiterate.answers import Answer
 from lastiterate.attacks.attack import Expected
-from lastiterate.auditing.direction import OTHER_WAY
-from lastiterate.auditing.power import Test, least_models
-from lastiterate.auditing.report import Estimates, Question, read, verdict_on
-from lastiterate.auditing.signal import expected_signal, failure_of, signal_of
-from lastiterate.auditing.verdict import claim_of, judge_scores, remark_on
+from lastiterate.auditing.evidence.direction import OTHER_WAY
+from lastiterate.auditing.evidence.power import Test, least_models
+from lastiterate.auditing.evidence.report import Estimates, Question, read, verdict_on
+from lastiterate.auditing.evidence.signal import expected_signal, failure_of, signal_of
+from lastiterate.auditing.evidence.verdict import claim_of, judge_scores, remark_on
 
 RUN = li.DPSGD(50, 0.2, 1.0, optimizer=li.SGD(0.1))
 

@@ -19,7 +19,7 @@ import numpy as np
 import lastiterate as li
 from lastiterate.attacks.attack import Expected
 from lastiterate.attacks.likelihood import sample_likelihood_ratios
-from lastiterate.auditing.report import Estimates, Question, verdict_on
+from lastiterate.auditing.evidence.report import Estimates, Question, verdict_on
 from lastiterate.privacy.law import law_of
 
 RUNS = (

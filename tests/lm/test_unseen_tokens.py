@@ -13,7 +13,7 @@ pytest.importorskip("transformers", reason="language models need the extra lm")
 import lastiterate as li  # noqa: E402
 from lastiterate.attacks import GradientSpace  # noqa: E402
 from lastiterate.attacks.linear_score import noise_unit  # noqa: E402
-from lastiterate.auditing.store import Store  # noqa: E402
+from lastiterate.auditing.stores.store import Store  # noqa: E402
 from lastiterate.lm import TextProblem, Texts, UnseenTokens  # noqa: E402
 from lastiterate.lm.direction import find_direction  # noqa: E402
 from lastiterate.lm.problem import load  # noqa: E402

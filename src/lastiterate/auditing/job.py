@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from lastiterate.auditing.store_trials import StoredTrials
+from lastiterate.auditing.stores.trials import StoredTrials
 from lastiterate.auditing.user_trainer import UserTrials
 from lastiterate.run import DPSGD
 from lastiterate.values import Array

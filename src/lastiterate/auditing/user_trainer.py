@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lastiterate.auditing.store_trials import StoredTrials
-from lastiterate.auditing.trained import Trained
+from lastiterate.auditing.stores.trials import StoredTrials
+from lastiterate.auditing.experiments.trained import Trained
 from lastiterate.trainer_failure import TrainerFailed, guarded
 from lastiterate.values import Array
 

@@ -12,7 +12,7 @@ from lastiterate.cli.options import MethodOptions, SizeOptions
 from lastiterate.cli.training_options import resumable
 
 if TYPE_CHECKING:
-    from lastiterate.auditing.report import Question
+    from lastiterate.auditing.evidence.report import Question
     from lastiterate.auditing.subject import Subject
     from lastiterate.optimizer import SGD
 
@@ -68,7 +68,7 @@ def perform(
     subject: "Subject", attack: Any, models: int, options: AuditOptions, engine: Any, question: "Question", json: bool
 ) -> int:
     """Audit the subject, show what was found, and say with which status to exit; Ctrl-C says how to resume."""
-    from lastiterate.auditing.audit import conduct
+    from lastiterate.auditing.conduct import conduct
     from lastiterate.auditing.job import Job
     from lastiterate.cli.audit_output import finish
 

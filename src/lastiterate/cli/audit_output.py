@@ -17,9 +17,9 @@ from lastiterate.plot.words import ASSUMPTIONS, CAVEAT, LABELS, METHOD_ASSUMPTIO
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from lastiterate.auditing.estimate import Estimate
-    from lastiterate.auditing.report import Question
-    from lastiterate.auditing.result import AuditResult
+    from lastiterate.auditing.evidence.estimate import Estimate
+    from lastiterate.auditing.evidence.report import Question
+    from lastiterate.auditing.evidence.result import AuditResult
 
 REFUTED, INCONCLUSIVE = 1, 4  # exit statuses
 

@@ -35,7 +35,7 @@ class EngineOptions:
             if self.address is not None or self.gpus:
                 raise OptionError("--address and --gpus belong to --engine ray")
             return "local"
-        from lastiterate.auditing.ray_engine import Ray
+        from lastiterate.auditing.engines.ray_engine import Ray
 
         return Ray(address=self.address, gpus=self.gpus)
 

@@ -69,7 +69,7 @@ def _one_bit_case(setting: Setting, run: DPSGD, threshold: float) -> Case:
 
 
 def _by_composition(setting: Setting, run: DPSGD, scores_in: Array, scores_out: Array, threshold: float) -> float:
-    from lastiterate.auditing.estimate import estimate
+    from lastiterate.auditing.evidence.estimate import estimate
 
     question = setting.delta, setting.confidence, "composition", threshold, run
     return estimate(scores_in, scores_out, *question).epsilon

@@ -15,7 +15,7 @@ from lastiterate.run import DPSGD
 from lastiterate.values import Array, integer, number
 
 if TYPE_CHECKING:
-    from lastiterate.auditing.engine import Engine
+    from lastiterate.auditing.engines.engine import Engine
     from lastiterate.plot.style import Row
 
 Given = TypeVar("Given", int, float)
@@ -133,7 +133,7 @@ def predict(run: DPSGD, delta: float) -> dict[str, Answer]:
 
 def last_iterate_scores(setting: Setting, run: DPSGD, attack: Any, name: str) -> tuple[Array, Array]:
     """Train models with the canary and without it, and score their last iterates, in this order."""
-    from lastiterate.auditing.audit import collect
+    from lastiterate.auditing.conduct import collect
     from lastiterate.auditing.describe import specification, store_name
 
     file = None

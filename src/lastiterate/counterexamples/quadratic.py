@@ -84,7 +84,7 @@ class Regularised:
 
 def find_epsilon(setting: Setting, run: DPSGD, alpha: float, name: str) -> Case:
     """The exact epsilon of the last iterate, and what an attack on it finds."""
-    from lastiterate.auditing.estimate import estimate
+    from lastiterate.auditing.evidence.estimate import estimate
 
     attack = Regularised(alpha)
     seen = attack.seen(run)

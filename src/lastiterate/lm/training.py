@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import numpy as np
 import torch
 
-from lastiterate.auditing.store_trials import StoredTrials
+from lastiterate.auditing.stores.trials import StoredTrials
 from lastiterate.lm.gradients import Tensors
 from lastiterate.lm.problem import Loaded, TextProblem, load
 from lastiterate.lm.trainer import Trainer

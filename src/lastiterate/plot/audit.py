@@ -11,7 +11,7 @@ from lastiterate.plot.style import chart_of, styled, verdict_colour
 from lastiterate.plot.words import CAVEAT, describe, spell
 
 if TYPE_CHECKING:
-    from lastiterate.auditing.result import AuditResult
+    from lastiterate.auditing.evidence.result import AuditResult
 
 _WIDTH, _HEIGHT = 420, 300  # of a panel that has a neighbour
 _WIDE, _HIGH = 620, 360  # of one that stands alone

@@ -9,7 +9,7 @@ from lastiterate.plot.style import Row, chart_of, colour_of, panel_title
 from lastiterate.plot.words import FOUND, LABELS, method_label, per_cent, spell
 
 if TYPE_CHECKING:
-    from lastiterate.auditing.result import AuditResult
+    from lastiterate.auditing.evidence.result import AuditResult
 
 _BAR, _NAMES, _NUMBERS = 30, 232, 170  # pixels: of a bar's height, and beside it
 _CLAIMS = {

@@ -12,7 +12,7 @@ from lastiterate.plot.style import Row, chart_of, panel_title
 from lastiterate.plot.words import THRESHOLDS, spell
 
 if TYPE_CHECKING:
-    from lastiterate.auditing.result import AuditResult
+    from lastiterate.auditing.evidence.result import AuditResult
     from lastiterate.values import Array
 
 WORLDS = {"out": "without the canary", "in": "with the canary"}

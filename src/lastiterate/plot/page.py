@@ -31,8 +31,8 @@ from lastiterate.whole_file import write_whole
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from lastiterate.auditing.estimate import Estimate
-    from lastiterate.auditing.result import AuditResult
+    from lastiterate.auditing.evidence.estimate import Estimate
+    from lastiterate.auditing.evidence.result import AuditResult
 
 _TITLE = "What an attack found in the released model"
 

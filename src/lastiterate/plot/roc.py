@@ -11,7 +11,7 @@ from lastiterate.plot.style import Row, chart_of, colour_of, log_x, log_y, looks
 from lastiterate.plot.words import FOUND, LABELS, method_label, per_cent
 
 if TYPE_CHECKING:
-    from lastiterate.auditing.result import AuditResult
+    from lastiterate.auditing.evidence.result import AuditResult
     from lastiterate.values import Array
 
 _POINTS = {"last_iterate": 31, "composition": 16}  # composition takes long where steps are few

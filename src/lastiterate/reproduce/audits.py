@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from lastiterate.answers import answer_fields
 
 if TYPE_CHECKING:
-    from lastiterate.auditing.engine import Engine
-    from lastiterate.auditing.result import AuditResult
+    from lastiterate.auditing.engines.engine import Engine
+    from lastiterate.auditing.evidence.result import AuditResult
     from lastiterate.auditing.subject import Subject
     from lastiterate.plot.style import Row, Track
     from lastiterate.reproduce import Scale

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from lastiterate.auditing.rates import ranks
-from lastiterate.auditing.threshold import Worlds
+from lastiterate.auditing.evidence.rates import ranks
+from lastiterate.auditing.evidence.threshold import Worlds
 
 CHANCE = 1e-4  # with which scores without signal seem to
 _RATIO = 2.0  # of neighbouring numbers of smallest scores: finer tells hardly more, and shares the error further

@@ -9,10 +9,10 @@ from functools import cache
 import numpy as np
 
 from lastiterate.answers import Answer
-from lastiterate.auditing.direction import OTHER_WAY
-from lastiterate.auditing.estimate import Estimate, estimate
-from lastiterate.auditing.power import MOST, Test, guarantee_of, least_models
-from lastiterate.auditing.signal import failure_of
+from lastiterate.auditing.evidence.direction import OTHER_WAY
+from lastiterate.auditing.evidence.estimate import Estimate, estimate
+from lastiterate.auditing.evidence.power import MOST, Test, guarantee_of, least_models
+from lastiterate.auditing.evidence.signal import failure_of
 from lastiterate.plot.words import METHODS, per_cent, spell
 from lastiterate.privacy.calibrate import calibrate
 from lastiterate.privacy.composition import composition

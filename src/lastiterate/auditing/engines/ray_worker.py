@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from lastiterate.auditing.job import Job, Trials
-from lastiterate.auditing.ray_cluster import import_ray
-from lastiterate.auditing.store_trials import StoredTrials
+from lastiterate.auditing.engines.ray_cluster import import_ray
+from lastiterate.auditing.stores.trials import StoredTrials
 from lastiterate.values import Array
 
 

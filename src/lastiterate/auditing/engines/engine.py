@@ -39,7 +39,7 @@ def find_engine(engine: str | Engine) -> Engine:
     if engine == "local":
         return Local()
     if engine == "ray":
-        from lastiterate.auditing.ray_engine import Ray
+        from lastiterate.auditing.engines.ray_engine import Ray
 
         return Ray()
     raise ValueError(f"engine must be 'local' or 'ray', got {engine!r}")

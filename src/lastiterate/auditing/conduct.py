@@ -18,12 +18,12 @@ import numpy as np
 
 from lastiterate.attacks.attack import Expected, Words
 from lastiterate.auditing.describe import specification
-from lastiterate.auditing.engine import Engine, find_engine
+from lastiterate.auditing.engines.engine import Engine, find_engine
 from lastiterate.auditing.job import Job, Trials, brings_trainer, is_one_run, is_users
-from lastiterate.auditing.report import Question, check_question, report
-from lastiterate.auditing.result import AuditResult
-from lastiterate.auditing.store import Store
-from lastiterate.auditing.store_trials import StoredTrials
+from lastiterate.auditing.evidence.report import Question, check_question, report
+from lastiterate.auditing.evidence.result import AuditResult
+from lastiterate.auditing.stores.store import Store
+from lastiterate.auditing.stores.trials import StoredTrials
 from lastiterate.auditing.user_trainer import REFERENCES, SEED_NUMBERING, train_references
 from lastiterate.plot.words import spell
 from lastiterate.run import DPSGD

@@ -15,8 +15,8 @@ from functools import lru_cache
 import numpy as np
 from scipy.special import bdtrc, expit, ndtr, ndtri
 
-from lastiterate.auditing.family import family_of
-from lastiterate.auditing.threshold import Worlds
+from lastiterate.auditing.evidence.family import family_of
+from lastiterate.auditing.evidence.threshold import Worlds
 from lastiterate.privacy.solve import invert
 from lastiterate.values import Array
 

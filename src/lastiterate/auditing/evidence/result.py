@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lastiterate.answers import Answer
-from lastiterate.auditing.estimate import Estimate
+from lastiterate.auditing.evidence.estimate import Estimate
 from lastiterate.run import DPSGD
 from lastiterate.values import Array
 

@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from lastiterate.auditing.estimate import Estimate
-from lastiterate.auditing.one_run import largest_bound
-from lastiterate.auditing.rates import epsilon_of
-from lastiterate.auditing.threshold import bound_on_rates
+from lastiterate.auditing.evidence.estimate import Estimate
+from lastiterate.auditing.evidence.one_run import largest_bound
+from lastiterate.auditing.evidence.rates import epsilon_of
+from lastiterate.auditing.evidence.threshold import bound_on_rates
 from lastiterate.privacy.composition import composition
 from lastiterate.privacy.curve import PrivacyCurve
 from lastiterate.privacy.no_amplification import no_amplification

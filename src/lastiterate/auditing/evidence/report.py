@@ -14,13 +14,13 @@ from lastiterate.answers import Answer, ask_all
 from lastiterate.attacks.attack import Expected, Words
 from lastiterate.attacks.likelihood import DRAWS, sample_likelihood_ratios, telling_threshold
 from lastiterate.auditing.describe import read_run
-from lastiterate.auditing.estimate import Estimate, estimate
-from lastiterate.auditing.result import AuditResult
-from lastiterate.auditing.score_law import score_density
-from lastiterate.auditing.signal import expected_signal, failure_of, signal_of
-from lastiterate.auditing.store import Store
-from lastiterate.auditing.threshold import Worlds, check_threshold, predicted_threshold, threshold_of_draws
-from lastiterate.auditing.verdict import Claim, check_claims, claim_of, deciding, judge, remark_on, sharing_the_error
+from lastiterate.auditing.evidence.estimate import Estimate, estimate
+from lastiterate.auditing.evidence.result import AuditResult
+from lastiterate.auditing.evidence.score_law import score_density
+from lastiterate.auditing.evidence.signal import expected_signal, failure_of, signal_of
+from lastiterate.auditing.stores.store import Store
+from lastiterate.auditing.evidence.threshold import Worlds, check_threshold, predicted_threshold, threshold_of_draws
+from lastiterate.auditing.evidence.verdict import Claim, check_claims, claim_of, deciding, judge, remark_on, sharing_the_error
 from lastiterate.plot.words import ASSUMPTION_FREE, METHODS, spell
 from lastiterate.run import DPSGD
 from lastiterate.values import Array, number

@@ -10,12 +10,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lastiterate.auditing.store import Store
+from lastiterate.auditing.stores.store import Store
 from lastiterate.data.files import as_path
 from lastiterate.whole_file import check_writable, write_whole
 
 if TYPE_CHECKING:
-    from lastiterate.auditing.store_trials import StoredTrials
+    from lastiterate.auditing.stores.trials import StoredTrials
     from lastiterate.data.files import Location
 
 FORMATS = (".csv", ".parquet")

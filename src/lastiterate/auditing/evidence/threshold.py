@@ -10,9 +10,9 @@ from typing import Any, Protocol
 import numpy as np
 from scipy.special import bdtrik, ndtr
 
-from lastiterate.auditing.family import FAMILIES, family_of
-from lastiterate.auditing.rates import CORRECTION_RATIO, AssumptionFree, ranks, simultaneous_bound, upper_bound
-from lastiterate.auditing.score_law import score_below
+from lastiterate.auditing.evidence.family import FAMILIES, family_of
+from lastiterate.auditing.evidence.rates import CORRECTION_RATIO, AssumptionFree, ranks, simultaneous_bound, upper_bound
+from lastiterate.auditing.evidence.score_law import score_below
 from lastiterate.run import DPSGD
 from lastiterate.values import Array, integer, number
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lastiterate.auditing import store_file
-from lastiterate.auditing.store_json import as_json, check_same, differences
-from lastiterate.auditing.store_lock import WriterLock
-from lastiterate.auditing.store_trials import StoredTrials
+from lastiterate.auditing.stores import file
+from lastiterate.auditing.stores.comparison import as_json, check_same, differences
+from lastiterate.auditing.stores.lock import WriterLock
+from lastiterate.auditing.stores.trials import StoredTrials
 from lastiterate.data.files import BadFile
 from lastiterate.values import number
 

@@ -8,10 +8,10 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from lastiterate.auditing import ray_worker
+from lastiterate.auditing.engines import ray_worker
 from lastiterate.auditing.job import Job, Trials, is_one_run
-from lastiterate.auditing.ray_cluster import connected, import_ray
-from lastiterate.auditing.store_trials import StoredTrials
+from lastiterate.auditing.engines.ray_cluster import connected, import_ray
+from lastiterate.auditing.stores.trials import StoredTrials
 from lastiterate.values import Array, integer, number
 
 if TYPE_CHECKING:

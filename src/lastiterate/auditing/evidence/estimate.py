@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from lastiterate.auditing.direction import OTHER_WAY, SMALLER, separates_the_other_way
-from lastiterate.auditing.family import FAMILIES
-from lastiterate.auditing.one_run import ONE_RUN, bound_of
-from lastiterate.auditing.threshold import (
+from lastiterate.auditing.evidence.direction import OTHER_WAY, SMALLER, separates_the_other_way
+from lastiterate.auditing.evidence.family import FAMILIES
+from lastiterate.auditing.evidence.one_run import ONE_RUN, bound_of
+from lastiterate.auditing.evidence.threshold import (
     Worlds,
     bounds_at,
     check_threshold,
