@@ -7,11 +7,11 @@ The last iterate can be had by real steps of the trainer, or drawn at once from 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from lastiterate.attacks.attack import Armed, Expected, Facts, References, Words
+from lastiterate.attacks.attack import Armed, BringsProblem, Facts, LinearScores, References, Words
 from lastiterate.attacks.linear_score import LinearScore, noise_unit
 from lastiterate.privacy.law import law_of
 from lastiterate.run import DPSGD
@@ -24,7 +24,7 @@ _MOST_SLOTS = 10_000
 
 
 @dataclass(frozen=True)
-class Adversarial:
+class Adversarial(BringsProblem):
     """A constant canary gradient among zeros.
 
     Args:
@@ -32,16 +32,10 @@ class Adversarial:
     """
 
     iterates: Literal["exact", "trained"] = "exact"
-    brings_problem: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.iterates not in ("exact", "trained"):
             raise ValueError(f"iterates must be 'exact' or 'trained', got {self.iterates!r}")
-
-    @property
-    def trains(self) -> bool:
-        """Whether models are trained; otherwise their scores are drawn by ``sample``."""
-        return self.iterates == "trained"
 
     def craft(self, run: DPSGD, problem: Problem | None, references: References) -> Facts:
         return {}
@@ -58,8 +52,8 @@ class Adversarial:
         """Scores of models with and without the canary, as ``arm`` would give them after training."""
         return sample_scores(run, present, generator)
 
-    def expected(self, facts: Facts) -> Expected:
-        return Expected("linear")
+    def expected(self, facts: Facts) -> LinearScores:
+        return LinearScores()
 
     def words(self, facts: Facts) -> Words:
         how = "drawn from their exact distribution" if self.iterates == "exact" else "trained step by step"

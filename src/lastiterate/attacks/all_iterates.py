@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from lastiterate.attacks.attack import Armed, Expected, Facts, References, Words
+from lastiterate.attacks.attack import Armed, Facts, LikelihoodRatio, References, Words
 from lastiterate.attacks.gradient_space import GradientSpace
 from lastiterate.attacks.likelihood import log_likelihood_ratio
 from lastiterate.optimizer import SGD
@@ -53,8 +53,8 @@ class AllIterates:
         index = facts["indices"][0]
         return replace(armed, watch=lambda: Increments(run, index))
 
-    def expected(self, facts: Facts) -> Expected:
-        return Expected("likelihood-ratio")
+    def expected(self, facts: Facts) -> LikelihoodRatio:
+        return LikelihoodRatio()
 
     def words(self, facts: Facts) -> Words:
         others = "natural data" if self.others == "natural" else "all other gradients zero"

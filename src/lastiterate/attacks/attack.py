@@ -8,32 +8,68 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, runtime_checkable
 
-import numpy as np
-
+from lastiterate.arrays import FloatArray
 from lastiterate.run import DPSGD
-from lastiterate.values import Array
 
 if TYPE_CHECKING:
+    from jaxtyping import PyTree
+
     from lastiterate.training import Problem
     from lastiterate.training.problem import Canary
 
-Facts = dict[str, Any]  # plain values, which a store can keep
+Facts: TypeAlias = dict[str, Any]  # plain values, which a store can keep
 
 
 @dataclass(frozen=True)
-class Expected:
-    """What the linear analysis expects of the scores, from which thresholds follow before any model is trained.
+class LinearScores:
+    """N(0, spread^2) without the canary, and signal S / s + N(0, spread^2) with it.
 
-    kind "linear": N(0, spread^2) without the canary and signal S / s + N(0, spread^2) with it, where S is how much of
-    the canary is in the model and s the noise. kind "likelihood-ratio": the log of the likelihood ratio over all steps.
-    kind "none": nothing is known, and thresholds must come from the scores themselves.
+    S is how much of the canary is in the model, and s the noise of the run: Theorem 1 of the paper, for a distinguisher
+    that sees a share of the canary and more than the noise. Thresholds follow before any model is trained.
     """
 
-    kind: Literal["linear", "likelihood-ratio", "none"]
     signal: float = 1.0
     spread: float = 1.0
+
+
+@dataclass(frozen=True)
+class LikelihoodRatio:
+    """The log of the likelihood ratio over all steps, as if every iterate had been released."""
+
+
+@dataclass(frozen=True)
+class Unknown:
+    """Nothing is known of the scores: thresholds must come from the scores themselves."""
+
+
+ExpectedScores: TypeAlias = LinearScores | LikelihoodRatio | Unknown
+
+
+def Expected(  # noqa: N802 - it reads as the class it was
+    kind: Literal["linear", "likelihood-ratio", "none"], signal: float = 1.0, spread: float = 1.0
+) -> ExpectedScores:
+    """What the linear analysis expects of the scores, by its name."""
+    match kind:
+        case "linear":
+            return LinearScores(signal, spread)
+        case "likelihood-ratio":
+            return LikelihoodRatio()
+        case "none":
+            return Unknown()
+    raise ValueError(f"kind must be linear, likelihood-ratio or none, got {kind!r}")
+
+
+def expected_fields(expected: ExpectedScores) -> dict[str, Any]:
+    """The arguments of ``Expected`` that give this."""
+    match expected:
+        case LinearScores(signal, spread):
+            return {"kind": "linear", "signal": signal, "spread": spread}
+        case LikelihoodRatio():
+            return {"kind": "likelihood-ratio"}
+        case Unknown():
+            return {"kind": "none"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,7 +86,7 @@ class Armed:
 
     problem: Problem
     canary: Canary
-    score: Callable[[Any], Array]
+    score: Callable[[PyTree], FloatArray]
     watch: Callable[[], Watch] | None = None
     double: bool = False
 
@@ -58,8 +94,8 @@ class Armed:
 class Watch(Protocol):
     """A distinguisher that sees all iterates of a chunk of models, one after the other, the initial one first."""
 
-    def see(self, step: int, parameters: Any) -> None: ...
-    def scores(self) -> Array: ...
+    def see(self, step: int, parameters: PyTree) -> None: ...
+    def scores(self) -> FloatArray: ...
 
 
 class References(Protocol):
@@ -74,14 +110,12 @@ class References(Protocol):
         models: int,
         present: bool = False,
         purpose: int = 0,
-    ) -> Any: ...
+    ) -> PyTree: ...
 
 
+@runtime_checkable
 class Attack(Protocol):
-    """Crafter and distinguisher. Implementations are frozen dataclasses, whose fields describe them in the store.
-
-    One with a true ``brings_problem`` arms a problem of its own and is given None for the user's.
-    """
+    """Crafter and distinguisher. Implementations are frozen dataclasses, whose fields describe them in the store."""
 
     def craft(self, run: DPSGD, problem: Problem, references: References) -> Facts:
         """Look at models without (or with) the canary, and decide all that has to be decided."""
@@ -89,16 +123,15 @@ class Attack(Protocol):
     def arm(self, run: DPSGD, problem: Problem, facts: Facts) -> Armed:
         """The canary and the distinguisher that the facts determine."""
 
-    def expected(self, facts: Facts) -> Expected:
+    def expected(self, facts: Facts) -> ExpectedScores:
         """What the linear analysis expects of the scores."""
 
     def words(self, facts: Facts) -> Words:
         """The attack for people."""
 
 
-def fair_coins(canaries: int, seed: int) -> Array:
-    """Which of the canaries of one run are in; it depends on the audit's seed alone."""
-    return np.random.default_rng([seed, 1]).random(canaries) < 0.5
+class BringsProblem:
+    """An attack that arms a problem of its own: it is given None for the user's."""
 
 
 @dataclass(frozen=True)
@@ -108,3 +141,8 @@ class Words:
     attack: str
     unit: str
     caveats: tuple[str, ...] = ()
+
+
+def models_to_craft(attack: object) -> int:
+    """How many models a crafter trains that are not counted, by its own word: ``to_craft`` or ``references``."""
+    return int(getattr(attack, "to_craft", getattr(attack, "references", 0)))

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from scipy.stats import chi2
 
-from lastiterate.attacks.attack import Expected, Facts, Words
+from lastiterate.attacks.attack import Facts, LinearScores, Words
 from lastiterate.attacks.linear_score import noise_unit
 from lastiterate.run import DPSGD
 from lastiterate.values import Array, integer
@@ -59,8 +59,8 @@ class Displacement:
         projected = self._projections(parameters) @ np.array(facts["weights"])
         return float(projected - facts["centre"]) / noise_unit(run)
 
-    def expected(self, facts: Facts) -> Expected:
-        return Expected("linear", 1.0, facts["spread"])
+    def expected(self, facts: Facts) -> LinearScores:
+        return LinearScores(1.0, facts["spread"])
 
     def words(self, facts: Facts) -> Words:
         return Words(

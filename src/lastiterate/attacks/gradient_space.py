@@ -11,7 +11,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from lastiterate.attacks.attack import Armed, Expected, Facts, References, Words
+from lastiterate.attacks.attack import Armed, Facts, LinearScores, References, Words
 from lastiterate.attacks.linear_score import LinearScore, noise_unit
 from lastiterate.run import DPSGD
 from lastiterate.training.problem import GradientCanary, Problem
@@ -69,8 +69,8 @@ class GradientSpace:
         canary = GradientCanary((self.norm * run.clip_norm * along).astype(np.float32))
         return Armed(problem, canary, LinearScore(along, facts["centre"], noise_unit(run)))
 
-    def expected(self, facts: Facts) -> Expected:
-        return Expected("linear", min(1.0, self.norm), facts["spread"])
+    def expected(self, facts: Facts) -> LinearScores:
+        return LinearScores(min(1.0, self.norm), facts["spread"])
 
     def words(self, facts: Facts) -> Words:
         words = f"gradient space, natural data: {_WORDS[self.direction]}; score: displacement along it"

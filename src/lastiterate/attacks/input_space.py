@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lastiterate.attacks.attack import Armed, Expected, Facts, References, Words
+from lastiterate.attacks.attack import Armed, Facts, LinearScores, References, Words
 from lastiterate.privacy.law import law_of
 from lastiterate.run import DPSGD
 from lastiterate.training.problem import ExampleCanary, Moment, Problem
@@ -53,6 +53,11 @@ class InputSpace:
         integer("pilots", self.pilots, 2)
         integer("seed", self.seed, 0)
 
+    @property
+    def to_craft(self) -> int:
+        """How many models are trained that are not counted: to choose, and a world each to centre the scores."""
+        return 3 * self.pilots
+
     def craft(self, run: DPSGD, problem: Problem, references: References) -> Facts:
         images, labels = _images(problem)
         setting = self._others(problem)
@@ -87,8 +92,8 @@ class InputSpace:
         loss = _loss_of(problem, example)
         return Armed(setting, canary, lambda trained: (-loss(trained) - facts["centre"]) / facts["unit"])
 
-    def expected(self, facts: Facts) -> Expected:
-        return Expected("linear", facts["signal"], 1.0)
+    def expected(self, facts: Facts) -> LinearScores:
+        return LinearScores(facts["signal"], 1.0)
 
     def words(self, facts: Facts) -> Words:
         others = "natural data" if self.others == "natural" else "all other images blank"

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lastiterate.attacks.attack import Expected, Facts, References, Words, fair_coins
+from lastiterate.attacks.attack import ExpectedScores, Facts, LinearScores, References, Unknown, Words
 from lastiterate.attacks.drift import measure_drift
 from lastiterate.attacks.input_space import _images, _losses_by_label
 from lastiterate.attacks.linear_score import noise_unit
@@ -44,10 +44,6 @@ class OneRun:
         if self.canary not in ("gradient", "mislabelled"):
             raise ValueError(f"canary must be 'gradient' or 'mislabelled', got {self.canary!r}")
         integer("references", self.references, 2)
-
-    def coins(self, canaries: int, seed: int) -> Array:
-        """Which canaries are in."""
-        return fair_coins(canaries, seed)
 
     def craft_many(self, run: DPSGD, problem: Problem, references: References, canaries: int) -> Facts:
         if self.canary == "mislabelled":
@@ -91,8 +87,8 @@ class OneRun:
             return -losses[np.arange(len(indices)), facts["labels"]] - centres
         return (-flatten(trained)[0, indices].astype(np.float64) - centres) / noise_unit(run)
 
-    def expected(self, facts: Facts) -> Expected:
-        return Expected("linear") if self.canary == "gradient" else Expected("none")
+    def expected(self, facts: Facts) -> ExpectedScores:
+        return LinearScores() if self.canary == "gradient" else Unknown()
 
     def words(self, facts: Facts) -> Words:
         what = "Dirac gradients on quiet parameters" if self.canary == "gradient" else "natural examples, mislabelled"

@@ -21,7 +21,7 @@ from lastiterate.auditing.sources import UNKNOWN, Code, is_installed, own_source
 from lastiterate.optimizer import SGD
 from lastiterate.run import DPSGD
 
-Plain: TypeAlias = "str | int | float | bool | None | list[Plain] | dict[str, Plain]"
+Plain: TypeAlias = "str | int | float | bool | list[Plain] | dict[str, Plain] | None"
 
 VERSION = 1  # of what is compared; a change of meaning gets a new number and a way to read the old one
 _SIMPLE = (str, int, float, bool, type(None))

@@ -24,7 +24,7 @@ def is_installed(thing: Code) -> bool:
     name = str(getattr(thing, "__module__", None) or "").partition(".")[0]
     file = _file(thing)
     if file is None:
-        return name == _PACKAGE or name in sys.stdlib_module_names and name != "__main__"
+        return name == _PACKAGE or (name in sys.stdlib_module_names and name != "__main__")
     return name == _PACKAGE or _is_installed(file)
 
 

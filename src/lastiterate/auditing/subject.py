@@ -11,13 +11,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from lastiterate.auditing.describe import specification, store_name
+from lastiterate.arrays import FloatArray, IntArray
+from lastiterate.auditing.experiments.choose import Given, experiment_on
+from lastiterate.auditing.experiments.protocol import Experiment
 from lastiterate.optimizer import SGD
 from lastiterate.privacy.calibrate import calibrate
 from lastiterate.privacy.composition import composition
 from lastiterate.run import DPSGD
 from lastiterate.trainer_failure import guarded
-from lastiterate.values import Array
 
 DEFAULT_EPSILON, DEFAULT_DELTA = 8.0, 1e-5  # by composition, where no noise was given
 DEFAULT_MOMENTUM = 0.9
@@ -31,13 +32,16 @@ class Subject:
     problem: Any
     words: str
     name: str
-    test: tuple[Array, Array] | None = None
-    attack: Any = None
+    test: tuple[FloatArray, IntArray] | None = None
+    attack: object = None
 
-    def default_store(self, attack: Any, models: int, seed: int) -> Path:
+    def experiment(self, attack: object, models: int, seed: int) -> Experiment:
+        """The audit of it by this attack; None: by the one that suits it."""
+        return experiment_on(self.problem, Given(self.run, attack, models, seed, self.test, self.words))
+
+    def default_store(self, experiment: Experiment) -> Path:
         """A file of its own for every audit, so that the same command finds it again."""
-        described = specification(self.run, self.problem, attack, models, seed, self.words)
-        return Path("runs") / store_name(self.name, described)
+        return Path("runs") / f"{self.name}-{experiment.identity().digest()}.sqlite"
 
 
 def find_subject(data: str, model: str, trainer: str | None, run: Callable[[int | None], DPSGD | None]) -> Subject:

@@ -12,7 +12,7 @@ from lastiterate.cli.options import MethodOptions, SizeOptions
 from lastiterate.cli.training_options import resumable
 
 if TYPE_CHECKING:
-    from lastiterate.auditing.evidence.report import Question
+    from lastiterate.auditing.evidence.question import Question
     from lastiterate.auditing.subject import Subject
     from lastiterate.optimizer import SGD
 
@@ -69,13 +69,12 @@ def perform(
 ) -> int:
     """Audit the subject, show what was found, and say with which status to exit; Ctrl-C says how to resume."""
     from lastiterate.auditing.conduct import conduct
-    from lastiterate.auditing.job import Job
     from lastiterate.cli.audit_output import finish
 
-    store = options.store or subject.default_store(attack, models, options.seed)
-    job = Job(subject.run, subject.problem, attack, {}, options.seed, models, test=subject.test)
+    experiment = subject.experiment(attack, models, options.seed)
+    store = options.store or subject.default_store(experiment)
     with resumable(store):
-        result = conduct(job, question, store, engine, subject.words, progress=None)
+        result = conduct(experiment, question, store, engine)
     return finish(result, question, options.output, options.strict, json)
 
 
@@ -86,11 +85,10 @@ def _duration(seconds: float) -> str:
 def rehearse(subject: "Subject", attack: Any, models: int, json: bool, unseen: list[str] | None = None) -> None:
     """Say what an audit would train and how long it would take, and of which tokens canaries could be made."""
     from lastiterate.answers import run_fields
-    from lastiterate.auditing import rehearsal
     from lastiterate.cli.output import print_json, print_note
     from lastiterate.plot.words import describe
 
-    plan = rehearsal.rehearse(subject.run, subject.problem, attack, models)
+    plan = subject.experiment(attack, models, 0).cost()
     if json:
         tokens = {} if unseen is None else {"unseen_tokens": unseen}
         print_json({**run_fields(subject.run), "data": subject.words, **vars(plan), **tokens})

@@ -11,7 +11,7 @@ from lastiterate.cli.errors import OptionError
 from lastiterate.cli.options import PerStepOption, option
 
 if TYPE_CHECKING:
-    from lastiterate.auditing.evidence.report import Question
+    from lastiterate.auditing.evidence.question import Question
 
 ATTACKS = (
     "quiet",
@@ -73,7 +73,7 @@ class QuestionOptions:
 
     def question(self) -> Question:
         """The question that the options put."""
-        from lastiterate.auditing.evidence.report import Question
+        from lastiterate.auditing.evidence.question import Question
 
         methods = None if self.method in (None, "all") else self.method.split(",")
         return Question(

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from lastiterate.auditing.evidence.estimate import Estimate
-    from lastiterate.auditing.evidence.report import Question
+    from lastiterate.auditing.evidence.question import Question
     from lastiterate.auditing.evidence.result import AuditResult
 
 REFUTED, INCONCLUSIVE = 1, 4  # exit statuses

@@ -91,6 +91,7 @@ def estimate(
       lastiterate estimate scores.csv --delta 1e-5 --confidence 0.95
     """
     import lastiterate
+    from lastiterate.auditing.evidence.kinds import Kind
     from lastiterate.auditing.evidence.score_file import read_scores
     from lastiterate.auditing.evidence.verdict import claim_of, judge_scores
     from lastiterate.cli.audit_output import estimate_fields, status_of, verdict_note
@@ -114,7 +115,8 @@ def estimate(
     ]
     verdict, reason = "", ""
     if claim is not None:
-        kind = {"one-run": "one-run", "one-run-fdp": "one-run", "composition": "likelihood-ratio"}.get(method, "none")
+        kinds = {"one-run": Kind.ONE_MODEL, "one-run-fdp": Kind.ONE_MODEL, "composition": Kind.ALL_ITERATES}
+        kind = kinds.get(method, Kind.LAST_ITERATE)
         verdict, reason = judge_scores(*scores, claim, kind, delta, confidence, threshold, run)
     judged = {"verdict": verdict, "reason": reason} if claimed else {}
     if not json:

@@ -35,8 +35,9 @@ def report(
     Example:
       lastiterate report runs/x.sqlite --method clopper-pearson,gdp --confidence 0.99 --export scores.csv
     """
-    from lastiterate.auditing.stores import export as files
     from lastiterate.auditing.evidence.report import report as ask
+    from lastiterate.auditing.reading import evidence_in
+    from lastiterate.auditing.stores import export as files
     from lastiterate.auditing.stores.store import Store
     from lastiterate.cli.audit_output import finish
     from lastiterate.cli.pictures import check_folder
@@ -48,5 +49,5 @@ def report(
     with Store.read(store) as kept:
         if export is not None:
             files.export(kept, export)
-        (result,) = [ask(each, asked) for each in tracker("analysing")([kept])]
+        (result,) = [ask(evidence_in(each), asked) for each in tracker("analysing")([kept])]
     raise typer.Exit(finish(result, asked, output, strict, json, "-report"))

@@ -133,14 +133,13 @@ def predict(run: DPSGD, delta: float) -> dict[str, Answer]:
 
 def last_iterate_scores(setting: Setting, run: DPSGD, attack: Any, name: str) -> tuple[Array, Array]:
     """Train models with the canary and without it, and score their last iterates, in this order."""
-    from lastiterate.auditing.conduct import collect
-    from lastiterate.auditing.describe import specification, store_name
+    from lastiterate.auditing.conduct import collected
+    from lastiterate.auditing.experiments.choose import Given, experiment_on
 
-    file = None
-    if setting.store is not None:
-        described = specification(run, None, attack, setting.models, setting.seed, name)
-        file = setting.store / store_name(name, described)
-    trials = collect(run, None, attack, setting.models, setting.seed, file, setting.engine, data=name)
+    experiment = experiment_on(None, Given(run, attack, setting.models, setting.seed, data=name))
+    file = None if setting.store is None else setting.store / f"{name}-{experiment.identity().digest()}.sqlite"
+    with collected(experiment, store=file, engine=setting.engine) as store:
+        trials = store.scores()
     return trials.scores[trials.present], trials.scores[~trials.present]
 
 

@@ -8,12 +8,12 @@ last iterate can leak more than at both ends.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
 from lastiterate.answers import Answer
-from lastiterate.attacks.attack import Armed, Expected, Facts, References, Words
+from lastiterate.attacks.attack import Armed, BringsProblem, Facts, References, Unknown, Words
 from lastiterate.attacks.linear_score import LinearScore, noise_unit
 from lastiterate.counterexamples.probe import (
     Case,
@@ -45,11 +45,10 @@ _CURVE = np.linspace(0.0, 1.0, 41)
 
 
 @dataclass(frozen=True)
-class Regularised:
+class Regularised(BringsProblem):
     """A canary of constant gradient, nothing else in the data, and the regulariser alpha / (2 eta) ||m||^2."""
 
     alpha: float
-    brings_problem: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         number("alpha", self.alpha, 0.0, 1.0)
@@ -70,8 +69,8 @@ class Regularised:
         canary = GradientCanary(np.array([run.clip_norm], np.float32))
         return Armed(setting, canary, LinearScore(np.ones(1), 0.0, rate * noise_unit(self.seen(run))))
 
-    def expected(self, facts: Facts) -> Expected:
-        return Expected("none")
+    def expected(self, facts: Facts) -> Unknown:
+        return Unknown()
 
     def words(self, facts: Facts) -> Words:
         return Words(f"quadratic regulariser, alpha {spell(self.alpha)}", "standard deviations of the noise")

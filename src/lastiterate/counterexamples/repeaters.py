@@ -15,11 +15,20 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
-from lastiterate.attacks.attack import Armed, Expected, Facts, References, Words
+from lastiterate.attacks.attack import (
+    Armed,
+    BringsProblem,
+    ExpectedScores,
+    Facts,
+    LikelihoodRatio,
+    References,
+    Unknown,
+    Words,
+)
 from lastiterate.attacks.likelihood import total_log_likelihood_ratio
 from lastiterate.counterexamples.one_bit import best_threshold
 from lastiterate.counterexamples.probe import require_plain
@@ -44,7 +53,7 @@ _ODDS = 8.0  # standard deviations from which a gauge is not chance
 
 
 @dataclass(frozen=True)
-class Malicious:
+class Malicious(BringsProblem):
     """Data that make the last iterate remember every step.
 
     Args:
@@ -54,7 +63,6 @@ class Malicious:
 
     encoding: Encoding = "linear"
     threshold: float | None = None
-    brings_problem: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.encoding not in get_args(Encoding):
@@ -76,8 +84,8 @@ class Malicious:
 
         return Armed(_problem(run, facts), GradientCanary(_canary(run)), Reader(run, facts))
 
-    def expected(self, facts: Facts) -> Expected:
-        return Expected("none" if self.encoding == "one-bit" else "likelihood-ratio")
+    def expected(self, facts: Facts) -> ExpectedScores:
+        return Unknown() if self.encoding == "one-bit" else LikelihoodRatio()
 
     def words(self, facts: Facts) -> Words:
         if self.encoding == "one-bit":

@@ -17,11 +17,11 @@ drops is below 1e-13 standard deviations of a coordinate's noise.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lastiterate.attacks.attack import Armed, Expected, Facts, References, Words
+from lastiterate.attacks.attack import Armed, BringsProblem, Facts, References, Unknown, Words
 from lastiterate.attacks.likelihood import total_log_likelihood_ratio
 from lastiterate.counterexamples.probe import require_plain
 from lastiterate.plot.words import spell
@@ -35,11 +35,10 @@ LARGEST = 301.0  # decimal digits of v^(T-1): seven less than float64 holds, for
 
 
 @dataclass(frozen=True)
-class Shift:
+class Shift(BringsProblem):
     """A canary that pushes the first coordinate, nothing else in the data, and the regulariser that shifts."""
 
     growth: float
-    brings_problem: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         number("growth", self.growth, 1.0)
@@ -64,8 +63,8 @@ class Shift:
         setting = Problem(np.zeros(run.steps), regulariser_gradient=gradient)
         return Armed(setting, GradientCanary(canary), ShiftScore(self, run), double=True)
 
-    def expected(self, facts: Facts) -> Expected:
-        return Expected("none")  # the likelihood ratio's law is not the run's own, but that of the run as seen
+    def expected(self, facts: Facts) -> Unknown:
+        return Unknown()  # the likelihood ratio's law is not the run's own, but that of the run as seen
 
     def words(self, facts: Facts) -> Words:
         return Words(f"shifting regulariser, growth {spell(self.growth)}", "nats of the log-likelihood ratio")

@@ -11,6 +11,7 @@ except ImportError as error:
         f'language models need {error.name}, which is not installed: pip install "lastiterate[lm]"'
     ) from error
 
+from lastiterate.lm import experiment as _experiment  # noqa: F401 - registers how texts are audited
 from lastiterate.lm.one_run_tokens import OneRunTokens
 from lastiterate.lm.problem import TextProblem
 from lastiterate.lm.texts import Texts, read_texts, split_texts

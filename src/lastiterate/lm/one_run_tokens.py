@@ -11,7 +11,7 @@ from typing import get_args
 
 import numpy as np
 
-from lastiterate.attacks.attack import Expected, Facts, Words, fair_coins
+from lastiterate.attacks.attack import Facts, LinearScores, Words
 from lastiterate.attacks.linear_score import noise_unit
 from lastiterate.lm.direction import Direction, Where, find_direction
 from lastiterate.lm.gradients import Tensors
@@ -51,10 +51,6 @@ class OneRunTokens:
         """How many models are trained that are not counted."""
         return self.references
 
-    def coins(self, canaries: int, seed: int) -> Array:
-        """Which canaries are in."""
-        return fair_coins(canaries, seed)
-
     def craft_many(self, run: DPSGD, problem: TextProblem, references: TextReferences, canaries: int) -> Facts:
         unseen = load(problem).unseen
         if canaries > unseen.size:
@@ -77,8 +73,8 @@ class OneRunTokens:
         scores = _Scores.of(run, problem, facts["canaries"], self.score)
         return ArmedTexts(facts["canaries"], scores, np.array(facts["centres"]))
 
-    def expected(self, facts: Facts) -> Expected:
-        return Expected("linear", facts["signal"])
+    def expected(self, facts: Facts) -> LinearScores:
+        return LinearScores(facts["signal"])
 
     def words(self, facts: Facts) -> Words:
         count = len(facts["canaries"])

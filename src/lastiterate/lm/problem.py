@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, get_args
+from typing import Any, TypeAlias, get_args
 
 import numpy as np
 import torch
@@ -20,11 +20,6 @@ from lastiterate.lm.texts import Texts, Unit, split_texts
 from lastiterate.lm.tokens import Tokens, encode, pad, unseen_tokens
 from lastiterate.lm.trained import Trained, choose_trained
 from lastiterate.values import Array, integer
-
-if TYPE_CHECKING:
-    from lastiterate.auditing.job import Job, Trials
-    from lastiterate.lm.training import TextReferences
-    from lastiterate.run import DPSGD
 
 LONGEST = 128
 HELD_OUT = 0.1
@@ -153,41 +148,6 @@ class TextProblem:
     def unseen_tokens(self) -> list[str]:
         """The tokens of which a canary can be made: they occur in none of the texts."""
         return self.spell(load(self).unseen)
-
-    # What follows makes it a problem that brings its own trainer to an audit.
-
-    def default_attack(self) -> Any:
-        from lastiterate.lm.unseen_tokens import UnseenTokens
-
-        return UnseenTokens()
-
-    def check(self, attack: Any) -> None:
-        from lastiterate.lm.one_run_tokens import OneRunTokens
-        from lastiterate.lm.unseen_tokens import UnseenTokens
-
-        if not isinstance(attack, (UnseenTokens, OneRunTokens)):
-            raise ValueError(f"attack must be lm.UnseenTokens or lm.OneRunTokens for a TextProblem, got {attack!r}")
-
-    def references(self, seed: int, progress: bool | None) -> TextReferences:
-        from lastiterate.lm.training import TextReferences
-
-        return TextReferences(seed, progress)
-
-    def trials(self, job: Job, workers: int | None) -> Trials:
-        from lastiterate.lm.training import OneRunTextTrials, TextTrials
-
-        return OneRunTextTrials(job) if hasattr(job.attack, "coins") else TextTrials(job, workers)
-
-    def perplexity_before(self) -> float | None:
-        """Of the model as it comes, on the held-out texts."""
-        loaded = load(self)
-        return None if loaded.held_out is None else loaded.perplexity(loaded.start)
-
-    def seconds_a_step(self, run: DPSGD) -> float:
-        """What a step of a model takes when an audit trains them, from a few steps."""
-        from lastiterate.lm.training import time_steps
-
-        return time_steps(run, self)
 
 
 Batch: TypeAlias = tuple[Tensor, Tensor]  # tokens and lengths

@@ -7,22 +7,17 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from queue import SimpleQueue
 from time import monotonic
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 
-from lastiterate.auditing.stores.trials import StoredTrials
 from lastiterate.lm.gradients import Tensors
 from lastiterate.lm.problem import Loaded, TextProblem, load
 from lastiterate.lm.trainer import Trainer
 from lastiterate.machine import cores
 from lastiterate.run import DPSGD
 from lastiterate.training_progress import TrainingProgress
-from lastiterate.values import Array
-
-if TYPE_CHECKING:
-    from lastiterate.auditing.job import Job
 
 _SMALL = 20_000_000  # parameters: up to here models are trained side by side, one a core
 _TIMED_STEPS = 3
@@ -117,56 +112,6 @@ class TextReferences:
                 for model, reading, _ in train_models(run, problem, (), wanted, self._seed, read, progress=bar)
             }
         return [found[model.number] for model in wanted]
-
-
-class TextTrials:
-    """The audit's models: with the canary, and without."""
-
-    chunk_size = 1
-
-    def __init__(self, job: Job, workers: int | None) -> None:
-        self._job, self._workers = job, workers
-        self._armed = job.attack.arm(job.run, job.problem, job.facts)
-
-    def chunks(self, models: Array, present: Array, progress: TrainingProgress | None) -> Iterator[StoredTrials]:
-        job, armed = self._job, self._armed
-        wanted = [Model(int(number), (bool(here),)) for number, here in zip(models, present, strict=True)]
-
-        def read(loaded: Loaded, released: Tensors) -> tuple[float, float]:
-            return armed.score(loaded, released), _quality(loaded, released)
-
-        for model, (score, quality), seconds in train_models(
-            job.run, job.problem, [armed.canary], wanted, job.seed, read, workers=self._workers, progress=progress
-        ):
-            here = np.array(model.present)
-            yield StoredTrials(*map(np.array, ([model.number], here, [score], [quality], [seconds])))
-
-
-class OneRunTextTrials:
-    """One model with about half of the canaries; its chunk is all of them."""
-
-    def __init__(self, job: Job) -> None:
-        self._job = job
-        self.chunk_size = job.models
-
-    def chunks(self, models: Array, present: Array, progress: TrainingProgress | None) -> Iterator[StoredTrials]:
-        job = self._job
-        armed = job.attack.arm(job.run, job.problem, job.facts)
-        one = Model(0, present.tolist())
-
-        def read(loaded: Loaded, released: Tensors) -> tuple[Array, float]:
-            return armed.scores(loaded, released), _quality(loaded, released)
-
-        ((_, (scores, quality), seconds),) = train_models(job.run, job.problem, armed.canaries, [one], job.seed, read)
-        if progress:
-            progress.advanced(len(models), job.run.steps, finished=True)
-        count = len(models)
-        yield StoredTrials(models, present, scores, np.full(count, quality), np.full(count, seconds / count))
-
-
-def _quality(loaded: Loaded, released: Tensors) -> float:
-    """What a store keeps as accuracy: the mean probability (geometric) of a held-out token, which is 1 / perplexity."""
-    return float("nan") if loaded.held_out is None else 1.0 / loaded.perplexity(released)
 
 
 def _workers(loaded: Loaded, models: int, asked: int | None) -> int:

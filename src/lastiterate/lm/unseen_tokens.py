@@ -13,7 +13,7 @@ from typing import Literal, TypeAlias, get_args
 import numpy as np
 import torch
 
-from lastiterate.attacks.attack import Expected, Facts, Words
+from lastiterate.attacks.attack import Facts, LinearScores, Words
 from lastiterate.attacks.displacement import believed
 from lastiterate.attacks.linear_score import noise_unit
 from lastiterate.lm.direction import Direction, Where, find_direction
@@ -97,8 +97,8 @@ class UnseenTokens:
         direction = None if self.score == "loss" else find_direction(load(problem), canary, self._where)
         return ArmedText(canary, direction, facts["centre"], facts["unit"])
 
-    def expected(self, facts: Facts) -> Expected:
-        return Expected("linear", facts["signal"], facts["spread"])
+    def expected(self, facts: Facts) -> LinearScores:
+        return LinearScores(facts["signal"], facts["spread"])
 
     def words(self, facts: Facts) -> Words:
         canary, tokens = facts["canary"], [ascii(token) for token in facts["tokens"]]

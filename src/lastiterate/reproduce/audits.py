@@ -95,7 +95,7 @@ def measure(
     rows = []
     for seed, case in track(list(enumerate(cases))):
         one = replace(subject, run=case.run)
-        file = one.default_store(case.attack, models, seed).name
+        file = one.default_store(one.experiment(case.attack, models, seed)).name
         result = lastiterate.audit(
             case.run,
             subject.problem,

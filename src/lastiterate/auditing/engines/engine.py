@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
-from lastiterate.auditing.job import Job, Trials
+from lastiterate.auditing.experiments.protocol import Crafted, Experiment, Trials
 
 
+@runtime_checkable
 class Engine(Protocol):
-    """Computes the trials of a job and hands them over chunk by chunk, in any order."""
+    """Computes the trials of an experiment and hands them over chunk by chunk, in any order."""
 
     def running(self) -> AbstractContextManager[None]:
         """Entered before anything is trained, and left when all is done or nothing more can be."""
 
-    def prepare(self, job: Job) -> Trials:
-        """The job's trials, with the chunk size that the job says, or else one that suits the engine."""
+    def prepare(self, experiment: Experiment, crafted: Crafted, chunk_size: int | None) -> Trials:
+        """The experiment's trials; ``chunk_size`` None: one that suits the engine."""
 
 
 @dataclass(frozen=True)
@@ -28,18 +29,19 @@ class Local:
     def running(self) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def prepare(self, job: Job) -> Trials:
-        return job.trials(self.workers)
+    def prepare(self, experiment: Experiment, crafted: Crafted, chunk_size: int | None) -> Trials:
+        return experiment.trials(crafted, chunk_size, self.workers)
 
 
 def find_engine(engine: str | Engine) -> Engine:
     """An engine by its name, or the engine itself."""
-    if not isinstance(engine, str):
-        return engine
-    if engine == "local":
-        return Local()
-    if engine == "ray":
-        from lastiterate.auditing.engines.ray_engine import Ray
+    match engine:
+        case "local":
+            return Local()
+        case "ray":
+            from lastiterate.auditing.engines.ray_engine import Ray
 
-        return Ray()
+            return Ray()
+        case Engine():
+            return engine
     raise ValueError(f"engine must be 'local' or 'ray', got {engine!r}")

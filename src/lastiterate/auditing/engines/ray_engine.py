@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from lastiterate.arrays import BoolArray, IntArray
 from lastiterate.auditing.engines import ray_worker
-from lastiterate.auditing.job import Job, Trials, is_one_run
 from lastiterate.auditing.engines.ray_cluster import connected, import_ray
-from lastiterate.auditing.stores.trials import StoredTrials
-from lastiterate.values import Array, integer, number
+from lastiterate.auditing.experiments.protocol import Crafted, Experiment, Trials
+from lastiterate.auditing.stores.trials import ScoredTrials
+from lastiterate.values import integer, number
 
 if TYPE_CHECKING:
     from lastiterate.training_progress import TrainingProgress
@@ -45,13 +45,13 @@ class Ray:
     def running(self) -> AbstractContextManager[None]:
         return connected(self.address)
 
-    def prepare(self, job: Job) -> Trials:
+    def prepare(self, experiment: Experiment, crafted: Crafted, chunk_size: int | None) -> Trials:
         self._check_fit()
-        if job.chunk_size is None:  # chosen where chunks will be trained, for as many workers as there are
-            models = job.models if is_one_run(job.attack) else math.ceil(job.models / self.slots())
-            sent = ray_worker.send(replace(job, models=models), self.cpus, self.gpus)
-            job = replace(job, chunk_size=self.result(self.task(ray_worker.chunk_size).remote(sent)))
-        return RayTrials(self, job)
+        task = ray_worker.Task(experiment, crafted, chunk_size, self.slots())
+        if chunk_size is None:  # chosen where chunks will be trained, for as many workers as there are
+            sent = ray_worker.send(task, self.cpus, self.gpus)
+            chunk_size = int(self.result(self.task(ray_worker.chunk_size).remote(sent)))
+        return RayTrials(self, replace(task, chunk_size=chunk_size), chunk_size)
 
     def task(self, function: Any) -> Any:
         """A function, as something that Ray calls where there is room."""
@@ -84,29 +84,30 @@ class Ray:
             )
 
 
+@dataclass(frozen=True, eq=False)
 class RayTrials:
-    """A job's trials, computed in the cluster.
+    """An experiment's trials, computed in the cluster.
 
     Few tasks are begun ahead, and none is cancelled: those that are left when an audit is stopped end with the
     connection or, if the process had that before, by themselves. To cancel a task that just ends crashes Ray 2.60.
     """
 
-    def __init__(self, engine: Ray, job: Job) -> None:
-        assert job.chunk_size is not None
-        self._engine, self._job, self.chunk_size = engine, job, job.chunk_size
+    engine: Ray
+    task: ray_worker.Task
+    chunk_size: int
 
-    def chunks(self, models: Array, present: Array, progress: TrainingProgress | None) -> Iterator[StoredTrials]:
-        sent = ray_worker.send(self._job, self._engine.cpus, self._engine.gpus)
-        task, wait = self._engine.task(ray_worker.train), import_ray().wait
+    def chunks(self, models: IntArray, present: BoolArray, progress: TrainingProgress | None) -> Iterator[ScoredTrials]:
+        sent = ray_worker.send(self.task, self.engine.cpus, self.engine.gpus)
+        train, wait = self.engine.task(ray_worker.train), import_ray().wait
         parts = [slice(begin, begin + self.chunk_size) for begin in range(0, len(models), self.chunk_size)]
         parts.reverse()
         waiting: list[Any] = []
         while parts or waiting:
-            while parts and len(waiting) <= self._engine.slots():
+            while parts and len(waiting) <= self.engine.slots():
                 part = parts.pop()
-                waiting.append(task.remote(sent, models[part], present[part]))
+                waiting.append(train.remote(sent, models[part], present[part]))
             (done,), waiting = wait(waiting, num_returns=1)
-            chunk: StoredTrials = self._engine.result(done)
+            chunk: ScoredTrials = self.engine.result(done)
             if progress:
-                progress.advanced(len(chunk.models), self._job.run.steps, finished=True)
+                progress.advanced(len(chunk.models), self.task.experiment.run.steps, finished=True)
             yield chunk

@@ -1,4 +1,4 @@
-"""What runs in Ray's workers. Jobs are sent once and kept with what was compiled, for the worker's next chunk."""
+"""What runs in Ray's workers. Tasks are sent once and kept with what was compiled, for the worker's next chunk."""
 
 from __future__ import annotations
 
@@ -10,23 +10,32 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
-import numpy as np
-
-from lastiterate.auditing.job import Job, Trials
+from lastiterate.arrays import BoolArray, IntArray
 from lastiterate.auditing.engines.ray_cluster import import_ray
-from lastiterate.auditing.stores.trials import StoredTrials
-from lastiterate.values import Array
+from lastiterate.auditing.experiments.protocol import Crafted, Experiment, Trials
+from lastiterate.auditing.sources import is_installed
+from lastiterate.auditing.stores.trials import ScoredTrials
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """What a worker is told; ``sharers`` is how many workers share the trials."""
+
+    experiment: Experiment
+    crafted: Crafted
+    chunk_size: int | None
+    sharers: int
 
 
 @dataclass(frozen=True)
-class SentJob:
-    """A job in the cluster's memory, and what its workers may use. As it holds a reference, it is cheap to send.
+class SentTask:
+    """A task in the cluster's memory, and what its workers may use. As it holds a reference, it is cheap to send.
 
     Attributes:
-        double: whether JAX computes in double precision where the job comes from.
+        double: whether JAX computes in double precision where the task comes from.
     """
 
     reference: Any
@@ -35,14 +44,14 @@ class SentJob:
     double: bool
 
 
-def send(job: Job, cpus: float, gpus: float) -> SentJob:
-    """Put a job into the cluster's memory. A user's own module goes along, as other machines do not have it."""
+def send(task: Task, cpus: float, gpus: float) -> SentTask:
+    """Put a task into the cluster's memory. A user's own modules go along, as other machines do not have them."""
     ray = import_ray()
-    by_value = {module for module in map(_users_module, (job.problem, job.attack)) if module}
+    by_value = {module for module in map(_users_module, vars(task.experiment).values()) if module}
     for module in by_value:
         ray.cloudpickle.register_pickle_by_value(module)
     try:
-        pickled = ray.cloudpickle.dumps(job)  # bytes: arrays that Ray itself unpickles cannot be written to
+        pickled = ray.cloudpickle.dumps(task)  # bytes: arrays that Ray itself unpickles cannot be written to
     except (TypeError, pickle.PicklingError) as error:
         reason = str(error).partition("\n")[0]
         raise ValueError(f"the trainer must be one that can be sent to other processes: {reason}") from None
@@ -50,26 +59,24 @@ def send(job: Job, cpus: float, gpus: float) -> SentJob:
         for module in by_value:
             ray.cloudpickle.unregister_pickle_by_value(module)
     jax = sys.modules.get("jax")
-    return SentJob(ray.put(pickled), cpus, gpus, jax is not None and bool(jax.config.x64_enabled))
+    return SentTask(ray.put(pickled), cpus, gpus, jax is not None and bool(jax.config.x64_enabled))
 
 
-def chunk_size(sent: SentJob) -> int:
+def chunk_size(sent: SentTask) -> int:
     """The chunk size that suits the worker."""
     with _computing(sent) as trials:
         return trials.chunk_size
 
 
-def train(sent: SentJob, models: Array, present: Array) -> StoredTrials:
+def train(sent: SentTask, models: IntArray, present: BoolArray) -> ScoredTrials:
     """One chunk."""
     with _computing(sent) as trials:
-        parts = list(trials.chunks(models, present, None))
-    names = ("models", "present", "scores", "accuracies", "seconds")
-    return StoredTrials(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
+        return ScoredTrials.joined(list(trials.chunks(models, present, None)))
 
 
 @contextmanager
-def _computing(sent: SentJob) -> Iterator[Trials]:
-    """The trials, as precise as where the job comes from; errors tell where in the worker they arose."""
+def _computing(sent: SentTask) -> Iterator[Trials]:
+    """The trials, as precise as where the task comes from; errors tell where in the worker they arose."""
     try:
         with _precision(sent.double):
             yield _trials(sent)
@@ -79,14 +86,14 @@ def _computing(sent: SentJob) -> Iterator[Trials]:
 
 
 @lru_cache(maxsize=1)
-def _trials(sent: SentJob) -> Trials:
+def _trials(sent: SentTask) -> Trials:
     ray = import_ray()
     # Read by XLA when it starts: no more threads of its own than the task has cores, no more memory than its share.
     os.environ.setdefault("NPROC", str(max(1, int(sent.cpus))))
     if 0.0 < sent.gpus < 1.0:
         os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", f"{0.9 * sent.gpus:.3f}")
-    job: Job = ray.cloudpickle.loads(ray.get(sent.reference))
-    return job.trials(1)
+    task: Task = ray.cloudpickle.loads(ray.get(sent.reference))
+    return task.experiment.trials(task.crafted, task.chunk_size, workers=1, sharers=task.sharers)
 
 
 def _precision(double: bool) -> Any:
@@ -97,10 +104,8 @@ def _precision(double: bool) -> Any:
     return jax.enable_x64(True)
 
 
-def _users_module(thing: Any) -> ModuleType | None:
-    """The module of a trainer or an attack, if it is not an installed one. What is in __main__ goes along anyway."""
-    name = str(getattr(thing, "__module__", None) or type(thing).__module__)
-    module = sys.modules.get(name)
-    file = getattr(module, "__file__", None)
-    installed = file is None or "site-packages" in file or name.partition(".")[0] == "lastiterate"
-    return None if installed or name == "__main__" else module
+def _users_module(thing: object) -> ModuleType | None:
+    """The module of a trainer or an attack, if it is a user's own. What is in __main__ goes along anyway."""
+    written = thing if isinstance(thing, (FunctionType, type)) else type(thing)
+    name = written.__module__
+    return None if name == "__main__" or is_installed(written) else sys.modules.get(name)

@@ -11,6 +11,7 @@ import numpy as np
 from lastiterate.answers import Answer
 from lastiterate.auditing.evidence.direction import OTHER_WAY
 from lastiterate.auditing.evidence.estimate import Estimate, estimate
+from lastiterate.auditing.evidence.kinds import Kind
 from lastiterate.auditing.evidence.power import MOST, Test, guarantee_of, least_models
 from lastiterate.auditing.evidence.signal import failure_of
 from lastiterate.plot.words import METHODS, per_cent, spell
@@ -46,16 +47,16 @@ class Claim:
     heuristic: float | None
     words: str
 
-    def tests(self, kind: str, confidence: float) -> list[Test]:
-        """Those that can refute it, for a kind of scores as in ``judge``; they share the error."""
-        if kind == "one-run":
+    def tests(self, kind: Kind, confidence: float) -> list[Test]:
+        """Those that can refute it, for a kind of scores; they share the error."""
+        if kind is Kind.ONE_MODEL:
             return [Test("one-run", confidence, self.guarantee)]
         if self.run is None:
             return [Test("clopper-pearson", confidence, self.guarantee)]
         shared = sharing_the_error(confidence)
         # Of error rates the method only chooses the threshold: for last iterates, the quicker family has the same one.
         family = "last-iterate"
-        if kind == "likelihood-ratio":
+        if kind is Kind.ALL_ITERATES:
             family = "composition" if guarantee_of(self.run) is composition else "clopper-pearson"
         return [
             Test("clopper-pearson", shared, self.guarantee),
@@ -130,13 +131,13 @@ def judge_scores(
     scores_in: Array,
     scores_out: Array,
     claim: Claim,
-    kind: str,
+    kind: Kind,
     delta: float,
     confidence: float,
     threshold: float | str,
     run: DPSGD | None,
 ) -> tuple[str, str]:
-    """The verdict on scores of which nothing is expected; ``kind`` as in ``judge``, the others as in ``estimate``."""
+    """The verdict on scores of which nothing is expected; arguments as in ``estimate``."""
     decides = deciding(threshold)
 
     @cache
@@ -148,7 +149,7 @@ def judge_scores(
 
 def judge(
     claim: Claim,
-    kind: str,
+    kind: Kind,
     bound: Callable[[str, float], Estimate],
     confidence: float,
     threshold: float | str,
@@ -156,7 +157,6 @@ def judge(
 ) -> tuple[str, str]:
     """The verdict and its reason, by the tests that apply to a kind of scores, whatever else was asked of them.
 
-    ``kind`` is "one-run", "likelihood-ratio" or anything else, which is about the last iterate.
     ``bound(method, confidence)`` gives an estimate at the ``threshold``. Two tests can refute a claim: they share the
     error. ``failure`` says why the attack, not the training, gave scores that tell nothing.
     """
@@ -168,7 +168,7 @@ def judge(
             halves = "; the two tests that can refute share the error" if len(tests) > 1 else ""
             shown = _found(test, found, bound)
             return VIOLATION, f"The claim ({claim.words}) is refuted with {sure} confidence: {shown}{halves}."
-    if kind not in ("one-run", "likelihood-ratio") and claim.heuristic is not None:
+    if kind is Kind.LAST_ITERATE and claim.heuristic is not None:
         found = bound("last-iterate", confidence)
         if found.epsilon > claim.heuristic:
             return ABOVE_HEURISTIC, (

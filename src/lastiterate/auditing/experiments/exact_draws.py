@@ -1,4 +1,4 @@
-"""Nothing is trained: last iterates are drawn from their distribution, which is known where the data are adversarial."""
+"""Nothing is trained: last iterates are drawn from their distribution, known where the data are adversarial."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class ExactDraws:
     def craft(self, progress: bool | None) -> Crafted:
         return Crafted({}, self.attack.expected({}), self.attack.words({}))
 
-    def trials(self, crafted: Crafted, chunk_size: int | None, workers: int | None) -> Trials:
+    def trials(self, crafted: Crafted, chunk_size: int | None, workers: int | None, sharers: int = 1) -> Trials:
         return _Draws(self, chunk_size or _CHUNK)
 
     def cost(self) -> Cost:
@@ -62,9 +62,7 @@ class _Draws:
     experiment: ExactDraws
     chunk_size: int
 
-    def chunks(
-        self, models: IntArray, present: BoolArray, progress: TrainingProgress | None
-    ) -> Iterator[ScoredTrials]:
+    def chunks(self, models: IntArray, present: BoolArray, progress: TrainingProgress | None) -> Iterator[ScoredTrials]:
         experiment = self.experiment
         for begin in range(0, len(models), self.chunk_size):
             part = slice(begin, begin + self.chunk_size)

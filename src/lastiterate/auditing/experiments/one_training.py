@@ -57,7 +57,7 @@ class OneTraining:
         facts = self.attack.craft_many(self.run, self.problem, references, self.models)
         return Crafted(facts, self.attack.expected(facts), self.attack.words(facts))
 
-    def trials(self, crafted: Crafted, chunk_size: int | None, workers: int | None) -> Trials:
+    def trials(self, crafted: Crafted, chunk_size: int | None, workers: int | None, sharers: int = 1) -> Trials:
         return _Canaries(self, crafted, self.models)
 
     def cost(self) -> Cost:
@@ -72,9 +72,7 @@ class _Canaries:
     crafted: Crafted
     chunk_size: int
 
-    def chunks(
-        self, models: IntArray, present: BoolArray, progress: TrainingProgress | None
-    ) -> Iterator[ScoredTrials]:
+    def chunks(self, models: IntArray, present: BoolArray, progress: TrainingProgress | None) -> Iterator[ScoredTrials]:
         this, facts, began = self.experiment, self.crafted.facts, monotonic()
         problem = this.attack.trained_problem(this.run, this.problem, facts, present)
         trained = train(this.run, problem, models=1, seed=this.seed, progress=False)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Protocol
 
 from lastiterate.arrays import BoolArray, IntArray
-from lastiterate.attacks.attack import ExpectedScores, Facts, Words
+from lastiterate.attacks.attack import Expected, ExpectedScores, Facts, Words, expected_fields
 from lastiterate.auditing.design import Design, Quality
 from lastiterate.auditing.identity import Identity
 from lastiterate.auditing.stores.trials import ScoredTrials
@@ -32,6 +32,22 @@ class Crafted:
     expected: ExpectedScores
     words: Words
     quality_before: float | None = None
+
+    def fields(self) -> dict[str, Any]:
+        """As what JSON has."""
+        return {
+            "facts": self.facts,
+            "expected": expected_fields(self.expected),
+            "words": asdict(self.words),
+            "quality_before": self.quality_before,
+        }
+
+    @classmethod
+    def of_fields(cls, fields: Mapping[str, Any]) -> Crafted:
+        """What was decided, from what was written."""
+        words = fields["words"]
+        told = Words(words["attack"], words["unit"], tuple(words["caveats"]))
+        return cls(fields["facts"], Expected(**fields["expected"]), told, fields["quality_before"])
 
 
 @dataclass(frozen=True)
@@ -60,9 +76,7 @@ class Trials(Protocol):
     def chunk_size(self) -> int:
         """How many trials are trained together. Scores may depend on it, so that a store keeps to it."""
 
-    def chunks(
-        self, models: IntArray, present: BoolArray, progress: TrainingProgress | None
-    ) -> Iterator[ScoredTrials]:
+    def chunks(self, models: IntArray, present: BoolArray, progress: TrainingProgress | None) -> Iterator[ScoredTrials]:
         """Chunks of these trials as they get ready, in any order."""
 
 
@@ -91,8 +105,15 @@ class Experiment(Protocol):
     def craft(self, progress: bool | None) -> Crafted:
         """Look at models that are not counted, and decide all that has to be decided."""
 
-    def trials(self, crafted: Crafted, chunk_size: int | None, workers: int | None) -> Trials:
-        """Trainer and distinguisher. ``chunk_size`` None: one that suits this machine; ``workers`` None: one a core."""
+    def trials(self, crafted: Crafted, chunk_size: int | None, workers: int | None, sharers: int = 1) -> Trials:
+        """Trainer and distinguisher.
+
+        Args:
+            crafted: what ``craft`` decided, now or in an earlier session.
+            chunk_size: None: one that suits this machine.
+            workers: how many chunks are trained at a time. None: one a core.
+            sharers: how many of these share the trials, as on a cluster.
+        """
 
     def cost(self) -> Cost:
         """What it would take here, from a few real steps."""

@@ -11,9 +11,8 @@ from lastiterate.auditing.experiments.protocol import Experiment
 
 def shipped_experiment(problem: object, given: Given) -> Experiment:
     """The experiment on a ``training.Problem``, or on None where the attack brings its own."""
-    match given.attack:
-        case Adversarial(iterates="exact") as attack:
-            return ExactDraws(given.run, attack, given.models, given.seed, given.data or "no data")
+    if isinstance(given.attack, Adversarial) and given.attack.iterates == "exact":
+        return ExactDraws(given.run, given.attack, given.models, given.seed, given.data or "no data")
     from lastiterate.attacks import GradientSpace, OneRun
     from lastiterate.auditing.experiments.one_training import OneTraining
     from lastiterate.auditing.experiments.trained_models import TrainedModels

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from time import monotonic
@@ -22,6 +23,7 @@ from lastiterate.training import GradientCanary, Problem, Trainer, train
 from lastiterate.training.memory import peak_bytes
 from lastiterate.training.models import accuracy
 from lastiterate.training.problem import Canary
+from lastiterate.training.trainer import TrainedChunk
 
 if TYPE_CHECKING:
     from jaxtyping import PyTree
@@ -72,8 +74,8 @@ class TrainedModels:
         facts = self.attack.craft(self.run, self.problem, TrainsReferences(self.seed, progress))  # type: ignore[arg-type]
         return Crafted(facts, self.attack.expected(facts), self.attack.words(facts))
 
-    def trials(self, crafted: Crafted, chunk_size: int | None, workers: int | None) -> Trials:
-        return _ModelTrials(self, crafted, chunk_size, workers)
+    def trials(self, crafted: Crafted, chunk_size: int | None, workers: int | None, sharers: int = 1) -> Trials:
+        return _ModelTrials(self, crafted, chunk_size, workers, 2 * math.ceil(self.models / sharers))
 
     def cost(self) -> Cost:
         references = models_to_craft(self.attack)
@@ -103,7 +105,7 @@ class TrainsReferences:
 
 class _ModelTrials:
     def __init__(
-        self, experiment: TrainedModels, crafted: Crafted, chunk_size: int | None, workers: int | None
+        self, experiment: TrainedModels, crafted: Crafted, chunk_size: int | None, workers: int | None, share: int
     ) -> None:
         self._experiment = experiment
         run, problem = experiment.run, experiment.problem
@@ -112,20 +114,18 @@ class _ModelTrials:
             run,
             self._armed.problem,
             self._armed.canary,
-            models=experiment.design.trials,
+            models=share,
             chunk_size=chunk_size,
             workers=workers,
             double=True if self._armed.double else None,
         )
         self.chunk_size = self._trainer.chunk_size
 
-    def chunks(
-        self, models: IntArray, present: BoolArray, progress: TrainingProgress | None
-    ) -> Iterator[ScoredTrials]:
+    def chunks(self, models: IntArray, present: BoolArray, progress: TrainingProgress | None) -> Iterator[ScoredTrials]:
         watches: dict[tuple[int, bool], Watch] = {}
         make_watch = self._armed.watch
 
-        def watch(step: int, chunk: Any) -> None:
+        def watch(step: int, chunk: TrainedChunk) -> None:
             key = int(chunk.models[0]), bool(chunk.present[0])
             if step == 0 and make_watch:
                 watches[key] = make_watch()

@@ -1,4 +1,4 @@
-"""A user's own trainer, any function ``(seed, canary) -> score | parameters``: how it is called, and how it may fail."""
+"""A user's own trainer, any function ``(seed, canary) -> score | parameters``: how it is called, how it may fail."""
 
 from __future__ import annotations
 
@@ -76,9 +76,7 @@ class UserTrainings:
         return Paired(self.models)
 
     def identity(self) -> Identity:
-        return identify(
-            self.run, self.trainer, self.attack, self.design, self.seed, trainer_seeds=SEED_NUMBERING
-        )
+        return identify(self.run, self.trainer, self.attack, self.design, self.seed, trainer_seeds=SEED_NUMBERING)
 
     def craft(self, progress: bool | None) -> Crafted:
         attack = self.attack
@@ -92,7 +90,7 @@ class UserTrainings:
             raise TrainerFailed(error, f"{count} reference models of world 'out'") from error
         return Crafted(facts, attack.expected(facts), attack.words(facts))
 
-    def trials(self, crafted: Crafted, chunk_size: int | None, workers: int | None) -> Trials:
+    def trials(self, crafted: Crafted, chunk_size: int | None, workers: int | None, sharers: int = 1) -> Trials:
         return _UserTrials(self, crafted, chunk_size or 1)
 
     def cost(self) -> Cost:
@@ -100,9 +98,7 @@ class UserTrainings:
         total = references + self.design.trials
         began = monotonic()
         self.train(0, False)
-        return Cost(
-            total, references, total * (monotonic() - began), process_peak_bytes(), "from one model trained"
-        )
+        return Cost(total, references, total * (monotonic() - began), process_peak_bytes(), "from one model trained")
 
     def train(self, model: int, world: bool) -> object:
         """What the trainer returns for one model, once it is known to have trained the run that was declared."""
@@ -139,9 +135,7 @@ class _UserTrials:
     crafted: Crafted
     chunk_size: int
 
-    def chunks(
-        self, models: IntArray, present: BoolArray, progress: TrainingProgress | None
-    ) -> Iterator[ScoredTrials]:
+    def chunks(self, models: IntArray, present: BoolArray, progress: TrainingProgress | None) -> Iterator[ScoredTrials]:
         rows: list[ScoredTrials] = []
         handed = monotonic()
         try:

@@ -15,21 +15,22 @@ from lastiterate.data.files import as_path
 from lastiterate.whole_file import check_writable, write_whole
 
 if TYPE_CHECKING:
-    from lastiterate.auditing.stores.trials import StoredTrials
+    from lastiterate.auditing.stores.trials import ScoredTrials
     from lastiterate.data.files import Location
 
 FORMATS = (".csv", ".parquet")
-COLUMNS = ("model", "world", "score", "accuracy", "seconds")
 
 
-def export(trials: StoredTrials | Store, path: Location) -> None:
+def export(store: Store, path: Location) -> None:
     """Write the trials into a file of the format that its name ends in. ``lastiterate estimate`` reads the CSV.
 
     Every number comes back exactly; an accuracy that was not measured is an empty field, in Parquet null.
     """
     target = check_target(path)
-    content = trials.scores() if isinstance(trials, Store) else trials
-    write_whole(target, _parquet(content) if target.suffix.lower() == ".parquet" else _csv(content), "export")
+    quality = store.record.quality
+    columns = ("model", "world", "score", quality.name if quality else "accuracy", "seconds")
+    write = _parquet if target.suffix.lower() == ".parquet" else _csv
+    write_whole(target, write(store.scores(), columns), "export")
 
 
 def check_target(path: Location) -> Path:
@@ -43,20 +44,20 @@ def check_target(path: Location) -> Path:
     return target
 
 
-def _csv(trials: StoredTrials) -> bytes:
+def _csv(trials: ScoredTrials, columns: tuple[str, ...]) -> bytes:
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(COLUMNS)
-    accuracies = ("" if math.isnan(accuracy) else accuracy for accuracy in trials.accuracies.tolist())
-    numbers = (trials.scores.tolist(), accuracies, trials.seconds.tolist())  # csv writes a float's repr
+    writer.writerow(columns)
+    qualities = ("" if math.isnan(quality) else quality for quality in trials.qualities.tolist())
+    numbers = (trials.scores.tolist(), qualities, trials.seconds.tolist())  # csv writes a float's repr
     writer.writerows(zip(trials.models.tolist(), trials.worlds, *numbers, strict=True))
     return text.getvalue().encode()
 
 
-def _parquet(trials: StoredTrials) -> bytes:
+def _parquet(trials: ScoredTrials, columns: tuple[str, ...]) -> bytes:
     pyarrow, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")
-    accuracies = pyarrow.array(trials.accuracies, from_pandas=True)  # NaN becomes null
-    columns = [trials.models, trials.worlds, trials.scores, accuracies, trials.seconds]
+    qualities = pyarrow.array(trials.qualities, from_pandas=True)  # NaN becomes null
+    values = [trials.models, trials.worlds, trials.scores, qualities, trials.seconds]
     content = pyarrow.BufferOutputStream()
-    parquet.write_table(pyarrow.table(dict(zip(COLUMNS, columns, strict=True))), content)
+    parquet.write_table(pyarrow.table(dict(zip(columns, values, strict=True))), content)
     return bytes(content.getvalue())

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
     from lastiterate.data.files import Location
 
-FORMAT = 1
+FORMAT = 2
+READABLE = (1, 2)
 _APPLICATION = int.from_bytes(b"LIau", "big")  # marks an SQLite file as a store
 _PATIENCE = 30.0  # seconds to wait for a reader to finish
 _AS_IT_IS = "mode=ro&immutable=1"  # no locks, no log
@@ -56,6 +57,11 @@ def create(path: Path, schema: str, values: dict[str, str]) -> None:
         finally:
             for leftover in leftovers:
                 leftover.unlink(missing_ok=True)
+
+
+def format_of(database: sqlite3.Connection) -> int:
+    """The number of a store's format."""
+    return int(database.execute("PRAGMA user_version").fetchone()[0])
 
 
 def connect_to_write(path: Path) -> sqlite3.Connection:
@@ -131,8 +137,9 @@ def _check_kind(path: Path, database: sqlite3.Connection) -> None:
     if application != _APPLICATION:
         content = "an empty file" if is_new(path) else "a file of another kind"
         raise BadFile(f"{str(path)!r} must be the store of an audit, got {content}")
-    if found != FORMAT:
-        raise BadFile(f"{str(path)!r} has store format {found}, but this version of lastiterate reads {FORMAT} only")
+    if found not in READABLE:
+        known = " and ".join(map(str, READABLE))
+        raise BadFile(f"{str(path)!r} has store format {found}, but this version of lastiterate reads {known} only")
 
 
 @contextmanager

@@ -2,56 +2,89 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
-from lastiterate.values import Array, numbers
+from lastiterate.arrays import BoolArray, FloatArray, IntArray
+from lastiterate.values import numbers
 
 
 @dataclass(frozen=True, eq=False)
-class StoredTrials:
-    """Trained and scored models, a column an array.
+class ScoredTrials:
+    """Trained and scored models, a column an array. ``ScoredTrials.of`` makes them of what there is.
 
     Attributes:
         models: the number of each model, from 0; a world has each number once.
         present: whether the canary was there: world "in", else "out".
         scores: of the last iterates; infinite ones are fine, NaN is not.
-        accuracies: on the test set, NaN where not measured; of language models 1 / perplexity, the geometric mean of
-            the probabilities of held-out tokens.
+        qualities: what says how good the models are, such as accuracy; NaN where it was not measured.
         seconds: that training and scoring took, each model's share.
-        seeds: that it was trained with; None where they follow from the specification alone.
     """
 
-    models: Array
-    present: Array
-    scores: Array
-    accuracies: Array
-    seconds: Array
-    seeds: Array | None = None
+    models: IntArray
+    present: BoolArray
+    scores: FloatArray
+    qualities: FloatArray
+    seconds: FloatArray
 
     def __post_init__(self) -> None:
-        scores, accuracies, present = map(np.asarray, (self.scores, self.accuracies, self.present))
+        scores, present, models = map(np.asarray, (self.scores, self.present, self.models))
         if scores.dtype.kind == "f" and np.isnan(scores).any():
             raise ValueError("scores must be numbers, infinite ones included, got nan")
         if present.dtype != np.bool_:
             raise ValueError(f"present must be an array of booleans, got one of {present.dtype}")
-        known = accuracies[~np.isnan(accuracies)] if accuracies.dtype.kind == "f" else accuracies
-        numbers("accuracies", known, 0.0, 1.0)
+        if models.dtype.kind not in "iu" and models.size:
+            raise ValueError(f"models must be an array of integers, got one of {models.dtype}")
+        if models.size and not (int(models.min()) >= 0 and int(models.max()) < 2**63):
+            raise ValueError(f"models must be in [0, 2**63), got {int(models.min())} to {int(models.max())}")
+        qualities = np.asarray(self.qualities, np.float64)
+        numbers("qualities", qualities[~np.isnan(qualities)], 0.0, open_high=True)
         columns = {
-            "models": _integers("models", self.models, low=0),
+            "models": models.astype(np.int64),
             "present": present,
             "scores": numbers("scores", scores),
-            "accuracies": accuracies.astype(np.float64),
+            "qualities": qualities,
             "seconds": numbers("seconds", self.seconds, 0.0, open_high=True),
         }
-        if self.seeds is not None:
-            columns["seeds"] = _integers("seeds", self.seeds, low=-(2**63))
         for name, column in columns.items():
             if column.shape != (scores.size,):
                 raise ValueError(f"{name} must be a row of {scores.size}, one for each score, got shape {column.shape}")
             object.__setattr__(self, name, column)
+
+    @classmethod
+    def of(
+        cls,
+        models: ArrayLike,
+        present: ArrayLike,
+        scores: ArrayLike,
+        qualities: ArrayLike | None = None,
+        *,
+        seconds: float,
+    ) -> ScoredTrials:
+        """Trials that took so many seconds together."""
+        numbered = np.asarray(models)
+        count = numbered.size
+        return cls(
+            numbered,
+            np.asarray(present),
+            np.asarray(scores),
+            np.full(count, np.nan) if qualities is None else np.asarray(qualities),
+            np.full(count, seconds / max(count, 1)),
+        )
+
+    @classmethod
+    def joined(cls, parts: Sequence[ScoredTrials]) -> ScoredTrials:
+        """The same trials in one."""
+        return cls(
+            np.concatenate([part.models for part in parts]),
+            np.concatenate([part.present for part in parts]),
+            np.concatenate([part.scores for part in parts]),
+            np.concatenate([part.qualities for part in parts]),
+            np.concatenate([part.seconds for part in parts]),
+        )
 
     def __len__(self) -> int:
         return len(self.scores)
@@ -60,12 +93,3 @@ class StoredTrials:
     def worlds(self) -> list[str]:
         """The world of each trial, "in" or "out"."""
         return ["in" if present else "out" for present in self.present.tolist()]
-
-
-def _integers(name: str, value: Any, low: int) -> Array:
-    given = np.asarray(value)
-    if given.dtype.kind not in "iu" and given.size:
-        raise ValueError(f"{name} must be an array of integers, got one of {given.dtype}")
-    if given.size and not (low <= int(given.min()) and int(given.max()) < 2**63):
-        raise ValueError(f"{name} must be in [{low}, 2**63), got {int(given.min())} to {int(given.max())}")
-    return given.astype(np.int64)

@@ -1,0 +1,1 @@
+"""Where trials are computed: on this machine, or as tasks of a Ray cluster."""

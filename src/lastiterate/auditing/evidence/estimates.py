@@ -1,0 +1,99 @@
+"""Bounds from the scores of one audit, each at the threshold that suits what was expected of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+
+import numpy as np
+
+from lastiterate.arrays import FloatArray
+from lastiterate.attacks.attack import ExpectedScores, LikelihoodRatio, LinearScores, Unknown
+from lastiterate.attacks.likelihood import DRAWS, sample_likelihood_ratios, telling_threshold
+from lastiterate.auditing.evidence.estimate import Estimate, estimate
+from lastiterate.auditing.evidence.kinds import Kind
+from lastiterate.auditing.evidence.question import METHODS_OF, Question
+from lastiterate.auditing.evidence.signal import expected_signal, failure_of, signal_of
+from lastiterate.auditing.evidence.threshold import Worlds, predicted_threshold, threshold_of_draws
+from lastiterate.auditing.evidence.verdict import Claim, deciding, judge
+from lastiterate.run import DPSGD
+
+
+class Estimates:
+    """Bounds from one set of scores, by method and confidence, each at the threshold that was asked for."""
+
+    def __init__(
+        self, run: DPSGD, expected: ExpectedScores, scores_in: FloatArray, scores_out: FloatArray, question: Question
+    ) -> None:
+        self.question = question
+        self._run, self._expected = run, expected
+        self._scores = scores_in, scores_out
+        self._known: dict[tuple[str, float], Estimate] = {}
+
+    def deciding(self) -> Estimates:
+        """The same at the threshold that decides about a claim."""
+        threshold = deciding(self.question.threshold)
+        if threshold == self.question.threshold:
+            return self
+        return Estimates(self._run, self._expected, *self._scores, replace(self.question, threshold=threshold))
+
+    def failure(self) -> str | None:
+        """Why the attack, not the training, gave scores that tell nothing; None: it did its work."""
+        signal = None
+        match self._expected:
+            case LinearScores(share, spread):
+                signal = expected_signal(self._run, share, spread)
+            case LikelihoodRatio():
+                drawn = _likelihood_ratios(self._run)
+                signal = signal_of(drawn.inside, drawn.outside)
+        return failure_of(*self._scores, signal)
+
+    def __call__(self, method: str, confidence: float) -> Estimate:
+        if (method, confidence) not in self._known:
+            threshold = self._threshold(method, confidence)
+            found = estimate(*self._scores, self.question.delta, confidence, method, threshold, self._run)
+            self._known[method, confidence] = found
+        return self._known[method, confidence]
+
+    def _threshold(self, method: str, confidence: float) -> float | str:
+        asked = self.question.threshold
+        if asked != "a-priori" or method in METHODS_OF[Kind.ONE_MODEL]:
+            return asked
+        if isinstance(self._expected, Unknown):
+            return "split"
+        sizes = len(self._scores[0]), len(self._scores[1])
+        return _a_priori(self._run, self._expected, sizes, self.question.delta, confidence, method)
+
+
+def verdict_on(claim: Claim, kind: Kind, estimates: Estimates) -> tuple[str, str]:
+    """The verdict on a claim, and its reason."""
+    bound = estimates.deciding()
+    question = bound.question
+    return judge(claim, kind, bound, question.confidence, question.threshold, bound.failure())
+
+
+@lru_cache(maxsize=256)
+def _a_priori(
+    run: DPSGD,
+    expected: LinearScores | LikelihoodRatio,
+    sizes: tuple[int, int],
+    delta: float,
+    confidence: float,
+    method: str,
+) -> float:
+    if isinstance(expected, LinearScores):
+        if method == "composition":  # nearly the same, and far quicker to find
+            method = "last-iterate"
+        return predicted_threshold(
+            run, *sizes, delta, confidence, method, spread=expected.spread, signal=expected.signal
+        )
+    if method == "composition":
+        return telling_threshold(run)
+    return threshold_of_draws(_likelihood_ratios(run), run, *sizes, delta, confidence, method)
+
+
+@lru_cache(maxsize=8)
+def _likelihood_ratios(run: DPSGD) -> Worlds:
+    """Likelihood ratios over all steps, drawn as they would be if nothing but canary and noise moved the model."""
+    drawn = sample_likelihood_ratios(run, np.arange(2 * DRAWS) % 2 == 0, np.random.default_rng(0))
+    return Worlds(np.sort(drawn[::2]), np.sort(drawn[1::2]))

@@ -1,0 +1,84 @@
+"""What is asked of an audit's scores, checked before anything is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from lastiterate.answers import Answer, ask_all
+from lastiterate.auditing.evidence.kinds import Kind
+from lastiterate.auditing.evidence.threshold import check_threshold
+from lastiterate.auditing.evidence.verdict import Claim, check_claims, claim_of, remark_on, sharing_the_error
+from lastiterate.plot.words import METHODS
+from lastiterate.run import DPSGD
+from lastiterate.values import number
+
+METHODS_OF = {
+    Kind.LAST_ITERATE: ("clopper-pearson", "gdp", "last-iterate", "composition"),
+    Kind.ALL_ITERATES: ("clopper-pearson", "composition"),
+    Kind.ONE_MODEL: ("one-run", "one-run-fdp"),
+}
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is asked of the scores. ``methods`` None: all that apply; ``threshold`` as in ``estimate``."""
+
+    delta: float = 1e-5
+    confidence: float = 0.95
+    methods: Sequence[str] | None = None
+    threshold: float | str = "a-priori"
+    claim_epsilon: float | None = None
+    claim_noise: float | None = None
+
+    @property
+    def has_claim(self) -> bool:
+        """Whether a claim other than the run's own is to be judged."""
+        return self.claim_epsilon is not None or self.claim_noise is not None
+
+    def claim(self, run: DPSGD) -> Claim:
+        """What is to be judged."""
+        return claim_of(run, self.delta, self.claim_epsilon, self.claim_noise)
+
+    def remark(self, run: DPSGD) -> str | None:
+        """That a claim is below what the run itself guarantees or predicts."""
+        return remark_on(self.claim(run), predictions_of(run, self.delta)) if self.has_claim else None
+
+    def __post_init__(self) -> None:
+        check_claims(self.claim_epsilon, self.claim_noise)
+        number("delta", self.delta, 0.0, 1.0, open_low=True, open_high=True)
+        number("confidence", self.confidence, 0.0, 1.0, open_low=True, open_high=True)
+        if sharing_the_error(self.confidence) == 1.0:
+            raise ValueError(
+                f"confidence must leave an error that can be shared, 1e-15 at least, got {self.confidence!r}"
+            )
+        check_threshold(self.threshold)
+        if isinstance(self.methods, str) or self.methods == []:
+            raise ValueError(f"methods must be a list of at least one method, or None for all, got {self.methods!r}")
+        for method in self.methods or ():  # whether it applies shows when the attack is known
+            if method not in METHODS:
+                raise ValueError(f"method must be one of {', '.join(METHODS)}, got {method!r}")
+
+    def check(self, run: DPSGD, kind: Kind) -> None:
+        """Refuse what could not be answered for such an audit."""
+        self.methods_for(run, kind)
+        self.claim(run)
+
+    def methods_for(self, run: DPSGD, kind: Kind) -> list[str]:
+        """The methods that apply to such scores, or those that were asked for."""
+        apply = METHODS_OF[kind]
+        if run.sampling in ("shuffled", "fixed"):
+            apply = tuple(method for method in apply if method != "composition")
+        if self.methods is None:
+            return list(apply)
+        for method in self.methods:
+            if method not in apply:
+                raise ValueError(f"method must be one of {', '.join(apply)} for this audit, got {method!r}")
+        return list(self.methods)
+
+
+@lru_cache(maxsize=8)  # they are asked for before training, and after
+def predictions_of(run: DPSGD, delta: float) -> dict[str, Answer]:
+    """What each analysis says of the run."""
+    return ask_all(run, lambda curve: curve.epsilon(delta))
