@@ -13,8 +13,8 @@ from typing import Any
 
 from lastiterate.auditing.describe import specification, store_name
 from lastiterate.optimizer import SGD
-from lastiterate.privacy.calibrate import calibrate
-from lastiterate.privacy.composition import composition
+from lastiterate.privacy.analyses.calibrate import calibrate
+from lastiterate.privacy.analyses.composition import composition
 from lastiterate.run import DPSGD
 from lastiterate.trainer_failure import guarded
 from lastiterate.values import Array
