@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from lastiterate import DPSGD
 from lastiterate.batch_order import batch_order
-from lastiterate.privacy.law import epoch_length
+from lastiterate.privacy.mixtures.law import epoch_length
 
 ROUNDING = 1e-9  # of a slot: a rate that was meant to give whole batches may be below it by rounding
 SLOTS = st.integers(1, 500)

@@ -3,14 +3,14 @@
 from typing import Any
 
 from lastiterate.optimizer import SGD
-from lastiterate.privacy.calibrate import calibrate
-from lastiterate.privacy.composition import composition
+from lastiterate.privacy.analyses.calibrate import calibrate
+from lastiterate.privacy.analyses.composition import composition
+from lastiterate.privacy.analyses.full_batch import full_batch
+from lastiterate.privacy.analyses.grid import last_iterate_epsilon
+from lastiterate.privacy.analyses.last_iterate import last_iterate
+from lastiterate.privacy.analyses.max_over_steps import max_over_steps
+from lastiterate.privacy.analyses.no_amplification import no_amplification
 from lastiterate.privacy.curve import PrivacyCurve
-from lastiterate.privacy.full_batch import full_batch
-from lastiterate.privacy.grid import last_iterate_epsilon
-from lastiterate.privacy.last_iterate import last_iterate
-from lastiterate.privacy.max_over_steps import max_over_steps
-from lastiterate.privacy.no_amplification import no_amplification
 from lastiterate.run import DPSGD
 from lastiterate.trainer_failure import TrainerFailed
 
@@ -53,7 +53,7 @@ def __getattr__(name: str) -> Any:
 
         return getattr(estimate, name)
     if name in ("HeuristicWarning", "LastIterateAccountant", "register_opacus"):
-        from lastiterate.privacy import accountants
+        from lastiterate.integrations import dp_accounting
 
-        return getattr(accountants, name)
+        return getattr(dp_accounting, name)
     raise AttributeError(f"module 'lastiterate' has no attribute {name!r}")

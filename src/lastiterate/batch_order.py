@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lastiterate.privacy.law import epoch_length
+from lastiterate.privacy.mixtures.law import epoch_length
 from lastiterate.run import DPSGD
 from lastiterate.values import Array
 

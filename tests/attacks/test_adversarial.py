@@ -9,7 +9,7 @@ from scipy.stats import ks_2samp, kstest
 import lastiterate as li
 from lastiterate.attacks import Adversarial
 from lastiterate.attacks.adversarial import sample_scores
-from lastiterate.privacy.law import law_of
+from lastiterate.privacy.mixtures.law import law_of
 
 RUNS = {
     "plain": li.DPSGD(60, 0.1, 1.5, optimizer=li.SGD(0.3)),

@@ -8,7 +8,7 @@ import lastiterate as li
 from lastiterate import data, training
 from lastiterate.attacks import GradientSpace
 from lastiterate.attacks.drift import measure_drift
-from lastiterate.privacy.law import law_of
+from lastiterate.privacy.mixtures.law import law_of
 from lastiterate.training import problems
 from lastiterate.training.problem import flatten
 

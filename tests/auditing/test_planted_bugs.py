@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
+from lastiterate.auditing.job import Job, Trials
 
 import lastiterate as li
 from lastiterate.attacks import Displacement
 from lastiterate.auditing.engines.engine import Local
-from lastiterate.auditing.job import Job, Trials
 from lastiterate.auditing.evidence.report import Question, read
 from lastiterate.auditing.stores.trials import StoredTrials
 from tests.auditing.broken_trainers import BUGS, CANARY, RUN, Correct, example_gradients, losses, unflatten

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from lastiterate.auditing.stores import file
 from lastiterate.auditing.stores.store import Store
 from tests.auditing.stores import begin, chunk, contents, refusal
 

@@ -5,11 +5,11 @@ import sys
 
 import numpy as np
 import pytest
+from lastiterate.auditing.user_trainer import REFERENCES, trainer_seed
 
 import lastiterate as li
 from lastiterate import attacks
 from lastiterate.auditing.stores.store import Store
-from lastiterate.auditing.user_trainer import REFERENCES, trainer_seed
 from lastiterate.trainer_failure import TrainerFailed, guarded
 
 RUN = li.DPSGD(steps=30, sample_rate=0.1, noise_multiplier=1.0)

@@ -20,7 +20,7 @@ import lastiterate as li
 from lastiterate.attacks.attack import Expected
 from lastiterate.attacks.likelihood import sample_likelihood_ratios
 from lastiterate.auditing.evidence.report import Estimates, Question, verdict_on
-from lastiterate.privacy.law import law_of
+from lastiterate.privacy.mixtures.law import law_of
 
 RUNS = (
     li.DPSGD(50, 0.2, 1.0),

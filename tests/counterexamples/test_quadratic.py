@@ -15,7 +15,7 @@ from lastiterate.counterexamples import quadratic
 from lastiterate.counterexamples.probe import last_iterate_scores
 from lastiterate.counterexamples.quadratic import DEFAULTS, Regularised
 from lastiterate.counterexamples.words import compare
-from lastiterate.privacy.law import law_of
+from lastiterate.privacy.mixtures.law import law_of
 from lastiterate.training import train
 
 RUN = li.DPSGD(3, 0.1, 1.0, optimizer=li.SGD(1.0))  # the paper's

@@ -19,7 +19,7 @@ from lastiterate import DPSGD, SGD  # noqa: E402
 from lastiterate.lm.gradients import ExampleGradients  # noqa: E402
 from lastiterate.lm.hub import load_model  # noqa: E402
 from lastiterate.lm.trainer import Trainer, TrainingDiverged, batches  # noqa: E402
-from lastiterate.privacy.law import epoch_length  # noqa: E402
+from lastiterate.privacy.mixtures.law import epoch_length  # noqa: E402
 from lastiterate.values import LEAST_NOISE  # noqa: E402
 from tests.training.reference import clip, dp_sgd  # noqa: E402
 

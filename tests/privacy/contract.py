@@ -17,8 +17,8 @@ from scipy.special import ndtr
 
 import lastiterate as li
 from lastiterate.privacy.curve import PrivacyCurve
-from lastiterate.privacy.discrete import DiscretePair
-from lastiterate.privacy.law import law_of
+from lastiterate.privacy.mixtures.discrete import DiscretePair
+from lastiterate.privacy.mixtures.law import law_of
 from tests.privacy.brute_force import (
     Mixture,
     all_prefixes,

@@ -15,13 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import lastiterate as li
-from lastiterate.privacy.composition import CompositionPair
+from lastiterate.privacy.analyses.composition import CompositionPair
+from lastiterate.privacy.analyses.max_over_steps import MaxOverSteps
+from lastiterate.privacy.analyses.no_amplification import KnownParticipations
 from lastiterate.privacy.curve import PrivacyCurve
-from lastiterate.privacy.discrete import DiscretePair
-from lastiterate.privacy.max_over_steps import MaxOverSteps
-from lastiterate.privacy.no_amplification import KnownParticipations
-from lastiterate.privacy.pairs import NothingPair, OneSidedPair
-from lastiterate.privacy.two_sided import TwoSidedPair
+from lastiterate.privacy.mixtures.discrete import DiscretePair
+from lastiterate.privacy.mixtures.pairs import NothingPair, OneSidedPair
+from lastiterate.privacy.mixtures.two_sided import TwoSidedPair
 from tests.privacy.contract import (
     ANALYSES,
     KINDS,

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 import lastiterate as li
-from lastiterate.privacy import mixture
-from lastiterate.privacy.contour import Unreliable
-from lastiterate.privacy.kernels import FourierKernel
-from lastiterate.privacy.law import law_of
+from lastiterate.privacy.mixtures import mixture
+from lastiterate.privacy.mixtures.contour import Unreliable
+from lastiterate.privacy.mixtures.kernels import FourierKernel
+from lastiterate.privacy.mixtures.law import law_of
 from tests.privacy.helpers import references, relative_error, run_of
 
 HEURISTIC = [row for name in ("epsilons", "small_noise", "weighted") for row in references(name)]

@@ -15,7 +15,7 @@ import pytest
 from scipy import stats
 
 from lastiterate import DPSGD
-from lastiterate.privacy.law import epoch_length
+from lastiterate.privacy.mixtures.law import epoch_length
 from lastiterate.training.draws import model_keys
 from lastiterate.training.sampling import (
     MOST_SLOTS,

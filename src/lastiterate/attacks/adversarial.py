@@ -13,7 +13,7 @@ import numpy as np
 
 from lastiterate.attacks.attack import Armed, BringsProblem, Facts, LinearScores, References, Words
 from lastiterate.attacks.linear_score import LinearScore, noise_unit
-from lastiterate.privacy.law import law_of
+from lastiterate.privacy.mixtures.law import law_of
 from lastiterate.run import DPSGD
 from lastiterate.values import Array
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lastiterate.attacks.attack import Armed, Facts, LinearScores, References, Words
-from lastiterate.privacy.law import law_of
+from lastiterate.privacy.mixtures.law import law_of
 from lastiterate.run import DPSGD
 from lastiterate.training.problem import ExampleCanary, Moment, Problem
 from lastiterate.values import Array, integer

@@ -15,8 +15,8 @@ from lastiterate.arrays import FloatArray, IntArray
 from lastiterate.auditing.experiments.choose import Given, experiment_on
 from lastiterate.auditing.experiments.protocol import Experiment
 from lastiterate.optimizer import SGD
-from lastiterate.privacy.calibrate import calibrate
-from lastiterate.privacy.composition import composition
+from lastiterate.privacy.analyses.calibrate import calibrate
+from lastiterate.privacy.analyses.composition import composition
 from lastiterate.run import DPSGD
 from lastiterate.trainer_failure import guarded
 

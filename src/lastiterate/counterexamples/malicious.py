@@ -20,7 +20,7 @@ from lastiterate.counterexamples.repeaters import Encoding, Malicious, seen
 from lastiterate.counterexamples.words import compare, known
 from lastiterate.plot.style import Row, Track, chart_of, colour_of, styled
 from lastiterate.plot.words import CAVEAT, EXACT, FOUND, LABELS, METHODS, describe, per_cent, spell
-from lastiterate.privacy.composition import composition
+from lastiterate.privacy.analyses.composition import composition
 from lastiterate.run import DPSGD
 from lastiterate.values import Array
 

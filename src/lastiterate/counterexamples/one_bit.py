@@ -12,7 +12,7 @@ from scipy.special import ndtr, ndtri
 from scipy.stats import binom
 
 from lastiterate.privacy.curve import PrivacyCurve
-from lastiterate.privacy.discrete import DiscretePair
+from lastiterate.privacy.mixtures.discrete import DiscretePair
 from lastiterate.run import DPSGD
 from lastiterate.values import Array, number
 

@@ -29,7 +29,7 @@ from lastiterate.counterexamples.words import compare, known, tell_found, tell_s
 from lastiterate.plot.probe import level, lines, picture, points
 from lastiterate.plot.style import Row, Track, chart_of, epsilon_y
 from lastiterate.plot.words import CAVEAT, EXACT, LABELS, spell
-from lastiterate.privacy.last_iterate import last_iterate
+from lastiterate.privacy.analyses.last_iterate import last_iterate
 from lastiterate.run import DPSGD
 from lastiterate.values import number
 

@@ -16,7 +16,7 @@ from lastiterate.counterexamples.words import compare, known, tell_found
 from lastiterate.plot.probe import level, lines, picture, points
 from lastiterate.plot.style import Row, Track, epsilon_y, log_x
 from lastiterate.plot.words import CAVEAT, EXACT, LABELS, spell
-from lastiterate.privacy.composition import composition
+from lastiterate.privacy.analyses.composition import composition
 from lastiterate.run import DPSGD
 
 TITLE = "Shift: the last iterate remembers every step"

@@ -19,7 +19,7 @@ from lastiterate.counterexamples.words import compare, known, tell_found, tell_s
 from lastiterate.plot.probe import level, lines, picture, points
 from lastiterate.plot.style import Row, Track, chart_of, epsilon_y, log_x, long
 from lastiterate.plot.words import CAVEAT, EXACT, spell
-from lastiterate.privacy.grid import last_iterate_epsilon
+from lastiterate.privacy.analyses.grid import last_iterate_epsilon
 from lastiterate.values import Array
 
 TITLE = "Zeroing: the last iterate is a single step"

@@ -8,8 +8,8 @@ import numpy as np
 
 from lastiterate.data import Dataset, digits
 from lastiterate.optimizer import SGD
-from lastiterate.privacy.calibrate import calibrate
-from lastiterate.privacy.composition import composition
+from lastiterate.privacy.analyses.calibrate import calibrate
+from lastiterate.privacy.analyses.composition import composition
 from lastiterate.run import DPSGD
 from lastiterate.training import problems
 from lastiterate.training.models import accuracy

@@ -14,12 +14,12 @@ from functools import cached_property, lru_cache
 import numpy as np
 from scipy.special import ndtr, ndtri
 
-from lastiterate.privacy.calibrate import calibrate
-from lastiterate.privacy.composition import composition
+from lastiterate.privacy.analyses.calibrate import calibrate
+from lastiterate.privacy.analyses.composition import composition
+from lastiterate.privacy.analyses.last_iterate import last_iterate
 from lastiterate.privacy.curve import PrivacyCurve
-from lastiterate.privacy.last_iterate import last_iterate
-from lastiterate.privacy.law import law_of
-from lastiterate.privacy.solve import invert
+from lastiterate.privacy.mixtures.law import law_of
+from lastiterate.privacy.mixtures.solve import invert
 from lastiterate.run import DPSGD
 from lastiterate.values import Array
 

@@ -17,7 +17,7 @@ from scipy.special import bdtrc, expit, ndtr, ndtri
 
 from lastiterate.auditing.evidence.family import family_of
 from lastiterate.auditing.evidence.threshold import Worlds
-from lastiterate.privacy.solve import invert
+from lastiterate.privacy.mixtures.solve import invert
 from lastiterate.values import Array
 
 ONE_RUN = ("one-run", "one-run-fdp")

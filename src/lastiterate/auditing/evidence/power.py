@@ -10,9 +10,9 @@ from lastiterate.auditing.evidence.estimate import Estimate
 from lastiterate.auditing.evidence.one_run import largest_bound
 from lastiterate.auditing.evidence.rates import epsilon_of
 from lastiterate.auditing.evidence.threshold import bound_on_rates
-from lastiterate.privacy.composition import composition
+from lastiterate.privacy.analyses.composition import composition
+from lastiterate.privacy.analyses.no_amplification import no_amplification
 from lastiterate.privacy.curve import PrivacyCurve
-from lastiterate.privacy.no_amplification import no_amplification
 from lastiterate.run import DPSGD
 
 MOST = 1_000_000  # models a world, or canaries, that are thought of

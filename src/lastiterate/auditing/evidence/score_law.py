@@ -10,7 +10,7 @@ import math
 
 import numpy as np
 
-from lastiterate.privacy.law import law_of
+from lastiterate.privacy.mixtures.law import law_of
 from lastiterate.run import DPSGD
 from lastiterate.values import Array
 

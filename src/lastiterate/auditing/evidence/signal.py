@@ -9,7 +9,7 @@ import numpy as np
 from scipy.special import ndtri
 
 from lastiterate.plot.words import spell
-from lastiterate.privacy.law import law_of
+from lastiterate.privacy.mixtures.law import law_of
 from lastiterate.run import DPSGD
 from lastiterate.values import Array
 

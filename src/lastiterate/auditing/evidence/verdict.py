@@ -15,10 +15,10 @@ from lastiterate.auditing.evidence.kinds import Kind
 from lastiterate.auditing.evidence.power import MOST, Test, guarantee_of, least_models
 from lastiterate.auditing.evidence.signal import failure_of
 from lastiterate.plot.words import METHODS, per_cent, spell
-from lastiterate.privacy.calibrate import calibrate
-from lastiterate.privacy.composition import composition
-from lastiterate.privacy.last_iterate import last_iterate
-from lastiterate.privacy.no_amplification import no_amplification
+from lastiterate.privacy.analyses.calibrate import calibrate
+from lastiterate.privacy.analyses.composition import composition
+from lastiterate.privacy.analyses.last_iterate import last_iterate
+from lastiterate.privacy.analyses.no_amplification import no_amplification
 from lastiterate.run import DPSGD
 from lastiterate.values import Array, number
 

@@ -1,0 +1,1 @@
+"""The heuristic inside other libraries, and their runs as ours."""

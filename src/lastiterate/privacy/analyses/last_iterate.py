@@ -1,0 +1,13 @@
+"""The paper's heuristic: the run analysed as if its losses were linear, only the last iterate being released."""
+
+from __future__ import annotations
+
+from lastiterate.privacy.curve import PrivacyCurve
+from lastiterate.privacy.mixtures.law import law_of
+from lastiterate.privacy.mixtures.pairs import pair_of
+from lastiterate.run import DPSGD
+
+
+def last_iterate(run: DPSGD) -> PrivacyCurve:
+    """The last-iterate heuristic (Theorem 1): exact for linear losses, a prediction for all others, not a guarantee."""
+    return PrivacyCurve(pair_of(law_of(run)), "last_iterate", is_guarantee=False)

@@ -1,0 +1,143 @@
+"""The bound that holds however batches are drawn: the adversary is told which batches the canary is in.
+
+Without that secret every step with the canary is a Gaussian mechanism, and k of them are one with mu = sqrt(k) / sigma.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+from scipy.special import log_ndtr, ndtr, xlog1py, xlogy
+
+from lastiterate.privacy.curve import PrivacyCurve
+from lastiterate.privacy.mixtures import binomial
+from lastiterate.privacy.mixtures.law import epoch_length
+from lastiterate.privacy.mixtures.pairs import RELATIVE_ERROR, larger_delta, smaller_delta
+from lastiterate.privacy.mixtures.rows import Side, each
+from lastiterate.privacy.mixtures.solve import a_little_less, invert, solve
+
+if TYPE_CHECKING:
+    from lastiterate.run import DPSGD
+    from lastiterate.values import Array
+
+_MOST_COUNTS = 20_000
+_ONE = np.float64(1.0)
+
+
+def no_amplification(run: DPSGD) -> PrivacyCurve:
+    """A guarantee for every way of sampling, and every iterate released; loose where sampling does hide the canary.
+
+    Shuffled batches use the canary once an epoch: Gaussian with mu = sqrt(epochs) / sigma, a last partial epoch counted
+    as a whole one. With Poisson sampling and batches of fixed size the number of its batches is Binomial(steps, q).
+    A schedule of noise counts by its smallest, a schedule of rates by its largest value.
+    """
+    sigma, rate = float(np.min(run.noise_multiplier)), float(np.max(run.sample_rate))
+    if run.sampling == "shuffled":
+        epochs = np.array([float(-(-run.steps // epoch_length(rate)))])
+        pair = KnownParticipations(sigma, epochs, np.zeros(1), np.zeros(1))
+    else:
+        pair = told_participations(run.steps, rate, sigma, upper=True)
+    return PrivacyCurve(pair, "no_amplification", is_guarantee=True)
+
+
+def told_participations(steps: int, rate: float, sigma: float, *, upper: bool) -> KnownParticipations:
+    """An upper bound on composition with Poisson sampling, or a lower one, close to it where there is little noise.
+
+    A step with the canary has loss log(1 - q + q e^x) >= log q + x, x being what the step's loss would be if one knew,
+    and a step without it has loss >= log(1 - q): k steps cost at most so much less than if k were told.
+    """
+    middle, log_mass, half = _participations(steps, rate)
+    count = np.clip(middle + half if upper else middle - half, 0.0, float(steps))
+    shift = np.zeros_like(count) if upper else -(xlogy(count, rate) + xlog1py(steps - count, -rate))
+    return KnownParticipations(sigma, count, log_mass, shift, 2.0 * half if upper else 0.0)
+
+
+def _participations(steps: int, rate: float) -> tuple[Array, Array, float]:
+    """The number of batches with the canary: all of its law down to 1e-320, in stretches where that is too many.
+
+    Stretches are given by their middles, and by how far they go on to either side.
+    """
+    if rate in (0.0, 1.0):
+        return np.array([steps * rate]), np.zeros(1), 0.0
+    spread = math.sqrt(1500.0 * steps * rate * (1.0 - rate)) + 500.0
+    low, high = max(0.0, math.floor(steps * rate - spread)), min(float(steps), math.ceil(steps * rate + spread))
+    stride = max(1.0, math.ceil((high - low) / _MOST_COUNTS))
+    middle = np.arange(low, high + 1.0, stride)
+    with np.errstate(over="ignore"):
+        log_mass = binomial.log_binomial(middle, np.float64(steps), np.float64(rate)) + math.log(stride)
+    return middle, log_mass, 0.5 * (stride - 1.0)
+
+
+@dataclass(frozen=True)
+class KnownParticipations:
+    """A Gaussian mechanism whose mu = sqrt(count) / sigma is drawn and told; its loss is then lowered by ``shift``.
+
+    Counts may stand for stretches that begin ``below`` them.
+    """
+
+    sigma: float
+    count: Array
+    log_mass: Array
+    shift: Array
+    below: float = 0.0
+
+    @cached_property
+    def mu(self) -> Array:
+        return np.sqrt(self.count) / self.sigma
+
+    def epsilon(self, log_delta: Array) -> Array:
+        return each(self._epsilon, log_delta)
+
+    def log_delta(self, epsilon: Array) -> Array:
+        return each(lambda value: self._side(value).log_delta, epsilon)
+
+    def fnr(self, fpr: Array) -> Array:
+        return each(self._fnr, fpr)
+
+    def bracket(self, log_delta: Array) -> tuple[Array, Array]:
+        least = replace(self, count=np.maximum(self.count - self.below, 0.0))
+        lower, upper = least.epsilon(larger_delta(log_delta)), self.epsilon(smaller_delta(log_delta))
+        error = RELATIVE_ERROR * np.maximum(1.0, upper)
+        return lower - error, upper + error
+
+    def _epsilon(self, log_delta: Array) -> Array:
+        largest = self.mu.max()
+        high = 0.5 * largest**2 + largest * np.sqrt(-2.0 * log_delta) + 1e-300
+        if not np.isfinite(high):
+            return high
+        if self._side(np.float64(0.0)).log_delta <= a_little_less(log_delta):
+            return np.float64(0.0)
+        return solve(self._side, log_delta, 0.5 * high, 0.0 * high, high)[0]
+
+    def _side(self, epsilon: Array) -> Side:
+        used = self.mu > 0.0
+        mu, log_mass, loss = self.mu[used], self.log_mass[used], epsilon + self.shift[used]
+        log_p, log_q = log_ndtr(0.5 * mu - loss / mu), loss + log_ndtr(-0.5 * mu - loss / mu)
+        log_terms = np.where(log_q < log_p, log_mass + log_p + np.log1p(-np.exp(log_q - log_p)), -np.inf)
+        log_delta = np.minimum(np.logaddexp.reduce(log_terms), 0.0)
+        return Side(epsilon, _ONE, log_delta, -np.exp(np.logaddexp.reduce(log_mass + log_q) - log_delta))
+
+    def _fnr(self, fpr: Array) -> Array:
+        """P(L <= l) + e^l (Q(L > l) - fpr) at the l where Q(L > l) is fpr or jumps over it.
+
+        It jumps at l = 0 where the canary may not be used at all: then the best test tosses a coin.
+        """
+        used = self.mu > 0.0
+        mu, log_mass, goal = self.mu[used], self.log_mass[used], np.log(fpr)
+        unused = np.exp(np.logaddexp.reduce(self.log_mass[~used], initial=-np.inf))
+
+        def rarity(loss: Array) -> tuple[Array, Array]:
+            idle = unused if loss < 0.0 else 0.0  # there the loss is 0
+            rate = np.exp(np.logaddexp.reduce(log_mass + log_ndtr(-loss / mu - 0.5 * mu), initial=-np.inf))
+            return -np.log(rate + idle), np.float64(np.nan)
+
+        loss = np.float64(0.0)
+        if rarity(loss)[0] < -goal or rarity(np.float64(-1e-300))[0] > -goal:
+            reach = np.float64(self.mu.max() ** 2 + 40.0 * self.mu.max())
+            loss = invert(rarity, -goal, loss, -reach, reach)
+        accepted = np.vecdot(np.exp(log_mass), ndtr(loss / mu - 0.5 * mu)) + (unused if loss >= 0.0 else 0.0)
+        return accepted + np.exp(loss - rarity(loss)[0]) - np.exp(loss + goal)

@@ -1,0 +1,223 @@
+"""Kernel (b): S + N against N by inverting a Fourier transform along a tilted contour.
+
+K(z) = log E exp(z (S + N)) is known for every run. With z = theta + iu,
+
+    density p(y) = 1/pi  integral_0^inf  Re exp(K(z) - z y) du,      upper tail: the same with / z  (theta > 0),
+
+and the midpoint rule in u is exact up to what lies further than 2 pi / step from y, which Bernstein's inequality
+bounds. Near its saddle point K'(theta) = y the integrand does not oscillate, so that sums keep their relative accuracy
+however small p(y) is; a few dozen nodes suffice.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from scipy.special import erfcx, log_ndtr
+
+from lastiterate.privacy.mixtures.contour import Complex, Line, Unreliable
+from lastiterate.privacy.mixtures.rows import SQRT_HALF, Side
+
+if TYPE_CHECKING:
+    from lastiterate.privacy.mixtures.law import Law
+    from lastiterate.values import Array
+
+NEGLIGIBLE = 36.0  # neglected terms are below exp(-NEGLIGIBLE) of the total
+LARGEST_CANCELLATION_OF_DELTA = 1e-9  # where P and Q are that close, delta's relative error hardly moves epsilon
+MOST_NODES = 20_000
+_CHUNK = 200_000  # complex numbers in memory at once
+_FROM_POLE = 2.5  # distance of the contour to the pole at 0, in units of 1 / standard deviation
+_LOG_TAU = math.log(2.0 * math.pi)
+
+
+class Cumulant:
+    """K(z) of S + N for a law of S: on the real axis with two derivatives, and along a vertical line."""
+
+    def __init__(self, law: Law) -> None:
+        self.law = law
+        values = [np.abs(law.weights).max(initial=0.0)] + [float(np.ptp(v)) for v, _ in law.blocks]
+        self.largest_jump = float(max(values))
+
+    def real(self, theta: float) -> tuple[float, float, float]:
+        """K, K' and K'' at a real point."""
+        law = self.law
+        value, mean, variance = law.constant * theta, law.constant, 0.0
+        for start in range(0, law.counts.size, _CHUNK):
+            part = slice(start, start + _CHUNK)
+            counts, rates, weights = law.counts[part], law.rates[part], law.weights[part]
+            exponent = weights * theta
+            shift = np.maximum(exponent, 0.0)
+            inside, outside = rates * np.exp(exponent - shift), (1.0 - rates) * np.exp(-shift)
+            total = inside + outside
+            tilted = inside / total
+            value += float(np.sum(counts * (np.log(total) + shift)))
+            mean += float(np.sum(counts * weights * tilted))
+            variance += float(np.sum(counts * weights**2 * tilted * (1.0 - tilted)))
+        for values, probabilities in law.blocks:
+            top = float(np.max(values * theta))
+            mass = probabilities * np.exp(values * theta - top)
+            total_mass = float(mass.sum())
+            average = float(mass @ values) / total_mass
+            value += math.log(total_mass) + top
+            mean += average
+            variance += float(mass @ (values - average) ** 2) / total_mass
+        square = law.noise**2
+        return value + 0.5 * square * theta * theta, mean + square * theta, variance + square
+
+    def along(self, theta: float, u: Array) -> Complex:
+        """K(theta + iu) - K(theta), up to multiples of 2 pi i."""
+        law = self.law
+        result: Complex = 1j * u * (law.constant + law.noise**2 * theta) - 0.5 * law.noise**2 * u * u
+        width = max(1, _CHUNK // u.size)
+        for start in range(0, law.counts.size, width):
+            part = slice(start, start + width)
+            weights, rates = law.weights[part, None], law.rates[part, None]
+            odds = np.exp(np.clip(weights * theta, -700.0, 700.0)) * rates
+            tilted = odds / (odds + (1.0 - rates))
+            # log(1 + p (e^ix - 1)) in real arithmetic, which is faster and keeps small p exact
+            sine, cosine = np.sin(0.5 * weights * u), np.cos(0.5 * weights * u)
+            square = sine * sine
+            log_modulus = 0.5 * np.log1p(-4.0 * tilted * (1.0 - tilted) * square)
+            angle = np.arctan2(2.0 * tilted * sine * cosine, 1.0 - 2.0 * tilted * square)
+            result += law.counts[part] @ log_modulus + 1j * (law.counts[part] @ angle)
+        for values, probabilities in law.blocks:
+            mass = probabilities * np.exp(values * theta - np.max(values * theta))
+            mass /= mass.sum()
+            result += np.log(sum_in_chunks(mass, values, u))
+        return result
+
+    def saddle(self, y: float) -> float:
+        """The theta at which K' is y, to a twentieth of a standard deviation."""
+        square = self.law.noise**2
+        low, high = (y - self.law.high) / square, (y - self.law.low) / square
+        theta = min(max((y - self.law.mean) / (square + self.law.variance), low), high)
+        for _ in range(200):
+            _, mean, variance = self.real(theta)
+            if abs(mean - y) <= 0.05 * math.sqrt(variance):
+                break
+            low, high = (theta, high) if mean < y else (low, theta)
+            newton = theta + (y - mean) / variance
+            theta = newton if low < newton < high else 0.5 * (low + high)
+        return theta
+
+    def start(self, log_delta: float) -> float:
+        """Roughly the threshold whose upper tail is delta (see `binomial.tilt_for`)."""
+        goal = -2.0 * log_delta
+        theta = math.sqrt(goal / (self.law.noise**2 + self.law.variance))
+        for _ in range(6):
+            value, mean, variance = self.real(theta)
+            exponent = math.sqrt(max(2.0 * (theta * mean - value), 1e-300))
+            aim = math.sqrt(max(goal - math.log1p(2.0 * math.pi * theta**2 * variance), 0.01))
+            theta = min(max(theta + (aim - exponent) * exponent / (theta * variance), 0.3 * theta), 2.0 * theta)
+        return self.real(theta)[1]
+
+
+def sum_in_chunks(mass: Array, values: Array, u: Array) -> Complex:
+    """sum_k mass_k exp(i values_k u) for each u, in bounded memory."""
+    result = np.zeros(u.size, dtype=np.complex128)
+    width = max(1, _CHUNK // u.size)
+    for start in range(0, values.size, width):
+        part = slice(start, start + width)
+        result += mass[part] @ np.exp(1j * values[part, None] * u)
+    return result
+
+
+@dataclass(frozen=True)
+class Contour:
+    """The pair near the threshold ``centre``, from the nodes z = theta + iu of a vertical line with K(z) known."""
+
+    noise: float
+    centre: float
+    reach: float
+    line: Line
+
+    def covers(self, y: Array) -> bool:
+        return bool(abs(y - self.centre) <= self.reach)
+
+    def remove(self, y: Array) -> Side:
+        """P over Q: the set is {>= y}. 1/z gives P(>= y), the constant e^f Q(>= y) = p(y) Q(>= y) / q(y)."""
+        loss, slope = self.loss(y)
+        over_density = self.noise * _mills(y / self.noise)
+        if self._upper:
+            scale, delta = self.line.integral(float(y), 1.0 / self.line.z - over_density, LARGEST_CANCELLATION_OF_DELTA)
+            log_delta = scale + math.log(delta)
+        else:
+            log_delta = math.log1p(-math.exp(self.log_lower(y)) - math.exp(loss + float(log_ndtr(-y / self.noise))))
+        log_slope = loss + float(log_ndtr(-y / self.noise)) - log_delta
+        return _side(loss, slope, log_delta, -slope * math.exp(log_slope))
+
+    def add(self, r: Array) -> Side:
+        """Q over P: the set is {<= y}, y = -r, so that as in `remove` delta falls and the loss -f rises along r."""
+        y = -r
+        loss, slope = self.loss(y)
+        x0 = float(y) / self.noise
+        log_shared = float(self.log_lower(y)) - float(loss)  # e^-f P(<= y)
+        if not self._upper and x0 < 30.0:
+            _, excess = self.line.integral(
+                float(y), 1.0 / self.line.z + self.noise * _mills(-x0), LARGEST_CANCELLATION_OF_DELTA
+            )
+            _, density = self.line.integral(float(y), 1.0)
+            log_delta = math.log(excess / density / self.noise) - 0.5 * x0 * x0 - 0.5 * _LOG_TAU
+        else:
+            share = math.exp(min(log_shared - float(log_ndtr(x0)), 0.0))
+            log_delta = float(log_ndtr(x0)) + (math.log1p(-share) if share < 1.0 else -math.inf)
+        return _side(-loss, slope, log_delta, -slope * np.exp(log_shared - log_delta))
+
+    def loss(self, y: Array) -> tuple[Array, Array]:
+        """The privacy loss f(y) = log p(y) / q(y), and its derivative."""
+        scale, density = self.line.integral(float(y), 1.0)
+        _, moment = self.line.integral(float(y), self.line.z, -math.inf)
+        x0 = y / self.noise
+        loss = scale + math.log(density) + 0.5 * x0 * x0 + math.log(self.noise) + 0.5 * _LOG_TAU
+        return np.float64(loss), np.float64(x0 / self.noise - moment / density)
+
+    def log_lower(self, y: Array) -> Array:
+        """log P(S + N <= y)."""
+        return self._log_tail(y, direct=not self._upper)
+
+    def log_upper(self, y: Array) -> Array:
+        """log P(S + N >= y)."""
+        return self._log_tail(y, direct=self._upper)
+
+    @property
+    def _upper(self) -> bool:
+        return bool(self.line.theta > 0.0)
+
+    def _log_tail(self, y: Array, direct: bool) -> Array:
+        scale, tail = self.line.integral(float(y), (1.0 if self._upper else -1.0) / self.line.z)
+        log_tail = scale + math.log(tail)
+        return np.float64(log_tail if direct else math.log1p(-min(math.exp(log_tail), 1.0 - 1e-16)))
+
+
+def contour(cumulant: Cumulant, y: float) -> Contour:
+    """The contour through the saddle point at y, or next to it where that is too close to the pole at z = 0."""
+    saddle = cumulant.saddle(y)
+    clear = _FROM_POLE / math.sqrt(cumulant.real(saddle)[2])
+    theta = max(saddle, clear) if saddle > -0.3 * clear else min(saddle, -clear)
+    value, mean, variance = cumulant.real(theta)
+    deviation = math.sqrt(variance)
+    reach = 1.5 * deviation
+    third = NEGLIGIBLE * cumulant.largest_jump / 3.0
+    spread = third + math.sqrt(third * third + 2.0 * NEGLIGIBLE * variance)
+    # Beyond a period from y there is nothing left of the tilted density; nor, against the tail, of the pole's residue.
+    exponent = max(theta * y - value, 0.0) + math.log1p(abs(theta) * deviation)
+    period = max(spread + abs(mean - y), (exponent + NEGLIGIBLE) / abs(theta)) + reach
+    needed = math.sqrt(2.0 * NEGLIGIBLE) / cumulant.law.noise * period / (2.0 * math.pi)
+    if not needed <= MOST_NODES:
+        raise Unreliable
+    nodes = math.ceil(needed)
+    spacing = 2.0 * math.pi / period
+    u: Array = (np.arange(nodes) + 0.5) * spacing
+    line = Line(theta + 1j * u, value + cumulant.along(theta, u), spacing)
+    return Contour(cumulant.law.noise, y, reach, line)
+
+
+def _mills(x: Array) -> float:
+    return math.sqrt(0.5 * math.pi) * float(erfcx(SQRT_HALF * x))
+
+
+def _side(*values: float) -> Side:
+    return Side(*(np.float64(value) for value in values))

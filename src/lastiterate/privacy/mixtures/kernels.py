@@ -1,0 +1,213 @@
+"""Which kernel for which law of S: windowed binomial, all of a small support, or Fourier inversion."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+from scipy.special import log_ndtr
+
+from lastiterate.privacy.mixtures import binomial
+from lastiterate.privacy.mixtures.fourier import NEGLIGIBLE, Contour, Cumulant, contour
+from lastiterate.privacy.mixtures.interval import log_integral, log_interval
+from lastiterate.privacy.mixtures.mixture import Moving
+from lastiterate.privacy.mixtures.rows import Side, every, some
+from lastiterate.privacy.mixtures.support import Support
+
+if TYPE_CHECKING:
+    from lastiterate.privacy.mixtures.law import Law
+    from lastiterate.privacy.mixtures.mixture import Kernel, Local
+    from lastiterate.values import Array
+
+MOST_POINTS = 4096  # of a support that is written out in full
+
+
+@dataclass(frozen=True)
+class BinomialKernel:
+    """S is Binomial(steps, rate), 0 < rate < 1. Arrays of any shape: many runs, or many deltas, at once."""
+
+    steps: Array
+    rate: Array
+    noise: Array
+
+    @property
+    def mean(self) -> Array:
+        return self.steps * self.rate
+
+    @property
+    def variance(self) -> Array:
+        return self.steps * self.rate * (1.0 - self.rate)
+
+    @property
+    def high(self) -> Array:
+        return self.steps
+
+    def start(self, log_delta: Array) -> tuple[Array, Local]:
+        centre = binomial.tilt_for(log_delta, self.steps, self.rate, self.noise)
+        return centre.mean + self.noise * self.noise * centre.theta, self._view(centre, upper=True)
+
+    def near(self, y: Array, *, upper: bool) -> Local:
+        return self._view(binomial.tilt_at(y, self.steps, self.rate, self.noise), upper=upper)
+
+    def covers(self, local: Local, y: Array) -> bool:
+        return isinstance(local, _Window) and every(np.abs(y - local.centre) <= local.reach)
+
+    def row(self, index: int) -> BinomialKernel:
+        return BinomialKernel(*(np.float64(value[index]) for value in (self.steps, self.rate, self.noise)))
+
+    def _view(self, centre: binomial.Tilt, *, upper: bool) -> _Window:
+        points, log_mass, beyond = binomial.window(centre, self.steps, self.rate, self.noise, upper=upper)
+        square = self.noise * self.noise
+        # Only the binomial's share of a change in y moves the window: by a third of its standard deviation at most.
+        # That share is nearly constant only while theta changes by no more than about one, or the variance stays small.
+        variance = centre.variance + 1e-300
+        turn = np.minimum(0.3 / np.sqrt(variance), np.maximum(1.0, -np.log(10.0 * variance)))
+        reach = turn * (centre.variance + square)
+        return _Window(self.noise, points, log_mass, centre.mean + square * centre.theta, reach, beyond)
+
+
+@dataclass(frozen=True)
+class _Window(Support):
+    """The part of a binomial that matters for thresholds within ``reach`` of ``centre``.
+
+    Where the tail is ``beyond`` the window, it is nearly 1 and the other tail is within: take the complement.
+    """
+
+    centre: Array
+    reach: Array
+    beyond: Array
+
+    def remove(self, y: Array) -> Side:
+        side = super().remove(y)
+        if not some(self.beyond):
+            return side
+        log_outside = side.loss + log_ndtr(-y / self.noise)  # e^f Q(>= y)
+        log_delta = np.log1p(-np.exp(super().log_lower(y)) - np.exp(log_outside))
+        slope = -side.loss_slope * np.exp(log_outside - log_delta)
+        return side._replace(
+            log_delta=np.where(self.beyond, log_delta, side.log_delta)[()],
+            log_delta_slope=np.where(self.beyond, slope, side.log_delta_slope)[()],
+        )
+
+    def log_lower(self, y: Array) -> Array:
+        if not some(self.beyond):
+            return super().log_lower(y)
+        return np.where(self.beyond, np.log1p(-np.exp(self.log_upper(y))), super().log_lower(y))[()]
+
+
+@dataclass(frozen=True)
+class _OfLaw:
+    """One problem, given by the law of S."""
+
+    law: Law
+
+    @property
+    def noise(self) -> Array:
+        return np.float64(self.law.noise)
+
+    @property
+    def mean(self) -> Array:
+        return np.float64(self.law.mean)
+
+    @property
+    def variance(self) -> Array:
+        return np.float64(self.law.variance)
+
+    @property
+    def high(self) -> Array:
+        return np.float64(self.law.high)
+
+    def row(self, index: int) -> Kernel:
+        raise IndexError("a single problem has no rows")
+
+
+@dataclass(frozen=True)
+class FiniteKernel(_OfLaw):
+    """S has few values: all of them, at every threshold."""
+
+    support: Support
+    relative_error: ClassVar[float] = 1e-14  # of `log_between`
+
+    def start(self, log_delta: Array) -> tuple[Array, Local]:
+        return np.float64(Cumulant(self.law).start(float(log_delta))), self.support
+
+    def near(self, y: Array, *, upper: bool) -> Local:
+        return self.support
+
+    def covers(self, local: Local, y: Array) -> bool:
+        return True
+
+    def log_between(self, low: Array, high: Array) -> Array:
+        """log P(low <= S + N <= high), to the last digits however small it is."""
+        middle, half = 0.5 * (low + high), 0.5 * (high - low)
+        parts = log_interval((middle - self.support.points) / self.noise, half / self.noise)
+        return np.logaddexp.reduce(self.support.log_mass + parts)
+
+
+@dataclass(frozen=True)
+class FourierKernel(_OfLaw):
+    """Any law of S."""
+
+    relative_error: ClassVar[float] = 1e-11  # of `log_between`: see `contour.LARGEST_CANCELLATION`
+
+    def start(self, log_delta: Array) -> tuple[Array, Local]:
+        y = Cumulant(self.law).start(float(log_delta))
+        return np.float64(y), self.near(np.float64(y), upper=True)
+
+    def near(self, y: Array, *, upper: bool) -> Local:
+        return contour(Cumulant(self.law), float(y))
+
+    def covers(self, local: Local, y: Array) -> bool:
+        return isinstance(local, Contour) and local.covers(y)
+
+    def log_between(self, low: Array, high: Array) -> Array:
+        """log P(low <= S + N <= high) where P is at most a multiple of Q in between, up to a share of Q's that is nil.
+
+        As a difference of tails it would be lost in rounding where P lies on both sides.
+        """
+        noise = self.law.noise
+        middle = min(max(0.0, float(low)), float(high))
+        far = noise * math.sqrt((middle / noise) ** 2 + 2.0 * NEGLIGIBLE)  # beyond it Q is negligible, hence P
+        moving = Moving(self, upper=True)
+
+        def log_density(y: Array) -> Array:
+            return moving.at(y).loss(y)[0] - 0.5 * (y / noise) ** 2 - math.log(noise) - 0.5 * math.log(2.0 * math.pi)
+
+        ends = (max(float(low), -far), middle, min(float(high), far))
+        parts = [log_integral(log_density, a, b) for a, b in itertools.pairwise(ends) if a < b]
+        return np.logaddexp.reduce(parts)
+
+
+def kernel_of(law: Law) -> Kernel:
+    """The best kernel for a law whose values are not negative."""
+    if law.is_binomial:
+        steps, rate, weight = float(law.counts[0]), float(law.rates[0]), float(law.weights[0])
+        return BinomialKernel(np.float64(steps), np.float64(rate), np.float64(law.noise / weight))
+    return signed_kernel_of(law)
+
+
+def signed_kernel_of(law: Law) -> FiniteKernel | FourierKernel:
+    """The best kernel for a law whose values may have both signs."""
+    support = small_support(law)
+    return FourierKernel(law) if support is None else FiniteKernel(law, support)
+
+
+def small_support(law: Law) -> Support | None:
+    """All values of S with their probabilities, where there are few."""
+    sizes = np.concatenate((law.counts + 1.0, [float(values.size) for values, _ in law.blocks]))
+    if float(np.sum(np.log(sizes))) > math.log(MOST_POINTS):
+        return None
+    points, log_mass = np.array([law.constant]), np.zeros(1)
+    with np.errstate(divide="ignore"):
+        terms = [(values, np.log(probabilities)) for values, probabilities in law.blocks]
+    for count, rate, weight in zip(law.counts, law.rates, law.weights, strict=True):
+        k = np.arange(count + 1.0)
+        terms.append((weight * k, binomial.log_binomial(k, np.float64(count), np.float64(rate))))
+    for values, logs in terms:
+        points = np.add.outer(points, values).ravel()
+        log_mass = np.add.outer(log_mass, logs).ravel()
+    order = np.argsort(points)  # the kernel asks the last point whether any lies beyond the threshold
+    return Support(np.float64(law.noise), points[order], log_mass[order])

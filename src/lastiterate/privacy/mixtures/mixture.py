@@ -1,0 +1,175 @@
+"""The pair S + N against N, and the two kernels behind it.
+
+Along a threshold y the privacy loss f(y) = log p(y) / q(y) increases (the values of S not being negative), so that the
+best test is {>= y}, and epsilon = f(y) and delta both follow from y. A *kernel* knows the pair near a given y; what is
+done with it is the same for all of them. Entries of array arguments are problems of their own.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+from scipy.special import log_ndtr, ndtri, ndtri_exp
+
+from lastiterate.privacy.mixtures.rows import Side, some
+from lastiterate.privacy.mixtures.solve import invert, solve
+
+if TYPE_CHECKING:
+    from lastiterate.values import Array
+
+_ROUNDED_TO_ZERO = 1e-12  # an epsilon of rounding errors only
+_FAR_FETCHED = 1e6
+_FURTHEST = 38.5  # standard deviations beyond which N has no mass that a float could hold
+
+
+class Local(Protocol):
+    """The pair near one threshold."""
+
+    def remove(self, y: Array) -> Side:
+        """P over Q along y: the set {>= y}."""
+
+    def add(self, r: Array) -> Side:
+        """Q over P along r = -y: the set {<= y}."""
+
+    def loss(self, y: Array) -> tuple[Array, Array]:
+        """f(y) and its derivative."""
+
+    def log_lower(self, y: Array) -> Array:
+        """log P(S + N <= y)."""
+
+    def log_upper(self, y: Array) -> Array:
+        """log P(S + N >= y)."""
+
+
+class Kernel(Protocol):
+    """The pair, to be looked at near any threshold."""
+
+    @property
+    def noise(self) -> Array: ...
+    @property
+    def mean(self) -> Array: ...
+    @property
+    def variance(self) -> Array: ...
+    @property
+    def high(self) -> Array:
+        """The largest value of S."""
+
+    def start(self, log_delta: Array) -> tuple[Array, Local]:
+        """Roughly the threshold at which delta has the given value, and the pair near it."""
+
+    def near(self, y: Array, *, upper: bool) -> Local:
+        """The pair near y; its upper or its lower tail will be asked for."""
+
+    def covers(self, local: Local, y: Array) -> bool:
+        """Whether a local view is still good at y."""
+
+    def row(self, index: int) -> Kernel:
+        """One of many problems by itself."""
+
+
+class Moving:
+    """A kernel along a moving threshold: the local view is renewed when it no longer covers."""
+
+    def __init__(self, kernel: Kernel, *, upper: bool, local: Local | None = None) -> None:
+        self.kernel, self.upper, self.local = kernel, upper, local
+
+    def at(self, y: Array) -> Local:
+        if self.local is None or not self.kernel.covers(self.local, y):
+            self.local = self.kernel.near(y, upper=self.upper)
+        return self.local
+
+
+def epsilon(kernel: Kernel, log_delta: Array) -> Array:
+    """The smallest epsilon >= 0 at which the delta of neither direction exceeds the given one."""
+    y, local = kernel.start(log_delta)
+    moving = Moving(kernel, upper=True, local=local)
+    top = kernel.high - kernel.noise * np.minimum(ndtri_exp(log_delta), 0.0)
+    y = np.minimum(np.maximum(y, 1e-9 * top), 0.999 * top)
+    result, _ = solve(lambda y: moving.at(y).remove(y), log_delta, y, 0.0 * y, top)
+    result = np.where(result < _ROUNDED_TO_ZERO, 0.0, result)[()]
+    undecided = _bound_add(kernel, result) > log_delta
+    if not some(undecided):
+        return result
+    if result.ndim == 0:
+        return _at_least_add(kernel, log_delta, result)
+    for index in np.flatnonzero(undecided).tolist():
+        result[index] = _at_least_add(kernel.row(index), log_delta[index], result[index])
+    return result
+
+
+def log_delta(kernel: Kernel, epsilon: Array) -> Array:
+    """log of the larger of the two directions' delta at epsilon >= 0."""
+    moving = Moving(kernel, upper=True)
+    low = kernel.noise * np.sqrt(2.0 * epsilon)  # f(y) <= y^2 / (2 noise^2)
+    y = _threshold(moving, epsilon, low)
+    local = moving.at(y)
+    result = log_delta_at(local.remove(y), local.loss(y)[0], epsilon)
+    if not some(_bound_add(kernel, epsilon) > result):
+        return result
+    return np.maximum(result, log_delta_add(kernel, epsilon))
+
+
+def log_delta_add(kernel: Kernel, epsilon: Array) -> Array:
+    """log of delta for Q over P; -inf where -f does not reach epsilon."""
+    moving = Moving(kernel, upper=False)
+    y = _threshold(moving, -epsilon, -_FURTHEST * kernel.noise)
+    local = moving.at(y)
+    side = local.add(-y)
+    reached = side.loss >= epsilon - 1e-9 * np.maximum(1.0, epsilon)
+    return np.where(reached, log_delta_at(side, -local.loss(y)[0], epsilon), -np.inf)[()]
+
+
+def log_fnr(kernel: Kernel, fpr: Array) -> Array:
+    """log of the smallest rate at which S + N is missed by a test that takes N for it at rate ``fpr``."""
+    y = -kernel.noise * ndtri(fpr)
+    return kernel.near(y, upper=False).log_lower(y)
+
+
+def log_delta_at(side: Side, loss: Array, epsilon: Array) -> Array:
+    """log delta where the loss is exactly epsilon, from a threshold where it nearly is: there it is ``loss``."""
+    change = side.log_delta_slope / side.loss_slope * (epsilon - loss)
+    return np.where(np.abs(change) < 1e-3, side.log_delta + change, side.log_delta)[()]
+
+
+def _threshold(moving: Moving, loss: Array, low: Array) -> Array:
+    """The y at which f(y) = loss, or ``low`` where f is larger even there."""
+    kernel = moving.kernel
+    square = kernel.noise * kernel.noise
+    high = (loss * square + 0.5 * (kernel.variance + kernel.mean**2)) / kernel.mean  # see `_bound_add`
+    high = np.maximum(high, low) + 1e-9 * kernel.noise
+    if some(high > _FAR_FETCHED * (kernel.noise + kernel.high)):
+        high = _nearer(moving, loss, low, high)
+    y = invert(lambda y: moving.at(y).loss(y), loss, 0.5 * (low + high), low, high)
+    return np.maximum(y, low)
+
+
+def _nearer(moving: Moving, loss: Array, low: Array, high: Array) -> Array:
+    """A y nearer than ``high`` where f is still at least ``loss``: Jensen's bound is far off for a rare canary."""
+    near = low + moving.kernel.noise
+    for _ in range(60):
+        short = (near < high) & (moving.at(near).loss(near)[0] < loss)
+        if not some(short):
+            break
+        near = np.where(short, low + 2.0 * (near - low), near)[()]
+    return np.minimum(near, high)
+
+
+def _bound_add(kernel: Kernel, epsilon: Array) -> Array:
+    """An upper bound on log delta of Q over P, as f(y) >= (E[S] y - E[S^2] / 2) / noise^2 by Jensen's inequality."""
+    mean, square = kernel.mean, kernel.noise * kernel.noise
+    cut = (0.5 * (kernel.variance + mean * mean) - epsilon * square) / mean
+    outer = log_ndtr(cut / kernel.noise)
+    inner = epsilon - 0.5 * kernel.variance / square + log_ndtr((cut - mean) / kernel.noise)
+    return outer + np.log1p(-np.minimum(np.exp(inner - outer), 1.0 - 1e-16))
+
+
+def _at_least_add(kernel: Kernel, log_delta: Array, epsilon: Array) -> Array:
+    """``epsilon``, or what Q over P needs where that is more."""
+    if log_delta_add(kernel, epsilon) <= log_delta:
+        return epsilon
+    moving = Moving(kernel, upper=False)
+    high = _FURTHEST * kernel.noise
+    low = -_threshold(moving, -epsilon, -high)
+    found, _ = solve(lambda r: moving.at(-r).add(r), log_delta, 0.5 * (low + high), low, high)
+    return np.maximum(found, epsilon)

@@ -1,0 +1,200 @@
+"""Weights of both signs, as heavy momentum with L2 decay gives them: the best test has two thresholds.
+
+The privacy loss f(y) = log E exp((2 S y - S^2) / (2 noise^2)) is still convex, and negative at 0. So {f >= epsilon} is
+a pair of half-lines, one on each side, each of which is an upper tail of S + N or of -S + N; {f <= -epsilon} is an
+interval between them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+from scipy.special import log_ndtr
+
+from lastiterate.privacy.mixtures.contour import Unreliable
+from lastiterate.privacy.mixtures.interval import log_interval
+from lastiterate.privacy.mixtures.kernels import signed_kernel_of
+from lastiterate.privacy.mixtures.mixture import Local, Moving, log_delta_at
+from lastiterate.privacy.mixtures.rows import Side, each
+from lastiterate.privacy.mixtures.solve import a_little_less, invert, solve
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from lastiterate.privacy.mixtures.kernels import FiniteKernel, FourierKernel
+    from lastiterate.privacy.mixtures.law import Law
+    from lastiterate.values import Array
+
+RELATIVE_ERROR = 1e-9
+_RELATIVE_ERROR_OF_DELTA = 1e-11
+_HALF_LOG_TAU = float(0.5 * np.log(2.0 * np.pi))
+_ONE, _ZERO = np.float64(1.0), np.float64(0.0)
+
+
+@dataclass(frozen=True)
+class TwoSidedPair:
+    """S + N against N where S takes values of both signs."""
+
+    law: Law
+
+    def epsilon(self, log_delta: Array) -> Array:
+        return _each_reliably(self._epsilon, log_delta)
+
+    def log_delta(self, epsilon: Array) -> Array:
+        return _each_reliably(self._log_delta, epsilon)
+
+    def fnr(self, fpr: Array) -> Array:
+        return _each_reliably(self._fnr, fpr)
+
+    def bracket(self, log_delta: Array) -> tuple[Array, Array]:
+        lower = self.epsilon(np.minimum(log_delta + _RELATIVE_ERROR_OF_DELTA, -1e-300))
+        upper = self.epsilon(log_delta - _RELATIVE_ERROR_OF_DELTA)
+        error = RELATIVE_ERROR * np.maximum(1.0, upper)
+        return lower - error, upper + error
+
+    @cached_property
+    def _sides(self) -> tuple[Moving, Moving]:
+        """-S + N and S + N, along thresholds that stay close to each other: they are sought again and again."""
+        return Moving(signed_kernel_of(self.law.flipped()), upper=True), Moving(self._kernel, upper=True)
+
+    @cached_property
+    def _kernel(self) -> FiniteKernel | FourierKernel:
+        return signed_kernel_of(self.law)
+
+    @cached_property
+    def _lowest(self) -> tuple[Array, Array]:
+        """Where f is smallest, and that value. It may lie far from all values of S where one sign is rare."""
+        right = self._sides[1]
+
+        def slope(y: Array) -> tuple[Array, Array]:
+            return right.at(y).loss(y)[1], np.float64(np.nan)
+
+        low, high = -right.kernel.noise, right.kernel.noise
+        while slope(low)[0] > 0.0:
+            low = 2.0 * low
+        while slope(high)[0] < 0.0:
+            high = 2.0 * high
+        y = invert(slope, _ZERO, _ZERO, low, high)
+        return y, right.at(y).loss(y)[0]
+
+    def _epsilon(self, log_delta: Array) -> Array:
+        enough = a_little_less(log_delta)
+        found = _ZERO
+        if self._remove(found).log_delta > enough:
+            high = _ONE
+            while self._remove(high).log_delta > enough and high < 1e300:
+                high = 2.0 * high
+            found, _ = solve(self._remove, log_delta, 0.5 * high, found, high)
+        most = -self._lowest[1]  # beyond it Q is nowhere e^epsilon times P
+        if self._bound_add(found) <= enough or self._add(found).log_delta <= enough:
+            return found
+        return np.maximum(solve(self._add, log_delta, 0.5 * (found + most), found, most)[0], found)
+
+    def _log_delta(self, epsilon: Array) -> Array:
+        remove = self._remove(epsilon).log_delta
+        if epsilon == 0.0 or self._bound_add(epsilon) <= remove:  # at 0 they are the same
+            return remove
+        return max(remove, self._add(epsilon).log_delta)
+
+    def _remove(self, epsilon: Array) -> Side:
+        """P over Q along epsilon itself."""
+        thresholds = self._thresholds(epsilon)
+        log_delta = np.logaddexp(*(_log_excess(y, local, epsilon) for y, local in thresholds))
+        log_q = self._log_outside(thresholds)
+        return Side(epsilon, _ONE, log_delta, -np.exp(epsilon + log_q - log_delta))
+
+    def _add(self, epsilon: Array) -> Side:
+        """Q over P along epsilon: the interval where f <= -epsilon, if there is any.
+
+        Where P is nearly e^-epsilon Q all over it, rounding decides about their difference: a little of P is left out.
+        """
+        log_q = self._log_inside(epsilon)
+        if log_q == -np.inf:
+            return Side(epsilon, _ONE, log_q, -_ONE)
+        left, right = (y for y, _ in self._thresholds(-epsilon))
+        share = np.exp(np.minimum(epsilon + self._kernel.log_between(-left, right) - log_q, 0.0))
+        share *= 1.0 - self._kernel.relative_error - 1e-15 * epsilon
+        return Side(epsilon, _ONE, log_q + np.log1p(-share), -share / (1.0 - share))
+
+    def _bound_add(self, epsilon: Array) -> Array:
+        """An upper bound on log delta of Q over P: as if f were as small as it gets, wherever it is below -epsilon."""
+        log_q = self._log_inside(epsilon)
+        return log_q if log_q == -np.inf else log_q + np.log(-np.expm1(epsilon + self._lowest[1]))
+
+    def _log_inside(self, epsilon: Array) -> Array:
+        """log Q of the interval where f <= -epsilon; -inf where f does not fall so low."""
+        if -epsilon <= self._lowest[1]:
+            return np.float64(-np.inf)
+        left, right = (y for y, _ in self._thresholds(-epsilon))
+        return log_interval(0.5 * (right - left) / self.law.noise, 0.5 * (right + left) / self.law.noise)
+
+    def _log_outside(self, thresholds: list[tuple[Array, Local]]) -> Array:
+        """log Q of the two half-lines beyond the thresholds."""
+        return np.logaddexp(*(log_ndtr(-y / self.law.noise) for y, _ in thresholds))
+
+    def _thresholds(self, loss: Array) -> list[tuple[Array, Local]]:
+        """Where f = loss on the left, counted leftwards, and on the right; each with the pair near it."""
+        bottom, lowest = self._lowest
+        result = []
+        for moving, low in zip(self._sides, (-bottom, bottom), strict=True):
+
+            def local_loss(y: Array, moving: Moving = moving) -> tuple[Array, Array]:
+                return moving.at(y).loss(y)
+
+            y = low
+            if loss > lowest:
+                reach = moving.kernel.noise
+                while local_loss(low + reach)[0] < loss:
+                    reach = 2.0 * reach
+                y = invert(local_loss, loss, low + 0.5 * reach, low, low + reach)
+            result.append((y, moving.at(y)))
+        return result
+
+    def _fnr(self, fpr: Array) -> Array:
+        """P(f <= l) + e^l (Q(f > l) - fpr): for every l at most the rate sought, and equal to it where Q(f > l) = fpr.
+
+        Or where it jumps over fpr: where f is flat, no level of it has just that Q.
+        """
+        lowest, goal, noise = self._lowest[1], np.log(fpr), self.law.noise
+
+        def rarity(loss: Array) -> tuple[Array, Array]:
+            thresholds = self._thresholds(loss)
+            log_outside = self._log_outside(thresholds)
+            log_densities = [-0.5 * (y / noise) ** 2 - np.log(local.loss(y)[1] * noise) for y, local in thresholds]
+            return -log_outside, np.exp(np.logaddexp(*log_densities) - _HALF_LOG_TAU - log_outside)
+
+        high = _ONE
+        while rarity(lowest + high)[0] < -goal:
+            high = 2.0 * high
+        loss = invert(rarity, -goal, lowest + 0.5 * high, lowest, lowest + high)
+        thresholds = self._thresholds(loss)
+        log_outside = self._log_outside(thresholds)
+        return _between(thresholds) + np.exp(loss + log_outside) - np.exp(loss + goal)
+
+
+def _between(thresholds: list[tuple[Array, Local]]) -> Array:
+    """P of the interval between two thresholds, as a difference of whichever tails are smaller."""
+    (left, from_left), (right, from_right) = thresholds
+    below, above = from_right.log_lower(right), from_left.log_lower(left)
+    if below < above:
+        return np.exp(below) - np.exp(from_left.log_upper(left))
+    return np.exp(above) - np.exp(from_right.log_upper(right))
+
+
+def _log_excess(y: Array, local: Local, epsilon: Array) -> Array:
+    """log P(>= y) - e^epsilon Q(>= y), f(y) being epsilon; more where P and Q are too small to tell apart."""
+    log_delta = log_delta_at(local.remove(y), local.loss(y)[0], epsilon)
+    return local.log_upper(y) if np.isnan(log_delta) else log_delta
+
+
+def _each_reliably(function: Callable[[Array], Array], values: Array) -> Array:
+    try:
+        return each(function, values)
+    except Unreliable:
+        raise ValueError(
+            "noise_multiplier must be larger where weights have both signs and there are many: with so little noise "
+            "neither kernel is accurate"
+        ) from None

@@ -1,0 +1,335 @@
+import math
+import subprocess
+import sys
+import time
+import warnings
+
+import dp_accounting
+import numpy as np
+import pytest
+from dp_accounting import (
+    ComposedDpEvent,
+    GaussianDpEvent,
+    LaplaceDpEvent,
+    NeighboringRelation,
+    NoOpDpEvent,
+    PoissonSampledDpEvent,
+    SampledWithoutReplacementDpEvent,
+    SelfComposedDpEvent,
+    UnsupportedEventError,
+    privacy_accountant_test,
+)
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lastiterate import DPSGD, composition, last_iterate
+from lastiterate.integrations.dp_accounting import HeuristicWarning, LastIterateAccountant, register_opacus
+from tests.integrations.opacus_helpers import engine_of, make_private, model_and_optimizer, train, trains
+
+DELTA = 1e-5
+
+pytestmark = pytest.mark.filterwarnings("ignore::lastiterate.HeuristicWarning")
+
+
+def sampled(rate, noise):
+    return PoissonSampledDpEvent(rate, GaussianDpEvent(noise))
+
+
+class TestStandardConventions(privacy_accountant_test.PrivacyAccountantTest):
+    """dp-accounting's own suite for accountants."""
+
+    def _make_test_accountants(self):
+        return [LastIterateAccountant(), LastIterateAccountant(NeighboringRelation.REPLACE_SPECIAL)]
+
+
+def test_equal_steps_are_the_heuristic_of_the_run():
+    run = DPSGD(steps=1000, sample_rate=0.01, noise_multiplier=1.0)
+    accountant = LastIterateAccountant().compose(sampled(0.01, 1.0), 1000)
+    assert accountant.run == run
+    assert accountant.get_epsilon(DELTA) == last_iterate(run).epsilon(DELTA) == pytest.approx(1.27775588779, rel=1e-11)
+    assert accountant.get_delta(1.0) == last_iterate(run).delta(1.0)
+
+
+def test_plain_gaussians_are_steps_on_all_data():
+    accountant = LastIterateAccountant().compose(GaussianDpEvent(4.0), 9)
+    assert accountant.run == DPSGD(steps=9, sample_rate=1.0, noise_multiplier=4.0)
+    expected = dp_accounting.get_epsilon_gaussian(4.0 / 3.0, DELTA)
+    assert accountant.get_epsilon(DELTA) == pytest.approx(expected, rel=1e-9)
+
+
+def test_nesting_and_order_do_not_matter():
+    a, b = sampled(0.1, 1.0), GaussianDpEvent(5.0)
+    both = ComposedDpEvent([a, NoOpDpEvent(), b])
+    nested = ComposedDpEvent([SelfComposedDpEvent(both, 2), SelfComposedDpEvent(a, 3)])
+    flat = LastIterateAccountant().compose(b, 2).compose(a, 4).compose(b, 2).compose(a, 6)
+    twice = LastIterateAccountant().compose(nested, 2)
+    assert flat.run.steps == twice.run.steps == 14
+    assert twice.get_epsilon(DELTA) == pytest.approx(flat.get_epsilon(DELTA), rel=1e-14)
+
+
+GROUP = st.tuples(st.sampled_from([0.0, 0.05, 0.3, 1.0]), st.floats(0.5, 4.0), st.integers(1, 20))
+
+
+@given(groups=st.lists(GROUP, min_size=1, max_size=5))
+def test_groups_are_the_run_with_their_steps_written_out(groups):
+    accountant = LastIterateAccountant()
+    for rate, noise, count in groups:
+        accountant.compose(sampled(rate, noise), count)
+    rates, noises, counts = zip(*groups, strict=True)
+    run = DPSGD(sum(counts), np.repeat(rates, counts), np.repeat(noises, counts))
+    assert accountant.run.steps == run.steps
+    for curve in (last_iterate(run), last_iterate(accountant.run)):
+        assert accountant.get_epsilon(DELTA) == pytest.approx(curve.epsilon(DELTA), rel=1e-9, abs=1e-9)
+        assert accountant.get_delta(0.5) == pytest.approx(curve.delta(0.5), rel=1e-8, abs=1e-300)
+
+
+def test_a_billion_steps_are_never_written_out():
+    accountant = LastIterateAccountant().compose(SelfComposedDpEvent(sampled(1e-5, 1.0), 10**6), 10**3)
+    run = DPSGD(steps=10**9, sample_rate=1e-5, noise_multiplier=1.0)
+    assert accountant.run == run
+    assert accountant.get_epsilon(DELTA) == pytest.approx(last_iterate(run).epsilon(DELTA), rel=1e-12)
+    before = accountant.get_epsilon(DELTA)
+    accountant.compose(sampled(0.5, 2.0))
+    assert accountant.get_epsilon(DELTA) == pytest.approx(before, rel=1e-3)
+    with pytest.raises(ValueError, match="steps must be at most 10000000 for a run whose steps differ, got 1000000001"):
+        _ = accountant.run
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        LaplaceDpEvent(1.0),
+        SampledWithoutReplacementDpEvent(100, 10, GaussianDpEvent(1.0)),
+        PoissonSampledDpEvent(0.1, LaplaceDpEvent(1.0)),
+        PoissonSampledDpEvent(0.1, SelfComposedDpEvent(GaussianDpEvent(1.0), 2)),
+        GaussianDpEvent(-1.0),
+        GaussianDpEvent(math.nan),
+        sampled(1.5, 1.0),
+        SelfComposedDpEvent(GaussianDpEvent(1.0), -3),
+        SelfComposedDpEvent(GaussianDpEvent(1.0), 2.5),
+    ],
+)
+def test_unsupported_events_are_refused_and_change_nothing(bad):
+    accountant = LastIterateAccountant().compose(sampled(0.1, 1.0), 10)
+    ledger, epsilon = accountant.ledger, accountant.get_epsilon(DELTA)
+    event = ComposedDpEvent([sampled(0.1, 1.0), bad])
+    assert not accountant.supports(event)
+    assert accountant._maybe_compose(event, 1, False).invalid_event is bad
+    with pytest.raises(UnsupportedEventError, match="caused by subevent"):
+        accountant.compose(event)
+    assert accountant.ledger == ledger
+    assert accountant.get_epsilon(DELTA) == epsilon
+    assert accountant.run.steps == 10
+
+
+def test_a_refusal_names_argument_value_and_range():
+    with pytest.raises(UnsupportedEventError, match=r"\[noise_multiplier must be at least 0 and finite, got -1.0\]"):
+        LastIterateAccountant().compose(sampled(0.1, -1.0))
+
+
+def test_checking_support_composes_nothing():
+    accountant = LastIterateAccountant()
+    assert accountant.supports(SelfComposedDpEvent(sampled(0.1, 1.0), 10))
+    assert accountant.get_epsilon(DELTA) == 0.0
+
+
+def test_replacing_one_example_is_refused():
+    accountant = LastIterateAccountant(NeighboringRelation.REPLACE_ONE)
+    for event in (sampled(0.1, 1.0), GaussianDpEvent(1.0)):
+        with pytest.raises(UnsupportedEventError, match="must be `ADD_OR_REMOVE_ONE` or `REPLACE_SPECIAL` for `"):
+            accountant.compose(event)
+    assert accountant.compose(NoOpDpEvent()).get_epsilon(DELTA) == 0.0
+
+
+def test_a_step_without_noise_leaks_everything_unless_it_uses_no_data():
+    accountant = LastIterateAccountant().compose(sampled(0.1, 1.0), 10)
+    epsilon = accountant.get_epsilon(DELTA)
+    accountant.compose(sampled(0.0, 0.0))
+    assert accountant.get_epsilon(DELTA) == pytest.approx(epsilon, rel=1e-14)
+    accountant.compose(sampled(0.1, 0.0))
+    assert accountant.get_epsilon(DELTA) == math.inf
+    assert accountant.get_delta(10.0) == 1.0
+    with pytest.raises(ValueError, match="noise_multiplier must be greater than 0"):
+        _ = accountant.run
+
+
+def test_the_ends_of_the_curve_follow_dp_accounting():
+    ours, theirs = LastIterateAccountant(), dp_accounting.pld.PLDAccountant(value_discretization_interval=1e-2)
+    for accountant in (ours, theirs):
+        accountant.compose(sampled(0.1, 1.0))
+        assert accountant.get_epsilon(0.0) == math.inf
+        assert accountant.get_epsilon(1.0) == 0.0
+        assert accountant.get_delta(math.inf) == pytest.approx(0.0, abs=1e-12)
+    with pytest.raises(ValueError, match=r"target_delta must be in \[0, 1\], got 2"):
+        ours.get_epsilon(2)
+    with pytest.raises(ValueError, match="target_epsilon must be at least 0 and finite, got -1"):
+        ours.get_delta(-1)
+
+
+def test_an_empty_accountant_describes_no_run():
+    with pytest.raises(ValueError, match="steps must be at least 1 to describe a run, got none"):
+        _ = LastIterateAccountant().run
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "rate", "steps"), [(1.0, 0.01, 1000), (8.0, 0.1, 2500), (0.1, 1.0, 10), (30.0, 0.01, 50)]
+)
+def test_dp_accounting_calibrates_with_it(epsilon, rate, steps):
+    noise = dp_accounting.calibrate_dp_mechanism(
+        LastIterateAccountant, lambda noise: SelfComposedDpEvent(sampled(rate, noise), steps), epsilon, DELTA
+    )
+    run = DPSGD(steps, rate, noise)
+    assert last_iterate(run).epsilon(DELTA) <= epsilon
+    assert last_iterate(run.replace(noise_multiplier=noise - 2e-6)).epsilon(DELTA) > epsilon  # tolerance: 1e-6
+
+
+def test_without_opacus_one_sentence_names_the_install_command():
+    code = """
+import sys
+sys.modules["opacus"] = None
+from lastiterate.integrations.dp_accounting import register_opacus
+assert "torch" not in sys.modules
+try:
+    register_opacus()
+except ImportError as error:
+    print(error)
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout == 'opacus.accountants could not be imported: pip install "lastiterate[opacus]"\n'
+
+
+@trains
+def test_opacus_trains_with_the_accountant(opacus, digits):
+    engine = engine_of(opacus)
+    private = make_private(engine, digits, *model_and_optimizer(), noise_multiplier=1.2)
+    assert engine.get_epsilon(DELTA) == 0.0
+    losses = train(*private, steps=30)
+    assert np.mean(losses[-5:]) < np.mean(losses[:5])
+    run = DPSGD(steps=30, sample_rate=0.1, noise_multiplier=1.2)
+    assert len(engine.accountant) == 30
+    assert engine.get_epsilon(DELTA) == pytest.approx(last_iterate(run).epsilon(DELTA), rel=1e-12)
+    assert DPSGD.from_opacus(engine, loader=private[2]) == run
+
+
+@trains
+def test_opacus_finds_the_noise_for_an_epsilon_at_once(opacus, digits):
+    engine, target = engine_of(opacus), {"target_epsilon": 3.0, "target_delta": DELTA, "epochs": 3}
+    start = time.perf_counter()
+    private = make_private(engine, digits, *model_and_optimizer(), **target)
+    assert time.perf_counter() - start < 2.0
+    train(*private, steps=30)
+    assert 3.0 - 0.01 <= engine.get_epsilon(DELTA) <= 3.0
+    assert DPSGD.from_opacus(engine, loader=private[2]).noise_multiplier == private[1].noise_multiplier
+
+
+def test_registering_twice_changes_nothing(opacus):
+    from opacus.accountants import create_accountant
+
+    first = create_accountant("last_iterate")
+    register_opacus()
+    assert type(create_accountant("last_iterate")) is type(first)
+    assert isinstance(first, opacus.accountants.IAccountant)
+
+
+def test_an_accountant_is_restored_from_its_state(opacus):
+    from opacus.accountants import create_accountant
+
+    accountant, restored = create_accountant("last_iterate"), create_accountant("last_iterate")
+    for noise in (1.0, 1.0, 2.0, 1.0):
+        accountant.step(noise_multiplier=noise, sample_rate=0.1)
+    assert accountant.history == [(1.0, 0.1, 2), (2.0, 0.1, 1), (1.0, 0.1, 1)]
+    restored.load_state_dict(accountant.state_dict())
+    assert len(restored) == 4
+    assert restored.get_epsilon(delta=DELTA, alphas=[2.0]) == accountant.get_epsilon(DELTA)
+
+
+def test_an_accountant_says_which_recorded_value_is_wrong(opacus):
+    accountant = opacus.accountants.create_accountant("last_iterate")
+    accountant.step(noise_multiplier=1.0, sample_rate=1.5)
+    with pytest.raises(ValueError, match=r"sample_rate must be in \[0, 1\], got 1.5"):
+        accountant.get_epsilon(DELTA)
+
+
+def heuristic_warnings(recorded):
+    return [str(each.message) for each in recorded if each.category is HeuristicWarning]
+
+
+@pytest.fixture
+def recorded():
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        yield found
+
+
+def test_dp_accounting_is_told_once_a_line_what_composition_guarantees(recorded):
+    run = DPSGD(1000, 0.01, 1.0)
+    for _ in range(3):
+        LastIterateAccountant().compose(sampled(0.01, 1.0), 1000).get_epsilon(DELTA)
+    LastIterateAccountant().compose(sampled(0.01, 1.0), 1000).get_delta(1.0)
+    about = "is what the last-iterate heuristic predicts for 1,000 steps at noise multiplier 1, not a guarantee"
+    delta, guaranteed = last_iterate(run).delta(1.0), composition(run).delta(1.0)
+    assert heuristic_warnings(recorded) == [
+        f"epsilon 1.278 at delta 1e-05 {about}: composition guarantees 1.828 if sampling is Poisson",
+        f"delta {delta:.4g} at epsilon 1 {about}: composition guarantees {guaranteed:.4g} if sampling is Poisson",
+    ]
+
+
+def test_a_search_for_noise_by_dp_accounting_warns_once(recorded, monkeypatch):
+    monkeypatch.setattr("lastiterate.integrations.dp_accounting._WARNED_AT", set())
+    dp_accounting.calibrate_dp_mechanism(
+        LastIterateAccountant, lambda noise: SelfComposedDpEvent(sampled(0.1, noise), 77), 3.0, DELTA
+    )
+    assert len(heuristic_warnings(recorded)) == 1
+
+
+def test_nothing_is_said_where_nothing_is_promised(recorded):
+    LastIterateAccountant().get_epsilon(DELTA)
+    without_noise = LastIterateAccountant().compose(sampled(0.1, 0.0))
+    assert without_noise.get_epsilon(DELTA) == math.inf
+    assert without_noise.get_delta(1.0) == 1.0
+    accountant = LastIterateAccountant().compose(sampled(0.1, 1.0))
+    assert [accountant.get_epsilon(0.0), accountant.get_epsilon(1.0)] == [math.inf, 0.0]
+    assert accountant.get_delta(math.inf) == 0.0
+    assert heuristic_warnings(recorded) == []
+
+
+def test_a_warning_without_a_value_says_why(recorded):
+    many = LastIterateAccountant()
+    for noise in range(1, 20):
+        many.compose(sampled(0.1, float(noise)))
+    many.get_epsilon(DELTA)
+    long = LastIterateAccountant().compose(sampled(1e-5, 1.0), 10**9).compose(sampled(0.5, 2.0))
+    long.get_epsilon(DELTA)
+    first, second = heuristic_warnings(recorded)
+    assert "for 19 steps, not a guarantee: that is composition's, which takes longer where steps differ" in first
+    assert "which has no value here (steps must be at most 10000000 for a run whose steps differ" in second
+
+
+@trains
+def test_an_engine_warns_once_with_the_guarantee_of_its_training(opacus, digits, recorded):
+    engine = engine_of(opacus)
+    private = make_private(engine, digits, *model_and_optimizer(), noise_multiplier=1.2)
+    train(*private, steps=30)
+    for _ in range(3):
+        engine.get_epsilon(DELTA)
+    (warning,) = heuristic_warnings(recorded)
+    assert warning.startswith("epsilon 2.401 at delta 1e-05 is what the last-iterate heuristic predicts for 30 steps")
+    assert warning.endswith("not a guarantee: composition guarantees 2.956 if sampling is Poisson")
+
+
+def test_the_search_for_noise_of_opacus_warns_once_with_the_guarantee_of_the_noise_it_finds(opacus, digits, recorded):
+    engine, target = engine_of(opacus), {"target_epsilon": 3.0, "target_delta": DELTA, "epochs": 3}
+    _, optimizer, _ = make_private(engine, digits, *model_and_optimizer(), **target)
+    guaranteed = composition(DPSGD(30, 0.1, optimizer.noise_multiplier)).epsilon(DELTA)
+    (warning,) = heuristic_warnings(recorded)
+    assert f"for 30 steps at noise multiplier {optimizer.noise_multiplier:.4g}, not a guarantee" in warning
+    assert f"composition guarantees {guaranteed:.4g} if sampling is Poisson" in warning
+
+
+def test_an_accountant_that_is_handed_a_history_warns_at_once(opacus, recorded):
+    accountant = opacus.accountants.create_accountant("last_iterate")
+    assert accountant.get_epsilon(DELTA) == 0.0
+    accountant.history = [(1.0, 0.01, 1000)]
+    accountant.get_epsilon(DELTA)
+    (warning,) = heuristic_warnings(recorded)
+    assert "composition guarantees 1.828" in warning
