@@ -9,4 +9,5 @@ from numpy.typing import NDArray
 
 FloatArray: TypeAlias = NDArray[np.float64]
 IntArray: TypeAlias = NDArray[np.int64]
+ComplexArray: TypeAlias = NDArray[np.complex128]
 BoolArray: TypeAlias = NDArray[np.bool_]

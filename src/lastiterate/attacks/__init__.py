@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from lastiterate.attacks.adversarial import Adversarial
@@ -43,7 +43,7 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     """Load an attack when it is asked for: those on shipped models need JAX, the one for users' trainers does not."""
     if name not in _HOMES:
         raise AttributeError(f"module 'lastiterate.attacks' has no attribute {name!r}")

@@ -7,15 +7,16 @@ The last iterate can be had by real steps of the trainer, or drawn at once from 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
+from numpy.typing import ArrayLike
 
+from lastiterate.arrays import BoolArray, FloatArray
 from lastiterate.attacks.attack import Armed, BringsProblem, Facts, LinearScores, References, Words
 from lastiterate.attacks.linear_score import LinearScore, noise_unit
 from lastiterate.privacy.mixtures.law import law_of
 from lastiterate.run import DPSGD
-from lastiterate.values import Array
 
 if TYPE_CHECKING:
     from lastiterate.training import Problem
@@ -48,7 +49,7 @@ class Adversarial(BringsProblem):
         setting = problems.linear(zeros) if len(zeros) else problems.linear()
         return Armed(setting, canary, LinearScore(np.ones(1), 0.0, noise_unit(run)))
 
-    def sample(self, run: DPSGD, present: Array, generator: np.random.Generator) -> Array:
+    def sample(self, run: DPSGD, present: BoolArray, generator: np.random.Generator) -> FloatArray:
         """Scores of models with and without the canary, as ``arm`` would give them after training."""
         return sample_scores(run, present, generator)
 
@@ -71,7 +72,7 @@ def _others(run: DPSGD) -> int:
     return int(slots[np.argmax(whole)] if whole.any() else _MOST_SLOTS) - 1
 
 
-def sample_scores(run: DPSGD, present: Any, generator: np.random.Generator) -> Array:
+def sample_scores(run: DPSGD, present: ArrayLike, generator: np.random.Generator) -> FloatArray:
     """Draws of S + N where the canary is present and of N where it is not, in units of the noise."""
     law = law_of(run)
     here = np.asarray(present, bool)

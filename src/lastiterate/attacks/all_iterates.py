@@ -8,17 +8,21 @@ composition.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from lastiterate.arrays import FloatArray
 from lastiterate.attacks.attack import Armed, Facts, LikelihoodRatio, References, Words
 from lastiterate.attacks.gradient_space import GradientSpace
 from lastiterate.attacks.likelihood import log_likelihood_ratio
 from lastiterate.optimizer import SGD
 from lastiterate.run import DPSGD
 from lastiterate.training.problem import Problem, flatten
-from lastiterate.values import Array, per_step
+from lastiterate.values import per_step
+
+if TYPE_CHECKING:
+    from jaxtyping import PyTree
 
 
 @dataclass(frozen=True)
@@ -76,11 +80,9 @@ class Increments:
         assert run.optimizer is not None
         self._run, self._optimizer, self._index = run, run.optimizer, index
         self._rates = np.broadcast_to(per_step("learning_rate", run.optimizer.learning_rate, run.steps), run.steps)
-        self._last: Array = None
-        self._buffer: Array = 0.0
-        self._total: Array = 0.0
+        self._last = self._buffer = self._total = np.zeros(1)
 
-    def see(self, step: int, parameters: Any) -> None:
+    def see(self, step: int, parameters: PyTree) -> None:
         here = flatten(parameters)[:, self._index].astype(np.float64)
         if step:
             gradient, self._buffer = _gradient(
@@ -89,11 +91,13 @@ class Increments:
             self._total = self._total + log_likelihood_ratio(self._run, gradient / self._run.clip_norm, step - 1)
         self._last = here
 
-    def scores(self) -> Array:
+    def scores(self) -> FloatArray:
         return np.asarray(self._total)
 
 
-def _gradient(sgd: SGD, before: Array, after: Array, buffer: Array, rate: float, step: int) -> tuple[Array, Array]:
+def _gradient(
+    sgd: SGD, before: FloatArray, after: FloatArray, buffer: FloatArray, rate: float, step: int
+) -> tuple[FloatArray, FloatArray]:
     """The gradient that moved a parameter from ``before`` to ``after``, and the momentum buffer then."""
     if rate == 0.0:
         raise ValueError("learning_rate must not be 0 at any step for the likelihood ratio: that step shows nothing")

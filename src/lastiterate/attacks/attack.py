@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, runtime_checkable
 
 from lastiterate.arrays import FloatArray
+from lastiterate.fields import Fields
 from lastiterate.run import DPSGD
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from lastiterate.training import Problem
     from lastiterate.training.problem import Canary
 
-Facts: TypeAlias = dict[str, Any]  # plain values, which a store can keep
+Facts: TypeAlias = Fields  # plain values, which a store can keep
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ def Expected(  # noqa: N802 - it reads as the class it was
     raise ValueError(f"kind must be linear, likelihood-ratio or none, got {kind!r}")
 
 
-def expected_fields(expected: ExpectedScores) -> dict[str, Any]:
+def expected_fields(expected: ExpectedScores) -> Fields:
     """The arguments of ``Expected`` that give this."""
     match expected:
         case LinearScores(signal, spread):

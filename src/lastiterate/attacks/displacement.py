@@ -8,15 +8,19 @@ the run says is used, and the score is the plain projection.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from scipy.stats import chi2
 
+from lastiterate.arrays import FloatArray
 from lastiterate.attacks.attack import Facts, LinearScores, Words
 from lastiterate.attacks.linear_score import noise_unit
 from lastiterate.run import DPSGD
-from lastiterate.values import Array, integer
+from lastiterate.values import integer
+
+if TYPE_CHECKING:
+    from jaxtyping import PyTree
 
 _SURPRISE = 1e-3  # how unlikely a measured variance must be before it is believed rather than the run's
 _LEAST_SPREAD = 0.05
@@ -32,7 +36,7 @@ class Displacement:
         references: how many models without the canary are trained first; they are not counted.
     """
 
-    canary: Any = field(repr=False)
+    canary: PyTree = field(repr=False)
     references: int = 32
 
     def __post_init__(self) -> None:
@@ -40,7 +44,7 @@ class Displacement:
         if not np.any(np.concatenate([leaf.ravel() for leaf in leaves(self.canary)])):
             raise ValueError("canary must not be zero everywhere")
 
-    def craft(self, run: DPSGD, references: list[Any]) -> Facts:
+    def craft(self, run: DPSGD, references: list[object]) -> Facts:
         """From the parameters of models without the canary."""
         moved = np.array([self._projections(parameters) for parameters in references])
         share = self._norms() / np.linalg.norm(self._norms())
@@ -55,7 +59,7 @@ class Displacement:
             "spread": max(spread, _LEAST_SPREAD),
         }
 
-    def score(self, run: DPSGD, facts: Facts, parameters: Any) -> float:
+    def score(self, run: DPSGD, facts: Facts, parameters: PyTree) -> float:
         projected = self._projections(parameters) @ np.array(facts["weights"])
         return float(projected - facts["centre"]) / noise_unit(run)
 
@@ -69,11 +73,11 @@ class Displacement:
             (f"{self.references} models without the canary set centre and spread; they are not counted.",),
         )
 
-    def _norms(self) -> Array:
+    def _norms(self) -> FloatArray:
         norms = np.array([np.linalg.norm(leaf) for leaf in leaves(self.canary)])
         return norms[norms > 0.0]
 
-    def _projections(self, parameters: Any) -> Array:
+    def _projections(self, parameters: PyTree) -> FloatArray:
         """Minus the projection of each tensor on its part of the canary."""
         own, given = leaves(self.canary), leaves(_in_order(self.canary, parameters))
         if [leaf.shape for leaf in own] != [leaf.shape for leaf in given]:
@@ -87,7 +91,7 @@ class Displacement:
         return np.array([-np.vdot(a, b) / np.linalg.norm(a) for a, b in pairs])
 
 
-def leaves(parameters: Any) -> list[Array]:
+def leaves(parameters: PyTree) -> list[FloatArray]:
     """The arrays in lists, tuples and dicts, in order; tensors of PyTorch and lists of numbers become arrays."""
     if isinstance(parameters, dict):
         return [leaf for value in parameters.values() for leaf in leaves(value)]
@@ -98,7 +102,7 @@ def leaves(parameters: Any) -> list[Array]:
     return [np.asarray(parameters, np.float64)]
 
 
-def _in_order(canary: Any, parameters: Any) -> Any:
+def _in_order(canary: PyTree, parameters: PyTree) -> PyTree:
     """The parameters with their names in the canary's order, where both have names."""
     if not (isinstance(canary, dict) and isinstance(parameters, dict)):
         return parameters
@@ -107,7 +111,7 @@ def _in_order(canary: Any, parameters: Any) -> Any:
     return {name: _in_order(canary[name], parameters[name]) for name in canary}
 
 
-def believed(measured: Array, stated: float, count: int) -> Array:
+def believed(measured: FloatArray, stated: float, count: int) -> FloatArray:
     """The stated variance, but where the measured one could hardly have come from it."""
     low, high = chi2.ppf([_SURPRISE, 1.0 - _SURPRISE], count - 1) / (count - 1)
     ratio = measured / stated

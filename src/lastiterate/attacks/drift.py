@@ -10,26 +10,28 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from lastiterate.arrays import FloatArray
 from lastiterate.attacks.attack import References
 from lastiterate.run import DPSGD
 from lastiterate.training.problem import GradientCanary, Problem, flatten
-from lastiterate.values import Array
 
 
 @dataclass(frozen=True, eq=False)
 class Drift:
     """Where parameters go without noise or canary: ``start`` if there were no data, plus ``natural`` [models, d]."""
 
-    start: Array
-    natural: Array
+    start: FloatArray
+    natural: FloatArray
 
     @property
-    def mean(self) -> Array:
-        return self.start + self.natural.mean(axis=0)
+    def mean(self) -> FloatArray:
+        mean: FloatArray = self.start + self.natural.mean(axis=0)
+        return mean
 
     @property
-    def variance(self) -> Array:
-        return self.natural.var(axis=0, ddof=1)
+    def variance(self) -> FloatArray:
+        variance: FloatArray = self.natural.var(axis=0, ddof=1)
+        return variance
 
 
 def measure_drift(run: DPSGD, problem: Problem, references: References, models: int) -> Drift:
@@ -43,8 +45,9 @@ def measure_drift(run: DPSGD, problem: Problem, references: References, models: 
     return Drift(start, trained - noise)
 
 
-def flatten_one(problem: Problem) -> Array:
+def flatten_one(problem: Problem) -> FloatArray:
     """The initial parameters of a problem as one vector."""
     import jax
 
-    return flatten(jax.tree.map(lambda leaf: np.asarray(leaf)[None], problem.trainable))[0]
+    flat: FloatArray = flatten(jax.tree.map(lambda leaf: np.asarray(leaf)[None], problem.trainable))[0]
+    return flat

@@ -11,11 +11,12 @@ from typing import Literal, get_args
 
 import numpy as np
 
+from lastiterate.arrays import FloatArray
 from lastiterate.attacks.attack import Armed, Facts, LinearScores, References, Words
 from lastiterate.attacks.linear_score import LinearScore, noise_unit
 from lastiterate.run import DPSGD
 from lastiterate.training.problem import GradientCanary, Problem
-from lastiterate.values import Array, integer, number
+from lastiterate.values import integer, number
 
 Direction = Literal["quiet", "layers", "dirac", "random"]
 
@@ -77,7 +78,7 @@ class GradientSpace:
         caveat = f"{self.references} models without the canary were trained to craft it; they are not counted."
         return Words(words, "standard deviations of the noise", (caveat,))
 
-    def _indices(self, problem: Problem, movement: Array) -> list[int]:
+    def _indices(self, problem: Problem, movement: FloatArray) -> list[int]:
         """The parameters that the canary is on, if they are few."""
         match self.direction:
             case "quiet":
@@ -91,7 +92,7 @@ class GradientSpace:
             case "random":
                 return []
 
-    def _vector(self, problem: Problem, facts: Facts) -> Array:
+    def _vector(self, problem: Problem, facts: Facts) -> FloatArray:
         """The unit vector of the canary."""
         vector = np.zeros(sum(_sizes(problem)))
         if self.direction == "random":

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from lastiterate.arrays import FloatArray, IntArray
 from lastiterate.attacks.attack import Armed, Facts, LinearScores, References, Words
 from lastiterate.privacy.mixtures.law import law_of
 from lastiterate.run import DPSGD
 from lastiterate.training.problem import ExampleCanary, Moment, Problem
-from lastiterate.values import Array, integer
+from lastiterate.values import integer
+
+if TYPE_CHECKING:
+    from jaxtyping import PyTree
 
 Kind = Literal["mislabelled", "blank", "clipbkd"]
 
@@ -109,14 +113,14 @@ class InputSpace:
         images, labels = _images(problem)
         return replace(problem, examples=(np.zeros_like(images), labels))
 
-    def _candidates(self, size: int) -> Array:
+    def _candidates(self, size: int) -> IntArray:
         return np.random.default_rng(self.seed).permutation(size)[:_CANDIDATES]
 
-    def _image(self, images: Array) -> Array:
+    def _image(self, images: FloatArray) -> FloatArray:
         return np.zeros_like(images[0]) if self.canary == "blank" else _least_varying(images)
 
 
-def _images(problem: Problem) -> tuple[Array, Array]:
+def _images(problem: Problem) -> tuple[FloatArray, IntArray]:
     examples = problem.examples
     if problem.loss is None or not isinstance(examples, tuple) or len(examples) != 2 or np.ndim(examples[1]) != 1:
         raise ValueError(
@@ -125,17 +129,18 @@ def _images(problem: Problem) -> tuple[Array, Array]:
     return np.asarray(examples[0]), np.asarray(examples[1])
 
 
-def _least_varying(images: Array) -> Array:
+def _least_varying(images: FloatArray) -> FloatArray:
     """An image of average length along the direction in which the images are shortest."""
     flat = images.reshape(len(images), -1).astype(np.float64)
     _, directions = np.linalg.eigh(flat.T @ flat)
     direction = directions[:, 0]
     length = np.linalg.norm(flat, axis=1).mean()
-    image = length * direction * np.sign(direction[np.argmax(np.abs(direction))])
-    return image.reshape(images.shape[1:]).astype(images.dtype)
+    image: FloatArray = length * direction * np.sign(direction[np.argmax(np.abs(direction))])
+    shaped: FloatArray = image.reshape(images.shape[1:]).astype(images.dtype)
+    return shaped
 
 
-def _loss_of(problem: Problem, example: Any) -> Callable[[Any], Array]:
+def _loss_of(problem: Problem, example: PyTree) -> Callable[[PyTree], FloatArray]:
     """The loss on one example of each of many models."""
     loss = problem.loss
     assert loss is not None
@@ -145,16 +150,20 @@ def _loss_of(problem: Problem, example: Any) -> Callable[[Any], Array]:
     return lambda trained: np.asarray(many(trained), np.float64)
 
 
-def _losses_by_label(problem: Problem, trained: Any, inputs: Array, classes: int) -> Array:
+def _losses_by_label(problem: Problem, trained: PyTree, inputs: FloatArray, classes: int) -> FloatArray:
     """Mean loss over the models for each input and label: [inputs, classes]."""
     loss = problem.loss
     assert loss is not None
     moment = Moment(jnp.int32(0), jax.random.key(0, impl="threefry2x32"))
 
-    def one(trained: Any) -> Array:
+    def one(trained: PyTree) -> jax.Array:
         model = problem.model(trained)
         by_label = jax.vmap(lambda x, y: loss(model, (x, y), moment), (None, 0))
-        return jax.lax.map(lambda x: by_label(x, jnp.arange(classes)), jnp.asarray(inputs))
+        losses: jax.Array = jax.lax.map(lambda x: by_label(x, jnp.arange(classes)), jnp.asarray(inputs))
+        return losses
 
-    total = jax.jit(lambda trained: jnp.mean(jax.lax.map(one, trained), axis=0))
-    return np.array(total(trained), np.float64)
+    def total(trained: PyTree) -> jax.Array:
+        losses: jax.Array = jax.lax.map(one, trained)
+        return jnp.mean(losses, axis=0)
+
+    return np.array(jax.jit(total)(trained), np.float64)

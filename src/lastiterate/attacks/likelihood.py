@@ -6,23 +6,24 @@ from functools import lru_cache
 
 import numpy as np
 
+from lastiterate.arrays import FloatArray
 from lastiterate.run import DPSGD
-from lastiterate.values import Array
 
 TELLING_RATE = 0.1  # of false alarms; from 0.06 to 0.2 the bounds of the composition family are within 1% of the best
 DRAWS = 50_000  # a world, to choose a threshold by
 
 
-def log_likelihood_ratio(run: DPSGD, observed: Array, step: int) -> Array:
+def log_likelihood_ratio(run: DPSGD, observed: FloatArray, step: int) -> FloatArray:
     """Of one step's noisy sum along the canary, in clipping norms: with the canary in the data against without."""
     rate = float(np.broadcast_to(run.sample_rate, run.steps)[step])
     noise = float(np.broadcast_to(run.noise_multiplier, run.steps)[step])
     loss = (2.0 * observed - 1.0) / (2.0 * noise**2)
     with np.errstate(divide="ignore"):
-        return np.logaddexp(np.log1p(-rate), np.log(rate) + loss)
+        ratio: FloatArray = np.logaddexp(np.log1p(-rate), np.log(rate) + loss)
+    return ratio
 
 
-def total_log_likelihood_ratio(run: DPSGD, observed: Array) -> Array:
+def total_log_likelihood_ratio(run: DPSGD, observed: FloatArray) -> FloatArray:
     """Of the noisy sums of all steps, [models, steps], in the order of the steps of ``run``."""
     total = np.zeros(len(observed))
     for step in range(run.steps):
@@ -30,7 +31,7 @@ def total_log_likelihood_ratio(run: DPSGD, observed: Array) -> Array:
     return total
 
 
-def sample_likelihood_ratios(run: DPSGD, present: Array, generator: np.random.Generator) -> Array:
+def sample_likelihood_ratios(run: DPSGD, present: FloatArray, generator: np.random.Generator) -> FloatArray:
     """Draws of the score if nothing but the canary and the noise moved the model."""
     here = np.asarray(present, bool)
     total = np.zeros(here.size)

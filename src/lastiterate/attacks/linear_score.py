@@ -3,27 +3,31 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from lastiterate.arrays import FloatArray
 from lastiterate.privacy.mixtures.law import law_of
 from lastiterate.run import DPSGD
-from lastiterate.values import Array
+
+if TYPE_CHECKING:
+    from jaxtyping import PyTree
 
 
 @dataclass(frozen=True, eq=False)
 class LinearScore:
     """score = (-<parameters, weights> - centre) / unit. Descent moves parameters against the canary, hence the sign."""
 
-    weights: Array  # one a parameter, flat
+    weights: FloatArray  # one a parameter, flat
     centre: float
     unit: float
 
-    def __call__(self, parameters: Any) -> Array:
+    def __call__(self, parameters: PyTree) -> FloatArray:
         from lastiterate.training.problem import flatten
 
-        return (-(flatten(parameters).astype(np.float64) @ self.weights) - self.centre) / self.unit
+        along: FloatArray = flatten(parameters).astype(np.float64) @ self.weights
+        return (-along - self.centre) / self.unit
 
 
 def noise_unit(run: DPSGD) -> float:

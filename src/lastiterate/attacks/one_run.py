@@ -7,19 +7,23 @@ one-run methods may turn them into an epsilon.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from lastiterate.arrays import BoolArray, FloatArray, IntArray
 from lastiterate.attacks.attack import ExpectedScores, Facts, LinearScores, References, Unknown, Words
 from lastiterate.attacks.drift import measure_drift
 from lastiterate.attacks.input_space import _images, _losses_by_label
 from lastiterate.attacks.linear_score import noise_unit
 from lastiterate.run import DPSGD
 from lastiterate.training.problem import Moment, Problem, flatten
-from lastiterate.values import Array, integer
+from lastiterate.values import integer
+
+if TYPE_CHECKING:
+    from jaxtyping import PyTree
 
 
 @dataclass(frozen=True)
@@ -67,7 +71,7 @@ class OneRun:
         losses = _losses_by_label(problem, without, images[indices], classes)[np.arange(canaries), wrong]
         return {"indices": indices.tolist(), "labels": wrong.tolist(), "centres": (-losses).tolist()}
 
-    def trained_problem(self, run: DPSGD, problem: Problem, facts: Facts, coins: Array) -> Problem:
+    def trained_problem(self, run: DPSGD, problem: Problem, facts: Facts, coins: BoolArray) -> Problem:
         """The problem with those canaries in it that the coins let in."""
         indices = np.array(facts["indices"])
         if self.canary == "mislabelled":
@@ -78,14 +82,16 @@ class OneRun:
             return replace(problem, examples=added)
         return _with_gradients(problem, indices[coins], self.norm * run.clip_norm)
 
-    def scores(self, run: DPSGD, problem: Problem, facts: Facts, trained: Any) -> Array:
+    def scores(self, run: DPSGD, problem: Problem, facts: Facts, trained: PyTree) -> FloatArray:
         """A score for every canary, from the one model (a leading axis of 1)."""
         indices, centres = np.array(facts["indices"]), np.array(facts["centres"])
         if self.canary == "mislabelled":
             images, labels = _images(problem)
             losses = _losses_by_label(problem, trained, images[indices], int(labels.max()) + 1)
-            return -losses[np.arange(len(indices)), facts["labels"]] - centres
-        return (-flatten(trained)[0, indices].astype(np.float64) - centres) / noise_unit(run)
+            right: FloatArray = losses[np.arange(len(indices)), facts["labels"]]
+            return np.asarray(-right - centres)
+        moved: FloatArray = flatten(trained)[0, indices].astype(np.float64)
+        return np.asarray((-moved - centres) / noise_unit(run))
 
     def expected(self, facts: Facts) -> ExpectedScores:
         return LinearScores() if self.canary == "gradient" else Unknown()
@@ -98,11 +104,11 @@ class OneRun:
         return Words(f"one run: {count} canaries ({what})", unit, (caveat,))
 
     @staticmethod
-    def _without(problem: Problem, indices: Array) -> Problem:
+    def _without(problem: Problem, indices: IntArray) -> Problem:
         return replace(problem, examples=tuple(np.delete(leaf, indices, axis=0) for leaf in problem.examples))
 
 
-def _with_gradients(problem: Problem, indices: Array, norm: float) -> Problem:
+def _with_gradients(problem: Problem, indices: IntArray, norm: float) -> Problem:
     """The problem with one more example for each index, whose gradient is zero but there."""
     count, size = len(indices), problem.size
     padded = jax.tree.map(lambda leaf: np.concatenate([leaf, np.repeat(leaf[:1], count, axis=0)]), problem.examples)
@@ -110,7 +116,7 @@ def _with_gradients(problem: Problem, indices: Array, norm: float) -> Problem:
     leaves, structure = jax.tree.flatten(problem.trainable)
     starts = np.cumsum([0] + [int(np.size(leaf)) for leaf in leaves])
 
-    def gradient(parameters: Any, example: Any, moment: Moment) -> Any:
+    def gradient(parameters: PyTree, example: PyTree, moment: Moment) -> PyTree:
         natural, index = example
         import equinox as eqx
 

@@ -12,7 +12,6 @@ from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from time import monotonic
-from typing import Any
 
 import numpy as np
 
@@ -30,6 +29,7 @@ from lastiterate.auditing.reading import evidence_in
 from lastiterate.auditing.stores.records import Record
 from lastiterate.auditing.stores.store import Store
 from lastiterate.auditing.stores.trials import ScoredTrials
+from lastiterate.fields import Fields
 from lastiterate.plot.words import spell
 from lastiterate.run import DPSGD
 from lastiterate.trainer_failure import TrainerFailed
@@ -215,7 +215,7 @@ def _open(path: str | Path, experiment: Experiment) -> Iterator[Store]:
             raise
 
 
-def _setup() -> dict[str, Any]:
+def _setup() -> Fields:
     """Where and with what an audit was begun."""
     versions = {"python": platform.python_version()}
     for package in ("lastiterate", "numpy", "scipy", "jax", "jaxlib", "torch", "transformers"):

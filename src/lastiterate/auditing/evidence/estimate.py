@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
+from lastiterate.arrays import FloatArray
 from lastiterate.auditing.evidence.direction import OTHER_WAY, SMALLER, separates_the_other_way
 from lastiterate.auditing.evidence.family import FAMILIES
 from lastiterate.auditing.evidence.one_run import ONE_RUN, bound_of
@@ -20,7 +21,7 @@ from lastiterate.auditing.evidence.threshold import (
     rule_of,
 )
 from lastiterate.run import DPSGD
-from lastiterate.values import Array, number
+from lastiterate.values import number
 
 METHODS = ("clopper-pearson", *FAMILIES, *ONE_RUN)
 
@@ -72,8 +73,8 @@ class Estimate:
 
 
 def estimate(
-    scores_in: Any,
-    scores_out: Any,
+    scores_in: ArrayLike,
+    scores_out: ArrayLike,
     delta: float = 1e-5,
     confidence: float = 0.95,
     method: str = "clopper-pearson",
@@ -127,7 +128,7 @@ def estimate(
     return found
 
 
-def _scores(name: str, given: Any) -> Array:
+def _scores(name: str, given: ArrayLike) -> FloatArray:
     """Scores in increasing order."""
     try:
         scores = np.asarray(given)

@@ -14,6 +14,7 @@ from functools import cached_property, lru_cache
 import numpy as np
 from scipy.special import ndtr, ndtri
 
+from lastiterate.arrays import FloatArray
 from lastiterate.privacy.analyses.calibrate import calibrate
 from lastiterate.privacy.analyses.composition import composition
 from lastiterate.privacy.analyses.last_iterate import last_iterate
@@ -21,7 +22,6 @@ from lastiterate.privacy.curve import PrivacyCurve
 from lastiterate.privacy.mixtures.law import law_of
 from lastiterate.privacy.mixtures.solve import invert
 from lastiterate.run import DPSGD
-from lastiterate.values import Array
 
 FAMILIES = ("gdp", "last-iterate", "composition")
 _GAUSSIAN = DPSGD(steps=1, sample_rate=1.0, noise_multiplier=1.0)
@@ -67,27 +67,29 @@ class Family:
         """The largest noise multiplier of the first step that the two rates allow."""
         return float(np.ravel(self.run.noise_multiplier)[0]) * self.factor(fpr, fnr)
 
-    def merits(self, fpr: Array, fnr: Array, delta: float) -> Array:
+    def merits(self, fpr: FloatArray, fnr: FloatArray, delta: float) -> FloatArray:
         """How good each row of possible upper bounds is: how far it lies, on average, below one member's curve.
 
         That member passes through the medians of the row that tells most about a Gaussian mechanism. Distances are
         between normal quantiles, in which curves of a family are nearly parallel.
         """
         distance = ndtri(fnr)
-        gaussian = -(ndtri(fpr).mean(axis=1) + distance.mean(axis=1))
+        gaussian: FloatArray = -(ndtri(fpr).mean(axis=1) + distance.mean(axis=1))
         best = int(np.argmax(gaussian))
         factor = self.factor(float(np.median(fpr[best])), float(np.median(fnr[best])))
         if self.name == "gdp" or factor in (0.0, math.inf) or np.any(np.asarray(self.run.effective_weights()) < 0.0):
             return gaussian  # with weights of both signs a curve takes long
-        return self._quantiles(factor, fpr).mean(axis=1) - distance.mean(axis=1)
+        below: FloatArray = self._quantiles(factor, fpr).mean(axis=1) - distance.mean(axis=1)
+        return below
 
-    def _quantiles(self, factor: float, fpr: Array) -> Array:
+    def _quantiles(self, factor: float, fpr: FloatArray) -> FloatArray:
         """Normal quantiles of a curve's false negative rates, interpolated between a few of them."""
         at = ndtri(np.clip(fpr, _SMALLEST, _LARGEST))
         count = _NODES_OF_COMPOSITION if self.name == "composition" else _NODES
         nodes = np.linspace(at.min(), at.max(), count)
         rates = self.curve(factor).fnr(ndtr(nodes))
-        return np.interp(at, nodes, ndtri(np.maximum(rates, _SMALLEST)))
+        between: FloatArray = np.interp(at, nodes, ndtri(np.maximum(rates, _SMALLEST)))
+        return between
 
     @cached_property
     def least_log_factor(self) -> float:
@@ -134,8 +136,12 @@ def _factor(family: Family, fpr: float, fnr: float) -> float:
     goal = np.float64(ndtri(fnr))
     seen: list[tuple[float, float]] = []
 
-    def quantile(log_factor: Array) -> tuple[Array, Array]:
-        """The curve's at this false positive rate, and a secant's slope."""
+    def quantile(log_factor: np.float64) -> tuple[np.float64, np.float64]:
+        """The normal quantile of the false negative rate of the member with this noise, and how fast it grows.
+
+        The rate is read off the member's curve at the false positive rate that is asked about; how fast it grows is
+        the slope of a secant through the last two members that were looked at.
+        """
         x = float(log_factor)
         value = float(ndtri(max(family.curve(math.exp(x)).fnr(fpr), _SMALLEST)))
         slope = (value - seen[-1][1]) / (x - seen[-1][0]) if seen and x != seen[-1][0] else math.nan

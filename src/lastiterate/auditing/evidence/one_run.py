@@ -18,7 +18,6 @@ from scipy.special import bdtrc, expit, ndtr, ndtri
 from lastiterate.auditing.evidence.family import family_of
 from lastiterate.auditing.evidence.threshold import Worlds
 from lastiterate.privacy.mixtures.solve import invert
-from lastiterate.values import Array
 
 ONE_RUN = ("one-run", "one-run-fdp")
 _SHARE = 0.25  # of the canaries are guessed a priori: the top eighth as "in", the bottom eighth as "out"
@@ -167,7 +166,7 @@ def _refuted_up_to(method: str, canaries: int, count: int, right: int, delta: fl
     while doubt(high) < 0.0 and high < _MOST:
         low, high = high, 2.0 * high
 
-    def valued(x: Array) -> tuple[Array, Array]:
+    def valued(x: np.float64) -> tuple[np.float64, np.float64]:
         return np.float64(doubt(float(x))), np.float64(math.nan)
 
     return float(invert(valued, np.float64(0.0), np.float64(0.5 * (low + high)), np.float64(low), np.float64(high)))

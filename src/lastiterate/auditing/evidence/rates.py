@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 from scipy.special import betainccinv, ndtri
 
-from lastiterate.values import Array
+from lastiterate.arrays import FloatArray
 
 CORRECTION_RATIO = 1.25  # of neighbouring ranks: finer costs confidence, coarser rounds counts up by more
 _TIE = 1e-9  # of epsilon, for a distance of one standard deviation
 _FURTHEST = 8.0  # standard deviations
 
 
-def upper_bound(errors: Any, models: int, error: float) -> Array:
+def upper_bound(errors: ArrayLike, models: int, error: float) -> FloatArray:
     """Clopper and Pearson's upper bound on a rate, wrong with probability ``error`` at most."""
     count = np.asarray(errors, dtype=np.float64)
     all_wrong = count >= models
     return np.where(all_wrong, 1.0, betainccinv(count + 1.0, np.where(all_wrong, 1.0, models - count), error))[()]
 
 
-def simultaneous_bound(errors: Any, models: int, error: float) -> Array:
+def simultaneous_bound(errors: ArrayLike, models: int, error: float) -> FloatArray:
     """Upper bounds on the error rates of all thresholds at once, all of them right but with probability ``error``.
 
     Take false positives. Let X be the score of the (k+1)-th largest of n models. A threshold with at most k false
@@ -38,7 +38,7 @@ def simultaneous_bound(errors: Any, models: int, error: float) -> Array:
     return bounds[np.searchsorted(grid, errors)]
 
 
-def ranks(models: int, ratio: float) -> Array:
+def ranks(models: int, ratio: float) -> FloatArray:
     """Numbers of errors out of ``models``: 0, and on in steps of ``ratio`` or 1; from the other end too, without it."""
     steps = [0]
     while steps[-1] <= models // 2:
@@ -47,12 +47,13 @@ def ranks(models: int, ratio: float) -> Array:
     return np.unique(np.concatenate((ends, models - ends[1:])))
 
 
-def epsilon_of(fpr: Any, fnr: Any, delta: float) -> Array:
+def epsilon_of(fpr: float | FloatArray, fnr: float | FloatArray, delta: float) -> FloatArray:
     """The least epsilon >= 0 at which (epsilon, delta)-DP allows these two error rates."""
     with np.errstate(divide="ignore"):
         forward = np.log(np.maximum(1.0 - fnr - delta, 0.0)) - np.log(fpr)
         backward = np.log(np.maximum(1.0 - fpr - delta, 0.0)) - np.log(fnr)
-    return np.maximum(np.maximum(forward, backward), 0.0)
+    least: FloatArray = np.maximum(np.maximum(forward, backward), 0.0)
+    return least
 
 
 @dataclass(frozen=True)
@@ -67,11 +68,12 @@ class AssumptionFree:
         """None: no noise is assumed."""
         return None
 
-    def merits(self, fpr: Array, fnr: Array, delta: float) -> Array:
+    def merits(self, fpr: FloatArray, fnr: FloatArray, delta: float) -> FloatArray:
         """How good each row of possible upper bounds is: the mean epsilon, and where that is equal, the distance.
 
         That is between two normal distributions with these rates.
         """
         epsilons = epsilon_of(fpr[:, :, None], fnr[:, None, :], delta)
         overlap = sum(np.clip(ndtri(rate), -_FURTHEST, _FURTHEST).mean(axis=1) for rate in (fpr, fnr))
-        return epsilons.mean(axis=(1, 2)) - _TIE * overlap
+        merits: FloatArray = epsilons.mean(axis=(1, 2)) - _TIE * overlap
+        return merits

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lastiterate.answers import Answer
+from lastiterate.arrays import FloatArray
 from lastiterate.auditing.evidence.estimate import Estimate
 from lastiterate.run import DPSGD
-from lastiterate.values import Array
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,10 +49,10 @@ class AuditResult:
     confidence: float
     predictions: dict[str, Answer]
     estimates: dict[str, Estimate]
-    scores_in: Array
-    scores_out: Array
+    scores_in: FloatArray
+    scores_out: FloatArray
     score_unit: str
-    score_density: Array | None
+    score_density: FloatArray | None
     signal: float
     ideal_signal: float | None
     accuracy: float | None

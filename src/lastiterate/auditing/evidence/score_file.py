@@ -10,12 +10,12 @@ import numpy as np
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from lastiterate.values import Array
+    from lastiterate.arrays import FloatArray
 
 _COLUMNS = ("world", "score")
 
 
-def read_scores(path: Path) -> tuple[Array, Array]:
+def read_scores(path: Path) -> tuple[FloatArray, FloatArray]:
     """Scores in and out. What is wrong with a file is said in one sentence that names the line."""
     if not path.exists():
         raise ValueError(f"there is no file {str(path)!r}")

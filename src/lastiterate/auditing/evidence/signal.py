@@ -8,16 +8,16 @@ import warnings
 import numpy as np
 from scipy.special import ndtri
 
+from lastiterate.arrays import FloatArray
 from lastiterate.plot.words import spell
 from lastiterate.privacy.mixtures.law import law_of
 from lastiterate.run import DPSGD
-from lastiterate.values import Array
 
 _LEAST_SHARE = 0.1  # of the expected signal: an attack that has less, of that we are sure, failed
 _SURE = 0.99
 
 
-def signal_of(scores_in: Array, scores_out: Array) -> float:
+def signal_of(scores_in: FloatArray, scores_out: FloatArray) -> float:
     """d': the distance of the means in standard deviations; 0 where that is not defined."""
     found = _defined_signal(scores_in, scores_out)
     return 0.0 if found is None else found
@@ -30,7 +30,7 @@ def expected_signal(run: DPSGD, signal: float = 1.0, spread: float = 1.0) -> flo
     return float(scale * law.mean / np.sqrt(spread**2 + 0.5 * scale**2 * law.variance))
 
 
-def failure_of(scores_in: Array, scores_out: Array, expected: float | None) -> str | None:
+def failure_of(scores_in: FloatArray, scores_out: FloatArray, expected: float | None) -> str | None:
     """Why these scores tell nothing about the training: the attack failed. None: nothing says that it did."""
     if len({*np.unique(scores_in), *np.unique(scores_out)}) == 1:
         return "The attack failed, which says nothing about the training: all scores are equal."
@@ -48,7 +48,7 @@ def failure_of(scores_in: Array, scores_out: Array, expected: float | None) -> s
     )
 
 
-def _defined_signal(scores_in: Array, scores_out: Array) -> float | None:
+def _defined_signal(scores_in: FloatArray, scores_out: FloatArray) -> float | None:
     if min(len(scores_in), len(scores_out)) < 2:
         return None
     with warnings.catch_warnings(), np.errstate(invalid="ignore"):

@@ -5,16 +5,18 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
+from numpy.typing import ArrayLike
 from scipy.special import bdtrik, ndtr
 
+from lastiterate.arrays import FloatArray, IntArray
 from lastiterate.auditing.evidence.family import FAMILIES, family_of
 from lastiterate.auditing.evidence.rates import CORRECTION_RATIO, AssumptionFree, ranks, simultaneous_bound, upper_bound
 from lastiterate.auditing.evidence.score_law import score_below
 from lastiterate.run import DPSGD
-from lastiterate.values import Array, integer, number
+from lastiterate.values import integer, number
 
 CHOICES = ("a-priori", "split", "corrected", "uncorrected")
 _COARSE_RATIO = 1.1  # of the ranks of draws: about two hundred thresholds
@@ -42,7 +44,7 @@ class Rule(Protocol):
     def noise_multiplier(self, fpr: float, fnr: float) -> float | None:
         """The largest noise multiplier that the rates allow, where noise is assumed."""
 
-    def merits(self, fpr: Array, fnr: Array, delta: float) -> Array:
+    def merits(self, fpr: FloatArray, fnr: FloatArray, delta: float) -> FloatArray:
         """How good each row of possible upper bounds is, to compare the rows with each other."""
 
 
@@ -55,15 +57,15 @@ def rule_of(method: str, run: DPSGD | None) -> Rule:
 class Worlds:
     """The scores of models with the canary (``inside``) and without (``outside``), each in increasing order."""
 
-    inside: Array
-    outside: Array
+    inside: FloatArray
+    outside: FloatArray
 
-    def errors(self, threshold: Array) -> tuple[Array, Array]:
+    def errors(self, threshold: ArrayLike) -> tuple[IntArray, IntArray]:
         """How many false positives and false negatives each threshold makes."""
         false_positives = self.outside.size - np.searchsorted(self.outside, threshold, side="left")
         return false_positives, np.searchsorted(self.inside, threshold, side="left")
 
-    def thresholds(self, ratio: float) -> Array:
+    def thresholds(self, ratio: float) -> FloatArray:
         """For ranks of either world, the threshold with at most so many errors there and fewest in the other.
 
         In the middle between the two scores that it parts.
@@ -132,7 +134,7 @@ def bounds_at(
     return Bounds(threshold, direction, worlds, false_positives, false_negatives, fpr, fnr, least_fpr, least_fnr)
 
 
-def bound_on_rates(simultaneous: bool) -> Callable[[Any, int, float], Array]:
+def bound_on_rates(simultaneous: bool) -> Callable[[ArrayLike, int, float], FloatArray]:
     """How errors become an upper bound on their rate: at one threshold, or at all of them at once."""
     return simultaneous_bound if simultaneous else upper_bound
 
@@ -206,22 +208,22 @@ def threshold_of_draws(
     return _most_merit(thresholds, rule_of(method, run).merits(fpr_bounds, fnr_bounds, delta))
 
 
-def _most_merit(thresholds: Array, merits: Array) -> float:
+def _most_merit(thresholds: FloatArray, merits: FloatArray) -> float:
     """The middle of the thresholds that are as good as any."""
     best = float(np.max(merits))
     return float(np.mean(thresholds[merits >= best - _PLATEAU * abs(best)]))
 
 
-def _likely_bounds(rate: Array, models: int, error: float) -> Array:
+def _likely_bounds(rate: FloatArray, models: int, error: float) -> FloatArray:
     """Upper bounds, [rates, quantiles], from quantiles of the number of errors at each rate."""
     inside = np.clip(rate, 1e-15, 1.0 - 1e-15)[:, None]
     counts = np.ceil(bdtrik(_QUANTILES, float(models), inside))
     distinct, index = np.unique(np.clip(counts, 0.0, models), return_inverse=True)
-    bounds: Array = upper_bound(distinct, models, error)[index]
+    bounds: FloatArray = upper_bound(distinct, models, error)[index]
     return bounds.reshape(counts.shape)
 
 
-def _between(low: Array, high: Array) -> Array:
+def _between(low: FloatArray, high: FloatArray) -> FloatArray:
     """Numbers above ``low`` and at most ``high``, in the middle if there is one."""
     with np.errstate(invalid="ignore"):
         middle = np.minimum(0.5 * low + 0.5 * high, high)

@@ -9,6 +9,7 @@ from functools import cache
 import numpy as np
 
 from lastiterate.answers import Answer
+from lastiterate.arrays import FloatArray
 from lastiterate.auditing.evidence.direction import OTHER_WAY
 from lastiterate.auditing.evidence.estimate import Estimate, estimate
 from lastiterate.auditing.evidence.kinds import Kind
@@ -20,7 +21,7 @@ from lastiterate.privacy.analyses.composition import composition
 from lastiterate.privacy.analyses.last_iterate import last_iterate
 from lastiterate.privacy.analyses.no_amplification import no_amplification
 from lastiterate.run import DPSGD
-from lastiterate.values import Array, number
+from lastiterate.values import number
 
 VIOLATION, ABOVE_HEURISTIC, INCONCLUSIVE, CONSISTENT = VERDICTS = (
     "violation",
@@ -128,8 +129,8 @@ def deciding(threshold: float | str) -> float | str:
 
 
 def judge_scores(
-    scores_in: Array,
-    scores_out: Array,
+    scores_in: FloatArray,
+    scores_out: FloatArray,
     claim: Claim,
     kind: Kind,
     delta: float,

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from lastiterate.arrays import BoolArray, IntArray
 from lastiterate.attacks.attack import Expected, ExpectedScores, Facts, Words, expected_fields
 from lastiterate.auditing.design import Design, Quality
 from lastiterate.auditing.identity import Identity
 from lastiterate.auditing.stores.trials import ScoredTrials
+from lastiterate.fields import Fields
 from lastiterate.run import DPSGD
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ class Crafted:
     words: Words
     quality_before: float | None = None
 
-    def fields(self) -> dict[str, Any]:
+    def fields(self) -> Fields:
         """As what JSON has."""
         return {
             "facts": self.facts,
@@ -43,7 +44,7 @@ class Crafted:
         }
 
     @classmethod
-    def of_fields(cls, fields: Mapping[str, Any]) -> Crafted:
+    def of_fields(cls, fields: Fields) -> Crafted:
         """What was decided, from what was written."""
         words = fields["words"]
         told = Words(words["attack"], words["unit"], tuple(words["caveats"]))

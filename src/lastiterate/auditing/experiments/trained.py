@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 from scipy.special import bdtr, bdtrc, gammainc, gammaincc
 
+from lastiterate.arrays import FloatArray
 from lastiterate.run import DPSGD
-from lastiterate.values import Array, integer, noise_multipliers, numbers
+from lastiterate.values import integer, noise_multipliers, numbers
 
 IMPLAUSIBLE = 1e-6  # batch sizes that are rarer than this under the declared run are no accident
 _LARGE_ENOUGH = 5.0  # mean batch size from which the spread of sizes is close to chi-square
@@ -28,10 +29,10 @@ class Trained:
             compared with the declared rate itself; without it only with each other.
     """
 
-    result: Any
+    result: object
     steps: int | None = None
-    batch_sizes: Any = None
-    noise_multiplier: Any = None
+    batch_sizes: ArrayLike | None = None
+    noise_multiplier: ArrayLike | None = None
     dataset_size: int | None = None
 
     def check(self, run: DPSGD) -> None:
@@ -59,7 +60,7 @@ def _check_steps(what: str, done: int, run: DPSGD) -> None:
         )
 
 
-def _check_sizes(sizes: Array, run: DPSGD, examples: int | None) -> None:
+def _check_sizes(sizes: FloatArray, run: DPSGD, examples: int | None) -> None:
     """Refuse batch sizes that the declared sampling gives with a probability below ``IMPLAUSIBLE``."""
     rates = np.broadcast_to(np.asarray(run.sample_rate, np.float64), sizes.shape)
     if examples is not None:
@@ -74,7 +75,7 @@ def _check_sizes(sizes: Array, run: DPSGD, examples: int | None) -> None:
         )
 
 
-def _check_total(sizes: Array, rates: Array, run: DPSGD, examples: int) -> None:
+def _check_total(sizes: FloatArray, rates: FloatArray, run: DPSGD, examples: int) -> None:
     """Sums of batch sizes are binomial where sampling is Poisson, and known otherwise."""
     total, expected = float(sizes.sum()), examples * float(rates.sum())
     rate = float(rates.mean())
@@ -93,7 +94,7 @@ def _check_total(sizes: Array, rates: Array, run: DPSGD, examples: int) -> None:
         )
 
 
-def _check_spread(sizes: Array, rates: Array) -> None:
+def _check_spread(sizes: FloatArray, rates: FloatArray) -> None:
     """The spread of binomial batch sizes around their mean follows from the rate, whatever the number of examples."""
     mean = sizes.sum() * rates / rates.sum()
     variance = mean * (1.0 - rates)
@@ -112,6 +113,6 @@ def _check_spread(sizes: Array, rates: Array) -> None:
         )
 
 
-def _shown(value: Any) -> str:
+def _shown(value: ArrayLike) -> str:
     distinct = np.unique(np.asarray(value, np.float64))
     return f"{distinct[0]:g}" if distinct.size == 1 else f"{distinct[0]:g} to {distinct[-1]:g}"

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import json
 from itertools import islice, zip_longest
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from lastiterate.fields import Fields
 
 _ABSENT = object()
 _SHOWN = 3  # differences that a refusal names
 _SHORT = 60  # characters of a value in it
 
 
-def as_json(name: str, value: Any) -> str:
+def as_json(name: str, value: object) -> str:
     """A dictionary as text, or a refusal that calls it by its name."""
     if not isinstance(value, dict):
         raise ValueError(f"{name} must be a dictionary, got {value!r}")
@@ -25,7 +27,7 @@ def as_json(name: str, value: Any) -> str:
         raise ValueError(f"{name} must be made of what JSON has: {error}") from None
 
 
-def check_same(path: Path, held: dict[str, Any], wanted: dict[str, Any]) -> None:
+def check_same(path: Path, held: Fields, wanted: Fields) -> None:
     """Refuse to continue what a store holds with something else, and say what is not the same."""
     differing = list(islice(differences(held, wanted), _SHOWN + 1))
     if differing:
@@ -36,7 +38,7 @@ def check_same(path: Path, held: dict[str, Any], wanted: dict[str, Any]) -> None
         )
 
 
-def differences(held: Any, wanted: Any, name: str = "") -> Iterator[str]:
+def differences(held: object, wanted: object, name: str = "") -> Iterator[str]:
     """Where two JSON values differ, each in a few words."""
     if isinstance(held, dict) and isinstance(wanted, dict):
         for key in [*held, *(key for key in wanted if key not in held)]:
@@ -49,6 +51,6 @@ def differences(held: Any, wanted: Any, name: str = "") -> Iterator[str]:
         yield f"{name} is {_short(held)} there and {_short(wanted)} here"
 
 
-def _short(value: Any) -> str:
+def _short(value: object) -> str:
     text = "absent" if value is _ABSENT else repr(value)
     return text if len(text) <= _SHORT else f"{text[:_SHORT]}..."

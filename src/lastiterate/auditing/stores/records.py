@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from lastiterate.auditing.design import Design, OneModel, Paired, Quality
 from lastiterate.auditing.identity import describe_run, read_run
+from lastiterate.fields import Fields
 from lastiterate.run import DPSGD
 
 
@@ -27,9 +26,9 @@ class Record:
     design: Design
     data: str
     quality: Quality | None
-    setup: dict[str, Any]
+    setup: Fields
 
-    def fields(self) -> dict[str, Any]:
+    def fields(self) -> Fields:
         """As what JSON has."""
         return {
             "run": describe_run(self.run),
@@ -40,7 +39,7 @@ class Record:
         }
 
     @classmethod
-    def of_fields(cls, fields: Mapping[str, Any]) -> Record:
+    def of_fields(cls, fields: Fields) -> Record:
         """The record that was written."""
         design = dict(fields["design"])
         made = OneModel if design.pop("kind") == "one-model" else Paired
@@ -59,9 +58,7 @@ class Record:
         return "1.0 / accuracy" if self.quality is not None and self.quality.lower_is_better else "accuracy"
 
 
-def record_of_format_1(
-    specification: Mapping[str, Any], facts: Mapping[str, Any] | None, setup: Mapping[str, Any] | None
-) -> Record:
+def record_of_format_1(specification: Fields, facts: Fields | None, setup: Fields | None) -> Record:
     """What a store of the first format tells, where design and quality follow from what was found."""
     found = facts or {}
     models, seed = specification["models"], specification["seed"]
@@ -74,7 +71,7 @@ def record_of_format_1(
     )
 
 
-def crafted_of_format_1(facts: Mapping[str, Any] | None) -> dict[str, Any] | None:
+def crafted_of_format_1(facts: Fields | None) -> Fields | None:
     """What was decided before the first model, as a store of this format has it."""
     if facts is None:
         return None

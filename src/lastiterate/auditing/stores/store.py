@@ -15,6 +15,7 @@ from lastiterate.auditing.stores.lock import WriterLock
 from lastiterate.auditing.stores.records import Record, crafted_of_format_1, record_of_format_1
 from lastiterate.auditing.stores.trials import ScoredTrials
 from lastiterate.data.files import BadFile
+from lastiterate.fields import Fields
 from lastiterate.values import number
 
 if TYPE_CHECKING:
@@ -110,14 +111,14 @@ class Store:
             return Record.of_fields(self._get("record"))
 
     @property
-    def crafted(self) -> dict[str, Any] | None:
+    def crafted(self) -> Fields | None:
         """What the crafter decided; None before it did."""
         if self._format == 1:
             return crafted_of_format_1(self._get("facts"))
         found = self._get("crafted")
         return None if found is None else dict(found)
 
-    def set_crafted(self, crafted: dict[str, Any]) -> None:
+    def set_crafted(self, crafted: Fields) -> None:
         """Keep what the crafter decided. The trials rest on it, so it is written once."""
         text = as_json("crafted", crafted)
         held = self.crafted
