@@ -25,10 +25,10 @@ from lastiterate.auditing.result import AuditResult
 from lastiterate.auditing.store import Store
 from lastiterate.auditing.store_trials import StoredTrials
 from lastiterate.auditing.user_trainer import REFERENCES, SEED_NUMBERING, train_references
-from lastiterate.plot.words import spell
 from lastiterate.run import DPSGD
 from lastiterate.trainer_failure import TrainerFailed
 from lastiterate.values import Array, integer
+from lastiterate.wording import spell
 
 if TYPE_CHECKING:
     from lastiterate.training_progress import TrainingProgress

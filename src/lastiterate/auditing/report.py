@@ -21,13 +21,12 @@ from lastiterate.auditing.signal import expected_signal, failure_of, signal_of
 from lastiterate.auditing.store import Store
 from lastiterate.auditing.threshold import Worlds, check_threshold, predicted_threshold, threshold_of_draws
 from lastiterate.auditing.verdict import Claim, check_claims, claim_of, deciding, judge, remark_on, sharing_the_error
-from lastiterate.plot.words import ASSUMPTION_FREE, METHODS, spell
 from lastiterate.run import DPSGD
 from lastiterate.values import Array, number
+from lastiterate.vocabulary import METHODS, ONE_RUN_METHODS, PAIRED_METHODS
+from lastiterate.wording import spell
 
-LAST_ITERATE_METHODS = ("clopper-pearson", "gdp", "last-iterate", "composition")
 ALL_ITERATES_METHODS = ("clopper-pearson", "composition")
-ONE_RUN_METHODS = ("one-run", "one-run-fdp")
 
 
 @dataclass(frozen=True)
@@ -222,7 +221,7 @@ def _likelihood_ratios(run: DPSGD) -> Worlds:
 
 def _methods(run: DPSGD, expected: Expected, one_run: bool, asked: Sequence[str] | None) -> list[str]:
     """The methods that apply to the attack, or those that were asked for."""
-    apply: tuple[str, ...] = LAST_ITERATE_METHODS
+    apply: tuple[str, ...] = PAIRED_METHODS
     if one_run:
         apply = ONE_RUN_METHODS
     elif expected.kind == "likelihood-ratio":
@@ -241,7 +240,8 @@ def _limits(found: dict[str, Estimate], predicted: float | None) -> list[str]:
     """What these estimates cannot say, however they came out."""
     sentences = []
     for method, each in found.items():
-        if method in ASSUMPTION_FREE and None not in (predicted, each.largest) and each.largest < predicted:  # type: ignore[operator]
+        known = predicted is not None and each.largest is not None
+        if METHODS[method].is_assumption_free and known and each.largest < predicted:  # type: ignore[operator]
             sentences.append(
                 f"{each.models_in:,} and {each.models_out:,} scores show at most epsilon {spell(each.largest)} without "
                 f"assumptions, which is below the heuristic's {spell(predicted)}: they could not have refuted it so."
@@ -250,7 +250,8 @@ def _limits(found: dict[str, Estimate], predicted: float | None) -> list[str]:
             sentences.append("Half of the models chose the threshold, and only the other half is counted.")
         if each.threshold_choice == "uncorrected":
             sentences.append(
-                f"{METHODS[method]}: the threshold is the best of all, uncorrected for that choice: not a valid bound."
+                f"{METHODS[method].label}: the threshold is the best of all, uncorrected for that choice: not a valid "
+                "bound."
             )
         sentences += each.caveats
     return list(dict.fromkeys(sentences))

@@ -8,10 +8,10 @@ import warnings
 import numpy as np
 from scipy.special import ndtri
 
-from lastiterate.plot.words import spell
 from lastiterate.privacy.law import law_of
 from lastiterate.run import DPSGD
 from lastiterate.values import Array
+from lastiterate.wording import spell
 
 _LEAST_SHARE = 0.1  # of the expected signal: an attack that has less, of that we are sure, failed
 _SURE = 0.99

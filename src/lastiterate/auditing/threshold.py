@@ -10,13 +10,13 @@ from typing import Any, Protocol
 import numpy as np
 from scipy.special import bdtrik, ndtr
 
-from lastiterate.auditing.family import FAMILIES, family_of
+from lastiterate.auditing.family import family_of
 from lastiterate.auditing.rates import CORRECTION_RATIO, AssumptionFree, ranks, simultaneous_bound, upper_bound
 from lastiterate.auditing.score_law import score_below
 from lastiterate.run import DPSGD
 from lastiterate.values import Array, integer, number
+from lastiterate.vocabulary import FAMILIES, THRESHOLDS
 
-CHOICES = ("a-priori", "split", "corrected", "uncorrected")
 _COARSE_RATIO = 1.1  # of the ranks of draws: about two hundred thresholds
 _FINE_RATIO = 1.005  # of the ranks that are tried where trying costs nothing but time
 _LOWEST, _HIGHEST, _POINTS = -4.0, 8.0, 121  # thresholds tried a priori, in standard deviations without the canary
@@ -28,8 +28,8 @@ def check_threshold(threshold: float | str) -> float | str:
     """A way to choose a threshold, or one that was chosen."""
     if not isinstance(threshold, str):
         return number("threshold", threshold)
-    if threshold not in CHOICES:
-        raise ValueError(f"threshold must be a number or one of {', '.join(CHOICES)}, got {threshold!r}")
+    if threshold not in THRESHOLDS:
+        raise ValueError(f"threshold must be a number or one of {', '.join(THRESHOLDS)}, got {threshold!r}")
     return threshold
 
 

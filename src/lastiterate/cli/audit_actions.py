@@ -88,7 +88,7 @@ def rehearse(subject: "Subject", attack: Any, models: int, json: bool, unseen: l
     from lastiterate.answers import run_fields
     from lastiterate.auditing import rehearsal
     from lastiterate.cli.output import print_json, print_note
-    from lastiterate.plot.words import describe
+    from lastiterate.wording import describe
 
     plan = rehearsal.rehearse(subject.run, subject.problem, attack, models)
     if json:
