@@ -11,10 +11,11 @@ from types import SimpleNamespace
 
 import pytest
 
+from lastiterate.answers import Answer
 from lastiterate.plot import page as plot_page
 from lastiterate.plot.audit import epsilon_chart, histogram_chart, roc_chart
 from lastiterate.plot.page import caveats, write_page
-from lastiterate.plot.words import METHODS, VERDICTS
+from lastiterate.vocabulary import METHODS, VERDICTS
 from tests.test_plot_audit import ODD, QUICK, fake, infinite, odd, shuffled, wordy
 
 
@@ -122,23 +123,23 @@ def test_the_specifications_in_a_page_are_those_of_the_pictures(tmp_path):
 def test_everything_is_escaped(tmp_path):
     evil = "</script><script>alert('x')</script><b a=\"&"
     result = fake(16, run=QUICK)
-    odd = {f"m{evil}": replace(result.estimates["gdp"], threshold_choice=evil)}
-    texts = dict(attack=evil, data=evil, caveats=(evil,), reason=evil, verdict=evil, score_unit=evil)
-    write_page(replace(result, **texts, estimates=odd, store=Path(f"runs/{evil}")), tmp_path / "page.html")
+    texts = dict(attack=evil, data=evil, caveats=(evil,), reason=evil, score_unit=evil)
+    predictions = {**result.predictions, "composition": Answer(None, evil)}
+    write_page(replace(result, **texts, predictions=predictions, store=Path(f"runs/{evil}")), tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text()
     assert "alert('x')</script>" not in page
     assert page.count("<script") == page.count("</script>") == 3
     assert "<b a=" not in page
-    assert " ".join(read(page).words).count("alert('x')") >= 6
+    assert " ".join(read(page).words).count("alert('x')") >= 5
 
 
 @pytest.mark.usefixtures("quick")
 def test_every_verdict_has_a_meaning_and_a_colour_of_its_own(tmp_path):
     colours = set()
-    for verdict, meaning in VERDICTS.items():
-        write_page(replace(fake(16, run=QUICK), verdict=verdict), tmp_path / "page.html")
+    for name, verdict in VERDICTS.items():
+        write_page(replace(fake(16, run=QUICK), verdict=name), tmp_path / "page.html")
         page = (tmp_path / "page.html").read_text()
-        assert meaning in " ".join(read(page).words)
+        assert verdict.meaning in " ".join(read(page).words)
         colours.update(re.findall("border-color: (#......)", page))
     assert len(colours) == len(VERDICTS) == 4
 
@@ -152,7 +153,7 @@ def test_odd_audits_have_a_page(tmp_path, name):
     assert f"Verdict: {result.verdict}" in words
     assert result.reason in words
     for method in result.estimates:
-        assert METHODS[method] in words
+        assert METHODS[method].label in words
     assert "nan" not in words.split()
     assert "None" not in words
 

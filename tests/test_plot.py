@@ -12,7 +12,7 @@ from lastiterate.plot import run as plot_run
 from lastiterate.plot.file import check_target, save
 from lastiterate.plot.plan import plan_chart
 from lastiterate.plot.run import run_chart
-from lastiterate.plot.words import describe, spell, spell_up
+from lastiterate.wording import describe, spell, spell_up
 
 SIGNATURES = {"png": b"\x89PNG\r\n\x1a\n", "svg": b"<svg", "pdf": b"%PDF", "html": b"<!DOCTYPE html>"}
 RUN = li.DPSGD(100, 0.05, 1.0)
@@ -128,9 +128,10 @@ def test_the_shortest_and_a_very_long_run_can_be_drawn(tmp_path, monkeypatch, ru
 
 def test_the_picture_of_a_plan_has_every_batch_size_and_says_what_is_missing():
     rows = [
-        {"batch_size": 64, "noise_multiplier": 1.5, "last_iterate": 2.0, "composition": 3.0, "full_batch": 1.0},
+        {"batch_size": 64, "noise_multiplier": 1.5, "last_iterate": 2.0, "composition": None, "full_batch": 1.0},
         {"batch_size": 16, "noise_multiplier": 1.2, "last_iterate": 2.1, "composition": None, "full_batch": 1.1},
     ]
+    rows = [{"analysis": "last_iterate", **row} for row in rows]
     rows[1]["composition_reason"] = "it takes long"
     chart = plan_chart(rows, 1e-5, "100 epochs").to_dict()
     leak, noise = chart["hconcat"]

@@ -23,8 +23,8 @@ from lastiterate.plot.audit import audit_chart, epsilon_chart, histogram_chart, 
 from lastiterate.plot.epsilons import epsilon_rows
 from lastiterate.plot.roc import upper_rate
 from lastiterate.plot.style import verdict_colour
-from lastiterate.plot.words import VERDICTS
 from lastiterate.privacy.mixtures.law import law_of
+from lastiterate.vocabulary import VERDICTS
 
 RUN = li.DPSGD(steps=225, sample_rate=0.178, noise_multiplier=1.8, optimizer=li.SGD(0.002, momentum=0.9))
 QUICK = li.DPSGD(100, 1.0, 20.0, sampling="full")  # its analyses have closed forms

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lastiterate.plot.words import ANALYSES
 from lastiterate.values import number
+from lastiterate.vocabulary import ANALYSES, SIDE_BY_SIDE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -30,14 +30,6 @@ class Answer:
     reason: str = ""
 
 
-def find_analysis(name: str) -> Callable[[DPSGD], PrivacyCurve]:
-    """The analysis of this name, as Python or the command line spells it."""
-    import lastiterate
-
-    found: Callable[[DPSGD], PrivacyCurve] = getattr(lastiterate, name.replace("-", "_"))
-    return found
-
-
 def ask(run: DPSGD, name: str, question: Callable[[PrivacyCurve], float]) -> Answer:
     """What one analysis says. The maximum over steps is asked for only where it does not keep people waiting.
 
@@ -47,7 +39,7 @@ def ask(run: DPSGD, name: str, question: Callable[[PrivacyCurve], float]) -> Ans
     try:
         if name == "max_over_steps" and run.steps > QUICK_STEPS and np.ndim(run.effective_weights()):
             return Answer(None, f"not computed for more than {QUICK_STEPS} steps of different weight: it takes long")
-        value = question(find_analysis(name)(run))
+        value = question(ANALYSES[name].curve(run))
     except ValueError as refusal:
         return Answer(None, str(refusal))
     return Answer(value) if math.isfinite(value) else Answer(None, "larger than a floating-point number holds")
@@ -60,7 +52,7 @@ def ask_all(
 
     Where the standard one does not hold, the bound that does comes with them.
     """
-    names = dict.fromkeys([*ANALYSES, guarantee_of(run), *also])
+    names = dict.fromkeys([*SIDE_BY_SIDE, guarantee_of(run), *also])
     return {name: ask(run, name, question) for name in track(list(names))}
 
 
@@ -89,15 +81,14 @@ def _noise_row(run: DPSGD, name: str, epsilon: float, delta: float) -> dict[str,
     import lastiterate
 
     try:
-        run = lastiterate.calibrate(run, epsilon=epsilon, delta=delta, analysis=find_analysis(name))
+        run = lastiterate.calibrate(run, epsilon=epsilon, delta=delta, analysis=ANALYSES[name].curve)
         noise = Answer(run.noise_multiplier)
         answers = ask_all(run, lambda curve: curve.epsilon(delta))
     except ValueError as refusal:
         noise = Answer(None, str(refusal))
-        answers = dict.fromkeys([*ANALYSES, guarantee_of(run)], noise)
-    is_guarantee = name in ("composition", "no_amplification")
+        answers = dict.fromkeys([*SIDE_BY_SIDE, guarantee_of(run)], noise)
     answered = answer_fields({"noise_multiplier": noise, **answers})
-    return {"analysis": name, "is_guarantee": is_guarantee, **answered}
+    return {"analysis": name, "is_guarantee": ANALYSES[name].is_guarantee, **answered}
 
 
 def answer_fields(answers: dict[str, Answer]) -> dict[str, Any]:

@@ -158,7 +158,7 @@ def _losses_by_label(problem: Problem, trained: PyTree, inputs: FloatArray, clas
 
     def one(trained: PyTree) -> jax.Array:
         model = problem.model(trained)
-        by_label = jax.vmap(lambda x, y: loss(model, (x, y), moment), (None, 0))
+        by_label: Callable[..., jax.Array] = jax.vmap(lambda x, y: loss(model, (x, y), moment), (None, 0))
         losses: jax.Array = jax.lax.map(lambda x: by_label(x, jnp.arange(classes)), jnp.asarray(inputs))
         return losses
 

@@ -30,9 +30,9 @@ from lastiterate.auditing.stores.records import Record
 from lastiterate.auditing.stores.store import Store
 from lastiterate.auditing.stores.trials import ScoredTrials
 from lastiterate.fields import Fields
-from lastiterate.plot.words import spell
 from lastiterate.run import DPSGD
 from lastiterate.trainer_failure import TrainerFailed
+from lastiterate.wording import spell
 
 _NOTE_SECONDS = 2.0  # between two looks at the running epsilon
 

@@ -86,7 +86,7 @@ def rehearse(subject: "Subject", attack: Any, models: int, json: bool, unseen: l
     """Say what an audit would train and how long it would take, and of which tokens canaries could be made."""
     from lastiterate.answers import run_fields
     from lastiterate.cli.output import print_json, print_note
-    from lastiterate.plot.words import describe
+    from lastiterate.wording import describe
 
     plan = subject.experiment(attack, models, 0).cost()
     if json:

@@ -12,7 +12,8 @@ from lastiterate.answers import answer_fields, run_fields
 from lastiterate.cli.output import print_json, print_table
 from lastiterate.plot.file import missing_libraries
 from lastiterate.plot.style import verdict_colour
-from lastiterate.plot.words import ASSUMPTIONS, CAVEAT, LABELS, METHOD_ASSUMPTIONS, METHODS, describe, per_cent, spell
+from lastiterate.vocabulary import ANALYSES, METHODS
+from lastiterate.wording import CAVEAT, describe, per_cent, spell
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -130,13 +131,12 @@ def estimate_fields(estimate: Estimate) -> dict[str, Any]:
 def _print(result: AuditResult, files: list[Path], remarks: list[str]) -> None:
     rows = []
     for name, answer in result.predictions.items():
-        if name in ASSUMPTIONS:
-            value = "none" if answer.value is None else spell(answer.value, 5)
-            rows.append((LABELS[name], value, "", "", answer.reason or ASSUMPTIONS[name]))
+        value = "none" if answer.value is None else spell(answer.value, 5)
+        rows.append((ANALYSES[name].label, value, "", "", answer.reason or ANALYSES[name].assumes))
     for name, estimate in result.estimates.items():
         share = per_cent(estimate.confidence)
         most = "-" if estimate.largest is None else spell(estimate.largest)
-        rows.append((METHODS[name], spell(estimate.epsilon, 5), share, most, METHOD_ASSUMPTIONS[name]))
+        rows.append((METHODS[name].label, spell(estimate.epsilon, 5), share, most, METHODS[name].assumes))
     notes: list[str | Text] = [verdict_note(result.verdict, result.reason), *_about(result), *result.caveats, CAVEAT]
     if result.store:
         notes.append(f"Scores: {result.store}")

@@ -39,7 +39,8 @@ def _side_by_side(run: "DPSGD", epsilon: float, delta: float, json: bool) -> Non
     from lastiterate.cli.noise_output import print_noise
     from lastiterate.cli.output import print_json
     from lastiterate.cli.progress import tracker
-    from lastiterate.plot.words import LABELS, describe, spell
+    from lastiterate.vocabulary import ANALYSES
+    from lastiterate.wording import describe, spell
 
     names = (guarantee_of(run), "last_iterate")
     rows = [row for _, row in noise_rows({None: run}, names, epsilon, delta, tracker("calibrating"))]
@@ -49,23 +50,25 @@ def _side_by_side(run: "DPSGD", epsilon: float, delta: float, json: bool) -> Non
         print_json({**fields, "epsilon": epsilon, "delta": delta, "rows": rows})
         return
     title = f"{describe(run, noise=False)}; noise for epsilon {spell(epsilon)} at delta {spell(delta)}"
-    print_noise([(title, [{"reached by": LABELS[row["analysis"]], **row} for row in rows])])
+    print_noise([(title, [{"reached by": ANALYSES[row["analysis"]].label, **row} for row in rows])])
 
 
 def _by(chosen: str, run: "DPSGD", epsilon: float, delta: float, json: bool) -> None:
     import lastiterate
-    from lastiterate.answers import answer_fields, ask_all, find_analysis, run_fields
+    from lastiterate.answers import answer_fields, ask_all, run_fields
     from lastiterate.cli.output import print_answers, print_json, print_note
     from lastiterate.cli.progress import tracker
-    from lastiterate.plot.words import LABELS, describe, spell, spell_up
+    from lastiterate.vocabulary import ANALYSES
+    from lastiterate.wording import describe, spell, spell_up
 
     for uncalibrated in tracker("calibrating")([run]):
-        run = lastiterate.calibrate(uncalibrated, epsilon=epsilon, delta=delta, analysis=find_analysis(chosen))
+        run = lastiterate.calibrate(uncalibrated, epsilon=epsilon, delta=delta, analysis=ANALYSES[chosen].curve)
     answers = ask_all(run, lambda curve: curve.epsilon(delta), track=tracker("analysing"))
     if json:
         target = {"analysis": chosen, "epsilon": epsilon, "delta": delta}
         print_json({**run_fields(run), **target, **answer_fields(answers)})
         return
     noise = spell_up(run.noise_multiplier, 7)
-    print_note(f"Noise multiplier {noise} for epsilon {spell(epsilon)} at delta {spell(delta)} by {LABELS[chosen]}.\n")
+    reached = f"epsilon {spell(epsilon)} at delta {spell(delta)}"
+    print_note(f"Noise multiplier {noise} for {reached} by {ANALYSES[chosen].label}.\n")
     print_answers(f"{describe(run)}; delta {spell(delta)}", "epsilon", answers)

@@ -23,8 +23,8 @@ def delta(
     from lastiterate.answers import answer_fields, ask_all, run_fields
     from lastiterate.cli.output import print_answers, print_json
     from lastiterate.cli.progress import tracker
-    from lastiterate.plot.words import describe, spell
     from lastiterate.values import number
+    from lastiterate.wording import describe, spell
 
     run = size.run(noise_multiplier, method)
     epsilon = number("epsilon", epsilon, 0.0)

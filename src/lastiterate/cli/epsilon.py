@@ -32,8 +32,8 @@ def epsilon(
     from lastiterate.answers import answer_fields, ask_all, run_fields
     from lastiterate.cli.output import print_answers, print_json
     from lastiterate.cli.progress import tracker
-    from lastiterate.plot.words import describe, spell
     from lastiterate.values import number
+    from lastiterate.wording import describe, spell
 
     run = size.run(noise_multiplier, method)
     delta = number("delta", delta, 0.0, 1.0, open_low=True, open_high=True)
@@ -53,7 +53,7 @@ def epsilon(
 
 def _earlier(answers: "dict[str, Answer]") -> list[str]:
     """The paper's non-monotone case: training on made the heuristic smaller."""
-    from lastiterate.plot.words import spell
+    from lastiterate.wording import spell
 
     last, largest = answers["last_iterate"].value, answers["max_over_steps"].value
     if last is None or largest is None or largest <= last + 1e-6 * max(1.0, last):

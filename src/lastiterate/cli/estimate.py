@@ -10,6 +10,7 @@ from lastiterate.cli.audit_options import ClaimEpsilon, ClaimNoise, Strict
 from lastiterate.cli.errors import OptionError
 from lastiterate.cli.options import Json, MethodOptions, PerStepOption, SizeOptions, option
 from lastiterate.cli.unfold import unfold
+from lastiterate.vocabulary import METHODS, ONE_RUN_METHODS, PAIRED_METHODS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -17,9 +18,6 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from lastiterate.run import DPSGD
-
-METHODS = ("clopper-pearson", "gdp", "last-iterate", "composition", "one-run", "one-run-fdp")
-WITHOUT_RUN, WITH_RUN = METHODS[:2], METHODS[:4]  # what "all" means; many models and one run do not mix
 
 
 def _threshold(name: str) -> "Callable[[str], float | str]":
@@ -98,9 +96,9 @@ def estimate(
     from lastiterate.cli.output import print_json
 
     run = _run(size, training, noise_multiplier)
-    if threshold == "a-priori" and noise_multiplier is None and not method.startswith("one-run"):
+    if threshold == "a-priori" and noise_multiplier is None and method not in ONE_RUN_METHODS:
         raise OptionError("--threshold a-priori needs --noise-multiplier and the run: it is predicted for them")
-    if method in ("last-iterate", "composition") and run is None:
+    if method != "all" and METHODS[method].family is not None and run is None:
         raise OptionError(f"--method {method} needs the run: give --steps and --sample-rate, or batch sizes")
     claimed = claim_epsilon is not None or claim_noise is not None
     if claim_noise is not None and run is None:
@@ -115,8 +113,8 @@ def estimate(
     ]
     verdict, reason = "", ""
     if claim is not None:
-        kinds = {"one-run": Kind.ONE_MODEL, "one-run-fdp": Kind.ONE_MODEL, "composition": Kind.ALL_ITERATES}
-        kind = kinds.get(method, Kind.LAST_ITERATE)
+        kind = Kind.ALL_ITERATES if method == "composition" else Kind.LAST_ITERATE
+        kind = Kind.ONE_MODEL if method in ONE_RUN_METHODS else kind
         verdict, reason = judge_scores(*scores, claim, kind, delta, confidence, threshold, run)
     judged = {"verdict": verdict, "reason": reason} if claimed else {}
     if not json:
@@ -139,20 +137,21 @@ def _methods(method: str, run: "DPSGD | None") -> tuple[str, ...]:
     """What to show; composition refuses shuffled batches and those of fixed size."""
     if method != "all":
         return (method,)
+    without_run = tuple(name for name in PAIRED_METHODS if METHODS[name].family is None)
     if run is None:
-        return WITHOUT_RUN
-    return WITH_RUN[:-1] if run.sampling in ("shuffled", "fixed") else WITH_RUN
+        return without_run
+    return tuple(name for name in PAIRED_METHODS if name != "composition" or run.sampling not in ("shuffled", "fixed"))
 
 
 def _print_table(rows: list[dict[str, Any]], models_in: int, models_out: int, above: "list[Text]") -> None:
     from lastiterate.cli.output import print_rows
-    from lastiterate.plot.words import spell
+    from lastiterate.wording import spell
 
     shown = ("method", "epsilon", "largest", "threshold", "false_positives", "false_negatives")
     table = [{key: value for key, value in row.items() if key.removesuffix("_reason") in shown} for row in rows]
     table = [dict(sorted(row.items(), key=lambda item: shown.index(item[0].removesuffix("_reason")))) for row in table]
     first = rows[0]
-    one_run = first["method"].startswith("one-run")
+    one_run = METHODS[first["method"]].is_one_run
     share = f"{spell(100 * first['confidence'])}% confidence"
     what = "canaries of one run" if one_run else "models"
     title = (
@@ -169,7 +168,7 @@ def _print_table(rows: list[dict[str, Any]], models_in: int, models_out: int, ab
         notes.append("The other models chose the threshold.")
     if first["threshold_choice"] == "uncorrected":
         notes.append("The best of all thresholds was taken without correction: this is not a valid bound.")
-    if any(row["method"] in ("gdp", "last-iterate", "composition", "one-run-fdp") for row in rows):
+    if not all(METHODS[row["method"]].is_assumption_free for row in rows):
         notes.append("Only clopper-pearson and one-run assume nothing; the others assume their family of mechanisms.")
     notes += dict.fromkeys(sentence for row in rows for sentence in row["caveats"])
     print_rows(title, table, notes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from lastiterate.cli.output import print_note, print_rows
-from lastiterate.plot.words import spell_up
+from lastiterate.wording import spell_up
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

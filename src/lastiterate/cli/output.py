@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from lastiterate.plot.words import ASSUMPTIONS, LABELS, spell, spell_up
+from lastiterate.vocabulary import ANALYSES
+from lastiterate.wording import spell, spell_up
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -25,14 +26,14 @@ def print_json(fields: dict[str, Any]) -> None:
 
 def print_answers(title: str, quantity: str, answers: dict[str, Answer], notes: Iterable[str] = ()) -> None:
     """The analyses beside each other, each with what it assumes."""
-    shown = {name: answer for name, answer in answers.items() if name in ASSUMPTIONS}
+    shown = {name: answer for name, answer in answers.items() if name != "max_over_steps"}
     rows = [
-        (LABELS[name], "none", "see below")
+        (ANALYSES[name].label, "none", "see below")
         if answer.value is None
-        else (LABELS[name], spell(answer.value, 5), ASSUMPTIONS[name])
+        else (ANALYSES[name].label, spell(answer.value, 5), ANALYSES[name].assumes)
         for name, answer in shown.items()
     ]
-    reasons = [f"{LABELS[name]}: {answer.reason}" for name, answer in shown.items() if answer.value is None]
+    reasons = [f"{ANALYSES[name].label}: {answer.reason}" for name, answer in shown.items() if answer.value is None]
     print_table(title, ("analysis", quantity, "what it assumes"), rows, {1}, [*reasons, *notes])
 
 

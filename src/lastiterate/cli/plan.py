@@ -39,8 +39,9 @@ def plan(
     from lastiterate.cli.noise_output import print_noise
     from lastiterate.cli.output import print_json
     from lastiterate.cli.progress import tracker
-    from lastiterate.plot.words import LABELS, spell, training
     from lastiterate.run import DPSGD
+    from lastiterate.vocabulary import ANALYSES
+    from lastiterate.wording import spell, training
 
     if plot is not None:
         from lastiterate.plot.file import check_target
@@ -65,7 +66,9 @@ def plan(
         chosen = {"analysis": names[0]} if analysis else {}
         print_json({**asked, "epsilon": epsilon, "delta": delta, **chosen, "rows": rows})
         return
-    tables = [(f"{words} by {LABELS[name]}", [row for row in rows if row["analysis"] == name]) for name in names]
+    tables = [
+        (f"{words} by {ANALYSES[name].label}", [row for row in rows if row["analysis"] == name]) for name in names
+    ]
     print_noise(tables, [f"Picture: {plot}"] if plot else [])
 
 

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 from lastiterate.answers import answer_fields, run_fields
 from lastiterate.cli.output import print_json, print_note, print_table
-from lastiterate.plot.words import ASSUMPTIONS, FOUND, LABELS, describe, per_cent, spell
+from lastiterate.plot.style import FOUND
+from lastiterate.vocabulary import ANALYSES
+from lastiterate.wording import describe, per_cent, spell
 
 if TYPE_CHECKING:
     from lastiterate.counterexamples import Counterexample
     from lastiterate.counterexamples.probe import Case, Probe, Setting
     from lastiterate.counterexamples.worst import Violation
     from lastiterate.run import DPSGD
-
-_MEANS = {**ASSUMPTIONS, "max_over_steps": "the largest of the heuristic for this run stopped at any step"}
 
 
 def print_list(json: bool) -> None:
@@ -41,7 +41,11 @@ def print_probe(example: Counterexample, found: Probe, files: list[Path], json: 
         return
     setting = found.setting
     rows = [
-        (LABELS[name], "none" if answer.value is None else spell(answer.value, 5), answer.reason or _MEANS[name])
+        (
+            ANALYSES[name].label,
+            "none" if answer.value is None else spell(answer.value, 5),
+            answer.reason or ANALYSES[name].assumes,
+        )
         for name, answer in found.predictions.items()
     ]
     for case in found.cases:

@@ -18,11 +18,12 @@ from lastiterate.counterexamples.one_bit import best_threshold, epsilon_bounds, 
 from lastiterate.counterexamples.probe import Case, Probe, Setting, last_iterate_scores, predict
 from lastiterate.counterexamples.repeaters import Encoding, Malicious, seen
 from lastiterate.counterexamples.words import compare, known
-from lastiterate.plot.style import Row, Track, chart_of, colour_of, styled
-from lastiterate.plot.words import CAVEAT, EXACT, FOUND, LABELS, METHODS, describe, per_cent, spell
+from lastiterate.plot.style import EXACT, FOUND, Row, Track, chart_of, colour_of, styled
 from lastiterate.privacy.analyses.composition import composition
 from lastiterate.run import DPSGD
 from lastiterate.values import Array
+from lastiterate.vocabulary import ANALYSES, METHODS
+from lastiterate.wording import CAVEAT, describe, per_cent, spell
 
 TITLE = "Malicious data set: other examples make the last iterate remember every step"
 STORY = (
@@ -55,7 +56,7 @@ def find_epsilon(setting: Setting, run: DPSGD, encoding: Encoding) -> Case:
         return _one_bit_case(setting, run, best_threshold(run, setting.delta))
     scores = last_iterate_scores(setting, run, Malicious(encoding), "malicious-linear")
     found = _by_composition(setting, run, *scores, telling_threshold(run))
-    return Case("linear", Answer(composition(seen(run)).epsilon(setting.delta)), found, METHODS["composition"])
+    return Case("linear", Answer(composition(seen(run)).epsilon(setting.delta)), found, METHODS["composition"].label)
 
 
 def _one_bit_case(setting: Setting, run: DPSGD, threshold: float) -> Case:
@@ -108,7 +109,9 @@ def chart(found: Probe) -> Any:
 
     y = alt.Y("what:N", title=None, sort=None, axis=alt.Axis(labelLimit=0, labelFontSize=14))
     x = alt.X("epsilon:Q", title=f"epsilon at delta {spell(found.setting.delta)}", scale=alt.Scale(zero=True))
-    names = {LABELS[name]: answer.value for name, answer in found.predictions.items() if name != "max_over_steps"}
+    names = {
+        ANALYSES[name].label: answer.value for name, answer in found.predictions.items() if name != "max_over_steps"
+    }
     for case in found.cases:
         names[f"{case.label}, {EXACT}"] = case.exact.value
         names[f"{case.label}, {FOUND}"] = case.empirical

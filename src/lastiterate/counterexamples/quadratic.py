@@ -27,11 +27,12 @@ from lastiterate.counterexamples.probe import (
 )
 from lastiterate.counterexamples.words import compare, known, tell_found, tell_steps
 from lastiterate.plot.probe import level, lines, picture, points
-from lastiterate.plot.style import Row, Track, chart_of, epsilon_y
-from lastiterate.plot.words import CAVEAT, EXACT, LABELS, spell
+from lastiterate.plot.style import EXACT, Row, Track, chart_of, epsilon_y
 from lastiterate.privacy.analyses.last_iterate import last_iterate
 from lastiterate.run import DPSGD
 from lastiterate.values import number
+from lastiterate.vocabulary import ANALYSES
+from lastiterate.wording import CAVEAT, spell
 
 TITLE = "Quadratic regulariser: each step forgets a share of the model"
 STORY = (
@@ -133,7 +134,7 @@ def chart(found: Probe) -> Any:
     x = alt.X("alpha:Q", title="alpha, the share that each step forgets", scale=alt.Scale(domain=[0, 1]), axis=axis)
     y = epsilon_y(found.setting.delta, between=(max(min(epsilons) - margin, 0.0), max(epsilons) + margin))
     curve = [{**row, "analysis": EXACT} for row in found.rows]
-    flat = level("alpha", (0.0, 1.0), LABELS["max_over_steps"], predicted)
+    flat = level("alpha", (0.0, 1.0), ANALYSES["max_over_steps"].label, predicted)
     text = f"largest: {spell(worst['epsilon'], 5)} at alpha {spell(worst['alpha'])}"
     align, aside = ("left", 8) if worst["alpha"] < 0.2 else ("right", -8) if worst["alpha"] > 0.8 else ("center", 0)
     peak = chart_of([worst]).mark_text(text=text, align=align, dx=aside, dy=-12, fontSize=13, color="#444")

@@ -32,9 +32,9 @@ from lastiterate.attacks.attack import (
 from lastiterate.attacks.likelihood import total_log_likelihood_ratio
 from lastiterate.counterexamples.one_bit import best_threshold
 from lastiterate.counterexamples.probe import require_plain
-from lastiterate.plot.words import spell
 from lastiterate.run import DPSGD
 from lastiterate.values import Array, number
+from lastiterate.wording import spell
 
 if TYPE_CHECKING:
     from lastiterate.training import Problem

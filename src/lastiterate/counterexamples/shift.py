@@ -14,10 +14,11 @@ from lastiterate.counterexamples.probe import Case, Probe, Setting, last_iterate
 from lastiterate.counterexamples.shifter import Shift
 from lastiterate.counterexamples.words import compare, known, tell_found
 from lastiterate.plot.probe import level, lines, picture, points
-from lastiterate.plot.style import Row, Track, epsilon_y, log_x
-from lastiterate.plot.words import CAVEAT, EXACT, LABELS, spell
+from lastiterate.plot.style import EXACT, Row, Track, epsilon_y, log_x
 from lastiterate.privacy.analyses.composition import composition
 from lastiterate.run import DPSGD
+from lastiterate.vocabulary import ANALYSES
+from lastiterate.wording import CAVEAT, spell
 
 TITLE = "Shift: the last iterate remembers every step"
 STORY = (
@@ -110,7 +111,7 @@ def chart(found: Probe) -> Any:
     names = ("last_iterate", "composition")
     drawn = [{"growth": row["growth"], "analysis": EXACT, "epsilon": row["exact"]} for row in found.rows]
     for name in names:
-        drawn += level("growth", ends, LABELS[name], found.predictions[name].value)
+        drawn += level("growth", ends, ANALYSES[name].label, found.predictions[name].value)
     audited = [{**row, "epsilon": row["empirical"]} for row in found.rows if row["models"]]
     x = log_x("growth", "growth v of a coordinate at each step (log scale)", *ends)
     y = epsilon_y(found.setting.delta, between=(0.0, 1.1 * max(row["epsilon"] for row in drawn + audited)))

@@ -24,9 +24,9 @@ import numpy as np
 from lastiterate.attacks.attack import Armed, BringsProblem, Facts, References, Unknown, Words
 from lastiterate.attacks.likelihood import total_log_likelihood_ratio
 from lastiterate.counterexamples.probe import require_plain
-from lastiterate.plot.words import spell
 from lastiterate.run import DPSGD
 from lastiterate.values import Array, number
+from lastiterate.wording import spell
 
 if TYPE_CHECKING:
     import jax

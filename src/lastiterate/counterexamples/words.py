@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lastiterate.answers import Answer
 from lastiterate.counterexamples.probe import Case
-from lastiterate.plot.words import spell
+from lastiterate.wording import spell
 
 _EQUAL = 1e-6  # relative: what differs less is told as equal
 

@@ -17,10 +17,10 @@ from lastiterate.counterexamples.probe import Case, Probe, Setting, predict, req
 from lastiterate.counterexamples.quadratic import find_epsilon
 from lastiterate.counterexamples.words import compare, known, tell_found, tell_steps
 from lastiterate.plot.probe import level, lines, picture, points
-from lastiterate.plot.style import Row, Track, chart_of, epsilon_y, log_x, long
-from lastiterate.plot.words import CAVEAT, EXACT, spell
+from lastiterate.plot.style import EXACT, Row, Track, chart_of, epsilon_y, log_x, long
 from lastiterate.privacy.analyses.grid import last_iterate_epsilon
 from lastiterate.values import Array
+from lastiterate.wording import CAVEAT, spell
 
 TITLE = "Zeroing: the last iterate is a single step"
 STORY = (

@@ -8,7 +8,7 @@ from lastiterate.plot.epsilons import epsilon_panel
 from lastiterate.plot.histogram import histogram_panel
 from lastiterate.plot.roc import roc_panel
 from lastiterate.plot.style import chart_of, styled, verdict_colour
-from lastiterate.plot.words import CAVEAT, describe, spell
+from lastiterate.wording import CAVEAT, describe, spell
 
 if TYPE_CHECKING:
     from lastiterate.auditing.evidence.result import AuditResult

@@ -5,20 +5,15 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from lastiterate.plot.style import Row, chart_of, colour_of, panel_title
-from lastiterate.plot.words import FOUND, LABELS, method_label, per_cent, spell
+from lastiterate.plot.style import FOUND, Row, chart_of, colour_of, panel_title
+from lastiterate.vocabulary import ANALYSES, LAST_ITERATE, METHODS, THRESHOLDS
+from lastiterate.wording import per_cent, spell
 
 if TYPE_CHECKING:
     from lastiterate.auditing.evidence.result import AuditResult
 
 _BAR, _NAMES, _NUMBERS = 30, 232, 170  # pixels: of a bar's height, and beside it
-_CLAIMS = {
-    "last_iterate": "predicted (heuristic)",
-    "max_over_steps": "predicted (heuristic)",
-    "composition": "guaranteed",
-    "no_amplification": "guaranteed",
-    "full_batch": "for comparison",
-}
+_CLAIMS = {"heuristic": "predicted (heuristic)", "guarantee": "guaranteed", "baseline": "for comparison"}
 
 
 def epsilon_panel(result: AuditResult, width: int) -> Any:
@@ -45,7 +40,7 @@ def epsilon_panel(result: AuditResult, width: int) -> Any:
     words = []
     if result.estimates:
         words.append("Light mark: the most that so many models could have shown. Arrow: beyond the picture.")
-    without = {LABELS.get(name, name): answer for name, answer in result.predictions.items() if answer.value is None}
+    without = {ANALYSES[name].label: answer for name, answer in result.predictions.items() if answer.value is None}
     words += [f"Without {label}: {answer.reason.partition(':')[0]}." for label, answer in without.items()]
     title = panel_title("Epsilon, predicted and found", words, width // 7)
     height = _BAR * max(len(rows), 1)
@@ -55,13 +50,13 @@ def epsilon_panel(result: AuditResult, width: int) -> Any:
 def epsilon_rows(result: AuditResult) -> list[Row]:
     """What is shown: predictions first, then estimates. Numbers that JSON does not know are texts."""
     rows = [
-        _row(LABELS.get(name, name), answer.value, None, _CLAIMS.get(name, ""), colour_of(LABELS.get(name, name)))
-        for name, answer in result.predictions.items()
+        _row(analysis.label, answer.value, None, _CLAIMS[analysis.kind], colour_of(analysis.label))
+        for analysis, answer in ((ANALYSES[name], answer) for name, answer in result.predictions.items())
     ]
     for method, each in result.estimates.items():
-        valid = each.threshold_choice != "uncorrected"
+        valid = THRESHOLDS[each.threshold_choice].is_valid
         claim = f"found, {per_cent(each.confidence)}" if valid else "uncorrected: no bound"
-        rows.append(_row(method_label(method), each.epsilon, each.largest, claim, colour_of(FOUND), valid))
+        rows.append(_row(METHODS[method].label, each.epsilon, each.largest, claim, colour_of(FOUND), valid))
     return rows
 
 
@@ -145,4 +140,4 @@ def _rule_of_heuristic(result: AuditResult, edge: float, x: Any) -> list[Any]:
     if answer is None or answer.value is None or answer.value > edge:
         return []
     rule = chart_of([{"end": answer.value}])
-    return [rule.mark_rule(color=colour_of(LABELS["last_iterate"]), strokeWidth=1.5, strokeDash=[4, 3]).encode(x=x)]
+    return [rule.mark_rule(color=colour_of(LAST_ITERATE.label), strokeWidth=1.5, strokeDash=[4, 3]).encode(x=x)]

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lastiterate.plot.style import Row, chart_of, panel_title
-from lastiterate.plot.words import THRESHOLDS, spell
+from lastiterate.vocabulary import THRESHOLDS
+from lastiterate.wording import spell
 
 if TYPE_CHECKING:
     from lastiterate.auditing.evidence.result import AuditResult
@@ -142,7 +143,7 @@ def _threshold_layers(result: AuditResult, low: float, high: float, x: Any) -> l
         right = shown > (low + high) / 2.0
         place = {"align": "right" if right else "left", "dx": -5 if right else 5, "baseline": "top", "fontSize": 12}
         value = spell(threshold) if math.isfinite(threshold) else "infinite"
-        how = f", {THRESHOLDS.get(choice, choice)}" if len(used) == 1 else f" ({choice})"
+        how = f", {THRESHOLDS[choice].meaning}" if len(used) == 1 else f" ({choice})"
         label = f"threshold {value}{how.partition(':')[0]}"
         halo = rule.mark_text(text=label, stroke="white", strokeWidth=4, strokeOpacity=0.8, **place)
         layers += [

@@ -14,19 +14,9 @@ from lastiterate.plot.epsilons import spell_epsilon
 from lastiterate.plot.file import check_target
 from lastiterate.plot.page_style import STYLE
 from lastiterate.plot.style import verdict_colour
-from lastiterate.plot.words import (
-    ASSUMPTIONS,
-    CAVEAT,
-    LABELS,
-    METHOD_ASSUMPTIONS,
-    THRESHOLDS,
-    VERDICTS,
-    describe,
-    method_label,
-    per_cent,
-    spell,
-)
+from lastiterate.vocabulary import ANALYSES, METHODS, THRESHOLDS, VERDICTS
 from lastiterate.whole_file import write_whole
+from lastiterate.wording import CAVEAT, describe, per_cent, spell
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -103,7 +93,7 @@ def caveats(result: AuditResult) -> list[str]:
 
 
 def _verdict(result: AuditResult) -> str:
-    meaning = VERDICTS.get(result.verdict, "")
+    meaning = VERDICTS[result.verdict].meaning
     return (
         f'<div class="verdict" style="border-color: {verdict_colour(result.verdict)}">'
         f'<p class="word">Verdict: {escape(result.verdict)}</p>'
@@ -115,12 +105,12 @@ def _epsilons(result: AuditResult) -> str:
     rows = []
     for name, answer in result.predictions.items():
         value = "none" if answer.value is None else spell_epsilon(answer.value)
-        meaning = ASSUMPTIONS.get(name, "") if answer.value is not None else answer.reason
-        rows.append([LABELS.get(name, name), value, meaning])
+        meaning = ANALYSES[name].assumes if answer.value is not None else answer.reason
+        rows.append([ANALYSES[name].label, value, meaning])
     for method, each in result.estimates.items():
-        holds = f"found, with confidence {per_cent(each.confidence)}; {METHOD_ASSUMPTIONS.get(method, '')}".rstrip("; ")
-        valid = each.threshold_choice != "uncorrected"
-        rows.append([method_label(method), _least(each), holds if valid else "uncorrected: not a valid bound"])
+        holds = f"found, with confidence {per_cent(each.confidence)}; {METHODS[method].assumes}"
+        valid = THRESHOLDS[each.threshold_choice].is_valid
+        rows.append([METHODS[method].label, _least(each), holds if valid else "uncorrected: not a valid bound"])
     return _table(["", f"epsilon at delta {spell(result.delta)}", "what it is"], rows)
 
 
@@ -141,7 +131,7 @@ def _estimates(result: AuditResult) -> str:
     ]
     rows = [
         [
-            method_label(method),
+            METHODS[method].label,
             _least(each),
             per_cent(each.confidence),
             _models(each),
@@ -149,7 +139,7 @@ def _estimates(result: AuditResult) -> str:
             _errors(each.false_negatives, each.fnr_upper),
             "not computed" if each.largest is None else spell_epsilon(each.largest),
             spell(each.threshold) if math.isfinite(each.threshold) else "infinite",
-            f"{each.threshold_choice}: {THRESHOLDS.get(each.threshold_choice, '')}".rstrip(": "),
+            f"{each.threshold_choice}: {THRESHOLDS[each.threshold_choice].meaning}",
         ]
         for method, each in result.estimates.items()
     ]
@@ -158,7 +148,7 @@ def _estimates(result: AuditResult) -> str:
 
 def _is_one_run(result: AuditResult) -> bool:
     """Whether the scores are those of canaries in one model, instead of models."""
-    return any(method.startswith("one-run") for method in result.estimates)
+    return any(METHODS[method].is_one_run for method in result.estimates)
 
 
 def _errors(count: int, rate: float) -> str:

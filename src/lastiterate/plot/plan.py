@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from lastiterate.plot.style import Row, chart_of, epsilon_y, from_zero, long, looks, styled
-from lastiterate.plot.words import ANALYSES, CAVEAT, LABELS
+from lastiterate.vocabulary import ANALYSES, SIDE_BY_SIDE
+from lastiterate.wording import CAVEAT
 
 _WIDTH, _HEIGHT = 420, 320
 _NARROW = 320
-_DRAWN = (*ANALYSES, "no_amplification")
+_DRAWN = (*SIDE_BY_SIDE, "no_amplification")
 
 
 def plan_chart(rows: list[Row], delta: float, words: str) -> Any:
@@ -23,7 +24,7 @@ def plan_chart(rows: list[Row], delta: float, words: str) -> Any:
     names = list(dict.fromkeys(row["analysis"] for row in rows))
     shown = [name for name in _DRAWN if name in names or any(row.get(name) is not None for row in rows)]
     size = {"width": _WIDTH if len(names) == 1 else _NARROW, "height": _HEIGHT}
-    look = looks(LABELS[name] for name in shown)
+    look = looks(ANALYSES[name].label for name in shown)
     x = alt.X(
         "batch_size:Q",
         title="batch size (log scale)",
@@ -32,19 +33,21 @@ def plan_chart(rows: list[Row], delta: float, words: str) -> Any:
     )
     line: dict[str, Any] = {"strokeWidth": 2.5, "point": alt.OverlayMarkDef(size=60, filled=True)}
     leaks = [
-        chart_of(long(_by(rows, name), "epsilon", _DRAWN), title=f"Epsilon with the noise by {LABELS[name]}", **size)
+        chart_of(long(_by(rows, name), "epsilon", _DRAWN), **size)
+        .properties(title=f"Epsilon with the noise by {ANALYSES[name].label}")
         .mark_line(**line)
         .encode(x=x, y=epsilon_y(delta), **look)
         for name in names
     ]
-    needed = [{**row, "analysis": LABELS[row["analysis"]]} for row in rows if row["noise_multiplier"] is not None]
+    drawable = [row for row in rows if row["noise_multiplier"] is not None]
+    needed = [{**row, "analysis": ANALYSES[row["analysis"]].label} for row in drawable]
     noise = (
         chart_of(needed, title="Noise needed", **size)
         .mark_line(**line)
         .encode(x=x, y=alt.Y("noise_multiplier:Q", title="noise multiplier", **from_zero()), **look)
     )
     reasons = {name: row[f"{name}_reason"] for row in rows for name in _DRAWN if f"{name}_reason" in row}
-    notes = [f"Without {LABELS[name]}: {why}" for name, why in reasons.items() if name not in shown]
+    notes = [f"Without {ANALYSES[name].label}: {why}" for name, why in reasons.items() if name not in shown]
     return styled(alt.hconcat(*leaks, noise, spacing=36), "Which batch size?", [words, CAVEAT, *notes])
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from lastiterate.plot.style import Row, chart_of, colour_of, found_shape, looks, styled
-from lastiterate.plot.words import CAVEAT, FOUND, describe, per_cent
+from lastiterate.plot.style import FOUND, Row, chart_of, colour_of, found_shape, looks, styled
+from lastiterate.wording import CAVEAT, describe, per_cent
 
 if TYPE_CHECKING:
     from lastiterate.counterexamples.probe import Probe

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lastiterate.plot.style import Row, chart_of, colour_of, log_x, log_y, looks, panel_title
-from lastiterate.plot.words import FOUND, LABELS, method_label, per_cent
+from lastiterate.plot.style import FOUND, Row, chart_of, colour_of, log_x, log_y, looks, panel_title
+from lastiterate.vocabulary import ANALYSES, METHODS
+from lastiterate.wording import per_cent
 
 if TYPE_CHECKING:
     from lastiterate.auditing.evidence.result import AuditResult
@@ -33,7 +34,7 @@ def roc_panel(result: AuditResult, width: int, height: int) -> Any:
     chance = chart_of([{"fpr": rate, "fnr": 1.0 - rate} for rate in guesses])
     error_text = f"Band: {per_cent(result.confidence)}, pointwise, half the error to each rate."
     words = [f"{error_text} Dots: bounds that the estimates use. Grey: guessing."]
-    words += [f"Without {LABELS[name]}: {why.partition(':')[0]}." for name, why in without.items()]
+    words += [f"Without {ANALYSES[name].label}: {why.partition(':')[0]}." for name, why in without.items()]
     layers = [
         chart_of(band)
         .mark_line(filled=True, fill=colour_of(FOUND), fillOpacity=0.16, strokeWidth=0, clip=True)
@@ -62,14 +63,13 @@ def lowest_rate(result: AuditResult) -> float:
 @lru_cache(maxsize=1)  # the same audit becomes a picture and a page
 def predicted_rates(result: AuditResult) -> tuple[list[Row], dict[str, str]]:
     """Points of the predicted trade-off curves, and why an analysis has none."""
-    import lastiterate
 
     low = lowest_rate(result)
     rows: list[Row] = []
     reasons = {}
     for name, points in _POINTS.items():
         try:
-            curve = getattr(lastiterate, name)(result.run)
+            curve = ANALYSES[name].curve(result.run)
             bend = np.linspace(0.2, 1.0, points // 2, endpoint=False)  # where logarithmic axes bend the curve
             fpr = np.concatenate((np.geomspace(low, 0.2, points // 2, endpoint=False), bend, [0.98, 0.995]))
             fnr = np.maximum(curve.fnr(fpr), 1e-3 * low)
@@ -77,7 +77,7 @@ def predicted_rates(result: AuditResult) -> tuple[list[Row], dict[str, str]]:
             reasons[name] = str(refusal)
             continue
         pairs = zip(fpr.tolist(), fnr.tolist(), strict=True)
-        rows += [{"analysis": LABELS[name], "fpr": x, "fnr": y} for x, y in pairs]
+        rows += [{"analysis": ANALYSES[name].label, "fpr": x, "fnr": y} for x, y in pairs]
     return rows, reasons
 
 
@@ -128,7 +128,7 @@ def _bounds(result: AuditResult, low: float) -> list[Row]:
     """What the estimates rest on; methods that share a threshold share a dot."""
     points: dict[tuple[float, float], list[str]] = {}
     for method, each in result.estimates.items():
-        points.setdefault((each.fpr_upper, each.fnr_upper), []).append(method_label(method))
+        points.setdefault((each.fpr_upper, each.fnr_upper), []).append(METHODS[method].label)
     return [
         {"fpr": max(x, low), "fnr": max(y, low), "fpr_upper": x, "fnr_upper": y, "methods": ", ".join(methods)}
         for (x, y), methods in points.items()

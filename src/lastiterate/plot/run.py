@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lastiterate.plot.style import Row, Track, chart_of, epsilon_y, log_x, long, looks, styled
-from lastiterate.plot.words import ANALYSES, CAVEAT, LABELS, describe, spell
+from lastiterate.vocabulary import ANALYSES, SIDE_BY_SIDE
+from lastiterate.wording import CAVEAT, describe, spell
 
 if TYPE_CHECKING:
     from lastiterate.run import DPSGD
@@ -25,18 +26,17 @@ def run_chart(run: DPSGD, delta: float, track: Track = iter) -> Any:
     curves, reasons = _curves(run)
     panels = alt.hconcat(_epsilon_panel(run, delta, list(curves), track), _trade_off_panel(curves, track), spacing=36)
     words = [f"{describe(run)}; delta {spell(delta)}", CAVEAT]
-    words += [f"Without {LABELS[name]}: {why}" for name, why in reasons.items()]
+    words += [f"Without {ANALYSES[name].label}: {why}" for name, why in reasons.items()]
     return styled(panels, "What the released model leaks", words)
 
 
 def _curves(run: DPSGD) -> tuple[dict[str, Any], dict[str, str]]:
     """The analyses that are valid for the run, and why the others are not."""
-    import lastiterate
 
     curves, reasons = {}, {}
-    for name in ANALYSES:
+    for name in SIDE_BY_SIDE:
         try:
-            curves[name] = getattr(lastiterate, name)(run)
+            curves[name] = ANALYSES[name].curve(run)
         except ValueError as refusal:
             reasons[name] = str(refusal)
     return curves, reasons
@@ -50,13 +50,12 @@ def _epsilon_panel(run: DPSGD, delta: float, names: list[str], track: Track) -> 
         .encode(
             x=log_x("steps", "steps taken (log scale)", 1, run.steps),
             y=epsilon_y(delta),
-            **looks(LABELS[name] for name in names),
+            **looks(ANALYSES[name].label for name in names),
         )
     )
 
 
 def _epsilon_by_steps(run: DPSGD, delta: float, names: list[str], track: Track) -> list[Row]:
-    import lastiterate
 
     wanted = {name: np.rint(np.geomspace(1, run.steps, _STEPS[name])).astype(np.int64).tolist() for name in names}
     rows = []
@@ -66,7 +65,7 @@ def _epsilon_by_steps(run: DPSGD, delta: float, names: list[str], track: Track) 
         except ValueError:  # nothing has been learnt yet: the learning rates or weights so far are zero
             continue
         asked = [name for name in names if steps in wanted[name]]
-        epsilons = {name: getattr(lastiterate, name)(stopped).epsilon(delta) for name in asked}
+        epsilons = {name: ANALYSES[name].curve(stopped).epsilon(delta) for name in asked}
         rows.append({"steps": steps, **{name: value for name, value in epsilons.items() if np.isfinite(value)}})
     return rows
 
@@ -78,7 +77,7 @@ def _trade_off_panel(curves: dict[str, Any], track: Track) -> Any:
     for name in track(list(curves)):
         fpr = np.linspace(0.0, 1.0, _RATES[name]) ** 3  # dense near 0, where the curves are steep
         pairs = zip(fpr.tolist(), curves[name].fnr(fpr).tolist(), strict=True)
-        rows += [{"analysis": LABELS[name], "fpr": x, "fnr": y} for x, y in pairs]
+        rows += [{"analysis": ANALYSES[name].label, "fpr": x, "fnr": y} for x, y in pairs]
     axis = alt.Axis(tickCount=6, format=".1f")
     x = alt.X("fpr:Q", title="false positive rate", scale=alt.Scale(domain=[0, 1]), axis=axis)
     y = alt.Y("fnr:Q", title="false negative rate", scale=alt.Scale(domain=[0, 1]), axis=axis)
@@ -93,7 +92,7 @@ def _trade_off_panel(curves: dict[str, Any], track: Track) -> Any:
     best = (
         chart_of(rows)
         .mark_line(strokeWidth=2.5, interpolate="monotone")
-        .encode(x=x, y=y, order="fpr:Q", **looks(LABELS[name] for name in curves))
+        .encode(x=x, y=y, order="fpr:Q", **looks(ANALYSES[name].label for name in curves))
     )
     title = "Errors of the best attack on what is released"
     return (chance + label + best).properties(width=_WIDTH, height=_HEIGHT, title=title)

@@ -7,18 +7,22 @@ import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from lastiterate.plot.words import EXACT, FOUND, LABELS, spell
+from lastiterate.vocabulary import ANALYSES
+from lastiterate.wording import spell
 
 Row = dict[str, Any]
 Track = Callable[[Sequence[Any]], Iterable[Any]]  # hands items through, and may show how far it is
 
+EXACT = "this example (exact)"
+FOUND = "found by the attack"
+
 # Okabe and Ito's colours, which colour-blind readers can tell apart.
 _LOOKS = {
-    LABELS["last_iterate"]: ("#0072B2", [1, 0]),
-    LABELS["max_over_steps"]: ("#0072B2", [2, 3]),
-    LABELS["composition"]: ("#D55E00", [1, 0]),
-    LABELS["no_amplification"]: ("#D55E00", [7, 5]),
-    LABELS["full_batch"]: ("#009E73", [7, 5]),
+    ANALYSES["last_iterate"].label: ("#0072B2", [1, 0]),
+    ANALYSES["max_over_steps"].label: ("#0072B2", [2, 3]),
+    ANALYSES["composition"].label: ("#D55E00", [1, 0]),
+    ANALYSES["no_amplification"].label: ("#D55E00", [7, 5]),
+    ANALYSES["full_batch"].label: ("#009E73", [7, 5]),
     EXACT: ("#CC79A7", [1, 0]),
     FOUND: ("#222222", [1, 0]),
 }
@@ -86,7 +90,7 @@ def long(rows: Iterable[Row], quantity: str, names: Iterable[str]) -> list[Row]:
     return [
         {
             **{key: value for key, value in row.items() if key not in columns},
-            "analysis": LABELS[name],
+            "analysis": ANALYSES[name].label,
             quantity: row[name],
         }
         for row in rows

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lastiterate.plot.style import Row, Track, chart_of, epsilon_y, log_x, long, looks, styled
-from lastiterate.plot.words import ANALYSES, CAVEAT, LABELS, spell
 from lastiterate.reproduce.audits import HEURISTIC_NOTE
+from lastiterate.vocabulary import ANALYSES, SIDE_BY_SIDE
+from lastiterate.wording import CAVEAT, spell
 
 if TYPE_CHECKING:
     from lastiterate.reproduce import Scale
@@ -47,7 +48,7 @@ def rows(scale: Scale, track: Track = iter, audits: Audits | None = None) -> lis
     for panel, steps in track(points):
         run = _run(panel, steps)
         row = {"panel": panel, "steps": steps, "sample_rate": run.sample_rate, "noise_multiplier": run.noise_multiplier}
-        row |= {name: getattr(lastiterate, name)(run).epsilon(DELTA) for name in ANALYSES}
+        row |= {name: ANALYSES[name].curve(run).epsilon(DELTA) for name in SIDE_BY_SIDE}
         if panel == "c":
             row["max_over_steps"] = lastiterate.max_over_steps(run).epsilon(DELTA)
         result.append(row)
@@ -82,7 +83,7 @@ def chart(rows: list[Row]) -> Any:
 def _panel(rows: list[Row], name: str) -> Any:
     import altair as alt
 
-    names = [*ANALYSES, "max_over_steps"]
+    names = [*SIDE_BY_SIDE, "max_over_steps"]
     title, parameters = _PANELS[name]
     steps = [row["steps"] for row in rows]
     values = [row[key] for row in rows for key in names if row.get(key) is not None]
@@ -93,7 +94,7 @@ def _panel(rows: list[Row], name: str) -> Any:
         .encode(
             x=log_x("steps", "steps T (log scale)", min(steps), max(steps)),
             y=epsilon_y(DELTA, log=bounds),
-            **looks(LABELS[key] for key in names),
+            **looks(ANALYSES[key].label for key in names),
         )
         .properties(title=alt.TitleParams(title, subtitle=parameters))
     )

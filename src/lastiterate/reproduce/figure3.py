@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lastiterate.plot.style import Row, Track
-from lastiterate.plot.words import spell
 from lastiterate.reproduce.audits import CONFIDENCE, DELTA, METHOD, Audits, empirical_fields
 from lastiterate.reproduce.audits import notes as notes
 from lastiterate.reproduce.picture import Panel, by_steps
+from lastiterate.wording import spell
 
 if TYPE_CHECKING:
     from lastiterate.reproduce import Scale

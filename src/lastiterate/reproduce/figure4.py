@@ -10,11 +10,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from lastiterate.plot.style import Row, Track
-from lastiterate.plot.words import spell
 from lastiterate.reproduce.audits import ALL, DELTA, LEARNING_RATE, MODELS, Audits, Case, measure, subject_of
 from lastiterate.reproduce.audits import notes as notes
 from lastiterate.reproduce.figure2 import runs
 from lastiterate.reproduce.picture import Panel, by_steps
+from lastiterate.wording import spell
 
 if TYPE_CHECKING:
     from lastiterate.auditing.subject import Subject

@@ -12,7 +12,7 @@ import numpy as np
 
 from lastiterate.counterexamples.probe import largest
 from lastiterate.plot.style import Row, Track, chart_of, log_x, panel_title, styled
-from lastiterate.plot.words import per_cent, spell
+from lastiterate.wording import per_cent, spell
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -11,9 +11,22 @@ from typing import TYPE_CHECKING, Any, get_args
 from lastiterate.answers import answer_fields
 from lastiterate.counterexamples.probe import STANDARD
 from lastiterate.counterexamples.repeaters import Encoding
-from lastiterate.plot.style import Row, Track, chart_of, colour_of, epsilon_y, found_shape, log_x, long, looks, styled
-from lastiterate.plot.words import CAVEAT, FOUND, LABELS, per_cent, spell
+from lastiterate.plot.style import (
+    FOUND,
+    Row,
+    Track,
+    chart_of,
+    colour_of,
+    epsilon_y,
+    found_shape,
+    log_x,
+    long,
+    looks,
+    styled,
+)
 from lastiterate.reproduce.audits import CONFIDENCE, DELTA, HEURISTIC_NOTE, Audits
+from lastiterate.vocabulary import ANALYSES
+from lastiterate.wording import CAVEAT, per_cent, spell
 
 if TYPE_CHECKING:
     from lastiterate.reproduce import Scale
@@ -103,7 +116,7 @@ def _panel(rate: float, rows: list[Row]) -> Any:
     found = chart_of([{**row, "epsilon": row["empirical"], "found": _FOUND[row["encoding"]]} for row in rows])
     shape = found_shape({_FOUND["one-bit"]: "circle", _FOUND["linear"]: "square"})
     layers = alt.layer(
-        lines.encode(x=x, y=y, **looks([LABELS[name] for name in ("last_iterate", "composition")])),
+        lines.encode(x=x, y=y, **looks([ANALYSES[name].label for name in ("last_iterate", "composition")])),
         exact.mark_line(strokeWidth=2, strokeDash=[5, 4], color=colour_of(FOUND)).encode(x=x, y=y),
         found.mark_point(filled=True, size=100, opacity=0.9, color=colour_of(FOUND)).encode(x=x, y=y, shape=shape),
     )

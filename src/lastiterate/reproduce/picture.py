@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lastiterate.plot.style import Row, chart_of, colour_of, epsilon_y, found_shape, log_x, long, looks, styled
-from lastiterate.plot.words import CAVEAT, FOUND, LABELS, METHODS, per_cent, spell
+from lastiterate.plot.style import FOUND, Row, chart_of, colour_of, epsilon_y, found_shape, log_x, long, looks, styled
 from lastiterate.reproduce.audits import METHOD
+from lastiterate.vocabulary import ANALYSES, METHODS
+from lastiterate.wording import CAVEAT, per_cent, spell
 
 _LINES = ("last_iterate", "composition")
 _SHAPES = ("circle", "triangle-up", "square", "diamond")
@@ -86,7 +87,7 @@ def _lines(rows: list[Row], x: Any, y: Any, points: bool = False) -> Any:
     marks = chart_of(long(distinct, "epsilon", _LINES)).mark_line(
         strokeWidth=2.5, interpolate="monotone", clip=True, point={"size": 60} if points else False
     )
-    return marks.encode(x=x, y=y, **looks([LABELS[name] for name in _LINES]))
+    return marks.encode(x=x, y=y, **looks([ANALYSES[name].label for name in _LINES]))
 
 
 def _points(rows: list[Row], x: Any, y: Any, attacks: dict[str, str] | None) -> Any:
@@ -115,5 +116,5 @@ def _words(rows: list[Row]) -> list[str]:
     models, confidence = rows[0]["models"], rows[0]["confidence"]
     return [
         f"Points: at least this was found, at {per_cent(confidence)} confidence, with {models:,} + {models:,} models "
-        f"({METHODS[METHOD]}, threshold chosen before training). {CAVEAT}"
+        f"({METHODS[METHOD].label}, threshold chosen before training). {CAVEAT}"
     ]

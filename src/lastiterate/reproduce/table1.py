@@ -9,10 +9,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from lastiterate.plot.style import Row, Track
-from lastiterate.plot.words import spell
 from lastiterate.reproduce import audits as shared
 from lastiterate.reproduce.audits import DELTA, Audits, Case, measure
 from lastiterate.reproduce.picture import by_batch_size
+from lastiterate.wording import spell
 
 if TYPE_CHECKING:
     from lastiterate.auditing.subject import Subject

@@ -10,10 +10,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from lastiterate.plot.style import Row, Track
-from lastiterate.plot.words import spell
 from lastiterate.reproduce.audits import ALL, DELTA, LEARNING_RATE, MODELS, Audits, Case, measure, subject_of
 from lastiterate.reproduce.audits import notes as notes
 from lastiterate.reproduce.picture import by_batch_size
+from lastiterate.wording import spell
 
 if TYPE_CHECKING:
     from lastiterate.auditing.subject import Subject

@@ -10,8 +10,7 @@ from numpy.typing import ArrayLike
 
 from lastiterate.arrays import FloatArray
 from lastiterate.auditing.evidence.direction import OTHER_WAY, SMALLER, separates_the_other_way
-from lastiterate.auditing.evidence.family import FAMILIES
-from lastiterate.auditing.evidence.one_run import ONE_RUN, bound_of
+from lastiterate.auditing.evidence.one_run import bound_of
 from lastiterate.auditing.evidence.threshold import (
     Worlds,
     bounds_at,
@@ -22,8 +21,7 @@ from lastiterate.auditing.evidence.threshold import (
 )
 from lastiterate.run import DPSGD
 from lastiterate.values import number
-
-METHODS = ("clopper-pearson", *FAMILIES, *ONE_RUN)
+from lastiterate.vocabulary import METHODS
 
 
 @dataclass(frozen=True)
@@ -113,13 +111,13 @@ def estimate(
     worlds = Worlds(_scores("scores_in", scores_in), _scores("scores_out", scores_out))
     if method not in METHODS:
         raise ValueError(f"method must be one of {', '.join(METHODS)}, got {method!r}")
-    gaussian = method not in ("clopper-pearson", "one-run")  # noise leaves no pure epsilon
+    gaussian = not METHODS[method].is_assumption_free  # noise leaves no pure epsilon
     delta = number("delta", delta, 0.0, 1.0, open_low=gaussian, open_high=True)
     confidence = number("confidence", confidence, 0.0, 1.0, open_low=True, open_high=True)
     threshold = check_threshold(threshold)
     if run is not None and not isinstance(run, DPSGD):
         raise ValueError(f"run must be a lastiterate.DPSGD, got {run!r}")
-    if method in ONE_RUN:
+    if METHODS[method].is_one_run:
         found = _of_one_run(worlds, delta, confidence, method, threshold)
     else:
         found = _of_rates(worlds, delta, confidence, method, threshold, run)

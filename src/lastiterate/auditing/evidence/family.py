@@ -23,7 +23,6 @@ from lastiterate.privacy.mixtures.law import law_of
 from lastiterate.privacy.mixtures.solve import invert
 from lastiterate.run import DPSGD
 
-FAMILIES = ("gdp", "last-iterate", "composition")
 _GAUSSIAN = DPSGD(steps=1, sample_rate=1.0, noise_multiplier=1.0)
 _LEAST_NOISE, _MOST_NOISE = 1e-4, 1e12  # noise multipliers that are tried
 _STEP, _STEP_OF_COMPOSITION = math.log(4.0), math.log(1.3)  # while the root is being bracketed

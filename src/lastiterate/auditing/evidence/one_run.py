@@ -19,7 +19,6 @@ from lastiterate.auditing.evidence.family import family_of
 from lastiterate.auditing.evidence.threshold import Worlds
 from lastiterate.privacy.mixtures.solve import invert
 
-ONE_RUN = ("one-run", "one-run-fdp")
 _SHARE = 0.25  # of the canaries are guessed a priori: the top eighth as "in", the bottom eighth as "out"
 _FEWEST = 16  # guesses: with fewer, even all of them right, next to nothing can be shown
 _MOST = 1e6  # epsilons and mus that are tried

@@ -10,14 +10,14 @@ from lastiterate.answers import Answer, ask_all
 from lastiterate.auditing.evidence.kinds import Kind
 from lastiterate.auditing.evidence.threshold import check_threshold
 from lastiterate.auditing.evidence.verdict import Claim, check_claims, claim_of, remark_on, sharing_the_error
-from lastiterate.plot.words import METHODS
 from lastiterate.run import DPSGD
 from lastiterate.values import number
+from lastiterate.vocabulary import METHODS, ONE_RUN_METHODS, PAIRED_METHODS
 
 METHODS_OF = {
-    Kind.LAST_ITERATE: ("clopper-pearson", "gdp", "last-iterate", "composition"),
+    Kind.LAST_ITERATE: PAIRED_METHODS,
     Kind.ALL_ITERATES: ("clopper-pearson", "composition"),
-    Kind.ONE_MODEL: ("one-run", "one-run-fdp"),
+    Kind.ONE_MODEL: ONE_RUN_METHODS,
 }
 
 

@@ -18,8 +18,9 @@ from lastiterate.auditing.evidence.question import Question, predictions_of
 from lastiterate.auditing.evidence.result import AuditResult
 from lastiterate.auditing.evidence.score_law import score_density
 from lastiterate.auditing.evidence.signal import expected_signal, signal_of
-from lastiterate.plot.words import ASSUMPTION_FREE, METHODS, spell
 from lastiterate.run import DPSGD
+from lastiterate.vocabulary import METHODS
+from lastiterate.wording import spell
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,7 +136,8 @@ def _limits(found: dict[str, Estimate], predicted: float | None) -> list[str]:
     """What these estimates cannot say, however they came out."""
     sentences = []
     for method, each in found.items():
-        if method in ASSUMPTION_FREE and None not in (predicted, each.largest) and each.largest < predicted:  # type: ignore[operator]
+        known = predicted is not None and each.largest is not None
+        if METHODS[method].is_assumption_free and known and each.largest < predicted:  # type: ignore[operator]
             sentences.append(
                 f"{each.models_in:,} and {each.models_out:,} scores show at most epsilon {spell(each.largest)} without "
                 f"assumptions, which is below the heuristic's {spell(predicted)}: they could not have refuted it so."
@@ -144,7 +146,8 @@ def _limits(found: dict[str, Estimate], predicted: float | None) -> list[str]:
             sentences.append("Half of the models chose the threshold, and only the other half is counted.")
         if each.threshold_choice == "uncorrected":
             sentences.append(
-                f"{METHODS[method]}: the threshold is the best of all, uncorrected for that choice: not a valid bound."
+                f"{METHODS[method].label}: the threshold is the best of all, uncorrected for that choice: not a valid "
+                "bound."
             )
         sentences += each.caveats
     return list(dict.fromkeys(sentences))

@@ -9,9 +9,9 @@ import numpy as np
 from scipy.special import ndtri
 
 from lastiterate.arrays import FloatArray
-from lastiterate.plot.words import spell
 from lastiterate.privacy.mixtures.law import law_of
 from lastiterate.run import DPSGD
+from lastiterate.wording import spell
 
 _LEAST_SHARE = 0.1  # of the expected signal: an attack that has less, of that we are sure, failed
 _SURE = 0.99

@@ -12,13 +12,13 @@ from numpy.typing import ArrayLike
 from scipy.special import bdtrik, ndtr
 
 from lastiterate.arrays import FloatArray, IntArray
-from lastiterate.auditing.evidence.family import FAMILIES, family_of
+from lastiterate.auditing.evidence.family import family_of
 from lastiterate.auditing.evidence.rates import CORRECTION_RATIO, AssumptionFree, ranks, simultaneous_bound, upper_bound
 from lastiterate.auditing.evidence.score_law import score_below
 from lastiterate.run import DPSGD
 from lastiterate.values import integer, number
+from lastiterate.vocabulary import FAMILIES, THRESHOLDS
 
-CHOICES = ("a-priori", "split", "corrected", "uncorrected")
 _COARSE_RATIO = 1.1  # of the ranks of draws: about two hundred thresholds
 _FINE_RATIO = 1.005  # of the ranks that are tried where trying costs nothing but time
 _LOWEST, _HIGHEST, _POINTS = -4.0, 8.0, 121  # thresholds tried a priori, in standard deviations without the canary
@@ -30,8 +30,8 @@ def check_threshold(threshold: float | str) -> float | str:
     """A way to choose a threshold, or one that was chosen."""
     if not isinstance(threshold, str):
         return number("threshold", threshold)
-    if threshold not in CHOICES:
-        raise ValueError(f"threshold must be a number or one of {', '.join(CHOICES)}, got {threshold!r}")
+    if threshold not in THRESHOLDS:
+        raise ValueError(f"threshold must be a number or one of {', '.join(THRESHOLDS)}, got {threshold!r}")
     return threshold
 
 

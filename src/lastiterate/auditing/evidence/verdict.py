@@ -15,20 +15,15 @@ from lastiterate.auditing.evidence.estimate import Estimate, estimate
 from lastiterate.auditing.evidence.kinds import Kind
 from lastiterate.auditing.evidence.power import MOST, Test, guarantee_of, least_models
 from lastiterate.auditing.evidence.signal import failure_of
-from lastiterate.plot.words import METHODS, per_cent, spell
 from lastiterate.privacy.analyses.calibrate import calibrate
 from lastiterate.privacy.analyses.composition import composition
 from lastiterate.privacy.analyses.last_iterate import last_iterate
 from lastiterate.privacy.analyses.no_amplification import no_amplification
 from lastiterate.run import DPSGD
 from lastiterate.values import number
+from lastiterate.vocabulary import ABOVE_HEURISTIC, CONSISTENT, INCONCLUSIVE, METHODS, VIOLATION
+from lastiterate.wording import per_cent, spell
 
-VIOLATION, ABOVE_HEURISTIC, INCONCLUSIVE, CONSISTENT = VERDICTS = (
-    "violation",
-    "above heuristic",
-    "inconclusive",
-    "consistent",
-)
 _SAME = 1.0 - 1e-6  # of an epsilon: noise is calibrated to a millionth
 
 
@@ -192,7 +187,7 @@ def _found(test: Test, found: Estimate, bound: Callable[[str, float], Estimate])
     if test.run is not None and guarantee_of(test.run) is not composition:
         return f"error rates of at most {spell(found.fpr_upper)} and {spell(found.fnr_upper)} are less than it allows"
     found = found if test.run is None else bound("composition", test.confidence)
-    return f"{METHODS[found.method]} finds an epsilon of at least {spell(found.epsilon)}"
+    return f"{METHODS[found.method].label} finds an epsilon of at least {spell(found.epsilon)}"
 
 
 def _too_few(claim: Claim, tests: list[Test], found: Estimate, sure: str, threshold: float | str) -> str:

@@ -1,0 +1,216 @@
+"""The words of the trade, each said once: analyses, methods of estimation, choices of a threshold, verdicts.
+
+The names are those of Python, of JSON and of stores; labels and meanings are what people read. Tables, pictures and
+pages take their words from here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, Protocol, TypeVar
+
+# Not heavy: ``import lastiterate`` has loaded them already.
+from lastiterate.privacy.analyses.composition import composition
+from lastiterate.privacy.analyses.full_batch import full_batch
+from lastiterate.privacy.analyses.last_iterate import last_iterate
+from lastiterate.privacy.analyses.max_over_steps import max_over_steps
+from lastiterate.privacy.analyses.no_amplification import no_amplification
+
+if TYPE_CHECKING:
+    from lastiterate.privacy.curve import PrivacyCurve
+    from lastiterate.run import DPSGD
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """A way from a run to its privacy.
+
+    Attributes:
+        name: in Python and JSON; the command line spells it with hyphens.
+        label: in tables and legends.
+        assumes: what it takes for granted, and so what its numbers are.
+        kind: whether it predicts, holds for every attack, or is only there to compare with.
+        curve: the analysis itself.
+    """
+
+    name: str
+    label: str
+    assumes: str
+    kind: Literal["heuristic", "guarantee", "baseline"]
+    curve: Callable[[DPSGD], PrivacyCurve]
+
+    @property
+    def is_guarantee(self) -> bool:
+        """Whether no attack on such a run may find more."""
+        return self.kind == "guarantee"
+
+    @property
+    def option(self) -> str:
+        """The name on the command line."""
+        return self.name.replace("_", "-")
+
+
+@dataclass(frozen=True)
+class Method:
+    """A way from scores to a lower bound on epsilon.
+
+    Attributes:
+        name: in Python, in JSON and on the command line.
+        label: in tables and legends.
+        assumes: of the mechanism.
+        is_assumption_free: whether the bound holds whatever the mechanism is.
+        is_one_run: whether the scores are those of many canaries in one model, instead of one of many models each.
+        family: the analysis whose mechanism is assumed, with its noise unknown: such a method needs the run.
+    """
+
+    name: str
+    label: str
+    assumes: str
+    is_assumption_free: bool = False
+    is_one_run: bool = False
+    family: Analysis | None = None
+
+
+@dataclass(frozen=True)
+class ThresholdChoice:
+    """How the score was chosen from which on a model is called "in"; a bound that is not valid is never a proof."""
+
+    name: str
+    meaning: str
+    is_valid: bool = True
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What an audit concludes, and what that means in plain words."""
+
+    name: str
+    meaning: str
+
+
+class _Named(Protocol):
+    @property
+    def name(self) -> str: ...
+
+
+_Word = TypeVar("_Word", bound=_Named)
+
+
+def _by_name(words: Iterable[_Word]) -> dict[str, _Word]:
+    return {word.name: word for word in words}
+
+
+LAST_ITERATE = Analysis(
+    "last_iterate",
+    "last iterate (heuristic)",
+    "only the final model is seen, losses are linear: predicts, does not guarantee",
+    "heuristic",
+    last_iterate,
+)
+COMPOSITION = Analysis(
+    "composition",
+    "composition (standard)",
+    "every intermediate model is seen: a guarantee",
+    "guarantee",
+    composition,
+)
+FULL_BATCH = Analysis(
+    "full_batch",
+    "full batch (baseline)",
+    "all data in every step, the same noise: for comparison, not a guarantee",
+    "baseline",
+    full_batch,
+)
+NO_AMPLIFICATION = Analysis(
+    "no_amplification",
+    "no amplification (bound)",
+    "every intermediate model is seen, and which batches an example is in: a guarantee",
+    "guarantee",
+    no_amplification,
+)
+MAX_OVER_STEPS = Analysis(
+    "max_over_steps",
+    "largest up to T (heuristic)",
+    "the largest of the heuristic for this run stopped at any step",
+    "heuristic",
+    max_over_steps,
+)
+ANALYSES = _by_name((LAST_ITERATE, COMPOSITION, FULL_BATCH, NO_AMPLIFICATION, MAX_OVER_STEPS))
+SIDE_BY_SIDE = ("last_iterate", "composition", "full_batch")  # those of every answer, in the order in which they stand
+
+METHODS = _by_name(
+    (
+        Method(
+            "clopper-pearson",
+            "Clopper-Pearson (assumption-free)",
+            "assumes nothing about the mechanism",
+            is_assumption_free=True,
+        ),
+        Method("gdp", "Gaussian DP family", "assumes that the best attack is one on Gaussian noise"),
+        Method(
+            "last-iterate",
+            "last-iterate family",
+            "assumes the heuristic's mechanism, with the noise unknown",
+            family=LAST_ITERATE,
+        ),
+        Method(
+            "composition",
+            "composition family",
+            "assumes that of the standard analysis, with the noise unknown",
+            family=COMPOSITION,
+        ),
+        Method(
+            "one-run",
+            "one run (assumption-free)",
+            "assumes nothing about the mechanism; many canaries in one training",
+            is_assumption_free=True,
+            is_one_run=True,
+        ),
+        Method(
+            "one-run-fdp",
+            "one run, f-DP (Gaussian family)",
+            "assumes Gaussian DP; many canaries in one training",
+            is_one_run=True,
+        ),
+    )
+)
+PAIRED_METHODS = tuple(name for name, method in METHODS.items() if not method.is_one_run)
+ONE_RUN_METHODS = tuple(name for name, method in METHODS.items() if method.is_one_run)
+FAMILIES = tuple(name for name in PAIRED_METHODS if not METHODS[name].is_assumption_free)
+
+THRESHOLDS = _by_name(
+    (
+        ThresholdChoice("a-priori", "chosen before training"),
+        ThresholdChoice("split", "chosen on other models than those counted"),
+        ThresholdChoice("corrected", "best of all, corrected for the choice"),
+        ThresholdChoice("uncorrected", "best of all, uncorrected: not a valid bound", is_valid=False),
+    )
+)
+
+VIOLATION, ABOVE_HEURISTIC, INCONCLUSIVE, CONSISTENT = "violation", "above heuristic", "inconclusive", "consistent"
+VERDICTS = _by_name(
+    (
+        Verdict(
+            VIOLATION,
+            "The attack found more than the claimed guarantee allows. Unless chance played a trick that the stated "
+            "confidence makes unlikely, the training is not as private as claimed: look for a fault in its clipping, "
+            "its noise, or how it samples batches.",
+        ),
+        Verdict(
+            ABOVE_HEURISTIC,
+            "The attack found more than the heuristic predicts, but the tests that could refute the guarantee did not. "
+            "This is worth a look: for this training the heuristic is too low, or it differs from its description.",
+        ),
+        Verdict(
+            INCONCLUSIVE,
+            "This audit could not have told, or its attack did not work. It says neither that the training is as "
+            "private as claimed nor that it is not.",
+        ),
+        Verdict(
+            CONSISTENT,
+            "The attack found no more than was predicted. This does not prove that the training is private: another "
+            "attack, or more models, might find more.",
+        ),
+    )
+)

@@ -1,0 +1,70 @@
+"""Numbers and runs as people read them, in tables, titles and sentences alike."""
+
+from __future__ import annotations
+
+from decimal import ROUND_CEILING, Decimal
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from lastiterate.run import DPSGD
+
+CAVEAT = "The heuristic predicts, it does not guarantee."
+
+_SAMPLING = {
+    "poisson": "Poisson sampling",
+    "fixed": "batches of fixed size",
+    "shuffled": "shuffled batches",
+    "full": "full batches",
+}
+
+
+def per_cent(fraction: float) -> str:
+    """A confidence or an accuracy, without zeros that say nothing."""
+    return f"{100.0 * fraction:.6g}%"
+
+
+def describe(run: DPSGD, *, noise: bool = True) -> str:
+    """The run in one line, with its noise or without."""
+    parts = [
+        f"{run.steps:,} step{'s' if run.steps > 1 else ''}",
+        f"sample rate {spell(run.sample_rate)}",
+        *([f"noise multiplier {spell(run.noise_multiplier)}"] if noise else []),
+        *training(run),
+    ]
+    return ", ".join(parts)
+
+
+def training(run: DPSGD) -> list[str]:
+    """How the run samples and what makes its steps count differently."""
+    parts = [_SAMPLING[run.sampling]]
+    if run.weights is not None:
+        parts.append(f"weights {spell(run.weights)}")
+    if run.optimizer is not None:
+        sgd = run.optimizer
+        if np.ndim(sgd.learning_rate):
+            parts.append(f"learning rate {spell(sgd.learning_rate)}")
+        if sgd.momentum:
+            parts.append(f"{'Nesterov ' if sgd.nesterov else ''}momentum {spell(sgd.momentum)}")
+        if sgd.weight_decay:
+            rate = "" if np.ndim(sgd.learning_rate) else f" at learning rate {spell(sgd.learning_rate)}"
+            parts.append(f"{'decoupled ' if sgd.decoupled else ''}weight decay {spell(sgd.weight_decay)}{rate}")
+        if sgd.averaging is not None:
+            parts.append("uniform averaging" if sgd.averaging == "uniform" else f"EMA {spell(sgd.averaging)}")
+    return parts
+
+
+def spell_up(value: Any, digits: int = 5) -> str:
+    """A number rounded up: of noise, too much is safe and too little is not."""
+    exact = Decimal(repr(float(value)))
+    unit = Decimal(1).scaleb(exact.adjusted() + 1 - digits)
+    return spell(exact.quantize(unit, ROUND_CEILING), digits)
+
+
+def spell(value: Any, digits: int = 4) -> str:
+    """A number, or a schedule by its first and last."""
+    if np.ndim(value):
+        return f"{spell(value[0], digits)} to {spell(value[-1], digits)}" if len(value) > 1 else spell(value[0], digits)
+    mantissa, _, exponent = f"{float(value):.{digits}g}".partition("e")
+    return f"{mantissa}e{int(exponent)}" if exponent else mantissa
