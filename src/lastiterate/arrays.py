@@ -10,3 +10,9 @@ from numpy.typing import NDArray
 FloatArray: TypeAlias = NDArray[np.float64]
 IntArray: TypeAlias = NDArray[np.int64]
 BoolArray: TypeAlias = NDArray[np.bool_]
+RealArray: TypeAlias = NDArray[np.floating]  # float32 or float64, such as the parameters of a trained model
+Float32Array: TypeAlias = NDArray[np.float32]  # images
+Int32Array: TypeAlias = NDArray[np.int32]  # labels, and indices inside a compiled program
+UInt32Array: TypeAlias = NDArray[np.uint32]  # random words
+UInt64Array: TypeAlias = NDArray[np.uint64]  # probabilities as integers out of 2^64
+NumberArray: TypeAlias = NDArray[np.number]  # numbers of whatever type a file or a user has them in

@@ -14,10 +14,13 @@ import jax.numpy as jnp
 import numpy as np
 from scipy.stats import binom
 
+from lastiterate.arrays import FloatArray, Int32Array, IntArray, UInt32Array, UInt64Array
 from lastiterate.training.draws import words
-from lastiterate.values import Array
 
 MOST_ENTRIES = 2**26
+
+HostTables = tuple[Int32Array, Int32Array, UInt32Array, UInt32Array]  # the fields of ``BinomialTables``
+Tables = tuple[jax.Array, jax.Array, jax.Array, jax.Array]  # the same on the device
 
 
 @dataclass(frozen=True)
@@ -28,17 +31,18 @@ class BinomialTables:
     uniform, with rate = ``rate_of_step[t]``.
     """
 
-    rate_of_step: Array  # [steps]
-    lows: Array  # [rates, groups]
-    high_words: Array  # [rates, groups, entries]
-    low_words: Array
+    rate_of_step: Int32Array  # [steps]
+    lows: Int32Array  # [rates, groups]
+    high_words: UInt32Array  # [rates, groups, entries]
+    low_words: UInt32Array
 
     @property
-    def arrays(self) -> tuple[Array, Array, Array, Array]:
+    def arrays(self) -> HostTables:
+        """All of it, for ``binomial_counts`` to take."""
         return self.rate_of_step, self.lows, self.high_words, self.low_words
 
 
-def binomial_tables(multiplicity: Array, sample_rate: Array) -> BinomialTables:
+def binomial_tables(multiplicity: IntArray, sample_rate: FloatArray) -> BinomialTables:
     """Tables for groups of these multiplicities and the sample rates of all steps."""
     rates, rate_of_step = np.unique(sample_rate, return_inverse=True)
     trials, group = np.unique(multiplicity, return_inverse=True)
@@ -62,7 +66,7 @@ def binomial_tables(multiplicity: Array, sample_rate: Array) -> BinomialTables:
     )
 
 
-def binomial_counts(keys: Array, step: Array, tables: tuple[Array, Array, Array, Array]) -> Array:
+def binomial_counts(keys: jax.Array, step: jax.Array, tables: Tables) -> jax.Array:
     """How many copies of each group each model draws at a step: [models, groups]."""
     rate_of_step, lows, high_words, low_words = tables
     rate = rate_of_step[step]
@@ -71,7 +75,7 @@ def binomial_counts(keys: Array, step: Array, tables: tuple[Array, Array, Array,
     first = jnp.arange(groups) * entries
     high_table, low_table = high_words[rate].reshape(-1), low_words[rate].reshape(-1)
 
-    def search(reached: Callable[[Array], Array]) -> Array:
+    def search(reached: Callable[[jax.Array], jax.Array]) -> jax.Array:
         """How many thresholds of a table are reached, where those that are come first."""
         found = jnp.zeros(high.shape, jnp.int32)
         for bit in reversed(range(entries.bit_length())):
@@ -80,16 +84,17 @@ def binomial_counts(keys: Array, step: Array, tables: tuple[Array, Array, Array,
             found = jnp.where((candidate <= entries) & is_reached, candidate, found)
         return found
 
-    def both_words(at: Array) -> Array:
+    def both_words(at: jax.Array) -> jax.Array:
         return (high_table[at] < high) | ((high_table[at] == high) & (low_table[at] <= low))
 
     # Reading tables is what takes time, and the lower word matters only where the upper one is the next threshold's.
     found = search(lambda at: high_table[at] < high)
     tied = high_table[first + jnp.minimum(found, entries - 1)] == high
-    return lows[rate] + jax.lax.cond(jnp.any(tied), lambda: search(both_words), lambda: found)
+    counts: jax.Array = jax.lax.cond(jnp.any(tied), lambda: search(both_words), lambda: found)
+    return lows[rate] + counts
 
 
-def _as_words(probability: Array) -> Array:
+def _as_words(probability: FloatArray) -> UInt64Array:
     """Probabilities as integers out of 2^64; 1 becomes a threshold that a uniform practically never reaches."""
     largest = np.nextafter(2.0**64, 0.0)
     whole = np.minimum(np.ldexp(probability, 64), largest).astype(np.uint64)
