@@ -13,6 +13,7 @@ BoolArray: TypeAlias = NDArray[np.bool_]
 RealArray: TypeAlias = NDArray[np.floating]  # float32 or float64, such as the parameters of a trained model
 Float32Array: TypeAlias = NDArray[np.float32]  # images
 Int32Array: TypeAlias = NDArray[np.int32]  # labels, and indices inside a compiled program
+UInt8Array: TypeAlias = NDArray[np.uint8]  # images as files hold them
 UInt32Array: TypeAlias = NDArray[np.uint32]  # random words
 UInt64Array: TypeAlias = NDArray[np.uint64]  # probabilities as integers out of 2^64
 NumberArray: TypeAlias = NDArray[np.number]  # numbers of whatever type a file or a user has them in

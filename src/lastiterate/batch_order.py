@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from lastiterate.arrays import IntArray
 from lastiterate.privacy.law import epoch_length
 from lastiterate.run import DPSGD
-from lastiterate.values import Array
 
 
 @dataclass(frozen=True)
@@ -18,8 +18,8 @@ class BatchOrder:
     A slot holds an example or the canary; the canary's is there in both worlds, and empty in one of them.
     """
 
-    begins: Array  # [steps]
-    sizes: Array  # [steps]
+    begins: IntArray  # [steps]
+    sizes: IntArray  # [steps]
     steps_per_order: int | None  # how long an order lasts until a new one is drawn; None: the natural one throughout
 
 
