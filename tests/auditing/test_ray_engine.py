@@ -23,7 +23,7 @@ from lastiterate.auditing.subject import find_subject
 from lastiterate.auditing.user_trainer import trainer_seed
 from lastiterate.data import digits
 from lastiterate.training import problems
-from lastiterate.training.trainer import TrainingDiverged
+from lastiterate.training_diverged import TrainingDiverged
 
 pytest.importorskip("ray")
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::FutureWarning", "ignore:os.fork")

@@ -6,10 +6,11 @@ import os
 import stat
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from io import BufferedReader
 
 Location: TypeAlias = str | os.PathLike[str]
 Kind: TypeAlias = Literal["file", "folder", "device"]
@@ -54,7 +55,7 @@ def find(value: Location, wanted: Kind) -> Path:
 
 
 @contextmanager
-def decoding(path: Path, wanted: str) -> Iterator[BinaryIO]:
+def decoding(path: Path, wanted: str) -> Iterator[BufferedReader]:
     """The open file. Whatever a decoder makes of damaged bytes becomes one sentence that says what was ``wanted``."""
     find(path, "file")
     try:

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.func import functional_call, grad, vmap
+
+if TYPE_CHECKING:
+    from lastiterate.lm.causal_model import CausalModel
 
 Tensors = dict[str, Tensor]
 
@@ -34,7 +37,7 @@ class ExampleGradients:
 
     def __init__(
         self,
-        model: torch.nn.Module,
+        model: CausalModel,
         trained: Tensors,
         length: int,
         *,
@@ -47,7 +50,7 @@ class ExampleGradients:
         fits = max(1, min(MOST_AT_ONCE, _BUDGET // _bytes_an_example(model, trained, length)))
         self.microbatch = 1 if checkpointing else microbatch or fits
 
-    def with_model(self, model: torch.nn.Module) -> ExampleGradients:
+    def with_model(self, model: CausalModel) -> ExampleGradients:
         """The same for a copy of the model."""
         other = copy.copy(self)
         other._model = model
@@ -157,7 +160,7 @@ def _by_length(lengths: Tensor, size: int) -> list[Tensor]:
     return list(torch.split(torch.argsort(lengths, stable=True), size)) if len(lengths) else []
 
 
-def _bytes_an_example(model: Any, trained: Tensors, length: int) -> int:
+def _bytes_an_example(model: CausalModel, trained: Tensors, length: int) -> int:
     """A rough account of what one example takes: its gradient about twice, and the activations."""
     config = model.config.get_text_config()
     width, layers = config.hidden_size, config.num_hidden_layers
@@ -167,7 +170,7 @@ def _bytes_an_example(model: Any, trained: Tensors, length: int) -> int:
     return int(4 * (2 * sum(value.numel() for value in trained.values()) + activations))
 
 
-def _checkpoint(model: Any) -> None:
+def _checkpoint(model: CausalModel) -> None:
     """Make the model keep few activations. It does so in training mode only, where all dropout must be off."""
     model.train()
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})

@@ -13,13 +13,19 @@ from contextlib import contextmanager, nullcontext
 from hashlib import file_digest, sha256
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias, TypedDict
 
 from lastiterate.data.files import BadFile, as_path, decoding, kind
 from lastiterate.extras import MissingExtra
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from types import ModuleType
+
+    from transformers import PreTrainedConfig
+
+    from lastiterate.lm.causal_model import CausalModel
+    from lastiterate.lm.tokens import Tokenizer
 
 Precision: TypeAlias = Literal["float32", "bfloat16"]
 
@@ -32,7 +38,14 @@ _SMALL_FILES = ["*.json", "*.txt", "*.jinja", "tokenizer.model", "spiece.model"]
 _LONGEST_REASON = 200  # characters of what a library says
 
 
-def load_tokenizer(name: str | Path, *, trust_remote_code: bool = False) -> Any:
+class _Loaded(TypedDict):
+    """What transformers says about parameters that it did not find: names, and shapes in the file and in the model."""
+
+    missing_keys: set[str]
+    mismatched_keys: set[tuple[str, tuple[int, ...], tuple[int, ...]]]
+
+
+def load_tokenizer(name: str | Path, *, trust_remote_code: bool = False) -> Tokenizer:
     """The tokenizer of a folder, or of a model on the Hugging Face hub; its weights are not downloaded for that."""
     _check_flag(trust_remote_code)
     transformers = _extra("transformers")
@@ -41,12 +54,13 @@ def load_tokenizer(name: str | Path, *, trust_remote_code: bool = False) -> Any:
         if not any(kind(folder / file) == "file" for file in _VOCABULARIES):
             raise BadFile(f"{str(name)!r} must hold one of {', '.join(_VOCABULARIES)}, got {_listing(folder)}")
         with _one_sentence(name):
-            return transformers.AutoTokenizer.from_pretrained(
+            tokenizer: Tokenizer = transformers.AutoTokenizer.from_pretrained(
                 str(folder), local_files_only=True, trust_remote_code=trust_remote_code
             )
+    return tokenizer
 
 
-def load_model(name: str | Path, *, dtype: Precision = "float32", trust_remote_code: bool = False) -> Any:
+def load_model(name: str | Path, *, dtype: Precision = "float32", trust_remote_code: bool = False) -> CausalModel:
     """A causal language model from a folder or the Hugging Face hub, on the CPU and in eval mode.
 
     A folder is read without asking the network. Attention is the eager kind, whose gradients can be followed, and
@@ -70,6 +84,7 @@ def load_model(name: str | Path, *, dtype: Precision = "float32", trust_remote_c
         _check_causal(name, config, trust_remote_code)
         for part in (config, config.get_text_config()):
             part.use_cache = False
+        model: CausalModel
         with _one_sentence(name):
             model, loaded = transformers.AutoModelForCausalLM.from_pretrained(
                 str(folder),
@@ -94,7 +109,6 @@ def weights_digest(name: str | Path) -> str:
     """SHA-256 of ``config.json`` and of the files that hold the weights, whatever their folder is called."""
     folder = model_folder(name)
     whole = sha256()
-    content: Any
     for file in (_CONFIG, *_weight_files(folder)):
         with decoding(folder / file, "a file that can be read") as content:
             whole.update(f"{file_digest(content, 'sha256').hexdigest()}  {file}\n".encode())
@@ -219,7 +233,7 @@ def _weight_files(folder: Path) -> list[str]:
     return [_INDEX, *sorted(set(shards))]
 
 
-def _read_object(path: Path) -> dict[str, Any]:
+def _read_object(path: Path) -> dict[str, object]:
     with decoding(path, "a JSON object") as file:
         content = json.loads(file.read())
         if not isinstance(content, dict):
@@ -227,7 +241,7 @@ def _read_object(path: Path) -> dict[str, Any]:
     return content
 
 
-def _has(config: Any, key: str) -> bool:
+def _has(config: object, key: str) -> bool:
     """Whether a configuration, or one of its parts, sets a key."""
     if isinstance(config, list):
         return any(_has(part, key) for part in config)
@@ -241,7 +255,7 @@ def _listing(folder: Path) -> str:
     return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if names[8:] else "") if names else "an empty folder"
 
 
-def _check_causal(name: str | Path, config: Any, trust_remote_code: bool) -> None:
+def _check_causal(name: str | Path, config: PreTrainedConfig, trust_remote_code: bool) -> None:
     """Encoders are refused by ``architectures``: transformers would give them a head for words and load them too."""
     if trust_remote_code and "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {}):
         return
@@ -254,7 +268,7 @@ def _check_causal(name: str | Path, config: Any, trust_remote_code: bool) -> Non
         raise BadFile(f"{str(name)!r} must be a causal language model, got {got}")
 
 
-def _looks_ahead(torch: Any, model: Any) -> bool:
+def _looks_ahead(torch: ModuleType, model: CausalModel) -> bool:
     """Whether what is predicted after the first token depends on the second, as in a BERT that is no decoder."""
     with torch.no_grad():
         first, second = model(input_ids=torch.tensor([[0, 0], [0, 1]])).logits[:, 0]
@@ -262,7 +276,7 @@ def _looks_ahead(torch: Any, model: Any) -> bool:
     return bool((first - second).abs().max() > rounding)
 
 
-def _check_complete(name: str | Path, model: Any, loaded: dict[str, Any]) -> None:
+def _check_complete(name: str | Path, model: CausalModel, loaded: _Loaded) -> None:
     """Refuses a model of which transformers made up a part at random."""
     wanted = f"{str(name)!r} must hold all parameters of {type(model).__name__}"
     for parameter, stored, shape in sorted(loaded["mismatched_keys"]):
@@ -294,7 +308,7 @@ def _shortened(error: BaseException) -> str:
 
 
 @contextmanager
-def _quiet(transformers: Any) -> Iterator[None]:
+def _quiet(transformers: ModuleType) -> Iterator[None]:
     """Without progress bars and without reports of what was loaded, which is checked here instead."""
     log, hub = transformers.utils.logging, _extra("huggingface_hub.utils")
     bars, verbosity, hub_bars = log.is_progress_bar_enabled(), log.get_verbosity(), not hub.are_progress_bars_disabled()
@@ -315,7 +329,7 @@ def _check_flag(trust_remote_code: bool) -> None:
         raise ValueError(f"trust_remote_code must be True or False, got {trust_remote_code!r}")
 
 
-def _extra(module: str) -> Any:
+def _extra(module: str) -> ModuleType:
     try:
         return import_module(module)
     except ImportError as error:

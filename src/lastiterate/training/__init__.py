@@ -12,7 +12,8 @@ except ImportError as error:
 
 from lastiterate.training.problem import ExampleCanary, GradientCanary, Moment, Problem
 from lastiterate.training.train import Trained, train
-from lastiterate.training.trainer import TrainedChunk, Trainer, TrainingDiverged
+from lastiterate.training.trainer import TrainedChunk, Trainer
+from lastiterate.training_diverged import TrainingDiverged
 
 __all__ = [
     "ExampleCanary",

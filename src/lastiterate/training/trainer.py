@@ -23,6 +23,7 @@ from lastiterate.training.problem import Canary, ExampleCanary, Problem, same_st
 from lastiterate.training.program import Inputs, Program, State, compile_program, describe_gradients
 from lastiterate.training.sampling import make_sampler
 from lastiterate.training.update import released
+from lastiterate.training_diverged import TrainingDiverged
 from lastiterate.training_progress import TrainingProgress
 from lastiterate.values import integer
 
@@ -32,10 +33,6 @@ if TYPE_CHECKING:
 
 _wait: Callable[[State], State] = jax.block_until_ready  # which has no types
 SEGMENT_SECONDS = 0.3  # how often a chunk returns to Python: to show progress, to be interrupted, to be checked
-
-
-class TrainingDiverged(ArithmeticError):
-    """A model's parameters are no longer finite, so there is no last iterate to release."""
 
 
 @dataclass(frozen=True, eq=False)
