@@ -1,4 +1,4 @@
-"""Batches that are stretches of an order of the examples: all of them, batches of fixed size, and shuffled ones."""
+"""Batches that are consecutive examples of some order: full batches, those of fixed size, and shuffled ones."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from lastiterate.run import DPSGD
 
 @dataclass(frozen=True)
 class BatchOrder:
-    """Step t takes the slots at ``begins[t]`` to ``begins[t] + sizes[t]`` of the order that is current then.
+    """Step t takes the slots from ``begins[t]`` up to ``begins[t] + sizes[t]``, in the order that is current at t.
 
-    A slot holds an example or the canary; the canary's is there in both worlds, and empty in one of them.
+    A slot holds an example or the canary. The canary has a slot in both worlds; in the world "out" it is empty.
     """
 
     begins: IntArray  # [steps]

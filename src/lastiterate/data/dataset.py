@@ -1,4 +1,4 @@
-"""What a data set is to everything else: images and labels in one form, checked once and never changed."""
+"""Data sets in the one form that everything else takes: images and labels, checked once and never changed."""
 
 from __future__ import annotations
 

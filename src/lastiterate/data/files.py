@@ -56,7 +56,7 @@ def find(value: Location, wanted: Kind) -> Path:
 
 @contextmanager
 def decoding(path: Path, wanted: str) -> Iterator[BufferedReader]:
-    """The open file. Whatever a decoder makes of damaged bytes becomes one sentence that says what was ``wanted``."""
+    """The open file. Whatever a decoder raises on damaged bytes becomes one sentence that says what was ``wanted``."""
     find(path, "file")
     try:
         with path.open("rb") as file:
@@ -73,7 +73,7 @@ def decoding(path: Path, wanted: str) -> Iterator[BufferedReader]:
 
 @contextmanager
 def blaming(path: Path) -> Iterator[None]:
-    """Puts the path before what is said about arrays that came from it."""
+    """Name the file in errors about the arrays that were read from it."""
     try:
         yield
     except ValueError as error:

@@ -31,8 +31,8 @@ class ExampleGradients:
         checkpointing: compute activations twice instead of keeping them, one example at a time.
 
     Attributes:
-        microbatch: how many examples are computed at once; less after the memory did not suffice, 1 where the model's
-            code does not allow more.
+        microbatch: how many examples are computed at once. It is halved when memory runs out, and 1 for models whose
+            code cannot be mapped over examples.
     """
 
     def __init__(
@@ -122,7 +122,11 @@ class ExampleGradients:
 
 
 class _Gradient(torch.nn.Module):
-    """A gradient as a module's output: whatever is computed again on the way back still finds the same parameters."""
+    """A module whose output is the gradient of the loss of the model inside it.
+
+    ``functional_call`` puts parameters into a model only while it runs. Checkpointing computes activations once more on
+    the way back and must find the same parameters then, so the gradient is computed inside the call.
+    """
 
     def __init__(self, model: torch.nn.Module) -> None:
         super().__init__()
@@ -156,12 +160,12 @@ def _weights(lengths: Tensor, width: int) -> Tensor:
 
 
 def _by_length(lengths: Tensor, size: int) -> list[Tensor]:
-    """The examples in groups of about the same length, so that little is padding."""
+    """The rows of the examples in groups of at most ``size``, sorted by length, so that there is little padding."""
     return list(torch.split(torch.argsort(lengths, stable=True), size)) if len(lengths) else []
 
 
 def _bytes_an_example(model: CausalModel, trained: Tensors, length: int) -> int:
-    """A rough account of what one example takes: its gradient about twice, and the activations."""
+    """About how many bytes one example takes: its gradient, which is there twice, and the activations."""
     config = model.config.get_text_config()
     width, layers = config.hidden_size, config.num_hidden_layers
     inner = getattr(config, "intermediate_size", None) or 4 * width

@@ -1,8 +1,8 @@
 """Causal language models in Hugging Face's layout, loaded so that no file of a model can run code.
 
-Weights come from safetensors only. That ``use_safetensors=True`` is said to transformers does not suffice: a
-``config.json`` may name other weights (``transformers_weights``), an index may name shards that are pickles, and an
-adapter that lies beside a model is loaded where peft is installed. So all of these are looked at first.
+Weights come from safetensors only. To call transformers with ``use_safetensors=True`` is not enough: a ``config.json``
+may name other weights (``transformers_weights``), an index may name shards that are pickles, and an adapter in the
+folder of a model is loaded if peft is installed. So all of these are checked first.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def weights_digest(name: str | Path) -> str:
 def model_folder(name: str | Path, *, trust_remote_code: bool = False) -> Path:
     """The folder of a model, downloaded to the hub's cache if the name is none; refused if a pickle could be loaded.
 
-    Who loads several things from the hub should load them from this folder: a name may mean something newer next time.
+    Load the model and its tokenizer from this one folder: the hub may have a newer version of the name a moment later.
     """
     _check_flag(trust_remote_code)
     local = _local(name)
@@ -166,9 +166,9 @@ def _patterns(trust_remote_code: bool) -> list[str]:
 
 
 def _download(name: str, patterns: list[str], revision: str | None = None) -> Path:
-    """The snapshot of a model in the hub's cache, with what is new. Offline it is what was there before.
+    """The folder of a model in the hub's cache, updated from the hub; offline it is what was downloaded before.
 
-    The hub shows how far it is, but only to people: gigabytes take their time.
+    The hub's progress bars are shown if somebody sees them, since models have gigabytes.
     """
     download = _extra("huggingface_hub").snapshot_download
     watched = nullcontext() if sys.stderr.isatty() else _quiet(_extra("transformers"))
@@ -289,7 +289,7 @@ def _check_complete(name: str | Path, model: CausalModel, loaded: _Loaded) -> No
 
 @contextmanager
 def _one_sentence(name: str | Path) -> Iterator[None]:
-    """What transformers raises has many types and many lines."""
+    """Turn what transformers raises, of many types and many lines, into one sentence."""
     try:
         yield
     except Exception as error:  # also ImportError, for what a single tokenizer needs

@@ -104,7 +104,7 @@ class _Weights:
 
 
 def batches(run: DPSGD, slots: int, draws: np.random.Generator) -> Iterator[IntArray]:
-    """Which slots are in the batch of each step. A canary's slot is there in both worlds, and empty in one of them."""
+    """The slots in the batch of each step. A canary has a slot in both worlds; in the world "out" it is empty."""
     rates = np.broadcast_to(np.asarray(run.sample_rate, float), run.steps)
     if run.sampling == "poisson":
         for rate in rates:

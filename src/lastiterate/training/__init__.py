@@ -1,4 +1,4 @@
-"""Algorithm 1 in JAX: one compiled program trains many models at once."""
+"""DP-SGD (Algorithm 1 of the paper) in JAX: one compiled program trains many models at once."""
 
 from lastiterate.extras import MissingExtra
 

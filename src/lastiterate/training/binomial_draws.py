@@ -25,10 +25,11 @@ Tables = tuple[jax.Array, jax.Array, jax.Array, jax.Array]  # the same on the de
 
 @dataclass(frozen=True)
 class BinomialTables:
-    """Distribution functions as 64-bit thresholds, for each distinct rate and group.
+    """For each distinct sample rate and each group, the binomial distribution function as integers out of 2^64.
 
-    The count of group g at step t is ``lows[rate, g]`` plus the number of thresholds ``[rate, g]`` at or below the
-    uniform, with rate = ``rate_of_step[t]``.
+    Entry k of a table is the probability of at most ``lows + k`` copies, split into a high and a low word of 32 bits.
+    With a uniform draw of 64 bits, group g has at step t ``lows[rate, g]`` copies plus one for each entry of its table
+    that is at most the draw, where rate is ``rate_of_step[t]``.
     """
 
     rate_of_step: Int32Array  # [steps]
@@ -76,7 +77,7 @@ def binomial_counts(keys: jax.Array, step: jax.Array, tables: Tables) -> jax.Arr
     high_table, low_table = high_words[rate].reshape(-1), low_words[rate].reshape(-1)
 
     def search(reached: Callable[[jax.Array], jax.Array]) -> jax.Array:
-        """How many thresholds of a table are reached, where those that are come first."""
+        """How many entries of each table are reached. Tables ascend, so bisection finds it, bit by bit."""
         found = jnp.zeros(high.shape, jnp.int32)
         for bit in reversed(range(entries.bit_length())):
             candidate = found + (1 << bit)
@@ -87,7 +88,7 @@ def binomial_counts(keys: jax.Array, step: jax.Array, tables: Tables) -> jax.Arr
     def both_words(at: jax.Array) -> jax.Array:
         return (high_table[at] < high) | ((high_table[at] == high) & (low_table[at] <= low))
 
-    # Reading tables is what takes time, and the lower word matters only where the upper one is the next threshold's.
+    # Reading tables takes most of the time, and low words matter only if a draw's high word is equal to an entry's.
     found = search(lambda at: high_table[at] < high)
     tied = high_table[first + jnp.minimum(found, entries - 1)] == high
     counts: jax.Array = jax.lax.cond(jnp.any(tied), lambda: search(both_words), lambda: found)
@@ -95,7 +96,7 @@ def binomial_counts(keys: jax.Array, step: jax.Array, tables: Tables) -> jax.Arr
 
 
 def _as_words(probability: FloatArray) -> UInt64Array:
-    """Probabilities as integers out of 2^64; 1 becomes a threshold that a uniform practically never reaches."""
+    """Probabilities as integers out of 2^64. 1 becomes the largest one, which a draw reaches once in 2^64 times."""
     largest = np.nextafter(2.0**64, 0.0)
     whole = np.minimum(np.ldexp(probability, 64), largest).astype(np.uint64)
     return np.where(probability >= 1.0, np.uint64(2**64 - 1), whole)

@@ -11,7 +11,7 @@ import jax
 
 
 def cache_folder() -> Path:
-    """Where this user's programs keep what they can make again."""
+    """The folder of compiled programs, in the place where this operating system has a user's caches."""
     if sys.platform == "win32":
         base = Path(os.environ.get("LOCALAPPDATA", Path.home() / "AppData" / "Local"))
     elif sys.platform == "darwin":

@@ -26,7 +26,7 @@ Words = tuple[jax.Array, jax.Array]  # the generator makes 32-bit words two at a
 
 
 class Stream(IntEnum):
-    """What random numbers are for. Streams share nothing: a longer batch does not move the noise."""
+    """What random numbers are for. Streams are independent: a longer batch does not change the noise."""
 
     SAMPLING = 0
     NOISE = 1
@@ -101,7 +101,7 @@ def normal_counters(count: int) -> int:
 
 
 def exponentials(keys: jax.Array, step: ArrayLike, index: jax.Array) -> jax.Array:
-    """Standard exponentials [models, ...index], to full relative precision at both ends."""
+    """Standard exponentials [models, ...index], small and large ones alike with all digits that float32 has."""
     word, _ = words(keys, step, index)
     small = word < np.uint32(2**31)
     return jnp.where(small, -jnp.log1p(-_uniform(word)), -jnp.log(_uniform(~word)))
@@ -116,7 +116,7 @@ def loss_keys(keys: jax.Array, step: ArrayLike, slots: jax.Array) -> jax.Array:
 
 
 def _uniform(word: jax.Array, dtype: _Float = jnp.float32) -> jax.Array:
-    """A word as a number in (0, 1], with all its bits where it is small."""
+    """A word as a number in (0, 1]. Small ones keep all 32 bits, since floats are dense near 0."""
     return (word.astype(dtype) + dtype(0.5)) * dtype(2.0**-32)
 
 

@@ -1,10 +1,11 @@
-"""Per-example gradients that are never written out: dense weights' gradients stay the products that they are.
+"""Norms and clipped sums of per-example gradients, mostly without computing the gradients themselves.
 
-The gradient of one example with respect to the weights of a dense layer is an outer product of the layer's input and
-the gradient at its output. In the traced gradient this shows as a ``dot_general`` that ends in the result. We ask for
-its two factors instead of their product. Norms and clipped sums follow from the factors, at a fraction of the memory
-and time. A convolution written as patches times kernel has a sum of such products, one a position: there the factors
-give products of large matrices. Whatever is not of this form is computed as it stands, so every pure function works.
+The gradient of one example with respect to the weights of a dense layer is the outer product of the layer's input and
+the gradient at its output. In the program that JAX traces, such a gradient is the result of a ``dot_general``, perhaps
+transposed. We ask that program for the two factors instead of their product. Norms and clipped sums follow from them at
+a fraction of the memory and time. The gradient of a convolution written as patches times kernel is a sum of such
+products, one for each position in the image; its factors give products of large matrices, which are fast. A gradient of
+any other form is computed as it is, so every pure function works.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Plain:
-    """A leaf of the gradient that is computed as it stands."""
+    """A leaf of the gradient that is computed as it is."""
 
     shape: tuple[int, ...]
 
-    count = 1  # arrays that describe it
+    count = 1  # how many arrays describe it
 
     @property
     def numbers(self) -> int:
@@ -47,7 +48,7 @@ class Plain:
 
 @dataclass(frozen=True)
 class Product:
-    """A leaf of the gradient that is ``dot_general(a, b)``, then transposed: kept as (a, b)."""
+    """A leaf of the gradient that is ``dot_general(a, b)``, transposed. It is described by a and b."""
 
     shape: tuple[int, ...]
     shapes: tuple[tuple[int, ...], tuple[int, ...]]  # of a and b
@@ -130,7 +131,7 @@ class GradientForm:
 
 
 def gradient_form(gradient: Callable[..., PyTree], *arguments: PyTree) -> GradientForm:
-    """The form of a function that returns a gradient as a pytree; ``arguments`` show the shapes it is called with."""
+    """How to describe the gradient that a function returns as a pytree for arguments of the shapes of these."""
 
     def leaves(*given: PyTree) -> list[jax.Array]:
         return jax.tree.leaves(gradient(*given))
@@ -155,7 +156,10 @@ def gradient_form(gradient: Callable[..., PyTree], *arguments: PyTree) -> Gradie
 
 
 def _form_of(output: Atom, makers: dict[core.Var, core.JaxprEqn]) -> tuple[Leaf, tuple[Atom, ...]]:
-    """Follow a result back through transpositions to the product that made it, if one did."""
+    """The form of one result of the traced program, and the variables that describe it.
+
+    From the result we go back through transpositions. If a product is at their beginning, its factors describe it.
+    """
     shape = _array(output).shape
     permutation = tuple(range(len(shape)))
     variable = output
@@ -182,7 +186,7 @@ def _array(variable: Atom) -> jax.core.ShapedArray:
 
 
 def _inlined(closed: core.ClosedJaxpr) -> Callable[..., list[jax.Array]]:
-    """The function of a jaxpr with calls of jitted functions written out, so that products inside them show."""
+    """The function of a traced program, with jitted functions written out, so that products inside them are found."""
 
     def run(jaxpr: core.Jaxpr, constants: Sequence[jax.Array], *arguments: jax.Array) -> list[jax.Array]:
         values: dict[core.Var, jax.Array] = dict(zip(jaxpr.constvars, constants, strict=True))

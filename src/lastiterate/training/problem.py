@@ -1,4 +1,4 @@
-"""What is learned from what: parameters, per-example losses or gradients, a regulariser, data, and the canary."""
+"""What is trained on what: parameters, losses or gradients of examples, a regulariser, the examples, and the canary."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Moment(NamedTuple):
-    """When a loss is evaluated: the step, from 0, and a JAX key of this model, step and example alone."""
+    """When a loss is evaluated: the step, from 0, and a JAX key that no other model, step or example has."""
 
     step: jax.Array
     key: jax.Array

@@ -2,8 +2,9 @@
 
     theta <- theta - eta (sum of clipped gradients over the batch + gradient of the regulariser + sigma C N(0, I))
 
-The program advances a chunk from one step to another. Steps, worlds, noise and data are inputs of it, so that it is
-compiled once for all chunks, and once for runs that differ in noise or learning rate only.
+where C is the clipping norm, 1 in the paper. The program advances a chunk from one step to another. Which steps, which
+models have the canary, the noise and the data are inputs of it: it is compiled once for all chunks, and once for all
+runs that differ in noise or learning rate only.
 """
 
 from __future__ import annotations
@@ -165,6 +166,7 @@ class Program:
         return jax.tree.unflatten(jax.tree.structure(trained), sums)
 
     def _clip_factors(self, norms: jax.Array) -> jax.Array:
+        """What gradients of these norms are multiplied by to be clipped: 1 / max(1, norm / C), as in Algorithm 1."""
         factors = 1.0 / jnp.maximum(1.0, norms / self.run.clip_norm)
         # A norm beyond the largest float would scale its gradient to 0, and the example would be left out unnoticed.
         return jnp.where(jnp.isinf(norms), jnp.nan, factors)
@@ -186,7 +188,7 @@ class Program:
 
 
 def describe_gradients(problem: Problem) -> GradientForm | None:
-    """How the gradients of a problem's examples are computed, which also checks that its functions fit together."""
+    """How the gradients of a problem's examples are computed. Fails if its functions do not fit its arrays."""
     if not problem.size:
         return None
     example = jax.tree.map(lambda leaf: _shape(leaf.shape[1:], jnp.result_type(leaf)), problem.examples)
@@ -206,9 +208,10 @@ def compile_program(program: Program, workers: int) -> Compiled:
 
 
 def _options(workers: int) -> dict[str, str | bool]:
-    """XLA's options for CPUs: whole vector registers, and no threads of its own where ours keep all cores busy."""
+    """XLA's options for CPUs: use all of a vector register, and start no threads where ours keep all cores busy."""
     return {"xla_cpu_prefer_vector_width": "512", "xla_cpu_multi_thread_eigen": workers == 1}
 
 
 def _at(schedule: jax.Array, step: jax.Array) -> jax.Array:
+    """The entry of a step, in a schedule of one number for all steps or one for each."""
     return schedule if schedule.ndim == 0 else schedule[step]

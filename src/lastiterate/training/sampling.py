@@ -97,7 +97,7 @@ class PoissonSampler:
 
 @dataclass(frozen=True)
 class GroupSampler:
-    """Slots that stand for many identical examples: each step takes a binomial number of copies of every slot."""
+    """For slots that stand for many identical examples: a step takes a binomial number of copies of every slot."""
 
     multiplicity: IntArray  # [slots]
     sample_rate: FloatArray  # [steps]

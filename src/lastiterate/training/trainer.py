@@ -103,7 +103,7 @@ class Trainer:
         return copies * sum(leaf.nbytes for leaf in leaves), example + numbers * leaves[0].itemsize
 
     def _compile(self) -> tuple[Program, Compiled]:
-        """The program, with blocks halved until it fits into the machine: activations are not known before."""
+        """The program, with blocks halved until it fits into memory: only compiling shows what activations take."""
         most = largest_block(self._bytes()[1], self.chunk_size)
         while True:
             program = self._make_program(most)
@@ -154,7 +154,7 @@ class Trainer:
             pool.shutdown(cancel_futures=True)
 
     def _in_thread(self, task: Callable[[], TrainedChunk]) -> TrainedChunk:
-        with jax.enable_x64(self._double):  # a thread does not inherit it
+        with jax.enable_x64(self._double):  # a new thread does not have the setting of the one that began it
             return task()
 
     def _train_chunk(
@@ -189,7 +189,10 @@ class Trainer:
         return TrainedChunk(models, present, _first(released(state.weights), count))
 
     def _report_divergence(self, state: State, inputs: Inputs, step: int, models: IntArray, present: BoolArray) -> None:
-        """Go through the segment again, step by step: what is not finite stays so, and draws are the same again."""
+        """Find the first step after which a model is not finite, and raise.
+
+        The segment that began at this ``state`` and ``step`` is run again one step at a time, with the same draws.
+        """
         finite = _finite(state, len(models))
         while finite.all():
             state = self._advance(state, inputs, np.int32(step), np.int32(step + 1))

@@ -30,7 +30,13 @@ def start(optimizer: SGD, parameters: PyTree[jax.Array]) -> Weights:
 def update(
     optimizer: SGD, weights: Weights, gradient: PyTree[jax.Array], learning_rate: jax.Array, step: jax.Array
 ) -> Weights:
-    """The weights after a step whose noisy gradient, regulariser included, this is. ``step`` counts from 0."""
+    """The weights after one more step.
+
+    Args:
+        gradient: the sum in parentheses of Algorithm 1: clipped gradients, the regulariser's gradient and noise.
+        learning_rate: that of this step.
+        step: the number of this step, from 0.
+    """
     tree = jax.tree.map
     parameters, buffer, average = weights
     decay = optimizer.weight_decay

@@ -1,8 +1,9 @@
 """Layers for one example, made of products of matrices and slices.
 
-Under a map over models whose weights differ, XLA turns a convolution into a grouped one, which is slow on CPUs, and a
-gather's gradient into a scatter. Patches times kernel, with patches made of slices, has neither; and its gradient is a
-product that ``training.gradients`` recognises. So kernels are stored as matrices, and used once.
+When models with different weights are trained at once, XLA turns convolutions into grouped ones, which are slow on
+CPUs, and the gradient of a gather into a scatter. A product of patches and kernel, with patches made of slices, avoids
+both, and its gradient has the form that ``training.gradients`` recognises, as long as a kernel is used once. So kernels
+are stored as matrices.
 """
 
 from __future__ import annotations
@@ -74,8 +75,8 @@ def convolve(x: jax.Array, kernel_matrix: jax.Array, kernel: int, stride: int) -
 def image_patches(x: jax.Array, kernel: int, stride: int) -> jax.Array:
     """All patches of an image: [rows, columns, kernel * kernel * channels].
 
-    The image is cut into tiles of stride by stride pixels, and patches are put together from tiles, across and then
-    down. So no slice skips pixels, and the gradient adds up blocks that are shifted by tiles, fewer and whole.
+    The image is cut into tiles of stride by stride pixels. Patches are put together from tiles, first along rows, then
+    along columns. So no slice has to skip pixels, and the gradient is a sum of a few whole blocks, shifted by tiles.
     """
     rows, columns, channels = x.shape
     height, width = (rows - kernel) // stride + 1, (columns - kernel) // stride + 1
