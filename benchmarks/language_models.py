@@ -28,7 +28,7 @@ from transformers.utils.logging import disable_progress_bar
 
 import lastiterate as li
 from lastiterate.lm.gradients import ExampleGradients
-from lastiterate.lm.trainer import Trainer
+from lastiterate.lm.trainer import TextTrainer
 from lastiterate.machine import process_peak_bytes
 
 BATCH, LENGTH = 64, 128
@@ -123,7 +123,7 @@ def ours(model: Any, tokens: torch.Tensor) -> Callable[[], None]:
     start = {name: value.detach() for name, value in model.named_parameters()}
     gradients = ExampleGradients(model, start, tokens.shape[1])
     run = li.DPSGD(1, 1.0, NOISE, clip_norm=CLIP, sampling="full", optimizer=li.SGD(RATE))
-    trainer = Trainer(run, gradients, start, tokens, torch.full((len(tokens),), tokens.shape[1]))
+    trainer = TextTrainer(run, gradients, start, tokens, torch.full((len(tokens),), tokens.shape[1]))
     return lambda: trainer.train([], [], [0]) and None
 
 

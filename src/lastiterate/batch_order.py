@@ -1,4 +1,4 @@
-"""Batches that are stretches of an order of the examples: all of them, batches of fixed size, and shuffled ones."""
+"""Batches that are consecutive examples of some order: full batches, those of fixed size, and shuffled ones."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from lastiterate.arrays import IntArray
 from lastiterate.privacy.mixtures.law import epoch_length
 from lastiterate.run import DPSGD
-from lastiterate.values import Array
 
 
 @dataclass(frozen=True)
 class BatchOrder:
-    """Step t takes the slots at ``begins[t]`` to ``begins[t] + sizes[t]`` of the order that is current then.
+    """Step t takes the slots from ``begins[t]`` up to ``begins[t] + sizes[t]``, in the order that is current at t.
 
-    A slot holds an example or the canary; the canary's is there in both worlds, and empty in one of them.
+    A slot holds an example or the canary. The canary has a slot in both worlds; in the world "out" it is empty.
     """
 
-    begins: Array  # [steps]
-    sizes: Array  # [steps]
+    begins: IntArray  # [steps]
+    sizes: IntArray  # [steps]
     steps_per_order: int | None  # how long an order lasts until a new one is drawn; None: the natural one throughout
 
 

@@ -5,8 +5,12 @@ from __future__ import annotations
 import sys
 from threading import Lock
 from time import monotonic
-from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from rich.progress import Progress
 
 PATIENCE = 1.0  # seconds before the bar appears
 
@@ -20,7 +24,7 @@ class TrainingProgress:
         self.note = ""  # shown after the rest
         self._show = sys.stderr.isatty() if show is None else show
         self._began = monotonic()
-        self._bar: Any = None
+        self._bar: Progress | None = None
         self._lock = Lock()
 
     def __enter__(self) -> TrainingProgress:
@@ -60,7 +64,7 @@ class TrainingProgress:
         self._bar.update(self._bar.task_ids[0], completed=self.model_steps_done, words=words)
 
 
-def _make_bar(total: int) -> Any:
+def _make_bar(total: int) -> Progress:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 

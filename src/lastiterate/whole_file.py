@@ -19,7 +19,7 @@ def check_writable(path: Path, what: str) -> None:
 
 
 def write_whole(path: Path, content: bytes | None, what: str) -> None:
-    """Write a neighbour and rename it; None only tries whether a neighbour can be written."""
+    """Write a temporary file in the same folder and rename it. None: only see whether that file could be written."""
     neighbour = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         neighbour.write_bytes(content or b"")

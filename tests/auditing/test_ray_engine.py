@@ -23,7 +23,7 @@ from lastiterate.auditing.engines.ray_engine import Ray
 from lastiterate.auditing.subject import find_subject
 from lastiterate.data import digits
 from lastiterate.training import problems
-from lastiterate.training.trainer import TrainingDiverged
+from lastiterate.training_diverged import TrainingDiverged
 
 pytest.importorskip("ray")
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::FutureWarning", "ignore:os.fork")

@@ -18,8 +18,9 @@ transformers = pytest.importorskip("transformers", reason="language models need 
 from lastiterate import DPSGD, SGD  # noqa: E402
 from lastiterate.lm.gradients import ExampleGradients  # noqa: E402
 from lastiterate.lm.hub import load_model  # noqa: E402
-from lastiterate.lm.trainer import Trainer, TrainingDiverged, batches  # noqa: E402
+from lastiterate.lm.trainer import TextTrainer, batches  # noqa: E402
 from lastiterate.privacy.mixtures.law import epoch_length  # noqa: E402
+from lastiterate.training_diverged import TrainingDiverged  # noqa: E402
 from lastiterate.values import LEAST_NOISE  # noqa: E402
 from tests.training.reference import clip, dp_sgd  # noqa: E402
 
@@ -40,7 +41,7 @@ class Case(NamedTuple):
     reference: Any
 
     def train(self, run, canaries=(), present=(), seed=SEED, advanced=None):
-        trainer = Trainer(run, self.gradients, self.start, self.tokens, self.lengths)
+        trainer = TextTrainer(run, self.gradients, self.start, self.tokens, self.lengths)
         return trainer.train(canaries, present, seed, advanced)
 
     @property
@@ -301,7 +302,7 @@ def test_updates_below_the_resolution_of_bfloat16_add_up(averaging, expected):
     start = {"w": torch.ones(5, dtype=torch.bfloat16)}
     run = DPSGD(100, 1.0, LEAST_NOISE, "full", optimizer=SGD(0.0005, averaging=averaging))
     gradients = Constant()
-    trainer = Trainer(run, gradients, start, torch.ones(1, 2, dtype=torch.int64), torch.tensor([2]))
+    trainer = TextTrainer(run, gradients, start, torch.ones(1, 2, dtype=torch.int64), torch.tensor([2]))
     released = trainer.train((), (), [0])["w"]
     assert released.dtype == torch.bfloat16
     assert torch.equal(released, torch.full((5,), expected).bfloat16())

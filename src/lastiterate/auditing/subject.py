@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from lastiterate.arrays import FloatArray, IntArray
+from lastiterate.arrays import NumberArray
 from lastiterate.auditing.experiments.choose import Given, experiment_on
 from lastiterate.auditing.experiments.protocol import Experiment
 from lastiterate.optimizer import SGD
@@ -32,7 +32,7 @@ class Subject:
     problem: Any
     words: str
     name: str
-    test: tuple[FloatArray, IntArray] | None = None
+    test: tuple[NumberArray, NumberArray] | None = None
     attack: object = None
 
     def experiment(self, attack: object, models: int, seed: int) -> Experiment:

@@ -1,7 +1,7 @@
 """Reads the pickles of CIFAR-10 without trusting them.
 
 A pickle is a program. Here it gets inert stand-ins for the few NumPy names that such a file asks for, which only
-keep what they are told; the array is then made by us, from bytes that were checked. Any other name is refused.
+keep what they are told; the array is then made by us, from bytes that were checked. Every other name is refused.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
+from lastiterate.arrays import UInt8Array
 from lastiterate.data.files import BadFile, decoding
-from lastiterate.values import Array
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 
-def read_batch(path: Path) -> tuple[Array, Array]:
+def read_batch(path: Path) -> tuple[UInt8Array, UInt8Array]:
     """The array ``data``, uint8 of shape [n, m], and the list ``labels`` as an array."""
     with decoding(path, "a pickled batch of CIFAR-10") as file:
         _check_memo(file)
@@ -43,9 +43,9 @@ class _Inert:
 
     def __init__(self, *arguments: Any) -> None:
         self.arguments = arguments
-        self.state: Any = None
+        self.state: Any = None  # whatever the file says
 
-    def __setstate__(self, state: Any) -> None:
+    def __setstate__(self, state: object) -> None:
         self.state = state
 
 
@@ -92,7 +92,7 @@ def _check_memo(file: BinaryIO) -> None:
     file.seek(0)
 
 
-def _array(path: Path, value: Any) -> Array:
+def _array(path: Path, value: object) -> UInt8Array:
     """The array that a stand-in was told about: ``(version, shape, dtype, is_fortran, bytes)``."""
     if not isinstance(value, _Array):
         raise BadFile(f"{str(path)!r} must hold an array as data, got {_type_of(value)}")
@@ -107,6 +107,6 @@ def _array(path: Path, value: Any) -> Array:
     return np.frombuffer(content, np.uint8).reshape(shape, order="F" if is_fortran else "C")
 
 
-def _type_of(value: Any) -> str:
+def _type_of(value: object) -> str:
     """The type alone: a hostile value could take forever to print."""
     return "nothing" if value is None else "something else" if isinstance(value, _Inert) else type(value).__name__

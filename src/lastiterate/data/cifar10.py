@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from lastiterate.arrays import UInt8Array
 from lastiterate.data.batch_pickle import read_batch
 from lastiterate.data.dataset import Dataset
 from lastiterate.data.files import BadFile, Location, blaming, decoding, find, kind
-from lastiterate.values import Array
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -47,7 +47,7 @@ def _place(folder: Path) -> tuple[Path, str] | None:
     return None
 
 
-def _read(path: Path) -> tuple[Array, Array]:
+def _read(path: Path) -> tuple[UInt8Array, UInt8Array]:
     """Images of shape [n, 32, 32, 3] and their labels."""
     rows, labels = _read_binary(path) if path.suffix == ".bin" else read_batch(path)
     if rows.shape[1] != _PIXELS or not len(rows):
@@ -59,7 +59,7 @@ def _read(path: Path) -> tuple[Array, Array]:
     return rows.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), labels
 
 
-def _read_binary(path: Path) -> tuple[Array, Array]:
+def _read_binary(path: Path) -> tuple[UInt8Array, UInt8Array]:
     """Each image is a byte for its label, then its pixels."""
     with decoding(path, "a binary batch of CIFAR-10") as file:
         content = np.frombuffer(file.read(), np.uint8)

@@ -1,17 +1,17 @@
-"""What a data set is to everything else: images and labels in one form, checked once and never changed."""
+"""Data sets in the one form that everything else takes: images and labels, checked once and never changed."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias
+from typing import TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
-from lastiterate.values import Array, integer
+from lastiterate.arrays import Float32Array, Int32Array, NumberArray
+from lastiterate.values import integer
 
-Images: TypeAlias = NDArray[np.float32]
-Labels: TypeAlias = NDArray[np.int32]
+_Scalar = TypeVar("_Scalar", bound=np.generic)
 
 MOST_CLASSES = 2**31 - 1  # labels are int32
 
@@ -30,10 +30,10 @@ class Dataset:
     """
 
     name: str
-    x_train: Images = field(repr=False)
-    y_train: Labels = field(repr=False)
-    x_test: Images = field(repr=False)
-    y_test: Labels = field(repr=False)
+    x_train: Float32Array = field(repr=False)
+    y_train: Int32Array = field(repr=False)
+    x_test: Float32Array = field(repr=False)
+    y_test: Int32Array = field(repr=False)
     classes: int
 
     def __post_init__(self) -> None:
@@ -55,20 +55,26 @@ class Dataset:
 
     @classmethod
     def from_arrays(
-        cls, name: str, x_train: Array, y_train: Array, x_test: Array, y_test: Array, classes: int | None = None
+        cls,
+        name: str,
+        x_train: ArrayLike,
+        y_train: ArrayLike,
+        x_test: ArrayLike,
+        y_test: ArrayLike,
+        classes: int | None = None,
     ) -> Dataset:
         """From images as they are stored: uint8 or floats in [0, 1], with or without an axis of channels.
 
         Labels may be integers of any width, of shape [n] or [n, 1]. Without ``classes`` it is the largest label plus 1.
         """
-        y_train, y_test = _as_labels("y_train", y_train), _as_labels("y_test", y_test)
+        train_labels, test_labels = _as_labels("y_train", y_train), _as_labels("y_test", y_test)
         return cls(
             name=name,
             x_train=_as_images("x_train", x_train),
-            y_train=y_train,
+            y_train=train_labels,
             x_test=_as_images("x_test", x_test),
-            y_test=y_test,
-            classes=1 + max(int(y.max(initial=0)) for y in (y_train, y_test)) if classes is None else classes,
+            y_test=test_labels,
+            classes=1 + max(int(y.max(initial=0)) for y in (train_labels, test_labels)) if classes is None else classes,
         )
 
     def take(self, train: int | None = None, test: int | None = None) -> Dataset:
@@ -80,7 +86,7 @@ class Dataset:
         )
 
 
-def _check_images(name: str, images: Any) -> None:
+def _check_images(name: str, images: object) -> None:
     if not isinstance(images, np.ndarray) or images.dtype != np.float32:
         raise ValueError(f"{name} must be a float32 array, got {_type_of(images)}")
     if images.ndim != 4 or not images.size:
@@ -88,7 +94,7 @@ def _check_images(name: str, images: Any) -> None:
     _check_range(name, images)
 
 
-def _check_labels(name: str, labels: Any, classes: int) -> None:
+def _check_labels(name: str, labels: object, classes: int) -> None:
     if not isinstance(labels, np.ndarray) or labels.dtype != np.int32:
         raise ValueError(f"{name} must be an int32 array, got {_type_of(labels)}")
     if labels.ndim != 1 or not labels.size:
@@ -98,13 +104,13 @@ def _check_labels(name: str, labels: Any, classes: int) -> None:
             raise ValueError(f"{name} must be in 0..{classes - 1}, got {label}")
 
 
-def _check_range(name: str, images: Array) -> None:
+def _check_range(name: str, images: NumberArray) -> None:
     for pixel in (float(images.min()), float(images.max())):
         if not 0.0 <= pixel <= 1.0:  # minimum and maximum are NaN if any pixel is
             raise ValueError(f"{name} must be in [0, 1], or in 0..255 as uint8, got {pixel!r}")
 
 
-def _as_images(name: str, value: Any) -> Images:
+def _as_images(name: str, value: ArrayLike) -> Float32Array:
     given = _as_array(name, value)
     if given.dtype != np.uint8 and given.dtype.kind != "f":
         raise ValueError(f"{name} must be uint8 or floats in [0, 1], got {given.dtype}")
@@ -113,7 +119,7 @@ def _as_images(name: str, value: Any) -> Images:
             f"{name} must have shape [n, height, width] or [n, height, width, channels], none of them 0, "
             f"got {given.shape}"
         )
-    result: Images
+    result: Float32Array
     if given.dtype == np.uint8:
         result = np.divide(given, 255, dtype=np.float32, order="C")
     else:
@@ -123,7 +129,7 @@ def _as_images(name: str, value: Any) -> Images:
     return result if result.ndim == 4 else result[..., np.newaxis]
 
 
-def _as_labels(name: str, value: Any) -> Labels:
+def _as_labels(name: str, value: ArrayLike) -> Int32Array:
     given = _as_array(name, value)
     if given.dtype.kind not in "iu":
         raise ValueError(f"{name} must be integers, got {given.dtype}")
@@ -132,18 +138,17 @@ def _as_labels(name: str, value: Any) -> Labels:
     for label in (int(given.min(initial=0)), int(given.max(initial=0))):
         if not 0 <= label < MOST_CLASSES:
             raise ValueError(f"{name} must be at least 0 and below {MOST_CLASSES}, got {label}")
-    result: Labels = given.reshape(-1).astype(np.int32)
-    return result
+    return given.reshape(-1).astype(np.int32)
 
 
-def _as_array(name: str, value: Any) -> Array:
+def _as_array(name: str, value: ArrayLike) -> NumberArray:
     try:
         return np.asarray(value)
     except (TypeError, ValueError):
         raise ValueError(f"{name} must be an array, got {_type_of(value)}") from None
 
 
-def _frozen(array: NDArray[Any]) -> NDArray[Any]:
+def _frozen(array: NDArray[_Scalar]) -> NDArray[_Scalar]:
     """The array itself if nobody can write to its memory, else a copy."""
     owner = array if array.base is None else array.base
     if isinstance(owner, np.ndarray) and not owner.flags.writeable and not array.flags.writeable:
@@ -153,5 +158,5 @@ def _frozen(array: NDArray[Any]) -> NDArray[Any]:
     return copy
 
 
-def _type_of(value: Any) -> str:
+def _type_of(value: object) -> str:
     return f"one of {value.dtype}" if isinstance(value, np.ndarray) else type(value).__name__

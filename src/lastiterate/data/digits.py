@@ -6,8 +6,8 @@ from importlib import import_module
 
 import numpy as np
 
+from lastiterate.arrays import IntArray
 from lastiterate.data.dataset import Dataset
-from lastiterate.values import Array
 
 TEST_IMAGES = 360  # a fifth
 _SEED = 0
@@ -26,7 +26,7 @@ def digits() -> Dataset:
     return Dataset.from_arrays("digits", images[train], labels[train], images[test], labels[test], classes=10)
 
 
-def _split(labels: Array) -> tuple[Array, Array]:
+def _split(labels: IntArray) -> tuple[IntArray, IntArray]:
     """Indices of both parts, in shuffled order.
 
     NumPy promises that the raw bits of a generator stay the same from version to version, but not its permutations.

@@ -6,10 +6,11 @@ import os
 import stat
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from io import BufferedReader
 
 Location: TypeAlias = str | os.PathLike[str]
 Kind: TypeAlias = Literal["file", "folder", "device"]
@@ -54,8 +55,8 @@ def find(value: Location, wanted: Kind) -> Path:
 
 
 @contextmanager
-def decoding(path: Path, wanted: str) -> Iterator[BinaryIO]:
-    """The open file. Whatever a decoder makes of damaged bytes becomes one sentence that says what was ``wanted``."""
+def decoding(path: Path, wanted: str) -> Iterator[BufferedReader]:
+    """The open file. Whatever a decoder raises on damaged bytes becomes one sentence that says what was ``wanted``."""
     find(path, "file")
     try:
         with path.open("rb") as file:
@@ -72,7 +73,7 @@ def decoding(path: Path, wanted: str) -> Iterator[BinaryIO]:
 
 @contextmanager
 def blaming(path: Path) -> Iterator[None]:
-    """Puts the path before what is said about arrays that came from it."""
+    """Name the file in errors about the arrays that were read from it."""
     try:
         yield
     except ValueError as error:

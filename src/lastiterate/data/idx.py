@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
 
+from lastiterate.arrays import NumberArray
 from lastiterate.data.dataset import Dataset
 from lastiterate.data.files import BadFile, Location, blaming, decoding, find, kind
-from lastiterate.values import Array
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -35,9 +35,9 @@ _GZIP = b"\x1f\x8b"
 def load_idx(folder: Location) -> Dataset:
     """The four files of an MNIST-style folder, plain or gzip-compressed. The data set is named after the folder."""
     source = find(folder, "folder")
-    arrays = {key: _read(_choose(source, key)) for key in _STEMS}
+    x_train, y_train, x_test, y_test = (_read(_choose(source, key)) for key in _STEMS)
     with blaming(source):
-        return Dataset.from_arrays(source.resolve().name or "idx", **arrays)
+        return Dataset.from_arrays(source.resolve().name or "idx", x_train, y_train, x_test, y_test)
 
 
 def is_idx(folder: Path) -> bool:
@@ -58,7 +58,7 @@ def _choose(folder: Path, key: str) -> Path:
     return folder / next((name for name, what in there.items() if what == "file"), next(iter(there)))
 
 
-def _read(path: Path) -> Array:
+def _read(path: Path) -> NumberArray:
     with decoding(path, "an idx file, plain or gzip-compressed") as file:
         packed = file.read(2) == _GZIP  # whatever the name says: browsers unpack some files and not others
         file.seek(0)
@@ -68,7 +68,7 @@ def _read(path: Path) -> Array:
             return _parse(path, unpacked)
 
 
-def _parse(path: Path, stream: BinaryIO | gzip.GzipFile) -> Array:
+def _parse(path: Path, stream: BinaryIO | gzip.GzipFile) -> NumberArray:
     magic = stream.read(4)
     if len(magic) < 4 or magic[:2] != b"\0\0" or magic[2] not in _TYPES or not 1 <= magic[3] <= _MOST_AXES:
         found = magic.hex(" ") or "an empty file"

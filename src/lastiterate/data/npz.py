@@ -6,7 +6,6 @@ import numpy as np
 
 from lastiterate.data.dataset import Dataset
 from lastiterate.data.files import BadFile, Location, as_path, blaming, decoding
-from lastiterate.values import Array
 
 KEYS = ("x_train", "y_train", "x_test", "y_test")
 
@@ -25,6 +24,6 @@ def load_npz(path: Location) -> Dataset:
             missing = [key for key in KEYS if key not in archive]
             if missing:
                 raise BadFile(f"{str(source)!r} must hold {', '.join(KEYS)}, got no {', '.join(missing)}")
-            arrays: dict[str, Array] = {key: archive[key] for key in KEYS}
+            x_train, y_train, x_test, y_test = (archive[key] for key in KEYS)
     with blaming(source):
-        return Dataset.from_arrays(source.stem, **arrays)
+        return Dataset.from_arrays(source.stem, x_train, y_train, x_test, y_test)

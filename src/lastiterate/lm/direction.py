@@ -1,4 +1,4 @@
-"""Where a canary moves a model: against its gradient in the model as it comes, in all parameters or in few rows."""
+"""The direction in which a canary moves a model: against its gradient before training, in all or some parameters."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Direction:
 
     Attributes:
         parts: by parameter, the rows that are looked at (None: all) and the direction in them.
-        share: the norm of the part, of that of the whole gradient.
-        norm: of the whole gradient.
+        share: the norm of that part, divided by the norm of the whole gradient.
+        norm: the norm of the whole gradient.
     """
 
     parts: dict[str, tuple[Tensor | None, Tensor]]
@@ -30,7 +30,7 @@ class Direction:
     norm: float
 
     def shown(self, clip_norm: float) -> float:
-        """What it sees of the clipped gradient from which it was found, in clipping norms."""
+        """The component of the canary's clipped gradient before training along this direction, in clipping norms."""
         return self.share * min(1.0, self.norm / clip_norm)
 
     def along(self, tensors: Tensors) -> float:

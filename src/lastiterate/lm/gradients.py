@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.func import functional_call, grad, vmap
+
+if TYPE_CHECKING:
+    from lastiterate.lm.causal_model import CausalModel
 
 Tensors = dict[str, Tensor]
 
@@ -28,13 +31,13 @@ class ExampleGradients:
         checkpointing: compute activations twice instead of keeping them, one example at a time.
 
     Attributes:
-        microbatch: how many examples are computed at once; less after the memory did not suffice, 1 where the model's
-            code does not allow more.
+        microbatch: how many examples are computed at once. It is halved when memory runs out, and 1 for models whose
+            code cannot be mapped over examples.
     """
 
     def __init__(
         self,
-        model: torch.nn.Module,
+        model: CausalModel,
         trained: Tensors,
         length: int,
         *,
@@ -47,7 +50,7 @@ class ExampleGradients:
         fits = max(1, min(MOST_AT_ONCE, _BUDGET // _bytes_an_example(model, trained, length)))
         self.microbatch = 1 if checkpointing else microbatch or fits
 
-    def with_model(self, model: torch.nn.Module) -> ExampleGradients:
+    def with_model(self, model: CausalModel) -> ExampleGradients:
         """The same for a copy of the model."""
         other = copy.copy(self)
         other._model = model
@@ -119,7 +122,11 @@ class ExampleGradients:
 
 
 class _Gradient(torch.nn.Module):
-    """A gradient as a module's output: whatever is computed again on the way back still finds the same parameters."""
+    """A module whose output is the gradient of the loss of the model inside it.
+
+    ``functional_call`` puts parameters into a model only while it runs. Checkpointing computes activations once more on
+    the way back and must find the same parameters then, so the gradient is computed inside the call.
+    """
 
     def __init__(self, model: torch.nn.Module) -> None:
         super().__init__()
@@ -153,12 +160,12 @@ def _weights(lengths: Tensor, width: int) -> Tensor:
 
 
 def _by_length(lengths: Tensor, size: int) -> list[Tensor]:
-    """The examples in groups of about the same length, so that little is padding."""
+    """The rows of the examples in groups of at most ``size``, sorted by length, so that there is little padding."""
     return list(torch.split(torch.argsort(lengths, stable=True), size)) if len(lengths) else []
 
 
-def _bytes_an_example(model: Any, trained: Tensors, length: int) -> int:
-    """A rough account of what one example takes: its gradient about twice, and the activations."""
+def _bytes_an_example(model: CausalModel, trained: Tensors, length: int) -> int:
+    """About how many bytes one example takes: its gradient, which is there twice, and the activations."""
     config = model.config.get_text_config()
     width, layers = config.hidden_size, config.num_hidden_layers
     inner = getattr(config, "intermediate_size", None) or 4 * width
@@ -167,7 +174,7 @@ def _bytes_an_example(model: Any, trained: Tensors, length: int) -> int:
     return int(4 * (2 * sum(value.numel() for value in trained.values()) + activations))
 
 
-def _checkpoint(model: Any) -> None:
+def _checkpoint(model: CausalModel) -> None:
     """Make the model keep few activations. It does so in training mode only, where all dropout must be off."""
     model.train()
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})

@@ -1,8 +1,8 @@
 """Causal language models in Hugging Face's layout, loaded so that no file of a model can run code.
 
-Weights come from safetensors only. That ``use_safetensors=True`` is said to transformers does not suffice: a
-``config.json`` may name other weights (``transformers_weights``), an index may name shards that are pickles, and an
-adapter that lies beside a model is loaded where peft is installed. So all of these are looked at first.
+Weights come from safetensors only. To call transformers with ``use_safetensors=True`` is not enough: a ``config.json``
+may name other weights (``transformers_weights``), an index may name shards that are pickles, and an adapter in the
+folder of a model is loaded if peft is installed. So all of these are checked first.
 """
 
 from __future__ import annotations
@@ -13,13 +13,19 @@ from contextlib import contextmanager, nullcontext
 from hashlib import file_digest, sha256
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias, TypedDict
 
 from lastiterate.data.files import BadFile, as_path, decoding, kind
 from lastiterate.extras import MissingExtra
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from types import ModuleType
+
+    from transformers import PreTrainedConfig
+
+    from lastiterate.lm.causal_model import CausalModel
+    from lastiterate.lm.tokens import Tokenizer
 
 Precision: TypeAlias = Literal["float32", "bfloat16"]
 
@@ -32,7 +38,14 @@ _SMALL_FILES = ["*.json", "*.txt", "*.jinja", "tokenizer.model", "spiece.model"]
 _LONGEST_REASON = 200  # characters of what a library says
 
 
-def load_tokenizer(name: str | Path, *, trust_remote_code: bool = False) -> Any:
+class _Loaded(TypedDict):
+    """What transformers says about parameters that it did not find: names, and shapes in the file and in the model."""
+
+    missing_keys: set[str]
+    mismatched_keys: set[tuple[str, tuple[int, ...], tuple[int, ...]]]
+
+
+def load_tokenizer(name: str | Path, *, trust_remote_code: bool = False) -> Tokenizer:
     """The tokenizer of a folder, or of a model on the Hugging Face hub; its weights are not downloaded for that."""
     _check_flag(trust_remote_code)
     transformers = _extra("transformers")
@@ -41,12 +54,13 @@ def load_tokenizer(name: str | Path, *, trust_remote_code: bool = False) -> Any:
         if not any(kind(folder / file) == "file" for file in _VOCABULARIES):
             raise BadFile(f"{str(name)!r} must hold one of {', '.join(_VOCABULARIES)}, got {_listing(folder)}")
         with _one_sentence(name):
-            return transformers.AutoTokenizer.from_pretrained(
+            tokenizer: Tokenizer = transformers.AutoTokenizer.from_pretrained(
                 str(folder), local_files_only=True, trust_remote_code=trust_remote_code
             )
+    return tokenizer
 
 
-def load_model(name: str | Path, *, dtype: Precision = "float32", trust_remote_code: bool = False) -> Any:
+def load_model(name: str | Path, *, dtype: Precision = "float32", trust_remote_code: bool = False) -> CausalModel:
     """A causal language model from a folder or the Hugging Face hub, on the CPU and in eval mode.
 
     A folder is read without asking the network. Attention is the eager kind, whose gradients can be followed, and
@@ -70,6 +84,7 @@ def load_model(name: str | Path, *, dtype: Precision = "float32", trust_remote_c
         _check_causal(name, config, trust_remote_code)
         for part in (config, config.get_text_config()):
             part.use_cache = False
+        model: CausalModel
         with _one_sentence(name):
             model, loaded = transformers.AutoModelForCausalLM.from_pretrained(
                 str(folder),
@@ -94,7 +109,6 @@ def weights_digest(name: str | Path) -> str:
     """SHA-256 of ``config.json`` and of the files that hold the weights, whatever their folder is called."""
     folder = model_folder(name)
     whole = sha256()
-    content: Any
     for file in (_CONFIG, *_weight_files(folder)):
         with decoding(folder / file, "a file that can be read") as content:
             whole.update(f"{file_digest(content, 'sha256').hexdigest()}  {file}\n".encode())
@@ -104,7 +118,7 @@ def weights_digest(name: str | Path) -> str:
 def model_folder(name: str | Path, *, trust_remote_code: bool = False) -> Path:
     """The folder of a model, downloaded to the hub's cache if the name is none; refused if a pickle could be loaded.
 
-    Who loads several things from the hub should load them from this folder: a name may mean something newer next time.
+    Load the model and its tokenizer from this one folder: the hub may have a newer version of the name a moment later.
     """
     _check_flag(trust_remote_code)
     local = _local(name)
@@ -152,9 +166,9 @@ def _patterns(trust_remote_code: bool) -> list[str]:
 
 
 def _download(name: str, patterns: list[str], revision: str | None = None) -> Path:
-    """The snapshot of a model in the hub's cache, with what is new. Offline it is what was there before.
+    """The folder of a model in the hub's cache, updated from the hub; offline it is what was downloaded before.
 
-    The hub shows how far it is, but only to people: gigabytes take their time.
+    The hub's progress bars are shown if somebody sees them, since models have gigabytes.
     """
     download = _extra("huggingface_hub").snapshot_download
     watched = nullcontext() if sys.stderr.isatty() else _quiet(_extra("transformers"))
@@ -219,7 +233,7 @@ def _weight_files(folder: Path) -> list[str]:
     return [_INDEX, *sorted(set(shards))]
 
 
-def _read_object(path: Path) -> dict[str, Any]:
+def _read_object(path: Path) -> dict[str, object]:
     with decoding(path, "a JSON object") as file:
         content = json.loads(file.read())
         if not isinstance(content, dict):
@@ -227,7 +241,7 @@ def _read_object(path: Path) -> dict[str, Any]:
     return content
 
 
-def _has(config: Any, key: str) -> bool:
+def _has(config: object, key: str) -> bool:
     """Whether a configuration, or one of its parts, sets a key."""
     if isinstance(config, list):
         return any(_has(part, key) for part in config)
@@ -241,7 +255,7 @@ def _listing(folder: Path) -> str:
     return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if names[8:] else "") if names else "an empty folder"
 
 
-def _check_causal(name: str | Path, config: Any, trust_remote_code: bool) -> None:
+def _check_causal(name: str | Path, config: PreTrainedConfig, trust_remote_code: bool) -> None:
     """Encoders are refused by ``architectures``: transformers would give them a head for words and load them too."""
     if trust_remote_code and "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {}):
         return
@@ -254,7 +268,7 @@ def _check_causal(name: str | Path, config: Any, trust_remote_code: bool) -> Non
         raise BadFile(f"{str(name)!r} must be a causal language model, got {got}")
 
 
-def _looks_ahead(torch: Any, model: Any) -> bool:
+def _looks_ahead(torch: ModuleType, model: CausalModel) -> bool:
     """Whether what is predicted after the first token depends on the second, as in a BERT that is no decoder."""
     with torch.no_grad():
         first, second = model(input_ids=torch.tensor([[0, 0], [0, 1]])).logits[:, 0]
@@ -262,7 +276,7 @@ def _looks_ahead(torch: Any, model: Any) -> bool:
     return bool((first - second).abs().max() > rounding)
 
 
-def _check_complete(name: str | Path, model: Any, loaded: dict[str, Any]) -> None:
+def _check_complete(name: str | Path, model: CausalModel, loaded: _Loaded) -> None:
     """Refuses a model of which transformers made up a part at random."""
     wanted = f"{str(name)!r} must hold all parameters of {type(model).__name__}"
     for parameter, stored, shape in sorted(loaded["mismatched_keys"]):
@@ -275,7 +289,7 @@ def _check_complete(name: str | Path, model: Any, loaded: dict[str, Any]) -> Non
 
 @contextmanager
 def _one_sentence(name: str | Path) -> Iterator[None]:
-    """What transformers raises has many types and many lines."""
+    """Turn what transformers raises, of many types and many lines, into one sentence."""
     try:
         yield
     except Exception as error:  # also ImportError, for what a single tokenizer needs
@@ -294,7 +308,7 @@ def _shortened(error: BaseException) -> str:
 
 
 @contextmanager
-def _quiet(transformers: Any) -> Iterator[None]:
+def _quiet(transformers: ModuleType) -> Iterator[None]:
     """Without progress bars and without reports of what was loaded, which is checked here instead."""
     log, hub = transformers.utils.logging, _extra("huggingface_hub.utils")
     bars, verbosity, hub_bars = log.is_progress_bar_enabled(), log.get_verbosity(), not hub.are_progress_bars_disabled()
@@ -315,7 +329,7 @@ def _check_flag(trust_remote_code: bool) -> None:
         raise ValueError(f"trust_remote_code must be True or False, got {trust_remote_code!r}")
 
 
-def _extra(module: str) -> Any:
+def _extra(module: str) -> ModuleType:
     try:
         return import_module(module)
     except ImportError as error:

@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass, field
 from hashlib import sha256
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from lastiterate.data.files import BadFile, Location, decoding, find
 from lastiterate.values import integer, number
@@ -223,7 +223,7 @@ def _json_lines(path: Path, lines: list[str]) -> Iterator[_Example]:
         yield _Example(place, parts, personas, "text" if key == "text" else "dialogue")
 
 
-def _parts(path: Path, place: int, key: str, value: Any) -> list[str]:
+def _parts(path: Path, place: int, key: str, value: object) -> list[str]:
     if key == "text":
         return _strings(path, place, key, [value], "a string")
     if key in _TURNS:
@@ -235,7 +235,7 @@ def _parts(path: Path, place: int, key: str, value: Any) -> list[str]:
     return [f"{role}: {content.strip()}" for role, content in messages if content.strip()]
 
 
-def _strings(path: Path, place: int, key: str, value: Any, wanted: str = "a list of strings") -> list[str]:
+def _strings(path: Path, place: int, key: str, value: object, wanted: str = "a list of strings") -> list[str]:
     if not isinstance(value, list):
         raise _wrong(path, place, key, wanted, value)
     for item in value:
@@ -244,7 +244,7 @@ def _strings(path: Path, place: int, key: str, value: Any, wanted: str = "a list
     return value
 
 
-def _wrong(path: Path, place: int, key: str, wanted: str, value: Any) -> BadFile:
+def _wrong(path: Path, place: int, key: str, wanted: str, value: object) -> BadFile:
     return BadFile(f"{str(path)!r} must have as {key} {wanted}, got a {type(value).__name__} on line {place}")
 
 

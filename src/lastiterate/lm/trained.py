@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias, cast
 
 import torch
 
 from lastiterate.extras import MissingExtra
+
+if TYPE_CHECKING:
+    from lastiterate.lm.causal_model import CausalModel
 
 Trained: TypeAlias = Literal["all", "embeddings", "lora"]
 
 LORA_RANK = 8
 
 
-def choose_trained(model: Any, trained: Trained) -> Any:
+def choose_trained(model: CausalModel, trained: Trained) -> CausalModel:
     """The model with ``requires_grad`` on those parameters that are trained; an adapter is wrapped around it."""
     if trained == "lora":
         return _with_adapter(model)
@@ -26,7 +29,7 @@ def choose_trained(model: Any, trained: Trained) -> Any:
     return model
 
 
-def _with_adapter(model: Any) -> Any:
+def _with_adapter(model: CausalModel) -> CausalModel:
     try:
         import peft
     except ImportError as error:
@@ -37,4 +40,4 @@ def _with_adapter(model: Any) -> Any:
         config = peft.LoraConfig(
             r=LORA_RANK, lora_alpha=2 * LORA_RANK, target_modules="all-linear", task_type="CAUSAL_LM"
         )
-        return peft.get_peft_model(model, config, autocast_adapter_dtype=False)
+        return cast("CausalModel", peft.get_peft_model(model, config, autocast_adapter_dtype=False))

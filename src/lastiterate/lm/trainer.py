@@ -1,4 +1,4 @@
-"""DP-SGD on a language model.
+"""DP-SGD on a language model: Algorithm 1 of the paper, whose step is
 
     theta <- theta - eta (sum of clipped gradients over the batch + sigma C N(0, I))
 
@@ -14,19 +14,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lastiterate.arrays import IntArray
 from lastiterate.batch_order import batch_order
 from lastiterate.lm.gradients import ExampleGradients, Tensors
 from lastiterate.optimizer import SGD
 from lastiterate.run import DPSGD
-from lastiterate.values import Array
+from lastiterate.training_diverged import TrainingDiverged
 
 
-class TrainingDiverged(ValueError):
-    """A model's parameters are no numbers any more."""
-
-
-class Trainer:
-    """Trains models that begin with the same parameters, one after the other.
+class TextTrainer:
+    """Trains language models that begin with the same parameters, one after the other.
 
     Args:
         start: the parameters that are trained, in the precision in which the model computes.
@@ -51,7 +48,7 @@ class Trainer:
         seed: Sequence[int],
         advanced: Callable[[], None] | None = None,
     ) -> Tensors:
-        """What is released in the end, of one model with those canaries that are present."""
+        """Train one model on the examples and on those canaries that are present, and return what it releases."""
         draws = np.random.default_rng([*seed, 0])
         device = self._tokens.device
         noise = torch.Generator(device).manual_seed(int(np.random.default_rng([*seed, 1]).integers(2**63)))
@@ -75,7 +72,7 @@ class Trainer:
 
 
 class _Weights:
-    """Parameters in float32 and what their optimizer remembers."""
+    """Parameters in float32, what their optimizer remembers, and what would be released by now."""
 
     def __init__(self, optimizer: SGD, start: Tensors) -> None:
         self._sgd = optimizer
@@ -106,8 +103,8 @@ class _Weights:
                 value.lerp_(self.parameters[name], taken)
 
 
-def batches(run: DPSGD, slots: int, draws: np.random.Generator) -> Iterator[Array]:
-    """Which slots are in the batch of each step. A canary's slot is there in both worlds, and empty in one of them."""
+def batches(run: DPSGD, slots: int, draws: np.random.Generator) -> Iterator[IntArray]:
+    """The slots in the batch of each step. A canary has a slot in both worlds; in the world "out" it is empty."""
     rates = np.broadcast_to(np.asarray(run.sample_rate, float), run.steps)
     if run.sampling == "poisson":
         for rate in rates:

@@ -14,7 +14,7 @@ import torch
 
 from lastiterate.lm.gradients import Tensors
 from lastiterate.lm.problem import Loaded, TextProblem, load
-from lastiterate.lm.trainer import Trainer
+from lastiterate.lm.trainer import TextTrainer
 from lastiterate.machine import cores
 from lastiterate.run import DPSGD
 from lastiterate.training_progress import TrainingProgress
@@ -60,7 +60,7 @@ def train_models(
     def train(model: Model) -> tuple[Model, Reading, float]:
         began, loaded = monotonic(), idle.get()
         try:
-            trainer = Trainer(run, loaded.gradients, loaded.start, *loaded.examples)
+            trainer = TextTrainer(run, loaded.gradients, loaded.start, *loaded.examples)
             advanced = (lambda: progress.advanced(1, 1, finished=False)) if progress else None
             entropy = [seed, model.number, *map(int, model.present)]
             reading = read(loaded, trainer.train(added, model.present, entropy, advanced))

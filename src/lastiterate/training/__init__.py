@@ -1,4 +1,4 @@
-"""Algorithm 1 in JAX: one compiled program trains many models at once."""
+"""DP-SGD (Algorithm 1 of the paper) in JAX: one compiled program trains many models at once."""
 
 from lastiterate.extras import MissingExtra
 
@@ -12,7 +12,8 @@ except ImportError as error:
 
 from lastiterate.training.problem import ExampleCanary, GradientCanary, Moment, Problem
 from lastiterate.training.train import Trained, train
-from lastiterate.training.trainer import TrainedChunk, Trainer, TrainingDiverged
+from lastiterate.training.trainer import TrainedChunk, Trainer
+from lastiterate.training_diverged import TrainingDiverged
 
 __all__ = [
     "ExampleCanary",

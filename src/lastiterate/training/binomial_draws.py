@@ -14,31 +14,36 @@ import jax.numpy as jnp
 import numpy as np
 from scipy.stats import binom
 
+from lastiterate.arrays import FloatArray, Int32Array, IntArray, UInt32Array, UInt64Array
 from lastiterate.training.draws import words
-from lastiterate.values import Array
 
 MOST_ENTRIES = 2**26
+
+HostTables = tuple[Int32Array, Int32Array, UInt32Array, UInt32Array]  # the fields of ``BinomialTables``
+Tables = tuple[jax.Array, jax.Array, jax.Array, jax.Array]  # the same on the device
 
 
 @dataclass(frozen=True)
 class BinomialTables:
-    """Distribution functions as 64-bit thresholds, for each distinct rate and group.
+    """For each distinct sample rate and each group, the binomial distribution function as integers out of 2^64.
 
-    The count of group g at step t is ``lows[rate, g]`` plus the number of thresholds ``[rate, g]`` at or below the
-    uniform, with rate = ``rate_of_step[t]``.
+    Entry k of a table is the probability of at most ``lows + k`` copies, split into a high and a low word of 32 bits.
+    With a uniform draw of 64 bits, group g has at step t ``lows[rate, g]`` copies plus one for each entry of its table
+    that is at most the draw, where rate is ``rate_of_step[t]``.
     """
 
-    rate_of_step: Array  # [steps]
-    lows: Array  # [rates, groups]
-    high_words: Array  # [rates, groups, entries]
-    low_words: Array
+    rate_of_step: Int32Array  # [steps]
+    lows: Int32Array  # [rates, groups]
+    high_words: UInt32Array  # [rates, groups, entries]
+    low_words: UInt32Array
 
     @property
-    def arrays(self) -> tuple[Array, Array, Array, Array]:
+    def arrays(self) -> HostTables:
+        """All of it, for ``binomial_counts`` to take."""
         return self.rate_of_step, self.lows, self.high_words, self.low_words
 
 
-def binomial_tables(multiplicity: Array, sample_rate: Array) -> BinomialTables:
+def binomial_tables(multiplicity: IntArray, sample_rate: FloatArray) -> BinomialTables:
     """Tables for groups of these multiplicities and the sample rates of all steps."""
     rates, rate_of_step = np.unique(sample_rate, return_inverse=True)
     trials, group = np.unique(multiplicity, return_inverse=True)
@@ -62,7 +67,7 @@ def binomial_tables(multiplicity: Array, sample_rate: Array) -> BinomialTables:
     )
 
 
-def binomial_counts(keys: Array, step: Array, tables: tuple[Array, Array, Array, Array]) -> Array:
+def binomial_counts(keys: jax.Array, step: jax.Array, tables: Tables) -> jax.Array:
     """How many copies of each group each model draws at a step: [models, groups]."""
     rate_of_step, lows, high_words, low_words = tables
     rate = rate_of_step[step]
@@ -71,8 +76,8 @@ def binomial_counts(keys: Array, step: Array, tables: tuple[Array, Array, Array,
     first = jnp.arange(groups) * entries
     high_table, low_table = high_words[rate].reshape(-1), low_words[rate].reshape(-1)
 
-    def search(reached: Callable[[Array], Array]) -> Array:
-        """How many thresholds of a table are reached, where those that are come first."""
+    def search(reached: Callable[[jax.Array], jax.Array]) -> jax.Array:
+        """How many entries of each table are reached. Tables ascend, so bisection finds it, bit by bit."""
         found = jnp.zeros(high.shape, jnp.int32)
         for bit in reversed(range(entries.bit_length())):
             candidate = found + (1 << bit)
@@ -80,17 +85,18 @@ def binomial_counts(keys: Array, step: Array, tables: tuple[Array, Array, Array,
             found = jnp.where((candidate <= entries) & is_reached, candidate, found)
         return found
 
-    def both_words(at: Array) -> Array:
+    def both_words(at: jax.Array) -> jax.Array:
         return (high_table[at] < high) | ((high_table[at] == high) & (low_table[at] <= low))
 
-    # Reading tables is what takes time, and the lower word matters only where the upper one is the next threshold's.
+    # Reading tables takes most of the time, and low words matter only if a draw's high word is equal to an entry's.
     found = search(lambda at: high_table[at] < high)
     tied = high_table[first + jnp.minimum(found, entries - 1)] == high
-    return lows[rate] + jax.lax.cond(jnp.any(tied), lambda: search(both_words), lambda: found)
+    counts: jax.Array = jax.lax.cond(jnp.any(tied), lambda: search(both_words), lambda: found)
+    return lows[rate] + counts
 
 
-def _as_words(probability: Array) -> Array:
-    """Probabilities as integers out of 2^64; 1 becomes a threshold that a uniform practically never reaches."""
+def _as_words(probability: FloatArray) -> UInt64Array:
+    """Probabilities as integers out of 2^64. 1 becomes the largest one, which a draw reaches once in 2^64 times."""
     largest = np.nextafter(2.0**64, 0.0)
     whole = np.minimum(np.ldexp(probability, 64), largest).astype(np.uint64)
     return np.where(probability >= 1.0, np.uint64(2**64 - 1), whole)

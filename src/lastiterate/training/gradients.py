@@ -1,50 +1,54 @@
-"""Per-example gradients that are never written out: dense weights' gradients stay the products that they are.
+"""Norms and clipped sums of per-example gradients, mostly without computing the gradients themselves.
 
-The gradient of one example with respect to the weights of a dense layer is an outer product of the layer's input and
-the gradient at its output. In the traced gradient this shows as a ``dot_general`` that ends in the result. We ask for
-its two factors instead of their product. Norms and clipped sums follow from the factors, at a fraction of the memory
-and time. A convolution written as patches times kernel has a sum of such products, one a position: there the factors
-give products of large matrices. Whatever is not of this form is computed as it stands, so every pure function works.
+The gradient of one example with respect to the weights of a dense layer is the outer product of the layer's input and
+the gradient at its output. In the program that JAX traces, such a gradient is the result of a ``dot_general``, perhaps
+transposed. We ask that program for the two factors instead of their product. Norms and clipped sums follow from them at
+a fraction of the memory and time. The gradient of a convolution written as patches times kernel is a sum of such
+products, one for each position in the image; its factors give products of large matrices, which are fast. A gradient of
+any other form is computed as it is, so every pure function works.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
-from lastiterate.values import Array
+if TYPE_CHECKING:
+    from jaxtyping import PyTree
+
+    Atom = core.Var | core.Literal
 
 
 @dataclass(frozen=True)
 class Plain:
-    """A leaf of the gradient that is computed as it stands."""
+    """A leaf of the gradient that is computed as it is."""
 
     shape: tuple[int, ...]
 
-    count = 1  # arrays that describe it
+    count = 1  # how many arrays describe it
 
     @property
     def numbers(self) -> int:
         """Numbers an example needs in memory."""
         return math.prod(self.shape)
 
-    def squared_norms(self, gradient: Array) -> Array:
+    def squared_norms(self, gradient: jax.Array) -> jax.Array:
         return jnp.sum(jnp.square(gradient), axis=tuple(range(1, gradient.ndim)))
 
-    def weighted_sum(self, weights: Array, gradient: Array) -> Array:
+    def weighted_sum(self, weights: jax.Array, gradient: jax.Array) -> jax.Array:
         return jnp.tensordot(weights.astype(gradient.dtype), gradient, axes=1)
 
 
 @dataclass(frozen=True)
 class Product:
-    """A leaf of the gradient that is ``dot_general(a, b)``, then transposed: kept as (a, b)."""
+    """A leaf of the gradient that is ``dot_general(a, b)``, transposed. It is described by a and b."""
 
     shape: tuple[int, ...]
     shapes: tuple[tuple[int, ...], tuple[int, ...]]  # of a and b
@@ -62,7 +66,7 @@ class Product:
     def numbers(self) -> int:
         return sum(math.prod(shape) for shape in self.shapes) + (math.prod(self.shape) if self.terms > 1 else 0)
 
-    def _matrices(self, a: Array, b: Array) -> tuple[Array, Array]:
+    def _matrices(self, a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
         """The factors of each example as matrices [examples, terms, rows] and [examples, terms, columns]."""
         result = []
         for factor, axes in ((a, self.contracted[0]), (b, self.contracted[1])):
@@ -71,13 +75,13 @@ class Product:
             result.append(factor.transpose(0, *inner, *free).reshape(factor.shape[0], self.terms, -1))
         return result[0], result[1]
 
-    def squared_norms(self, a: Array, b: Array) -> Array:
+    def squared_norms(self, a: jax.Array, b: jax.Array) -> jax.Array:
         left, right = self._matrices(a, b)
         if self.terms == 1:
             return jnp.sum(jnp.square(left), axis=(1, 2)) * jnp.sum(jnp.square(right), axis=(1, 2))
         return jnp.sum(jnp.square(self._written_out(left, right)), axis=(1, 2))
 
-    def weighted_sum(self, weights: Array, a: Array, b: Array) -> Array:
+    def weighted_sum(self, weights: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:
         left, right = self._matrices(a, b)
         weights = weights.astype(right.dtype)
         if self.terms > 1:  # the gradients are there already, for their norms
@@ -93,7 +97,7 @@ class Product:
         ]
         return product.reshape(free).transpose(self.permutation)
 
-    def _written_out(self, left: Array, right: Array) -> Array:
+    def _written_out(self, left: jax.Array, right: jax.Array) -> jax.Array:
         """The gradients themselves. Norms from inner products of terms would lose all digits where terms cancel."""
         return jnp.einsum("ksi,ksj->kij", left, right)
 
@@ -106,54 +110,57 @@ class GradientForm:
     """How the gradient of one example is described, leaf by leaf, and the function that computes the description."""
 
     leaves: tuple[Leaf, ...]
-    describe: Callable[..., list[Array]]
+    describe: Callable[..., list[jax.Array]]
 
     @property
     def numbers(self) -> int:
         """About how many numbers an example needs in memory."""
         return sum(leaf.numbers for leaf in self.leaves)
 
-    def _split(self, arrays: list[Array]) -> list[tuple[Leaf, list[Array]]]:
+    def _split(self, arrays: list[jax.Array]) -> list[tuple[Leaf, list[jax.Array]]]:
         ends = np.cumsum([leaf.count for leaf in self.leaves])
         return [(leaf, arrays[end - leaf.count : end]) for leaf, end in zip(self.leaves, ends, strict=True)]
 
-    def norms(self, arrays: list[Array]) -> Array:
+    def norms(self, arrays: list[jax.Array]) -> jax.Array:
         """The norm of each example's gradient, from descriptions with a leading axis of examples."""
         return jnp.sqrt(sum(leaf.squared_norms(*parts) for leaf, parts in self._split(arrays)))
 
-    def weighted_sum(self, weights: Array, arrays: list[Array]) -> list[Array]:
+    def weighted_sum(self, weights: jax.Array, arrays: list[jax.Array]) -> list[jax.Array]:
         """The sum of the examples' gradients, each times its weight."""
         return [leaf.weighted_sum(weights, *parts) for leaf, parts in self._split(arrays)]
 
 
-def gradient_form(gradient: Callable[..., Any], *arguments: Any) -> GradientForm:
-    """The form of a function that returns a gradient as a pytree; ``arguments`` show the shapes it is called with."""
+def gradient_form(gradient: Callable[..., PyTree], *arguments: PyTree) -> GradientForm:
+    """How to describe the gradient that a function returns as a pytree for arguments of the shapes of these."""
 
-    def leaves(*flat: Any) -> list[Array]:
-        return jax.tree.leaves(gradient(*flat))
+    def leaves(*given: PyTree) -> list[jax.Array]:
+        return jax.tree.leaves(gradient(*given))
 
     closed = jax.make_jaxpr(_inlined(jax.make_jaxpr(leaves)(*arguments)))(*jax.tree.leaves(arguments))
     jaxpr = closed.jaxpr
     makers = {variable: equation for equation in jaxpr.eqns for variable in equation.outvars}
     forms: list[Leaf] = []
-    outputs: list[Any] = []
+    outputs: list[Atom] = []
     for output in jaxpr.outvars:
         form, variables = _form_of(output, makers)
         forms.append(form)
         outputs.extend(variables)
     information = jaxpr.debug_info._replace(result_paths=None)
     asked = core.ClosedJaxpr(jaxpr.replace(outvars=outputs, debug_info=information), closed.consts)
-    compute = core.jaxpr_as_fun(asked)
+    compute: Callable[..., list[jax.Array]] = core.jaxpr_as_fun(asked)
 
-    def describe(*given: Any) -> list[Array]:
+    def describe(*given: PyTree) -> list[jax.Array]:
         return compute(*jax.tree.leaves(given))
 
     return GradientForm(tuple(forms), describe)
 
 
-def _form_of(output: Any, makers: dict[Any, Any]) -> tuple[Leaf, tuple[Any, ...]]:
-    """Follow a result back through transpositions to the product that made it, if one did."""
-    shape = output.aval.shape
+def _form_of(output: Atom, makers: dict[core.Var, core.JaxprEqn]) -> tuple[Leaf, tuple[Atom, ...]]:
+    """The form of one result of the traced program, and the variables that describe it.
+
+    From the result we go back through transpositions. If a product is at their beginning, its factors describe it.
+    """
+    shape = _array(output).shape
     permutation = tuple(range(len(shape)))
     variable = output
     while not isinstance(variable, core.Literal) and variable in makers:
@@ -165,21 +172,27 @@ def _form_of(output: Any, makers: dict[Any, Any]) -> tuple[Leaf, tuple[Any, ...]
         if equation.primitive.name == "dot_general":
             contracted, batch = equation.params["dimension_numbers"]
             a, b = equation.invars
-            if not batch[0] and a.aval.dtype == b.aval.dtype == output.aval.dtype:
+            if not batch[0] and _array(a).dtype == _array(b).dtype == _array(output).dtype:
                 axes = (tuple(contracted[0]), tuple(contracted[1]))
-                return Product(shape, (a.aval.shape, b.aval.shape), axes, permutation), (a, b)
+                return Product(shape, (_array(a).shape, _array(b).shape), axes, permutation), (a, b)
         break
     return Plain(shape), (output,)
 
 
-def _inlined(closed: core.ClosedJaxpr) -> Callable[..., list[Array]]:
-    """The function of a jaxpr with calls of jitted functions written out, so that products inside them show."""
+def _array(variable: Atom) -> jax.core.ShapedArray:
+    """The shape and type of what a variable holds."""
+    assert isinstance(variable.aval, jax.core.ShapedArray)
+    return variable.aval
 
-    def run(jaxpr: Any, constants: Any, *arguments: Any) -> list[Array]:
-        values: dict[Any, Any] = dict(zip(jaxpr.constvars, constants, strict=True))
+
+def _inlined(closed: core.ClosedJaxpr) -> Callable[..., list[jax.Array]]:
+    """The function of a traced program, with jitted functions written out, so that products inside them are found."""
+
+    def run(jaxpr: core.Jaxpr, constants: Sequence[jax.Array], *arguments: jax.Array) -> list[jax.Array]:
+        values: dict[core.Var, jax.Array] = dict(zip(jaxpr.constvars, constants, strict=True))
         values |= dict(zip(jaxpr.invars, arguments, strict=True))
 
-        def read(variable: Any) -> Any:
+        def read(variable: Atom) -> jax.Array:
             return variable.val if isinstance(variable, core.Literal) else values[variable]
 
         for equation in jaxpr.eqns:
@@ -188,8 +201,11 @@ def _inlined(closed: core.ClosedJaxpr) -> Callable[..., list[Array]]:
                 inner = equation.params["jaxpr"]
                 results = run(inner.jaxpr, inner.consts, *inputs)
             else:
-                outputs = equation.primitive.bind(*inputs, **equation.primitive.get_bind_params(equation.params))
-                results = outputs if equation.primitive.multiple_results else [outputs]
+                primitive = equation.primitive
+                bind: Callable[..., PyTree] = primitive.bind
+                parameters: Callable[..., dict[str, object]] = primitive.get_bind_params
+                outputs = bind(*inputs, **parameters(equation.params))
+                results = outputs if primitive.multiple_results else [outputs]
             values |= dict(zip(equation.outvars, results, strict=True))
         return [read(variable) for variable in jaxpr.outvars]
 

@@ -11,7 +11,7 @@ import jax
 
 from lastiterate.machine import process_peak_bytes
 
-# What a core's share of the caches holds. Work that fits is several times as fast as work that goes to main memory.
+# What a core's share of the caches holds. Work that fits into it is several times as fast as work that does not.
 CACHE_BYTES = 2 * 2**20
 LARGEST_CHUNK = 4096
 LEAST_BLOCK = 16  # examples; below it products of matrices lose their efficiency
@@ -44,7 +44,10 @@ def peak_bytes() -> int:
 
 
 def working_bytes() -> int:
-    """How much a chunk in training may move through. A property of the machine, whatever else runs on it."""
+    """How many bytes a step of a chunk should work on at most: what a core's caches hold, or a part of the accelerator.
+
+    It depends on the machine only, not on what else runs on it, so that chunks have the same size every time.
+    """
     statistics = jax.local_devices()[0].memory_stats()
     if statistics and "bytes_limit" in statistics:
         return int(statistics["bytes_limit"]) // 4
@@ -52,7 +55,7 @@ def working_bytes() -> int:
 
 
 def choose_chunk_size(model_bytes: int, example_bytes: int, batch: float, models: int, workers: int) -> int:
-    """How many models to train at once: as the working memory holds, but no more than each worker gets."""
+    """How many models to train at once: as many as the working memory holds, but no more than each worker's share."""
     each = model_bytes + example_bytes * max(batch, 1.0)
     return max(1, min(int(working_bytes() / each), math.ceil(models / workers), LARGEST_CHUNK))
 

@@ -1,24 +1,32 @@
-"""What is learned from what: parameters, per-example losses or gradients, a regulariser, data, and the canary."""
+"""What is trained on what: parameters, losses or gradients of examples, a regulariser, the examples, and the canary."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpy.typing import ArrayLike
 
-from lastiterate.values import Array
+from lastiterate.arrays import NumberArray, RealArray
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from jaxtyping import PyTree
 
 
 class Moment(NamedTuple):
-    """When a loss is evaluated: the step, from 0, and a JAX key of this model, step and example alone."""
+    """When a loss is evaluated: the step, from 0, and a JAX key that no other model, step or example has."""
 
-    step: Array
-    key: Array
+    step: jax.Array
+    key: jax.Array
+
+
+Loss: TypeAlias = "Callable[[PyTree, PyTree, Moment], jax.Array]"  # of parameters, one example and the moment
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,13 +45,13 @@ class Problem:
         multiplicity: how many identical copies each example stands for.
     """
 
-    parameters: Any
-    examples: Any = None
-    loss: Callable[[Any, Any, Moment], Array] | None = None
-    gradient: Callable[[Any, Any, Moment], Any] | None = None
-    regulariser: Callable[[Any, Array], Array] | None = None
-    regulariser_gradient: Callable[[Any, Array], Any] | None = None
-    multiplicity: Array | None = None
+    parameters: PyTree
+    examples: PyTree = None
+    loss: Loss | None = None
+    gradient: Callable[[PyTree, PyTree, Moment], PyTree] | None = None
+    regulariser: Callable[[PyTree, jax.Array], jax.Array] | None = None
+    regulariser_gradient: Callable[[PyTree, jax.Array], PyTree] | None = None
+    multiplicity: ArrayLike | None = None
 
     def __post_init__(self) -> None:
         if self.loss is not None and self.gradient is not None:
@@ -57,7 +65,7 @@ class Problem:
         if self.multiplicity is not None:
             self._check_multiplicity(np.asarray(self.multiplicity))
 
-    def _check_multiplicity(self, counts: Array) -> None:
+    def _check_multiplicity(self, counts: NumberArray) -> None:
         if (
             counts.shape != (self.size,)
             or counts.dtype.kind not in "iu"
@@ -77,23 +85,23 @@ class Problem:
         return int(sizes.pop() or 0) if sizes else 0
 
     @property
-    def trainable(self) -> Any:
+    def trainable(self) -> PyTree:
         """The initial parameters without what is not trained, such as a model's activation functions."""
         return eqx.filter(self.parameters, is_trained)
 
-    def model(self, trained: Any) -> Any:
+    def model(self, trained: PyTree) -> PyTree:
         """Parameters as the functions of this problem take them: what was trained, put into what was not."""
         static = eqx.filter(self.parameters, is_trained, inverse=True)
         return eqx.combine(trained, static)
 
-    def example_gradient(self, trained: Any, example: Any, moment: Moment) -> Any:
+    def example_gradient(self, trained: PyTree, example: PyTree, moment: Moment) -> PyTree:
         """The gradient of one example with respect to the trained parameters, not yet clipped."""
         if self.gradient is not None:
             return self._like_parameters("gradient", self.gradient(self.model(trained), example, moment))
         loss = self.loss
         assert loss is not None
 
-        def value(parameters: Any) -> Array:
+        def value(parameters: PyTree) -> jax.Array:
             result = loss(self.model(parameters), example, moment)
             if jnp.shape(result) != ():
                 raise ValueError(f"loss must return one number for one example, got shape {jnp.shape(result)}")
@@ -101,7 +109,7 @@ class Problem:
 
         return jax.grad(value)(trained)
 
-    def unclipped_gradient(self, trained: Any, step: Array) -> Any | None:
+    def unclipped_gradient(self, trained: PyTree, step: jax.Array) -> PyTree | None:
         """The gradient of the regulariser, if there is one."""
         if self.regulariser_gradient is not None:
             given = self.regulariser_gradient(self.model(trained), step)
@@ -111,7 +119,7 @@ class Problem:
             return None
         return jax.grad(lambda parameters: regulariser(self.model(parameters), step))(trained)
 
-    def _like_parameters(self, name: str, given: Any) -> Any:
+    def _like_parameters(self, name: str, given: PyTree) -> PyTree:
         result = eqx.filter(given, is_trained)
         expected, found = ([jnp.shape(leaf) for leaf in jax.tree.leaves(tree)] for tree in (self.trainable, result))
         if not same_structure(result, self.trainable) or expected != found:
@@ -123,7 +131,7 @@ class Problem:
 class ExampleCanary:
     """An extra example: a pytree like one of the problem's examples, without their leading axis."""
 
-    example: Any
+    example: PyTree
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,9 +141,9 @@ class GradientCanary:
     The function takes ``(parameters, moment)`` and returns either. The gradient is clipped like any other.
     """
 
-    gradient: Any
+    gradient: PyTree | Callable[[PyTree, Moment], PyTree]
 
-    def at(self, problem: Problem, trained: Any, moment: Moment) -> Any:
+    def at(self, problem: Problem, trained: PyTree, moment: Moment) -> PyTree:
         """The gradient, as a pytree like what is trained, not yet clipped."""
         given = self.gradient(problem.model(trained), moment) if callable(self.gradient) else self.gradient
         if isinstance(given, (np.ndarray, jax.Array)) and not isinstance(problem.trainable, (np.ndarray, jax.Array)):
@@ -146,18 +154,18 @@ class GradientCanary:
 Canary = ExampleCanary | GradientCanary
 
 
-def is_trained(leaf: Any) -> bool:
+def is_trained(leaf: object) -> bool:
     """Whether a leaf of the parameters is trained: an array of real numbers, and not a lone Python number."""
     return isinstance(leaf, (np.ndarray, jax.Array)) and bool(jnp.issubdtype(leaf.dtype, jnp.floating))
 
 
-def same_structure(first: Any, second: Any) -> bool:
+def same_structure(first: PyTree, second: PyTree) -> bool:
     """Whether two pytrees differ in nothing but their leaves."""
-    structures: list[Any] = [jax.tree.structure(first), jax.tree.structure(second)]
-    return bool(structures[0] == structures[1])
+    structures: list[object] = [jax.tree.structure(first), jax.tree.structure(second)]
+    return structures[0] == structures[1]
 
 
-def unflatten(vector: Array, like: Any) -> Any:
+def unflatten(vector: RealArray | jax.Array, like: PyTree) -> PyTree:
     """A flat vector as a pytree: the leaves one after the other, each in C order."""
     leaves, structure = jax.tree.flatten(like)
     sizes = [int(np.size(leaf)) for leaf in leaves]
@@ -170,7 +178,7 @@ def unflatten(vector: Array, like: Any) -> Any:
     return jax.tree.unflatten(structure, parts)
 
 
-def flatten(parameters: Any) -> Array:
+def flatten(parameters: PyTree) -> RealArray:
     """Parameters of many models as a matrix [models, parameters], in the order of ``unflatten``."""
     leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(parameters)]
     return np.concatenate([leaf.reshape(leaf.shape[0], -1) for leaf in leaves], axis=1)

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpy.typing import ArrayLike
 
+from lastiterate.arrays import Float32Array, Int32Array
 from lastiterate.data import Dataset
 from lastiterate.training.models import CNN, MLP, Dense, WideResNet, augmentation_multiplicity, cross_entropy
 from lastiterate.training.problem import Moment, Problem
-from lastiterate.values import Array, integer
+from lastiterate.values import integer
+
+if TYPE_CHECKING:
+    from jaxtyping import PyTree
 
 
-def linear(gradients: Array | None = None, dimension: int = 1) -> Problem:
-    """Linear losses, for which the heuristic is exact: example i has the gradient ``gradients[i]``, wherever one is.
+def linear(gradients: ArrayLike | None = None, dimension: int = 1) -> Problem:
+    """Linear losses, for which the heuristic is exact: the gradient of example i is ``gradients[i]`` at all parameters.
 
     Without gradients there are no examples but the canary, and ``dimension`` parameters. All parameters begin at 0.
     """
@@ -55,9 +60,9 @@ def wide_resnet(dataset: Dataset, augmentations: int = 16, seed: int = 0) -> Pro
     return Problem(model, (dataset.x_train, dataset.y_train), loss)
 
 
-def _flat_examples(dataset: Dataset) -> tuple[Array, Array]:
+def _flat_examples(dataset: Dataset) -> tuple[Float32Array, Int32Array]:
     return dataset.x_train.reshape(len(dataset.x_train), -1), dataset.y_train
 
 
-def _constant_gradient(parameters: Any, example: Any, moment: Moment) -> Any:
+def _constant_gradient(parameters: PyTree, example: jax.Array, moment: Moment) -> jax.Array:
     return example

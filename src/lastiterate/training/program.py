@@ -1,20 +1,25 @@
-"""Algorithm 1 for a chunk of models, as one compiled program.
+"""Algorithm 1 of the paper for a chunk of models, as one compiled program. Its step is
 
     theta <- theta - eta (sum of clipped gradients over the batch + gradient of the regulariser + sigma C N(0, I))
 
-The program advances a chunk from one step to another. Steps, worlds, noise and data are inputs of it, so that it is
-compiled once for all chunks, and once for runs that differ in noise or learning rate only.
+where C is the clipping norm, 1 in the paper. The program advances a chunk from one step to another. Which steps, which
+models have the canary, the noise and the data are inputs of it: it is compiled once for all chunks, and once for all
+runs that differ in noise or learning rate only.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.stages import Compiled
+from jax.typing import DTypeLike
 
+from lastiterate.arrays import BoolArray, IntArray
 from lastiterate.optimizer import SGD
 from lastiterate.run import DPSGD
 from lastiterate.training import update
@@ -22,25 +27,33 @@ from lastiterate.training.draws import Keys, loss_keys, model_keys, normal_count
 from lastiterate.training.gradients import GradientForm, gradient_form
 from lastiterate.training.problem import Canary, ExampleCanary, GradientCanary, Moment, Problem
 from lastiterate.training.sampling import Sampler
-from lastiterate.values import Array
+
+if TYPE_CHECKING:
+    from jaxtyping import PyTree
+
+    Carry = tuple[PyTree, PyTree, jax.Array]  # cursor, sum of gradients, how often each model drew the canary
+    Shared = tuple[PyTree, PyTree, jax.Array, jax.Array]
+
+_MOMENT_AXES = Moment._make((None, 0))  # as axes of a map: one step for all, a key for each
+_shape: Callable[[tuple[int, ...], DTypeLike], jax.ShapeDtypeStruct] = jax.ShapeDtypeStruct  # which has no types
 
 
 class State(NamedTuple):
     """Where a chunk of models stands; ``order`` is what the sampler remembers."""
 
     weights: update.Weights
-    order: Any
+    order: PyTree
 
 
 class Inputs(NamedTuple):
-    """What a chunk's training depends on beside its state; schedules have one entry, or one a step."""
+    """What a chunk's training depends on beside its state. Learning rate and noise are one number, or one a step."""
 
     keys: Keys
-    present: Array
-    examples: Any
-    sampling: Any
-    learning_rate: Array
-    noise: Array
+    present: jax.Array
+    examples: PyTree
+    sampling: PyTree
+    learning_rate: jax.Array
+    noise: jax.Array
 
 
 @dataclass(frozen=True)
@@ -67,30 +80,31 @@ class Program:
         weights = update.start(self.optimizer, copies)
         return State(weights, self.sampler.memory(self.chunk_size))
 
-    def shared_inputs(self) -> dict[str, Any]:
-        """The inputs that all chunks have in common, on the device."""
+    def shared_inputs(self) -> Shared:
+        """The inputs that all chunks have in common, on the device: the last four of ``Inputs``."""
         examples = self.problem.examples
         if isinstance(self.canary, ExampleCanary):
             canary = self.canary.example
             examples = jax.tree.map(lambda all_, one: np.concatenate([all_, np.asarray(one)[None]]), examples, canary)
         noise = np.asarray(self.run.noise_multiplier) * self.run.clip_norm
-        return {
-            "examples": jax.tree.map(jnp.asarray, examples),
-            "sampling": jax.tree.map(jnp.asarray, self.sampler.arguments),
-            "learning_rate": jnp.asarray(self.optimizer.learning_rate),
-            "noise": jnp.asarray(noise),
-        }
+        return (
+            jax.tree.map(jnp.asarray, examples),
+            jax.tree.map(jnp.asarray, self.sampler.arguments),
+            jnp.asarray(self.optimizer.learning_rate),
+            jnp.asarray(noise),
+        )
 
-    def inputs(self, seed: int, models: Array, present: Array, shared: dict[str, Any]) -> Inputs:
+    def inputs(self, seed: int, models: IntArray, present: BoolArray, shared: Shared) -> Inputs:
         """The inputs of a chunk: numbers of its models, and whether the canary is present for each."""
         world = jnp.asarray(present)
-        return Inputs(model_keys(seed, models, world), world.astype(jnp.float32), **shared)
+        return Inputs(model_keys(seed, models, world), world.astype(jnp.float32), *shared)
 
-    def advance(self, state: State, inputs: Inputs, start: Array, stop: Array) -> State:
+    def advance(self, state: State, inputs: Inputs, start: jax.Array, stop: jax.Array) -> State:
         """The state after steps ``start`` to ``stop - 1``."""
-        return jax.lax.fori_loop(start, stop, lambda step, state: self._step(step, state, inputs), state)
+        advanced: State = jax.lax.fori_loop(start, stop, lambda step, state: self._step(step, state, inputs), state)
+        return advanced
 
-    def _step(self, step: Array, state: State, inputs: Inputs) -> State:
+    def _step(self, step: jax.Array, state: State, inputs: Inputs) -> State:
         order = self.sampler.begin(inputs.sampling, state.order, inputs.keys.sampling, step)
         trained = state.weights.parameters
         total, drawn = self._noisy_sum(trained, order, inputs, step)
@@ -102,14 +116,14 @@ class Program:
         weights = update.update(self.optimizer, state.weights, total, _at(inputs.learning_rate, step), step)
         return State(weights, order)
 
-    def _noisy_sum(self, trained: Any, order: Any, inputs: Inputs, step: Array) -> tuple[Any, Array]:
+    def _noisy_sum(self, trained: PyTree, order: PyTree, inputs: Inputs, step: jax.Array) -> tuple[PyTree, jax.Array]:
         """Noise plus the clipped gradients of the batch, and how often each model drew the canary."""
         sampler, keys = self.sampler, inputs.keys
 
-        def more(carry: tuple[Any, Any, Array]) -> Array:
+        def more(carry: Carry) -> jax.Array:
             return sampler.more(inputs.sampling, carry[0], step)
 
-        def block(carry: tuple[Any, Any, Array]) -> tuple[Any, Any, Array]:
+        def block(carry: Carry) -> Carry:
             cursor, total, drawn = carry
             slots, weights, cursor = sampler.take(inputs.sampling, order, keys.sampling, step, cursor)
             is_canary = slots == self.problem.size
@@ -125,7 +139,8 @@ class Program:
         _, total, drawn = jax.lax.while_loop(more, block, carry)
         return total, drawn
 
-    def _noise(self, trained: Any, inputs: Inputs, step: Array) -> Any:
+    def _noise(self, trained: PyTree, inputs: Inputs, step: jax.Array) -> PyTree:
+        """Noise of standard deviation sigma times the clipping norm, for each parameter of each model."""
         leaves, structure = jax.tree.flatten(trained)
         scale, offset, result = _at(inputs.noise, step), 0, []
         for leaf in leaves:
@@ -135,33 +150,35 @@ class Program:
         return jax.tree.unflatten(structure, result)
 
     def _clipped_sums(
-        self, form: GradientForm, trained: Any, slots: Array, weights: Array, inputs: Inputs, step: Array
-    ) -> Any:
+        self, form: GradientForm, trained: PyTree, slots: jax.Array, weights: jax.Array, inputs: Inputs, step: jax.Array
+    ) -> PyTree:
         """The clipped gradients of a block, each as often as it counts, summed for each model."""
         has_canary = isinstance(self.canary, ExampleCanary)
         rows = slots if has_canary else jnp.minimum(slots, self.problem.size - 1)
         batch = jax.tree.map(lambda leaf: leaf[rows], inputs.examples)
         moments = Moment(step, loss_keys(inputs.keys.loss, step, slots))
 
-        def one_model(trained: Any, batch: Any, moments: Moment, weights: Array) -> list[Array]:
-            described = jax.vmap(form.describe, (None, 0, Moment(None, 0)))(trained, batch, moments)
+        def one_model(trained: PyTree, batch: PyTree, moments: Moment, weights: jax.Array) -> list[jax.Array]:
+            described = jax.vmap(form.describe, (None, 0, _MOMENT_AXES))(trained, batch, moments)
             return form.weighted_sum(weights * self._clip_factors(form.norms(described)), described)
 
-        sums = jax.vmap(one_model, (0, 0, Moment(None, 0), 0))(trained, batch, moments, weights)
+        sums = jax.vmap(one_model, (0, 0, _MOMENT_AXES, 0))(trained, batch, moments, weights)
         return jax.tree.unflatten(jax.tree.structure(trained), sums)
 
-    def _clip_factors(self, norms: Array) -> Array:
+    def _clip_factors(self, norms: jax.Array) -> jax.Array:
+        """What gradients of these norms are multiplied by to be clipped: 1 / max(1, norm / C), as in Algorithm 1."""
         factors = 1.0 / jnp.maximum(1.0, norms / self.run.clip_norm)
         # A norm beyond the largest float would scale its gradient to 0, and the example would be left out unnoticed.
         return jnp.where(jnp.isinf(norms), jnp.nan, factors)
 
-    def _add_canary(self, total: Any, times: Array, trained: Any, inputs: Inputs, step: Array) -> Any:
+    def _add_canary(self, total: PyTree, times: jax.Array, trained: PyTree, inputs: Inputs, step: jax.Array) -> PyTree:
+        """The sum with each model's clipped canary in it, as many ``times`` as the model drew it."""
         canary = self.canary
         assert isinstance(canary, GradientCanary)
         slot = jnp.full((self.chunk_size, 1), self.problem.size)
         keys = loss_keys(inputs.keys.loss, step, slot)[:, 0]
 
-        def clipped(trained: Any, key: Array, times: Array) -> Any:
+        def clipped(trained: PyTree, key: jax.Array, times: jax.Array) -> PyTree:
             gradient = canary.at(self.problem, trained, Moment(step, key))
             norm = jnp.sqrt(sum(jnp.sum(jnp.square(leaf)) for leaf in jax.tree.leaves(gradient)))
             factor = times.astype(norm.dtype) * self._clip_factors(norm)
@@ -171,30 +188,30 @@ class Program:
 
 
 def describe_gradients(problem: Problem) -> GradientForm | None:
-    """How the gradients of a problem's examples are computed, which also checks that its functions fit together."""
+    """How the gradients of a problem's examples are computed. Fails if its functions do not fit its arrays."""
     if not problem.size:
         return None
-    struct = jax.ShapeDtypeStruct
-    example = jax.tree.map(lambda leaf: struct(leaf.shape[1:], jnp.result_type(leaf)), problem.examples)
-    trained = jax.tree.map(lambda leaf: struct(jnp.shape(leaf), jnp.result_type(leaf)), problem.trainable)
-    moment = Moment(struct((), jnp.int32), struct((), jax.random.key(0, impl="threefry2x32").dtype))
+    example = jax.tree.map(lambda leaf: _shape(leaf.shape[1:], jnp.result_type(leaf)), problem.examples)
+    trained = jax.tree.map(lambda leaf: _shape(jnp.shape(leaf), jnp.result_type(leaf)), problem.trainable)
+    moment = Moment._make((_shape((), jnp.int32), _shape((), jax.random.key(0, impl="threefry2x32").dtype)))
     return gradient_form(problem.example_gradient, trained, example, moment)
 
 
-def compile_program(program: Program, workers: int) -> Any:
+def compile_program(program: Program, workers: int) -> Compiled:
     """The compiled ``advance``: JAX's executable, to be called with its arguments by so many threads at a time."""
     models = np.zeros(program.chunk_size, np.int64)
     inputs = jax.eval_shape(lambda: program.inputs(0, models, models > 0, program.shared_inputs()))
     state = jax.eval_shape(program.initial)
-    number = jax.ShapeDtypeStruct((), jnp.int32)
+    number = _shape((), jnp.int32)
     lowered = jax.jit(program.advance).lower(state, inputs, number, number)
     return lowered.compile(compiler_options=_options(workers) if jax.default_backend() == "cpu" else None)
 
 
 def _options(workers: int) -> dict[str, str | bool]:
-    """XLA's options for CPUs: whole vector registers, and no threads of its own where ours keep all cores busy."""
+    """XLA's options for CPUs: use all of a vector register, and start no threads where ours keep all cores busy."""
     return {"xla_cpu_prefer_vector_width": "512", "xla_cpu_multi_thread_eigen": workers == 1}
 
 
-def _at(schedule: Array, step: Array) -> Array:
+def _at(schedule: jax.Array, step: jax.Array) -> jax.Array:
+    """The entry of a step, in a schedule of one number for all steps or one for each."""
     return schedule if schedule.ndim == 0 else schedule[step]

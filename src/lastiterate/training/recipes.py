@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from lastiterate.arrays import Float32Array, FloatArray, Int32Array
 from lastiterate.data import Dataset, digits
 from lastiterate.optimizer import SGD
 from lastiterate.privacy.analyses.calibrate import calibrate
@@ -15,7 +16,6 @@ from lastiterate.training import problems
 from lastiterate.training.models import accuracy
 from lastiterate.training.problem import Problem
 from lastiterate.training.train import Trained
-from lastiterate.values import Array
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,12 +27,12 @@ class Recipe:
     run: DPSGD
 
     @property
-    def test(self) -> tuple[Array, Array]:
+    def test(self) -> tuple[Float32Array, Int32Array]:
         """Images, in the shape in which the model takes them, and labels to test on."""
         shape = np.shape(self.problem.examples[0])[1:]
         return self.dataset.x_test.reshape(-1, *shape), self.dataset.y_test
 
-    def accuracies(self, trained: Trained) -> Array:
+    def accuracies(self, trained: Trained) -> FloatArray:
         """Test accuracy of each model."""
         return np.array([accuracy(trained.model(i), *self.test) for i in range(len(trained.models))])
 

@@ -8,37 +8,46 @@ batch is ever too large: there is nothing to overflow and nothing to truncate.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from scipy.stats import binom
 
+from lastiterate.arrays import Float32Array, FloatArray, Int32Array, IntArray
 from lastiterate.batch_order import batch_order
 from lastiterate.run import DPSGD
-from lastiterate.training.binomial_draws import binomial_counts, binomial_tables
+from lastiterate.training.binomial_draws import HostTables, Tables, binomial_counts, binomial_tables
 from lastiterate.training.draws import exponentials, words
-from lastiterate.values import Array
+
+if TYPE_CHECKING:
+    from jaxtyping import PyTree
+
+Pair = tuple[jax.Array, jax.Array]
 
 MOST_SLOTS = 2**23  # positions are computed in float32, which is exact for integers up to 2^24
 
 
 class Sampler(Protocol):
-    """Draws batches. ``arguments`` are arrays that the compiled program takes as inputs; ``memory`` lives in its state.
+    """Draws batches.
 
-    A step calls ``begin`` once, then ``take`` while there is ``more``; the cursor is what is carried between blocks.
+    ``arguments`` are arrays that the compiled program takes as inputs. ``memory`` is what is carried from step to step;
+    a step calls ``begin`` once, which returns the memory of that step. Then it calls ``take`` while there is ``more``,
+    once for each block; ``cursor`` is what is carried from block to block.
     """
 
     @property
     def block(self) -> int: ...
     @property
-    def arguments(self) -> Any: ...
-    def memory(self, models: int) -> Any: ...
-    def begin(self, arguments: Any, memory: Any, keys: Array, step: Array) -> Any: ...
-    def cursor(self, models: int) -> Array: ...
-    def more(self, arguments: Any, cursor: Array, step: Array) -> Array: ...
-    def take(self, arguments: Any, memory: Any, keys: Array, step: Array, cursor: Array) -> tuple[Array, Array, Array]:
+    def arguments(self) -> PyTree: ...
+    def memory(self, models: int) -> PyTree: ...
+    def begin(self, arguments: PyTree, memory: PyTree, keys: jax.Array, step: jax.Array) -> PyTree: ...
+    def cursor(self, models: int) -> PyTree: ...
+    def more(self, arguments: PyTree, cursor: PyTree, step: jax.Array) -> jax.Array: ...
+    def take(
+        self, arguments: PyTree, memory: PyTree, keys: jax.Array, step: jax.Array, cursor: PyTree
+    ) -> tuple[jax.Array, jax.Array, PyTree]:
         """Slots [models, block], how often each counts (0 for padding), and the next cursor."""
 
 
@@ -52,28 +61,28 @@ class PoissonSampler:
 
     slots: int
     block: int
-    sample_rate: Array  # [steps]
+    sample_rate: FloatArray  # [steps]
 
     @property
-    def arguments(self) -> Array:
+    def arguments(self) -> Float32Array:
         with np.errstate(divide="ignore"):
             return (-np.log1p(-self.sample_rate)).astype(np.float32)
 
     def memory(self, models: int) -> tuple[()]:
         return ()
 
-    def begin(self, arguments: Array, memory: tuple[()], keys: Array, step: Array) -> tuple[()]:
+    def begin(self, arguments: jax.Array, memory: tuple[()], keys: jax.Array, step: jax.Array) -> tuple[()]:
         return memory
 
-    def cursor(self, models: int) -> tuple[Array, Array]:
+    def cursor(self, models: int) -> Pair:
         return jnp.uint32(0), jnp.full(models, -1.0, jnp.float32)
 
-    def more(self, arguments: Array, cursor: tuple[Array, Array], step: Array) -> Array:
+    def more(self, arguments: jax.Array, cursor: Pair, step: jax.Array) -> jax.Array:
         return jnp.any(cursor[1] < self.slots - 1)
 
     def take(
-        self, arguments: Array, memory: tuple[()], keys: Array, step: Array, cursor: tuple[Array, Array]
-    ) -> tuple[Array, Array, tuple[Array, Array]]:
+        self, arguments: jax.Array, memory: tuple[()], keys: jax.Array, step: jax.Array, cursor: Pair
+    ) -> tuple[jax.Array, jax.Array, Pair]:
         drawn, last = cursor
         waiting = exponentials(keys, step, drawn + jnp.arange(self.block, dtype=jnp.uint32))
         gaps = jnp.minimum(jnp.floor(waiting / arguments[step]), self.slots)
@@ -88,34 +97,35 @@ class PoissonSampler:
 
 @dataclass(frozen=True)
 class GroupSampler:
-    """Slots that stand for many identical examples: each step takes a binomial number of copies of every slot."""
+    """For slots that stand for many identical examples: a step takes a binomial number of copies of every slot."""
 
-    multiplicity: Array  # [slots]
-    sample_rate: Array  # [steps]
+    multiplicity: IntArray  # [slots]
+    sample_rate: FloatArray  # [steps]
 
     @property
     def block(self) -> int:
         return int(self.multiplicity.size)
 
     @property
-    def arguments(self) -> Any:
+    def arguments(self) -> HostTables:
         return binomial_tables(self.multiplicity, self.sample_rate).arrays
 
     def memory(self, models: int) -> tuple[()]:
         return ()
 
-    def begin(self, arguments: Any, memory: tuple[()], keys: Array, step: Array) -> tuple[()]:
+    def begin(self, arguments: Tables, memory: tuple[()], keys: jax.Array, step: jax.Array) -> tuple[()]:
         return memory
 
-    def cursor(self, models: int) -> Array:
-        return jnp.int32(0)
+    def cursor(self, models: int) -> jax.Array:
+        first: jax.Array = jnp.int32(0)
+        return first
 
-    def more(self, arguments: Any, cursor: Array, step: Array) -> Array:
+    def more(self, arguments: Tables, cursor: jax.Array, step: jax.Array) -> jax.Array:
         return cursor == 0
 
     def take(
-        self, arguments: Any, memory: tuple[()], keys: Array, step: Array, cursor: Array
-    ) -> tuple[Array, Array, Array]:
+        self, arguments: Tables, memory: tuple[()], keys: jax.Array, step: jax.Array, cursor: jax.Array
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
         counts = binomial_counts(keys, step, arguments).astype(float)  # the widest that JAX is set to
         slots = jnp.broadcast_to(jnp.arange(self.block, dtype=jnp.int32), counts.shape)
         return slots, counts, cursor + 1
@@ -127,38 +137,40 @@ class OrderSampler:
 
     slots: int
     block: int
-    begins: Array  # [steps]
-    sizes: Array  # [steps]
+    begins: IntArray  # [steps]
+    sizes: IntArray  # [steps]
     steps_per_order: int | None  # None: the natural order throughout
 
     @property
-    def arguments(self) -> tuple[Array, Array]:
+    def arguments(self) -> tuple[Int32Array, Int32Array]:
         return self.begins.astype(np.int32), self.sizes.astype(np.int32)
 
-    def memory(self, models: int) -> Array:
+    def memory(self, models: int) -> jax.Array:
         natural = np.pad(np.arange(self.slots, dtype=np.int32), (0, self.block))
         return jnp.asarray(np.tile(natural, (models if self.steps_per_order else 1, 1)))
 
-    def begin(self, arguments: Any, memory: Array, keys: Array, step: Array) -> Array:
+    def begin(self, arguments: Pair, memory: jax.Array, keys: jax.Array, step: jax.Array) -> jax.Array:
         if self.steps_per_order is None:
             return memory
 
-        def shuffle(_: Array) -> Array:
+        def shuffle(_: jax.Array) -> jax.Array:
             first, second = words(keys, step, jnp.arange(self.slots))
             order = jax.lax.sort((first, second, jax.lax.broadcasted_iota(jnp.int32, first.shape, 1)), num_keys=2)[2]
             return jnp.pad(order, ((0, 0), (0, self.block)))
 
-        return jax.lax.cond(step % self.steps_per_order == 0, shuffle, lambda order: order, memory)
+        order: jax.Array = jax.lax.cond(step % self.steps_per_order == 0, shuffle, lambda order: order, memory)
+        return order
 
-    def cursor(self, models: int) -> Array:
-        return jnp.int32(0)
+    def cursor(self, models: int) -> jax.Array:
+        first: jax.Array = jnp.int32(0)
+        return first
 
-    def more(self, arguments: tuple[Array, Array], cursor: Array, step: Array) -> Array:
+    def more(self, arguments: Pair, cursor: jax.Array, step: jax.Array) -> jax.Array:
         return cursor < arguments[1][step]
 
     def take(
-        self, arguments: tuple[Array, Array], memory: Array, keys: Array, step: Array, cursor: Array
-    ) -> tuple[Array, Array, Array]:
+        self, arguments: Pair, memory: jax.Array, keys: jax.Array, step: jax.Array, cursor: jax.Array
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
         begins, sizes = arguments
         slots = jax.lax.dynamic_slice_in_dim(memory, begins[step] + cursor, self.block, axis=1)
         taken = cursor + jnp.arange(self.block) < sizes[step]
@@ -167,7 +179,7 @@ class OrderSampler:
         return jnp.broadcast_to(slots, shape), weights, cursor + self.block
 
 
-def make_sampler(run: DPSGD, slots: int, chunk_size: int, most: int, multiplicity: Array | None = None) -> Sampler:
+def make_sampler(run: DPSGD, slots: int, chunk_size: int, most: int, multiplicity: IntArray | None = None) -> Sampler:
     """The sampler of a run over so many slots, in blocks of at most ``most``."""
     rates = np.broadcast_to(np.asarray(run.sample_rate, np.float64), run.steps)
     if multiplicity is not None:

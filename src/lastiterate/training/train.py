@@ -5,17 +5,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 from threading import Lock
 from time import monotonic
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import jax
 import numpy as np
+from numpy.typing import ArrayLike
 
+from lastiterate.arrays import BoolArray, IntArray, RealArray
 from lastiterate.run import DPSGD
 from lastiterate.training.memory import peak_bytes
 from lastiterate.training.problem import Canary, Problem, flatten
 from lastiterate.training.trainer import OnIterate, TrainedChunk, Trainer
 from lastiterate.training_progress import TrainingProgress
-from lastiterate.values import Array, integer
+from lastiterate.values import integer
+
+if TYPE_CHECKING:
+    from jaxtyping import PyTree
 
 Release = Literal["last_iterate_only", "intermediate_iterates"]
 
@@ -36,19 +41,19 @@ class Trained:
     """
 
     problem: Problem
-    models: Array
-    present: Array
-    parameters: Any
-    iterates: Any
+    models: IntArray
+    present: BoolArray
+    parameters: PyTree[RealArray]
+    iterates: PyTree[RealArray] | None
     chunk_size: int
     seconds: float
     peak_bytes: int
 
-    def flat(self) -> Array:
+    def flat(self) -> RealArray:
         """The released parameters as a matrix [models, parameters]."""
         return flatten(self.parameters)
 
-    def model(self, position: int) -> Any:
+    def model(self, position: int) -> PyTree:
         """One of the models, in the form in which the problem's parameters were given."""
         return self.problem.model(jax.tree.map(lambda leaf: leaf[position], self.parameters))
 
@@ -58,8 +63,8 @@ def train(
     problem: Problem,
     canary: Canary | None = None,
     *,
-    models: int | Array = 64,
-    present: bool | Array = False,
+    models: int | ArrayLike = 64,
+    present: bool | ArrayLike = False,
     seed: int = 0,
     release: Release = "last_iterate_only",
     on_iterate: OnIterate | None = None,
@@ -109,8 +114,8 @@ def train(
 class _Iterates:
     """Collects all iterates in arrays [models, steps + 1, ...]."""
 
-    def __init__(self, numbers: Array, worlds: Array, steps: int, also: OnIterate | None) -> None:
-        self.iterates: Any = None
+    def __init__(self, numbers: IntArray, worlds: BoolArray, steps: int, also: OnIterate | None) -> None:
+        self.iterates: PyTree[RealArray] | None = None
         self._rows = {which: row for row, which in enumerate(zip(numbers.tolist(), worlds.tolist(), strict=True))}
         self._steps, self._also, self._lock = steps, also, Lock()
 
@@ -126,7 +131,7 @@ class _Iterates:
             kept[rows, step] = leaf
 
 
-def _models(models: int | Array, present: bool | Array) -> tuple[Array, Array]:
+def _models(models: int | ArrayLike, present: bool | ArrayLike) -> tuple[IntArray, BoolArray]:
     """The numbers of the models and their worlds, as arrays."""
     if np.ndim(models) == 0:
         numbers = np.arange(integer("models", models, 1, 2**32))
@@ -134,6 +139,7 @@ def _models(models: int | Array, present: bool | Array) -> tuple[Array, Array]:
         numbers = np.asarray(models)
         if numbers.ndim != 1 or numbers.dtype.kind not in "iu" or not np.all((numbers >= 0) & (numbers < 2**32)):
             raise ValueError(f"models must be a number or a list of integers in [0, 2^32), got {models!r}")
+        numbers = numbers.astype(np.int64, copy=False)
     worlds = np.asarray(present)
     if worlds.dtype != np.bool_ or worlds.shape not in ((), numbers.shape):
         raise ValueError(f"present must be a boolean, or one for each of {len(numbers)} models, got {present!r}")

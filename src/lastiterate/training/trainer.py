@@ -6,13 +6,15 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from threading import Event
 from time import monotonic
-from typing import Any
+from typing import TYPE_CHECKING
 
 import jax
 import numpy as np
 
+from lastiterate.arrays import BoolArray, IntArray, RealArray
 from lastiterate.machine import cores
 from lastiterate.run import DPSGD
 from lastiterate.training.compilation_cache import use_compilation_cache
@@ -21,14 +23,16 @@ from lastiterate.training.problem import Canary, ExampleCanary, Problem, same_st
 from lastiterate.training.program import Inputs, Program, State, compile_program, describe_gradients
 from lastiterate.training.sampling import make_sampler
 from lastiterate.training.update import released
+from lastiterate.training_diverged import TrainingDiverged
 from lastiterate.training_progress import TrainingProgress
-from lastiterate.values import Array, integer
+from lastiterate.values import integer
 
+if TYPE_CHECKING:
+    from jax.stages import Compiled
+    from jaxtyping import PyTree
+
+_wait: Callable[[State], State] = jax.block_until_ready  # which has no types
 SEGMENT_SECONDS = 0.3  # how often a chunk returns to Python: to show progress, to be interrupted, to be checked
-
-
-class TrainingDiverged(ArithmeticError):
-    """A model's parameters are no longer finite, so there is no last iterate to release."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,9 +42,9 @@ class TrainedChunk:
     ``parameters`` is a pytree of NumPy arrays with a leading axis of models.
     """
 
-    models: Array
-    present: Array
-    parameters: Any
+    models: IntArray
+    present: BoolArray
+    parameters: PyTree[RealArray]
 
 
 OnIterate = Callable[[int, TrainedChunk], None]
@@ -98,8 +102,8 @@ class Trainer:
         numbers = self._form.numbers if self._form else 1
         return copies * sum(leaf.nbytes for leaf in leaves), example + numbers * leaves[0].itemsize
 
-    def _compile(self) -> tuple[Program, Any]:
-        """The program, with blocks halved until it fits into the machine: activations are not known before."""
+    def _compile(self) -> tuple[Program, Compiled]:
+        """The program, with blocks halved until it fits into memory: only compiling shows what activations take."""
         most = largest_block(self._bytes()[1], self.chunk_size)
         while True:
             program = self._make_program(most)
@@ -120,14 +124,14 @@ class Trainer:
         if not slots:
             raise ValueError("examples must not be empty where there is no canary: there is nothing to train on")
         counts = self.problem.multiplicity
-        multiplicity = None if counts is None else np.asarray([*counts, 1][:slots], np.int64)
+        multiplicity = None if counts is None else np.append(np.asarray(counts, np.int64), 1)[:slots]
         sampler = make_sampler(self.run, slots, self.chunk_size, most, multiplicity)
         return Program(self.run, self.problem, self.canary, sampler, self._form, self.chunk_size)
 
     def chunks(
         self,
-        models: Array,
-        present: Array,
+        models: IntArray,
+        present: BoolArray,
         seed: int,
         progress: TrainingProgress | None = None,
         on_iterate: OnIterate | None = None,
@@ -139,8 +143,8 @@ class Trainer:
         try:
             for begin in range(0, len(models), self.chunk_size):
                 part = slice(begin, begin + self.chunk_size)
-                task = (models[part], present[part], seed, stop, progress, on_iterate)
-                waiting.append(pool.submit(self._train_in_thread, *task))
+                task = partial(self._train_chunk, models[part], present[part], seed, stop, progress, on_iterate)
+                waiting.append(pool.submit(self._in_thread, task))
                 if len(waiting) > 2 * self.workers:  # finished chunks that nobody has taken yet hold memory
                     yield waiting.popleft().result()
             while waiting:
@@ -149,14 +153,14 @@ class Trainer:
             stop.set()
             pool.shutdown(cancel_futures=True)
 
-    def _train_in_thread(self, *task: Any) -> TrainedChunk:
-        with jax.enable_x64(self._double):  # a thread does not inherit it
-            return self._train_chunk(*task)
+    def _in_thread(self, task: Callable[[], TrainedChunk]) -> TrainedChunk:
+        with jax.enable_x64(self._double):  # a new thread does not have the setting of the one that began it
+            return task()
 
     def _train_chunk(
         self,
-        models: Array,
-        present: Array,
+        models: IntArray,
+        present: BoolArray,
         seed: int,
         stop: Event,
         progress: TrainingProgress | None,
@@ -172,7 +176,7 @@ class Trainer:
         while step < self.run.steps and not stop.is_set():
             end = min(step + stride, self.run.steps)
             began = monotonic()
-            before, state = state, jax.block_until_ready(self._advance(state, inputs, np.int32(step), np.int32(end)))
+            before, state = state, _wait(self._advance(state, inputs, np.int32(step), np.int32(end)))
             if not _finite(state, count).all():
                 self._report_divergence(before, inputs, step, models, present)
             if on_iterate:
@@ -184,8 +188,11 @@ class Trainer:
             step = end
         return TrainedChunk(models, present, _first(released(state.weights), count))
 
-    def _report_divergence(self, state: State, inputs: Inputs, step: int, models: Array, present: Array) -> None:
-        """Go through the segment again, step by step: what is not finite stays so, and draws are the same again."""
+    def _report_divergence(self, state: State, inputs: Inputs, step: int, models: IntArray, present: BoolArray) -> None:
+        """Find the first step after which a model is not finite, and raise.
+
+        The segment that began at this ``state`` and ``step`` is run again one step at a time, with the same draws.
+        """
         finite = _finite(state, len(models))
         while finite.all():
             state = self._advance(state, inputs, np.int32(step), np.int32(step + 1))
@@ -201,10 +208,11 @@ class Trainer:
         )
 
 
-def _finite(state: State, count: int) -> Array:
+def _finite(state: State, count: int) -> BoolArray:
     """Whether all parameters of each of the first ``count`` models are finite."""
     leaves = [np.asarray(leaf)[:count].reshape(count, -1) for leaf in jax.tree.leaves(state.weights.parameters)]
-    return np.all([np.isfinite(leaf).all(axis=1) for leaf in leaves], axis=0)
+    finite: BoolArray = np.all([np.isfinite(leaf).all(axis=1) for leaf in leaves], axis=0)
+    return finite
 
 
 def _check_example_canary(problem: Problem, canary: ExampleCanary) -> None:
@@ -214,7 +222,8 @@ def _check_example_canary(problem: Problem, canary: ExampleCanary) -> None:
         raise ValueError(f"canary must be an example like those of the problem, of shapes {one}, got {found}")
 
 
-def _first(tree: Any, count: int) -> Any:
+def _first(tree: PyTree[jax.Array], count: int) -> PyTree[RealArray]:
+    """The arrays of the first ``count`` models, without those that fill the chunk up."""
     return jax.tree.map(lambda leaf: np.asarray(leaf)[:count], tree)
 
 

@@ -2,31 +2,41 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from lastiterate.optimizer import SGD
-from lastiterate.values import Array
+
+if TYPE_CHECKING:
+    from jaxtyping import PyTree
 
 
 class Weights(NamedTuple):
     """Parameters of a chunk of models, with what their optimizer remembers. None: it does not need it."""
 
-    parameters: Any
-    momentum: Any
-    average: Any
+    parameters: PyTree[jax.Array]
+    momentum: PyTree[jax.Array] | None
+    average: PyTree[jax.Array] | None
 
 
-def start(optimizer: SGD, parameters: Any) -> Weights:
+def start(optimizer: SGD, parameters: PyTree[jax.Array]) -> Weights:
     """The weights before the first step."""
     momentum = jax.tree.map(jnp.zeros_like, parameters) if optimizer.momentum else None
     return Weights(parameters, momentum, None if optimizer.averaging is None else jax.tree.map(jnp.array, parameters))
 
 
-def update(optimizer: SGD, weights: Weights, gradient: Any, learning_rate: Array, step: Array) -> Weights:
-    """The weights after a step whose noisy gradient, regulariser included, this is. ``step`` counts from 0."""
+def update(
+    optimizer: SGD, weights: Weights, gradient: PyTree[jax.Array], learning_rate: jax.Array, step: jax.Array
+) -> Weights:
+    """The weights after one more step.
+
+    Args:
+        gradient: the sum in parentheses of Algorithm 1: clipped gradients, the regulariser's gradient and noise.
+        learning_rate: that of this step.
+        step: the number of this step, from 0.
+    """
     tree = jax.tree.map
     parameters, buffer, average = weights
     decay = optimizer.weight_decay
@@ -49,6 +59,6 @@ def update(optimizer: SGD, weights: Weights, gradient: Any, learning_rate: Array
     return Weights(parameters, buffer, average)
 
 
-def released(weights: Weights) -> Any:
-    """The parameters that leave the house: the average if there is one."""
+def released(weights: Weights) -> PyTree[jax.Array]:
+    """The parameters that are released: their average if the optimizer keeps one, else the last iterate."""
     return weights.parameters if weights.average is None else weights.average

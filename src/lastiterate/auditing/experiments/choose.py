@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import singledispatch
 
-from lastiterate.arrays import FloatArray, IntArray
+from lastiterate.arrays import NumberArray
 from lastiterate.auditing.experiments.protocol import Experiment
 from lastiterate.run import DPSGD
 from lastiterate.values import integer
@@ -26,7 +26,7 @@ class Given:
     attack: object
     models: int
     seed: int
-    test: tuple[FloatArray, IntArray] | None = None
+    test: tuple[NumberArray, NumberArray] | None = None
     data: str = ""
 
     def __post_init__(self) -> None:

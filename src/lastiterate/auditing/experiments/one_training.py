@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from lastiterate.arrays import BoolArray, FloatArray, IntArray
+from lastiterate.arrays import BoolArray, IntArray, NumberArray
 from lastiterate.attacks.attack import models_to_craft
 from lastiterate.attacks.one_run import OneRun
 from lastiterate.auditing.design import OneModel, Quality
@@ -34,7 +34,7 @@ class OneTraining:
     attack: OneRun
     models: int
     seed: int
-    test: tuple[FloatArray, IntArray] | None = None
+    test: tuple[NumberArray, NumberArray] | None = None
     described: str = ""
 
     @property

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
-from lastiterate.training.problem import Moment
-from lastiterate.values import Array
+from lastiterate.training.problem import Loss, Moment
+
+if TYPE_CHECKING:
+    from jaxtyping import PyTree
 
 _REACH = 4  # pixels by which a view is moved at most
-
-Loss = Callable[[Any, Any, Moment], Array]
 
 
 def random_view(image: Array, key: Array) -> Array:
@@ -28,7 +28,7 @@ def random_view(image: Array, key: Array) -> Array:
 def augmentation_multiplicity(loss: Loss, count: int) -> Loss:
     """The loss of an example ``(image, label)`` as the mean over ``count`` random views of its image."""
 
-    def mean_loss(parameters: Any, example: tuple[Array, Array], moment: Moment) -> Array:
+    def mean_loss(parameters: PyTree, example: tuple[Array, Array], moment: Moment) -> Array:
         image, label = example
 
         def one_view(key: Array) -> Array:

@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 
 from lastiterate.training.models.layers import Conv, Dense, max_pool
-from lastiterate.values import Array
 
 # Kernel, stride and padding of the two convolutions, by height of the image. Those for 28 and 32 are the network of
 # Papernot et al. and of Opacus' MNIST example.
@@ -28,7 +27,7 @@ class CNN(eqx.Module):
     hidden: Dense
     output: Dense
 
-    def __init__(self, shape: tuple[int, int, int], classes: int, key: Array) -> None:
+    def __init__(self, shape: tuple[int, int, int], classes: int, key: jax.Array) -> None:
         if len(shape) != 3 or shape[0] != shape[1] or shape[0] not in _CONVOLUTIONS:
             raise ValueError(f"shape must be (n, n, channels) with n one of 8, 28 and 32, got {tuple(shape)}")
         keys = jax.random.split(key, 4)
@@ -39,7 +38,7 @@ class CNN(eqx.Module):
         self.hidden = Dense(side * side * 32, 32, keys[2])
         self.output = Dense(32, classes, keys[3])
 
-    def __call__(self, x: Array) -> Array:
+    def __call__(self, x: jax.Array) -> jax.Array:
         x = max_pool(jnp.tanh(self.first(x)))
         x = max_pool(jnp.tanh(self.second(x)))
         return self.output(jnp.tanh(self.hidden(x.reshape(-1))))

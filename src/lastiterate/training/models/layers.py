@@ -1,8 +1,9 @@
 """Layers for one example, made of products of matrices and slices.
 
-Under a map over models whose weights differ, XLA turns a convolution into a grouped one, which is slow on CPUs, and a
-gather's gradient into a scatter. Patches times kernel, with patches made of slices, has neither; and its gradient is a
-product that ``training.gradients`` recognises. So kernels are stored as matrices, and used once.
+When models with different weights are trained at once, XLA turns convolutions into grouped ones, which are slow on
+CPUs, and the gradient of a gather into a scatter. A product of patches and kernel, with patches made of slices, avoids
+both, and its gradient has the form that ``training.gradients`` recognises, as long as a kernel is used once. So kernels
+are stored as matrices.
 """
 
 from __future__ import annotations
@@ -13,36 +14,34 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from lastiterate.values import Array
-
 
 class Dense(eqx.Module):
     """A dense layer on vectors. Weights and biases begin uniform within 1/sqrt(inputs), as in PyTorch."""
 
-    weight: Array  # [inputs, outputs]
-    bias: Array
+    weight: jax.Array  # [inputs, outputs]
+    bias: jax.Array
 
-    def __init__(self, inputs: int, outputs: int, key: Array) -> None:
+    def __init__(self, inputs: int, outputs: int, key: jax.Array) -> None:
         self.weight, self.bias = _uniform(inputs, outputs, key)
 
-    def __call__(self, x: Array) -> Array:
+    def __call__(self, x: jax.Array) -> jax.Array:
         return x @ self.weight + self.bias
 
 
 class Conv(eqx.Module):
     """A convolution on images [height, width, channels], begun as PyTorch's."""
 
-    weight: Array  # [kernel * kernel * inputs, outputs]
-    bias: Array
+    weight: jax.Array  # [kernel * kernel * inputs, outputs]
+    bias: jax.Array
     kernel: int = eqx.field(static=True)
     stride: int = eqx.field(static=True)
     padding: int = eqx.field(static=True)
 
-    def __init__(self, inputs: int, outputs: int, kernel: int, stride: int, padding: int, key: Array) -> None:
+    def __init__(self, inputs: int, outputs: int, kernel: int, stride: int, padding: int, key: jax.Array) -> None:
         self.kernel, self.stride, self.padding = kernel, stride, padding
         self.weight, self.bias = _uniform(kernel * kernel * inputs, outputs, key)
 
-    def __call__(self, x: Array) -> Array:
+    def __call__(self, x: jax.Array) -> jax.Array:
         if self.padding:
             x = jnp.pad(x, ((self.padding, self.padding), (self.padding, self.padding), (0, 0)))
         return convolve(x, self.weight, self.kernel, self.stride) + self.bias
@@ -51,14 +50,14 @@ class Conv(eqx.Module):
 class GroupNorm(eqx.Module):
     """Normalisation of groups of channels over the whole image, with a scale and an offset for each channel."""
 
-    scale: Array
-    offset: Array
+    scale: jax.Array
+    offset: jax.Array
     groups: int = eqx.field(static=True)
 
     def __init__(self, channels: int, groups: int) -> None:
         self.scale, self.offset, self.groups = jnp.ones(channels), jnp.zeros(channels), groups
 
-    def __call__(self, x: Array) -> Array:
+    def __call__(self, x: jax.Array) -> jax.Array:
         grouped = x.reshape(*x.shape[:2], self.groups, -1)
         mean = jnp.mean(grouped, axis=(0, 1, 3), keepdims=True)
         variance = jnp.var(grouped, axis=(0, 1, 3), keepdims=True)
@@ -66,18 +65,18 @@ class GroupNorm(eqx.Module):
         return normal * self.scale + self.offset
 
 
-def convolve(x: Array, kernel_matrix: Array, kernel: int, stride: int) -> Array:
+def convolve(x: jax.Array, kernel_matrix: jax.Array, kernel: int, stride: int) -> jax.Array:
     """An image, already padded, convolved with a kernel that is given as a matrix [kernel^2 * inputs, outputs]."""
     patches = image_patches(x, kernel, stride)
     height, width, size = patches.shape
     return (patches.reshape(-1, size) @ kernel_matrix).reshape(height, width, -1)
 
 
-def image_patches(x: Array, kernel: int, stride: int) -> Array:
+def image_patches(x: jax.Array, kernel: int, stride: int) -> jax.Array:
     """All patches of an image: [rows, columns, kernel * kernel * channels].
 
-    The image is cut into tiles of stride by stride pixels, and patches are put together from tiles, across and then
-    down. So no slice skips pixels, and the gradient adds up blocks that are shifted by tiles, fewer and whole.
+    The image is cut into tiles of stride by stride pixels. Patches are put together from tiles, first along rows, then
+    along columns. So no slice has to skip pixels, and the gradient is a sum of a few whole blocks, shifted by tiles.
     """
     rows, columns, channels = x.shape
     height, width = (rows - kernel) // stride + 1, (columns - kernel) // stride + 1
@@ -91,13 +90,13 @@ def image_patches(x: Array, kernel: int, stride: int) -> Array:
     return jnp.concatenate([wide[i : i + height, :, : (kernel - i * stride) * line] for i in range(tiles)], axis=2)
 
 
-def max_pool(x: Array) -> Array:
+def max_pool(x: jax.Array) -> jax.Array:
     """The largest value in each window of 2 by 2, at stride 1."""
     tall = jnp.maximum(x[:-1], x[1:])
     return jnp.maximum(tall[:, :-1], tall[:, 1:])
 
 
-def _uniform(inputs: int, outputs: int, key: Array) -> tuple[Array, Array]:
+def _uniform(inputs: int, outputs: int, key: jax.Array) -> tuple[jax.Array, jax.Array]:
     bound = 1.0 / math.sqrt(inputs)
     first, second = jax.random.split(key)
     weight = jax.random.uniform(first, (inputs, outputs), minval=-bound, maxval=bound)

@@ -2,32 +2,36 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import TypeAlias
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpy.typing import NDArray
 
+from lastiterate.arrays import RealArray
 from lastiterate.training.problem import Moment
-from lastiterate.values import Array
 
 _BLOCK = 256  # images at a time
 
+Classifier: TypeAlias = Callable[[jax.Array], jax.Array]  # from one example to its logits
 
-def cross_entropy(model: Any, example: tuple[Array, Array], moment: Moment) -> Array:
+
+def cross_entropy(model: Classifier, example: tuple[jax.Array, jax.Array], moment: Moment) -> jax.Array:
     """Softmax cross-entropy of one example ``(x, label)``."""
     x, label = example
     logits = model(x)
     return jax.nn.logsumexp(logits) - logits[label]
 
 
-def accuracy(model: Any, x: Array, y: Array) -> float:
+def accuracy(model: Classifier, x: RealArray, y: NDArray[np.integer]) -> float:
     """The fraction of examples whose largest logit is that of their label."""
     parts = [np.asarray(_predictions(model, x[begin : begin + _BLOCK])) for begin in range(0, len(x), _BLOCK)]
     return float(np.mean(np.concatenate(parts) == np.asarray(y)))
 
 
 @eqx.filter_jit
-def _predictions(model: Any, x: Array) -> Array:
-    return jnp.argmax(jax.vmap(model)(x), axis=1)
+def _predictions(model: Classifier, x: RealArray) -> jax.Array:
+    return jnp.argmax(jax.vmap(model)(jnp.asarray(x)), axis=1)

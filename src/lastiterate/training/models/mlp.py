@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 
 from lastiterate.training.models.layers import Dense
-from lastiterate.values import Array
 
 
 class MLP(eqx.Module):
@@ -17,14 +16,14 @@ class MLP(eqx.Module):
 
     layers: tuple[Dense, ...]
 
-    def __init__(self, sizes: Sequence[int], key: Array) -> None:
+    def __init__(self, sizes: Sequence[int], key: jax.Array) -> None:
         if len(sizes) < 2:
             raise ValueError(f"sizes must be at least two numbers, those of inputs and outputs, got {sizes!r}")
         keys = jax.random.split(key, len(sizes) - 1)
         triples = zip(sizes[:-1], sizes[1:], keys, strict=True)
         self.layers = tuple(Dense(inputs, outputs, key) for inputs, outputs, key in triples)
 
-    def __call__(self, x: Array) -> Array:
+    def __call__(self, x: jax.Array) -> jax.Array:
         x = x.reshape(-1)
         for layer in self.layers[:-1]:
             x = jnp.tanh(layer(x))

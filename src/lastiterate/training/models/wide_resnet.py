@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 
 from lastiterate.training.models.layers import Dense, GroupNorm, convolve
-from lastiterate.values import Array
 
 _GROUPS = 16
 _CUT_DEVIATION = 0.87962566  # of a standard normal between -2 and 2
@@ -21,26 +20,26 @@ _LEAST_VARIANCE = 1e-4  # of a kernel, times its number of inputs
 class StandardisedConv(eqx.Module):
     """A convolution whose kernel has mean 0 and norm ``gain`` for each output; pads so that stride 1 keeps the size."""
 
-    weight: Array  # [kernel * kernel * inputs, outputs]
-    gain: Array
-    bias: Array
+    weight: jax.Array  # [kernel * kernel * inputs, outputs]
+    gain: jax.Array
+    bias: jax.Array
     kernel: int = eqx.field(static=True)
     stride: int = eqx.field(static=True)
 
-    def __init__(self, inputs: int, outputs: int, kernel: int, stride: int, key: Array) -> None:
+    def __init__(self, inputs: int, outputs: int, kernel: int, stride: int, key: jax.Array) -> None:
         fan_in = kernel * kernel * inputs
         self.weight = jax.random.normal(key, (fan_in, outputs)) * fan_in**-0.5
         self.gain, self.bias = jnp.ones(outputs), jnp.zeros(outputs)
         self.kernel, self.stride = kernel, stride
 
-    def __call__(self, x: Array) -> Array:
+    def __call__(self, x: jax.Array) -> jax.Array:
         fan_in = self.weight.shape[0]
         centred = self.weight - jnp.mean(self.weight, axis=0)
         variance = jnp.mean(jnp.square(centred), axis=0)
         scale = jax.lax.rsqrt(jnp.maximum(variance * fan_in, _LEAST_VARIANCE)) * self.gain
         return convolve(self._padded(x), centred * scale, self.kernel, self.stride) + self.bias
 
-    def _padded(self, x: Array) -> Array:
+    def _padded(self, x: jax.Array) -> jax.Array:
         """Zeros all around, the odd one at the end: the convention called "same"."""
         amounts = [max((-(-side // self.stride) - 1) * self.stride + self.kernel - side, 0) for side in x.shape[:2]]
         return jnp.pad(x, [(amount // 2, amount - amount // 2) for amount in amounts] + [(0, 0)])
@@ -52,11 +51,11 @@ class Branch(eqx.Module):
     norm: GroupNorm
     conv: StandardisedConv
 
-    def __init__(self, inputs: int, outputs: int, kernel: int, stride: int, key: Array) -> None:
+    def __init__(self, inputs: int, outputs: int, kernel: int, stride: int, key: jax.Array) -> None:
         self.norm = GroupNorm(inputs, _GROUPS)
         self.conv = StandardisedConv(inputs, outputs, kernel, stride, key)
 
-    def __call__(self, x: Array) -> Array:
+    def __call__(self, x: jax.Array) -> jax.Array:
         return self.conv(self.norm(jax.nn.relu(x)))
 
 
@@ -67,13 +66,13 @@ class Block(eqx.Module):
     second: Branch
     skip: Branch | None
 
-    def __init__(self, inputs: int, outputs: int, stride: int, projects: bool, key: Array) -> None:
+    def __init__(self, inputs: int, outputs: int, stride: int, projects: bool, key: jax.Array) -> None:
         keys = jax.random.split(key, 3)
         self.first = Branch(inputs, outputs, 3, stride, keys[0])
         self.second = Branch(outputs, outputs, 3, 1, keys[1])
         self.skip = Branch(inputs, outputs, 1, stride, keys[2]) if projects else None
 
-    def __call__(self, x: Array) -> Array:
+    def __call__(self, x: jax.Array) -> jax.Array:
         return self.second(self.first(x)) + (x if self.skip is None else self.skip(x))
 
 
@@ -85,7 +84,7 @@ class WideResNet(eqx.Module):
     norm: GroupNorm
     output: Dense
 
-    def __init__(self, depth: int, width: int, classes: int, key: Array) -> None:
+    def __init__(self, depth: int, width: int, classes: int, key: jax.Array) -> None:
         if depth < 10 or (depth - 4) % 6:
             raise ValueError(f"depth must be 6 n + 4 with n at least 1, such as 16 or 40, got {depth}")
         in_group = (depth - 4) // 6
@@ -102,14 +101,14 @@ class WideResNet(eqx.Module):
         output = Dense(channels, classes, next(keys))
         self.output = eqx.tree_at(lambda n: (n.weight, n.bias), output, _output_weights(channels, classes, next(keys)))
 
-    def __call__(self, x: Array) -> Array:
+    def __call__(self, x: jax.Array) -> jax.Array:
         x = self.stem(x)
         for block in self.blocks:
             x = block(x)
         return self.output(jnp.mean(self.norm(jax.nn.relu(x)), axis=(0, 1)))
 
 
-def _output_weights(inputs: int, outputs: int, key: Array) -> tuple[Array, Array]:
+def _output_weights(inputs: int, outputs: int, key: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Normal, cut at two standard deviations and scaled to variance 1 / inputs; no bias at first."""
     cut = jax.random.truncated_normal(key, -2.0, 2.0, (inputs, outputs))
     return cut / (_CUT_DEVIATION * inputs**0.5), jnp.zeros(outputs)
