@@ -11,6 +11,7 @@ FloatArray: TypeAlias = NDArray[np.float64]
 IntArray: TypeAlias = NDArray[np.int64]
 ComplexArray: TypeAlias = NDArray[np.complex128]
 BoolArray: TypeAlias = NDArray[np.bool_]
+IntegerArray: TypeAlias = NDArray[np.integer]  # labels, of whatever width
 RealArray: TypeAlias = NDArray[np.floating]  # float32 or float64, such as the parameters of a trained model
 Float32Array: TypeAlias = NDArray[np.float32]  # images
 Int32Array: TypeAlias = NDArray[np.int32]  # labels, and indices inside a compiled program

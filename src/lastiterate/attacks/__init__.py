@@ -1,9 +1,13 @@
-"""Attacks of the paper and beyond, one file each: a crafter makes the canary, a distinguisher scores the models."""
+"""Attacks of the paper and beyond, one file each: a crafter makes the canary, a distinguisher scores the models.
+
+A new attack is a file, and its lines here: where it is, and what the command line calls it.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from lastiterate.attacks.adversarial import Adversarial
@@ -29,6 +33,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "NAMED",
     "Adversarial",
     "AllIterates",
     "Armed",
@@ -37,10 +42,48 @@ __all__ = [
     "Expected",
     "GradientSpace",
     "InputSpace",
+    "NamedAttack",
     "OneRun",
     "References",
     "Words",
 ]
+
+
+@dataclass(frozen=True)
+class NamedAttack:
+    """An attack that can be asked for by a name.
+
+    Attributes:
+        kind: its class.
+        argument: the first argument of that; None: it has none.
+        others: what the other examples may be instead of natural ones; None: nothing else.
+    """
+
+    kind: str
+    argument: str | None = None
+    others: Literal["blank", "zero"] | None = None
+
+    def make(self, others: str | None = None) -> object:
+        """The attack, among these other examples."""
+        given = [] if self.argument is None else [self.argument]
+        among = [] if self.others is None else [others or "natural"]
+        return getattr(import_module(f"lastiterate.attacks.{_HOMES[self.kind]}"), self.kind)(*given, *among)
+
+
+NAMED = {
+    "quiet": NamedAttack("GradientSpace", "quiet"),
+    "layers": NamedAttack("GradientSpace", "layers"),
+    "dirac": NamedAttack("GradientSpace", "dirac"),
+    "random": NamedAttack("GradientSpace", "random"),
+    "adversarial": NamedAttack("Adversarial", "exact"),
+    "adversarial-trained": NamedAttack("Adversarial", "trained"),
+    "mislabelled": NamedAttack("InputSpace", "mislabelled", "blank"),
+    "blank": NamedAttack("InputSpace", "blank", "blank"),
+    "clipbkd": NamedAttack("InputSpace", "clipbkd", "blank"),
+    "all-iterates": NamedAttack("AllIterates", None, "zero"),
+    "one-run": NamedAttack("OneRun", "gradient"),
+    "one-run-mislabelled": NamedAttack("OneRun", "mislabelled"),
+}
 
 
 def __getattr__(name: str) -> object:

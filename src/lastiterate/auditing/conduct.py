@@ -15,7 +15,7 @@ from time import monotonic
 
 import numpy as np
 
-from lastiterate.arrays import BoolArray, IntArray, NumberArray
+from lastiterate.arrays import BoolArray, IntArray, IntegerArray, RealArray
 from lastiterate.attacks.attack import Unknown
 from lastiterate.auditing.engines.engine import Engine, find_engine
 from lastiterate.auditing.evidence.estimates import Estimates
@@ -52,7 +52,7 @@ def audit(
     threshold: float | str = "a-priori",
     claim_epsilon: float | None = None,
     claim_noise: float | None = None,
-    test: tuple[NumberArray, NumberArray] | None = None,
+    test: tuple[RealArray, IntegerArray] | None = None,
     data: str = "",
     progress: bool | None = None,
 ) -> AuditResult:

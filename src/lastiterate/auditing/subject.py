@@ -11,7 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from lastiterate.arrays import NumberArray
 from lastiterate.auditing.experiments.choose import Given, experiment_on
 from lastiterate.auditing.experiments.protocol import Experiment
 from lastiterate.optimizer import SGD
@@ -32,7 +31,7 @@ class Subject:
     problem: Any
     words: str
     name: str
-    test: tuple[NumberArray, NumberArray] | None = None
+    test: tuple[RealArray, IntegerArray] | None = None
     attack: object = None
 
     def experiment(self, attack: object, models: int, seed: int) -> Experiment:

@@ -4,29 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
+from lastiterate.attacks import NAMED
 from lastiterate.cli import values
 from lastiterate.cli.errors import OptionError
 from lastiterate.cli.options import PerStepOption, option
 
 if TYPE_CHECKING:
     from lastiterate.auditing.evidence.question import Question
-
-ATTACKS = (
-    "quiet",
-    "layers",
-    "dirac",
-    "random",
-    "adversarial",
-    "adversarial-trained",
-    "mislabelled",
-    "blank",
-    "clipbkd",
-    "all-iterates",
-    "one-run",
-    "one-run-mislabelled",
-)
 
 Others = Annotated[
     str | None,
@@ -39,7 +25,7 @@ Others = Annotated[
 ]
 AttackName = Annotated[
     str | None,
-    option("--attack", values.one_of(*ATTACKS), "NAME", f"How to attack: {', '.join(ATTACKS)} (default: quiet)."),
+    option("--attack", values.one_of(*NAMED), "NAME", f"How to attack: {', '.join(NAMED)} (default: quiet)."),
 ]
 ClaimEpsilon = Annotated[
     float | None, option("--claim-epsilon", values.number, "NUMBER", "Judge the claim of this epsilon.")
@@ -127,25 +113,10 @@ def _threshold(text: str) -> float | str:
         ) from None
 
 
-def find_attack(name: str, others: str | None = None) -> Any:
+def find_attack(name: str, others: str | None = None) -> object:
     """The attack of this name, among these other examples."""
-    from lastiterate import attacks
-
-    allowed = {"all-iterates": "zero", "mislabelled": "blank", "blank": "blank", "clipbkd": "blank"}.get(name)
-    if others not in (None, "natural", allowed):
-        raise OptionError(f"--others must be natural{f' or {allowed}' if allowed else ''} with {name}, got {others!r}")
-    among: Any = others or "natural"
-    match name:
-        case "quiet" | "layers" | "dirac" | "random":
-            return attacks.GradientSpace(name)
-        case "adversarial":
-            return attacks.Adversarial("exact")
-        case "adversarial-trained":
-            return attacks.Adversarial("trained")
-        case "all-iterates":
-            return attacks.AllIterates(among)
-        case "one-run":
-            return attacks.OneRun("gradient")
-        case "one-run-mislabelled":
-            return attacks.OneRun("mislabelled")
-    return attacks.InputSpace(name, among)  # type: ignore[arg-type]
+    named = NAMED[name]
+    if others not in (None, "natural", named.others):
+        also = f" or {named.others}" if named.others else ""
+        raise OptionError(f"--others must be natural{also} with {name}, got {others!r}")
+    return named.make(others)

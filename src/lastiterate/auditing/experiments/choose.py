@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import singledispatch
 
-from lastiterate.arrays import NumberArray
 from lastiterate.auditing.experiments.protocol import Experiment
 from lastiterate.run import DPSGD
 from lastiterate.values import integer
@@ -26,7 +25,7 @@ class Given:
     attack: object
     models: int
     seed: int
-    test: tuple[NumberArray, NumberArray] | None = None
+    test: tuple[RealArray, IntegerArray] | None = None
     data: str = ""
 
     def __post_init__(self) -> None:

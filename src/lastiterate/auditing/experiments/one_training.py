@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from lastiterate.arrays import BoolArray, IntArray, NumberArray
+from lastiterate.arrays import BoolArray, IntArray, IntegerArray, RealArray
 from lastiterate.attacks.attack import models_to_craft
 from lastiterate.attacks.one_run import OneRun
 from lastiterate.auditing.design import OneModel, Quality
@@ -34,7 +34,7 @@ class OneTraining:
     attack: OneRun
     models: int
     seed: int
-    test: tuple[NumberArray, NumberArray] | None = None
+    test: tuple[RealArray, IntegerArray] | None = None
     described: str = ""
 
     @property

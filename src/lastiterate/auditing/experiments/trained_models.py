@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import jax
 import numpy as np
 
-from lastiterate.arrays import BoolArray, FloatArray, IntArray, NumberArray
+from lastiterate.arrays import BoolArray, FloatArray, IntArray, IntegerArray, RealArray
 from lastiterate.attacks.attack import Attack, Watch, models_to_craft
 from lastiterate.attacks.drift import flatten_one
 from lastiterate.auditing.design import Paired, Quality
@@ -51,7 +51,7 @@ class TrainedModels:
     attack: Attack
     models: int
     seed: int
-    test: tuple[NumberArray, NumberArray] | None = None
+    test: tuple[RealArray, IntegerArray] | None = None
     described: str = ""
 
     @property
