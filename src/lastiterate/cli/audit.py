@@ -4,6 +4,7 @@ from typing import Annotated
 
 import typer
 
+from lastiterate.attacks import NAMED
 from lastiterate.cli import values
 from lastiterate.cli.audit_actions import check_output, described_run, ending_at_once, perform, rehearse
 from lastiterate.cli.audit_options import AttackName, AuditOptions, Others, QuestionOptions
@@ -71,7 +72,7 @@ def audit(
     if trainer and (attack or others):
         raise OptionError("--attack and --others do not apply to --trainer: its file defines attack, or returns scores")
     named = attack or "quiet"
-    count = models if models is not None else (1000 if named.startswith("one-run") else 512)
+    count = models if models is not None else (1000 if NAMED[named].kind == "OneRun" else 512)
     with ending_at_once():
         subject = find_subject(data, model, trainer, lambda n: described_run(size, method_, options, n))
         chosen = subject.attack if trainer else find_attack(named, others)

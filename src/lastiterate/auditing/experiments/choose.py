@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import singledispatch
 
+from lastiterate.arrays import IntegerArray, RealArray
 from lastiterate.auditing.experiments.protocol import Experiment
 from lastiterate.run import DPSGD
 from lastiterate.values import integer
