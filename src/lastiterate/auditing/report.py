@@ -226,7 +226,7 @@ def _methods(run: DPSGD, expected: Expected, one_run: bool, asked: Sequence[str]
         apply = ONE_RUN_METHODS
     elif expected.kind == "likelihood-ratio":
         apply = ALL_ITERATES_METHODS
-    if run.sampling in ("shuffled", "fixed"):
+    if not run.amplifies:
         apply = tuple(method for method in apply if method != "composition")
     if asked is None:
         return list(apply)
