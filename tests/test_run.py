@@ -274,3 +274,12 @@ def test_runs_are_equal_where_their_values_are():
 )
 def test_runs_that_differ_somewhere_are_not_equal(other):
     assert DPSGD(3, [0.1, 0.2, 0.3], 1.0, weights=[1, 2, 3]) != other
+
+
+def test_only_poisson_sampling_and_full_batches_let_the_standard_analysis_count_on_sampling():
+    assert [DPSGD(3, 1.0, 1.0, sampling=each).amplifies for each in ("poisson", "full", "fixed", "shuffled")] == [
+        True,
+        True,
+        False,
+        False,
+    ]

@@ -58,7 +58,7 @@ def ask_all(
 
 def guarantee_of(run: DPSGD) -> str:
     """The analysis that is a guarantee for this way of drawing batches."""
-    return "no_amplification" if run.sampling in ("shuffled", "fixed") else "composition"
+    return "composition" if run.amplifies else "no_amplification"
 
 
 def noise_rows(

@@ -120,6 +120,14 @@ class DPSGD:
         """Expected number of times each example is used."""
         return float(np.sum(self.sample_rate)) * (1 if np.ndim(self.sample_rate) else self.steps)
 
+    @property
+    def amplifies(self) -> bool:
+        """Whether the standard analysis may count on how batches are drawn: by Poisson sampling, or always full.
+
+        Amplification by sampling has not been shown to carry over to shuffled batches or to batches of fixed size.
+        """
+        return self.sampling in ("poisson", "full")
+
     def effective_weights(self) -> PerStep:
         """The weight of each step in the released model; one number where all are equal."""
         if self.weights is not None:

@@ -68,7 +68,7 @@ def with_defaults(
         run = run.replace(optimizer=usual(batch) if usual else SGD(0.5 / batch, momentum=DEFAULT_MOMENTUM))
     if calibrated:
         return run
-    if not examples or run.sampling in ("shuffled", "fixed"):
+    if not examples or not run.amplifies:
         raise ValueError(
             "noise_multiplier must be given for a trainer, and for shuffled batches or those of fixed size: the "
             "default, epsilon 8 by composition, is for Poisson sampling"

@@ -137,10 +137,9 @@ def _methods(method: str, run: "DPSGD | None") -> tuple[str, ...]:
     """What to show; composition refuses shuffled batches and those of fixed size."""
     if method != "all":
         return (method,)
-    without_run = tuple(name for name in PAIRED_METHODS if METHODS[name].family is None)
     if run is None:
-        return without_run
-    return tuple(name for name in PAIRED_METHODS if name != "composition" or run.sampling not in ("shuffled", "fixed"))
+        return tuple(name for name in PAIRED_METHODS if METHODS[name].family is None)
+    return tuple(name for name in PAIRED_METHODS if name != "composition" or run.amplifies)
 
 
 def _print_table(rows: list[dict[str, Any]], models_in: int, models_out: int, above: "list[Text]") -> None:

@@ -149,7 +149,7 @@ def require_plain(run: DPSGD) -> float:
         raise ValueError(
             f"optimizer must be lastiterate.SGD with one learning rate and nothing else, got {run.optimizer}"
         )
-    if run.sampling not in ("poisson", "full"):
+    if not run.amplifies:
         raise ValueError(f"sampling must be 'poisson' or 'full' for a counterexample, got {run.sampling!r}")
     for name in ("sample_rate", "noise_multiplier"):
         number(name, getattr(run, name))

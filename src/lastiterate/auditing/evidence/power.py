@@ -65,7 +65,7 @@ class Test:
 
 def guarantee_of(run: DPSGD) -> Callable[[DPSGD], PrivacyCurve]:
     """The analysis that no attack on this run may exceed."""
-    return no_amplification if run.sampling in ("shuffled", "fixed") else composition
+    return composition if run.amplifies else no_amplification
 
 
 def _beats(run: DPSGD, fpr: float, fnr: float) -> bool:

@@ -68,7 +68,7 @@ class Question:
     def methods_for(self, run: DPSGD, kind: Kind) -> list[str]:
         """The methods that apply to such scores, or those that were asked for."""
         apply = METHODS_OF[kind]
-        if run.sampling in ("shuffled", "fixed"):
+        if not run.amplifies:
             apply = tuple(method for method in apply if method != "composition")
         if self.methods is None:
             return list(apply)

@@ -51,10 +51,9 @@ _FINER = 1.3  # resolution of the second line
 def composition(run: DPSGD) -> PrivacyCurve:
     """The standard analysis, a guarantee: an adversary who sees every iterate, and any batches but the canary's.
 
-    It holds for Poisson sampling and for full batches. Amplification by sampling has not been shown to carry over to
-    shuffled batches or to batches of fixed size, so these are refused.
+    It holds for Poisson sampling and for full batches; others are refused.
     """
-    if run.sampling in ("shuffled", "fixed"):
+    if not run.amplifies:
         raise ValueError(_refusal(run))
     return PrivacyCurve(_pair(run), "composition", is_guarantee=True)
 
