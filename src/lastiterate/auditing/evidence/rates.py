@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.special import betainccinv, ndtri
 
-from lastiterate.arrays import FloatArray
+from lastiterate.arrays import FloatArray, IntArray
 
 CORRECTION_RATIO = 1.25  # of neighbouring ranks: finer costs confidence, coarser rounds counts up by more
 _TIE = 1e-9  # of epsilon, for a distance of one standard deviation
@@ -38,8 +38,12 @@ def simultaneous_bound(errors: ArrayLike, models: int, error: float) -> FloatArr
     return bounds[np.searchsorted(grid, errors)]
 
 
-def ranks(models: int, ratio: float) -> FloatArray:
-    """Numbers of errors out of ``models``: 0, and on in steps of ``ratio`` or 1; from the other end too, without it."""
+def ranks(models: int, ratio: float) -> IntArray:
+    """Numbers of errors, out of so many models, that stand for all others.
+
+    They are 0, 1, 2 and so on, soon each ``ratio`` times the one before, up to half of the models. From there on they
+    get as much denser again towards all models, which is not among them: a rate that is 1 shows nothing.
+    """
     steps = [0]
     while steps[-1] <= models // 2:
         steps.append(max(steps[-1] + 1, int(np.ceil(steps[-1] * ratio))))
