@@ -136,7 +136,7 @@ class DPSGD:
             scheduler: must be None. A schedule is told by a ``lastiterate.SGD`` with one learning rate a step.
             sampling: how batches are drawn, if there is no loader to tell.
         """
-        from lastiterate.integrations.opacus import run_from_opacus
+        from lastiterate.integrations.opacus_run import run_from_opacus
 
         return run_from_opacus(privacy_engine, optimizer, loader, scheduler, sampling)
 
