@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lastiterate import DPSGD, SGD, composition, last_iterate, max_over_steps
+from lastiterate import DPSGD, SGD, last_iterate, max_over_steps
 
 GOOD = {"steps": 3, "sample_rate": 0.1, "noise_multiplier": 1.0}
 
@@ -274,14 +274,3 @@ def test_runs_are_equal_where_their_values_are():
 )
 def test_runs_that_differ_somewhere_are_not_equal(other):
     assert DPSGD(3, [0.1, 0.2, 0.3], 1.0, weights=[1, 2, 3]) != other
-
-
-@pytest.mark.parametrize("sampling", ["poisson", "full", "shuffled", "fixed"])
-def test_sampling_amplifies_where_composition_holds(sampling):
-    run = DPSGD(steps=4, sample_rate=1.0, noise_multiplier=1.0, sampling=sampling)
-    assert run.sampling_amplifies == (sampling in ("poisson", "full"))
-    if run.sampling_amplifies:
-        assert composition(run).is_guarantee
-    else:
-        with pytest.raises(ValueError, match="no_amplification"):
-            composition(run)

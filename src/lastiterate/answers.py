@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -14,14 +14,14 @@ from lastiterate.values import number
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from lastiterate.fields import Fields
     from lastiterate.plot.style import Track
     from lastiterate.privacy.curve import PrivacyCurve
     from lastiterate.run import DPSGD
 
 
 QUICK_STEPS = 1000
-Fields: TypeAlias = dict[str, Any]  # of a JSON object
-Key = TypeVar("Key")
+_Key = TypeVar("_Key")
 
 
 @dataclass(frozen=True)
@@ -68,12 +68,12 @@ def ask_all(
 
 def guarantee_of(run: DPSGD) -> str:
     """The analysis that is a guarantee for this way of drawing batches."""
-    return "composition" if run.sampling_amplifies else "no_amplification"
+    return "composition" if run.amplifies else "no_amplification"
 
 
 def noise_rows(
-    runs: dict[Key, DPSGD], names: Sequence[str], epsilon: float, delta: float, track: Track = iter
-) -> list[tuple[Key, Fields]]:
+    runs: dict[_Key, DPSGD], names: Sequence[str], epsilon: float, delta: float, track: Track = iter
+) -> list[tuple[_Key, Fields]]:
     """For each analysis and each run, under its key: the noise with which the one brings the other to the target.
 
     A row has what every analysis says with that noise, or why there is none. If there is none at all, it is refused.

@@ -146,11 +146,10 @@ class DPSGD:
         return float(np.sum(self.sample_rate)) * (1 if np.ndim(self.sample_rate) else self.steps)
 
     @property
-    def sampling_amplifies(self) -> bool:
-        """Whether the standard analysis holds for the way batches are drawn: that of Poisson sampling, or all data.
+    def amplifies(self) -> bool:
+        """Whether the standard analysis may count on how batches are drawn: by Poisson sampling, or always full.
 
-        It is not known to hold for batches that are shuffled or of fixed size. What guarantees there is
-        ``no_amplification``, in place of ``composition``.
+        Amplification by sampling has not been shown to carry over to shuffled batches or to batches of fixed size.
         """
         return self.sampling in ("poisson", "full")
 
