@@ -1,6 +1,7 @@
 """Predict, audit and probe what the last iterate of DP-SGD leaks."""
 
-from typing import Any
+from importlib import import_module
+from typing import TYPE_CHECKING
 
 from lastiterate.optimizer import SGD
 from lastiterate.privacy.analyses.calibrate import calibrate
@@ -13,6 +14,14 @@ from lastiterate.privacy.analyses.no_amplification import no_amplification
 from lastiterate.privacy.curve import PrivacyCurve
 from lastiterate.run import DPSGD
 from lastiterate.trainer_failure import TrainerFailed
+
+if TYPE_CHECKING:
+    from lastiterate.auditing.conduct import audit
+    from lastiterate.auditing.evidence.estimate import Estimate, estimate
+    from lastiterate.auditing.experiments.trained import Trained
+    from lastiterate.integrations.dp_accounting import LastIterateAccountant
+    from lastiterate.integrations.history import HeuristicWarning
+    from lastiterate.integrations.opacus import register_opacus
 
 __version__ = "0.1.0"
 
@@ -38,22 +47,20 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    """Load what takes long to import, or few need, when it is first asked for."""
-    if name == "audit":
-        from lastiterate.auditing.conduct import audit
+# Takes long to import, or few need it: loaded when first asked for. Type checkers read the imports above.
+_LOADED_WHEN_ASKED_FOR = {
+    "Estimate": "lastiterate.auditing.evidence.estimate",
+    "HeuristicWarning": "lastiterate.integrations.history",
+    "LastIterateAccountant": "lastiterate.integrations.dp_accounting",
+    "Trained": "lastiterate.auditing.experiments.trained",
+    "audit": "lastiterate.auditing.conduct",
+    "estimate": "lastiterate.auditing.evidence.estimate",
+    "register_opacus": "lastiterate.integrations.opacus",
+}
 
-        return audit
-    if name == "Trained":
-        from lastiterate.auditing.experiments.trained import Trained
+if not TYPE_CHECKING:
 
-        return Trained
-    if name in ("Estimate", "estimate"):
-        from lastiterate.auditing.evidence import estimate
-
-        return getattr(estimate, name)
-    if name in ("HeuristicWarning", "LastIterateAccountant", "register_opacus"):
-        from lastiterate.integrations import dp_accounting
-
-        return getattr(dp_accounting, name)
-    raise AttributeError(f"module 'lastiterate' has no attribute {name!r}")
+    def __getattr__(name: str) -> object:
+        if name not in _LOADED_WHEN_ASKED_FOR:
+            raise AttributeError(f"module 'lastiterate' has no attribute {name!r}")
+        return getattr(import_module(_LOADED_WHEN_ASKED_FOR[name]), name)

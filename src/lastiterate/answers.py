@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -14,12 +14,14 @@ from lastiterate.vocabulary import ANALYSES, SIDE_BY_SIDE
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from lastiterate.fields import Fields
     from lastiterate.plot.style import Track
     from lastiterate.privacy.curve import PrivacyCurve
     from lastiterate.run import DPSGD
 
 
 QUICK_STEPS = 1000
+_Key = TypeVar("_Key")
 
 
 @dataclass(frozen=True)
@@ -62,8 +64,8 @@ def guarantee_of(run: DPSGD) -> str:
 
 
 def noise_rows(
-    runs: dict[Any, DPSGD], names: Sequence[str], epsilon: float, delta: float, track: Track = iter
-) -> list[tuple[Any, dict[str, Any]]]:
+    runs: dict[_Key, DPSGD], names: Sequence[str], epsilon: float, delta: float, track: Track = iter
+) -> list[tuple[_Key, Fields]]:
     """For each analysis and each run, under its key: the noise with which the one brings the other to the target.
 
     A row has what every analysis says with that noise, or why there is none. If there is none at all, it is refused.
@@ -77,12 +79,12 @@ def noise_rows(
     return rows
 
 
-def _noise_row(run: DPSGD, name: str, epsilon: float, delta: float) -> dict[str, Any]:
+def _noise_row(run: DPSGD, name: str, epsilon: float, delta: float) -> Fields:
     import lastiterate
 
     try:
         run = lastiterate.calibrate(run, epsilon=epsilon, delta=delta, analysis=ANALYSES[name].curve)
-        noise = Answer(run.noise_multiplier)
+        noise = Answer(float(run.noise_multiplier))
         answers = ask_all(run, lambda curve: curve.epsilon(delta))
     except ValueError as refusal:
         noise = Answer(None, str(refusal))
@@ -91,9 +93,9 @@ def _noise_row(run: DPSGD, name: str, epsilon: float, delta: float) -> dict[str,
     return {"analysis": name, "is_guarantee": ANALYSES[name].is_guarantee, **answered}
 
 
-def answer_fields(answers: dict[str, Answer]) -> dict[str, Any]:
+def answer_fields(answers: dict[str, Answer]) -> Fields:
     """Answers as JSON: ``name`` and, where that is null, ``name_reason``."""
-    fields: dict[str, Any] = {}
+    fields: Fields = {}
     for name, answer in answers.items():
         fields[name] = answer.value
         if answer.value is None:
@@ -101,7 +103,7 @@ def answer_fields(answers: dict[str, Answer]) -> dict[str, Any]:
     return fields
 
 
-def run_fields(run: DPSGD) -> dict[str, Any]:
+def run_fields(run: DPSGD) -> Fields:
     """A run as JSON: the fields that describe it, weights and optimizer only where given."""
     fields = {name: _plain(getattr(run, name)) for name in ("steps", "sample_rate", "noise_multiplier", "sampling")}
     if run.weights is not None:
@@ -111,5 +113,5 @@ def run_fields(run: DPSGD) -> dict[str, Any]:
     return fields
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     return value.tolist() if isinstance(value, np.ndarray) else value

@@ -8,6 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 FloatArray: TypeAlias = NDArray[np.float64]
+Floats: TypeAlias = NDArray[np.float64] | np.float64  # of any shape: an array, or one NumPy number
+Bools: TypeAlias = NDArray[np.bool_] | np.bool_  # what comparisons of `Floats` give
 IntArray: TypeAlias = NDArray[np.int64]
 ComplexArray: TypeAlias = NDArray[np.complex128]
 BoolArray: TypeAlias = NDArray[np.bool_]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from lastiterate.values import Array, PerStep, cut, key, number, per_step, same, shape
+from lastiterate.arrays import FloatArray
+from lastiterate.values import PerStep, PerStepGiven, cut, key, number, per_step, same, shape
 
 MOST_STEPS_WITH_MEMORY = 10**6
 
@@ -37,8 +38,21 @@ class SGD:
     decoupled: bool = False
     averaging: Literal["uniform"] | float | None = None
 
+    if TYPE_CHECKING:  # lists may be given, and arrays are kept
+
+        def __init__(
+            self,
+            learning_rate: PerStepGiven = 1.0,
+            momentum: float = 0.0,
+            dampening: float = 0.0,
+            nesterov: bool = False,
+            weight_decay: float = 0.0,
+            decoupled: bool = False,
+            averaging: Literal["uniform"] | float | None = None,
+        ) -> None: ...
+
     def __post_init__(self) -> None:
-        def fix(name: str, value: Any) -> None:
+        def fix(name: str, value: object) -> None:
             object.__setattr__(self, name, value)
 
         steps = math.prod(shape("learning_rate", self.learning_rate))
@@ -85,7 +99,7 @@ class SGD:
         """The optimizer of a run that stops after ``steps`` steps."""
         return replace(self, learning_rate=cut(self.learning_rate, steps))
 
-    def _adjoint(self, rates: list[float]) -> Array:
+    def _adjoint(self, rates: list[float]) -> FloatArray:
         """Run the update backwards, carrying how the output depends on the parameters and on the momentum buffer."""
         steps, momentum, decay = len(rates), self.momentum, self.weight_decay
         on_output = self._output_coefficients(steps)
@@ -124,7 +138,7 @@ class SGD:
         return hash(key(self))
 
 
-def require_linear(optimizer: Any) -> None:
+def require_linear(optimizer: object) -> None:
     """Refuse what is not a linear function of the gradients."""
     if isinstance(optimizer, SGD):
         return

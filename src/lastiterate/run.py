@@ -12,10 +12,18 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import numpy as np
 
 from lastiterate.optimizer import SGD, require_linear
-from lastiterate.values import MAX_STEPS, Array, PerStep, cut, integer, key, noise_multipliers, number, per_step, same
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from lastiterate.values import (
+    MAX_STEPS,
+    PerStep,
+    PerStepGiven,
+    cut,
+    integer,
+    key,
+    noise_multipliers,
+    number,
+    per_step,
+    same,
+)
 
 Sampling = Literal["poisson", "fixed", "shuffled", "full"]
 
@@ -43,8 +51,21 @@ class DPSGD:
     optimizer: SGD | None = None
     weights: PerStep | None = None
 
+    if TYPE_CHECKING:  # lists may be given, and arrays are kept
+
+        def __init__(
+            self,
+            steps: int,
+            sample_rate: PerStepGiven,
+            noise_multiplier: PerStepGiven,
+            sampling: Sampling = "poisson",
+            clip_norm: float = 1.0,
+            optimizer: SGD | None = None,
+            weights: PerStepGiven | None = None,
+        ) -> None: ...
+
     def __post_init__(self) -> None:
-        def fix(name: str, value: Any) -> None:
+        def fix(name: str, value: object) -> None:
             object.__setattr__(self, name, value)
 
         fix("steps", integer("steps", self.steps))
@@ -78,23 +99,27 @@ class DPSGD:
         dataset_size: int,
         batch_size: float,
         epochs: float,
-        noise_multiplier: float | Sequence[float] | Array,
-        **options: Any,
+        noise_multiplier: PerStepGiven,
+        *,
+        sampling: Sampling = "poisson",
+        clip_norm: float = 1.0,
+        optimizer: SGD | None = None,
+        weights: PerStepGiven | None = None,
     ) -> DPSGD:
         """The run of ``epochs`` passes in batches of expected size ``batch_size``: steps = round(epochs n / batch)."""
         size = integer("dataset_size", dataset_size)
         batch = number("batch_size", batch_size, 0.0, size, open_low=True)
         passes = number("epochs", epochs, 0.0, open_low=True)
         steps = number("epochs * dataset_size / batch_size", passes * size / batch, 0.0, float(MAX_STEPS))
-        return cls(steps=max(1, round(steps)), sample_rate=batch / size, noise_multiplier=noise_multiplier, **options)
+        return cls(max(1, round(steps)), batch / size, noise_multiplier, sampling, clip_norm, optimizer, weights)
 
     @classmethod
     def from_opacus(
         cls,
-        privacy_engine: Any,
-        optimizer: Any = None,
-        loader: Any = None,
-        scheduler: Any = None,
+        privacy_engine: object,
+        optimizer: object = None,
+        loader: object = None,
+        scheduler: object = None,
         sampling: Sampling | None = None,
     ) -> DPSGD:
         """The run that an Opacus ``PrivacyEngine`` has recorded, whichever accountant it uses.
@@ -111,7 +136,7 @@ class DPSGD:
             scheduler: must be None. A schedule is told by a ``lastiterate.SGD`` with one learning rate a step.
             sampling: how batches are drawn, if there is no loader to tell.
         """
-        from lastiterate.integrations.opacus import run_from_opacus
+        from lastiterate.integrations.opacus_run import run_from_opacus
 
         return run_from_opacus(privacy_engine, optimizer, loader, scheduler, sampling)
 

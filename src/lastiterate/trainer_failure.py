@@ -7,7 +7,7 @@ import sysconfig
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 _Result = TypeVar("_Result")
 
@@ -37,7 +37,7 @@ class TrainerFailed(Exception):
         """All of it, in several lines."""
         return f"{self}\n{self.lines}{self.kept}".rstrip()
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[type[TrainerFailed], tuple[BaseException, str, str, str]]:
         """Sent to another process with its error or, if that cannot be sent, with the error's words."""
         error = self.error
         try:

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Hashable, Sequence
 from dataclasses import fields
 from numbers import Integral
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, overload
 
 import numpy as np
+from numpy.typing import NDArray
 
-# Float64 numbers of any shape, down to a single one: NumPy's stubs tell arrays from scalars, the code need not.
+from lastiterate.arrays import FloatArray
+
 Array: TypeAlias = Any
-PerStep: TypeAlias = float | Array
+PerStep: TypeAlias = float | FloatArray  # one number for all steps, or one for each
+# What users may write for an array.
+SomeNumbers: TypeAlias = Sequence[float] | Sequence[Sequence[float]] | NDArray[np.floating] | NDArray[np.integer]
+PerStepGiven: TypeAlias = float | Sequence[float] | NDArray[np.floating] | NDArray[np.integer]
 
 LEAST_NOISE, MOST_NOISE = 1e-30, 1e30
 _NO_NUMBERS = "bcSUmM"  # kinds of NumPy types
 MAX_STEPS = 2**53  # beyond it a float no longer tells one step from the next
 
 
-def integer(name: str, value: Any, low: int = 1, high: int = MAX_STEPS) -> int:
+def integer(name: str, value: object, low: int = 1, high: int = MAX_STEPS) -> int:
     """An integer in [low, high]; floats and booleans are refused, even whole ones."""
     whole = int(value) if isinstance(value, Integral) and not isinstance(value, (bool, np.bool_)) else None
     if whole is not None and low <= whole <= high:
@@ -30,7 +36,7 @@ def integer(name: str, value: Any, low: int = 1, high: int = MAX_STEPS) -> int:
 
 def number(
     name: str,
-    value: Any,
+    value: object,
     low: float = -math.inf,
     high: float = math.inf,
     *,
@@ -39,7 +45,7 @@ def number(
 ) -> float:
     """One finite number in the interval from ``low`` to ``high``; no boolean, no text, nothing complex."""
     try:
-        result = math.nan if _is_no_number(value) else float(value)
+        result = math.nan if _is_no_number(value) else float(value)  # type: ignore[arg-type]  # asks, and is told
     except (TypeError, ValueError, OverflowError):
         result = math.nan
     if not _inside(result, low, high, open_low, open_high):
@@ -49,13 +55,13 @@ def number(
 
 def numbers(
     name: str,
-    value: Any,
+    value: object,
     low: float = -math.inf,
     high: float = math.inf,
     *,
     open_low: bool = False,
     open_high: bool = False,
-) -> Array:
+) -> FloatArray:
     """An array of numbers of any shape, each in the interval. Infinity counts as a number where ``high`` is."""
     try:
         given = np.asarray(value)
@@ -72,14 +78,14 @@ def numbers(
 
 
 def per_step(
-    name: str, value: Any, steps: int, low: float = -math.inf, high: float = math.inf, *, open_low: bool = False
+    name: str, value: object, steps: int, low: float = -math.inf, high: float = math.inf, *, open_low: bool = False
 ) -> PerStep:
     """One number for all steps, or a read-only array of ``steps`` numbers."""
     if isinstance(value, float) or shape(name, value) == ():
         return number(name, value, low, high, open_low=open_low)
     if shape(name, value) != (steps,):
         raise ValueError(
-            f"{name} must be one number or {steps} numbers, one for each step, got shape {np.shape(value)}"
+            f"{name} must be one number or {steps} numbers, one for each step, got shape {shape(name, value)}"
         )
     result = np.array(numbers(name, value, low, high, open_low=open_low))
     if not np.isfinite(result).all():
@@ -88,29 +94,33 @@ def per_step(
     return result
 
 
-def noise_multipliers(value: Any, steps: int) -> PerStep:
+def noise_multipliers(value: object, steps: int) -> PerStep:
     """Positive noise multipliers whose squares a float can hold with room to spare."""
     result = per_step("noise_multiplier", value, steps, 0.0, open_low=True)
     return per_step("noise_multiplier", result, steps, LEAST_NOISE, MOST_NOISE)
 
 
-def cut(value: Any, steps: int) -> Any:
+@overload
+def cut(value: PerStep, steps: int) -> PerStep: ...
+@overload
+def cut(value: PerStep | None, steps: int) -> PerStep | None: ...
+def cut(value: PerStep | None, steps: int) -> PerStep | None:
     """A per-step value, restricted to the first ``steps`` steps."""
-    return value if value is None or np.ndim(value) == 0 else value[:steps]
+    return value[:steps] if isinstance(value, np.ndarray) and value.ndim else value
 
 
-def same(first: Any, second: Any) -> bool:
+def same(first: object, second: object) -> bool:
     """Whether two dataclasses of one type hold the same values, arrays included."""
     return type(first) is type(second) and key(first) == key(second)
 
 
-def key(value: Any) -> tuple[Any, ...]:
+def key(value: object) -> tuple[Hashable, ...]:
     """A hashable image of a dataclass whose fields may be arrays."""
-    items = (getattr(value, field.name) for field in fields(value))
+    items = (getattr(value, field.name) for field in fields(value))  # type: ignore[arg-type]
     return tuple(item.tobytes() if isinstance(item, np.ndarray) else item for item in items)
 
 
-def _is_no_number(value: Any) -> bool:
+def _is_no_number(value: object) -> bool:
     """Whether this is something that Python would turn into a float though nobody means one."""
     if isinstance(value, float):
         return False
@@ -118,10 +128,10 @@ def _is_no_number(value: Any) -> bool:
     return isinstance(value, (bool, str, bytes, complex)) or (kind != "" and kind in _NO_NUMBERS)
 
 
-def shape(name: str, value: Any) -> tuple[int, ...]:
+def shape(name: str, value: object) -> tuple[int, ...]:
     """The shape of a value, which may be no array at all."""
     try:
-        return np.shape(value)
+        return tuple(np.shape(value))  # type: ignore[call-overload]  # whatever it is
     except ValueError:
         raise ValueError(f"{name} must be a number or an array of numbers, got {value!r}") from None
 

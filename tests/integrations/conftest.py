@@ -1,8 +1,11 @@
-"""What tests with the real Opacus share."""
+"""What tests of accountants share: the real Opacus, and the warnings that were given."""
+
+import warnings
 
 import pytest
 
-from lastiterate.integrations.dp_accounting import register_opacus
+from lastiterate import HeuristicWarning
+from lastiterate.integrations.opacus import register_opacus
 
 
 @pytest.fixture(scope="module")
@@ -19,3 +22,14 @@ def digits(opacus):
 
     images, labels = load_digits(return_X_y=True)
     return torch.utils.data.TensorDataset(torch.tensor(images[:1600] / 16.0).float(), torch.tensor(labels[:1600]))
+
+
+def heuristic_warnings(recorded):
+    return [str(each.message) for each in recorded if each.category is HeuristicWarning]
+
+
+@pytest.fixture
+def recorded():
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        yield found

@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 
+from lastiterate.arrays import BoolArray, IntArray
 from lastiterate.counterexamples.probe import Case, Probe, Setting, predict, required
 from lastiterate.counterexamples.quadratic import find_epsilon
 from lastiterate.counterexamples.words import compare, known, tell_found, tell_steps
 from lastiterate.plot.probe import level, lines, picture, points
 from lastiterate.plot.style import EXACT, Row, Track, chart_of, epsilon_y, log_x, long
 from lastiterate.privacy.analyses.grid import last_iterate_epsilon
-from lastiterate.values import Array
 from lastiterate.wording import CAVEAT, spell
 
 TITLE = "Zeroing: the last iterate is a single step"
@@ -59,9 +59,10 @@ def find_region(sample_rate: float, noise_multiplier: float, delta: float) -> Re
     unless the heuristic dips and recovers within 3.5% of its steps. No gap within a region has been found.
     """
 
-    def is_below(steps: Array) -> Array:
+    def is_below(steps: IntArray) -> BoolArray:
         epsilons = last_iterate_epsilon(np.append(steps, 1), sample_rate, noise_multiplier, delta)
-        return epsilons[-1] - epsilons[:-1] > _EQUAL * max(1.0, epsilons[-1])
+        below: BoolArray = epsilons[-1] - epsilons[:-1] > _EQUAL * max(1.0, epsilons[-1])
+        return below
 
     tried = _tried_steps()
     inside = np.flatnonzero(is_below(tried))
@@ -76,12 +77,12 @@ def find_region(sample_rate: float, noise_multiplier: float, delta: float) -> Re
     )
 
 
-def _tried_steps() -> Array:
+def _tried_steps() -> IntArray:
     sparse = np.rint(np.geomspace(_EVERY, MOST_STEPS, _SPARSE)).astype(np.int64)
     return np.concatenate((np.arange(1, _EVERY), sparse))
 
 
-def _edge(is_below: Callable[[Array], Array], inside: int, outside: int) -> int:
+def _edge(is_below: Callable[[IntArray], BoolArray], inside: int, outside: int) -> int:
     """The last number of steps inside the region on the way to one outside."""
     while abs(outside - inside) > 1:
         middle = (inside + outside) // 2
@@ -113,13 +114,13 @@ def _telling_steps(setting: Setting, noise: float, region: Region | None) -> int
     return int(steps[np.argmin(last_iterate_epsilon(steps, setting.sample_rate, noise, setting.delta))])
 
 
-def _drawn_steps(trained: int, region: Region | None) -> Array:
+def _drawn_steps(trained: int, region: Region | None) -> IntArray:
     """From one step to beyond the region, and beyond the run."""
     last = 3 * trained if region is None else 3 * region.last if region.last else MOST_STEPS
     return np.unique(np.rint(np.geomspace(1, max(last, 3 * trained), _DRAWN)).astype(np.int64))
 
 
-def _rows(setting: Setting, noise: float, steps: Array) -> list[Row]:
+def _rows(setting: Setting, noise: float, steps: IntArray) -> list[Row]:
     epsilons = last_iterate_epsilon(steps, setting.sample_rate, noise, setting.delta)
     pairs = zip(steps.tolist(), epsilons.tolist(), strict=True)
     return [{"steps": count, "last_iterate": epsilon} for count, epsilon in pairs]

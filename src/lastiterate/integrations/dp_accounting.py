@@ -1,10 +1,4 @@
-"""The heuristic where people already account for privacy: as a plug-in of dp-accounting and of Opacus.
-
-Both hand over how many steps were taken at which sampling rate and noise. Every step counts alike here (plain SGD at
-a constant learning rate), so that a billion equal steps are one group and groups may come in any order.
-
-Whoever asks there is used to guarantees, so that the first answer warns, and names composition's.
-"""
+"""The heuristic as an accountant of dp-accounting."""
 
 from __future__ import annotations
 
@@ -13,34 +7,20 @@ import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cache
-from importlib import import_module
 from types import FrameType
-from typing import Any
+from typing import TypeAlias
 
 import dp_accounting
-import numpy as np
 from dp_accounting import NeighboringRelation
 
-from lastiterate.extras import MissingExtra
-from lastiterate.privacy.analyses.composition import composition
+from lastiterate.integrations.history import HeuristicWarning, History, Step, tell_epsilon
 from lastiterate.privacy.curve import PrivacyCurve
-from lastiterate.privacy.mixtures.law import Law
-from lastiterate.privacy.mixtures.pairs import pair_of
 from lastiterate.run import DPSGD
-from lastiterate.values import PerStep, integer, number
-
-MOST_STEPS_WRITTEN_OUT = 10**7  # 80 MB an array; epsilon and delta need no arrays and have no such limit
-MOST_KINDS_OF_STEPS = 8  # composition takes seconds where steps differ in many ways, too long for a warning
+from lastiterate.values import integer, number
 
 _WARNED_AT: set[tuple[str, int]] = set()  # lines that have asked a LastIterateAccountant
-_Refusal = dp_accounting.PrivacyAccountant.CompositionErrorDetails
+_Refusal: TypeAlias = dp_accounting.PrivacyAccountant.CompositionErrorDetails
 _RELATIONS = (NeighboringRelation.ADD_OR_REMOVE_ONE, NeighboringRelation.REPLACE_SPECIAL)
-
-
-class HeuristicWarning(UserWarning):
-    """An accountant has answered with the heuristic, which predicts, where guarantees are usual."""
 
 
 class LastIterateAccountant(dp_accounting.PrivacyAccountant):  # type: ignore[misc]
@@ -72,7 +52,7 @@ class LastIterateAccountant(dp_accounting.PrivacyAccountant):  # type: ignore[mi
         delta = number("target_delta", target_delta, 0.0, 1.0)
         epsilon = self._history.epsilon(delta)
         if 0.0 < delta < 1.0 and math.isfinite(epsilon):
-            self._warn(sys._getframe(1), _words(epsilon, delta), lambda curve: curve.epsilon(delta))
+            self._warn(sys._getframe(1), tell_epsilon(epsilon, delta), lambda curve: curve.epsilon(delta))
         return epsilon
 
     def get_delta(self, target_epsilon: float) -> float:
@@ -97,7 +77,7 @@ class LastIterateAccountant(dp_accounting.PrivacyAccountant):  # type: ignore[mi
     def _history(self) -> History:
         return History(tuple(self._steps.items()))
 
-    def _maybe_compose(self, event: dp_accounting.DpEvent, count: int, do_compose: bool) -> Any:
+    def _maybe_compose(self, event: dp_accounting.DpEvent, count: int, do_compose: bool) -> _Refusal | None:
         match event:
             case dp_accounting.NoOpDpEvent():
                 return None
@@ -124,7 +104,9 @@ class LastIterateAccountant(dp_accounting.PrivacyAccountant):  # type: ignore[mi
             case _:
                 return _Refusal(event, "Unsupported event.")
 
-    def _maybe_step(self, event: dp_accounting.DpEvent, rate: Any, noise: Any, count: int, do_compose: bool) -> Any:
+    def _maybe_step(
+        self, event: dp_accounting.DpEvent, rate: float, noise: float, count: int, do_compose: bool
+    ) -> _Refusal | None:
         try:
             step = Step(rate, noise)
         except ValueError as error:
@@ -133,179 +115,9 @@ class LastIterateAccountant(dp_accounting.PrivacyAccountant):  # type: ignore[mi
             self._steps[step] += count
         return None
 
-    def _unrelated(self, event: dp_accounting.DpEvent) -> Any:
+    def _unrelated(self, event: dp_accounting.DpEvent) -> _Refusal | None:
         if self.neighboring_relation in _RELATIONS:
             return None
         allowed = " or ".join(f"`{relation.name}`" for relation in _RELATIONS)
         found = f"for `{type(event).__name__}`. Found {self.neighboring_relation}."
         return _Refusal(event, f"neighboring_relation must be {allowed} {found}")
-
-
-def register_opacus() -> None:
-    """Make ``PrivacyEngine(accountant="last_iterate")`` known to Opacus. Doing so again changes nothing.
-
-    ``make_private_with_epsilon`` then finds the noise for which the *heuristic* meets the target: the model is not
-    guaranteed to be (epsilon, delta)-DP. The first answer of each accountant is a ``HeuristicWarning`` that says so.
-    """
-    accountant = _opacus_accountant()
-    extra("opacus.accountants").register_accountant(accountant.mechanism(), accountant, force=True)
-
-
-@dataclass(frozen=True)
-class Step:
-    """One noisy sum of clipped gradients. Unlike in a ``DPSGD`` the noise may be 0, and epsilon is infinite then."""
-
-    sample_rate: float
-    noise_multiplier: float
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "sample_rate", number("sample_rate", self.sample_rate, 0.0, 1.0))
-        object.__setattr__(self, "noise_multiplier", number("noise_multiplier", self.noise_multiplier, 0.0))
-
-    @property
-    def is_exposed(self) -> bool:
-        """Whether an example may be used without any noise."""
-        return self.noise_multiplier == 0.0 and self.sample_rate > 0.0
-
-
-@dataclass(frozen=True)
-class History:
-    """Segments of equal steps, each a step and how often it was taken."""
-
-    segments: tuple[tuple[Step, int], ...]
-
-    def epsilon(self, delta: float) -> float:
-        """The heuristic's epsilon for a delta in [0, 1], by dp-accounting's conventions at the ends."""
-        if self._is_exposed:
-            return math.inf
-        law = self._law()
-        if delta == 1.0 or law.high == 0.0:
-            return 0.0
-        return math.inf if delta == 0.0 else float(_curve(law).epsilon(delta))
-
-    def delta(self, epsilon: float) -> float:
-        """The heuristic's delta for an epsilon in [0, inf]."""
-        return 1.0 if self._is_exposed else float(_curve(self._law()).delta(epsilon))
-
-    def caution(self, answer: str, question: Callable[[PrivacyCurve], float]) -> str:
-        """One sentence: the heuristic's answer is no guarantee, and what composition's is."""
-        noises = {step.noise_multiplier for step, _ in self.segments}
-        noise = f" at noise multiplier {min(noises):.4g}" if len(noises) == 1 else ""
-        steps = f"{self._total:,} step{'s' if self._total > 1 else ''}{noise}"
-        sentence = f"{answer} is what the last-iterate heuristic predicts for {steps}, not a guarantee: "
-        if len({step for step, _ in self.segments}) > MOST_KINDS_OF_STEPS:
-            return f"{sentence}that is composition's, which takes longer where steps differ (lastiterate.composition)"
-        try:
-            return f"{sentence}composition guarantees {question(composition(self.run())):.4g} if sampling is Poisson"
-        except ValueError as refusal:
-            return f"{sentence}that is composition's, which has no value here ({refusal})"
-
-    def run(self) -> DPSGD:
-        """The segments as one run: numbers where all steps are equal, arrays otherwise."""
-        if not self.segments:
-            raise ValueError("steps must be at least 1 to describe a run, got none: compose or train first")
-        rates = self._per_step([step.sample_rate for step, _ in self.segments])
-        noises = self._per_step([step.noise_multiplier for step, _ in self.segments])
-        return DPSGD(steps=self._total, sample_rate=rates, noise_multiplier=noises)
-
-    def _per_step(self, values: list[float]) -> PerStep:
-        if len(set(values)) == 1:
-            return values[0]
-        if self._total > MOST_STEPS_WRITTEN_OUT:
-            raise ValueError(
-                f"steps must be at most {MOST_STEPS_WRITTEN_OUT} for a run whose steps differ, got {self._total}: "
-                "epsilon and delta are available without it"
-            )
-        return np.repeat(values, [count for _, count in self.segments])
-
-    def _law(self) -> Law:
-        """What ``law_of(self.run())`` is, without writing out the steps."""
-        steps_at: Counter[float] = Counter()
-        for step, count in self.segments:
-            steps_at[step.sample_rate] += count
-        constant = float(steps_at.pop(1.0, 0))
-        steps_at.pop(0.0, None)
-        counts, rates = np.array([*steps_at.values()], np.float64), np.array([*steps_at], np.float64)
-        noise = math.hypot(*(step.noise_multiplier * math.sqrt(count) for step, count in self.segments))
-        return Law(noise, constant, counts, rates, np.ones_like(rates))
-
-    @property
-    def _total(self) -> int:
-        return sum(count for _, count in self.segments)
-
-    @property
-    def _is_exposed(self) -> bool:
-        return any(step.is_exposed for step, _ in self.segments)
-
-
-def _curve(law: Law) -> PrivacyCurve:
-    return PrivacyCurve(pair_of(law), "last_iterate", is_guarantee=False)
-
-
-@cache
-def _opacus_accountant() -> Any:
-    interface: Any = extra("opacus.accountants").IAccountant
-
-    class OpacusLastIterateAccountant(interface):  # type: ignore[misc]
-        """The last-iterate heuristic for Opacus: a prediction, not a guarantee."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self._has_warned = False
-
-        def step(self, *, noise_multiplier: float, sample_rate: float) -> None:
-            """Record one step."""
-            noise, rate, count = self.history.pop() if self.history else (noise_multiplier, sample_rate, 0)
-            if (noise, rate) == (noise_multiplier, sample_rate):
-                self.history.append((noise, rate, count + 1))
-            else:
-                self.history.extend([(noise, rate, count), (noise_multiplier, sample_rate, 1)])
-
-        def get_epsilon(self, delta: float, *args: Any, **kwargs: Any) -> float:
-            """The epsilon that the heuristic predicts. Options of other accountants are ignored, as Opacus' own do."""
-            history, delta = history_from_opacus(self.history), number("delta", delta, 0.0, 1.0)
-            epsilon = history.epsilon(delta)
-            is_answer = bool(self.history) and 0.0 < delta < 1.0 and math.isfinite(epsilon)
-            if is_answer and not self._has_warned and not _is_only_tried(sys._getframe(1), epsilon):
-                self._has_warned = True
-                words = history.caution(_words(epsilon, delta), lambda curve: curve.epsilon(delta))
-                warnings.warn(words, HeuristicWarning, stacklevel=2)
-            return epsilon
-
-        def __len__(self) -> int:
-            return sum(count for _, _, count in self.history)
-
-        @classmethod
-        def mechanism(cls) -> str:
-            """The name under which ``register_opacus`` registers it."""
-            return "last_iterate"
-
-    return OpacusLastIterateAccountant
-
-
-def _is_only_tried(caller: FrameType, epsilon: float) -> bool:
-    """Whether Opacus' search for noise asks, about a noise that it will not settle on.
-
-    It asks one accountant about noise after noise, until epsilon is below its target by no more than its tolerance.
-    """
-    if caller.f_code.co_name != "get_noise_multiplier":
-        return False
-    target, tolerance = (caller.f_locals.get(name, math.inf) for name in ("target_epsilon", "epsilon_tolerance"))
-    return not target - tolerance <= epsilon <= target
-
-
-def _words(epsilon: float, delta: float) -> str:
-    return f"epsilon {epsilon:.4g} at delta {delta:.4g}"
-
-
-def history_from_opacus(history: list[tuple[float, float, int]]) -> History:
-    """What an accountant of Opacus has recorded: noise multiplier, sample rate and number of steps."""
-    return History(tuple((Step(rate, noise), integer("steps", count)) for noise, rate, count in history))
-
-
-def extra(module: str) -> Any:
-    """A module of the extra `opacus`."""
-    try:
-        return import_module(module)
-    except ImportError as error:
-        raise MissingExtra(f'{module} could not be imported: pip install "lastiterate[opacus]"') from error

@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol, overload
 
 import numpy as np
 
-from lastiterate.values import Array, numbers
+from lastiterate.arrays import FloatArray, Floats
+from lastiterate.values import SomeNumbers, numbers
 
 
 class Pair(Protocol):
     """Two distributions, P (canary in) and Q (out), by hockey-stick divergences. Arguments are arrays or numbers."""
 
-    def epsilon(self, log_delta: Array) -> Array:
+    def epsilon(self, log_delta: Floats) -> Floats:
         """The smallest epsilon >= 0 for which both directions have at most this delta."""
 
-    def log_delta(self, epsilon: Array) -> Array:
+    def log_delta(self, epsilon: Floats) -> Floats:
         """log of the larger of the two directions' delta."""
 
-    def fnr(self, fpr: Array) -> Array:
+    def fnr(self, fpr: Floats) -> Floats:
         """The smallest false negative rate of a test of Q against P, 0 < fpr < 1."""
 
-    def bracket(self, log_delta: Array) -> tuple[Array, Array]:
+    def bracket(self, log_delta: Floats) -> tuple[Floats, Floats]:
         """Bounds on epsilon that the numerical error certifies."""
 
 
@@ -38,20 +39,32 @@ class PrivacyCurve:
     analysis: str
     is_guarantee: bool
 
-    def epsilon(self, delta: Any) -> Any:
+    @overload
+    def epsilon(self, delta: float) -> float: ...
+    @overload
+    def epsilon(self, delta: SomeNumbers) -> FloatArray: ...
+    def epsilon(self, delta: float | SomeNumbers) -> float | FloatArray:
         """The epsilon of (epsilon, delta)-DP."""
         values = numbers("delta", delta, 0.0, 1.0, open_low=True, open_high=True)
         with np.errstate(all="ignore"):
             return _plain(_inf_for_nan(self.pair.epsilon(np.log(values))))
 
-    def delta(self, epsilon: Any) -> Any:
+    @overload
+    def delta(self, epsilon: float) -> float: ...
+    @overload
+    def delta(self, epsilon: SomeNumbers) -> FloatArray: ...
+    def delta(self, epsilon: float | SomeNumbers) -> float | FloatArray:
         """The delta of (epsilon, delta)-DP."""
         values = numbers("epsilon", epsilon, 0.0)
         with np.errstate(all="ignore"):
             finite = np.minimum(values, np.finfo(np.float64).max)
             return _plain(np.where(np.isinf(values), 0.0, np.exp(np.minimum(self.pair.log_delta(finite[()]), 0.0))))
 
-    def fnr(self, fpr: Any) -> Any:
+    @overload
+    def fnr(self, fpr: float) -> float: ...
+    @overload
+    def fnr(self, fpr: SomeNumbers) -> FloatArray: ...
+    def fnr(self, fpr: float | SomeNumbers) -> float | FloatArray:
         """The trade-off function: the smallest rate of missing the canary for a given rate of false alarms."""
         values = numbers("fpr", fpr, 0.0, 1.0)
         inside = np.clip(values, 1e-300, 1.0 - 1e-16)
@@ -61,9 +74,13 @@ class PrivacyCurve:
 
     def advantage(self) -> float:
         """The largest difference of true and false positive rate that any test achieves."""
-        return float(self.delta(0.0))
+        return self.delta(0.0)
 
-    def bracket(self, delta: Any) -> tuple[Any, Any]:
+    @overload
+    def bracket(self, delta: float) -> tuple[float, float]: ...
+    @overload
+    def bracket(self, delta: SomeNumbers) -> tuple[FloatArray, FloatArray]: ...
+    def bracket(self, delta: float | SomeNumbers) -> tuple[float | FloatArray, float | FloatArray]:
         """(lower, upper) bounds on epsilon; their distance is what the numerics cannot resolve."""
         values = numbers("delta", delta, 0.0, 1.0, open_low=True, open_high=True)
         with np.errstate(all="ignore"):
@@ -71,10 +88,10 @@ class PrivacyCurve:
         return _plain(np.maximum(lower, 0.0)), _plain(_inf_for_nan(upper))
 
 
-def _inf_for_nan(values: Any) -> Any:
+def _inf_for_nan(values: Floats) -> FloatArray:
     """Where the arithmetic left the range of floats, so did epsilon."""
     return np.where(np.isnan(values), np.inf, values)
 
 
-def _plain(values: Any) -> Any:
-    return float(values) if np.ndim(values) == 0 else values
+def _plain(values: Floats) -> float | FloatArray:
+    return values if isinstance(values, np.ndarray) and values.ndim else float(values)

@@ -14,7 +14,7 @@ from functools import cached_property, lru_cache
 import numpy as np
 from scipy.special import ndtr, ndtri
 
-from lastiterate.arrays import FloatArray
+from lastiterate.arrays import FloatArray, Floats
 from lastiterate.privacy.analyses.calibrate import calibrate
 from lastiterate.privacy.analyses.composition import composition
 from lastiterate.privacy.analyses.last_iterate import last_iterate
@@ -135,7 +135,7 @@ def _factor(family: Family, fpr: float, fnr: float) -> float:
     goal = np.float64(ndtri(fnr))
     seen: list[tuple[float, float]] = []
 
-    def quantile(log_factor: np.float64) -> tuple[np.float64, np.float64]:
+    def quantile(log_factor: Floats) -> tuple[np.float64, np.float64]:
         """The normal quantile of the false negative rate of the member with this noise, and how fast it grows.
 
         The rate is read off the member's curve at the false positive rate that is asked about; how fast it grows is

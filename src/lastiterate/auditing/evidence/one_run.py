@@ -15,6 +15,7 @@ from functools import lru_cache
 import numpy as np
 from scipy.special import bdtrc, expit, ndtr, ndtri
 
+from lastiterate.arrays import Floats
 from lastiterate.auditing.evidence.family import family_of
 from lastiterate.auditing.evidence.threshold import Worlds
 from lastiterate.privacy.mixtures.solve import invert
@@ -165,7 +166,7 @@ def _refuted_up_to(method: str, canaries: int, count: int, right: int, delta: fl
     while doubt(high) < 0.0 and high < _MOST:
         low, high = high, 2.0 * high
 
-    def valued(x: np.float64) -> tuple[np.float64, np.float64]:
+    def valued(x: Floats) -> tuple[np.float64, np.float64]:
         return np.float64(doubt(float(x))), np.float64(math.nan)
 
     return float(invert(valued, np.float64(0.0), np.float64(0.5 * (low + high)), np.float64(low), np.float64(high)))

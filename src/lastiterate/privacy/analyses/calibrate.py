@@ -7,11 +7,12 @@ from collections.abc import Callable
 
 import numpy as np
 
+from lastiterate.arrays import Floats
 from lastiterate.privacy.analyses.last_iterate import last_iterate
 from lastiterate.privacy.curve import PrivacyCurve
 from lastiterate.privacy.mixtures.solve import invert
 from lastiterate.run import DPSGD
-from lastiterate.values import Array, number
+from lastiterate.values import number
 
 _FACTOR_AT_ONCE = 4.0
 _LEAST, _MOST = 1e-4, 1e12  # noise multipliers that are tried
@@ -67,7 +68,7 @@ def _solve(spent: Callable[[float], float], target: float, low: float, high: flo
     """The smallest factor found that is enough: a root, by secants, then nudged to the safe side."""
     seen: list[tuple[float, float]] = []
 
-    def shortfall(x: Array) -> tuple[Array, Array]:
+    def shortfall(x: Floats) -> tuple[Floats, Floats]:
         value = -math.log(max(spent(float(x)), 1e-300))
         slope = (value - seen[-1][1]) / (float(x) - seen[-1][0]) if seen and float(x) != seen[-1][0] else math.nan
         seen.append((float(x), value))

@@ -2,18 +2,35 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import overload
 
 import numpy as np
 
+from lastiterate.arrays import FloatArray
 from lastiterate.privacy.mixtures import mixture
 from lastiterate.privacy.mixtures.kernels import BinomialKernel
 from lastiterate.privacy.mixtures.law import Law
 from lastiterate.privacy.mixtures.pairs import each_row, pair_of
-from lastiterate.values import LEAST_NOISE, MAX_STEPS, MOST_NOISE, Array, numbers
+from lastiterate.values import LEAST_NOISE, MAX_STEPS, MOST_NOISE, SomeNumbers, numbers
 
 
-def last_iterate_epsilon(steps: Any, sample_rate: Any, noise_multiplier: Any, delta: Any) -> Any:
+@overload
+def last_iterate_epsilon(  # type: ignore[overload-overlap]  # four numbers give a number, anything else an array
+    steps: float, sample_rate: float, noise_multiplier: float, delta: float
+) -> float: ...
+@overload
+def last_iterate_epsilon(
+    steps: float | SomeNumbers,
+    sample_rate: float | SomeNumbers,
+    noise_multiplier: float | SomeNumbers,
+    delta: float | SomeNumbers,
+) -> FloatArray: ...
+def last_iterate_epsilon(
+    steps: float | SomeNumbers,
+    sample_rate: float | SomeNumbers,
+    noise_multiplier: float | SomeNumbers,
+    delta: float | SomeNumbers,
+) -> float | FloatArray:
     """Epsilon of the last-iterate heuristic for runs with constant rate and noise; broadcasts like a NumPy ufunc.
 
     The same values as ``last_iterate(DPSGD(...)).epsilon(delta)``, about ten times as fast for each item of a grid.
@@ -40,5 +57,5 @@ def last_iterate_epsilon(steps: Any, sample_rate: Any, noise_multiplier: Any, de
 
 def _certain(steps: float, sigma: float) -> Law:
     """The canary is in every batch."""
-    none: Array = np.empty(0)
+    none = np.empty(0)
     return Law(float(np.sqrt(steps)) * sigma, steps, none, none, none)

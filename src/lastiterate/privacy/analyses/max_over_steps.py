@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from lastiterate.arrays import FloatArray, Floats
 from lastiterate.privacy.curve import Pair, PrivacyCurve
 from lastiterate.privacy.mixtures import mixture
 from lastiterate.privacy.mixtures.kernels import BinomialKernel
@@ -19,7 +20,6 @@ from lastiterate.privacy.mixtures.mixture import Kernel
 from lastiterate.privacy.mixtures.pairs import each_row, highest_epsilon, lowest_epsilon, pair_of
 from lastiterate.privacy.mixtures.prefixes import Prefixes, prefixes_of
 from lastiterate.privacy.mixtures.rows import each
-from lastiterate.values import Array
 
 if TYPE_CHECKING:
     from lastiterate.privacy.mixtures.law import Law
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 _LEVELS = 500
 _TOLERANCE = 1e-11  # of max(1, value): stretches that could gain no more are discarded too
 
-OfPair = Callable[[Pair, Array], Array]
-OfKernel = Callable[[Kernel, Array], Array]
+OfPair = Callable[[Pair, Floats], Floats]
+OfKernel = Callable[[Kernel, Floats], Floats]
 
 
 def max_over_steps(run: DPSGD) -> PrivacyCurve:
@@ -46,24 +46,24 @@ class MaxOverSteps:
 
     prefixes: Prefixes
 
-    def epsilon(self, log_delta: Array) -> Array:
+    def epsilon(self, log_delta: Floats) -> Floats:
         return self._each(mixture.epsilon, lambda pair, value: pair.epsilon(value), log_delta)
 
-    def log_delta(self, epsilon: Array) -> Array:
+    def log_delta(self, epsilon: Floats) -> Floats:
         return self._each(mixture.log_delta, lambda pair, value: pair.log_delta(value), epsilon)
 
-    def fnr(self, fpr: Array) -> Array:
-        def negative(kernel: Kernel, value: Array) -> Array:
+    def fnr(self, fpr: Floats) -> Floats:
+        def negative(kernel: Kernel, value: Floats) -> Floats:
             return -np.exp(mixture.log_fnr(kernel, value))
 
         return -self._each(negative, lambda pair, value: -pair.fnr(value), fpr)
 
-    def bracket(self, log_delta: Array) -> tuple[Array, Array]:
+    def bracket(self, log_delta: Floats) -> tuple[Floats, Floats]:
         lower = self._each(lowest_epsilon, lambda pair, value: pair.bracket(value)[0], log_delta)
         upper = self._each(highest_epsilon, lambda pair, value: pair.bracket(value)[1], log_delta)
         return lower, upper + _TOLERANCE * np.maximum(1.0, upper)
 
-    def _each(self, of_kernel: OfKernel, of_pair: OfPair, argument: Array) -> Array:
+    def _each(self, of_kernel: OfKernel, of_pair: OfPair, argument: Floats) -> Floats:
         whole = pair_of(self.prefixes.law(self.prefixes.steps))
 
         def largest(value: float) -> float:
@@ -73,7 +73,7 @@ class MaxOverSteps:
         return each(largest, argument)
 
 
-def _largest(prefixes: Prefixes, evaluate: Callable[[list[Law]], Array]) -> float:
+def _largest(prefixes: Prefixes, evaluate: Callable[[list[Law]], FloatArray]) -> float:
     """The largest value of any prefix."""
     if prefixes.bound is None:
         return max(float(evaluate([prefixes.law(t)])[0]) for t in range(1, prefixes.steps + 1))
@@ -100,7 +100,7 @@ def _coarser(law: Law) -> Law:
     return law if law.blocks or law.weights.size <= 2 * _LEVELS else law.rounded_up(_LEVELS)
 
 
-def _evaluate(laws: list[Law], of_kernel: OfKernel, of_pair: OfPair, argument: Array) -> Array:
+def _evaluate(laws: list[Law], of_kernel: OfKernel, of_pair: OfPair, argument: np.float64) -> FloatArray:
     """A function of many laws: all binomials at once, the others one by one."""
     result = np.empty(len(laws))
     binomials = [index for index, law in enumerate(laws) if law.is_binomial and law.weights[0] > 0.0]

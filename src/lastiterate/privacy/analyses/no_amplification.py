@@ -21,8 +21,8 @@ from lastiterate.privacy.mixtures.rows import Side, each
 from lastiterate.privacy.mixtures.solve import a_little_less, invert, solve
 
 if TYPE_CHECKING:
+    from lastiterate.arrays import FloatArray, Floats
     from lastiterate.run import DPSGD
-    from lastiterate.values import Array
 
 _MOST_COUNTS = 20_000
 _ONE = np.float64(1.0)
@@ -56,7 +56,7 @@ def told_participations(steps: int, rate: float, sigma: float, *, upper: bool) -
     return KnownParticipations(sigma, count, log_mass, shift, 2.0 * half if upper else 0.0)
 
 
-def _participations(steps: int, rate: float) -> tuple[Array, Array, float]:
+def _participations(steps: int, rate: float) -> tuple[FloatArray, FloatArray, float]:
     """The number of batches with the canary: all of its law down to 1e-320, in stretches where that is too many.
 
     Stretches are given by their middles, and by how far they go on to either side.
@@ -69,7 +69,7 @@ def _participations(steps: int, rate: float) -> tuple[Array, Array, float]:
     middle = np.arange(low, high + 1.0, stride)
     with np.errstate(over="ignore"):
         log_mass = binomial.log_binomial(middle, np.float64(steps), np.float64(rate)) + math.log(stride)
-    return middle, log_mass, 0.5 * (stride - 1.0)
+    return middle, np.asarray(log_mass), 0.5 * (stride - 1.0)
 
 
 @dataclass(frozen=True)
@@ -80,40 +80,40 @@ class KnownParticipations:
     """
 
     sigma: float
-    count: Array
-    log_mass: Array
-    shift: Array
+    count: FloatArray
+    log_mass: FloatArray
+    shift: FloatArray
     below: float = 0.0
 
     @cached_property
-    def mu(self) -> Array:
+    def mu(self) -> FloatArray:
         return np.sqrt(self.count) / self.sigma
 
-    def epsilon(self, log_delta: Array) -> Array:
+    def epsilon(self, log_delta: Floats) -> Floats:
         return each(self._epsilon, log_delta)
 
-    def log_delta(self, epsilon: Array) -> Array:
+    def log_delta(self, epsilon: Floats) -> Floats:
         return each(lambda value: self._side(value).log_delta, epsilon)
 
-    def fnr(self, fpr: Array) -> Array:
+    def fnr(self, fpr: Floats) -> Floats:
         return each(self._fnr, fpr)
 
-    def bracket(self, log_delta: Array) -> tuple[Array, Array]:
+    def bracket(self, log_delta: Floats) -> tuple[Floats, Floats]:
         least = replace(self, count=np.maximum(self.count - self.below, 0.0))
         lower, upper = least.epsilon(larger_delta(log_delta)), self.epsilon(smaller_delta(log_delta))
         error = RELATIVE_ERROR * np.maximum(1.0, upper)
         return lower - error, upper + error
 
-    def _epsilon(self, log_delta: Array) -> Array:
+    def _epsilon(self, log_delta: Floats) -> Floats:
         largest = self.mu.max()
-        high = 0.5 * largest**2 + largest * np.sqrt(-2.0 * log_delta) + 1e-300
+        high: Floats = 0.5 * largest**2 + largest * np.sqrt(-2.0 * log_delta) + 1e-300
         if not np.isfinite(high):
             return high
         if self._side(np.float64(0.0)).log_delta <= a_little_less(log_delta):
             return np.float64(0.0)
         return solve(self._side, log_delta, 0.5 * high, 0.0 * high, high)[0]
 
-    def _side(self, epsilon: Array) -> Side:
+    def _side(self, epsilon: Floats) -> Side:
         used = self.mu > 0.0
         mu, log_mass, loss = self.mu[used], self.log_mass[used], epsilon + self.shift[used]
         log_p, log_q = log_ndtr(0.5 * mu - loss / mu), loss + log_ndtr(-0.5 * mu - loss / mu)
@@ -121,7 +121,7 @@ class KnownParticipations:
         log_delta = np.minimum(np.logaddexp.reduce(log_terms), 0.0)
         return Side(epsilon, _ONE, log_delta, -np.exp(np.logaddexp.reduce(log_mass + log_q) - log_delta))
 
-    def _fnr(self, fpr: Array) -> Array:
+    def _fnr(self, fpr: Floats) -> Floats:
         """P(L <= l) + e^l (Q(L > l) - fpr) at the l where Q(L > l) is fpr or jumps over it.
 
         It jumps at l = 0 where the canary may not be used at all: then the best test tosses a coin.
@@ -130,14 +130,15 @@ class KnownParticipations:
         mu, log_mass, goal = self.mu[used], self.log_mass[used], np.log(fpr)
         unused = np.exp(np.logaddexp.reduce(self.log_mass[~used], initial=-np.inf))
 
-        def rarity(loss: Array) -> tuple[Array, Array]:
+        def rarity(loss: Floats) -> tuple[Floats, Floats]:
             idle = unused if loss < 0.0 else 0.0  # there the loss is 0
             rate = np.exp(np.logaddexp.reduce(log_mass + log_ndtr(-loss / mu - 0.5 * mu), initial=-np.inf))
             return -np.log(rate + idle), np.float64(np.nan)
 
-        loss = np.float64(0.0)
+        loss: Floats = np.float64(0.0)
         if rarity(loss)[0] < -goal or rarity(np.float64(-1e-300))[0] > -goal:
             reach = np.float64(self.mu.max() ** 2 + 40.0 * self.mu.max())
             loss = invert(rarity, -goal, loss, -reach, reach)
         accepted = np.vecdot(np.exp(log_mass), ndtr(loss / mu - 0.5 * mu)) + (unused if loss >= 0.0 else 0.0)
-        return accepted + np.exp(loss - rarity(loss)[0]) - np.exp(loss + goal)
+        missed: Floats = accepted + np.exp(loss - rarity(loss)[0]) - np.exp(loss + goal)
+        return missed

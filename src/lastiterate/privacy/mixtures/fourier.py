@@ -22,8 +22,8 @@ from lastiterate.privacy.mixtures.contour import Complex, Line, Unreliable
 from lastiterate.privacy.mixtures.rows import SQRT_HALF, Side
 
 if TYPE_CHECKING:
+    from lastiterate.arrays import FloatArray, Floats
     from lastiterate.privacy.mixtures.law import Law
-    from lastiterate.values import Array
 
 NEGLIGIBLE = 36.0  # neglected terms are below exp(-NEGLIGIBLE) of the total
 LARGEST_CANCELLATION_OF_DELTA = 1e-9  # where P and Q are that close, delta's relative error hardly moves epsilon
@@ -31,6 +31,7 @@ MOST_NODES = 20_000
 _CHUNK = 200_000  # complex numbers in memory at once
 _FROM_POLE = 2.5  # distance of the contour to the pole at 0, in units of 1 / standard deviation
 _LOG_TAU = math.log(2.0 * math.pi)
+_I = np.complex128(1j)
 
 
 class Cumulant:
@@ -67,10 +68,10 @@ class Cumulant:
         square = law.noise**2
         return value + 0.5 * square * theta * theta, mean + square * theta, variance + square
 
-    def along(self, theta: float, u: Array) -> Complex:
+    def along(self, theta: float, u: FloatArray) -> Complex:
         """K(theta + iu) - K(theta), up to multiples of 2 pi i."""
         law = self.law
-        result: Complex = 1j * u * (law.constant + law.noise**2 * theta) - 0.5 * law.noise**2 * u * u
+        result: Complex = _I * u * (law.constant + law.noise**2 * theta) - 0.5 * law.noise**2 * u * u
         width = max(1, _CHUNK // u.size)
         for start in range(0, law.counts.size, width):
             part = slice(start, start + width)
@@ -115,7 +116,7 @@ class Cumulant:
         return self.real(theta)[1]
 
 
-def sum_in_chunks(mass: Array, values: Array, u: Array) -> Complex:
+def sum_in_chunks(mass: FloatArray, values: FloatArray, u: FloatArray) -> Complex:
     """sum_k mass_k exp(i values_k u) for each u, in bounded memory."""
     result = np.zeros(u.size, dtype=np.complex128)
     width = max(1, _CHUNK // u.size)
@@ -134,10 +135,10 @@ class Contour:
     reach: float
     line: Line
 
-    def covers(self, y: Array) -> bool:
-        return bool(abs(y - self.centre) <= self.reach)
+    def covers(self, y: Floats) -> bool:
+        return abs(float(y) - self.centre) <= self.reach
 
-    def remove(self, y: Array) -> Side:
+    def remove(self, y: Floats) -> Side:
         """P over Q: the set is {>= y}. 1/z gives P(>= y), the constant e^f Q(>= y) = p(y) Q(>= y) / q(y)."""
         loss, slope = self.loss(y)
         over_density = self.noise * _mills(y / self.noise)
@@ -149,7 +150,7 @@ class Contour:
         log_slope = loss + float(log_ndtr(-y / self.noise)) - log_delta
         return _side(loss, slope, log_delta, -slope * math.exp(log_slope))
 
-    def add(self, r: Array) -> Side:
+    def add(self, r: Floats) -> Side:
         """Q over P: the set is {<= y}, y = -r, so that as in `remove` delta falls and the loss -f rises along r."""
         y = -r
         loss, slope = self.loss(y)
@@ -166,7 +167,7 @@ class Contour:
             log_delta = float(log_ndtr(x0)) + (math.log1p(-share) if share < 1.0 else -math.inf)
         return _side(-loss, slope, log_delta, -slope * np.exp(log_shared - log_delta))
 
-    def loss(self, y: Array) -> tuple[Array, Array]:
+    def loss(self, y: Floats) -> tuple[Floats, Floats]:
         """The privacy loss f(y) = log p(y) / q(y), and its derivative."""
         scale, density = self.line.integral(float(y), 1.0)
         _, moment = self.line.integral(float(y), self.line.z, -math.inf)
@@ -174,11 +175,11 @@ class Contour:
         loss = scale + math.log(density) + 0.5 * x0 * x0 + math.log(self.noise) + 0.5 * _LOG_TAU
         return np.float64(loss), np.float64(x0 / self.noise - moment / density)
 
-    def log_lower(self, y: Array) -> Array:
+    def log_lower(self, y: Floats) -> Floats:
         """log P(S + N <= y)."""
         return self._log_tail(y, direct=not self._upper)
 
-    def log_upper(self, y: Array) -> Array:
+    def log_upper(self, y: Floats) -> Floats:
         """log P(S + N >= y)."""
         return self._log_tail(y, direct=self._upper)
 
@@ -186,7 +187,7 @@ class Contour:
     def _upper(self) -> bool:
         return bool(self.line.theta > 0.0)
 
-    def _log_tail(self, y: Array, direct: bool) -> Array:
+    def _log_tail(self, y: Floats, direct: bool) -> Floats:
         scale, tail = self.line.integral(float(y), (1.0 if self._upper else -1.0) / self.line.z)
         log_tail = scale + math.log(tail)
         return np.float64(log_tail if direct else math.log1p(-min(math.exp(log_tail), 1.0 - 1e-16)))
@@ -210,14 +211,14 @@ def contour(cumulant: Cumulant, y: float) -> Contour:
         raise Unreliable
     nodes = math.ceil(needed)
     spacing = 2.0 * math.pi / period
-    u: Array = (np.arange(nodes) + 0.5) * spacing
-    line = Line(theta + 1j * u, value + cumulant.along(theta, u), spacing)
+    u = (np.arange(float(nodes)) + 0.5) * spacing
+    line = Line(theta + _I * u, value + cumulant.along(theta, u), spacing)
     return Contour(cumulant.law.noise, y, reach, line)
 
 
-def _mills(x: Array) -> float:
+def _mills(x: Floats | float) -> float:
     return math.sqrt(0.5 * math.pi) * float(erfcx(SQRT_HALF * x))
 
 
-def _side(*values: float) -> Side:
+def _side(*values: Floats | float) -> Side:
     return Side(*(np.float64(value) for value in values))

@@ -7,7 +7,8 @@ from collections.abc import Callable
 import numpy as np
 from scipy.special import log_ndtr
 
-from lastiterate.values import Array
+from lastiterate.arrays import Floats
+from lastiterate.privacy.mixtures.rows import beside_points, pick
 
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(12)
 _NARROW = 0.5  # times how fast the density changes: there the rule above is exact to the last digit
@@ -16,7 +17,7 @@ _STEP = 0.08
 _CLUSTERED = np.arange(-3.3, 3.3001, _STEP)  # the double exponential rule; beyond, weights are below 1e-17
 
 
-def log_interval(middle: Array, half: Array) -> Array:
+def log_interval(middle: Floats, half: Floats) -> Floats:
     """log of the probability that a standard normal variable is within ``half`` of ``middle``.
 
     Given by its ends, a narrow interval would have lost digits of its width already.
@@ -25,12 +26,12 @@ def log_interval(middle: Array, half: Array) -> Array:
     near, far = log_ndtr(half - away), log_ndtr(-half - away)
     wide = near + np.log(-np.expm1(far - near))
     beside = half * _NODES
-    density = np.exp(-beside * (away[..., None] + 0.5 * beside)) @ _WEIGHTS
+    density = np.exp(-beside * (beside_points(away) + 0.5 * beside)) @ _WEIGHTS
     narrow = np.log(half * density) - 0.5 * away * away - _HALF_LOG_TAU
-    return np.where(half * (1.0 + away) < _NARROW, narrow, wide)[()]
+    return pick(half * (1.0 + away) < _NARROW, narrow, wide)
 
 
-def log_integral(log_density: Callable[[Array], Array], low: float, high: float) -> Array:
+def log_integral(log_density: Callable[[Floats], Floats], low: float, high: float) -> np.float64:
     """log of the integral of a density, given at single points, that is smooth but for layers of any width at the ends.
 
     The double exponential rule: its nodes crowd at the ends.
@@ -40,4 +41,5 @@ def log_integral(log_density: Callable[[Array], Array], low: float, high: float)
     weights = np.pi * np.cosh(_CLUSTERED) * share * (1.0 - share) * _STEP * (high - low)
     places = np.where(share < 0.5, low + (high - low) * share, high - (high - low) / (1.0 + np.exp(2.0 * argument)))
     logs = np.array([log_density(np.float64(y)) for y in places.tolist()])
-    return np.logaddexp.reduce(logs + np.log(weights))
+    total: np.float64 = np.logaddexp.reduce(logs + np.log(weights))
+    return total

@@ -14,13 +14,13 @@ from lastiterate.privacy.mixtures import binomial
 from lastiterate.privacy.mixtures.fourier import NEGLIGIBLE, Contour, Cumulant, contour
 from lastiterate.privacy.mixtures.interval import log_integral, log_interval
 from lastiterate.privacy.mixtures.mixture import Moving
-from lastiterate.privacy.mixtures.rows import Side, every, some
+from lastiterate.privacy.mixtures.rows import Side, every, pick, some
 from lastiterate.privacy.mixtures.support import Support
 
 if TYPE_CHECKING:
+    from lastiterate.arrays import Bools, Floats
     from lastiterate.privacy.mixtures.law import Law
     from lastiterate.privacy.mixtures.mixture import Kernel, Local
-    from lastiterate.values import Array
 
 MOST_POINTS = 4096  # of a support that is written out in full
 
@@ -29,34 +29,34 @@ MOST_POINTS = 4096  # of a support that is written out in full
 class BinomialKernel:
     """S is Binomial(steps, rate), 0 < rate < 1. Arrays of any shape: many runs, or many deltas, at once."""
 
-    steps: Array
-    rate: Array
-    noise: Array
+    steps: Floats
+    rate: Floats
+    noise: Floats
 
     @property
-    def mean(self) -> Array:
+    def mean(self) -> Floats:
         return self.steps * self.rate
 
     @property
-    def variance(self) -> Array:
+    def variance(self) -> Floats:
         return self.steps * self.rate * (1.0 - self.rate)
 
     @property
-    def high(self) -> Array:
+    def high(self) -> Floats:
         return self.steps
 
-    def start(self, log_delta: Array) -> tuple[Array, Local]:
+    def start(self, log_delta: Floats) -> tuple[Floats, Local]:
         centre = binomial.tilt_for(log_delta, self.steps, self.rate, self.noise)
         return centre.mean + self.noise * self.noise * centre.theta, self._view(centre, upper=True)
 
-    def near(self, y: Array, *, upper: bool) -> Local:
+    def near(self, y: Floats, *, upper: bool) -> Local:
         return self._view(binomial.tilt_at(y, self.steps, self.rate, self.noise), upper=upper)
 
-    def covers(self, local: Local, y: Array) -> bool:
+    def covers(self, local: Local, y: Floats) -> bool:
         return isinstance(local, _Window) and every(np.abs(y - local.centre) <= local.reach)
 
     def row(self, index: int) -> BinomialKernel:
-        return BinomialKernel(*(np.float64(value[index]) for value in (self.steps, self.rate, self.noise)))
+        return BinomialKernel(*(np.float64(np.asarray(value)[index]) for value in (self.steps, self.rate, self.noise)))
 
     def _view(self, centre: binomial.Tilt, *, upper: bool) -> _Window:
         points, log_mass, beyond = binomial.window(centre, self.steps, self.rate, self.noise, upper=upper)
@@ -76,11 +76,11 @@ class _Window(Support):
     Where the tail is ``beyond`` the window, it is nearly 1 and the other tail is within: take the complement.
     """
 
-    centre: Array
-    reach: Array
-    beyond: Array
+    centre: Floats
+    reach: Floats
+    beyond: Bools
 
-    def remove(self, y: Array) -> Side:
+    def remove(self, y: Floats) -> Side:
         side = super().remove(y)
         if not some(self.beyond):
             return side
@@ -88,14 +88,14 @@ class _Window(Support):
         log_delta = np.log1p(-np.exp(super().log_lower(y)) - np.exp(log_outside))
         slope = -side.loss_slope * np.exp(log_outside - log_delta)
         return side._replace(
-            log_delta=np.where(self.beyond, log_delta, side.log_delta)[()],
-            log_delta_slope=np.where(self.beyond, slope, side.log_delta_slope)[()],
+            log_delta=pick(self.beyond, log_delta, side.log_delta),
+            log_delta_slope=pick(self.beyond, slope, side.log_delta_slope),
         )
 
-    def log_lower(self, y: Array) -> Array:
+    def log_lower(self, y: Floats) -> Floats:
         if not some(self.beyond):
             return super().log_lower(y)
-        return np.where(self.beyond, np.log1p(-np.exp(self.log_upper(y))), super().log_lower(y))[()]
+        return pick(self.beyond, np.log1p(-np.exp(self.log_upper(y))), super().log_lower(y))
 
 
 @dataclass(frozen=True)
@@ -105,19 +105,19 @@ class _OfLaw:
     law: Law
 
     @property
-    def noise(self) -> Array:
+    def noise(self) -> Floats:
         return np.float64(self.law.noise)
 
     @property
-    def mean(self) -> Array:
+    def mean(self) -> Floats:
         return np.float64(self.law.mean)
 
     @property
-    def variance(self) -> Array:
+    def variance(self) -> Floats:
         return np.float64(self.law.variance)
 
     @property
-    def high(self) -> Array:
+    def high(self) -> Floats:
         return np.float64(self.law.high)
 
     def row(self, index: int) -> Kernel:
@@ -131,20 +131,21 @@ class FiniteKernel(_OfLaw):
     support: Support
     relative_error: ClassVar[float] = 1e-14  # of `log_between`
 
-    def start(self, log_delta: Array) -> tuple[Array, Local]:
+    def start(self, log_delta: Floats) -> tuple[Floats, Local]:
         return np.float64(Cumulant(self.law).start(float(log_delta))), self.support
 
-    def near(self, y: Array, *, upper: bool) -> Local:
+    def near(self, y: Floats, *, upper: bool) -> Local:
         return self.support
 
-    def covers(self, local: Local, y: Array) -> bool:
+    def covers(self, local: Local, y: Floats) -> bool:
         return True
 
-    def log_between(self, low: Array, high: Array) -> Array:
+    def log_between(self, low: Floats, high: Floats) -> Floats:
         """log P(low <= S + N <= high), to the last digits however small it is."""
         middle, half = 0.5 * (low + high), 0.5 * (high - low)
         parts = log_interval((middle - self.support.points) / self.noise, half / self.noise)
-        return np.logaddexp.reduce(self.support.log_mass + parts)
+        total: np.float64 = np.logaddexp.reduce(self.support.log_mass + parts)
+        return total
 
 
 @dataclass(frozen=True)
@@ -153,17 +154,17 @@ class FourierKernel(_OfLaw):
 
     relative_error: ClassVar[float] = 1e-11  # of `log_between`: see `contour.LARGEST_CANCELLATION`
 
-    def start(self, log_delta: Array) -> tuple[Array, Local]:
+    def start(self, log_delta: Floats) -> tuple[Floats, Local]:
         y = Cumulant(self.law).start(float(log_delta))
         return np.float64(y), self.near(np.float64(y), upper=True)
 
-    def near(self, y: Array, *, upper: bool) -> Local:
+    def near(self, y: Floats, *, upper: bool) -> Local:
         return contour(Cumulant(self.law), float(y))
 
-    def covers(self, local: Local, y: Array) -> bool:
+    def covers(self, local: Local, y: Floats) -> bool:
         return isinstance(local, Contour) and local.covers(y)
 
-    def log_between(self, low: Array, high: Array) -> Array:
+    def log_between(self, low: Floats, high: Floats) -> Floats:
         """log P(low <= S + N <= high) where P is at most a multiple of Q in between, up to a share of Q's that is nil.
 
         As a difference of tails it would be lost in rounding where P lies on both sides.
@@ -173,12 +174,13 @@ class FourierKernel(_OfLaw):
         far = noise * math.sqrt((middle / noise) ** 2 + 2.0 * NEGLIGIBLE)  # beyond it Q is negligible, hence P
         moving = Moving(self, upper=True)
 
-        def log_density(y: Array) -> Array:
+        def log_density(y: Floats) -> Floats:
             return moving.at(y).loss(y)[0] - 0.5 * (y / noise) ** 2 - math.log(noise) - 0.5 * math.log(2.0 * math.pi)
 
         ends = (max(float(low), -far), middle, min(float(high), far))
         parts = [log_integral(log_density, a, b) for a, b in itertools.pairwise(ends) if a < b]
-        return np.logaddexp.reduce(parts)
+        total: np.float64 = np.logaddexp.reduce(parts)
+        return total
 
 
 def kernel_of(law: Law) -> Kernel:
@@ -205,7 +207,7 @@ def small_support(law: Law) -> Support | None:
         terms = [(values, np.log(probabilities)) for values, probabilities in law.blocks]
     for count, rate, weight in zip(law.counts, law.rates, law.weights, strict=True):
         k = np.arange(count + 1.0)
-        terms.append((weight * k, binomial.log_binomial(k, np.float64(count), np.float64(rate))))
+        terms.append((weight * k, np.asarray(binomial.log_binomial(k, count, rate))))
     for values, logs in terms:
         points = np.add.outer(points, values).ravel()
         log_mass = np.add.outer(log_mass, logs).ravel()

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
+    from lastiterate.arrays import FloatArray, IntArray
     from lastiterate.run import DPSGD
-    from lastiterate.values import Array
 
 
 @dataclass(frozen=True)
@@ -23,10 +23,10 @@ class Law:
 
     noise: float
     constant: float
-    counts: Array
-    rates: Array
-    weights: Array
-    blocks: tuple[tuple[Array, Array], ...] = ()
+    counts: FloatArray
+    rates: FloatArray
+    weights: FloatArray
+    blocks: tuple[tuple[FloatArray, FloatArray], ...] = ()
 
     @property
     def mean(self) -> float:
@@ -62,7 +62,7 @@ class Law:
         """A law that dominates this one (weights in [0, 1], no blocks) and has few distinct weights."""
         weights = np.ceil(self.weights * levels) / levels
         pairs, index = np.unique(weights + 2j * self.rates, return_inverse=True)
-        counts = np.bincount(index, weights=self.counts)
+        counts = _sums_of_groups(index, self.counts)
         return Law(self.noise, self.constant, counts, 0.5 * pairs.imag, pairs.real)
 
     def from_lowest(self) -> Law:
@@ -74,7 +74,7 @@ class Law:
         blocks = tuple((v - v.min(), p) for v, p in self.blocks)
         return Law(self.noise, max(self.low, 0.0), self.counts, rates, np.abs(self.weights), blocks)
 
-    def sample(self, size: int, generator: np.random.Generator) -> Array:
+    def sample(self, size: int, generator: np.random.Generator) -> FloatArray:
         """Draws of S."""
         total = np.full(size, self.constant)
         for count, rate, weight in zip(self.counts.tolist(), self.rates.tolist(), self.weights.tolist(), strict=True):
@@ -96,7 +96,7 @@ def law_of(run: DPSGD) -> Law:
     """The law of S for a run, scaled so that the largest weight is 1. Steps that count for nothing are left out."""
     weights = run.effective_weights()
     if np.ndim(weights) == 0 and np.ndim(run.noise_multiplier) == 0 and run.sampling != "shuffled":
-        return _independent(run, np.float64(1.0), float(run.noise_multiplier) * math.sqrt(run.steps))
+        return _independent(run, np.ones(()), float(run.noise_multiplier) * math.sqrt(run.steps))
     size = float(np.max(np.abs(weights)))
     if size == 0.0:
         raise ValueError("weights must not all be zero: with these learning rates the run releases nothing")
@@ -111,7 +111,7 @@ def law_of(run: DPSGD) -> Law:
     return _independent(run, weights, noise)
 
 
-def _independent(run: DPSGD, weights: Array, noise: float) -> Law:
+def _independent(run: DPSGD, weights: FloatArray, noise: float) -> Law:
     """Poisson sampling; and batches of fixed size, where by itself each A_t is Bernoulli(q_t) too."""
     if weights.ndim == 0 and np.ndim(run.sample_rate) == 0 and 0.0 < run.sample_rate < 1.0:
         one = np.ones(1)
@@ -124,18 +124,24 @@ def _independent(run: DPSGD, weights: Array, noise: float) -> Law:
     return Law(noise, constant, counts[random], rates[random], values[random])
 
 
-def distinct(first: Array, second: Array, steps: int) -> tuple[Array, Array, Array]:
+def distinct(first: FloatArray, second: FloatArray, steps: int) -> tuple[FloatArray, FloatArray, FloatArray]:
     """The distinct pairs of two per-step values, and how many steps have each."""
     if first.ndim == 0 and second.ndim == 0:
         return first.reshape(1), second.reshape(1), np.array([float(steps)])
     if first.ndim == 0:
-        values, counts = np.unique(second, return_counts=True)
-        return np.full(values.size, float(first)), values, counts.astype(np.float64)
+        values, times = np.unique(second, return_counts=True)
+        return np.full(values.size, float(first)), values, times.astype(np.float64)
     if second.ndim == 0:
         second_values, values, counts = distinct(second, first, steps)
         return values, second_values, counts
-    pairs, counts = np.unique(np.stack((first, second), axis=1), axis=0, return_counts=True)
-    return pairs[:, 0], pairs[:, 1], counts.astype(np.float64)
+    pairs, times = np.unique(np.stack((first, second), axis=1), axis=0, return_counts=True)
+    return pairs[:, 0], pairs[:, 1], times.astype(np.float64)
+
+
+def _sums_of_groups(groups: IntArray, values: FloatArray) -> FloatArray:
+    """The sum of the values of each group; groups are numbered from 0."""
+    sums: FloatArray = np.bincount(groups, weights=values).astype(np.float64, copy=False)
+    return sums
 
 
 def epoch_length(rate: float) -> int:
@@ -144,7 +150,7 @@ def epoch_length(rate: float) -> int:
     return math.ceil(batches - max(1e-9, 1e-12 * batches))  # 1/q is whole up to rounding, of q too
 
 
-def _shuffled(run: DPSGD, weights: Array, noise: float) -> Law:
+def _shuffled(run: DPSGD, weights: FloatArray, noise: float) -> Law:
     """Each example once an epoch."""
     rate = float(run.sample_rate)
     length = epoch_length(rate)
@@ -162,10 +168,10 @@ def _shuffled(run: DPSGD, weights: Array, noise: float) -> Law:
         else:
             chances = np.full(index.size, rate)
             chances[-1] = 1.0 - rate * (index.size - 1)
-            blocks.append((values, np.bincount(index, weights=chances)))
+            blocks.append((values, _sums_of_groups(index, chances)))
     return Law(noise, constant, none, none, none, tuple(blocks))
 
 
-def _epoch(weights: Array, length: int) -> Array:
+def _epoch(weights: FloatArray, length: int) -> FloatArray:
     """The weights of an epoch; the batches that a last one does not reach are as one that counts for nothing."""
     return weights if weights.size == length else np.append(weights, 0.0)

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 from scipy.special import log_ndtr, ndtri, ndtri_exp
 
-from lastiterate.privacy.mixtures.rows import Side, some
+from lastiterate.privacy.mixtures.rows import Side, pick, some
 from lastiterate.privacy.mixtures.solve import invert, solve
 
 if TYPE_CHECKING:
-    from lastiterate.values import Array
+    from lastiterate.arrays import Floats
 
 _ROUNDED_TO_ZERO = 1e-12  # an epsilon of rounding errors only
 _FAR_FETCHED = 1e6
@@ -26,19 +26,19 @@ _FURTHEST = 38.5  # standard deviations beyond which N has no mass that a float 
 class Local(Protocol):
     """The pair near one threshold."""
 
-    def remove(self, y: Array) -> Side:
+    def remove(self, y: Floats) -> Side:
         """P over Q along y: the set {>= y}."""
 
-    def add(self, r: Array) -> Side:
+    def add(self, r: Floats) -> Side:
         """Q over P along r = -y: the set {<= y}."""
 
-    def loss(self, y: Array) -> tuple[Array, Array]:
+    def loss(self, y: Floats) -> tuple[Floats, Floats]:
         """f(y) and its derivative."""
 
-    def log_lower(self, y: Array) -> Array:
+    def log_lower(self, y: Floats) -> Floats:
         """log P(S + N <= y)."""
 
-    def log_upper(self, y: Array) -> Array:
+    def log_upper(self, y: Floats) -> Floats:
         """log P(S + N >= y)."""
 
 
@@ -46,22 +46,22 @@ class Kernel(Protocol):
     """The pair, to be looked at near any threshold."""
 
     @property
-    def noise(self) -> Array: ...
+    def noise(self) -> Floats: ...
     @property
-    def mean(self) -> Array: ...
+    def mean(self) -> Floats: ...
     @property
-    def variance(self) -> Array: ...
+    def variance(self) -> Floats: ...
     @property
-    def high(self) -> Array:
+    def high(self) -> Floats:
         """The largest value of S."""
 
-    def start(self, log_delta: Array) -> tuple[Array, Local]:
+    def start(self, log_delta: Floats) -> tuple[Floats, Local]:
         """Roughly the threshold at which delta has the given value, and the pair near it."""
 
-    def near(self, y: Array, *, upper: bool) -> Local:
+    def near(self, y: Floats, *, upper: bool) -> Local:
         """The pair near y; its upper or its lower tail will be asked for."""
 
-    def covers(self, local: Local, y: Array) -> bool:
+    def covers(self, local: Local, y: Floats) -> bool:
         """Whether a local view is still good at y."""
 
     def row(self, index: int) -> Kernel:
@@ -74,31 +74,32 @@ class Moving:
     def __init__(self, kernel: Kernel, *, upper: bool, local: Local | None = None) -> None:
         self.kernel, self.upper, self.local = kernel, upper, local
 
-    def at(self, y: Array) -> Local:
+    def at(self, y: Floats) -> Local:
         if self.local is None or not self.kernel.covers(self.local, y):
             self.local = self.kernel.near(y, upper=self.upper)
         return self.local
 
 
-def epsilon(kernel: Kernel, log_delta: Array) -> Array:
+def epsilon(kernel: Kernel, log_delta: Floats) -> Floats:
     """The smallest epsilon >= 0 at which the delta of neither direction exceeds the given one."""
     y, local = kernel.start(log_delta)
     moving = Moving(kernel, upper=True, local=local)
     top = kernel.high - kernel.noise * np.minimum(ndtri_exp(log_delta), 0.0)
     y = np.minimum(np.maximum(y, 1e-9 * top), 0.999 * top)
     result, _ = solve(lambda y: moving.at(y).remove(y), log_delta, y, 0.0 * y, top)
-    result = np.where(result < _ROUNDED_TO_ZERO, 0.0, result)[()]
+    result = pick(result < _ROUNDED_TO_ZERO, 0.0, result)
     undecided = _bound_add(kernel, result) > log_delta
     if not some(undecided):
         return result
-    if result.ndim == 0:
+    if not isinstance(result, np.ndarray):
         return _at_least_add(kernel, log_delta, result)
+    goals = np.broadcast_to(log_delta, result.shape)
     for index in np.flatnonzero(undecided).tolist():
-        result[index] = _at_least_add(kernel.row(index), log_delta[index], result[index])
+        result[index] = _at_least_add(kernel.row(index), goals[index], result[index])
     return result
 
 
-def log_delta(kernel: Kernel, epsilon: Array) -> Array:
+def log_delta(kernel: Kernel, epsilon: Floats) -> Floats:
     """log of the larger of the two directions' delta at epsilon >= 0."""
     moving = Moving(kernel, upper=True)
     low = kernel.noise * np.sqrt(2.0 * epsilon)  # f(y) <= y^2 / (2 noise^2)
@@ -110,29 +111,29 @@ def log_delta(kernel: Kernel, epsilon: Array) -> Array:
     return np.maximum(result, log_delta_add(kernel, epsilon))
 
 
-def log_delta_add(kernel: Kernel, epsilon: Array) -> Array:
+def log_delta_add(kernel: Kernel, epsilon: Floats) -> Floats:
     """log of delta for Q over P; -inf where -f does not reach epsilon."""
     moving = Moving(kernel, upper=False)
     y = _threshold(moving, -epsilon, -_FURTHEST * kernel.noise)
     local = moving.at(y)
     side = local.add(-y)
     reached = side.loss >= epsilon - 1e-9 * np.maximum(1.0, epsilon)
-    return np.where(reached, log_delta_at(side, -local.loss(y)[0], epsilon), -np.inf)[()]
+    return pick(reached, log_delta_at(side, -local.loss(y)[0], epsilon), -np.inf)
 
 
-def log_fnr(kernel: Kernel, fpr: Array) -> Array:
+def log_fnr(kernel: Kernel, fpr: Floats) -> Floats:
     """log of the smallest rate at which S + N is missed by a test that takes N for it at rate ``fpr``."""
     y = -kernel.noise * ndtri(fpr)
     return kernel.near(y, upper=False).log_lower(y)
 
 
-def log_delta_at(side: Side, loss: Array, epsilon: Array) -> Array:
+def log_delta_at(side: Side, loss: Floats, epsilon: Floats) -> Floats:
     """log delta where the loss is exactly epsilon, from a threshold where it nearly is: there it is ``loss``."""
     change = side.log_delta_slope / side.loss_slope * (epsilon - loss)
-    return np.where(np.abs(change) < 1e-3, side.log_delta + change, side.log_delta)[()]
+    return pick(np.abs(change) < 1e-3, side.log_delta + change, side.log_delta)
 
 
-def _threshold(moving: Moving, loss: Array, low: Array) -> Array:
+def _threshold(moving: Moving, loss: Floats, low: Floats) -> Floats:
     """The y at which f(y) = loss, or ``low`` where f is larger even there."""
     kernel = moving.kernel
     square = kernel.noise * kernel.noise
@@ -144,27 +145,28 @@ def _threshold(moving: Moving, loss: Array, low: Array) -> Array:
     return np.maximum(y, low)
 
 
-def _nearer(moving: Moving, loss: Array, low: Array, high: Array) -> Array:
+def _nearer(moving: Moving, loss: Floats, low: Floats, high: Floats) -> Floats:
     """A y nearer than ``high`` where f is still at least ``loss``: Jensen's bound is far off for a rare canary."""
     near = low + moving.kernel.noise
     for _ in range(60):
         short = (near < high) & (moving.at(near).loss(near)[0] < loss)
         if not some(short):
             break
-        near = np.where(short, low + 2.0 * (near - low), near)[()]
+        near = pick(short, low + 2.0 * (near - low), near)
     return np.minimum(near, high)
 
 
-def _bound_add(kernel: Kernel, epsilon: Array) -> Array:
+def _bound_add(kernel: Kernel, epsilon: Floats) -> Floats:
     """An upper bound on log delta of Q over P, as f(y) >= (E[S] y - E[S^2] / 2) / noise^2 by Jensen's inequality."""
     mean, square = kernel.mean, kernel.noise * kernel.noise
     cut = (0.5 * (kernel.variance + mean * mean) - epsilon * square) / mean
     outer = log_ndtr(cut / kernel.noise)
     inner = epsilon - 0.5 * kernel.variance / square + log_ndtr((cut - mean) / kernel.noise)
-    return outer + np.log1p(-np.minimum(np.exp(inner - outer), 1.0 - 1e-16))
+    bound: Floats = outer + np.log1p(-np.minimum(np.exp(inner - outer), 1.0 - 1e-16))
+    return bound
 
 
-def _at_least_add(kernel: Kernel, log_delta: Array, epsilon: Array) -> Array:
+def _at_least_add(kernel: Kernel, log_delta: Floats, epsilon: Floats) -> Floats:
     """``epsilon``, or what Q over P needs where that is more."""
     if log_delta_add(kernel, epsilon) <= log_delta:
         return epsilon

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from lastiterate.arrays import Floats
 from lastiterate.privacy.mixtures import binomial, mixture
 from lastiterate.privacy.mixtures.contour import Unreliable
 from lastiterate.privacy.mixtures.kernels import BinomialKernel, kernel_of
 from lastiterate.privacy.mixtures.mixture import Kernel
 from lastiterate.privacy.mixtures.rounding import rounded
 from lastiterate.privacy.mixtures.two_sided import TwoSidedPair
-from lastiterate.values import Array
 
 if TYPE_CHECKING:
     from lastiterate.privacy.curve import Pair
@@ -25,7 +25,7 @@ RELATIVE_ERROR = 1e-10  # of max(1, epsilon): rounding and what the kernels negl
 _RELATIVE_ERROR_OF_DELTA = 1e-11  # likewise; it matters where delta is so flat that it hardly determines epsilon
 _POINTS_AT_ONCE = 16_000  # small enough for the cache of one core
 
-Function = Callable[[Kernel, Array], Array]
+Function = Callable[[Kernel, Floats], Floats]
 
 
 def pair_of(law: Law) -> Pair:
@@ -47,16 +47,16 @@ def pair_of(law: Law) -> Pair:
 class NothingPair:
     """P = Q: the canary is never used."""
 
-    def epsilon(self, log_delta: Array) -> Array:
+    def epsilon(self, log_delta: Floats) -> Floats:
         return np.zeros_like(log_delta)
 
-    def log_delta(self, epsilon: Array) -> Array:
+    def log_delta(self, epsilon: Floats) -> Floats:
         return np.full_like(epsilon, -np.inf)
 
-    def fnr(self, fpr: Array) -> Array:
+    def fnr(self, fpr: Floats) -> Floats:
         return 1.0 - fpr
 
-    def bracket(self, log_delta: Array) -> tuple[Array, Array]:
+    def bracket(self, log_delta: Floats) -> tuple[Floats, Floats]:
         return np.zeros_like(log_delta), np.zeros_like(log_delta)
 
 
@@ -66,23 +66,23 @@ class OneSidedPair:
 
     law: Law
 
-    def epsilon(self, log_delta: Array) -> Array:
+    def epsilon(self, log_delta: Floats) -> Floats:
         return self._each(mixture.epsilon, log_delta, low=False)
 
-    def log_delta(self, epsilon: Array) -> Array:
+    def log_delta(self, epsilon: Floats) -> Floats:
         return self._each(mixture.log_delta, epsilon, low=False)
 
-    def fnr(self, fpr: Array) -> Array:
+    def fnr(self, fpr: Floats) -> Floats:
         return np.exp(self._each(mixture.log_fnr, fpr, low=False))
 
-    def bracket(self, log_delta: Array) -> tuple[Array, Array]:
+    def bracket(self, log_delta: Floats) -> tuple[Floats, Floats]:
         return self._each(lowest_epsilon, log_delta, low=True), self._each(highest_epsilon, log_delta, low=False)
 
     @cached_property
     def _kernel(self) -> Kernel:
         return kernel_of(self.law)
 
-    def _each(self, function: Function, argument: Array, *, low: bool) -> Array:
+    def _each(self, function: Function, argument: Floats, *, low: bool) -> Floats:
         if isinstance(self._kernel, BinomialKernel):
             return each_row(function, self._kernel, argument)
         if np.ndim(argument) == 0:
@@ -90,7 +90,7 @@ class OneSidedPair:
         values = [self._one(function, np.float64(item), low) for item in np.ravel(argument)]
         return np.reshape(values, np.shape(argument))
 
-    def _one(self, function: Function, argument: Array, low: bool) -> Array:
+    def _one(self, function: Function, argument: Floats, low: bool) -> Floats:
         try:
             return function(self._kernel, argument)
         except Unreliable:
@@ -101,35 +101,35 @@ class OneSidedPair:
         return rounded(self.law)
 
 
-def lowest_epsilon(kernel: Kernel, log_delta: Array) -> Array:
+def lowest_epsilon(kernel: Kernel, log_delta: Floats) -> Floats:
     """The smallest epsilon that numerical errors of a kernel's may have turned into the one computed."""
     value = mixture.epsilon(kernel, larger_delta(log_delta))
     return value - RELATIVE_ERROR * np.maximum(1.0, value)
 
 
-def highest_epsilon(kernel: Kernel, log_delta: Array) -> Array:
+def highest_epsilon(kernel: Kernel, log_delta: Floats) -> Floats:
     """The largest one."""
     value = mixture.epsilon(kernel, smaller_delta(log_delta))
     return value + RELATIVE_ERROR * np.maximum(1.0, value)
 
 
-def larger_delta(log_delta: Array) -> Array:
+def larger_delta(log_delta: Floats) -> Floats:
     """A little more than the error of a computed delta above it, and below 1."""
     return np.minimum(log_delta + _RELATIVE_ERROR_OF_DELTA, -1e-300)
 
 
-def smaller_delta(log_delta: Array) -> Array:
+def smaller_delta(log_delta: Floats) -> Floats:
     """As much below it."""
     return log_delta - _RELATIVE_ERROR_OF_DELTA
 
 
-def each_row(function: Function, kernel: BinomialKernel, argument: Array) -> Array:
+def each_row(function: Function, kernel: BinomialKernel, argument: Floats) -> Floats:
     """A function of many binomials, in chunks of rows with windows of about one size, so that memory stays bounded."""
     if np.ndim(argument) == 0 and np.ndim(kernel.steps) == 0:
         return function(kernel, argument)
     steps, rate, noise, values = np.broadcast_arrays(kernel.steps, kernel.rate, kernel.noise, argument)
     shape, flat = values.shape, [item.ravel() for item in (steps, rate, noise, values)]
-    widths = binomial.width(*flat[:3])
+    widths = np.asarray(binomial.width(*flat[:3]))
     order = np.argsort(widths)
     result = np.empty(order.size)
     start = 0

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from lastiterate.arrays import Floats
 from lastiterate.privacy.mixtures.law import NOTHING, Law, law_of
-from lastiterate.values import Array, PerStep, cut
+from lastiterate.values import PerStep, cut
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -81,7 +82,7 @@ def _nested_weights(run: DPSGD) -> PerStep | None:
     steady = all(np.ndim(value) == 0 for value in (run.sample_rate, run.noise_multiplier, optimizer.learning_rate))
     if steady and run.sampling != "shuffled" and (optimizer.dampening == 0.0 or optimizer.momentum == 0.0):
         # The weight of a step then depends only on how long ago it was.
-        ago: Array = np.asarray(optimizer.weights(run.steps))[::-1]
+        ago: Floats = np.asarray(optimizer.weights(run.steps))[::-1]
         return ago if ago.min() >= 0.0 else None
     if optimizer.momentum == 0.0 and optimizer.averaging is None:
         # Decay shrinks all earlier steps alike; undo it.

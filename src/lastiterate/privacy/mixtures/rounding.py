@@ -15,7 +15,7 @@ from lastiterate.privacy.mixtures.law import Law
 from lastiterate.privacy.mixtures.support import Support
 
 if TYPE_CHECKING:
-    from lastiterate.values import Array
+    from lastiterate.arrays import FloatArray, IntArray
 
 _FINENESS = 1e-3  # of the spacing, in units of the noise
 _MOST_POINTS = 50_000
@@ -29,8 +29,8 @@ def rounded(law: Law) -> tuple[FiniteKernel, FiniteKernel]:
 
 
 def _on_lattice(law: Law, spacing: float, *, up: bool) -> FiniteKernel:
-    def steps(values: Array) -> Array:
-        return (np.ceil(values / spacing) if up else np.floor(values / spacing)).astype(np.intp)
+    def steps(values: FloatArray) -> IntArray:
+        return (np.ceil(values / spacing) if up else np.floor(values / spacing)).astype(np.int64)
 
     shift = int(steps(np.asarray(law.constant)))
     weights = steps(law.weights)
@@ -46,19 +46,16 @@ def _on_lattice(law: Law, spacing: float, *, up: bool) -> FiniteKernel:
         used += int(jumps.max())
         mass[:used] = _convolve(mass[:used], jumps, probabilities)
     present = mass > 0.0
-    points = spacing * (np.flatnonzero(present) + shift)
+    points = spacing * (np.flatnonzero(present) + shift).astype(np.float64)
     support = Support(np.float64(law.noise), points, np.log(mass[present]))
-    lattice = Law(law.noise, shift * spacing, law.counts, law.rates, weights * spacing, _blocks(blocks, spacing))
-    return FiniteKernel(lattice, support)
+    on_lattice = tuple((jumps.astype(np.float64) * spacing, probabilities) for jumps, probabilities in blocks)
+    heights = weights.astype(np.float64) * spacing
+    return FiniteKernel(Law(law.noise, shift * spacing, law.counts, law.rates, heights, on_lattice), support)
 
 
-def _convolve(mass: Array, jumps: Array, probabilities: Array) -> Array:
+def _convolve(mass: FloatArray, jumps: IntArray, probabilities: FloatArray) -> FloatArray:
     """The sum's law after one more term; all terms are positive, so that small masses keep their relative accuracy."""
     result = np.zeros_like(mass)
     for jump, probability in zip(jumps, probabilities, strict=True):
         result[jump:] += probability * mass[: mass.size - jump]
     return result
-
-
-def _blocks(blocks: list[tuple[Array, Array]], spacing: float) -> tuple[tuple[Array, Array], ...]:
-    return tuple((jumps * spacing, probabilities) for jumps, probabilities in blocks)

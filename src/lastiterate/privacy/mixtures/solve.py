@@ -1,4 +1,8 @@
-"""The one root-finder: Newton's method within a bracket, for many problems at once."""
+"""The one root-finder: Newton's method within a bracket, for many problems at once.
+
+What is sought is always a threshold y. `solve` finds the one at which delta has a given value, and with it the privacy
+loss, which is epsilon; `invert` the one at which an increasing function has a given value.
+"""
 
 from __future__ import annotations
 
@@ -7,72 +11,96 @@ from typing import TYPE_CHECKING
 import numpy as np
 from scipy.special import erfcx, ndtri_exp
 
-from lastiterate.privacy.mixtures.rows import SQRT_HALF, Side, every, some
+from lastiterate.privacy.mixtures.rows import SQRT_HALF, Side, every, pick, some
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from lastiterate.values import Array
+    from lastiterate.arrays import Floats
 
 _SQRT_HALF_PI = float(np.sqrt(0.5 * np.pi))
-_SMALLEST_BRACKET = 4e-16
+_SMALLEST_BRACKET = 4e-16  # relative: two neighbouring floats
 
 
 def solve(
-    side: Callable[[Array], Side], log_delta: Array, y: Array, low: Array, high: Array, floor: float = 0.0
-) -> tuple[Array, Array]:
-    """The privacy loss where log delta(y) = log_delta, and that y; delta falls along y.
+    side: Callable[[Floats], Side], log_delta: Floats, y: Floats, low: Floats, high: Floats, floor: float = 0.0
+) -> tuple[Floats, Floats]:
+    """The privacy loss at the threshold where log delta(y) = log_delta, and that threshold.
 
-    A loss at or below ``floor`` is not sought any further: it may be any such.
+    Args:
+        side: the loss and log delta at a threshold, with their derivatives. Delta falls along y.
+        log_delta: what log delta is to be.
+        y: where to begin.
+        low: a threshold that is too small.
+        high: a threshold that is large enough.
+        floor: a loss that is as good as any smaller one. The search ends where the loss is at most this and delta
+            still is below the target: the result is then some loss below ``floor``, not the exact one.
 
-    Where delta is so flat that rounding decides which loss that is, the result is above it, not below.
-    Works on the normal quantile of delta, of which y is nearly a linear function: three evaluations usually do.
+    Delta may be so flat that rounding errors decide where it takes the value. The result then errs upwards.
+
+    Newton's method is applied to the normal quantile of delta. Of that, y is nearly a linear function, so that three
+    evaluations usually do.
     """
     goal = ndtri_exp(a_little_less(log_delta))
 
-    def gap_and_step(now: Side) -> tuple[Array, Array]:
+    def gap_and_step(now: Side) -> tuple[Floats, Floats]:
         quantile = ndtri_exp(np.minimum(now.log_delta, 0.0))  # rounding may put a delta of 1 above it
         gap = goal - quantile
         step = gap / (now.log_delta_slope * erfcx(-SQRT_HALF * quantile) * _SQRT_HALF_PI)
         settled = (gap > 0.0) & (now.loss <= floor)
         if some(settled):
-            gap, step = np.where(settled, 0.0, gap)[()], np.where(settled, 0.0, step)[()]
+            gap, step = pick(settled, 0.0, gap), pick(settled, 0.0, step)
         return gap, step
 
     return _newton(side, gap_and_step, y, low, high)
 
 
-def a_little_less(log_delta: Array) -> Array:
-    """log_delta less about the rounding error of a computed one: summed logarithms of probabilities."""
+def a_little_less(log_delta: Floats) -> Floats:
+    """A target below ``log_delta`` by about the rounding error of a computed log delta, so that epsilon errs upwards.
+
+    A computed one is a sum of logarithms of probabilities. The error of each is relative to its size (2e-15 is nine
+    times the spacing of floats), and the error of the sum inside the last logarithm is absolute (1e-14).
+    """
     return (1.0 + 2e-15) * log_delta - 1e-14
 
 
-def invert(loss: Callable[[Array], tuple[Array, Array]], goal: Array, y: Array, low: Array, high: Array) -> Array:
-    """The y where an increasing function, given with its derivative (or NaN), has the value ``goal``."""
+def invert(
+    function: Callable[[Floats], tuple[Floats, Floats]], goal: Floats, y: Floats, low: Floats, high: Floats
+) -> Floats:
+    """The y between ``low`` and ``high`` at which an increasing function has the value ``goal``.
 
-    def side(y: Array) -> Side:
-        value, slope = loss(y)
+    ``function`` returns its value and its derivative. Where the derivative is not known it is NaN, and the bracket is
+    halved instead.
+    """
+
+    def side(y: Floats) -> Side:
+        value, slope = function(y)
         return Side(y, np.ones_like(y)[()], value, slope)
 
-    def gap_and_step(now: Side) -> tuple[Array, Array]:
+    def gap_and_step(now: Side) -> tuple[Floats, Floats]:
         gap = now.log_delta - goal
-        return gap, np.where(gap == 0.0, 0.0, -gap / now.log_delta_slope)[()]
+        return gap, pick(gap == 0.0, 0.0, -gap / now.log_delta_slope)
 
     return _newton(side, gap_and_step, y, low, high)[0]
 
 
 def _newton(
-    side: Callable[[Array], Side],
-    gap_and_step: Callable[[Side], tuple[Array, Array]],
-    y: Array,
-    low: Array,
-    high: Array,
-) -> tuple[Array, Array]:
-    """A positive gap means that y is too large. The last step is taken to first order and not evaluated again.
+    side: Callable[[Floats], Side],
+    gap_and_step: Callable[[Side], tuple[Floats, Floats]],
+    y: Floats,
+    low: Floats,
+    high: Floats,
+) -> tuple[Floats, Floats]:
+    """The loss at the root, and the root.
 
-    What does not converge ends at the upper end of its bracket, where the loss is at least the one sought.
+    ``gap_and_step`` says how far from the goal a place is, positive where y is too large, and what Newton's method
+    would add to y. That step is taken while it stays within the bracket and halves the gap each time; otherwise the
+    bracket is narrowed to the place just seen, and halved if the step leaves it.
+
+    The last step is so short that the loss is extrapolated along it, not evaluated once more. Problems that do not
+    converge end at the upper end of their bracket, where the loss is at least the one sought.
     """
-    before = np.inf
+    before: Floats = np.float64(np.inf)
     for _ in range(300):
         now = side(y)
         gap, step = gap_and_step(now)
@@ -87,14 +115,9 @@ def _newton(
         if every(done | ((newton > low) & (newton < high) & (size < 0.5 * before))):
             y, before = newton, size
             continue
-        low, high = _pick(gap < 0, y, low), _pick(gap > 0, y, high)
+        low, high = pick(gap < 0, y, low), pick(gap > 0, y, high)
         if every(done | (high - low <= _SMALLEST_BRACKET * np.maximum(np.abs(high), np.abs(low)))):
             break
-        y = _pick(done | ((newton > low) & (newton < high)), newton, 0.5 * (low + high))
-        before = np.inf
-    return _pick(done, now.loss + change, side(high).loss), _pick(done, y + step, high)
-
-
-def _pick(condition: Array, first: Array, second: Array) -> Array:
-    picked: Array = np.where(condition, first, second)
-    return picked[()]
+        y = pick(done | ((newton > low) & (newton < high)), newton, 0.5 * (low + high))
+        before = np.float64(np.inf)
+    return pick(done, now.loss + change, side(high).loss), pick(done, y + step, high)

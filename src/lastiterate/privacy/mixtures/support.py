@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from scipy.special import erfc, erfcx, log_ndtr
 
-from lastiterate.privacy.mixtures.rows import SQRT_HALF, Side, every, some
+from lastiterate.privacy.mixtures.rows import SQRT_HALF, Side, beside_points, every, pick, some
 
 if TYPE_CHECKING:
-    from lastiterate.values import Array
+    from lastiterate.arrays import FloatArray, Floats
 
 _LOG_TWO = float(np.log(2.0))
 _FAR = 30.0
@@ -30,13 +30,13 @@ _WHOLE = 1e-13
 class Support:
     """The pair where S has (or, near a threshold, might as well have) these points. Points must not be negative."""
 
-    noise: Array
-    points: Array
-    log_mass: Array
+    noise: Floats
+    points: FloatArray
+    log_mass: FloatArray
 
-    def remove(self, y: Array) -> Side:
+    def remove(self, y: Floats) -> Side:
         """P over Q: the set is {>= y}, y >= 0."""
-        x, x0 = (y[..., None] - self.points) / self.noise[..., None], y / self.noise
+        x, x0 = (beside_points(y) - self.points) / beside_points(self.noise), y / self.noise
         top, density = _scaled(self.log_mass - 0.5 * x * x)
         mills0 = erfcx(SQRT_HALF * x0)
         if every(x[..., -1] > 0.0):
@@ -55,10 +55,10 @@ class Support:
             log_delta_slope=-slope * total * mills0 * np.exp(top - tail_top) / tail,
         )
 
-    def add(self, r: Array) -> Side:
+    def add(self, r: Floats) -> Side:
         """Q over P: the set is {<= y}, y = -r, so that as in `remove` delta falls and the loss -f rises along r."""
         y = -r
-        x, x0 = (y[..., None] - self.points) / self.noise[..., None], y / self.noise
+        x, x0 = (beside_points(y) - self.points) / beside_points(self.noise), y / self.noise
         top, density = _scaled(self.log_mass - 0.5 * x * x)
         total = np.add.reduce(density, -1)
         loss = np.log(total) + (top + 0.5 * x0 * x0)
@@ -70,14 +70,14 @@ class Support:
         log_shared = np.log(np.vecdot(density, mills) / total) + log_scale  # e^-f P(<= y)
         if some(x0 >= _FAR):  # Q(<= y) = 1 to the last digit, and Mills' ratio would overflow
             far = self.log_lower(y) - loss
-            log_shared = np.where(x0 < _FAR, log_shared, far)[()]
-            log_delta = np.where(x0 < _FAR, log_delta, np.log1p(-np.exp(np.minimum(far, 0.0))))[()]
+            log_shared = pick(x0 < _FAR, log_shared, far)
+            log_delta = pick(x0 < _FAR, log_delta, np.log1p(-np.exp(np.minimum(far, 0.0))))
         return Side(-loss, slope, log_delta, -slope * np.exp(log_shared - log_delta))
 
-    def loss(self, y: Array) -> tuple[Array, Array]:
+    def loss(self, y: Floats) -> tuple[Floats, Floats]:
         """The privacy loss f(y) = log p(y) / q(y), and its derivative: the mean of S given y, over noise^2."""
         square = self.noise * self.noise
-        of_point = self.points * ((y[..., None] - 0.5 * self.points) / square[..., None])
+        of_point = self.points * ((beside_points(y) - 0.5 * self.points) / beside_points(square))
         top, ratio = _scaled(self.log_mass + of_point)
         total = np.add.reduce(ratio, -1)
         loss = np.log(total) + top
@@ -85,28 +85,29 @@ class Support:
             loss = self._small_loss(of_point, loss)
         return loss, np.vecdot(ratio, self.points) / (total * square)
 
-    def _small_loss(self, of_point: Array, loss: Array) -> Array:
+    def _small_loss(self, of_point: FloatArray, loss: Floats) -> Floats:
         """The loss by the sum of mass times (ratio - 1): with the digits that 1 swamps in that of mass times ratio."""
         mass = np.exp(self.log_mass)
         excess = np.where(of_point < 1.0, mass * np.expm1(of_point), np.exp(self.log_mass + of_point) - mass)
         small = (np.abs(loss) < 0.5) & (np.abs(np.add.reduce(mass, -1) - 1.0) < _WHOLE)  # the points are all there are
-        precise: Array = np.where(small, np.log1p(np.add.reduce(excess, -1)), loss)
-        return precise[()]
+        return pick(small, np.log1p(np.add.reduce(excess, -1)), loss)
 
-    def log_lower(self, y: Array) -> Array:
+    def log_lower(self, y: Floats) -> Floats:
         """log P(S + N <= y)."""
-        return _log_sum(self.log_mass + log_ndtr((y[..., None] - self.points) / self.noise[..., None]))
+        return _log_sum(self.log_mass + log_ndtr((beside_points(y) - self.points) / beside_points(self.noise)))
 
-    def log_upper(self, y: Array) -> Array:
+    def log_upper(self, y: Floats) -> Floats:
         """log P(S + N >= y)."""
-        return _log_sum(self.log_mass + log_ndtr((self.points - y[..., None]) / self.noise[..., None]))
+        return _log_sum(self.log_mass + log_ndtr((self.points - beside_points(y)) / beside_points(self.noise)))
 
 
-def _scaled(logs: Array) -> tuple[Array, Array]:
-    top = logs.max(-1)
-    return top, np.exp(logs - top[..., None])
+def _scaled(logs: FloatArray) -> tuple[Floats, FloatArray]:
+    """The largest of each problem's logarithms, and what they are the logarithms of, in units of it."""
+    top: Floats = logs.max(-1)
+    return top, np.exp(logs - beside_points(top))
 
 
-def _log_sum(logs: Array) -> Array:
+def _log_sum(logs: FloatArray) -> Floats:
     top, values = _scaled(logs)
-    return top + np.log(np.add.reduce(values, -1))
+    total: Floats = top + np.log(np.add.reduce(values, -1))
+    return total

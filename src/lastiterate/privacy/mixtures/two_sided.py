@@ -24,9 +24,9 @@ from lastiterate.privacy.mixtures.solve import a_little_less, invert, solve
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from lastiterate.arrays import Floats
     from lastiterate.privacy.mixtures.kernels import FiniteKernel, FourierKernel
     from lastiterate.privacy.mixtures.law import Law
-    from lastiterate.values import Array
 
 RELATIVE_ERROR = 1e-9
 _RELATIVE_ERROR_OF_DELTA = 1e-11
@@ -40,16 +40,16 @@ class TwoSidedPair:
 
     law: Law
 
-    def epsilon(self, log_delta: Array) -> Array:
+    def epsilon(self, log_delta: Floats) -> Floats:
         return _each_reliably(self._epsilon, log_delta)
 
-    def log_delta(self, epsilon: Array) -> Array:
+    def log_delta(self, epsilon: Floats) -> Floats:
         return _each_reliably(self._log_delta, epsilon)
 
-    def fnr(self, fpr: Array) -> Array:
+    def fnr(self, fpr: Floats) -> Floats:
         return _each_reliably(self._fnr, fpr)
 
-    def bracket(self, log_delta: Array) -> tuple[Array, Array]:
+    def bracket(self, log_delta: Floats) -> tuple[Floats, Floats]:
         lower = self.epsilon(np.minimum(log_delta + _RELATIVE_ERROR_OF_DELTA, -1e-300))
         upper = self.epsilon(log_delta - _RELATIVE_ERROR_OF_DELTA)
         error = RELATIVE_ERROR * np.maximum(1.0, upper)
@@ -65,11 +65,11 @@ class TwoSidedPair:
         return signed_kernel_of(self.law)
 
     @cached_property
-    def _lowest(self) -> tuple[Array, Array]:
+    def _lowest(self) -> tuple[Floats, Floats]:
         """Where f is smallest, and that value. It may lie far from all values of S where one sign is rare."""
         right = self._sides[1]
 
-        def slope(y: Array) -> tuple[Array, Array]:
+        def slope(y: Floats) -> tuple[Floats, Floats]:
             return right.at(y).loss(y)[1], np.float64(np.nan)
 
         low, high = -right.kernel.noise, right.kernel.noise
@@ -80,11 +80,11 @@ class TwoSidedPair:
         y = invert(slope, _ZERO, _ZERO, low, high)
         return y, right.at(y).loss(y)[0]
 
-    def _epsilon(self, log_delta: Array) -> Array:
+    def _epsilon(self, log_delta: Floats) -> Floats:
         enough = a_little_less(log_delta)
-        found = _ZERO
+        found: Floats = _ZERO
         if self._remove(found).log_delta > enough:
-            high = _ONE
+            high: Floats = _ONE
             while self._remove(high).log_delta > enough and high < 1e300:
                 high = 2.0 * high
             found, _ = solve(self._remove, log_delta, 0.5 * high, found, high)
@@ -93,20 +93,21 @@ class TwoSidedPair:
             return found
         return np.maximum(solve(self._add, log_delta, 0.5 * (found + most), found, most)[0], found)
 
-    def _log_delta(self, epsilon: Array) -> Array:
+    def _log_delta(self, epsilon: Floats) -> Floats:
         remove = self._remove(epsilon).log_delta
         if epsilon == 0.0 or self._bound_add(epsilon) <= remove:  # at 0 they are the same
             return remove
         return max(remove, self._add(epsilon).log_delta)
 
-    def _remove(self, epsilon: Array) -> Side:
+    def _remove(self, epsilon: Floats) -> Side:
         """P over Q along epsilon itself."""
         thresholds = self._thresholds(epsilon)
-        log_delta = np.logaddexp(*(_log_excess(y, local, epsilon) for y, local in thresholds))
+        left, right = (_log_excess(y, local, epsilon) for y, local in thresholds)
+        log_delta = np.logaddexp(left, right)
         log_q = self._log_outside(thresholds)
         return Side(epsilon, _ONE, log_delta, -np.exp(epsilon + log_q - log_delta))
 
-    def _add(self, epsilon: Array) -> Side:
+    def _add(self, epsilon: Floats) -> Side:
         """Q over P along epsilon: the interval where f <= -epsilon, if there is any.
 
         Where P is nearly e^-epsilon Q all over it, rounding decides about their difference: a little of P is left out.
@@ -119,29 +120,31 @@ class TwoSidedPair:
         share *= 1.0 - self._kernel.relative_error - 1e-15 * epsilon
         return Side(epsilon, _ONE, log_q + np.log1p(-share), -share / (1.0 - share))
 
-    def _bound_add(self, epsilon: Array) -> Array:
+    def _bound_add(self, epsilon: Floats) -> Floats:
         """An upper bound on log delta of Q over P: as if f were as small as it gets, wherever it is below -epsilon."""
         log_q = self._log_inside(epsilon)
         return log_q if log_q == -np.inf else log_q + np.log(-np.expm1(epsilon + self._lowest[1]))
 
-    def _log_inside(self, epsilon: Array) -> Array:
+    def _log_inside(self, epsilon: Floats) -> Floats:
         """log Q of the interval where f <= -epsilon; -inf where f does not fall so low."""
         if -epsilon <= self._lowest[1]:
             return np.float64(-np.inf)
         left, right = (y for y, _ in self._thresholds(-epsilon))
         return log_interval(0.5 * (right - left) / self.law.noise, 0.5 * (right + left) / self.law.noise)
 
-    def _log_outside(self, thresholds: list[tuple[Array, Local]]) -> Array:
+    def _log_outside(self, thresholds: list[tuple[Floats, Local]]) -> Floats:
         """log Q of the two half-lines beyond the thresholds."""
-        return np.logaddexp(*(log_ndtr(-y / self.law.noise) for y, _ in thresholds))
+        left, right = (log_ndtr(-y / self.law.noise) for y, _ in thresholds)
+        either: Floats = np.logaddexp(left, right)
+        return either
 
-    def _thresholds(self, loss: Array) -> list[tuple[Array, Local]]:
+    def _thresholds(self, loss: Floats) -> list[tuple[Floats, Local]]:
         """Where f = loss on the left, counted leftwards, and on the right; each with the pair near it."""
         bottom, lowest = self._lowest
         result = []
         for moving, low in zip(self._sides, (-bottom, bottom), strict=True):
 
-            def local_loss(y: Array, moving: Moving = moving) -> tuple[Array, Array]:
+            def local_loss(y: Floats, moving: Moving = moving) -> tuple[Floats, Floats]:
                 return moving.at(y).loss(y)
 
             y = low
@@ -153,14 +156,14 @@ class TwoSidedPair:
             result.append((y, moving.at(y)))
         return result
 
-    def _fnr(self, fpr: Array) -> Array:
+    def _fnr(self, fpr: Floats) -> Floats:
         """P(f <= l) + e^l (Q(f > l) - fpr): for every l at most the rate sought, and equal to it where Q(f > l) = fpr.
 
         Or where it jumps over fpr: where f is flat, no level of it has just that Q.
         """
         lowest, goal, noise = self._lowest[1], np.log(fpr), self.law.noise
 
-        def rarity(loss: Array) -> tuple[Array, Array]:
+        def rarity(loss: Floats) -> tuple[Floats, Floats]:
             thresholds = self._thresholds(loss)
             log_outside = self._log_outside(thresholds)
             log_densities = [-0.5 * (y / noise) ** 2 - np.log(local.loss(y)[1] * noise) for y, local in thresholds]
@@ -175,7 +178,7 @@ class TwoSidedPair:
         return _between(thresholds) + np.exp(loss + log_outside) - np.exp(loss + goal)
 
 
-def _between(thresholds: list[tuple[Array, Local]]) -> Array:
+def _between(thresholds: list[tuple[Floats, Local]]) -> Floats:
     """P of the interval between two thresholds, as a difference of whichever tails are smaller."""
     (left, from_left), (right, from_right) = thresholds
     below, above = from_right.log_lower(right), from_left.log_lower(left)
@@ -184,13 +187,13 @@ def _between(thresholds: list[tuple[Array, Local]]) -> Array:
     return np.exp(above) - np.exp(from_right.log_upper(right))
 
 
-def _log_excess(y: Array, local: Local, epsilon: Array) -> Array:
+def _log_excess(y: Floats, local: Local, epsilon: Floats) -> Floats:
     """log P(>= y) - e^epsilon Q(>= y), f(y) being epsilon; more where P and Q are too small to tell apart."""
     log_delta = log_delta_at(local.remove(y), local.loss(y)[0], epsilon)
     return local.log_upper(y) if np.isnan(log_delta) else log_delta
 
 
-def _each_reliably(function: Callable[[Array], Array], values: Array) -> Array:
+def _each_reliably(function: Callable[[Floats], Floats], values: Floats) -> Floats:
     try:
         return each(function, values)
     except Unreliable:

@@ -1,0 +1,194 @@
+"""The run that Opacus has trained, read off its engine, its optimizer and the loader that drew the batches.
+
+The engine records the noise and the share of the data of each step. How a batch was drawn it does not know, and nothing
+here guesses: Poisson sampling hides an example far better than batches of shuffled data are proved to.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from lastiterate.integrations.opacus import extra, history_from_opacus
+from lastiterate.optimizer import SGD, require_linear
+from lastiterate.run import DPSGD, Sampling
+from lastiterate.values import PerStep
+
+Foreign: TypeAlias = Any  # an object of Opacus or PyTorch, which need not be installed
+
+_HYPERPARAMETERS = ("lr", "momentum", "dampening", "nesterov", "weight_decay")
+_SAME = 1e-9  # relative; sample rates are quotients of whole numbers
+_RARE = 1e-12  # chance of an empty batch that a sampler may skip without anyone noticing
+
+
+def run_from_opacus(
+    privacy_engine: object,
+    optimizer: object = None,
+    loader: object = None,
+    scheduler: object = None,
+    sampling: Sampling | None = None,
+) -> DPSGD:
+    """See ``DPSGD.from_opacus``."""
+    history = getattr(getattr(privacy_engine, "accountant", None), "history", None)
+    if history is None:
+        raise ValueError(f"privacy_engine must be an Opacus PrivacyEngine, got {type(privacy_engine).__name__}")
+    if not history:
+        raise ValueError("privacy_engine has recorded no steps yet: train first, then describe the run")
+    if scheduler is not None:
+        raise ValueError(
+            f"scheduler must be None, got {type(scheduler).__name__}: it does not tell at which steps rates changed; "
+            "pass optimizer=lastiterate.SGD(learning_rate=[...]) with one rate a step instead"
+        )
+    run = history_from_opacus(history).run()
+    drawn = None if loader is None else _read(loader)
+    run = run.replace(sampling=_sampling(drawn, sampling), sample_rate=_sample_rate(run, drawn, sampling))
+    if optimizer is None or isinstance(optimizer, SGD):
+        return run.replace(optimizer=optimizer)
+    return _with_optimizer(run, optimizer, drawn)
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """How a loader draws: its sampling, how many batches are an epoch, and a batch's share of the data."""
+
+    sampling: Sampling
+    batches: int
+    share: float
+
+
+def _read(loader: Foreign) -> Drawn:
+    """How a loader draws its batches. Exact types only: a subclass may draw in any way."""
+    data, uniform = extra("torch.utils.data"), extra("opacus.utils.uniform_sampler")
+    if not isinstance(loader, data.DataLoader):
+        raise ValueError(f"loader must be the DataLoader that make_private returned, got {type(loader).__name__}")
+    batches = loader.batch_sampler
+    if batches is None:
+        raise ValueError("loader must draw batches, got a DataLoader with batch_size=None")
+    if isinstance(batches, extra("opacus.utils.batch_memory_manager").BatchSplittingSampler):
+        batches = batches.sampler  # that splits batches to save memory, and steps are of whole ones
+    if type(batches) is uniform.UniformWithReplacementSampler:
+        return Drawn("poisson", len(batches), 1.0 / len(batches))
+    if type(batches) is uniform.DistributedUniformWithReplacementSampler:
+        if (1.0 - batches.sample_rate) ** batches.num_samples > _RARE:
+            raise ValueError(
+                f"loader must have larger batches, got {type(batches).__name__} with an expected "
+                f"{batches.sample_rate * batches.num_samples:g} examples a batch: it skips empty batches, after which "
+                "sampling is no longer Poisson"
+            )
+        return Drawn("poisson", len(batches), 1.0 / len(batches))
+    if type(batches) is data.BatchSampler and _shuffles(batches.sampler, loader.dataset):
+        share = 1.0 / len(batches) if batches.drop_last else min(1.0, batches.batch_size / len(loader.dataset))
+        return Drawn("shuffled", len(batches), share)
+    raise ValueError(_unknown(batches.sampler if type(batches) is data.BatchSampler else batches))
+
+
+def _shuffles(sampler: Foreign, dataset: Foreign) -> bool:
+    """Whether the sampler has every example once an epoch, in an order drawn anew each time."""
+    if type(sampler) is not extra("torch.utils.data").RandomSampler or sampler.replacement:
+        return False
+    return len(sampler) == len(sampler.data_source) == len(dataset)
+
+
+def _unknown(sampler: object) -> str:
+    name = type(sampler).__name__
+    why = {
+        "SequentialSampler": "its batches are the same in every epoch, and everybody knows who is in which",
+        "RandomSampler": "it draws with replacement, or not every example once an epoch",
+        "WeightedRandomSampler": "it draws some examples more often than others",
+        "DistributedSampler": "each process has its own part of the data, and the engine has recorded one of them",
+    }.get(name)
+    instead = "or train with poisson_sampling=True" if why else "or sampling= if you know that one of ours describes it"
+    return (
+        f"loader must draw by Poisson sampling or by shuffling all of the data, got {name}: "
+        f"{why or 'how it draws is not known here'}; pass the loader that make_private returned, {instead}"
+    )
+
+
+def _sampling(drawn: Drawn | None, given: Sampling | None) -> Sampling:
+    if drawn is not None:
+        if given not in (None, drawn.sampling):
+            raise ValueError(f"sampling must be {drawn.sampling!r}, which is how loader draws, or None, got {given!r}")
+        return drawn.sampling
+    if given is None:
+        raise ValueError(
+            "loader or sampling must be given, got neither: Opacus does not record how batches are drawn; pass loader= "
+            "with what make_private returned, or sampling='poisson' (Opacus' default) or 'shuffled' "
+            "(after poisson_sampling=False)"
+        )
+    return given
+
+
+def _sample_rate(run: DPSGD, drawn: Drawn | None, given: Sampling | None) -> PerStep:
+    """The recorded rates, checked. Of shuffled batches the share of the data, where the last of an epoch is smaller."""
+    rates, sampling = np.unique(run.sample_rate), _sampling(drawn, given)
+    if drawn is not None:
+        together = rates * drawn.batches  # batches whose gradients are accumulated into one step
+        allowed = np.round(together) if sampling == "shuffled" else np.ones_like(together)
+        if np.any(np.abs(together - allowed) > _SAME * together) or not np.all(allowed):
+            shown = ", ".join(f"{rate:g}" for rate in rates[:3])
+            raise ValueError(
+                f"loader must be the one of the whole training, got one of {drawn.batches} batches an epoch where the "
+                f"recorded sample rates are {shown}: pass sampling= alone if all steps were drawn in the same way"
+            )
+    if sampling != "shuffled":
+        return run.sample_rate
+    if rates.size > 1 or abs(round(1.0 / rates[0]) * rates[0] - 1.0) > _SAME:
+        raise ValueError(
+            "privacy_engine must have recorded the same whole number of steps in every epoch of shuffled batches, got "
+            f"sample rates from {rates[0]:g} to {rates[-1]:g}: an example could be in one step twice"
+        )
+    return float(rates[0]) if drawn is None else drawn.share * round(float(rates[0]) * drawn.batches)
+
+
+def _with_optimizer(run: DPSGD, optimizer: Foreign, drawn: Drawn | None) -> DPSGD:
+    """With the optimizer that Opacus wraps, its learning rate and decay in terms of the sum of gradients.
+
+    Opacus divides sums by the expected size of a batch: theta -= lr (sum / size + decay theta), and that is
+    theta -= lr / size (sum + size decay theta).
+    """
+    sgd = _sgd_from_torch(optimizer)
+    if not hasattr(optimizer, "expected_batch_size"):
+        raise ValueError(
+            f"optimizer must be the one that make_private returned, got {type(optimizer).__name__}: only that one "
+            "knows by what the sum of gradients is divided"
+        )
+    if hasattr(optimizer, "clipbound_learning_rate"):
+        raise ValueError(
+            f"optimizer must clip to a constant norm, got {type(optimizer).__name__}: how much a step counts then "
+            "depends on a norm that Opacus does not record"
+        )
+    run = run.replace(optimizer=sgd, clip_norm=float(optimizer.max_grad_norm))
+    if optimizer.loss_reduction == "sum":
+        return run
+    rates = np.asarray(run.sample_rate)
+    size = float(optimizer.expected_batch_size) * getattr(optimizer, "world_size", 1)
+    if rates.ndim:  # and the size of a batch with them
+        return run.replace(optimizer=None, weights=run.effective_weights() * rates[-1] / rates / size)
+    if drawn is not None:
+        size *= round(float(rates) / drawn.share)
+    return run.replace(
+        optimizer=replace(sgd, learning_rate=sgd.learning_rate / size, weight_decay=sgd.weight_decay * size)
+    )
+
+
+def _sgd_from_torch(optimizer: Foreign) -> SGD:
+    while hasattr(optimizer, "original_optimizer"):
+        optimizer = optimizer.original_optimizer
+    if not isinstance(optimizer, extra("torch.optim").SGD):
+        require_linear(optimizer)
+    first, *others = optimizer.param_groups
+    different = [name for name in _HYPERPARAMETERS if any(other[name] != first[name] for other in others)]
+    if different:
+        raise ValueError(
+            f"optimizer must treat all its parameter groups alike, got groups that differ in {', '.join(different)}"
+        )
+    if "initial_lr" in first:
+        raise ValueError(
+            "optimizer must have a constant learning rate, got one with a scheduler: "
+            "pass optimizer=lastiterate.SGD(learning_rate=[...]) with one rate a step instead"
+        )
+    decay = float(first["weight_decay"])
+    rest = {name: first[name] for name in ("momentum", "dampening", "nesterov")}
+    return SGD(learning_rate=float(first["lr"]), weight_decay=decay, **rest)

@@ -1,0 +1,387 @@
+"""The run that Opacus has trained: how batches were drawn, and how much each step counts."""
+
+import contextlib
+import itertools
+
+import dp_accounting
+import numpy as np
+import pytest
+
+from lastiterate import DPSGD, SGD, composition, last_iterate, no_amplification
+from tests.integrations.opacus_helpers import engine_of, make_private, model_and_optimizer, train, trains
+
+DELTA = 1e-5
+
+
+def loader_of(data, batch_size=160, **options):
+    import torch
+
+    return torch.utils.data.DataLoader(data, batch_size=batch_size, **options)
+
+
+def trained(opacus, data, loader, steps, *, poisson, noise=1.2, **options):
+    """The engine, optimizer and loader of a training that has taken so many steps."""
+    engine = engine_of(opacus)
+    private = make_private(
+        engine, data, *model_and_optimizer(), loader=loader, poisson_sampling=poisson, noise_multiplier=noise, **options
+    )
+    train(*private, steps)
+    return engine, *private[1:]
+
+
+@pytest.fixture
+def trained_engine(opacus):
+    engine = engine_of(opacus)
+    for _ in range(10):
+        engine.accountant.step(noise_multiplier=1.0, sample_rate=0.1)
+    return engine
+
+
+@trains
+@pytest.mark.filterwarnings("ignore:GDP accounting is experimental:UserWarning")
+@pytest.mark.parametrize("accountant", ["rdp", "prv", "gdp"])
+def test_the_run_can_be_read_off_every_accountant(opacus, digits, accountant):
+    engine = engine_of(opacus, accountant)
+    private = make_private(engine, digits, *model_and_optimizer(), noise_multiplier=1.2)
+    train(*private, steps=3)
+    assert DPSGD.from_opacus(engine, loader=private[2]) == DPSGD(steps=3, sample_rate=0.1, noise_multiplier=1.2)
+
+
+@trains
+def test_batches_of_a_shuffling_loader_are_not_taken_for_poisson_sampled(opacus, digits):
+    engine, optimizer, loader = trained(opacus, digits, loader_of(digits, shuffle=True), 30, poisson=False)
+    run = DPSGD.from_opacus(engine, optimizer, loader)
+    assert (run.steps, run.sample_rate, run.sampling) == (30, 0.1, "shuffled")
+    with pytest.raises(ValueError, match="composition is not valid with sampling 'shuffled'"):
+        composition(run)
+    three_epochs = dp_accounting.get_epsilon_gaussian(1.2 / np.sqrt(3), DELTA)
+    assert three_epochs == pytest.approx(6.7347, abs=1e-4)
+    assert no_amplification(run).epsilon(DELTA) == pytest.approx(three_epochs, rel=1e-9)
+    assert composition(run.replace(sampling="poisson")).epsilon(DELTA) == pytest.approx(2.9561, abs=1e-4)
+
+
+@trains
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_opacus_own_loader_is_poisson_whatever_it_was_made_from(opacus, digits, shuffle):
+    engine, optimizer, loader = trained(opacus, digits, loader_of(digits, shuffle=shuffle), 4, poisson=True)
+    assert DPSGD.from_opacus(engine, loader=loader) == DPSGD(4, 0.1, 1.2)
+    with opacus.utils.batch_memory_manager.BatchMemoryManager(
+        data_loader=loader, max_physical_batch_size=50, optimizer=optimizer
+    ) as split:
+        train_split(optimizer, split)
+        assert DPSGD.from_opacus(engine, loader=split) == DPSGD(14, 0.1, 1.2)
+
+
+def train_split(optimizer, loader):
+    """An epoch in physical batches, of which only the last of a logical one is a step."""
+    import torch
+
+    (parameters,) = (group["params"] for group in optimizer.param_groups)
+    for images, labels in loader:
+        optimizer.zero_grad()
+        for parameter in parameters:
+            parameter.grad_sample = torch.zeros(len(labels), *parameter.shape)
+        optimizer.step()
+        assert len(images) <= 50
+
+
+@trains
+def test_a_shuffling_loader_that_is_split_to_save_memory_still_shuffles(opacus, digits):
+    engine, optimizer, loader = trained(opacus, digits, loader_of(digits, shuffle=True), 10, poisson=False)
+    with opacus.utils.batch_memory_manager.BatchMemoryManager(
+        data_loader=loader, max_physical_batch_size=50, optimizer=optimizer
+    ) as split:
+        assert DPSGD.from_opacus(engine, loader=split).sampling == "shuffled"
+
+
+@trains
+def test_a_smaller_last_batch_is_no_reason_to_think_the_others_smaller(opacus, digits):
+    """1,600 in batches of 300: the first five have 3/16 of the data each, and Opacus records a sixth for all six."""
+    engine, _, loader = trained(opacus, digits, loader_of(digits, 300, shuffle=True), 8, poisson=False)
+    assert engine.accountant.history == [(1.2, 1 / 6, 8)]
+    run = DPSGD.from_opacus(engine, loader=loader)
+    assert (run.steps, run.sample_rate) == (8, 300 / 1600)
+    told = DPSGD.from_opacus(engine, sampling="shuffled")
+    assert told.sample_rate == 1 / 6
+    assert last_iterate(run).epsilon(DELTA) > last_iterate(told).epsilon(DELTA)
+    assert no_amplification(run).epsilon(DELTA) == no_amplification(told).epsilon(DELTA)
+
+
+@trains
+def test_a_loader_that_drops_the_last_batch_has_only_whole_ones(opacus, digits):
+    engine, _, loader = trained(opacus, digits, loader_of(digits, 300, shuffle=True, drop_last=True), 5, poisson=False)
+    assert DPSGD.from_opacus(engine, loader=loader) == DPSGD(5, 1 / 5, 1.2, sampling="shuffled")
+
+
+@trains
+def test_gradients_accumulated_over_batches_are_one_step(opacus, digits):
+    import torch
+
+    engine = engine_of(opacus)
+    loader = loader_of(digits, shuffle=True)
+    model, optimizer, loader = make_private(
+        engine, digits, *model_and_optimizer(), loader=loader, poisson_sampling=False, noise_multiplier=1.2
+    )
+    for index, (images, labels) in enumerate(loader):
+        torch.nn.functional.cross_entropy(model(images), labels).backward()
+        if index % 2:
+            optimizer.step()
+            optimizer.zero_grad()
+    run = DPSGD.from_opacus(engine, optimizer, loader)
+    assert run == DPSGD(5, 0.2, 1.2, sampling="shuffled", clip_norm=0.7, optimizer=SGD(0.5 / 320))
+
+
+@pytest.mark.parametrize("rates", [[0.4, 0.4, 0.2], [0.4, 0.4, 0.4, 0.4, 0.4]])
+def test_steps_that_reach_into_the_next_epoch_are_refused_since_an_example_may_be_in_one_twice(opacus, digits, rates):
+    engine, loader = engine_of(opacus), loader_of(digits, 320, shuffle=True)
+    for rate in rates:
+        engine.accountant.step(noise_multiplier=1.0, sample_rate=rate)
+    for options in ({"loader": loader}, {"sampling": "shuffled"}):
+        with pytest.raises(ValueError, match="an example could be in one step twice"):
+            DPSGD.from_opacus(engine, **options)
+
+
+def test_without_loader_or_sampling_nothing_is_guessed(trained_engine):
+    with pytest.raises(ValueError, match=r"loader or sampling must be given, got neither: .* pass loader="):
+        DPSGD.from_opacus(trained_engine)
+    assert DPSGD.from_opacus(trained_engine, sampling="poisson") == DPSGD(10, 0.1, 1.0)
+    assert DPSGD.from_opacus(trained_engine, sampling="shuffled") == DPSGD(10, 0.1, 1.0, sampling="shuffled")
+    assert DPSGD.from_opacus(trained_engine, sampling="fixed") == DPSGD(10, 0.1, 1.0, sampling="fixed")
+    with pytest.raises(ValueError, match="sampling must be one of poisson, fixed, shuffled, full, got 'bootstrap'"):
+        DPSGD.from_opacus(trained_engine, sampling="bootstrap")
+
+
+def test_a_loader_and_a_word_that_contradict_each_other_are_refused(opacus, digits, trained_engine):
+    shuffling = loader_of(digits, shuffle=True)
+    poisson = opacus.data_loader.DPDataLoader.from_data_loader(shuffling)
+    for loader, right, wrong in ((shuffling, "shuffled", "poisson"), (poisson, "poisson", "shuffled")):
+        assert DPSGD.from_opacus(trained_engine, loader=loader, sampling=right).sampling == right
+        with pytest.raises(ValueError, match=f"sampling must be '{right}', which is how loader draws, .*got '{wrong}'"):
+            DPSGD.from_opacus(trained_engine, loader=loader, sampling=wrong)
+
+
+@pytest.mark.parametrize("name", ["SequentialSampler", "WeightedRandomSampler", "RandomSampler", "DistributedSampler"])
+def test_samplers_that_no_analysis_describes_are_refused_by_name(digits, trained_engine, name):
+    import torch
+
+    samplers = {
+        "SequentialSampler": lambda: None,
+        "WeightedRandomSampler": lambda: torch.utils.data.WeightedRandomSampler(np.ones(1600), 1600),
+        "RandomSampler": lambda: torch.utils.data.RandomSampler(digits, replacement=True),
+        "DistributedSampler": lambda: torch.utils.data.DistributedSampler(digits, num_replicas=2, rank=0),
+    }
+    with pytest.raises(ValueError, match=f"got {name}: "):
+        DPSGD.from_opacus(trained_engine, loader=loader_of(digits, sampler=samplers[name]()))
+
+
+def test_samplers_of_ones_own_are_refused_even_if_they_descend_from_known_ones(opacus, digits, trained_engine):
+    import torch
+
+    class Mine(torch.utils.data.RandomSampler):
+        def __iter__(self):
+            return iter([0] * len(self))
+
+    class MyBatches(torch.utils.data.BatchSampler):
+        def __iter__(self):
+            return iter([[0, 1]] * len(self))
+
+    class MyPoisson(opacus.utils.uniform_sampler.UniformWithReplacementSampler):
+        def __iter__(self):
+            return iter([[0, 1]] * len(self))
+
+    shuffled = torch.utils.data.RandomSampler(digits)
+    for name, loader in {
+        "Mine": loader_of(digits, sampler=Mine(digits)),
+        "MyBatches": torch.utils.data.DataLoader(digits, batch_sampler=MyBatches(shuffled, 160, False)),
+        "MyPoisson": torch.utils.data.DataLoader(digits, batch_sampler=MyPoisson(num_samples=1600, sample_rate=0.1)),
+    }.items():
+        with pytest.raises(ValueError, match=f"got {name}: how it draws is not known here"):
+            DPSGD.from_opacus(trained_engine, loader=loader)
+
+
+def test_a_random_sampler_of_some_examples_is_refused(digits, trained_engine):
+    import torch
+
+    for count in (800, 3200):
+        sampler = torch.utils.data.RandomSampler(digits, num_samples=count)
+        with pytest.raises(ValueError, match="not every example once an epoch"):
+            DPSGD.from_opacus(trained_engine, loader=loader_of(digits, sampler=sampler))
+
+
+@contextlib.contextmanager
+def one_process():
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def test_opacus_distributed_sampler_is_poisson_unless_it_skips_empty_batches(opacus, digits, trained_engine):
+    import torch
+
+    with one_process():
+        loader = opacus.data_loader.DPDataLoader(digits, sample_rate=0.1, distributed=True)
+        assert DPSGD.from_opacus(trained_engine, loader=loader) == DPSGD(10, 0.1, 1.0)
+        few = torch.utils.data.TensorDataset(*digits[:20])
+        small = opacus.data_loader.DPDataLoader(few, sample_rate=0.1, distributed=True)
+    with pytest.raises(ValueError, match="an expected 2 examples a batch: it skips empty batches"):
+        DPSGD.from_opacus(trained_engine, loader=small)
+
+
+def test_what_is_no_loader_of_batches_is_refused(digits, trained_engine):
+    with pytest.raises(ValueError, match="loader must be the DataLoader that make_private returned, got list"):
+        DPSGD.from_opacus(trained_engine, loader=[1, 2])
+    with pytest.raises(ValueError, match="batch_size=None"):
+        DPSGD.from_opacus(trained_engine, loader=loader_of(digits, None))
+
+
+def test_a_loader_of_another_training_is_refused(opacus, digits, trained_engine):
+    other = opacus.data_loader.DPDataLoader.from_data_loader(loader_of(digits, 320))
+    with pytest.raises(ValueError, match=r"got one of 5 batches an epoch where the recorded sample rates are 0\.1: "):
+        DPSGD.from_opacus(trained_engine, loader=other)
+
+
+@trains
+def test_a_noise_schedule_gives_one_noise_a_step(opacus, digits):
+    engine = engine_of(opacus)
+    model, optimizer, loader = make_private(engine, digits, *model_and_optimizer(), noise_multiplier=1.0)
+    scheduler = opacus.schedulers.ExponentialNoise(optimizer, gamma=0.5)
+    for _ in range(3):
+        train(model, optimizer, loader, steps=2)
+        scheduler.step()
+    expected = DPSGD(steps=6, sample_rate=0.1, noise_multiplier=[1.0, 1.0, 0.5, 0.5, 0.25, 0.25])
+    assert DPSGD.from_opacus(engine, loader=loader) == expected
+
+
+@trains
+def test_the_optimizer_weights_the_steps_and_its_learning_rate_becomes_one_of_the_sum(opacus, digits):
+    options = {"momentum": 0.9, "weight_decay": 0.1, "nesterov": True}
+    engine = engine_of(opacus)
+    model, optimizer, loader = make_private(engine, digits, *model_and_optimizer(**options), noise_multiplier=1.0)
+    train(model, optimizer, loader, steps=4)
+    expected = SGD(learning_rate=0.5 / 160, momentum=0.9, nesterov=True, weight_decay=0.1 * 160)
+    assert DPSGD.from_opacus(engine, optimizer, loader) == DPSGD(4, 0.1, 1.0, clip_norm=0.7, optimizer=expected)
+    with pytest.raises(ValueError, match="optimizer must be the one that make_private returned, got SGD"):
+        DPSGD.from_opacus(engine, optimizer.original_optimizer, loader)
+    schedule = SGD(learning_rate=[1.0, 2.0, 3.0, 4.0])
+    assert DPSGD.from_opacus(engine, schedule, loader) == DPSGD(4, 0.1, 1.0, optimizer=schedule)
+
+
+HYPERPARAMETERS = [
+    {},
+    {"weight_decay": 0.3},
+    {"momentum": 0.9},
+    {"momentum": 0.9, "dampening": 0.5, "weight_decay": 0.3},
+    {"momentum": 0.9, "nesterov": True, "weight_decay": 0.3},
+]
+
+
+@trains
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("options", HYPERPARAMETERS, ids=str)
+def test_weights_are_how_far_opacus_moves_the_model_for_a_gradient_at_each_step(opacus, options, reduction):
+    """A linear loss, the same noise each time, and three examples of gradient 1/8 at one step or at none."""
+    steps = 5
+
+    def trained_on(step):
+        import torch
+
+        torch.manual_seed(1)
+        model = torch.nn.Linear(1, 1, bias=False).double()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.2, **options)
+        data = torch.utils.data.TensorDataset(torch.zeros(40, 1).double())
+        engine = engine_of(opacus)
+        model, optimizer, loader = make_private(
+            engine, data, model, optimizer, batch_size=8, noise_multiplier=1.0, loss_reduction=reduction
+        )
+        for at in range(steps):
+            optimizer.zero_grad()
+            outputs = model(torch.full((3, 1), 0.125 * (at == step)).double())
+            (outputs.mean() if reduction == "mean" else outputs.sum()).backward()
+            optimizer.step()
+        return next(model.parameters()).item(), DPSGD.from_opacus(engine, optimizer, loader)
+
+    without, run = trained_on(None)
+    moved = [(without - trained_on(step)[0]) / 0.375 for step in range(steps)]
+    np.testing.assert_allclose(np.broadcast_to(run.effective_weights(), steps), moved, rtol=1e-10)
+    assert run.clip_norm == 0.7
+
+
+@trains
+def test_larger_batches_count_less_where_opacus_averages_over_them(opacus, digits):
+    engine = engine_of(opacus)
+    options = {"momentum": 0.5, "weight_decay": 0.1}
+    model, optimizer, loader = make_private(engine, digits, *model_and_optimizer(**options), noise_multiplier=1.0)
+    train(model, optimizer, loader, steps=2)
+    model, optimizer, loader = make_private(engine, digits, model, optimizer, batch_size=320, noise_multiplier=1.0)
+    train(model, optimizer, loader, steps=1)
+    assert optimizer.expected_batch_size == 320
+    with pytest.raises(ValueError, match=r"sample rates are 0\.1, 0\.2: pass sampling= alone"):
+        DPSGD.from_opacus(engine, optimizer, loader)
+    run = DPSGD.from_opacus(engine, optimizer, sampling="poisson")
+    assert run.sample_rate.tolist() == [0.1, 0.1, 0.2]
+    of_the_mean = SGD(0.5, **options).weights(3)
+    assert run.weights == pytest.approx(of_the_mean / [160, 160, 320])
+    optimizer.loss_reduction = "sum"
+    assert DPSGD.from_opacus(engine, optimizer, sampling="poisson").optimizer == SGD(0.5, **options)
+
+
+@pytest.mark.parametrize("name", ["Adam", "AdamW", "RMSprop"])
+def test_optimizers_that_are_not_linear_are_refused(digits, trained_engine, name):
+    model, optimizer = model_and_optimizer(name)
+    private = make_private(trained_engine, digits, model, optimizer, noise_multiplier=1.0)[1]
+    for given_optimizer in (optimizer, private):
+        with pytest.raises(ValueError, match=f"got {name}: it divides by a running size of the gradients"):
+            DPSGD.from_opacus(trained_engine, given_optimizer, sampling="poisson")
+
+
+def test_adaptive_clipping_is_refused_since_nobody_recorded_the_norms(digits, trained_engine):
+    adaptive = dict.fromkeys(("target_unclipped_quantile", "clipbound_learning_rate", "min_clipbound"), 0.5)
+    options = {"clipping": "adaptive", "max_clipbound": 2.0, "unclipped_num_std": 10.0, **adaptive}
+    private = make_private(trained_engine, digits, *model_and_optimizer(), noise_multiplier=1.0, **options)
+    with pytest.raises(ValueError, match="optimizer must clip to a constant norm, got AdaClipDPOptimizer"):
+        DPSGD.from_opacus(trained_engine, private[1], sampling="poisson")
+
+
+def test_parameter_groups_must_be_alike(digits, trained_engine):
+    import torch
+
+    for decay in (0.0, 0.1):
+        model = torch.nn.Linear(64, 10)
+        groups = [{"params": [model.weight]}, {"params": [model.bias], "weight_decay": decay}]
+        optimizer = torch.optim.SGD(groups, lr=0.1)
+        optimizer = make_private(trained_engine, digits, model, optimizer, noise_multiplier=1.0)[1]
+        if not decay:
+            assert DPSGD.from_opacus(trained_engine, optimizer, sampling="poisson").optimizer == SGD(0.1 / 160)
+            continue
+        with pytest.raises(ValueError, match="alike, got groups that differ in weight_decay"):
+            DPSGD.from_opacus(trained_engine, optimizer, sampling="poisson")
+
+
+def test_a_learning_rate_schedule_must_be_told(digits, trained_engine):
+    import torch
+
+    optimizer = make_private(trained_engine, digits, *model_and_optimizer(), noise_multiplier=1.0)[1]
+    scheduler = torch.optim.lr_scheduler.ConstantLR(optimizer)
+    for options in ({"optimizer": optimizer}, {"scheduler": scheduler}):
+        with pytest.raises(ValueError, match=r"pass optimizer=lastiterate.SGD\(learning_rate=\[...\]\)"):
+            DPSGD.from_opacus(trained_engine, sampling="poisson", **options)
+
+
+def test_an_engine_that_saw_no_training_is_refused(opacus):
+    with pytest.raises(ValueError, match="train first"):
+        DPSGD.from_opacus(engine_of(opacus))
+    with pytest.raises(ValueError, match="privacy_engine must be an Opacus PrivacyEngine, got str"):
+        DPSGD.from_opacus("engine")
+
+
+def test_every_number_of_batches_is_recognised_as_its_own(opacus, digits):
+    """Opacus' 1 / (1 / n) is not always n: of 49 batches it makes 48, and records a rate above the real one."""
+    for batches in itertools.chain(range(1, 60), (93, 103, 107, 161)):
+        engine = engine_of(opacus)
+        loader = opacus.data_loader.DPDataLoader(digits, sample_rate=1.0 / batches)
+        engine.accountant.step(noise_multiplier=1.0, sample_rate=1.0 / len(loader))
+        assert DPSGD.from_opacus(engine, loader=loader).sample_rate >= loader.sample_rate
