@@ -14,8 +14,8 @@ from lastiterate.vocabulary import ANALYSES, SIDE_BY_SIDE
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from lastiterate.plot.style import Track
     from lastiterate.privacy.curve import PrivacyCurve
+    from lastiterate.rows import Track
     from lastiterate.run import DPSGD
 
 

@@ -11,6 +11,8 @@ from lastiterate.cli.errors import OptionError
 from lastiterate.cli.options import PerStepOption, option
 
 if TYPE_CHECKING:
+    from lastiterate.attacks import OneRun
+    from lastiterate.attacks.attack import Attack
     from lastiterate.auditing.report import Question
 
 ATTACKS = (
@@ -65,8 +67,13 @@ class QuestionOptions:
         option("--method", None, "M1,M2,...", "How to get from scores to epsilon (default: all that apply)."),
     ] = None
     threshold: Annotated[
-        str,
-        option("--threshold", None, "a-priori|split|corrected|uncorrected|NUMBER", "How to choose it (a-priori)."),
+        float | str,
+        option(
+            "--threshold",
+            values.threshold,
+            "a-priori|split|corrected|uncorrected|NUMBER",
+            "How to choose it (a-priori).",
+        ),
     ] = "a-priori"
     claim_epsilon: ClaimEpsilon = None
     claim_noise: ClaimNoise = None
@@ -76,9 +83,7 @@ class QuestionOptions:
         from lastiterate.auditing.report import Question
 
         methods = None if self.method in (None, "all") else self.method.split(",")
-        return Question(
-            self.delta, self.confidence, methods, _threshold(self.threshold), self.claim_epsilon, self.claim_noise
-        )
+        return Question(self.delta, self.confidence, methods, self.threshold, self.claim_epsilon, self.claim_noise)
 
 
 Strict = Annotated[
@@ -116,18 +121,7 @@ class AuditOptions:
     ] = False
 
 
-def _threshold(text: str) -> float | str:
-    if text in ("a-priori", "split", "corrected", "uncorrected"):
-        return text
-    try:
-        return float(text)
-    except ValueError:
-        raise OptionError(
-            f"--threshold must be a-priori, split, corrected, uncorrected or a number, got {text!r}"
-        ) from None
-
-
-def find_attack(name: str, others: str | None = None) -> Any:
+def find_attack(name: str, others: str | None = None) -> Attack | OneRun:
     """The attack of this name, among these other examples."""
     from lastiterate import attacks
 
