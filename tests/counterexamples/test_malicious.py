@@ -104,7 +104,7 @@ def test_other_settings_are_other_files(tmp_path, monkeypatch):
         files.append(arguments[5])
         raise KeyboardInterrupt  # nothing has to be trained to see this
 
-    monkeypatch.setattr("lastiterate.auditing.audit.collect", look)
+    monkeypatch.setattr("lastiterate.auditing.conduct.collect", look)
     for change in ({}, {"seed": 2}, {"models": 20}, {"steps": 4}, {"sample_rate": 0.2}, {"delta": 1e-6}, {}):
         setting = replace(SETTING, noise_multiplier=1.0, store=tmp_path, encoding="one-bit", **change)
         with pytest.raises(KeyboardInterrupt):

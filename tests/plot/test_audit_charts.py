@@ -13,16 +13,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import vl_convert
+from lastiterate.auditing.evidence.estimate import Estimate
+from lastiterate.auditing.evidence.result import AuditResult
+from lastiterate.privacy.mixtures.law import law_of
 from scipy.stats import beta, norm
 
 import lastiterate as li
 from lastiterate.answers import Answer
-from lastiterate.auditing.estimate import Estimate
-from lastiterate.auditing.result import AuditResult
 from lastiterate.plot.audit_charts import audit_chart, epsilon_chart, histogram_chart, roc_chart
 from lastiterate.plot.epsilons import epsilon_rows
 from lastiterate.plot.style import verdict_colour
-from lastiterate.privacy.law import law_of
 from lastiterate.vocabulary import VERDICTS
 
 RUN = li.DPSGD(steps=225, sample_rate=0.178, noise_multiplier=1.8, optimizer=li.SGD(0.002, momentum=0.9))

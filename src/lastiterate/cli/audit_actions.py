@@ -12,8 +12,8 @@ from lastiterate.cli.options import MethodOptions, SizeOptions
 from lastiterate.cli.training_options import resumable
 
 if TYPE_CHECKING:
-    from lastiterate.auditing.engine import Engine
-    from lastiterate.auditing.report import Question
+    from lastiterate.auditing.engines.engine import Engine
+    from lastiterate.auditing.evidence.question import Question
     from lastiterate.auditing.subject import Subject
     from lastiterate.optimizer import SGD
     from lastiterate.run import DPSGD
@@ -76,7 +76,7 @@ def perform(
     json: bool,
 ) -> int:
     """Audit the subject, show what was found, and say with which status to exit; Ctrl-C says how to resume."""
-    from lastiterate.auditing.audit import conduct
+    from lastiterate.auditing.conduct import conduct
     from lastiterate.auditing.job import Job
     from lastiterate.cli.audit_output import finish
 

@@ -13,7 +13,7 @@ from lastiterate.cli.options import PerStepOption, option
 if TYPE_CHECKING:
     from lastiterate.attacks import OneRun
     from lastiterate.attacks.attack import Attack
-    from lastiterate.auditing.report import Question
+    from lastiterate.auditing.evidence.question import Question
 
 ATTACKS = (
     "quiet",
@@ -80,7 +80,7 @@ class QuestionOptions:
 
     def question(self) -> Question:
         """The question that the options put."""
-        from lastiterate.auditing.report import Question
+        from lastiterate.auditing.evidence.question import Question
 
         methods = None if self.method in (None, "all") else self.method.split(",")
         return Question(self.delta, self.confidence, methods, self.threshold, self.claim_epsilon, self.claim_noise)

@@ -18,9 +18,9 @@ from lastiterate.wording import CAVEAT, describe, per_cent, spell
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from lastiterate.auditing.estimate import Estimate
-    from lastiterate.auditing.report import Question
-    from lastiterate.auditing.result import AuditResult
+    from lastiterate.auditing.evidence.estimate import Estimate
+    from lastiterate.auditing.evidence.question import Question
+    from lastiterate.auditing.evidence.result import AuditResult
     from lastiterate.rows import Fields
 
 REFUTED, INCONCLUSIVE = 1, 4  # exit statuses

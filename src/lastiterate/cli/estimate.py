@@ -13,7 +13,7 @@ from lastiterate.cli.unfold import unfold
 from lastiterate.vocabulary import METHODS, ONE_RUN_METHODS, PAIRED_METHODS
 
 if TYPE_CHECKING:
-    from lastiterate.auditing.estimate import Estimate
+    from lastiterate.auditing.evidence.estimate import Estimate
     from lastiterate.rows import Fields
     from lastiterate.run import DPSGD
 
@@ -73,8 +73,8 @@ def estimate(
       lastiterate estimate scores.csv --delta 1e-5 --confidence 0.95
     """
     import lastiterate
-    from lastiterate.auditing.score_file import read_scores
-    from lastiterate.auditing.verdict import claim_of, judge_scores
+    from lastiterate.auditing.evidence.score_file import read_scores
+    from lastiterate.auditing.evidence.verdict import claim_of, judge_scores
     from lastiterate.cli.audit_output import estimate_fields, status_of, verdict_note
     from lastiterate.cli.output import print_json, print_rows
 

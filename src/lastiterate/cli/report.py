@@ -36,8 +36,8 @@ def report(
       lastiterate report runs/x.sqlite --method clopper-pearson,gdp --confidence 0.99 --export scores.csv
     """
     from lastiterate.auditing import export as files
-    from lastiterate.auditing.report import report as ask
-    from lastiterate.auditing.store import Store
+    from lastiterate.auditing.evidence.report import report as ask
+    from lastiterate.auditing.stores.store import Store
     from lastiterate.cli.audit_output import finish
     from lastiterate.cli.pictures import check_folder
     from lastiterate.cli.progress import tracker

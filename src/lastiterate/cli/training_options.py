@@ -18,7 +18,7 @@ from lastiterate.cli.options import option
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from lastiterate.auditing.engine import Engine
+    from lastiterate.auditing.engines.engine import Engine
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class EngineOptions:
             if self.address is not None or self.gpus:
                 raise OptionError("--address and --gpus belong to --engine ray")
             return "local"
-        from lastiterate.auditing.ray_engine import Ray
+        from lastiterate.auditing.engines.ray_engine import Ray
 
         return Ray(address=self.address, gpus=self.gpus)
 

@@ -71,7 +71,7 @@ def predict(run: DPSGD, delta: float) -> dict[str, Answer]:
 
 def last_iterate_scores(setting: Setting, run: DPSGD, attack: Attack, name: str) -> tuple[FloatArray, FloatArray]:
     """Train models with the canary and without it, and score their last iterates, in this order."""
-    from lastiterate.auditing.audit import collect
+    from lastiterate.auditing.conduct import collect
     from lastiterate.auditing.describe import specification, store_name
 
     file = None

@@ -17,7 +17,7 @@ from lastiterate.counterexamples.finding import Case, Probe, last_iterate_scores
 from lastiterate.counterexamples.one_bit import best_threshold, epsilon_bounds, one_bit, pass_rates
 from lastiterate.counterexamples.repeaters import Encoding, Malicious, seen
 from lastiterate.counterexamples.setting import Setting
-from lastiterate.privacy.composition import composition
+from lastiterate.privacy.analyses.composition import composition
 from lastiterate.run import DPSGD
 from lastiterate.vocabulary import METHODS
 
@@ -64,7 +64,7 @@ def _one_bit_case(setting: Setting, run: DPSGD, threshold: float) -> Case:
 def _by_composition(
     setting: Setting, run: DPSGD, scores_in: FloatArray, scores_out: FloatArray, threshold: float
 ) -> float:
-    from lastiterate.auditing.estimate import estimate
+    from lastiterate.auditing.evidence.estimate import estimate
 
     question = setting.delta, setting.confidence, "composition", threshold, run
     return estimate(scores_in, scores_out, *question).epsilon

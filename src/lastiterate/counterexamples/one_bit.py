@@ -12,7 +12,7 @@ from scipy.special import ndtr, ndtri
 from scipy.stats import binom
 
 from lastiterate.privacy.curve import PrivacyCurve
-from lastiterate.privacy.discrete import DiscretePair
+from lastiterate.privacy.mixtures.discrete import DiscretePair
 from lastiterate.run import DPSGD
 from lastiterate.values import Array, number
 
@@ -45,7 +45,7 @@ def epsilon_bounds(steps: int, bits_in: Array, bits_out: Array, delta: float, co
     rates they are set, by Clopper and Pearson's bounds; and epsilon grows with the distance of the two rates. The upper
     bound holds whichever rate is the larger; the lower one counts only bits that the canary sets more often.
     """
-    from lastiterate.auditing.rates import upper_bound
+    from lastiterate.auditing.evidence.rates import upper_bound
 
     error = 0.5 * (1.0 - confidence)
 

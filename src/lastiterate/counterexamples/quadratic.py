@@ -17,7 +17,7 @@ from lastiterate.attacks.attack import Armed, Expected, Facts, References, Words
 from lastiterate.attacks.linear_score import LinearScore, noise_unit
 from lastiterate.counterexamples.finding import Case, Probe, last_iterate_scores, predict
 from lastiterate.counterexamples.setting import Setting, require_plain, required
-from lastiterate.privacy.last_iterate import last_iterate
+from lastiterate.privacy.analyses.last_iterate import last_iterate
 from lastiterate.run import DPSGD
 from lastiterate.values import number
 from lastiterate.wording import spell
@@ -70,7 +70,7 @@ class Regularised:
 
 def find_epsilon(setting: Setting, run: DPSGD, alpha: float, name: str) -> Case:
     """The exact epsilon of the last iterate, and what an attack on it finds."""
-    from lastiterate.auditing.estimate import estimate
+    from lastiterate.auditing.evidence.estimate import estimate
 
     attack = Regularised(alpha)
     seen = attack.seen(run)

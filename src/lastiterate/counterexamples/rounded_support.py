@@ -15,8 +15,8 @@ import math
 import numpy as np
 
 from lastiterate.privacy.curve import PrivacyCurve
-from lastiterate.privacy.law import Law
-from lastiterate.privacy.pairs import pair_of
+from lastiterate.privacy.mixtures.law import Law
+from lastiterate.privacy.mixtures.pairs import pair_of
 from lastiterate.values import Array
 
 LEAST = 0.0005  # smaller values of the sum are rounded up to it, zero among them

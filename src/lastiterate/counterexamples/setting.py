@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from lastiterate.optimizer import SGD
-from lastiterate.privacy.calibrate import calibrate
-from lastiterate.privacy.composition import composition
+from lastiterate.privacy.analyses.calibrate import calibrate
+from lastiterate.privacy.analyses.composition import composition
 from lastiterate.run import DPSGD
 from lastiterate.values import integer, number
 
 if TYPE_CHECKING:
-    from lastiterate.auditing.engine import Engine
+    from lastiterate.auditing.engines.engine import Engine
     from lastiterate.counterexamples.repeaters import Encoding
 
 Given = TypeVar("Given", int, float)

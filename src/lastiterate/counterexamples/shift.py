@@ -12,7 +12,7 @@ from lastiterate.attacks.likelihood import telling_threshold
 from lastiterate.counterexamples.finding import Case, Probe, last_iterate_scores, predict
 from lastiterate.counterexamples.setting import Setting, required
 from lastiterate.counterexamples.shifter import Shift
-from lastiterate.privacy.composition import composition
+from lastiterate.privacy.analyses.composition import composition
 from lastiterate.rows import Row, Track, number
 from lastiterate.run import DPSGD
 
@@ -70,7 +70,7 @@ def find_epsilon(setting: Setting, run: DPSGD, attack: Shift) -> float:
     The family is that of the plain run, all of whose steps have the same noise: an attack that does not know the
     growth. Where noise differs much from coordinate to coordinate, at growths near 1, it finds only half.
     """
-    from lastiterate.auditing.estimate import estimate
+    from lastiterate.auditing.evidence.estimate import estimate
 
     scores = last_iterate_scores(setting, run, attack, "shift")
     threshold = telling_threshold(attack.seen(run))

@@ -23,8 +23,8 @@ import numpy as np
 
 from lastiterate.counterexamples.search import Tried, climb
 from lastiterate.optimizer import SGD
-from lastiterate.privacy.last_iterate import last_iterate
-from lastiterate.privacy.max_over_steps import max_over_steps
+from lastiterate.privacy.analyses.last_iterate import last_iterate
+from lastiterate.privacy.analyses.max_over_steps import max_over_steps
 
 if TYPE_CHECKING:
     from lastiterate.rows import Track

@@ -15,7 +15,7 @@ import numpy as np
 from lastiterate.counterexamples.finding import Probe, predict
 from lastiterate.counterexamples.quadratic import find_epsilon
 from lastiterate.counterexamples.setting import Setting, required
-from lastiterate.privacy.grid import last_iterate_epsilon
+from lastiterate.privacy.analyses.grid import last_iterate_epsilon
 
 if TYPE_CHECKING:
     from lastiterate.arrays import BoolArray, IntArray

@@ -13,7 +13,7 @@ from lastiterate.wording import CAVEAT, describe, spell
 if TYPE_CHECKING:
     from altair import HConcatChart, LayerChart, VConcatChart
 
-    from lastiterate.auditing.result import AuditResult
+    from lastiterate.auditing.evidence.result import AuditResult
 
     Concatenated = TypeVar("Concatenated", HConcatChart, VConcatChart)
 

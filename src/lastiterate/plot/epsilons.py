@@ -13,7 +13,7 @@ from lastiterate.wording import per_cent, spell
 if TYPE_CHECKING:
     from altair import Chart, LayerChart, X, Y
 
-    from lastiterate.auditing.result import AuditResult
+    from lastiterate.auditing.evidence.result import AuditResult
 
 _BAR, _NAMES, _NUMBERS = 30, 232, 170  # pixels: of a bar's height, and beside it
 _CLAIMS = {"heuristic": "predicted (heuristic)", "guarantee": "guaranteed", "baseline": "for comparison"}

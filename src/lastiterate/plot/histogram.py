@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from altair import Chart, LayerChart, X, Y
 
     from lastiterate.arrays import FloatArray
-    from lastiterate.auditing.result import AuditResult
+    from lastiterate.auditing.evidence.result import AuditResult
 
 WORLDS = {"out": "without the canary", "in": "with the canary"}
 

@@ -21,8 +21,8 @@ from lastiterate.wording import CAVEAT, describe, per_cent, spell
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from lastiterate.auditing.estimate import Estimate
-    from lastiterate.auditing.result import AuditResult
+    from lastiterate.auditing.evidence.estimate import Estimate
+    from lastiterate.auditing.evidence.result import AuditResult
 
 _TITLE = "What an attack found in the released model"
 

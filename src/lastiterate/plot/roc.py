@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from lastiterate.auditing.rates import upper_bound
+from lastiterate.auditing.evidence.rates import upper_bound
 from lastiterate.plot.style import FOUND, chart_of, colour_of, layered, log_x, log_y, looks, panel_title
 from lastiterate.rows import Row, text
 from lastiterate.vocabulary import ANALYSES, METHODS
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from altair import LayerChart
 
     from lastiterate.arrays import FloatArray, IntArray
-    from lastiterate.auditing.result import AuditResult
+    from lastiterate.auditing.evidence.result import AuditResult
 
 _POINTS = {"last_iterate": 31, "composition": 16}  # composition takes long where steps are few
 _FINEST = 24  # points of the curve for each factor of e in a rate: some three pixels apart

@@ -16,8 +16,8 @@ from lastiterate.answers import answer_fields
 
 if TYPE_CHECKING:
     from lastiterate.attacks.attack import Attack
-    from lastiterate.auditing.engine import Engine
-    from lastiterate.auditing.result import AuditResult
+    from lastiterate.auditing.engines.engine import Engine
+    from lastiterate.auditing.evidence.result import AuditResult
     from lastiterate.auditing.subject import Subject
     from lastiterate.lm import UnseenTokens
     from lastiterate.reproduce import Scale

@@ -125,7 +125,7 @@ def _column(panel: str, rate: float) -> list[Row]:
     """The rows of one sample rate. The heuristic's maximum is known for all steps at once."""
     import lastiterate
     from lastiterate.counterexamples.rounded_support import rounded_support
-    from lastiterate.privacy.pairs import RELATIVE_ERROR
+    from lastiterate.privacy.mixtures.pairs import RELATIVE_ERROR
 
     noise = _noise(panel, rate)
     counts = np.arange(1, max(STEPS) + 1)
