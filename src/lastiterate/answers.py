@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from lastiterate.fields import Fields
-    from lastiterate.plot.style import Track
     from lastiterate.privacy.curve import PrivacyCurve
+    from lastiterate.rows import Track
     from lastiterate.run import DPSGD
 
 

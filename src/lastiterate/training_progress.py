@@ -5,14 +5,13 @@ from __future__ import annotations
 import sys
 from threading import Lock
 from time import monotonic
+from types import TracebackType
 from typing import TYPE_CHECKING
 
+from lastiterate.progress_bar import PATIENCE, make_bar
+
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from rich.progress import Progress
-
-PATIENCE = 1.0  # seconds before the bar appears
 
 
 class TrainingProgress:
@@ -56,7 +55,7 @@ class TrainingProgress:
 
     def _draw(self) -> None:
         if self._bar is None:
-            self._bar = _make_bar(self.models * self.steps)
+            self._bar = _training_bar(self.models * self.steps)
             self._bar.start()
         words = (
             f"{self.models_done}/{self.models} models of {self.steps} steps, {self.rate:,.0f} model-steps/s{self.note}"
@@ -64,11 +63,10 @@ class TrainingProgress:
         self._bar.update(self._bar.task_ids[0], completed=self.model_steps_done, words=words)
 
 
-def _make_bar(total: int) -> Progress:
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+def _training_bar(total: int) -> Progress:
+    from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
     columns = TextColumn("training"), BarColumn(), TaskProgressColumn(), TextColumn("{task.fields[words]}")
-    bar = Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True)
+    bar = make_bar(*columns, TimeRemainingColumn())
     bar.add_task("training", total=total, words="")
     return bar

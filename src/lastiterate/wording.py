@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from decimal import ROUND_CEILING, Decimal
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
+
     from lastiterate.run import DPSGD
 
 CAVEAT = "The heuristic predicts, it does not guarantee."
@@ -55,16 +57,18 @@ def training(run: DPSGD) -> list[str]:
     return parts
 
 
-def spell_up(value: Any, digits: int = 5) -> str:
+def spell_up(value: float, digits: int = 5) -> str:
     """A number rounded up: of noise, too much is safe and too little is not."""
     exact = Decimal(repr(float(value)))
     unit = Decimal(1).scaleb(exact.adjusted() + 1 - digits)
-    return spell(exact.quantize(unit, ROUND_CEILING), digits)
+    return spell(float(exact.quantize(unit, ROUND_CEILING)), digits)
 
 
-def spell(value: Any, digits: int = 4) -> str:
+def spell(value: ArrayLike, digits: int = 4) -> str:
     """A number, or a schedule by its first and last."""
-    if np.ndim(value):
-        return f"{spell(value[0], digits)} to {spell(value[-1], digits)}" if len(value) > 1 else spell(value[0], digits)
-    mantissa, _, exponent = f"{float(value):.{digits}g}".partition("e")
+    numbers = np.asarray(value, np.float64)
+    if numbers.ndim:
+        ends = [spell(end, digits) for end in (numbers[0], numbers[-1])]
+        return " to ".join(ends if numbers.size > 1 else ends[:1])
+    mantissa, _, exponent = f"{float(numbers):.{digits}g}".partition("e")
     return f"{mantissa}e{int(exponent)}" if exponent else mantissa

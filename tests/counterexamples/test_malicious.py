@@ -9,7 +9,9 @@ import pytest
 from scipy.stats import binom, norm
 
 import lastiterate as li
+from lastiterate.cli.probe_sentences import STORIES
 from lastiterate.counterexamples import malicious
+from lastiterate.plot.counterexample import counterexample_chart
 
 SETTING = replace(malicious.DEFAULTS, steps=30, sample_rate=0.1, models=2000, seed=1)
 
@@ -64,7 +66,7 @@ def test_what_was_found_is_much_and_not_more_than_there_is(found):
 
 
 def test_sentences_carry_the_numbers_and_the_caveat(found):
-    one, linear, caveat = found.sentences
+    one, linear, caveat = STORIES["malicious"].sentences(found)
     share = one_share(found)
     assert f"{share:.2g} of composition" in one
     heuristic = found.predictions["last_iterate"].value
@@ -74,7 +76,8 @@ def test_sentences_carry_the_numbers_and_the_caveat(found):
 
 
 def test_one_step_is_no_counterexample_and_one_bit_of_it_matches():
-    one, linear, _ = malicious.probe(replace(malicious.DEFAULTS, steps=1, sample_rate=0.1, models=20)).sentences
+    found = malicious.probe(replace(malicious.DEFAULTS, steps=1, sample_rate=0.1, models=20))
+    one, linear, _ = STORIES["malicious"].sentences(found)
     assert "with 1 of composition it matches the standard analysis" in one
     assert "this is no counterexample" in linear
 
@@ -111,7 +114,7 @@ def test_other_settings_are_other_files(tmp_path, monkeypatch):
 
 
 def test_the_picture_has_a_bar_for_every_epsilon(found):
-    bars, texts = malicious.chart(found).to_dict()["layer"]
+    bars, texts = counterexample_chart(found, "A title").to_dict()["layer"]
     one, linear = found.cases
     assert {bar["what"]: bar["epsilon"] for bar in bars["data"]["values"]} == {
         "last iterate (heuristic)": found.predictions["last_iterate"].value,

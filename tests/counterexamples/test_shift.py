@@ -14,10 +14,12 @@ from scipy.stats import ks_2samp
 
 import lastiterate as li
 from lastiterate.attacks.likelihood import sample_likelihood_ratios
+from lastiterate.cli.probe_sentences import STORIES
 from lastiterate.counterexamples import shift
-from lastiterate.counterexamples.probe import last_iterate_scores
+from lastiterate.counterexamples.finding import last_iterate_scores
 from lastiterate.counterexamples.shift import DEFAULTS
 from lastiterate.counterexamples.shifter import Shift, noise_factors
+from lastiterate.plot.counterexample import counterexample_chart
 from lastiterate.training import train
 from lastiterate.training.draws import model_keys, normals
 
@@ -135,8 +137,8 @@ def test_probe_tells_what_it_trained_and_what_not(monkeypatch):
     assert exact == sorted(exact)
     assert exact[-1] <= found.predictions["composition"].value
     assert found.cases[0].exact.value == rows[4.0]["exact"]
-    assert "predicts, it does not guarantee" in found.sentences[-1]
-    lines, points = shift.chart(found).to_dict()["layer"]
+    assert "predicts, it does not guarantee" in STORIES["shift"].sentences(found)[-1]
+    lines, points = counterexample_chart(found, "A title").to_dict()["layer"]
     levels = {row["analysis"]: row["epsilon"] for row in lines["data"]["values"]}
     assert levels["composition (standard)"] == found.predictions["composition"].value
     shown = {row["growth"]: row["epsilon"] for row in lines["data"]["values"] if "exact" in row["analysis"]}

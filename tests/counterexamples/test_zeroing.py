@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 
 import lastiterate as li
+from lastiterate.cli.probe_sentences import STORIES
 from lastiterate.counterexamples import zeroing
 from lastiterate.counterexamples.quadratic import Regularised
 from lastiterate.counterexamples.zeroing import DEFAULTS, Region, find_region
+from lastiterate.plot.counterexample import counterexample_chart
 from lastiterate.training import train
 from lastiterate.training.draws import model_keys, normals
 
@@ -66,19 +68,19 @@ def test_probe_refutes_the_heuristic():
     assert found.fields == {"region_first": 2, "region_last": 1595, "lowest_steps": 21}
     assert case.exact.value == pytest.approx(one_step, rel=1e-9)
     assert found.predictions["last_iterate"].value < case.empirical < one_step
-    assert "2 to 1,595 steps, and lowest at 21" in found.sentences[2]
-    assert "4.23 times as much" in found.sentences[1]
-    assert "the heuristic is too low here" in str(zeroing.chart(found).to_dict())
+    assert "2 to 1,595 steps, and lowest at 21" in STORIES["zeroing"].sentences(found)[2]
+    assert "4.23 times as much" in STORIES["zeroing"].sentences(found)[1]
+    assert "the heuristic is too low here" in str(counterexample_chart(found, "A title").to_dict())
 
 
 def test_probe_says_plainly_that_there_is_no_region():
     found = zeroing.probe(replace(DEFAULTS, sample_rate=0.1, noise_multiplier=1.0, models=100))
     assert found.run.steps == 10
-    assert "this is no counterexample" in found.sentences[2]
+    assert "this is no counterexample" in STORIES["zeroing"].sentences(found)[2]
     for name in ("region_first", "region_last", "lowest_steps"):
         assert found.fields[name] is None
         assert "nowhere below that of one step" in found.fields[f"{name}_reason"]
-    assert "too low here" not in str(zeroing.chart(found).to_dict())
+    assert "too low here" not in str(counterexample_chart(found, "A title").to_dict())
 
 
 def test_more_steps_than_are_quick_to_train_are_not_chosen():

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import lastiterate as li
-from lastiterate.counterexamples.probe import Setting
+from lastiterate.counterexamples.setting import Setting
 from lastiterate.plot.file import save
 from lastiterate.reproduce import figure6
 from lastiterate.reproduce.audits import Audits

@@ -12,9 +12,11 @@ from lastiterate.cli.options import MethodOptions, SizeOptions
 from lastiterate.cli.training_options import resumable
 
 if TYPE_CHECKING:
+    from lastiterate.auditing.engines.engine import Engine
     from lastiterate.auditing.evidence.question import Question
     from lastiterate.auditing.subject import Subject
     from lastiterate.optimizer import SGD
+    from lastiterate.run import DPSGD
 
 
 def check_output(options: AuditOptions) -> None:
@@ -45,7 +47,7 @@ def described_run(
     options: AuditOptions,
     examples: int | None,
     usual: "Callable[[float], SGD] | None" = None,
-) -> Any:
+) -> "DPSGD | None":
     """The run that the options describe; None: they describe none. ``usual`` as in ``with_defaults``."""
     from lastiterate.auditing.subject import with_defaults
 
@@ -65,7 +67,13 @@ def described_run(
 
 
 def perform(
-    subject: "Subject", attack: Any, models: int, options: AuditOptions, engine: Any, question: "Question", json: bool
+    subject: "Subject",
+    attack: Any,
+    models: int,
+    options: AuditOptions,
+    engine: "str | Engine",
+    question: "Question",
+    json: bool,
 ) -> int:
     """Audit the subject, show what was found, and say with which status to exit; Ctrl-C says how to resume."""
     from lastiterate.auditing.conduct import conduct

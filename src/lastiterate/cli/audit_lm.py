@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -16,7 +16,8 @@ from lastiterate.cli.unfold import unfold
 from lastiterate.values import integer
 
 if TYPE_CHECKING:
-    from lastiterate.lm import TextProblem
+    from lastiterate.lm import TextProblem, Texts
+    from lastiterate.run import DPSGD
 
 MODELS = 128
 
@@ -44,7 +45,7 @@ class TextOptions:
     ] = 128
     persona: Annotated[bool, option("--persona", None, None, "Put personas before the dialogues.")] = False
     trained: Annotated[
-        Any,
+        Literal["all", "embeddings", "lora"],
         option(
             "--trained",
             values.one_of("all", "embeddings", "lora"),
@@ -53,7 +54,7 @@ class TextOptions:
         ),
     ] = "all"
     dtype: Annotated[
-        Any,
+        Literal["float32", "bfloat16"],
         option(
             "--dtype",
             values.one_of("float32", "bfloat16"),
@@ -100,7 +101,7 @@ class TextOptions:
             device=self.device,
         )
 
-    def _held_out(self) -> Any:
+    def _held_out(self) -> "float | Texts":
         from lastiterate.lm import read_texts
         from lastiterate.lm.problem import HELD_OUT
 
@@ -113,7 +114,7 @@ class TextOptions:
 
 
 Score = Annotated[
-    Any,
+    Literal["gradient", "rows", "loss"],
     option(
         "--score",
         values.one_of("gradient", "rows", "loss"),
@@ -174,11 +175,15 @@ def audit_lm(
         from lastiterate.lm import OneRunTokens, UnseenTokens
         from lastiterate.lm.subject import text_subject, usual_optimizer
 
-        def described(n: int) -> Any:
+        def described(n: int) -> "DPSGD":
             how_long = size if any(vars(size).values()) else usual_size(n)
-            return described_run(how_long, method_, options, n, usual_optimizer)
+            run = described_run(how_long, method_, options, n, usual_optimizer)
+            assert run is not None  # since its size is given
+            return run
 
-        attack = OneRunTokens(score, canary_length) if one_run else UnseenTokens(score, canary_length)
+        attack: UnseenTokens | OneRunTokens = UnseenTokens(score, canary_length)
+        if one_run and score != "loss":
+            attack = OneRunTokens(score, canary_length)
         subject = text_subject(texts.problem(), described)
         count = models if models is not None else (64 if one_run else MODELS)
     if options.dry_run:

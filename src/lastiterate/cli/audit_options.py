@@ -51,8 +51,13 @@ class QuestionOptions:
         option("--method", None, "M1,M2,...", "How to get from scores to epsilon (default: all that apply)."),
     ] = None
     threshold: Annotated[
-        str,
-        option("--threshold", None, "a-priori|split|corrected|uncorrected|NUMBER", "How to choose it (a-priori)."),
+        float | str,
+        option(
+            "--threshold",
+            values.threshold,
+            "a-priori|split|corrected|uncorrected|NUMBER",
+            "How to choose it (a-priori).",
+        ),
     ] = "a-priori"
     claim_epsilon: ClaimEpsilon = None
     claim_noise: ClaimNoise = None
@@ -62,9 +67,7 @@ class QuestionOptions:
         from lastiterate.auditing.evidence.question import Question
 
         methods = None if self.method in (None, "all") else self.method.split(",")
-        return Question(
-            self.delta, self.confidence, methods, _threshold(self.threshold), self.claim_epsilon, self.claim_noise
-        )
+        return Question(self.delta, self.confidence, methods, self.threshold, self.claim_epsilon, self.claim_noise)
 
 
 Strict = Annotated[
@@ -100,17 +103,6 @@ class AuditOptions:
     dry_run: Annotated[
         bool, option("--dry-run", None, None, "Say what would be trained, and how long it would take.")
     ] = False
-
-
-def _threshold(text: str) -> float | str:
-    if text in ("a-priori", "split", "corrected", "uncorrected"):
-        return text
-    try:
-        return float(text)
-    except ValueError:
-        raise OptionError(
-            f"--threshold must be a-priori, split, corrected, uncorrected or a number, got {text!r}"
-        ) from None
 
 
 def find_attack(name: str, others: str | None = None) -> object:

@@ -6,7 +6,7 @@ import math
 import os
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from lastiterate.answers import answer_fields, run_fields
 from lastiterate.cli.output import print_json, print_table
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from lastiterate.auditing.evidence.estimate import Estimate
     from lastiterate.auditing.evidence.question import Question
     from lastiterate.auditing.evidence.result import AuditResult
+    from lastiterate.rows import Fields
 
 REFUTED, INCONCLUSIVE = 1, 4  # exit statuses
 
@@ -63,7 +64,7 @@ def verdict_note(verdict: str, reason: str) -> Text:
 def draw(result: AuditResult, folder: Path, name: str = "") -> list[Path]:
     """The picture and the page; their names are the store's, followed by ``name``."""
     from lastiterate.cli.progress import tracker
-    from lastiterate.plot.audit import audit_chart
+    from lastiterate.plot.audit_charts import audit_chart
     from lastiterate.plot.file import save
     from lastiterate.plot.page import write_page
 
@@ -78,9 +79,9 @@ def draw(result: AuditResult, folder: Path, name: str = "") -> list[Path]:
     return files
 
 
-def result_fields(result: AuditResult) -> dict[str, Any]:
+def result_fields(result: AuditResult) -> Fields:
     """A result as JSON."""
-    fields: dict[str, Any] = {**run_fields(result.run), "delta": result.delta, **answer_fields(result.predictions)}
+    fields: Fields = {**run_fields(result.run), "delta": result.delta, **answer_fields(result.predictions)}
     finite = {name: value if math.isfinite(value) else None for name, value in result.empirical.items()}
     fields["empirical"] = finite
     fields |= {f"empirical_{name}_reason": _INFINITE["epsilon"] for name, value in finite.items() if value is None}
@@ -116,9 +117,9 @@ _ABSENT = {
 }
 
 
-def estimate_fields(estimate: Estimate) -> dict[str, Any]:
+def estimate_fields(estimate: Estimate) -> Fields:
     """An estimate as JSON; what has no finite value is null, with the reason beside it."""
-    fields: dict[str, Any] = {}
+    fields: Fields = {}
     for name, value in asdict(estimate).items():
         fields[name] = value
         if value is None:

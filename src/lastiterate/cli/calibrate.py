@@ -6,6 +6,7 @@ from lastiterate.cli.options import Analysis, Delta, Epsilon, Json, MethodOption
 from lastiterate.cli.unfold import unfold
 
 if TYPE_CHECKING:
+    from lastiterate.rows import Fields
     from lastiterate.run import DPSGD
 
 
@@ -65,10 +66,10 @@ def _by(chosen: str, run: "DPSGD", epsilon: float, delta: float, json: bool) -> 
         run = lastiterate.calibrate(uncalibrated, epsilon=epsilon, delta=delta, analysis=ANALYSES[chosen].curve)
     answers = ask_all(run, lambda curve: curve.epsilon(delta), track=tracker("analysing"))
     if json:
-        target = {"analysis": chosen, "epsilon": epsilon, "delta": delta}
+        target: Fields = {"analysis": chosen, "epsilon": epsilon, "delta": delta}
         print_json({**run_fields(run), **target, **answer_fields(answers)})
         return
-    noise = spell_up(run.noise_multiplier, 7)
+    noise = spell_up(float(run.noise_multiplier), 7)
     reached = f"epsilon {spell(epsilon)} at delta {spell(delta)}"
     print_note(f"Noise multiplier {noise} for {reached} by {ANALYSES[chosen].label}.\n")
     print_answers(f"{describe(run)}; delta {spell(delta)}", "epsilon", answers)

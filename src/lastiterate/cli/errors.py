@@ -38,7 +38,7 @@ class PlainGroup(TyperGroup):
 
     def main(  # type: ignore[override]
         self, args: Sequence[str] | None = None, prog_name: str | None = None, **options: Any
-    ) -> Any:
+    ) -> object:
         """Run a command and, as a program, exit with its status."""
         if not options.pop("standalone_mode", True):
             return super().main(args, prog_name, standalone_mode=False, **options)

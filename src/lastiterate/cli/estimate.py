@@ -1,7 +1,7 @@
 """``lastiterate estimate``: from the scores of one's own attack to an empirical epsilon."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,27 +13,9 @@ from lastiterate.cli.unfold import unfold
 from lastiterate.vocabulary import METHODS, ONE_RUN_METHODS, PAIRED_METHODS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from rich.text import Text
-
+    from lastiterate.auditing.evidence.estimate import Estimate
+    from lastiterate.rows import Fields
     from lastiterate.run import DPSGD
-
-
-def _threshold(name: str) -> "Callable[[str], float | str]":
-    """A number, or how the threshold is chosen."""
-    words = ("split", "corrected", "uncorrected", "a-priori")
-
-    def parse(text: str) -> float | str:
-        if text in words:
-            return text
-        try:
-            return float(text)
-        except ValueError:
-            raise OptionError(f"{name} must be a number or one of {', '.join(words)}, got {text!r}") from None
-
-    return parse
-
 
 File = Annotated[Path, typer.Argument(metavar="FILE", help="CSV with columns world (in or out) and score.")]
 Delta = Annotated[float, option("--delta", values.number, "NUMBER", "Delta of (epsilon, delta)-DP (default: 1e-5).")]
@@ -51,8 +33,10 @@ Method = Annotated[
     ),
 ]
 Threshold = Annotated[
-    Any,
-    option("--threshold", _threshold, "NUMBER|split|corrected|uncorrected|a-priori", "How chosen (default: split)."),
+    float | str,
+    option(
+        "--threshold", values.threshold, "NUMBER|split|corrected|uncorrected|a-priori", "How chosen (default: split)."
+    ),
 ]
 Noise = Annotated[
     PerStepOption | None,
@@ -93,7 +77,7 @@ def estimate(
     from lastiterate.auditing.evidence.score_file import read_scores
     from lastiterate.auditing.evidence.verdict import claim_of, judge_scores
     from lastiterate.cli.audit_output import estimate_fields, status_of, verdict_note
-    from lastiterate.cli.output import print_json
+    from lastiterate.cli.output import print_json, print_rows
 
     run = _run(size, training, noise_multiplier)
     if threshold == "a-priori" and noise_multiplier is None and method not in ONE_RUN_METHODS:
@@ -107,20 +91,19 @@ def estimate(
         raise OptionError("--strict needs --claim-epsilon or --claim-noise: without a claim nothing is judged")
     claim = claim_of(run, delta, claim_epsilon, claim_noise) if claimed else None
     scores = read_scores(file)
-    rows = [
-        estimate_fields(lastiterate.estimate(*scores, delta, confidence, name, threshold, run))
-        for name in _methods(method, run)
-    ]
+    found = [lastiterate.estimate(*scores, delta, confidence, name, threshold, run) for name in _methods(method, run)]
     verdict, reason = "", ""
     if claim is not None:
         kind = Kind.ALL_ITERATES if method == "composition" else Kind.LAST_ITERATE
         kind = Kind.ONE_MODEL if method in ONE_RUN_METHODS else kind
         verdict, reason = judge_scores(*scores, claim, kind, delta, confidence, threshold, run)
-    judged = {"verdict": verdict, "reason": reason} if claimed else {}
+    judged: Fields = {"verdict": verdict, "reason": reason} if claimed else {}
+    rows = [estimate_fields(each) for each in found]
     if not json:
-        _print_table(rows, len(scores[0]), len(scores[1]), [verdict_note(verdict, reason)] if claimed else [])
+        title, notes = _words(found, len(scores[0]), len(scores[1]))
+        print_rows(title, _table(rows), [*([verdict_note(verdict, reason)] if claimed else []), *notes])
     elif method == "all":
-        print_json({"delta": delta, "confidence": confidence, "rows": rows} | judged)
+        print_json({"delta": delta, "confidence": confidence, "rows": rows, **judged})
     else:
         print_json(rows[0] | judged)
     raise typer.Exit(status_of(verdict, claimed, strict))
@@ -142,32 +125,33 @@ def _methods(method: str, run: "DPSGD | None") -> tuple[str, ...]:
     return tuple(name for name in PAIRED_METHODS if name != "composition" or run.amplifies)
 
 
-def _print_table(rows: list[dict[str, Any]], models_in: int, models_out: int, above: "list[Text]") -> None:
-    from lastiterate.cli.output import print_rows
+def _table(rows: "list[Fields]") -> "list[Fields]":
+    """What fits into a table, with the reasons for what is missing."""
+    shown = ("method", "epsilon", "largest", "threshold", "false_positives", "false_negatives")
+    return [{key: row[key] for name in shown for key in (name, f"{name}_reason") if key in row} for row in rows]
+
+
+def _words(found: "list[Estimate]", models_in: int, models_out: int) -> tuple[str, list[str]]:
+    """The title of the table, and the notes under it."""
     from lastiterate.wording import spell
 
-    shown = ("method", "epsilon", "largest", "threshold", "false_positives", "false_negatives")
-    table = [{key: value for key, value in row.items() if key.removesuffix("_reason") in shown} for row in rows]
-    table = [dict(sorted(row.items(), key=lambda item: shown.index(item[0].removesuffix("_reason")))) for row in table]
-    first = rows[0]
-    one_run = METHODS[first["method"]].is_one_run
-    share = f"{spell(100 * first['confidence'])}% confidence"
+    first = found[0]
+    one_run = METHODS[first.method].is_one_run
     what = "canaries of one run" if one_run else "models"
     title = (
-        f"{models_in:,} {what} in, {models_out:,} out; delta {spell(first['delta'])}, {share}"
-        f"{'' if one_run else ' (joint for both error rates)'}; threshold {first['threshold_choice']}"
+        f"{models_in:,} {what} in, {models_out:,} out; delta {spell(first.delta)}, "
+        f"{spell(100 * first.confidence)}% confidence{'' if one_run else ' (joint for both error rates)'}; "
+        f"threshold {first.threshold_choice}"
     )
-    counted = f"{first['models_in']:,} + {first['models_out']:,} {what}"
-    notes: list[str | Text] = [
-        *above,
+    notes = [
         "Epsilon is a lower bound: the scores show at least so much, at this confidence.",
-        f"Largest: what {counted} could have shown at most, without a single error.",
+        f"Largest: what {first.models_in:,} + {first.models_out:,} {what} could have shown at most, without a single "
+        "error.",
     ]
-    if first["threshold_choice"] == "split":
+    if first.threshold_choice == "split":
         notes.append("The other models chose the threshold.")
-    if first["threshold_choice"] == "uncorrected":
+    if first.threshold_choice == "uncorrected":
         notes.append("The best of all thresholds was taken without correction: this is not a valid bound.")
-    if not all(METHODS[row["method"]].is_assumption_free for row in rows):
+    if not all(METHODS[each.method].is_assumption_free for each in found):
         notes.append("Only clopper-pearson and one-run assume nothing; the others assume their family of mechanisms.")
-    notes += dict.fromkeys(sentence for row in rows for sentence in row["caveats"])
-    print_rows(title, table, notes)
+    return title, [*notes, *dict.fromkeys(sentence for each in found for sentence in each.caveats)]

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from lastiterate.cli.output import print_note, print_rows
+from lastiterate.rows import number
 from lastiterate.wording import spell_up
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from lastiterate.plot.style import Row
+    from lastiterate.rows import Row
 
 
 def print_noise(tables: Sequence[tuple[str, list[Row]]], notes: Sequence[str] = ()) -> None:
@@ -31,12 +32,12 @@ def print_noise(tables: Sequence[tuple[str, list[Row]]], notes: Sequence[str] = 
             print_note("")
 
 
-def _caution(rows: list[dict[str, Any]]) -> str:
+def _caution(rows: list[Row]) -> str:
     """Which analysis is a guarantee, and what it guarantees with the noise of the one that is not."""
     name = "no_amplification" if "no_amplification" in rows[0] else "composition"
     label = name.replace("_", " ").capitalize()
     note = f"{label} is a guarantee. Last iterate is a heuristic: it predicts, it does not guarantee."
-    promised = [row[name] for row in rows if row["analysis"] == "last_iterate" and row[name] is not None]
+    promised = [number(row, name) for row in rows if row["analysis"] == "last_iterate" and row[name] is not None]
     if not promised:
         return note
     low, high = spell_up(min(promised)), spell_up(max(promised))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
@@ -12,18 +12,18 @@ from lastiterate.cli import values
 from lastiterate.cli.errors import OptionError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from lastiterate.optimizer import SGD
     from lastiterate.run import DPSGD
 
 
-def option(name: str, kind: Callable[[str], Callable[[str], Any]] | None, metavar: str | None, help_: str) -> Any:
+def option(name: str, kind: Callable[[str], Callable[[str], object]] | None, metavar: str | None, help_: str) -> object:
     """An option whose text one of ``values`` reads; None leaves that to typer."""
     return typer.Option(name, parser=kind and kind(name), metavar=metavar, help=help_, show_default=False)
 
 
-PerStepOption = Any  # float | list[float]: typer takes no unions
+PerStepOption: TypeAlias = float | list[float]
 
 Steps = Annotated[int | None, option("--steps", values.integer, "INTEGER", "Number of updates.")]
 NoiseMultiplier = Annotated[
@@ -149,11 +149,11 @@ class SizeOptions:
 _EITHER = "describe the run either by --steps and --sample-rate or by --dataset-size, --batch-size and --epochs"
 
 
-def _given(fields: dict[str, Any]) -> list[str]:
+def _given(fields: Mapping[str, object]) -> list[str]:
     return [f"--{name.replace('_', '-')}" for name, value in fields.items() if value is not None]
 
 
-def _require(fields: dict[str, Any]) -> None:
+def _require(fields: Mapping[str, object]) -> None:
     given = _given(fields)
     if not given:
         raise OptionError(_EITHER)

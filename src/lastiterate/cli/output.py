@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from lastiterate.vocabulary import ANALYSES
 from lastiterate.wording import spell, spell_up
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from rich.console import RenderableType
     from rich.text import Text
 
     from lastiterate.answers import Answer
+    from lastiterate.rows import Json
 
 
-def print_json(fields: dict[str, Any]) -> None:
+def print_json(fields: Mapping[str, Json]) -> None:
     """Print one JSON object; infinity and NaN, which JSON lacks, would be a mistake of the caller's."""
     import json
 
@@ -37,7 +38,7 @@ def print_answers(title: str, quantity: str, answers: dict[str, Answer], notes: 
     print_table(title, ("analysis", quantity, "what it assumes"), rows, {1}, [*reasons, *notes])
 
 
-def print_rows(title: str, rows: list[dict[str, Any]], notes: Iterable[str | Text] = ()) -> None:
+def print_rows(title: str, rows: Sequence[Mapping[str, Json]], notes: Iterable[str | Text] = ()) -> None:
     """Rows of JSON as a table: the keys are its header, and reasons stand under it."""
     header = [key for key in rows[0] if not key.endswith("_reason")]
     numeric = {i for i, key in enumerate(header) if not isinstance(rows[0][key], str)}
@@ -46,18 +47,19 @@ def print_rows(title: str, rows: list[dict[str, Any]], notes: Iterable[str | Tex
     print_table(title, [key.replace("_", " ") for key in header], cells, numeric, [*reasons, *notes])
 
 
-def _cell(key: str, value: Any) -> str:
-    if key == "noise_multiplier" and value is not None:
-        return spell_up(value)
+def _cell(key: str, value: Json) -> str:
     match value:
         case None:
             return "none"
         case str():
             return value
+        case int() | float() if key == "noise_multiplier":
+            return spell_up(value)
         case int():
             return f"{value:,}"
-        case _:
+        case float():
             return spell(value, 5)
+    raise TypeError(f"{key} is no value for a table: {value!r}")
 
 
 def print_note(text: str) -> None:

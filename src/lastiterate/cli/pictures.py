@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from lastiterate.plot.style import Picture
 
 
 def picture_files(name: str, output: Path) -> list[Path]:
@@ -29,7 +32,7 @@ def check_folder(folder: Path, files: Sequence[str]) -> None:
         check_target((folder if folder.is_dir() else folder.parent) / file)
 
 
-def draw(chart: Any, files: list[Path]) -> None:
+def draw(chart: Picture, files: list[Path]) -> None:
     """Draw an altair chart into each of the files."""
     from lastiterate.plot.file import save
 

@@ -1,17 +1,18 @@
 """``lastiterate plan``: which batch size? The noise each needs, and what each leaks then, as in the paper's tables."""
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from lastiterate.cli import values
 from lastiterate.cli.options import Analysis, Delta, Epsilon, Json, MethodOptions, Plot, option
 from lastiterate.cli.unfold import unfold
 
 if TYPE_CHECKING:
+    from lastiterate.rows import Fields, Row
     from lastiterate.run import DPSGD
 
 DatasetSize = Annotated[int, option("--dataset-size", values.integer, "INTEGER", "Number of examples.")]
 Epochs = Annotated[float, option("--epochs", values.number, "NUMBER", "Passes over the data.")]
-BatchSizes = Annotated[Any, option("--batch-sizes", values.integers, "B1,B2,...", "Batch sizes to compare.")]
+BatchSizes = Annotated[list[int], option("--batch-sizes", values.integers, "B1,B2,...", "Batch sizes to compare.")]
 
 
 @unfold
@@ -62,7 +63,7 @@ def plan(
 
         save(plan_chart(rows, delta, words), plot)
     if json:
-        asked = {"dataset_size": dataset_size, "epochs": epochs, "sampling": method.sampling}
+        asked: Fields = {"dataset_size": dataset_size, "epochs": epochs, "sampling": method.sampling}
         chosen = {"analysis": names[0]} if analysis else {}
         print_json({**asked, "epsilon": epsilon, "delta": delta, **chosen, "rows": rows})
         return
@@ -72,7 +73,7 @@ def plan(
     print_noise(tables, [f"Picture: {plot}"] if plot else [])
 
 
-def _row(run: "DPSGD", size: int, row: dict[str, Any]) -> dict[str, Any]:
+def _row(run: "DPSGD", size: int, row: "Row") -> "Row":
     """The size and shape of a run before what was found, the analysis first."""
-    shape = {"batch_size": size, "steps": run.steps, "sample_rate": run.sample_rate}
+    shape: Row = {"batch_size": size, "steps": run.steps, "sample_rate": float(run.sample_rate)}
     return {"analysis": row["analysis"], "is_guarantee": row["is_guarantee"], **shape, **row}

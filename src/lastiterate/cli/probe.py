@@ -15,7 +15,8 @@ from lastiterate.counterexamples import NAMES
 
 if TYPE_CHECKING:
     from lastiterate.counterexamples import Counterexample
-    from lastiterate.counterexamples.probe import Probe, Setting
+    from lastiterate.counterexamples.finding import Probe
+    from lastiterate.counterexamples.setting import Setting
 
 STORE = Path("runs") / "probe"
 
@@ -123,7 +124,7 @@ def probe(
         return _search(setting, json)
     files = _files(name, output, json)
     found = _probe(example, name, setting)
-    return print_probe(example, found, files, json)
+    return print_probe(found, files, json)
 
 
 def _check(name: str, example: "Counterexample", given: list[str]) -> None:

@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from lastiterate.answers import answer_fields, run_fields
 from lastiterate.cli.output import print_json, print_note, print_table
+from lastiterate.cli.probe_sentences import STORIES, tell_range
 from lastiterate.plot.style import FOUND
 from lastiterate.vocabulary import ANALYSES
 from lastiterate.wording import describe, per_cent, spell
 
 if TYPE_CHECKING:
-    from lastiterate.counterexamples import Counterexample
-    from lastiterate.counterexamples.probe import Case, Probe, Setting
+    from lastiterate.counterexamples.finding import Case, Probe
+    from lastiterate.counterexamples.setting import Setting
     from lastiterate.counterexamples.worst import Violation
+    from lastiterate.rows import Fields
     from lastiterate.run import DPSGD
 
 
 def print_list(json: bool) -> None:
     """The counterexamples, with their stories."""
-    from lastiterate.counterexamples import NAMES, find
-
-    rows = [{"name": name, "title": find(name).TITLE, "story": find(name).STORY} for name in NAMES]
+    rows = [{"name": name, "title": each.title, "story": each.story} for name, each in STORIES.items()]
     if json:
         print_json({"rows": rows})
     else:
@@ -30,12 +30,14 @@ def print_list(json: bool) -> None:
         print_table("Counterexamples", ("", "what happens"), table, set(), ["lastiterate probe NAME runs one."])
 
 
-def print_probe(example: Counterexample, found: Probe, files: list[Path], json: bool) -> None:
+def print_probe(found: Probe, files: list[Path], json: bool) -> None:
     """Draw, and print the table or the JSON object."""
     from lastiterate.cli.pictures import draw
+    from lastiterate.plot.counterexample import counterexample_chart
 
+    story = STORIES[found.name]
     if files:
-        draw(example.chart(found), files)
+        draw(counterexample_chart(found, story.title), files)
     if json:
         print_json(probe_fields(found))
         return
@@ -50,8 +52,8 @@ def print_probe(example: Counterexample, found: Probe, files: list[Path], json: 
     ]
     for case in found.cases:
         rows += _case_rows(case, setting)
-    print_note(f"{example.TITLE}.\n\n{example.STORY}\n")
-    notes = [*found.sentences, *(f"Picture: {file}" for file in files)]
+    print_note(f"{story.title}.\n\n{story.story}\n")
+    notes = [*story.sentences(found), *(f"Picture: {file}" for file in files)]
     title = f"{describe(found.run)}; delta {spell(setting.delta)}"
     print_table(title, ("", "epsilon", "what it is"), rows, {1}, notes)
 
@@ -64,7 +66,7 @@ def _case_rows(case: Case, setting: Setting) -> list[tuple[str, str, str]]:
     if case.at_most.value is not None:
         sure = f"at least this and at most {spell(case.at_most.value, 4)}, each {sure.removeprefix('at least this, ')}"
     rows = [
-        (f"true epsilon{label}", exact, case.exact.reason or "exact, of the last iterate of this example"),
+        (f"true epsilon{label}", exact, _exactness(case)),
         (f"{FOUND}{label}", spell(case.empirical, 5), f"{sure}; {case.method}"),
     ]
     if case.by_composition is not None:
@@ -72,19 +74,25 @@ def _case_rows(case: Case, setting: Setting) -> list[tuple[str, str, str]]:
     return rows
 
 
-def probe_fields(found: Probe) -> dict[str, Any]:
+def _exactness(case: Case) -> str:
+    if case.exact_lower is not None and case.exact.value is not None:
+        return f"at most this: the numerics leave {tell_range(case.exact_lower, case.exact.value)}"
+    return case.exact.reason or "exact, of the last iterate of this example"
+
+
+def probe_fields(found: Probe) -> Fields:
     """A probe as JSON: the most telling case first, then all of them, then the numbers of the picture."""
     setting, case = found.setting, found.cases[-1]
-    fields: dict[str, Any] = {"name": found.name, **run_fields(found.run), "delta": setting.delta}
+    fields: Fields = {"name": found.name, **run_fields(found.run), "delta": setting.delta}
     fields |= answer_fields({**found.predictions, "true_epsilon": case.exact})
     fields |= {"empirical": case.empirical, "confidence": setting.confidence, "models": setting.models}
-    fields |= {"method": case.method, **found.fields, "findings": list(found.sentences)}
+    fields |= {"method": case.method, **found.fields, "findings": STORIES[found.name].sentences(found)}
     fields["cases"] = [_case_fields(each) for each in found.cases]
     return fields | {"rows": found.rows}
 
 
-def _case_fields(case: Case) -> dict[str, Any]:
-    fields = {"label": case.label, **answer_fields({"exact": case.exact}), "empirical": case.empirical}
+def _case_fields(case: Case) -> Fields:
+    fields: Fields = {"label": case.label, **answer_fields({"exact": case.exact}), "empirical": case.empirical}
     fields |= {"method": case.method, **answer_fields({"empirical_upper": case.at_most})}
     if case.by_composition is not None:
         fields["empirical_composition"] = case.by_composition
@@ -94,7 +102,7 @@ def _case_fields(case: Case) -> dict[str, Any]:
 def print_worst(run: DPSGD, delta: float, found: list[Violation], json: bool) -> None:
     """How large the violation of a run can get at all."""
     largest = found[0].largest
-    rows: list[dict[str, Any]] = [
+    rows: list[Fields] = [
         {"family": each.family, "epsilon": each.epsilon, "ratio": each.ratio, **each.parameters} for each in found
     ]
     if json:

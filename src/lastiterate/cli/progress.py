@@ -5,12 +5,14 @@ from __future__ import annotations
 import sys
 from contextlib import contextmanager
 from threading import Event, Thread
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from lastiterate.progress_bar import PATIENCE, make_bar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
-PATIENCE = 1.0  # seconds before the bar appears
+    from lastiterate.rows import Item, Track
 
 
 class _Count:
@@ -25,10 +27,7 @@ def _bar(description: str, total: int) -> Iterator[_Count]:
     def show() -> None:
         if finished.wait(PATIENCE):
             return
-        from rich.console import Console
-        from rich.progress import Progress
-
-        with Progress(console=Console(stderr=True), transient=True) as progress:
+        with make_bar() as progress:
             task = progress.add_task(description, total=total)
             while not finished.wait(0.1):
                 progress.update(task, completed=count.done)
@@ -42,10 +41,10 @@ def _bar(description: str, total: int) -> Iterator[_Count]:
         thread.join()
 
 
-def tracker(description: str) -> Callable[[Sequence[Any]], Iterable[Any]]:
+def tracker(description: str) -> Track:
     """A function that hands through the items of a sequence and, on a terminal, shows how far it is."""
 
-    def track(items: Sequence[Any]) -> Iterator[Any]:
+    def track(items: Sequence[Item]) -> Iterator[Item]:
         if not sys.stderr.isatty():
             yield from items
             return
@@ -57,10 +56,10 @@ def tracker(description: str) -> Callable[[Sequence[Any]], Iterable[Any]]:
     return track
 
 
-def announcer(description: str) -> Callable[[Sequence[Any]], Iterable[Any]]:
+def announcer(description: str) -> Track:
     """The same for items that show their own progress: on a terminal, a line says which one begins."""
 
-    def announce(items: Sequence[Any]) -> Iterator[Any]:
+    def announce(items: Sequence[Item]) -> Iterator[Item]:
         for number, item in enumerate(items, start=1):
             if sys.stderr.isatty():
                 print(f"{description}: {number} of {len(items)}", file=sys.stderr)

@@ -1,7 +1,7 @@
 """``lastiterate reproduce``: a figure or table of the paper, recomputed."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -10,20 +10,21 @@ from lastiterate.cli.errors import OptionError
 from lastiterate.cli.options import Json, option
 from lastiterate.cli.training_options import EngineOptions, resumable
 from lastiterate.cli.unfold import unfold
-from lastiterate.reproduce import NAMES
+from lastiterate.reproduce import NAMES, Scale
+from lastiterate.rows import text as text_in
 
 if TYPE_CHECKING:
-    from lastiterate.plot.style import Row
     from lastiterate.reproduce import Reproduction
     from lastiterate.reproduce.audits import Audits
+    from lastiterate.rows import Fields, Row
 
 STORE = Path("runs") / "reproduce"
 
 Name = Annotated[
     str, typer.Argument(metavar="NAME", help=f"What to reproduce: {', '.join(NAMES)}, or all.", show_default=False)
 ]
-Scale = Annotated[
-    Any,
+ScaleName = Annotated[
+    Scale,
     option("--scale", values.one_of("quick", "full"), "quick|full", "Small (default), or as large as in the paper."),
 ]
 Data = Annotated[
@@ -55,7 +56,7 @@ Output = Annotated[
 def reproduce(
     engine: EngineOptions,
     name: Name,
-    scale: Scale = "quick",
+    scale: ScaleName = "quick",
     data: Data = None,
     model: Model = None,
     text: Text = None,
@@ -101,7 +102,7 @@ def reproduce(
     if len({file for drawn in files.values() for file in drawn}) < sum(map(len, files.values())):
         raise OptionError(f"--output must be a folder for all figures, got the file {str(output)!r}")
     audits = Audits(data, model, text, store or STORE, models, engine.find())
-    results = []
+    results: list[Fields] = []
     for each, found in wanted.items():
         rows = _rows(found, each, scale, audits)
         if files[each]:
@@ -113,7 +114,7 @@ def reproduce(
         print_json({"name": "all", "results": results} if name == "all" else results[0])
 
 
-def _rows(found: "Reproduction", name: str, scale: Any, audits: "Audits") -> "list[Row]":
+def _rows(found: "Reproduction", name: str, scale: Scale, audits: "Audits") -> "list[Row]":
     from lastiterate.cli.progress import announcer, tracker
 
     if "store" not in found.TAKES:
@@ -132,5 +133,5 @@ def _few(rows: "list[Row]") -> "list[Row]":
     for row in rows:
         if "panel" not in row:
             return rows
-        panels.setdefault(row["panel"], []).append(row)
+        panels.setdefault(text_in(row, "panel"), []).append(row)
     return [panel[i] for panel in panels.values() for i in sorted({0, len(panel) // 2, len(panel) - 1})]

@@ -7,7 +7,7 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
@@ -17,6 +17,8 @@ from lastiterate.cli.options import option
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from lastiterate.auditing.engines.engine import Engine
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,7 @@ class EngineOptions:
     address: Annotated[str | None, option("--address", None, "ADDRESS", "Of the Ray cluster.")] = None
     gpus: Annotated[float, option("--gpus", values.number, "NUMBER", "GPUs of each Ray task (default: 0).")] = 0.0
 
-    def find(self) -> Any:
+    def find(self) -> str | Engine:
         """The engine that the options name."""
         if self.engine == "local":
             if self.address is not None or self.gpus:

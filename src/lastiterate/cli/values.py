@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from lastiterate.cli.errors import OptionError
+from lastiterate.vocabulary import THRESHOLDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -69,6 +70,20 @@ def one_of(*allowed: str) -> Callable[[str], Callable[[str], str]]:
         return parse
 
     return of
+
+
+def threshold(option: str) -> Callable[[str], float | str]:
+    """A number, or how the threshold is chosen."""
+
+    def parse(text: str) -> float | str:
+        if text in THRESHOLDS:
+            return text
+        try:
+            return float(text)
+        except ValueError:
+            raise OptionError(f"{option} must be a number or one of {', '.join(THRESHOLDS)}, got {text!r}") from None
+
+    return parse
 
 
 def average(option: str) -> Callable[[str], str | float]:

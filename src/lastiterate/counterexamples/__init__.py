@@ -1,16 +1,17 @@
 """The paper's counterexamples, one file each: runs whose last iterate leaks more than the heuristic predicts.
 
-A file gives ``TITLE``, ``STORY``, ``TAKES``, ``DEFAULTS``, ``probe(setting, track)`` and ``chart(found)``.
+A file gives ``TAKES``, ``DEFAULTS`` and ``probe(setting, track)``.
 """
 
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 if TYPE_CHECKING:
-    from lastiterate.counterexamples.probe import Probe, Setting
-    from lastiterate.plot.style import Track
+    from lastiterate.counterexamples.finding import Probe
+    from lastiterate.counterexamples.setting import Setting
+    from lastiterate.rows import Track
 
 NAMES = ("zeroing", "quadratic", "shift", "malicious")
 
@@ -18,16 +19,11 @@ NAMES = ("zeroing", "quadratic", "shift", "malicious")
 class Counterexample(Protocol):
     """What each file gives."""
 
-    TITLE: str
-    STORY: str  # what happens in it, in plain words
     TAKES: tuple[str, ...]  # the fields of ``Setting`` that only it knows
     DEFAULTS: Setting
 
     def probe(self, setting: Setting, track: Track = ...) -> Probe:
         """Analyse the example, run it, and attack its last iterates."""
-
-    def chart(self, found: Probe) -> Any:
-        """The picture of what was found, an altair chart."""
 
 
 def find(name: str) -> Counterexample:

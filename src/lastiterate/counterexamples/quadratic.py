@@ -8,38 +8,23 @@ last iterate can leak more than at both ends.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from lastiterate.answers import Answer
 from lastiterate.attacks.attack import Armed, BringsProblem, Facts, References, Unknown, Words
 from lastiterate.attacks.linear_score import LinearScore, noise_unit
-from lastiterate.counterexamples.probe import (
-    Case,
-    Probe,
-    Setting,
-    largest,
-    last_iterate_scores,
-    predict,
-    require_plain,
-    required,
-)
-from lastiterate.counterexamples.words import compare, known, tell_found, tell_steps
-from lastiterate.plot.probe import level, lines, picture, points
-from lastiterate.plot.style import EXACT, Row, Track, chart_of, epsilon_y
+from lastiterate.counterexamples.finding import Case, Probe, last_iterate_scores, predict
+from lastiterate.counterexamples.setting import Setting, require_plain, required
 from lastiterate.privacy.analyses.last_iterate import last_iterate
 from lastiterate.run import DPSGD
 from lastiterate.values import number
-from lastiterate.vocabulary import ANALYSES
-from lastiterate.wording import CAVEAT, spell
+from lastiterate.wording import spell
 
-TITLE = "Quadratic regulariser: each step forgets a share of the model"
-STORY = (
-    "The canary's loss is linear, as the heuristic assumes, but an unclipped regulariser pulls the model towards zero "
-    "and lets it forget a share alpha at every step. At alpha = 0 the heuristic is exact, at alpha = 1 the last "
-    "iterate is a single step. In between, the largest heuristic epsilon of any shorter run can be too low."
-)
+if TYPE_CHECKING:
+    from lastiterate.rows import Row, Track
+
 TAKES = ("alpha", "worst")
 DEFAULTS = Setting(steps=3, sample_rate=0.1, noise_multiplier=1.0, delta=1e-6, models=100_000)  # the paper's
 _CURVE = np.linspace(0.0, 1.0, 41)
@@ -54,10 +39,10 @@ class Regularised(BringsProblem):
     def __post_init__(self) -> None:
         number("alpha", self.alpha, 0.0, 1.0)
 
-    def craft(self, run: DPSGD, problem: Any, references: References) -> Facts:
+    def craft(self, run: DPSGD, problem: object, references: References) -> Facts:
         return {}
 
-    def arm(self, run: DPSGD, problem: Any, facts: Facts) -> Armed:
+    def arm(self, run: DPSGD, problem: object, facts: Facts) -> Armed:
         import jax.numpy as jnp
 
         from lastiterate.training import GradientCanary, Problem
@@ -104,43 +89,4 @@ def probe(setting: Setting, track: Track = iter) -> Probe:
         for alpha in track(alphas)
     ]
     case = find_epsilon(setting, run, setting.alpha, "quadratic")
-    sentences = _sentences(setting, run, case, known(predictions["max_over_steps"]), largest(rows, "epsilon"))
-    return Probe("quadratic", setting, run, predictions, (case,), sentences, rows)
-
-
-def _sentences(setting: Setting, run: DPSGD, case: Case, predicted: float, worst: Row) -> tuple[str, ...]:
-    exact = known(case.exact)
-    hidden = "; so small a difference takes more models to show" if case.empirical < predicted < exact else ""
-    return (
-        f"With alpha = {spell(setting.alpha)} the last iterate leaks epsilon {spell(exact, 5)}. The largest heuristic "
-        f"of any run of up to {tell_steps(run.steps)} is {spell(predicted, 5)}: {compare(exact, predicted)}.",
-        f"With {setting.models:,} models in each world {tell_found(case)}{hidden}.",
-        f"Of the values of alpha in the picture, {spell(worst['alpha'])} leaks most: epsilon "
-        f"{spell(worst['epsilon'], 5)}, where {compare(worst['epsilon'], predicted)}.",
-        f"{CAVEAT} The example needs a regulariser that is not clipped. Weight decay is one, with alpha = learning "
-        "rate x weight decay, which is close to 0 in ordinary training.",
-    )
-
-
-def chart(found: Probe) -> Any:
-    """Epsilon over alpha against the largest heuristic of any shorter run."""
-    import altair as alt
-
-    predicted, case = known(found.predictions["max_over_steps"]), found.cases[-1]
-    worst = largest(found.rows, "epsilon")
-    epsilons = [predicted, case.empirical, *(row["epsilon"] for row in found.rows)]
-    margin = 0.12 * (max(epsilons) - min(epsilons))
-    axis = alt.Axis(tickCount=10, format=".1f")
-    x = alt.X("alpha:Q", title="alpha, the share that each step forgets", scale=alt.Scale(domain=[0, 1]), axis=axis)
-    y = epsilon_y(found.setting.delta, between=(max(min(epsilons) - margin, 0.0), max(epsilons) + margin))
-    curve = [{**row, "analysis": EXACT} for row in found.rows]
-    flat = level("alpha", (0.0, 1.0), ANALYSES["max_over_steps"].label, predicted)
-    text = f"largest: {spell(worst['epsilon'], 5)} at alpha {spell(worst['alpha'])}"
-    align, aside = ("left", 8) if worst["alpha"] < 0.2 else ("right", -8) if worst["alpha"] > 0.8 else ("center", 0)
-    peak = chart_of([worst]).mark_text(text=text, align=align, dx=aside, dy=-12, fontSize=13, color="#444")
-    layers = [
-        lines(curve + flat, x, y),
-        peak.encode(x=x, y=y),
-        points([{"alpha": found.setting.alpha, "epsilon": case.empirical}], x, y),
-    ]
-    return picture(found, TITLE, layers)
+    return Probe("quadratic", setting, run, predictions, (case,), rows)

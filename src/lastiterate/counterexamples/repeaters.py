@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
 
@@ -31,13 +31,17 @@ from lastiterate.attacks.attack import (
 )
 from lastiterate.attacks.likelihood import total_log_likelihood_ratio
 from lastiterate.counterexamples.one_bit import best_threshold
-from lastiterate.counterexamples.probe import require_plain
+from lastiterate.counterexamples.setting import require_plain
 from lastiterate.run import DPSGD
 from lastiterate.values import Array, number
 from lastiterate.wording import spell
 
 if TYPE_CHECKING:
-    from lastiterate.training import Problem
+    from collections.abc import Callable
+
+    import jax
+
+    from lastiterate.training import Moment, Problem
 
 Encoding = Literal["one-bit", "linear"]
 
@@ -72,14 +76,14 @@ class Malicious(BringsProblem):
             if self.encoding != "one-bit":
                 raise ValueError(f"threshold must be None for the encoding {self.encoding!r}, got {self.threshold!r}")
 
-    def craft(self, run: DPSGD, problem: Any, references: References) -> Facts:
+    def craft(self, run: DPSGD, problem: object, references: References) -> Facts:
         require_plain(run)
         facts: Facts = {"copies": _copies(run, self.encoding)}
         if self.encoding == "one-bit":
             facts["threshold"] = best_threshold(run, _DELTA) if self.threshold is None else self.threshold
         return facts
 
-    def arm(self, run: DPSGD, problem: Any, facts: Facts) -> Armed:
+    def arm(self, run: DPSGD, problem: object, facts: Facts) -> Armed:
         from lastiterate.training import GradientCanary
 
         return Armed(_problem(run, facts), GradientCanary(_canary(run)), Reader(run, facts))
@@ -146,7 +150,7 @@ def _problem(run: DPSGD, facts: Facts) -> Problem:
             past = jnp.where(passed, _KEPT * noise, -_KEPT * noise)
         return jnp.where(at < step, past, 0.0)
 
-    def repeater(parameters: Array, example: Any, moment: Any) -> Array:
+    def repeater(parameters: Array, example: object, moment: Moment) -> Array:
         value = parameters / unit
         at = jnp.arange(_parameters(run))
         target = jnp.where(at >= run.steps, value + _GAUGE * noise, wanted(value, at, moment.step))
@@ -162,7 +166,7 @@ def _problem(run: DPSGD, facts: Facts) -> Problem:
     )
 
 
-def _canary(run: DPSGD) -> Any:
+def _canary(run: DPSGD) -> Callable[[object, Moment], jax.Array]:
     """A gradient of one clipping norm along the coordinate of the step."""
     import jax.numpy as jnp
 
@@ -181,7 +185,7 @@ class Reader:
     run: DPSGD
     facts: Facts
 
-    def __call__(self, parameters: Any) -> Array:
+    def __call__(self, parameters: object) -> Array:
         run = self.run
         values = np.asarray(parameters, np.float64) / (require_plain(run) * run.clip_norm)
         self._check_gauges(values[:, run.steps :])

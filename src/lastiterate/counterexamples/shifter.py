@@ -17,13 +17,13 @@ drops is below 1e-13 standard deviations of a coordinate's noise.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from lastiterate.attacks.attack import Armed, BringsProblem, Facts, References, Unknown, Words
 from lastiterate.attacks.likelihood import total_log_likelihood_ratio
-from lastiterate.counterexamples.probe import require_plain
+from lastiterate.counterexamples.setting import require_plain
 from lastiterate.run import DPSGD
 from lastiterate.values import Array, number
 from lastiterate.wording import spell
@@ -43,10 +43,10 @@ class Shift(BringsProblem):
     def __post_init__(self) -> None:
         number("growth", self.growth, 1.0)
 
-    def craft(self, run: DPSGD, problem: Any, references: References) -> Facts:
+    def craft(self, run: DPSGD, problem: object, references: References) -> Facts:
         return {}
 
-    def arm(self, run: DPSGD, problem: Any, facts: Facts) -> Armed:
+    def arm(self, run: DPSGD, problem: object, facts: Facts) -> Armed:
         import jax.numpy as jnp
 
         from lastiterate.training import GradientCanary, Problem
@@ -94,10 +94,10 @@ class ShiftScore:
     attack: Shift
     run: DPSGD
 
-    def __call__(self, parameters: Any) -> Array:
+    def __call__(self, parameters: object) -> Array:
         return total_log_likelihood_ratio(self.attack.seen(self.run), self.observed(parameters))
 
-    def observed(self, parameters: Any) -> Array:
+    def observed(self, parameters: object) -> Array:
         """Each step's noisy sum along the canary, in clipping norms, the last step's first."""
         scale = self.attack.growth ** -np.arange(self.run.steps, dtype=np.float64)
         return -np.asarray(parameters, np.float64) * scale / (require_plain(self.run) * self.run.clip_norm)

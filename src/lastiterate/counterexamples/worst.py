@@ -27,7 +27,7 @@ from lastiterate.privacy.analyses.last_iterate import last_iterate
 from lastiterate.privacy.analyses.max_over_steps import max_over_steps
 
 if TYPE_CHECKING:
-    from lastiterate.plot.style import Track
+    from lastiterate.rows import Track
     from lastiterate.run import DPSGD
     from lastiterate.values import Array
 

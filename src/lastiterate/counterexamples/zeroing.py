@@ -6,28 +6,21 @@ alpha = 1. The heuristic is not monotone in the number of steps, and where it is
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from lastiterate.arrays import BoolArray, IntArray
-from lastiterate.counterexamples.probe import Case, Probe, Setting, predict, required
+from lastiterate.counterexamples.finding import Probe, predict
 from lastiterate.counterexamples.quadratic import find_epsilon
-from lastiterate.counterexamples.words import compare, known, tell_found, tell_steps
-from lastiterate.plot.probe import level, lines, picture, points
-from lastiterate.plot.style import EXACT, Row, Track, chart_of, epsilon_y, log_x, long
+from lastiterate.counterexamples.setting import Setting, required
 from lastiterate.privacy.analyses.grid import last_iterate_epsilon
-from lastiterate.wording import CAVEAT, spell
 
-TITLE = "Zeroing: the last iterate is a single step"
-STORY = (
-    "An unclipped regulariser takes back the whole model at every step, and only the last step's canary and noise are "
-    "left. With small noise one step leaks more than many, whose noise adds up before their signal does: the heuristic "
-    "for many steps is then too low."
-)
+if TYPE_CHECKING:
+    from lastiterate.arrays import BoolArray, IntArray
+    from lastiterate.rows import Row, Track
+
 TAKES = ()
 DEFAULTS = Setting(steps=None, sample_rate=0.01, noise_multiplier=0.5, delta=1e-6, models=100_000)
 MOST_STEPS = 10**9  # up to which a region is looked for
@@ -102,8 +95,7 @@ def probe(setting: Setting, track: Track = iter) -> Probe:
     predictions = predict(run, setting.delta)
     case = find_epsilon(setting, run, 1.0, "zeroing")
     rows = _rows(setting, noise, _drawn_steps(steps, region))
-    sentences = _sentences(steps, case, known(predictions["last_iterate"]), region)
-    return Probe("zeroing", setting, run, predictions, (case,), sentences, rows, _fields(region))
+    return Probe("zeroing", setting, run, predictions, (case,), rows, _fields(region))
 
 
 def _telling_steps(setting: Setting, noise: float, region: Region | None) -> int:
@@ -126,60 +118,12 @@ def _rows(setting: Setting, noise: float, steps: IntArray) -> list[Row]:
     return [{"steps": count, "last_iterate": epsilon} for count, epsilon in pairs]
 
 
-def _fields(region: Region | None) -> dict[str, Any]:
+def _fields(region: Region | None) -> Row:
     if region is None:
         names = ("region_first", "region_last", "lowest_steps")
         reason = f"the heuristic is nowhere below that of one step, up to {MOST_STEPS:,} steps"
         return {key: value for name in names for key, value in ((name, None), (f"{name}_reason", reason))}
-    fields: dict[str, Any] = {"region_first": region.first, "region_last": region.last, "lowest_steps": region.lowest}
+    fields: Row = {"region_first": region.first, "region_last": region.last, "lowest_steps": region.lowest}
     if region.last is None:
         fields["region_last_reason"] = f"larger than {MOST_STEPS:,} steps, up to which it was looked for"
     return fields
-
-
-def _sentences(steps: int, case: Case, predicted: float, region: Region | None) -> tuple[str, ...]:
-    exact = known(case.exact)
-    if region is None:
-        where = (
-            "With this sample rate and noise the heuristic is nowhere below that of one step: the regulariser only "
-            "makes the model forget, and this is no counterexample."
-        )
-    else:
-        end = f"{region.last:,}" if region.last else f"more than {MOST_STEPS:,}"
-        where = (
-            f"The heuristic is below that of one step for {region.first:,} to {end} steps, and lowest at "
-            f"{region.lowest:,}. The largest heuristic of any shorter run, which includes one step, is not too low."
-        )
-    return (
-        f"Only the last step is left in the model, so that it leaks what one step leaks, epsilon {spell(exact)}, after "
-        f"{tell_steps(steps)} as after any number; {tell_found(case)}.",
-        f"The heuristic predicts {spell(predicted)} for {tell_steps(steps)}: {compare(exact, predicted)}.",
-        where,
-        f"{CAVEAT} The example needs an unclipped regulariser that erases the whole model at every step, which no "
-        "ordinary training has.",
-    )
-
-
-def chart(found: Probe) -> Any:
-    """The heuristic over the number of steps against what the run with the regulariser leaks at each."""
-    case = found.cases[-1]
-    exact, last = known(case.exact), found.rows[-1]["steps"]
-    top = 1.6 * max(exact, case.empirical)
-    x = log_x("steps", "steps T (log scale)", 1, last)
-    y = epsilon_y(found.setting.delta, between=(0.0, top))
-    layers = [
-        *_shade(found.fields["region_first"], found.fields["region_last"] or last, top, x, y),
-        lines(long(found.rows, "epsilon", ["last_iterate"]) + level("steps", (1, last), EXACT, exact), x, y),
-        points([{"steps": found.run.steps, "epsilon": case.empirical}], x, y),
-    ]
-    return picture(found, TITLE, layers)
-
-
-def _shade(first: int | None, last: int, top: float, x: Any, y: Any) -> list[Any]:
-    """The region, where there is one."""
-    if first is None:
-        return []
-    area = chart_of([{"steps": first, "end": last}]).mark_rect(color="#F0E442", opacity=0.25)
-    middle = chart_of([{"steps": math.sqrt(first * last), "epsilon": top}])
-    text = middle.mark_text(text="the heuristic is too low here", dy=16, fontSize=13, color="#444")
-    return [area.encode(x=x, x2="end:Q"), text.encode(x=x, y=y)]

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from lastiterate.plot.style import FOUND, Row, chart_of, colour_of, panel_title
+from lastiterate.plot.style import FOUND, chart_of, colour_of, layered, panel_title
+from lastiterate.rows import Row, Value
 from lastiterate.vocabulary import ANALYSES, LAST_ITERATE, METHODS, THRESHOLDS
 from lastiterate.wording import per_cent, spell
 
 if TYPE_CHECKING:
+    from altair import Chart, LayerChart, X, Y
+
     from lastiterate.auditing.evidence.result import AuditResult
 
 _BAR, _NAMES, _NUMBERS = 30, 232, 170  # pixels: of a bar's height, and beside it
 _CLAIMS = {"heuristic": "predicted (heuristic)", "guarantee": "guaranteed", "baseline": "for comparison"}
 
 
-def epsilon_panel(result: AuditResult, width: int) -> Any:
+def epsilon_panel(result: AuditResult, width: int) -> LayerChart:
     """Bars of epsilon between their names and their numbers; a value beyond the picture ends in an arrow.
 
     Names and numbers are inside the panel, not at its axes: a panel above it is then not indented by their length.
@@ -44,7 +47,7 @@ def epsilon_panel(result: AuditResult, width: int) -> Any:
     words += [f"Without {label}: {answer.reason.partition(':')[0]}." for label, answer in without.items()]
     title = panel_title("Epsilon, predicted and found", words, width // 7)
     height = _BAR * max(len(rows), 1)
-    return alt.layer(*layers, view=alt.ViewBackground(stroke=None)).properties(width=width, height=height, title=title)
+    return layered(*layers).properties(width=width, height=height, title=title, view=alt.ViewBackground(stroke=None))
 
 
 def epsilon_rows(result: AuditResult) -> list[Row]:
@@ -81,21 +84,21 @@ def _plain(value: float | None) -> float | str | None:
     return value if value is None or math.isfinite(value) else "infinite"
 
 
-def _number(value: float | str | None) -> float | None:
+def _number(value: Value) -> float | None:
     return math.inf if isinstance(value, str) else value
 
 
 def _edge(rows: list[Row]) -> float:
     """Where the axis ends: all that is finite, except what would dwarf the rest, as a loose guarantee does."""
-    values = sorted(row["epsilon"] for row in rows if isinstance(row["epsilon"], float) and row["epsilon"] > 0.0)
+    values = sorted(value for row in rows if isinstance(value := row["epsilon"], float) and value > 0.0)
     if not values:
         return 1.0
     edge = values[-1] if len(values) == 1 else min(values[-1], 4.0 * values[-2])
-    largest = [row["largest"] for row in rows if isinstance(row["largest"], float)]
+    largest = [value for row in rows if isinstance(value := row["largest"], float)]
     return 1.06 * max([edge, *(value for value in largest if value <= 1.5 * edge)])
 
 
-def _bars(rows: list[Row], edge: float, x: Any, y: Any) -> list[Any]:
+def _bars(rows: list[Row], edge: float, x: X, y: Y) -> list[Chart]:
     import altair as alt
 
     ends = [(row, _number(row["epsilon"])) for row in rows]
@@ -118,14 +121,16 @@ def _bars(rows: list[Row], edge: float, x: Any, y: Any) -> list[Any]:
     return [bars, *_arrows(beyond, "#fff", x, y)]
 
 
-def _arrows(rows: list[Row], colour: str, x: Any, y: Any) -> list[Any]:
+def _arrows(rows: list[Row], colour: str, x: X, y: Y) -> list[Chart]:
     if not rows:
         return []
-    looks = {"shape": "triangle-right", "size": 110, "filled": True, "opacity": 1.0, "color": colour, "xOffset": -9}
-    return [chart_of(rows).mark_point(**looks).encode(x=x, y=y)]
+    arrow = chart_of(rows).mark_point(
+        shape="triangle-right", size=110, filled=True, opacity=1.0, color=colour, xOffset=-9
+    )
+    return [arrow.encode(x=x, y=y)]
 
 
-def _largest(rows: list[Row], edge: float, x: Any, y: Any) -> list[Any]:
+def _largest(rows: list[Row], edge: float, x: X, y: Y) -> list[Chart]:
     """A light mark where an audit without a single error would have ended, an arrow where that is out of sight."""
     ends = [(row, _number(row["largest"])) for row in rows]
     near = [{**row, "end": value} for row, value in ends if value is not None and value <= edge]
@@ -135,7 +140,7 @@ def _largest(rows: list[Row], edge: float, x: Any, y: Any) -> list[Any]:
     return [*ticks, *_arrows(far, "#999", x, y)]
 
 
-def _rule_of_heuristic(result: AuditResult, edge: float, x: Any) -> list[Any]:
+def _rule_of_heuristic(result: AuditResult, edge: float, x: X) -> list[Chart]:
     answer = result.predictions.get("last_iterate")
     if answer is None or answer.value is None or answer.value > edge:
         return []

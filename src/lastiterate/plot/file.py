@@ -5,19 +5,19 @@ from __future__ import annotations
 import io
 import sys
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Literal, cast, get_args
 
 from lastiterate.whole_file import check_writable, write_whole
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-FORMATS = ("png", "svg", "pdf", "html")
+    from lastiterate.plot.style import Picture
 
-_OPTIONS: dict[str, dict[str, Any]] = {
-    "png": {"scale_factor": 2.0},  # sharp on a dense screen
-    "html": {"inline": True},  # the page carries its scripts: it works without a network
-}
+Format = Literal["png", "svg", "pdf", "html"]
+FORMATS = get_args(Format)
+
+_SHARP = 2.0  # on a dense screen; of PNG only
 
 
 def check_target(path: Path) -> None:
@@ -37,11 +37,12 @@ def missing_libraries() -> str | None:
     return None
 
 
-def save(chart: Any, path: Path) -> None:
+def save(chart: Picture, path: Path) -> None:
     """Draw an altair chart into a file of the format that its name ends in."""
     check_target(path)
-    kind = path.suffix[1:].lower()
+    kind = cast("Format", path.suffix[1:].lower())
     drawn = io.StringIO() if kind in ("html", "svg") else io.BytesIO()
-    chart.save(drawn, format=kind, **_OPTIONS.get(kind, {}))
+    # A page carries its scripts: it works without a network.
+    chart.save(drawn, format=kind, scale_factor=_SHARP if kind == "png" else 1.0, inline=kind == "html")
     content = drawn.getvalue()
     write_whole(path, content.encode() if isinstance(content, str) else content, "plot")

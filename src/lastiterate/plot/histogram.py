@@ -8,13 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lastiterate.plot.style import Row, chart_of, panel_title
+from lastiterate.plot.style import chart_of, layered, panel_title
+from lastiterate.rows import Row, among, number
 from lastiterate.vocabulary import THRESHOLDS
 from lastiterate.wording import spell
 
 if TYPE_CHECKING:
+    from altair import Chart, LayerChart, X, Y
+
+    from lastiterate.arrays import FloatArray
     from lastiterate.auditing.evidence.result import AuditResult
-    from lastiterate.values import Array
 
 WORLDS = {"out": "without the canary", "in": "with the canary"}
 
@@ -24,7 +27,7 @@ _LINES = {"out": ("#333333", [6, 4]), "in": ("#8F2F66", [1, 0])}
 _MOST_BINS, _LABELLED = 60, 4
 
 
-def histogram_panel(result: AuditResult, width: int, height: int) -> Any:
+def histogram_panel(result: AuditResult, width: int, height: int) -> LayerChart:
     """Both worlds over the same bins, the predicted densities as lines, the thresholds as rules."""
     import altair as alt
 
@@ -35,7 +38,7 @@ def histogram_panel(result: AuditResult, width: int, height: int) -> Any:
     bars = [row for world in WORLDS for row in _bars(world, scores[world], edges)]
     lines = _predicted(result, low, high)
     labels = min(len(_thresholds(result)), _LABELLED)
-    top = (1.06 + 0.08 * labels) * max([row["density"] for row in bars + lines], default=1.0)
+    top = (1.06 + 0.08 * labels) * max([number(row, "density") for row in bars + lines], default=1.0)
     unit = textwrap.wrap(f"score ({result.score_unit})", width // 8)
     x = alt.X("low:Q", title=unit, scale=alt.Scale(domain=[low, high], nice=False, zero=False))
     y = alt.Y("density:Q", title="density", scale=alt.Scale(domain=[0.0, top], nice=False), axis=alt.Axis(tickCount=5))
@@ -47,10 +50,10 @@ def histogram_panel(result: AuditResult, width: int, height: int) -> Any:
     if beyond:
         words.append(f"{beyond:,} score{'s' if beyond > 1 else ''} beyond the picture, counted at its ends.")
     title = panel_title("Scores of the released models", words, width // 6)
-    return alt.layer(*layers).properties(width=width, height=height, title=title)
+    return layered(*layers).properties(width=width, height=height, title=title)
 
 
-def _range(pooled: Array) -> tuple[float, float]:
+def _range(pooled: FloatArray) -> tuple[float, float]:
     """Where the finite scores are. A few far from all others would squeeze these into one bin: they are left out."""
     finite = pooled[np.isfinite(pooled)]
     if finite.size == 0:
@@ -64,7 +67,7 @@ def _range(pooled: Array) -> tuple[float, float]:
     return (low, high) if high - low > least else (low - 0.5, high + 0.5)
 
 
-def _edges(pooled: Array, low: float, high: float) -> Array:
+def _edges(pooled: FloatArray, low: float, high: float) -> FloatArray:
     """As wide as Freedman and Diaconis advise, within what a picture can show."""
     first, third = np.quantile(pooled, [0.25, 0.75])
     advised = 2.0 * (third - first) * pooled.size ** (-1.0 / 3.0)
@@ -72,7 +75,7 @@ def _edges(pooled: Array, low: float, high: float) -> Array:
     return np.linspace(low, high, max(count, 10) + 1)
 
 
-def _bars(world: str, scores: Array, edges: Array) -> list[Row]:
+def _bars(world: str, scores: FloatArray, edges: FloatArray) -> list[Row]:
     counts, _ = np.histogram(np.clip(scores, edges[0], edges[-1]), edges)
     densities = counts / (max(scores.size, 1) * np.diff(edges))
     columns = (edges[:-1].tolist(), edges[1:].tolist(), counts.tolist(), densities.tolist())
@@ -95,14 +98,14 @@ def _predicted(result: AuditResult, low: float, high: float) -> list[Row]:
     ]
 
 
-def _bar_layer(bars: list[Row], world: str, x: Any, y: Any) -> Any:
+def _bar_layer(bars: list[Row], world: str, x: X, y: Y) -> Chart:
     import altair as alt
 
     colours = alt.Scale(domain=list(WORLDS.values()), range=list(_FILLS.values()))
     legend = alt.Legend(title=None, orient="bottom", labelLimit=0, symbolType="square", symbolSize=160, columns=2)
-    outline = {"stroke": _FILLS[world], "strokeWidth": 1.4} if world == "in" else {}
-    return (
-        chart_of([row for row in bars if row["world"] == WORLDS[world]])
+    outline: dict[str, Any] = {"stroke": _FILLS[world], "strokeWidth": 1.4} if world == "in" else {}
+    chart: Chart = (
+        chart_of(among(bars, "world", WORLDS[world]))
         .mark_rect(opacity=1.0, fillOpacity=0.28 if world == "in" else 0.6, **outline)
         .encode(
             x=x,
@@ -113,27 +116,29 @@ def _bar_layer(bars: list[Row], world: str, x: Any, y: Any) -> Any:
             tooltip=["world:N", "low:Q", "high:Q", "count:Q"],
         )
     )
+    return chart
 
 
-def _line_layer(lines: list[Row], world: str, x: Any, y: Any) -> Any:
+def _line_layer(lines: list[Row], world: str, x: X, y: Y) -> Chart:
     colour, dash = _LINES[world]
-    return (
-        chart_of([row for row in lines if row["world"] == WORLDS[world]])
+    chart: Chart = (
+        chart_of(among(lines, "world", WORLDS[world]))
         .mark_line(strokeWidth=2, color=colour, strokeDash=dash, clip=True)
         .encode(x=x, y=y, order="low:Q")
     )
+    return chart
 
 
 def _thresholds(result: AuditResult) -> list[tuple[float, str]]:
     return list(dict.fromkeys((each.threshold, each.threshold_choice) for each in result.estimates.values()))
 
 
-def _threshold_layers(result: AuditResult, low: float, high: float, x: Any) -> list[Any]:
+def _threshold_layers(result: AuditResult, low: float, high: float, x: X) -> list[Chart]:
     """A rule for every threshold that an estimate used; one out of sight stands at the edge with its value."""
     import altair as alt
 
     used = _thresholds(result)
-    layers: list[Any] = []
+    layers: list[Chart] = []
     for index, (threshold, choice) in enumerate(used):
         shown = float(np.clip(threshold, low, high))
         rule = chart_of([{"low": shown, "threshold": spell(threshold), "choice": choice}])
@@ -141,7 +146,12 @@ def _threshold_layers(result: AuditResult, low: float, high: float, x: Any) -> l
         if index >= _LABELLED:
             continue
         right = shown > (low + high) / 2.0
-        place = {"align": "right" if right else "left", "dx": -5 if right else 5, "baseline": "top", "fontSize": 12}
+        place: dict[str, Any] = {
+            "align": "right" if right else "left",
+            "dx": -5 if right else 5,
+            "baseline": "top",
+            "fontSize": 12,
+        }
         value = spell(threshold) if math.isfinite(threshold) else "infinite"
         how = f", {THRESHOLDS[choice].meaning}" if len(used) == 1 else f" ({choice})"
         label = f"threshold {value}{how.partition(':')[0]}"

@@ -9,7 +9,7 @@ import shlex
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from lastiterate.plot.audit import epsilon_chart, histogram_chart, roc_chart
+from lastiterate.plot.audit_charts import epsilon_chart, histogram_chart, roc_chart
 from lastiterate.plot.epsilons import spell_epsilon
 from lastiterate.plot.file import check_target
 from lastiterate.plot.page_style import STYLE

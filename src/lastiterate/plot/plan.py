@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
-from lastiterate.plot.style import Row, chart_of, epsilon_y, from_zero, long, looks, styled
+from lastiterate.plot.style import chart_of, epsilon_y, from_zero, long, looks, styled
+from lastiterate.rows import Row, among, number, text
 from lastiterate.vocabulary import ANALYSES, SIDE_BY_SIDE
 from lastiterate.wording import CAVEAT
+
+if TYPE_CHECKING:
+    from altair import HConcatChart
 
 _WIDTH, _HEIGHT = 420, 320
 _NARROW = 320
 _DRAWN = (*SIDE_BY_SIDE, "no_amplification")
 
 
-def plan_chart(rows: list[Row], delta: float, words: str) -> Any:
+def plan_chart(rows: list[Row], delta: float, words: str) -> HConcatChart:
     """Panels over batch sizes: epsilon with the noise by which each analysis reaches the target, and that noise.
 
     ``words`` say what is planned.
     """
     import altair as alt
 
-    sizes = sorted({row["batch_size"] for row in rows})
-    names = list(dict.fromkeys(row["analysis"] for row in rows))
+    sizes = sorted({number(row, "batch_size") for row in rows})
+    names = list(dict.fromkeys(text(row, "analysis") for row in rows))
     shown = [name for name in _DRAWN if name in names or any(row.get(name) is not None for row in rows)]
-    size = {"width": _WIDTH if len(names) == 1 else _NARROW, "height": _HEIGHT}
+    width = _WIDTH if len(names) == 1 else _NARROW
     look = looks(ANALYSES[name].label for name in shown)
     x = alt.X(
         "batch_size:Q",
@@ -31,25 +35,22 @@ def plan_chart(rows: list[Row], delta: float, words: str) -> Any:
         scale=alt.Scale(type="log", domain=[sizes[0] / 1.2, sizes[-1] * 1.2], nice=False),
         axis=alt.Axis(values=sizes, format=",d", labelOverlap="greedy", grid=False),
     )
-    line: dict[str, Any] = {"strokeWidth": 2.5, "point": alt.OverlayMarkDef(size=60, filled=True)}
+    point = alt.OverlayMarkDef(size=60, filled=True)
     leaks = [
-        chart_of(long(_by(rows, name), "epsilon", _DRAWN), **size)
-        .properties(title=f"Epsilon with the noise by {ANALYSES[name].label}")
-        .mark_line(**line)
+        chart_of(long(among(rows, "analysis", name), "epsilon", _DRAWN))
+        .properties(title=f"Epsilon with the noise by {ANALYSES[name].label}", width=width, height=_HEIGHT)
+        .mark_line(strokeWidth=2.5, point=point)
         .encode(x=x, y=epsilon_y(delta), **look)
         for name in names
     ]
     drawable = [row for row in rows if row["noise_multiplier"] is not None]
-    needed = [{**row, "analysis": ANALYSES[row["analysis"]].label} for row in drawable]
+    needed = [{**row, "analysis": ANALYSES[text(row, "analysis")].label} for row in drawable]
     noise = (
-        chart_of(needed, title="Noise needed", **size)
-        .mark_line(**line)
+        chart_of(needed)
+        .properties(title="Noise needed", width=width, height=_HEIGHT)
+        .mark_line(strokeWidth=2.5, point=point)
         .encode(x=x, y=alt.Y("noise_multiplier:Q", title="noise multiplier", **from_zero()), **look)
     )
     reasons = {name: row[f"{name}_reason"] for row in rows for name in _DRAWN if f"{name}_reason" in row}
     notes = [f"Without {ANALYSES[name].label}: {why}" for name, why in reasons.items() if name not in shown]
     return styled(alt.hconcat(*leaks, noise, spacing=36), "Which batch size?", [words, CAVEAT, *notes])
-
-
-def _by(rows: list[Row], name: str) -> list[Row]:
-    return [row for row in rows if row["analysis"] == name]

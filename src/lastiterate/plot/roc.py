@@ -3,32 +3,35 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from lastiterate.plot.style import FOUND, Row, chart_of, colour_of, log_x, log_y, looks, panel_title
+from lastiterate.auditing.evidence.rates import upper_bound
+from lastiterate.plot.style import FOUND, chart_of, colour_of, layered, log_x, log_y, looks, panel_title
+from lastiterate.rows import Row, text
 from lastiterate.vocabulary import ANALYSES, METHODS
 from lastiterate.wording import per_cent
 
 if TYPE_CHECKING:
+    from altair import LayerChart
+
+    from lastiterate.arrays import FloatArray, IntArray
     from lastiterate.auditing.evidence.result import AuditResult
-    from lastiterate.values import Array
 
 _POINTS = {"last_iterate": 31, "composition": 16}  # composition takes long where steps are few
 _FINEST = 24  # points of the curve for each factor of e in a rate: some three pixels apart
 
 
-def roc_panel(result: AuditResult, width: int, height: int) -> Any:
+def roc_panel(result: AuditResult, width: int, height: int) -> LayerChart:
     """False negatives against false positives, both logarithmic: the attack, its band and the predictions."""
-    import altair as alt
 
     low = lowest_rate(result)
     x = log_x("fpr", "false positive rate (log scale)", low, 1.0)
     y = log_y("fnr", "false negative rate (log scale)", low, 1.0)
     predicted, without = predicted_rates(result)
     found, band = _rows(result, low)
-    shown = [FOUND, *dict.fromkeys(row["analysis"] for row in predicted)]
+    shown = [FOUND, *dict.fromkeys(text(row, "analysis") for row in predicted)]
     guess = np.geomspace(low, 0.5, 30)
     guesses = np.concatenate((guess, 1.0 - guess[::-1])).tolist()
     chance = chart_of([{"fpr": rate, "fnr": 1.0 - rate} for rate in guesses])
@@ -51,7 +54,7 @@ def roc_panel(result: AuditResult, width: int, height: int) -> Any:
         .encode(x=x, y=y, tooltip=["methods:N", "fpr_upper:Q", "fnr_upper:Q"]),
     ]
     title = panel_title("Errors of the attack, and of the best one predicted", words, width // 6)
-    return alt.layer(*layers).properties(width=width, height=height, title=title)
+    return layered(*layers).properties(width=width, height=height, title=title)
 
 
 def lowest_rate(result: AuditResult) -> float:
@@ -85,8 +88,8 @@ def _rows(result: AuditResult, low: float) -> tuple[list[Row], list[Row]]:
     """The curve through all thresholds, and the outline of its band: the upper edge there, the lower edge back."""
     false_positives, false_negatives, outs, ins = counts(result)
     error = (1.0 - result.confidence) / 2.0
-    upper = (upper_rate(false_positives, outs, error), upper_rate(false_negatives, ins, error))
-    lower = tuple(1.0 - upper_rate(n - k, n, error) for k, n in ((false_positives, outs), (false_negatives, ins)))
+    upper = (upper_bound(false_positives, outs, error), upper_bound(false_negatives, ins, error))
+    lower = tuple(1.0 - upper_bound(n - k, n, error) for k, n in ((false_positives, outs), (false_negatives, ins)))
     # The upper edge ends where no model, or every model, is called "in"; so few models may be sure of neither.
     outline = np.concatenate(([[1.0, 0.0]], _stairs(*upper), [[0.0, 1.0]], _stairs(*lower)[::-1]))
     curve = np.stack((false_positives / max(outs, 1), false_negatives / max(ins, 1)), axis=1)
@@ -96,14 +99,14 @@ def _rows(result: AuditResult, low: float) -> tuple[list[Row], list[Row]]:
     ], [{"order": order, "fpr": x, "fnr": y} for order, (x, y) in enumerate(np.maximum(outline, low).tolist())]
 
 
-def _stairs(fpr: Array, fnr: Array) -> Array:
+def _stairs(fpr: FloatArray, fnr: FloatArray) -> FloatArray:
     """Points with the corners between them: a threshold between two scores errs like the one above it or below."""
     corners = np.stack((fpr[:-1], fnr[1:]), axis=1)
     points = np.stack((fpr, fnr), axis=1)
     return np.insert(points, np.arange(1, len(points)), corners, axis=0)
 
 
-def counts(result: AuditResult) -> tuple[Array, Array, int, int]:
+def counts(result: AuditResult) -> tuple[IntArray, IntArray, int, int]:
     """False positives and false negatives of all thresholds, lowest first, without those that look the same."""
     ins, outs = np.sort(np.ravel(result.scores_in)), np.sort(np.ravel(result.scores_out))
     thresholds = np.unique(np.concatenate((ins, outs)))
@@ -114,14 +117,6 @@ def counts(result: AuditResult) -> tuple[Array, Array, int, int]:
     first = np.append(True, np.any(np.diff(places) != 0.0, axis=0))
     first[-1] = True
     return positives[first], negatives[first], int(outs.size), int(ins.size)
-
-
-def upper_rate(errors: Array, models: int, error: float) -> Array:
-    """Clopper and Pearson's upper bound on a rate, which it exceeds with probability at most ``error``."""
-    from scipy.stats import beta
-
-    some = np.minimum(errors, models - 1)  # all wrong bounds nothing, and has no beta distribution
-    return np.where(errors >= models, 1.0, beta.ppf(1.0 - error, some + 1, models - some))
 
 
 def _bounds(result: AuditResult, low: float) -> list[Row]:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from lastiterate.plot.style import Row, Track, chart_of, epsilon_y, log_x, long, looks, styled
+from lastiterate.plot.style import chart_of, epsilon_y, layered, log_x, long, looks, styled
+from lastiterate.rows import Row, Track
 from lastiterate.vocabulary import ANALYSES, SIDE_BY_SIDE
 from lastiterate.wording import CAVEAT, describe, spell
 
 if TYPE_CHECKING:
+    from altair import Chart, HConcatChart, LayerChart
+
+    from lastiterate.privacy.curve import PrivacyCurve
     from lastiterate.run import DPSGD
 
 # Points of each curve; composition takes long where steps are few.
@@ -19,7 +23,7 @@ _RATES = {"last_iterate": 49, "full_batch": 49, "composition": 13}
 _WIDTH, _HEIGHT = 420, 320
 
 
-def run_chart(run: DPSGD, delta: float, track: Track = iter) -> Any:
+def run_chart(run: DPSGD, delta: float, track: Track = iter) -> HConcatChart:
     """Two panels: epsilon against steps, and the trade-off between false positives and false negatives."""
     import altair as alt
 
@@ -30,7 +34,7 @@ def run_chart(run: DPSGD, delta: float, track: Track = iter) -> Any:
     return styled(panels, "What the released model leaks", words)
 
 
-def _curves(run: DPSGD) -> tuple[dict[str, Any], dict[str, str]]:
+def _curves(run: DPSGD) -> tuple[dict[str, PrivacyCurve], dict[str, str]]:
     """The analyses that are valid for the run, and why the others are not."""
 
     curves, reasons = {}, {}
@@ -42,10 +46,11 @@ def _curves(run: DPSGD) -> tuple[dict[str, Any], dict[str, str]]:
     return curves, reasons
 
 
-def _epsilon_panel(run: DPSGD, delta: float, names: list[str], track: Track) -> Any:
+def _epsilon_panel(run: DPSGD, delta: float, names: list[str], track: Track) -> Chart:
     rows = long(_epsilon_by_steps(run, delta, names, track), "epsilon", names)
-    return (
-        chart_of(rows, width=_WIDTH, height=_HEIGHT, title="Epsilon as training goes on")
+    chart: Chart = (
+        chart_of(rows)
+        .properties(width=_WIDTH, height=_HEIGHT, title="Epsilon as training goes on")
         .mark_line(strokeWidth=2.5, interpolate="monotone", point=run.steps == 1)
         .encode(
             x=log_x("steps", "steps taken (log scale)", 1, run.steps),
@@ -53,12 +58,12 @@ def _epsilon_panel(run: DPSGD, delta: float, names: list[str], track: Track) -> 
             **looks(ANALYSES[name].label for name in names),
         )
     )
+    return chart
 
 
 def _epsilon_by_steps(run: DPSGD, delta: float, names: list[str], track: Track) -> list[Row]:
-
     wanted = {name: np.rint(np.geomspace(1, run.steps, _STEPS[name])).astype(np.int64).tolist() for name in names}
-    rows = []
+    rows: list[Row] = []
     for steps in track(sorted({steps for each in wanted.values() for steps in each})):
         try:
             stopped = run.prefix(steps)
@@ -70,7 +75,7 @@ def _epsilon_by_steps(run: DPSGD, delta: float, names: list[str], track: Track) 
     return rows
 
 
-def _trade_off_panel(curves: dict[str, Any], track: Track) -> Any:
+def _trade_off_panel(curves: dict[str, PrivacyCurve], track: Track) -> LayerChart:
     import altair as alt
 
     rows: list[Row] = []
@@ -95,4 +100,4 @@ def _trade_off_panel(curves: dict[str, Any], track: Track) -> Any:
         .encode(x=x, y=y, order="fpr:Q", **looks(ANALYSES[name].label for name in curves))
     )
     title = "Errors of the best attack on what is released"
-    return (chance + label + best).properties(width=_WIDTH, height=_HEIGHT, title=title)
+    return layered(chance, label, best).properties(width=_WIDTH, height=_HEIGHT, title=title)

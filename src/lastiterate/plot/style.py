@@ -4,14 +4,31 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, TypeAlias, TypedDict, TypeVar
 
+from lastiterate.rows import Row, Value
 from lastiterate.vocabulary import ANALYSES
 from lastiterate.wording import spell
 
-Row = dict[str, Any]
-Track = Callable[[Sequence[Any]], Iterable[Any]]  # hands items through, and may show how far it is
+if TYPE_CHECKING:
+    from altair import (
+        Axis,
+        Chart,
+        Color,
+        HConcatChart,
+        LayerChart,
+        Scale,
+        Shape,
+        StrokeDash,
+        TitleParams,
+        VConcatChart,
+        X,
+        Y,
+    )
+
+    Picture: TypeAlias = Chart | LayerChart | HConcatChart | VConcatChart
+    Drawn = TypeVar("Drawn", Chart, LayerChart, HConcatChart, VConcatChart)
 
 EXACT = "this example (exact)"
 FOUND = "found by the attack"
@@ -36,6 +53,20 @@ _VERDICTS = {
 }
 
 
+class Looks(TypedDict):
+    """The encodings of an analysis."""
+
+    color: Color
+    strokeDash: StrokeDash
+
+
+class Ruler(TypedDict):
+    """The scale of an axis, and its ticks."""
+
+    scale: Scale
+    axis: Axis
+
+
 def verdict_colour(verdict: str) -> str:
     """The colour of a verdict in tables, pictures and pages; grey for one that is not known here."""
     return _VERDICTS.get(verdict, "#777777")
@@ -46,14 +77,23 @@ def colour_of(label: str) -> str:
     return _LOOKS[label][0] if label in _LOOKS else "#777777"
 
 
-def chart_of(rows: list[Row], **options: Any) -> Any:
+def chart_of(rows: Sequence[Mapping[str, Value]]) -> Chart:
     """A chart of these rows, to be given marks and encodings."""
     import altair as alt
 
-    return alt.Chart(alt.Data(values=rows), **options)  # type: ignore[no-untyped-call]
+    return alt.Chart(alt.Data(values=rows))  # type: ignore[no-untyped-call]
 
 
-def looks(labels: Iterable[str], columns: int = 4) -> dict[str, Any]:
+def layered(*layers: Chart | LayerChart) -> LayerChart:
+    """Charts over each other, the first lowest."""
+    import altair as alt
+
+    drawn = alt.layer(*layers)
+    assert isinstance(drawn, alt.LayerChart)  # else some layer is split into facets
+    return drawn
+
+
+def looks(labels: Iterable[str], columns: int = 4) -> Looks:
     """Encodings that give each analysis its colour and dash, with one legend under the picture."""
     import altair as alt
 
@@ -76,7 +116,7 @@ def looks(labels: Iterable[str], columns: int = 4) -> dict[str, Any]:
     }
 
 
-def found_shape(shapes: dict[str, str]) -> Any:
+def found_shape(shapes: dict[str, str]) -> Shape:
     """The encoding of what attacks found, each name under ``found`` by its shape, with one legend under the picture."""
     import altair as alt
 
@@ -99,21 +139,21 @@ def long(rows: Iterable[Row], quantity: str, names: Iterable[str]) -> list[Row]:
     ]
 
 
-def log_x(field: str, title: str, low: float, high: float) -> Any:
+def log_x(field: str, title: str, low: float, high: float) -> X:
     """A logarithmic horizontal axis that ends with the data."""
     import altair as alt
 
     return alt.X(f"{field}:Q", title=title, **_logarithmic(low, high))
 
 
-def log_y(field: str, title: str, low: float, high: float) -> Any:
+def log_y(field: str, title: str, low: float, high: float) -> Y:
     """A logarithmic vertical axis that ends with the data."""
     import altair as alt
 
     return alt.Y(f"{field}:Q", title=title, **_logarithmic(low, high))
 
 
-def epsilon_y(delta: float, log: tuple[float, float] | None = None, between: tuple[float, float] | None = None) -> Any:
+def epsilon_y(delta: float, log: tuple[float, float] | None = None, between: tuple[float, float] | None = None) -> Y:
     """The vertical axis of epsilon: from zero; or logarithmic, or linear, between two bounds."""
     import altair as alt
 
@@ -126,14 +166,14 @@ def epsilon_y(delta: float, log: tuple[float, float] | None = None, between: tup
     return alt.Y("epsilon:Q", title=title, **from_zero())
 
 
-def from_zero() -> dict[str, Any]:
+def from_zero() -> Ruler:
     """A linear axis that begins at zero and ends with a tick, so that titles of panels side by side are level."""
     import altair as alt
 
     return {"scale": alt.Scale(zero=True, nice=6), "axis": alt.Axis(tickCount=6)}
 
 
-def _logarithmic(low: float, high: float) -> dict[str, Any]:
+def _logarithmic(low: float, high: float) -> Ruler:
     """Ticks at powers of ten, and between these where there are few."""
     import altair as alt
 
@@ -150,7 +190,7 @@ def _logarithmic(low: float, high: float) -> dict[str, Any]:
     }
 
 
-def panel_title(title: str, words: Sequence[str], width: int) -> Any:
+def panel_title(title: str, words: Sequence[str], width: int) -> TitleParams:
     """The title of one of several panels, with what its reader must know in lines of at most ``width`` characters."""
     import altair as alt
 
@@ -158,7 +198,7 @@ def panel_title(title: str, words: Sequence[str], width: int) -> Any:
     return alt.TitleParams(title, subtitle=lines, anchor="start", offset=8)
 
 
-def styled(chart: Any, title: str, words: Sequence[str], width: int = 120) -> Any:
+def styled(chart: Drawn, title: str, words: Sequence[str], width: int = 120) -> Drawn:
     """A finished picture: title, plain words under it, sizes that stay legible in a README."""
     import altair as alt
 
@@ -166,7 +206,7 @@ def styled(chart: Any, title: str, words: Sequence[str], width: int = 120) -> An
     heading = alt.TitleParams(
         title, subtitle=lines, anchor="start", fontSize=19, subtitleFontSize=14, subtitleColor="#444", offset=16
     )
-    return (
+    finished: Drawn = (
         chart.properties(title=heading, background="white", padding=14)
         .configure(font="Helvetica, Arial, Liberation Sans, DejaVu Sans, sans-serif")
         .configure_axis(
@@ -177,3 +217,4 @@ def styled(chart: Any, title: str, words: Sequence[str], width: int = 120) -> An
         .configure_title(fontSize=15, subtitleFontSize=13, subtitleColor="#444")
         .configure_view(stroke="#bbb")
     )
+    return finished

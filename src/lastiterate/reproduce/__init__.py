@@ -6,11 +6,13 @@ A file gives ``TITLE``, ``TAKES``, ``rows(scale, track, audits)``, ``chart(rows)
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
+from typing import TYPE_CHECKING, Literal, Protocol, cast
 
 if TYPE_CHECKING:
-    from lastiterate.plot.style import Row, Track
+    from altair import HConcatChart
+
     from lastiterate.reproduce.audits import Audits
+    from lastiterate.rows import Row, Track
 
 Scale = Literal["quick", "full"]
 
@@ -26,7 +28,7 @@ class Reproduction(Protocol):
     def rows(self, scale: Scale, track: Track = ..., audits: Audits = ...) -> list[Row]:
         """The numbers: plain values, one row a point."""
 
-    def chart(self, rows: list[Row]) -> Any:
+    def chart(self, rows: list[Row]) -> HConcatChart:
         """The picture of these numbers, an altair chart."""
 
     def notes(self, rows: list[Row]) -> list[str]:

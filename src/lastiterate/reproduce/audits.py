@@ -10,16 +10,18 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from lastiterate.answers import answer_fields
 
 if TYPE_CHECKING:
+    from lastiterate.attacks.attack import Attack
     from lastiterate.auditing.engines.engine import Engine
     from lastiterate.auditing.evidence.result import AuditResult
     from lastiterate.auditing.subject import Subject
-    from lastiterate.plot.style import Row, Track
+    from lastiterate.lm import UnseenTokens
     from lastiterate.reproduce import Scale
+    from lastiterate.rows import Row, Track
     from lastiterate.run import DPSGD
 
 DELTA, CONFIDENCE, METHOD = 1e-5, 0.95, "last-iterate"
@@ -58,7 +60,7 @@ class Case:
     """One audit of a figure; ``labels`` are the columns that tell its row from others with the same run."""
 
     run: DPSGD
-    attack: Any
+    attack: Attack | UnseenTokens
     labels: Row
 
 
@@ -116,7 +118,8 @@ def measure(
 
 def _row(labels: Row, result: AuditResult, quality: str | None) -> Row:
     run, found = result.run, result.estimates[METHOD].epsilon
-    row = {**labels, "sample_rate": run.sample_rate, "steps": run.steps, "noise_multiplier": run.noise_multiplier}
+    row: Row = {**labels, "sample_rate": float(run.sample_rate), "steps": run.steps}
+    row["noise_multiplier"] = float(run.noise_multiplier)
     row |= answer_fields({name: result.predictions[name] for name in ("last_iterate", "composition")})
     if quality == "perplexity":
         row["perplexity_before"] = result.perplexity_before

@@ -6,16 +6,19 @@ The paper states delta = 1e-6 and what each panel keeps constant, but not the va
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from lastiterate.plot.style import Row, Track, chart_of, epsilon_y, log_x, long, looks, styled
+from lastiterate.plot.style import chart_of, epsilon_y, log_x, long, looks, styled
 from lastiterate.reproduce.audits import HEURISTIC_NOTE
+from lastiterate.rows import Row, Track, among, number
 from lastiterate.vocabulary import ANALYSES, SIDE_BY_SIDE
 from lastiterate.wording import CAVEAT, spell
 
 if TYPE_CHECKING:
+    from altair import Chart, HConcatChart
+
     from lastiterate.reproduce import Scale
     from lastiterate.reproduce.audits import Audits
     from lastiterate.run import DPSGD
@@ -40,14 +43,19 @@ def rows(scale: Scale, track: Track = iter, audits: Audits | None = None) -> lis
     """Every point of the three panels; nothing is audited."""
     import lastiterate
 
-    points = []
+    points: list[tuple[str, int]] = []
     for panel, (low, high) in _STEPS.items():
-        steps = np.unique(np.rint(np.geomspace(low, high, _POINTS[scale])).astype(np.int64))
-        points += [(panel, int(count)) for count in steps]
-    result = []
+        counts = np.unique(np.rint(np.geomspace(low, high, _POINTS[scale])).astype(np.int64))
+        points += [(panel, count) for count in counts.tolist()]
+    result: list[Row] = []
     for panel, steps in track(points):
         run = _run(panel, steps)
-        row = {"panel": panel, "steps": steps, "sample_rate": run.sample_rate, "noise_multiplier": run.noise_multiplier}
+        row: Row = {
+            "panel": panel,
+            "steps": steps,
+            "sample_rate": float(run.sample_rate),
+            "noise_multiplier": float(run.noise_multiplier),
+        }
         row |= {name: ANALYSES[name].curve(run).epsilon(DELTA) for name in SIDE_BY_SIDE}
         if panel == "c":
             row["max_over_steps"] = lastiterate.max_over_steps(run).epsilon(DELTA)
@@ -72,29 +80,30 @@ def notes(rows: list[Row]) -> list[str]:
     return [HEURISTIC_NOTE]
 
 
-def chart(rows: list[Row]) -> Any:
+def chart(rows: list[Row]) -> HConcatChart:
     """The three panels side by side, with logarithmic axes."""
     import altair as alt
 
-    panels = alt.hconcat(*(_panel([row for row in rows if row["panel"] == name], name) for name in _PANELS), spacing=30)
+    panels = alt.hconcat(*(_panel(among(rows, "panel", name), name) for name in _PANELS), spacing=30)
     return styled(panels, "The last-iterate heuristic and its baselines (Figure 1)", [CAVEAT])
 
 
-def _panel(rows: list[Row], name: str) -> Any:
+def _panel(rows: list[Row], name: str) -> Chart:
     import altair as alt
 
     names = [*SIDE_BY_SIDE, "max_over_steps"]
     title, parameters = _PANELS[name]
-    steps = [row["steps"] for row in rows]
-    values = [row[key] for row in rows for key in names if row.get(key) is not None]
+    steps = [number(row, "steps") for row in rows]
+    values = [number(row, key) for row in rows for key in names if row.get(key) is not None]
     bounds = min(values) / 1.15, max(values) * 1.15
-    return (
-        chart_of(long(rows, "epsilon", names), width=330, height=300)
+    chart: Chart = (
+        chart_of(long(rows, "epsilon", names))
         .mark_line(strokeWidth=2.5, interpolate="monotone")
         .encode(
             x=log_x("steps", "steps T (log scale)", min(steps), max(steps)),
             y=epsilon_y(DELTA, log=bounds),
             **looks(ANALYSES[key].label for key in names),
         )
-        .properties(title=alt.TitleParams(title, subtitle=parameters))
+        .properties(title=alt.TitleParams(title, subtitle=parameters), width=330, height=300)
     )
+    return chart

@@ -7,15 +7,17 @@ parameter, stands ours, at the parameter that natural gradients move least.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from lastiterate.plot.style import Row, Track
 from lastiterate.reproduce.audits import ALL, DELTA, LEARNING_RATE, MODELS, Audits, Case, measure, subject_of
 from lastiterate.reproduce.audits import notes as notes
 from lastiterate.reproduce.picture import Panel, by_steps
+from lastiterate.rows import Row, Track, among, number
 from lastiterate.wording import spell
 
 if TYPE_CHECKING:
+    from altair import HConcatChart
+
     from lastiterate.auditing.subject import Subject
     from lastiterate.reproduce import Scale
     from lastiterate.run import DPSGD
@@ -57,10 +59,11 @@ def runs(rate: float, steps: tuple[int, ...], learning_rate: float) -> list[DPSG
     return [longest.replace(steps=count) for count in steps]
 
 
-def chart(rows: list[Row]) -> Any:
+def chart(rows: list[Row]) -> HConcatChart:
     """A panel for each sample rate."""
     panels = []
-    for rate in dict.fromkeys(row["sample_rate"] for row in rows):
-        part = [row for row in rows if row["sample_rate"] == rate]
-        panels.append(Panel(f"q = {spell(rate)}", f"noise multiplier {spell(part[0]['noise_multiplier'])}", part))
+    for rate in dict.fromkeys(number(row, "sample_rate") for row in rows):
+        part = among(rows, "sample_rate", rate)
+        noise = number(part[0], "noise_multiplier")
+        panels.append(Panel(f"q = {spell(rate)}", f"noise multiplier {spell(noise)}", part))
     return by_steps("Gradient-space attacks among natural data (Figure 2)", panels, DELTA, DIRECTIONS)

@@ -6,17 +6,20 @@ their distribution, as many as in the paper, at both scales.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from lastiterate.plot.style import Row, Track
 from lastiterate.reproduce.audits import CONFIDENCE, DELTA, METHOD, Audits, empirical_fields
 from lastiterate.reproduce.audits import notes as notes
 from lastiterate.reproduce.picture import Panel, by_steps
+from lastiterate.rows import Row, Track, among, number
 from lastiterate.wording import spell
 
 if TYPE_CHECKING:
+    from altair import HConcatChart
+
+    from lastiterate.arrays import FloatArray
     from lastiterate.reproduce import Scale
     from lastiterate.run import DPSGD
 
@@ -47,14 +50,14 @@ def _row(rate: float, steps: int, models: int, seed: int) -> Row:
     return {
         "sample_rate": rate,
         "steps": steps,
-        "noise_multiplier": run.noise_multiplier,
+        "noise_multiplier": float(run.noise_multiplier),
         "last_iterate": lastiterate.last_iterate(run).epsilon(DELTA),
         "composition": lastiterate.composition(run).epsilon(DELTA),
         **empirical_fields(found.epsilon, CONFIDENCE, models),
     }
 
 
-def draw(run: DPSGD, models: int, seed: int) -> tuple[Any, Any]:
+def draw(run: DPSGD, models: int, seed: int) -> tuple[FloatArray, FloatArray]:
     """Scores of so many runs with the canary, and without it."""
     from lastiterate.attacks import Adversarial
     from lastiterate.values import integer
@@ -64,14 +67,14 @@ def draw(run: DPSGD, models: int, seed: int) -> tuple[Any, Any]:
     return scores[:models], scores[models:]
 
 
-def chart(rows: list[Row]) -> Any:
+def chart(rows: list[Row]) -> HConcatChart:
     """A panel for each sample rate."""
     panels = [
         Panel(
             f"q = {spell(rate)}",
             f"noise such that composition's epsilon is {spell(STANDARD)}",
-            [row for row in rows if row["sample_rate"] == rate],
+            among(rows, "sample_rate", rate),
         )
-        for rate in dict.fromkeys(row["sample_rate"] for row in rows)
+        for rate in dict.fromkeys(number(row, "sample_rate") for row in rows)
     ]
     return by_steps("Gradient-space attacks among adversarial data (Figure 3)", panels, DELTA)

@@ -7,16 +7,18 @@ noise is chosen as in figure 2. ClipBKD canaries (Jagielski et al. 2020) stand b
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from lastiterate.plot.style import Row, Track
 from lastiterate.reproduce.audits import ALL, DELTA, LEARNING_RATE, MODELS, Audits, Case, measure, subject_of
 from lastiterate.reproduce.audits import notes as notes
 from lastiterate.reproduce.figure2 import runs
 from lastiterate.reproduce.picture import Panel, by_steps
+from lastiterate.rows import Row, Track, among, number
 from lastiterate.wording import spell
 
 if TYPE_CHECKING:
+    from altair import HConcatChart
+
     from lastiterate.auditing.subject import Subject
     from lastiterate.reproduce import Scale
 
@@ -46,11 +48,11 @@ def cases(scale: Scale, subject: Subject) -> list[Case]:
     ]
 
 
-def chart(rows: list[Row]) -> Any:
+def chart(rows: list[Row]) -> HConcatChart:
     """A panel for each setting."""
     panels = []
     for setting, words in SETTINGS.items():
-        part = [row for row in rows if row["setting"] == setting]
-        parameters = f"q = {spell(part[0]['sample_rate'])}, noise multiplier {spell(part[0]['noise_multiplier'])}"
-        panels.append(Panel(words.capitalize(), parameters, part))
+        part = among(rows, "setting", setting)
+        rate, noise = (spell(number(part[0], name)) for name in ("sample_rate", "noise_multiplier"))
+        panels.append(Panel(words.capitalize(), f"q = {rate}, noise multiplier {noise}", part))
     return by_steps("Input-space attacks (Figure 4)", panels, DELTA, CANARIES)

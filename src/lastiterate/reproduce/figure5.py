@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lastiterate.counterexamples.probe import largest
-from lastiterate.plot.style import Row, Track, chart_of, log_x, panel_title, styled
+from lastiterate.plot.style import chart_of, layered, log_x, panel_title, styled
+from lastiterate.rows import Row, Track, among, largest, number, text
 from lastiterate.wording import per_cent, spell
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from altair import HConcatChart, LayerChart
 
     from lastiterate.privacy.curve import PrivacyCurve
     from lastiterate.reproduce import Scale
@@ -42,15 +42,15 @@ def rows(scale: Scale, track: Track = iter, audits: Audits | None = None) -> lis
     rates = np.geomspace(_LEAST_RATE, _MOST_RATE, _RATES[scale]).tolist()
     columns = [(panel, rate) for panel in ONE_STEP for rate in rates]
     found = [row for panel, rate in track(columns) for row in _column(panel, rate)]
-    peaks = [(panel, rate) for panel in ONE_STEP for rate in _peak_rates(_of(found, panel))]
+    peaks = [(panel, rate) for panel in ONE_STEP for rate in _peak_rates(among(found, "panel", panel))]
     return found + [row for panel, rate in peaks for row in _column(panel, rate)]
 
 
 def notes(rows: list[Row]) -> list[str]:
     """What the figure shows, in words."""
-    worst = [largest(_of(rows, panel), "ratio_lower") for panel in ONE_STEP]
+    worst = [largest(among(rows, "panel", panel), "ratio_lower") for panel in ONE_STEP]
     found = " and ".join(
-        f"{row['ratio_lower']:.4f} where one step is {_guarantee(row['panel'])} (T = {row['steps']}, "
+        f"{row['ratio_lower']:.4f} where one step is {_guarantee(text(row, 'panel'))} (T = {row['steps']}, "
         f"q = {row['sample_rate']:.5f}, sigma = {row['noise_multiplier']:.5f})"
         for row in worst
     )
@@ -58,37 +58,32 @@ def notes(rows: list[Row]) -> list[str]:
     return [
         f"The largest ratios are {found}; the paper says at most {spell(CLAIM)}.",
         f"The paper's method gives up to {bound['paper_method_ratio']:.4f}: its rounding adds up to "
-        f"{per_cent(round(_rounding(rounding), 4))} (T = {rounding['steps']}, q = {spell(rounding['sample_rate'])}), "
-        "where it expects at most 5%.",
+        f"{per_cent(round(_rounding(rounding), 4))} (T = {rounding['steps']}, q = "
+        f"{spell(number(rounding, 'sample_rate'))}), where it expects at most 5%.",
     ]
 
 
-def chart(rows: list[Row]) -> Any:
+def chart(rows: list[Row]) -> HConcatChart:
     """The ratio over the sample rate, exact and by the paper's method, for some numbers of steps."""
     import altair as alt
 
-    panels = [_panel(_of(rows, panel), panel) for panel in ONE_STEP]
+    panels = [_panel(among(rows, "panel", panel), panel) for panel in ONE_STEP]
     words = [
         "Epsilon of a linear loss with quadratic regulariser (alpha = 1/2), divided by what the heuristic predicts at "
         "most for T steps or fewer: above 1 it is too low. Dashed: the upper bound that the paper draws, raised by "
         "its rounding."
     ]
-    both = alt.hconcat(*panels, spacing=30).resolve_scale(y="shared")
+    both: HConcatChart = alt.hconcat(*panels, spacing=30).resolve_scale(y="shared")
     return styled(both, "A quadratic regulariser exceeds the heuristic (Figure 5)", words)
 
 
-def _panel(rows: list[Row], panel: str) -> Any:
+def _panel(rows: list[Row], panel: str) -> LayerChart:
     import altair as alt
 
     x = log_x("sample_rate", "sample rate q (log scale)", *_DRAWN_RATES)
     y = alt.Y("ratio:Q", title="ratio of epsilons", scale=alt.Scale(domain=_DRAWN_RATIOS, nice=False))
-    legend: dict[str, Any] = {
-        "title": None,
-        "orient": "bottom",
-        "labelLimit": 0,
-        "symbolSize": 500,
-        "symbolStrokeWidth": 2.5,
-    }
+    legend: dict[str, Any] = {"title": None, "orient": "bottom", "labelLimit": 0}
+    legend |= {"symbolSize": 500, "symbolStrokeWidth": 2.5}
     names = [f"T = {steps}" for steps in _DRAWN]
     colours = alt.Scale(domain=names, range=list(_DRAWN.values()))
     dashes = alt.Scale(domain=[_EXACT, _PAPER], range=[[1, 0], [4, 4]])
@@ -102,17 +97,18 @@ def _panel(rows: list[Row], panel: str) -> Any:
             strokeDash=alt.StrokeDash("kind:N", scale=dashes, legend=alt.Legend(**legend)),
         )
     )
-    levels = [{"ratio": 1.0, "text": ""}, {"ratio": CLAIM, "text": "the paper: at most 3%"}]
+    levels: list[Row] = [{"ratio": 1.0, "text": ""}, {"ratio": CLAIM, "text": "the paper: at most 3%"}]
     rules = chart_of(levels).mark_rule(color="#444").encode(y=y)
-    right: dict[str, Any] = {"align": "right", "dx": -5, "fontSize": 13}
-    words = chart_of(levels).mark_text(dy=-8, color="#444", **right).encode(x=alt.value("width"), y=y, text="text:N")
+    words = chart_of(levels).mark_text(dy=-8, color="#444", align="right", dx=-5, fontSize=13)
+    words = words.encode(x=alt.value("width"), y=y, text="text:N")
     worst = largest(rows, "ratio_lower")
-    text = f"largest: {worst['ratio_lower']:.4f} at T = {worst['steps']}, q = {spell(worst['sample_rate'], 3)}"
-    mark = chart_of([{**worst, "ratio": worst["ratio_lower"], "text": text}])
+    label = f"largest: {worst['ratio_lower']:.4f} at T = {worst['steps']}, q = {spell(number(worst, 'sample_rate'), 3)}"
+    mark = chart_of([{**worst, "ratio": worst["ratio_lower"], "text": label}])
     point = mark.mark_point(filled=True, size=90, color="#222", opacity=1.0).encode(x=x, y=y)
-    value = mark.mark_text(fontWeight="bold", **right).encode(x=alt.value("width"), y=alt.value(14), text="text:N")
+    value = mark.mark_text(fontWeight="bold", align="right", dx=-5, fontSize=13)
+    value = value.encode(x=alt.value("width"), y=alt.value(14), text="text:N")
     title = panel_title(f"One step is {_guarantee(panel)}", ["with sigma set for it at every q"], 60)
-    return alt.layer(rules, words, lines, point, value).properties(width=430, height=330, title=title)
+    return layered(rules, words, lines, point, value).properties(width=430, height=330, title=title)
 
 
 def _lines(rows: list[Row]) -> list[Row]:
@@ -167,15 +163,15 @@ def _quadratic(steps: int, rate: float, noise: float) -> PrivacyCurve:
 
 def _peak_rates(rows: list[Row]) -> list[float]:
     """The sample rates at which a panel's ratio peaks: for the steps that are drawn, and all that could be largest."""
-    peaks = {steps: largest([row for row in rows if row["steps"] == steps], "ratio_lower") for steps in STEPS[1:]}
-    near = _NEARLY * max(peak["ratio_lower"] for peak in peaks.values())
-    rates = sorted({row["sample_rate"] for row in rows})
+    peaks = {steps: largest(among(rows, "steps", steps), "ratio_lower") for steps in STEPS[1:]}
+    near = _NEARLY * max(number(peak, "ratio_lower") for peak in peaks.values())
+    rates = sorted({number(row, "sample_rate") for row in rows})
     found = []
     for steps, peak in peaks.items():
-        if steps in _DRAWN or peak["ratio_lower"] > near:
-            place = rates.index(peak["sample_rate"])
+        if steps in _DRAWN or number(peak, "ratio_lower") > near:
+            place = rates.index(number(peak, "sample_rate"))
             around = rates[max(place - 1, 0) : place + 2]
-            found.append(_peak_rate(peak["panel"], steps, around[0], around[-1]))
+            found.append(_peak_rate(text(peak, "panel"), steps, around[0], around[-1]))
     return found
 
 
@@ -196,13 +192,9 @@ def _ratio(panel: str, steps: int, rate: float) -> float:
     return float(_quadratic(steps, rate, noise).epsilon(DELTA) / predicted)
 
 
-def _of(rows: Iterable[Row], panel: str) -> list[Row]:
-    return [row for row in rows if row["panel"] == panel]
-
-
 def _rounding(row: Row) -> float:
     """By how much the paper's rounding raises epsilon."""
-    return float(row["paper_method_ratio"] / row["ratio_upper"] - 1.0)
+    return number(row, "paper_method_ratio") / number(row, "ratio_upper") - 1.0
 
 
 def _guarantee(panel: str) -> str:

@@ -6,29 +6,31 @@ its one-bit encoding; beside what it finds stand its exact epsilon and the linea
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, get_args
 
 from lastiterate.answers import answer_fields
-from lastiterate.counterexamples.probe import STANDARD
 from lastiterate.counterexamples.repeaters import Encoding
+from lastiterate.counterexamples.setting import STANDARD, Setting
 from lastiterate.plot.style import (
     FOUND,
-    Row,
-    Track,
     chart_of,
     colour_of,
     epsilon_y,
     found_shape,
+    layered,
     log_x,
     long,
     looks,
     styled,
 )
 from lastiterate.reproduce.audits import CONFIDENCE, DELTA, HEURISTIC_NOTE, Audits
+from lastiterate.rows import Row, Track, among, number, text
 from lastiterate.vocabulary import ANALYSES
 from lastiterate.wording import CAVEAT, per_cent, spell
 
 if TYPE_CHECKING:
+    from altair import HConcatChart, LayerChart
+
     from lastiterate.reproduce import Scale
 
 TITLE = f"Figure 6: a malicious data set; epsilon at delta {spell(DELTA)}"
@@ -55,7 +57,6 @@ def rows(scale: Scale, track: Track = iter, audits: Audits = Audits()) -> list[R
 def _row(rate: float, steps: int, encoding: Encoding, models: int, seed: int, audits: Audits) -> Row:
     import lastiterate
     from lastiterate.counterexamples.malicious import find_epsilon
-    from lastiterate.counterexamples.probe import Setting
 
     setting = Setting(
         steps, rate, None, DELTA, models, CONFIDENCE, seed, audits.store, audits.engine, encoding=encoding
@@ -81,7 +82,7 @@ def _row(rate: float, steps: int, encoding: Encoding, models: int, seed: int, au
 
 def notes(rows: list[Row]) -> list[str]:
     """What the numbers mean for the paper's claim, and what they rest on."""
-    shares = [row["exact"] / row["composition"] for row in _of(rows, "one-bit")]
+    shares = [number(row, "exact") / number(row, "composition") for row in among(rows, "encoding", "one-bit")]
     return [
         HEURISTIC_NOTE,
         f"One bit a step cannot match composition: exactly, it leaks {spell(min(shares), 2)} to "
@@ -91,38 +92,35 @@ def notes(rows: list[Row]) -> list[str]:
     ]
 
 
-def chart(rows: list[Row]) -> Any:
+def chart(rows: list[Row]) -> HConcatChart:
     """A panel for each sample rate: analyses and exact epsilons as lines, what was found as points."""
     import altair as alt
 
-    rates = dict.fromkeys(row["sample_rate"] for row in rows)
-    drawn = [_panel(rate, [row for row in rows if row["sample_rate"] == rate]) for rate in rates]
-    panels = alt.hconcat(*drawn, spacing=40)
+    rates = dict.fromkeys(number(row, "sample_rate") for row in rows)
+    drawn = [_panel(rate, among(rows, "sample_rate", rate)) for rate in rates]
+    panels: HConcatChart = alt.hconcat(*drawn, spacing=40).resolve_scale(color="shared", shape="shared")
     words = [
         f"Points: at least this was found in last iterates, at {per_cent(CONFIDENCE)} confidence. Dashed: the exact "
         f"epsilon of the paper's one-bit encoding. {CAVEAT}"
     ]
-    return styled(panels.resolve_scale(color="shared", shape="shared"), "A malicious data set (Figure 6)", words)
+    return styled(panels, "A malicious data set (Figure 6)", words)
 
 
-def _panel(rate: float, rows: list[Row]) -> Any:
+def _panel(rate: float, rows: list[Row]) -> LayerChart:
     import altair as alt
 
-    steps = [row["steps"] for row in rows]
+    steps = [number(row, "steps") for row in rows]
     x = log_x("steps", "steps T (log scale)", min(steps) / 1.1, max(steps) * 1.1)
     y = epsilon_y(DELTA)
-    lines = chart_of(long(_of(rows, "linear"), "epsilon", ("last_iterate", "composition"))).mark_line(strokeWidth=2.5)
-    exact = chart_of([{**row, "epsilon": row["exact"]} for row in _of(rows, "one-bit")])
-    found = chart_of([{**row, "epsilon": row["empirical"], "found": _FOUND[row["encoding"]]} for row in rows])
+    one_bit, linear = (among(rows, "encoding", encoding) for encoding in ("one-bit", "linear"))
+    lines = chart_of(long(linear, "epsilon", ("last_iterate", "composition"))).mark_line(strokeWidth=2.5)
+    exact = chart_of([{**row, "epsilon": row["exact"]} for row in one_bit])
+    found = chart_of([{**row, "epsilon": row["empirical"], "found": _FOUND[text(row, "encoding")]} for row in rows])
     shape = found_shape({_FOUND["one-bit"]: "circle", _FOUND["linear"]: "square"})
-    layers = alt.layer(
+    layers = layered(
         lines.encode(x=x, y=y, **looks([ANALYSES[name].label for name in ("last_iterate", "composition")])),
         exact.mark_line(strokeWidth=2, strokeDash=[5, 4], color=colour_of(FOUND)).encode(x=x, y=y),
         found.mark_point(filled=True, size=100, opacity=0.9, color=colour_of(FOUND)).encode(x=x, y=y, shape=shape),
     )
     words = f"noise such that composition's epsilon is {spell(STANDARD)}"
     return layers.properties(width=400, height=300, title=alt.TitleParams(f"q = {spell(rate)}", subtitle=words))
-
-
-def _of(rows: list[Row], encoding: str) -> list[Row]:
-    return [row for row in rows if row["encoding"] == encoding]

@@ -6,16 +6,19 @@ the heuristic the same for every batch size, as the paper says of its own.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from lastiterate.plot.style import Row, Track
 from lastiterate.reproduce import audits as shared
 from lastiterate.reproduce.audits import DELTA, Audits, Case, measure
 from lastiterate.reproduce.picture import by_batch_size
+from lastiterate.rows import Row, Track, number
 from lastiterate.wording import spell
 
 if TYPE_CHECKING:
+    from altair import HConcatChart
+
     from lastiterate.auditing.subject import Subject
+    from lastiterate.lm.hub import Precision
     from lastiterate.reproduce import Scale
     from lastiterate.run import DPSGD
 
@@ -27,7 +30,7 @@ HEURISTIC = 6.0
 GEMMA = "google/gemma-2-2b"
 _EXAMPLES = {"quick": 256, "full": None}  # dialogues that are trained on; None: all
 _LONGEST = {"quick": 32, "full": 512}  # tokens of each
-_DTYPE: dict[str, Any] = {"quick": "float32", "full": "bfloat16"}
+_DTYPE: dict[str, Precision] = {"quick": "float32", "full": "bfloat16"}
 _HELD_OUT = 100  # dialogues at most, the last ones of the file
 PAPER = ((2048, 6.0, 8.0), (1024, 6.1, 14.0), (512, 6.0, 26.0))  # batch size, heuristic and standard epsilon
 SIZES = (14_000, 16_500, 16_500)  # what ``consistent_size`` finds for these at our delta, in about ten seconds
@@ -85,14 +88,14 @@ def _run(scale: Scale, examples: int, batch: int) -> DPSGD:
     return lastiterate.calibrate(run, epsilon=HEURISTIC, delta=DELTA, analysis=lastiterate.last_iterate)
 
 
-def chart(rows: list[Row]) -> Any:
+def chart(rows: list[Row]) -> HConcatChart:
     """Epsilon and perplexity over batch sizes."""
     return by_batch_size("A language model at one heuristic epsilon (Table 1)", rows, DELTA, "perplexity")
 
 
 def notes(rows: list[Row]) -> list[str]:
     """What the numbers rest on, and what the paper leaves out."""
-    before = rows[0]["perplexity_before"]
+    before = number(rows[0], "perplexity_before")
     trained = f"{rows[0]['examples']:,} dialogues, {rows[0]['longest']} tokens of each"
     return [
         *shared.notes(rows),

@@ -7,15 +7,17 @@ models are averages of iterates, as De et al. (2022) release them, and all analy
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from lastiterate.plot.style import Row, Track
 from lastiterate.reproduce.audits import ALL, DELTA, LEARNING_RATE, MODELS, Audits, Case, measure, subject_of
 from lastiterate.reproduce.audits import notes as notes
 from lastiterate.reproduce.picture import by_batch_size
+from lastiterate.rows import Row, Track
 from lastiterate.wording import spell
 
 if TYPE_CHECKING:
+    from altair import HConcatChart
+
     from lastiterate.auditing.subject import Subject
     from lastiterate.reproduce import Scale
 
@@ -49,6 +51,6 @@ def cases(scale: Scale, subject: Subject) -> list[Case]:
     return found
 
 
-def chart(rows: list[Row]) -> Any:
+def chart(rows: list[Row]) -> HConcatChart:
     """Epsilon and accuracy over batch sizes."""
     return by_batch_size("Batch sizes at one heuristic epsilon (Table 2)", rows, DELTA)

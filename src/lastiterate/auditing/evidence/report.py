@@ -136,10 +136,10 @@ def _limits(found: dict[str, Estimate], predicted: float | None) -> list[str]:
     """What these estimates cannot say, however they came out."""
     sentences = []
     for method, each in found.items():
-        known = predicted is not None and each.largest is not None
-        if METHODS[method].is_assumption_free and known and each.largest < predicted:  # type: ignore[operator]
+        most = each.largest if METHODS[method].is_assumption_free else None
+        if most is not None and predicted is not None and most < predicted:
             sentences.append(
-                f"{each.models_in:,} and {each.models_out:,} scores show at most epsilon {spell(each.largest)} without "
+                f"{each.models_in:,} and {each.models_out:,} scores show at most epsilon {spell(most)} without "
                 f"assumptions, which is below the heuristic's {spell(predicted)}: they could not have refuted it so."
             )
         if each.threshold_choice == "split":

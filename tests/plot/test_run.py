@@ -12,7 +12,6 @@ from lastiterate.plot import run as plot_run
 from lastiterate.plot.file import check_target, save
 from lastiterate.plot.plan import plan_chart
 from lastiterate.plot.run import run_chart
-from lastiterate.wording import describe, spell, spell_up
 
 SIGNATURES = {"png": b"\x89PNG\r\n\x1a\n", "svg": b"<svg", "pdf": b"%PDF", "html": b"<!DOCTYPE html>"}
 RUN = li.DPSGD(100, 0.05, 1.0)
@@ -146,13 +145,3 @@ def test_the_picture_of_a_plan_has_every_batch_size_and_says_what_is_missing():
     words = " ".join(chart["title"]["subtitle"])
     for said in ("100 epochs", "it does not guarantee", "Without composition (standard): it takes long"):
         assert said in words
-
-
-def test_runs_are_described_in_plain_words():
-    sgd = li.SGD(learning_rate=[0.1, 0.2], momentum=0.9, nesterov=True, weight_decay=1e-4, averaging="uniform")
-    assert describe(li.DPSGD(2, 0.1, [1.0, 2.0], optimizer=sgd)) == (
-        "2 steps, sample rate 0.1, noise multiplier 1 to 2, Poisson sampling, learning rate 0.1 to 0.2, "
-        "Nesterov momentum 0.9, weight decay 0.0001, uniform averaging"
-    )
-    assert [spell_up(value) for value in (0.1, 0.1000001, 1.0, 12345.1)] == ["0.1", "0.10001", "1", "12346"]
-    assert [spell(value) for value in (1e-5, 1e-10, 1234.5678, 1.0, 2e9)] == ["1e-5", "1e-10", "1235", "1", "2e9"]

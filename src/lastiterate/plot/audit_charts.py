@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
 
 from lastiterate.plot.epsilons import epsilon_panel
 from lastiterate.plot.histogram import histogram_panel
 from lastiterate.plot.roc import roc_panel
-from lastiterate.plot.style import chart_of, styled, verdict_colour
+from lastiterate.plot.style import chart_of, layered, styled, verdict_colour
 from lastiterate.wording import CAVEAT, describe, spell
 
 if TYPE_CHECKING:
+    from altair import HConcatChart, LayerChart, VConcatChart
+
     from lastiterate.auditing.evidence.result import AuditResult
+
+    Concatenated = TypeVar("Concatenated", HConcatChart, VConcatChart)
 
 _WIDTH, _HEIGHT = 420, 300  # of a panel that has a neighbour
 _WIDE, _HIGH = 620, 360  # of one that stands alone
@@ -19,30 +23,28 @@ _BOTH = 2 * _WIDTH + 100  # of one below two, with what is between these
 _WORD = 24  # of the verdict's height
 
 
-def histogram_chart(result: AuditResult) -> Any:
+def histogram_chart(result: AuditResult) -> LayerChart:
     """Scores of both worlds, with the predicted densities and the thresholds of the estimates."""
     return _alone(histogram_panel(result, _WIDE, _HIGH))
 
 
-def roc_chart(result: AuditResult) -> Any:
+def roc_chart(result: AuditResult) -> LayerChart:
     """False negatives against false positives on log axes, with confidence band and predicted trade-off curves."""
     return _alone(roc_panel(result, _WIDE, _HIGH))
 
 
-def epsilon_chart(result: AuditResult) -> Any:
+def epsilon_chart(result: AuditResult) -> LayerChart:
     """Epsilon by every analysis and by every method of estimation."""
     return _alone(epsilon_panel(result, _WIDE + 140))
 
 
-def audit_chart(result: AuditResult) -> Any:
+def audit_chart(result: AuditResult) -> VConcatChart:
     """The three in one picture, with what was run, how it was attacked and what that shows."""
     import altair as alt
 
     scores, errors = histogram_panel(result, _WIDTH, _HEIGHT), roc_panel(result, _WIDTH, _HEIGHT)
-    # Legends stay with their panels.
-    own: dict[str, Any] = {"color": "independent", "fill": "independent", "strokeDash": "independent"}
-    above = alt.hconcat(scores, errors, spacing=36).resolve_scale(**own)
-    panels = alt.vconcat(_verdict(result), above, epsilon_panel(result, _BOTH), spacing=28).resolve_scale(**own)
+    above = _with_own_legends(alt.hconcat(scores, errors, spacing=36))
+    panels = _with_own_legends(alt.vconcat(_verdict(result), above, epsilon_panel(result, _BOTH), spacing=28))
     words = [
         f"{describe(result.run)}; delta {spell(result.delta)}",
         f"Attack: {result.attack}",
@@ -52,7 +54,13 @@ def audit_chart(result: AuditResult) -> Any:
     return styled(panels, "What an attack found in the released model", words, width=145)
 
 
-def _verdict(result: AuditResult) -> Any:
+def _with_own_legends(panels: Concatenated) -> Concatenated:
+    """Legends stay with their panels."""
+    resolved: Concatenated = panels.resolve_scale(color="independent", fill="independent", strokeDash="independent")
+    return resolved
+
+
+def _verdict(result: AuditResult) -> LayerChart:
     """The verdict in its colour, behind a bar of it."""
     import altair as alt
 
@@ -61,9 +69,9 @@ def _verdict(result: AuditResult) -> Any:
     bar = row.mark_rect(color=colour).encode(x=alt.value(0), x2=alt.value(8), y=alt.value(0), y2=alt.value(_WORD))
     word = row.mark_text(align="left", baseline="middle", fontSize=17, fontWeight="bold", color=colour)
     text = word.encode(x=alt.value(18), y=alt.value(_WORD / 2), text="verdict:N")
-    return alt.layer(bar, text, view=alt.ViewBackground(stroke=None)).properties(width=_BOTH, height=_WORD)
+    return layered(bar, text).properties(width=_BOTH, height=_WORD, view=alt.ViewBackground(stroke=None))
 
 
-def _alone(panel: Any) -> Any:
+def _alone(panel: LayerChart) -> LayerChart:
     """A panel that is a whole picture: its title becomes the picture's."""
     return styled(panel, panel.title.text, panel.title.subtitle)

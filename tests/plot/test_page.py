@@ -13,10 +13,10 @@ import pytest
 
 from lastiterate.answers import Answer
 from lastiterate.plot import page as plot_page
-from lastiterate.plot.audit import epsilon_chart, histogram_chart, roc_chart
+from lastiterate.plot.audit_charts import epsilon_chart, histogram_chart, roc_chart
 from lastiterate.plot.page import caveats, write_page
 from lastiterate.vocabulary import METHODS, VERDICTS
-from tests.test_plot_audit import ODD, QUICK, fake, infinite, odd, shuffled, wordy
+from tests.plot.test_audit_charts import ODD, QUICK, fake, infinite, odd, shuffled, wordy
 
 
 @pytest.fixture(scope="module")

@@ -1,27 +1,23 @@
-"""What is asked of a counterexample, what was found, and how its last iterates become an empirical epsilon."""
+"""What is asked of a counterexample: its numbers, and the run that they mean."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from lastiterate.answers import Answer, ask
 from lastiterate.optimizer import SGD
 from lastiterate.privacy.analyses.calibrate import calibrate
 from lastiterate.privacy.analyses.composition import composition
 from lastiterate.run import DPSGD
-from lastiterate.values import Array, integer, number
+from lastiterate.values import integer, number
 
 if TYPE_CHECKING:
     from lastiterate.auditing.engines.engine import Engine
-    from lastiterate.plot.style import Row
+    from lastiterate.counterexamples.repeaters import Encoding
 
 Given = TypeVar("Given", int, float)
 STANDARD = 8.0  # by composition, where no noise is given
-_FROM_BELOW = Answer(None, "the method bounds epsilon from below only")
-ANALYSES = ("last_iterate", "max_over_steps", "composition")
 
 
 @dataclass(frozen=True)
@@ -54,7 +50,7 @@ class Setting:
     engine: str | Engine = "local"
     alpha: float = 0.5
     growth: float = 10.0
-    encoding: str | None = None
+    encoding: Encoding | None = None
 
     def __post_init__(self) -> None:
         for name in ("delta", "confidence"):
@@ -80,69 +76,6 @@ class Setting:
             ) from None
 
 
-@dataclass(frozen=True)
-class Case:
-    """One variant of a counterexample.
-
-    Attributes:
-        label: which one; empty where there is only one.
-        exact: the epsilon of its last iterate.
-        empirical: what the attack found: at least this, with the setting's confidence.
-        method: by which it was found, in plain words.
-        at_most: an upper bound on the exact epsilon, with the same confidence, or why there is none.
-        by_composition: what the composition family makes of the same scores, where the method is another.
-    """
-
-    label: str
-    exact: Answer
-    empirical: float
-    method: str
-    at_most: Answer = _FROM_BELOW
-    by_composition: float | None = None
-
-
-@dataclass(frozen=True, eq=False)
-class Probe:
-    """A counterexample, analysed and run.
-
-    Attributes:
-        name: of the counterexample.
-        setting: what was asked, complete.
-        run: what was trained.
-        predictions: what the analyses say of the run, which know nothing of the counterexample.
-        cases: its variants, the most telling one last.
-        sentences: what it shows, with numbers.
-        rows: the numbers of the picture.
-        fields: of its own, as plain values.
-    """
-
-    name: str
-    setting: Setting
-    run: DPSGD
-    predictions: dict[str, Answer]
-    cases: tuple[Case, ...]
-    sentences: tuple[str, ...]
-    rows: list[Row]
-    fields: dict[str, Any] = field(default_factory=dict)
-
-
-def predict(run: DPSGD, delta: float) -> dict[str, Answer]:
-    """What a user would be told of the run."""
-    return {name: ask(run, name, lambda curve: curve.epsilon(delta)) for name in ANALYSES}
-
-
-def last_iterate_scores(setting: Setting, run: DPSGD, attack: Any, name: str) -> tuple[Array, Array]:
-    """Train models with the canary and without it, and score their last iterates, in this order."""
-    from lastiterate.auditing.conduct import collected
-    from lastiterate.auditing.experiments.choose import Given, experiment_on
-
-    experiment = experiment_on(None, Given(run, attack, setting.models, setting.seed, data=name))
-    file = None if setting.store is None else setting.store / f"{name}-{experiment.identity().digest()}.sqlite"
-    with collected(experiment, store=file, engine=setting.engine) as store:
-        trials = store.scores()
-    return trials.scores[trials.present], trials.scores[~trials.present]
-
-
 def require_plain(run: DPSGD) -> float:
     """The learning rate of a run of plain SGD with Poisson sampling, which is all that the counterexamples know."""
     if run.optimizer is None or not run.optimizer.is_memoryless or not isinstance(run.optimizer.learning_rate, float):
@@ -161,8 +94,3 @@ def required(name: str, value: Given | None) -> Given:
     if value is None:
         raise ValueError(f"{name} must be given for this counterexample, got None")
     return value
-
-
-def largest(rows: Sequence[Row], name: str) -> Row:
-    """The row whose value of this name is largest."""
-    return max(rows, key=lambda row: float(row[name]))

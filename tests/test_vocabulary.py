@@ -1,0 +1,31 @@
+"""The vocabulary agrees with the analyses that it names."""
+
+from __future__ import annotations
+
+import pytest
+
+import lastiterate as li
+from lastiterate.vocabulary import ANALYSES, FAMILIES, METHODS, ONE_RUN_METHODS, PAIRED_METHODS, SIDE_BY_SIDE
+
+SMALL = li.DPSGD(2, 0.5, 1.0)
+
+
+@pytest.mark.parametrize("name", ANALYSES)
+def test_an_analysis_is_the_public_function_of_its_name_and_a_guarantee_where_its_curve_is(name):
+    analysis = ANALYSES[name]
+    assert analysis.curve is getattr(li, name)
+    assert analysis.curve(SMALL).is_guarantee == analysis.is_guarantee
+
+
+def test_every_method_is_for_models_or_for_canaries_of_one_and_families_assume_something():
+    assert {*PAIRED_METHODS, *ONE_RUN_METHODS} == METHODS.keys()
+    assert not {*PAIRED_METHODS} & {*ONE_RUN_METHODS}
+    assert all("nothing" not in METHODS[name].assumes for name in FAMILIES)
+    assert all("nothing" in each.assumes for each in METHODS.values() if each.is_assumption_free)
+
+
+def test_labels_tell_words_apart():
+    for words in (ANALYSES, METHODS):
+        assert len({word.label for word in words.values()}) == len(words)
+    assert all("heuristic" in each.label for each in ANALYSES.values() if each.kind == "heuristic")
+    assert {*SIDE_BY_SIDE} < ANALYSES.keys()
