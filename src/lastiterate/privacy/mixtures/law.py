@@ -83,6 +83,11 @@ class Law:
             total += generator.choice(values, size, p=chances / chances.sum())
         return total
 
+    def scaled(self, factor: float, noise: float) -> Law:
+        """The law of ``factor`` times S, under noise of this standard deviation."""
+        blocks = tuple((factor * v, p) for v, p in self.blocks)
+        return Law(noise, factor * self.constant, self.counts, self.rates, factor * self.weights, blocks)
+
     def flipped(self) -> Law:
         """The law of -S, which is as easy to tell from nothing as S."""
         blocks = tuple((-v, p) for v, p in self.blocks)
