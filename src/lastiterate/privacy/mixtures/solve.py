@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from lastiterate.arrays import Floats
 
 _SQRT_HALF_PI = float(np.sqrt(0.5 * np.pi))
-_SMALLEST_BRACKET = 4e-16  # relative: two neighbouring floats
+_SMALLEST_BRACKET = 4e-16  # relative: about the distance of neighbouring floats
 
 
 def solve(
