@@ -1,4 +1,8 @@
-"""PrivacyCurve: what every analysis returns. It says how well a run's output tells whether the canary was in."""
+"""PrivacyCurve: what every analysis returns. It says how well a run's output tells whether the canary was in.
+
+Delta is the larger of two hockey-stick divergences (the paper's equation 2), epsilon its inverse (equation 3), and the
+trade-off function that of Dong et al. (Gaussian Differential Privacy, 2022).
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,7 @@ from lastiterate.values import SomeNumbers, numbers
 
 
 class Pair(Protocol):
-    """Two distributions, P (canary in) and Q (out), by hockey-stick divergences. Arguments are arrays or numbers."""
+    """Two distributions, P (canary in) and Q (out). Arguments are arrays, or single numbers of NumPy's."""
 
     def epsilon(self, log_delta: Floats) -> Floats:
         """The smallest epsilon >= 0 for which both directions have at most this delta."""

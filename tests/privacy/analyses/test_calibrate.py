@@ -8,6 +8,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import lastiterate as li
+from lastiterate.privacy.analyses.calibrate import bracket_noise
 from tests.privacy.helpers import sample_rates, weighted_runs
 
 
@@ -65,3 +66,22 @@ def test_a_refused_analysis_stays_refused():
     run = li.DPSGD(steps=30, sample_rate=0.1, noise_multiplier=1.0, sampling="shuffled")
     with pytest.raises(ValueError, match="no_amplification"):
         li.calibrate(run, epsilon=1.0, delta=1e-5, analysis=li.composition)
+
+
+@pytest.mark.parametrize("root", [-7.3, -0.2, 0.0, 0.4, 9.1])
+def test_noise_is_bracketed_by_too_little_and_enough(root):
+    tried = []
+
+    def is_enough(log_factor):
+        tried.append(log_factor)
+        return log_factor >= root
+
+    low, high = bracket_noise(is_enough, 0.0, lambda _: -8.0, 10.0, lambda: 1.5)
+    assert low < root <= high <= low + 1.5
+    assert {low, high} <= set(tried)
+    assert -8.0 <= min(tried) <= max(tried) <= 10.0
+
+
+def test_noise_that_is_never_or_always_enough_has_an_infinite_end():
+    assert bracket_noise(lambda _: False, 0.0, lambda _: -8.0, 10.0, lambda: 3.0) == (10.0, math.inf)
+    assert bracket_noise(lambda _: True, 0.0, lambda _: -8.0, 10.0, lambda: 3.0) == (-math.inf, -8.0)

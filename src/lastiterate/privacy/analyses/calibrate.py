@@ -7,14 +7,13 @@ from collections.abc import Callable
 
 import numpy as np
 
-from lastiterate.arrays import Floats
 from lastiterate.privacy.analyses.last_iterate import last_iterate
 from lastiterate.privacy.curve import PrivacyCurve
-from lastiterate.privacy.mixtures.solve import invert
+from lastiterate.privacy.mixtures.solve import Secants, invert
 from lastiterate.run import DPSGD
 from lastiterate.values import number
 
-_FACTOR_AT_ONCE = 4.0
+_FACTOR_AT_ONCE = 4.0  # while the root is being bracketed
 _LEAST, _MOST = 1e-4, 1e12  # noise multipliers that are tried
 _NEAR_ENOUGH = 1e-7  # to the target, from below
 
@@ -42,38 +41,62 @@ def calibrate(
     return run.replace(noise_multiplier=run.noise_multiplier * math.exp(log_factor))
 
 
+def bracket_noise(
+    is_enough: Callable[[float], bool],
+    start: float,
+    least: Callable[[float], float],
+    most: float,
+    stride: Callable[[], float],
+) -> tuple[float, float]:
+    """Logarithms of two factors of the noise: with the smaller there is too little noise, with the larger enough.
+
+    Strides lead from ``start`` upwards until there is enough noise, and then downwards until there is too little.
+
+    Args:
+        is_enough: whether there is enough noise with a factor. Once there is, more noise is enough too.
+        start: the factor to begin with.
+        least: the least factor that may be tried on the way down from a given one.
+        most: the largest factor that may be tried. If that is not enough, the larger of the two is infinity.
+        stride: how far to go next, asked anew after each trial.
+
+    If even the least factor is enough, the smaller of the two is minus infinity and the larger the least.
+    """
+    low = high = min(start, most)
+    while not is_enough(high):
+        if high >= most:
+            return most, math.inf
+        low, high = high, min(high + stride(), most)
+    while low == high or is_enough(low):
+        lowest = least(low)
+        if low <= lowest:
+            return -math.inf, lowest
+        low, high = max(low - stride(), lowest), low
+    return low, high
+
+
 def _bracket(run: DPSGD, spent: Callable[[float], float], target: float, delta: float) -> tuple[float, float]:
     """Logarithms of factors with too little and with enough noise."""
     least = math.log(_LEAST / float(np.min(run.noise_multiplier)))
     most = math.log(_MOST / float(np.max(run.noise_multiplier)))
-    step = math.log(_FACTOR_AT_ONCE)
-    low = high = min(max(0.0, least), most)
-    while spent(high) > target:
-        if high >= most:
-            raise ValueError(
-                f"epsilon {target!r} at delta {delta!r} is not reached by any noise multiplier up to {_MOST:g}"
-            )
-        low, high = high, min(high + step, most)
-    while low == high or spent(low) <= target:
-        if low <= least:
-            raise ValueError(
-                f"epsilon {target!r} at delta {delta!r} is met with any noise, even a noise multiplier of {_LEAST:g}: "
-                "there is nothing to calibrate"
-            )
-        low, high = max(low - step, least), low
+    stride = math.log(_FACTOR_AT_ONCE)
+    low, high = bracket_noise(
+        lambda log_factor: spent(log_factor) <= target, max(0.0, least), lambda _: least, most, lambda: stride
+    )
+    if high == math.inf:
+        raise ValueError(
+            f"epsilon {target!r} at delta {delta!r} is not reached by any noise multiplier up to {_MOST:g}"
+        )
+    if low == -math.inf:
+        raise ValueError(
+            f"epsilon {target!r} at delta {delta!r} is met with any noise, even a noise multiplier of {_LEAST:g}: "
+            "there is nothing to calibrate"
+        )
     return low, high
 
 
 def _solve(spent: Callable[[float], float], target: float, low: float, high: float) -> float:
     """The smallest factor found that is enough: a root, by secants, then nudged to the safe side."""
-    seen: list[tuple[float, float]] = []
-
-    def shortfall(x: Floats) -> tuple[Floats, Floats]:
-        value = -math.log(max(spent(float(x)), 1e-300))
-        slope = (value - seen[-1][1]) / (float(x) - seen[-1][0]) if seen and float(x) != seen[-1][0] else math.nan
-        seen.append((float(x), value))
-        return np.float64(value), np.float64(slope)
-
+    shortfall = Secants(lambda log_factor: -math.log(max(spent(log_factor), 1e-300)))
     start = np.float64(0.5 * (low + high))
     root = float(invert(shortfall, np.float64(-math.log(target)), start, np.float64(low), np.float64(high)))
     nudge = 1e-13

@@ -9,5 +9,8 @@ from lastiterate.run import DPSGD
 
 
 def last_iterate(run: DPSGD) -> PrivacyCurve:
-    """The last-iterate heuristic (Theorem 1): exact for linear losses, a prediction for all others, not a guarantee."""
+    """The last-iterate heuristic (the paper's Theorem 1): exact for linear losses, a prediction for all others.
+
+    Not a guarantee. P and Q are those of its equation 1, generalised to steps of different weight.
+    """
     return PrivacyCurve(pair_of(law_of(run)), "last_iterate", is_guarantee=False)

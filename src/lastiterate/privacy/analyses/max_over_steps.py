@@ -35,7 +35,7 @@ OfKernel = Callable[[Kernel, Floats], Floats]
 def max_over_steps(run: DPSGD) -> PrivacyCurve:
     """The largest epsilon that the last-iterate heuristic gives for the run stopped at any t <= T.
 
-    What the paper compares its counterexamples with; a prediction like the heuristic itself, not a guarantee.
+    The paper compares its counterexamples with it (Section 4). A prediction like the heuristic itself, not a guarantee.
     """
     return PrivacyCurve(MaxOverSteps(prefixes_of(run)), "max_over_steps", is_guarantee=False)
 

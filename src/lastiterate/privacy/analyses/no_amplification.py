@@ -1,6 +1,7 @@
 """The bound that holds however batches are drawn: the adversary is told which batches the canary is in.
 
-Without that secret every step with the canary is a Gaussian mechanism, and k of them are one with mu = sqrt(k) / sigma.
+Without that secret every step with the canary is a Gaussian mechanism, and k of them are one with mu = sqrt(k) / sigma
+(Dong et al. 2022), whose delta is known in closed form (Balle and Wang 2018).
 """
 
 from __future__ import annotations
@@ -45,10 +46,13 @@ def no_amplification(run: DPSGD) -> PrivacyCurve:
 
 
 def told_participations(steps: int, rate: float, sigma: float, *, upper: bool) -> KnownParticipations:
-    """An upper bound on composition with Poisson sampling, or a lower one, close to it where there is little noise.
+    """Composition with Poisson sampling, bounded from above or from below by what it would be if batches were told.
 
-    A step with the canary has loss log(1 - q + q e^x) >= log q + x, x being what the step's loss would be if one knew,
-    and a step without it has loss >= log(1 - q): k steps cost at most so much less than if k were told.
+    From above, because to be told which batches have the canary never hides anything. From below, because not to be
+    told lowers the loss by no more than a constant: let x be the loss of a step with the canary if one is told. If one
+    is not, it is log(1 - q + q e^x) >= x + log q; and a step without the canary has a loss of at least log(1 - q)
+    instead of 0. With k steps of the first kind that is k log q + (steps - k) log(1 - q) in all. The two bounds are
+    close to each other where there is little noise.
     """
     middle, log_mass, half = _participations(steps, rate)
     count = np.clip(middle + half if upper else middle - half, 0.0, float(steps))
@@ -57,9 +61,10 @@ def told_participations(steps: int, rate: float, sigma: float, *, upper: bool) -
 
 
 def _participations(steps: int, rate: float) -> tuple[FloatArray, FloatArray, float]:
-    """The number of batches with the canary: all of its law down to 1e-320, in stretches where that is too many.
+    """How many batches have the canary: counts, the logarithms of their probabilities, and 0.
 
-    Stretches are given by their middles, and by how far they go on to either side.
+    All counts down to a probability of 1e-320. Where these are too many, stretches of counts: their middles, the
+    probabilities of the stretches, and how far a stretch goes on to either side of its middle.
     """
     if rate in (0.0, 1.0):
         return np.array([steps * rate]), np.zeros(1), 0.0
@@ -74,9 +79,10 @@ def _participations(steps: int, rate: float) -> tuple[FloatArray, FloatArray, fl
 
 @dataclass(frozen=True)
 class KnownParticipations:
-    """A Gaussian mechanism whose mu = sqrt(count) / sigma is drawn and told; its loss is then lowered by ``shift``.
+    """Gaussian mechanisms of which one is drawn, and the adversary is told which: mu = sqrt(count) / sigma.
 
-    Counts may stand for stretches that begin ``below`` them.
+    The privacy loss is then lowered by that count's ``shift``. A count may stand for a stretch of smaller ones, down to
+    ``count - below``.
     """
 
     sigma: float
@@ -122,9 +128,10 @@ class KnownParticipations:
         return Side(epsilon, _ONE, log_delta, -np.exp(np.logaddexp.reduce(log_mass + log_q) - log_delta))
 
     def _fnr(self, fpr: Floats) -> Floats:
-        """P(L <= l) + e^l (Q(L > l) - fpr) at the l where Q(L > l) is fpr or jumps over it.
+        """P(L <= l) + e^l (Q(L > l) - fpr), where the loss L exceeds l with probability fpr under Q.
 
-        It jumps at l = 0 where the canary may not be used at all: then the best test tosses a coin.
+        As in `TwoSidedPair`. Where the canary may not be used at all, the loss is 0 with a positive probability, and
+        Q(L > l) may jump over fpr at l = 0: the best test then tosses a coin.
         """
         used = self.mu > 0.0
         mu, log_mass, goal = self.mu[used], self.log_mass[used], np.log(fpr)

@@ -1,7 +1,9 @@
 """Integrals along one vertical line z = theta + iu in the complex plane, by the midpoint rule.
 
-For analytic integrands that fall off like a Gaussian the rule converges geometrically. What it computes are densities,
-tails and hockey-stick divergences of a random variable whose cumulant generating function K is known on the line.
+For analytic integrands that fall off like a Gaussian the rule converges geometrically (Trefethen and Weideman, 2014).
+What it computes are densities, tails and hockey-stick divergences of a random variable whose cumulant generating
+function K is known on the line: 1/pi times the integral of Re exp(K(z) - zy) k(z) over u > 0, where k is 1 for the
+density at y and 1/z for the tail beyond it.
 """
 
 from __future__ import annotations

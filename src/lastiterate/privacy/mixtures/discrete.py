@@ -1,7 +1,7 @@
 """Two distributions on the same finitely many points, such as two binomials.
 
-The best tests are the sets of points with the largest likelihood ratio, of which there are no more than points. So
-epsilon is the largest of finitely many values, and nothing has to be solved.
+By the lemma of Neyman and Pearson the best tests are the sets of points with the largest likelihood ratios, and there
+are no more such sets than points. So epsilon is the largest of finitely many values, and nothing has to be solved.
 """
 
 from __future__ import annotations

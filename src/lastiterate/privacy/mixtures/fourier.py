@@ -4,9 +4,11 @@ K(z) = log E exp(z (S + N)) is known for every run. With z = theta + iu,
 
     density p(y) = 1/pi  integral_0^inf  Re exp(K(z) - z y) du,      upper tail: the same with / z  (theta > 0),
 
-and the midpoint rule in u is exact up to what lies further than 2 pi / step from y, which Bernstein's inequality
-bounds. Near its saddle point K'(theta) = y the integrand does not oscillate, so that sums keep their relative accuracy
-however small p(y) is; a few dozen nodes suffice.
+which is Bromwich's formula for the inverse of a Laplace transform, where Daniels (1954) and Lugannani and Rice (1980)
+begin their approximations. Here it is computed to the end: the midpoint rule in u is exact up to what lies further than
+2 pi / step from y (Poisson summation), which Bernstein's inequality bounds. Near its saddle point K'(theta) = y the
+integrand does not oscillate, so that sums keep their relative accuracy however small p(y) is, and a few dozen nodes
+suffice.
 """
 
 from __future__ import annotations

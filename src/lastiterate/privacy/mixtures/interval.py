@@ -20,7 +20,7 @@ _CLUSTERED = np.arange(-3.3, 3.3001, _STEP)  # the double exponential rule; beyo
 def log_interval(middle: Floats, half: Floats) -> Floats:
     """log of the probability that a standard normal variable is within ``half`` of ``middle``.
 
-    Given by its ends, a narrow interval would have lost digits of its width already.
+    The interval is not given by its ends, because the width of a narrow one would lose digits in their difference.
     """
     away = np.abs(middle)
     near, far = log_ndtr(half - away), log_ndtr(-half - away)
@@ -32,9 +32,10 @@ def log_interval(middle: Floats, half: Floats) -> Floats:
 
 
 def log_integral(log_density: Callable[[Floats], Floats], low: float, high: float) -> np.float64:
-    """log of the integral of a density, given at single points, that is smooth but for layers of any width at the ends.
+    """log of the integral from ``low`` to ``high`` of a density whose logarithm is given.
 
-    The double exponential rule: its nodes crowd at the ends.
+    The density has to be smooth inside, but may rise or fall arbitrarily fast at the ends: the nodes of the double
+    exponential rule (Takahasi and Mori, 1974) crowd there.
     """
     argument = 0.5 * np.pi * np.sinh(_CLUSTERED)
     share = 1.0 / (1.0 + np.exp(-2.0 * argument))  # of the way from low to high

@@ -1,4 +1,9 @@
-"""The law of S = sum_t w_t A_t: how much of the canary is in the released model, in units of the noise."""
+"""The law of S = sum_t w_t A_t: how much of the canary is in the released model.
+
+The paper's Theorem 1 is the case that all weights are 1 and batches are Poisson-sampled: there S is Binomial(T, q). Its
+proof (Appendix A) unrolls the updates of linear losses. The same sum, with the weights that an optimizer gives to its
+steps, is unrolled here.
+"""
 
 from __future__ import annotations
 
@@ -59,16 +64,20 @@ class Law:
         return self.counts.size == 1 and not self.blocks and self.constant == 0.0
 
     def rounded_up(self, levels: int) -> Law:
-        """A law that dominates this one (weights in [0, 1], no blocks) and has few distinct weights."""
+        """A law with few distinct weights that is at least as easy to see: weights, in [0, 1], are rounded up.
+
+        Only for laws without blocks.
+        """
         weights = np.ceil(self.weights * levels) / levels
         pairs, index = np.unique(weights + 2j * self.rates, return_inverse=True)
         counts = _sums_of_groups(index, self.counts)
         return Law(self.noise, self.constant, counts, 0.5 * pairs.imag, pairs.real)
 
     def from_lowest(self) -> Law:
-        """The same law as its smallest value, or 0 if rounding put that below, plus terms that are not negative.
+        """The same law, written as its smallest value plus terms that are never negative.
 
-        A Bernoulli term of weight -w is -w and, where it does not happen, w.
+        A Bernoulli term of weight -w equals -w plus a term of weight w that happens when the first one does not.
+        The smallest value is known not to be negative; where rounding has made it so, it is taken for 0.
         """
         rates = np.where(self.weights < 0.0, np.minimum(1.0 - self.rates, 1.0 - 1e-16), self.rates)
         blocks = tuple((v - v.min(), p) for v, p in self.blocks)
@@ -83,6 +92,11 @@ class Law:
             total += generator.choice(values, size, p=chances / chances.sum())
         return total
 
+    def scaled(self, factor: float, noise: float) -> Law:
+        """The law of ``factor`` times S, under noise of this standard deviation."""
+        blocks = tuple((factor * v, p) for v, p in self.blocks)
+        return Law(noise, factor * self.constant, self.counts, self.rates, factor * self.weights, blocks)
+
     def flipped(self) -> Law:
         """The law of -S, which is as easy to tell from nothing as S."""
         blocks = tuple((-v, p) for v, p in self.blocks)
@@ -93,7 +107,10 @@ NOTHING = Law(1.0, 0.0, np.empty(0), np.empty(0), np.empty(0))
 
 
 def law_of(run: DPSGD) -> Law:
-    """The law of S for a run, scaled so that the largest weight is 1. Steps that count for nothing are left out."""
+    """The law of S for a run, and its noise (Theorem 1, equation 1, with weights).
+
+    Weights are scaled so that the largest is 1, and steps that count for nothing are left out.
+    """
     weights = run.effective_weights()
     if np.ndim(weights) == 0 and np.ndim(run.noise_multiplier) == 0 and run.sampling != "shuffled":
         return _independent(run, np.ones(()), float(run.noise_multiplier) * math.sqrt(run.steps))
@@ -112,7 +129,7 @@ def law_of(run: DPSGD) -> Law:
 
 
 def _independent(run: DPSGD, weights: FloatArray, noise: float) -> Law:
-    """Poisson sampling; and batches of fixed size, where by itself each A_t is Bernoulli(q_t) too."""
+    """Poisson sampling. Batches of fixed size too: they are drawn anew at each step, so each A_t is Bernoulli(q_t)."""
     if weights.ndim == 0 and np.ndim(run.sample_rate) == 0 and 0.0 < run.sample_rate < 1.0:
         one = np.ones(1)
         return Law(noise, 0.0, one * run.steps, one * run.sample_rate, one * weights)
@@ -173,5 +190,5 @@ def _shuffled(run: DPSGD, weights: FloatArray, noise: float) -> Law:
 
 
 def _epoch(weights: FloatArray, length: int) -> FloatArray:
-    """The weights of an epoch; the batches that a last one does not reach are as one that counts for nothing."""
+    """The weights of an epoch. If the run ends within it, the canary may be in a batch that is never used: weight 0."""
     return weights if weights.size == length else np.append(weights, 0.0)

@@ -1,8 +1,11 @@
-"""The pair S + N against N, and the two kernels behind it.
+"""The pair S + N against N (the paper's equation 1), and what is asked of the kernels that evaluate it.
 
-Along a threshold y the privacy loss f(y) = log p(y) / q(y) increases (the values of S not being negative), so that the
-best test is {>= y}, and epsilon = f(y) and delta both follow from y. A *kernel* knows the pair near a given y; what is
-done with it is the same for all of them. Entries of array arguments are problems of their own.
+S is not negative here. The privacy loss f(y) = log p(y) / q(y) then increases along y, so that the best tests are the
+sets {>= y} and {<= y}, and one threshold y gives both: epsilon = f(y), and delta by the formulas of Appendix A
+("Computing delta from epsilon"). The paper bisects; here Newton's method finds the y whose delta is given.
+
+A *kernel* knows the pair near a given y, and what is done with it is the same for all of them. Entries of array
+arguments are problems of their own.
 """
 
 from __future__ import annotations
@@ -128,7 +131,7 @@ def log_fnr(kernel: Kernel, fpr: Floats) -> Floats:
 
 
 def log_delta_at(side: Side, loss: Floats, epsilon: Floats) -> Floats:
-    """log delta where the loss is exactly epsilon, from a threshold where it nearly is: there it is ``loss``."""
+    """log delta at the threshold whose loss is epsilon, to first order from a nearby one, whose loss is ``loss``."""
     change = side.log_delta_slope / side.loss_slope * (epsilon - loss)
     return pick(np.abs(change) < 1e-3, side.log_delta + change, side.log_delta)
 
@@ -167,7 +170,7 @@ def _bound_add(kernel: Kernel, epsilon: Floats) -> Floats:
 
 
 def _at_least_add(kernel: Kernel, log_delta: Floats, epsilon: Floats) -> Floats:
-    """``epsilon``, or what Q over P needs where that is more."""
+    """The larger of ``epsilon`` and the one at which Q over P has this delta."""
     if log_delta_add(kernel, epsilon) <= log_delta:
         return epsilon
     moving = Moving(kernel, upper=False)

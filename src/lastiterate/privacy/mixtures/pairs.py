@@ -1,4 +1,4 @@
-"""From the law of S to its pair of distributions."""
+"""From the law of S to the pair of distributions S + N and N: none, one or both signs of S occur."""
 
 from __future__ import annotations
 
@@ -102,24 +102,24 @@ class OneSidedPair:
 
 
 def lowest_epsilon(kernel: Kernel, log_delta: Floats) -> Floats:
-    """The smallest epsilon that numerical errors of a kernel's may have turned into the one computed."""
+    """A lower bound on the exact epsilon, if the kernel's numerical errors are as small as they should be."""
     value = mixture.epsilon(kernel, larger_delta(log_delta))
     return value - RELATIVE_ERROR * np.maximum(1.0, value)
 
 
 def highest_epsilon(kernel: Kernel, log_delta: Floats) -> Floats:
-    """The largest one."""
+    """An upper bound on the exact epsilon, likewise."""
     value = mixture.epsilon(kernel, smaller_delta(log_delta))
     return value + RELATIVE_ERROR * np.maximum(1.0, value)
 
 
 def larger_delta(log_delta: Floats) -> Floats:
-    """A little more than the error of a computed delta above it, and below 1."""
+    """log_delta raised by a little more than the error of a computed one; still below 0."""
     return np.minimum(log_delta + _RELATIVE_ERROR_OF_DELTA, -1e-300)
 
 
 def smaller_delta(log_delta: Floats) -> Floats:
-    """As much below it."""
+    """log_delta lowered by as much."""
     return log_delta - _RELATIVE_ERROR_OF_DELTA
 
 

@@ -1,7 +1,8 @@
 """The runs that one gets by stopping a run early, and bounds for many of them at once.
 
-Mostly the steps of a shorter run count, up to a common factor, like some of the steps of a longer one. Then S of the
-longer run under the noise of the shorter one is easier to see than either of them, or than any run between.
+The steps of a shorter run usually have, up to a common factor, the weights of some steps of the longer one. Then there
+is a bound for all stopping times a <= t <= b at once: the signal S of the run stopped at b under the noise of the run
+stopped at a. More signal, or less noise, is never harder to see.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ loss, which is epsilon; `invert` the one at which an increasing function has a g
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from lastiterate.arrays import Floats
 
 _SQRT_HALF_PI = float(np.sqrt(0.5 * np.pi))
-_SMALLEST_BRACKET = 4e-16  # relative: two neighbouring floats
+_SMALLEST_BRACKET = 4e-16  # relative: about the distance of neighbouring floats
 
 
 def solve(
@@ -82,6 +83,21 @@ def invert(
         return gap, pick(gap == 0.0, 0.0, -gap / now.log_delta_slope)
 
     return _newton(side, gap_and_step, y, low, high)[0]
+
+
+class Secants:
+    """A function of one number without a derivative, for `invert`: slopes are those of the last two places seen."""
+
+    def __init__(self, function: Callable[[float], float]) -> None:
+        self.function = function
+        self.seen: list[tuple[float, float]] = []  # places and values, in the order in which they were asked for
+
+    def __call__(self, y: Floats) -> tuple[Floats, Floats]:
+        x = float(y)
+        value = self.function(x)
+        slope = (value - self.seen[-1][1]) / (x - self.seen[-1][0]) if self.seen and x != self.seen[-1][0] else math.nan
+        self.seen.append((x, value))
+        return np.float64(value), np.float64(slope)
 
 
 def _newton(

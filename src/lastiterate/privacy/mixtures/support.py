@@ -1,4 +1,4 @@
-"""Kernel (a): S + N against N, summed over the support of S.
+"""Kernel (a): S + N against N, summed over the support of S, as in the paper's Appendix A.
 
 ``noise`` is a number or an array, each entry a problem of its own; ``points`` and ``log_mass``, the support of S and
 its log-probabilities, have one more axis, the last. With x_s = (y - s) / noise and Mills' ratio M,

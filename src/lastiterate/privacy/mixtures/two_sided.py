@@ -157,9 +157,12 @@ class TwoSidedPair:
         return result
 
     def _fnr(self, fpr: Floats) -> Floats:
-        """P(f <= l) + e^l (Q(f > l) - fpr): for every l at most the rate sought, and equal to it where Q(f > l) = fpr.
+        """The smallest false negative rate of a test whose false positive rate is ``fpr``.
 
-        Or where it jumps over fpr: where f is flat, no level of it has just that Q.
+        By the lemma of Neyman and Pearson the best test says "in" where f > l, for the l at which Q(f > l) = fpr. What
+        is returned is P(f <= l) + e^l (Q(f > l) - fpr). At that l its second term is 0. At any other l it is at most
+        the rate sought, so that an inaccurate l errs to the safe side. And where f is so flat that Q(f > l) jumps over
+        fpr, it is what the test attains that tosses a coin there.
         """
         lowest, goal, noise = self._lowest[1], np.log(fpr), self.law.noise
 

@@ -1,0 +1,132 @@
+"""Who may import whom: data flows one way, and what is imported late, inside a function, counts too.
+
+To add a room, give it a line in ``MAY_IMPORT``. A room is a package or a module under ``lastiterate``; the longest name
+that fits decides, so that ``privacy.mixtures`` may have a line of its own beside ``privacy``.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[1] / "src" / "lastiterate"
+
+# What everything else stands on: what a run is, checks, arrays, files.
+FOUNDATIONS = {"arrays", "extras", "fields", "machine", "optimizer", "run", "trainer_failure", "training_diverged"}
+FOUNDATIONS |= {"training_progress", "values", "whole_file"}
+WORDS = {"answers", "plot.style", "plot.words", "vocabulary", "wording"}
+PRIVACY = {"privacy.curve", "privacy.mixtures", "privacy.losses", "privacy.analyses"}
+TRAINING = {"batch_order", "data", "training"}
+
+MAY_IMPORT: dict[str, set[str]] = {
+    # Foundations know of each other, from the left to the right, and of nothing else.
+    "arrays": set(),
+    "extras": set(),
+    "fields": set(),
+    "machine": set(),
+    "training_diverged": set(),
+    "trainer_failure": set(),
+    "training_progress": set(),
+    "whole_file": set(),
+    "values": {"arrays"},
+    "optimizer": {"arrays", "values"},
+    "run": {"arrays", "optimizer", "values", "integrations.opacus_run"},  # `DPSGD.from_opacus`
+    # From a run to a privacy curve. Privacy knows nothing of audits, and each of its rooms only of those before it.
+    "privacy": set(),
+    "privacy.curve": FOUNDATIONS,
+    "privacy.mixtures": FOUNDATIONS | {"privacy.curve"},
+    "privacy.losses": FOUNDATIONS | {"privacy.curve", "privacy.mixtures"},
+    "privacy.analyses": FOUNDATIONS | {"privacy.curve", "privacy.mixtures", "privacy.losses"},
+    "integrations": FOUNDATIONS | PRIVACY,
+    # Words: of analyses and methods, for numbers and runs. Only types of the pictures.
+    "vocabulary": FOUNDATIONS | PRIVACY,
+    "wording": FOUNDATIONS | {"vocabulary"},
+    "answers": FOUNDATIONS | PRIVACY | {"lastiterate", "vocabulary", "wording", "plot.style", "plot.words"},
+    # Trainings, and attacks on them, which know nothing of engines, stores or estimates.
+    "batch_order": FOUNDATIONS | {"privacy.mixtures"},
+    "data": FOUNDATIONS,
+    "training": FOUNDATIONS | PRIVACY | TRAINING,
+    "attacks": FOUNDATIONS | PRIVACY | TRAINING,
+    "auditing": FOUNDATIONS | PRIVACY | TRAINING | WORDS | {"attacks"},
+    "lm": FOUNDATIONS | PRIVACY | {"batch_order", "data", "attacks", "auditing"},
+    # Pictures format what others have computed: they may read results, and analyse nothing.
+    "plot": FOUNDATIONS | WORDS | {"lastiterate", "auditing", "counterexamples.probe"},
+    "counterexamples": FOUNDATIONS | PRIVACY | TRAINING | WORDS | {"attacks", "auditing", "plot"},
+    "reproduce": FOUNDATIONS
+    | PRIVACY
+    | WORDS
+    | {"lastiterate", "attacks", "auditing", "counterexamples", "lm", "plot"},
+    # Commands may ask anybody. Nobody imports them, but for the program itself.
+    "cli": FOUNDATIONS | WORDS | {"lastiterate", "attacks", "auditing", "counterexamples", "lm", "plot", "reproduce"},
+    "__main__": {"cli"},
+    "__init__": FOUNDATIONS | PRIVACY | {"auditing", "integrations"},
+}
+
+
+def modules() -> list[str]:
+    return sorted(".".join(file.relative_to(SOURCE).with_suffix("").parts) for file in SOURCE.rglob("*.py"))
+
+
+def imports(text: str, module: str) -> Iterator[tuple[int, str]]:
+    """Lines and names, without ``lastiterate.``, of all that a module imports of the package, wherever in it."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{module}, line {node.lineno}: imports are absolute"
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        else:
+            continue
+        for name in names:
+            package, _, rest = name.partition(".")
+            if package == "lastiterate":
+                yield node.lineno, rest if rest and is_module(rest) else "lastiterate"
+
+
+def is_module(name: str) -> bool:
+    """Whether a name begins with that of a module or a package; otherwise it is one of the package's public names."""
+    first = SOURCE / name.split(".")[0]
+    return first.is_dir() or first.with_suffix(".py").exists()
+
+
+def within(name: str, room: str) -> bool:
+    return name == room or name.startswith(f"{room}.")
+
+
+def room_of(module: str, rooms: set[str] | dict[str, set[str]]) -> str | None:
+    return max((room for room in rooms if within(module, room)), key=len, default=None)
+
+
+def violations(module: str, text: str) -> list[str]:
+    room = room_of(module, MAY_IMPORT)
+    assert room is not None, f"{module} is in no room: give it one in MAY_IMPORT"
+    return [
+        f"{module}, line {line}: {room} may not import {name}"
+        for line, name in imports(text, module)
+        if not within(name, room) and not any(within(name, allowed) for allowed in MAY_IMPORT[room])
+    ]
+
+
+@pytest.mark.parametrize("module", modules())
+def test_imports_go_one_way(module):
+    assert violations(module, (SOURCE / f"{module.replace('.', '/')}.py").read_text()) == []
+
+
+@pytest.mark.parametrize(
+    ("module", "text"),
+    [
+        ("privacy.mixtures.law", "def late():\n    from lastiterate.privacy.analyses.composition import composition"),
+        ("privacy.losses.step_loss", "import lastiterate.privacy.analyses.grid"),
+        ("privacy.analyses.grid", "from lastiterate import auditing"),
+        ("privacy.curve", "from lastiterate import last_iterate"),
+        ("attacks.attack", "if TYPE_CHECKING:\n    from lastiterate.auditing.engines.engine import Engine"),
+        ("auditing.evidence.report", "from lastiterate.cli.app import app"),
+        ("plot.roc", "from lastiterate.privacy.analyses.composition import composition"),
+        ("run", "from lastiterate.integrations.dp_accounting import LastIterateAccountant"),
+    ],
+)
+def test_what_goes_the_other_way_is_found(module, text):
+    assert len(violations(module, text)) == 1
