@@ -17,7 +17,7 @@ transformers = pytest.importorskip("transformers", reason="language models need 
 from safetensors.torch import load_file, save_file  # noqa: E402
 
 from lastiterate import DPSGD, SGD  # noqa: E402
-from lastiterate.auditing.describe import fingerprint  # noqa: E402
+from lastiterate.auditing.identity import fingerprint  # noqa: E402
 from lastiterate.extras import MissingExtra  # noqa: E402
 from lastiterate.lm.problem import TextProblem, load  # noqa: E402
 from lastiterate.lm.texts import Texts  # noqa: E402

@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 
-from tests.auditing.stores import begin, chunk
+from tests.auditing.stores.helpers import begin, chunk
 
 
 @pytest.fixture

@@ -5,10 +5,10 @@ import json
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from lastiterate.auditing.describe import describe_attack, describe_run, fingerprint, read_run
 
 import lastiterate as li
 from lastiterate import attacks
-from lastiterate.auditing.describe import describe_attack, describe_run, fingerprint, read_run
 from lastiterate.training import Problem, problems
 
 
