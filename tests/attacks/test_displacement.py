@@ -7,6 +7,7 @@ import pytest
 
 from lastiterate import DPSGD, SGD
 from lastiterate.attacks import Displacement
+from lastiterate.attacks.attack import LinearScores
 
 RUN = DPSGD(steps=25, sample_rate=0.2, noise_multiplier=2.0, clip_norm=3.0, optimizer=SGD(0.1))
 UNIT = 0.1 * 2.0 * 3.0 * 5.0  # learning rate, noise multiplier, clipping norm, root of the steps
@@ -72,7 +73,7 @@ def test_expected_scores_have_the_measured_spread():
     attack = Displacement(CANARY)
     facts = attack.craft(RUN, noisy(32, {"weight": 0.2, "bias": 0.2}))
     expected = attack.expected(facts)
-    assert expected.kind == "linear"
+    assert isinstance(expected, LinearScores)
     assert expected.signal == 1.0
     assert expected.spread == pytest.approx(0.2, rel=0.35)
 

@@ -64,12 +64,12 @@ def finish(audit: subprocess.Popen[str]) -> str:
 
 def trials(store: Path) -> list[tuple[object, ...]]:
     """All trials that are stored, but for how long they took."""
-    return _rows(store, "SELECT model, world, score, accuracy, seed FROM trials ORDER BY model, world")
+    return _rows(store, "SELECT model, world, score, quality FROM trials ORDER BY model, world")
 
 
 def is_crafted(store: Path) -> bool:
     """Whether the store has a canary."""
-    return bool(_rows(store, "SELECT 1 FROM audit WHERE name = 'facts'"))
+    return bool(_rows(store, "SELECT 1 FROM audit WHERE name = 'crafted'"))
 
 
 def report(store: Path, *options: str) -> dict[str, object]:

@@ -7,13 +7,15 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from lastiterate.auditing.job import Job, Trials
+from lastiterate.auditing.job import Trials
 
 import lastiterate as li
 from lastiterate.attacks import Displacement
 from lastiterate.auditing.engines.engine import Local
-from lastiterate.auditing.evidence.report import Question, read
-from lastiterate.auditing.stores.trials import StoredTrials
+from lastiterate.auditing.evidence.question import Question
+from lastiterate.auditing.experiments.protocol import Trials
+from lastiterate.auditing.reading import read
+from lastiterate.auditing.stores.trials import ScoredTrials
 from tests.auditing.broken_trainers import BUGS, CANARY, RUN, Correct, example_gradients, losses, unflatten
 
 CONFIDENCE = 0.999
@@ -31,15 +33,13 @@ class Together:
     def chunk_size(self) -> int:
         return self.trials.chunk_size
 
-    def chunks(self, *args) -> Iterator[StoredTrials]:
-        columns = ("models", "present", "scores", "accuracies", "seconds")
-        parts = [[getattr(chunk, name) for name in columns] for chunk in self.trials.chunks(*args)]
-        yield StoredTrials(*map(np.concatenate, zip(*parts, strict=True)))
+    def chunks(self, *args) -> Iterator[ScoredTrials]:
+        yield ScoredTrials.joined(list(self.trials.chunks(*args)))
 
 
 class Quick(Local):
-    def prepare(self, job: Job) -> Trials:
-        return Together(super().prepare(job))
+    def prepare(self, *args) -> Trials:
+        return Together(super().prepare(*args))
 
 
 @pytest.fixture(scope="module")

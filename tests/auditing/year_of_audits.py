@@ -17,9 +17,12 @@ from typing import Any
 import numpy as np
 
 import lastiterate as li
-from lastiterate.attacks.attack import Expected
+from lastiterate.attacks.attack import ExpectedScores, LikelihoodRatio, LinearScores, Unknown
 from lastiterate.attacks.likelihood import sample_likelihood_ratios
-from lastiterate.auditing.evidence.report import Estimates, Question, verdict_on
+from lastiterate.auditing.design import OneModel, Paired
+from lastiterate.auditing.evidence.estimates import Estimates, verdict_on
+from lastiterate.auditing.evidence.kinds import kind_of
+from lastiterate.auditing.evidence.question import Question
 from lastiterate.privacy.mixtures.law import law_of
 
 RUNS = (
@@ -35,6 +38,12 @@ ONE_RUN = li.DPSGD(1, 1.0, 2.0, sampling="full")
 SIZES = (150, 400, 1000)
 THRESHOLDS = ("a-priori", "split", "corrected", "uncorrected", "number")
 CONFIDENCES = (0.8, 0.9, 0.95)
+EXPECTED: dict[str, ExpectedScores] = {
+    "linear": LinearScores(),
+    "none": Unknown(),
+    "likelihood-ratio": LikelihoodRatio(),
+    "one-run": LinearScores(),
+}
 
 
 @dataclass(frozen=True)
@@ -42,7 +51,7 @@ class Audit:
     """What is audited and asked, and what the training did instead.
 
     Attributes:
-        kind: as in ``judge``: "linear", "none", "likelihood-ratio" or "one-run".
+        kind: what is known of the scores: "linear", "none", "likelihood-ratio", or "one-run" with many canaries.
         run: what is claimed of the training.
         models: a world, or canaries.
         question: with its threshold and confidence.
@@ -64,9 +73,10 @@ class Audit:
     def verdict(self, generator: np.random.Generator) -> str:
         """What a report would say of one realisation."""
         scores_in, scores_out = self._scores(generator)
-        expected = Expected("linear" if self.kind == "one-run" else self.kind)  # type: ignore[arg-type]
+        expected = EXPECTED[self.kind]
+        design = OneModel(self.models, 0) if self.kind == "one-run" else Paired(self.models)
         estimates = Estimates(self.run, expected, self.sign * scores_in, self.sign * scores_out, self.question)
-        return verdict_on(self.question.claim(self.run), self.kind, estimates)[0]
+        return verdict_on(self.question.claim(self.run), kind_of(design, expected), estimates)[0]
 
     def _scores(self, generator: np.random.Generator) -> tuple[Any, Any]:
         """Last iterates and canaries of one run are in standard deviations of the claimed noise."""

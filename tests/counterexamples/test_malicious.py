@@ -100,11 +100,11 @@ def test_one_encoding_may_be_asked_for_and_the_scores_are_kept(found, tmp_path, 
 def test_other_settings_are_other_files(tmp_path, monkeypatch):
     files = []
 
-    def look(*arguments, **options):
-        files.append(arguments[5])
+    def look(experiment, *, store, engine):
+        files.append(store)
         raise KeyboardInterrupt  # nothing has to be trained to see this
 
-    monkeypatch.setattr("lastiterate.auditing.conduct.collect", look)
+    monkeypatch.setattr("lastiterate.auditing.conduct.collected", look)
     for change in ({}, {"seed": 2}, {"models": 20}, {"steps": 4}, {"sample_rate": 0.2}, {"delta": 1e-6}, {}):
         setting = replace(SETTING, noise_multiplier=1.0, store=tmp_path, encoding="one-bit", **change)
         with pytest.raises(KeyboardInterrupt):

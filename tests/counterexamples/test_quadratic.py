@@ -7,7 +7,6 @@ from itertools import product
 
 import numpy as np
 import pytest
-from lastiterate.privacy.mixtures.law import law_of
 from scipy.stats import ks_2samp, kstest, norm
 
 import lastiterate as li
@@ -17,6 +16,7 @@ from lastiterate.counterexamples import quadratic
 from lastiterate.counterexamples.finding import last_iterate_scores
 from lastiterate.counterexamples.quadratic import DEFAULTS, Regularised
 from lastiterate.plot.counterexample import counterexample_chart
+from lastiterate.privacy.mixtures.law import law_of
 from lastiterate.training import train
 
 RUN = li.DPSGD(3, 0.1, 1.0, optimizer=li.SGD(1.0))  # the paper's

@@ -17,8 +17,9 @@ transformers = pytest.importorskip("transformers", reason="language models need 
 from safetensors.torch import load_file, save_file  # noqa: E402
 
 from lastiterate import DPSGD, SGD  # noqa: E402
-from lastiterate.auditing.describe import fingerprint  # noqa: E402
+from lastiterate.auditing.identity import fingerprint  # noqa: E402
 from lastiterate.extras import MissingExtra  # noqa: E402
+from lastiterate.lm.experiment import perplexity_before  # noqa: E402
 from lastiterate.lm.problem import TextProblem, load  # noqa: E402
 from lastiterate.lm.texts import Texts  # noqa: E402
 from lastiterate.lm.tokens import Tokens  # noqa: E402
@@ -51,7 +52,7 @@ def test_texts_are_split_cut_and_counted(tiny_llama, tiny_texts):
     assert problem.tokens.cut > 30
     assert problem.unit == "dialogue"
     assert TextProblem.of(tiny_llama, tiny_texts, None).held_out is None
-    assert TextProblem.of(tiny_llama, tiny_texts, None).perplexity_before() is None
+    assert perplexity_before(TextProblem.of(tiny_llama, tiny_texts, None)) is None
     with pytest.raises(ValueError, match="longest must be"):
         TextProblem.of(tiny_llama, tiny_texts, longest=1)
 
@@ -79,7 +80,7 @@ def test_perplexity_is_e_to_the_mean_loss_of_a_token_by_hugging_face(folder, mic
             total += (length - 1) * model(input_ids=ids, labels=ids).loss.item()
         count += length - 1
     assert len(set(problem.held_out.lengths.tolist())) > 1
-    assert problem.perplexity_before() == pytest.approx(math.exp(total / count), rel=1e-5)
+    assert perplexity_before(problem) == pytest.approx(math.exp(total / count), rel=1e-5)
 
 
 def test_perplexity_is_that_of_the_parameters_given(tiny_llama, tiny_texts):
@@ -234,7 +235,7 @@ def test_held_out_tokens_for_which_the_model_has_no_row_are_refused(tiny_llama, 
     problem = TextProblem.of(tiny_llama, tiny_texts)
     wrong = replace(problem, held_out=Tokens(np.array([[1, 64]]), np.array([2])))
     with pytest.raises(ValueError, match="the model must have a row for each"):
-        wrong.perplexity_before()
+        perplexity_before(wrong)
 
 
 def test_a_fingerprint_knows_nothing_of_folders_and_of_how_fast_it_goes(tiny_llama, tiny_texts, tmp_path):

@@ -13,16 +13,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import vl_convert
-from lastiterate.auditing.evidence.estimate import Estimate
-from lastiterate.auditing.evidence.result import AuditResult
-from lastiterate.privacy.mixtures.law import law_of
+from lastiterate.plot.audit import audit_chart, epsilon_chart, histogram_chart, roc_chart
 from scipy.stats import beta, norm
 
 import lastiterate as li
 from lastiterate.answers import Answer
 from lastiterate.auditing.evidence.estimate import Estimate
 from lastiterate.auditing.evidence.result import AuditResult
-from lastiterate.plot.audit import audit_chart, epsilon_chart, histogram_chart, roc_chart
 from lastiterate.plot.audit_charts import audit_chart, epsilon_chart, histogram_chart, roc_chart
 from lastiterate.plot.epsilons import epsilon_rows
 from lastiterate.plot.style import verdict_colour

@@ -20,7 +20,7 @@ class Idle:
     def running(self):
         return nullcontext()
 
-    def prepare(self, job):
+    def prepare(self, experiment, crafted, chunk_size):
         raise AssertionError("this was trained before")
 
 

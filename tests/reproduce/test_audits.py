@@ -53,7 +53,8 @@ def test_a_row_is_what_its_audit_found(monkeypatch, tmp_path):
     monkeypatch.setattr(li, "audit", audit)
     subject = Subject(run, "digits", "some digits", "digits", test="held out")
     cases = [Case(run, attack, {"attack": name}) for name, attack in (("one", "first"), ("two", "second"))]
-    monkeypatch.setattr(Subject, "default_store", lambda self, attack, models, seed: Path(f"{attack}-{seed}.sqlite"))
+    monkeypatch.setattr(Subject, "experiment", lambda self, attack, models, seed: f"{attack}-{seed}")
+    monkeypatch.setattr(Subject, "default_store", lambda self, experiment: Path(f"{experiment}.sqlite"))
     rows = measure("figure9", subject, cases, iter, Audits(store=tmp_path), models=7, quality="accuracy")
     assert [arguments[:6] for arguments, _ in asked] == [
         (run, "digits", "first", 7, 0, tmp_path / "figure9-first-0.sqlite"),

@@ -95,7 +95,7 @@ def test_rows_have_randomness_of_their_own_and_as_many_models_as_asked_for(monke
 
 
 def test_no_models_are_refused(monkeypatch):
-    monkeypatch.setattr("lastiterate.auditing.conduct.fill", _unreachable)
+    monkeypatch.setattr("lastiterate.auditing.conduct._fill", _unreachable)
     with pytest.raises(ValueError, match="models must be"):
         figure6.rows("quick", audits=Audits(models=0))
 

@@ -6,18 +6,20 @@ renewed, and stores are still resumed. A user's code counts by its source: any c
 
 from __future__ import annotations
 
+import copyreg
 import functools
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
-from types import BuiltinFunctionType, FunctionType, MethodType
+from pickle import PicklingError
+from types import CellType, FunctionType, MethodType, ModuleType
 from typing import TypeAlias
 
 import numpy as np
 
 from lastiterate.answers import run_fields
 from lastiterate.auditing.design import Design, OneModel
-from lastiterate.auditing.sources import UNKNOWN, Code, is_installed, own_source
+from lastiterate.auditing.sources import Code, globals_of, is_installed, is_ours, own_source
 from lastiterate.optimizer import SGD
 from lastiterate.run import DPSGD
 
@@ -79,85 +81,151 @@ def fingerprint(value: object) -> str:
 
 
 class _Prints:
-    """Digests, and a list of the functions whose source could not be found."""
+    """Digests of values, and a list of the code whose source could not be found."""
 
     def __init__(self) -> None:
         self.unknown: list[str] = []
+        self._known: dict[int, tuple[object, bytes]] = {}  # with the object, so that no other gets its id
 
     def of(self, value: object) -> str:
-        digest = hashlib.sha256()
-        self._add(digest.update, value, {})
-        return digest.hexdigest()[:16]
+        return self._digest(value).hex()[:16]
 
     def attack(self, attack: object) -> dict[str, Plain] | None:
-        """An attack by its name and its fields; one of the user's by its source, too."""
+        """An attack by its class and its fields; "class" is no name that a field can have."""
         if attack is None:
             return None
-        plain: dict[str, Plain] = {
-            name: value if isinstance(value, _SIMPLE) else self.of(value) for name, value in _fields(attack).items()
-        }
+        plain: dict[str, Plain] = {"class": type(attack).__name__}
         if not is_installed(type(attack)):
-            plain["source"] = self._source(type(attack))
-        return {"name": type(attack).__name__, **plain}
+            plain["class source"] = self.of(type(attack))
+        for name, value in _fields(attack).items():
+            plain[name] = value if isinstance(value, _SIMPLE) else self.of(value)
+        return plain
 
-    def _source(self, thing: Code) -> str:
-        found = own_source(thing)
-        if found == UNKNOWN:
-            self.unknown.append(getattr(thing, "__name__", type(thing).__name__))
+    def _digest(self, value: object) -> bytes:
+        """Of one value. What it consists of counts by the digests of its parts, so that none runs into the next."""
+        for kind in (bool, int, float, complex, str, bytes):
+            if isinstance(value, kind):
+                return _hash(kind.__name__, kind.__repr__(value))
+        if id(value) in self._known:
+            return self._known[id(value)][1]
+        self._known[id(value)] = value, _hash("itself", "")  # what is met again while its own parts are looked at
+        found = _hash(*self._parts(value))
+        self._known[id(value)] = value, found
         return found
 
-    def _add(self, add: Callable[[bytes], None], value: object, seen: dict[int, object]) -> None:
-        if isinstance(value, (*_SIMPLE, complex, bytes)):
-            add(repr(value).encode())
-            return
-        if id(value) in seen:
-            return
-        seen[id(value)] = value  # kept alive, so that no other object gets its id
-        inner = functools.partial(self._add, add, seen=seen)
-        if isinstance(value, Mapping):
+    def _parts(self, value: object) -> Iterator[str | bytes]:
+        """What distinguishes a value from others: texts, and the digests of what it holds."""
+        inner = self._digest
+        if value is None:
+            yield "None"
+        elif isinstance(value, Mapping):
+            yield "mapping"
             for key, item in value.items():
-                inner(key)
-                inner(item)
+                yield from (inner(key), inner(item))
         elif isinstance(value, (list, tuple)):
-            add(f"{len(value)}".encode())
-            for item in value:
-                inner(item)
-        elif (array := _as_array(value)) is not None:
-            add(f"{array.dtype}{array.shape}".encode() + np.ascontiguousarray(array).tobytes())
-        elif isinstance(value, functools.partial):
-            inner([value.func, value.args, value.keywords])
-        elif isinstance(value, MethodType):
-            inner([value.__func__, value.__self__])
-        elif isinstance(value, FunctionType):
-            add((value.__name__ if is_installed(value) else self._source(value)).encode())
-            inner([value.__defaults__, value.__kwdefaults__])
-            inner([cell.cell_contents for cell in value.__closure__ or ()])
-        elif isinstance(value, (type, BuiltinFunctionType, np.ufunc)):
-            add(value.__name__.encode())
-        elif (wrapped := getattr(value, "__wrapped__", None)) is not None:  # as jax.jit leaves a function
-            inner(wrapped)
+            yield "list"
+            yield from map(inner, value)
         elif isinstance(value, (set, frozenset)):
-            inner(sorted(map(repr, value)))
+            yield "set"
+            yield from sorted(map(inner, value))
+        elif (array := _as_array(value)) is not None:
+            yield f"array {array.dtype} {array.shape}"
+            yield inner(array.tolist()) if array.dtype.hasobject else np.ascontiguousarray(array).tobytes()
+        elif isinstance(value, functools.partial):
+            yield "partial"
+            yield inner([value.func, value.args, value.keywords, vars(value)])
+        elif isinstance(value, MethodType):
+            yield "method"
+            yield inner([value.__func__, value.__self__])
+        elif isinstance(value, FunctionType):
+            yield from self._function(value)
+        elif isinstance(value, type):
+            yield "class"
+            yield from self._class(value)
+        elif isinstance(value, ModuleType):
+            yield value.__name__ if is_installed(value) else self._source(value)
+        elif (wrapped := getattr(value, "__wrapped__", None)) is not None:  # as jax.jit leaves a function
+            yield inner(wrapped)
+        elif isinstance(name := getattr(value, "__name__", None), str) and callable(value):  # compiled
+            yield name
         else:
-            add(type(value).__name__.encode())
-            if callable(value) and not is_installed(type(value)):
-                add(self._source(type(value)).encode())
-            inner(_fields(value))
-            if not hasattr(value, "__dict__") and type(value).__repr__ is not object.__repr__:
-                add(repr(value).encode())
+            yield "object"
+            yield from self._class(type(value))
+            yield inner(_fields(value))
+
+    def _function(self, function: FunctionType) -> Iterator[str | bytes]:
+        yield "function"
+        bound: list[object] = [function.__defaults__, function.__kwdefaults__]
+        bound += [_content(cell) for cell in function.__closure__ or ()]
+        if is_installed(function):
+            yield function.__qualname__ if function.__name__ == "<lambda>" else function.__name__
+        else:
+            yield self._source(function)
+            bound += [vars(function), globals_of(function)]
+        yield self._digest(bound)
+
+    def _class(self, kind: type) -> Iterator[str | bytes]:
+        """A class by its name, and those that it is made of by their sources, where they are the user's."""
+        yield kind.__name__
+        for base in kind.__mro__:
+            if not is_installed(base):
+                yield self._source(base)
+
+    def _source(self, thing: Code | ModuleType) -> str:
+        found = own_source(thing)
+        if found is None and thing.__name__ not in self.unknown:
+            self.unknown.append(thing.__name__)
+        return found or "unknown"
+
+
+def _hash(*parts: str | bytes) -> bytes:
+    """A digest of texts, in which none runs into the next."""
+    digest = hashlib.sha256()
+    for part in parts:
+        content = part.encode() if isinstance(part, str) else part
+        digest.update(len(content).to_bytes(8, "big") + content)
+    return digest.digest()
+
+
+def _content(cell: CellType) -> object:
+    try:
+        return cell.cell_contents
+    except ValueError:  # nothing was put into it yet
+        return None
 
 
 def _as_array(value: object) -> np.ndarray | None:
-    """An array of NumPy, JAX or PyTorch; None: it is none."""
+    """An array of NumPy, JAX or PyTorch; None: it is none, or one that NumPy cannot hold."""
     if isinstance(value, (np.ndarray, np.generic)):
         return np.asarray(value)
+    if isinstance(value, type) or not hasattr(value, "__array__"):
+        return None
     if type(value).__module__.partition(".")[0] == "torch" and hasattr(value, "detach"):
         value = value.detach().cpu()
-    return np.asarray(value) if hasattr(value, "__array__") and not isinstance(value, type) else None
+    try:
+        return np.asarray(value)
+    except TypeError:  # PyTorch's bfloat16, or JAX's keys
+        return np.asarray(value.double()) if hasattr(value, "double") else None
 
 
 def _fields(value: object) -> dict[str, object]:
-    """What an object holds; of a dataclass, the fields that are compared."""
-    if is_dataclass(value) and not isinstance(value, type):
+    """What an object holds. Our own dataclasses say by ``compare`` which of their fields matter."""
+    if is_dataclass(value) and not isinstance(value, type) and is_ours(type(value)):
         return {field.name: getattr(value, field.name) for field in fields(value) if field.compare}
-    return dict(getattr(value, "__dict__", {}))
+    held = dict(getattr(value, "__dict__", {}))
+    for kind in type(value).__mro__:
+        slots = kind.__dict__.get("__slots__", ())
+        for name in [slots] if isinstance(slots, str) else slots:
+            if hasattr(value, name) and name not in ("__dict__", "__weakref__"):
+                held[name] = getattr(value, name)
+    return held or {"state": _state(value)}
+
+
+def _state(value: object) -> object:
+    """What an object of compiled code would be made of again; None where it cannot say."""
+    registered = copyreg.dispatch_table.get(type(value))
+    try:
+        made = registered(value) if registered else value.__reduce_ex__(2)
+    except (TypeError, ValueError, AttributeError, RuntimeError, PicklingError):
+        return None
+    return made[:3] if isinstance(made, tuple) else made

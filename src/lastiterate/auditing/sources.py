@@ -1,4 +1,4 @@
-"""The source of a user's code: of its file, and of the files beside it that it imports, however indirectly."""
+"""The source of a user's code: of its file, and of the user's other files that it imports, however indirectly."""
 
 from __future__ import annotations
 
@@ -9,40 +9,68 @@ import sys
 import sysconfig
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import FunctionType
+from types import CodeType, FunctionType, ModuleType
 from typing import TypeAlias
 
 Code: TypeAlias = Callable[..., object]  # a function or a class
 
-UNKNOWN = "unknown"
-_PACKAGE = __name__.partition(".")[0]
-_INSTALLED = tuple(sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib"))
+_OURS = Path(__file__).resolve().parents[1]
+_INSTALLED = tuple(Path(sysconfig.get_path(name)) for name in ("purelib", "platlib", "stdlib"))
+_MADE_AT_RUN_TIME = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class statement makes such types, C code mostly others
 
 
-def is_installed(thing: Code) -> bool:
-    """Whether a function or a class is of this package, of Python, or of any other package: not a user's own."""
-    name = str(getattr(thing, "__module__", None) or "").partition(".")[0]
+def is_ours(thing: Code) -> bool:
+    """Whether a function or a class is of this package."""
     file = _file(thing)
-    if file is None:
-        return name == _PACKAGE or (name in sys.stdlib_module_names and name != "__main__")
-    return name == _PACKAGE or _is_installed(file)
+    return file is not None and file.is_relative_to(_OURS)
 
 
-def own_source(thing: Code) -> str:
-    """A digest of the code that a function or a class runs; ``UNKNOWN`` where no file and no text of it is left."""
+def is_installed(thing: Code | ModuleType) -> bool:
+    """Whether a module, a function or a class is of this package, of Python, or of any other package: not a user's."""
     file = _file(thing)
     if file is not None:
-        sources = [path.read_text(encoding="utf-8", errors="replace") for path in sorted(neighbours(file))]
+        return _is_installed(file)
+    if isinstance(thing, ModuleType):
+        return thing.__name__ != "__main__"
+    if isinstance(thing, FunctionType):
+        return thing.__code__.co_filename.startswith("<frozen ")  # Python's own; others were made by exec or a session
+    name = getattr(thing, "__module__", None) or ""
+    compiled = getattr(sys.modules.get(name), "__file__", None)
+    if compiled is not None:
+        return _is_installed(Path(compiled).resolve())
+    if name == "builtins":  # which is also where exec puts the classes that it makes
+        return isinstance(thing, type) and not thing.__flags__ & _MADE_AT_RUN_TIME
+    return name in sys.builtin_module_names
+
+
+def own_source(thing: Code | ModuleType) -> str | None:
+    """A digest of the code that a user's module, function or class runs; None where neither file nor text is left.
+
+    Which folder it is in does not count, nor what its file is called.
+    """
+    file = _file(thing)
+    if file is not None:
+        others = sorted(path.name.encode() + _digest(path.read_bytes()) for path in neighbours(file) - {file})
+        line = str(thing.__code__.co_firstlineno) if isinstance(thing, FunctionType) else ""
+        parts = [line.encode(), _digest(file.read_bytes()), *others]
     else:
         try:
-            sources = [inspect.getsource(thing)]
+            parts = [inspect.getsource(thing.__code__ if isinstance(thing, FunctionType) else thing).encode()]
         except (OSError, TypeError):
-            return UNKNOWN
-    return hashlib.sha256("\0".join([_place(thing), *sources]).encode()).hexdigest()[:16]
+            return None
+    return _digest(b"\0".join([_place(thing).encode(), *parts])).hex()[:16]
+
+
+def globals_of(function: FunctionType) -> dict[str, object]:
+    """What a function of an interactive session takes from there; of one in a file, that file says all."""
+    if _file(function) is not None:
+        return {}
+    known = function.__globals__
+    return {name: known[name] for name in sorted(set(_names(function.__code__))) if name in known}
 
 
 def neighbours(file: Path) -> set[Path]:
-    """The file and those beside it, or where the program starts, that it imports, and that these import."""
+    """The file and the user's files that it imports, and that these import."""
     found: set[Path] = set()
     waiting = [file.resolve()]
     while waiting:
@@ -54,48 +82,74 @@ def neighbours(file: Path) -> set[Path]:
 
 
 def _imported(path: Path) -> Iterator[Path]:
+    """Files that the imports in a file lead to, from beside it and from where Python looks for modules."""
+    package = (path.parent.parent if path.name == "__init__.py" else path.parent) / "__init__.py"
+    if package.is_file():
+        yield package
     try:
-        tree = ast.parse(path.read_text(encoding="utf-8", errors="replace"))
+        tree = ast.parse(path.read_bytes())
     except (OSError, SyntaxError, ValueError):
         return
-    roots = [path.parent, *(parent for parent in path.parents if str(parent) in sys.path)]
+    roots = [path.parent, *(Path(entry or ".").resolve() for entry in sys.path)]
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield from _files_of(roots, alias.name)
         elif isinstance(node, ast.ImportFrom):
             base = node.module or ""
-            starts = [path.parents[node.level - 1]] if node.level else roots
-            for name in [base, *(f"{base}.{alias.name}".strip(".") for alias in node.names)]:
-                yield from _files_of(starts, name)
+            starts = [path.parents[min(node.level, len(path.parents)) - 1]] if node.level else roots
+            for alias in node.names:
+                yield from _files_of(starts, f"{base}.{alias.name}".strip("."))
 
 
 def _files_of(starts: list[Path], name: str) -> Iterator[Path]:
-    for start in starts if name else []:
-        where = start.joinpath(*name.split("."))
-        for candidate in (where.with_suffix(".py"), where / "__init__.py"):
-            if candidate.is_file():
-                yield candidate.resolve()
+    """The module of this name, and the packages that it is in, in the first of the folders that has it."""
+    for start in starts:
+        if _is_installed(start):
+            continue
+        where, found = start, False
+        for part in name.split("."):
+            where = where / part
+            for candidate in (where.with_name(f"{part}.py"), where / "__init__.py"):
+                if candidate.is_file():
+                    found = True
+                    yield candidate.resolve()
+        if found:
+            return
 
 
-def _file(thing: Code) -> Path | None:
+def _file(thing: Code | ModuleType) -> Path | None:
     """Where it was written, if that is a file that is still there."""
     try:
         path = Path(inspect.getsourcefile(thing) or "")
     except TypeError:
         return None
-    return path if path.is_file() else None
+    return path.resolve() if path.is_file() else None
 
 
-def _place(thing: Code) -> str:
+def _place(thing: Code | ModuleType) -> str:
     """Which of the functions of its file it is: several may go without a name, even in one line."""
     name = getattr(thing, "__qualname__", "")
     if not isinstance(thing, FunctionType) or thing.__name__ != "<lambda>":
         return name
     columns = [position[2] for position in thing.__code__.co_positions() if position[2]]
-    return f"{name} {thing.__code__.co_firstlineno} {min(columns, default=0)}"
+    return f"{name} {min(columns, default=0)}"
 
 
-def _is_installed(file: Path) -> bool:
+def _names(code: CodeType) -> Iterator[str]:
+    """The globals that a function, and the functions in it, may look for."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _names(constant)
+
+
+def _is_installed(path: Path) -> bool:
     # An environment may lie within the user's own folder, and Python's library within that.
-    return "site-packages" in file.parts or str(file).startswith(_INSTALLED)
+    return bool({"site-packages", "dist-packages"} & set(path.parts)) or any(
+        path.is_relative_to(folder) for folder in (_OURS, *_INSTALLED)
+    )
+
+
+def _digest(content: bytes) -> bytes:
+    return hashlib.sha256(content).digest()

@@ -5,7 +5,8 @@ import pytest
 
 import lastiterate as li
 from lastiterate import attacks
-from lastiterate.auditing.evidence.report import Question, read
+from lastiterate.auditing.evidence.question import Question
+from lastiterate.auditing.reading import read
 
 RUN = li.DPSGD(100, 0.1, 1.2, optimizer=li.SGD(0.1))
 

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from lastiterate.auditing.stores.store import Store
-from lastiterate.auditing.stores.trials import StoredTrials
-from tests.auditing.stores import SETUP, SPECIFICATION, begin, chunk, contents, refusal
+from lastiterate.auditing.stores.trials import ScoredTrials
+from tests.auditing.stores.helpers import RECORD, SETUP, VALUES, begin, chunk, contents, recorded, refusal
 
 
 def test_what_was_added_comes_back_ordered_and_exact(path):
@@ -22,29 +22,28 @@ def test_what_was_added_comes_back_ordered_and_exact(path):
     models = rng.permutation(100)
     scores = rng.standard_normal(100) * 10.0 ** rng.integers(-300, 300, 100)
     scores[:2] = np.inf, -np.inf
-    accuracies = np.where(rng.random(100) < 0.5, np.nan, rng.random(100))
-    present, seconds, seeds = rng.random(100) < 0.5, rng.random(100), rng.integers(-(2**63), 2**63 - 1, 100)
+    qualities = np.where(rng.random(100) < 0.5, np.nan, rng.random(100))
+    present, seconds = rng.random(100) < 0.5, rng.random(100)
     with begin(path) as store:
-        store.add(StoredTrials(models[:50], present[:50], scores[:50], accuracies[:50], seconds[:50], seeds[:50]))
-        store.add(StoredTrials(models[50:], present[50:], scores[50:], accuracies[50:], seconds[50:], seeds[50:]))
+        store.add(ScoredTrials(models[:50], present[:50], scores[:50], qualities[:50], seconds[:50]))
+        store.add(ScoredTrials(models[50:], present[50:], scores[50:], qualities[50:], seconds[50:]))
     order = np.argsort(models)
     with Store.read(path) as store:
         found = store.scores()
         assert store.done() == set(zip(models.tolist(), present.tolist(), strict=True))
     for column, expected in zip(
-        (found.models, found.present, found.scores, found.accuracies, found.seconds, found.seeds),
-        (models, present, scores, accuracies, seconds, seeds),
+        (found.models, found.present, found.scores, found.qualities, found.seconds),
+        (models, present, scores, qualities, seconds),
         strict=True,
     ):
         np.testing.assert_array_equal(column, expected[order])
         assert column.dtype == expected.dtype
 
 
-def test_in_comes_before_out_and_seeds_need_not_be_there(path):
+def test_in_comes_before_out(path):
     with begin(path) as store:
         store.add(chunk(present=np.tile([False, True], 4)))
         assert store.scores().worlds == ["in", "out"] * 4
-        assert store.scores().seeds is None
 
 
 def test_a_store_without_trials_is_empty(path):
@@ -54,18 +53,19 @@ def test_a_store_without_trials_is_empty(path):
         assert store.done() == set()
 
 
-def test_reopening_keeps_setup_facts_and_seconds(path):
+def test_reopening_keeps_record_crafted_and_seconds(path):
     with begin(path) as store:
-        assert store.facts is None
-        store.set_facts({"threshold": 1.5, "best": float("inf")})
+        assert store.crafted is None
+        store.set_crafted({"threshold": 1.5, "best": float("inf")})
         store.add_seconds(1.25)
-    with begin(path, setup={"chunk": 1000}) as store:
+    with begin(path, record=recorded(setup={"created": "tomorrow"}, data="other words")) as store:
         store.add_seconds(2.0)
-        store.set_facts({"threshold": 1.5, "best": float("inf")})
-        assert refusal(store.set_facts, {"threshold": 2}).startswith("facts must be the ones that the store")
+        store.set_crafted({"threshold": 1.5, "best": float("inf")})
+        assert refusal(store.set_crafted, {"threshold": 2}).startswith("crafted must be what the store")
     with Store.read(path) as store:
-        assert (store.specification, store.setup, store.seconds) == (SPECIFICATION, SETUP, 3.25)
-        assert store.facts == {"threshold": 1.5, "best": float("inf")}
+        assert (store.record, store.seconds) == (RECORD, 3.25)
+        assert store.record.setup == SETUP
+        assert store.crafted == {"threshold": 1.5, "best": float("inf")}
 
 
 def test_a_closed_store_is_one_file(path):
@@ -87,7 +87,7 @@ def test_missing_folders_are_made_and_links_are_followed(tmp_path):
     assert (tmp_path / "link").is_symlink()
 
 
-def test_equal_specifications_may_be_written_differently(path):
+def test_equal_identities_may_be_written_differently(path):
     with begin(path, {"a": (1, 2.0), "b": float("nan")}) as store:
         store.add(chunk())
     with begin(path, {"b": float("nan"), "a": [1.0, 2]}) as store:
@@ -105,19 +105,19 @@ def test_equal_specifications_may_be_written_differently(path):
         ({"a": 1, "b": 2, "c": 3, "d": 4}, "c is absent there and 3 here and more)"),
     ],
 )
-def test_another_specification_is_refused_and_not_a_byte_changes(path, change, said):
+def test_another_identity_is_refused_and_not_a_byte_changes(path, change, said):
     with begin(path) as store:
         store.add(chunk())
     before = contents(path.parent)
-    sentence = refusal(begin, path, {**SPECIFICATION, **change})
+    sentence = refusal(begin, path, {**VALUES, **change})
     assert said in sentence
     assert sentence.startswith(f"the store {str(path)!r} holds another audit (")
     assert contents(path.parent) == before
 
 
-def test_another_specification_leaves_a_killed_store_as_it_is(killed):
+def test_another_identity_leaves_a_killed_store_as_it_is(killed):
     before = contents(killed.parent)
-    assert "seed is 0 there and 5 here" in refusal(begin, killed, {**SPECIFICATION, "seed": 5})
+    assert "seed is 0 there and 5 here" in refusal(begin, killed, {**VALUES, "seed": 5})
     assert contents(killed.parent) == before
 
 
@@ -191,12 +191,14 @@ def test_a_trial_is_stored_once_and_its_chunk_not_at_all(path, columns, again):
         ({"scores": ["a"] * 8}, "scores must be a number or an array of numbers"),
         ({"scores": np.zeros(9)}, "models must be a row of 9, one for each score, got shape (8,)"),
         ({"scores": np.zeros((4, 2))}, "scores must be a row of 8, one for each score, got shape (4, 2)"),
-        ({"accuracies": np.full(8, 1.5)}, "accuracies must be in [0, 1], got 1.5"),
+        ({"qualities": np.full(8, -1.5)}, "qualities must be at least 0 and finite, got -1.5"),
+        ({"qualities": np.full(8, np.inf)}, "qualities must be at least 0 and finite, got inf"),
+        ({"qualities": np.zeros(7)}, "qualities must be a row of 8, one for each score, got shape (7,)"),
         ({"seconds": np.full(8, -1.0)}, "seconds must be at least 0 and finite, got -1.0"),
         ({"seconds": np.full(8, np.inf)}, "seconds must be at least 0 and finite, got inf"),
         ({"models": np.full(8, 0.5)}, "models must be an array of integers, got one of float64"),
         ({"models": np.arange(-1, 7)}, "models must be in [0, 2**63), got -1 to 6"),
-        ({"seeds": np.full(8, 2**63, np.uint64)}, "seeds must be in [-9223372036854775808, 2**63), got"),
+        ({"models": np.full(8, 2**63, np.uint64)}, "models must be in [0, 2**63), got 9223372036854775808 to"),
         ({"present": ["in"] * 8}, "present must be an array of booleans, got one of <U2"),
     ],
 )
@@ -205,8 +207,8 @@ def test_a_bad_column_is_refused(columns, said):
 
 
 def test_what_json_cannot_say_is_refused(path):
-    assert refusal(begin, path, {"a": {1, 2}}).startswith("specification must be made of what JSON has: ")
-    assert refusal(begin, path, [1]) == "specification must be a dictionary, got [1]"
+    assert refusal(begin, path, {"a": {1, 2}}).startswith("identity must be made of what JSON has: ")
+    assert refusal(begin, path, [1]) == "identity must be a dictionary, got [1]"
     assert not path.exists()
 
 
@@ -239,14 +241,15 @@ def test_a_reader_does_not_loosen_the_writers_locks(path):
 WRITER = """
 import json, sys
 import numpy as np
-from lastiterate.auditing.stores.store import Store, StoredTrials
+from lastiterate.auditing.stores.trials import ScoredTrials
+from tests.auditing.stores.helpers import begin
 path, models = sys.argv[1], np.arange(5)
-with Store.open(path, json.loads(sys.argv[2]), {}) as store:
+with begin(path, json.loads(sys.argv[2])) as store:
     first = max((model for model, _ in store.done()), default=-1) + 1
     print("open", flush=True)
     for start in range(first, 10**6, 5):
         columns = np.sqrt(models + start), np.full(5, np.nan), np.zeros(5)
-        store.add(StoredTrials(models + start, np.full(5, True), *columns))
+        store.add(ScoredTrials(models + start, np.full(5, True), *columns))
         print(start + 5, flush=True)
 """
 
@@ -255,7 +258,7 @@ def test_a_writer_killed_at_any_moment_loses_nothing_that_it_reported(path):
     chance = random.Random(0)
     reported = 0
     for attempt in range(10):
-        command = [sys.executable, "-c", WRITER, str(path), json.dumps(SPECIFICATION)]
+        command = [sys.executable, "-c", WRITER, str(path), json.dumps(VALUES)]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as writer:
             if attempt % 3 != 2:  # every third is killed while it starts
                 assert writer.stdout.readline() == "open\n"

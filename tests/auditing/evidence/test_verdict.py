@@ -9,14 +9,19 @@ import pytest
 import lastiterate as li
 from lastiterate import attacks
 from lastiterate.answers import Answer
-from lastiterate.attacks.attack import Expected
+from lastiterate.attacks.attack import LikelihoodRatio, LinearScores, Unknown
+from lastiterate.auditing.design import Paired
 from lastiterate.auditing.evidence.direction import OTHER_WAY
+from lastiterate.auditing.evidence.estimates import Estimates, verdict_on
+from lastiterate.auditing.evidence.kinds import Kind, kind_of
 from lastiterate.auditing.evidence.power import Test, least_models
-from lastiterate.auditing.evidence.report import Estimates, Question, read, verdict_on
+from lastiterate.auditing.evidence.question import Question
 from lastiterate.auditing.evidence.signal import expected_signal, failure_of, signal_of
 from lastiterate.auditing.evidence.verdict import claim_of, judge_scores, remark_on
+from lastiterate.auditing.reading import read
 
 RUN = li.DPSGD(50, 0.2, 1.0, optimizer=li.SGD(0.1))
+LAST, ONE = Kind.LAST_ITERATE, Kind.ONE_MODEL
 
 
 @pytest.fixture(scope="module")
@@ -73,14 +78,14 @@ def test_shuffled_runs_are_judged_by_the_bound_that_holds():
     assert claim.guarantee == li.no_amplification(run).epsilon(1e-5)
 
 
-NOTHING = Expected("none")
+NOTHING = Unknown()
 
 
 def judged(scores_in, scores_out, run=RUN, expected=NOTHING, **question):
     """As a report would judge these scores."""
     asked = Question(**question)
     estimates = Estimates(run, expected, np.asarray(scores_in, float), np.asarray(scores_out, float), asked)
-    return verdict_on(asked.claim(run), expected.kind, estimates)
+    return verdict_on(asked.claim(run), kind_of(Paired(len(scores_in)), expected), estimates)
 
 
 def normal(seed, shift, size):
@@ -97,47 +102,47 @@ def test_shuffled_runs_are_refuted_by_error_rates_that_no_amplification_forbids(
 
 def test_so_few_scores_that_none_could_refute_are_inconclusive_and_say_how_many_it_takes():
     """Of n models without an error Clopper and Pearson's bound is 1 - error^(1/n); here one half of 5% each."""
-    verdict, reason = judge_scores(np.full(4, 9.0), np.zeros(4), claim_of(None, 0.0, 0.1), "none", 0.0, 0.95, 5.0, None)
+    verdict, reason = judge_scores(np.full(4, 9.0), np.zeros(4), claim_of(None, 0.0, 0.1), LAST, 0.0, 0.95, 5.0, None)
     assert verdict == "inconclusive"
     needed = next(n for n in range(1, 99) if np.log(1.0 / (1.0 - 0.025 ** (1 / n)) - 1.0) > 0.1)
     assert f"at least {needed} models a world, and" in reason
     for models, expected in ((needed - 1, "inconclusive"), (needed, "violation")):
         scores = np.full(models, 9.0), np.zeros(models)
-        assert judge_scores(*scores, claim_of(None, 0.0, 0.1), "none", 0.0, 0.95, 5.0, None)[0] == expected
+        assert judge_scores(*scores, claim_of(None, 0.0, 0.1), LAST, 0.0, 0.95, 5.0, None)[0] == expected
 
 
 @pytest.mark.parametrize("threshold", ["split", "corrected", "uncorrected", 5.0])
-@pytest.mark.parametrize("kind", ["none", "one-run"])
+@pytest.mark.parametrize("kind", [LAST, ONE])
 @pytest.mark.parametrize("run", [None, RUN])
 def test_what_it_takes_is_the_smallest_number_with_which_a_perfect_attack_refutes(run, kind, threshold):
     claim = claim_of(run, 1e-5, 1.0)
-    decides = "corrected" if threshold == "uncorrected" or (kind, threshold) == ("one-run", "split") else threshold
+    decides = "corrected" if threshold == "uncorrected" or (kind, threshold) == (ONE, "split") else threshold
     needed = least_models(claim.tests(kind, 0.95), 1e-5, decides)
     assert 5 < needed < 100
     # With a run one model less may be above its heuristic.
     fewer = ("inconclusive", "above heuristic")
     for models, expected in ((needed - 1, fewer), (needed, ("violation",))):
         scores = np.linspace(9.0, 10.0, models), np.linspace(0.0, 1.0, models)
-        if kind == "one-run":  # so many canaries in all
+        if kind is ONE:  # so many canaries in all
             scores = scores[0][: models // 2], scores[1][: models - models // 2]
         assert judge_scores(*scores, claim, kind, 1e-5, 0.95, threshold, run)[0] in expected
 
 
 def test_a_claim_that_a_million_models_cannot_refute_says_so():
-    _, reason = judge_scores(np.full(50, 9.0), np.zeros(50), claim_of(None, 1e-5, 30.0), "none", 1e-5, 0.95, 5.0, None)
+    _, reason = judge_scores(np.full(50, 9.0), np.zeros(50), claim_of(None, 1e-5, 30.0), LAST, 1e-5, 0.95, 5.0, None)
     assert "Even 1,000,000 models a world without an error would not." in reason
     assert least_models([Test("one-run", 0.95, 30.0)], 1e-5, "a-priori") is None
 
 
 def test_equal_scores_of_one_run_are_why_it_cannot_tell():
     scores = np.ones(100), np.zeros(100)
-    verdict, reason = judge_scores(*scores, claim_of(None, 1e-5, 1.0), "one-run", 1e-5, 0.95, "a-priori", None)
+    verdict, reason = judge_scores(*scores, claim_of(None, 1e-5, 1.0), ONE, 1e-5, 0.95, "a-priori", None)
     assert verdict == "inconclusive"
     assert "Too many scores are equal" in reason
-    assert judge_scores(*scores, claim_of(None, 1e-5, 1.0), "one-run", 1e-5, 0.95, "corrected", None)[0] == "violation"
+    assert judge_scores(*scores, claim_of(None, 1e-5, 1.0), ONE, 1e-5, 0.95, "corrected", None)[0] == "violation"
 
 
-@pytest.mark.parametrize("expected", [Expected("linear"), Expected("none")])
+@pytest.mark.parametrize("expected", [LinearScores(), Unknown()])
 def test_a_tenth_of_the_noise_and_scores_of_the_wrong_sign_are_not_consistent(expected):
     """What the attack knows of its scores decides: a given direction is inconclusive, a chosen one finds the leak."""
     generator = np.random.default_rng(0)
@@ -145,24 +150,24 @@ def test_a_tenth_of_the_noise_and_scores_of_the_wrong_sign_are_not_consistent(ex
     scores = -(used + 0.1 * generator.normal(size=400)), -0.1 * generator.normal(size=400)
     assert signal_of(*scores) < -2.0
     verdict, reason = judged(*scores, expected=expected)
-    assert verdict == ("inconclusive" if expected.kind == "linear" else "violation")
-    if expected.kind == "linear":
+    assert verdict == ("inconclusive" if expected == LinearScores() else "violation")
+    if expected == LinearScores():
         assert reason == OTHER_WAY
         assert judged(*scores, expected=expected, threshold="split")[0] == "violation"
 
 
 def test_an_attack_without_its_signal_is_inconclusive_where_one_was_expected():
     noise = normal(0, 0.0, 3000), normal(1, 0.0, 3000)
-    verdict, reason = judged(*noise, expected=Expected("linear"))
+    verdict, reason = judged(*noise, expected=LinearScores())
     assert verdict == "inconclusive"
     assert "The attack failed" in reason
     assert f"{expected_signal(RUN):.3g} was expected" in reason
     assert judged(*noise)[0] == "consistent"  # nothing is expected of a user's scores
-    assert judged(*noise, expected=Expected("linear", signal=0.02))[0] == "consistent"  # nor much of such an attack
-    ratios = judged(*noise, expected=Expected("likelihood-ratio"), run=li.DPSGD(8, 0.3, 1.2))
+    assert judged(*noise, expected=LinearScores(signal=0.02))[0] == "consistent"  # nor much of such an attack
+    ratios = judged(*noise, expected=LikelihoodRatio(), run=li.DPSGD(8, 0.3, 1.2))
     assert (ratios[0], "The attack failed" in ratios[1]) == ("inconclusive", True)
     few = normal(0, 0.0, 100), normal(1, 0.0, 100)
-    assert judged(*few, expected=Expected("linear"))[0] == "consistent"  # it may be chance
+    assert judged(*few, expected=LinearScores())[0] == "consistent"  # it may be chance
 
 
 def test_equal_scores_tell_nothing_whatever_was_expected():
@@ -184,7 +189,7 @@ def test_the_signals_bound_is_that_of_simulated_audits():
 def test_noise_refutes_a_small_claim_no_more_often_than_stated_though_thresholds_are_shown_uncorrected():
     claim = claim_of(None, 1e-5, 0.01)
     audits = [(normal(2 * seed, 0.0, 1000), normal(2 * seed + 1, 0.0, 1000)) for seed in range(60)]
-    verdicts = [judge_scores(*audit, claim, "none", 1e-5, 0.8, "uncorrected", None)[0] for audit in audits]
+    verdicts = [judge_scores(*audit, claim, LAST, 1e-5, 0.8, "uncorrected", None)[0] for audit in audits]
     assert verdicts.count("violation") <= 3
     uncorrected = [li.estimate(*audit, confidence=0.8, threshold="uncorrected").epsilon for audit in audits]
     assert np.mean(np.array(uncorrected) > 0.01) > 0.3

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -12,8 +11,9 @@ import pytest
 
 import lastiterate as li
 from lastiterate.attacks import AllIterates, GradientSpace
-from lastiterate.attacks.attack import Armed, Expected, Words
-from lastiterate.auditing.conduct import collect
+from lastiterate.attacks.attack import Armed, BringsProblem, Unknown, Words
+from lastiterate.auditing.conduct import collected
+from lastiterate.auditing.experiments.choose import Given, experiment_on
 from lastiterate.training import GradientCanary, Problem, problems
 from tests.reproduce.conftest import Idle
 
@@ -22,11 +22,10 @@ TINY = li.DPSGD(3, 0.5, 1e-12, optimizer=li.SGD(1.0))
 
 
 @dataclass(frozen=True)
-class Precise:
+class Precise(BringsProblem):
     """One parameter that begins at 1, of which float32 cannot tell noise and a canary of 1e-12."""
 
     double: bool
-    brings_problem: ClassVar[bool] = True
 
     def craft(self, run, problem, references):
         assert problem is None
@@ -38,7 +37,7 @@ class Precise:
         return Armed(own, GradientCanary(np.array([1e-12])), _above_one, double=self.double)
 
     def expected(self, facts):
-        return Expected("none")
+        return Unknown()
 
     def words(self, facts):
         return Words("a test", "score")
@@ -47,6 +46,12 @@ class Precise:
 def _above_one(parameters):
     assert jnp.ones(1).dtype == jnp.float32  # whoever scores is not in float64
     return np.asarray(parameters, np.float64)[:, 0] - 1.0
+
+
+def collect(run, problem, attack, models, seed=0, store=None, engine="local"):
+    experiment = experiment_on(problem, Given(run, attack, models, seed))
+    with collected(experiment, store=store, engine=engine) as kept:
+        return kept.scores()
 
 
 def test_collected_scores_are_those_of_the_audit():
@@ -62,10 +67,10 @@ def test_collected_scores_are_those_of_the_audit():
 def test_an_audit_judges_what_was_collected_into_its_store(tmp_path):
     file = tmp_path / "kept.sqlite"
     subject = RUN, problems.linear(), AllIterates("zero")
-    trials = collect(*subject, 12, 2, file, data="linear")
-    result = li.audit(*subject, 12, 2, file, Idle(), data="linear", methods=["clopper-pearson"])
+    trials = collect(*subject, 12, 2, file)
+    result = li.audit(*subject, 12, 2, file, Idle(), methods=["clopper-pearson"])
     assert np.array_equal(np.sort(result.scores_in), np.sort(trials.scores[trials.present]))
-    again = collect(*subject, 12, 2, file, Idle(), data="linear")
+    again = collect(*subject, 12, 2, file, Idle())
     assert np.array_equal(again.scores, trials.scores)
 
 

@@ -5,7 +5,8 @@ import pytest
 
 import lastiterate as li
 from lastiterate import attacks, data
-from lastiterate.auditing.evidence.report import Question, read
+from lastiterate.auditing.evidence.question import Question
+from lastiterate.auditing.reading import read
 from lastiterate.auditing.stores.store import Store
 from lastiterate.training import problems
 
@@ -59,7 +60,7 @@ def test_finished_audit_is_read_and_not_trained_again(tmp_path, monkeypatch):
     def never(*arguments):
         raise AssertionError("trained again")
 
-    monkeypatch.setattr("lastiterate.auditing.job.UserTrials.chunks", never)
+    monkeypatch.setattr("lastiterate.auditing.experiments.users._UserTrials.chunks", never)
     again = li.audit(RUN, noisy_sum, models=20, store=path)
     assert again.estimates == first.estimates
     assert again.seconds >= first.seconds
@@ -70,7 +71,7 @@ def test_finished_audit_is_read_and_not_trained_again(tmp_path, monkeypatch):
     [{"models": 21}, {"seed": 1}, {"run": RUN.replace(steps=31)}, {"problem": lambda seed, canary: 0.0}],
     ids=["models", "seed", "run", "trainer"],
 )
-def test_another_specification_is_refused_and_nothing_touched(tmp_path, changes):
+def test_another_audit_is_refused_and_nothing_touched(tmp_path, changes):
     path = tmp_path / "x.sqlite"
     given = {"run": RUN, "problem": noisy_sum, "models": 20, "store": path}
     li.audit(**given)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from lastiterate.auditing.stores.store import Store
-from tests.auditing.stores import begin, chunk, contents, refusal
+from tests.auditing.stores.helpers import begin, chunk, contents, refusal
 
 
 def make_foreign(path):
@@ -48,20 +48,20 @@ def test_a_folder_and_nothing_are_refused(tmp_path):
     assert sorted(found.name for found in tmp_path.iterdir()) == ["file"]
 
 
-@pytest.mark.parametrize("damage", ["truncated", "scribbled", "specification"])
+@pytest.mark.parametrize("damage", ["truncated", "scribbled", "identity"])
 def test_a_damaged_store_is_refused(path, damage):
     with begin(path) as store:
         store.add(chunk(count=2000))
-    if damage == "specification":
+    if damage == "identity":
         with sqlite3.connect(path) as database:
-            database.execute("UPDATE audit SET value = '{' WHERE name = 'specification'")
+            database.execute("UPDATE audit SET value = '{' WHERE name IN ('identity', 'record')")
         database.close()
     else:
         content = path.read_bytes()
         half = len(content) // 2
         path.write_bytes(content[:half] + (b"" if damage == "truncated" else b"\x55" * half))
     before = contents(path.parent)
-    for call in (begin, lambda path: Store.read(path).specification):
+    for call in (begin, lambda path: Store.read(path).record):
         assert refusal(call, path) == (
             f"the store {str(path)!r} is damaged: restore it from a copy or name another one"
         )
@@ -70,9 +70,9 @@ def test_a_damaged_store_is_refused(path, damage):
 
 def test_a_newer_format_is_refused(path, monkeypatch):
     with monkeypatch.context() as newer:
-        newer.setattr(store_file, "FORMAT", 2)
+        newer.setattr(file, "FORMAT", 3)
         begin(path).close()
-    said = f"{str(path)!r} has store format 2, but this version of lastiterate reads 1 only"
+    said = f"{str(path)!r} has store format 3, but this version of lastiterate reads 1 and 2 only"
     assert refusal(begin, path) == refusal(Store.read, path) == said
 
 

@@ -5,10 +5,12 @@ import sys
 
 import numpy as np
 import pytest
-from lastiterate.auditing.user_trainer import REFERENCES, trainer_seed
+from lastiterate.auditing.user_trainer import trainer_seed
 
 import lastiterate as li
 from lastiterate import attacks
+from lastiterate.auditing.experiments.users import FIRST_REFERENCE, trainer_seed
+from lastiterate.auditing.reading import read
 from lastiterate.auditing.stores.store import Store
 from lastiterate.trainer_failure import TrainerFailed, guarded
 
@@ -40,7 +42,7 @@ def test_seeds_differ_within_an_audit_and_from_one_audit_to_another():
     own = {trainer_seed(7, model, present) for model in range(20_000) for present in (False, True)}
     assert len(own) == 40_000
     assert all(0 <= seed < 2**32 for seed in own)
-    references = {trainer_seed(7, REFERENCES + model, False) for model in range(1000)}
+    references = {trainer_seed(7, FIRST_REFERENCE + model, False) for model in range(1000)}
     assert not own & references
     for first, second in [(1000, 2024), (0, 2**62), (1, 2**63 - 1), (5, 5 + 1024), (3, 3 + 2**32)]:
         same = sum(trainer_seed(first, model, True) == trainer_seed(second, model, True) for model in range(1000))
@@ -60,15 +62,15 @@ def test_audits_of_different_seeds_have_different_scores():
 
 def test_a_store_begun_with_other_seeds_is_reported_and_not_continued(tmp_path, monkeypatch):
     path = tmp_path / "x.sqlite"
-    monkeypatch.setattr("lastiterate.auditing.describe.SEED_NUMBERING", 1)
-    monkeypatch.setattr("lastiterate.auditing.conduct.SEED_NUMBERING", 1)
+    monkeypatch.setattr("lastiterate.auditing.experiments.users.SEED_NUMBERING", 1)
     train = failing(0, divide)
     li.audit(RUN, train, models=8, store=path)
     monkeypatch.undo()
     before = path.read_bytes()
-    with pytest.raises(ValueError, match="gave a trainer's models other seeds: it can be reported, but not continued"):
+    with pytest.raises(ValueError, match=r"holds another audit .*trainer_seeds is 1 there and 2 here"):
         li.audit(RUN, train, models=8, store=path)
     assert path.read_bytes() == before
+    assert read(path).models == 8
 
 
 def test_what_a_trainer_raises_is_raised_with_the_model_and_what_is_kept(tmp_path):

@@ -20,6 +20,7 @@ import lastiterate as li
 from lastiterate import attacks
 from lastiterate.auditing.engines.ray_cluster import check_answer, import_ray
 from lastiterate.auditing.engines.ray_engine import Ray
+from lastiterate.auditing.experiments.users import trainer_seed
 from lastiterate.auditing.subject import find_subject
 from lastiterate.data import digits
 from lastiterate.training import problems

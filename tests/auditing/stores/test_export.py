@@ -1,0 +1,112 @@
+import csv
+
+import numpy as np
+import pytest
+
+from lastiterate.auditing.design import Quality
+from lastiterate.auditing.stores import export as module
+from lastiterate.auditing.stores.export import export
+from lastiterate.auditing.stores.trials import ScoredTrials
+from tests.auditing.stores.helpers import begin, recorded
+
+COLUMNS = ("model", "world", "score", "accuracy", "seconds")
+
+
+@pytest.fixture
+def trials():
+    rng = np.random.default_rng(1)
+    scores = rng.standard_normal(40) * 10.0 ** rng.integers(-300, 300, 40)
+    scores[:2] = np.inf, -np.inf
+    qualities = np.where(np.arange(40) < 5, np.nan, rng.random(40))
+    return ScoredTrials(np.repeat(np.arange(20), 2), np.tile([True, False], 20), scores, qualities, rng.random(40))
+
+
+@pytest.fixture
+def store(path, trials):
+    with begin(path) as store:
+        store.add(trials)
+        yield store
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Of the exports alone."""
+    folder = tmp_path / "exports"
+    folder.mkdir()
+    return folder
+
+
+def check(rows, trials, quality="accuracy"):
+    assert [row["world"] for row in rows] == ["in", "out"] * 20
+    assert [int(row["model"]) for row in rows] == trials.models.tolist()
+    for name, column in (("score", trials.scores), ("seconds", trials.seconds)):
+        np.testing.assert_array_equal([float(row[name]) for row in rows], column)
+    qualities = [np.nan if row[quality] in ("", None) else float(row[quality]) for row in rows]
+    np.testing.assert_array_equal(qualities, trials.qualities)
+
+
+def test_csv_gives_every_number_back_exactly(folder, store, trials):
+    export(store, folder / "scores.csv")
+    with (folder / "scores.csv").open(newline="") as file:
+        reader = csv.DictReader(file)
+        check(list(reader), trials)
+        assert tuple(reader.fieldnames) == COLUMNS
+    assert [path.name for path in folder.iterdir()] == ["scores.csv"]
+
+
+def test_parquet_gives_every_number_back_exactly(folder, store, trials):
+    parquet = pytest.importorskip("pyarrow.parquet")
+    export(store, folder / "scores.PARQUET")
+    table = parquet.read_table(folder / "scores.PARQUET")
+    check(table.to_pylist(), trials)
+    assert tuple(table.column_names) == COLUMNS
+    assert [str(field.type) for field in table.schema] == ["int64", "string", "double", "double", "double"]
+
+
+@pytest.mark.parametrize(("quality", "name"), [(Quality("perplexity"), "perplexity"), (None, "accuracy")])
+def test_the_column_of_qualities_has_their_name(tmp_path, trials, quality, name):
+    with begin(tmp_path / "other.sqlite", record=recorded(quality=quality)) as store:
+        store.add(trials)
+        export(store, tmp_path / "x.csv")
+    with (tmp_path / "x.csv").open(newline="") as file:
+        reader = csv.DictReader(file)
+        check(list(reader), trials, name)
+        assert tuple(reader.fieldnames) == ("model", "world", "score", name, "seconds")
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_no_trials_make_an_empty_table(tmp_path, path, suffix):
+    if suffix == ".parquet":
+        pytest.importorskip("pyarrow")
+    with begin(path) as store:
+        export(store, tmp_path / f"x{suffix}")
+    assert (tmp_path / f"x{suffix}").stat().st_size > 0
+
+
+def test_a_file_that_cannot_be_written_is_refused(folder, store):
+    with pytest.raises(ValueError, match=r"^the export's file must end in \.csv or \.parquet, got '.*x\.xlsx'$"):
+        export(store, folder / "x.xlsx")
+    with pytest.raises(ValueError, match=r"^the export's folder must exist, got '.*missing'$"):
+        export(store, folder / "missing" / "x.csv")
+    (folder / "folder.csv").mkdir()
+    with pytest.raises(ValueError, match=r"^the export's file must not be a folder, got '.*folder\.csv'$"):
+        export(store, folder / "folder.csv")
+
+
+def test_a_failed_export_leaves_the_old_file_whole(folder, store, monkeypatch):
+    (folder / "x.csv").write_text("old")
+
+    def full(path, content):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(type(folder), "write_bytes", full)
+    with pytest.raises(ValueError, match=r"^the export cannot be written to '.*x\.csv': No space left on device$"):
+        export(store, folder / "x.csv")
+    assert (folder / "x.csv").read_text() == "old"
+    assert len(list(folder.iterdir())) == 1
+
+
+def test_missing_pyarrow_is_one_sentence(folder, store, monkeypatch):
+    monkeypatch.setattr(module, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=r'^Parquet needs pyarrow.*: pip install "lastiterate\[parquet\]"$'):
+        export(store, folder / "x.parquet")
