@@ -14,10 +14,10 @@ import pytest
 
 SOURCE = Path(__file__).parents[1] / "src" / "lastiterate"
 
-# What everything else stands on: what a run is, checks, arrays, files.
-FOUNDATIONS = {"arrays", "extras", "fields", "machine", "optimizer", "run", "trainer_failure", "training_diverged"}
-FOUNDATIONS |= {"training_progress", "values", "whole_file"}
-WORDS = {"answers", "plot.style", "plot.words", "vocabulary", "wording"}
+# What everything else stands on: what a run is, checks, arrays, rows, files, bars.
+FOUNDATIONS = {"arrays", "extras", "fields", "machine", "optimizer", "progress_bar", "rows", "run", "trainer_failure"}
+FOUNDATIONS |= {"training_diverged", "training_progress", "values", "whole_file"}
+WORDS = {"answers", "vocabulary", "wording"}
 PRIVACY = {"privacy.curve", "privacy.mixtures", "privacy.losses", "privacy.analyses"}
 TRAINING = {"batch_order", "data", "training"}
 
@@ -27,9 +27,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "extras": set(),
     "fields": set(),
     "machine": set(),
+    "progress_bar": set(),
+    "rows": set(),
     "training_diverged": set(),
     "trainer_failure": set(),
-    "training_progress": set(),
+    "training_progress": {"progress_bar"},
     "whole_file": set(),
     "values": {"arrays"},
     "optimizer": {"arrays", "values"},
@@ -41,20 +43,34 @@ MAY_IMPORT: dict[str, set[str]] = {
     "privacy.losses": FOUNDATIONS | {"privacy.curve", "privacy.mixtures"},
     "privacy.analyses": FOUNDATIONS | {"privacy.curve", "privacy.mixtures", "privacy.losses"},
     "integrations": FOUNDATIONS | PRIVACY,
-    # Words: of analyses and methods, for numbers and runs. Only types of the pictures.
+    # Words: of analyses and methods, for numbers and runs.
     "vocabulary": FOUNDATIONS | PRIVACY,
     "wording": FOUNDATIONS | {"vocabulary"},
-    "answers": FOUNDATIONS | PRIVACY | {"lastiterate", "vocabulary", "wording", "plot.style", "plot.words"},
+    "answers": FOUNDATIONS | PRIVACY | {"lastiterate", "vocabulary", "wording"},
     # Trainings, and attacks on them, which know nothing of engines, stores or estimates.
     "batch_order": FOUNDATIONS | {"privacy.mixtures"},
     "data": FOUNDATIONS,
     "training": FOUNDATIONS | PRIVACY | TRAINING,
     "attacks": FOUNDATIONS | PRIVACY | TRAINING,
-    "auditing": FOUNDATIONS | PRIVACY | TRAINING | WORDS | {"attacks"},
+    # Audits. Evidence knows scores and not where they come from; stores keep what they are given; engines compute
+    # whatever speaks the protocol; only who conducts an audit knows all of them.
+    "auditing": set(),
+    "auditing.design": FOUNDATIONS,
+    "auditing.sources": set(),
+    "auditing.identity": FOUNDATIONS | {"answers", "auditing.design", "auditing.sources"},
+    "auditing.stores": FOUNDATIONS | {"data.files", "auditing.design", "auditing.identity"},
+    "auditing.evidence": FOUNDATIONS | PRIVACY | WORDS | {"attacks", "auditing.design"},
+    "auditing.experiments": FOUNDATIONS
+    | TRAINING
+    | {"attacks", "auditing.design", "auditing.identity", "auditing.stores.trials"},
+    "auditing.engines": FOUNDATIONS | {"auditing.experiments.protocol", "auditing.sources", "auditing.stores.trials"},
+    "auditing.reading": {"auditing.evidence", "auditing.experiments.protocol", "auditing.stores"},
+    "auditing.conduct": FOUNDATIONS | WORDS | {"attacks", "auditing"},
+    "auditing.subject": FOUNDATIONS | PRIVACY | TRAINING | {"auditing.experiments"},
     "lm": FOUNDATIONS | PRIVACY | {"batch_order", "data", "attacks", "auditing"},
-    # Pictures format what others have computed: they may read results, and analyse nothing.
-    "plot": FOUNDATIONS | WORDS | {"lastiterate", "auditing", "counterexamples.probe"},
-    "counterexamples": FOUNDATIONS | PRIVACY | TRAINING | WORDS | {"attacks", "auditing", "plot"},
+    # Counterexamples are mathematics, attacks and audits. Pictures format what others have computed.
+    "counterexamples": FOUNDATIONS | PRIVACY | TRAINING | WORDS | {"attacks", "auditing"},
+    "plot": FOUNDATIONS | WORDS | {"lastiterate", "privacy.curve", "auditing.evidence", "counterexamples"},
     "reproduce": FOUNDATIONS
     | PRIVACY
     | WORDS

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from lastiterate.auditing.job import Trials
 
 import lastiterate as li
 from lastiterate.attacks import Displacement

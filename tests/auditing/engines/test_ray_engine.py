@@ -14,7 +14,6 @@ import warnings
 import jax
 import numpy as np
 import pytest
-from lastiterate.auditing.user_trainer import trainer_seed
 
 import lastiterate as li
 from lastiterate import attacks

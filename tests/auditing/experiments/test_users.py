@@ -5,7 +5,6 @@ import sys
 
 import numpy as np
 import pytest
-from lastiterate.auditing.user_trainer import trainer_seed
 
 import lastiterate as li
 from lastiterate import attacks

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from lastiterate.auditing.stores import file
 from lastiterate.auditing.stores.store import Store
 from tests.auditing.stores.helpers import begin, chunk, contents, refusal
 
