@@ -226,7 +226,7 @@ def _models(each: Estimate) -> str:
 
 
 def _least(each: Estimate) -> str:
-    bound = math.isfinite(each.epsilon) and each.threshold_choice != "uncorrected"
+    bound = math.isfinite(each.epsilon) and THRESHOLDS[each.threshold_choice].is_valid
     return f"{'≥ ' if bound else ''}{spell_epsilon(each.epsilon)}"
 
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, get_args
 
 from lastiterate.answers import answer_fields
-from lastiterate.counterexamples.repeaters import Encoding
-from lastiterate.counterexamples.setting import STANDARD, Setting
+from lastiterate.counterexamples.setting import STANDARD, Encoding, Setting
 from lastiterate.plot.style import (
     FOUND,
     chart_of,
