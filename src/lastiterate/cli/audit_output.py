@@ -150,7 +150,7 @@ def _about(result: AuditResult) -> list[str]:
     """What the empirical rows rest on, and how good the attack and the models were."""
     choices = {estimate.threshold_choice for estimate in result.estimates.values()}
     one = next(iter(result.estimates.values()))
-    joint = "" if one.method.startswith("one-run") else ", joint over both error rates"
+    joint = "" if METHODS[one.method].is_one_run else ", joint over both error rates"
     words = [
         f"Empirical epsilons are lower bounds for this attack: {one.models_in:,} + {one.models_out:,} scores, "
         f"threshold {' or '.join(sorted(choices))}; confidence for each method by itself{joint}. "

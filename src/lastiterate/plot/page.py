@@ -93,7 +93,7 @@ def caveats(result: AuditResult) -> list[str]:
 
 
 def _verdict(result: AuditResult) -> str:
-    meaning = VERDICTS[result.verdict].meaning
+    meaning = VERDICTS[result.verdict]
     return (
         f'<div class="verdict" style="border-color: {verdict_colour(result.verdict)}">'
         f'<p class="word">Verdict: {escape(result.verdict)}</p>'
