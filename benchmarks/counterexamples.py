@@ -17,7 +17,8 @@ from rich.console import Console
 from rich.table import Table
 
 import lastiterate as li
-from lastiterate.counterexamples.repeaters import Encoding, Malicious
+from lastiterate.counterexamples.repeaters import Malicious
+from lastiterate.counterexamples.setting import Encoding
 from lastiterate.reproduce import figure5
 from lastiterate.training import Trainer
 from lastiterate.training.memory import peak_bytes

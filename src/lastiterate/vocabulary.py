@@ -6,9 +6,9 @@ pages take their words from here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Literal
 
 # Not heavy: ``import lastiterate`` has loaded them already.
 from lastiterate.privacy.analyses.composition import composition
@@ -59,17 +59,17 @@ class Method:
         name: in Python, in JSON and on the command line.
         label: in tables and legends.
         assumes: of the mechanism.
+        family: the analysis whose mechanism is assumed, with its noise unknown: such a method needs the run.
         is_assumption_free: whether the bound holds whatever the mechanism is.
         is_one_run: whether the scores are those of many canaries in one model, instead of one of many models each.
-        family: the analysis whose mechanism is assumed, with its noise unknown: such a method needs the run.
     """
 
     name: str
     label: str
     assumes: str
+    family: Analysis | None = None
     is_assumption_free: bool = False
     is_one_run: bool = False
-    family: Analysis | None = None
 
 
 @dataclass(frozen=True)
@@ -81,26 +81,6 @@ class ThresholdChoice:
     is_valid: bool = True
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """What an audit concludes, and what that means in plain words."""
-
-    name: str
-    meaning: str
-
-
-class _Named(Protocol):
-    @property
-    def name(self) -> str: ...
-
-
-_Word = TypeVar("_Word", bound=_Named)
-
-
-def _by_name(words: Iterable[_Word]) -> dict[str, _Word]:
-    return {word.name: word for word in words}
-
-
 LAST_ITERATE = Analysis(
     "last_iterate",
     "last iterate (heuristic)",
@@ -109,11 +89,7 @@ LAST_ITERATE = Analysis(
     last_iterate,
 )
 COMPOSITION = Analysis(
-    "composition",
-    "composition (standard)",
-    "every intermediate model is seen: a guarantee",
-    "guarantee",
-    composition,
+    "composition", "composition (standard)", "every intermediate model is seen: a guarantee", "guarantee", composition
 )
 FULL_BATCH = Analysis(
     "full_batch",
@@ -136,81 +112,53 @@ MAX_OVER_STEPS = Analysis(
     "heuristic",
     max_over_steps,
 )
-ANALYSES = _by_name((LAST_ITERATE, COMPOSITION, FULL_BATCH, NO_AMPLIFICATION, MAX_OVER_STEPS))
+_ANALYSES = LAST_ITERATE, COMPOSITION, FULL_BATCH, NO_AMPLIFICATION, MAX_OVER_STEPS
+ANALYSES = {each.name: each for each in _ANALYSES}
 SIDE_BY_SIDE = ("last_iterate", "composition", "full_batch")  # those of every answer, in the order in which they stand
 
-METHODS = _by_name(
-    (
-        Method(
-            "clopper-pearson",
-            "Clopper-Pearson (assumption-free)",
-            "assumes nothing about the mechanism",
-            is_assumption_free=True,
-        ),
-        Method("gdp", "Gaussian DP family", "assumes that the best attack is one on Gaussian noise"),
-        Method(
-            "last-iterate",
-            "last-iterate family",
-            "assumes the heuristic's mechanism, with the noise unknown",
-            family=LAST_ITERATE,
-        ),
-        Method(
-            "composition",
-            "composition family",
-            "assumes that of the standard analysis, with the noise unknown",
-            family=COMPOSITION,
-        ),
-        Method(
-            "one-run",
-            "one run (assumption-free)",
-            "assumes nothing about the mechanism; many canaries in one training",
-            is_assumption_free=True,
-            is_one_run=True,
-        ),
-        Method(
-            "one-run-fdp",
-            "one run, f-DP (Gaussian family)",
-            "assumes Gaussian DP; many canaries in one training",
-            is_one_run=True,
-        ),
-    )
+_NOTHING = "assumes nothing about the mechanism"
+_UNKNOWN = "with the noise unknown"
+_CANARIES = "many canaries in one training"
+_METHODS = (
+    Method("clopper-pearson", "Clopper-Pearson (assumption-free)", _NOTHING, is_assumption_free=True),
+    Method("gdp", "Gaussian DP family", "assumes that the best attack is one on Gaussian noise"),
+    Method("last-iterate", "last-iterate family", f"assumes the heuristic's mechanism, {_UNKNOWN}", LAST_ITERATE),
+    Method("composition", "composition family", f"assumes that of the standard analysis, {_UNKNOWN}", COMPOSITION),
+    Method(
+        "one-run", "one run (assumption-free)", f"{_NOTHING}; {_CANARIES}", is_assumption_free=True, is_one_run=True
+    ),
+    Method("one-run-fdp", "one run, f-DP (Gaussian family)", f"assumes Gaussian DP; {_CANARIES}", is_one_run=True),
 )
-PAIRED_METHODS = tuple(name for name, method in METHODS.items() if not method.is_one_run)
-ONE_RUN_METHODS = tuple(name for name, method in METHODS.items() if method.is_one_run)
+METHODS = {each.name: each for each in _METHODS}
+PAIRED_METHODS = tuple(each.name for each in _METHODS if not each.is_one_run)
+ONE_RUN_METHODS = tuple(each.name for each in _METHODS if each.is_one_run)
 FAMILIES = tuple(name for name in PAIRED_METHODS if not METHODS[name].is_assumption_free)
 
-THRESHOLDS = _by_name(
-    (
-        ThresholdChoice("a-priori", "chosen before training"),
-        ThresholdChoice("split", "chosen on other models than those counted"),
-        ThresholdChoice("corrected", "best of all, corrected for the choice"),
-        ThresholdChoice("uncorrected", "best of all, uncorrected: not a valid bound", is_valid=False),
-    )
+_THRESHOLDS = (
+    ThresholdChoice("a-priori", "chosen before training"),
+    ThresholdChoice("split", "chosen on other models than those counted"),
+    ThresholdChoice("corrected", "best of all, corrected for the choice"),
+    ThresholdChoice("uncorrected", "best of all, uncorrected: not a valid bound", is_valid=False),
 )
+THRESHOLDS = {each.name: each for each in _THRESHOLDS}
 
 VIOLATION, ABOVE_HEURISTIC, INCONCLUSIVE, CONSISTENT = "violation", "above heuristic", "inconclusive", "consistent"
-VERDICTS = _by_name(
-    (
-        Verdict(
-            VIOLATION,
-            "The attack found more than the claimed guarantee allows. Unless chance played a trick that the stated "
-            "confidence makes unlikely, the training is not as private as claimed: look for a fault in its clipping, "
-            "its noise, or how it samples batches.",
-        ),
-        Verdict(
-            ABOVE_HEURISTIC,
-            "The attack found more than the heuristic predicts, but the tests that could refute the guarantee did not. "
-            "This is worth a look: for this training the heuristic is too low, or it differs from its description.",
-        ),
-        Verdict(
-            INCONCLUSIVE,
-            "This audit could not have told, or its attack did not work. It says neither that the training is as "
-            "private as claimed nor that it is not.",
-        ),
-        Verdict(
-            CONSISTENT,
-            "The attack found no more than was predicted. This does not prove that the training is private: another "
-            "attack, or more models, might find more.",
-        ),
-    )
-)
+VERDICTS = {  # and what they mean
+    VIOLATION: (
+        "The attack found more than the claimed guarantee allows. Unless chance played a trick that the stated "
+        "confidence makes unlikely, the training is not as private as claimed: look for a fault in its clipping, its "
+        "noise, or how it samples batches."
+    ),
+    ABOVE_HEURISTIC: (
+        "The attack found more than the heuristic predicts, but the tests that could refute the guarantee did not. "
+        "This is worth a look: for this training the heuristic is too low, or it differs from its description."
+    ),
+    INCONCLUSIVE: (
+        "This audit could not have told, or its attack did not work. It says neither that the training is as private "
+        "as claimed nor that it is not."
+    ),
+    CONSISTENT: (
+        "The attack found no more than was predicted. This does not prove that the training is private: another "
+        "attack, or more models, might find more."
+    ),
+}

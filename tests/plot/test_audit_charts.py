@@ -323,7 +323,9 @@ def test_odd_audits_can_be_drawn(name):
 
 
 def test_importing_pictures_of_audits_loads_no_plotting_library():
-    modules = "lastiterate.plot.audit_charts, lastiterate.plot.page"
-    code = f"import sys, {modules}; print({{'altair', 'vl_convert'}} & set(sys.modules))"
+    code = (
+        "import sys; from lastiterate.plot import audit_charts, page; "
+        "print({'altair', 'vl_convert'} & set(sys.modules))"
+    )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout.strip() == "set()"

@@ -136,10 +136,10 @@ def test_everything_is_escaped(tmp_path):
 @pytest.mark.usefixtures("quick")
 def test_every_verdict_has_a_meaning_and_a_colour_of_its_own(tmp_path):
     colours = set()
-    for name, verdict in VERDICTS.items():
-        write_page(replace(fake(16, run=QUICK), verdict=name), tmp_path / "page.html")
+    for verdict, meaning in VERDICTS.items():
+        write_page(replace(fake(16, run=QUICK), verdict=verdict), tmp_path / "page.html")
         page = (tmp_path / "page.html").read_text()
-        assert verdict.meaning in " ".join(read(page).words)
+        assert meaning in " ".join(read(page).words)
         colours.update(re.findall("border-color: (#......)", page))
     assert len(colours) == len(VERDICTS) == 4
 

@@ -5,11 +5,11 @@ from typing import Annotated
 import typer
 
 from lastiterate.attacks import NAMED
-from lastiterate.cli import values
-from lastiterate.cli.audit_actions import check_output, described_run, ending_at_once, perform, rehearse
+from lastiterate.cli.audit_actions import described_run, ending_at_once, perform, rehearse
 from lastiterate.cli.audit_options import AttackName, AuditOptions, Others, QuestionOptions
 from lastiterate.cli.errors import OptionError
-from lastiterate.cli.options import Json, MethodOptions, SizeOptions, option
+from lastiterate.cli.options import Json, MethodOptions, SizeOptions, choice, integer_option, option
+from lastiterate.cli.pictures import check_page
 from lastiterate.cli.training_options import EngineOptions
 from lastiterate.cli.unfold import unfold
 
@@ -17,23 +17,12 @@ Data = Annotated[
     str,
     option("--data", None, "digits|PATH", "The embedded digits (default), an .npz file, idx files or CIFAR-10's own."),
 ]
-Model = Annotated[
-    str,
-    option(
-        "--model",
-        values.one_of("mlp", "logistic", "cnn", "wide-resnet"),
-        "mlp|logistic|cnn|wide-resnet",
-        "What is trained (default: mlp).",
-    ),
-]
+Model = Annotated[str, choice("--model", ("mlp", "logistic", "cnn", "wide-resnet"), "What is trained (default: mlp).")]
 Trainer = Annotated[
     str | None,
     option("--trainer", None, "FILE.py:NAME", "Your own trainer, (seed, canary) -> score or parameters, instead."),
 ]
-Models = Annotated[
-    int | None,
-    option("--models", values.integer, "INTEGER", "Models a world (default: 512), or canaries of the one run."),
-]
+Models = Annotated[int | None, integer_option("--models", "Models a world (default: 512), or canaries of the one run.")]
 
 
 @unfold
@@ -68,7 +57,7 @@ def audit(
     from lastiterate.cli.audit_options import find_attack
 
     asked = question.question()
-    check_output(options)
+    check_page(options.output)
     if trainer and (attack or others):
         raise OptionError("--attack and --others do not apply to --trainer: its file defines attack, or returns scores")
     named = attack or "quiet"

@@ -19,14 +19,6 @@ if TYPE_CHECKING:
     from lastiterate.run import DPSGD
 
 
-def check_output(options: AuditOptions) -> None:
-    """Refuse a folder in which nothing could be drawn later."""
-    from lastiterate.cli.pictures import check_folder
-
-    if options.output is not None:
-        check_folder(options.output, ["audit.html"])
-
-
 @contextmanager
 def ending_at_once() -> Iterator[None]:
     """Ctrl-C ends the program here without further ado. JAX, interrupted while it is imported, would crash."""

@@ -2,15 +2,15 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
 import typer
 
-from lastiterate.cli import values
-from lastiterate.cli.audit_actions import check_output, described_run, ending_at_once, perform, rehearse
+from lastiterate.cli.audit_actions import described_run, ending_at_once, perform, rehearse
 from lastiterate.cli.audit_options import AuditOptions, QuestionOptions
 from lastiterate.cli.errors import OptionError
-from lastiterate.cli.options import Json, MethodOptions, SizeOptions, option
+from lastiterate.cli.options import Json, MethodOptions, SizeOptions, choice, flag, integer_option, option
+from lastiterate.cli.pictures import check_page
 from lastiterate.cli.training_options import EngineOptions
 from lastiterate.cli.unfold import unfold
 from lastiterate.values import integer
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from lastiterate.run import DPSGD
 
 MODELS = 128
+TrainedPart = Literal["all", "embeddings", "lora"]
+Precision = Literal["float32", "bfloat16"]
+ScoreName = Literal["gradient", "rows", "loss"]
 
 
 @dataclass(frozen=True)
@@ -37,45 +40,29 @@ class TextOptions:
         str | None,
         option("--held-out", None, "FILE|SHARE", "Text for perplexity, or a share of --text (default: 0.1)."),
     ] = None
-    examples: Annotated[
-        int | None, option("--examples", values.integer, "INTEGER", "Use only so many texts, with a held-out share.")
-    ] = None
-    longest: Annotated[
-        int, option("--longest", values.integer, "INTEGER", "Tokens of an example that are used (default: 128).")
-    ] = 128
-    persona: Annotated[bool, option("--persona", None, None, "Put personas before the dialogues.")] = False
+    examples: Annotated[int | None, integer_option("--examples", "Use only so many texts, with a held-out share.")] = (
+        None
+    )
+    longest: Annotated[int, integer_option("--longest", "Tokens of an example that are used (default: 128).")] = 128
+    persona: Annotated[bool, flag("--persona", "Put personas before the dialogues.")] = False
     trained: Annotated[
-        Literal["all", "embeddings", "lora"],
-        option(
-            "--trained",
-            values.one_of("all", "embeddings", "lora"),
-            "all|embeddings|lora",
-            "Which parameters are trained (default: all).",
-        ),
+        TrainedPart,
+        choice("--trained", get_args(TrainedPart), "Which parameters are trained (default: all)."),
     ] = "all"
     dtype: Annotated[
-        Literal["float32", "bfloat16"],
-        option(
-            "--dtype",
-            values.one_of("float32", "bfloat16"),
-            "float32|bfloat16",
-            "In which the model computes and is released (default: float32).",
-        ),
+        Precision,
+        choice("--dtype", get_args(Precision), "In which the model computes and is released (default: float32)."),
     ] = "float32"
-    added_tokens: Annotated[
-        int, option("--added-tokens", values.integer, "INTEGER", "Add tokens for canaries (default: 0).")
-    ] = 0
-    microbatch: Annotated[
-        int | None, option("--microbatch", values.integer, "INTEGER", "Examples at once (default: as many as fit).")
-    ] = None
-    checkpointing: Annotated[
-        bool, option("--checkpointing", None, None, "Save memory by computing activations twice.")
-    ] = False
+    added_tokens: Annotated[int, integer_option("--added-tokens", "Add tokens for canaries (default: 0).")] = 0
+    microbatch: Annotated[int | None, integer_option("--microbatch", "Examples at once (default: as many as fit).")] = (
+        None
+    )
+    checkpointing: Annotated[bool, flag("--checkpointing", "Save memory by computing activations twice.")] = False
     device: Annotated[
         str | None, option("--device", None, "DEVICE", "Of PyTorch (default: a GPU if there is one).")
     ] = None
     trust_remote_code: Annotated[
-        bool, option("--trust-remote-code", None, None, "Let Python code that comes with the model run.")
+        bool, flag("--trust-remote-code", "Let Python code that comes with the model run.")
     ] = False
 
     def problem(self) -> "TextProblem":
@@ -114,19 +101,16 @@ class TextOptions:
 
 
 Score = Annotated[
-    Literal["gradient", "rows", "loss"],
-    option(
+    ScoreName,
+    choice(
         "--score",
-        values.one_of("gradient", "rows", "loss"),
-        "gradient|rows|loss",
+        get_args(ScoreName),
         "What the attack looks at: all that moved (default), the canary tokens' embeddings, or its loss.",
     ),
 ]
-Length = Annotated[int, option("--canary-length", values.integer, "INTEGER", "Tokens of the canary (default: 16).")]
-OneRun = Annotated[
-    bool, option("--one-run", None, None, "Train once, with many canaries: --models of them (default: 64).")
-]
-Models = Annotated[int | None, option("--models", values.integer, "INTEGER", f"Models a world (default: {MODELS}).")]
+Length = Annotated[int, integer_option("--canary-length", "Tokens of the canary (default: 16).")]
+OneRun = Annotated[bool, flag("--one-run", "Train once, with many canaries: --models of them (default: 64).")]
+Models = Annotated[int | None, integer_option("--models", f"Models a world (default: {MODELS}).")]
 
 
 def usual_size(examples: int) -> SizeOptions:
@@ -165,7 +149,7 @@ def audit_lm(
       lastiterate audit-lm --model google/gemma-2-2b --text train.txt --held-out valid.txt --dtype bfloat16
     """
     asked = question.question()
-    check_output(options)
+    check_page(options.output)
     if one_run and score == "loss":
         raise OptionError("--score must be gradient or rows with --one-run, got 'loss'")
     if canary_length < 2:

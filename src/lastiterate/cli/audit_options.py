@@ -9,17 +9,16 @@ from typing import TYPE_CHECKING, Annotated
 from lastiterate.attacks import NAMED
 from lastiterate.cli import values
 from lastiterate.cli.errors import OptionError
-from lastiterate.cli.options import PerStepOption, option
+from lastiterate.cli.options import PerStepOption, choice, flag, integer_option, number_option, option
 
 if TYPE_CHECKING:
     from lastiterate.auditing.evidence.question import Question
 
 Others = Annotated[
     str | None,
-    option(
+    choice(
         "--others",
-        values.one_of("natural", "blank", "zero"),
-        "natural|blank|zero",
+        ("natural", "blank", "zero"),
         "What the other examples are: blank images (input space), zero gradients (all-iterates).",
     ),
 ]
@@ -27,24 +26,18 @@ AttackName = Annotated[
     str | None,
     option("--attack", values.one_of(*NAMED), "NAME", f"How to attack: {', '.join(NAMED)} (default: quiet)."),
 ]
-ClaimEpsilon = Annotated[
-    float | None, option("--claim-epsilon", values.number, "NUMBER", "Judge the claim of this epsilon.")
-]
-ClaimNoise = Annotated[
-    float | None, option("--claim-noise", values.number, "NUMBER", "Judge the claim of this noise multiplier.")
-]
+UsualDelta = Annotated[float, number_option("--delta", "Delta of (epsilon, delta)-DP (default: 1e-5).")]
+ClaimEpsilon = Annotated[float | None, number_option("--claim-epsilon", "Judge the claim of this epsilon.")]
+ClaimNoise = Annotated[float | None, number_option("--claim-noise", "Judge the claim of this noise multiplier.")]
 
 
 @dataclass(frozen=True)
 class QuestionOptions:
     """What is asked of the scores, and of which claim."""
 
-    delta: Annotated[
-        float, option("--delta", values.number, "NUMBER", "Delta of (epsilon, delta)-DP (default: 1e-5).")
-    ] = 1e-5
+    delta: UsualDelta = 1e-5
     confidence: Annotated[
-        float,
-        option("--confidence", values.number, "NUMBER", "Of an empirical epsilon, both error rates (default: 0.95)."),
+        float, number_option("--confidence", "Of an empirical epsilon, both error rates (default: 0.95).")
     ] = 0.95
     method: Annotated[
         str | None,
@@ -71,8 +64,7 @@ class QuestionOptions:
 
 
 Strict = Annotated[
-    bool,
-    option("--strict", None, None, "Exit with 1 above the heuristic, too, and with 4 if inconclusive without a claim."),
+    bool, flag("--strict", "Exit with 1 above the heuristic, too, and with 4 if inconclusive without a claim.")
 ]
 Output = Annotated[
     Path | None,
@@ -90,19 +82,15 @@ class AuditOptions:
             "--noise-multiplier", values.per_step, "NUMBER", "Noise sigma (default: for composition 8 at delta 1e-5)."
         ),
     ] = None
-    clip_norm: Annotated[
-        float | None, option("--clip-norm", values.number, "NUMBER", "Clipping norm (default: 1).")
-    ] = None
-    seed: Annotated[int, option("--seed", values.integer, "INTEGER", "Of all randomness (default: 0).")] = 0
+    clip_norm: Annotated[float | None, number_option("--clip-norm", "Clipping norm (default: 1).")] = None
+    seed: Annotated[int, integer_option("--seed", "Of all randomness (default: 0).")] = 0
     store: Annotated[
         Path | None,
         option("--store", None, "FILE.sqlite", "Keeps every score; resumed if it exists (default: in runs/)."),
     ] = None
     output: Output = None
     strict: Strict = False
-    dry_run: Annotated[
-        bool, option("--dry-run", None, None, "Say what would be trained, and how long it would take.")
-    ] = False
+    dry_run: Annotated[bool, flag("--dry-run", "Say what would be trained, and how long it would take.")] = False
 
 
 def find_attack(name: str, others: str | None = None) -> object:

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lastiterate.cli import values
-from lastiterate.cli.audit_options import ClaimEpsilon, ClaimNoise, Strict
+from lastiterate.cli.audit_options import ClaimEpsilon, ClaimNoise, Strict, UsualDelta
 from lastiterate.cli.errors import OptionError
-from lastiterate.cli.options import Json, MethodOptions, PerStepOption, SizeOptions, option
+from lastiterate.cli.options import Json, MethodOptions, PerStepOption, SizeOptions, choice, number_option, option
 from lastiterate.cli.unfold import unfold
-from lastiterate.vocabulary import METHODS, ONE_RUN_METHODS, PAIRED_METHODS
+from lastiterate.vocabulary import METHODS, ONE_RUN_METHODS, PAIRED_METHODS, THRESHOLDS
 
 if TYPE_CHECKING:
     from lastiterate.auditing.evidence.estimate import Estimate
@@ -18,17 +18,12 @@ if TYPE_CHECKING:
     from lastiterate.run import DPSGD
 
 File = Annotated[Path, typer.Argument(metavar="FILE", help="CSV with columns world (in or out) and score.")]
-Delta = Annotated[float, option("--delta", values.number, "NUMBER", "Delta of (epsilon, delta)-DP (default: 1e-5).")]
-Confidence = Annotated[
-    float,
-    option("--confidence", values.number, "NUMBER", "With which the bound holds, jointly (default: 0.95)."),
-]
+Confidence = Annotated[float, number_option("--confidence", "With which the bound holds, jointly (default: 0.95).")]
 Method = Annotated[
     str,
-    option(
+    choice(
         "--method",
-        values.one_of(*METHODS, "all"),
-        f"{'|'.join(METHODS)}|all",
+        (*METHODS, "all"),
         "What is assumed (default: clopper-pearson, nothing). The families last-iterate and composition need the run.",
     ),
 ]
@@ -50,7 +45,7 @@ def estimate(
     size: SizeOptions,
     training: MethodOptions,
     noise_multiplier: Noise = None,
-    delta: Delta = 1e-5,
+    delta: UsualDelta = 1e-5,
     confidence: Confidence = 0.95,
     method: Method = "clopper-pearson",
     threshold: Threshold = "split",
@@ -150,7 +145,7 @@ def _words(found: "list[Estimate]", models_in: int, models_out: int) -> tuple[st
     ]
     if first.threshold_choice == "split":
         notes.append("The other models chose the threshold.")
-    if first.threshold_choice == "uncorrected":
+    if not THRESHOLDS[first.threshold_choice].is_valid:
         notes.append("The best of all thresholds was taken without correction: this is not a valid bound.")
     if not all(METHODS[each.method].is_assumption_free for each in found):
         notes.append("Only clopper-pearson and one-run assume nothing; the others assume their family of mechanisms.")

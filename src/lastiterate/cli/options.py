@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, get_args
 
 import typer
 
 from lastiterate.cli import values
 from lastiterate.cli.errors import OptionError
+from lastiterate.run import DPSGD, Sampling
+from lastiterate.vocabulary import ANALYSES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from lastiterate.optimizer import SGD
-    from lastiterate.run import DPSGD
 
 
 def option(name: str, kind: Callable[[str], Callable[[str], object]] | None, metavar: str | None, help_: str) -> object:
@@ -23,27 +24,46 @@ def option(name: str, kind: Callable[[str], Callable[[str], object]] | None, met
     return typer.Option(name, parser=kind and kind(name), metavar=metavar, help=help_, show_default=False)
 
 
+def integer_option(name: str, help_: str) -> object:
+    """An option that takes a whole number."""
+    return option(name, values.integer, "INTEGER", help_)
+
+
+def number_option(name: str, help_: str) -> object:
+    """An option that takes a number."""
+    return option(name, values.number, "NUMBER", help_)
+
+
+def choice(name: str, words: Sequence[str], help_: str) -> object:
+    """An option that takes one of a few words."""
+    return option(name, values.one_of(*words), "|".join(words), help_)
+
+
+def flag(name: str, help_: str) -> object:
+    """An option that is there or not."""
+    return option(name, None, None, help_)
+
+
 PerStepOption: TypeAlias = float | list[float]
 
-Steps = Annotated[int | None, option("--steps", values.integer, "INTEGER", "Number of updates.")]
+Steps = Annotated[int | None, integer_option("--steps", "Number of updates.")]
 NoiseMultiplier = Annotated[
     PerStepOption,
     option(
         "--noise-multiplier", values.per_step, "NUMBER", "Noise sigma over the clipping norm; or one per step: 1,2,3."
     ),
 ]
-Delta = Annotated[float, option("--delta", values.number, "NUMBER", "Delta of (epsilon, delta)-DP, in (0, 1).")]
-Epsilon = Annotated[float, option("--epsilon", values.number, "NUMBER", "Epsilon of (epsilon, delta)-DP.")]
+Delta = Annotated[float, number_option("--delta", "Delta of (epsilon, delta)-DP, in (0, 1).")]
+Epsilon = Annotated[float, number_option("--epsilon", "Epsilon of (epsilon, delta)-DP.")]
 Analysis = Annotated[
     str | None,
-    option(
+    choice(
         "--analysis",
-        values.one_of("last-iterate", "composition", "full-batch", "no-amplification"),
-        "last-iterate|composition|full-batch|no-amplification",
+        [each.option for each in ANALYSES.values() if each.name != "max_over_steps"],
         "The analysis that is to reach it (default: the guarantee, and beside it the heuristic).",
     ),
 ]
-Json = Annotated[bool, option("--json", None, None, "Print one JSON object instead of a table.")]
+Json = Annotated[bool, flag("--json", "Print one JSON object instead of a table.")]
 Plot = Annotated[
     Path | None, option("--plot", None, "FILE", "Also draw a picture: FILE.png, .svg, .pdf or (interactive) .html.")
 ]
@@ -54,30 +74,16 @@ class MethodOptions:
     """How a run samples and updates."""
 
     sampling: Annotated[
-        str,
-        option(
-            "--sampling",
-            values.one_of("poisson", "fixed", "shuffled", "full"),
-            "poisson|fixed|shuffled|full",
-            "How batches are drawn (default: poisson).",
-        ),
+        Sampling, choice("--sampling", get_args(Sampling), "How batches are drawn (default: poisson).")
     ] = "poisson"
     learning_rate: Annotated[
         PerStepOption | None, option("--learning-rate", values.per_step, "NUMBER", "One number, or one per step.")
     ] = None
-    momentum: Annotated[
-        float | None, option("--momentum", values.number, "NUMBER", "Heavy-ball factor, in [0, 1).")
-    ] = None
-    dampening: Annotated[
-        float | None, option("--dampening", values.number, "NUMBER", "Dampening of the momentum, as in PyTorch.")
-    ] = None
-    nesterov: Annotated[bool, option("--nesterov", None, None, "Nesterov's momentum.")] = False
-    weight_decay: Annotated[
-        float | None, option("--weight-decay", values.number, "NUMBER", "L2 factor; needs --learning-rate.")
-    ] = None
-    decoupled: Annotated[
-        bool, option("--decoupled", None, None, "Weight decay apart from the gradient, as in SGDW.")
-    ] = False
+    momentum: Annotated[float | None, number_option("--momentum", "Heavy-ball factor, in [0, 1).")] = None
+    dampening: Annotated[float | None, number_option("--dampening", "Dampening of the momentum, as in PyTorch.")] = None
+    nesterov: Annotated[bool, flag("--nesterov", "Nesterov's momentum.")] = False
+    weight_decay: Annotated[float | None, number_option("--weight-decay", "L2 factor; needs --learning-rate.")] = None
+    decoupled: Annotated[bool, flag("--decoupled", "Weight decay apart from the gradient, as in SGDW.")] = False
     averaging: Annotated[
         str | None,
         option("--averaging", values.average, "uniform|DECAY", "Release the mean of the iterates, or their EMA."),
@@ -117,13 +123,9 @@ class SizeOptions:
             "--sample-rate", values.per_step, "NUMBER", "Probability that an example is in a batch; or one per step."
         ),
     ] = None
-    dataset_size: Annotated[int | None, option("--dataset-size", values.integer, "INTEGER", "Number of examples.")] = (
-        None
-    )
-    batch_size: Annotated[
-        int | None, option("--batch-size", values.integer, "INTEGER", "(Expected) size of a batch.")
-    ] = None
-    epochs: Annotated[float | None, option("--epochs", values.number, "NUMBER", "Passes over the data.")] = None
+    dataset_size: Annotated[int | None, integer_option("--dataset-size", "Number of examples.")] = None
+    batch_size: Annotated[int | None, integer_option("--batch-size", "(Expected) size of a batch.")] = None
+    epochs: Annotated[float | None, number_option("--epochs", "Passes over the data.")] = None
 
     def run(self, noise_multiplier: PerStepOption, method: MethodOptions) -> DPSGD:
         """The run that the options describe."""

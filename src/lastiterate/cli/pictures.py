@@ -32,6 +32,12 @@ def check_folder(folder: Path, files: Sequence[str]) -> None:
         check_target((folder if folder.is_dir() else folder.parent) / file)
 
 
+def check_page(folder: Path | None) -> None:
+    """The same for the page of an audit, if there is to be one."""
+    if folder is not None:
+        check_folder(folder, ["audit.html"])
+
+
 def draw(chart: Picture, files: list[Path]) -> None:
     """Draw an altair chart into each of the files."""
     from lastiterate.plot.file import save

@@ -3,15 +3,25 @@
 from typing import TYPE_CHECKING, Annotated
 
 from lastiterate.cli import values
-from lastiterate.cli.options import Analysis, Delta, Epsilon, Json, MethodOptions, Plot, option
+from lastiterate.cli.options import (
+    Analysis,
+    Delta,
+    Epsilon,
+    Json,
+    MethodOptions,
+    Plot,
+    integer_option,
+    number_option,
+    option,
+)
 from lastiterate.cli.unfold import unfold
 
 if TYPE_CHECKING:
     from lastiterate.rows import Fields, Row
     from lastiterate.run import DPSGD
 
-DatasetSize = Annotated[int, option("--dataset-size", values.integer, "INTEGER", "Number of examples.")]
-Epochs = Annotated[float, option("--epochs", values.number, "NUMBER", "Passes over the data.")]
+DatasetSize = Annotated[int, integer_option("--dataset-size", "Number of examples.")]
+Epochs = Annotated[float, number_option("--epochs", "Passes over the data.")]
 BatchSizes = Annotated[list[int], option("--batch-sizes", values.integers, "B1,B2,...", "Batch sizes to compare.")]
 
 

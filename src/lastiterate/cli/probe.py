@@ -2,16 +2,16 @@
 
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
-from lastiterate.cli import values
 from lastiterate.cli.errors import OptionError
-from lastiterate.cli.options import Json, Steps, option
+from lastiterate.cli.options import Json, Steps, choice, flag, integer_option, number_option, option
 from lastiterate.cli.training_options import EngineOptions, resumable
 from lastiterate.cli.unfold import unfold
 from lastiterate.counterexamples import NAMES
+from lastiterate.counterexamples.setting import Encoding
 
 if TYPE_CHECKING:
     from lastiterate.counterexamples import Counterexample
@@ -23,10 +23,8 @@ STORE = Path("runs") / "probe"
 Name = Annotated[
     str | None, typer.Argument(metavar="NAME", help=f"The counterexample: {', '.join(NAMES)}.", show_default=False)
 ]
-List = Annotated[bool, option("--list", None, None, "Say which counterexamples there are.")]
-Worst = Annotated[
-    bool, option("--worst", None, None, "quadratic: search for the worst case of all, and train nothing.")
-]
+List = Annotated[bool, flag("--list", "Say which counterexamples there are.")]
+Worst = Annotated[bool, flag("--worst", "quadratic: search for the worst case of all, and train nothing.")]
 Output = Annotated[
     Path | None,
     option(
@@ -44,41 +42,29 @@ class SettingOptions:
 
     steps: Steps = None
     sample_rate: Annotated[
-        float | None,
-        option("--sample-rate", values.number, "NUMBER", "Probability that an example is in a batch."),
+        float | None, number_option("--sample-rate", "Probability that an example is in a batch.")
     ] = None
     noise_multiplier: Annotated[
-        float | None, option("--noise-multiplier", values.number, "NUMBER", "Noise sigma over the clipping norm.")
+        float | None, number_option("--noise-multiplier", "Noise sigma over the clipping norm.")
     ] = None
-    delta: Annotated[
-        float | None, option("--delta", values.number, "NUMBER", "Delta of (epsilon, delta)-DP, in (0, 1).")
-    ] = None
-    models: Annotated[int | None, option("--models", values.integer, "INTEGER", "Models a world.")] = None
-    confidence: Annotated[
-        float | None,
-        option("--confidence", values.number, "NUMBER", "Of the empirical epsilon (default: 0.95)."),
-    ] = None
-    seed: Annotated[int | None, option("--seed", values.integer, "INTEGER", "Of all randomness (default: 0).")] = None
+    delta: Annotated[float | None, number_option("--delta", "Delta of (epsilon, delta)-DP, in (0, 1).")] = None
+    models: Annotated[int | None, integer_option("--models", "Models a world.")] = None
+    confidence: Annotated[float | None, number_option("--confidence", "Of the empirical epsilon (default: 0.95).")] = (
+        None
+    )
+    seed: Annotated[int | None, integer_option("--seed", "Of all randomness (default: 0).")] = None
     store: Annotated[
         Path | None,
         option("--store", None, "FOLDER", f"Keeps every score, for resuming (default: {STORE.as_posix()})."),
     ] = None
     alpha: Annotated[
-        float | None,
-        option("--alpha", values.number, "NUMBER", "quadratic: the share forgotten at each step (default: 0.5)."),
+        float | None, number_option("--alpha", "quadratic: the share forgotten at each step (default: 0.5).")
     ] = None
-    growth: Annotated[
-        float | None,
-        option("--growth", values.number, "NUMBER", "shift: the factor v of every step (default: 10)."),
-    ] = None
+    growth: Annotated[float | None, number_option("--growth", "shift: the factor v of every step (default: 10).")] = (
+        None
+    )
     encoding: Annotated[
-        str | None,
-        option(
-            "--encoding",
-            values.one_of("one-bit", "linear"),
-            "one-bit|linear",
-            "malicious: what is kept of a step (default: both).",
-        ),
+        Encoding | None, choice("--encoding", get_args(Encoding), "malicious: what is kept of a step (default: both).")
     ] = None
 
     def given(self) -> dict[str, Any]:

@@ -40,12 +40,11 @@ def report(
     from lastiterate.auditing.stores import export as files
     from lastiterate.auditing.stores.store import Store
     from lastiterate.cli.audit_output import finish
-    from lastiterate.cli.pictures import check_folder
+    from lastiterate.cli.pictures import check_page
     from lastiterate.cli.progress import tracker
 
     asked = question.question()
-    if output is not None:
-        check_folder(output, ["audit.html"])
+    check_page(output)
     with Store.read(store) as kept:
         if export is not None:
             files.export(kept, export)

@@ -1,13 +1,12 @@
 """``lastiterate reproduce``: a figure or table of the paper, recomputed."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, get_args
 
 import typer
 
-from lastiterate.cli import values
 from lastiterate.cli.errors import OptionError
-from lastiterate.cli.options import Json, option
+from lastiterate.cli.options import Json, choice, integer_option, option
 from lastiterate.cli.training_options import EngineOptions, resumable
 from lastiterate.cli.unfold import unfold
 from lastiterate.reproduce import NAMES, Scale
@@ -23,10 +22,7 @@ STORE = Path("runs") / "reproduce"
 Name = Annotated[
     str, typer.Argument(metavar="NAME", help=f"What to reproduce: {', '.join(NAMES)}, or all.", show_default=False)
 ]
-ScaleName = Annotated[
-    Scale,
-    option("--scale", values.one_of("quick", "full"), "quick|full", "Small (default), or as large as in the paper."),
-]
+ScaleName = Annotated[Scale, choice("--scale", get_args(Scale), "Small (default), or as large as in the paper.")]
 Data = Annotated[
     str | None,
     option("--data", None, "PATH", "Data to train on (default: the embedded digits; --scale full: CIFAR-10's folder)."),
@@ -40,10 +36,7 @@ StoreFolder = Annotated[
     Path | None,
     option("--store", None, "FOLDER", f"Keeps every score, for resuming (default: {STORE.as_posix()})."),
 ]
-Models = Annotated[
-    int | None,
-    option("--models", values.integer, "INTEGER", "Models a world (default: 256, in full 512; table1: 128)."),
-]
+Models = Annotated[int | None, integer_option("--models", "Models a world (default: 256, in full 512; table1: 128).")]
 Output = Annotated[
     Path | None,
     option(

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from lastiterate.cli import values
 from lastiterate.cli.errors import OptionError
-from lastiterate.cli.options import option
+from lastiterate.cli.options import choice, number_option, option
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -25,11 +24,9 @@ if TYPE_CHECKING:
 class EngineOptions:
     """Which engine trains."""
 
-    engine: Annotated[
-        str, option("--engine", values.one_of("local", "ray"), "local|ray", "Where to train (default: local).")
-    ] = "local"
+    engine: Annotated[str, choice("--engine", ("local", "ray"), "Where to train (default: local).")] = "local"
     address: Annotated[str | None, option("--address", None, "ADDRESS", "Of the Ray cluster.")] = None
-    gpus: Annotated[float, option("--gpus", values.number, "NUMBER", "GPUs of each Ray task (default: 0).")] = 0.0
+    gpus: Annotated[float, number_option("--gpus", "GPUs of each Ray task (default: 0).")] = 0.0
 
     def find(self) -> str | Engine:
         """The engine that the options name."""

@@ -15,8 +15,8 @@ from lastiterate.answers import Answer
 from lastiterate.attacks.likelihood import TELLING_RATE, telling_threshold
 from lastiterate.counterexamples.finding import Case, Probe, last_iterate_scores, predict
 from lastiterate.counterexamples.one_bit import best_threshold, epsilon_bounds, one_bit, pass_rates
-from lastiterate.counterexamples.repeaters import Encoding, Malicious, seen
-from lastiterate.counterexamples.setting import Setting
+from lastiterate.counterexamples.repeaters import Malicious, seen
+from lastiterate.counterexamples.setting import Encoding, Setting
 from lastiterate.privacy.analyses.composition import composition
 from lastiterate.run import DPSGD
 from lastiterate.vocabulary import METHODS

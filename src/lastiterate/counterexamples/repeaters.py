@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, get_args
 
 import numpy as np
 
@@ -31,7 +31,7 @@ from lastiterate.attacks.attack import (
 )
 from lastiterate.attacks.likelihood import total_log_likelihood_ratio
 from lastiterate.counterexamples.one_bit import best_threshold
-from lastiterate.counterexamples.setting import require_plain
+from lastiterate.counterexamples.setting import Encoding, require_plain
 from lastiterate.run import DPSGD
 from lastiterate.values import Array, number
 from lastiterate.wording import spell
@@ -42,8 +42,6 @@ if TYPE_CHECKING:
     import jax
 
     from lastiterate.training import Moment, Problem
-
-Encoding = Literal["one-bit", "linear"]
 
 _DELTA = 1e-5  # for which the bits' threshold is chosen, where none is given
 _BATCH = 1e6  # repeaters in a batch, on average: what they do is random by a thousandth

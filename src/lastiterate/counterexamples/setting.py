@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 from lastiterate.optimizer import SGD
 from lastiterate.privacy.analyses.calibrate import calibrate
@@ -14,8 +14,8 @@ from lastiterate.values import integer, number
 
 if TYPE_CHECKING:
     from lastiterate.auditing.engines.engine import Engine
-    from lastiterate.counterexamples.repeaters import Encoding
 
+Encoding = Literal["one-bit", "linear"]  # of the malicious data set: what is kept of a step
 Given = TypeVar("Given", int, float)
 STANDARD = 8.0  # by composition, where no noise is given
 

@@ -7,19 +7,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
 from lastiterate.counterexamples.finding import known
-from lastiterate.plot.style import (
-    EXACT,
-    FOUND,
-    chart_of,
-    colour_of,
-    epsilon_y,
-    found_shape,
-    layered,
-    log_x,
-    long,
-    looks,
-    styled,
-)
+from lastiterate.plot.axes import epsilon_y, log_x
+from lastiterate.plot.style import EXACT, FOUND, chart_of, colour_of, found_shape, layered, long, looks, styled
 from lastiterate.rows import Row, largest, number, text
 from lastiterate.vocabulary import ANALYSES, MAX_OVER_STEPS
 from lastiterate.wording import CAVEAT, describe, per_cent, spell

@@ -93,7 +93,7 @@ def caveats(result: AuditResult) -> list[str]:
 
 
 def _verdict(result: AuditResult) -> str:
-    meaning = VERDICTS[result.verdict].meaning
+    meaning = VERDICTS[result.verdict]
     return (
         f'<div class="verdict" style="border-color: {verdict_colour(result.verdict)}">'
         f'<p class="word">Verdict: {escape(result.verdict)}</p>'
@@ -226,7 +226,7 @@ def _models(each: Estimate) -> str:
 
 
 def _least(each: Estimate) -> str:
-    bound = math.isfinite(each.epsilon) and each.threshold_choice != "uncorrected"
+    bound = math.isfinite(each.epsilon) and THRESHOLDS[each.threshold_choice].is_valid
     return f"{'≥ ' if bound else ''}{spell_epsilon(each.epsilon)}"
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from lastiterate.plot.style import chart_of, epsilon_y, from_zero, long, looks, styled
+from lastiterate.plot.axes import epsilon_y, from_zero
+from lastiterate.plot.style import chart_of, long, looks, styled
 from lastiterate.rows import Row, among, number, text
 from lastiterate.vocabulary import ANALYSES, SIDE_BY_SIDE
 from lastiterate.wording import CAVEAT

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from lastiterate.auditing.evidence.rates import upper_bound
-from lastiterate.plot.style import FOUND, chart_of, colour_of, layered, log_x, log_y, looks, panel_title
+from lastiterate.plot.axes import log_x, log_y
+from lastiterate.plot.style import FOUND, chart_of, colour_of, layered, looks, panel_title
 from lastiterate.rows import Row, text
 from lastiterate.vocabulary import ANALYSES, METHODS
 from lastiterate.wording import per_cent

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from lastiterate.plot.style import chart_of, epsilon_y, layered, log_x, long, looks, styled
+from lastiterate.plot.axes import epsilon_y, log_x
+from lastiterate.plot.style import chart_of, layered, long, looks, styled
 from lastiterate.rows import Row, Track
 from lastiterate.vocabulary import ANALYSES, SIDE_BY_SIDE
 from lastiterate.wording import CAVEAT, describe, spell

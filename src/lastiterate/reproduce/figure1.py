@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from lastiterate.plot.style import chart_of, epsilon_y, log_x, long, looks, styled
+from lastiterate.plot.axes import epsilon_y, log_x
+from lastiterate.plot.style import chart_of, long, looks, styled
 from lastiterate.reproduce.audits import HEURISTIC_NOTE
 from lastiterate.rows import Row, Track, among, number
 from lastiterate.vocabulary import ANALYSES, SIDE_BY_SIDE

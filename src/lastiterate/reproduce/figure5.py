@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lastiterate.plot.style import chart_of, layered, log_x, panel_title, styled
+from lastiterate.plot.axes import log_x
+from lastiterate.plot.style import chart_of, layered, panel_title, styled
 from lastiterate.rows import Row, Track, among, largest, number, text
 from lastiterate.wording import per_cent, spell
 

@@ -9,20 +9,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, get_args
 
 from lastiterate.answers import answer_fields
-from lastiterate.counterexamples.repeaters import Encoding
-from lastiterate.counterexamples.setting import STANDARD, Setting
-from lastiterate.plot.style import (
-    FOUND,
-    chart_of,
-    colour_of,
-    epsilon_y,
-    found_shape,
-    layered,
-    log_x,
-    long,
-    looks,
-    styled,
-)
+from lastiterate.counterexamples.setting import STANDARD, Encoding, Setting
+from lastiterate.plot.axes import epsilon_y, log_x
+from lastiterate.plot.style import FOUND, chart_of, colour_of, found_shape, layered, long, looks, styled
 from lastiterate.reproduce.audits import CONFIDENCE, DELTA, HEURISTIC_NOTE, Audits
 from lastiterate.rows import Row, Track, among, number, text
 from lastiterate.vocabulary import ANALYSES

@@ -6,18 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from lastiterate.plot.style import (
-    FOUND,
-    chart_of,
-    colour_of,
-    epsilon_y,
-    found_shape,
-    layered,
-    log_x,
-    long,
-    looks,
-    styled,
-)
+from lastiterate.plot.axes import epsilon_y, log_x
+from lastiterate.plot.style import FOUND, chart_of, colour_of, found_shape, layered, long, looks, styled
 from lastiterate.reproduce.audits import METHOD
 from lastiterate.rows import Row, number, text
 from lastiterate.vocabulary import ANALYSES, METHODS
