@@ -14,13 +14,13 @@ from functools import cached_property, lru_cache
 import numpy as np
 from scipy.special import ndtr, ndtri
 
-from lastiterate.arrays import FloatArray, Floats
-from lastiterate.privacy.analyses.calibrate import calibrate
+from lastiterate.arrays import FloatArray
+from lastiterate.privacy.analyses.calibrate import bracket_noise, calibrate
 from lastiterate.privacy.analyses.composition import composition
 from lastiterate.privacy.analyses.last_iterate import last_iterate
 from lastiterate.privacy.curve import PrivacyCurve
 from lastiterate.privacy.mixtures.law import law_of
-from lastiterate.privacy.mixtures.solve import invert
+from lastiterate.privacy.mixtures.solve import Secants, invert
 from lastiterate.run import DPSGD
 
 _GAUSSIAN = DPSGD(steps=1, sample_rate=1.0, noise_multiplier=1.0)
@@ -133,37 +133,30 @@ def family_of(method: str, run: DPSGD | None) -> Family:
 def _factor(family: Family, fpr: float, fnr: float) -> float:
     """The root, where there is one."""
     goal = np.float64(ndtri(fnr))
-    seen: list[tuple[float, float]] = []
 
-    def quantile(log_factor: Floats) -> tuple[np.float64, np.float64]:
-        """The normal quantile of the false negative rate of the member with this noise, and how fast it grows.
+    def normal_quantile(log_factor: float) -> float:
+        """Of the false negative rate that the member with this noise has at the given false positive rate."""
+        return float(ndtri(max(family.curve(math.exp(log_factor)).fnr(fpr), _SMALLEST)))
 
-        The rate is read off the member's curve at the false positive rate that is asked about; how fast it grows is
-        the slope of a secant through the last two members that were looked at.
-        """
-        x = float(log_factor)
-        value = float(ndtri(max(family.curve(math.exp(x)).fnr(fpr), _SMALLEST)))
-        slope = (value - seen[-1][1]) / (x - seen[-1][0]) if seen and x != seen[-1][0] else math.nan
-        seen.append((x, value))
-        return np.float64(value), np.float64(slope)
-
+    quantile = Secants(normal_quantile)
     most = math.log(_MOST_NOISE / float(np.max(family.run.noise_multiplier)))
     start, step = 0.0, _STEP
     if family.name == "composition":
         # From the run's own noise upwards: how little noise may be tried takes long to find, and is seldom needed.
         start = max(_near_composition(family.run, float(-ndtri(fpr) - goal)), 0.0)
         step = _STEP_OF_COMPOSITION
-    low = high = min(start, most)
-    while quantile(np.float64(high))[0] < goal:
-        if high >= most:
-            return math.inf
-        low, high = high, min(high + _stride(seen, float(goal), step), most)
-    while low == high or quantile(np.float64(low))[0] >= goal:
-        least = min(family.least_log_factor, 0.0) if low <= 0.0 else 0.0
-        if low <= least:
-            return math.exp(least) if family.name == "composition" else 0.0
-        low, high = max(low - _stride(seen, float(goal), step), least), low
-    ends = np.array(sorted((value, x) for x, value in seen if low <= x <= high))
+    low, high = bracket_noise(
+        lambda log_factor: bool(quantile(np.float64(log_factor))[0] >= goal),
+        start,
+        lambda log_factor: min(family.least_log_factor, 0.0) if log_factor <= 0.0 else 0.0,
+        most,
+        lambda: _stride(quantile.seen, float(goal), step),
+    )
+    if high == math.inf:
+        return math.inf
+    if low == -math.inf:
+        return math.exp(high) if family.name == "composition" else 0.0
+    ends = np.array(sorted((value, x) for x, value in quantile.seen if low <= x <= high))
     between = np.float64(np.interp(goal, ends[:, 0], ends[:, 1]))
     return math.exp(float(invert(quantile, goal, between, np.float64(low), np.float64(high))))
 
