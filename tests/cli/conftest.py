@@ -5,6 +5,7 @@ import shlex
 from typing import Any
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from lastiterate.cli.app import app
@@ -56,7 +57,7 @@ def stopped(cli, tmp_path, monkeypatch):
         raise KeyboardInterrupt
 
     def leave(status):
-        raise SystemExit(status)
+        raise typer.Exit(status)
 
     def run(command, module, name):
         monkeypatch.setattr("lastiterate.cli.training_options.os._exit", leave)  # which would end the tests, too
