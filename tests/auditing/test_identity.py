@@ -2,6 +2,7 @@
 
 import functools
 import json
+import math
 import os
 import re
 import subprocess
@@ -135,6 +136,17 @@ def with_closure(value):
     return train
 
 
+class Repeated:
+    """A decorator with a value of its own."""
+
+    def __init__(self, train, times):
+        functools.update_wrapper(self, train)
+        self.times = times
+
+    def __call__(self, seed, canary):
+        return self.times * self.__wrapped__(seed, canary)
+
+
 def with_attribute(value):
     def train(seed, canary):
         return train.noise
@@ -168,6 +180,8 @@ def decorated(value):
         Slotted,
         lambda value: Recorded(np.array([value])),
         lambda value: jax.jit(with_closure(value)),
+        lambda value: Repeated(score, value),
+        lambda value: Repeated(with_closure(value), 3),
     ],
 )
 def test_what_is_bound_to_a_trainer_counts(bound):
@@ -200,6 +214,8 @@ def test_objects_of_all_sorts_are_told_apart():
     assert different([np.random.default_rng(seed) for seed in (0, 1)])
     assert different([jax.random.key(seed) for seed in (0, 1)])
     assert different([re.compile(text) for text in ("a", "b")])
+    assert different([np.random.default_rng(0).normal, np.random.default_rng(1).normal, np.random.default_rng(1).gamma])
+    assert different([len, str.upper, str.lower, np.sin, np.cos, "a".upper, "b".upper])
     assert different([Path("a"), Path("b"), range(3), range(4), np.dtype("f4"), np.dtype("f8"), np, jax])
 
 
@@ -298,6 +314,14 @@ def test_a_trainer_without_source_runs_and_is_not_resumed(tmp_path):
     assert path.read_bytes() == before
     with Store.read(path) as store:
         assert len(store.done()) == 8
+
+
+def test_compiled_code_counts_by_its_name_and_only_that_of_packages_is_known(tmp_path, monkeypatch):
+    known = functools.partial(score, shift=[len, str.upper, np.sin, np.random.default_rng(0).normal, math, json])
+    assert identity(known).unknown == ()
+    monkeypatch.setattr(math, "__file__", str(tmp_path / "mine.so"), raising=False)  # as if a user had compiled it
+    assert identity(functools.partial(score, shift=math.sin)).unknown == ("sin",)
+    assert identity(functools.partial(score, shift=math)).unknown == ("math",)
 
 
 def test_a_trainer_of_a_session_counts_with_what_it_takes_from_there():

@@ -41,6 +41,11 @@ class AllIterates:
         if self.others not in ("natural", "zero"):
             raise ValueError(f"others must be 'natural' or 'zero', got {self.others!r}")
 
+    @property
+    def to_craft(self) -> int:
+        """Models that are trained first."""
+        return 0 if self.others == "zero" else self.references
+
     def craft(self, run: DPSGD, problem: Problem, references: References) -> Facts:
         if run.sampling == "shuffled":
             raise ValueError(

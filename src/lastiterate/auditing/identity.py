@@ -86,6 +86,7 @@ class _Prints:
     def __init__(self) -> None:
         self.unknown: list[str] = []
         self._known: dict[int, tuple[object, bytes]] = {}  # with the object, so that no other gets its id
+        self._sources: dict[int, tuple[object, str | None]] = {}
 
     def of(self, value: object) -> str:
         return self._digest(value).hex()[:16]
@@ -144,14 +145,23 @@ class _Prints:
             yield from self._class(value)
         elif isinstance(value, ModuleType):
             yield value.__name__ if is_installed(value) else self._source(value)
-        elif (wrapped := getattr(value, "__wrapped__", None)) is not None:  # as jax.jit leaves a function
-            yield inner(wrapped)
-        elif isinstance(name := getattr(value, "__name__", None), str) and callable(value):  # compiled
-            yield name
+        elif not self._is_users(type(value)) and (wrapped := getattr(value, "__wrapped__", None)) is not None:
+            yield inner(wrapped)  # as jax.jit leaves a function
+        elif not self._is_users(type(value)) and callable(value) and isinstance(getattr(value, "__name__", None), str):
+            yield from self._compiled(value)
         else:
             yield "object"
             yield from self._class(type(value))
             yield inner(_fields(value))
+
+    def _compiled(self, function: Code) -> Iterator[str | bytes]:
+        """By its name, and what it is a method of."""
+        yield function.__name__
+        owner = getattr(function, "__self__", getattr(function, "__objclass__", None))
+        if owner is not None and not isinstance(owner, ModuleType):
+            yield self._digest(owner)
+        elif not is_installed(function if owner is None else owner):
+            yield self._source(function)
 
     def _function(self, function: FunctionType) -> Iterator[str | bytes]:
         yield "function"
@@ -171,11 +181,20 @@ class _Prints:
             if not is_installed(base):
                 yield self._source(base)
 
+    def _is_users(self, kind: type) -> bool:
+        """Whether a class is a user's that was written in Python."""
+        return not is_installed(kind) and self._own_source(kind) is not None
+
     def _source(self, thing: Code | ModuleType) -> str:
-        found = own_source(thing)
+        found = self._own_source(thing)
         if found is None and thing.__name__ not in self.unknown:
             self.unknown.append(thing.__name__)
         return found or "unknown"
+
+    def _own_source(self, thing: Code | ModuleType) -> str | None:
+        if id(thing) not in self._sources:
+            self._sources[id(thing)] = thing, own_source(thing)
+        return self._sources[id(thing)][1]
 
 
 def _hash(*parts: str | bytes) -> bytes:

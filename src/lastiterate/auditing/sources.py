@@ -31,7 +31,10 @@ def is_installed(thing: Code | ModuleType) -> bool:
     if file is not None:
         return _is_installed(file)
     if isinstance(thing, ModuleType):
-        return thing.__name__ != "__main__"
+        compiled = getattr(thing, "__file__", None)
+        return (
+            thing.__name__ in sys.builtin_module_names if compiled is None else _is_installed(Path(compiled).resolve())
+        )
     if isinstance(thing, FunctionType):
         return thing.__code__.co_filename.startswith("<frozen ")  # Python's own; others were made by exec or a session
     name = getattr(thing, "__module__", None) or ""
