@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from dataclasses import fields, is_dataclass
 from functools import wraps
-from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,7 +36,7 @@ def unfold(command: Callable[..., None]) -> Callable[..., None]:
 
 def _option(name: str, annotation: Any, default: object) -> inspect.Parameter:
     """What typer is shown: where an option has a parser the type does not matter, and typer knows few types."""
-    _, *metadata = get_args(annotation)
+    metadata = getattr(annotation, "__metadata__", ())
     if any(getattr(each, "parser", None) for each in metadata):
         annotation = Annotated[Any, *metadata]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=default)
