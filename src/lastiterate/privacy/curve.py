@@ -38,6 +38,11 @@ class PrivacyCurve:
     analysis: str
     is_guarantee: bool
 
+    @property
+    def proved(self) -> tuple[str, ...]:
+        """Which ends of `bracket` are theorems, of "lower" and "upper"; the others rest on estimates of errors."""
+        return tuple(getattr(self.pair, "proved_ends", ()))
+
     def epsilon(self, delta: Any) -> Any:
         """The epsilon of (epsilon, delta)-DP."""
         values = numbers("delta", delta, 0.0, 1.0, open_low=True, open_high=True)

@@ -1,0 +1,93 @@
+"""One step's part of a line, with bounds on its errors: of quadrature in x, of Taylor's series, and of rounding.
+
+Rounding is counted in the standard model: every operation is off by half a unit in the last place, exp, log and the
+like by one, fast Fourier transforms as in Higham's (2002) Theorem 24.2 with a constant that allows for mixed radices.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.special import expit
+
+from lastiterate.privacy.fourier_sums import characteristic
+from lastiterate.privacy.loss_cumulant import Certain
+from lastiterate.privacy.step_loss import Nodes, StepLoss
+from lastiterate.values import Array
+
+ULP = 2.0**-52
+_OF_FFT = 12.0  # Higham has 7 for radix 2: in units of half an ulp, log2 of the size, and the norm of the result
+_OF_SERIES = math.exp(0.5 * math.pi)  # the sum of the moduli of the coefficients of Taylor's series
+_NO_MASS = 1e-24  # of one node, which is left out
+
+
+@dataclass(frozen=True, eq=False)
+class ProvedStep:
+    """exp M(s) along a line: exp(log_total) times a modulus and a phase; each of the errors is at most as given."""
+
+    log_total: float
+    error_of_total: float  # of log_total
+    mean: float  # of the loss under the tilt, or any number close to it, by which the phase is reduced
+    log_modulus: Array
+    phase: Array
+    log_upper: Array  # log of modulus plus the largest error of the complex value
+
+
+def proved_step(step: StepLoss | Certain, order: float, spacing: float, count: int) -> ProvedStep:
+    """The same for s = order + iu at u = 0, spacing, ..., (count - 1) spacing."""
+    u = spacing * np.arange(count)
+    if isinstance(step, Certain):
+        value, mean, variance = step.moments(order)
+        log_modulus = -0.5 * variance * u * u
+        upper = log_modulus + 4.0 * ULP * np.abs(log_modulus)
+        return ProvedStep(value, 4.0 * ULP * abs(value), mean, log_modulus, np.zeros(count), upper)
+    nodes = step.nodes(order, float(u[-1]))
+    exponent = nodes.log_weight + order * nodes.loss
+    top = float(exponent.max())
+    mass = np.exp(exponent - top)
+    total = float(mass.sum())
+    mass /= total
+    kept = mass > _NO_MASS
+    dropped = float(mass[~kept].sum())
+    x, loss, mass = nodes.x[kept], nodes.loss[kept], mass[kept]
+    mean = float(mass @ loss)
+    quadrature = math.exp(min(step.log_error(nodes, order, float(u[-1])) - top - math.log(total), 0.0))
+    # A node is off by an ulp of x, which moves its loss by L' x ulp and its weight by (|s| L' + |x|) x ulp.
+    moved = np.abs(x) * step.slope * expit(step.slope * (x - step.bend))
+    of_mass = ULP * (40.0 + float(np.max(4.0 * np.abs(nodes.log_weight[kept]) + abs(order) * (4.0 * np.abs(loss) + moved) + x * x)))
+    of_loss = ULP * float(mass @ (8.0 * np.abs(loss) + 2.0 * moved + 16.0 * np.abs(loss - mean)))
+    got = characteristic(loss - mean, mass, spacing, count)
+    real, imaginary = got.real, got.imaginary
+    of_transform = _OF_SERIES * (0.5 * _OF_FFT * math.log2(got.size) * math.sqrt(got.size) * got.norm + 80.0 * got.far) * ULP
+    apart = np.sqrt(np.maximum(-2.0 * real, 0.0)) + np.abs(real) + np.abs(imaginary)  # at least E |exp(iu loss) - 1|
+    error = 2.0 * quadrature + 2.0 * dropped + got.remainder() + of_transform + 2.0 * of_mass * apart + of_loss * u
+    squared = np.maximum(2.0 * real + real * real + imaginary * imaginary, -1.0 + 1e-15)
+    log_modulus = 0.5 * np.log1p(squared)
+    log_upper = log_modulus + np.log1p(error * np.exp(-log_modulus)) + 4.0 * ULP * np.abs(log_modulus)
+    value, off = _log_total(step, nodes, order, math.log(total) + top, of_mass, quadrature)
+    return ProvedStep(value, off, mean, log_modulus, np.arctan2(imaginary, 1.0 + real), log_upper)
+
+
+def _log_total(
+    step: StepLoss, nodes: Nodes, order: float, value: float, of_mass: float, quadrature: float
+) -> tuple[float, float]:
+    """log E exp(s L) at a real s, and its largest error."""
+    if not abs(value) < 0.5:
+        return value, -math.log1p(-min(of_mass + quadrature, 0.5)) + 4.0 * ULP * abs(value)
+    weight = np.exp(nodes.log_weight)
+    growth = np.abs(np.expm1(nodes.loss))
+    rise = np.abs(np.expm1(order * nodes.loss) - order * np.expm1(nodes.loss))
+    moved = np.abs(nodes.loss) * 8.0 + 2.0 * np.abs(nodes.x) * step.slope * expit(step.slope * (nodes.x - step.bend))
+    steepness = abs(order) * (rise + abs(order - 1.0) * growth)  # the derivative of the rise by the loss
+    rounding = ULP * (
+        float(weight @ ((40.0 + 4.0 * np.abs(nodes.log_weight) + nodes.x**2) * rise))
+        + 4.0 * abs(order) * float(weight @ growth)
+        + float(weight @ (moved * steepness))
+    )
+    panels = sum(
+        factor * math.exp(min(step.log_error(nodes, at, 0.0), 0.0))
+        for factor, at in ((1.0, order), (1.0 + abs(order), 0.0), (abs(order), 1.0))
+    )
+    return step.small(nodes, order), (rounding + panels) / math.exp(value) + ULP
