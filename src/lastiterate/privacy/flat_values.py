@@ -47,7 +47,7 @@ def epsilon_of(cumulant: LossCumulant, log_delta: float) -> tuple[float, float]:
     value, at_value, width = max(start(uncapped, log_delta)[1], 0.0), math.nan, 0.0
     for which in range(_MOST_LINES):
         width = max(_NARROWER**-which * flat_width(uncapped, value), 0.2 * width)  # the guess may be far off
-        cumulant = capped_for(uncapped.finer(_fineness(which)), value, width)
+        cumulant = capped_for(uncapped, value, width)
         theta = tilt_for(cumulant, value)
         tilt = theta if which % 2 == 0 else beside(cumulant, theta)
         line = flat_line(cumulant, tilt, value, width, -log_delta, resolution=_fineness(which))
@@ -109,7 +109,7 @@ def log_delta_of(cumulant: LossCumulant, epsilon: float) -> float:
     before = math.inf
     for which in range(_MOST_LINES):
         width = _NARROWER**-which * flat_width(cumulant, epsilon)
-        value = _log_delta_on(capped_for(cumulant.finer(_fineness(which)), epsilon, width), epsilon, width, which)
+        value = _log_delta_on(capped_for(cumulant, epsilon, width), epsilon, width, which)
         if abs(value - before) <= _AGREEMENT_OF_DELTA:
             return min(value + math.exp(cumulant.log_left_out - value), 0.0)
         before = value
@@ -166,7 +166,7 @@ def fnr_of(cumulant: LossCumulant, fpr: float) -> float:
     for which in range(_MOST_THRESHOLDS):
         width = _NARROWER**-narrower * flat_width(uncapped, loss)
         reach = edge + 0.5 * (loss - edge), edge + 2.0 * (loss - edge)
-        cumulant = capped_for(uncapped.finer(_fineness(which)), reach[1], width)
+        cumulant = capped_for(uncapped, reach[1], width)
         tilt = between(cumulant, loss)
         tilt = tilt if which % 2 == 0 else beside(cumulant, tilt, 0.0 if tilt > -0.5 else -1.0)
         line = flat_line(cumulant, tilt, loss, width, -log_rate, (0.0, -1.0), _fineness(which))

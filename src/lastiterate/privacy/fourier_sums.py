@@ -16,6 +16,7 @@ from scipy.fft import next_fast_len, rfft
 from lastiterate.values import Array
 
 TERMS = 20
+_AT_ONCE = 2**16  # numbers in one transform of several rows
 
 
 class Characteristic(NamedTuple):
@@ -54,12 +55,15 @@ def characteristic(loss: Array, mass: Array, spacing: float, count: int) -> Char
         for _ in range(1, TERMS):
             powers.append(powers[-1] * moved)
         total = np.zeros(count, dtype=np.complex128)
-        for order in range(TERMS - 1, -1, -1):
-            # rfft has exp(-iu loss), whence the conjugates.
-            total *= angle * (-1j / (order + 1.0))
-            binned = np.bincount(cells, powers[order], size)
-            total += rfft(binned)[:count]
-        norm = math.sqrt(float(binned @ binned))
+        together = max(1, _AT_ONCE // size)
+        for stop in range(TERMS, 0, -together):
+            orders = range(max(stop - together, 0), stop)
+            binned = np.array([np.bincount(cells, powers[order], size) for order in orders])
+            transformed = rfft(binned)[:, :count]
+            for order in reversed(orders):  # rfft has exp(-iu loss), whence the conjugates
+                total *= angle * (-1j / (order + 1.0))
+                total += transformed[order - orders.start]
+        norm = math.sqrt(float(binned[0] @ binned[0]))
         real += total.real - outside
         imaginary -= total.imag
     return Characteristic(real, imaginary, size, outside, norm, near)
@@ -67,10 +71,10 @@ def characteristic(loss: Array, mass: Array, spacing: float, count: int) -> Char
 
 def _near(moved: Array, mass: Array, angle: Array) -> tuple[Array, Array, float]:
     """The same for losses within half a step of 0, and their second moment."""
-    moments = []
-    for _ in range(TERMS + 2):
-        moments.append(float(mass.sum()))
+    moments = [0.0]
+    for _ in range(TERMS + 1):
         mass = mass * moved
+        moments.append(float(mass.sum()))
     square = angle * angle
     real, imaginary = np.zeros_like(angle), np.zeros_like(angle)
     for order in range(TERMS, 0, -2):

@@ -20,7 +20,7 @@ from lastiterate.privacy.condensed import Condensed, condensed
 from lastiterate.privacy.contour import Complex, Unreliable
 from lastiterate.privacy.fourier_sums import characteristic
 from lastiterate.privacy.law import distinct
-from lastiterate.privacy.step_loss import StepLoss
+from lastiterate.privacy.step_loss import Segments, StepLoss, moments_of
 from lastiterate.run import DPSGD
 from lastiterate.values import Array
 
@@ -29,7 +29,7 @@ _MOST_NODES = 1000  # so many different steps can be added up one by one, but no
 _ERROR, _ERROR_OF_SLOPES = 1e-11, 1e-6  # of the interpolation, relative to the largest value; slopes only lead the way
 _ERROR_ALONG = 1e-9  # of K along a line, where exp(K) still counts
 _VANISHED = -45.0  # log of what does not count any more
-_MOST_CAPPED = 50  # kinds of steps; caps would spoil the interpolation between more
+_FEW_KINDS = 200  # of steps are added up one by one; caps would spoil the interpolation between more
 _NO_MASS = 1e-22  # of one node, which is left out
 
 
@@ -50,7 +50,6 @@ class LossCumulant:
     remove: bool = True
     log_left_out: float = -90.0
     cap: float = math.inf
-    fineness: float = 1.0
 
     def other_direction(self) -> LossCumulant:
         """The same steps, Q over P."""
@@ -65,9 +64,14 @@ class LossCumulant:
 
         In the direction "add" there are no large losses.
         """
-        if not self.remove or self.counts.size > _MOST_CAPPED or np.any(self.rates == 1.0):
+        if not self.remove or self.counts.size > _FEW_KINDS or np.any(self.rates == 1.0) or cap >= self._largest:
             return self
         return replace(self, cap=cap)
+
+    @cached_property
+    def _largest(self) -> float:
+        """The largest loss of one step that is not left out."""
+        return max(float(step.loss(np.float64(step.window[1]))) for _, step in self.steps if isinstance(step, StepLoss))
 
     def apart(self, epsilon: float) -> tuple[float, float]:
         """P(E) - e^epsilon Q(E) and e^epsilon Q(E), where E is that some step has a loss above the cap."""
@@ -88,10 +92,6 @@ class LossCumulant:
                 log_p_over_q += number * math.log1p(-more / (1.0 - without))
         return -math.exp(log_q) * math.expm1(log_p_over_q), -math.expm1(log_q)
 
-    def finer(self, factor: float) -> LossCumulant:
-        """The same on a finer grid of x, for comparison."""
-        return replace(self, fineness=factor)
-
     def order(self, theta: float) -> float:
         """The real part of s at which M is taken."""
         return 1.0 + theta if self.remove else -theta
@@ -103,12 +103,12 @@ class LossCumulant:
             self._known_moments[theta] = value, mean if self.remove else -mean, variance
         return self._known_moments[theta]
 
-    def along(self, theta: float, spacing: float, count: int) -> Complex:
-        """K(theta + iu) at u = 0, spacing, ..., (count - 1) spacing."""
-        nodes = self._nodes_at(self.order(theta))
+    def along(self, theta: float, spacing: float, count: int, fineness: float = 1.0) -> Complex:
+        """K(theta + iu) at u = 0, spacing, ..., (count - 1) spacing; on finer grids for comparison."""
+        nodes = math.ceil(self._nodes_at(self.order(theta)) * fineness)
         while (few := self._condensed(nodes)) is not None:
-            logs = np.array([self._log_moments(step, theta, spacing, count) for step in few.steps])
-            truth = np.array([self._log_moments(step, theta, spacing, count) for step in few.checks])
+            logs = np.array([self._log_moments(step, theta, spacing, count, fineness) for step in few.steps])
+            truth = np.array([self._log_moments(step, theta, spacing, count, fineness) for step in few.checks])
             result: Complex = few.counts @ logs
             counts = (result - few.counts @ logs[:, :1].real).real > _VANISHED
             if np.all(self.counts.sum() * np.abs(few.between @ logs - truth)[:, counts] < _ERROR_ALONG):
@@ -116,10 +116,12 @@ class LossCumulant:
             nodes += nodes // 2
         result = np.zeros(count, dtype=np.complex128)
         for number, step in self.steps:
-            result += number * self._log_moments(step, theta, spacing, count)
+            result += number * self._log_moments(step, theta, spacing, count, fineness)
         return result
 
-    def _log_moments(self, step: StepLoss | Certain, theta: float, spacing: float, count: int) -> Complex:
+    def _log_moments(
+        self, step: StepLoss | Certain, theta: float, spacing: float, count: int, fineness: float
+    ) -> Complex:
         """M of one step along a line."""
         order, sign = self.order(theta), 1.0 if self.remove else -1.0
         u = spacing * np.arange(count)
@@ -127,7 +129,7 @@ class LossCumulant:
             s: Complex = order + 1j * sign * u
             return 0.5 * s * (s - 1.0) * step.slope**2
         value, mean, _ = step.moments(order)
-        nodes = step.nodes(order, float(u[-1]))
+        nodes = step.nodes(order, float(u[-1]), fineness)
         exponent = nodes.log_weight + order * nodes.loss
         mass = np.exp(exponent - exponent.max())
         mass /= mass.sum()
@@ -169,16 +171,21 @@ class LossCumulant:
         """Sums over all steps of M, M' and M'' at a real order."""
         few = self._condensed(self._nodes_at(order))
         if few is not None:
-            return few.counts @ _moments_of(few.steps, order)
-        return sum((count * np.array(step.moments(order)) for count, step in self.steps), np.zeros(3))
+            return few.counts @ moments_of(few.steps, order)
+        total = sum((count * np.array(step.moments(order)) for count, step in self.steps if isinstance(step, Certain)), np.zeros(3))
+        sampled = [(count, step) for count, step in self.steps if isinstance(step, StepLoss)]
+        if sampled:
+            counts, steps = zip(*sampled, strict=True)
+            total = total + np.array(counts) @ moments_of(list(steps), order, self._known_segments)
+        return total
 
     def _nodes_at(self, order: float) -> int:
         """How many nodes the interpolation needs there; the stronger the tilt, the more."""
         if order not in self._known_nodes:
-            nodes = math.ceil(_NODES * self.fineness)
+            nodes = _NODES
             while (few := self._condensed(nodes)) is not None:
-                values = _moments_of(few.steps, order)
-                error = np.abs(few.between @ values - _moments_of(few.checks, order)).max(axis=0)
+                values = moments_of(few.steps, order)
+                error = np.abs(few.between @ values - moments_of(few.checks, order)).max(axis=0)
                 size = np.abs(values).max(axis=0)
                 size[0] = max(size[0], size[1])  # M vanishes at order 0 and 1
                 if np.all(error <= (_ERROR, _ERROR_OF_SLOPES, _ERROR_OF_SLOPES) * size):
@@ -189,6 +196,8 @@ class LossCumulant:
 
     def _condensed(self, nodes: int) -> Condensed | None:
         """The steps by so many nodes; None where all of them are no more work, or cannot be condensed."""
+        if self.counts.size <= _FEW_KINDS:
+            return None
         if nodes > _MOST_NODES and self.counts.size > 2 * _MOST_NODES:
             raise Unreliable
         if nodes not in self._known_condensed:
@@ -197,7 +206,7 @@ class LossCumulant:
 
     def _step(self, rate: float, sigma: float) -> StepLoss:
         each = self.log_left_out - math.log(float(self.counts.sum()))
-        return StepLoss(rate, 1.0 / sigma, self.remove, each, self.cap, self.fineness)
+        return StepLoss(rate, 1.0 / sigma, self.remove, each, self.cap)
 
     @cached_property
     def steps(self) -> list[tuple[float, StepLoss | Certain]]:
@@ -217,6 +226,10 @@ class LossCumulant:
         return {}
 
     @cached_property
+    def _known_segments(self) -> dict[float, Segments]:
+        return {}
+
+    @cached_property
     def _known_condensed(self) -> dict[int, Condensed | None]:
         return {}
 
@@ -232,10 +245,6 @@ class Certain:
         """M(s) and the mean and variance of L under the tilt exp(s L), at a real s."""
         square = self.slope**2
         return 0.5 * order * (order - 1.0) * square, (order - 0.5) * square, square
-
-
-def _moments_of(steps: list[StepLoss], order: float) -> Array:
-    return np.array([step.moments(order) for step in steps])
 
 
 def loss_cumulant(run: DPSGD) -> LossCumulant:

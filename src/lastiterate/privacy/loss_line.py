@@ -21,7 +21,9 @@ _FARTHEST = 13.0  # widths of the cutoff's kernel, beyond which it is below 1e-1
 _ORDER = 16  # of the cutoff
 _END = 12.2  # of the cutoff, in units of 1 / w
 _NEGLIGIBLE = 34.0  # aliasing is below exp(-_NEGLIGIBLE) of the result
+_OFTEN_ENOUGH = 12.0  # standard deviations over the last node, at first
 _TRUNCATION = 1e-13  # of what lies beyond the last node
+_FEW_NODES = 250.0  # cost next to nothing
 _MOST_NODES = 200_000  # of a line
 _TILTS = (1.0, 0.5, 2.0, 0.25, 4.0, 0.1, 10.0)  # of Chernoff's bound, in units of a Gaussian's
 _LEFT_OUT = math.log(1e-9)  # of what Chernoff's bound is to be compared with
@@ -155,19 +157,19 @@ def flat_line(
     spacing = 2.0 * math.pi / (resolution * period(cumulant, theta, loss, exponent, poles, _NEGLIGIBLE))
     last = _END / min(width, deviation / _OF_GAUSSIAN)
     width = _END / last
-    end = min(max(9.0 / deviation, cumulant.recurrence(), 16.0 * spacing), last)
+    end = min(max(_OFTEN_ENOUGH / deviation, cumulant.recurrence(), _FEW_NODES * spacing), last)
     while True:
         count = math.ceil(end / spacing) + 1
         if not count <= _MOST_NODES:
             raise Unreliable
-        values = cumulant.along(theta, spacing, count)
+        values = cumulant.along(theta, spacing, count, resolution)
         u = spacing * np.arange(count)
         if end >= last:
             break
         rest = float(values[2 * count // 3 :].real.max()) - value + log_scale - math.log(max(end * deviation, 1.0))
         if rest < math.log(_TRUNCATION):
             break
-        end = min(2.5 * end, last)
+        end = min(4.0 * end, last)
     values = values + _log_flat(width * u)
     values[0] -= math.log(2.0)  # half weight: the trapezoid rule
     return Line(theta + 1j * u, values, spacing)

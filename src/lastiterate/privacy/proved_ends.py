@@ -20,11 +20,12 @@ from lastiterate.privacy.loss_line import chernoff, period, start, tilt_for
 from lastiterate.privacy.proved_step import ULP, ProvedStep, proved_step
 from lastiterate.values import Array
 
-_EXCESS = 4e-7  # what smoothing may add to epsilon, relative to max(1, epsilon)
+_EXCESS = 2e-7  # what smoothing may add to epsilon, relative to max(1, epsilon)
 _EXCESS_OF_SMALL = 1e-3  # and relative to epsilon
 _LEFT_OUT = math.log(1e-9)  # of delta, in large losses that are left out, and counted in full
 _NEGLIGIBLE = 21.0  # aliases and truncation are about exp(-_NEGLIGIBLE) of delta
 _CAP = 1.3  # where losses of one step are apart, over the least that it can be
+_WIDEST = 0.3  # of the smoothing: its excess has a factor that grows with exp(width^2 / 8)
 _VANISHED = -40.0  # log of a product that need not be known any closer
 _MOST_NODES = 100_000  # of a line; smoothing is wider where more were needed
 _CONDITION = 11.0  # log of the integrand at u = 0 over delta; beyond it rounding counts
@@ -158,7 +159,7 @@ def smoothed_line(cumulant: LossCumulant, log_delta: float, near: float) -> Smoo
     excess = _EXCESS * max(1.0, near)
     if near > 0.0:
         excess = min(excess, _EXCESS_OF_SMALL * near)
-    width = math.sqrt(2.0 * excess / (best + 1.0 + 1.0 / math.sqrt(cumulant.real(best)[2])))
+    width = min(math.sqrt(2.0 * excess / (best + 1.0 + 1.0 / math.sqrt(cumulant.real(best)[2]))), _WIDEST)
     extents = [_extent(cumulant, factor * best, log_delta, near) for factor in _TILTS]
     allowed = max(extents[0][1], math.sqrt(2.0 * (_NEGLIGIBLE + _CONDITION)))
     span, reach, theta = min(extent for extent in extents if extent[1] <= allowed)

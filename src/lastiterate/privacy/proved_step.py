@@ -76,9 +76,11 @@ def _log_total(
     """log E exp(s L) at a real s, and its largest error."""
     if not abs(value) < 0.5:
         return value, -math.log1p(-min(of_mass + quadrature, 0.5)) + 4.0 * ULP * abs(value)
-    weight = np.exp(nodes.log_weight)
-    growth = np.abs(np.expm1(nodes.loss))
-    rise = np.abs(np.expm1(order * nodes.loss) - order * np.expm1(nodes.loss))
+    weight, growth = np.exp(nodes.log_weight), np.expm1(nodes.loss)
+    rise = np.expm1(order * nodes.loss) - order * growth
+    with_canary, without = step.outside
+    value = math.log1p(float(weight @ rise) + order * (without - with_canary) - without)
+    rise, growth = np.abs(rise), np.abs(growth)
     moved = np.abs(nodes.loss) * 8.0 + 2.0 * np.abs(nodes.x) * step.slope * expit(step.slope * (nodes.x - step.bend))
     steepness = abs(order) * (rise + abs(order - 1.0) * growth)  # the derivative of the rise by the loss
     rounding = ULP * (
@@ -90,4 +92,4 @@ def _log_total(
         factor * math.exp(min(step.log_error(nodes, at, 0.0), 0.0))
         for factor, at in ((1.0, order), (1.0 + abs(order), 0.0), (abs(order), 1.0))
     )
-    return step.small(nodes, order), (rounding + panels) / math.exp(value) + ULP
+    return value, (rounding + panels) / math.exp(value) + ULP * abs(value)

@@ -51,7 +51,6 @@ class StepLoss:
     remove: bool
     log_left_out: float
     cap: float = math.inf
-    fineness: float = 1.0
 
     def loss(self, x: Array) -> Array:
         """L(x)."""
@@ -81,9 +80,11 @@ class StepLoss:
         """Beyond it there is next to no probability."""
         log_quarter = self.log_left_out - math.log(4.0)
         far = -float(ndtri_exp(log_quarter))
-        if self.remove:
-            far = max(far, self.slope - float(ndtri_exp(min(log_quarter - math.log(self.rate), -math.log(2.0)))))
-        return far
+        if not self.remove:
+            return far
+        with_canary = self.slope - float(ndtri_exp(min(log_quarter - math.log(self.rate), -math.log(2.0))))
+        # A smooth maximum: steps are interpolated between others with a little more or less noise.
+        return 0.5 * (far + with_canary + math.hypot(far - with_canary, 0.5))
 
     @cached_property
     def _at_cap(self) -> float:
@@ -118,38 +119,22 @@ class StepLoss:
 
     def moments(self, order: float) -> tuple[float, float, float]:
         """log E exp(s L) on the window, and mean and variance of L under the tilt exp(s L), at a real s."""
-        nodes = self._roughly(order)
-        exponent = nodes.log_weight + order * nodes.loss
-        top = float(exponent.max())
-        mass = np.exp(exponent - top)
-        total = float(mass.sum())
-        mean = float(mass @ nodes.loss) / total
-        variance = float(mass @ np.square(nodes.loss - mean)) / total
-        value = math.log(total) + top
-        if abs(value) < 0.5:
-            value = self.small(nodes, order)
+        value, mean, variance = moments_of([self], order)[0].tolist()
         return value, mean, variance
 
-    def small(self, nodes: Nodes, order: float) -> float:
-        """log E exp(s L) where it is small and counts once for each step: accurate relative to itself, as E e^L = 1."""
-        rise = np.expm1(order * nodes.loss) - order * np.expm1(nodes.loss)
-        with_canary, without = self.outside
-        return math.log1p(float(np.exp(nodes.log_weight) @ rise) + order * (without - with_canary) - without)
-
-    def nodes(self, order: float, frequency: float) -> Nodes:
+    def nodes(self, order: float, frequency: float, fineness: float = 1.0) -> Nodes:
         """Nodes for integrals of exp(s L) with this real part of s, and imaginary parts up to ``frequency``."""
         if not (self.slope < _LARGEST_SLOPE and abs(order) < _LARGEST_ORDER):
             raise Unreliable
-        ends = self._ends(math.hypot(order, frequency))
+        ends = self._ends(math.hypot(order, frequency), fineness)
         node, log_weight = _legendre()
         half, middle = 0.5 * np.diff(ends), 0.5 * (ends[1:] + ends[:-1])
         x = (middle[:, None] + half[:, None] * node).ravel()
         weight = (np.log(half)[:, None] + log_weight).ravel()
         return Nodes(x, self.loss(x), weight - 0.5 * x * x - _HALF_LOG_TWO_PI, ends)
 
-    def _roughly(self, order: float) -> Nodes:
-        """Nodes that serve all real orders up to a power of two."""
-        size = 2.0 ** math.ceil(math.log2(max(abs(order), 1.0)))
+    def roughly(self, size: float) -> Nodes:
+        """Nodes that serve all real orders up to ``size``."""
         if size not in self._known:
             self._known[size] = self.nodes(size, 0.0)
         return self._known[size]
@@ -158,19 +143,19 @@ class StepLoss:
     def _known(self) -> dict[float, Nodes]:
         return {}
 
-    def _ends(self, size: float) -> Array:
+    def _ends(self, size: float, fineness: float) -> Array:
         """Ends of panels: about as dense as |s| L' + |x| + 4 over _TURN, and as the distance from the bend asks for."""
         low, high = self.window
         width = math.pi / self.slope
         reach = math.asinh((high - low + abs(self.bend)) / width)
-        near = self.bend + width * np.sinh(np.linspace(-reach, reach, 161))
-        x = np.concatenate((np.linspace(low, high, 201), near[(near > low) & (near < high)]))
+        near = self.bend + width * np.sinh(np.linspace(-reach, reach, 61))
+        x = np.concatenate((np.linspace(low, high, 81), near[(near > low) & (near < high)]))
         x.sort()
         turned = size * self.loss(x) + 0.5 * x * np.abs(x) + 4.0 * x
         bent = np.arcsinh((x - self.bend) / width) / _BEND
         rising = self.slope * (x - self.bend)  # left of the bend L' grows like exp(rising), seen from 1 / |s| on
         risen = np.logaddexp(0.0, rising + math.log1p(size)) - np.logaddexp(0.0, rising)
-        place = self.fineness * (turned / (2.0 * _TURN) + bent + risen / _RISE)
+        place = fineness * (turned / (2.0 * _TURN) + bent + risen / _RISE)
         place -= place[0]
         if not place[-1] * _PANEL_NODES <= _MOST_NODES:
             raise Unreliable
@@ -202,6 +187,65 @@ class StepLoss:
             log_rate = -2.0 * _PANEL_NODES * np.log(_ELLIPSES) - np.log1p(-(_ELLIPSES**-2))
             bound = np.nan_to_num(log_most + log_rate, nan=np.inf, posinf=np.inf).min(axis=1)
         return float(np.logaddexp.reduce(bound + np.log(half[:, 0] * 64.0 / 15.0)))
+
+
+def moments_of(steps: list[StepLoss], order: float, known: dict[float, Segments] | None = None) -> Array:
+    """log E exp(s L) on the window, mean and variance of L under the tilt exp(s L) at a real s: a row for each step.
+
+    Their nodes serve all orders up to a power of four; ``known`` keeps them from one order to the next.
+    """
+    size = 4.0 ** math.ceil(math.log(max(abs(order), 4.0), 4.0))
+    known = {} if known is None else known
+    if size not in known:
+        known[size] = Segments.of([step.roughly(size) for step in steps])
+    segments = known[size]
+    loss = segments.loss
+    exponent = segments.log_weight + order * loss
+    top = segments.largest(exponent)
+    mass = np.exp(exponent - segments.spread(top))
+    total = segments.sums(mass)
+    mean = segments.sums(mass * loss) / total
+    variance = segments.sums(mass * np.square(loss - segments.spread(mean))) / total
+    value = np.log(total) + top
+    small = np.flatnonzero(np.abs(value) < 0.5)
+    if small.size:
+        # What is small counts once for each step: keep its relative accuracy, using E e^L = 1.
+        rise = np.exp(segments.log_weight) * (np.expm1(order * loss) - order * np.expm1(loss))
+        outside = np.array([steps[index].outside for index in small.tolist()])
+        missing = order * (outside[:, 1] - outside[:, 0]) - outside[:, 1]
+        value[small] = np.log1p(segments.sums(rise)[small] + missing)
+    return np.stack((value, mean, variance), axis=1)
+
+
+@dataclass(frozen=True, eq=False)
+class Segments:
+    """The nodes of several steps, one after the other."""
+
+    loss: Array
+    log_weight: Array
+    starts: Array
+    lengths: Array
+
+    @classmethod
+    def of(cls, nodes: list[Nodes]) -> Segments:
+        lengths = np.array([each.loss.size for each in nodes])
+        starts = np.concatenate(([0], np.cumsum(lengths)[:-1]))
+        loss, log_weight = (np.concatenate([getattr(each, name) for each in nodes]) for name in ("loss", "log_weight"))
+        return cls(loss, log_weight, starts, lengths)
+
+    def sums(self, values: Array) -> Array:
+        """The sum over each step's nodes."""
+        if self.lengths.size == 1:
+            return np.array([values.sum()])
+        return np.add.reduceat(values, self.starts)
+
+    def largest(self, values: Array) -> Array:
+        """The largest of each step's nodes."""
+        return np.maximum.reduceat(values, self.starts)
+
+    def spread(self, values: Array) -> Array:
+        """One value for each step, at each of its nodes."""
+        return np.repeat(values, self.lengths)
 
 
 @lru_cache(maxsize=1)
