@@ -18,7 +18,7 @@ from lastiterate.privacy.curve import Pair, PrivacyCurve
 from lastiterate.privacy.flat_values import epsilon_of, fnr_of, log_delta_of
 from lastiterate.privacy.law import Law
 from lastiterate.privacy.loss_cumulant import LossCumulant, loss_cumulant
-from lastiterate.privacy.loss_line import chernoff_bound, start
+from lastiterate.privacy.loss_line import chernoff_bound
 from lastiterate.privacy.no_amplification import told_participations
 from lastiterate.privacy.pairs import NothingPair, pair_of
 from lastiterate.privacy.proved_ends import proved_epsilon, proved_log_delta
@@ -167,7 +167,7 @@ class CompositionPair:
 
 
 def add_matters(add: LossCumulant, epsilon: float, log_delta: float) -> bool:
-    """Whether delta of Q over P may exceed that of P over Q: not if Chernoff's bound, or the largest loss, forbids it."""
+    """Whether delta of Q over P may exceed the given one: not if Chernoff's bound or the largest loss forbids it."""
     largest = add.largest_loss()
     if epsilon <= 0.0 or epsilon >= largest or math.log(-math.expm1(epsilon - largest)) <= log_delta:
         return False  # at epsilon = 0 the two are the same

@@ -29,6 +29,14 @@ class Characteristic(NamedTuple):
     norm: float  # root of the sum of squares of what was transformed
     near: float  # second moment of what was not, in units of half a step of the grid
 
+    def logarithm(self) -> tuple[Array, Array]:
+        """log of the modulus, and the phase."""
+        above_one = 2.0 * self.real + self.real * self.real + self.imaginary * self.imaginary
+        with np.errstate(divide="ignore"):
+            far_from_one = np.log(np.hypot(1.0 + self.real, self.imaginary))
+        close = 0.5 * np.log1p(np.maximum(above_one, -0.75))
+        return np.where(above_one > -0.75, close, far_from_one), np.arctan2(self.imaginary, 1.0 + self.real)
+
     def remainder(self) -> float:
         """The most that Taylor's series can be off: of what is near it has two more terms."""
         return (0.5 * math.pi) ** TERMS / math.factorial(TERMS) * (self.far + self.near)

@@ -30,6 +30,7 @@ _ERROR, _ERROR_OF_SLOPES = 1e-11, 1e-6  # of the interpolation, relative to the 
 _ERROR_ALONG = 1e-9  # of K along a line, where exp(K) still counts
 _VANISHED = -45.0  # log of what does not count any more
 _FEW_KINDS = 200  # of steps are added up one by one; caps would spoil the interpolation between more
+_SMALLEST = -700.0  # log of a modulus
 _NO_MASS = 1e-22  # of one node, which is left out
 
 
@@ -71,7 +72,7 @@ class LossCumulant:
     @cached_property
     def _largest(self) -> float:
         """The largest loss of one step that is not left out."""
-        return max(float(step.loss(np.float64(step.window[1]))) for _, step in self.steps if isinstance(step, StepLoss))
+        return max(float(step.loss(np.float64(step.window[1]))) for step in self._sampled[1])
 
     def apart(self, epsilon: float) -> tuple[float, float]:
         """P(E) - e^epsilon Q(E) and e^epsilon Q(E), where E is that some step has a loss above the cap."""
@@ -85,8 +86,8 @@ class LossCumulant:
     def with_large_losses(self) -> tuple[float, float]:
         """P(E) - Q(E) and Q(E)."""
         log_q, log_p_over_q = 0.0, 0.0  # of no such step
-        for number, step in self.steps if math.isfinite(self.cap) else []:
-            if isinstance(step, StepLoss) and step.is_capped:
+        for number, step in zip(*self._sampled, strict=True) if math.isfinite(self.cap) else ():
+            if step.is_capped:
                 without, more = step.above
                 log_q += number * math.log1p(-without)
                 log_p_over_q += number * math.log1p(-more / (1.0 - without))
@@ -125,18 +126,17 @@ class LossCumulant:
         """M of one step along a line."""
         order, sign = self.order(theta), 1.0 if self.remove else -1.0
         u = spacing * np.arange(count)
+        value, mean, variance = step.moments(order)
         if isinstance(step, Certain):
-            s: Complex = order + 1j * sign * u
-            return 0.5 * s * (s - 1.0) * step.slope**2
-        value, mean, _ = step.moments(order)
+            return value - 0.5 * variance * u * u + 1j * sign * mean * u
         nodes = step.nodes(order, float(u[-1]), fineness)
         exponent = nodes.log_weight + order * nodes.loss
         mass = np.exp(exponent - exponent.max())
         mass /= mass.sum()
         kept = mass > _NO_MASS
-        x, y, *_ = characteristic(nodes.loss[kept] - mean, mass[kept], spacing, count)
-        log_modulus = 0.5 * np.log1p(np.maximum(2.0 * x + x * x + y * y, -1.0 + 1e-15))
-        result: Complex = value + log_modulus + 1j * sign * (mean * u + np.arctan2(y, 1.0 + x))
+        log_modulus, phase = characteristic(nodes.loss[kept] - mean, mass[kept], spacing, count).logarithm()
+        result = np.empty(count, dtype=np.complex128)
+        result.real, result.imag = value + np.maximum(log_modulus, _SMALLEST), sign * (mean * u + phase)
         return result
 
     def largest_loss(self) -> float:
@@ -172,12 +172,12 @@ class LossCumulant:
         few = self._condensed(self._nodes_at(order))
         if few is not None:
             return few.counts @ moments_of(few.steps, order)
-        total = sum((count * np.array(step.moments(order)) for count, step in self.steps if isinstance(step, Certain)), np.zeros(3))
-        sampled = [(count, step) for count, step in self.steps if isinstance(step, StepLoss)]
-        if sampled:
-            counts, steps = zip(*sampled, strict=True)
-            total = total + np.array(counts) @ moments_of(list(steps), order, self._known_segments)
-        return total
+        total = np.zeros(3)
+        for count, step in self.steps:
+            if isinstance(step, Certain):
+                total += count * np.array(step.moments(order))
+        counts, steps = self._sampled
+        return total + counts @ moments_of(steps, order, self._known_segments) if steps else total
 
     def _nodes_at(self, order: float) -> int:
         """How many nodes the interpolation needs there; the stronger the tilt, the more."""
@@ -216,6 +216,11 @@ class LossCumulant:
             (count, Certain(1.0 / sigma) if rate == 1.0 else self._step(rate, sigma))
             for count, rate, sigma in zip(*columns, strict=True)
         ]
+
+    @cached_property
+    def _sampled(self) -> tuple[Array, list[StepLoss]]:
+        kinds = [(count, step) for count, step in self.steps if isinstance(step, StepLoss)]
+        return np.array([count for count, _ in kinds]), [step for _, step in kinds]
 
     @cached_property
     def _known_nodes(self) -> dict[float, int]:

@@ -27,7 +27,7 @@ _FEW_NODES = 250.0  # cost next to nothing
 _MOST_NODES = 200_000  # of a line
 _TILTS = (1.0, 0.5, 2.0, 0.25, 4.0, 0.1, 10.0)  # of Chernoff's bound, in units of a Gaussian's
 _LEFT_OUT = math.log(1e-9)  # of what Chernoff's bound is to be compared with
-_MARGIN = 1e-6  # far more than rounding and quadrature do to log delta
+_MARGIN = 1e-5  # far more than rounding and quadrature do to log delta
 _REPELLED = 4.0  # power of the distance to the pole
 _FROM_POLE = 2.5  # distance of a line to the pole, in units of 1 / standard deviation of the loss
 
@@ -45,7 +45,11 @@ def start(cumulant: LossCumulant, log_tail: float, pole: float = 0.0, sign: floa
     x = math.sqrt(-2.0 * log_tail / variance)
     for _ in range(200):
         theta = pole + sign * x
-        value, mean, variance = cumulant.real(theta)
+        try:
+            value, mean, variance = cumulant.real(theta)
+        except Unreliable:  # so strong a tilt that it is all about the largest losses
+            high, x = x, 0.5 * (low + x)
+            continue
         missing = (theta - pole) * mean - value + 0.5 * math.log1p(2.0 * math.pi * x * x * variance) + log_tail
         if abs(missing) < 0.05 or high - low < 1e-3 * x:
             break
@@ -90,7 +94,11 @@ def tilt_for(cumulant: LossCumulant, loss: float, pole: float = 0.0, sign: float
     low, high, before = 0.0, math.inf, math.inf
     x = math.sqrt(_REPELLED / max(cumulant.real(pole)[2], 1e-300))
     for _ in range(200):
-        _, mean, variance = cumulant.real(pole + sign * x)
+        try:
+            _, mean, variance = cumulant.real(pole + sign * x)
+        except Unreliable:
+            high, x = x, 0.5 * (low + x)
+            continue
         force = sign * (mean - loss) - _REPELLED / x
         stiffness = variance + _REPELLED / (x * x)
         if abs(force) < 0.1 * math.sqrt(stiffness) or high - low < 1e-3 * x:
@@ -172,7 +180,9 @@ def flat_line(
         end = min(4.0 * end, last)
     values = values + _log_flat(width * u)
     values[0] -= math.log(2.0)  # half weight: the trapezoid rule
-    return Line(theta + 1j * u, values, spacing)
+    z = np.empty(count, dtype=np.complex128)
+    z.real, z.imag = theta, u
+    return Line(z, values, spacing)
 
 
 def _log_flat(x: Array) -> Array:
@@ -192,9 +202,8 @@ def period(
     poles: tuple[float, ...],
     negligible: float,
 ) -> float:
-    """How far from ``loss`` results of size exp(-exponent) are repeated so weakly that exp(-negligible) of them counts."""
-    value, _, variance = cumulant.real(theta)
-    deviation = math.sqrt(variance)
+    """How far apart repetitions must be for aliases to be exp(-negligible) of results of size exp(-exponent)."""
+    deviation = math.sqrt(cumulant.real(theta)[2])
     spans = [deviation]
     for pole in poles:
         at_pole = cumulant.real(pole)[0] - pole * loss
@@ -203,7 +212,10 @@ def period(
         best = math.inf
         for factor in (8.0, 4.0, 2.0, 1.0, 0.5, 0.2, 0.1, 0.05, 0.02, 0.01):
             step = sign * factor / deviation
-            rise = cumulant.real(theta + step)[0] - (theta + step) * loss + exponent
+            try:
+                rise = cumulant.real(theta + step)[0] - (theta + step) * loss + exponent
+            except Unreliable:
+                continue
             bound = (rise + negligible) / abs(step)
             if bound > 1.5 * best:
                 break

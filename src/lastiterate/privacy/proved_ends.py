@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -25,9 +25,12 @@ _EXCESS_OF_SMALL = 1e-3  # and relative to epsilon
 _LEFT_OUT = math.log(1e-9)  # of delta, in large losses that are left out, and counted in full
 _NEGLIGIBLE = 21.0  # aliases and truncation are about exp(-_NEGLIGIBLE) of delta
 _CAP = 1.3  # where losses of one step are apart, over the least that it can be
+_MARGIN = 1e-3  # far more than rounding and quadrature do to the logarithm of a bound on aliases
 _WIDEST = 0.3  # of the smoothing: its excess has a factor that grows with exp(width^2 / 8)
 _VANISHED = -40.0  # log of a product that need not be known any closer
 _MOST_NODES = 100_000  # of a line; smoothing is wider where more were needed
+_MOST_KINDS = 4000  # of steps, each by itself
+_LEVELS = 1000  # instead of more
 _CONDITION = 11.0  # log of the integrand at u = 0 over delta; beyond it rounding counts
 _TILTS = (1.0, 0.8, 0.65, 0.5)  # in units of the best one
 _RIVALS = (4.0, 2.0, 1.0, 0.5, 0.2, 0.1, 0.05)  # tilts of bounds on aliases, in units of 1 / standard deviation
@@ -45,7 +48,7 @@ class SmoothedLine:
     phase: Array
     log_upper: Array  # of modulus plus error
     vanished: tuple[float, float]  # sums of the rest of the moduli, over |z (z + 1)| and as they are, to log_upper[0]
-    end: float  # of u
+    count: int  # of all nodes
     left_out: float  # probability
 
     def bounds(self, epsilon: float) -> tuple[float, float]:
@@ -72,9 +75,10 @@ class SmoothedLine:
 
     def _beyond(self, largest: float) -> tuple[float, float]:
         """The sums beyond the last node, at most: |exp K(z)| <= exp K(theta), and the smoothing falls."""
-        reach = self.width * self.end
+        end = self.spacing * (self.count - 1)
+        reach = self.width * end
         last = largest * math.exp(-0.5 * reach**2) / self.spacing
-        return last / (self.end * max(1.0, reach**2)), last / (self.width * reach)
+        return last / (end * max(1.0, reach**2)), last / (self.width * reach)
 
     def _log_aliases(self, epsilon: float) -> float:
         """log of what repetitions at multiples of the period add to delta(epsilon), at most.
@@ -90,7 +94,7 @@ class SmoothedLine:
             smoothing = 0.5 * self.width**2 * rival * (rival + 1.0)
             fall = (rival - self.theta) * span
             log_bound = chernoff(self.cumulant, rival, epsilon) + smoothing - fall - math.log(-math.expm1(-fall))
-            above = min(above, log_bound + 1e-6)
+            above = min(above, log_bound + _MARGIN)
         return float(np.logaddexp(below, above))
 
 
@@ -112,11 +116,47 @@ def proved_epsilon(cumulant: LossCumulant, log_delta: float, near: float | None)
         guess = max(start(cumulant.leaving_out(log_delta + _LEFT_OUT), log_delta)[1], 0.0)
         lower, upper = proved_epsilon(cumulant, log_delta, guess)
         near = 0.5 * (lower + upper) if math.isfinite(upper) else guess
+    if cumulant.counts.size > _MOST_KINDS:
+        better, worse = (proved_epsilon(_levelled(cumulant, worse=worse), log_delta, near) for worse in (False, True))
+        return better[0], worse[1]
     line = smoothed_line(cumulant, log_delta, near)
+    bounds = _solved(line, log_delta, near)
+    aim = _excess(near)
+    if aim < math.inf and bounds[1] - near > 2.0 * aim and line.count < _MOST_NODES:  # the excess was underestimated
+        width = line.width * math.sqrt(aim / (bounds[1] - near))
+        return _solved(smoothed_line(cumulant, log_delta, near, max(width, 0.2 * line.width)), log_delta, near)
+    return bounds
+
+
+def _levelled(cumulant: LossCumulant, *, worse: bool) -> LossCumulant:
+    """A long schedule with few different steps: noise and rates are moved to one side, which only raises delta, or to
+    the other, which only lowers it."""
+    both = np.ptp(cumulant.rates) > 0.0 and np.ptp(cumulant.sigmas) > 0.0
+    levels = math.isqrt(_LEVELS) if both else _LEVELS
+    rates, sigmas = _moved(cumulant.rates, levels, up=worse), _moved(cumulant.sigmas, levels, up=not worse)
+    kinds, index = np.unique(np.stack((rates, sigmas)), axis=1, return_inverse=True)
+    return replace(cumulant, counts=np.bincount(index.ravel(), cumulant.counts), rates=kinds[0], sigmas=kinds[1])
+
+
+def _moved(values: Array, levels: int, *, up: bool) -> Array:
+    """Each value moved up or down to one of so many between the smallest and the largest."""
+    grid = np.geomspace(values.min(), values.max(), levels)
+    grid[0], grid[-1] = values.min(), values.max()
+    index = np.searchsorted(grid, values, side="left" if up else "right") - (0 if up else 1)
+    return grid[np.clip(index, 0, levels - 1)]
+
+
+def _solved(line: SmoothedLine, log_delta: float, near: float) -> tuple[float, float]:
+    """The epsilons at which the lower and the upper bound on delta are what is asked for."""
     tolerance = 1e-9 * line.theta * max(1e-3, near)
     upper = _crossing(lambda epsilon: line.bounds(epsilon)[0] - log_delta, near, line.theta, tolerance)
     lower = -_crossing(lambda minus: log_delta - line.bounds(-minus)[1], -near, line.theta, tolerance)
     return max(lower, 0.0), max(upper, 0.0)
+
+
+def _excess(near: float) -> float:
+    """What smoothing may add to an epsilon of this size."""
+    return min(_EXCESS * max(1.0, near), _EXCESS_OF_SMALL * near if near > 0.0 else math.inf)
 
 
 def proved_log_delta(cumulant: LossCumulant, epsilon: float) -> float:
@@ -151,15 +191,13 @@ def _crossing(function: Callable[[float], float], near: float, theta: float, tol
     return best
 
 
-def smoothed_line(cumulant: LossCumulant, log_delta: float, near: float) -> SmoothedLine:
-    """A line for the epsilon at this delta, which is about ``near``."""
+def smoothed_line(cumulant: LossCumulant, log_delta: float, near: float, width: float = math.inf) -> SmoothedLine:
+    """A line for the epsilon at this delta, which is about ``near``, with at most this width."""
     cumulant = cumulant.leaving_out(log_delta + _LEFT_OUT)
     cumulant = cumulant.capped(_CAP * (near - cumulant.edge()))
     best = tilt_for(cumulant, near)
-    excess = _EXCESS * max(1.0, near)
-    if near > 0.0:
-        excess = min(excess, _EXCESS_OF_SMALL * near)
-    width = min(math.sqrt(2.0 * excess / (best + 1.0 + 1.0 / math.sqrt(cumulant.real(best)[2]))), _WIDEST)
+    hazard = best + 1.0 + 1.0 / math.sqrt(cumulant.real(best)[2])  # about the density of the loss over its tail
+    width = min(math.sqrt(2.0 * _excess(near) / hazard), _WIDEST, width)
     extents = [_extent(cumulant, factor * best, log_delta, near) for factor in _TILTS]
     allowed = max(extents[0][1], math.sqrt(2.0 * (_NEGLIGIBLE + _CONDITION)))
     span, reach, theta = min(extent for extent in extents if extent[1] <= allowed)
@@ -197,9 +235,9 @@ def _line(cumulant: LossCumulant, theta: float, spacing: float, count: int, widt
     for index, (number, step) in enumerate(cumulant.steps):
         part = parts.get(index) or proved_step(step, order, spacing, log_modulus.size)
         turned = part.phase + part.mean * u[now]
-        rounding = 4.0 * ULP * (abs(part.log_total) + np.abs(part.phase) + np.abs(part.mean) * u[now] + np.abs(part.log_modulus))
+        sizes = abs(part.log_total) + np.abs(part.phase) + abs(part.mean) * u[now] + np.abs(part.log_upper)
         log_modulus += number * (part.log_total + part.log_modulus)
-        log_upper += number * (part.log_total + part.error_of_total + part.log_upper + rounding)
+        log_upper += number * (part.log_total + part.error_of_total + part.log_upper + 4.0 * ULP * sizes)
         phase += sign * number * turned
         log_largest += number * (part.log_total + part.error_of_total)
         left_out += 1.000001 * number * step.left_out
@@ -208,14 +246,10 @@ def _line(cumulant: LossCumulant, theta: float, spacing: float, count: int, widt
     rest = slice(log_modulus.size, count)
     sizes = 1.000001 * np.exp(log_largest - smoothing[0] + smoothing[rest] + log_bound[rest] - log_upper[0])
     vanished = float(sizes @ (1.0 / np.square(u[rest]))), float(sizes.sum())
-    return SmoothedLine(
-        cumulant, theta, spacing, width, log_modulus, phase, log_upper, vanished, float(u[-1]), left_out
-    )
+    return SmoothedLine(cumulant, theta, spacing, width, log_modulus, phase, log_upper, vanished, count, left_out)
 
 
-def _vanishing(
-    cumulant: LossCumulant, order: float, spacing: float, count: int
-) -> tuple[Array, dict[int, ProvedStep]]:
+def _vanishing(cumulant: LossCumulant, order: float, spacing: float, count: int) -> tuple[Array, dict[int, ProvedStep]]:
     """log of a bound on |exp K(theta + iu)| / exp K(theta), from as many kinds of steps as it takes to vanish.
 
     Later kinds are only looked at where earlier ones leave something. Also those that were looked at everywhere.

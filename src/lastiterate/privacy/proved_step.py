@@ -56,18 +56,21 @@ def proved_step(step: StepLoss | Certain, order: float, spacing: float, count: i
     quadrature = math.exp(min(step.log_error(nodes, order, float(u[-1])) - top - math.log(total), 0.0))
     # A node is off by an ulp of x, which moves its loss by L' x ulp and its weight by (|s| L' + |x|) x ulp.
     moved = np.abs(x) * step.slope * expit(step.slope * (x - step.bend))
-    of_mass = ULP * (40.0 + float(np.max(4.0 * np.abs(nodes.log_weight[kept]) + abs(order) * (4.0 * np.abs(loss) + moved) + x * x)))
+    exponents = 4.0 * np.abs(nodes.log_weight[kept]) + abs(order) * (4.0 * np.abs(loss) + moved) + x * x
+    of_mass = ULP * (40.0 + float(exponents.max()))
     of_loss = ULP * float(mass @ (8.0 * np.abs(loss) + 2.0 * moved + 16.0 * np.abs(loss - mean)))
     got = characteristic(loss - mean, mass, spacing, count)
-    real, imaginary = got.real, got.imaginary
-    of_transform = _OF_SERIES * (0.5 * _OF_FFT * math.log2(got.size) * math.sqrt(got.size) * got.norm + 80.0 * got.far) * ULP
-    apart = np.sqrt(np.maximum(-2.0 * real, 0.0)) + np.abs(real) + np.abs(imaginary)  # at least E |exp(iu loss) - 1|
-    error = 2.0 * quadrature + 2.0 * dropped + got.remainder() + of_transform + 2.0 * of_mass * apart + of_loss * u
-    squared = np.maximum(2.0 * real + real * real + imaginary * imaginary, -1.0 + 1e-15)
-    log_modulus = 0.5 * np.log1p(squared)
-    log_upper = log_modulus + np.log1p(error * np.exp(-log_modulus)) + 4.0 * ULP * np.abs(log_modulus)
+    of_transform = 0.5 * _OF_FFT * math.log2(got.size) * math.sqrt(got.size) * got.norm + 80.0 * got.far
+    everywhere = 2.0 * (quadrature + dropped) + got.remainder() + _OF_SERIES * ULP * of_transform
+    # At least E |exp(iu loss) - 1|, which errors of the masses are multiplied by.
+    apart = np.sqrt(np.maximum(-2.0 * got.real, 0.0)) + np.abs(got.real) + np.abs(got.imaginary)
+    error = everywhere + 2.0 * of_mass * apart + of_loss * u
+    log_modulus, phase = got.logarithm()
+    modulus = np.exp(log_modulus)
+    log_upper = np.where(error < modulus, log_modulus + np.log1p(error / modulus), np.log(modulus + error))
+    log_upper += 4.0 * ULP * np.abs(log_upper)
     value, off = _log_total(step, nodes, order, math.log(total) + top, of_mass, quadrature)
-    return ProvedStep(value, off, mean, log_modulus, np.arctan2(imaginary, 1.0 + real), log_upper)
+    return ProvedStep(value, off, mean, log_modulus, phase, log_upper)
 
 
 def _log_total(
