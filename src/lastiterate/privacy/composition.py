@@ -15,7 +15,7 @@ import numpy as np
 
 from lastiterate.privacy.contour import Unreliable
 from lastiterate.privacy.curve import Pair, PrivacyCurve
-from lastiterate.privacy.flat_values import epsilon_of, fnr_of, log_delta_of
+from lastiterate.privacy.flat_values import costs_nothing, epsilon_of, fnr_of, log_delta_of
 from lastiterate.privacy.law import Law
 from lastiterate.privacy.loss_cumulant import LossCumulant, loss_cumulant
 from lastiterate.privacy.loss_line import chernoff_bound
@@ -137,6 +137,8 @@ class CompositionPair:
     def _proved(self, log_delta: float, near: float | None) -> tuple[float, float]:
         """Proved bounds on epsilon, which is about ``near`` if that is known."""
         try:
+            if costs_nothing(self.cumulant, log_delta):
+                return 0.0, 0.0  # at epsilon = 0 the two directions are the same
             lower, upper = proved_epsilon(self.cumulant, log_delta, near)
             if add_matters(self._add, upper, log_delta):
                 bounds = proved_epsilon(self._add, log_delta, near)

@@ -39,8 +39,7 @@ _MOST_THRESHOLDS = 60  # on the way to the one that is sought
 
 def epsilon_of(cumulant: LossCumulant, log_delta: float) -> tuple[float, float]:
     """Epsilon for one direction, and by how much two lines differ."""
-    divergence = cumulant.real(0.0)[1]
-    if 0.5 * math.log(max(0.5 * divergence, 1e-300)) <= log_delta:  # Pinsker: delta(0) <= sqrt(KL / 2)
+    if costs_nothing(cumulant, log_delta):
         return 0.0, 0.0
     uncapped = cumulant.leaving_out(log_delta + _LEFT_OUT)
     log_delta += math.log1p(-math.exp(_LEFT_OUT))
@@ -56,6 +55,11 @@ def epsilon_of(cumulant: LossCumulant, log_delta: float) -> tuple[float, float]:
         if abs(at_value - at_before) < _AGREEMENT_AT_ZERO and abs(value - before) <= AGREEMENT * max(_SMALL, value):
             return value, abs(value - before)
     raise Unreliable
+
+
+def costs_nothing(cumulant: LossCumulant, log_delta: float) -> bool:
+    """Whether Pinsker's inequality, delta(0) <= sqrt(KL / 2), shows epsilon to be 0."""
+    return 0.5 * math.log(max(0.5 * 1.000001 * cumulant.real(0.0)[1], 1e-300)) <= log_delta
 
 
 def _fineness(which: int) -> float:

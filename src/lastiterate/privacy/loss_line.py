@@ -59,6 +59,8 @@ def start(cumulant: LossCumulant, log_tail: float, pole: float = 0.0, sign: floa
     # The saddle point approximation, solved for the threshold: where the tilted loss jumps, K' says little.
     value, _, variance = cumulant.real(pole + sign * x)
     threshold = sign * (value - log_tail - 0.5 * math.log1p(2.0 * math.pi * x * x * variance)) / x
+    if not math.isfinite(threshold):
+        raise Unreliable
     return tilt_for(cumulant, threshold, pole, sign), threshold
 
 
@@ -167,9 +169,9 @@ def flat_line(
     width = _END / last
     end = min(max(_OFTEN_ENOUGH / deviation, cumulant.recurrence(), _FEW_NODES * spacing), last)
     while True:
-        count = math.ceil(end / spacing) + 1
-        if not count <= _MOST_NODES:
+        if not (spacing > 0.0 and end <= _MOST_NODES * spacing):
             raise Unreliable
+        count = math.ceil(end / spacing) + 1
         values = cumulant.along(theta, spacing, count, resolution)
         u = spacing * np.arange(count)
         if end >= last:

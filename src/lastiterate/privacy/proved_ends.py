@@ -26,9 +26,10 @@ _LEFT_OUT = math.log(1e-9)  # of delta, in large losses that are left out, and c
 _NEGLIGIBLE = 21.0  # aliases and truncation are about exp(-_NEGLIGIBLE) of delta
 _CAP = 1.3  # where losses of one step are apart, over the least that it can be
 _MARGIN = 1e-3  # far more than rounding and quadrature do to the logarithm of a bound on aliases
-_WIDEST = 0.3  # of the smoothing: its excess has a factor that grows with exp(width^2 / 8)
+_WIDEST = 0.3  # of the smoothing, also times the tilt: the excess grows with exp((tilt width)^2 / 2)
 _VANISHED = -40.0  # log of a product that need not be known any closer
 _MOST_NODES = 100_000  # of a line; smoothing is wider where more were needed
+_GUESSES = 4  # of where epsilon is, if that is not known
 _MOST_KINDS = 4000  # of steps, each by itself
 _LEVELS = 1000  # instead of more
 _CONDITION = 11.0  # log of the integrand at u = 0 over delta; beyond it rounding counts
@@ -113,9 +114,13 @@ def _log_difference(larger: float, smaller: float) -> float:
 def proved_epsilon(cumulant: LossCumulant, log_delta: float, near: float | None) -> tuple[float, float]:
     """Lower and upper bounds on the epsilon of one direction, which is about ``near`` if that is known."""
     if near is None:
-        guess = max(start(cumulant.leaving_out(log_delta + _LEFT_OUT), log_delta)[1], 0.0)
-        lower, upper = proved_epsilon(cumulant, log_delta, guess)
-        near = 0.5 * (lower + upper) if math.isfinite(upper) else guess
+        near = max(start(cumulant.leaving_out(log_delta + _LEFT_OUT), log_delta)[1], 0.0)
+        for _ in range(_GUESSES):
+            lower, upper = proved_epsilon(cumulant, log_delta, near)
+            if math.isfinite(upper):
+                near = 0.5 * (lower + upper)
+                break
+            near += 2.0 * (near - cumulant.edge())
     if cumulant.counts.size > _MOST_KINDS:
         better, worse = (proved_epsilon(_levelled(cumulant, worse=worse), log_delta, near) for worse in (False, True))
         return better[0], worse[1]
@@ -197,11 +202,13 @@ def smoothed_line(cumulant: LossCumulant, log_delta: float, near: float, width: 
     cumulant = cumulant.capped(_CAP * (near - cumulant.edge()))
     best = tilt_for(cumulant, near)
     hazard = best + 1.0 + 1.0 / math.sqrt(cumulant.real(best)[2])  # about the density of the loss over its tail
-    width = min(math.sqrt(2.0 * _excess(near) / hazard), _WIDEST, width)
+    width = min(math.sqrt(2.0 * _excess(near) / hazard), _WIDEST, _WIDEST / best, width)
     extents = [_extent(cumulant, factor * best, log_delta, near) for factor in _TILTS]
     allowed = max(extents[0][1], math.sqrt(2.0 * (_NEGLIGIBLE + _CONDITION)))
     span, reach, theta = min(extent for extent in extents if extent[1] <= allowed)
     width = max(width, reach * span / (2.0 * math.pi * _MOST_NODES))
+    if not (0.0 < width < math.inf and 0.0 < span < math.inf):
+        raise Unreliable
     spacing = 2.0 * math.pi / span
     count = math.ceil(reach / (width * spacing)) + 1
     return _line(cumulant, theta, spacing, count, width)

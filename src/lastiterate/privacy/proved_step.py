@@ -14,7 +14,7 @@ from scipy.special import expit
 
 from lastiterate.privacy.fourier_sums import characteristic
 from lastiterate.privacy.loss_cumulant import Certain
-from lastiterate.privacy.step_loss import Nodes, StepLoss
+from lastiterate.privacy.step_loss import Nodes, StepLoss, weighted_rise
 from lastiterate.values import Array
 
 ULP = 2.0**-52
@@ -79,18 +79,14 @@ def _log_total(
     """log E exp(s L) at a real s, and its largest error."""
     if not abs(value) < 0.5:
         return value, -math.log1p(-min(of_mass + quadrature, 0.5)) + 4.0 * ULP * abs(value)
-    weight, growth = np.exp(nodes.log_weight), np.expm1(nodes.loss)
-    rise = np.expm1(order * nodes.loss) - order * growth
+    rise = weighted_rise(nodes, order)
     with_canary, without = step.outside
-    value = math.log1p(float(weight @ rise) + order * (without - with_canary) - without)
-    rise, growth = np.abs(rise), np.abs(growth)
+    value = math.log1p(float(rise.sum()) + order * (without - with_canary) - without)
+    rise, growth = np.abs(rise), np.exp(nodes.log_weight) * np.abs(np.expm1(nodes.loss))
     moved = np.abs(nodes.loss) * 8.0 + 2.0 * np.abs(nodes.x) * step.slope * expit(step.slope * (nodes.x - step.bend))
     steepness = abs(order) * (rise + abs(order - 1.0) * growth)  # the derivative of the rise by the loss
-    rounding = ULP * (
-        float(weight @ ((40.0 + 4.0 * np.abs(nodes.log_weight) + nodes.x**2) * rise))
-        + 4.0 * abs(order) * float(weight @ growth)
-        + float(weight @ (moved * steepness))
-    )
+    sizes = (40.0 + 4.0 * np.abs(nodes.log_weight) + nodes.x**2) * rise + 4.0 * abs(order) * growth
+    rounding = ULP * float(np.sum(sizes + moved * steepness))
     panels = sum(
         factor * math.exp(min(step.log_error(nodes, at, 0.0), 0.0))
         for factor, at in ((1.0, order), (1.0 + abs(order), 0.0), (abs(order), 1.0))

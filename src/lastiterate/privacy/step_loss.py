@@ -23,7 +23,7 @@ _BEND = 1.5  # widths of panels near the bend, in units of its distance to the s
 _RISE = 3.0  # factors of e by which L' may grow in a panel
 _MOST_NODES = 400_000
 _LARGEST_SLOPE = 1e6  # beyond it the panels at the bend are narrower than rounding allows
-_LARGEST_ORDER = 1e15
+_LARGEST_ORDER = 1e30
 _ELLIPSES = np.array([1.2, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0, 5.0, 6.5, 8.0])
 _HALF_LOG_TWO_PI = 0.5 * math.log(2.0 * math.pi)
 
@@ -210,7 +210,7 @@ def moments_of(steps: list[StepLoss], order: float, known: dict[float, Segments]
     small = np.flatnonzero(np.abs(value) < 0.5)
     if small.size:
         # What is small counts once for each step: keep its relative accuracy, using E e^L = 1.
-        rise = np.exp(segments.log_weight) * (np.expm1(order * loss) - order * np.expm1(loss))
+        rise = weighted_rise(segments, order)
         outside = np.array([steps[index].outside for index in small.tolist()])
         missing = order * (outside[:, 1] - outside[:, 0]) - outside[:, 1]
         value[small] = np.log1p(segments.sums(rise)[small] + missing)
@@ -246,6 +246,14 @@ class Segments:
     def spread(self, values: Array) -> Array:
         """One value for each step, at each of its nodes."""
         return np.repeat(values, self.lengths)
+
+
+def weighted_rise(nodes: Nodes | Segments, order: float) -> Array:
+    """exp(s L) - 1 - s (e^L - 1) at each node, times its weight."""
+    weight, exponent = np.exp(nodes.log_weight), order * nodes.loss
+    linear = order * np.expm1(nodes.loss)
+    small = weight * (np.expm1(np.minimum(exponent, 1.0)) - linear)
+    return np.where(exponent < 1.0, small, np.exp(nodes.log_weight + exponent) - weight * (1.0 + linear))
 
 
 @lru_cache(maxsize=1)
