@@ -145,7 +145,7 @@ class CompositionPair:
                 lower, upper = max(lower, bounds[0]), max(upper, bounds[1])
         except (Unreliable, OverflowError):
             lower, upper = 0.0, math.inf
-        if upper - lower > _WIDE * max(1.0, upper):
+        if not (math.isfinite(upper) and upper - lower <= _WIDE * max(1.0, upper)):
             value = np.float64(log_delta)
             lower = max(lower, *(float(pair.bracket(value)[0]) for pair in (self._last_iterate, self._told[0])))
             upper = min(upper, float(self._told[1].bracket(value)[1]))

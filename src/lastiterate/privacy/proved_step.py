@@ -82,7 +82,7 @@ def _log_total(
     rise = weighted_rise(nodes, order)
     with_canary, without = step.outside
     value = math.log1p(float(rise.sum()) + order * (without - with_canary) - without)
-    rise, growth = np.abs(rise), np.exp(nodes.log_weight) * np.abs(np.expm1(nodes.loss))
+    rise, growth = np.abs(rise), np.abs(np.exp(nodes.log_weight + nodes.loss) - np.exp(nodes.log_weight))
     moved = np.abs(nodes.loss) * 8.0 + 2.0 * np.abs(nodes.x) * step.slope * expit(step.slope * (nodes.x - step.bend))
     steepness = abs(order) * (rise + abs(order - 1.0) * growth)  # the derivative of the rise by the loss
     sizes = (40.0 + 4.0 * np.abs(nodes.log_weight) + nodes.x**2) * rise + 4.0 * abs(order) * growth

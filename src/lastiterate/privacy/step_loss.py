@@ -250,10 +250,14 @@ class Segments:
 
 def weighted_rise(nodes: Nodes | Segments, order: float) -> Array:
     """exp(s L) - 1 - s (e^L - 1) at each node, times its weight."""
-    weight, exponent = np.exp(nodes.log_weight), order * nodes.loss
-    linear = order * np.expm1(nodes.loss)
-    small = weight * (np.expm1(np.minimum(exponent, 1.0)) - linear)
-    return np.where(exponent < 1.0, small, np.exp(nodes.log_weight + exponent) - weight * (1.0 + linear))
+    weight, loss = np.exp(nodes.log_weight), nodes.loss
+
+    def growth(factor: float) -> Array:  # of exp(factor L) over 1; it may be large where the weight is small
+        exponent = factor * loss
+        small = weight * np.expm1(np.minimum(exponent, 1.0))
+        return np.where(exponent < 1.0, small, np.exp(nodes.log_weight + exponent) - weight)
+
+    return growth(order) - order * growth(1.0)
 
 
 @lru_cache(maxsize=1)
