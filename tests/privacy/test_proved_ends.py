@@ -154,5 +154,11 @@ def test_losses_apart_are_an_exact_part_of_delta():
     assert max(upper for upper, _ in bounds) - min(lower for _, lower in bounds) < 1e-4
 
 
+def test_a_delta_that_sums_cannot_resolve_is_bounded_from_above():
+    """The tail is so heavy that every tilt leaves terms 1e50 times the result; the bound is still 1e-60 or less."""
+    exact = delta_of_two_steps(0.01, 6.368e-5, 4.063)
+    assert 1e-200 < exact < li.composition(li.DPSGD(2, 6.368e-5, 4.063)).delta(0.01) < 1e-60
+
+
 def test_other_analyses_prove_no_ends():
     assert li.last_iterate(li.DPSGD(10, 0.1, 1.0)).proved == ()

@@ -17,7 +17,17 @@ import numpy as np
 
 from lastiterate.privacy.contour import Line, Unreliable
 from lastiterate.privacy.loss_cumulant import LossCumulant
-from lastiterate.privacy.loss_line import beside, between, capped_for, flat_line, flat_width, saddle, start, tilt_for
+from lastiterate.privacy.loss_line import (
+    beside,
+    between,
+    capped_for,
+    chernoff_bound_at,
+    flat_line,
+    flat_width,
+    saddle,
+    start,
+    tilt_for,
+)
 from lastiterate.privacy.rows import Side
 from lastiterate.privacy.solve import solve
 
@@ -30,6 +40,7 @@ _LEFT_OUT = math.log(1e-12)  # of delta, in large losses that are left out; so m
 _AGREEMENT_OF_DELTA = 1e-7  # of two lines on log delta
 _AGREEMENT_OF_FNR = 1e-7
 _AGREEMENT_AT_ZERO = 1e-3  # of two lines on log delta(0), where that is less than asked for
+_UNDERFLOW = -750.0  # log of a delta that is 0 as a float
 _LEAST = 1e-11  # of a sum against its moduli: rounding differs between lines, which must agree to far less than that
 _NARROWER = 1.3  # every line has a narrower cutoff than the one before
 _FINER = 1.12  # every other line has finer grids, and another tilt
@@ -109,6 +120,8 @@ def log_delta_of(cumulant: LossCumulant, epsilon: float) -> float:
     """log delta of one direction at any real epsilon."""
     if epsilon >= cumulant.largest_loss():
         return -math.inf
+    if epsilon > 0.0 and (bound := chernoff_bound_at(cumulant, epsilon)) < _UNDERFLOW:
+        return bound
     cumulant = _leaving_out_for(cumulant, epsilon)
     before = math.inf
     for which in range(_MOST_LINES):
@@ -139,17 +152,21 @@ def _log_delta_on(cumulant: LossCumulant, epsilon: float, width: float, which: i
 
 
 def _leaving_out_for(cumulant: LossCumulant, epsilon: float) -> LossCumulant:
-    """Leaving out little against delta(epsilon), which Chernoff's bound foretells."""
+    """Leaving out little against delta(epsilon), which Chernoff's bound and the losses apart foretell."""
     left_out = -60.0
     for _ in range(60):
         trial = cumulant.leaving_out(left_out)
+        capped = capped_for(trial, epsilon, flat_width(trial, epsilon))
         try:
-            centre = saddle(trial, epsilon)
+            centre = saddle(capped, epsilon)
         except Unreliable:  # all losses are smaller
             left_out *= 2.0
             continue
-        value, _, variance = trial.real(centre)
+        value, _, variance = capped.real(centre)
         foretold = min(value - centre * epsilon, 0.0) - math.log1p(max(centre, 0.0) * (1.0 + math.sqrt(variance))) - 4.0
+        apart = capped.apart(epsilon)[0]
+        if apart > 0.0:
+            foretold = max(foretold, math.log(apart))
         if left_out <= foretold + _LEFT_OUT:
             return trial
         left_out = min(foretold + _LEFT_OUT - 4.0, 1.2 * left_out)

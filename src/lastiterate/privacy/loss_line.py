@@ -243,3 +243,18 @@ def chernoff_bound(cumulant: LossCumulant, epsilon: float, log_goal: float) -> f
         if best < log_goal - 1.0:
             break
     return float(np.logaddexp(best, log_left_out)) + _MARGIN
+
+
+def chernoff_bound_at(cumulant: LossCumulant, epsilon: float) -> float:
+    """log of an upper bound on delta(epsilon), however small, from leaving out more or less."""
+    best = 0.0
+    for log_left_out in (-100.0, -250.0, -800.0):
+        trial = cumulant.leaving_out(log_left_out)
+        try:
+            bound = chernoff(trial, tilt_for(trial, epsilon), epsilon)
+        except Unreliable:
+            continue
+        best = min(best, float(np.logaddexp(bound, log_left_out)) + _MARGIN)
+        if best > log_left_out + 30.0:
+            break
+    return best

@@ -16,7 +16,7 @@ import numpy as np
 
 from lastiterate.privacy.contour import Unreliable
 from lastiterate.privacy.loss_cumulant import LossCumulant
-from lastiterate.privacy.loss_line import chernoff, period, start, tilt_for
+from lastiterate.privacy.loss_line import chernoff, chernoff_bound_at, period, start, tilt_for
 from lastiterate.privacy.proved_step import ULP, ProvedStep, proved_step
 from lastiterate.values import Array
 
@@ -166,7 +166,7 @@ def _excess(near: float) -> float:
 
 def proved_log_delta(cumulant: LossCumulant, epsilon: float) -> float:
     """log of an upper bound on delta(epsilon) of one direction; 0 is always right."""
-    bound = 0.0
+    bound = chernoff_bound_at(cumulant, epsilon)
     try:
         for _ in range(3):  # what is left out, and how far a line goes, depend on the result
             bound = min(bound, smoothed_line(cumulant, min(bound, -1e-3), epsilon).bounds(epsilon)[0])
