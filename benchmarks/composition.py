@@ -23,7 +23,7 @@ from rich.table import Table
 # Steps, sample rate, noise, delta, and epsilon: from two widths of the cutoff in another implementation, good to 1e-9,
 # the first from a dense uniform grid. Then the longest time that is allowed, in seconds.
 RUNS = [
-    (1000, 0.01, 1.0, 1e-5, 1.8282366665, 0.010),
+    (1000, 0.01, 1.0, 1e-5, 1.8282366665, 0.006),
     (141, 0.00188, 0.49, 1.5e-8, 6.283597062540, 0.050),
     (87, 0.00194, 0.612, 3.5e-12, 5.499097160410, 0.050),
     (43, 0.000724, 1.51, 1.4e-6, 0.0134149844, 0.050),

@@ -87,6 +87,17 @@ def test_ends_hold_for_thousands_of_single_steps(monkeypatch):
     assert tight > 1450
 
 
+def test_ends_hold_for_hundreds_of_pairs_of_steps(monkeypatch):
+    """Against brute force, whose own error is some 1e-9 of delta: some five seconds."""
+    monkeypatch.setattr(proved_ends, "_EXCESS", 1e-4)
+    random = np.random.default_rng(SEED_OF_THOUSANDS)
+    for _ in range(300):
+        rate, sigma, delta = 10.0 ** random.uniform((-5.0, -0.4, -9.0), (-0.05, 1.0, -1.0))
+        lower, upper = proved_epsilon(cumulant_of(2, rate, sigma), math.log(delta), None)
+        assert delta_of_two_steps(upper, rate, sigma) <= delta * (1.0 + 1e-7)
+        assert lower == 0.0 or delta_of_two_steps(lower, rate, sigma) >= delta * (1.0 - 1e-7)
+
+
 @settings(max_examples=150)
 @given(st.floats(0.302, 8.5).map(lambda x: int(10.0**x)), rates, sigmas, deltas)
 def test_values_lie_between_the_ends_and_the_last_iterate_below_the_upper_one(steps, rate, sigma, delta):

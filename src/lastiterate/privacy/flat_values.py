@@ -45,6 +45,9 @@ _LEAST = 1e-11  # of a sum against its moduli: rounding differs between lines, w
 _NARROWER = 1.3  # every line has a narrower cutoff than the one before
 _FINER = 1.12  # every other line has finer grids, and another tilt
 _MOST_LINES = 9
+_STRICT_LINES = 4  # after so many, agreement relative to max(1, epsilon) will do
+_FAR_OFF = 0.3  # of a guess, relative to it
+_MOST_TRIES = 24
 _MOST_THRESHOLDS = 60  # on the way to the one that is sought
 
 
@@ -54,17 +57,22 @@ def epsilon_of(cumulant: LossCumulant, log_delta: float) -> tuple[float, float]:
         return 0.0, 0.0
     uncapped = cumulant.leaving_out(log_delta + _LEFT_OUT)
     log_delta += math.log1p(-math.exp(_LEFT_OUT))
-    value, at_value, width = max(start(uncapped, log_delta)[1], 0.0), math.nan, 0.0
-    for which in range(_MOST_LINES):
-        width = max(_NARROWER**-which * flat_width(uncapped, value), 0.2 * width)  # the guess may be far off
+    value, at_value, width, narrower = max(start(uncapped, log_delta)[1], 0.0), math.nan, 0.0, 0
+    for which in range(_MOST_TRIES):
+        width = max(_NARROWER**-narrower * flat_width(uncapped, value), 0.2 * width)  # the guess may be far off
         cumulant = capped_for(uncapped, value, width)
         theta = tilt_for(cumulant, value)
         tilt = theta if which % 2 == 0 else beside(cumulant, theta)
         line = flat_line(cumulant, tilt, value, width, -log_delta, resolution=_fineness(which))
         before, at_before = value, at_value
         value, at_value = _solve(line, cumulant, log_delta, value)
-        if abs(at_value - at_before) < _AGREEMENT_AT_ZERO and abs(value - before) <= AGREEMENT * max(_SMALL, value):
-            return value, abs(value - before)
+        difference = abs(value - before)
+        least = _SMALL if narrower < _STRICT_LINES else 1.0
+        if abs(at_value - at_before) < _AGREEMENT_AT_ZERO and difference <= AGREEMENT * max(least, value):
+            return value, difference
+        narrower += difference < _FAR_OFF * before  # or else the line was made for another epsilon, and says little
+        if narrower > _MOST_LINES:
+            break
     raise Unreliable
 
 
@@ -98,7 +106,7 @@ def _solve(line: Line, cumulant: LossCumulant, log_delta: float, guess: float) -
         high = np.float64(cumulant.cap + cumulant.edge())  # beyond it not all of the losses apart count
     while float(side(high).log_delta) > log_delta and high < 1e300:
         if math.isfinite(cumulant.cap):
-            return float(high), math.nan
+            return float(2.0 * high - cumulant.edge()), math.nan
         high = 2.0 * high
     found = max(float(solve(side, np.float64(log_delta), np.float64(guess), -high, high)[0]), 0.0)
     log_found = float(side(np.float64(found)).log_delta)
