@@ -39,7 +39,7 @@ def delta_of_two_steps(epsilon, rate, sigma):
     loss = np.log1p(rate * np.expm1(slope * x - 0.5 * slope**2))
     missing = epsilon - loss
     anything = missing <= math.log1p(-rate)
-    growth = np.maximum(np.expm1(np.where(anything, 1.0, missing)) / rate, -1.0 + 1e-300)
+    growth = np.maximum(np.expm1(np.where(anything, 1.0, missing)) / rate, -1.0 + 1e-15)
     least = np.where(anything, -np.inf, (np.log1p(growth) + 0.5 * slope**2) / slope)
     without = np.exp(-0.5 * x * x) / math.sqrt(2.0 * math.pi)
     tail_q = ndtr(-least)

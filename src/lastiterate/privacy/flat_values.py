@@ -102,10 +102,11 @@ def _solve(line: Line, cumulant: LossCumulant, log_delta: float, guess: float) -
         return Side(epsilon, np.float64(1.0), np.float64(log_value), np.float64(-outside / delta))
 
     high = np.float64(2.0 * abs(guess) + 1.0)
-    if math.isfinite(cumulant.cap):
+    capped = cumulant.remove and math.isfinite(cumulant.cap)
+    if capped:
         high = np.float64(cumulant.cap + cumulant.edge())  # beyond it not all of the losses apart count
     while float(side(high).log_delta) > log_delta and high < 1e300:
-        if math.isfinite(cumulant.cap):
+        if capped:
             return float(2.0 * high - cumulant.edge()), math.nan
         high = 2.0 * high
     found = max(float(solve(side, np.float64(log_delta), np.float64(guess), -high, high)[0]), 0.0)
@@ -145,8 +146,7 @@ def _log_delta_on(cumulant: LossCumulant, epsilon: float, width: float, which: i
     """log delta from one line: directly, or by what the poles passed add to the integral."""
     theta = tilt_for(cumulant, epsilon) if saddle(cumulant, epsilon) > -0.1 else between(cumulant, epsilon)
     tilt = theta if which % 2 == 0 else beside(cumulant, theta, 0.0 if theta > -0.5 else -1.0)
-    apart, apart_outside = cumulant.apart(epsilon)
-    known_part = apart if tilt > 0.0 else 1.0 - apart_outside if tilt > -1.0 else -math.expm1(epsilon)
+    known_part = _known_part(cumulant, epsilon, tilt)
     exponent = tilt * epsilon - cumulant.real(tilt)[0]
     if known_part > 0.0:
         exponent = min(exponent, -math.log(known_part))
@@ -157,6 +157,17 @@ def _log_delta_on(cumulant: LossCumulant, epsilon: float, width: float, which: i
         return scale + math.log(integral) if integral > 0.0 else -math.inf
     delta = math.exp(scale) * integral + known_part
     return math.log(delta) if delta > 0.0 else -math.inf
+
+
+def _known_part(cumulant: LossCumulant, epsilon: float, tilt: float) -> float:
+    """Delta less the integral: the losses apart, and residues of the poles that lie right of the line."""
+    apart, apart_outside = cumulant.apart(epsilon)
+    if tilt > 0.0:
+        return apart
+    if not cumulant.remove:  # what is left out by the cap does not count
+        within = math.exp(cumulant.real(0.0)[0])
+        return within if tilt > -1.0 else within - math.exp(epsilon + cumulant.real(-1.0)[0])
+    return 1.0 - apart_outside if tilt > -1.0 else -math.expm1(epsilon)
 
 
 def _leaving_out_for(cumulant: LossCumulant, epsilon: float) -> LossCumulant:

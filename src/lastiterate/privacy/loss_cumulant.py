@@ -29,6 +29,7 @@ _MOST_NODES = 1000  # so many different steps can be added up one by one, but no
 _ERROR, _ERROR_OF_SLOPES = 1e-11, 1e-6  # of the interpolation, relative to the largest value; slopes only lead the way
 _ERROR_ALONG = 1e-9  # of K along a line, where exp(K) still counts
 _VANISHED = -45.0  # log of what does not count any more
+_CAP_OF_ADD = 1.3  # over the least that it can be
 _FEW_KINDS = 200  # of steps are added up one by one; caps would spoil the interpolation between more
 _SMALLEST = -700.0  # log of a modulus
 _NO_MASS = 1e-22  # of one node, which is left out
@@ -53,8 +54,18 @@ class LossCumulant:
     cap: float = math.inf
 
     def other_direction(self) -> LossCumulant:
-        """The same steps, Q over P."""
-        return replace(self, remove=False)
+        """The same steps, Q over P, for epsilon >= 0.
+
+        Its losses are -L <= -log(1 - q). A step with L above the sum of these bounds over all steps makes the total
+        negative: it does not count in delta at all, and is left out by a cap.
+        """
+        other = replace(self, remove=False)
+        return other if self._cannot_be_capped else replace(other, cap=_CAP_OF_ADD * other.edge())
+
+    @property
+    def _cannot_be_capped(self) -> bool:
+        """Whether losses are unbounded from below, or there are so many kinds that they are interpolated."""
+        return self.counts.size > _FEW_KINDS or bool(np.any(self.rates == 1.0))
 
     def leaving_out(self, log_mass: float) -> LossCumulant:
         """The same without losses whose log-probability is at most this."""
@@ -65,7 +76,7 @@ class LossCumulant:
 
         In the direction "add" there are no large losses.
         """
-        if not self.remove or self.counts.size > _FEW_KINDS or np.any(self.rates == 1.0) or cap >= self._largest:
+        if not self.remove or self._cannot_be_capped or cap >= self._largest:
             return self
         return replace(self, cap=cap)
 
@@ -86,7 +97,7 @@ class LossCumulant:
     def with_large_losses(self) -> tuple[float, float]:
         """P(E) - Q(E) and Q(E)."""
         log_q, log_p_over_q = 0.0, 0.0  # of no such step
-        for number, step in zip(*self._sampled, strict=True) if math.isfinite(self.cap) else ():
+        for number, step in zip(*self._sampled, strict=True) if self.remove and math.isfinite(self.cap) else ():
             if step.is_capped:
                 without, more = step.above
                 log_q += number * math.log1p(-without)

@@ -29,7 +29,7 @@ _MARGIN = 1e-3  # far more than rounding and quadrature do to the logarithm of a
 _WIDEST = 0.3  # of the smoothing, also times the tilt: the excess grows with exp((tilt width)^2 / 2)
 _VANISHED = -40.0  # log of a product that need not be known any closer
 _MOST_NODES = 100_000  # of a line; smoothing is wider where more were needed
-_GUESSES = 4  # of where epsilon is, if that is not known
+_GUESSES = 8  # of where epsilon is, if that is not known
 _MOST_KINDS = 4000  # of steps, each by itself
 _LEVELS = 1000  # instead of more
 _CONDITION = 11.0  # log of the integrand at u = 0 over delta; beyond it rounding counts
@@ -68,8 +68,9 @@ class SmoothedLine:
         log_scale = scale - self.theta * epsilon + math.log(self.spacing / math.pi)
         upper = _log(total + error_of_total + beyond, log_scale)
         lower = _log(total - error_of_total - beyond - excess, log_scale)
-        if epsilon > self.cumulant.cap + self.cumulant.edge():
-            return math.inf, -math.inf
+        cap, edge = self.cumulant.cap, self.cumulant.edge()
+        if epsilon > cap + edge if self.cumulant.remove else epsilon < edge - cap:
+            return math.inf, -math.inf  # the losses that are apart do not count as they should
         apart, _ = self.cumulant.apart(epsilon)
         lower = _log_difference(lower, self._log_aliases(epsilon))
         return _log_sum(upper, (1.0 + 1e-12) * apart + self.left_out), _log_sum(lower, (1.0 - 1e-12) * apart)
@@ -115,12 +116,7 @@ def proved_epsilon(cumulant: LossCumulant, log_delta: float, near: float | None)
     """Lower and upper bounds on the epsilon of one direction, which is about ``near`` if that is known."""
     if near is None:
         near = max(start(cumulant.leaving_out(log_delta + _LEFT_OUT), log_delta)[1], 0.0)
-        for _ in range(_GUESSES):
-            lower, upper = proved_epsilon(cumulant, log_delta, near)
-            if math.isfinite(upper):
-                near = 0.5 * (lower + upper)
-                break
-            near += 2.0 * (near - cumulant.edge())
+        return _from_guess(cumulant, log_delta, near)
     if cumulant.counts.size > _MOST_KINDS:
         better, worse = (proved_epsilon(_levelled(cumulant, worse=worse), log_delta, near) for worse in (False, True))
         return better[0], worse[1]
@@ -131,6 +127,18 @@ def proved_epsilon(cumulant: LossCumulant, log_delta: float, near: float | None)
         width = line.width * math.sqrt(aim / (bounds[1] - near))
         return _solved(smoothed_line(cumulant, log_delta, near, max(width, 0.2 * line.width)), log_delta, near)
     return bounds
+
+
+def _from_guess(cumulant: LossCumulant, log_delta: float, near: float) -> tuple[float, float]:
+    """The same from a guess that may be far off: every bound holds, the next line is made for the best upper one."""
+    lower, upper = 0.0, math.inf
+    for _ in range(_GUESSES):
+        bounds = proved_epsilon(cumulant, log_delta, near)
+        lower, upper = max(lower, bounds[0]), min(upper, bounds[1])
+        before, near = near, upper if math.isfinite(upper) else 2.0 * near - cumulant.edge()
+        if abs(near - before) <= 1e-3 * near:
+            break
+    return lower, upper
 
 
 def _levelled(cumulant: LossCumulant, *, worse: bool) -> LossCumulant:
