@@ -27,6 +27,7 @@ _NEGLIGIBLE = 21.0  # aliases and truncation are about exp(-_NEGLIGIBLE) of delt
 _CAP = 1.3  # where losses of one step are apart, over the least that it can be
 _MARGIN = 1e-3  # far more than rounding and quadrature do to the logarithm of a bound on aliases
 _WIDEST = 0.3  # of the smoothing, also times the tilt: the excess grows with exp((tilt width)^2 / 2)
+_FLOAT_WIDTH = 70.0  # beyond it exp(width^2 / 8) is no float, and the lower end no bound
 _VANISHED = -40.0  # log of a product that need not be known any closer
 _MOST_NODES = 100_000  # of a line; smoothing is wider where more were needed
 _GUESSES = 8  # of where epsilon is, if that is not known
@@ -64,7 +65,8 @@ class SmoothedLine:
         total, error_of_total = float((terms @ kernel).real), float(error @ np.abs(kernel)) + self.vanished[0]
         density = max(float(terms.real.sum() + error.sum()), 0.0) + self.vanished[1]
         beyond, beyond_of_density = self._beyond(2.0 * float(size[0]))
-        excess = self.width**2 * math.exp(0.125 * self.width**2) * (density + beyond_of_density)
+        growth = math.exp(0.125 * self.width**2) if self.width < _FLOAT_WIDTH else math.inf
+        excess = self.width**2 * growth * (density + beyond_of_density)
         log_scale = scale - self.theta * epsilon + math.log(self.spacing / math.pi)
         upper = _log(total + error_of_total + beyond, log_scale)
         lower = _log(total - error_of_total - beyond - excess, log_scale)

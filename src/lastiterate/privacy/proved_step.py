@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import expit
 
+from lastiterate.privacy.contour import Unreliable
 from lastiterate.privacy.fourier_sums import characteristic
 from lastiterate.privacy.loss_cumulant import Certain
 from lastiterate.privacy.step_loss import Nodes, StepLoss, weighted_rise
@@ -20,6 +21,7 @@ from lastiterate.values import Array
 ULP = 2.0**-52
 _OF_FFT = 12.0  # Higham has 7 for radix 2: in units of half an ulp, log2 of the size, and the norm of the result
 _OF_SERIES = math.exp(0.5 * math.pi)  # the sum of the moduli of the coefficients of Taylor's series
+_LARGEST_BOUND = math.log(1e-3)  # on an error of quadrature; usually it is 1e-15
 _NO_MASS = 1e-24  # of one node, which is left out
 
 
@@ -53,7 +55,7 @@ def proved_step(step: StepLoss | Certain, order: float, spacing: float, count: i
     dropped = float(mass[~kept].sum())
     x, loss, mass = nodes.x[kept], nodes.loss[kept], mass[kept]
     mean = float(mass @ loss)
-    quadrature = math.exp(min(step.log_error(nodes, order, float(u[-1])) - top - math.log(total), 0.0))
+    quadrature = _bound(step, nodes, order, float(u[-1]), top + math.log(total))
     # A node is off by an ulp of x, which moves its loss by L' x ulp and its weight by (|s| L' + |x|) x ulp.
     moved = np.abs(x) * step.slope * expit(step.slope * (x - step.bend))
     exponents = 4.0 * np.abs(nodes.log_weight[kept]) + abs(order) * (4.0 * np.abs(loss) + moved) + x * x
@@ -78,7 +80,7 @@ def _log_total(
 ) -> tuple[float, float]:
     """log E exp(s L) at a real s, and its largest error."""
     if not abs(value) < 0.5:
-        return value, -math.log1p(-min(of_mass + quadrature, 0.5)) + 4.0 * ULP * abs(value)
+        return value, -math.log1p(-of_mass - quadrature) + 4.0 * ULP * abs(value)
     rise = weighted_rise(nodes, order)
     with_canary, without = step.outside
     value = math.log1p(float(rise.sum()) + order * (without - with_canary) - without)
@@ -88,7 +90,15 @@ def _log_total(
     sizes = (40.0 + 4.0 * np.abs(nodes.log_weight) + nodes.x**2) * rise + 4.0 * abs(order) * growth
     rounding = ULP * float(np.sum(sizes + moved * steepness))
     panels = sum(
-        factor * math.exp(min(step.log_error(nodes, at, 0.0), 0.0))
+        factor * _bound(step, nodes, at, 0.0, 0.0)
         for factor, at in ((1.0, order), (1.0 + abs(order), 0.0), (abs(order), 1.0))
     )
     return value, (rounding + panels) / math.exp(value) + ULP * abs(value)
+
+
+def _bound(step: StepLoss, nodes: Nodes, order: float, frequency: float, log_unit: float) -> float:
+    """The panels' error in some unit."""
+    log_bound = step.log_error(nodes, order, frequency) - log_unit
+    if not log_bound < _LARGEST_BOUND:
+        raise Unreliable
+    return math.exp(log_bound)
