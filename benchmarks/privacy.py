@@ -234,7 +234,7 @@ def footprints() -> Iterator[Footprint]:
     yield footprint("max_over_steps, T=1e5", li.max_over_steps, constant_run(10**5))
     yield footprint("composition, T=1e3", li.composition, constant_run(FEW_STEPS))
     yield footprint("composition, T=1e9", li.composition, constant_run(MANY_STEPS))
-    yield footprint("composition by PLD, T=5, sigma=.5, delta=1e-6", li.composition, constant_run(5, sigma=0.5), 1e-6)
+    yield footprint("composition, T=5, sigma=.5, delta=1e-6", li.composition, constant_run(5, sigma=0.5), 1e-6)
 
 
 def footprint(

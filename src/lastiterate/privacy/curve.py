@@ -7,7 +7,7 @@ trade-off function that of Dong et al. (Gaussian Differential Privacy, 2022).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol, overload
+from typing import Literal, Protocol, overload
 
 import numpy as np
 
@@ -37,11 +37,13 @@ class PrivacyCurve:
 
     Scalars in, floats out; arrays in, arrays out. ``analysis`` names the analysis, and ``is_guarantee`` says whether
     its epsilon bounds what any attack can achieve, or predicts it under assumptions that the run may not meet.
+    ``proved`` names the ends of ``bracket`` that are theorems; the others rest on estimates of numerical errors.
     """
 
     pair: Pair
     analysis: str
     is_guarantee: bool
+    proved: tuple[Literal["lower", "upper"], ...] = ()
 
     @overload
     def epsilon(self, delta: float) -> float: ...

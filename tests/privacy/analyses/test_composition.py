@@ -10,7 +10,10 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import lastiterate as li
+from lastiterate.privacy.losses import proved_ends
+from lastiterate.privacy.losses.loss_cumulant import LossCumulant
 from tests.privacy.helpers import deltas, relative_error, runs, weighted_runs
+from tests.privacy.random_compositions import checked, random_run
 
 
 def pld_bracket(run, delta, interval=1e-3):
@@ -50,6 +53,34 @@ KNOWN = [
 def test_known_values(steps, rate, sigma, delta, epsilon):
     run = li.DPSGD(steps=steps, sample_rate=rate, noise_multiplier=sigma)
     assert li.composition(run).epsilon(delta) == pytest.approx(epsilon, abs=1e-4 if delta == 1e-18 else 2e-8)
+
+
+# Runs with few steps or a rare canary, from two widths of a cutoff in another implementation.
+FEW_STEPS = [
+    (141, 0.00188, 0.49, 1.5e-8, 6.283597062540),
+    (87, 0.00194, 0.612, 3.5e-12, 5.499097160410),
+    (5, 0.01, 0.5, 1e-6, 5.123524387706),
+    (3, 0.1, 1.0, 1e-6, 2.614976436035),
+    (2, 0.01, 0.8, 1e-6, 1.027668123222),
+    (43, 0.000724, 1.51, 1.4e-6, 0.0134149844),
+]
+
+
+@pytest.mark.parametrize(("steps", "rate", "sigma", "delta", "epsilon"), FEW_STEPS)
+def test_known_values_of_few_steps(steps, rate, sigma, delta, epsilon):
+    curve = li.composition(li.DPSGD(steps=steps, sample_rate=rate, noise_multiplier=sigma))
+    assert curve.epsilon(delta) == pytest.approx(epsilon, abs=1e-9)
+    lower, upper = curve.bracket(delta)
+    assert lower < epsilon < upper < lower + 2e-6 * max(1.0, epsilon)
+
+
+@pytest.mark.slow
+def test_random_runs_lie_within_the_bounds_of_privacy_loss_distributions_and_the_proved_ends():
+    """`python -m tests.privacy.random_compositions` does the same with 500 runs; these take some ten seconds."""
+    random = np.random.default_rng(7)
+    results = [checked(*random_run(random)) for _ in range(40)]
+    assert [result for result in results if result.faults] == []
+    assert sum(result.peer is not None for result in results) >= 5
 
 
 @settings(max_examples=25)
@@ -113,12 +144,12 @@ def test_one_step_agrees_with_dp_accounting(rate, sigma):
 @pytest.mark.parametrize(
     ("steps", "rate", "sigma"), [(2, 0.1, 1.0), (2, 0.001, 0.5), (3, 0.01, 0.8), (5, 0.01, 0.5), (100, 0.01, 0.05)]
 )
-def test_few_steps_are_bracketed_to_a_thousandth(steps, rate, sigma):
+def test_few_steps_are_bracketed_to_two_millionths(steps, rate, sigma):
     run = li.DPSGD(steps=steps, sample_rate=rate, noise_multiplier=sigma)
     curve = li.composition(run)
     lower, upper = curve.bracket(1e-6)
     assert lower <= curve.epsilon(1e-6) <= upper
-    assert upper - lower <= 1e-3 * max(1.0, upper)
+    assert upper - lower <= 2e-6 * max(1.0, upper)
     optimistic, pessimistic = pld_bracket(run, 1e-6, interval=1e-3 * max(1.0, upper / 10.0))
     assert optimistic <= upper + 1e-9
     assert lower <= pessimistic + 1e-9
@@ -161,7 +192,7 @@ def test_long_schedules_lie_between_those_with_few_levels(rates, sigmas):
         bounds.append(li.composition(li.DPSGD(size, q, sigma)).bracket(1e-6)[1 if worse else 0])
     lower, upper = li.composition(li.DPSGD(size, rates, sigmas)).bracket(1e-6)
     assert bounds[0] < lower <= upper < bounds[1]
-    assert upper - lower < 1e-6
+    assert upper - lower < 2e-6
     assert bounds[1] - bounds[0] < 0.3 * upper  # ten levels bracket it loosely
 
 
@@ -174,16 +205,26 @@ def _few_levels(values, up, levels=10):
 
 @pytest.mark.parametrize("theta", [0.0, 1.0, 3.0, 5.0, 8.0])
 def test_interpolated_schedules_agree_with_every_step_by_itself(theta):
-    from lastiterate.privacy.losses.loss_cumulant import LossCumulant
-
-    counts, rates, sigmas = np.ones(100), np.full(100, 0.02), np.geomspace(0.7, 2.0, 100)
+    kinds = 300
+    counts, rates, sigmas = np.ones(kinds), np.full(kinds, 0.02), np.geomspace(0.7, 2.0, kinds)
     together = LossCumulant(counts, rates, sigmas)
-    apart = [LossCumulant(np.ones(1), rates[:1], sigmas[i : i + 1]) for i in range(100)]
+    apart = [
+        LossCumulant(np.ones(1), rates[:1], sigmas[i : i + 1], log_left_out=-90.0 - math.log(kinds))
+        for i in range(kinds)
+    ]
     whole = np.sum([each.real(theta) for each in apart], axis=0)
     assert together.real(theta) == pytest.approx(whole, rel=1e-9, abs=1e-12)
-    u = np.linspace(0.1, 6.0, 20)
-    along = np.sum([each.along(theta, u) for each in apart], axis=0)
-    assert np.allclose(together.along(theta, u), along, rtol=1e-8, atol=1e-10)
+    along = np.sum([each.along(theta, 0.3, 20) for each in apart], axis=0)
+    assert np.allclose(together.along(theta, 0.3, 20), along, rtol=1e-8, atol=1e-10)
+
+
+def test_a_schedule_of_many_kinds_lies_between_those_with_levels(monkeypatch):
+    run = li.DPSGD(300, 0.01, np.linspace(0.9, 1.5, 300))
+    exact = li.composition(run).epsilon(1e-5)
+    monkeypatch.setattr(proved_ends, "_MOST_KINDS", 100)
+    monkeypatch.setattr(proved_ends, "_LEVELS", 50)
+    lower, upper = li.composition(run).bracket(1e-5)
+    assert exact - 0.02 < lower < exact < upper < exact + 0.02
 
 
 def growing_noise(growth: float, steps: int) -> np.ndarray:
@@ -195,8 +236,8 @@ def test_a_long_schedule_whose_first_steps_stand_out():
     """It was 1.46878, below what the first step alone costs, with a tight bracket."""
     run = li.DPSGD(1000, 0.01, 0.5862598506772712 * growing_noise(1.25, 1000))
     lower, upper = li.composition(run).bracket(1e-5)
-    assert lower == pytest.approx(2.164987, abs=1e-6)  # every step by itself
-    assert upper - lower < 1e-6
+    assert lower < li.composition(run).epsilon(1e-5) < upper < lower + 2e-6
+    assert lower == pytest.approx(2.164987, abs=2e-6)  # every step by itself
     assert lower > li.composition(run.prefix(1)).epsilon(1e-5)
 
 

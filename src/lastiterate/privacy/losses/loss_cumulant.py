@@ -1,9 +1,11 @@
 """The cumulant generating function of the privacy loss when every iterate is released.
 
-One step of DP-SGD is a Gaussian with or without a shift that happens with probability q. With t ~ N(0, 1) the noise, in
-its own units, and a = 1 / sigma, the loss is  L(t) = log(1 - q + q exp(a t - a^2 / 2)),  and
+One step of DP-SGD is a Gaussian with or without a shift that happens with probability q. With L its loss under the
+noise alone (see `step_loss`) and M(s) = log E exp(s L),
 
-    M(s) = log E exp(s L),    K(z) = sum_t M_t(1 + z)  (P over Q, "remove"),    K(z) = sum_t M_t(-z)  (Q over P, "add").
+    K(z) = sum_t M_t(1 + z)  (P over Q, "remove"),        K(z) = sum_t M_t(-z)  (Q over P, "add").
+
+Nothing but M is needed of a step. A block of steps with another loss L(x), x ~ N(0, 1), would be added in the same way.
 """
 
 from __future__ import annotations
@@ -15,7 +17,8 @@ from functools import cached_property
 import numpy as np
 
 from lastiterate.privacy.losses.condensed import Condensed, condensed
-from lastiterate.privacy.losses.step_loss import StepLoss
+from lastiterate.privacy.losses.fourier_sums import characteristic
+from lastiterate.privacy.losses.step_loss import Segments, StepLoss, moments_of
 from lastiterate.privacy.mixtures.contour import Complex, Unreliable
 from lastiterate.privacy.mixtures.law import distinct
 from lastiterate.run import DPSGD
@@ -26,70 +29,143 @@ _MOST_NODES = 1000  # so many different steps can be added up one by one, but no
 _ERROR, _ERROR_OF_SLOPES = 1e-11, 1e-6  # of the interpolation, relative to the largest value; slopes only lead the way
 _ERROR_ALONG = 1e-9  # of K along a line, where exp(K) still counts
 _VANISHED = -45.0  # log of what does not count any more
+_CAP_OF_ADD = 1.3  # over the least that it can be
+_FEW_KINDS = 200  # of steps are added up one by one; caps would spoil the interpolation between more
+_SMALLEST = -700.0  # log of a modulus
+_NO_MASS = 1e-22  # of one node, which is left out
 
 
 @dataclass(frozen=True, eq=False)
 class LossCumulant:
-    """K(z) for one direction of a run's steps: ``counts[j]`` steps have rate ``rates[j]`` and noise ``sigmas[j]``."""
+    """K(z) for one direction of a run's steps: ``counts[j]`` steps have rate ``rates[j]`` and noise ``sigmas[j]``.
+
+    Losses so large that together they have probability exp(``log_left_out``) under P are left out. Under a strong tilt
+    they would be all there is of K, yet they are next to nothing of delta, which falls by no more than that.
+
+    Losses of one step above ``cap`` are left out of K too, and told by `apart`. With them the total loss is at least
+    cap + edge, so that for smaller epsilon all of their probability counts, and there is nothing to integrate.
+    """
 
     counts: Array
     rates: Array
     sigmas: Array
     remove: bool = True
-    log_left_out: float = -math.inf
-    fineness: float = 1.0
+    log_left_out: float = -90.0
+    cap: float = math.inf
 
     def other_direction(self) -> LossCumulant:
-        """The same steps, Q over P."""
-        return LossCumulant(self.counts, self.rates, self.sigmas, remove=False)
+        """The same steps, Q over P, for epsilon >= 0.
 
-    def without_largest(self, log_mass: float) -> LossCumulant:
-        """The same without its largest losses, which together have at most this log-probability under P.
-
-        Under a strong tilt they are all there is of K, yet they are next to nothing of delta. Leaving them out lowers
-        delta, by no more than their probability. Q over P has bounded losses and nothing to leave out.
+        Its losses are -L <= -log(1 - q). A step with L above the sum of these bounds over all steps makes the total
+        negative: it does not count in delta at all, and is left out by a cap.
         """
-        return replace(self, log_left_out=log_mass) if self.remove else self
+        other = replace(self, remove=False)
+        return other if self._cannot_be_capped else replace(other, cap=_CAP_OF_ADD * other.edge())
 
-    def finer(self, factor: float) -> LossCumulant:
-        """The same on a finer grid of t, for comparison."""
-        return replace(self, fineness=factor)
+    @property
+    def _cannot_be_capped(self) -> bool:
+        """Whether losses are unbounded from below, or there are so many kinds that they are interpolated."""
+        return self.counts.size > _FEW_KINDS or bool(np.any(self.rates == 1.0))
+
+    def leaving_out(self, log_mass: float) -> LossCumulant:
+        """The same without losses whose log-probability is at most this."""
+        return replace(self, log_left_out=log_mass)
+
+    def capped(self, cap: float) -> LossCumulant:
+        """The same with losses of one step above ``cap`` apart, where others are bounded from below.
+
+        In the direction "add" there are no large losses.
+        """
+        if not self.remove or self._cannot_be_capped or cap >= self._largest:
+            return self
+        return replace(self, cap=cap)
+
+    @cached_property
+    def _largest(self) -> float:
+        """The largest loss of one step that is not left out."""
+        return max(float(step.loss(np.float64(step.window[1]))) for step in self._sampled[1])
+
+    def apart(self, epsilon: float) -> tuple[float, float]:
+        """P(E) - e^epsilon Q(E) and e^epsilon Q(E), where E is that some step has a loss above the cap."""
+        more, without = self.with_large_losses
+        if without == 0.0:
+            return more, 0.0
+        weighted = math.exp(min(epsilon + math.log(without), 700.0))
+        return (more - math.expm1(epsilon) * without if epsilon < 1.0 else more + without - weighted), weighted
+
+    @cached_property
+    def with_large_losses(self) -> tuple[float, float]:
+        """P(E) - Q(E) and Q(E)."""
+        log_q, log_p_over_q = 0.0, 0.0  # of no such step
+        for number, step in zip(*self._sampled, strict=True) if self.remove and math.isfinite(self.cap) else ():
+            if step.is_capped:
+                without, more = step.above
+                log_q += number * math.log1p(-without)
+                log_p_over_q += number * math.log1p(-more / (1.0 - without))
+        return -math.exp(log_q) * math.expm1(log_p_over_q), -math.expm1(log_q)
+
+    def order(self, theta: float) -> float:
+        """The real part of s at which M is taken."""
+        return 1.0 + theta if self.remove else -theta
 
     def real(self, theta: float) -> tuple[float, float, float]:
         """K, K' and K'' at a real point."""
-        order, sign = (1.0 + theta, 1.0) if self.remove else (-theta, -1.0)
-        value, mean, variance = self._moments(order).tolist()
-        return value, sign * mean, variance
+        if theta not in self._known_moments:
+            value, mean, variance = self._moments(self.order(theta)).tolist()
+            self._known_moments[theta] = value, mean if self.remove else -mean, variance
+        return self._known_moments[theta]
 
-    def along(self, theta: float, u: Array) -> Complex:
-        """K(theta + iu), for increasing u."""
-        order, sign = (1.0 + theta, 1.0) if self.remove else (-theta, -1.0)
-        nodes = self._nodes_at(order)
+    def along(self, theta: float, spacing: float, count: int, fineness: float = 1.0) -> Complex:
+        """K(theta + iu) at u = 0, spacing, ..., (count - 1) spacing; on finer grids for comparison."""
+        nodes = math.ceil(self._nodes_at(self.order(theta)) * fineness)
         while (few := self._condensed(nodes)) is not None:
-            logs = np.array([step.log_moments(order, sign * u) for step in few.steps])
-            truth = np.array([step.log_moments(order, sign * u) for step in few.checks])
+            logs = np.array([self._log_moments(step, theta, spacing, count, fineness) for step in few.steps])
+            truth = np.array([self._log_moments(step, theta, spacing, count, fineness) for step in few.checks])
             result: Complex = few.counts @ logs
             counts = (result - few.counts @ logs[:, :1].real).real > _VANISHED
             if np.all(self.counts.sum() * np.abs(few.between @ logs - truth)[:, counts] < _ERROR_ALONG):
                 return result
             nodes += nodes // 2
-        result = np.zeros(u.size, dtype=np.complex128)
-        for count, step in self._all_steps:
-            result += count * step.log_moments(order, sign * u)
+        result = np.zeros(count, dtype=np.complex128)
+        for number, step in self.steps:
+            result += number * self._log_moments(step, theta, spacing, count, fineness)
         return result
 
-    def work(self, theta: float, frequency: float) -> float:
-        """How many evaluations of the loss `along` takes for one node at this frequency."""
-        order = 1.0 + theta if self.remove else -theta
-        few = self._condensed(self._nodes_at(order))
-        steps = [step for _, step in self._all_steps] if few is None else [*few.steps, *few.checks]
-        return float(sum(step.work(order, frequency) for step in steps))
+    def _log_moments(
+        self, step: StepLoss | Certain, theta: float, spacing: float, count: int, fineness: float
+    ) -> Complex:
+        """M of one step along a line."""
+        order, sign = self.order(theta), 1.0 if self.remove else -1.0
+        u = spacing * np.arange(count)
+        value, mean, variance = step.moments(order)
+        if isinstance(step, Certain):
+            return value - 0.5 * variance * u * u + 1j * sign * mean * u
+        nodes = step.nodes(order, float(u[-1]), fineness)
+        exponent = nodes.log_weight + order * nodes.loss
+        mass = np.exp(exponent - exponent.max())
+        mass /= mass.sum()
+        kept = mass > _NO_MASS
+        log_modulus, phase = characteristic(nodes.loss[kept] - mean, mass[kept], spacing, count).logarithm()
+        result = np.empty(count, dtype=np.complex128)
+        result.real, result.imag = value + np.maximum(log_modulus, _SMALLEST), sign * (mean * u + phase)
+        return result
 
     def largest_loss(self) -> float:
         """What the loss cannot exceed: bounded in the direction "add", where each step costs at most -log(1 - q)."""
-        if self.remove or np.any(self.rates == 1.0):
-            return math.inf
-        return -float(np.sum(self.counts * np.log1p(-self.rates)))
+        return math.inf if self.remove or np.any(self.rates == 1.0) else self.edge()
+
+    def edge(self) -> float:
+        """Where the density of the loss may be sharp: each step's loss is about log(1 - q), or for "add" less that."""
+        total = float(np.sum(self.counts * np.log1p(-np.minimum(self.rates, 1.0 - 1e-16))))
+        return total if self.remove else -total
+
+    @cached_property
+    def core(self) -> float:
+        """The scale of what the loss mostly is, without the rare large ones: half of L(1) - L(-1) for each step."""
+        slopes = 1.0 / self.sigmas
+        losses = [np.log1p(self.rates * np.expm1(np.minimum(x * slopes - 0.5 * slopes**2, 700.0))) for x in (1.0, -1.0)]
+        half = np.where(self.rates == 1.0, slopes, 0.5 * (losses[0] - losses[1]))
+        return math.sqrt(float(self.counts @ np.square(half)))
 
     def recurrence(self) -> float:
         """A frequency beyond which a characteristic function that is small stays so.
@@ -106,16 +182,21 @@ class LossCumulant:
         """Sums over all steps of M, M' and M'' at a real order."""
         few = self._condensed(self._nodes_at(order))
         if few is not None:
-            return few.counts @ self._moments_at_nodes(order, few)
-        return sum((count * np.array(step.moments(order)) for count, step in self._all_steps), np.zeros(3))
+            return few.counts @ moments_of(few.steps, order)
+        total = np.zeros(3)
+        for count, step in self.steps:
+            if isinstance(step, Certain):
+                total += count * np.array(step.moments(order))
+        counts, steps = self._sampled
+        return total + counts @ moments_of(steps, order, self._known_segments) if steps else total
 
     def _nodes_at(self, order: float) -> int:
         """How many nodes the interpolation needs there; the stronger the tilt, the more."""
         if order not in self._known_nodes:
-            nodes = math.ceil(_NODES * self.fineness)
+            nodes = _NODES
             while (few := self._condensed(nodes)) is not None:
-                values = self._moments_at_nodes(order, few)
-                error = np.abs(few.between @ values - [step.moments(order) for step in few.checks]).max(axis=0)
+                values = moments_of(few.steps, order)
+                error = np.abs(few.between @ values - moments_of(few.checks, order)).max(axis=0)
                 size = np.abs(values).max(axis=0)
                 size[0] = max(size[0], size[1])  # M vanishes at order 0 and 1
                 if np.all(error <= (_ERROR, _ERROR_OF_SLOPES, _ERROR_OF_SLOPES) * size):
@@ -124,14 +205,10 @@ class LossCumulant:
             self._known_nodes[order] = nodes
         return self._known_nodes[order]
 
-    def _moments_at_nodes(self, order: float, few: Condensed) -> Array:
-        key = order, few.counts.size
-        if key not in self._known_moments:
-            self._known_moments[key] = np.array([step.moments(order) for step in few.steps])
-        return self._known_moments[key]
-
     def _condensed(self, nodes: int) -> Condensed | None:
         """The steps by so many nodes; None where all of them are no more work, or cannot be condensed."""
+        if self.counts.size <= _FEW_KINDS:
+            return None
         if nodes > _MOST_NODES and self.counts.size > 2 * _MOST_NODES:
             raise Unreliable
         if nodes not in self._known_condensed:
@@ -140,24 +217,50 @@ class LossCumulant:
 
     def _step(self, rate: float, sigma: float) -> StepLoss:
         each = self.log_left_out - math.log(float(self.counts.sum()))
-        return StepLoss(rate, 1.0 / sigma, each, self.fineness)
+        return StepLoss(rate, 1.0 / sigma, self.remove, each, self.cap)
 
     @cached_property
-    def _all_steps(self) -> list[tuple[float, StepLoss]]:
+    def steps(self) -> list[tuple[float, StepLoss | Certain]]:
+        """Kinds of steps, each with its number."""
         columns = (column.tolist() for column in (self.counts, self.rates, self.sigmas))
-        return [(count, self._step(rate, sigma)) for count, rate, sigma in zip(*columns, strict=True)]
+        return [
+            (count, Certain(1.0 / sigma) if rate == 1.0 else self._step(rate, sigma))
+            for count, rate, sigma in zip(*columns, strict=True)
+        ]
+
+    @cached_property
+    def _sampled(self) -> tuple[Array, list[StepLoss]]:
+        kinds = [(count, step) for count, step in self.steps if isinstance(step, StepLoss)]
+        return np.array([count for count, _ in kinds]), [step for _, step in kinds]
 
     @cached_property
     def _known_nodes(self) -> dict[float, int]:
         return {}
 
     @cached_property
-    def _known_moments(self) -> dict[tuple[float, int], Array]:
+    def _known_moments(self) -> dict[float, tuple[float, float, float]]:
+        return {}
+
+    @cached_property
+    def _known_segments(self) -> dict[float, Segments]:
         return {}
 
     @cached_property
     def _known_condensed(self) -> dict[int, Condensed | None]:
         return {}
+
+
+@dataclass(frozen=True)
+class Certain:
+    """A step whose batch has the canary for sure: its loss is Gaussian."""
+
+    slope: float
+    left_out = 0.0
+
+    def moments(self, order: float) -> tuple[float, float, float]:
+        """M(s) and the mean and variance of L under the tilt exp(s L), at a real s."""
+        square = self.slope**2
+        return 0.5 * order * (order - 1.0) * square, (order - 0.5) * square, square
 
 
 def loss_cumulant(run: DPSGD) -> LossCumulant:

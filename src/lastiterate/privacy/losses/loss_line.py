@@ -1,23 +1,35 @@
-"""Where to put the line: saddle points of the privacy loss, Chernoff's bound, and nodes that suffice."""
+"""Where to put a line, and its nodes: saddle points of the privacy loss, periods, and a cutoff that is flat on top.
+
+The integrand is multiplied by F(wu) = Q(16, (wu)^2 / 2), which is 1 up to 5e-10 for wu < 2 and below 1e-16 for
+wu > 12.2. In the loss that convolves exp(theta loss) delta(loss) with a kernel of width w, 31 of whose moments vanish:
+only how smooth delta is within about 13 w of the loss counts, not what is sharp farther away.
+"""
 
 from __future__ import annotations
 
 import math
-from functools import lru_cache
 
 import numpy as np
 
 from lastiterate.privacy.losses.loss_cumulant import LossCumulant
 from lastiterate.privacy.mixtures.contour import Line, Unreliable
+from lastiterate.values import Array
 
+_OF_GAUSSIAN = 4.5  # standard deviations over width of a cutoff that leaves a Gaussian alone
+_LITTLE = 0.5  # noise with which losses cluster by how often the canary was used
+_FARTHEST = 13.0  # widths of the cutoff's kernel, beyond which it is below 1e-15
+_ORDER = 16  # of the cutoff
+_END = 12.2  # of the cutoff, in units of 1 / w
 _NEGLIGIBLE = 34.0  # aliasing is below exp(-_NEGLIGIBLE) of the result
-_TRUNCATION = 1e-9  # of what lies beyond the last node
-_FIRST_BLOCK = 32
-_SOME_WORK = 1e6
-_MOST_WORK = 3e7  # evaluations of exp(sL) for one line: about a second
+_OFTEN_ENOUGH = 12.0  # standard deviations over the last node, at first
+_TRUNCATION = 1e-13  # of what lies beyond the last node
+_FEW_NODES = 250.0  # cost next to nothing
+_MOST_NODES = 200_000  # of a line
+_TILTS = (1.0, 0.5, 2.0, 0.25, 4.0, 0.1, 10.0)  # of Chernoff's bound, in units of a Gaussian's
+_LEFT_OUT = math.log(1e-9)  # of what Chernoff's bound is to be compared with
+_MARGIN = 1e-5  # far more than rounding and quadrature do to log delta
+_REPELLED = 4.0  # power of the distance to the pole
 _FROM_POLE = 2.5  # distance of a line to the pole, in units of 1 / standard deviation of the loss
-_JUMP = 3.0  # of the variance, by which a jump is told
-_LARGEST_CONDITION = 29.0  # log of the largest cancellation that leaves three digits
 
 
 def start(cumulant: LossCumulant, log_tail: float, pole: float = 0.0, sign: float = 1.0) -> tuple[float, float]:
@@ -33,37 +45,23 @@ def start(cumulant: LossCumulant, log_tail: float, pole: float = 0.0, sign: floa
     x = math.sqrt(-2.0 * log_tail / variance)
     for _ in range(200):
         theta = pole + sign * x
-        value, mean, variance = cumulant.real(theta)
+        try:
+            value, mean, variance = cumulant.real(theta)
+        except Unreliable:  # so strong a tilt that it is all about the largest losses
+            high, x = x, 0.5 * (low + x)
+            continue
         missing = (theta - pole) * mean - value + 0.5 * math.log1p(2.0 * math.pi * x * x * variance) + log_tail
         if abs(missing) < 0.05 or high - low < 1e-3 * x:
             break
         low, high = (x, high) if missing < 0.0 else (low, x)
         newton = x - missing / (x * variance) if variance > 0.0 else low
         x = newton if low < newton < min(high, 4.0 * x) else 0.5 * (low + high) if math.isfinite(high) else 2.0 * x
-    return _before_jump(cumulant, log_tail, pole, sign, x)
-
-
-def _before_jump(cumulant: LossCumulant, log_tail: float, pole: float, sign: float, x: float) -> tuple[float, float]:
-    """Step back from a tilt at which rare large losses have begun to take over, which needs many more nodes.
-
-    Stepping back costs digits, as many as exp(K - theta loss) is above the tail; some can be spared.
-    """
-    _, mean, variance = cumulant.real(pole + sign * x)
-    for _ in range(60):
-        value, closer_mean, closer_variance = cumulant.real(pole + 0.5 * sign * x)
-        if not variance > _JUMP * closer_variance or value - log_tail > _LARGEST_CONDITION:
-            break
-        x, mean, variance = 0.5 * x, closer_mean, closer_variance
-    return pole + sign * _clear_of_pole(cumulant, pole, sign, x), mean
-
-
-def _clear_of_pole(cumulant: LossCumulant, pole: float, sign: float, x: float) -> float:
-    """A distance of at least some standard deviations, but short of a jump: near a pole more nodes are needed."""
-    variance = cumulant.real(pole + sign * x)[2]
-    clear = max(x, _FROM_POLE / math.sqrt(variance))
-    while clear > x and cumulant.real(pole + sign * clear)[2] > _JUMP * variance:
-        clear = max(x, 0.7 * clear)
-    return clear
+    # The saddle point approximation, solved for the threshold: where the tilted loss jumps, K' says little.
+    value, _, variance = cumulant.real(pole + sign * x)
+    threshold = sign * (value - log_tail - 0.5 * math.log1p(2.0 * math.pi * x * x * variance)) / x
+    if not math.isfinite(threshold):
+        raise Unreliable
+    return tilt_for(cumulant, threshold, pole, sign), threshold
 
 
 def saddle(cumulant: LossCumulant, loss: float) -> float:
@@ -89,26 +87,58 @@ def saddle(cumulant: LossCumulant, loss: float) -> float:
     raise Unreliable
 
 
-def around(cumulant: LossCumulant, centre: float, loss: float) -> float:
-    """A line near the saddle point of a loss that keeps its distance from the poles at 0 and -1, and from jumps."""
-    clear = _FROM_POLE / math.sqrt(cumulant.real(centre)[2])
-    if centre > -0.2 * clear:
-        x = max(centre, 0.04 * clear)
-        smallest = cumulant.real(x)[0] - x * loss
-        while cumulant.real(x)[2] > _JUMP * cumulant.real(0.5 * x)[2]:
-            if cumulant.real(0.5 * x)[0] - 0.5 * x * loss > smallest + _LARGEST_CONDITION:
-                break
-            x *= 0.5
-        return _clear_of_pole(cumulant, 0.0, 1.0, x)
-    distance = min(0.5, 0.4 * clear)
-    return min(max(centre, distance - 1.0), -distance) if centre > -1.0 else min(centre, -1.0 - distance)
+def tilt_for(cumulant: LossCumulant, loss: float, pole: float = 0.0, sign: float = 1.0) -> float:
+    """A line on one side of a pole, for a threshold: as far from the pole as is not paid for by cancellation.
+
+    It minimises the integrand at u = 0, with a power of the distance x from the pole: K - theta loss - _REPELLED log x,
+    which is convex. Closer to the pole more nodes are needed.
+    """
+    low, high, before = 0.0, math.inf, math.inf
+    x = math.sqrt(_REPELLED / max(cumulant.real(pole)[2], 1e-300))
+    for _ in range(200):
+        try:
+            _, mean, variance = cumulant.real(pole + sign * x)
+        except Unreliable:
+            high, x = x, 0.5 * (low + x)
+            continue
+        force = sign * (mean - loss) - _REPELLED / x
+        stiffness = variance + _REPELLED / (x * x)
+        if abs(force) < 0.1 * math.sqrt(stiffness) or high - low < 1e-3 * x:
+            break
+        low, high = (x, high) if force < 0.0 else (low, x)
+        newton = x - force / stiffness
+        if abs(force) < 0.5 * before and max(low, 0.25 * x) < newton < min(high, 4.0 * x):
+            x, before = newton, abs(force)
+        else:
+            x, before = math.sqrt(max(low, 0.1 * x) * min(high, 10.0 * x)), math.inf
+    return pole + sign * x
 
 
-def clear_of(cumulant: LossCumulant, centre: float, pole: float) -> float:
-    """A line near a saddle point that keeps its distance from one pole."""
-    sign = 1.0 if centre >= pole else -1.0
-    least = 0.04 * _FROM_POLE / math.sqrt(cumulant.real(centre)[2])
-    return pole + sign * _clear_of_pole(cumulant, pole, sign, max(abs(centre - pole), least))
+def between(cumulant: LossCumulant, loss: float) -> float:
+    """A line for any threshold: right of the poles at 0 and -1, left of them, or in the middle where that is wide."""
+    centre = saddle(cumulant, loss)
+    clear = 0.4 * _FROM_POLE / math.sqrt(cumulant.real(centre)[2])
+    if clear < 0.3 and clear - 1.0 < centre < -clear:
+        return centre
+    right, left = tilt_for(cumulant, loss), tilt_for(cumulant, loss, -1.0, -1.0)
+    return right if right > -1.0 - left else left
+
+
+def flat_width(cumulant: LossCumulant, loss: float) -> float:
+    """A width of the cutoff that may do.
+
+    Delta is sharp at the edge of the loss, if anywhere; around 0 it is as smooth as the core of the loss is wide; and
+    where noise is little it varies on the scale of one step with the canary.
+    """
+    core = cumulant.core / _OF_GAUSSIAN
+    from_edge = max(abs(loss - cumulant.edge()) / _FARTHEST, 1e-3 * core)
+    steep = float(np.min(1.0 / cumulant.sigmas[cumulant.sigmas < _LITTLE], initial=math.inf)) / _OF_GAUSSIAN
+    return min(from_edge, max(core, abs(loss) / _FARTHEST), steep)
+
+
+def capped_for(cumulant: LossCumulant, loss: float, width: float) -> LossCumulant:
+    """With losses apart that are so large that they need not be resolved for thresholds up to about ``loss``."""
+    return cumulant.capped(1.1 * (loss - cumulant.edge()) + (_FARTHEST + 2.0) * width)
 
 
 def beside(cumulant: LossCumulant, theta: float, pole: float = 0.0) -> float:
@@ -118,100 +148,113 @@ def beside(cumulant: LossCumulant, theta: float, pole: float = 0.0) -> float:
     return theta - math.copysign(step, distance)
 
 
-def add_matters(cumulant: LossCumulant, epsilon: float, log_delta: float) -> bool:
-    """Whether delta of this direction (Q over P) may exceed the given one: not if Chernoff's bound is below it."""
-    if epsilon >= cumulant.largest_loss():
-        return False
-    scale = math.sqrt(-2.0 * log_delta / max(cumulant.real(0.0)[2], 1e-200))
-    return all(_chernoff(cumulant, factor * scale) - factor * scale * epsilon > log_delta for factor in _TILTS)
-
-
-def chernoff(cumulant: LossCumulant, epsilon: float) -> float:
-    """An upper bound on log delta: Chernoff's, with the factor by which delta is below the tail."""
-    if epsilon >= cumulant.largest_loss():
-        return -math.inf
-    return min((value - theta * epsilon for theta, value in _chernoff_values(cumulant)), default=0.0)
-
-
-def chernoff_epsilon(cumulant: LossCumulant, log_delta: float) -> float:
-    """The same bound, solved for epsilon."""
-    return min(((value - log_delta) / theta for theta, value in _chernoff_values(cumulant)), default=math.inf)
-
-
-_TILTS = (1.0, 0.5, 2.0, 0.25, 4.0, 0.1, 10.0)
-
-
-def _chernoff(cumulant: LossCumulant, theta: float) -> float:
-    """log of a bound on delta e^(theta epsilon), for any theta > 0; inf where K cannot be had."""
-    try:
-        value = cumulant.real(theta)[0]
-    except Unreliable:
-        return math.inf
-    return value + theta * math.log(theta) - (1.0 + theta) * math.log1p(theta)
-
-
-@lru_cache(maxsize=64)
-def _chernoff_values(cumulant: LossCumulant) -> list[tuple[float, float]]:
-    """Tilts over a wide range, each with its bound."""
-    try:
-        scale = math.sqrt(max(cumulant.real(0.0)[2], 1e-200))
-    except Unreliable:
-        return []
-    return [(theta, _chernoff(cumulant, theta)) for theta in np.geomspace(1e-4 / scale, 100.0 / scale, 48).tolist()]
-
-
-def line_through(
+def flat_line(
     cumulant: LossCumulant,
     theta: float,
     loss: float,
-    poles: tuple[float, ...],
+    width: float,
     exponent: float,
+    poles: tuple[float, ...] = (0.0,),
     resolution: float = 1.0,
-    order: int = 2,
 ) -> Line:
     """Nodes on the line at ``theta`` that suffice for results of size exp(-exponent) at thresholds near ``loss``.
 
-    ``order`` is that of the kernel's own decay: 2 for 1 / (z (z + 1)), 1 for the tails' 1 / z.
+    They end where the cutoff of this width does, or before that where the integrand has vanished.
     """
     value, _, variance = cumulant.real(theta)
     deviation = math.sqrt(variance)
-    log_scale = max(value - theta * loss, -exponent) + exponent  # the integrand at u = 0 over the result
-    period = max(
-        *((_NEGLIGIBLE + max(exponent, 0.0)) / abs(theta - pole) for pole in poles),
-        *(_spread(cumulant, theta, loss, value - log_scale, side / deviation) for side in (1.0, -1.0)),
-    )
-    spacing = 2.0 * math.pi / ((period + deviation) * resolution)
-    most_work = _MOST_WORK * min(max(1.0, cumulant.counts.size / 3.0), 40.0)
-    nodes, values, count, work = [], [], 0, 0.0
-    missing = math.inf  # log of what lies beyond the last node, over what may
+    log_scale = max(value - theta * loss + exponent, 0.0)  # the integrand at u = 0 over the result
+    spacing = 2.0 * math.pi / (resolution * period(cumulant, theta, loss, exponent, poles, _NEGLIGIBLE))
+    last = _END / min(width, deviation / _OF_GAUSSIAN)
+    width = _END / last
+    end = min(max(_OFTEN_ENOUGH / deviation, cumulant.recurrence(), _FEW_NODES * spacing), last)
     while True:
-        u = (np.arange(count, max(2 * count, _FIRST_BLOCK)) + 0.5) * spacing
-        work += u.size * cumulant.work(theta, float(u[-1]))
-        if work > most_work:
+        if not (spacing > 0.0 and end <= _MOST_NODES * spacing):
             raise Unreliable
-        nodes.append(u)
-        values.append(cumulant.along(theta, u))
-        count += u.size
-        last = float(u[-1])
-        # The rest of an oscillating integral is about its integrand over the frequency, here the loss itself.
-        tail = min(last, 1.0 / max(abs(loss), 1e-300)) / (last * max(last, 1.0) ** (order - 1))
-        size = float(values[-1].real.max()) - value  # over a whole block: it may vanish and come back
-        before, missing = missing, size + log_scale + math.log(tail / _TRUNCATION)
-        if missing < 0.0 and last > cumulant.recurrence():
-            return Line(theta + 1j * np.concatenate(nodes), np.concatenate(values), spacing)
-        # Each doubling takes four times the work; give up early where that would gain too little.
-        if work > _SOME_WORK and missing > (before - missing) * 1.5 * math.log(most_work / work, 4.0):
-            raise Unreliable
-
-
-def _spread(cumulant: LossCumulant, theta: float, loss: float, value: float, unit: float) -> float:
-    """How far from ``loss``, on one side, the tilted loss has mass that counts against exp(value) (Chernoff)."""
-    best = math.inf
-    for factor in (4.0, 2.0, 1.0, 0.5, 0.2, 0.1, 0.05, 0.02, 0.01):
-        step = factor * unit
-        rise = cumulant.real(theta + step)[0] - value - step * loss
-        bound = (rise + _NEGLIGIBLE) / abs(step)
-        if bound > 1.5 * best:
+        count = math.ceil(end / spacing) + 1
+        values = cumulant.along(theta, spacing, count, resolution)
+        u = spacing * np.arange(count)
+        if end >= last:
             break
-        best = min(best, bound)
+        rest = float(values[2 * count // 3 :].real.max()) - value + log_scale - math.log(max(end * deviation, 1.0))
+        if rest < math.log(_TRUNCATION):
+            break
+        end = min(4.0 * end, last)
+    values = values + _log_flat(width * u)
+    values[0] -= math.log(2.0)  # half weight: the trapezoid rule
+    z = np.empty(count, dtype=np.complex128)
+    z.real, z.imag = theta, u
+    return Line(z, values, spacing)
+
+
+def _log_flat(x: Array) -> Array:
+    """log Q(16, x^2 / 2), a sum of 16 terms."""
+    square = 0.5 * x * x
+    total = np.ones_like(x)
+    for order in range(_ORDER - 1, 0, -1):
+        total = 1.0 + total * square / order
+    return np.log(total) - square
+
+
+def period(
+    cumulant: LossCumulant,
+    theta: float,
+    loss: float,
+    exponent: float,
+    poles: tuple[float, ...],
+    negligible: float,
+) -> float:
+    """How far apart repetitions must be for aliases to be exp(-negligible) of results of size exp(-exponent)."""
+    deviation = math.sqrt(cumulant.real(theta)[2])
+    spans = [deviation]
+    for pole in poles:
+        at_pole = cumulant.real(pole)[0] - pole * loss
+        spans.append((negligible + max(exponent + at_pole, 0.0)) / abs(theta - pole))
+    for sign in (1.0, -1.0) if len(poles) > 1 or theta < poles[0] else (1.0,):
+        best = math.inf
+        for factor in (8.0, 4.0, 2.0, 1.0, 0.5, 0.2, 0.1, 0.05, 0.02, 0.01):
+            step = sign * factor / deviation
+            try:
+                rise = cumulant.real(theta + step)[0] - (theta + step) * loss + exponent
+            except Unreliable:
+                continue
+            bound = (rise + negligible) / abs(step)
+            if bound > 1.5 * best:
+                break
+            best = min(best, bound)
+        spans.append(best)
+    return max(spans) + deviation
+
+
+def chernoff(cumulant: LossCumulant, theta: float, epsilon: float) -> float:
+    """log of an upper bound on delta(epsilon) of the losses not left out, for any theta > 0."""
+    factor = theta * math.log(theta) - (1.0 + theta) * math.log1p(theta)  # by which delta is below the tail
+    return cumulant.real(theta)[0] + factor - theta * epsilon
+
+
+def chernoff_bound(cumulant: LossCumulant, epsilon: float, log_goal: float) -> float:
+    """log of an upper bound on delta(epsilon), the best of a few that are chosen for one of about exp(log_goal)."""
+    log_left_out = log_goal + _LEFT_OUT
+    cumulant = cumulant.leaving_out(log_left_out)
+    scale = math.sqrt(-2.0 * log_goal / max(cumulant.real(0.0)[2], 1e-300))
+    best = math.inf
+    for factor in _TILTS:
+        best = min(best, chernoff(cumulant, factor * scale, epsilon))
+        if best < log_goal - 1.0:
+            break
+    return float(np.logaddexp(best, log_left_out)) + _MARGIN
+
+
+def chernoff_bound_at(cumulant: LossCumulant, epsilon: float) -> float:
+    """log of an upper bound on delta(epsilon), however small, from leaving out more or less."""
+    best = 0.0
+    for log_left_out in (-100.0, -250.0, -800.0):
+        trial = cumulant.leaving_out(log_left_out)
+        try:
+            bound = chernoff(trial, tilt_for(trial, epsilon), epsilon)
+        except Unreliable:
+            continue
+        best = min(best, float(np.logaddexp(bound, log_left_out)) + _MARGIN)
+        if best > log_left_out + 30.0:
+            break
     return best

@@ -1,7 +1,8 @@
-"""The privacy loss L(t) = log(1 - q + q exp(a t - a^2 / 2)) of one step, t ~ N(0, 1), and its exponential moments.
+"""The privacy loss L(x) = log(1 - q + q exp(a x - a^2 / 2)) of one step, x ~ N(0, 1), and the measure exp(s L) on it.
 
-L is flat on the left and has slope a = 1 / sigma on the right. M(s) = log E exp(s L) is an integral over t of a smooth
-function that oscillates with Im s: the grid must resolve that, or the result is silently wrong.
+L is flat on the left and has slope a = 1 / sigma on the right. Integrals over x run over a window, outside of which
+next to no probability lies, by Gauss-Legendre panels that are as narrow as exp(s L) and the bend of L demand. The error
+of the panels has an explicit bound (docs/method.md, "The ends are proved").
 """
 
 from __future__ import annotations
@@ -9,215 +10,257 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from itertools import pairwise
 
 import numpy as np
-from scipy.special import log_ndtr
+from scipy.special import expit, ndtr, ndtri_exp
 
-from lastiterate.privacy.mixtures.contour import Complex, Unreliable
+from lastiterate.privacy.mixtures.contour import Unreliable
 from lastiterate.values import Array
 
-_NEGLIGIBLE = 38.0  # terms below exp(-_NEGLIGIBLE) of the largest are left out
-_BAND = math.sqrt(2.0 * _NEGLIGIBLE)  # of frequencies in a standard Gaussian
-_WIDE = 9.0  # standard deviations of t that matter
-_STEEP = 4.0  # above this slope the bend of L is too sharp for a uniform grid
-_FADE = 1.5  # in units of t: where losses are left out, over this length
-_FADE_BAND = 60.0  # frequencies that fading adds, in units of 1 / _FADE
-_PANEL_NODES = 16
-_MOST_NODES = 200_000
-_LARGEST_SHIFT = 1e9  # of t under a tilt, beyond which t - shift loses its digits
-_CHUNK = 200_000  # numbers in memory at once
+_PANEL_NODES = 32
+_TURN = 24.0  # radians that the integrand may turn, or units of log that it may grow, in half a panel
+_BEND = 1.5  # widths of panels near the bend, in units of its distance to the singularities of L
+_RISE = 3.0  # factors of e by which L' may grow in a panel
+_MOST_NODES = 400_000
+_LARGEST_SLOPE = 1e6  # beyond it the panels at the bend are narrower than rounding allows
+_LARGEST_ORDER = 1e30
+_ELLIPSES = np.array([1.2, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0, 5.0, 6.5, 8.0])
+_HALF_LOG_TWO_PI = 0.5 * math.log(2.0 * math.pi)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
+class Nodes:
+    """A quadrature: nodes, losses there, and the logarithms of its weights times the density of N(0, 1)."""
+
+    x: Array
+    loss: Array
+    log_weight: Array
+    ends: Array  # of the panels, in x
+
+
+@dataclass(frozen=True, eq=False)
 class StepLoss:
-    """The loss of one step, less what lies beyond a t that has log-probability ``log_left_out`` under P."""
+    """The loss of one step on a window of x that has all but exp(``log_left_out``) of the probability.
+
+    ``remove`` says which world's probability: that of the mixture, or that of N(0, 1). Losses above ``cap`` are outside
+    of the window as well, however probable: they are accounted for apart.
+    """
 
     rate: float
     slope: float
-    log_left_out: float = -math.inf
-    fineness: float = 1.0
+    remove: bool
+    log_left_out: float
+    cap: float = math.inf
 
-    def moments(self, order: float) -> tuple[float, float, float]:
-        """M(s) and the mean and variance of L under the tilt exp(s L), at a real s."""
-        if self.rate == 1.0:
-            square = self.slope**2
-            return 0.5 * order * (order - 1.0) * square, (order - 0.5) * square, square
-        _, log_weight, loss = self._nodes(order, 0.0)
-        exponent = log_weight + order * loss
-        top = float(exponent.max())
-        mass = np.exp(exponent - top)
-        total = float(mass.sum())
-        mean = float(mass @ loss) / total
-        variance = float(mass @ (loss - mean) ** 2) / total
-        if float(np.abs(order * loss).max()) < 0.5:
-            # M is small, and counts once for each step: keep its relative accuracy, using E e^L = 1.
-            rise = np.expm1(order * loss) - order * np.expm1(loss)
-            return math.log1p(float(np.exp(log_weight) @ rise)), mean, variance
-        return math.log(total) + top, mean, variance
-
-    def log_moments(self, order: float, u: Array) -> Complex:
-        """M(order + iu) for u of one sign and of increasing size."""
-        if self.rate == 1.0:
-            s: Complex = order + 1j * u
-            return 0.5 * s * (s - 1.0) * self.slope**2
-        value, mean, _ = self.moments(order)
-        result: Complex = value + 1j * mean * u
-        frequency = np.abs(u)
-        start = 0
-        while start < u.size:
-            # The faster the integrand oscillates, the finer its grid: blocks of at most double frequency share one.
-            fastest = max(2.0 * frequency[start], frequency[min(start + 16, u.size - 1)])
-            stop = start + int(np.searchsorted(frequency[start:], fastest, side="right"))
-            _, log_weight, loss = self._nodes(order, float(frequency[stop - 1]))
-            exponent = log_weight + order * loss
-            mass = np.exp(exponent - exponent.max())
-            mass /= mass.sum()
-            width = max(1, _CHUNK // loss.size)
-            for part in range(start, stop, width):
-                piece = slice(part, min(part + width, stop))
-                # The tilted loss about its mean has the characteristic function 1 + x + iy, both small where u is.
-                phase = np.multiply.outer(u[piece], loss - mean)
-                x, y = -2.0 * np.square(np.sin(0.5 * phase)) @ mass, np.sin(phase) @ mass
-                log_modulus = 0.5 * np.log1p(np.maximum(2.0 * x + x * x + y * y, -1.0 + 1e-15))
-                result[piece] += log_modulus + 1j * np.arctan2(y, 1.0 + x)
-            start = stop
-        return result
-
-    def work(self, order: float, frequency: float) -> int:
-        """Nodes of the grid at this frequency."""
-        return 0 if self.rate == 1.0 else int(self._nodes(order, frequency)[0].size)
-
-    def loss(self, t: Array) -> Array:
-        """L(t)."""
-        exponent = self.slope * t - 0.5 * self.slope**2
+    def loss(self, x: Array) -> Array:
+        """L(x)."""
+        exponent = self.slope * x - 0.5 * self.slope**2
         small = np.log1p(self.rate * np.expm1(np.minimum(exponent, 1.0)))
         large = np.logaddexp(math.log1p(-self.rate), math.log(self.rate) + exponent)
         return np.where(exponent < 1.0, small, large)
 
     @cached_property
     def bend(self) -> float:
-        """Where L turns from flat to steep."""
+        """Where L turns from flat to steep: its singularities are pi / slope above and below."""
         return 0.5 * self.slope + math.log((1.0 - self.rate) / self.rate) / self.slope
 
     @cached_property
-    def fades_from(self) -> float:
-        """The t beyond which losses are left out."""
-        if not math.isfinite(self.log_left_out):
+    def window(self) -> tuple[float, float]:
+        """What x is restricted to."""
+        low = float(ndtri_exp(self.log_left_out - math.log(2.0)))
+        return low, min(self._far, self._at_cap)
+
+    @property
+    def is_capped(self) -> bool:
+        """Whether the window ends at the cap, and not where probability does."""
+        return self._at_cap < self._far
+
+    @cached_property
+    def _far(self) -> float:
+        """Beyond it there is next to no probability."""
+        log_quarter = self.log_left_out - math.log(4.0)
+        far = -float(ndtri_exp(log_quarter))
+        if not self.remove:
+            return far
+        with_canary = self.slope - float(ndtri_exp(min(log_quarter - math.log(self.rate), -math.log(2.0))))
+        # A smooth maximum: steps are interpolated between others with a little more or less noise.
+        return 0.5 * (far + with_canary + math.hypot(far - with_canary, 0.5))
+
+    @cached_property
+    def _at_cap(self) -> float:
+        """The x at which the loss is the cap."""
+        if not math.isfinite(self.cap):
             return math.inf
-        low, high = 0.0, self.slope + 60.0
-        for _ in range(50):
-            t = 0.5 * (low + high)
-            out, with_canary = math.log1p(-self.rate) + log_ndtr(-t), math.log(self.rate) + log_ndtr(self.slope - t)
-            low, high = (t, high) if np.logaddexp(out, with_canary) > self.log_left_out else (low, t)
-        return high
+        excess = math.expm1(min(self.cap, 700.0)) / self.rate  # of exp(a x - a^2 / 2) over 1
+        log_ratio = self.cap - math.log(self.rate) if self.cap > 30.0 else math.log1p(excess)
+        return 0.5 * self.slope + log_ratio / self.slope
 
-    def slope_at(self, t: float) -> float:
-        """L'(t)."""
-        return self.slope / (1.0 + math.exp(min(self.slope * (self.bend - t), 700.0)))
+    @cached_property
+    def above(self) -> tuple[float, float]:
+        """Probability above the window where the canary is not in, and by how much it is more where it may be in."""
+        high = self.window[1]
+        without = float(ndtr(-high))
+        return without, self.rate * float(ndtr(self.slope - high) - without)
 
-    def _nodes(self, order: float, frequency: float) -> tuple[Array, Array, Array]:
-        """Nodes t, log-weights of N(0, 1) and losses for the integral of exp((order + i frequency) L)."""
-        if not max(abs(order), 1.0) * self.slope < _LARGEST_SHIFT:
+    @cached_property
+    def outside(self) -> tuple[float, float]:
+        """Probability outside of the window, where the canary may be in and where it is not."""
+        low = self.window[0]
+        out, shifted = float(ndtr(low)), float(ndtr(low - self.slope))
+        without, more = self.above
+        return (1.0 - self.rate) * out + self.rate * shifted + without + more, out + without
+
+    @property
+    def left_out(self) -> float:
+        """Probability of what is neglected, in the world whose losses these are."""
+        if self.is_capped:
+            return float(ndtr(self.window[0]))
+        return self.outside[0 if self.remove else 1]
+
+    def moments(self, order: float) -> tuple[float, float, float]:
+        """log E exp(s L) on the window, and mean and variance of L under the tilt exp(s L), at a real s."""
+        value, mean, variance = moments_of([self], order)[0].tolist()
+        return value, mean, variance
+
+    def nodes(self, order: float, frequency: float, fineness: float = 1.0) -> Nodes:
+        """Nodes for integrals of exp(s L) with this real part of s, and imaginary parts up to ``frequency``."""
+        if not (self.slope < _LARGEST_SLOPE and abs(order) < _LARGEST_ORDER):
             raise Unreliable
-        windows = self._windows(order)
-        grids = [self._grid(low, high, order, frequency) for low, high in windows]
-        t = np.concatenate([nodes for nodes, _ in grids])
-        if t.size > _MOST_NODES:
+        ends = self._ends(math.hypot(order, frequency), fineness)
+        node, log_weight = _legendre()
+        half, middle = 0.5 * np.diff(ends), 0.5 * (ends[1:] + ends[:-1])
+        x = (middle[:, None] + half[:, None] * node).ravel()
+        weight = (np.log(half)[:, None] + log_weight).ravel()
+        return Nodes(x, self.loss(x), weight - 0.5 * x * x - _HALF_LOG_TWO_PI, ends)
+
+    def roughly(self, size: float) -> Nodes:
+        """Nodes that serve all real orders up to ``size``."""
+        if size not in self._known:
+            self._known[size] = self.nodes(size, 0.0)
+        return self._known[size]
+
+    @cached_property
+    def _known(self) -> dict[float, Nodes]:
+        return {}
+
+    def _ends(self, size: float, fineness: float) -> Array:
+        """Ends of panels: about as dense as |s| L' + |x| + 4 over _TURN, and as the distance from the bend asks for."""
+        low, high = self.window
+        width = math.pi / self.slope
+        reach = math.asinh((high - low + abs(self.bend)) / width)
+        near = self.bend + width * np.sinh(np.linspace(-reach, reach, 61))
+        x = np.concatenate((np.linspace(low, high, 81), near[(near > low) & (near < high)]))
+        x.sort()
+        turned = size * self.loss(x) + 0.5 * x * np.abs(x) + 4.0 * x
+        bent = np.arcsinh((x - self.bend) / width) / _BEND
+        rising = self.slope * (x - self.bend)  # left of the bend L' grows like exp(rising), seen from 1 / |s| on
+        risen = np.logaddexp(0.0, rising + math.log1p(size)) - np.logaddexp(0.0, rising)
+        place = fineness * (turned / (2.0 * _TURN) + bent + risen / _RISE)
+        place -= place[0]
+        if not place[-1] * _PANEL_NODES <= _MOST_NODES:
             raise Unreliable
-        weights = np.concatenate([weights for _, weights in grids])
-        log_weight = np.log(weights) - 0.5 * t * t - 0.5 * math.log(2.0 * math.pi)
-        if windows[-1][1] > self.fades_from:
-            log_weight = log_weight + self._log_fading(t)
-        return t, log_weight, self.loss(t)
+        count = math.ceil(place[-1])
+        return np.interp(np.linspace(0.0, place[-1], count + 1), place, x)
 
-    def _grid(self, low: float, high: float, order: float, frequency: float) -> tuple[Array, Array]:
-        turning = frequency * self.slope_at(high)  # radians a unit of t, at most
-        fading = _FADE_BAND / _FADE if high > self.fades_from else 0.0
-        if self.slope > _STEEP:
-            return _panels(low, high, self.bend, self.slope, (turning + fading) * self.fineness)
-        # Against L a negative order makes the integrand narrower than the Gaussian, at most so much:
-        narrowing = math.sqrt(1.0 + 0.25 * max(-order, 0.0) * self.slope**2 * min(1.0, 4.0 * self.rate))
-        band = (turning + narrowing * _bandwidth(self.slope) + fading) * self.fineness
-        count = math.ceil((high - low) * band / (2.0 * math.pi)) + 2
-        t, step = np.linspace(low, high, count, retstep=True)
-        return t, np.full(count, float(step))
+    def log_error(self, nodes: Nodes, order: float, frequency: float) -> float:
+        """log of a bound on the panels' error for the integral of exp(s L), Im s up to ``frequency``.
 
-    def _windows(self, order: float) -> list[tuple[float, float]]:
-        """Where exp(order L) under N(0, 1) is not negligible: around one maximum, or around two far apart."""
-        end = self.fades_from + _FADE
-        left, right = (min(peak, end) for peak in self._maxima(order))
-        if right - left < 1000.0:
-            return [self._trimmed(order, left, right)]
-        at = np.array([left, right])
-        height = order * self.loss(at) - 0.5 * at * at
-        kept = at[height > height.max() - 2.0 * _NEGLIGIBLE].tolist()
-        return [self._trimmed(order, peak, peak) for peak in kept]
-
-    def _maxima(self, order: float) -> tuple[float, float]:
-        """The outermost maxima of order L - t^2 / 2: where t = order L'(t), by iteration from either end."""
-        if order <= 0.0:
-            low, high = order * self.slope, 0.0
-            while high - low > 0.01:
-                middle = 0.5 * (low + high)
-                low, high = (middle, high) if middle < order * self.slope_at(middle) else (low, middle)
-            return low, low
-        ends = []
-        for t in (0.0, order * self.slope):
-            for _ in range(100):
-                before, t = t, order * self.slope_at(t)
-                if abs(t - before) < 0.5:
-                    break
-            ends.append(t)
-        return ends[0], ends[1]
-
-    def _trimmed(self, order: float, left: float, right: float) -> tuple[float, float]:
-        """The part of a neighbourhood of two maxima that counts."""
-        low, high = left - 2.0 * _WIDE, min(right + 2.0 * _WIDE, self.fades_from + _FADE)
-        grid = np.linspace(low, high, 121 + int(2.0 * (right - left)))
-        exponent = order * self.loss(grid) - 0.5 * grid * grid
-        if high > self.fades_from:
-            exponent = exponent + self._log_fading(grid)
-        kept = np.flatnonzero(exponent > exponent.max() - _NEGLIGIBLE)
-        step = grid[1] - grid[0]
-        return float(grid[kept[0]] - step), min(float(grid[kept[-1]] + step), self.fades_from + _FADE)
-
-    def _log_fading(self, t: Array) -> Array:
-        """log of a smooth function that is 1 up to ``fades_from`` and 0 from _FADE beyond it."""
-        x = np.clip((t - self.fades_from) / _FADE, 1e-6, 1.0 - 1e-6)
-        inside = -np.logaddexp(0.0, 1.0 / (1.0 - x) - 1.0 / x)
-        return np.where(x <= 1e-6, 0.0, inside)
+        On an ellipse around a panel, with foci at its ends and half axes that add up to rho times its half width, n
+        nodes of Gauss and Legendre err by at most (64 / 15) rho^(-2n) / (1 - rho^-2) times half the width times the
+        largest modulus of the integrand on the ellipse. Every ellipse gives a bound; the best is taken.
+        """
+        half = 0.5 * np.diff(nodes.ends)[:, None]
+        middle = 0.5 * (nodes.ends[1:] + nodes.ends[:-1])[:, None]
+        wide, high = 0.5 * half * (_ELLIPSES + 1.0 / _ELLIPSES), 0.5 * half * (_ELLIPSES - 1.0 / _ELLIPSES)
+        left, right = middle - wide, middle + wide
+        # |1 - q + q e^(w + iv)| is e^L(x) times a factor in [least, 1].
+        closest = np.clip(self.bend, left, right)
+        share = expit(self.slope * (closest - self.bend))
+        turned = np.square(np.sin(0.5 * np.minimum(self.slope * high, math.pi)))
+        with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
+            least = np.sqrt(np.maximum(1.0 - 4.0 * share * (1.0 - share) * turned, 0.0))
+            steepest = self.slope * expit(self.slope * (right - self.bend))
+            turning = frequency * high * steepest / least
+            growth = order * self.loss(right) if order >= 0.0 else order * (self.loss(left) + np.log(least))
+            inner = np.maximum(np.maximum(left, -right), 0.0)
+            log_most = growth + turning + 0.5 * (high * high - inner * inner) - _HALF_LOG_TWO_PI
+            log_rate = -2.0 * _PANEL_NODES * np.log(_ELLIPSES) - np.log1p(-(_ELLIPSES**-2))
+            bound = np.nan_to_num(log_most + log_rate, nan=np.inf, posinf=np.inf).min(axis=1)
+        return float(np.logaddexp.reduce(bound + np.log(half[:, 0] * 64.0 / 15.0)))
 
 
-def _bandwidth(slope: float) -> float:
-    """Frequencies the grid must resolve beside the oscillation: the Gaussian's own, or those of the bend of L.
+def moments_of(steps: list[StepLoss], order: float, known: dict[float, Segments] | None = None) -> Array:
+    """log E exp(s L) on the window, mean and variance of L under the tilt exp(s L) at a real s: a row for each step.
 
-    L is analytic only within pi / slope of the real axis, where exp(s L) has a branch point; the trapezoid rule's
-    error is exp(-2 pi / step times that), times what the integrand grows to on the way.
+    Their nodes serve all orders up to a power of four; ``known`` keeps them from one order to the next.
     """
-    strip = math.pi / slope
-    return _BAND if strip > _BAND else _NEGLIGIBLE / strip + 0.5 * strip
+    size = 4.0 ** math.ceil(math.log(max(abs(order), 4.0), 4.0))
+    known = {} if known is None else known
+    if size not in known:
+        known[size] = Segments.of([step.roughly(size) for step in steps])
+    segments = known[size]
+    loss = segments.loss
+    exponent = segments.log_weight + order * loss
+    top = segments.largest(exponent)
+    mass = np.exp(exponent - segments.spread(top))
+    total = segments.sums(mass)
+    mean = segments.sums(mass * loss) / total
+    variance = segments.sums(mass * np.square(loss - segments.spread(mean))) / total
+    value = np.log(total) + top
+    small = np.flatnonzero(np.abs(value) < 0.5)
+    if small.size:
+        # What is small counts once for each step: keep its relative accuracy, using E e^L = 1.
+        rise = weighted_rise(segments, order)
+        outside = np.array([steps[index].outside for index in small.tolist()])
+        missing = order * (outside[:, 1] - outside[:, 0]) - outside[:, 1]
+        value[small] = np.log1p(segments.sums(rise)[small] + missing)
+    return np.stack((value, mean, variance), axis=1)
+
+
+@dataclass(frozen=True, eq=False)
+class Segments:
+    """The nodes of several steps, one after the other."""
+
+    loss: Array
+    log_weight: Array
+    starts: Array
+    lengths: Array
+
+    @classmethod
+    def of(cls, nodes: list[Nodes]) -> Segments:
+        lengths = np.array([each.loss.size for each in nodes])
+        starts = np.concatenate(([0], np.cumsum(lengths)[:-1]))
+        loss, log_weight = (np.concatenate([getattr(each, name) for each in nodes]) for name in ("loss", "log_weight"))
+        return cls(loss, log_weight, starts, lengths)
+
+    def sums(self, values: Array) -> Array:
+        """The sum over each step's nodes."""
+        if self.lengths.size == 1:
+            return np.array([values.sum()])
+        return np.add.reduceat(values, self.starts)
+
+    def largest(self, values: Array) -> Array:
+        """The largest of each step's nodes."""
+        return np.maximum.reduceat(values, self.starts)
+
+    def spread(self, values: Array) -> Array:
+        """One value for each step, at each of its nodes."""
+        return np.repeat(values, self.lengths)
+
+
+def weighted_rise(nodes: Nodes | Segments, order: float) -> Array:
+    """exp(s L) - 1 - s (e^L - 1) at each node, times its weight."""
+    weight, loss = np.exp(nodes.log_weight), nodes.loss
+
+    def growth(factor: float) -> Array:  # of exp(factor L) over 1; it may be large where the weight is small
+        exponent = factor * loss
+        small = weight * np.expm1(np.minimum(exponent, 1.0))
+        return np.where(exponent < 1.0, small, np.exp(nodes.log_weight + exponent) - weight)
+
+    return growth(order) - order * growth(1.0)
 
 
 @lru_cache(maxsize=1)
 def _legendre() -> tuple[Array, Array]:
     node, weight = np.polynomial.legendre.leggauss(_PANEL_NODES)
-    return node, weight
-
-
-def _panels(low: float, high: float, bend: float, slope: float, turning: float) -> tuple[Array, Array]:
-    """Gauss-Legendre panels: narrow where L bends, elsewhere as wide as Gaussian and oscillation allow."""
-    widest = min(1.0, 6.0 / (turning + 1e-300))
-    near = 40.0 / slope
-    cuts = [low, *(cut for cut in (bend - near, bend + near) if low < cut < high), high]
-    edges = [np.array([low])]
-    for left, right in pairwise(cuts):
-        bent = abs(0.5 * (left + right) - bend) < near
-        count = math.ceil((right - left) / (min(widest, 1.5 / slope) if bent else widest))
-        if count * _PANEL_NODES > _MOST_NODES:
-            raise Unreliable
-        edges.append(np.linspace(left, right, count + 1)[1:])
-    ends = np.concatenate(edges)
-    node, weight = _legendre()
-    half, middle = 0.5 * np.diff(ends), 0.5 * (ends[1:] + ends[:-1])
-    return (middle[:, None] + half[:, None] * node).ravel(), (half[:, None] * weight).ravel()
+    return node, np.log(weight)

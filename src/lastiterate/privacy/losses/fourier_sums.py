@@ -1,0 +1,91 @@
+"""Sums of exp(iu loss) over many losses, at equally spaced frequencies u, by fast Fourier transforms.
+
+Losses are moved to the nearest point of a grid; what they were moved by is made up for by Taylor's series of
+exp(iu r), whose terms are transforms of moments of r. The remainder is explicit: |u r| is at most pi / 2, and the
+error at most (pi / 2)^TERMS / TERMS! of the probability.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+from scipy.fft import next_fast_len, rfft
+
+from lastiterate.values import Array
+
+TERMS = 20
+_AT_ONCE = 2**16  # numbers in one transform of several rows
+
+
+class Characteristic(NamedTuple):
+    """Real part less one, and imaginary part, of E exp(iu loss); and what bounds of their errors need."""
+
+    real: Array
+    imaginary: Array
+    size: int  # of the transforms
+    far: float  # probability that was transformed
+    norm: float  # root of the sum of squares of what was transformed
+    near: float  # second moment of what was not, in units of half a step of the grid
+
+    def logarithm(self) -> tuple[Array, Array]:
+        """log of the modulus, and the phase."""
+        above_one = 2.0 * self.real + self.real * self.real + self.imaginary * self.imaginary
+        with np.errstate(divide="ignore"):
+            far_from_one = np.log(np.hypot(1.0 + self.real, self.imaginary))
+        close = 0.5 * np.log1p(np.maximum(above_one, -0.75))
+        return np.where(above_one > -0.75, close, far_from_one), np.arctan2(self.imaginary, 1.0 + self.real)
+
+    def remainder(self) -> float:
+        """The most that Taylor's series can be off: of what is near it has two more terms."""
+        return (0.5 * math.pi) ** TERMS / math.factorial(TERMS) * (self.far + self.near)
+
+
+def characteristic(loss: Array, mass: Array, spacing: float, count: int) -> Characteristic:
+    """E exp(iu loss) at u = 0, spacing, ..., (count - 1) spacing; ``mass`` adds up to one.
+
+    Losses around 0 are summed without a transform, so that the parts are accurate relative to their own size, however
+    many steps they will be multiplied by.
+    """
+    size = next_fast_len(2 * count, real=True)
+    step = 2.0 * math.pi / (size * spacing)
+    place = loss / step
+    cell = np.rint(place)
+    moved = 2.0 * (place - cell)
+    angle = np.arange(count) * (math.pi / size)  # u times half a step
+    far = cell != 0.0
+    real, imaginary, near = _near(moved[~far], mass[~far], angle)
+    outside, norm = float(mass[far].sum()), 0.0
+    if outside > 0.0:
+        cells, moments, moved = cell[far].astype(np.int64) % size, mass[far], moved[far]
+        powers = [moments]
+        for _ in range(1, TERMS):
+            powers.append(powers[-1] * moved)
+        total = np.zeros(count, dtype=np.complex128)
+        together = max(1, _AT_ONCE // size)
+        for stop in range(TERMS, 0, -together):
+            orders = range(max(stop - together, 0), stop)
+            binned = np.array([np.bincount(cells, powers[order], size) for order in orders])
+            transformed = rfft(binned)[:, :count]
+            for order in reversed(orders):  # rfft has exp(-iu loss), whence the conjugates
+                total *= angle * (-1j / (order + 1.0))
+                total += transformed[order - orders.start]
+        norm = math.sqrt(float(binned[0] @ binned[0]))
+        real += total.real - outside
+        imaginary -= total.imag
+    return Characteristic(real, imaginary, size, outside, norm, near)
+
+
+def _near(moved: Array, mass: Array, angle: Array) -> tuple[Array, Array, float]:
+    """The same for losses within half a step of 0, and their second moment."""
+    moments = [0.0]
+    for _ in range(TERMS + 1):
+        mass = mass * moved
+        moments.append(float(mass.sum()))
+    square = angle * angle
+    real, imaginary = np.zeros_like(angle), np.zeros_like(angle)
+    for order in range(TERMS, 0, -2):
+        real = -(moments[order] + real) * square / (order * (order - 1.0))
+        imaginary = -(moments[order + 1] + imaginary) * square / (order * (order + 1.0))
+    return real, angle * (moments[1] + imaginary), moments[2]

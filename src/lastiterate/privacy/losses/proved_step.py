@@ -1,0 +1,104 @@
+"""One step's part of a line, with bounds on its errors: of quadrature in x, of Taylor's series, and of rounding.
+
+Rounding is counted in the standard model: every operation is off by half a unit in the last place, exp, log and the
+like by one, fast Fourier transforms as in Higham's (2002) Theorem 24.2 with a constant that allows for mixed radices.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.special import expit
+
+from lastiterate.privacy.losses.fourier_sums import characteristic
+from lastiterate.privacy.losses.loss_cumulant import Certain
+from lastiterate.privacy.losses.step_loss import Nodes, StepLoss, weighted_rise
+from lastiterate.privacy.mixtures.contour import Unreliable
+from lastiterate.values import Array
+
+ULP = 2.0**-52
+_OF_FFT = 12.0  # Higham has 7 for radix 2: in units of half an ulp, log2 of the size, and the norm of the result
+_OF_SERIES = math.exp(0.5 * math.pi)  # the sum of the moduli of the coefficients of Taylor's series
+_LARGEST_BOUND = math.log(1e-3)  # on an error of quadrature; usually it is 1e-15
+_NO_MASS = 1e-24  # of one node, which is left out
+
+
+@dataclass(frozen=True, eq=False)
+class ProvedStep:
+    """exp M(s) along a line: exp(log_total) times a modulus and a phase; each of the errors is at most as given."""
+
+    log_total: float
+    error_of_total: float  # of log_total
+    mean: float  # of the loss under the tilt, or any number close to it, by which the phase is reduced
+    log_modulus: Array
+    phase: Array
+    log_upper: Array  # log of modulus plus the largest error of the complex value
+
+
+def proved_step(step: StepLoss | Certain, order: float, spacing: float, count: int) -> ProvedStep:
+    """The same for s = order + iu at u = 0, spacing, ..., (count - 1) spacing."""
+    u = spacing * np.arange(count)
+    if isinstance(step, Certain):
+        value, mean, variance = step.moments(order)
+        log_modulus = -0.5 * variance * u * u
+        upper = log_modulus + 4.0 * ULP * np.abs(log_modulus)
+        return ProvedStep(value, 4.0 * ULP * abs(value), mean, log_modulus, np.zeros(count), upper)
+    nodes = step.nodes(order, float(u[-1]))
+    exponent = nodes.log_weight + order * nodes.loss
+    top = float(exponent.max())
+    mass = np.exp(exponent - top)
+    total = float(mass.sum())
+    mass /= total
+    kept = mass > _NO_MASS
+    dropped = float(mass[~kept].sum())
+    x, loss, mass = nodes.x[kept], nodes.loss[kept], mass[kept]
+    mean = float(mass @ loss)
+    quadrature = _bound(step, nodes, order, float(u[-1]), top + math.log(total))
+    # A node is off by an ulp of x, which moves its loss by L' x ulp and its weight by (|s| L' + |x|) x ulp.
+    moved = np.abs(x) * step.slope * expit(step.slope * (x - step.bend))
+    exponents = 4.0 * np.abs(nodes.log_weight[kept]) + abs(order) * (4.0 * np.abs(loss) + moved) + x * x
+    of_mass = ULP * (40.0 + float(exponents.max()))
+    of_loss = ULP * float(mass @ (8.0 * np.abs(loss) + 2.0 * moved + 16.0 * np.abs(loss - mean)))
+    got = characteristic(loss - mean, mass, spacing, count)
+    of_transform = 0.5 * _OF_FFT * math.log2(got.size) * math.sqrt(got.size) * got.norm + 80.0 * got.far
+    everywhere = 2.0 * (quadrature + dropped) + got.remainder() + _OF_SERIES * ULP * of_transform
+    # At least E |exp(iu loss) - 1|, which errors of the masses are multiplied by.
+    apart = np.sqrt(np.maximum(-2.0 * got.real, 0.0)) + np.abs(got.real) + np.abs(got.imaginary)
+    error = everywhere + 2.0 * of_mass * apart + of_loss * u
+    log_modulus, phase = got.logarithm()
+    modulus = np.exp(log_modulus)
+    log_upper = np.where(error < modulus, log_modulus + np.log1p(error / modulus), np.log(modulus + error))
+    log_upper += 4.0 * ULP * np.abs(log_upper)
+    value, off = _log_total(step, nodes, order, math.log(total) + top, of_mass, quadrature)
+    return ProvedStep(value, off, mean, log_modulus, phase, log_upper)
+
+
+def _log_total(
+    step: StepLoss, nodes: Nodes, order: float, value: float, of_mass: float, quadrature: float
+) -> tuple[float, float]:
+    """log E exp(s L) at a real s, and its largest error."""
+    if not abs(value) < 0.5:
+        return value, -math.log1p(-of_mass - quadrature) + 4.0 * ULP * abs(value)
+    rise = weighted_rise(nodes, order)
+    with_canary, without = step.outside
+    value = math.log1p(float(rise.sum()) + order * (without - with_canary) - without)
+    rise, growth = np.abs(rise), np.abs(np.exp(nodes.log_weight + nodes.loss) - np.exp(nodes.log_weight))
+    moved = np.abs(nodes.loss) * 8.0 + 2.0 * np.abs(nodes.x) * step.slope * expit(step.slope * (nodes.x - step.bend))
+    steepness = abs(order) * (rise + abs(order - 1.0) * growth)  # the derivative of the rise by the loss
+    sizes = (40.0 + 4.0 * np.abs(nodes.log_weight) + nodes.x**2) * rise + 4.0 * abs(order) * growth
+    rounding = ULP * float(np.sum(sizes + moved * steepness))
+    panels = sum(
+        factor * _bound(step, nodes, at, 0.0, 0.0)
+        for factor, at in ((1.0, order), (1.0 + abs(order), 0.0), (abs(order), 1.0))
+    )
+    return value, (rounding + panels) / math.exp(value) + ULP * abs(value)
+
+
+def _bound(step: StepLoss, nodes: Nodes, order: float, frequency: float, log_unit: float) -> float:
+    """The panels' error in some unit."""
+    log_bound = step.log_error(nodes, order, frequency) - log_unit
+    if not log_bound < _LARGEST_BOUND:
+        raise Unreliable
+    return math.exp(log_bound)
