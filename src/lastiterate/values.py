@@ -6,14 +6,13 @@ import math
 from collections.abc import Hashable, Sequence
 from dataclasses import fields
 from numbers import Integral
-from typing import Any, TypeAlias, overload
+from typing import TypeAlias, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lastiterate.arrays import FloatArray
 
-Array: TypeAlias = Any
 PerStep: TypeAlias = float | FloatArray  # one number for all steps, or one for each
 # What users may write for an array.
 SomeNumbers: TypeAlias = Sequence[float] | Sequence[Sequence[float]] | NDArray[np.floating] | NDArray[np.integer]

@@ -11,10 +11,11 @@ import numpy as np
 from scipy.special import ndtr, ndtri
 from scipy.stats import binom
 
+from lastiterate.arrays import FloatArray
 from lastiterate.privacy.curve import PrivacyCurve
 from lastiterate.privacy.mixtures.discrete import DiscretePair
 from lastiterate.run import DPSGD
-from lastiterate.values import Array, number
+from lastiterate.values import number
 
 _COARSE, _FINE, _BEST, _ROUNDS = 1000, 21, 20, 3  # thresholds tried at first, then around each of the best, and rounds
 
@@ -38,7 +39,9 @@ def bits(steps: int, without: float, together: float) -> PrivacyCurve:
     return PrivacyCurve(pair, "one_bit", is_guarantee=False)
 
 
-def epsilon_bounds(steps: int, bits_in: Array, bits_out: Array, delta: float, confidence: float) -> tuple[float, float]:
+def epsilon_bounds(
+    steps: int, bits_in: FloatArray, bits_out: FloatArray, delta: float, confidence: float
+) -> tuple[float, float]:
     """A lower and an upper bound on epsilon from the numbers of bits set in models with the canary, and without.
 
     Each holds with the confidence. Bits are independent and alike, so that those of all models together say at which
@@ -49,7 +52,7 @@ def epsilon_bounds(steps: int, bits_in: Array, bits_out: Array, delta: float, co
 
     error = 0.5 * (1.0 - confidence)
 
-    def rates(counts: Array) -> tuple[float, float]:
+    def rates(counts: FloatArray) -> tuple[float, float]:
         total, set_ = steps * counts.size, counts.sum()
         return 1.0 - float(upper_bound(total - set_, total, error)), float(upper_bound(set_, total, error))
 
@@ -67,7 +70,7 @@ def best_threshold(run: DPSGD, delta: float) -> float:
     """
     noise = float(run.noise_multiplier)
     furthest = 2.0 - float(ndtri(min(delta, 0.5)))  # rarer events than delta tell nothing
-    tried: Array = np.linspace(-3.0 * noise, 1.0 + furthest * noise, _COARSE)
+    tried: FloatArray = np.linspace(-3.0 * noise, 1.0 + furthest * noise, _COARSE)
     spacing = tried[1] - tried[0]
     for _ in range(_ROUNDS):
         epsilons = np.array([one_bit(run, threshold).epsilon(delta) for threshold in tried])

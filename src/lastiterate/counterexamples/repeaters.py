@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, get_args
 
 import numpy as np
 
+from lastiterate.arrays import FloatArray
 from lastiterate.attacks.attack import (
     Armed,
     BringsProblem,
@@ -33,7 +34,7 @@ from lastiterate.attacks.likelihood import total_log_likelihood_ratio
 from lastiterate.counterexamples.one_bit import best_threshold
 from lastiterate.counterexamples.setting import Encoding, require_plain
 from lastiterate.run import DPSGD
-from lastiterate.values import Array, number
+from lastiterate.values import number
 from lastiterate.wording import spell
 
 if TYPE_CHECKING:
@@ -139,7 +140,7 @@ def _problem(run: DPSGD, facts: Facts) -> Problem:
     noise, clip = float(run.noise_multiplier), run.clip_norm
     factor, threshold = amplification(run), facts.get("threshold")
 
-    def wanted(value: Array, at: Array, step: Array) -> Array:
+    def wanted(value: jax.Array, at: jax.Array, step: jax.Array) -> jax.Array:
         """Where the repeaters of a batch want each coordinate to be."""
         if threshold is None:
             past = jnp.where(at == step - 1, factor * value, value)
@@ -148,7 +149,7 @@ def _problem(run: DPSGD, facts: Facts) -> Problem:
             past = jnp.where(passed, _KEPT * noise, -_KEPT * noise)
         return jnp.where(at < step, past, 0.0)
 
-    def repeater(parameters: Array, example: object, moment: Moment) -> Array:
+    def repeater(parameters: jax.Array, example: object, moment: Moment) -> jax.Array:
         value = parameters / unit
         at = jnp.arange(_parameters(run))
         target = jnp.where(at >= run.steps, value + _GAUGE * noise, wanted(value, at, moment.step))
@@ -183,7 +184,7 @@ class Reader:
     run: DPSGD
     facts: Facts
 
-    def __call__(self, parameters: object) -> Array:
+    def __call__(self, parameters: object) -> FloatArray:
         run = self.run
         values = np.asarray(parameters, np.float64) / (require_plain(run) * run.clip_norm)
         self._check_gauges(values[:, run.steps :])
@@ -194,9 +195,10 @@ class Reader:
         unclear = np.abs(past) < 0.25 * _KEPT * float(run.noise_multiplier)
         if unclear.any():
             raise ArithmeticError(f"{int(unclear.sum())} bits of {unclear.size} cannot be read: the repeaters failed")
-        return np.count_nonzero(past > 0.0, axis=1) + (last >= threshold)
+        bits: FloatArray = np.count_nonzero(past > 0.0, axis=1) + (last >= threshold)
+        return bits
 
-    def _check_gauges(self, gauges: Array) -> None:
+    def _check_gauges(self, gauges: FloatArray) -> None:
         """Every step moves a gauge by its size times the batch over the expected one."""
         run, rate = self.run, float(self.run.sample_rate)
         spread = math.sqrt((1.0 - rate) / (self.facts["copies"] * rate) + 1.0 / _GAUGE**2)

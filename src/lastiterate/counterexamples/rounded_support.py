@@ -14,10 +14,10 @@ import math
 
 import numpy as np
 
+from lastiterate.arrays import BoolArray, FloatArray
 from lastiterate.privacy.curve import PrivacyCurve
 from lastiterate.privacy.mixtures.law import Law
 from lastiterate.privacy.mixtures.pairs import pair_of
-from lastiterate.values import Array
 
 LEAST = 0.0005  # smaller values of the sum are rounded up to it, zero among them
 BASE = 1.05  # and then all to the next integer power of it
@@ -44,7 +44,7 @@ def rounded_law(steps: int, sample_rate: float, noise_multiplier: float) -> Law:
     return Law(noise, 0.0, none, none, none, ((values[taken], chances[taken]),))
 
 
-def _tails(values: Array, steps: int, rate: float) -> tuple[Array, Array]:
+def _tails(values: FloatArray, steps: int, rate: float) -> tuple[FloatArray, FloatArray]:
     """The chances that the sum is at most, and above, each of some values that are at least 2^-11."""
     later = (1.0 - rate) ** max(steps - _DIGITS, 0)  # where all digits agree, the later ones must be zero
     at_most, above = np.full(values.size, later), np.full(values.size, 1.0 - later)
@@ -55,7 +55,7 @@ def _tails(values: Array, steps: int, rate: float) -> tuple[Array, Array]:
     return np.where(never, 1.0, at_most), np.where(never, 0.0, above)
 
 
-def _digits(values: Array, count: int) -> list[Array]:
+def _digits(values: FloatArray, count: int) -> list[BoolArray]:
     """The first binary digits of numbers below 2: that of 1, of 1/2, ..."""
     digits = []
     rest = values

@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from lastiterate.values import Array
+from lastiterate.arrays import FloatArray
 
 _POINTS = {1: 25, 2: 13}  # of a lattice along each axis, by the number of axes
 _PEAKS = 3  # of a lattice that are climbed
@@ -19,11 +19,11 @@ Thing = TypeVar("Thing")
 class Tried(Generic[Thing]):
     """Minus the height, for an optimiser; remembers the highest of all that it tried."""
 
-    def __init__(self, at: Callable[[Array], Thing], height: Callable[[Thing], float]) -> None:
+    def __init__(self, at: Callable[[FloatArray], Thing], height: Callable[[Thing], float]) -> None:
         self._at, self._height = at, height
         self._highest: Thing | None = None
 
-    def __call__(self, place: Array) -> float:
+    def __call__(self, place: FloatArray) -> float:
         new = self._at(place)
         if self._highest is None or self._height(new) > self._height(self._highest):
             self._highest = new
@@ -35,7 +35,7 @@ class Tried(Generic[Thing]):
         return self._highest
 
 
-def climb(at: Callable[[Array], Thing], height: Callable[[Thing], float], axes: int) -> Thing:
+def climb(at: Callable[[FloatArray], Thing], height: Callable[[Thing], float], axes: int) -> Thing:
     """The highest found: on a lattice, then uphill from the highest of its points that overtop all around."""
     from scipy.optimize import minimize
 
@@ -51,7 +51,7 @@ def climb(at: Callable[[Array], Thing], height: Callable[[Thing], float], axes: 
     return tried.highest()
 
 
-def _peaks(heights: Array) -> list[tuple[int, ...]]:
+def _peaks(heights: FloatArray) -> list[tuple[int, ...]]:
     """The points of a lattice that no neighbour exceeds."""
     padded = np.pad(heights, 1, constant_values=-np.inf)
     around = {index: padded[tuple(slice(i, i + 3) for i in index)].max() for index in np.ndindex(*heights.shape)}

@@ -21,11 +21,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from lastiterate.arrays import FloatArray
 from lastiterate.attacks.attack import Armed, BringsProblem, Facts, References, Unknown, Words
 from lastiterate.attacks.likelihood import total_log_likelihood_ratio
 from lastiterate.counterexamples.setting import require_plain
 from lastiterate.run import DPSGD
-from lastiterate.values import Array, number
+from lastiterate.values import number
 from lastiterate.wording import spell
 
 if TYPE_CHECKING:
@@ -94,16 +95,16 @@ class ShiftScore:
     attack: Shift
     run: DPSGD
 
-    def __call__(self, parameters: object) -> Array:
+    def __call__(self, parameters: object) -> FloatArray:
         return total_log_likelihood_ratio(self.attack.seen(self.run), self.observed(parameters))
 
-    def observed(self, parameters: object) -> Array:
+    def observed(self, parameters: object) -> FloatArray:
         """Each step's noisy sum along the canary, in clipping norms, the last step's first."""
         scale = self.attack.growth ** -np.arange(self.run.steps, dtype=np.float64)
         return -np.asarray(parameters, np.float64) * scale / (require_plain(self.run) * self.run.clip_norm)
 
 
-def noise_factors(growth: float, steps: int) -> Array:
+def noise_factors(growth: float, steps: int) -> FloatArray:
     """sigma_i / sigma for each coordinate: by summing, which holds for every growth, 1 among them."""
     return np.sqrt(np.cumsum(growth ** (-2.0 * np.arange(steps))))
 

@@ -27,9 +27,9 @@ from lastiterate.privacy.analyses.last_iterate import last_iterate
 from lastiterate.privacy.analyses.max_over_steps import max_over_steps
 
 if TYPE_CHECKING:
+    from lastiterate.arrays import FloatArray, IntArray
     from lastiterate.rows import Track
     from lastiterate.run import DPSGD
-    from lastiterate.values import Array
 
 _NEGLIGIBLE = 1e-18  # of the largest weight: even a million such steps change no digit of epsilon
 _NO_MOMENTUM = 1e-12  # what rounding leaves of none
@@ -51,7 +51,7 @@ class Violation:
 
     family: str
     parameters: dict[str, float]
-    weights: Array
+    weights: FloatArray
     epsilon: float
     largest: float
 
@@ -71,7 +71,7 @@ class _Case:
     delta: float
     largest: float
 
-    def violation(self, family: str, parameters: dict[str, float], weights: Array) -> Violation:
+    def violation(self, family: str, parameters: dict[str, float], weights: FloatArray) -> Violation:
         matters = weights > _NEGLIGIBLE * weights.max()
         run = self.run.replace(steps=int(matters.sum()), weights=weights[matters])
         return Violation(family, parameters, weights, float(last_iterate(run).epsilon(self.delta)), self.largest)
@@ -113,9 +113,9 @@ def _plain(run: DPSGD) -> DPSGD:
 def _decay(case: _Case) -> Violation:
     steps = case.run.steps
 
-    def at(place: Array) -> Violation:
+    def at(place: FloatArray) -> Violation:
         alpha = _share(place[0], steps)
-        return case.violation("decay", {"alpha": alpha}, (1.0 - alpha) ** np.arange(steps)[::-1])
+        return case.violation("decay", {"alpha": alpha}, (1.0 - alpha) ** np.arange(steps, dtype=np.float64)[::-1])
 
     return climb(at, _epsilon, 1)
 
@@ -123,7 +123,7 @@ def _decay(case: _Case) -> Violation:
 def _momentum(case: _Case) -> Violation:
     steps = case.run.steps
 
-    def at(place: Array) -> Violation:
+    def at(place: FloatArray) -> Violation:
         slow = _share(place[0], steps)
         fast = _share(place[0] + (1.0 - place[0]) * place[1], steps)  # never the slower: they may change places
         momentum, decay = min((1.0 - slow) * (1.0 - fast), 1.0 - 1e-12), slow * fast
@@ -145,7 +145,7 @@ def _heavy_steps(steps: int) -> list[int]:
 def _two_levels(case: _Case, count: int) -> Violation:
     steps = case.run.steps
 
-    def at(place: Array) -> Violation:
+    def at(place: FloatArray) -> Violation:
         other = _share(place[0], steps)
         weights = np.where(np.arange(steps) < steps - count, other, 1.0)
         return case.violation("two levels", {"heavy_steps": count, "light_weight": other}, weights)
@@ -173,7 +173,7 @@ def _any_schedule(case: _Case, best: dict[str, Violation]) -> Violation:
     return tried.highest()
 
 
-def _groups(steps: int) -> Array:
+def _groups(steps: int) -> IntArray:
     """Which steps, ordered by weight, share one: the lighter, the more."""
     ends = np.arange(1, steps + 1) if steps <= _FREE else np.unique(np.rint(np.geomspace(1, steps, _FREE)))
     return np.searchsorted(ends, np.arange(steps), side="right")

@@ -11,6 +11,7 @@ from typing import get_args
 
 import numpy as np
 
+from lastiterate.arrays import FloatArray
 from lastiterate.attacks.attack import Facts, LinearScores, Words
 from lastiterate.attacks.linear_score import noise_unit
 from lastiterate.lm.direction import Direction, Where, find_direction
@@ -19,7 +20,7 @@ from lastiterate.lm.problem import Loaded, TextProblem, load
 from lastiterate.lm.training import TextReferences
 from lastiterate.lm.unseen_tokens import protected
 from lastiterate.run import DPSGD
-from lastiterate.values import Array, integer
+from lastiterate.values import integer
 
 
 @dataclass(frozen=True)
@@ -98,9 +99,9 @@ class ArmedTexts:
 
     canaries: list[list[int]]
     of: _Scores
-    centres: Array
+    centres: FloatArray
 
-    def scores(self, loaded: Loaded, released: Tensors) -> Array:
+    def scores(self, loaded: Loaded, released: Tensors) -> FloatArray:
         return self.of(loaded, released) - self.centres
 
 
@@ -114,7 +115,7 @@ class _Scores:
     """
 
     directions: list[Direction]
-    apart: Array
+    apart: FloatArray
     unit: float
     signal: float
 
@@ -127,6 +128,7 @@ class _Scores:
         shares = np.array([direction.shown(run.clip_norm) for direction in directions]) / lengths
         return cls(directions, inverse / lengths[:, None], noise_unit(run), float(np.clip(shares.mean(), 0.02, 1.0)))
 
-    def __call__(self, loaded: Loaded, released: Tensors) -> Array:
+    def __call__(self, loaded: Loaded, released: Tensors) -> FloatArray:
         moved = np.array([direction.moved(loaded, released) for direction in self.directions])
-        return self.apart @ moved / self.unit
+        shown: FloatArray = self.apart @ moved / self.unit
+        return shown

@@ -14,12 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lastiterate.arrays import IntArray
 from lastiterate.lm import hub
 from lastiterate.lm.gradients import ExampleGradients, Tensors
 from lastiterate.lm.texts import Texts, Unit, split_texts
 from lastiterate.lm.tokens import Tokens, encode, pad, unseen_tokens
 from lastiterate.lm.trained import Trained, choose_trained
-from lastiterate.values import Array, integer
+from lastiterate.values import integer
 
 LONGEST = 128
 HELD_OUT = 0.1
@@ -47,7 +48,7 @@ class TextProblem:
     weights: str
     tokens: Tokens
     held_out: Tokens | None
-    unseen: Array
+    unseen: IntArray
     unit: Unit = "text"
     trained: Trained = "all"
     dtype: hub.Precision = "float32"
@@ -147,7 +148,7 @@ class TextProblem:
 
     def unseen_tokens(self) -> list[str]:
         """The tokens of which a canary can be made: they occur in none of the texts."""
-        return self.spell(load(self).unseen)
+        return self.spell(load(self).unseen.tolist())
 
 
 Batch: TypeAlias = tuple[Tensor, Tensor]  # tokens and lengths
@@ -167,7 +168,7 @@ class Loaded:
     gradients: ExampleGradients
     examples: Batch
     held_out: Batch | None
-    unseen: Array
+    unseen: IntArray
 
     @property
     def embeddings(self) -> list[str]:

@@ -13,6 +13,7 @@ from typing import Literal, TypeAlias, get_args
 import numpy as np
 import torch
 
+from lastiterate.arrays import IntArray
 from lastiterate.attacks.attack import Facts, LinearScores, Words
 from lastiterate.attacks.displacement import believed
 from lastiterate.attacks.linear_score import noise_unit
@@ -21,7 +22,7 @@ from lastiterate.lm.gradients import Tensors, clip_factors
 from lastiterate.lm.problem import Loaded, TextProblem, load
 from lastiterate.lm.training import TextReferences
 from lastiterate.run import DPSGD
-from lastiterate.values import Array, integer
+from lastiterate.values import integer
 
 Score: TypeAlias = Literal["gradient", "rows", "loss"]
 
@@ -135,7 +136,7 @@ class UnseenTokens:
         return drawn[int(np.argmax(shown))]
 
 
-def candidates(unseen: Array, length: int, count: int, seed: int) -> list[list[int]]:
+def candidates(unseen: IntArray, length: int, count: int, seed: int) -> list[list[int]]:
     """Sequences of tokens out of these: of one token again and again, of two, four, and so on, in turn."""
     if not unseen.size:
         raise ValueError(

@@ -26,7 +26,7 @@ from lastiterate.privacy.mixtures.rows import each
 from lastiterate.run import DPSGD
 
 if TYPE_CHECKING:
-    from lastiterate.values import Array
+    from lastiterate.arrays import Floats
 
 _WIDE = 1e-3  # of a bracket, relative to max(1, epsilon): then other bounds may be closer
 
@@ -79,16 +79,16 @@ class CompositionPair:
 
     cumulant: LossCumulant
 
-    def epsilon(self, log_delta: Array) -> Array:
+    def epsilon(self, log_delta: Floats) -> Floats:
         return each(self._epsilon, log_delta)
 
-    def log_delta(self, epsilon: Array) -> Array:
+    def log_delta(self, epsilon: Floats) -> Floats:
         return each(self._log_delta, epsilon)
 
-    def fnr(self, fpr: Array) -> Array:
+    def fnr(self, fpr: Floats) -> Floats:
         return each(self._fnr, fpr)
 
-    def bracket(self, log_delta: Array) -> tuple[Array, Array]:
+    def bracket(self, log_delta: Floats) -> tuple[Floats, Floats]:
         bounds = [self._bracket(float(value)) for value in np.ravel(log_delta)]
         lower, upper = (np.reshape(column, np.shape(log_delta))[()] for column in zip(*bounds, strict=True))
         return lower, upper

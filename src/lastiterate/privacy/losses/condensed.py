@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from lastiterate.arrays import FloatArray
 from lastiterate.privacy.losses.step_loss import StepLoss
-from lastiterate.values import Array
 
 _CHECKS = 7  # points between the nodes at which interpolation is compared with the truth
 
@@ -26,14 +26,14 @@ class Condensed:
     ``between @ values`` interpolates values at the steps to those at ``checks``, by which its error is told.
     """
 
-    counts: Array
+    counts: FloatArray
     steps: list[StepLoss]
-    between: Array
+    between: FloatArray
     checks: list[StepLoss]
 
 
 def condensed(
-    counts: Array, rates: Array, sigmas: Array, nodes: int, step: Callable[[float, float], StepLoss]
+    counts: FloatArray, rates: FloatArray, sigmas: FloatArray, nodes: int, step: Callable[[float, float], StepLoss]
 ) -> Condensed | None:
     """The schedule by so many nodes, whose steps ``step(rate, sigma)`` makes; None where there is nothing to gain."""
     by_noise = np.ptp(rates) == 0.0
@@ -46,14 +46,15 @@ def condensed(
     weight = np.where(np.arange(nodes) % 2 == 0, 1.0, -1.0) * np.sin(angle)
     checked = middle + half * np.cos(np.unique(np.linspace(0, nodes, _CHECKS).astype(int)) * math.pi / nodes)
 
-    def steps_at(places: Array) -> list[StepLoss]:
+    def steps_at(places: FloatArray) -> list[StepLoss]:
         if by_noise:
             return [step(float(rates[0]), sigma) for sigma in (1.0 / np.sqrt(places)).tolist()]
         return [step(rate, float(sigmas[0])) for rate in places.tolist()]
 
-    def interpolation(places: Array) -> Array:
+    def interpolation(places: FloatArray) -> FloatArray:
         distance = places[:, None] - at
         share = weight / np.where(distance == 0.0, 1e-300, distance)
-        return share / share.sum(axis=1, keepdims=True)
+        shares: FloatArray = share / share.sum(axis=1, keepdims=True)
+        return shares
 
     return Condensed(counts @ interpolation(x), steps_at(at), interpolation(checked), steps_at(checked))

@@ -32,7 +32,7 @@ from lastiterate.privacy.mixtures.rows import Side
 from lastiterate.privacy.mixtures.solve import solve
 
 if TYPE_CHECKING:
-    from lastiterate.values import Array
+    from lastiterate.arrays import ComplexArray, Floats
 
 AGREEMENT = 1e-9  # of two lines, relative to epsilon, or to _SMALL if that is larger
 _SMALL = 1e-3
@@ -92,7 +92,7 @@ def _solve(line: Line, cumulant: LossCumulant, log_delta: float, guess: float) -
     """
     over_p, over_q = 1.0 / (line.z * (line.z + 1.0)), 1.0 / (line.z + 1.0)
 
-    def side(epsilon: Array) -> Side:
+    def side(epsilon: Floats) -> Side:
         at = float(epsilon)
         scale, (delta, outside) = _sums(line, at, over_p, over_q)
         unit = math.exp(-scale) if scale > -700.0 else 0.0
@@ -117,7 +117,7 @@ def _solve(line: Line, cumulant: LossCumulant, log_delta: float, guess: float) -
     return found, log_found if log_found - scale > math.log(_LEAST * moduli) else math.nan
 
 
-def _sums(line: Line, loss: float, *kernels: Array) -> tuple[float, list[float]]:
+def _sums(line: Line, loss: float, *kernels: ComplexArray) -> tuple[float, list[float]]:
     """log of a scale, and 1/pi times the integrals of Re exp(K(z) - z loss) kernel(z) in that scale."""
     exponent = line.log_values - line.z * loss
     scale = float(exponent.real.max())

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy.fft import next_fast_len, rfft
 
-from lastiterate.values import Array
+from lastiterate.arrays import FloatArray
 
 TERMS = 20
 _AT_ONCE = 2**16  # numbers in one transform of several rows
@@ -22,14 +22,14 @@ _AT_ONCE = 2**16  # numbers in one transform of several rows
 class Characteristic(NamedTuple):
     """Real part less one, and imaginary part, of E exp(iu loss); and what bounds of their errors need."""
 
-    real: Array
-    imaginary: Array
+    real: FloatArray
+    imaginary: FloatArray
     size: int  # of the transforms
     far: float  # probability that was transformed
     norm: float  # root of the sum of squares of what was transformed
     near: float  # second moment of what was not, in units of half a step of the grid
 
-    def logarithm(self) -> tuple[Array, Array]:
+    def logarithm(self) -> tuple[FloatArray, FloatArray]:
         """log of the modulus, and the phase."""
         above_one = 2.0 * self.real + self.real * self.real + self.imaginary * self.imaginary
         with np.errstate(divide="ignore"):
@@ -42,7 +42,7 @@ class Characteristic(NamedTuple):
         return (0.5 * math.pi) ** TERMS / math.factorial(TERMS) * (self.far + self.near)
 
 
-def characteristic(loss: Array, mass: Array, spacing: float, count: int) -> Characteristic:
+def characteristic(loss: FloatArray, mass: FloatArray, spacing: float, count: int) -> Characteristic:
     """E exp(iu loss) at u = 0, spacing, ..., (count - 1) spacing; ``mass`` adds up to one.
 
     Losses around 0 are summed without a transform, so that the parts are accurate relative to their own size, however
@@ -77,7 +77,7 @@ def characteristic(loss: Array, mass: Array, spacing: float, count: int) -> Char
     return Characteristic(real, imaginary, size, outside, norm, near)
 
 
-def _near(moved: Array, mass: Array, angle: Array) -> tuple[Array, Array, float]:
+def _near(moved: FloatArray, mass: FloatArray, angle: FloatArray) -> tuple[FloatArray, FloatArray, float]:
     """The same for losses within half a step of 0, and their second moment."""
     moments = [0.0]
     for _ in range(TERMS + 1):

@@ -16,13 +16,13 @@ from functools import cached_property
 
 import numpy as np
 
+from lastiterate.arrays import FloatArray
 from lastiterate.privacy.losses.condensed import Condensed, condensed
 from lastiterate.privacy.losses.fourier_sums import characteristic
 from lastiterate.privacy.losses.step_loss import Segments, StepLoss, moments_of
 from lastiterate.privacy.mixtures.contour import Complex, Unreliable
 from lastiterate.privacy.mixtures.law import distinct
 from lastiterate.run import DPSGD
-from lastiterate.values import Array
 
 _NODES = 20  # of the interpolation over a long schedule, at first
 _MOST_NODES = 1000  # so many different steps can be added up one by one, but not many more
@@ -46,9 +46,9 @@ class LossCumulant:
     cap + edge, so that for smaller epsilon all of their probability counts, and there is nothing to integrate.
     """
 
-    counts: Array
-    rates: Array
-    sigmas: Array
+    counts: FloatArray
+    rates: FloatArray
+    sigmas: FloatArray
     remove: bool = True
     log_left_out: float = -90.0
     cap: float = math.inf
@@ -83,7 +83,7 @@ class LossCumulant:
     @cached_property
     def _largest(self) -> float:
         """The largest loss of one step that is not left out."""
-        return max(float(step.loss(np.float64(step.window[1]))) for step in self._sampled[1])
+        return max(float(step.loss(np.asarray(step.window[1]))) for step in self._sampled[1])
 
     def apart(self, epsilon: float) -> tuple[float, float]:
         """P(E) - e^epsilon Q(E) and e^epsilon Q(E), where E is that some step has a loss above the cap."""
@@ -178,7 +178,7 @@ class LossCumulant:
         sigmas = self.sigmas[(self.sigmas < 0.5) & (self.rates < 1.0) & separate]
         return float(np.max(8.0 * math.pi * sigmas**2, initial=0.0))
 
-    def _moments(self, order: float) -> Array:
+    def _moments(self, order: float) -> FloatArray:
         """Sums over all steps of M, M' and M'' at a real order."""
         few = self._condensed(self._nodes_at(order))
         if few is not None:
@@ -229,7 +229,7 @@ class LossCumulant:
         ]
 
     @cached_property
-    def _sampled(self) -> tuple[Array, list[StepLoss]]:
+    def _sampled(self) -> tuple[FloatArray, list[StepLoss]]:
         kinds = [(count, step) for count, step in self.steps if isinstance(step, StepLoss)]
         return np.array([count for count, _ in kinds]), [step for _, step in kinds]
 

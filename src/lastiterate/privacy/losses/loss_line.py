@@ -11,9 +11,9 @@ import math
 
 import numpy as np
 
+from lastiterate.arrays import FloatArray
 from lastiterate.privacy.losses.loss_cumulant import LossCumulant
 from lastiterate.privacy.mixtures.contour import Line, Unreliable
-from lastiterate.values import Array
 
 _OF_GAUSSIAN = 4.5  # standard deviations over width of a cutoff that leaves a Gaussian alone
 _LITTLE = 0.5  # noise with which losses cluster by how often the canary was used
@@ -173,7 +173,7 @@ def flat_line(
             raise Unreliable
         count = math.ceil(end / spacing) + 1
         values = cumulant.along(theta, spacing, count, resolution)
-        u = spacing * np.arange(count)
+        u = spacing * np.arange(count, dtype=np.float64)
         if end >= last:
             break
         rest = float(values[2 * count // 3 :].real.max()) - value + log_scale - math.log(max(end * deviation, 1.0))
@@ -187,7 +187,7 @@ def flat_line(
     return Line(z, values, spacing)
 
 
-def _log_flat(x: Array) -> Array:
+def _log_flat(x: FloatArray) -> FloatArray:
     """log Q(16, x^2 / 2), a sum of 16 terms."""
     square = 0.5 * x * x
     total = np.ones_like(x)

@@ -14,11 +14,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from lastiterate.arrays import FloatArray
 from lastiterate.privacy.losses.loss_cumulant import LossCumulant
 from lastiterate.privacy.losses.loss_line import chernoff, chernoff_bound_at, period, start, tilt_for
 from lastiterate.privacy.losses.proved_step import ULP, ProvedStep, proved_step
 from lastiterate.privacy.mixtures.contour import Unreliable
-from lastiterate.values import Array
 
 _EXCESS = 2e-7  # what smoothing may add to epsilon, relative to max(1, epsilon)
 _EXCESS_OF_SMALL = 1e-3  # and relative to epsilon
@@ -46,9 +46,9 @@ class SmoothedLine:
     theta: float
     spacing: float
     width: float
-    log_modulus: Array  # at u = 0, spacing, ...; with the smoothing, and half weight at 0
-    phase: Array
-    log_upper: Array  # of modulus plus error
+    log_modulus: FloatArray  # at u = 0, spacing, ...; with the smoothing, and half weight at 0
+    phase: FloatArray
+    log_upper: FloatArray  # of modulus plus error
     vanished: tuple[float, float]  # sums of the rest of the moduli, over |z (z + 1)| and as they are, to log_upper[0]
     count: int  # of all nodes
     left_out: float  # probability
@@ -150,10 +150,12 @@ def _levelled(cumulant: LossCumulant, *, worse: bool) -> LossCumulant:
     levels = math.isqrt(_LEVELS) if both else _LEVELS
     rates, sigmas = _moved(cumulant.rates, levels, up=worse), _moved(cumulant.sigmas, levels, up=not worse)
     kinds, index = np.unique(np.stack((rates, sigmas)), axis=1, return_inverse=True)
-    return replace(cumulant, counts=np.bincount(index.ravel(), cumulant.counts), rates=kinds[0], sigmas=kinds[1])
+    return replace(
+        cumulant, counts=np.bincount(index.ravel(), cumulant.counts).astype(np.float64), rates=kinds[0], sigmas=kinds[1]
+    )
 
 
-def _moved(values: Array, levels: int, *, up: bool) -> Array:
+def _moved(values: FloatArray, levels: int, *, up: bool) -> FloatArray:
     """Each value moved up or down to one of so many between the smallest and the largest."""
     grid = np.geomspace(values.min(), values.max(), levels)
     grid[0], grid[-1] = values.min(), values.max()
@@ -243,7 +245,7 @@ def _line(cumulant: LossCumulant, theta: float, spacing: float, count: int, widt
         active = count
     else:  # on their own, fewer nodes are also more exact
         parts = {}
-    u = spacing * np.arange(count)
+    u = spacing * np.arange(count, dtype=np.float64)
     smoothing = 0.5 * width**2 * (theta * (theta + 1.0) - u * u)
     now = slice(0, max(active, 2))
     log_modulus, phase = smoothing[now].copy(), width**2 * (theta + 0.5) * u[now]
@@ -266,7 +268,9 @@ def _line(cumulant: LossCumulant, theta: float, spacing: float, count: int, widt
     return SmoothedLine(cumulant, theta, spacing, width, log_modulus, phase, log_upper, vanished, count, left_out)
 
 
-def _vanishing(cumulant: LossCumulant, order: float, spacing: float, count: int) -> tuple[Array, dict[int, ProvedStep]]:
+def _vanishing(
+    cumulant: LossCumulant, order: float, spacing: float, count: int
+) -> tuple[FloatArray, dict[int, ProvedStep]]:
     """log of a bound on |exp K(theta + iu)| / exp K(theta), from as many kinds of steps as it takes to vanish.
 
     Later kinds are only looked at where earlier ones leave something. Also those that were looked at everywhere.

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import expit
 
+from lastiterate.arrays import FloatArray
 from lastiterate.privacy.losses.fourier_sums import characteristic
 from lastiterate.privacy.losses.loss_cumulant import Certain
 from lastiterate.privacy.losses.step_loss import Nodes, StepLoss, weighted_rise
 from lastiterate.privacy.mixtures.contour import Unreliable
-from lastiterate.values import Array
 
 ULP = 2.0**-52
 _OF_FFT = 12.0  # Higham has 7 for radix 2: in units of half an ulp, log2 of the size, and the norm of the result
@@ -32,9 +32,9 @@ class ProvedStep:
     log_total: float
     error_of_total: float  # of log_total
     mean: float  # of the loss under the tilt, or any number close to it, by which the phase is reduced
-    log_modulus: Array
-    phase: Array
-    log_upper: Array  # log of modulus plus the largest error of the complex value
+    log_modulus: FloatArray
+    phase: FloatArray
+    log_upper: FloatArray  # log of modulus plus the largest error of the complex value
 
 
 def proved_step(step: StepLoss | Certain, order: float, spacing: float, count: int) -> ProvedStep:

@@ -14,8 +14,8 @@ from functools import cached_property, lru_cache
 import numpy as np
 from scipy.special import expit, ndtr, ndtri_exp
 
+from lastiterate.arrays import FloatArray, IntArray
 from lastiterate.privacy.mixtures.contour import Unreliable
-from lastiterate.values import Array
 
 _PANEL_NODES = 32
 _TURN = 24.0  # radians that the integrand may turn, or units of log that it may grow, in half a panel
@@ -32,10 +32,10 @@ _HALF_LOG_TWO_PI = 0.5 * math.log(2.0 * math.pi)
 class Nodes:
     """A quadrature: nodes, losses there, and the logarithms of its weights times the density of N(0, 1)."""
 
-    x: Array
-    loss: Array
-    log_weight: Array
-    ends: Array  # of the panels, in x
+    x: FloatArray
+    loss: FloatArray
+    log_weight: FloatArray
+    ends: FloatArray  # of the panels, in x
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,7 +52,7 @@ class StepLoss:
     log_left_out: float
     cap: float = math.inf
 
-    def loss(self, x: Array) -> Array:
+    def loss(self, x: FloatArray) -> FloatArray:
         """L(x)."""
         exponent = self.slope * x - 0.5 * self.slope**2
         small = np.log1p(self.rate * np.expm1(np.minimum(exponent, 1.0)))
@@ -143,7 +143,7 @@ class StepLoss:
     def _known(self) -> dict[float, Nodes]:
         return {}
 
-    def _ends(self, size: float, fineness: float) -> Array:
+    def _ends(self, size: float, fineness: float) -> FloatArray:
         """Ends of panels: about as dense as |s| L' + |x| + 4 over _TURN, and as the distance from the bend asks for."""
         low, high = self.window
         width = math.pi / self.slope
@@ -189,7 +189,7 @@ class StepLoss:
         return float(np.logaddexp.reduce(bound + np.log(half[:, 0] * 64.0 / 15.0)))
 
 
-def moments_of(steps: list[StepLoss], order: float, known: dict[float, Segments] | None = None) -> Array:
+def moments_of(steps: list[StepLoss], order: float, known: dict[float, Segments] | None = None) -> FloatArray:
     """log E exp(s L) on the window, mean and variance of L under the tilt exp(s L) at a real s: a row for each step.
 
     Their nodes serve all orders up to a power of four; ``known`` keeps them from one order to the next.
@@ -221,10 +221,10 @@ def moments_of(steps: list[StepLoss], order: float, known: dict[float, Segments]
 class Segments:
     """The nodes of several steps, one after the other."""
 
-    loss: Array
-    log_weight: Array
-    starts: Array
-    lengths: Array
+    loss: FloatArray
+    log_weight: FloatArray
+    starts: IntArray
+    lengths: IntArray
 
     @classmethod
     def of(cls, nodes: list[Nodes]) -> Segments:
@@ -233,26 +233,26 @@ class Segments:
         loss, log_weight = (np.concatenate([getattr(each, name) for each in nodes]) for name in ("loss", "log_weight"))
         return cls(loss, log_weight, starts, lengths)
 
-    def sums(self, values: Array) -> Array:
+    def sums(self, values: FloatArray) -> FloatArray:
         """The sum over each step's nodes."""
         if self.lengths.size == 1:
             return np.array([values.sum()])
         return np.add.reduceat(values, self.starts)
 
-    def largest(self, values: Array) -> Array:
+    def largest(self, values: FloatArray) -> FloatArray:
         """The largest of each step's nodes."""
         return np.maximum.reduceat(values, self.starts)
 
-    def spread(self, values: Array) -> Array:
+    def spread(self, values: FloatArray) -> FloatArray:
         """One value for each step, at each of its nodes."""
         return np.repeat(values, self.lengths)
 
 
-def weighted_rise(nodes: Nodes | Segments, order: float) -> Array:
+def weighted_rise(nodes: Nodes | Segments, order: float) -> FloatArray:
     """exp(s L) - 1 - s (e^L - 1) at each node, times its weight."""
     weight, loss = np.exp(nodes.log_weight), nodes.loss
 
-    def growth(factor: float) -> Array:  # of exp(factor L) over 1; it may be large where the weight is small
+    def growth(factor: float) -> FloatArray:  # of exp(factor L) over 1; it may be large where the weight is small
         exponent = factor * loss
         small = weight * np.expm1(np.minimum(exponent, 1.0))
         return np.where(exponent < 1.0, small, np.exp(nodes.log_weight + exponent) - weight)
@@ -261,6 +261,6 @@ def weighted_rise(nodes: Nodes | Segments, order: float) -> Array:
 
 
 @lru_cache(maxsize=1)
-def _legendre() -> tuple[Array, Array]:
+def _legendre() -> tuple[FloatArray, FloatArray]:
     node, weight = np.polynomial.legendre.leggauss(_PANEL_NODES)
     return node, np.log(weight)
