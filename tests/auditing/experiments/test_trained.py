@@ -36,8 +36,8 @@ def test_the_declared_training_passes_whatever_is_said_of_it():
     for seed in range(20):
         sizes = poisson_sizes(RUN, 401, seed)
         said = li.Trained(0.0, steps=8, batch_sizes=sizes, noise_multiplier=np.full(8, 1.0), dataset_size=401)
-        said.check(RUN)
-    li.Trained(0.0).check(RUN)
+        assert said.check(RUN) is None
+    assert li.Trained(0.0).check(RUN) is None
     decaying = RUN.replace(noise_multiplier=np.linspace(2.0, 1.0, 8))
     li.Trained(0.0, noise_multiplier=np.linspace(2.0, 1.0, 8)).check(decaying)
 
@@ -77,7 +77,7 @@ def test_other_samplings_have_batches_of_one_size(sampling):
 def test_a_batch_may_be_empty_and_tiny_batches_are_not_judged_by_their_spread():
     rare = li.DPSGD(steps=50, sample_rate=0.001, noise_multiplier=1.0)
     li.Trained(0.0, batch_sizes=np.zeros(50, int), dataset_size=100).check(rare)
-    li.Trained(0.0, batch_sizes=[1] * 50).check(rare)
+    assert li.Trained(0.0, batch_sizes=[1] * 50).check(rare) is None
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy.special import ndtr
 
 import lastiterate as li
-from lastiterate.privacy import proved_ends
+from lastiterate.privacy.losses import proved_ends
 from lastiterate.privacy.losses.loss_cumulant import LossCumulant
 from lastiterate.privacy.losses.proved_ends import proved_epsilon, smoothed_line
 from lastiterate.privacy.losses.step_loss import StepLoss

@@ -7,6 +7,7 @@ theorems. Where two lines do not agree, the value is the proved upper end.
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -117,7 +118,7 @@ class CompositionPair:
     def _epsilon(self, log_delta: float) -> float:
         try:
             value = self._by_two_lines(log_delta)
-        except (Unreliable, OverflowError):
+        except ArithmeticError:  # Unreliable, or out of the range of floats: what holds anyway
             return self._proved(log_delta, None)[1]
         return value
 
@@ -132,7 +133,7 @@ class CompositionPair:
     def _bracket(self, log_delta: float) -> tuple[float, float]:
         try:
             value = self._by_two_lines(log_delta)
-        except (Unreliable, OverflowError):
+        except ArithmeticError:  # Unreliable, or out of the range of floats: what holds anyway
             return self._proved(log_delta, None)
         return self._proved(log_delta, value)
 
@@ -145,7 +146,7 @@ class CompositionPair:
             if add_matters(self._add, upper, log_delta):
                 bounds = proved_epsilon(self._add, log_delta, near)
                 lower, upper = max(lower, bounds[0]), max(upper, bounds[1])
-        except (Unreliable, OverflowError):
+        except ArithmeticError:  # Unreliable, or out of the range of floats: what holds anyway
             lower, upper = 0.0, math.inf
         if not (math.isfinite(upper) and upper - lower <= _WIDE * max(1.0, upper)):
             value = np.float64(log_delta)
@@ -158,15 +159,17 @@ class CompositionPair:
             result = log_delta_of(self.cumulant, epsilon)
             if add_matters(self._add, epsilon, result):
                 result = max(result, log_delta_of(self._add, epsilon))
-        except (Unreliable, OverflowError):
-            result = max(proved_log_delta(cumulant, epsilon) for cumulant in (self.cumulant, self._add))
-            result = min(result, float(self._told[1].log_delta(np.float64(epsilon))), 0.0)
+        except ArithmeticError:  # Unreliable, or out of the range of floats: what holds anyway
+            result = min(float(self._told[1].log_delta(np.float64(epsilon))), 0.0)
+            with suppress(ArithmeticError):
+                proved = max(proved_log_delta(cumulant, epsilon) for cumulant in (self.cumulant, self._add))
+                result = min(result, proved)
         return result
 
     def _fnr(self, fpr: float) -> float:
         try:
             return fnr_of(self.cumulant, fpr)
-        except (Unreliable, OverflowError):
+        except ArithmeticError:  # Unreliable, or out of the range of floats: what holds anyway
             return float(self._told[1].fnr(np.float64(fpr)))
 
 

@@ -206,6 +206,8 @@ def period(
 ) -> float:
     """How far apart repetitions must be for aliases to be exp(-negligible) of results of size exp(-exponent)."""
     deviation = math.sqrt(cumulant.real(theta)[2])
+    if not deviation > 0.0:  # all that is left of the loss is one value
+        raise Unreliable
     spans = [deviation]
     for pole in poles:
         at_pole = cumulant.real(pole)[0] - pole * loss

@@ -229,6 +229,8 @@ class Segments:
     @classmethod
     def of(cls, nodes: list[Nodes]) -> Segments:
         lengths = np.array([each.loss.size for each in nodes])
+        if not lengths.all():  # all losses of a step are left out
+            raise Unreliable
         starts = np.concatenate(([0], np.cumsum(lengths)[:-1]))
         loss, log_weight = (np.concatenate([getattr(each, name) for each in nodes]) for name in ("loss", "log_weight"))
         return cls(loss, log_weight, starts, lengths)
