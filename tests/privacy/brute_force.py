@@ -210,12 +210,31 @@ def two_step_delta(rates, sigmas, epsilon: float) -> tuple[float, float]:
 def _two_steps(rates, sigmas, epsilon: float, add: bool) -> float:
     (rate, other), (sigma, other_sigma) = rates, sigmas
     edges = np.linspace(-13.0 * sigma, 1.0 + 13.0 * sigma, 400)
+    if other < 1.0:
+        edges = _finer(edges, _where_loss_is(-math.log1p(-other) + (-epsilon if add else epsilon), rate, sigma))
     half = 0.5 * np.diff(edges)
     x = ((0.5 * (edges[1:] + edges[:-1]))[:, None] + half[:, None] * _NODES).ravel()
     q = np.exp(-0.5 * (x / sigma) ** 2) / (sigma * math.sqrt(2.0 * math.pi))
     loss = _one_loss(x, rate, sigma)
     weight = (half[:, None] * _WEIGHTS).ravel() * (q if add else q * np.exp(loss))
     return float(weight @ _one_step(epsilon + loss if add else epsilon - loss, other, other_sigma, add))
+
+
+def _where_loss_is(loss: float, rate: float, sigma: float) -> float | None:
+    """Where one step has this loss; None: it never has."""
+    least = math.log1p(-rate) if rate < 1.0 else -math.inf
+    if loss <= least:
+        return None
+    return 0.5 + sigma**2 * (loss + math.log(-math.expm1(least - loss)) - math.log(rate))
+
+
+def _finer(edges: np.ndarray, kink: float | None) -> np.ndarray:
+    """Edges that crowd where the second step begins to matter, beyond which the integrand is as good as constant."""
+    if kink is None or not edges[0] < kink < edges[-1]:
+        return edges
+    near = (edges[1] - edges[0]) * 2.0 ** -np.arange(40.0)
+    crowd = np.concatenate(([kink], kink + near, kink - near))
+    return np.unique(np.clip(np.concatenate((edges, crowd)), edges[0], edges[-1]))
 
 
 def _one_loss(x, rate, sigma):
