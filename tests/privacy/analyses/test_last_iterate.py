@@ -231,3 +231,15 @@ def test_just_below_a_flat_delta_epsilon_is_where_it_falls():
     lower, upper = curve.bracket(rate)
     assert lower == 0.0
     assert upper > 20.0
+
+
+def test_where_rounding_decides_epsilon_is_beside_the_root_and_not_at_the_end_of_the_search():
+    """Newton's steps go back and forth between two places that differ by the last digit of delta."""
+    curve = li.last_iterate(li.DPSGD(1, 0.5, 0.03777603447696499))
+    deltas = 0.5 * (1.0 - np.array([1e-9, 1e-10, 1e-11, 1e-12, 1e-13]))
+    epsilons = np.array([curve.epsilon(delta) for delta in deltas])
+    assert np.all(np.diff(epsilons) < 0.0)
+    assert epsilons[3] == pytest.approx(162.35, abs=0.01)
+    for delta, epsilon in zip(deltas, epsilons, strict=True):
+        lower, upper = curve.bracket(delta)
+        assert lower <= epsilon <= upper

@@ -110,8 +110,8 @@ def _newton(
     """The loss at the root, and the root.
 
     ``gap_and_step`` says how far from the goal a place is, positive where y is too large, and what Newton's method
-    would add to y. That step is taken while it stays within the bracket and halves the gap each time; otherwise the
-    bracket is narrowed to the place just seen, and halved if the step leaves it.
+    would add to y. Every place that was seen narrows the bracket. The step is taken while it stays within the bracket
+    and halves the gap each time; otherwise the bracket is halved if the step leaves it.
 
     The last step is so short that the loss is extrapolated along it, not evaluated once more. Problems that do not
     converge end at the upper end of their bracket, where the loss is at least the one sought.
@@ -128,10 +128,10 @@ def _newton(
         if every(done):
             return now.loss + change, y + step
         newton = y + step
+        low, high = pick(gap < 0, y, low), pick(gap > 0, y, high)
         if every(done | ((newton > low) & (newton < high) & (size < 0.5 * before))):
             y, before = newton, size
             continue
-        low, high = pick(gap < 0, y, low), pick(gap > 0, y, high)
         if every(done | (high - low <= _SMALLEST_BRACKET * np.maximum(np.abs(high), np.abs(low)))):
             break
         y = pick(done | ((newton > low) & (newton < high)), newton, 0.5 * (low + high))
