@@ -160,3 +160,17 @@ def test_a_signal_while_a_trainer_works_is_130(folder):
     errors = process.communicate(timeout=60)[1]
     assert process.returncode == 130
     assert "Traceback" not in errors
+
+
+@pytest.mark.parametrize(("output", "status"), [([], 0), (["--output", "pictures"], 2)])
+def test_without_libraries_for_pictures_a_report_is_still_a_report_and_pictures_are_refused_first(
+    folder, output, status
+):
+    store = f"plain{status}.sqlite"
+    command = ["audit", "--trainer", "mine.py:correct", "--models", "8", "--store", store, *output]
+    code = f"import sys\nsys.modules['altair'] = None\nfrom lastiterate.cli.app import app\napp({command!r})"
+    process = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=False)
+    assert process.returncode == status, process.stderr
+    assert "plots need altair" in (process.stdout if status == 0 else process.stderr)
+    assert ("Verdict:" in process.stdout) == (status == 0)
+    assert (folder / store).exists() == (status == 0)
