@@ -3,18 +3,6 @@
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from lastiterate.optimizer import SGD
-from lastiterate.privacy.analyses.calibrate import calibrate
-from lastiterate.privacy.analyses.composition import composition
-from lastiterate.privacy.analyses.full_batch import full_batch
-from lastiterate.privacy.analyses.grid import last_iterate_epsilon
-from lastiterate.privacy.analyses.last_iterate import last_iterate
-from lastiterate.privacy.analyses.max_over_steps import max_over_steps
-from lastiterate.privacy.analyses.no_amplification import no_amplification
-from lastiterate.privacy.curve import PrivacyCurve
-from lastiterate.run import DPSGD
-from lastiterate.trainer_failure import TrainerFailed
-
 if TYPE_CHECKING:
     from lastiterate.auditing.conduct import audit
     from lastiterate.auditing.evidence.estimate import Estimate, estimate
@@ -22,6 +10,17 @@ if TYPE_CHECKING:
     from lastiterate.integrations.dp_accounting import LastIterateAccountant
     from lastiterate.integrations.history import HeuristicWarning
     from lastiterate.integrations.opacus import register_opacus
+    from lastiterate.optimizer import SGD
+    from lastiterate.privacy.analyses.calibrate import calibrate
+    from lastiterate.privacy.analyses.composition import composition
+    from lastiterate.privacy.analyses.full_batch import full_batch
+    from lastiterate.privacy.analyses.grid import last_iterate_epsilon
+    from lastiterate.privacy.analyses.last_iterate import last_iterate
+    from lastiterate.privacy.analyses.max_over_steps import max_over_steps
+    from lastiterate.privacy.analyses.no_amplification import no_amplification
+    from lastiterate.privacy.curve import PrivacyCurve
+    from lastiterate.run import DPSGD
+    from lastiterate.trainer_failure import TrainerFailed
 
 __version__ = "0.1.0"
 
@@ -47,15 +46,27 @@ __all__ = [
 ]
 
 
-# Takes long to import, or few need it: loaded when first asked for. Type checkers read the imports above.
+# Everything is loaded when it is first asked for: some takes long, few need all, and the command line must be able to
+# say what Ctrl-C does before NumPy is loaded. Type checkers read the imports above.
 _LOADED_WHEN_ASKED_FOR = {
-    "Estimate": "lastiterate.auditing.evidence.estimate",
-    "HeuristicWarning": "lastiterate.integrations.history",
-    "LastIterateAccountant": "lastiterate.integrations.dp_accounting",
-    "Trained": "lastiterate.auditing.experiments.trained",
-    "audit": "lastiterate.auditing.conduct",
-    "estimate": "lastiterate.auditing.evidence.estimate",
-    "register_opacus": "lastiterate.integrations.opacus",
+    "DPSGD": "run",
+    "SGD": "optimizer",
+    "Estimate": "auditing.evidence.estimate",
+    "HeuristicWarning": "integrations.history",
+    "LastIterateAccountant": "integrations.dp_accounting",
+    "PrivacyCurve": "privacy.curve",
+    "Trained": "auditing.experiments.trained",
+    "TrainerFailed": "trainer_failure",
+    "audit": "auditing.conduct",
+    "calibrate": "privacy.analyses.calibrate",
+    "composition": "privacy.analyses.composition",
+    "estimate": "auditing.evidence.estimate",
+    "full_batch": "privacy.analyses.full_batch",
+    "last_iterate": "privacy.analyses.last_iterate",
+    "last_iterate_epsilon": "privacy.analyses.grid",
+    "max_over_steps": "privacy.analyses.max_over_steps",
+    "no_amplification": "privacy.analyses.no_amplification",
+    "register_opacus": "integrations.opacus",
 }
 
 if not TYPE_CHECKING:
@@ -63,4 +74,7 @@ if not TYPE_CHECKING:
     def __getattr__(name: str) -> object:
         if name not in _LOADED_WHEN_ASKED_FOR:
             raise AttributeError(f"module 'lastiterate' has no attribute {name!r}")
-        return getattr(import_module(_LOADED_WHEN_ASKED_FOR[name]), name)
+        return getattr(import_module(f"lastiterate.{_LOADED_WHEN_ASKED_FOR[name]}"), name)
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})
