@@ -16,7 +16,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "lastiterate"
 
 # What everything else stands on: what a run is, checks, arrays, rows, files, bars.
 FOUNDATIONS = {"arrays", "extras", "fields", "machine", "optimizer", "progress_bar", "rows", "run", "trainer_failure"}
-FOUNDATIONS |= {"training_diverged", "training_progress", "values", "whole_file"}
+FOUNDATIONS |= {"scratch", "training_diverged", "training_progress", "values", "whole_file"}
 WORDS = {"answers", "vocabulary", "wording"}
 PRIVACY = {"privacy.curve", "privacy.mixtures", "privacy.losses", "privacy.analyses"}
 TRAINING = {"batch_order", "data", "training"}
@@ -29,10 +29,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "machine": set(),
     "progress_bar": set(),
     "rows": set(),
+    "scratch": set(),
     "training_diverged": set(),
     "trainer_failure": set(),
     "training_progress": {"progress_bar"},
-    "whole_file": set(),
+    "whole_file": {"scratch"},
     "values": {"arrays"},
     "optimizer": {"arrays", "values"},
     "run": {"arrays", "optimizer", "values", "integrations.opacus_run"},  # `DPSGD.from_opacus`

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import platform
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -31,6 +30,7 @@ from lastiterate.auditing.stores.store import Store
 from lastiterate.auditing.stores.trials import ScoredTrials
 from lastiterate.fields import Fields
 from lastiterate.run import DPSGD
+from lastiterate.scratch import scratch_folder
 from lastiterate.trainer_failure import TrainerFailed
 from lastiterate.wording import spell
 
@@ -120,7 +120,7 @@ def collected(
     computer = find_engine(engine)
     asked = question or Question()
     asked.check(experiment.run, kind_of(experiment.design, Unknown()))
-    with tempfile.TemporaryDirectory() as scratch, _open(store or Path(scratch) / "audit.sqlite", experiment) as kept:
+    with scratch_folder() as scratch, _open(store or scratch / "audit.sqlite", experiment) as kept:
         _fill(experiment, kept, computer, asked, progress)
         yield kept
 
