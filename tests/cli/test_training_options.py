@@ -1,4 +1,4 @@
-"""Ctrl-C while a command trains; what people then read is tested with the commands."""
+"""Ctrl-C and SIGTERM while a command trains; what people then read is tested with the commands."""
 
 from __future__ import annotations
 
@@ -6,26 +6,27 @@ import signal
 
 import pytest
 
-from lastiterate.cli.audit_actions import ending_at_once
 from lastiterate.cli.training_options import resumable
 
 
-@pytest.mark.parametrize("before", [signal.default_int_handler, signal.SIG_IGN])
-def test_the_handler_of_ctrl_c_is_afterwards_what_it_was(tmp_path, before):
-    own = signal.signal(signal.SIGINT, before)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("ignored", [True, False])
+def test_the_handler_of_a_signal_is_afterwards_what_it_was(tmp_path, number, ignored):
+    usual = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+    before = signal.SIG_IGN if ignored else usual
+    own = signal.signal(number, before)
     try:
         with resumable(tmp_path):
-            assert (signal.getsignal(signal.SIGINT) is before) == (before is signal.SIG_IGN)
-        assert signal.getsignal(signal.SIGINT) is before
+            assert (signal.getsignal(number) is before) == ignored
+        assert signal.getsignal(number) is before
     finally:
-        signal.signal(signal.SIGINT, own)
+        signal.signal(number, own)
 
 
 def test_a_handler_that_python_did_not_install_is_left_alone(tmp_path, monkeypatch):
     monkeypatch.setattr(signal, "getsignal", lambda number: None)  # as where a program embeds Python
     handlers = []
     monkeypatch.setattr(signal, "signal", lambda number, handler: handlers.append(handler))
-    for within in (resumable(tmp_path), ending_at_once()):
-        with within:
-            pass
+    with resumable(tmp_path):
+        pass
     assert handlers == []

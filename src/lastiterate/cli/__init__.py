@@ -3,6 +3,10 @@
 
 def main() -> None:
     """Run the ``lastiterate`` command."""
+    from lastiterate.cli.stopping import watch
+
+    watch()
+
     from lastiterate.cli.app import app
 
     app(prog_name="lastiterate")

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, NoReturn
-
-import typer
+from typing import TYPE_CHECKING, Annotated
 
 from lastiterate.cli.errors import OptionError
 from lastiterate.cli.options import choice, number_option, option
+from lastiterate.cli.stopping import leaving_with
+from lastiterate.wording import printable
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
     from lastiterate.auditing.engines.engine import Engine
@@ -39,26 +36,6 @@ class EngineOptions:
         return Ray(address=self.address, gpus=self.gpus)
 
 
-@contextmanager
-def resumable(store: Path) -> Iterator[None]:
-    """Ctrl-C says how to resume, and ends the program at once.
-
-    By a handler of the signal, since an exception that arises within a callback of JAX is lost.
-    """
-    before = signal.getsignal(signal.SIGINT)
-    replaced = before is signal.default_int_handler  # not ignored, as in the background of a script
-    if replaced:
-        signal.signal(signal.SIGINT, lambda number, frame: leave_resumable(store))
-    try:
-        yield
-    except KeyboardInterrupt:
-        leave_resumable(store)
-    finally:
-        if replaced:
-            signal.signal(signal.SIGINT, before)
-
-
-def leave_resumable(store: Path) -> NoReturn:
-    """Say how to resume, and leave at once: JAX, interrupted while it compiles, crashes when Python tidies up."""
-    typer.echo(f"\nstopped; what was trained is in {store}: the same command resumes", err=True)
-    os._exit(130)
+def resumable(store: Path) -> AbstractContextManager[None]:
+    """Ctrl-C and SIGTERM say how to resume, and end the program at once."""
+    return leaving_with(f"stopped; what was trained is in {printable(str(store))}: the same command resumes")

@@ -1,0 +1,162 @@
+"""Ctrl-C and SIGTERM, sent to real processes at any moment: one sentence, a status, and nothing is left behind.
+
+All of it takes about a minute; ``python -m tests.cli.test_stopping 200`` sends as many signals at random moments.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+RUN = "--steps 1000 --sample-rate 0.01 --noise-multiplier 1 --delta 1e-5"
+COMMANDS = ["audit --models 64 --store s.sqlite", f"epsilon {RUN} --plot a.html", "audit-lm --help", "probe shift"]
+TRAINER = """
+import os, signal, subprocess, sys, time
+import lastiterate as li
+run = li.DPSGD(steps=30, sample_rate=0.1, noise_multiplier=1.0)
+
+def slow(seed, canary):
+    open("began", "w").close()
+    time.sleep(60)
+
+def forks(seed, canary):
+    child = os.fork()
+    if child == 0:
+        time.sleep(60)
+        os._exit(0)
+    time.sleep(0.1)
+    os.kill(child, signal.SIGTERM)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGTERM
+    return float(seed % 7 + canary)
+"""
+
+
+def start(folder, command, **environment):
+    (folder / "temporary").mkdir(exist_ok=True)
+    return subprocess.Popen(
+        [sys.executable, "-m", "lastiterate", *command.split()],
+        cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env={**os.environ, "TMPDIR": str(folder / "temporary"), **environment},
+    )  # fmt: skip
+
+
+def is_left_behind(folder):
+    return [*(folder / "temporary").iterdir(), *folder.rglob("*.part")]
+
+
+def has_begun(process):
+    """Whether Python itself has started, for which nobody can answer: the program's first act is to catch SIGTERM."""
+    if process.poll() is not None:
+        return True
+    caught = re.search(r"SigCgt:\s*(\w+)", Path(f"/proc/{process.pid}/status").read_text())
+    return caught is not None and bool(int(caught[1], 16) >> (signal.SIGTERM - 1) & 1)
+
+
+def stop(folder, command, number, seconds):
+    """What went wrong, if anything, where a signal came so many seconds after the program began."""
+    process = start(folder, command)
+    while not has_begun(process):
+        time.sleep(0.002)
+    time.sleep(seconds)
+    process.send_signal(number)
+    errors = process.communicate(timeout=120)[1]
+    if process.returncode in (0, 1, 4) and not errors:  # it was done before
+        return ""
+    sentence = r"stopped(; what was trained is in .*: the same command resumes)?\n"
+    fine = process.returncode == {signal.SIGINT: 130, signal.SIGTERM: 143}[number] and re.fullmatch(sentence, errors)
+    left = is_left_behind(folder)
+    return "" if fine and not left else f"{command} after {seconds:.3f} s: {process.returncode}, {errors}, left {left}"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_signal_in_the_first_seconds_is_one_sentence(tmp_path, command, number):
+    generator = random.Random(f"{command} {number}")
+    moments = [generator.uniform(0.0, 1.5) for _ in range(3)]
+    assert [stop(tmp_path, command, number, seconds) for seconds in moments] == ["", "", ""]
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_while_models_are_trained_says_how_to_resume(tmp_path, number, status):
+    (tmp_path / "mine.py").write_text(TRAINER)
+    process = start(tmp_path, "audit --trainer mine.py:slow --models 4 --store s.sqlite")
+    while not (tmp_path / "began").exists():
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(number)
+    output, errors = process.communicate(timeout=60)
+    assert (process.returncode, output) == (status, "")
+    assert errors == "stopped; what was trained is in s.sqlite: the same command resumes\n"
+    assert not is_left_behind(tmp_path)
+
+
+def test_a_signal_to_a_process_that_a_trainer_forks_does_not_stop_the_audit(tmp_path):
+    (tmp_path / "mine.py").write_text(TRAINER)
+    command = "audit --trainer mine.py:forks --models 2 --method clopper-pearson --store s.sqlite --json"
+    process = start(tmp_path, command)
+    output, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, errors
+    assert '"verdict"' in output
+
+
+def test_a_main_thread_that_sees_no_signal_is_stopped_too(tmp_path):
+    code = (
+        "from lastiterate.cli.stopping import watch\nwatch()\nprint('began', flush=True)\n"
+        "import ctypes\nctypes.CDLL(None).sleep(60) == 0 or ctypes.CDLL(None).sleep(60)\nprint('slept')"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path
+    )
+    assert process.stdout.readline() == "began\n"
+    time.sleep(0.3)
+    process.send_signal(signal.SIGINT)
+    output, errors = process.communicate(timeout=30)
+    assert (process.returncode, output, errors) == (130, "", "stopped\n")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_temporary_folders_go(tmp_path, number):
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    code = (
+        "import time\nfrom lastiterate.cli.stopping import watch\nfrom lastiterate.scratch import scratch_folder\n"
+        "watch()\nwith scratch_folder() as folder:\n    (folder / 'a').touch()\n"
+        "    print(folder, flush=True)\n    time.sleep(SECONDS)"
+    )
+    environment = {**os.environ, "TMPDIR": str(temporary)}
+
+    def begin(seconds):
+        command = [sys.executable, "-c", code.replace("SECONDS", str(seconds))]
+        return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+
+    alive, process = begin(60), begin(60)
+    kept, folder = alive.stdout.readline().strip(), process.stdout.readline().strip()
+    process.send_signal(number)
+    process.communicate(timeout=30)
+    assert os.path.exists(folder) == (number == signal.SIGKILL)  # noqa: PTH110
+    begin(0).communicate(timeout=30)  # the next removes what a dead process has left, and nothing of a living one
+    assert [str(path) for path in temporary.iterdir()] == [kept]
+    alive.terminate()
+    alive.communicate(timeout=30)
+    assert not list(temporary.iterdir())
+
+
+if __name__ == "__main__":
+    import tempfile
+
+    count = int(sys.argv[1])
+    generator, wrong = random.Random(0), []
+    for _ in range(count):
+        with tempfile.TemporaryDirectory() as folder:
+            number = generator.choice([signal.SIGINT, signal.SIGTERM])
+            wrong += filter(None, [stop(Path(folder), generator.choice(COMMANDS), number, generator.uniform(0.0, 4.0))])
+    print(*wrong, f"{count - len(wrong)} of {count} signals were answered by one sentence and left nothing", sep="\n")
+    sys.exit(bool(wrong))
