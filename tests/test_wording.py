@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import lastiterate as li
-from lastiterate.wording import describe, spell, spell_up
+from lastiterate.wording import describe, printable, spell, spell_up
 
 
 def test_runs_are_described_in_plain_words():
@@ -14,3 +14,8 @@ def test_runs_are_described_in_plain_words():
     )
     assert [spell_up(value) for value in (0.1, 0.1000001, 1.0, 12345.1)] == ["0.1", "0.10001", "1", "12346"]
     assert [spell(value) for value in (1e-5, 1e-10, 1234.5678, 1.0, 2e9)] == ["1e-5", "1e-10", "1235", "1", "2e9"]
+
+
+def test_texts_of_others_are_one_line_without_commands():
+    assert printable("a\tb\nc\u2028d\x1b[31m\x00\ud800\uffff") == "a b c d\ufffd[31m\ufffd\ufffd\ufffd"
+    assert printable("é א 😀 \\ \" '") == "é א 😀 \\ \" '"

@@ -1,9 +1,10 @@
-"""The machine's cores, and the memory that this process has used."""
+"""The machine's cores, the memory that this process has used, and where a user's caches are."""
 
 from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 
 
 def cores() -> int:
@@ -19,3 +20,14 @@ def process_peak_bytes() -> int:
         return 0
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return int(peak if sys.platform == "darwin" else peak * 1024)
+
+
+def cache_folder(name: str) -> Path:
+    """The folder of this name for this package, in the place where this operating system has a user's caches."""
+    if sys.platform == "win32":
+        base = Path(os.environ.get("LOCALAPPDATA", Path.home() / "AppData" / "Local"))
+    elif sys.platform == "darwin":
+        base = Path.home() / "Library" / "Caches"
+    else:
+        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return base / "lastiterate" / name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from decimal import ROUND_CEILING, Decimal
 from typing import TYPE_CHECKING
 
@@ -14,12 +15,24 @@ if TYPE_CHECKING:
 
 CAVEAT = "The heuristic predicts, it does not guarantee."
 
+# By Unicode's categories: separators of lines and paragraphs become blanks; control characters and halves of pairs,
+# like the two code points that XML does not know, become the character that stands for what cannot be shown.
+_SHOWN = {"Zl": " ", "Zp": " ", "Cc": "\ufffd", "Cs": "\ufffd"}
+_BLANKS = str.maketrans("\t\n\r\v\f\x85\ufffe\uffff", "      \ufffd\ufffd")
+
 _SAMPLING = {
     "poisson": "Poisson sampling",
     "fixed": "batches of fixed size",
     "shuffled": "shuffled batches",
     "full": "full batches",
 }
+
+
+def printable(text: str) -> str:
+    """A text of somebody else's on one line, without characters that command a terminal or that no file can hold."""
+    if text.isprintable():
+        return text
+    return "".join(_SHOWN.get(unicodedata.category(each), each) for each in text.translate(_BLANKS))
 
 
 def per_cent(fraction: float) -> str:

@@ -30,8 +30,8 @@ def page(tmp_path_factory):
 @pytest.fixture
 def still(monkeypatch):
     """Pages with the specifications of their pictures, but without images and scripts."""
-    monkeypatch.setattr(plot_page, "_picture", lambda name, spec, words: "")
-    monkeypatch.setattr("vl_convert.javascript_bundle", lambda snippet: "")
+    monkeypatch.setattr(plot_page, "render", lambda kind, *specs: [b""] * len(specs))
+    monkeypatch.setattr(plot_page, "scripts", lambda: "")
 
 
 @pytest.fixture

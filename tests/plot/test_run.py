@@ -59,7 +59,7 @@ def test_an_existing_picture_is_replaced_and_survives_a_failure(tmp_path, chart)
     path.write_text("old")
 
     class Broken:
-        def save(self, *args, **options):
+        def to_dict(self):
             raise RuntimeError("broken")
 
     with pytest.raises(RuntimeError, match="broken"):

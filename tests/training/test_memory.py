@@ -7,8 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from lastiterate.machine import cores
-from lastiterate.training.compilation_cache import cache_folder
+from lastiterate.machine import cache_folder, cores
 from lastiterate.training.memory import (
     LARGEST_CHUNK,
     LEAST_BLOCK,
@@ -68,10 +67,10 @@ def test_compiled_programs_are_kept_in_the_users_cache_and_found_again(tmp_path,
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(sys, "platform", "linux")
     first = run_program(XDG_CACHE_HOME=str(tmp_path))
-    kept = files(cache_folder())
+    kept = files(cache_folder("compiled"))
     assert kept
     assert run_program(XDG_CACHE_HOME=str(tmp_path)) == first
-    assert files(cache_folder()) == kept
+    assert files(cache_folder("compiled")) == kept
 
 
 def test_a_cache_folder_that_the_user_has_chosen_is_used(tmp_path):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import io
 import sys
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Literal, cast, get_args
+from typing import TYPE_CHECKING, cast
 
+from lastiterate.plot.escaping import for_script, harmless
+from lastiterate.plot.rendering import Kind, Spec, render, scripts, time_limit
 from lastiterate.whole_file import check_writable, write_whole
 
 if TYPE_CHECKING:
@@ -14,10 +15,26 @@ if TYPE_CHECKING:
 
     from lastiterate.plot.style import Picture
 
-Format = Literal["png", "svg", "pdf", "html"]
-FORMATS = get_args(Format)
+FORMATS = ("png", "svg", "pdf", "html")
 
-_SHARP = 2.0  # on a dense screen; of PNG only
+_PAGE = """<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>lastiterate</title>
+</head>
+<body>
+<div id="picture"></div>
+<script type="application/json" id="spec">{spec}</script>
+<script>{scripts}</script>
+<script>
+const spec = JSON.parse(document.getElementById("spec").textContent);
+vegaEmbed("#picture", spec, {{mode: "vega-lite"}});
+</script>
+</body>
+</html>
+"""
 
 
 def check_target(path: Path) -> None:
@@ -26,6 +43,7 @@ def check_target(path: Path) -> None:
         raise ValueError(f"the plot's file must end in {', '.join(f'.{kind}' for kind in FORMATS)}, got {str(path)!r}")
     if sentence := missing_libraries():
         raise ValueError(sentence)
+    time_limit()
     check_writable(path, "plot")
 
 
@@ -40,9 +58,10 @@ def missing_libraries() -> str | None:
 def save(chart: Picture, path: Path) -> None:
     """Draw an altair chart into a file of the format that its name ends in."""
     check_target(path)
-    kind = cast("Format", path.suffix[1:].lower())
-    drawn = io.StringIO() if kind in ("html", "svg") else io.BytesIO()
-    # A page carries its scripts: it works without a network.
-    chart.save(drawn, format=kind, scale_factor=_SHARP if kind == "png" else 1.0, inline=kind == "html")
-    content = drawn.getvalue()
-    write_whole(path, content.encode() if isinstance(content, str) else content, "plot")
+    kind, spec = path.suffix[1:].lower(), harmless(chart.to_dict())
+    write_whole(path, _page(spec) if kind == "html" else render(cast("Kind", kind), spec)[0], "plot")
+
+
+def _page(spec: Spec) -> bytes:
+    """A page that carries its scripts: it works without a network."""
+    return _PAGE.format(spec=for_script(spec), scripts=scripts()).encode()

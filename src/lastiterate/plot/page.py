@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import base64
-import json
+import html
 import math
 import shlex
-from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from lastiterate.plot.audit_charts import epsilon_chart, histogram_chart, roc_chart
 from lastiterate.plot.epsilons import spell_epsilon
+from lastiterate.plot.escaping import for_script, harmless
 from lastiterate.plot.file import check_target
 from lastiterate.plot.page_style import STYLE
+from lastiterate.plot.rendering import render, scripts
 from lastiterate.plot.style import verdict_colour
 from lastiterate.vocabulary import ANALYSES, METHODS, THRESHOLDS, VERDICTS
 from lastiterate.whole_file import write_whole
-from lastiterate.wording import CAVEAT, describe, per_cent, spell
+from lastiterate.wording import CAVEAT, describe, per_cent, printable, spell
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -45,18 +46,14 @@ def write_page(result: AuditResult, path: Path) -> None:
 
 
 def _page(result: AuditResult) -> str:
-    import vl_convert
-
     charts = {
         "scores": (histogram_chart(result), "Histograms of the scores of models with and without the canary."),
         "errors": (roc_chart(result), "False negative rate against false positive rate of the attack, on log axes."),
         "epsilons": (epsilon_chart(result), "Epsilon by each analysis and by each method of estimation."),
     }
-    specs = {name: {**chart.to_dict(), "description": words} for name, (chart, words) in charts.items()}
-    pictures = "".join(_picture(name, specs[name], words) for name, (_, words) in charts.items())
-    # "<" would end the script element early if a text contained "</script>".
-    data = json.dumps(specs, allow_nan=False).replace("<", "\\u003c")
-    scripts = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
+    specs = {name: harmless({**chart.to_dict(), "description": words}) for name, (chart, words) in charts.items()}
+    images = render("svg", *specs.values())
+    pictures = "".join(_picture(name, charts[name][1], image) for name, image in zip(specs, images, strict=True))
     body = "".join(
         [
             f"<h1>{_TITLE}</h1>",
@@ -72,8 +69,8 @@ def _page(result: AuditResult) -> str:
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f"<title>{_TITLE}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n<main>\n{body}</main>\n"
-        f'<script type="application/json" id="specs">{data}</script>\n'
-        f"<script>{scripts}</script>\n<script>{_DRAW}</script>\n</body>\n</html>\n"
+        f'<script type="application/json" id="specs">{for_script(specs)}</script>\n'
+        f"<script>{scripts()}</script>\n<script>{_DRAW}</script>\n</body>\n</html>\n"
     )
 
 
@@ -211,10 +208,8 @@ def _recompute(result: AuditResult) -> str:
     return f"<p>{words}</p><pre><code>{escape(command)}</code></pre>"
 
 
-def _picture(name: str, spec: dict[str, Any], words: str) -> str:
-    import vl_convert
-
-    image = base64.b64encode(vl_convert.vegalite_to_svg(spec).encode()).decode()
+def _picture(name: str, words: str, svg: bytes) -> str:
+    image = base64.b64encode(svg).decode()
     shown = f'<img alt="{escape(words)}" src="data:image/svg+xml;base64,{image}">'
     return f'<figure id="{name}" aria-label="{escape(words)}">{shown}</figure>\n'
 
@@ -249,3 +244,8 @@ def _facts(facts: dict[str, str]) -> str:
 
 def _list(sentences: list[str]) -> str:
     return "<ul>" + "".join(f"<li>{escape(sentence)}</li>" for sentence in sentences) + "</ul>"
+
+
+def escape(text: str) -> str:
+    """A text, whatever it contains, as HTML."""
+    return html.escape(printable(text))
