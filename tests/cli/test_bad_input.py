@@ -120,12 +120,17 @@ def test_missing_plot_libraries_are_one_sentence_with_the_remedy(cli, tmp_path, 
     assert 'pip install "lastiterate[plot]"' in cli.refusal(f"{RUN} --plot {tmp_path / 'picture.png'}")
 
 
-def test_failure_while_writing_leaves_no_file(cli, tmp_path, monkeypatch):
+def test_a_picture_that_cannot_be_written_costs_the_picture_alone(cli, tmp_path, monkeypatch):
     def full_disk(self, target):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("pathlib.Path.replace", full_disk)
-    assert "No space left" in cli.refusal(f"{QUICK} --plot {tmp_path / 'picture.svg'}")
+    result = cli(f"{QUICK} --plot {tmp_path / 'picture.svg'}")
+    assert result.exit_code == 3
+    assert "last iterate (heuristic)" in result.stdout
+    assert "Picture" not in result.stdout
+    assert result.stderr.count("\n") == 1
+    assert "No space left on device; what was printed is complete" in result.stderr
     assert not list(tmp_path.iterdir())
 
 

@@ -5,10 +5,11 @@ from typing import Annotated
 import typer
 
 from lastiterate.attacks import NAMED
-from lastiterate.cli.audit_actions import described_run, ending_at_once, perform, rehearse
+from lastiterate.cli.audit_actions import check_audit, described_run, perform, rehearse
 from lastiterate.cli.audit_options import AttackName, AuditOptions, Others, QuestionOptions
 from lastiterate.cli.errors import OptionError
 from lastiterate.cli.options import Json, MethodOptions, SizeOptions, choice, integer_option, option
+from lastiterate.cli.outputs import given_files
 from lastiterate.cli.pictures import check_page
 from lastiterate.cli.training_options import EngineOptions
 from lastiterate.cli.unfold import unfold
@@ -60,13 +61,15 @@ def audit(
     check_page(options.output)
     if trainer and (attack or others):
         raise OptionError("--attack and --others do not apply to --trainer: its file defines attack, or returns scores")
+    inputs = {"--data": given_files(data), "--trainer": given_files(trainer and trainer.rpartition(":")[0])}
+    if options.store is not None:
+        check_audit(options.store, options, inputs, json)
     named = attack or "quiet"
     count = models if models is not None else (1000 if NAMED[named].kind == "OneRun" else 512)
-    with ending_at_once():
-        subject = find_subject(data, model, trainer, lambda n: described_run(size, method_, options, n))
-        chosen = subject.attack if trainer else find_attack(named, others)
+    subject = find_subject(data, model, trainer, lambda n: described_run(size, method_, options, n))
+    chosen = subject.attack if trainer else find_attack(named, others)
     computer = engine.find()
     if options.dry_run:
         rehearse(subject, chosen, count, json)
         return
-    raise typer.Exit(perform(subject, chosen, count, options, computer, asked, json))
+    raise typer.Exit(perform(subject, chosen, count, options, computer, asked, inputs, json))

@@ -1,36 +1,25 @@
 """What ``audit`` and ``audit-lm`` do alike, once they know their subject."""
 
-import signal
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from lastiterate.cli.audit_options import AuditOptions
 from lastiterate.cli.errors import OptionError
 from lastiterate.cli.options import MethodOptions, SizeOptions
+from lastiterate.cli.outputs import check_apart, store_files
+from lastiterate.cli.pictures import audit_files
 from lastiterate.cli.training_options import resumable
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from lastiterate.auditing.engines.engine import Engine
     from lastiterate.auditing.evidence.question import Question
     from lastiterate.auditing.subject import Subject
+    from lastiterate.cli.outputs import Files
     from lastiterate.optimizer import SGD
     from lastiterate.run import DPSGD
-
-
-@contextmanager
-def ending_at_once() -> Iterator[None]:
-    """Ctrl-C ends the program here without further ado. JAX, interrupted while it is imported, would crash."""
-    before = signal.getsignal(signal.SIGINT)
-    if before in (signal.SIG_IGN, None):  # as in the background of a script; not Python's
-        yield
-        return
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def described_run(
@@ -65,6 +54,7 @@ def perform(
     options: AuditOptions,
     engine: "str | Engine",
     question: "Question",
+    inputs: "Files",
     json: bool,
 ) -> int:
     """Audit the subject, show what was found, and say with which status to exit; Ctrl-C says how to resume."""
@@ -73,9 +63,17 @@ def perform(
 
     experiment = subject.experiment(attack, models, options.seed)
     store = options.store or subject.default_store(experiment)
+    check_audit(store, options, inputs, json)
     with resumable(store):
         result = conduct(experiment, question, store, engine)
     return finish(result, question, options.output, options.strict, json)
+
+
+def check_audit(store: "Path", options: AuditOptions, inputs: "Files", json: bool) -> None:
+    """Refuse a store and pictures that would replace each other, or what is read."""
+    folder = options.output or (None if json else store.parent)
+    pictures = audit_files(store, folder) if folder else []
+    check_apart({"--store": store_files(store), "the pictures": pictures}, inputs)
 
 
 def _duration(seconds: float) -> str:

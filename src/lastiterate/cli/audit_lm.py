@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
 import typer
 
-from lastiterate.cli.audit_actions import described_run, ending_at_once, perform, rehearse
+from lastiterate.cli.audit_actions import check_audit, described_run, perform, rehearse
 from lastiterate.cli.audit_options import AuditOptions, QuestionOptions
 from lastiterate.cli.errors import OptionError
 from lastiterate.cli.options import Json, MethodOptions, SizeOptions, choice, flag, integer_option, option
+from lastiterate.cli.outputs import given_files
 from lastiterate.cli.pictures import check_page
 from lastiterate.cli.training_options import EngineOptions
 from lastiterate.cli.unfold import unfold
@@ -154,23 +155,26 @@ def audit_lm(
         raise OptionError("--score must be gradient or rows with --one-run, got 'loss'")
     if canary_length < 2:
         raise OptionError(f"--canary-length must be at least 2, got {canary_length}")
+    inputs = {"--text": given_files(texts.text), "--held-out": given_files(texts.held_out)}
+    inputs["--model"] = given_files(texts.model)
+    if options.store is not None:
+        check_audit(options.store, options, inputs, json)
     computer = engine.find()
-    with ending_at_once():
-        from lastiterate.lm import OneRunTokens, UnseenTokens
-        from lastiterate.lm.subject import text_subject, usual_optimizer
+    from lastiterate.lm import OneRunTokens, UnseenTokens
+    from lastiterate.lm.subject import text_subject, usual_optimizer
 
-        def described(n: int) -> "DPSGD":
-            how_long = size if any(vars(size).values()) else usual_size(n)
-            run = described_run(how_long, method_, options, n, usual_optimizer)
-            assert run is not None  # since its size is given
-            return run
+    def described(n: int) -> "DPSGD":
+        how_long = size if any(vars(size).values()) else usual_size(n)
+        run = described_run(how_long, method_, options, n, usual_optimizer)
+        assert run is not None  # since its size is given
+        return run
 
-        attack: UnseenTokens | OneRunTokens = UnseenTokens(score, canary_length)
-        if one_run and score != "loss":
-            attack = OneRunTokens(score, canary_length)
-        subject = text_subject(texts.problem(), described)
-        count = models if models is not None else (64 if one_run else MODELS)
+    attack: UnseenTokens | OneRunTokens = UnseenTokens(score, canary_length)
+    if one_run and score != "loss":
+        attack = OneRunTokens(score, canary_length)
+    subject = text_subject(texts.problem(), described)
+    count = models if models is not None else (64 if one_run else MODELS)
     if options.dry_run:
         rehearse(subject, attack, count, json, subject.problem.unseen_tokens())
         return
-    raise typer.Exit(perform(subject, attack, count, options, computer, asked, json))
+    raise typer.Exit(perform(subject, attack, count, options, computer, asked, inputs, json))

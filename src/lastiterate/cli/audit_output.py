@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lastiterate.answers import answer_fields, run_fields
 from lastiterate.cli.output import print_json, print_table
+from lastiterate.cli.pictures import Beside, audit_files, write_beside
+from lastiterate.cli.progress import tracker
 from lastiterate.plot.file import missing_libraries
 from lastiterate.plot.style import verdict_colour
 from lastiterate.vocabulary import ANALYSES, METHODS
@@ -27,19 +30,29 @@ REFUTED, INCONCLUSIVE = 1, 4  # exit statuses
 
 
 def finish(
-    result: AuditResult, question: Question, output: Path | None, strict: bool, json: bool, name: str = ""
+    result: AuditResult,
+    question: Question,
+    output: Path | None,
+    strict: bool,
+    json: bool,
+    name: str = "",
+    also: Sequence[Beside] = (),
 ) -> int:
-    """Draw, print, and say with which status to exit. With JSON, pictures are drawn only into a folder given."""
+    """Print, then draw, and say with which status to exit: a verdict's goes before that of a picture that failed.
+
+    With JSON, pictures are drawn only into a folder given. ``also`` is written first.
+    """
     folder = output or (None if json or result.store is None else result.store.parent)
     if folder and not output and not os.access(folder, os.W_OK):
         folder = None  # the store was only read; --output says where else to draw
     undrawn = missing_libraries() if folder else None  # a report without pictures is still one
-    files = draw(result, folder, name) if folder and not undrawn else []
     if json:
         print_json(result_fields(result))
     else:
-        _print(result, files, [f"No page and no picture: {undrawn}"] if undrawn else [])
-    return status_of(result.verdict, question.has_claim, strict)
+        _print(result, [f"No page and no picture: {undrawn}"] if undrawn else [])
+    drawn = _drawings(result, audit_files(result.store, folder, name)) if folder and not undrawn else []
+    written = write_beside([*also, *drawn], quiet=json, track=tracker("drawing"))
+    return status_of(result.verdict, question.has_claim, strict) or written
 
 
 def status_of(verdict: str, claimed: bool, strict: bool) -> int:
@@ -61,22 +74,20 @@ def verdict_note(verdict: str, reason: str) -> Text:
     return Text.assemble("Verdict: ", (verdict, f"bold {verdict_colour(verdict)}"), f". {reason}")
 
 
-def draw(result: AuditResult, folder: Path, name: str = "") -> list[Path]:
-    """The picture and the page; their names are the store's, followed by ``name``."""
-    from lastiterate.cli.progress import tracker
-    from lastiterate.plot.audit_charts import audit_chart
-    from lastiterate.plot.file import save
-    from lastiterate.plot.page import write_page
+def _drawings(result: AuditResult, files: Sequence[Path]) -> list[Beside]:
+    """The picture, and the page."""
 
-    stem = result.store.stem if result.store else "audit"
-    files = [folder / f"{stem}{name}.png", folder / f"{stem}{name}.html"]
-    folder.mkdir(exist_ok=True)
-    for file in tracker("drawing")(files):
+    def draw(file: Path) -> None:
+        from lastiterate.plot.audit_charts import audit_chart
+        from lastiterate.plot.file import save
+        from lastiterate.plot.page import write_page
+
         if file.suffix == ".html":
             write_page(result, file)
         else:
             save(audit_chart(result), file)
-    return files
+
+    return [Beside(file, draw, "Page" if file.suffix == ".html" else "Picture") for file in files]
 
 
 def result_fields(result: AuditResult) -> Fields:
@@ -129,7 +140,7 @@ def estimate_fields(estimate: Estimate) -> Fields:
     return fields
 
 
-def _print(result: AuditResult, files: list[Path], remarks: list[str]) -> None:
+def _print(result: AuditResult, remarks: list[str]) -> None:
     rows = []
     for name, answer in result.predictions.items():
         value = "none" if answer.value is None else spell(answer.value, 5)
@@ -141,7 +152,7 @@ def _print(result: AuditResult, files: list[Path], remarks: list[str]) -> None:
     notes: list[str | Text] = [verdict_note(result.verdict, result.reason), *_about(result), *result.caveats, CAVEAT]
     if result.store:
         notes.append(f"Scores: {result.store}")
-    notes += [f"{'Page' if file.suffix == '.html' else 'Picture'}: {file}" for file in files] + remarks
+    notes += remarks
     title = f"{result.data or 'your trainer'}: {describe(result.run)}; delta {spell(result.delta)}\n{result.attack}"
     print_table(title, ("", "epsilon", "confidence", "limit", "what it assumes"), rows, {1, 2, 3}, notes)
 

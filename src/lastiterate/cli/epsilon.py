@@ -2,6 +2,8 @@
 
 from typing import TYPE_CHECKING
 
+import typer
+
 from lastiterate.cli.options import Delta, Json, MethodOptions, NoiseMultiplier, Plot, SizeOptions
 from lastiterate.cli.unfold import unfold
 
@@ -33,6 +35,7 @@ def epsilon(
     from lastiterate.cli.output import print_answers, print_json
     from lastiterate.cli.progress import tracker
     from lastiterate.values import number
+    from lastiterate.vocabulary import SIDE_BY_SIDE
     from lastiterate.wording import describe, spell
 
     run = size.run(noise_multiplier, method)
@@ -42,13 +45,14 @@ def epsilon(
 
         check_target(plot)
     answers = ask_all(run, lambda curve: curve.epsilon(delta), "max_over_steps", track=tracker("analysing"))
-    if plot is not None:
-        _draw(run, delta, plot)
+    notes = _earlier(answers)
     if json:
         print_json({**run_fields(run), "delta": delta, **answer_fields(answers)})
     else:
-        notes = _earlier(answers) + ([f"Picture: {plot}"] if plot else [])
         print_answers(f"{describe(run)}; delta {spell(delta)}", "epsilon", answers, notes)
+    if plot is not None:
+        has_notes = bool(notes) or any(answers[name].value is None for name in SIDE_BY_SIDE)
+        _draw(run, delta, plot, quiet=json, has_notes=has_notes)
 
 
 def _earlier(answers: "dict[str, Answer]") -> list[str]:
@@ -61,9 +65,10 @@ def _earlier(answers: "dict[str, Answer]") -> list[str]:
     return [f"A model released earlier leaks more: the heuristic reaches {spell(largest, 5)} on the way."]
 
 
-def _draw(run: "DPSGD", delta: float, path: "Path") -> None:
+def _draw(run: "DPSGD", delta: float, path: "Path", *, quiet: bool, has_notes: bool) -> None:
+    from lastiterate.cli.pictures import pictures, write_beside
     from lastiterate.cli.progress import tracker
-    from lastiterate.plot.file import save
     from lastiterate.plot.run import run_chart
 
-    save(run_chart(run, delta, tracker("drawing")), path)
+    drawn = pictures(lambda: run_chart(run, delta, tracker("drawing")), [path])
+    raise typer.Exit(write_beside(drawn, quiet=quiet, has_notes=has_notes))

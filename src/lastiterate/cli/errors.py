@@ -5,6 +5,8 @@ Status 1 says that a claim is refuted, and nothing else does: neither Python's n
 
 from __future__ import annotations
 
+import errno
+import io
 import os
 import sys
 import traceback
@@ -15,6 +17,7 @@ from typer.core import TyperGroup
 
 from lastiterate.extras import MissingExtra
 from lastiterate.trainer_failure import TrainerFailed
+from lastiterate.wording import printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,6 +26,8 @@ if TYPE_CHECKING:
 _UsageError: type[Exception] = typer.BadParameter.__mro__[2]
 
 BAD_INPUT, BROKEN, STOPPED = 2, 3, 130
+
+_NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
 
 
 class OptionError(typer.BadParameter):
@@ -42,6 +47,9 @@ class PlainGroup(TyperGroup):
         """Run a command and, as a program, exit with its status."""
         if not options.pop("standalone_mode", True):
             return super().main(args, prog_name, standalone_mode=False, **options)
+        for stream in (sys.stdout, sys.stderr):  # names of files may hold what no encoding has, tables what few have
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(errors="backslashreplace")
         try:
             status = super().main(args, prog_name, standalone_mode=False, **options)
             sys.stdout.flush()
@@ -55,7 +63,9 @@ class PlainGroup(TyperGroup):
         except TrainerFailed as failed:
             print(failed.story, file=sys.stderr)
             status = BROKEN
-        except (ValueError, OSError, ArithmeticError, MissingExtra) as error:
+        except OSError as error:
+            status = _no_space(error) if error.errno in _NO_SPACE else _say(str(error))
+        except (ValueError, ArithmeticError, MissingExtra) as error:
             status = _say(str(error))
         except MemoryError:
             status = _say("the run needs more memory than there is: describe it with fewer distinct steps")
@@ -72,6 +82,14 @@ def _pipe_is_gone() -> int:
     return BROKEN
 
 
+def _no_space(error: OSError) -> int:
+    """A full disk; without the name of a file, it is that of the output, which must not be tried again at the end."""
+    if error.filename is None:
+        _pipe_is_gone()
+        return _say(f"the output cannot be written: {error.strerror}", BROKEN)
+    return _say(str(error), BROKEN)
+
+
 def _broke(sentence: str | None = None) -> int:
     if sentence:
         return _say(sentence, BROKEN)
@@ -80,5 +98,5 @@ def _broke(sentence: str | None = None) -> int:
 
 
 def _say(message: str, status: int = BAD_INPUT) -> int:
-    print(" ".join(message.split()), file=sys.stderr)
+    print(printable(" ".join(message.split())), file=sys.stderr)
     return status

@@ -6,7 +6,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from lastiterate.vocabulary import ANALYSES
-from lastiterate.wording import spell, spell_up
+from lastiterate.wording import printable, spell, spell_up
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -22,7 +22,7 @@ def print_json(fields: Mapping[str, Json]) -> None:
     """Print one JSON object; infinity and NaN, which JSON lacks, would be a mistake of the caller's."""
     import json
 
-    sys.stdout.write(json.dumps(fields, indent=2, allow_nan=False) + "\n")
+    _write(json.dumps(fields, indent=2, allow_nan=False) + "\n")
 
 
 def print_answers(title: str, quantity: str, answers: dict[str, Answer], notes: Iterable[str] = ()) -> None:
@@ -66,7 +66,7 @@ def print_note(text: str) -> None:
     """Plain words above a table."""
     from rich.text import Text
 
-    _print(Text(text))
+    _print(Text(_shown(text)))
 
 
 def print_table(
@@ -84,9 +84,14 @@ def print_table(
         else:
             table.add_column(column)
     for row in rows:
-        table.add_row(*(Text(cell) for cell in row))
-    below = [Text(note) if isinstance(note, str) else note for note in ["", *notes]]
-    _print(Text(title + "\n"), table, *(below if notes else []))
+        table.add_row(*(Text(_shown(cell)) for cell in row))
+    below = [Text(_shown(note)) if isinstance(note, str) else note for note in ["", *notes]]
+    _print(Text(_shown(title) + "\n"), table, *(below if notes else []))
+
+
+def _shown(text: str) -> str:
+    """A text of several lines, without characters that command a terminal."""
+    return "\n".join(map(printable, text.split("\n")))
 
 
 def _print(*parts: RenderableType) -> None:
@@ -101,4 +106,10 @@ def _print(*parts: RenderableType) -> None:
     console.width = max(console.width, widest)
     with console.capture() as text:
         console.print(*parts, sep="\n")
-    sys.stdout.write("\n".join(line.rstrip() for line in text.get().splitlines()) + "\n")
+    _write("\n".join(line.rstrip() for line in text.get().splitlines()) + "\n")
+
+
+def _write(text: str) -> None:
+    """Write, and see that it arrives: whatever comes after it must not take it away."""
+    sys.stdout.write(text)
+    sys.stdout.flush()

@@ -1,13 +1,21 @@
-"""Where commands that always draw put their pictures: a PNG and an interactive page, or the one file asked for."""
+"""Where commands put pictures, and how: after the table, which a picture that fails does not take away."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lastiterate.cli.errors import BROKEN
+from lastiterate.cli.output import print_note
+from lastiterate.wording import printable
+
 if TYPE_CHECKING:
     from lastiterate.plot.style import Picture
+    from lastiterate.rows import Track
 
 
 def picture_files(name: str, output: Path) -> list[Path]:
@@ -20,6 +28,12 @@ def picture_files(name: str, output: Path) -> list[Path]:
     files = [f"{name}.{kind}" for kind in ("png", "html")]
     check_folder(output, files)
     return [output / file for file in files]
+
+
+def audit_files(store: Path | None, folder: Path, name: str = "") -> list[Path]:
+    """The picture and the page of an audit: their names are the store's, followed by ``name``."""
+    stem = store.stem if store else "audit"
+    return [folder / f"{stem}{name}.{kind}" for kind in ("png", "html")]
 
 
 def check_folder(folder: Path, files: Sequence[str]) -> None:
@@ -38,10 +52,46 @@ def check_page(folder: Path | None) -> None:
         check_folder(folder, ["audit.html"])
 
 
-def draw(chart: Picture, files: list[Path]) -> None:
-    """Draw an altair chart into each of the files."""
-    from lastiterate.plot.file import save
+@dataclass(frozen=True)
+class Beside:
+    """A file that is written beside a table; ``label`` goes before its name where people are told of it."""
 
-    for file in files:
-        file.parent.mkdir(exist_ok=True)
-        save(chart, file)
+    file: Path
+    write: Callable[[Path], None]
+    label: str = "Picture"
+
+
+def pictures(make: Callable[[], Picture], files: Sequence[Path]) -> list[Beside]:
+    """An altair chart, which is made when the first of the files is drawn."""
+    made = cache(make)
+
+    def draw(file: Path) -> None:
+        from lastiterate.plot.file import save
+
+        save(made(), file)
+
+    return [Beside(file, draw) for file in files]
+
+
+def write_beside(files: Sequence[Beside], *, quiet: bool, has_notes: bool = True, track: Track = iter) -> int:
+    """Write what belongs beside a table that is printed already, and give the status for where no verdict has one.
+
+    What cannot be written is one sentence. With ``quiet``, as for JSON, what was written is not told; otherwise it
+    stands under the table's notes, if it ``has_notes``.
+    """
+    failed: dict[str, list[str]] = {}
+    for each in track(files):
+        try:
+            each.file.parent.mkdir(exist_ok=True)
+            each.write(each.file)
+        except Exception as error:  # whatever it was: the table is there, and other files may still be written
+            failed.setdefault(str(error) or type(error).__name__, []).append(repr(str(each.file)))
+            continue
+        if not quiet:
+            print_note(f"{'' if has_notes else chr(10)}{each.label}: {printable(str(each.file))}")
+            has_notes = True
+    if not failed:
+        return 0
+    told = "; ".join(f"{' and '.join(names)} not written: {why}" for why, names in failed.items())
+    print(printable(f"{told}; what was printed is complete"), file=sys.stderr)
+    return BROKEN

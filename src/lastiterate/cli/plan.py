@@ -2,6 +2,8 @@
 
 from typing import TYPE_CHECKING, Annotated
 
+import typer
+
 from lastiterate.cli import values
 from lastiterate.cli.options import (
     Analysis,
@@ -50,6 +52,7 @@ def plan(
     from lastiterate.cli.noise_output import print_noise
     from lastiterate.cli.output import print_json
     from lastiterate.cli.progress import tracker
+    from lastiterate.rows import among
     from lastiterate.run import DPSGD
     from lastiterate.vocabulary import ANALYSES
     from lastiterate.wording import spell, training
@@ -67,20 +70,19 @@ def plan(
         f"{dataset_size:,} examples, {spell(epochs)} epochs, {', '.join(training(any_run))}; "
         f"noise for epsilon {spell(epsilon)} at delta {spell(delta)}"
     )
-    if plot is not None:
-        from lastiterate.plot.file import save
-        from lastiterate.plot.plan import plan_chart
-
-        save(plan_chart(rows, delta, words), plot)
     if json:
         asked: Fields = {"dataset_size": dataset_size, "epochs": epochs, "sampling": method.sampling}
         chosen = {"analysis": names[0]} if analysis else {}
         print_json({**asked, "epsilon": epsilon, "delta": delta, **chosen, "rows": rows})
-        return
-    tables = [
-        (f"{words} by {ANALYSES[name].label}", [row for row in rows if row["analysis"] == name]) for name in names
-    ]
-    print_noise(tables, [f"Picture: {plot}"] if plot else [])
+    else:
+        tables = [(f"{words} by {ANALYSES[name].label}", among(rows, "analysis", name)) for name in names]
+        print_noise(tables)
+    if plot is not None:
+        from lastiterate.cli.pictures import pictures, write_beside
+        from lastiterate.plot.plan import plan_chart
+
+        drawn = pictures(lambda: plan_chart(rows, delta, words), [plot])
+        raise typer.Exit(write_beside(drawn, quiet=json))
 
 
 def _row(run: "DPSGD", size: int, row: "Row") -> "Row":

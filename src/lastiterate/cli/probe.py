@@ -8,6 +8,7 @@ import typer
 
 from lastiterate.cli.errors import OptionError
 from lastiterate.cli.options import Json, Steps, choice, flag, integer_option, number_option, option
+from lastiterate.cli.outputs import check_apart, store_files
 from lastiterate.cli.training_options import EngineOptions, resumable
 from lastiterate.cli.unfold import unfold
 from lastiterate.counterexamples import NAMES
@@ -109,8 +110,9 @@ def probe(
         _check_worst([*given, *(["output"] if output else []), *(["engine"] if engine != EngineOptions() else [])])
         return _search(setting, json)
     files = _files(name, output, json)
+    check_apart({"--output": files, "--store": store_files(options.store or STORE)}, {})
     found = _probe(example, name, setting)
-    return print_probe(found, files, json)
+    raise typer.Exit(print_probe(found, files, json))
 
 
 def _check(name: str, example: "Counterexample", given: list[str]) -> None:

@@ -30,18 +30,21 @@ def print_list(json: bool) -> None:
         print_table("Counterexamples", ("", "what happens"), table, set(), ["lastiterate probe NAME runs one."])
 
 
-def print_probe(found: Probe, files: list[Path], json: bool) -> None:
-    """Draw, and print the table or the JSON object."""
-    from lastiterate.cli.pictures import draw
+def print_probe(found: Probe, files: list[Path], json: bool) -> int:
+    """Print the table or the JSON object, draw, and say with which status to exit."""
+    from lastiterate.cli.pictures import pictures, write_beside
     from lastiterate.plot.counterexample import counterexample_chart
 
-    story = STORIES[found.name]
-    if files:
-        draw(counterexample_chart(found, story.title), files)
     if json:
         print_json(probe_fields(found))
-        return
-    setting = found.setting
+    else:
+        _print_table(found)
+    drawn = pictures(lambda: counterexample_chart(found, STORIES[found.name].title), files)
+    return write_beside(drawn, quiet=json)
+
+
+def _print_table(found: Probe) -> None:
+    story, setting = STORIES[found.name], found.setting
     rows = [
         (
             ANALYSES[name].label,
@@ -53,9 +56,8 @@ def print_probe(found: Probe, files: list[Path], json: bool) -> None:
     for case in found.cases:
         rows += _case_rows(case, setting)
     print_note(f"{story.title}.\n\n{story.story}\n")
-    notes = [*story.sentences(found), *(f"Picture: {file}" for file in files)]
     title = f"{describe(found.run)}; delta {spell(setting.delta)}"
-    print_table(title, ("", "epsilon", "what it is"), rows, {1}, notes)
+    print_table(title, ("", "epsilon", "what it is"), rows, {1}, story.sentences(found))
 
 
 def _case_rows(case: Case, setting: Setting) -> list[tuple[str, str, str]]:

@@ -1,5 +1,6 @@
 """``lastiterate report``: ask again of the scores that an audit has stored; nothing is trained."""
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -40,13 +41,16 @@ def report(
     from lastiterate.auditing.stores import export as files
     from lastiterate.auditing.stores.store import Store
     from lastiterate.cli.audit_output import finish
-    from lastiterate.cli.pictures import check_page
+    from lastiterate.cli.outputs import check_apart, store_files
+    from lastiterate.cli.pictures import Beside, audit_files, check_page
     from lastiterate.cli.progress import tracker
 
     asked = question.question()
     check_page(output)
+    exported = [] if export is None else [files.check_target(export)]
+    pictures = audit_files(store, output or store.parent, "-report")
+    check_apart({"--export": exported, "the pictures": pictures}, {"STORE": store_files(store)})
     with Store.read(store) as kept:
-        if export is not None:
-            files.export(kept, export)
         (result,) = [ask(evidence_in(each), asked) for each in tracker("analysing")([kept])]
-    raise typer.Exit(finish(result, asked, output, strict, json, "-report"))
+        also = [Beside(file, partial(files.export, kept), "Trials") for file in exported]
+        raise typer.Exit(finish(result, asked, output, strict, json, "-report", also))

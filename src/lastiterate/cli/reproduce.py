@@ -1,5 +1,6 @@
 """``lastiterate reproduce``: a figure or table of the paper, recomputed."""
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, get_args
 
@@ -7,12 +8,14 @@ import typer
 
 from lastiterate.cli.errors import OptionError
 from lastiterate.cli.options import Json, choice, integer_option, option
+from lastiterate.cli.outputs import check_apart, given_files, store_files
 from lastiterate.cli.training_options import EngineOptions, resumable
 from lastiterate.cli.unfold import unfold
 from lastiterate.reproduce import NAMES, Scale
 from lastiterate.rows import text as text_in
 
 if TYPE_CHECKING:
+    from lastiterate.cli.pictures import Beside
     from lastiterate.reproduce import Reproduction
     from lastiterate.reproduce.audits import Audits
     from lastiterate.rows import Fields, Row
@@ -71,7 +74,7 @@ def reproduce(
       lastiterate reproduce table2 --scale full --data cifar-10-batches-py --engine ray --gpus 1
     """
     from lastiterate.cli.output import print_json, print_rows
-    from lastiterate.cli.pictures import draw, picture_files
+    from lastiterate.cli.pictures import picture_files, pictures, write_beside
     from lastiterate.reproduce import find
     from lastiterate.reproduce.audits import Audits
 
@@ -94,17 +97,24 @@ def reproduce(
     files = {each: [] if json and output is None else picture_files(each, output or Path()) for each in wanted}
     if len({file for drawn in files.values() for file in drawn}) < sum(map(len, files.values())):
         raise OptionError(f"--output must be a folder for all figures, got the file {str(output)!r}")
+    drawn = [file for of_one in files.values() for file in of_one]
+    read = {"--data": given_files(data), "--model": given_files(model), "--text": given_files(text)}
+    check_apart({"--output": drawn, "--store": store_files(store or STORE)}, read)
     audits = Audits(data, model, text, store or STORE, models, engine.find())
     results: list[Fields] = []
+    beside: list[Beside] = []
+    status = 0
     for each, found in wanted.items():
         rows = _rows(found, each, scale, audits)
-        if files[each]:
-            draw(found.chart(rows), files[each])
         results.append({"name": each, "rows": rows})
+        beside += pictures(partial(found.chart, rows), files[each])
         if not json:
-            print_rows(found.TITLE, _few(rows), [*found.notes(rows), *(f"Picture: {file}" for file in files[each])])
+            print_rows(found.TITLE, _few(rows), found.notes(rows))
+            status = write_beside(beside, quiet=False, has_notes=bool(found.notes(rows))) or status
+            beside.clear()
     if json:
         print_json({"name": "all", "results": results} if name == "all" else results[0])
+    raise typer.Exit(write_beside(beside, quiet=True) or status)
 
 
 def _rows(found: "Reproduction", name: str, scale: Scale, audits: "Audits") -> "list[Row]":

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from lastiterate.auditing.stores.store import Store
 from lastiterate.data.files import as_path
-from lastiterate.whole_file import check_writable, write_whole
+from lastiterate.whole_file import check_writable, is_same_file, write_whole
 
 if TYPE_CHECKING:
     from lastiterate.auditing.stores.trials import ScoredTrials
@@ -27,6 +27,8 @@ def export(store: Store, path: Location) -> None:
     Every number comes back exactly; an accuracy that was not measured is an empty field, in Parquet null.
     """
     target = check_target(path)
+    if is_same_file(target, store.path):
+        raise ValueError(f"the export's file must not be the store's, got {str(target)!r}")
     quality = store.record.quality
     columns = ("model", "world", "score", quality.name if quality else "accuracy", "seconds")
     write = _parquet if target.suffix.lower() == ".parquet" else _csv

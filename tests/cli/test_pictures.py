@@ -1,0 +1,131 @@
+"""The table comes first: whatever becomes of a picture, in real processes, costs the picture alone (20 seconds)."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+RUN = "epsilon --steps 10 --sampling full --noise-multiplier 20 --delta 1e-5"
+PLAN = "plan --dataset-size 100 --epochs 1 --batch-sizes 10,20 --epsilon 6 --delta 1e-5 --analysis last-iterate"
+TRAINER = """
+import numpy as np
+import lastiterate as li
+run = li.DPSGD(steps=30, sample_rate=0.1, noise_multiplier=1.0)
+leaking = lambda seed, canary: 10.0 * canary + np.random.default_rng(seed).standard_normal()
+"""
+
+
+def start(folder, command, limits="", **environment):
+    """Run a command in a process whose resources are limited first."""
+    code = f"import resource, sys\n{limits}\nsys.argv[0] = 'lastiterate'\nfrom lastiterate.cli import main\nmain()"
+    return subprocess.run(
+        [sys.executable, "-c", code, *command.split()],
+        cwd=folder, capture_output=True, text=True, check=False, env={**os.environ, **environment},
+    )  # fmt: skip
+
+
+def failed(folder, command, reason, status=3, **options):
+    """What a command printed that could not draw, and said so in one sentence."""
+    result = start(folder, command, **options)
+    assert result.returncode == status, result.stderr
+    assert reason in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert result.stderr.endswith("; what was printed is complete\n")
+    assert "Picture" not in result.stdout
+    assert not [path for path in folder.rglob("*") if path.suffix in (".png", ".html", ".part")]
+    return result.stdout
+
+
+# So many addresses are too few for V8, which sets many aside for later, and enough for everything else.
+LITTLE_MEMORY = "resource.setrlimit(resource.RLIMIT_AS, (3 << 30, 3 << 30))"
+FULL_DISK = "resource.setrlimit(resource.RLIMIT_FSIZE, (9000, 9000))"
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"limits": FULL_DISK}, "File too large"),
+        ({"limits": LITTLE_MEMORY}, "the process that draws was ended by SIG"),
+        ({"LASTITERATE_DRAWING_SECONDS": "0.01"}, "drawing took more than 0.01 seconds"),
+    ],
+)
+def test_a_picture_that_fails_is_one_sentence_after_the_table(tmp_path, options, reason):
+    assert "last iterate (heuristic)" in failed(tmp_path, f"{RUN} --plot a.png", reason, **options)
+
+
+def test_with_json_too_and_in_every_command_that_draws(tmp_path):
+    full = {"limits": FULL_DISK}
+    assert json.loads(failed(tmp_path, f"{RUN} --plot a.png --json", "File too large", **full))["steps"] == 10
+    assert "Last iterate is a heuristic" in failed(tmp_path, f"{PLAN} --plot a.png", "File too large", **full)
+    assert "Figure 3" in failed(tmp_path, "reproduce figure3", "'figure3.html': File too large", **full)
+
+
+def test_a_verdict_goes_before_a_picture_that_failed(tmp_path):
+    (tmp_path / "mine.py").write_text(TRAINER)
+    command = "audit --trainer mine.py:leaking --models 40 --method clopper-pearson --store s.sqlite"
+    stdout = failed(tmp_path, command, "drawing took more", status=1, LASTITERATE_DRAWING_SECONDS="0.01")
+    assert "Verdict: violation" in stdout
+    exported = "report s.sqlite --export t.csv --output pictures"
+    stdout = failed(tmp_path, exported, "drawing took more", status=1, LASTITERATE_DRAWING_SECONDS="0.01")
+    assert (tmp_path / "t.csv").read_text().startswith("model,world,score")
+    assert "Trials: t.csv" in stdout
+
+
+def test_a_process_that_draws_and_is_killed_is_one_sentence(tmp_path):
+    renderer = tmp_path / "vl_convert.py"
+    renderer.write_text(
+        "import os, time\n\ndef vegalite_to_png(spec, scale):\n"
+        "    open('began', 'w').write(str(os.getpid()))\n    time.sleep(60)\n"
+    )
+    command = [sys.executable, "-m", "lastiterate", *RUN.split(), "--plot", "a.png"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
+    process = subprocess.Popen(
+        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    )
+    began = tmp_path / "began"
+    while not began.exists() or not began.read_text():
+        assert process.poll() is None
+        time.sleep(0.05)
+    os.kill(int(began.read_text()), signal.SIGKILL)
+    output, errors = process.communicate(timeout=30)
+    assert process.returncode == 3
+    assert "last iterate (heuristic)" in output
+    assert "ended by SIGKILL" in errors
+    assert errors.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", [RUN, f"{RUN} --json", "epsilon --help", f"{RUN} --plot a.png"])
+def test_output_onto_a_full_disk_is_one_sentence_and_status_3(tmp_path, command):
+    for unbuffered in ("", "1"):
+        with open("/dev/full", "w") as full:  # noqa: PTH123
+            result = subprocess.run(
+                [sys.executable, "-m", "lastiterate", *command.split()],
+                cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, text=True, check=False,
+                env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
+            )  # fmt: skip
+        assert (result.returncode, result.stderr) == (3, "the output cannot be written: No space left on device\n")
+    assert not list(tmp_path.iterdir())
+
+
+def test_scripts_of_pages_are_kept_and_believed_only_if_whole_and_ones_own(tmp_path, monkeypatch):
+    from lastiterate.plot.scripts_cache import keep_scripts, kept_scripts
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(sys, "platform", "linux")
+    assert kept_scripts("vega") is None
+    keep_scripts("vega", b"let x = 1;")
+    assert kept_scripts("vega") == "let x = 1;"
+    (file,) = tmp_path.rglob("*.js")
+    file.chmod(0o666)
+    assert kept_scripts("vega") is None
+    file.chmod(0o644)
+    file.write_bytes(file.read_bytes().replace(b"1;", b"2;"))
+    assert kept_scripts("vega") is None
+    keep_scripts("vega", b"let x = 1;")
+    assert kept_scripts("vega") == "let x = 1;"
