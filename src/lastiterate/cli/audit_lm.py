@@ -13,7 +13,7 @@ from lastiterate.cli.options import Json, MethodOptions, SizeOptions, choice, fl
 from lastiterate.cli.pictures import check_page
 from lastiterate.cli.training_options import EngineOptions
 from lastiterate.cli.unfold import unfold
-from lastiterate.values import integer
+from lastiterate.values import integer, written_number
 
 if TYPE_CHECKING:
     from lastiterate.lm import TextProblem, Texts
@@ -94,10 +94,8 @@ class TextOptions:
 
         if self.held_out is None:
             return HELD_OUT
-        try:
-            return float(self.held_out)
-        except ValueError:
-            return read_texts(self.held_out, persona=self.persona)
+        share = written_number(self.held_out)
+        return read_texts(self.held_out, persona=self.persona) if share is None else share
 
 
 Score = Annotated[
