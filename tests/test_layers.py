@@ -59,7 +59,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "auditing.sources": set(),
     "auditing.identity": FOUNDATIONS | {"answers", "auditing.design", "auditing.sources"},
     "auditing.stores": FOUNDATIONS | {"data.files", "auditing.design", "auditing.identity"},
-    "auditing.evidence": FOUNDATIONS | PRIVACY | WORDS | {"attacks", "auditing.design"},
+    "auditing.evidence": FOUNDATIONS | PRIVACY | WORDS | {"data.files", "data.limits", "attacks", "auditing.design"},
     "auditing.experiments": FOUNDATIONS
     | TRAINING
     | {"attacks", "auditing.design", "auditing.identity", "auditing.stores.trials"},
