@@ -66,7 +66,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "auditing.engines": FOUNDATIONS | {"auditing.experiments.protocol", "auditing.sources", "auditing.stores.trials"},
     "auditing.reading": {"auditing.evidence", "auditing.experiments.protocol", "auditing.stores"},
     "auditing.conduct": FOUNDATIONS | WORDS | {"attacks", "auditing"},
-    "auditing.subject": FOUNDATIONS | PRIVACY | TRAINING | {"auditing.experiments"},
+    "auditing.trainer_files": set(),
+    "auditing.subject": FOUNDATIONS | PRIVACY | TRAINING | {"auditing.experiments", "auditing.trainer_files"},
     "lm": FOUNDATIONS | PRIVACY | {"batch_order", "data", "attacks", "auditing"},
     # Counterexamples are mathematics, attacks and audits. Pictures format what others have computed.
     "counterexamples": FOUNDATIONS | PRIVACY | TRAINING | WORDS | {"attacks", "auditing"},

@@ -10,6 +10,7 @@ from lastiterate.cli.audit_options import AttackName, AuditOptions, Others, Ques
 from lastiterate.cli.errors import OptionError
 from lastiterate.cli.options import Json, MethodOptions, SizeOptions, choice, integer_option, option
 from lastiterate.cli.pictures import check_page
+from lastiterate.cli.streams import talk_on_stderr
 from lastiterate.cli.training_options import EngineOptions
 from lastiterate.cli.unfold import unfold
 
@@ -62,7 +63,7 @@ def audit(
         raise OptionError("--attack and --others do not apply to --trainer: its file defines attack, or returns scores")
     named = attack or "quiet"
     count = models if models is not None else (1000 if NAMED[named].kind == "OneRun" else 512)
-    with ending_at_once():
+    with ending_at_once(), talk_on_stderr():
         subject = find_subject(data, model, trainer, lambda n: described_run(size, method_, options, n))
         chosen = subject.attack if trainer else find_attack(named, others)
     computer = engine.find()

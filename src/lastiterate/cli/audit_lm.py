@@ -11,6 +11,7 @@ from lastiterate.cli.audit_options import AuditOptions, QuestionOptions
 from lastiterate.cli.errors import OptionError
 from lastiterate.cli.options import Json, MethodOptions, SizeOptions, choice, flag, integer_option, option
 from lastiterate.cli.pictures import check_page
+from lastiterate.cli.streams import talk_on_stderr
 from lastiterate.cli.training_options import EngineOptions
 from lastiterate.cli.unfold import unfold
 from lastiterate.values import integer, written_number
@@ -153,7 +154,7 @@ def audit_lm(
     if canary_length < 2:
         raise OptionError(f"--canary-length must be at least 2, got {canary_length}")
     computer = engine.find()
-    with ending_at_once():
+    with ending_at_once(), talk_on_stderr():
         from lastiterate.lm import OneRunTokens, UnseenTokens
         from lastiterate.lm.subject import text_subject, usual_optimizer
 
