@@ -118,7 +118,7 @@ def _limited() -> None:
     import resource
     import signal
 
-    signal.alarm(MOST_SECONDS)
+    signal.alarm(4 * MOST_SECONDS)
     resource.setrlimit(resource.RLIMIT_AS, (2**35, 2**35))
     resource.setrlimit(resource.RLIMIT_CPU, (MOST_SECONDS, MOST_SECONDS))
 
