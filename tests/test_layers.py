@@ -60,14 +60,15 @@ MAY_IMPORT: dict[str, set[str]] = {
     "auditing.sources": set(),
     "auditing.identity": FOUNDATIONS | {"answers", "auditing.design", "auditing.sources"},
     "auditing.stores": FOUNDATIONS | {"data.files", "auditing.design", "auditing.identity"},
-    "auditing.evidence": FOUNDATIONS | PRIVACY | WORDS | {"attacks", "auditing.design"},
+    "auditing.evidence": FOUNDATIONS | PRIVACY | WORDS | {"data.files", "data.limits", "attacks", "auditing.design"},
     "auditing.experiments": FOUNDATIONS
     | TRAINING
     | {"attacks", "auditing.design", "auditing.identity", "auditing.stores.trials"},
     "auditing.engines": FOUNDATIONS | {"auditing.experiments.protocol", "auditing.sources", "auditing.stores.trials"},
     "auditing.reading": {"auditing.evidence", "auditing.experiments.protocol", "auditing.stores"},
     "auditing.conduct": FOUNDATIONS | WORDS | {"attacks", "auditing"},
-    "auditing.subject": FOUNDATIONS | PRIVACY | TRAINING | {"auditing.experiments"},
+    "auditing.trainer_files": set(),
+    "auditing.subject": FOUNDATIONS | PRIVACY | TRAINING | {"auditing.experiments", "auditing.trainer_files"},
     "lm": FOUNDATIONS | PRIVACY | {"batch_order", "data", "attacks", "auditing"},
     # Counterexamples are mathematics, attacks and audits. Pictures format what others have computed.
     "counterexamples": FOUNDATIONS | PRIVACY | TRAINING | WORDS | {"attacks", "auditing"},

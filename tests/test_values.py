@@ -13,7 +13,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lastiterate.values import MAX_STEPS, cut, integer, key, number, numbers, per_step, same
+from lastiterate.values import (
+    MAX_STEPS,
+    cut,
+    integer,
+    key,
+    number,
+    numbers,
+    per_step,
+    same,
+    written_integer,
+    written_number,
+)
 
 finite = st.floats(allow_nan=False, allow_infinity=False)
 
@@ -208,3 +219,51 @@ def test_values_that_differ_somewhere_are_not_the_same(other):
 
 def test_values_of_different_types_are_not_the_same():
     assert not same(Thing("a", 1.0), Other("a", 1.0))
+
+
+FULL_WIDTH, ARABIC = "\uff11\uff12", "\u0661\u0662"  # 12
+
+
+@pytest.mark.parametrize(
+    "text", [FULL_WIDTH, ARABIC, "1_000", "0x10", "0b1", "", " ", "--1", "1 2", "1,2", "1\n", "1\xa0"]
+)
+def test_only_plain_digits_are_written_numbers(text):
+    assert written_integer(text) is None
+    assert written_number(text) is None
+
+
+@pytest.mark.parametrize("text", ["1.5", "1e5", "1.", "nan", "inf", "9" * 5000])
+def test_these_are_no_written_integers(text):
+    assert written_integer(text) is None
+
+
+@pytest.mark.parametrize(
+    "text", ["nan", "inf", "-Infinity", "1e5_0", "1e", "e5", ".", "1e999", f"1e{FULL_WIDTH}", "1d5"]
+)
+def test_these_are_no_written_numbers(text):
+    assert written_number(text) is None
+
+
+@pytest.mark.parametrize(("text", "value"), [("12", 12), ("-3", -3), ("+3", 3), (" 12 ", 12), ("007", 7)])
+def test_plain_integers_are_read(text, value):
+    assert written_integer(text) == value
+    assert written_number(text) == value
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [(".1", 0.1), ("1.", 1.0), ("1e-5", 1e-5), ("\t2.5E+3 ", 2500.0), ("-0.0", 0.0)]
+)
+def test_plain_numbers_are_read(text, value):
+    assert written_number(text) == value
+
+
+def test_infinity_is_a_written_number_only_where_it_is_allowed():
+    assert written_number("-inf", infinite=True) == -math.inf
+    assert written_number("Infinity", infinite=True) == math.inf
+    assert written_number("nan", infinite=True) is None
+    assert written_number("1e999", infinite=True) is None
+
+
+@given(st.floats(allow_nan=False, allow_infinity=False))
+def test_what_python_writes_is_read_back(value):
+    assert written_number(repr(value)) == value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Hashable, Sequence
 from dataclasses import fields
 from numbers import Integral
@@ -21,6 +22,33 @@ PerStepGiven: TypeAlias = float | Sequence[float] | NDArray[np.floating] | NDArr
 LEAST_NOISE, MOST_NOISE = 1e-30, 1e30
 _NO_NUMBERS = "bcSUmM"  # kinds of NumPy types
 MAX_STEPS = 2**53  # beyond it a float no longer tells one step from the next
+
+# Python also reads digits of other scripts, underscores, nan and inf; whoever types those means something else.
+_INTEGER = re.compile(r"[+-]?[0-9]+")
+_NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
+_INFINITE = re.compile(r"[+-]?inf(?:inity)?", re.IGNORECASE)
+_BLANKS = " \t"
+
+
+def written_integer(text: str) -> int | None:
+    """The whole number that a text is in plain decimal digits, with blanks around it or not; None: it is none."""
+    plain = text.strip(_BLANKS)
+    try:
+        return int(plain) if _INTEGER.fullmatch(plain) else None
+    except ValueError:  # thousands of digits
+        return None
+
+
+def written_number(text: str, *, infinite: bool = False) -> float | None:
+    """The number that a text is in plain decimal notation, as ``1``, ``.5`` or ``1e-5``; None: it is none.
+
+    Infinity counts only where it is allowed, and must be written as such: ``1e999`` is no number.
+    """
+    plain = text.strip(_BLANKS)
+    if infinite and _INFINITE.fullmatch(plain):
+        return float(plain)
+    value = float(plain) if _NUMBER.fullmatch(plain) else math.nan
+    return value if math.isfinite(value) else None
 
 
 def integer(name: str, value: object, low: int = 1, high: int = MAX_STEPS) -> int:

@@ -379,7 +379,8 @@ def test_a_users_attack_counts_by_its_source_and_by_all_its_fields(load):
 
 def _attack(load, content):
     load(mine=content)
-    return sys.modules["mine"].attack
+    *_, mine = [each for each in sys.modules.values() if (getattr(each, "__file__", None) or "").endswith("/mine.py")]
+    return mine.attack
 
 
 def test_our_own_code_counts_by_its_name_alone(monkeypatch):

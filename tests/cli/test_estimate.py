@@ -161,6 +161,8 @@ def test_columns_in_any_order_with_others_between(cli, tmp_path):
         ("world,points\nin,1\n", ["world and score", "points"]),
         ("world,score\nin,1\nout,abc\n", ["line 3", "'abc'"]),
         ("world,score\nin,1\nout,nan\n", ["line 3", "nan"]),
+        ("world,score\nin,1\nout,1_000\n", ["line 3", "1_000"]),
+        ("world,score\nin,0x10\nout,1\n", ["line 2", "0x10"]),
         ("world,score\nin,1\nout\n", ["line 3", "'out'"]),
         ("world,score\n1,1\n", ["line 2", "in or out", "'1'"]),
         ("world,score\nin,1\n", ["both worlds", "out"]),
@@ -178,7 +180,7 @@ def test_files_that_are_no_text_are_refused(cli, tmp_path):
     file = tmp_path / "scores.csv"
     file.write_bytes(b"world,score\nin,\xff\n")
     assert "UTF-8" in cli.refusal(f"estimate {file}")
-    assert "no file" in cli.refusal("estimate missing.csv")
+    assert "nothing is there" in cli.refusal("estimate missing.csv")
     assert "folder" in cli.refusal(f"estimate {tmp_path}")
     assert "FILE" in cli.refusal("estimate")
 

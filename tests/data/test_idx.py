@@ -81,7 +81,8 @@ def test_a_missing_file_is_named(tmp_path):
         ),
         (
             struct.pack(">4B3I", 0, 0, 8, 3, *[2**32 - 1] * 3),
-            "must hold at most 4294967296 bytes, got the shape (4294967295, 4294967295, 4294967295) in its header",
+            "must unpack to at most 1,073,741,824 bytes, the limit LASTITERATE_MAX_BYTES, got the shape "
+            f"{(2**32 - 1,) * 3} in its header: set that environment variable to allow more",
         ),
     ],
 )
@@ -94,7 +95,7 @@ def test_a_wrong_header_or_length_is_refused(tmp_path, content, said, packed):
 
 def test_a_header_alone_neither_allocates_what_it_claims_nor_unpacks_what_follows(tmp_path):
     write_idx(tmp_path)
-    claims = struct.pack(">4B3I", 0, 0, 8, 3, 5_000_000, 28, 28)
+    claims = struct.pack(">4B3I", 0, 0, 8, 3, 1_000_000, 28, 28)
     bomb = gzip.compress(idx_bytes(np.zeros((1, 2, 2))) + bytes(100_000_000), 9)
     for content, said in ((claims, "got 0"), (bomb, "got more")):
         (tmp_path / IMAGES).write_bytes(content)

@@ -50,7 +50,7 @@ def test_a_member_that_is_no_array_is_refused(tmp_path):
     path = written(tmp_path, y_test=None)
     with zipfile.ZipFile(path, "a") as archive:
         archive.writestr("y_test", b"no array")
-    assert refusal(load_npz, path).startswith(f"{str(path)!r} cannot be used: y_test must be integers, got ")
+    assert refusal(load_npz, path).startswith(f"{str(path)!r} must be an .npz archive of numeric arrays, got ")
 
 
 def test_wrong_arrays_are_refused_with_the_file_and_the_key(tmp_path):

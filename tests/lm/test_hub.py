@@ -282,6 +282,8 @@ def test_damage_is_told_in_one_sentence(folder):
     (folder / "config.json").write_text("{")
     assert "must be a JSON object" in refusal(load_model, folder)
     (folder / "tokenizer.json").write_text("{")
+    assert "must be a JSON object" in refusal(load_tokenizer, folder)
+    (folder / "tokenizer.json").write_text("{}")
     assert "could not be loaded by transformers" in refusal(load_tokenizer, folder)
 
 

@@ -9,6 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="language models need PyTorch")
 transformers = pytest.importorskip("transformers", reason="language models need transformers")
+tokenizers = pytest.importorskip("tokenizers")
 
 from hypothesis import given  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
@@ -32,7 +33,10 @@ def tokenizer(tiny_llama):
 
 def test_texts_are_encoded_as_the_tokenizer_does_with_its_special_tokens(tokenizer):
     found = encode(tokenizer, ["i like cat", "yes\nno"])
-    assert found == [[BEGIN, *numbers("i", "like", "cat")], [BEGIN, *numbers("yes", "\n", "no")]]
+    assert [ids.tolist() for ids in found] == [
+        [BEGIN, *numbers("i", "like", "cat")],
+        [BEGIN, *numbers("yes", "\n", "no")],
+    ]
 
 
 def test_texts_longer_than_the_model_can_read_are_encoded_whole_and_without_a_word(tiny_llama):
@@ -49,7 +53,8 @@ def test_texts_longer_than_the_model_can_read_are_encoded_whole_and_without_a_wo
 
 
 def test_texts_may_come_from_an_iterator(tokenizer):
-    assert encode(tokenizer, (text for text in ("yes", "no"))) == [[BEGIN, *numbers("yes")], [BEGIN, *numbers("no")]]
+    found = encode(tokenizer, (text for text in ("yes", "no")))
+    assert [ids.tolist() for ids in found] == [[BEGIN, *numbers("yes")], [BEGIN, *numbers("no")]]
 
 
 def test_a_text_that_predicts_nothing_is_refused_and_shown(tokenizer):
@@ -98,3 +103,30 @@ def test_tokens_added_as_special_are_special(tiny_llama):
     found = unseen_tokens(tokenizer, [])
     assert tokenizer.convert_tokens_to_ids("<turn>") not in found
     assert tokenizer.convert_tokens_to_ids("plain") in found
+
+
+def test_a_text_that_the_tokenizer_would_make_too_long_is_refused_before_it_does(tiny_llama):
+    tokenizer = load_tokenizer(tiny_llama)
+    double = tokenizers.normalizers.Replace("x", "xx")
+    tokenizer.backend_tokenizer.normalizer = tokenizers.normalizers.Sequence([double] * 10)
+    assert len(encode(tokenizer, ["yes x"])[0]) == 3
+    with pytest.raises(ValueError, match=r"at most 67,108,864 characters, .*, got 100,000 that may become 1024 times"):
+        encode(tokenizer, ["x" * 100_000])
+
+
+def test_tokens_that_are_put_around_every_text_count(tiny_llama, monkeypatch):
+    tokenizer = load_tokenizer(tiny_llama)
+    monkeypatch.setenv("LASTITERATE_MAX_BYTES", "1600")
+    assert len(encode(tokenizer, ["yes " * 20])[0]) == 21
+    many = [("<bos>", NUMBERS["<bos>"])]
+    template = tokenizers.processors.TemplateProcessing("<bos> " * 50 + "$A", None, many)
+    tokenizer.backend_tokenizer.post_processor = template
+    with pytest.raises(ValueError, match="and 50 tokens around them: set that environment variable"):
+        encode(tokenizer, ["yes " * 20])
+
+
+def test_texts_are_encoded_in_batches_and_stay_in_their_order(tokenizer, monkeypatch):
+    monkeypatch.setattr("lastiterate.lm.tokens._CHARACTERS_AT_ONCE", 10)
+    texts = ["i like cat", "yes", "no", "i like the old dog", "yes"]
+    found = [ids.tolist() for ids in encode(tokenizer, texts)]
+    assert found == [[BEGIN, *numbers(*text.split())] for text in texts]

@@ -84,6 +84,13 @@ def neighbours(file: Path) -> set[Path]:
     return found
 
 
+def loaded_modules(file: Path) -> list[ModuleType]:
+    """The modules that were made of a file and of the user's files that it imports, as far as they are loaded."""
+    files = neighbours(file)
+    held = [(module, getattr(module, "__file__", None)) for module in list(sys.modules.values())]
+    return [module for module, place in held if isinstance(place, str) and Path(place).resolve() in files]
+
+
 def _imported(path: Path) -> Iterator[Path]:
     """Files that the imports in a file lead to, from beside it and from where Python looks for modules."""
     package = (path.parent.parent if path.name == "__init__.py" else path.parent) / "__init__.py"

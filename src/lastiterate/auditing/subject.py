@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -14,6 +12,7 @@ from typing import Any
 from lastiterate.arrays import IntegerArray, RealArray
 from lastiterate.auditing.experiments.choose import Given, experiment_on
 from lastiterate.auditing.experiments.protocol import Experiment
+from lastiterate.auditing.trainer_files import import_file, is_python
 from lastiterate.optimizer import SGD
 from lastiterate.privacy.analyses.calibrate import calibrate
 from lastiterate.privacy.analyses.composition import composition
@@ -84,12 +83,9 @@ def _users(where: str, run: DPSGD | None) -> Subject:
         raise ValueError(f"trainer must be FILE.py:NAME, got {where!r}")
     if not file.is_file():
         raise ValueError(f"trainer must be in a file that exists, got {str(file)!r}")
-    specified = importlib.util.spec_from_file_location(file.stem, file)
-    if specified is None or specified.loader is None:
+    if not is_python(file):
         raise ValueError(f"trainer must be in a Python file, got {str(file)!r}")
-    module = importlib.util.module_from_spec(specified)
-    sys.modules[file.stem] = module  # so that it can be sent to other processes
-    guarded(partial(specified.loader.exec_module, module), f"the import of {str(file)!r}")
+    module = guarded(partial(import_file, file), f"the import of {str(file)!r}")
     train = getattr(module, name, None)
     if not callable(train):
         raise ValueError(f"trainer must name a function in {str(file)!r}, got {name!r}")

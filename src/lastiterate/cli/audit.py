@@ -11,6 +11,7 @@ from lastiterate.cli.errors import OptionError
 from lastiterate.cli.options import Json, MethodOptions, SizeOptions, choice, integer_option, option
 from lastiterate.cli.outputs import given_files
 from lastiterate.cli.pictures import check_page
+from lastiterate.cli.streams import talk_on_stderr
 from lastiterate.cli.training_options import EngineOptions
 from lastiterate.cli.unfold import unfold
 
@@ -66,8 +67,9 @@ def audit(
         check_audit(options.store, options, inputs, json)
     named = attack or "quiet"
     count = models if models is not None else (1000 if NAMED[named].kind == "OneRun" else 512)
-    subject = find_subject(data, model, trainer, lambda n: described_run(size, method_, options, n))
-    chosen = subject.attack if trainer else find_attack(named, others)
+    with talk_on_stderr():
+        subject = find_subject(data, model, trainer, lambda n: described_run(size, method_, options, n))
+        chosen = subject.attack if trainer else find_attack(named, others)
     computer = engine.find()
     if options.dry_run:
         rehearse(subject, chosen, count, json)

@@ -9,6 +9,7 @@ from lastiterate.cli.errors import OptionError
 from lastiterate.cli.options import MethodOptions, SizeOptions
 from lastiterate.cli.outputs import check_apart, store_files
 from lastiterate.cli.pictures import audit_files
+from lastiterate.cli.streams import talk_on_stderr
 from lastiterate.cli.training_options import resumable
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ def perform(
     experiment = subject.experiment(attack, models, options.seed)
     store = options.store or subject.default_store(experiment)
     check_audit(store, options, inputs, json)
-    with resumable(store):
+    with resumable(store), talk_on_stderr():
         result = conduct(experiment, question, store, engine)
     return finish(result, question, options.output, options.strict, json)
 
@@ -86,7 +87,8 @@ def rehearse(subject: "Subject", attack: Any, models: int, json: bool, unseen: l
     from lastiterate.cli.output import print_json, print_note
     from lastiterate.wording import describe
 
-    plan = subject.experiment(attack, models, 0).cost()
+    with talk_on_stderr():
+        plan = subject.experiment(attack, models, 0).cost()
     if json:
         tokens = {} if unseen is None else {"unseen_tokens": unseen}
         print_json({**run_fields(subject.run), "data": subject.words, **vars(plan), **tokens})

@@ -12,9 +12,10 @@ from lastiterate.cli.errors import OptionError
 from lastiterate.cli.options import Json, MethodOptions, SizeOptions, choice, flag, integer_option, option
 from lastiterate.cli.outputs import given_files
 from lastiterate.cli.pictures import check_page
+from lastiterate.cli.streams import talk_on_stderr
 from lastiterate.cli.training_options import EngineOptions
 from lastiterate.cli.unfold import unfold
-from lastiterate.values import integer
+from lastiterate.values import integer, written_number
 
 if TYPE_CHECKING:
     from lastiterate.lm import TextProblem, Texts
@@ -95,10 +96,8 @@ class TextOptions:
 
         if self.held_out is None:
             return HELD_OUT
-        try:
-            return float(self.held_out)
-        except ValueError:
-            return read_texts(self.held_out, persona=self.persona)
+        share = written_number(self.held_out)
+        return read_texts(self.held_out, persona=self.persona) if share is None else share
 
 
 Score = Annotated[
@@ -172,7 +171,8 @@ def audit_lm(
     attack: UnseenTokens | OneRunTokens = UnseenTokens(score, canary_length)
     if one_run and score != "loss":
         attack = OneRunTokens(score, canary_length)
-    subject = text_subject(texts.problem(), described)
+    with talk_on_stderr():
+        subject = text_subject(texts.problem(), described)
     count = models if models is not None else (64 if one_run else MODELS)
     if options.dry_run:
         rehearse(subject, attack, count, json, subject.problem.unseen_tokens())

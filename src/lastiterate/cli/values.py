@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from lastiterate.cli.errors import OptionError
+from lastiterate.values import written_integer, written_number
 from lastiterate.vocabulary import THRESHOLDS
 
 if TYPE_CHECKING:
@@ -15,13 +16,13 @@ if TYPE_CHECKING:
 
 
 def integer(option: str) -> Callable[[str], int]:
-    """A whole number: 1.5 and 1e5 are refused, as a mistyped step count should not pass."""
+    """A whole number: 1.5, 1e5 and 1_000 are refused, as a mistyped step count should not pass."""
 
     def parse(text: str) -> int:
-        try:
-            return int(str(text))
-        except ValueError:
-            raise OptionError(f"{option} must be an integer, got {text!r}") from None
+        whole = written_integer(str(text))  # typer passes defaults through as what they are
+        if whole is None:
+            raise OptionError(f"{option} must be an integer in plain digits, got {text!a}")
+        return whole
 
     return parse
 
@@ -30,10 +31,10 @@ def number(option: str) -> Callable[[str], float]:
     """A number."""
 
     def parse(text: str) -> float:
-        try:
-            return float(text)
-        except ValueError:
-            raise OptionError(f"{option} must be a number, got {text!r}") from None
+        value = written_number(str(text))
+        if value is None:
+            raise OptionError(f"{option} must be a finite number in plain digits, got {text!a}")
+        return value
 
     return parse
 
@@ -64,7 +65,7 @@ def one_of(*allowed: str) -> Callable[[str], Callable[[str], str]]:
     def of(option: str) -> Callable[[str], str]:
         def parse(text: str) -> str:
             if text not in allowed:
-                raise OptionError(f"{option} must be one of {', '.join(allowed)}, got {text!r}")
+                raise OptionError(f"{option} must be one of {', '.join(allowed)}, got {text!a}")
             return text
 
         return parse
@@ -78,10 +79,10 @@ def threshold(option: str) -> Callable[[str], float | str]:
     def parse(text: str) -> float | str:
         if text in THRESHOLDS:
             return text
-        try:
-            return float(text)
-        except ValueError:
-            raise OptionError(f"{option} must be a number or one of {', '.join(THRESHOLDS)}, got {text!r}") from None
+        value = written_number(str(text))
+        if value is None:
+            raise OptionError(f"{option} must be a finite number or one of {', '.join(THRESHOLDS)}, got {text!a}")
+        return value
 
     return parse
 
@@ -92,9 +93,9 @@ def average(option: str) -> Callable[[str], str | float]:
     def parse(text: str) -> str | float:
         if text == "uniform":
             return text
-        try:
-            return float(text)
-        except ValueError:
-            raise OptionError(f"{option} must be uniform or a decay in (0, 1), got {text!r}") from None
+        value = written_number(str(text))
+        if value is None:
+            raise OptionError(f"{option} must be uniform or a decay in (0, 1), got {text!a}")
+        return value
 
     return parse

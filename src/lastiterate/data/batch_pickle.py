@@ -7,24 +7,25 @@ keep what they are told; the array is then made by us, from bytes that were chec
 from __future__ import annotations
 
 import math
-import pickle
-import pickletools
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from lastiterate.arrays import UInt8Array
 from lastiterate.data.files import BadFile, decoding
+from lastiterate.data.inert_pickle import Inert, read_inert
+from lastiterate.data.limits import read_file
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from lastiterate.data.limits import Allowance
 
-def read_batch(path: Path) -> tuple[UInt8Array, UInt8Array]:
+
+def read_batch(path: Path, allowance: Allowance) -> tuple[UInt8Array, UInt8Array]:
     """The array ``data``, uint8 of shape [n, m], and the list ``labels`` as an array."""
     with decoding(path, "a pickled batch of CIFAR-10") as file:
-        _check_memo(file)
-        batch = _Unpickler(file, path).load()
+        batch = read_inert(read_file(file, path, allowance), path, _STAND_INS, allowance)
         if type(batch) is not dict:
             raise BadFile(f"{str(path)!r} must hold a dictionary, got {_type_of(batch)}")
         # Python 2 wrote the original's texts as bytes.
@@ -36,60 +37,27 @@ def read_batch(path: Path) -> tuple[UInt8Array, UInt8Array]:
         return _array(path, data), np.array(labels, dtype=np.uint8)
 
 
-class _Inert:
-    """Keeps its arguments and its state. Having a ``__setstate__``, it lets a pickle set nothing else."""
-
-    __slots__ = ("arguments", "state")
-
-    def __init__(self, *arguments: Any) -> None:
-        self.arguments = arguments
-        self.state: Any = None  # whatever the file says
-
-    def __setstate__(self, state: object) -> None:
-        self.state = state
-
-
-class _Array(_Inert):
+class _Array(Inert):
     __slots__ = ()
 
 
-class _Dtype(_Inert):
+class _Dtype(Inert):
     __slots__ = ()
 
 
-class _Bytes(_Inert):
+class _Bytes(Inert):
     """How Python 3 spells bytes in an old protocol: a text and how to encode it."""
 
     __slots__ = ()
 
 
-_STAND_INS: dict[tuple[str, str], type[_Inert]] = {
+_STAND_INS: dict[tuple[str, str], type[Inert]] = {
     ("numpy.core.multiarray", "_reconstruct"): _Array,
     ("numpy._core.multiarray", "_reconstruct"): _Array,
-    ("numpy", "ndarray"): _Inert,
+    ("numpy", "ndarray"): Inert,
     ("numpy", "dtype"): _Dtype,
     ("_codecs", "encode"): _Bytes,
 }
-
-
-class _Unpickler(pickle.Unpickler):
-    def __init__(self, file: BinaryIO, path: Path) -> None:
-        super().__init__(file, encoding="bytes")
-        self._path = path
-
-    def find_class(self, module: str, name: str) -> type[_Inert]:
-        if (module, name) not in _STAND_INS:
-            asked = f"{module}.{name}"[:100]
-            raise BadFile(f"{str(self._path)!r} must be a pickle of plain arrays, got one that asks for {asked!r}")
-        return _STAND_INS[module, name]
-
-
-def _check_memo(file: BinaryIO) -> None:
-    """Refuse places in the memo that no writer gets to: unpickling allocates all the places up to the largest."""
-    for count, (opcode, argument, _) in enumerate(pickletools.genops(file)):
-        if opcode.name in ("PUT", "BINPUT", "LONG_BINPUT") and isinstance(argument, int) and argument > count:
-            raise ValueError
-    file.seek(0)
 
 
 def _array(path: Path, value: object) -> UInt8Array:
@@ -102,11 +70,15 @@ def _array(path: Path, value: object) -> UInt8Array:
     if isinstance(content, _Bytes):
         text, encoding = content.arguments
         content = text.encode("latin1") if encoding in ("latin1", b"latin1") else None
-    if type(content) is not bytes or len(shape) != 2 or math.prod(shape) != len(content):
+    if type(content) is not bytes or not _is_shape(shape) or math.prod(shape) != len(content):
         raise BadFile(f"{str(path)!r} must hold data with two axes and a byte for each element, got others")
     return np.frombuffer(content, np.uint8).reshape(shape, order="F" if is_fortran else "C")
 
 
+def _is_shape(shape: object) -> bool:
+    return type(shape) is tuple and len(shape) == 2 and all(type(axis) is int and 0 <= axis < 2**31 for axis in shape)
+
+
 def _type_of(value: object) -> str:
     """The type alone: a hostile value could take forever to print."""
-    return "nothing" if value is None else "something else" if isinstance(value, _Inert) else type(value).__name__
+    return "nothing" if value is None else "something else" if isinstance(value, Inert) else type(value).__name__

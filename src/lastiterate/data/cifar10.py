@@ -10,6 +10,7 @@ from lastiterate.arrays import UInt8Array
 from lastiterate.data.batch_pickle import read_batch
 from lastiterate.data.dataset import Dataset
 from lastiterate.data.files import BadFile, Location, blaming, decoding, find, kind
+from lastiterate.data.limits import Allowance, read_file
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -28,7 +29,8 @@ def load_cifar10(folder: Location) -> Dataset:
     if place is None:
         raise FileNotFoundError(f"{str(source)!r} must hold {_TRAIN[0]} or {_TRAIN[0]}.bin, but neither is there")
     inner, ending = place
-    batches = [_read(find(inner / (name + ending), "file")) for name in [*_TRAIN, _TEST]]
+    allowance = Allowance()
+    batches = [_read(find(inner / (name + ending), "file"), allowance) for name in [*_TRAIN, _TEST]]
     with blaming(source):
         x_train, y_train = (np.concatenate(parts) for parts in zip(*batches[:-1], strict=True))
         return Dataset.from_arrays("cifar10", x_train, y_train, *batches[-1], classes=CLASSES)
@@ -47,9 +49,9 @@ def _place(folder: Path) -> tuple[Path, str] | None:
     return None
 
 
-def _read(path: Path) -> tuple[UInt8Array, UInt8Array]:
+def _read(path: Path, allowance: Allowance) -> tuple[UInt8Array, UInt8Array]:
     """Images of shape [n, 32, 32, 3] and their labels."""
-    rows, labels = _read_binary(path) if path.suffix == ".bin" else read_batch(path)
+    rows, labels = _read_binary(path, allowance) if path.suffix == ".bin" else read_batch(path, allowance)
     if rows.shape[1] != _PIXELS or not len(rows):
         raise BadFile(f"{str(path)!r} must hold images of {_PIXELS} bytes, got data of shape {rows.shape}")
     if len(labels) != len(rows):
@@ -59,10 +61,10 @@ def _read(path: Path) -> tuple[UInt8Array, UInt8Array]:
     return rows.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), labels
 
 
-def _read_binary(path: Path) -> tuple[UInt8Array, UInt8Array]:
+def _read_binary(path: Path, allowance: Allowance) -> tuple[UInt8Array, UInt8Array]:
     """Each image is a byte for its label, then its pixels."""
     with decoding(path, "a binary batch of CIFAR-10") as file:
-        content = np.frombuffer(file.read(), np.uint8)
+        content = np.frombuffer(read_file(file, path, allowance), np.uint8)
     if not content.size or content.size % (1 + _PIXELS):
         raise BadFile(
             f"{str(path)!r} must hold a multiple of {1 + _PIXELS} bytes, {1 + _PIXELS} an image, got {content.size}"

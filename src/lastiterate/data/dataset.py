@@ -14,6 +14,7 @@ from lastiterate.values import integer
 _Scalar = TypeVar("_Scalar", bound=np.generic)
 
 MOST_CLASSES = 2**31 - 1  # labels are int32
+MOST_UNASKED = 2**16  # classes that a label alone can make: models have weights for each
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,16 +66,19 @@ class Dataset:
     ) -> Dataset:
         """From images as they are stored: uint8 or floats in [0, 1], with or without an axis of channels.
 
-        Labels may be integers of any width, of shape [n] or [n, 1]. Without ``classes`` it is the largest label plus 1.
+        Labels may be integers of any width, of shape [n] or [n, 1]. Without ``classes`` it is the largest label plus 1,
+        and at most 65,536.
         """
         train_labels, test_labels = _as_labels("y_train", y_train), _as_labels("y_test", y_test)
+        if classes is None:
+            classes = 1 + max(_largest("y_train", train_labels), _largest("y_test", test_labels))
         return cls(
             name=name,
             x_train=_as_images("x_train", x_train),
             y_train=train_labels,
             x_test=_as_images("x_test", x_test),
             y_test=test_labels,
-            classes=1 + max(int(y.max(initial=0)) for y in (train_labels, test_labels)) if classes is None else classes,
+            classes=classes,
         )
 
     def take(self, train: int | None = None, test: int | None = None) -> Dataset:
@@ -139,6 +143,16 @@ def _as_labels(name: str, value: ArrayLike) -> Int32Array:
         if not 0 <= label < MOST_CLASSES:
             raise ValueError(f"{name} must be at least 0 and below {MOST_CLASSES}, got {label}")
     return given.reshape(-1).astype(np.int32)
+
+
+def _largest(name: str, labels: Int32Array) -> int:
+    largest = int(labels.max(initial=0))
+    if largest >= MOST_UNASKED:
+        raise ValueError(
+            f"{name} must be below {MOST_UNASKED}, since models have weights for every class up to the largest label, "
+            f"got {largest}: number the classes from 0 on, or give classes to lastiterate.data.Dataset.from_arrays"
+        )
+    return largest
 
 
 def _as_array(name: str, value: ArrayLike) -> NumberArray:

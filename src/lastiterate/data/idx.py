@@ -8,13 +8,14 @@ from __future__ import annotations
 import gzip
 import math
 import struct
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from lastiterate.arrays import NumberArray
 from lastiterate.data.dataset import Dataset
 from lastiterate.data.files import BadFile, Location, blaming, decoding, find, kind
+from lastiterate.data.limits import Allowance, Readable, read_at_most
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -27,15 +28,14 @@ _STEMS = {
 }
 _TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 _MOST_AXES = 4
-_MOST_BYTES = 2**32  # eight times EMNIST, the largest of the family
-_CHUNK = 2**20
 _GZIP = b"\x1f\x8b"
 
 
 def load_idx(folder: Location) -> Dataset:
     """The four files of an MNIST-style folder, plain or gzip-compressed. The data set is named after the folder."""
     source = find(folder, "folder")
-    x_train, y_train, x_test, y_test = (_read(_choose(source, key)) for key in _STEMS)
+    allowance = Allowance()
+    x_train, y_train, x_test, y_test = (_read(_choose(source, key), allowance) for key in _STEMS)
     with blaming(source):
         return Dataset.from_arrays(source.resolve().name or "idx", x_train, y_train, x_test, y_test)
 
@@ -58,17 +58,17 @@ def _choose(folder: Path, key: str) -> Path:
     return folder / next((name for name, what in there.items() if what == "file"), next(iter(there)))
 
 
-def _read(path: Path) -> NumberArray:
+def _read(path: Path, allowance: Allowance) -> NumberArray:
     with decoding(path, "an idx file, plain or gzip-compressed") as file:
         packed = file.read(2) == _GZIP  # whatever the name says: browsers unpack some files and not others
         file.seek(0)
         if not packed:
-            return _parse(path, file)
+            return _parse(path, file, allowance)
         with gzip.GzipFile(fileobj=file) as unpacked:
-            return _parse(path, unpacked)
+            return _parse(path, unpacked, allowance)
 
 
-def _parse(path: Path, stream: BinaryIO | gzip.GzipFile) -> NumberArray:
+def _parse(path: Path, stream: Readable, allowance: Allowance) -> NumberArray:
     magic = stream.read(4)
     if len(magic) < 4 or magic[:2] != b"\0\0" or magic[2] not in _TYPES or not 1 <= magic[3] <= _MOST_AXES:
         found = magic.hex(" ") or "an empty file"
@@ -79,18 +79,9 @@ def _parse(path: Path, stream: BinaryIO | gzip.GzipFile) -> NumberArray:
         raise BadFile(f"{str(path)!r} must have the lengths of {axes} axes in its header, got a file that ends there")
     shape = struct.unpack(f">{axes}I", lengths)
     size = math.prod(shape) * dtype.itemsize
-    if size > _MOST_BYTES:
-        raise BadFile(f"{str(path)!r} must hold at most {_MOST_BYTES} bytes, got the shape {shape} in its header")
-    data = _read_at_most(stream, size + 1)
+    allowance.spend(path, size, f"the shape {shape} in its header")
+    data = read_at_most(stream, size + 1)
     if len(data) != size:
         found = "more" if len(data) > size else str(len(data))
         raise BadFile(f"{str(path)!r} must hold {size} bytes after its header, for the shape {shape}, got {found}")
     return np.frombuffer(data, dtype).reshape(shape)
-
-
-def _read_at_most(stream: BinaryIO | gzip.GzipFile, limit: int) -> bytearray:
-    """In pieces, so that a header alone cannot make us allocate what it claims."""
-    data = bytearray()
-    while piece := stream.read(min(_CHUNK, limit - len(data))):
-        data += piece
-    return data

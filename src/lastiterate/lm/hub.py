@@ -7,7 +7,6 @@ folder of a model is loaded if peft is installed. So all of these are checked fi
 
 from __future__ import annotations
 
-import json
 import sys
 from contextlib import contextmanager, nullcontext
 from hashlib import file_digest, sha256
@@ -17,6 +16,15 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, TypedDict
 
 from lastiterate.data.files import BadFile, as_path, decoding, kind
 from lastiterate.extras import MissingExtra
+from lastiterate.lm.model_files import (
+    SMALL_FILES,
+    check_built,
+    check_counts,
+    check_small_files,
+    check_tokenizer,
+    read_object,
+    sets_key,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,7 +42,6 @@ _WEIGHTS = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 _ADAPTER = "adapter_config.json"
 _VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json")
-_SMALL_FILES = ["*.json", "*.txt", "*.jinja", "tokenizer.model", "spiece.model"]
 _LONGEST_REASON = 200  # characters of what a library says
 
 
@@ -53,6 +60,8 @@ def load_tokenizer(name: str | Path, *, trust_remote_code: bool = False) -> Toke
     with _quiet(transformers):
         if not any(kind(folder / file) == "file" for file in _VOCABULARIES):
             raise BadFile(f"{str(name)!r} must hold one of {', '.join(_VOCABULARIES)}, got {_listing(folder)}")
+        check_small_files(folder)
+        check_tokenizer(folder)
         with _one_sentence(name):
             tokenizer: Tokenizer = transformers.AutoTokenizer.from_pretrained(
                 str(folder), local_files_only=True, trust_remote_code=trust_remote_code
@@ -84,6 +93,9 @@ def load_model(name: str | Path, *, dtype: Precision = "float32", trust_remote_c
         _check_causal(name, config, trust_remote_code)
         for part in (config, config.get_text_config()):
             part.use_cache = False
+        stored = sum((folder / file).stat().st_size for file in _weight_files(folder))
+        with _one_sentence(name):
+            check_built(name, config, stored, torch, transformers, trust_remote_code=trust_remote_code)
         model: CausalModel
         with _one_sentence(name):
             model, loaded = transformers.AutoModelForCausalLM.from_pretrained(
@@ -162,7 +174,7 @@ def _could_be_on_hub(name: str) -> bool:
 
 
 def _patterns(trust_remote_code: bool) -> list[str]:
-    return [*_SMALL_FILES, *(["*.py"] if trust_remote_code else [])]
+    return [*SMALL_FILES, *(["*.py"] if trust_remote_code else [])]
 
 
 def _download(name: str, patterns: list[str], revision: str | None = None) -> Path:
@@ -197,12 +209,14 @@ def _check_folder(folder: Path) -> None:
     """Refuses whatever could make transformers load something that is not safetensors."""
     if kind(folder / _CONFIG) != "file":
         raise BadFile(f"{str(folder)!r} must hold {_CONFIG} and {_WEIGHTS}, got {_listing(folder)}")
-    config = _read_object(folder / _CONFIG)
+    check_small_files(folder)
+    config = read_object(folder / _CONFIG)
+    check_counts(folder / _CONFIG, config)
     for key, must in (
         ("transformers_weights", "leave it to transformers which file holds the weights"),
         ("quantization_config", "describe a model that is not quantized"),
     ):
-        if _has(config, key):
+        if sets_key(config, key):
             raise BadFile(f"{str(folder / _CONFIG)!r} must {must}, got one with {key}")
     if kind(folder / _ADAPTER) is not None:
         raise BadFile(
@@ -223,7 +237,7 @@ def _weight_files(folder: Path) -> list[str]:
             f"{str(folder)!r} must hold its weights as {_WEIGHTS} or {_INDEX}, got {_listing(folder)}: pickles are "
             "never loaded, and where you trust them model.save_pretrained(folder) of transformers 5 converts them"
         )
-    places = _read_object(folder / _INDEX).get("weight_map")
+    places = read_object(folder / _INDEX).get("weight_map")
     shards = list(places.values()) if isinstance(places, dict) else []
     for shard in shards or [None]:
         if not isinstance(shard, str) or Path(shard).name != shard or not shard.endswith(".safetensors"):
@@ -231,23 +245,6 @@ def _weight_files(folder: Path) -> list[str]:
                 f"{str(folder / _INDEX)!r} must name safetensors files beside it in weight_map, got {shard!r}"
             )
     return [_INDEX, *sorted(set(shards))]
-
-
-def _read_object(path: Path) -> dict[str, object]:
-    with decoding(path, "a JSON object") as file:
-        content = json.loads(file.read())
-        if not isinstance(content, dict):
-            raise TypeError
-    return content
-
-
-def _has(config: object, key: str) -> bool:
-    """Whether a configuration, or one of its parts, sets a key."""
-    if isinstance(config, list):
-        return any(_has(part, key) for part in config)
-    if not isinstance(config, dict):
-        return False
-    return config.get(key) is not None or any(_has(part, key) for part in config.values())
 
 
 def _listing(folder: Path) -> str:
@@ -292,6 +289,8 @@ def _one_sentence(name: str | Path) -> Iterator[None]:
     """Turn what transformers raises, of many types and many lines, into one sentence."""
     try:
         yield
+    except BadFile:
+        raise
     except Exception as error:  # also ImportError, for what a single tokenizer needs
         if "trust_remote_code" in str(error):
             raise ValueError(

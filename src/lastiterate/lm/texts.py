@@ -11,6 +11,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from lastiterate.data.files import BadFile, Location, decoding, find
+from lastiterate.data.limits import LINE, TEXTS, most_bytes, read_all, too_large
 from lastiterate.values import integer, number
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ _PERSONAS = {
     "user1_persona": "user 1's persona",
     "user2_persona": "user 2's persona",
 }
-_NUMBERED = re.compile(r"(\d{1,9}) (.*)", re.DOTALL)
+_NUMBERED = re.compile(r"([0-9]{1,9}) (.*)", re.DOTALL)
 _PERSONA_LINE = re.compile(r"(?:your|partner's) persona: ")
 _SILENCE = "__SILENCE__"  # stands where the other one has said nothing yet
 
@@ -122,9 +123,10 @@ def split_texts(texts: Texts, held_out: float, seed: int) -> tuple[Texts, Texts]
 
 def _lines(path: Path) -> list[str]:
     with decoding(path, "a text file, plain or gzip-compressed") as file:
-        content = file.read()
-        if content.startswith(_GZIP):
-            content = gzip.decompress(content)
+        packed = file.read(2) == _GZIP
+        file.seek(0)
+        content = read_all(gzip.GzipFile(fileobj=file) if packed else file, path, TEXTS)
+    _check_lines(path, content)
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -134,6 +136,20 @@ def _lines(path: Path) -> list[str]:
         raise BadFile(f"{str(path)!r} must hold at least one text, got a file that is empty")
     # Not splitlines, which also splits at characters that stand unescaped inside JSON strings.
     return text.replace("\r\n", "\n").split("\n")
+
+
+def _check_lines(path: Path, content: bytearray) -> None:
+    """Refuse more lines than there is memory for, and a line that would take long to parse, before they are split."""
+    most = most_bytes(LINE)
+    if content.count(b"\n") >= most:
+        raise too_large(f"{str(path)!r} must have", LINE, unit="lines")
+    begin, number = 0, 1
+    while begin < len(content):
+        end = content.find(b"\n", begin)
+        end = len(content) if end < 0 else end
+        if end - begin > most:
+            raise too_large(f"{str(path)!r} must have lines of", LINE, f"{end - begin:,} in line {number}")
+        begin, number = end + 1, number + 1
 
 
 def _examples(path: Path, lines: list[str]) -> Iterator[_Example]:
@@ -166,6 +182,8 @@ def _join(path: Path, example: _Example, persona: bool) -> str:
     text = "\n".join([*example.personas, *parts] if persona else parts)
     if any("\ud800" <= character <= "\udfff" for character in text):
         raise BadFile(f"{str(path)!r} must hold Unicode text, got half of a surrogate pair on line {example.line}")
+    if len(text) > most_bytes(LINE):
+        raise too_large(f"{str(path)!r} must have texts of", LINE, f"{len(text):,} from line {example.line} on")
     return text
 
 
@@ -212,7 +230,7 @@ def _json_lines(path: Path, lines: list[str]) -> Iterator[_Example]:
         if key is None:
             raise BadFile(
                 f"{str(path)!r} must hold objects with one of {', '.join(_FIELDS)}, "
-                f"got one with {', '.join(record) or 'nothing'} on line {place}"
+                f"got one with {', '.join(record)[:100] or 'nothing'} on line {place}"
             )
         personas = [
             f"{words}: {said.strip()}"

@@ -3,60 +3,76 @@
 from __future__ import annotations
 
 import csv
+from array import array
+from io import TextIOWrapper
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from lastiterate.data.files import BadFile, find
+from lastiterate.data.limits import LINE, PARSED, most_bytes, too_large
+from lastiterate.values import written_number
+
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from lastiterate.arrays import FloatArray
 
 _COLUMNS = ("world", "score")
+_LONGEST_SHOWN = 100  # characters of what is wrong
 
 
 def read_scores(path: Path) -> tuple[FloatArray, FloatArray]:
     """Scores in and out. What is wrong with a file is said in one sentence that names the line."""
-    if not path.exists():
-        raise ValueError(f"there is no file {str(path)!r}")
-    if path.is_dir():
-        raise ValueError(f"the scores must be a CSV file, got the folder {str(path)!r}")
-    worlds: dict[str, list[float]] = {"in": [], "out": []}
+    worlds = {"in": array("d"), "out": array("d")}
     try:
+        size = find(path, "file").stat().st_size
+        if size > most_bytes(PARSED):
+            raise too_large(f"{str(path)!r} must have", PARSED, f"{size:,}")
         with path.open(encoding="utf-8-sig", newline="") as file:
-            rows = csv.reader(file)
+            rows = csv.reader(_lines(path, file))
             header = [name.strip() for name in next(rows, [])]
             world, score = (_column(path, header, name) for name in _COLUMNS)
             for row in rows:
                 if row:
                     _add(worlds, row, world, score, f"{path.name} line {rows.line_num}")
     except UnicodeDecodeError:
-        raise ValueError(f"{str(path)!r} must be a CSV file in UTF-8, and is none") from None
+        raise BadFile(f"{str(path)!r} must be a CSV file in UTF-8, and is none") from None
     except csv.Error as error:
-        raise ValueError(f"{str(path)!r} must be a CSV file, but: {error}") from None
+        raise BadFile(f"{str(path)!r} must be a CSV file, but: {error}") from None
     for name, scores in worlds.items():
         if not scores:
             raise ValueError(f"{str(path)!r} must hold scores of both worlds, in and out, but has none of world {name}")
     return np.array(worlds["in"]), np.array(worlds["out"])
 
 
+def _lines(path: Path, file: TextIOWrapper) -> Iterator[str]:
+    longest = most_bytes(LINE)
+    for number, line in enumerate(iter(lambda: file.readline(longest + 1), ""), 1):
+        if len(line) > longest:
+            raise too_large(f"{str(path)!r} must have lines of", LINE, f"more in line {number}")
+        yield line
+
+
 def _column(path: Path, header: list[str], name: str) -> int:
     if name not in header:
-        found = ", ".join(header) if any(header) else "none"
+        found = _shortened(", ".join(header)) if any(header) else "none"
         raise ValueError(f"{str(path)!r} must have the columns world and score in its first line, got {found}")
     return header.index(name)
 
 
-def _add(worlds: dict[str, list[float]], row: list[str], world: int, score: int, where: str) -> None:
+def _add(worlds: dict[str, array[float]], row: list[str], world: int, score: int, where: str) -> None:
     if len(row) <= max(world, score):
-        raise ValueError(f"{where} must have a world and a score, got {','.join(row)!r}")
+        raise ValueError(f"{where} must have a world and a score, got {_shortened(','.join(row))!r}")
     name, text = row[world].strip(), row[score].strip()
     if name not in worlds:
-        raise ValueError(f"{where}: world must be in or out, got {name!r}")
-    try:
-        value = float(text)
-    except ValueError:
-        value = float("nan")
-    if value != value:
-        raise ValueError(f"{where}: score must be a number, got {text!r}")
+        raise ValueError(f"{where}: world must be in or out, got {_shortened(name)!r}")
+    value = written_number(text, infinite=True)
+    if value is None:
+        raise ValueError(f"{where}: score must be a number in plain digits or inf, got {_shortened(text)!r}")
     worlds[name].append(value)
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]} [...]"
