@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from lastiterate.cli.errors import OptionError
+from lastiterate.cli.errors import STOPPED, OptionError
 from lastiterate.cli.options import choice, number_option, option
 
 if TYPE_CHECKING:
@@ -41,24 +41,25 @@ class EngineOptions:
 
 @contextmanager
 def resumable(store: Path) -> Iterator[None]:
-    """Ctrl-C says how to resume, and ends the program at once.
+    """Ctrl-C and SIGTERM say how to resume, and end the program at once.
 
     By a handler of the signal, since an exception that arises within a callback of JAX is lost.
     """
-    before = signal.getsignal(signal.SIGINT)
-    replaced = before is signal.default_int_handler  # not ignored, as in the background of a script
-    if replaced:
-        signal.signal(signal.SIGINT, lambda number, frame: leave_resumable(store))
+    usual = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+    # Not those that are ignored, as Ctrl-C is in the background of a script.
+    replaced = [number for number, handler in usual.items() if signal.getsignal(number) == handler]
+    for number in replaced:
+        signal.signal(number, lambda received, frame: leave_resumable(store, 128 + received))
     try:
         yield
     except KeyboardInterrupt:
         leave_resumable(store)
     finally:
-        if replaced:
-            signal.signal(signal.SIGINT, before)
+        for number in replaced:
+            signal.signal(number, usual[number])
 
 
-def leave_resumable(store: Path) -> NoReturn:
+def leave_resumable(store: Path, status: int = STOPPED) -> NoReturn:
     """Say how to resume, and leave at once: JAX, interrupted while it compiles, crashes when Python tidies up."""
     typer.echo(f"\nstopped; what was trained is in {store}: the same command resumes", err=True)
-    os._exit(130)
+    os._exit(status)
