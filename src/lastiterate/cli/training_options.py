@@ -45,9 +45,9 @@ def resumable(store: Path) -> Iterator[None]:
 
     By a handler of the signal, since an exception that arises within a callback of JAX is lost.
     """
-    usual = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     # Not those that are ignored, as Ctrl-C is in the background of a script.
-    replaced = [number for number, handler in usual.items() if signal.getsignal(number) == handler]
+    replaced = [number for number, by in before.items() if by in (signal.default_int_handler, signal.SIG_DFL)]
     for number in replaced:
         signal.signal(number, lambda received, frame: leave_resumable(store, 128 + received))
     try:
@@ -56,7 +56,7 @@ def resumable(store: Path) -> Iterator[None]:
         leave_resumable(store)
     finally:
         for number in replaced:
-            signal.signal(number, usual[number])
+            signal.signal(number, before[number])
 
 
 def leave_resumable(store: Path, status: int = STOPPED) -> NoReturn:

@@ -9,6 +9,7 @@ import hashlib
 import importlib
 import importlib.metadata
 import importlib.util
+import os
 import socket
 import sys
 from collections.abc import Iterable
@@ -79,6 +80,8 @@ def call(ours: dict[str, Any], function: str, sent: Any, *arguments: Any) -> tup
         if sentence := disagreement(ours, theirs):
             return "refused", sentence
         importlib.import_module(_WORKER).AGREED.update(theirs["modules"], lastiterate=theirs["sources"])
+    if Path(ours["cwd"]).is_dir():  # where paths that are not absolute begin
+        os.chdir(ours["cwd"])
     worker: Any = importlib.import_module(_WORKER)
     return "answered", worker.answer(function, sent, arguments)
 

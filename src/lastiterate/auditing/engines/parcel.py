@@ -24,7 +24,8 @@ class Parcel:
 
     Attributes:
         pickled: the task, as bytes: arrays that Ray itself unpickles cannot be written to.
-        program: what workers must be, as ``node.report`` says it, with the ``folders`` that the user's modules are in.
+        program: what workers must be, as ``node.report`` says it, with the ``folders`` that the user's modules are in
+            and the working directory, for machines that have these too.
         double: whether JAX computes in double precision here.
     """
 
@@ -64,6 +65,7 @@ def _program(pickled: bytes, by_value: set[str]) -> dict[str, Any]:
         **_ourselves(),
         "modules": {name: node.digest_of_file(file) for name, file in sorted(imported.items())},
         "folders": sorted(folders),
+        "cwd": str(Path.cwd()),
     }
 
 
