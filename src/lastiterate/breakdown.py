@@ -15,4 +15,4 @@ class Breakdown(Exception):
     @property
     def story(self) -> str:
         """All of it, as people are told."""
-        return f"{self}; {self.kept}" if self.kept else str(self)
+        return str(self)

@@ -20,7 +20,16 @@ import lastiterate as li
 from lastiterate.auditing.engines.ray_cluster import check_answer
 from lastiterate.auditing.engines.ray_engine import Ray
 from lastiterate.auditing.experiments.choose import Given, experiment_on
-from tests.auditing.engines.lost_nodes import Nodes, finish, start, survive, trials, wait_for_trials, write_subject
+from tests.auditing.engines.lost_nodes import (
+    QUICK,
+    Nodes,
+    finish,
+    start,
+    survive,
+    trials,
+    wait_for_trials,
+    write_subject,
+)
 
 pytest.importorskip("ray")
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::FutureWarning", "ignore:os.fork")
@@ -34,7 +43,8 @@ def nodes():
     with pytest.MonkeyPatch.context() as patched:
         patched.delenv("OMP_NUM_THREADS", raising=False)  # of the tests; Ray's workers get their own
         patched.setenv("PYTHONPATH", str(SOURCE))
-        patched.setenv("RAY_gcs_rpc_server_reconnect_timeout_s", "5")
+        for name, value in QUICK.items():
+            patched.setenv(name, value)
         found = Nodes()
         yield found
         found.close()

@@ -9,4 +9,5 @@ class ClusterLost(Breakdown):
     """Ray's cluster, or the connection to it, is gone. The same call resumes what is stored."""
 
     def __str__(self) -> str:
-        return f"Ray's cluster was lost: {self.args[0]}"
+        kept = f"; {self.kept}" if self.kept else ""
+        return f"Ray's cluster was lost: {self.args[0]}{kept}"

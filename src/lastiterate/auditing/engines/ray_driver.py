@@ -105,6 +105,7 @@ class ConnectedDriver:
         left = list(reversed(range(len(calls))))
         deaths, losses = [0] * len(calls), [0] * len(calls)
         waiting: dict[Any, int] = {}
+        self._had_room = monotonic()
         while left or waiting:
             while left and len(waiting) <= max(1, demand.slots(self.resources())):
                 call = left.pop()

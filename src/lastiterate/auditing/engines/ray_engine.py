@@ -84,7 +84,10 @@ class Ray:
                 raise ValueError(sentence)
             _compare_versions(report["versions"], f"node {report['node']}", said)
         if chunk_size is None:  # chosen where chunks will be trained, for as many workers as there are
-            (answer,) = driver.run(parcel, demand, "chunk_size", [()])
+            try:
+                (answer,) = driver.run(parcel, demand, "chunk_size", [()])
+            except WorkerDied as died:
+                raise TrainerFailed(died, "what comes before the first model") from None
             chunk_size = int(_value(answer))
             parcel = pack(replace(task, chunk_size=chunk_size))
         return RayTrials(driver, demand, parcel, experiment.run.steps, chunk_size, said)
