@@ -16,7 +16,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "lastiterate"
 
 # What everything else stands on: what a run is, checks, arrays, rows, files, bars.
 FOUNDATIONS = {"arrays", "extras", "fields", "machine", "optimizer", "progress_bar", "rows", "run", "trainer_failure"}
-FOUNDATIONS |= {"scratch", "training_diverged", "training_progress", "values", "whole_file"}
+FOUNDATIONS |= {"breakdown", "scratch", "training_diverged", "training_progress", "values", "whole_file"}
 WORDS = {"answers", "vocabulary", "wording"}
 PRIVACY = {"privacy.curve", "privacy.mixtures", "privacy.losses", "privacy.analyses"}
 TRAINING = {"batch_order", "data", "training"}
@@ -24,6 +24,7 @@ TRAINING = {"batch_order", "data", "training"}
 MAY_IMPORT: dict[str, set[str]] = {
     # Foundations know of each other, from the left to the right, and of nothing else.
     "arrays": set(),
+    "breakdown": set(),
     "extras": set(),
     "fields": set(),
     "machine": set(),
@@ -31,7 +32,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "rows": set(),
     "scratch": set(),
     "training_diverged": set(),
-    "trainer_failure": set(),
+    "trainer_failure": {"breakdown"},
     "training_progress": {"progress_bar"},
     "whole_file": {"scratch"},
     "values": {"arrays"},
@@ -58,13 +59,15 @@ MAY_IMPORT: dict[str, set[str]] = {
     "auditing": set(),
     "auditing.design": FOUNDATIONS,
     "auditing.sources": set(),
+    "auditing.versions": set(),
     "auditing.identity": FOUNDATIONS | {"answers", "auditing.design", "auditing.sources"},
     "auditing.stores": FOUNDATIONS | {"data.files", "auditing.design", "auditing.identity"},
     "auditing.evidence": FOUNDATIONS | PRIVACY | WORDS | {"data.files", "data.limits", "attacks", "auditing.design"},
     "auditing.experiments": FOUNDATIONS
     | TRAINING
     | {"attacks", "auditing.design", "auditing.identity", "auditing.stores.trials"},
-    "auditing.engines": FOUNDATIONS | {"auditing.experiments.protocol", "auditing.sources", "auditing.stores.trials"},
+    "auditing.engines": FOUNDATIONS
+    | {"auditing.experiments.protocol", "auditing.sources", "auditing.stores.trials", "auditing.versions"},
     "auditing.reading": {"auditing.evidence", "auditing.experiments.protocol", "auditing.stores"},
     "auditing.conduct": FOUNDATIONS | WORDS | {"attacks", "auditing"},
     "auditing.trainer_files": set(),

@@ -9,10 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
+from lastiterate.breakdown import Breakdown
+
 _Result = TypeVar("_Result")
 
 
-class TrainerFailed(Exception):
+class TrainerFailed(Breakdown):
     """A user's trainer raised, left the program, or returned what is no score.
 
     Attributes:

@@ -125,9 +125,16 @@ def logits(model, ids):
 
 
 def _build(tmp_path_factory, family, **changes):
-    torch = pytest.importorskip("torch")
-    transformers = pytest.importorskip("transformers")
-    folder = tmp_path_factory.mktemp(family.lower())
+    pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    return build(tmp_path_factory.mktemp(family.lower()), family, **changes)
+
+
+def build(folder, family, **changes):
+    """Write a model with random weights, and its tokenizer, into a folder."""
+    import torch
+    import transformers
+
     config = getattr(transformers, f"{family}Config")(**SIZES, **changes)
     with torch.random.fork_rng():
         torch.manual_seed(3)

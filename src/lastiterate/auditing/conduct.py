@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from time import monotonic
 
@@ -28,6 +27,8 @@ from lastiterate.auditing.reading import evidence_in
 from lastiterate.auditing.stores.records import Record
 from lastiterate.auditing.stores.store import Store
 from lastiterate.auditing.stores.trials import ScoredTrials
+from lastiterate.auditing.versions import versions
+from lastiterate.breakdown import Breakdown
 from lastiterate.fields import Fields
 from lastiterate.run import DPSGD
 from lastiterate.scratch import scratch_folder
@@ -102,7 +103,7 @@ def conduct(
     try:
         with collected(experiment, question, store, engine, progress) as kept:
             result = report(evidence_in(kept), question)
-    except TrainerFailed as failed:
+    except Breakdown as failed:
         failed.kept = failed.kept if store else "nothing is kept without a store"
         raise
     return result if store else replace(result, store=None)
@@ -135,7 +136,7 @@ def _fill(experiment: Experiment, store: Store, engine: Engine, question: Questi
         with engine.running():
             crafted, trials = _prepare(experiment, store, engine, question, progress)
             _train(experiment, store, crafted, trials, question, progress)
-    except TrainerFailed as failed:
+    except Breakdown as failed:
         done = len(store.done())
         failed.kept = f"{done} of {planned} trials are stored in {store.path}" if done else "no trial was stored"
         raise
@@ -217,10 +218,4 @@ def _open(path: str | Path, experiment: Experiment) -> Iterator[Store]:
 
 def _setup() -> Fields:
     """Where and with what an audit was begun."""
-    versions = {"python": platform.python_version()}
-    for package in ("lastiterate", "numpy", "scipy", "jax", "jaxlib", "torch", "transformers"):
-        try:
-            versions[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return {"versions": versions, "platform": platform.platform(), "created": datetime.now(UTC).isoformat()}
+    return {"versions": versions(), "platform": platform.platform(), "created": datetime.now(UTC).isoformat()}

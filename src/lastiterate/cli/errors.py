@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import typer
 from typer.core import TyperGroup
 
+from lastiterate.breakdown import Breakdown
 from lastiterate.extras import MissingExtra
-from lastiterate.trainer_failure import TrainerFailed
 from lastiterate.wording import printable
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class PlainGroup(TyperGroup):
             status = _pipe_is_gone() if gone else _broke(f"something called sys.exit({error.code!r})")
         except _UsageError as error:
             status = _say(error.format_message())  # type: ignore[attr-defined]
-        except TrainerFailed as failed:
+        except Breakdown as failed:
             print(failed.story, file=sys.stderr)
             status = BROKEN
         except OSError as error:

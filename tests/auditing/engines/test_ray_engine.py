@@ -18,6 +18,7 @@ import pytest
 import lastiterate as li
 from lastiterate import attacks
 from lastiterate.auditing.engines.ray_cluster import check_answer, import_ray
+from lastiterate.auditing.engines.ray_driver import WorkerDied
 from lastiterate.auditing.engines.ray_engine import Ray
 from lastiterate.auditing.experiments.users import trainer_seed
 from lastiterate.auditing.subject import find_subject
@@ -157,10 +158,12 @@ def test_a_killed_worker_costs_time_and_nothing_else(tmp_path):
     assert_agree(audit(gaussian, None, 24), found)
 
 
-def test_a_worker_that_dies_every_time_is_given_up_after_the_retries(tmp_path):
+def test_a_model_whose_process_dies_every_time_is_named_after_the_retries(tmp_path):
     trainer = AlwaysKilled(tmp_path)
-    with pytest.raises(OSError, match="gave up on a task, which it tries 3 times"):
+    with pytest.raises(WorkerDied, match="ended, each of 3 times, by an exit, a crash or a kill") as caught:
         audit(trainer, None, 8, store=tmp_path / "x.sqlite", engine=Ray(retries=2))
+    assert "the trainer failed on model 4 of world 'in': " in caught.value.__notes__[0]
+    assert "of 16 trials are stored in" in caught.value.__notes__[0]
     assert len(trainer.noted("killed")) == 3
 
 

@@ -6,8 +6,6 @@ import logging
 import os
 import socket
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -16,6 +14,11 @@ PATIENCE = 5.0  # seconds until a cluster must have answered
 # Read when Ray is imported. It would print the death of a worker, which costs nothing, on stdout; and it would report
 # to its makers that it is used.
 _SETTINGS = {"RAY_DEDUP_LOGS_SKIP_REGEX": ".", "RAY_USAGE_STATS_ENABLED": "0"}
+
+# How HTTP/2, which Ray's services speak, begins (RFC 9113, 3.4): the client says this and its settings, and the server
+# says its own, in a frame whose fourth byte is 4.
+_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\x04\0\0\0\0\0"
+_IS_SETTINGS = 4
 
 
 def import_ray() -> Any:
@@ -29,24 +32,14 @@ def import_ray() -> Any:
     return ray
 
 
-@contextmanager
-def connected(address: str | None) -> Iterator[None]:
-    """Connected to a cluster. A connection that the process had before is used and left as it is."""
-    ray = import_ray()
-    if ray.is_initialized():
-        yield
-        return
-    _connect(ray, address)
-    try:
-        yield
-    finally:
-        ray.shutdown()  # which ends the cluster if it was begun here
+def given_address(address: str | None) -> str | None:
+    """Where the cluster is, if somebody says so."""
+    return address or os.environ.get("RAY_ADDRESS")
 
 
-def _connect(ray: Any, address: str | None) -> None:
-    given = address or os.environ.get("RAY_ADDRESS")
-    if given is not None and given not in ("auto", "local"):
-        check_answer(given)
+def connect(address: str | None) -> None:
+    """Connect this process to a cluster, or start one."""
+    ray, given = import_ray(), given_address(address)
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     if given in (None, "local"):
         options["include_dashboard"] = False
@@ -55,12 +48,18 @@ def _connect(ray: Any, address: str | None) -> None:
         try:
             ray.init(address=address, **options)
         except (ConnectionError, ImportError, RuntimeError, ValueError) as error:
-            reason = str(error).strip().partition("\n")[0]
-            raise ValueError(f"address must be of a Ray cluster that runs, got {given!r}: {reason}") from None
+            raise ValueError(
+                f"address must be of a Ray cluster that runs, got {given!r}: {first_line(error)}"
+            ) from None
+
+
+def disconnect() -> None:
+    """Leave the cluster, which ends it if it was started here."""
+    import_ray().shutdown()
 
 
 def check_answer(address: str) -> None:
-    """Refuse an address at which nobody is. Ray itself would try for minutes."""
+    """Refuse an address at which nobody is, or somebody else. Ray itself would try for minutes."""
     try:
         parts = urlsplit(address if "://" in address else f"//{address}")
         host, port = parts.hostname, parts.port
@@ -69,7 +68,20 @@ def check_answer(address: str) -> None:
     if not host or not port:
         raise ValueError(f"address must be HOST:PORT, ray://HOST:PORT, auto or local, got {address!r}")
     try:
-        socket.create_connection((host, port), PATIENCE).close()
+        with socket.create_connection((host, port), PATIENCE) as asked:
+            if os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true"):
+                return
+            asked.sendall(_HELLO)
+            said = asked.recv(9)
+    except (TimeoutError, ConnectionResetError):
+        said = b""
     except OSError as error:
         reason = error.strerror or str(error)
         raise ValueError(f"address must be of a Ray cluster, but nothing answers at {address!r}: {reason}") from None
+    if len(said) < _IS_SETTINGS or said[3] != _IS_SETTINGS:
+        raise ValueError(f"address must be of a Ray cluster, but what listens at {address!r} is none")
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says first; Ray's go on for long."""
+    return str(error).strip().partition("\n")[0]

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import os
-import pickle
-import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from types import FunctionType, ModuleType
 from typing import Any
 
 from lastiterate.arrays import BoolArray, IntArray
 from lastiterate.auditing.engines.ray_cluster import import_ray
 from lastiterate.auditing.experiments.protocol import Crafted, Experiment, Trials
-from lastiterate.auditing.sources import is_installed
 from lastiterate.auditing.stores.trials import ScoredTrials
+from lastiterate.auditing.versions import versions
+
+AGREED: dict[str, str | None] = {}  # digests of what this worker has imported, once they were found to be the driver's
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,22 +43,14 @@ class SentTask:
     double: bool
 
 
-def send(task: Task, cpus: float, gpus: float) -> SentTask:
-    """Put a task into the cluster's memory. A user's own modules go along, as other machines do not have them."""
+def answer(function: str, sent: SentTask, arguments: tuple[Any, ...]) -> bytes:
+    """What ``chunk_size`` or ``train`` returns or raises, for the process that knows the user's classes."""
     ray = import_ray()
-    by_value = {module for module in map(_users_module, vars(task.experiment).values()) if module}
-    for module in by_value:
-        ray.cloudpickle.register_pickle_by_value(module)
     try:
-        pickled = ray.cloudpickle.dumps(task)  # bytes: arrays that Ray itself unpickles cannot be written to
-    except (TypeError, pickle.PicklingError) as error:
-        reason = str(error).partition("\n")[0]
-        raise ValueError(f"the trainer must be one that can be sent to other processes: {reason}") from None
-    finally:
-        for module in by_value:
-            ray.cloudpickle.unregister_pickle_by_value(module)
-    jax = sys.modules.get("jax")
-    return SentTask(ray.put(pickled), cpus, gpus, jax is not None and bool(jax.config.x64_enabled))
+        return bytes(ray.cloudpickle.dumps(("returned", globals()[function](sent, *arguments))))
+    except (Exception, SystemExit) as error:
+        error.add_note(f"in a Ray worker:\n{''.join(traceback.format_tb(error.__traceback__))}")
+        return _dump_error(ray, error)
 
 
 def chunk_size(sent: SentTask) -> int:
@@ -69,20 +60,17 @@ def chunk_size(sent: SentTask) -> int:
 
 
 def train(sent: SentTask, models: IntArray, present: BoolArray) -> ScoredTrials:
-    """One chunk."""
+    """One chunk, and with what it was computed."""
     with _computing(sent) as trials:
-        return ScoredTrials.joined(list(trials.chunks(models, present, None)))
+        chunk = ScoredTrials.joined(list(trials.chunks(models.copy(), present.copy(), None)))
+        return replace(chunk, versions=versions())
 
 
 @contextmanager
 def _computing(sent: SentTask) -> Iterator[Trials]:
-    """The trials, as precise as where the task comes from; errors tell where in the worker they arose."""
-    try:
-        with _precision(sent.double):
-            yield _trials(sent)
-    except Exception as error:
-        error.add_note(f"in a Ray worker:\n{''.join(traceback.format_tb(error.__traceback__))}")
-        raise
+    """The trials, as precise as where the task comes from."""
+    with _precision(sent.double):
+        yield _trials(sent)
 
 
 @lru_cache(maxsize=1)
@@ -92,7 +80,11 @@ def _trials(sent: SentTask) -> Trials:
     os.environ.setdefault("NPROC", str(max(1, int(sent.cpus))))
     if 0.0 < sent.gpus < 1.0:
         os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", f"{0.9 * sent.gpus:.3f}")
-    task: Task = ray.cloudpickle.loads(ray.get(sent.reference))
+    pickled = ray.get(sent.reference)
+    try:
+        task: Task = ray.cloudpickle.loads(pickled)
+    except ImportError as error:
+        raise ValueError(f"all machines of the cluster must have what the trainer imports: {error}") from None
     return task.experiment.trials(task.crafted, task.chunk_size, workers=1, sharers=task.sharers)
 
 
@@ -104,8 +96,13 @@ def _precision(double: bool) -> Any:
     return jax.enable_x64(True)
 
 
-def _users_module(thing: object) -> ModuleType | None:
-    """The module of a trainer or an attack, if it is a user's own. What is in __main__ goes along anyway."""
-    written = thing if isinstance(thing, (FunctionType, type)) else type(thing)
-    name = written.__module__
-    return None if name == "__main__" or is_installed(written) else sys.modules.get(name)
+def _dump_error(ray: Any, error: BaseException) -> bytes:
+    """An error for another process or, if it cannot be sent, its words."""
+    try:
+        pickled = bytes(ray.cloudpickle.dumps(("raised", error)))
+        ray.cloudpickle.loads(pickled)
+    except Exception:
+        told = RuntimeError(f"{type(error).__name__}: {error}")
+        told.__notes__ = list(getattr(error, "__notes__", ()))
+        return bytes(ray.cloudpickle.dumps(("raised", told)))
+    return pickled

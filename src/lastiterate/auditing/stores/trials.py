@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,6 +22,7 @@ class ScoredTrials:
         scores: of the last iterates; infinite ones are fine, NaN is not.
         qualities: what says how good the models are, such as accuracy; NaN where it was not measured.
         seconds: that training and scoring took, each model's share.
+        versions: of the packages they were computed with, by name; None: those of this process.
     """
 
     models: IntArray
@@ -29,6 +30,7 @@ class ScoredTrials:
     scores: FloatArray
     qualities: FloatArray
     seconds: FloatArray
+    versions: Mapping[str, str] | None = None
 
     def __post_init__(self) -> None:
         scores, present, models = map(np.asarray, (self.scores, self.present, self.models))
@@ -84,6 +86,7 @@ class ScoredTrials:
             np.concatenate([part.scores for part in parts]),
             np.concatenate([part.qualities for part in parts]),
             np.concatenate([part.seconds for part in parts]),
+            parts[0].versions if all(part.versions == parts[0].versions for part in parts) else None,
         )
 
     def __len__(self) -> int:

@@ -1,0 +1,217 @@
+"""A cluster of several nodes on this machine: other programs on a node, lost nodes, a lost head, signals."""
+
+import http.server
+import importlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import lastiterate as li
+from lastiterate.auditing.engines.ray_cluster import check_answer
+from lastiterate.auditing.engines.ray_engine import Ray
+from lastiterate.auditing.experiments.choose import Given, experiment_on
+from tests.auditing.engines.lost_nodes import (
+    QUICK,
+    Nodes,
+    finish,
+    start,
+    survive,
+    trials,
+    wait_for_trials,
+    write_subject,
+)
+
+pytest.importorskip("ray")
+pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::FutureWarning", "ignore:os.fork")
+
+RUN = li.DPSGD(steps=12, sample_rate=0.1, noise_multiplier=1.0)
+SOURCE = Path(li.__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def nodes():
+    with pytest.MonkeyPatch.context() as patched:
+        patched.delenv("OMP_NUM_THREADS", raising=False)  # of the tests; Ray's workers get their own
+        patched.setenv("PYTHONPATH", str(SOURCE))
+        for name, value in QUICK.items():
+            patched.setenv(name, value)
+        found = Nodes()
+        yield found
+        found.close()
+
+
+@contextmanager
+def one_more(nodes, *path):
+    node = nodes.add(os.pathsep.join(map(str, path)))
+    try:
+        yield
+    finally:
+        nodes.remove(node)
+
+
+@pytest.fixture(scope="module")
+def other_lastiterate(tmp_path_factory):
+    """The folder of a copy whose scores could be others."""
+    folder = tmp_path_factory.mktemp("other")
+    shutil.copytree(SOURCE / "lastiterate", folder / "lastiterate")
+    with (folder / "lastiterate" / "run.py").open("a") as file:
+        file.write("\n# another one\n")
+    return folder
+
+
+def slow_gaussian(seed, canary):
+    time.sleep(0.1)
+    return np.random.default_rng(seed).standard_normal() + 2.0 * canary
+
+
+def audit(nodes, trainer, models=4, store=None):
+    engine = Ray(address=nodes.address)
+    return li.audit(RUN, trainer, None, models, store=store, engine=engine, methods=["clopper-pearson"], threshold=0.0)
+
+
+def test_a_node_with_another_lastiterate_is_refused_before_the_first_task(nodes, other_lastiterate, tmp_path):
+    def trainer(seed, canary):
+        (tmp_path / "called").touch()
+        return float(canary)
+
+    with (
+        one_more(nodes, other_lastiterate),
+        pytest.raises(ValueError, match=r"^node .* must have the lastiterate of this process, \S+ with sources \w{16}"),
+    ):
+        audit(nodes, trainer, store=tmp_path / "x.sqlite")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_node_that_joins_later_with_another_lastiterate_computes_nothing(nodes, other_lastiterate, tmp_path):
+    path, raised = tmp_path / "x.sqlite", []
+
+    def audit_many():
+        try:
+            audit(nodes, slow_gaussian, 1000, path)
+        except ValueError as error:
+            raised.append(str(error))
+
+    auditing = threading.Thread(target=audit_many)
+    auditing.start()
+    while auditing.is_alive() and not trials(path):
+        time.sleep(0.05)
+    with one_more(nodes, other_lastiterate):
+        auditing.join()
+    assert "must have the lastiterate of this process" in raised[0]
+    assert 0 < len(trials(path)) < 2000
+
+
+@pytest.fixture
+def with_helper(tmp_path, monkeypatch):
+    """A trainer that imports a module from beside it, and a folder with another module of that name."""
+    mine, theirs = tmp_path / "mine", tmp_path / "theirs"
+    for folder, shift in ((mine, 0.0), (theirs, 100.0)):
+        folder.mkdir()
+        (folder / "shifted_by.py").write_text(f"SHIFT = {shift}\ndef shifted(x):\n    return x + SHIFT\n")
+    (mine / "its_trainer.py").write_text(
+        "from shifted_by import shifted\ndef train(seed, canary):\n    return shifted(seed % 7)\n"
+    )
+    monkeypatch.syspath_prepend(mine)
+    yield importlib.import_module("its_trainer").train, theirs
+    for name in ("its_trainer", "shifted_by"):
+        sys.modules.pop(name, None)
+
+
+def test_what_a_trainer_imports_must_be_the_same_on_every_node(nodes, with_helper):
+    trainer, theirs = with_helper
+    assert max(audit(nodes, trainer).scores_in) < 7.0
+    with (
+        one_more(nodes, SOURCE, theirs),
+        pytest.raises(ValueError, match=r"^node .* must have the module 'shifted_by' that is used here, of digest"),
+    ):
+        audit(nodes, trainer)
+
+
+def test_other_versions_of_packages_are_warned_of_once_and_kept_with_every_chunk(nodes, tmp_path, capsys):
+    about = tmp_path / "transformers-0.0.1.dist-info" / "METADATA"
+    about.parent.mkdir()
+    about.write_text("Metadata-Version: 2.1\nName: transformers\nVersion: 0.0.1\n")
+    experiment = experiment_on(slow_gaussian, Given(RUN, None, 8, 0, None, ""))
+    models, present = experiment.design.planned()
+    engine = Ray(address=nodes.address)
+    with one_more(nodes, SOURCE, tmp_path), engine.running():
+        chunks = list(engine.prepare(experiment, experiment.craft(None), None).chunks(models, present, None))
+    said = capsys.readouterr().err
+    assert said.count("warning:") == 1
+    assert "has transformers 0.0.1, and this process" in said
+    assert {chunk.versions["transformers"] for chunk in chunks} >= {"0.0.1"}
+    assert {chunk.versions["numpy"] for chunk in chunks} == {np.__version__}
+
+
+def test_digits_survive_a_lost_node(nodes, tmp_path):
+    survive(nodes, "digits", "node", tmp_path)
+
+
+def test_a_lost_head_is_one_sentence_and_status_3_and_the_audit_of_a_language_model_resumes(nodes, tmp_path):
+    pytest.importorskip("transformers")
+    survive(nodes, "language model", "head", tmp_path)  # the last one: now there is no cluster
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGKILL, -9)])
+def test_nothing_of_ray_is_left_of_an_audit_that_was_ended(number, status, tmp_path):
+    options, store = write_subject("trainer", tmp_path), tmp_path / "x.sqlite"
+    with (tmp_path / "mine.py").open("a") as file:
+        file.write(f"""
+import os, pathlib
+def train(seed, canary):
+    pathlib.Path({str(tmp_path)!r}, "session").write_text(str(os.getsid(0)))
+    time.sleep(0.15)
+    return float(canary)
+""")
+    audit = start(tmp_path, options, "--store", str(store), "--engine", "ray", "--address", "local")
+    wait_for_trials(audit, store, 2)
+    audit.send_signal(number)
+    said = finish(audit, status)
+    if number == signal.SIGTERM:
+        assert said == f"\nstopped; what was trained is in {store}: the same command resumes\n"
+    session = (tmp_path / "session").read_text()
+    until = time.monotonic() + 20.0
+    while (left := subprocess.run(["pgrep", "-a", "-s", session], capture_output=True, text=True).stdout) and (
+        time.monotonic() < until
+    ):
+        time.sleep(0.2)
+    assert left == ""
+
+
+@contextmanager
+def silent():
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen()
+        yield listening.getsockname()[1]
+
+
+class Quiet(http.server.BaseHTTPRequestHandler):
+    def log_message(self, *arguments):
+        pass
+
+
+@contextmanager
+def website():
+    with http.server.HTTPServer(("127.0.0.1", 0), Quiet) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server.server_port
+        server.shutdown()
+
+
+@pytest.mark.parametrize("listener", [silent, website])
+@pytest.mark.parametrize("scheme", ["", "ray://"])
+def test_a_port_that_is_no_ray_is_told_within_seconds(listener, scheme, monkeypatch):
+    monkeypatch.setattr("lastiterate.auditing.engines.ray_cluster.PATIENCE", 1.0)
+    with listener() as port, pytest.raises(ValueError, match=r"but what listens at '.*' is none$"):
+        check_answer(f"{scheme}127.0.0.1:{port}")
