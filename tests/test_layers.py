@@ -57,8 +57,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "auditing": set(),
     "auditing.design": FOUNDATIONS,
     "auditing.sources": set(),
+    "auditing.versions": set(),
     "auditing.identity": FOUNDATIONS | {"answers", "auditing.design", "auditing.sources"},
-    "auditing.stores": FOUNDATIONS | {"data.files", "auditing.design", "auditing.identity"},
+    "auditing.stores": FOUNDATIONS | {"data.files", "auditing.design", "auditing.identity", "auditing.versions"},
     "auditing.evidence": FOUNDATIONS | PRIVACY | WORDS | {"attacks", "auditing.design"},
     "auditing.experiments": FOUNDATIONS
     | TRAINING

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from time import monotonic
 
@@ -29,6 +28,7 @@ from lastiterate.auditing.reading import evidence_in
 from lastiterate.auditing.stores.records import Record
 from lastiterate.auditing.stores.store import Store
 from lastiterate.auditing.stores.trials import ScoredTrials
+from lastiterate.auditing.versions import versions
 from lastiterate.fields import Fields
 from lastiterate.run import DPSGD
 from lastiterate.trainer_failure import TrainerFailed
@@ -217,10 +217,4 @@ def _open(path: str | Path, experiment: Experiment) -> Iterator[Store]:
 
 def _setup() -> Fields:
     """Where and with what an audit was begun."""
-    versions = {"python": platform.python_version()}
-    for package in ("lastiterate", "numpy", "scipy", "jax", "jaxlib", "torch", "transformers"):
-        try:
-            versions[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return {"versions": versions, "platform": platform.platform(), "created": datetime.now(UTC).isoformat()}
+    return {"versions": versions(), "platform": platform.platform(), "created": datetime.now(UTC).isoformat()}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,6 +22,7 @@ class ScoredTrials:
         scores: of the last iterates; infinite ones are fine, NaN is not.
         qualities: what says how good the models are, such as accuracy; NaN where it was not measured.
         seconds: that training and scoring took, each model's share.
+        versions: of the packages in the process that trained them, by name; None: those of this process.
     """
 
     models: IntArray
@@ -29,6 +30,7 @@ class ScoredTrials:
     scores: FloatArray
     qualities: FloatArray
     seconds: FloatArray
+    versions: Mapping[str, str] | None = None
 
     def __post_init__(self) -> None:
         scores, present, models = map(np.asarray, (self.scores, self.present, self.models))
@@ -77,13 +79,16 @@ class ScoredTrials:
 
     @classmethod
     def joined(cls, parts: Sequence[ScoredTrials]) -> ScoredTrials:
-        """The same trials in one."""
+        """The same trials in one. They must have been trained with the same versions."""
+        if any(part.versions != parts[0].versions for part in parts):
+            raise ValueError("versions must be the same in all parts that are joined, got different ones")
         return cls(
             np.concatenate([part.models for part in parts]),
             np.concatenate([part.present for part in parts]),
             np.concatenate([part.scores for part in parts]),
             np.concatenate([part.qualities for part in parts]),
             np.concatenate([part.seconds for part in parts]),
+            parts[0].versions,
         )
 
     def __len__(self) -> int:
