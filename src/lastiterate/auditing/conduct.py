@@ -28,6 +28,7 @@ from lastiterate.auditing.reading import evidence_in
 from lastiterate.auditing.stores.records import Record
 from lastiterate.auditing.stores.store import Store
 from lastiterate.auditing.stores.trials import ScoredTrials
+from lastiterate.auditing.stores.trouble import checking
 from lastiterate.auditing.versions import versions
 from lastiterate.fields import Fields
 from lastiterate.run import DPSGD
@@ -120,9 +121,12 @@ def collected(
     computer = find_engine(engine)
     asked = question or Question()
     asked.check(experiment.run, kind_of(experiment.design, Unknown()))
-    with tempfile.TemporaryDirectory() as scratch, _open(store or Path(scratch) / "audit.sqlite", experiment) as kept:
-        _fill(experiment, kept, computer, asked, progress)
-        yield kept
+    with tempfile.TemporaryDirectory() as scratch:
+        with _open(store or Path(scratch) / "audit.sqlite", experiment) as kept:
+            _fill(experiment, kept, computer, asked, progress)
+            yield kept
+        if store:
+            kept.check_kept()
 
 
 def _fill(experiment: Experiment, store: Store, engine: Engine, question: Question, progress: bool | None) -> None:
@@ -149,7 +153,8 @@ def _prepare(
     """What the crafter decides, now or in an earlier session, and the trials that rest on it."""
     if (held := store.crafted) is not None:
         crafted = Crafted.of_fields(held)
-        return crafted, engine.prepare(experiment, crafted, held["chunk_size"])
+        with checking(store.path):
+            return crafted, engine.prepare(experiment, crafted, held["chunk_size"])
     crafted = experiment.craft(progress)
     question.check(experiment.run, kind_of(experiment.design, crafted.expected))
     trials = engine.prepare(experiment, crafted, None)
@@ -206,7 +211,7 @@ def _open(path: str | Path, experiment: Experiment) -> Iterator[Store]:
             yield store
         except Exception as error:
             refused = isinstance(error, (TrainerFailed, ValueError)) and not store.done()
-            if new and (store.crafted is None or refused):
+            if new and (store.crafted is None or refused) and store.is_there():
                 store.close()
                 Path(path).unlink(missing_ok=True)
                 with suppress(OSError):  # somebody else may use them by now
