@@ -58,6 +58,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "auditing.design": FOUNDATIONS,
     "auditing.sources": set(),
     "auditing.versions": set(),
+    "auditing.looks": set(),
     "auditing.identity": FOUNDATIONS | {"answers", "auditing.design", "auditing.sources"},
     "auditing.stores": FOUNDATIONS | {"data.files", "auditing.design", "auditing.identity", "auditing.versions"},
     "auditing.evidence": FOUNDATIONS | PRIVACY | WORDS | {"attacks", "auditing.design"},

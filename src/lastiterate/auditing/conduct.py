@@ -24,6 +24,7 @@ from lastiterate.auditing.evidence.report import report
 from lastiterate.auditing.evidence.result import AuditResult
 from lastiterate.auditing.experiments.choose import Given, experiment_on
 from lastiterate.auditing.experiments.protocol import Crafted, Experiment, Trials
+from lastiterate.auditing.looks import Looks
 from lastiterate.auditing.reading import evidence_in
 from lastiterate.auditing.stores.records import Record
 from lastiterate.auditing.stores.store import Store
@@ -34,8 +35,6 @@ from lastiterate.fields import Fields
 from lastiterate.run import DPSGD
 from lastiterate.trainer_failure import TrainerFailed
 from lastiterate.wording import spell
-
-_NOTE_SECONDS = 2.0  # between two looks at the running epsilon
 
 
 def audit(
@@ -168,13 +167,13 @@ def _train(
     from lastiterate.training_progress import TrainingProgress
 
     models, present = _missing(experiment, store, trials.chunk_size)
-    looked = monotonic()
+    looks, stored = Looks(), experiment.design.trials - len(models)
     with TrainingProgress(len(models), experiment.run.steps, progress) as bar:
         for chunk in trials.chunks(models, present, bar):
             store.add(chunk)
-            if bar.is_shown and monotonic() - looked > _NOTE_SECONDS:
-                bar.note = _look(experiment, crafted, store.scores(), question)
-                looked = monotonic()
+            stored += len(chunk)
+            if bar.is_shown and looks.due(stored):
+                bar.note = looks.look(lambda: _look(experiment, crafted, store.scores(), question), stored)
 
 
 def _look(experiment: Experiment, crafted: Crafted, trials: ScoredTrials, question: Question) -> str:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 from typer.core import TyperGroup
 
+from lastiterate.auditing.stores.lost import StoreLost
 from lastiterate.extras import MissingExtra
 from lastiterate.trainer_failure import TrainerFailed
 
@@ -55,6 +56,8 @@ class PlainGroup(TyperGroup):
         except TrainerFailed as failed:
             print(failed.story, file=sys.stderr)
             status = BROKEN
+        except StoreLost as error:
+            status = _say(str(error), BROKEN)
         except (ValueError, OSError, ArithmeticError, MissingExtra) as error:
             status = _say(str(error))
         except MemoryError:

@@ -6,6 +6,7 @@ import json
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
@@ -78,7 +79,7 @@ class Contents:
     def extended(self, chunks: Sequence[ScoredTrials]) -> Contents:
         """These contents and more chunks."""
         ends = np.cumsum([len(self.trials), *map(len, chunks)])[1:].tolist()
-        told = [versions() if chunk.versions is None else chunk.versions for chunk in chunks]
+        told = [_told(chunk) for chunk in chunks]
         together = ScoredTrials.mixed([self.trials, *chunks])
         return replace(self, trials=together, ends=(*self.ends, *ends), told=(*self.told, *told))
 
@@ -132,7 +133,7 @@ def add_chunk(database: sqlite3.Connection, chunk: ScoredTrials) -> None:
     """Append trials, and what they were trained with."""
     if not len(chunk):
         return
-    trials, told = chunk.ordered(), _told(versions() if chunk.versions is None else chunk.versions)
+    trials, told = chunk.ordered(), json.dumps(dict(_told(chunk)), sort_keys=True)
     found = database.execute("SELECT number FROM software WHERE versions = ?", (told,)).fetchone()
     software = found[0] if found else database.execute("INSERT INTO software VALUES (NULL, ?)", (told,)).lastrowid
     checksum = _checksum(told, _packed(trials).tobytes())
@@ -173,11 +174,13 @@ def check_planned(design: Design, crafted: Fields | None, trials: ScoredTrials) 
     places = design.places(trials.models, trials.present)
     if places.min() < 0:
         raise ValueError(f"trials must be planned, got {_called(trials, int(np.argmin(places)))}")
+    size = crafted["chunk_size"]
+    if len(places) == size == 1:
+        return
     order = np.argsort(places, kind="stable")
     again = order[1:][np.diff(places[order]) == 0]
     if again.size:
         raise ValueError(f"trials must be there once, got {_called(trials, int(again.min()))} again")
-    size = crafted["chunk_size"]
     numbers, counts = np.unique(places // size, return_counts=True)
     if np.any(counts != np.minimum(size, design.trials - numbers * size)):
         raise ValueError(f"trials must be whole chunks of {size}, got a part of one")
@@ -264,8 +267,14 @@ def _packed(trials: ScoredTrials) -> Any:
     return rows
 
 
-def _told(told: Mapping[str, str]) -> str:
-    return json.dumps(dict(told), sort_keys=True)
+def _told(chunk: ScoredTrials) -> Mapping[str, str]:
+    return _versions_here() if chunk.versions is None else chunk.versions
+
+
+@cache
+def _versions_here() -> Mapping[str, str]:
+    """They do not change while a process runs, and take milliseconds to find."""
+    return versions()
 
 
 def _read_told(text: str) -> dict[str, str]:

@@ -80,8 +80,10 @@ def close_written(database: sqlite3.Connection) -> None:
     database.close()
 
 
-def connect_to_read(path: Path) -> sqlite3.Connection:
+def connect_to_read(path: Path, without_log: bool = False) -> sqlite3.Connection:
     """A connection that changes nothing and keeps no writer waiting, to a sound store of a known format."""
+    if without_log:
+        return _sound(path, _AS_IT_IS)
     # Python must not open the file itself: when it closes a file, SQLite's locks on that are lost.
     with closing(_connect(path, _AS_IT_IS)) as database, suppress(sqlite3.DatabaseError):
         check_kind(path, database)  # before SQLite leaves traces beside a foreign database

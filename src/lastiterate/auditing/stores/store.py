@@ -23,6 +23,7 @@ from lastiterate.auditing.stores.contents import (
     write,
 )
 from lastiterate.auditing.stores.lock import WriterLock
+from lastiterate.auditing.stores.lost import StoreLost
 from lastiterate.auditing.stores.records import Record, check_crafted
 from lastiterate.auditing.stores.schema import FORMAT, format_of
 from lastiterate.auditing.stores.trials import ScoredTrials
@@ -59,9 +60,10 @@ class Store:
         self._plan = _plan_of(self._held)
         self._added: list[ScoredTrials] = []
         self._logs = database.execute("PRAGMA journal_mode").fetchone()[0] == "wal"
-        self._waited = -_WAIT_SECONDS
-        self._signature = presence.signature(self._place)
-        self._lost: presence.StoreLost | None = None
+        self._waits, self._waited = True, -_WAIT_SECONDS
+        self._file = None if lock is None else presence.Watched(self._place)
+        self._lost: StoreLost | None = None
+        self._closed = False
 
     @classmethod
     def open(cls, path: Location, identity: Identity, record: Record) -> Self:
@@ -220,24 +222,27 @@ class Store:
 
     def is_there(self) -> bool:
         """Whether the file is still the one that was opened, and may be removed."""
-        now, before = presence.signature(self._place)[0], self._signature[0]
-        return self._lost is None and now is not None and before is not None and now[:2] == before[:2]
+        return self._lost is None and self._file is not None and self._file.is_there()
 
     def close(self) -> None:
         """Let the next process write. What was added is safe with or without it."""
+        if self._closed:
+            return
+        self._closed = True
         if self._lock is None:
             self._database.close()
-            return
-        if self._lost is not None:
+        elif self._lost is not None:
             # The file may be somebody else's by now: SQLite must not put our log into it.
             with suppress(OSError):
-                os.truncate(presence.log_of(self._place), 0)
+                os.truncate(f"{self._place}-wal", 0)
             with suppress(sqlite3.Error):
                 self._database.close()
         else:
             store_file.close_written(self._database)
-        self._lock.release()
-        self._lock = None
+        if self._file is not None:
+            self._file.close()
+        if self._lock is not None:
+            self._lock.release()
 
     def __enter__(self) -> Self:
         return self
@@ -271,10 +276,13 @@ class Store:
         Nor does what happens to the machine, though of ``quick`` writes that may cost the last half second. Where the
         store is no longer there, what would be in it ``after`` the change is written elsewhere.
         """
+        watched = self._file
+        if watched is None:
+            raise BadFile(f"the store {str(self._path)!r} must be writable, got one that was opened for reading only")
         if self._lost is not None:
             raise self._lost
         with explaining(self._path):
-            if not self._is_as_left():
+            if not watched.is_as_left(self._contents):
                 raise self._lose(after())
             try:
                 self._wait_for_disk(not quick)
@@ -283,34 +291,26 @@ class Store:
             except sqlite3.IntegrityError:
                 raise
             except sqlite3.Error:
-                if not self._is_as_left():
+                if not watched.is_as_left(self._contents):
                     raise self._lose(after()) from None
                 raise
-            before, self._signature = self._signature, presence.signature(self._place)
-            if not presence.same_files(before, self._signature):
+            if not watched.is_there():
                 raise self._lose(after())
+            watched.leave()
 
-    def _is_as_left(self) -> bool:
-        """Whether nobody has touched the file since our last write, or it holds what it should anyway."""
-        now = presence.signature(self._place)
-        if now == self._signature:
-            return True
-        if not presence.holds(self._place, self._contents()):
-            return False
-        self._signature = now
-        return True
-
-    def _lose(self, contents: Contents) -> presence.StoreLost:
-        self._lost = presence.rescue(self._place, self._path, self._signature, contents)
+    def _lose(self, contents: Contents) -> StoreLost:
+        fate = "was changed" if self._file is None else self._file.fate()
+        self._lost = presence.rescue(self._place, self._path, fate, contents)
         return self._lost
 
     def _wait_for_disk(self, always: bool) -> None:
         """Commits that come in quick succession need not each wait: a log that is not yet on the disk is not lost
         with the process, but only with the machine."""
-        wait = always or not self._logs or monotonic() - self._waited > _WAIT_SECONDS
-        self._database.execute(f"PRAGMA synchronous = {'FULL' if wait else 'NORMAL'}")
-        if wait:
-            self._waited = monotonic()
+        now = monotonic()
+        wait = always or not self._logs or now - self._waited > _WAIT_SECONDS
+        if wait != self._waits:
+            self._database.execute(f"PRAGMA synchronous = {'FULL' if wait else 'NORMAL'}")
+        self._waits, self._waited = wait, now if wait else self._waited
 
     def _stored_chunks(self) -> int:
         return int(self._database.execute("SELECT count(*) FROM chunks").fetchone()[0])

@@ -108,7 +108,7 @@ class ScoredTrials:
 
     def ordered(self) -> ScoredTrials:
         """The same trials by model, in it "in" before "out"."""
-        return self.at(np.lexsort((~self.present, self.models)))
+        return self if len(self) < 2 else self.at(np.lexsort((~self.present, self.models)))
 
     def __len__(self) -> int:
         return len(self.scores)
