@@ -11,7 +11,10 @@ from tests.auditing.stores.helpers import contents
 
 KINDS = malformed.kinds()
 EMPTY = {"emptied"}  # to an audit an empty file is a new store
-HARMLESS = {"cut by a byte", "crafted.chunk_size: 5"}  # a byte that nothing uses; of a finished audit nothing is trained
+HARMLESS = {
+    "cut by a byte",
+    "crafted.chunk_size: 5",
+}  # a byte that nothing uses; of a finished audit nothing is trained
 
 
 @pytest.fixture(scope="module")
