@@ -67,7 +67,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     | {"attacks", "auditing.design", "auditing.identity", "auditing.stores.trials"},
     "auditing.engines": FOUNDATIONS | {"auditing.experiments.protocol", "auditing.sources", "auditing.stores.trials"},
     "auditing.reading": {"auditing.evidence", "auditing.experiments.protocol", "auditing.stores"},
-    "auditing.conduct": FOUNDATIONS | WORDS | {"attacks", "auditing"},
+    "auditing.conduct": FOUNDATIONS | WORDS | {"attacks", "auditing", "data.files"},
     "auditing.subject": FOUNDATIONS | PRIVACY | TRAINING | {"auditing.experiments"},
     "lm": FOUNDATIONS | PRIVACY | {"batch_order", "data", "attacks", "auditing"},
     # Counterexamples are mathematics, attacks and audits. Pictures format what others have computed.

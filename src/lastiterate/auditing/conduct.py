@@ -29,8 +29,9 @@ from lastiterate.auditing.reading import evidence_in
 from lastiterate.auditing.stores.records import Record
 from lastiterate.auditing.stores.store import Store
 from lastiterate.auditing.stores.trials import ScoredTrials
-from lastiterate.auditing.stores.trouble import checking
+from lastiterate.auditing.stores.trouble import damaged
 from lastiterate.auditing.versions import versions
+from lastiterate.data.files import BadFile
 from lastiterate.fields import Fields
 from lastiterate.run import DPSGD
 from lastiterate.trainer_failure import TrainerFailed
@@ -133,6 +134,8 @@ def _fill(experiment: Experiment, store: Store, engine: Engine, question: Questi
     planned = experiment.design.trials
     if store.crafted is not None and len(store.done()) == planned:
         return
+    if remark := _other_versions(store):
+        print(remark, file=sys.stderr)
     began = monotonic()
     try:
         with engine.running():
@@ -146,14 +149,27 @@ def _fill(experiment: Experiment, store: Store, engine: Engine, question: Questi
         store.add_seconds(monotonic() - began)
 
 
+def _other_versions(store: Store) -> str | None:
+    """A remark where trials were stored with other packages than there are here: scores may depend on them."""
+    here = versions()
+    for told in store.versions():
+        names = [name for name in here if told.get(name, here[name]) != here[name]]
+        if names:
+            differing = "; ".join(f"{name} {told[name]}, here {here[name]}" for name in names)
+            return f"trials in the store {str(store.path)!r} were trained with {differing}: scores may differ"
+    return None
+
+
 def _prepare(
     experiment: Experiment, store: Store, engine: Engine, question: Question, progress: bool | None
 ) -> tuple[Crafted, Trials]:
     """What the crafter decides, now or in an earlier session, and the trials that rest on it."""
     if (held := store.crafted) is not None:
         crafted = Crafted.of_fields(held)
-        with checking(store.path):
+        try:
             return crafted, engine.prepare(experiment, crafted, held["chunk_size"])
+        except (LookupError, TypeError, AttributeError) as error:  # facts of another shape than the attack's
+            raise BadFile(damaged(store.path)) from error
     crafted = experiment.craft(progress)
     question.check(experiment.run, kind_of(experiment.design, crafted.expected))
     trials = engine.prepare(experiment, crafted, None)

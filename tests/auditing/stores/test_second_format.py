@@ -8,10 +8,15 @@ import numpy as np
 import pytest
 
 import lastiterate as li
+from lastiterate import attacks, data
+from lastiterate.auditing.experiments.choose import Given, experiment_on
 from lastiterate.auditing.reading import read
+from lastiterate.auditing.stores.records import Record
 from lastiterate.auditing.stores.schema import APPLICATION, SCHEMAS
 from lastiterate.auditing.stores.store import Store
-from tests.auditing.stores.helpers import contents
+from lastiterate.auditing.versions import versions
+from lastiterate.training import problems
+from tests.auditing.stores.helpers import CRAFTED, contents
 from tests.auditing.stores.malformed import MODELS, RUN, finished, train, unfinished
 
 
@@ -71,3 +76,25 @@ def test_malformed_ones_are_refused(tmp_path):
         database.execute("UPDATE audit SET value = ? WHERE name = 'record'", (json.dumps({"run": 1}),))
     with pytest.raises(ValueError, match=r"^the store '.*' is damaged"):
         read(path)
+
+
+def test_going_on_with_other_versions_is_remarked(tmp_path, capsys, monkeypatch):
+    path = unfinished(tmp_path / "s.sqlite")
+    capsys.readouterr()
+    now = {**versions(), "numpy": "9.9"}
+    monkeypatch.setattr("lastiterate.auditing.conduct.versions", lambda: now)
+    li.audit(RUN, train, models=MODELS, store=path)
+    assert capsys.readouterr().err == (
+        f"trials in the store {str(path)!r} were trained with numpy {np.__version__}, here 9.9: scores may differ\n"
+    )
+
+
+def test_facts_of_another_shape_are_one_sentence(tmp_path):
+    """With the right checksum: whoever wrote them did so on purpose."""
+    run = li.DPSGD(5, 0.5, 1.0, optimizer=li.SGD(0.1))
+    path, problem, attack = tmp_path / "s.sqlite", problems.logistic(data.digits()), attacks.GradientSpace("random")
+    experiment = experiment_on(problem, Given(run, attack, 2, 0))
+    with Store.open(path, experiment.identity(), Record(run, experiment.design, "", None, {})) as store:
+        store.set_crafted({**CRAFTED, "facts": {"x": 1}})
+    with pytest.raises(ValueError, match=r"^the store '.*' is damaged"):
+        li.audit(run, problem, attack, models=2, store=path)
