@@ -60,8 +60,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "auditing.design": FOUNDATIONS,
     "auditing.sources": set(),
     "auditing.versions": set(),
+    "auditing.looks": set(),
     "auditing.identity": FOUNDATIONS | {"answers", "auditing.design", "auditing.sources"},
-    "auditing.stores": FOUNDATIONS | {"data.files", "auditing.design", "auditing.identity"},
+    "auditing.stores": FOUNDATIONS | {"data.files", "auditing.design", "auditing.identity", "auditing.versions"},
     "auditing.evidence": FOUNDATIONS | PRIVACY | WORDS | {"data.files", "data.limits", "attacks", "auditing.design"},
     "auditing.experiments": FOUNDATIONS
     | TRAINING
@@ -69,7 +70,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "auditing.engines": FOUNDATIONS
     | {"auditing.experiments.protocol", "auditing.sources", "auditing.stores.trials", "auditing.versions"},
     "auditing.reading": {"auditing.evidence", "auditing.experiments.protocol", "auditing.stores"},
-    "auditing.conduct": FOUNDATIONS | WORDS | {"attacks", "auditing"},
+    "auditing.conduct": FOUNDATIONS | WORDS | {"attacks", "auditing", "data.files"},
     "auditing.trainer_files": set(),
     "auditing.subject": FOUNDATIONS | PRIVACY | TRAINING | {"auditing.experiments", "auditing.trainer_files"},
     "lm": FOUNDATIONS | PRIVACY | {"batch_order", "data", "attacks", "auditing"},

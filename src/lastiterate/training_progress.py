@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 
+_REDRAW = 0.1  # seconds; models may be quicker
+
+
 class TrainingProgress:
     """Counts model-steps from any thread and shows them. ``show=None``: if stderr is a terminal."""
 
@@ -23,6 +26,7 @@ class TrainingProgress:
         self.note = ""  # shown after the rest
         self._show = sys.stderr.isatty() if show is None else show
         self._began = monotonic()
+        self._drawn = 0.0
         self._bar: Progress | None = None
         self._lock = Lock()
 
@@ -50,8 +54,10 @@ class TrainingProgress:
         with self._lock:
             self.model_steps_done += models * steps
             self.models_done += models if finished else 0
-            if self._show and monotonic() - self._began > PATIENCE:
+            now = monotonic()
+            if self._show and now - self._began > PATIENCE and now - self._drawn > _REDRAW:
                 self._draw()
+                self._drawn = now
 
     def _draw(self) -> None:
         if self._bar is None:

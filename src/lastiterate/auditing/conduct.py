@@ -23,19 +23,20 @@ from lastiterate.auditing.evidence.report import report
 from lastiterate.auditing.evidence.result import AuditResult
 from lastiterate.auditing.experiments.choose import Given, experiment_on
 from lastiterate.auditing.experiments.protocol import Crafted, Experiment, Trials
+from lastiterate.auditing.looks import Looks
 from lastiterate.auditing.reading import evidence_in
 from lastiterate.auditing.stores.records import Record
 from lastiterate.auditing.stores.store import Store
 from lastiterate.auditing.stores.trials import ScoredTrials
+from lastiterate.auditing.stores.trouble import damaged
 from lastiterate.auditing.versions import versions
 from lastiterate.breakdown import Breakdown
+from lastiterate.data.files import BadFile
 from lastiterate.fields import Fields
 from lastiterate.run import DPSGD
 from lastiterate.scratch import scratch_folder
 from lastiterate.trainer_failure import TrainerFailed
 from lastiterate.wording import spell
-
-_NOTE_SECONDS = 2.0  # between two looks at the running epsilon
 
 
 def audit(
@@ -121,9 +122,12 @@ def collected(
     computer = find_engine(engine)
     asked = question or Question()
     asked.check(experiment.run, kind_of(experiment.design, Unknown()))
-    with scratch_folder() as scratch, _open(store or scratch / "audit.sqlite", experiment) as kept:
-        _fill(experiment, kept, computer, asked, progress)
-        yield kept
+    with scratch_folder() as scratch:
+        with _open(store or scratch / "audit.sqlite", experiment) as kept:
+            _fill(experiment, kept, computer, asked, progress)
+            yield kept
+        if store:
+            kept.check_kept()
 
 
 def _fill(experiment: Experiment, store: Store, engine: Engine, question: Question, progress: bool | None) -> None:
@@ -131,6 +135,8 @@ def _fill(experiment: Experiment, store: Store, engine: Engine, question: Questi
     planned = experiment.design.trials
     if store.crafted is not None and len(store.done()) == planned:
         return
+    if remark := _other_versions(store):
+        print(remark, file=sys.stderr)
     began = monotonic()
     try:
         with engine.running():
@@ -144,13 +150,27 @@ def _fill(experiment: Experiment, store: Store, engine: Engine, question: Questi
         store.add_seconds(monotonic() - began)
 
 
+def _other_versions(store: Store) -> str | None:
+    """A remark where trials were stored with other packages than there are here: scores may depend on them."""
+    here = versions()
+    for told in store.versions():
+        names = [name for name in here if told.get(name, here[name]) != here[name]]
+        if names:
+            differing = "; ".join(f"{name} {told[name]}, here {here[name]}" for name in names)
+            return f"trials in the store {str(store.path)!r} were trained with {differing}: scores may differ"
+    return None
+
+
 def _prepare(
     experiment: Experiment, store: Store, engine: Engine, question: Question, progress: bool | None
 ) -> tuple[Crafted, Trials]:
     """What the crafter decides, now or in an earlier session, and the trials that rest on it."""
     if (held := store.crafted) is not None:
         crafted = Crafted.of_fields(held)
-        return crafted, engine.prepare(experiment, crafted, held["chunk_size"])
+        try:
+            return crafted, engine.prepare(experiment, crafted, held["chunk_size"])
+        except (LookupError, TypeError, AttributeError) as error:  # facts of another shape than the attack's
+            raise BadFile(damaged(store.path)) from error
     crafted = experiment.craft(progress)
     question.check(experiment.run, kind_of(experiment.design, crafted.expected))
     trials = engine.prepare(experiment, crafted, None)
@@ -164,13 +184,13 @@ def _train(
     from lastiterate.training_progress import TrainingProgress
 
     models, present = _missing(experiment, store, trials.chunk_size)
-    looked = monotonic()
+    looks, stored = Looks(), experiment.design.trials - len(models)
     with TrainingProgress(len(models), experiment.run.steps, progress) as bar:
         for chunk in trials.chunks(models, present, bar):
             store.add(chunk)
-            if bar.is_shown and monotonic() - looked > _NOTE_SECONDS:
-                bar.note = _look(experiment, crafted, store.scores(), question)
-                looked = monotonic()
+            stored += len(chunk)
+            if bar.is_shown and looks.due(stored):
+                bar.note = looks.look(lambda: _look(experiment, crafted, store.scores(), question), stored)
 
 
 def _look(experiment: Experiment, crafted: Crafted, trials: ScoredTrials, question: Question) -> str:
@@ -207,7 +227,7 @@ def _open(path: str | Path, experiment: Experiment) -> Iterator[Store]:
             yield store
         except Exception as error:
             refused = isinstance(error, (TrainerFailed, ValueError)) and not store.done()
-            if new and (store.crafted is None or refused):
+            if new and (store.crafted is None or refused) and store.is_there():
                 store.close()
                 Path(path).unlink(missing_ok=True)
                 with suppress(OSError):  # somebody else may use them by now

@@ -27,6 +27,10 @@ class Paired:
         """The number of each trial, and whether its canary is in; both worlds in turn."""
         return np.repeat(np.arange(self.models), 2), np.tile([True, False], self.models)
 
+    def places(self, models: IntArray, present: BoolArray) -> IntArray:
+        """Where these trials are in the plan; -1: they are not in it."""
+        return np.where((models >= 0) & (models < self.models), 2 * models + ~present, -1)
+
 
 @dataclass(frozen=True)
 class OneModel:
@@ -48,6 +52,12 @@ class OneModel:
     def planned(self) -> tuple[IntArray, BoolArray]:
         """The number of each canary, and whether it is in."""
         return np.arange(self.models), np.random.default_rng([self.seed, 1]).random(self.models) < 0.5
+
+    def places(self, models: IntArray, present: BoolArray) -> IntArray:
+        """Where these trials are in the plan; -1: they are not in it."""
+        _, planned = self.planned()
+        known = (models >= 0) & (models < self.models)
+        return np.where(known & (planned[np.where(known, models, 0)] == present), models, -1)
 
 
 Design: TypeAlias = Paired | OneModel

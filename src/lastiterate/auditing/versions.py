@@ -1,4 +1,4 @@
-"""With what scores are computed: the versions of Python and of the packages that they depend on."""
+"""Versions of what scores may depend on, as installed where a model is trained."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ PACKAGES = ("lastiterate", "numpy", "scipy", "jax", "jaxlib", "torch", "transfor
 
 
 def versions() -> dict[str, str]:
-    """Versions in this process, by name; a package that is not installed has none."""
+    """Python's version, and those of the packages that are installed."""
     found = {"python": platform.python_version()}
     for package in PACKAGES:
         try:

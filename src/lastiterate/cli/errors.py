@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 from typer.core import TyperGroup
 
+from lastiterate.auditing.stores.lost import StoreLost
 from lastiterate.breakdown import Breakdown
 from lastiterate.extras import MissingExtra
 from lastiterate.wording import printable
@@ -63,6 +64,8 @@ class PlainGroup(TyperGroup):
         except Breakdown as failed:
             print(failed.story, file=sys.stderr)
             status = BROKEN
+        except StoreLost as error:
+            status = _say(str(error), BROKEN)
         except OSError as error:
             status = _no_space(error) if error.errno in _NO_SPACE else _say(str(error))
         except (ValueError, ArithmeticError, MissingExtra) as error:

@@ -25,6 +25,7 @@ WORLDS = {"out": "without the canary", "in": "with the canary"}
 _FILLS = {"out": "#8C8C8C", "in": "#CC79A7"}
 _LINES = {"out": ("#333333", [6, 4]), "in": ("#8F2F66", [1, 0])}
 _MOST_BINS, _LABELLED = 60, 4
+_LARGEST = 1e150  # a score that is shown where it is: widths of bins and their inverses are still numbers
 
 
 def histogram_panel(result: AuditResult, width: int, height: int) -> LayerChart:
@@ -55,7 +56,7 @@ def histogram_panel(result: AuditResult, width: int, height: int) -> LayerChart:
 
 def _range(pooled: FloatArray) -> tuple[float, float]:
     """Where the finite scores are. A few far from all others would squeeze these into one bin: they are left out."""
-    finite = pooled[np.isfinite(pooled)]
+    finite = np.clip(pooled[np.isfinite(pooled)], -_LARGEST, _LARGEST)
     if finite.size == 0:
         return -1.0, 1.0
     low, high = float(finite.min()), float(finite.max())
@@ -64,14 +65,17 @@ def _range(pooled: FloatArray) -> tuple[float, float]:
     if 0.0 < 5.0 * inner < high - low:
         low, high = max(low, float(inner_low) - inner), min(high, float(inner_high) + inner)
     least = max(1.0, abs(low), abs(high)) * 1e-9
-    return (low, high) if high - low > least else (low - 0.5, high + 0.5)
+    margin = max(0.5, least)
+    return (low, high) if high - low > least else (low - margin, high + margin)
 
 
 def _edges(pooled: FloatArray, low: float, high: float) -> FloatArray:
     """As wide as Freedman and Diaconis advise, within what a picture can show."""
     first, third = np.quantile(pooled, [0.25, 0.75])
     advised = 2.0 * (third - first) * pooled.size ** (-1.0 / 3.0)
-    count = math.ceil(min((high - low) / advised, _MOST_BINS)) if advised > 0.0 else _MOST_BINS // 2
+    count = _MOST_BINS // 2 if advised == 0.0 else _MOST_BINS
+    if advised * _MOST_BINS > high - low:
+        count = math.ceil((high - low) / advised)
     return np.linspace(low, high, max(count, 10) + 1)
 
 

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 import lastiterate as li
+from lastiterate.attacks.attack import LinearScores, Words
 from lastiterate.auditing.design import Paired, Quality
+from lastiterate.auditing.experiments.protocol import Crafted
 from lastiterate.auditing.identity import Identity
 from lastiterate.auditing.stores.records import Record
 from lastiterate.auditing.stores.store import Store
@@ -15,7 +17,8 @@ from lastiterate.auditing.stores.trials import ScoredTrials
 VALUES = {"run": {"steps": 10, "weights": [1.0, 0.5]}, "models": 64, "seed": 0}
 SETUP = {"versions": {"python": "3"}, "created": "today"}
 RUN = li.DPSGD(10, 0.5, 1.0, optimizer=li.SGD(0.1))
-RECORD = Record(RUN, Paired(64), "a test", Quality("accuracy"), SETUP)
+RECORD = Record(RUN, Paired(10**6), "a test", Quality("accuracy"), SETUP)
+CRAFTED = Crafted({"best": float("inf")}, LinearScores(), Words("a test", "none")).fields() | {"chunk_size": 1}
 
 
 def chunk(first=0, count=4, **columns):
@@ -30,7 +33,9 @@ def chunk(first=0, count=4, **columns):
 
 
 def begin(path, values=VALUES, record=RECORD, unknown=()):
-    return Store.open(path, Identity(values, unknown), record)
+    store = Store.open(path, Identity(values, unknown), record)
+    store.set_crafted(CRAFTED)
+    return store
 
 
 def recorded(**changes):

@@ -2,11 +2,11 @@ import os
 import shutil
 import sqlite3
 import tempfile
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from lastiterate.auditing.stores import file
 from lastiterate.auditing.stores.store import Store
 from tests.auditing.stores.helpers import begin, chunk, contents, refusal
 
@@ -69,11 +69,11 @@ def test_a_damaged_store_is_refused(path, damage):
     assert contents(path.parent) == before
 
 
-def test_a_newer_format_is_refused(path, monkeypatch):
-    with monkeypatch.context() as newer:
-        newer.setattr(file, "FORMAT", 3)
-        begin(path).close()
-    said = f"{str(path)!r} has store format 3, but this version of lastiterate reads 1 and 2 only"
+def test_a_newer_format_is_refused(path):
+    begin(path).close()
+    with closing(sqlite3.connect(path)) as database:
+        database.execute("PRAGMA user_version = 4")
+    said = f"{str(path)!r} has store format 4, but this version of lastiterate reads 1, 2 and 3 only"
     assert refusal(begin, path) == refusal(Store.read, path) == said
 
 

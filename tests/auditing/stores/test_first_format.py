@@ -15,6 +15,7 @@ from lastiterate.attacks.attack import LinearScores, Unknown, Words
 from lastiterate.auditing.design import OneModel, Paired, Quality
 from lastiterate.auditing.evidence.question import Question
 from lastiterate.auditing.experiments.protocol import Crafted
+from lastiterate.auditing.identity import Identity
 from lastiterate.auditing.reading import read
 from lastiterate.auditing.stores.export import export
 from lastiterate.auditing.stores.records import Record
@@ -104,7 +105,7 @@ def first_format(path, kind, *, crafted=True):
 def second_format(path, kind):
     design, quality, before, expected = KINDS[kind]
     crafted = Crafted({"indices": [0], "centre": 0.5}, expected, WORDS, before)
-    with begin(path, record=Record(RUN, design, "what was trained", quality, {})) as store:
+    with Store.open(path, Identity({}), Record(RUN, design, "what was trained", quality, {})) as store:
         store.set_crafted({**crafted.fields(), "chunk_size": 22})
         store.add_seconds(6.5)
         store.add(scored(kind))

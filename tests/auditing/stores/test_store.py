@@ -12,9 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from lastiterate.auditing.identity import Identity
 from lastiterate.auditing.stores.store import Store
 from lastiterate.auditing.stores.trials import ScoredTrials
-from tests.auditing.stores.helpers import RECORD, SETUP, VALUES, begin, chunk, contents, recorded, refusal
+from tests.auditing.stores.helpers import CRAFTED, RECORD, SETUP, VALUES, begin, chunk, contents, recorded, refusal
 
 
 def test_what_was_added_comes_back_ordered_and_exact(path):
@@ -54,18 +55,19 @@ def test_a_store_without_trials_is_empty(path):
 
 
 def test_reopening_keeps_record_crafted_and_seconds(path):
-    with begin(path) as store:
+    with Store.open(path, Identity(VALUES), RECORD) as store:
         assert store.crafted is None
-        store.set_crafted({"threshold": 1.5, "best": float("inf")})
+        store.set_crafted(CRAFTED)
         store.add_seconds(1.25)
     with begin(path, record=recorded(setup={"created": "tomorrow"}, data="other words")) as store:
         store.add_seconds(2.0)
-        store.set_crafted({"threshold": 1.5, "best": float("inf")})
-        assert refusal(store.set_crafted, {"threshold": 2}).startswith("crafted must be what the store")
+        store.set_crafted(CRAFTED)
+        assert refusal(store.set_crafted, {**CRAFTED, "facts": {}}).startswith("crafted must be what the store")
+        assert refusal(store.set_crafted, {"facts": {}}).startswith("crafted must be what a report understands")
     with Store.read(path) as store:
         assert (store.record, store.seconds) == (RECORD, 3.25)
         assert store.record.setup == SETUP
-        assert store.crafted == {"threshold": 1.5, "best": float("inf")}
+        assert store.crafted == json.loads(json.dumps(CRAFTED))
 
 
 def test_a_closed_store_is_one_file(path):

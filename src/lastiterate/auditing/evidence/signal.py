@@ -15,6 +15,7 @@ from lastiterate.wording import spell
 
 _LEAST_SHARE = 0.1  # of the expected signal: an attack that has less, of that we are sure, failed
 _SURE = 0.99
+_LARGE = 1e100
 
 
 def signal_of(scores_in: FloatArray, scores_out: FloatArray) -> float:
@@ -51,6 +52,12 @@ def failure_of(scores_in: FloatArray, scores_out: FloatArray, expected: float | 
 def _defined_signal(scores_in: FloatArray, scores_out: FloatArray) -> float | None:
     if min(len(scores_in), len(scores_out)) < 2:
         return None
+    largest = max(np.abs(scores_in).max(), np.abs(scores_out).max())
+    if not np.isfinite(largest):
+        return None
+    if largest > _LARGE or 0.0 < largest < 1.0 / _LARGE:  # squares would leave the range of floats
+        power = -int(np.frexp(largest)[1])
+        scores_in, scores_out = np.ldexp(scores_in, power), np.ldexp(scores_out, power)
     with warnings.catch_warnings(), np.errstate(invalid="ignore"):
         warnings.simplefilter("ignore")
         spread = np.sqrt(0.5 * (scores_in.var(ddof=1) + scores_out.var(ddof=1)))

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 FIRST_REFERENCE = 2**20  # models that are not counted have numbers from here on
 SEED_NUMBERING = 2  # 1 was (seed << 22) + 2 * model + present, which repeated itself from one audit to another
-_HAND_OVER_SECONDS = 0.5  # models that are trained within it are stored together
 
 UserTrainer = Callable[[int, bool], object]
 
@@ -129,31 +128,22 @@ class UserTrainings:
 
 @dataclass(frozen=True, eq=False)
 class _UserTrials:
-    """One model after the other; the trainer's framework uses the cores as it does."""
+    """One model after the other; the trainer's framework uses the cores as it does.
+
+    Each is handed over before the next begins, as nobody knows what that will do: it may hang, or end the process.
+    """
 
     experiment: UserTrainings
     crafted: Crafted
     chunk_size: int
 
     def chunks(self, models: IntArray, present: BoolArray, progress: TrainingProgress | None) -> Iterator[ScoredTrials]:
-        rows: list[ScoredTrials] = []
-        handed = monotonic()
-        try:
-            for model, world in zip(models.tolist(), present.tolist(), strict=True):
-                began = monotonic()
-                score = self.experiment.score(self.crafted.facts, model, world)
-                rows.append(ScoredTrials.of([model], [world], [score], seconds=monotonic() - began))
-                if progress:
-                    progress.advanced(1, self.experiment.run.steps, finished=True)
-                if monotonic() - handed > _HAND_OVER_SECONDS:
-                    yield ScoredTrials.joined(rows)
-                    rows, handed = [], monotonic()
-        except Exception:
-            if rows:  # whatever went wrong, what is done is kept
-                yield ScoredTrials.joined(rows)
-            raise
-        if rows:
-            yield ScoredTrials.joined(rows)
+        for model, world in zip(models.tolist(), present.tolist(), strict=True):
+            began = monotonic()
+            score = self.experiment.score(self.crafted.facts, model, world)
+            if progress:
+                progress.advanced(1, self.experiment.run.steps, finished=True)
+            yield ScoredTrials.of([model], [world], [score], seconds=monotonic() - began)
 
 
 def trainer_seed(seed: int, model: int, present: bool) -> int:

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from typing import Any, get_args
 
-from lastiterate.auditing.design import Design, OneModel, Paired, Quality
+import numpy as np
+
+from lastiterate.arrays import FloatArray
+from lastiterate.auditing.design import Design, OneModel, Paired, Quality, QualityName
 from lastiterate.auditing.identity import describe_run, read_run
 from lastiterate.fields import Fields
 from lastiterate.run import DPSGD
+from lastiterate.values import integer, number
+
+_MOST_MODELS, _MOST_CANARIES = 2**53, 2**24
+_LARGEST_SEED = 2**63 - 1
 
 
 @dataclass(frozen=True)
@@ -40,22 +49,74 @@ class Record:
 
     @classmethod
     def of_fields(cls, fields: Fields) -> Record:
-        """The record that was written."""
-        design = dict(fields["design"])
-        made = OneModel if design.pop("kind") == "one-model" else Paired
+        """The record that was written; what is none raises a TypeError, a ValueError or a KeyError."""
+        _object(fields, "run", "design", "data", "quality", "setup")
+        design = dict(_object(fields["design"]))
+        kind = _one_of(("one-model", "paired"), design.pop("kind"))
         quality = fields["quality"]
         return cls(
             read_run(fields["run"]),
-            made(**design),
-            fields["data"],
-            None if quality is None else Quality(quality),
-            dict(fields["setup"]),
+            _design(kind == "one-model", **design),
+            _text(fields["data"]),
+            None if quality is None else Quality(_one_of(get_args(QualityName), quality)),
+            _object(fields["setup"]),
         )
 
-    @property
-    def quality_in_format_1(self) -> str:
-        """The column of the first format that has it: of language models that held 1 / perplexity."""
-        return "1.0 / accuracy" if self.quality is not None and self.quality.lower_is_better else "accuracy"
+    def quality_of_format_1(self, accuracy: FloatArray) -> FloatArray:
+        """What the first format called accuracy: of language models it was 1 / perplexity."""
+        if self.quality is None or not self.quality.lower_is_better:
+            return accuracy
+        found: FloatArray = np.divide(1.0, accuracy, out=np.full(len(accuracy), np.nan), where=accuracy != 0.0)
+        return found
+
+
+def _design(one_model: bool, models: object, seed: object = 0) -> Design:
+    """A design that a plan can be made of, without taking more memory than any audit does."""
+    if one_model:
+        return OneModel(integer("models", models, 1, _MOST_CANARIES), integer("seed", seed, 0, _LARGEST_SEED))
+    return Paired(integer("models", models, 1, _MOST_MODELS))
+
+
+def check_crafted(crafted: Fields) -> None:
+    """Refuse what no crafter has decided: a TypeError, a ValueError or a KeyError."""
+    _object(crafted, "facts", "expected", "words", "quality_before", "chunk_size")
+    expected, words, before = crafted["expected"], crafted["words"], crafted["quality_before"]
+    _object(crafted["facts"])
+    _object({"signal": 1.0, "spread": 1.0, **_object(expected)}, "kind", "signal", "spread")
+    _object(words, "attack", "unit", "caveats")
+    _one_of(("linear", "likelihood-ratio", "none"), expected["kind"])
+    number("signal", expected.get("signal", 1.0))
+    number("spread", expected.get("spread", 1.0), 0.0, open_low=True)
+    for text in (words["attack"], words["unit"], *_list(words["caveats"])):
+        _text(text)
+    if before is not None:
+        number("quality_before", before, 0.0)
+    integer("chunk_size", crafted["chunk_size"], 1, 2**31)
+
+
+def _one_of(allowed: Sequence[str], value: object) -> Any:
+    if not isinstance(value, str) or value not in allowed:
+        raise ValueError(f"must be one of {', '.join(allowed)}, got {value!r}")
+    return value
+
+
+def _object(value: Any, *keys: str) -> Fields:
+    """An object of JSON, with exactly these keys if any are named."""
+    if not isinstance(value, dict) or (keys and set(value) != set(keys)):
+        raise TypeError(f"must be an object of {', '.join(keys)}, got {value!r}")
+    return value
+
+
+def _list(value: object) -> list[Any]:
+    if not isinstance(value, list):
+        raise TypeError(f"must be a list, got {value!r}")
+    return value
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"must be a text, got {value!r}")
+    return value
 
 
 def record_of_format_1(specification: Fields, facts: Fields | None, setup: Fields | None) -> Record:
@@ -64,10 +125,10 @@ def record_of_format_1(specification: Fields, facts: Fields | None, setup: Field
     models, seed = specification["models"], specification["seed"]
     return Record(
         read_run(specification["run"]),
-        OneModel(models, seed) if found.get("one_run") else Paired(models),
-        specification["data"],
+        _design(bool(found.get("one_run")), models, seed),
+        _text(specification["data"]),
         Quality("perplexity" if "perplexity_before" in found else "accuracy"),
-        dict(setup or {}),
+        _object(setup or {}),
     )
 
 

@@ -3,51 +3,67 @@
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from contextlib import suppress
+from dataclasses import replace
+from time import monotonic
+from typing import TYPE_CHECKING
 
 from lastiterate.auditing.stores import file as store_file
+from lastiterate.auditing.stores import presence
 from lastiterate.auditing.stores.comparison import as_json, check_same, differences
+from lastiterate.auditing.stores.contents import (
+    Contents,
+    add_chunk,
+    check_planned,
+    read,
+    set_value,
+    transaction,
+    write,
+)
 from lastiterate.auditing.stores.lock import WriterLock
-from lastiterate.auditing.stores.records import Record, crafted_of_format_1, record_of_format_1
+from lastiterate.auditing.stores.lost import StoreLost
+from lastiterate.auditing.stores.records import Record, check_crafted
+from lastiterate.auditing.stores.schema import FORMAT, format_of
 from lastiterate.auditing.stores.trials import ScoredTrials
+from lastiterate.auditing.stores.trouble import explaining
 from lastiterate.data.files import BadFile
 from lastiterate.fields import Fields
 from lastiterate.values import number
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
     from pathlib import Path
     from types import TracebackType
     from typing import Self
 
+    from lastiterate.auditing.design import Design
     from lastiterate.auditing.identity import Identity
     from lastiterate.data.files import Location
 
-_SCHEMA = """
-CREATE TABLE audit (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
-CREATE TABLE trials (
-  model INTEGER NOT NULL CHECK (model >= 0),
-  world TEXT NOT NULL CHECK (world IN ('in', 'out')),
-  score REAL NOT NULL,
-  quality REAL,
-  seconds REAL NOT NULL,
-  PRIMARY KEY (model, world)
-) WITHOUT ROWID;
-"""
+_WAIT_SECONDS = 0.5  # commits that follow each other more quickly wait for the disk together
 
 
 class Store:
     """Made by ``Store.open`` to write and by ``Store.read`` to look. Closed by ``close`` or at the end of ``with``.
 
-    Files of the first format are read as if they were of this one, and never written to.
+    Who writes has all of it in memory as well, and notices when the file is no longer there: a ``StoreLost``, once it
+    is written elsewhere. Files of earlier formats are read as if they were of this one.
     """
 
     def __init__(self, path: Path, database: sqlite3.Connection, lock: WriterLock | None) -> None:
-        self._path, self._database, self._lock = path, database, lock
-        self._format = store_file.format_of(database)
+        self._path, self._place = path, path.absolute()  # a trainer may change the current folder
+        self._database, self._lock, self._reads = database, lock, lock is None
+        self._version = self._data_version()
+        self._held = read(path, database)
+        self._plan = _plan_of(self._held)
+        self._added: list[ScoredTrials] = []
+        self._logs = database.execute("PRAGMA journal_mode").fetchone()[0] == "wal"
+        self._waits, self._waited = True, -_WAIT_SECONDS
+        self._file = None if lock is None else presence.Watched(self._place)
+        self._lost: StoreLost | None = None
+        self._closed = False
 
     @classmethod
     def open(cls, path: Location, identity: Identity, record: Record) -> Self:
@@ -60,19 +76,30 @@ class Store:
         """
         wanted, about = as_json("identity", identity.values), as_json("record", record.fields())
         place = store_file.locate(path)
-        with store_file.explaining(place):
+        with explaining(place):
             place.parent.mkdir(parents=True, exist_ok=True)
-            lock = WriterLock(place)
+            lock = WriterLock(place.absolute())
             try:
                 if store_file.is_new(place):
-                    store_file.create(place, _SCHEMA, {"identity": wanted, "record": about, "seconds": "0.0"})
+                    store_file.create(place, Contents({"identity": wanted, "record": about, "seconds": "0.0"}))
                 else:
                     with cls.read(place) as present:
-                        present.check_resumable(identity)
-                return cls(place, store_file.connect_to_write(place), lock)
+                        present.check_resumable(identity, record)
+                return cls._to_write(place, lock)
             except BaseException:
                 lock.release()
                 raise
+
+    @classmethod
+    def _to_write(cls, place: Path, lock: WriterLock) -> Self:
+        database = store_file.connect_to_write(place)
+        try:
+            if format_of(database) < FORMAT:
+                write(database, read(place, database))
+            return cls(place, database, lock)
+        except BaseException:
+            database.close()
+            raise
 
     @classmethod
     def read(cls, path: Location) -> Self:
@@ -80,17 +107,26 @@ class Store:
         place = store_file.locate(path)
         if not place.exists():
             raise BadFile(f"the store must exist, but nothing is at {str(place)!r}")
-        with store_file.explaining(place):
-            return cls(place, store_file.connect_to_read(place), None)
+        with explaining(place):
+            database = store_file.connect_to_read(place)
+            try:
+                return cls(place, database, None)
+            except BaseException:
+                database.close()
+                raise
 
-    def check_resumable(self, identity: Identity) -> None:
+    def check_resumable(self, identity: Identity, record: Record) -> None:
         """Refuse to go on with what this store holds, if that may be another audit."""
-        if self._format == 1:
+        held = self._contents()
+        if held.format == 1:
             raise ValueError(
                 f"the store {str(self._path)!r} was begun by an earlier version, which did not keep all that its "
                 "scores depend on: it can be reported and exported, but not continued; name another store"
             )
-        check_same(self._path, self._get("identity"), json.loads(json.dumps(identity.values)))
+        check_same(self._path, held.identity, json.loads(json.dumps(identity.values)))
+        told, given = held.record.fields(), json.loads(json.dumps(record.fields()))
+        for name in ("run", "design"):
+            check_same(self._path, {name: json.loads(json.dumps(told[name]))}, {name: given[name]})
         if identity.unknown:
             raise ValueError(
                 f"the store {str(self._path)!r} exists, but there is no source of {', '.join(identity.unknown)} to "
@@ -105,80 +141,108 @@ class Store:
     @property
     def record(self) -> Record:
         """What the audit is, for those who judge its scores."""
-        if self._format == 1:
-            return record_of_format_1(self._get("specification"), self._get("facts"), self._get("setup"))
-        with store_file.explaining(self._path):
-            return Record.of_fields(self._get("record"))
+        return self._contents().record
 
     @property
     def crafted(self) -> Fields | None:
         """What the crafter decided; None before it did."""
-        if self._format == 1:
-            return crafted_of_format_1(self._get("facts"))
-        found = self._get("crafted")
-        return None if found is None else dict(found)
+        return self._contents().crafted
 
     def set_crafted(self, crafted: Fields) -> None:
         """Keep what the crafter decided. The trials rest on it, so it is written once."""
         text = as_json("crafted", crafted)
+        try:
+            check_crafted(json.loads(text))
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"crafted must be what a report understands: {error}") from None
         held = self.crafted
         if held is not None and next(differences(held, json.loads(text)), None):
             raise ValueError(f"crafted must be what the store {str(self._path)!r} holds already, got something else")
         if held is None:
-            self._write("INSERT INTO audit VALUES ('crafted', ?)", [(text,)])
+            self._set("crafted", text)
 
     @property
     def seconds(self) -> float:
         """Wall time of all sessions so far."""
-        return float(self._get("seconds"))
+        return self._contents().seconds
 
     def add_seconds(self, seconds: float) -> None:
         """Count the wall time of a session, or of a part of one."""
-        total = self.seconds + number("seconds", seconds, 0.0)
-        self._write("UPDATE audit SET value = ? WHERE name = 'seconds'", [(repr(total),)])
+        self._set("seconds", repr(self.seconds + number("seconds", seconds, 0.0)))
 
     def add(self, chunk: ScoredTrials) -> None:
         """Store all of these trials or, whatever happens, none. A trial that is there already is refused."""
-        columns = (chunk.scores, chunk.qualities, chunk.seconds)  # SQLite has no NaN: it becomes NULL
-        rows = zip(chunk.models.tolist(), chunk.worlds, *(column.tolist() for column in columns), strict=True)
+        if not len(chunk):
+            return
+        check_planned(*self._plan, chunk)
         try:
-            self._write("INSERT INTO trials VALUES (?, ?, ?, ?, ?)", rows)
+            self._add(chunk)
+        except KeyboardInterrupt:  # what is trained is kept, and only then the program stops
+            known = len(self._contents().ends)
+            if self._stored_chunks() == known:
+                self._add(chunk)
+            elif not any(each is chunk for each in self._added):
+                self._added.append(chunk)
+            raise
         except sqlite3.IntegrityError:
             seen = self.done()
             for trial in zip(chunk.models.tolist(), chunk.present.tolist(), strict=True):
                 if trial in seen:
                     break
-                seen.add(trial)
             raise ValueError(
                 f"trials must be new to the store {str(self._path)!r}, "
                 f"got model {trial[0]} of world {'in' if trial[1] else 'out'!r} again"
             ) from None
 
+    def _add(self, chunk: ScoredTrials) -> None:
+        self._write(lambda: add_chunk(self._database, chunk), lambda: self._contents().extended([chunk]), quick=True)
+        self._added.append(chunk)
+
     def done(self) -> set[tuple[int, bool]]:
         """Model and presence of the canary, for each trial that is stored."""
-        return {(model, world == "in") for model, world in self._rows("SELECT model, world FROM trials")}
+        trials = self._contents().trials
+        return set(zip(trials.models.tolist(), trials.present.tolist(), strict=True))
 
     def scores(self) -> ScoredTrials:
         """All trials that are stored, by model, in it "in" before "out"."""
-        quality = "quality" if self._format > 1 else self.record.quality_in_format_1
-        rows = self._rows(f"SELECT model, world, score, {quality}, seconds FROM trials ORDER BY model, world")
-        models, worlds, scores, qualities, seconds = zip(*rows, strict=True) if rows else ((),) * 5
-        return ScoredTrials(
-            models=np.array(models, np.int64),
-            present=np.array([world == "in" for world in worlds], np.bool_),
-            scores=np.array(scores, np.float64),
-            qualities=np.array(qualities, np.float64),
-            seconds=np.array(seconds, np.float64),
-        )
+        return self._contents().trials.ordered()
+
+    def versions(self) -> list[Mapping[str, str]]:
+        """What the chunks were trained with, each only once; empty where a store of an earlier format does not say."""
+        found: list[Mapping[str, str]] = []
+        for told in self._contents().told:
+            if told not in found:
+                found.append(told)
+        return found
+
+    def check_kept(self) -> None:
+        """See whether the file holds what was written to it, now that it is closed; if not, write that elsewhere."""
+        if self._lost is None and not presence.holds(self._place, self._contents()):
+            raise self._lose(self._contents())
+
+    def is_there(self) -> bool:
+        """Whether the file is still the one that was opened, and may be removed."""
+        return self._lost is None and self._file is not None and self._file.is_there()
 
     def close(self) -> None:
         """Let the next process write. What was added is safe with or without it."""
+        if self._closed:
+            return
+        self._closed = True
         if self._lock is None:
             self._database.close()
-            return
-        store_file.close_written(self._database)
-        self._lock.release()
-        self._lock = None
+        elif self._lost is not None:
+            # The file may be somebody else's by now: SQLite must not put our log into it.
+            with suppress(OSError):
+                os.truncate(f"{self._place}-wal", 0)
+            with suppress(sqlite3.Error):
+                self._database.close()
+        else:
+            store_file.close_written(self._database)
+        if self._file is not None:
+            self._file.close()
+        if self._lock is not None:
+            self._lock.release()
 
     def __enter__(self) -> Self:
         return self
@@ -188,22 +252,72 @@ class Store:
     ) -> None:
         self.close()
 
-    def _get(self, name: str) -> Any:
-        rows = self._rows("SELECT value FROM audit WHERE name = ?", name)
-        with store_file.explaining(self._path):
-            return json.loads(rows[0][0]) if rows else None
+    def _contents(self) -> Contents:
+        """What is there: to a writer what it knows, to a reader what the file has now."""
+        if self._reads:
+            with explaining(self._path):
+                version = self._data_version()
+                if version != self._version:
+                    store_file.limit_time(self._place, self._database)
+                    self._held, self._version = read(self._path, self._database), version
+        if self._added:
+            self._held, self._added = self._held.extended(self._added), []
+        return self._held
 
-    def _rows(self, query: str, *values: str) -> list[tuple[Any, ...]]:
-        with store_file.explaining(self._path):
-            return self._database.execute(query, values).fetchall()
+    def _set(self, name: str, text: str) -> None:
+        before = self._contents()
+        after = replace(before, values={**before.values, name: text})
+        self._write(lambda: set_value(self._database, name, text), lambda: after)
+        self._held, self._plan = after, _plan_of(after)
 
-    def _write(self, statement: str, rows: Iterable[tuple[Any, ...]]) -> None:
-        """Do this for all rows in one transaction, which is on the disk when this returns."""
-        with store_file.explaining(self._path):
+    def _write(self, change: Callable[[], None], after: Callable[[], Contents], *, quick: bool = False) -> None:
+        """Do this in one transaction, which nothing that happens to this process undoes.
+
+        Nor does what happens to the machine, though of ``quick`` writes that may cost the last half second. Where the
+        store is no longer there, what would be in it ``after`` the change is written elsewhere.
+        """
+        watched = self._file
+        if watched is None:
+            raise BadFile(f"the store {str(self._path)!r} must be writable, got one that was opened for reading only")
+        if self._lost is not None:
+            raise self._lost
+        with explaining(self._path):
+            if not watched.is_as_left(self._contents):
+                raise self._lose(after())
             try:
-                self._database.execute("BEGIN IMMEDIATE")
-                self._database.executemany(statement, rows)
-                self._database.execute("COMMIT")
-            finally:
-                if self._database.in_transaction:
-                    self._database.execute("ROLLBACK")
+                self._wait_for_disk(not quick)
+                with transaction(self._database):
+                    change()
+            except sqlite3.IntegrityError:
+                raise
+            except sqlite3.Error:
+                if not watched.is_as_left(self._contents):
+                    raise self._lose(after()) from None
+                raise
+            if not watched.is_there():
+                raise self._lose(after())
+            watched.leave()
+
+    def _lose(self, contents: Contents) -> StoreLost:
+        fate = "was changed" if self._file is None else self._file.fate()
+        self._lost = presence.rescue(self._place, self._path, fate, contents)
+        return self._lost
+
+    def _wait_for_disk(self, always: bool) -> None:
+        """Commits that come in quick succession need not each wait: a log that is not yet on the disk is not lost
+        with the process, but only with the machine."""
+        now = monotonic()
+        wait = always or not self._logs or now - self._waited > _WAIT_SECONDS
+        if wait != self._waits:
+            self._database.execute(f"PRAGMA synchronous = {'FULL' if wait else 'NORMAL'}")
+        self._waits, self._waited = wait, now if wait else self._waited
+
+    def _stored_chunks(self) -> int:
+        return int(self._database.execute("SELECT count(*) FROM chunks").fetchone()[0])
+
+    def _data_version(self) -> int:
+        return int(self._database.execute("PRAGMA data_version").fetchone()[0])
+
+
+def _plan_of(contents: Contents) -> tuple[Design, Fields | None]:
+    return contents.record.design, contents.crafted

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -22,7 +22,7 @@ class ScoredTrials:
         scores: of the last iterates; infinite ones are fine, NaN is not.
         qualities: what says how good the models are, such as accuracy; NaN where it was not measured.
         seconds: that training and scoring took, each model's share.
-        versions: of the packages they were computed with, by name; None: those of this process.
+        versions: of the packages in the process that trained them, by name; None: those of this process.
     """
 
     models: IntArray
@@ -79,15 +79,36 @@ class ScoredTrials:
 
     @classmethod
     def joined(cls, parts: Sequence[ScoredTrials]) -> ScoredTrials:
-        """The same trials in one."""
+        """The same trials in one. They must have been trained with the same versions."""
+        if any(part.versions != parts[0].versions for part in parts):
+            raise ValueError("versions must be the same in all parts that are joined, got different ones")
+        return replace(cls.mixed(parts), versions=parts[0].versions)
+
+    @classmethod
+    def mixed(cls, parts: Sequence[ScoredTrials]) -> ScoredTrials:
+        """The same trials in one, whatever trained them."""
         return cls(
-            np.concatenate([part.models for part in parts]),
-            np.concatenate([part.present for part in parts]),
-            np.concatenate([part.scores for part in parts]),
-            np.concatenate([part.qualities for part in parts]),
-            np.concatenate([part.seconds for part in parts]),
-            parts[0].versions if all(part.versions == parts[0].versions for part in parts) else None,
+            np.concatenate([np.empty(0, np.int64), *(part.models for part in parts)]),
+            np.concatenate([np.empty(0, np.bool_), *(part.present for part in parts)]),
+            np.concatenate([np.empty(0), *(part.scores for part in parts)]),
+            np.concatenate([np.empty(0), *(part.qualities for part in parts)]),
+            np.concatenate([np.empty(0), *(part.seconds for part in parts)]),
         )
+
+    def at(self, rows: IntArray | slice) -> ScoredTrials:
+        """Some of these trials, in this order."""
+        return replace(
+            self,
+            models=self.models[rows],
+            present=self.present[rows],
+            scores=self.scores[rows],
+            qualities=self.qualities[rows],
+            seconds=self.seconds[rows],
+        )
+
+    def ordered(self) -> ScoredTrials:
+        """The same trials by model, in it "in" before "out"."""
+        return self if len(self) < 2 else self.at(np.lexsort((~self.present, self.models)))
 
     def __len__(self) -> int:
         return len(self.scores)
