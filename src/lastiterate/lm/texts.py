@@ -5,13 +5,14 @@ from __future__ import annotations
 import gzip
 import json
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from hashlib import sha256
 from itertools import groupby
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 from lastiterate.data.files import BadFile, Location, decoding, find
-from lastiterate.values import integer, number
+from lastiterate.values import boolean, instance, integer, number, one_of, told
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -47,9 +48,10 @@ class Texts:
     unit: Unit
 
     def __post_init__(self) -> None:
-        if self.unit not in ("dialogue", "text"):
-            raise ValueError(f"unit must be 'dialogue' or 'text', got {self.unit!r}")
-        object.__setattr__(self, "texts", tuple(self.texts))
+        one_of("unit", self.unit, get_args(Unit))
+        if isinstance(self.texts, str):
+            raise ValueError(f"texts must be a list of strings, got {told(self.texts)}")
+        object.__setattr__(self, "texts", tuple(instance("texts", self.texts, Iterable, "a list of strings")))
         if not self.texts:
             raise ValueError("texts must hold at least one text, got none")
         for text in self.texts:
@@ -85,8 +87,7 @@ def read_texts(path: Location, *, persona: bool = False) -> Texts:
         path: the file.
         persona: whether to begin each text with the lines that describe the speakers, which PersonaChat has.
     """
-    if not isinstance(persona, bool):
-        raise ValueError(f"persona must be True or False, got {persona!r}")
+    boolean("persona", persona)
     source = find(path, "file")
     lines = _lines(source)
     examples = list(_examples(source, lines))
@@ -108,6 +109,7 @@ def split_texts(texts: Texts, held_out: float, seed: int) -> tuple[Texts, Texts]
     """
     share = number("held_out", held_out, 0.0, 1.0, open_low=True, open_high=True)
     integer("seed", seed, 0, 2**63 - 1)
+    instance("texts", texts, Texts, "lm.Texts, as lm.read_texts gives")
     count = round(len(texts) * share)
     if not 1 <= count < len(texts):
         raise ValueError(

@@ -16,16 +16,16 @@ import numpy as np
 
 from lastiterate.arrays import BoolArray, IntArray, RealArray
 from lastiterate.machine import cores
-from lastiterate.run import DPSGD
+from lastiterate.run import DPSGD, require_run
 from lastiterate.training.compilation_cache import use_compilation_cache
 from lastiterate.training.memory import available_bytes, choose_chunk_size, largest_block, total_bytes
-from lastiterate.training.problem import Canary, ExampleCanary, Problem, same_structure
+from lastiterate.training.problem import Canary, ExampleCanary, GradientCanary, Problem, same_structure
 from lastiterate.training.program import Inputs, Program, State, compile_program, describe_gradients
 from lastiterate.training.sampling import make_sampler
 from lastiterate.training.update import released
 from lastiterate.training_diverged import TrainingDiverged
 from lastiterate.training_progress import TrainingProgress
-from lastiterate.values import integer
+from lastiterate.values import boolean, function, instance, integer, told
 
 if TYPE_CHECKING:
     from jax.stages import Compiled
@@ -74,7 +74,13 @@ class Trainer:
         workers: int | None = None,
         double: bool | None = None,
     ) -> None:
-        if run.optimizer is None:
+        instance("problem", problem, Problem, "a training.Problem")
+        if canary is not None:
+            instance("canary", canary, (ExampleCanary, GradientCanary), "an ExampleCanary, a GradientCanary or None")
+        integer("models", models)
+        if double is not None:
+            boolean("double", double)
+        if require_run(run).optimizer is None:
             raise ValueError("optimizer must be given to train a run, got None: for example lastiterate.SGD(0.1)")
         if isinstance(canary, ExampleCanary):
             _check_example_canary(problem, canary)
@@ -137,6 +143,12 @@ class Trainer:
         on_iterate: OnIterate | None = None,
     ) -> Iterator[TrainedChunk]:
         """Train the models with these numbers, and yield them in their order, chunk by chunk as they are done."""
+        _check_models(models, present)
+        integer("seed", seed, 0, 2**64 - 1)
+        if progress is not None:
+            instance("progress", progress, TrainingProgress, "a TrainingProgress or None")
+        if on_iterate is not None:
+            function("on_iterate", on_iterate, "a function of step and chunk, or None")
         stop = Event()
         waiting: deque[Future[TrainedChunk]] = deque()
         pool = ThreadPoolExecutor(self.workers, thread_name_prefix="lastiterate")
@@ -213,6 +225,15 @@ def _finite(state: State, count: int) -> BoolArray:
     leaves = [np.asarray(leaf)[:count].reshape(count, -1) for leaf in jax.tree.leaves(state.weights.parameters)]
     finite: BoolArray = np.all([np.isfinite(leaf).all(axis=1) for leaf in leaves], axis=0)
     return finite
+
+
+def _check_models(models: object, present: object) -> None:
+    for name, value, kinds in (("models", models, "iu"), ("present", present, "b")):
+        if not isinstance(value, np.ndarray) or value.ndim != 1 or value.dtype.kind not in kinds:
+            what = "booleans" if kinds == "b" else "integers"
+            raise ValueError(f"{name} must be an array of {what}, one for each model, got {told(value)}")
+    if np.shape(models) != np.shape(present):
+        raise ValueError(f"present must be one for each of {np.size(models)} models, got {np.size(present)}")
 
 
 def _check_example_canary(problem: Problem, canary: ExampleCanary) -> None:

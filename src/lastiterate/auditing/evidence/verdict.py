@@ -20,7 +20,7 @@ from lastiterate.privacy.analyses.composition import composition
 from lastiterate.privacy.analyses.last_iterate import last_iterate
 from lastiterate.privacy.analyses.no_amplification import no_amplification
 from lastiterate.run import DPSGD
-from lastiterate.values import number
+from lastiterate.values import LEAST_NOISE, MOST_NOISE, number
 from lastiterate.vocabulary import ABOVE_HEURISTIC, CONSISTENT, INCONCLUSIVE, METHODS, VIOLATION
 from lastiterate.wording import per_cent, spell
 
@@ -92,9 +92,11 @@ def check_claims(epsilon: float | None, noise: float | None) -> None:
     """Refuse claims that cannot be judged, before anything is trained."""
     if epsilon is not None and noise is not None:
         raise ValueError("claim_epsilon and claim_noise were both given: give one")
-    for name, value in (("claim_epsilon", epsilon), ("claim_noise", noise)):
-        if value is not None:
-            number(name, value, 0.0, open_low=True)
+    if epsilon is not None:
+        number("claim_epsilon", epsilon, 0.0, open_low=True)
+    if noise is not None:
+        number("claim_noise", noise, 0.0, open_low=True)
+        number("claim_noise", noise, LEAST_NOISE, MOST_NOISE)
 
 
 def sharing_the_error(confidence: float) -> float:
