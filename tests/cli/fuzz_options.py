@@ -122,7 +122,9 @@ class Fuzzer:
                     os.waitpid(pid, 0)
                 del running[pid]
                 code = os.waitstatus_to_exitcode(status) if ended else None
-                texts = [(self.folder / f"{place.name}.{kind}").read_text("utf-8", "replace") for kind in ("out", "err")]
+                texts = [
+                    (self.folder / f"{place.name}.{kind}").read_text("utf-8", "replace") for kind in ("out", "err")
+                ]
                 yield Ended(real, code, texts[0], texts[1], _changes(before, _listing(place)), seconds)
                 shutil.rmtree(place)
                 for kind in ("out", "err"):
@@ -232,6 +234,14 @@ def _changes(before: dict[str, str], after: dict[str, str]) -> list[str]:
     return sorted(ascii(name) for name in before.keys() | after.keys() if before.get(name) != after.get(name))
 
 
+def _show(ended: Ended, faults: list[str]) -> None:
+    shown = shlex.join(each if len(each) < 100 else f"{each[:20]}...{len(each)}" for each in ended.arguments)
+    print(f"lastiterate {shown.encode('utf-8', 'backslashreplace').decode()}")
+    print(f"    {'; '.join(faults)} (status {ended.status}, {ended.seconds:.1f} s)")
+    for line in ended.stderr.splitlines()[-4:]:
+        print(f"    | {line[:200]}", flush=True)
+
+
 def main() -> int:
     """Run the cases, print what does not hold and a count of how they ended; status 1 if anything does not."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -242,20 +252,21 @@ def main() -> int:
     parser.add_argument("--command", help="only this one")
     asked = parser.parse_args()
     ends: Counter[str] = Counter()
+    seconds: Counter[str] = Counter()
     faulty = 0
     with tempfile.TemporaryDirectory() as folder:
         fuzzer = Fuzzer(Path(folder), asked.limit, asked.workers)
         wanted = (case for case in cases(asked.seed) if asked.command in (None, case[0]))
         for ended in fuzzer.run(itertools.islice(wanted, asked.cases)):
+            seconds[ended.arguments[0]] += ended.seconds
             ends["still training" if ended.status is None else f"status {ended.status}"] += 1
             if faults := ended.faults():
                 faulty += 1
-                shown = shlex.join(each if len(each) < 100 else f"{each[:20]}...{len(each)}" for each in ended.arguments)
-                print(f"lastiterate {shown.encode('utf-8', 'backslashreplace').decode()}", flush=True)
-                print(f"    {'; '.join(faults)} (status {ended.status}, {ended.seconds:.1f} s)")
-                for line in ended.stderr.splitlines()[-4:]:
-                    print(f"    | {line[:200]}", flush=True)
+                _show(ended, faults)
+            if sum(ends.values()) % 250 == 0:
+                print(f"{sum(ends.values())} cases, {faulty} faulty", file=sys.stderr)
     print(f"{asked.cases} cases: {', '.join(f'{count} {end}' for end, count in sorted(ends.items()))}; {faulty} faulty")
+    print(f"seconds: {', '.join(f'{command} {spent:.0f}' for command, spent in seconds.most_common())}")
     return 1 if faulty else 0
 
 

@@ -54,11 +54,13 @@ BASES = {
     "calibrate": ["--steps 10 --sample-rate .1 --epsilon 2 --delta 1e-5", f"{_BATCHES} --epsilon 2 --delta 1e-5"],
     "plan": ["--dataset-size 100 --epochs 2 --batch-sizes 10,20 --epsilon 2 --delta 1e-5"],
     "audit": [
-        f"{_AUDIT} --dry-run",
-        f"{_AUDIT} --model logistic --dry-run",
+        "--trainer @mine.py:train --models 4 --method clopper-pearson --store s.sqlite --dry-run",
         "--trainer @mine.py:train --models 4 --method clopper-pearson --store s.sqlite",
-        "--trainer @mine.py:train --models 4 --store s.sqlite --json",
+        "--trainer @mine.py:train --models 4 --method gdp --store s.sqlite --json",
+        f"{_AUDIT} --attack adversarial",
         f"{_AUDIT} --attack adversarial --json",
+        f"{_AUDIT} --attack adversarial --dry-run",
+        f"{_AUDIT} --model logistic --dry-run",
         f"{_AUDIT} --model logistic --json",
     ],
     "audit-lm": [f"{_LM} --dry-run", f"{_LM} --dry-run --json", f"{_LM} --json"],
@@ -108,10 +110,10 @@ _GOOD_BY_NAME = {
     "store": ["@audit.sqlite"],
 }
 _NAMES_OF = {"probe": list(COUNTEREXAMPLES), "reproduce": [*FIGURES, "all"]}
-_BAD_NUMBERS = (
-    "-1 0 nan inf -inf 1e999 -1e-300 5e-324 1.7e308 1e15 99999999999999999999999 0x10 1_000 \uff11\uff12 \u00b2 1.5 1e5 "
-    "+1 .5. 1,5 1,2,3 , 1,,2 ,1 True"
-).split()
+_BAD_NUMBERS = [
+    "-1", "0", "nan", "inf", "-inf", "1e999", "-1e-300", "5e-324", "1.7e308", "1e15", "99999999999999999999999", "0x10",
+    "1_000", "\uff11\uff12", "\u00b2", "1.5", "1e5", "+1", ".5.", "1,5", "1,2,3", ",", "1,,2", ",1", "True",
+]  # fmt: skip
 _BAD_WORDS = [
     "", " ", "-", "--", "--json", "-h", "x", "X" * 5000, "9" * 5000, "'", '"', "a\nb", "a\rb", "\t", "\x1b[31m", "\0",
     "\udcff", "\u202e", "na\u00efve", "[red]x[/red]", "%s{0}", "<b>", "None", "null", "*", "a,b", ":", ":x", "x:",
@@ -119,9 +121,9 @@ _BAD_WORDS = [
 _BAD_PATHS = [
     "missing", "missing/x", ".", "..", "@folder.png", "@junk", "@junk/x", "@loop", "/dev/null", "/dev/full",
     "/dev/null/x", "/proc/self/mem", "~", "~nobody/x", "@few.csv", "@audit.sqlite", "@mine.py", "a" * 300, "x" * 5000,
-    "missing/x.png", "x.jpg", "x.PNG", "\udcff.svg", "a\nb.svg", "[b].svg", "\0.png", "@folder.png/", "@mine.py:nothing",
-    "@mine.py:broken", "@mine.py:number", "@mine.py:", "@junk:train", "@images.npz", "@texts.txt", "@tiny",
-    "@audit.sqlite:train", "/dev/full:train",
+    "missing/x.png", "x.jpg", "x.PNG", "\udcff.svg", "a\nb.svg", "[b].svg", "\0.png", "@folder.png/",
+    "@mine.py:nothing", "@mine.py:broken", "@mine.py:number", "@mine.py:", "@junk:train", "@images.npz", "@texts.txt",
+    "@tiny", "@audit.sqlite:train", "/dev/full:train",
 ]  # fmt: skip
 
 

@@ -191,7 +191,7 @@ def test_the_progress_bar_tells_models_and_rate(capfd, monkeypatch):
         (dict(present=[True]), "present must be a boolean, or one for each of 64 models"),
         (dict(present=True), "canary must be given where present is true"),
         (dict(seed=-1), "seed must be an integer in"),
-        (dict(release="all"), "release must be 'last_iterate_only' or 'intermediate_iterates', got 'all'"),
+        (dict(release="all"), "release must be one of last_iterate_only, intermediate_iterates, got 'all'"),
         (dict(chunk_size=0), "chunk_size must be an integer at least 1"),
         (dict(workers=0), "workers must be an integer at least 1"),
         (dict(run=RUN.replace(optimizer=None)), "optimizer must be given to train a run"),

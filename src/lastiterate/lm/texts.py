@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from hashlib import sha256
 from itertools import groupby
@@ -49,9 +48,11 @@ class Texts:
 
     def __post_init__(self) -> None:
         one_of("unit", self.unit, get_args(Unit))
-        if isinstance(self.texts, str):
-            raise ValueError(f"texts must be a list of strings, got {told(self.texts)}")
-        object.__setattr__(self, "texts", tuple(instance("texts", self.texts, Iterable, "a list of strings")))
+        try:
+            texts = () if isinstance(self.texts, (str, bytes)) else tuple(self.texts)
+        except TypeError:
+            raise ValueError(f"texts must be a list of strings, got {told(self.texts)}") from None
+        object.__setattr__(self, "texts", texts)
         if not self.texts:
             raise ValueError("texts must hold at least one text, got none")
         for text in self.texts:

@@ -136,7 +136,8 @@ class _Iterates:
 
 def _models(models: int | ArrayLike, present: bool | ArrayLike) -> tuple[IntArray, BoolArray]:
     """The numbers of the models and their worlds, as arrays."""
-    if shape("models", models) == ():
+    given_count = shape("models", models) == ()
+    if given_count:
         numbers = np.arange(integer("models", models, 1, 2**32))
     else:
         numbers = as_array("models", models)
@@ -147,6 +148,6 @@ def _models(models: int | ArrayLike, present: bool | ArrayLike) -> tuple[IntArra
     if worlds.dtype != np.bool_ or worlds.shape not in ((), numbers.shape):
         raise ValueError(f"present must be a boolean, or one for each of {len(numbers)} models, got {present!r}")
     worlds = np.broadcast_to(worlds, numbers.shape)
-    if len(set(zip(numbers.tolist(), worlds.tolist(), strict=True))) < len(numbers):
+    if not given_count and len(set(zip(numbers.tolist(), worlds.tolist(), strict=True))) < len(numbers):
         raise ValueError("models must be different in number or in present: two equal ones would be the same model")
     return numbers, worlds

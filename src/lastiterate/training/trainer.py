@@ -25,13 +25,15 @@ from lastiterate.training.sampling import make_sampler
 from lastiterate.training.update import released
 from lastiterate.training_diverged import TrainingDiverged
 from lastiterate.training_progress import TrainingProgress
-from lastiterate.values import boolean, function, instance, integer, told
+from lastiterate.values import boolean, function, instance, integer, number, told
 
 if TYPE_CHECKING:
     from jax.stages import Compiled
     from jaxtyping import PyTree
 
 _wait: Callable[[State], State] = jax.block_until_ready  # which has no types
+_MOST_WORKERS, _MOST_AT_ONCE = 1024, 2**20
+_LEAST, _MOST = 1e-30, 1e30  # what float32 holds, with room to spare
 SEGMENT_SECONDS = 0.3  # how often a chunk returns to Python: to show progress, to be interrupted, to be checked
 
 
@@ -84,9 +86,10 @@ class Trainer:
             raise ValueError("optimizer must be given to train a run, got None: for example lastiterate.SGD(0.1)")
         if isinstance(canary, ExampleCanary):
             _check_example_canary(problem, canary)
+        _check_single_precision(run)
         use_compilation_cache()
         default = cores() if jax.default_backend() == "cpu" else 1
-        self.workers = default if workers is None else integer("workers", workers)
+        self.workers = default if workers is None else integer("workers", workers, 1, _MOST_WORKERS)
         self.run, self.problem, self.canary = run, problem, canary
         self._double = bool(jax.config.x64_enabled) if double is None else double  # type: ignore[attr-defined]
         with jax.enable_x64(self._double):
@@ -94,7 +97,7 @@ class Trainer:
             if chunk_size is None:
                 expected = float(np.max(run.sample_rate)) * problem.size
                 chunk_size = choose_chunk_size(*self._bytes(), expected, models, self.workers)
-            self.chunk_size = integer("chunk_size", chunk_size)
+            self.chunk_size = integer("chunk_size", chunk_size, 1, _MOST_AT_ONCE)
             self._program, self._advance = self._compile()
             self._shared = self._program.shared_inputs()
 
@@ -227,7 +230,17 @@ def _finite(state: State, count: int) -> BoolArray:
     return finite
 
 
-def _check_models(models: object, present: object) -> None:
+def _check_single_precision(run: DPSGD) -> None:
+    """Refuse numbers that would be 0 or infinite where models are trained."""
+    optimizer = run.optimizer
+    assert optimizer is not None
+    number("clip_norm", run.clip_norm, _LEAST, _MOST)
+    number("clip_norm times noise_multiplier", run.clip_norm * float(np.max(run.noise_multiplier)), 0.0, _MOST)
+    number("learning_rate", float(np.max(optimizer.learning_rate)), 0.0, _MOST)
+    number("weight_decay", optimizer.weight_decay, 0.0, _MOST)
+
+
+def _check_models(models: IntArray, present: BoolArray) -> None:
     for name, value, kinds in (("models", models, "iu"), ("present", present, "b")):
         if not isinstance(value, np.ndarray) or value.ndim != 1 or value.dtype.kind not in kinds:
             what = "booleans" if kinds == "b" else "integers"

@@ -76,7 +76,10 @@ def claim_of(run: DPSGD | None, delta: float, epsilon: float | None = None, nois
         words = f"epsilon {spell(claimed)} at delta {spell(delta)}"
         if guarantee is no_amplification:
             return Claim(None, claimed, None, words)
-        needed = calibrate(run, epsilon=claimed, delta=delta, analysis=composition)
+        try:
+            needed = calibrate(run, epsilon=claimed, delta=delta, analysis=composition)
+        except ValueError as error:
+            raise ValueError(f"claim_epsilon must be one that the run can have, got {claimed!r}: {error}") from None
         return Claim(needed, claimed, last_iterate(needed).epsilon(delta), words)
     words = "the run as described"
     if noise is not None:

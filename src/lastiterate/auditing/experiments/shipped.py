@@ -20,9 +20,7 @@ def shipped_experiment(problem: object, given: Given) -> Experiment:
     from lastiterate.training import Problem
 
     if problem is not None and not isinstance(problem, Problem):
-        raise ValueError(
-            f"problem must be a training.Problem, a lm.TextProblem or a trainer, got {told(problem)}"
-        )
+        raise ValueError(f"problem must be a training.Problem, a lm.TextProblem or a trainer, got {told(problem)}")
     attack = GradientSpace() if given.attack is None else given.attack
     if isinstance(attack, type) or not isinstance(attack, (Attack, OneRun)):
         raise ValueError(f"attack must be one of lastiterate.attacks for a problem, got {told(attack)}")
