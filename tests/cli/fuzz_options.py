@@ -264,7 +264,7 @@ def main() -> int:
                 faulty += 1
                 _show(ended, faults)
             if sum(ends.values()) % 250 == 0:
-                print(f"{sum(ends.values())} cases, {faulty} faulty", file=sys.stderr)
+                print(f"{sum(ends.values())} cases, {faulty} faulty: {dict(ends)}", file=sys.stderr)
     print(f"{asked.cases} cases: {', '.join(f'{count} {end}' for end, count in sorted(ends.items()))}; {faulty} faulty")
     print(f"seconds: {', '.join(f'{command} {spent:.0f}' for command, spent in seconds.most_common())}")
     return 1 if faulty else 0
