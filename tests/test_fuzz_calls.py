@@ -72,21 +72,21 @@ def test_what_is_no_run_is_refused_as_one(take, wrong):
 
 @pytest.mark.parametrize("wrong", ["mlp", 3, training.Problem, li.SGD, attacks.GradientSpace()])
 def test_what_is_no_problem_is_refused_as_one(wrong):
-    with pytest.raises(ValueError, match="^problem must be a training.Problem, a lm.TextProblem or a trainer, got "):
+    with pytest.raises(ValueError, match=r"^problem must be a training.Problem, a lm.TextProblem or a trainer, got "):
         li.audit(RUN, wrong, models=2)
-    with pytest.raises(ValueError, match="^problem must be a training.Problem, got "):
+    with pytest.raises(ValueError, match=r"^problem must be a training.Problem, got "):
         training.train(RUN, wrong)
 
 
 @pytest.mark.parametrize("wrong", [lambda: 0.0, lambda seed: 0.0, len, li.last_iterate])
 def test_a_trainer_that_cannot_take_seed_and_canary_is_refused_before_it_is_called(wrong):
-    with pytest.raises(ValueError, match=r"^problem must be a trainer that takes \(seed, canary\), got one that takes "):
+    with pytest.raises(ValueError, match=r"^problem must be a trainer that takes \(seed, canary\), got one "):
         li.audit(RUN, wrong, models=2)
 
 
 @pytest.mark.parametrize("wrong", [None, "slurm", 3, li.SGD, [], RUN])
 def test_what_is_no_engine_is_refused_as_one(wrong):
-    with pytest.raises(ValueError, match="^engine must be 'local', 'ray' or an engine, got "):
+    with pytest.raises(ValueError, match=r"^engine must be 'local', 'ray' or an engine, got "):
         li.audit(RUN, _score, models=2, engine=wrong)
 
 
