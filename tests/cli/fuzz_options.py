@@ -29,6 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import lastiterate
 from tests.cli.given_files import make_files
 from tests.cli.option_cases import FILES, cases
 
@@ -95,6 +96,7 @@ class Fuzzer:
         self.cache = folder / "compiled"  # of JAX: the same few programs again and again
         os.environ.update(_ENVIRONMENT | {"JAX_COMPILATION_CACHE_DIR": str(self.cache), "HOME": str(folder / "home")})
         os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+        os.environ["PYTHONPATH"] = str(Path(lastiterate.__file__).parents[1])  # whatever the folder of a case
         make_files(self.files)
         _import_everything()
 

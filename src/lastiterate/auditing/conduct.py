@@ -82,7 +82,7 @@ def audit(
     question = Question(delta, confidence, methods, threshold, claim_epsilon, claim_noise)
     if progress is not None:
         boolean("progress", progress)
-    if store is not None and (not isinstance(store, (str, Path)) or not str(store)):
+    if store is not None and (not isinstance(store, (str, Path)) or not str(store) or "\0" in str(store)):
         raise ValueError(f"store must be the path of a file, or None to keep nothing, got {told(store)}")
     experiment = experiment_on(problem, Given(run, attack, models, seed, test, data))
     try:

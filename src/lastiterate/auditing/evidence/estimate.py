@@ -129,7 +129,7 @@ def _scores(name: str, given: ArrayLike) -> FloatArray:
     """Scores in increasing order."""
     try:
         scores = np.asarray(given)
-    except ValueError:
+    except (TypeError, ValueError):
         scores = np.asarray("lists of different lengths")
     if scores.ndim != 1 or (scores.size and scores.dtype.kind not in "iuf"):
         raise ValueError(f"{name} must be a list of numbers, got {given!r}")
