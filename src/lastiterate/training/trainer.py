@@ -236,7 +236,7 @@ def _check_single_precision(run: DPSGD) -> None:
     assert optimizer is not None
     number("clip_norm", run.clip_norm, _LEAST, _MOST)
     number("clip_norm times noise_multiplier", run.clip_norm * float(np.max(run.noise_multiplier)), 0.0, _MOST)
-    number("learning_rate", float(np.max(optimizer.learning_rate)), 0.0, _MOST)
+    number("learning_rate", float(np.max(optimizer.learning_rate)), 0.0, float(np.finfo(np.float32).max))
     number("weight_decay", optimizer.weight_decay, 0.0, _MOST)
 
 
