@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from lastiterate.values import number
+from lastiterate.run import DPSGD, require_run
+from lastiterate.values import function, instance, number, one_of
 from lastiterate.vocabulary import ANALYSES, SIDE_BY_SIDE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from lastiterate.fields import Fields
     from lastiterate.privacy.curve import PrivacyCurve
     from lastiterate.rows import Track
-    from lastiterate.run import DPSGD
 
 
 QUICK_STEPS = 1000
@@ -38,6 +39,9 @@ def ask(run: DPSGD, name: str, question: Callable[[PrivacyCurve], float]) -> Ans
     Whatever the analysis refuses, the run or the question, is its reason and leaves the others alone. What nobody could
     answer, such as a delta of 2, must therefore be refused before anyone is asked.
     """
+    require_run(run)
+    one_of("name", name, ANALYSES)
+    function("question", question, "a function of a PrivacyCurve")
     try:
         if name == "max_over_steps" and run.steps > QUICK_STEPS and np.ndim(run.effective_weights()):
             return Answer(None, f"not computed for more than {QUICK_STEPS} steps of different weight: it takes long")
@@ -60,7 +64,7 @@ def ask_all(
 
 def guarantee_of(run: DPSGD) -> str:
     """The analysis that is a guarantee for this way of drawing batches."""
-    return "composition" if run.amplifies else "no_amplification"
+    return "composition" if require_run(run).amplifies else "no_amplification"
 
 
 def noise_rows(
@@ -72,6 +76,12 @@ def noise_rows(
     """
     number("epsilon", epsilon, 0.0, open_low=True)
     number("delta", delta, 0.0, 1.0, open_low=True, open_high=True)
+    for name in instance("names", names, Sequence, "a list of analyses"):
+        one_of("names", name, ANALYSES)
+    for run in instance("runs", runs, dict, "runs by their keys").values():
+        require_run(run)
+    if not names or not runs:
+        raise ValueError("names and runs must hold one each at least, got none")
     asked = [(key, run, name) for name in names for key, run in runs.items()]
     rows = [(key, _noise_row(run, name, epsilon, delta)) for key, run, name in track(asked)]
     if all(row["noise_multiplier"] is None for _, row in rows):

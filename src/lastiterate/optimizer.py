@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from lastiterate.arrays import FloatArray
-from lastiterate.values import PerStep, PerStepGiven, cut, key, number, per_step, same, shape
+from lastiterate.values import PerStep, PerStepGiven, boolean, cut, integer, key, number, per_step, same, shape
 
 MOST_STEPS_WITH_MEMORY = 10**6
 
@@ -62,6 +62,8 @@ class SGD:
         fix("momentum", number("momentum", self.momentum, 0.0, 1.0, open_high=True))
         fix("dampening", number("dampening", self.dampening, 0.0, 1.0, open_high=True))
         fix("weight_decay", number("weight_decay", self.weight_decay, 0.0))
+        for name in ("nesterov", "decoupled"):
+            fix(name, boolean(name, getattr(self, name)))
         if self.nesterov and (self.momentum == 0.0 or self.dampening != 0.0):
             raise ValueError(
                 f"nesterov needs momentum > 0 and dampening = 0, got momentum {self.momentum} "
@@ -79,7 +81,7 @@ class SGD:
 
     def weights(self, steps: int) -> PerStep:
         """Minus the derivative of the released parameters by each step's gradient: one number where all are equal."""
-        rate = per_step("learning_rate", self.learning_rate, steps)
+        rate = per_step("learning_rate", self.learning_rate, integer("steps", steps))
         if self.is_memoryless:
             return rate
         if steps > MOST_STEPS_WITH_MEMORY:
@@ -97,7 +99,7 @@ class SGD:
 
     def prefix(self, steps: int) -> SGD:
         """The optimizer of a run that stops after ``steps`` steps."""
-        return replace(self, learning_rate=cut(self.learning_rate, steps))
+        return replace(self, learning_rate=cut(self.learning_rate, integer("steps", steps)))
 
     def _adjoint(self, rates: list[float]) -> FloatArray:
         """Run the update backwards, carrying how the output depends on the parameters and on the momentum buffer."""

@@ -17,10 +17,12 @@ from lastiterate.values import (
     PerStep,
     PerStepGiven,
     cut,
+    instance,
     integer,
     key,
     noise_multipliers,
     number,
+    one_of,
     per_step,
     same,
 )
@@ -84,8 +86,7 @@ class DPSGD:
                 raise ValueError("weights must not all be zero: such a run releases nothing")
 
     def _check_sampling(self) -> None:
-        if self.sampling not in get_args(Sampling):
-            raise ValueError(f"sampling must be one of {', '.join(get_args(Sampling))}, got {self.sampling!r}")
+        one_of("sampling", self.sampling, get_args(Sampling))
         if self.sampling == "full" and np.any(np.asarray(self.sample_rate) != 1.0):
             raise ValueError(f"sample_rate must be 1 with sampling 'full', got {self.sample_rate}")
         if self.sampling == "shuffled" and (np.ndim(self.sample_rate) or not self.sample_rate):
@@ -179,3 +180,8 @@ class DPSGD:
 
     def __hash__(self) -> int:
         return hash(key(self))
+
+
+def require_run(run: object) -> DPSGD:
+    """Refuse what is no run, for all that takes one."""
+    return instance("run", run, DPSGD, "a lastiterate.DPSGD")

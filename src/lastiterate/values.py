@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import fields
 from numbers import Integral
-from typing import TypeAlias, overload
+from typing import Any, TypeAlias, TypeVar, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,7 @@ PerStepGiven: TypeAlias = float | Sequence[float] | NDArray[np.floating] | NDArr
 
 LEAST_NOISE, MOST_NOISE = 1e-30, 1e30
 _NO_NUMBERS = "bcSUmM"  # kinds of NumPy types
+_LONG = 100  # characters of a value that a sentence shows
 MAX_STEPS = 2**53  # beyond it a float no longer tells one step from the next
 
 # Python also reads digits of other scripts, underscores, nan and inf; whoever types those means something else.
@@ -49,6 +50,55 @@ def written_number(text: str, *, infinite: bool = False) -> float | None:
         return float(plain)
     value = float(plain) if _NUMBER.fullmatch(plain) else math.nan
     return value if math.isfinite(value) else None
+
+
+Kind = TypeVar("Kind")
+
+
+def instance(name: str, value: object, kind: type[Kind] | tuple[type[Kind], ...], allowed: str) -> Kind:
+    """A value of this type; ``allowed`` says what that is: "a lastiterate.DPSGD"."""
+    if isinstance(value, kind):
+        return value
+    raise ValueError(f"{name} must be {allowed}, got {told(value)}")
+
+
+def one_of(name: str, value: object, words: Iterable[str]) -> str:
+    """One of a few words."""
+    allowed = list(words)
+    if isinstance(value, str) and value in allowed:
+        return value
+    raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {told(value)}")
+
+
+def function(name: str, value: object, allowed: str) -> None:
+    """Refuse what cannot be called; a class can, but nobody means one."""
+    if not callable(value) or isinstance(value, type):
+        raise ValueError(f"{name} must be {allowed}, got {told(value)}")
+
+
+def as_array(name: str, value: object) -> NDArray[Any]:
+    """Whatever NumPy makes of a value; lists of different lengths are refused."""
+    try:
+        return np.asarray(value)
+    except (TypeError, ValueError):
+        raise ValueError(f"{name} must be an array, got {told(value)}") from None
+
+
+def boolean(name: str, value: object) -> bool:
+    """True or False; numbers and words are refused, since "no" would be true."""
+    if isinstance(value, (bool, np.bool_)):
+        return bool(value)
+    raise ValueError(f"{name} must be True or False, got {told(value)}")
+
+
+def told(value: object) -> str:
+    """A value of any kind as a sentence names it: plain ones as they are, others by their type."""
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    if value is None or isinstance(value, (bool, int, float, complex, str, bytes)):
+        shown = repr(value)
+        return shown if len(shown) <= _LONG else f"{shown[:_LONG]}..."
+    return f"a value of type {type(value).__name__}"
 
 
 def integer(name: str, value: object, low: int = 1, high: int = MAX_STEPS) -> int:
@@ -152,7 +202,7 @@ def _is_no_number(value: object) -> bool:
     if isinstance(value, float):
         return False
     kind = getattr(getattr(value, "dtype", None), "kind", "")
-    return isinstance(value, (bool, str, bytes, complex)) or (kind != "" and kind in _NO_NUMBERS)
+    return isinstance(value, (bool, str, bytes, bytearray, complex)) or (kind != "" and kind in _NO_NUMBERS)
 
 
 def shape(name: str, value: object) -> tuple[int, ...]:

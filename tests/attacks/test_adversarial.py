@@ -53,5 +53,5 @@ def test_a_hundred_thousand_draws_a_world_take_under_a_second():
 
 
 def test_unknown_kind_is_refused():
-    with pytest.raises(ValueError, match="iterates must be 'exact' or 'trained', got 'drawn'"):
+    with pytest.raises(ValueError, match="iterates must be one of exact, trained, got 'drawn'"):
         Adversarial("drawn")

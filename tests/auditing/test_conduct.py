@@ -138,7 +138,7 @@ def test_bad_arguments_are_refused_before_anything_is_trained(tmp_path):
     for changes, sentence in [
         ({"models": 0}, "models must be an integer at least 1, got 0"),
         ({"seed": -1}, "seed must be an integer"),
-        ({"engine": "slurm"}, "engine must be 'local' or 'ray', got 'slurm'"),
+        ({"engine": "slurm"}, "engine must be 'local', 'ray' or an engine, got 'slurm'"),
         ({"confidence": 1.0}, r"confidence must be in \(0, 1\), got 1.0"),
         ({"delta": 0.0}, r"delta must be in \(0, 1\), got 0.0"),
     ]:

@@ -307,7 +307,7 @@ def test_a_file_is_no_model(tiny_llama):
 
 
 def test_options_are_checked(tiny_llama):
-    assert "dtype must be 'float32' or 'bfloat16', got 'float16'" in refusal(
+    assert "dtype must be one of float32, bfloat16, got 'float16'" in refusal(
         lambda: load_model(tiny_llama, dtype="float16")
     )
     for call in (load_model, load_tokenizer, model_folder):

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Literal
 
+from lastiterate.values import one_of
+
 if TYPE_CHECKING:
     from lastiterate.attacks.adversarial import Adversarial
     from lastiterate.attacks.all_iterates import AllIterates
@@ -65,6 +67,8 @@ class NamedAttack:
 
     def make(self, others: str | None = None) -> object:
         """The attack, among these other examples."""
+        if others is not None:
+            one_of("others", others, ("natural", "blank", "zero"))
         given = [] if self.argument is None else [self.argument]
         among = [] if self.others is None else [others or "natural"]
         return getattr(import_module(f"lastiterate.attacks.{_HOMES[self.kind]}"), self.kind)(*given, *among)

@@ -17,6 +17,7 @@ from lastiterate.attacks.attack import Armed, BringsProblem, Facts, LinearScores
 from lastiterate.attacks.linear_score import LinearScore, noise_unit
 from lastiterate.privacy.mixtures.law import law_of
 from lastiterate.run import DPSGD
+from lastiterate.values import one_of
 
 if TYPE_CHECKING:
     from lastiterate.training import Problem
@@ -35,8 +36,7 @@ class Adversarial(BringsProblem):
     iterates: Literal["exact", "trained"] = "exact"
 
     def __post_init__(self) -> None:
-        if self.iterates not in ("exact", "trained"):
-            raise ValueError(f"iterates must be 'exact' or 'trained', got {self.iterates!r}")
+        one_of("iterates", self.iterates, ("exact", "trained"))
 
     def craft(self, run: DPSGD, problem: Problem | None, references: References) -> Facts:
         return {}

@@ -19,7 +19,7 @@ from lastiterate.attacks.likelihood import log_likelihood_ratio
 from lastiterate.optimizer import SGD
 from lastiterate.run import DPSGD
 from lastiterate.training.problem import Problem, flatten
-from lastiterate.values import per_step
+from lastiterate.values import integer, one_of, per_step
 
 if TYPE_CHECKING:
     from jaxtyping import PyTree
@@ -38,8 +38,8 @@ class AllIterates:
     references: int = 16
 
     def __post_init__(self) -> None:
-        if self.others not in ("natural", "zero"):
-            raise ValueError(f"others must be 'natural' or 'zero', got {self.others!r}")
+        one_of("others", self.others, ("natural", "zero"))
+        integer("references", self.references, 2)
 
     @property
     def to_craft(self) -> int:

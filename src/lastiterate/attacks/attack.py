@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, runtime_checkabl
 from lastiterate.arrays import FloatArray
 from lastiterate.fields import Fields
 from lastiterate.run import DPSGD
+from lastiterate.values import one_of
 
 if TYPE_CHECKING:
     from jaxtyping import PyTree
@@ -52,14 +53,13 @@ def Expected(  # noqa: N802 - it reads as the class it was
     kind: Literal["linear", "likelihood-ratio", "none"], signal: float = 1.0, spread: float = 1.0
 ) -> ExpectedScores:
     """What the linear analysis expects of the scores, by its name."""
-    match kind:
+    match one_of("kind", kind, ("linear", "likelihood-ratio", "none")):
         case "linear":
             return LinearScores(signal, spread)
         case "likelihood-ratio":
             return LikelihoodRatio()
-        case "none":
+        case _:
             return Unknown()
-    raise ValueError(f"kind must be linear, likelihood-ratio or none, got {kind!r}")
 
 
 def expected_fields(expected: ExpectedScores) -> Fields:

@@ -17,7 +17,7 @@ from lastiterate.arrays import FloatArray
 from lastiterate.attacks.attack import Facts, LinearScores, Words
 from lastiterate.attacks.linear_score import noise_unit
 from lastiterate.run import DPSGD
-from lastiterate.values import integer
+from lastiterate.values import integer, told
 
 if TYPE_CHECKING:
     from jaxtyping import PyTree
@@ -41,7 +41,11 @@ class Displacement:
 
     def __post_init__(self) -> None:
         integer("references", self.references, 8)
-        if not np.any(np.concatenate([leaf.ravel() for leaf in leaves(self.canary)])):
+        try:
+            given = [leaf.ravel() for leaf in leaves(self.canary)]
+        except (TypeError, ValueError):
+            raise ValueError(f"canary must be arrays of numbers, in any structure, got {told(self.canary)}") from None
+        if not np.any(np.concatenate([np.empty(0), *given])):
             raise ValueError("canary must not be zero everywhere")
 
     def craft(self, run: DPSGD, references: list[object]) -> Facts:

@@ -16,7 +16,7 @@ from lastiterate.attacks.attack import Armed, Facts, LinearScores, References, W
 from lastiterate.attacks.linear_score import LinearScore, noise_unit
 from lastiterate.run import DPSGD
 from lastiterate.training.problem import GradientCanary, Problem
-from lastiterate.values import integer, number
+from lastiterate.values import integer, number, one_of
 
 Direction = Literal["quiet", "layers", "dirac", "random"]
 
@@ -47,8 +47,7 @@ class GradientSpace:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.direction not in get_args(Direction):
-            raise ValueError(f"direction must be one of {', '.join(get_args(Direction))}, got {self.direction!r}")
+        one_of("direction", self.direction, get_args(Direction))
         number("norm", self.norm, 0.0, open_low=True)
         integer("references", self.references, 2)
         integer("seed", self.seed, 0)

@@ -15,7 +15,7 @@ from lastiterate.attacks.attack import Armed, Facts, LinearScores, References, W
 from lastiterate.privacy.mixtures.law import law_of
 from lastiterate.run import DPSGD
 from lastiterate.training.problem import ExampleCanary, Moment, Problem
-from lastiterate.values import integer
+from lastiterate.values import integer, one_of
 
 if TYPE_CHECKING:
     from jaxtyping import PyTree
@@ -50,10 +50,8 @@ class InputSpace:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.canary not in get_args(Kind):
-            raise ValueError(f"canary must be one of {', '.join(get_args(Kind))}, got {self.canary!r}")
-        if self.others not in ("natural", "blank"):
-            raise ValueError(f"others must be 'natural' or 'blank', got {self.others!r}")
+        one_of("canary", self.canary, get_args(Kind))
+        one_of("others", self.others, ("natural", "blank"))
         integer("pilots", self.pilots, 2)
         integer("seed", self.seed, 0)
 

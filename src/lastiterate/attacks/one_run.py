@@ -20,7 +20,7 @@ from lastiterate.attacks.input_space import _images, _losses_by_label
 from lastiterate.attacks.linear_score import noise_unit
 from lastiterate.run import DPSGD
 from lastiterate.training.problem import Moment, Problem, flatten
-from lastiterate.values import integer
+from lastiterate.values import integer, number, one_of
 
 if TYPE_CHECKING:
     from jaxtyping import PyTree
@@ -45,9 +45,10 @@ class OneRun:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.canary not in ("gradient", "mislabelled"):
-            raise ValueError(f"canary must be 'gradient' or 'mislabelled', got {self.canary!r}")
+        one_of("canary", self.canary, ("gradient", "mislabelled"))
+        number("norm", self.norm, 0.0, open_low=True)
         integer("references", self.references, 2)
+        integer("seed", self.seed, 0)
 
     def craft_many(self, run: DPSGD, problem: Problem, references: References, canaries: int) -> Facts:
         if self.canary == "mislabelled":

@@ -36,6 +36,7 @@ from lastiterate.fields import Fields
 from lastiterate.run import DPSGD
 from lastiterate.scratch import scratch_folder
 from lastiterate.trainer_failure import TrainerFailed
+from lastiterate.values import boolean, told
 from lastiterate.wording import spell
 
 
@@ -81,6 +82,10 @@ def audit(
         progress: show a bar on stderr. None: if that is a terminal.
     """
     question = Question(delta, confidence, methods, threshold, claim_epsilon, claim_noise)
+    if progress is not None:
+        boolean("progress", progress)
+    if store is not None and (not isinstance(store, (str, Path)) or not str(store) or "\0" in str(store)):
+        raise ValueError(f"store must be the path of a file, or None to keep nothing, got {told(store)}")
     experiment = experiment_on(problem, Given(run, attack, models, seed, test, data))
     try:
         return conduct(experiment, question, store, engine, progress)

@@ -40,7 +40,7 @@ def check_folder(folder: Path, files: Sequence[str]) -> None:
     """Refuse a folder in which files of these names could not be drawn later; a new one is not made yet."""
     from lastiterate.plot.file import check_target
 
-    if not folder.is_dir() and (folder.exists() or not folder.parent.is_dir()):
+    if not folder.is_dir() and (folder.exists() or folder.is_symlink() or not folder.parent.is_dir()):
         raise ValueError(f"--output must be a folder, or a new one within a folder that exists, got {str(folder)!r}")
     for file in files:
         check_target((folder if folder.is_dir() else folder.parent) / file)

@@ -8,6 +8,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Protocol, cast
 
+from lastiterate.values import one_of
+
 if TYPE_CHECKING:
     from lastiterate.counterexamples.finding import Probe
     from lastiterate.counterexamples.setting import Setting
@@ -28,6 +30,5 @@ class Counterexample(Protocol):
 
 def find(name: str) -> Counterexample:
     """The counterexample of this name."""
-    if name not in NAMES:
-        raise ValueError(f"name must be one of {', '.join(NAMES)}, got {name!r}")
+    one_of("name", name, NAMES)
     return cast("Counterexample", import_module(f"lastiterate.counterexamples.{name}"))

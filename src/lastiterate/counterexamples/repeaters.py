@@ -34,7 +34,7 @@ from lastiterate.attacks.likelihood import total_log_likelihood_ratio
 from lastiterate.counterexamples.one_bit import best_threshold
 from lastiterate.counterexamples.setting import Encoding, require_plain
 from lastiterate.run import DPSGD
-from lastiterate.values import number
+from lastiterate.values import number, one_of
 from lastiterate.wording import spell
 
 if TYPE_CHECKING:
@@ -68,8 +68,7 @@ class Malicious(BringsProblem):
     threshold: float | None = None
 
     def __post_init__(self) -> None:
-        if self.encoding not in get_args(Encoding):
-            raise ValueError(f"encoding must be one of {', '.join(get_args(Encoding))}, got {self.encoding!r}")
+        one_of("encoding", self.encoding, get_args(Encoding))
         if self.threshold is not None:
             number("threshold", self.threshold)
             if self.encoding != "one-bit":

@@ -19,7 +19,7 @@ def load(path: Location) -> Dataset:
 
     A path is an .npz file, a folder of idx files or a folder of CIFAR-10's files.
     """
-    if path == "digits":
+    if isinstance(path, str) and path == "digits":
         return digits()
     source = as_path(path)
     found = kind(source)

@@ -57,7 +57,7 @@ class LastIterateAccountant(dp_accounting.PrivacyAccountant):  # type: ignore[mi
 
     def get_delta(self, target_epsilon: float) -> float:
         """The delta that the heuristic predicts; 1 where a step has no noise."""
-        if target_epsilon == math.inf:
+        if isinstance(target_epsilon, float) and target_epsilon == math.inf:
             return self._history.delta(math.inf)
         epsilon = number("target_epsilon", target_epsilon, 0.0)
         delta = self._history.delta(epsilon)

@@ -22,6 +22,7 @@ from lastiterate.lm.training import Model, TextReferences, time_steps, train_mod
 from lastiterate.lm.unseen_tokens import ArmedText, UnseenTokens
 from lastiterate.machine import process_peak_bytes
 from lastiterate.run import DPSGD
+from lastiterate.values import number
 
 if TYPE_CHECKING:
     from lastiterate.training_progress import TrainingProgress
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 @experiment_on.register
 def text_experiment(problem: TextProblem, given: Given) -> Experiment:
     """The experiment on a language model."""
+    number("clip_norm", given.run.clip_norm, 1e-30, 1e30)  # what float32 holds, with room to spare
     attack = UnseenTokens() if given.attack is None else given.attack
     match attack:
         case UnseenTokens():

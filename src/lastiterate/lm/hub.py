@@ -12,7 +12,7 @@ from contextlib import contextmanager, nullcontext
 from hashlib import file_digest, sha256
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeAlias, TypedDict
+from typing import TYPE_CHECKING, Literal, TypeAlias, TypedDict, get_args
 
 from lastiterate.data.files import BadFile, as_path, decoding, kind
 from lastiterate.extras import MissingExtra
@@ -25,6 +25,7 @@ from lastiterate.lm.model_files import (
     read_object,
     sets_key,
 )
+from lastiterate.values import one_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -82,8 +83,7 @@ def load_model(name: str | Path, *, dtype: Precision = "float32", trust_remote_c
             but is known to transformers is loaded with the code of transformers.
     """
     _check_flag(trust_remote_code)
-    if dtype not in ("float32", "bfloat16"):
-        raise ValueError(f"dtype must be 'float32' or 'bfloat16', got {dtype!r}")
+    one_of("dtype", dtype, get_args(Precision))
     torch, transformers = _extra("torch"), _extra("transformers")
     folder = model_folder(name, trust_remote_code=trust_remote_code)
     options = {"local_files_only": True, "trust_remote_code": trust_remote_code}

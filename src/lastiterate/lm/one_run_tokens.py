@@ -20,7 +20,7 @@ from lastiterate.lm.problem import Loaded, TextProblem, load
 from lastiterate.lm.training import TextReferences
 from lastiterate.lm.unseen_tokens import protected
 from lastiterate.run import DPSGD
-from lastiterate.values import integer
+from lastiterate.values import integer, one_of
 
 
 @dataclass(frozen=True)
@@ -41,8 +41,7 @@ class OneRunTokens:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.score not in get_args(Where):
-            raise ValueError(f"score must be one of {', '.join(get_args(Where))}, got {self.score!r}")
+        one_of("score", self.score, get_args(Where))
         integer("length", self.length, 2)
         integer("references", self.references, 2)
         integer("seed", self.seed, 0)

@@ -20,7 +20,7 @@ from lastiterate.lm.gradients import ExampleGradients, Tensors
 from lastiterate.lm.texts import Texts, Unit, split_texts
 from lastiterate.lm.tokens import Tokens, encode, pad, unseen_tokens
 from lastiterate.lm.trained import Trained, choose_trained
-from lastiterate.values import integer
+from lastiterate.values import integer, one_of
 
 LONGEST = 128
 HELD_OUT = 0.1
@@ -59,12 +59,10 @@ class TextProblem:
     device: str | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
-        if self.trained not in get_args(Trained):
-            raise ValueError(f"trained must be one of {', '.join(get_args(Trained))}, got {self.trained!r}")
+        one_of("trained", self.trained, get_args(Trained))
         if self.microbatch is not None:
             integer("microbatch", self.microbatch)
-        if self.dtype not in get_args(hub.Precision):
-            raise ValueError(f"dtype must be one of {', '.join(get_args(hub.Precision))}, got {self.dtype!r}")
+        one_of("dtype", self.dtype, get_args(hub.Precision))
         integer("added_tokens", self.added_tokens, 0)
         _find_device(self.device)
 
@@ -228,7 +226,7 @@ def _find_device(device: str | None) -> str:
     if device is None:
         return "cuda" if torch.cuda.is_available() else "cpu"
     try:
-        usable = not torch.empty(1, device=device).is_meta
+        usable = isinstance(device, str) and not torch.empty(1, device=device).is_meta
     except (RuntimeError, AssertionError):  # the latter where PyTorch was built without it
         usable = False
     if not usable:

@@ -8,11 +8,11 @@ import re
 from dataclasses import dataclass, field
 from hashlib import sha256
 from itertools import groupby
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 from lastiterate.data.files import BadFile, Location, decoding, find
 from lastiterate.data.limits import LINE, TEXTS, most_bytes, read_all, too_large
-from lastiterate.values import integer, number
+from lastiterate.values import boolean, instance, integer, number, one_of, told
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -48,9 +48,12 @@ class Texts:
     unit: Unit
 
     def __post_init__(self) -> None:
-        if self.unit not in ("dialogue", "text"):
-            raise ValueError(f"unit must be 'dialogue' or 'text', got {self.unit!r}")
-        object.__setattr__(self, "texts", tuple(self.texts))
+        one_of("unit", self.unit, get_args(Unit))
+        try:
+            texts = () if isinstance(self.texts, (str, bytes)) else tuple(self.texts)
+        except TypeError:
+            raise ValueError(f"texts must be a list of strings, got {told(self.texts)}") from None
+        object.__setattr__(self, "texts", texts)
         if not self.texts:
             raise ValueError("texts must hold at least one text, got none")
         for text in self.texts:
@@ -86,8 +89,7 @@ def read_texts(path: Location, *, persona: bool = False) -> Texts:
         path: the file.
         persona: whether to begin each text with the lines that describe the speakers, which PersonaChat has.
     """
-    if not isinstance(persona, bool):
-        raise ValueError(f"persona must be True or False, got {persona!r}")
+    boolean("persona", persona)
     source = find(path, "file")
     lines = _lines(source)
     examples = list(_examples(source, lines))
@@ -109,6 +111,7 @@ def split_texts(texts: Texts, held_out: float, seed: int) -> tuple[Texts, Texts]
     """
     share = number("held_out", held_out, 0.0, 1.0, open_low=True, open_high=True)
     integer("seed", seed, 0, 2**63 - 1)
+    instance("texts", texts, Texts, "lm.Texts, as lm.read_texts gives")
     count = round(len(texts) * share)
     if not 1 <= count < len(texts):
         raise ValueError(

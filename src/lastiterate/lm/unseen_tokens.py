@@ -22,7 +22,7 @@ from lastiterate.lm.gradients import Tensors, clip_factors
 from lastiterate.lm.problem import Loaded, TextProblem, load
 from lastiterate.lm.training import TextReferences
 from lastiterate.run import DPSGD
-from lastiterate.values import integer
+from lastiterate.values import integer, one_of
 
 Score: TypeAlias = Literal["gradient", "rows", "loss"]
 
@@ -56,8 +56,7 @@ class UnseenTokens:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.score not in get_args(Score):
-            raise ValueError(f"score must be one of {', '.join(get_args(Score))}, got {self.score!r}")
+        one_of("score", self.score, get_args(Score))
         integer("length", self.length, 2)
         integer("candidates", self.candidates)
         integer("references", self.references, 8)

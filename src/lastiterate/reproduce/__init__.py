@@ -8,6 +8,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Literal, Protocol, cast
 
+from lastiterate.values import one_of
+
 if TYPE_CHECKING:
     from altair import HConcatChart
 
@@ -37,6 +39,5 @@ class Reproduction(Protocol):
 
 def find(name: str) -> Reproduction:
     """The figure or table of this name."""
-    if name not in NAMES:
-        raise ValueError(f"name must be one of {', '.join(NAMES)}, got {name!r}")
+    one_of("name", name, NAMES)
     return cast("Reproduction", import_module(f"lastiterate.reproduce.{name}"))

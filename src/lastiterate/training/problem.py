@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from lastiterate.arrays import NumberArray, RealArray
+from lastiterate.values import as_array, function
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -54,6 +55,9 @@ class Problem:
     multiplicity: ArrayLike | None = None
 
     def __post_init__(self) -> None:
+        for name in ("loss", "gradient", "regulariser", "regulariser_gradient"):
+            if getattr(self, name) is not None:
+                function(name, getattr(self, name), "a function, or None")
         if self.loss is not None and self.gradient is not None:
             raise ValueError("loss and gradient were both given, but the first determines the second: give one")
         if self.regulariser is not None and self.regulariser_gradient is not None:
@@ -63,7 +67,7 @@ class Problem:
         if self.size and self.loss is None and self.gradient is None:
             raise ValueError("loss or gradient must be given for the examples, got neither")
         if self.multiplicity is not None:
-            self._check_multiplicity(np.asarray(self.multiplicity))
+            self._check_multiplicity(as_array("multiplicity", self.multiplicity))
 
     def _check_multiplicity(self, counts: NumberArray) -> None:
         if (

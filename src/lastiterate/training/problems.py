@@ -13,7 +13,7 @@ from lastiterate.arrays import Float32Array, Int32Array
 from lastiterate.data import Dataset
 from lastiterate.training.models import CNN, MLP, Dense, WideResNet, augmentation_multiplicity, cross_entropy
 from lastiterate.training.problem import Moment, Problem
-from lastiterate.values import integer
+from lastiterate.values import as_array, instance, integer
 
 if TYPE_CHECKING:
     from jaxtyping import PyTree
@@ -26,7 +26,7 @@ def linear(gradients: ArrayLike | None = None, dimension: int = 1) -> Problem:
     """
     if gradients is None:
         return Problem(np.zeros(integer("dimension", dimension), np.float32))
-    given = np.asarray(gradients)
+    given = as_array("gradients", gradients)
     if given.ndim != 2 or given.dtype.kind != "f":
         raise ValueError(f"gradients must be numbers of shape [examples, dimension], got shape {given.shape}")
     return Problem(np.zeros(given.shape[1], given.dtype), given, gradient=_constant_gradient)
@@ -34,30 +34,38 @@ def linear(gradients: ArrayLike | None = None, dimension: int = 1) -> Problem:
 
 def logistic(dataset: Dataset) -> Problem:
     """Multinomial logistic regression, begun at 0."""
-    model = Dense(int(np.prod(dataset.x_train.shape[1:])), dataset.classes, jax.random.key(0))
+    model = Dense(int(np.prod(_checked(dataset).x_train.shape[1:])), dataset.classes, jax.random.key(0))
     zeros = jax.tree.map(jnp.zeros_like, model)
     return Problem(zeros, _flat_examples(dataset), cross_entropy)
 
 
 def mlp(dataset: Dataset, hidden: int = 128, seed: int = 0) -> Problem:
     """A tanh network with one hidden layer; ``seed`` chooses its initial parameters, the same for all models."""
-    inputs = int(np.prod(dataset.x_train.shape[1:]))
-    model = MLP((inputs, integer("hidden", hidden), dataset.classes), jax.random.key(seed))
+    inputs = int(np.prod(_checked(dataset).x_train.shape[1:]))
+    model = MLP((inputs, integer("hidden", hidden), dataset.classes), _key(seed))
     return Problem(model, _flat_examples(dataset), cross_entropy)
 
 
 def cnn(dataset: Dataset, seed: int = 0) -> Problem:
     """A small convolutional network for images of 8x8, 28x28 or 32x32 pixels."""
-    model = CNN(dataset.x_train.shape[1:], dataset.classes, jax.random.key(seed))
+    model = CNN(_checked(dataset).x_train.shape[1:], dataset.classes, _key(seed))
     return Problem(model, (dataset.x_train, dataset.y_train), cross_entropy)
 
 
 def wide_resnet(dataset: Dataset, augmentations: int = 16, seed: int = 0) -> Problem:
     """WideResNet-16-4 as De et al. (2022) train it; each example counts as the mean over its augmentations."""
-    model = WideResNet(16, 4, dataset.classes, jax.random.key(seed))
+    model = WideResNet(16, 4, _checked(dataset).classes, _key(seed))
     count = integer("augmentations", augmentations)
     loss = augmentation_multiplicity(cross_entropy, count)
     return Problem(model, (dataset.x_train, dataset.y_train), loss)
+
+
+def _checked(dataset: Dataset) -> Dataset:
+    return instance("dataset", dataset, Dataset, "a lastiterate.data.Dataset")
+
+
+def _key(seed: int) -> jax.Array:
+    return jax.random.key(integer("seed", seed, 0, 2**63 - 1))
 
 
 def _flat_examples(dataset: Dataset) -> tuple[Float32Array, Int32Array]:

@@ -11,11 +11,12 @@ from lastiterate.data import Dataset, digits
 from lastiterate.optimizer import SGD
 from lastiterate.privacy.analyses.calibrate import calibrate
 from lastiterate.privacy.analyses.composition import composition
-from lastiterate.run import DPSGD
+from lastiterate.run import DPSGD, require_run
 from lastiterate.training import problems
 from lastiterate.training.models import accuracy
 from lastiterate.training.problem import Problem
 from lastiterate.training.train import Trained
+from lastiterate.values import instance, one_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,6 +27,11 @@ class Recipe:
     problem: Problem
     run: DPSGD
 
+    def __post_init__(self) -> None:
+        instance("dataset", self.dataset, Dataset, "a lastiterate.data.Dataset")
+        instance("problem", self.problem, Problem, "a training.Problem")
+        require_run(self.run)
+
     @property
     def test(self) -> tuple[Float32Array, Int32Array]:
         """Images, in the shape in which the model takes them, and labels to test on."""
@@ -34,6 +40,7 @@ class Recipe:
 
     def accuracies(self, trained: Trained) -> FloatArray:
         """Test accuracy of each model."""
+        instance("trained", trained, Trained, "what training.train returned")
         return np.array([accuracy(trained.model(i), *self.test) for i in range(len(trained.models))])
 
 
@@ -42,6 +49,7 @@ MODELS = ("mlp", "logistic", "cnn", "wide-resnet")
 
 def recipe(dataset: Dataset, model: str = "mlp") -> Recipe:
     """What to train on a data set by default: epsilon 8 by composition, but for the paper's own image model."""
+    one_of("model", model, MODELS)
     match model:
         case "mlp":
             return Recipe(dataset, problems.mlp(dataset), _run(dataset, min(256, len(dataset.x_train)), 40, 8.0, 1e-5))
@@ -51,9 +59,8 @@ def recipe(dataset: Dataset, model: str = "mlp") -> Recipe:
             )
         case "cnn":
             return small_cnn(dataset)
-        case "wide-resnet":
+        case _:
             return wide_resnet(dataset)
-    raise ValueError(f"model must be one of {', '.join(MODELS)}, got {model!r}")
 
 
 def digits_mlp(epsilon: float = 8.0, delta: float = 1e-5) -> Recipe:
@@ -73,7 +80,7 @@ def wide_resnet(dataset: Dataset) -> Recipe:
     2,468 steps at noise multiplier 3 are what the paper's first row of batch sizes is consistent with. De et al. warm
     the decay of their average up to 0.9999; ours is constant, so it is chosen such that the first parameters fade.
     """
-    size = len(dataset.x_train)
+    size = len(instance("dataset", dataset, Dataset, "a lastiterate.data.Dataset").x_train)
     batch = min(4096, size)
     optimizer = SGD(4.0 / batch, averaging=0.998)
     run = DPSGD(steps=2468, sample_rate=batch / size, noise_multiplier=3.0, optimizer=optimizer)

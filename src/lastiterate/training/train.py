@@ -5,19 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from threading import Lock
 from time import monotonic
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 import jax
 import numpy as np
 from numpy.typing import ArrayLike
 
 from lastiterate.arrays import BoolArray, IntArray, RealArray
-from lastiterate.run import DPSGD
+from lastiterate.run import DPSGD, require_run
 from lastiterate.training.memory import peak_bytes
 from lastiterate.training.problem import Canary, Problem, flatten
 from lastiterate.training.trainer import OnIterate, TrainedChunk, Trainer
 from lastiterate.training_progress import TrainingProgress
-from lastiterate.values import integer
+from lastiterate.values import as_array, boolean, instance, integer, one_of, shape
 
 if TYPE_CHECKING:
     from jaxtyping import PyTree
@@ -95,12 +95,15 @@ def train(
         TrainingDiverged: if the parameters of a model are not finite any more.
     """
     began = monotonic()
+    require_run(run)
+    instance("problem", problem, Problem, "a training.Problem")
+    if progress is not None:
+        boolean("progress", progress)
     numbers, worlds = _models(models, present)
     if worlds.any() and canary is None:
         raise ValueError("canary must be given where present is true, got None")
     integer("seed", seed, 0, 2**64 - 1)
-    if release not in ("last_iterate_only", "intermediate_iterates"):
-        raise ValueError(f"release must be 'last_iterate_only' or 'intermediate_iterates', got {release!r}")
+    one_of("release", release, get_args(Release))
     trainer = Trainer(run, problem, canary, models=len(numbers), chunk_size=chunk_size, workers=workers)
     kept = _Iterates(numbers, worlds, run.steps, on_iterate) if release == "intermediate_iterates" else None
     with TrainingProgress(len(numbers), run.steps, progress) as bar:
@@ -133,17 +136,18 @@ class _Iterates:
 
 def _models(models: int | ArrayLike, present: bool | ArrayLike) -> tuple[IntArray, BoolArray]:
     """The numbers of the models and their worlds, as arrays."""
-    if np.ndim(models) == 0:
+    given_count = shape("models", models) == ()
+    if given_count:
         numbers = np.arange(integer("models", models, 1, 2**32))
     else:
-        numbers = np.asarray(models)
+        numbers = as_array("models", models)
         if numbers.ndim != 1 or numbers.dtype.kind not in "iu" or not np.all((numbers >= 0) & (numbers < 2**32)):
             raise ValueError(f"models must be a number or a list of integers in [0, 2^32), got {models!r}")
         numbers = numbers.astype(np.int64, copy=False)
-    worlds = np.asarray(present)
+    worlds = as_array("present", present)
     if worlds.dtype != np.bool_ or worlds.shape not in ((), numbers.shape):
         raise ValueError(f"present must be a boolean, or one for each of {len(numbers)} models, got {present!r}")
     worlds = np.broadcast_to(worlds, numbers.shape)
-    if len(set(zip(numbers.tolist(), worlds.tolist(), strict=True))) < len(numbers):
+    if not given_count and len(set(zip(numbers.tolist(), worlds.tolist(), strict=True))) < len(numbers):
         raise ValueError("models must be different in number or in present: two equal ones would be the same model")
     return numbers, worlds

@@ -16,22 +16,24 @@ import numpy as np
 
 from lastiterate.arrays import BoolArray, IntArray, RealArray
 from lastiterate.machine import cores
-from lastiterate.run import DPSGD
+from lastiterate.run import DPSGD, require_run
 from lastiterate.training.compilation_cache import use_compilation_cache
 from lastiterate.training.memory import available_bytes, choose_chunk_size, largest_block, total_bytes
-from lastiterate.training.problem import Canary, ExampleCanary, Problem, same_structure
+from lastiterate.training.problem import Canary, ExampleCanary, GradientCanary, Problem, same_structure
 from lastiterate.training.program import Inputs, Program, State, compile_program, describe_gradients
 from lastiterate.training.sampling import make_sampler
 from lastiterate.training.update import released
 from lastiterate.training_diverged import TrainingDiverged
 from lastiterate.training_progress import TrainingProgress
-from lastiterate.values import integer
+from lastiterate.values import boolean, function, instance, integer, number, told
 
 if TYPE_CHECKING:
     from jax.stages import Compiled
     from jaxtyping import PyTree
 
 _wait: Callable[[State], State] = jax.block_until_ready  # which has no types
+_MOST_WORKERS, _MOST_AT_ONCE = 1024, 2**20
+_LEAST, _MOST = 1e-30, 1e30  # what float32 holds, with room to spare
 SEGMENT_SECONDS = 0.3  # how often a chunk returns to Python: to show progress, to be interrupted, to be checked
 
 
@@ -74,13 +76,20 @@ class Trainer:
         workers: int | None = None,
         double: bool | None = None,
     ) -> None:
-        if run.optimizer is None:
+        instance("problem", problem, Problem, "a training.Problem")
+        if canary is not None:
+            instance("canary", canary, (ExampleCanary, GradientCanary), "an ExampleCanary, a GradientCanary or None")
+        integer("models", models)
+        if double is not None:
+            boolean("double", double)
+        if require_run(run).optimizer is None:
             raise ValueError("optimizer must be given to train a run, got None: for example lastiterate.SGD(0.1)")
         if isinstance(canary, ExampleCanary):
             _check_example_canary(problem, canary)
+        _check_single_precision(run)
         use_compilation_cache()
         default = cores() if jax.default_backend() == "cpu" else 1
-        self.workers = default if workers is None else integer("workers", workers)
+        self.workers = default if workers is None else integer("workers", workers, 1, _MOST_WORKERS)
         self.run, self.problem, self.canary = run, problem, canary
         self._double = bool(jax.config.x64_enabled) if double is None else double  # type: ignore[attr-defined]
         with jax.enable_x64(self._double):
@@ -88,7 +97,7 @@ class Trainer:
             if chunk_size is None:
                 expected = float(np.max(run.sample_rate)) * problem.size
                 chunk_size = choose_chunk_size(*self._bytes(), expected, models, self.workers)
-            self.chunk_size = integer("chunk_size", chunk_size)
+            self.chunk_size = integer("chunk_size", chunk_size, 1, _MOST_AT_ONCE)
             self._program, self._advance = self._compile()
             self._shared = self._program.shared_inputs()
 
@@ -137,6 +146,12 @@ class Trainer:
         on_iterate: OnIterate | None = None,
     ) -> Iterator[TrainedChunk]:
         """Train the models with these numbers, and yield them in their order, chunk by chunk as they are done."""
+        _check_models(models, present)
+        integer("seed", seed, 0, 2**64 - 1)
+        if progress is not None:
+            instance("progress", progress, TrainingProgress, "a TrainingProgress or None")
+        if on_iterate is not None:
+            function("on_iterate", on_iterate, "a function of step and chunk, or None")
         stop = Event()
         waiting: deque[Future[TrainedChunk]] = deque()
         pool = ThreadPoolExecutor(self.workers, thread_name_prefix="lastiterate")
@@ -213,6 +228,25 @@ def _finite(state: State, count: int) -> BoolArray:
     leaves = [np.asarray(leaf)[:count].reshape(count, -1) for leaf in jax.tree.leaves(state.weights.parameters)]
     finite: BoolArray = np.all([np.isfinite(leaf).all(axis=1) for leaf in leaves], axis=0)
     return finite
+
+
+def _check_single_precision(run: DPSGD) -> None:
+    """Refuse numbers that would be 0 or infinite where models are trained."""
+    optimizer = run.optimizer
+    assert optimizer is not None
+    number("clip_norm", run.clip_norm, _LEAST, _MOST)
+    number("clip_norm times noise_multiplier", run.clip_norm * float(np.max(run.noise_multiplier)), 0.0, _MOST)
+    number("learning_rate", float(np.max(optimizer.learning_rate)), 0.0, float(np.finfo(np.float32).max))
+    number("weight_decay", optimizer.weight_decay, 0.0, _MOST)
+
+
+def _check_models(models: IntArray, present: BoolArray) -> None:
+    for name, value, kinds in (("models", models, "iu"), ("present", present, "b")):
+        if not isinstance(value, np.ndarray) or value.ndim != 1 or value.dtype.kind not in kinds:
+            what = "booleans" if kinds == "b" else "integers"
+            raise ValueError(f"{name} must be an array of {what}, one for each model, got {told(value)}")
+    if np.shape(models) != np.shape(present):
+        raise ValueError(f"present must be one for each of {np.size(models)} models, got {np.size(present)}")
 
 
 def _check_example_canary(problem: Problem, canary: ExampleCanary) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from lastiterate.auditing.experiments.protocol import Crafted, Experiment, Trials
+from lastiterate.values import told
 
 
 @runtime_checkable
@@ -35,13 +36,12 @@ class Local:
 
 def find_engine(engine: str | Engine) -> Engine:
     """An engine by its name, or the engine itself."""
-    match engine:
-        case "local":
-            return Local()
-        case "ray":
-            from lastiterate.auditing.engines.ray_engine import Ray
+    if isinstance(engine, Engine) and not isinstance(engine, type):
+        return engine
+    if not isinstance(engine, str) or engine not in ("local", "ray"):
+        raise ValueError(f"engine must be 'local', 'ray' or an engine, got {told(engine)}")
+    if engine == "local":
+        return Local()
+    from lastiterate.auditing.engines.ray_engine import Ray
 
-            return Ray()
-        case Engine():
-            return engine
-    raise ValueError(f"engine must be 'local' or 'ray', got {engine!r}")
+    return Ray()

@@ -19,8 +19,8 @@ from lastiterate.auditing.evidence.threshold import (
     predicted_threshold,
     rule_of,
 )
-from lastiterate.run import DPSGD
-from lastiterate.values import number
+from lastiterate.run import DPSGD, require_run
+from lastiterate.values import number, one_of
 from lastiterate.vocabulary import METHODS
 
 
@@ -109,14 +109,13 @@ def estimate(
     since canaries of one run are not independent. Canaries with equal scores on both sides of a cut are not guessed.
     """
     worlds = Worlds(_scores("scores_in", scores_in), _scores("scores_out", scores_out))
-    if method not in METHODS:
-        raise ValueError(f"method must be one of {', '.join(METHODS)}, got {method!r}")
+    one_of("method", method, METHODS)
     gaussian = not METHODS[method].is_assumption_free  # noise leaves no pure epsilon
     delta = number("delta", delta, 0.0, 1.0, open_low=gaussian, open_high=True)
     confidence = number("confidence", confidence, 0.0, 1.0, open_low=True, open_high=True)
     threshold = check_threshold(threshold)
-    if run is not None and not isinstance(run, DPSGD):
-        raise ValueError(f"run must be a lastiterate.DPSGD, got {run!r}")
+    if run is not None:
+        require_run(run)
     if METHODS[method].is_one_run:
         found = _of_one_run(worlds, delta, confidence, method, threshold)
     else:
@@ -130,7 +129,7 @@ def _scores(name: str, given: ArrayLike) -> FloatArray:
     """Scores in increasing order."""
     try:
         scores = np.asarray(given)
-    except ValueError:
+    except (TypeError, ValueError):
         scores = np.asarray("lists of different lengths")
     if scores.ndim != 1 or (scores.size and scores.dtype.kind not in "iuf"):
         raise ValueError(f"{name} must be a list of numbers, got {given!r}")

@@ -11,7 +11,7 @@ from lastiterate.auditing.evidence.kinds import Kind
 from lastiterate.auditing.evidence.threshold import check_threshold
 from lastiterate.auditing.evidence.verdict import Claim, check_claims, claim_of, remark_on, sharing_the_error
 from lastiterate.run import DPSGD
-from lastiterate.values import number
+from lastiterate.values import number, one_of, told
 from lastiterate.vocabulary import METHODS, ONE_RUN_METHODS, PAIRED_METHODS
 
 METHODS_OF = {
@@ -54,11 +54,13 @@ class Question:
                 f"confidence must leave an error that can be shared, 1e-15 at least, got {self.confidence!r}"
             )
         check_threshold(self.threshold)
-        if isinstance(self.methods, str) or self.methods == []:
-            raise ValueError(f"methods must be a list of at least one method, or None for all, got {self.methods!r}")
-        for method in self.methods or ():  # whether it applies shows when the attack is known
-            if method not in METHODS:
-                raise ValueError(f"method must be one of {', '.join(METHODS)}, got {method!r}")
+        if self.methods is None:
+            return
+        if not isinstance(self.methods, (list, tuple)) or not self.methods:
+            given = "an empty one" if isinstance(self.methods, (list, tuple)) else told(self.methods)
+            raise ValueError(f"methods must be a list of at least one method, or None for all, got {given}")
+        for method in self.methods:  # whether it applies shows when the attack is known
+            one_of("method", method, METHODS)
 
     def check(self, run: DPSGD, kind: Kind) -> None:
         """Refuse what could not be answered for such an audit."""

@@ -20,7 +20,7 @@ from lastiterate.privacy.analyses.composition import composition
 from lastiterate.privacy.analyses.last_iterate import last_iterate
 from lastiterate.privacy.analyses.no_amplification import no_amplification
 from lastiterate.run import DPSGD
-from lastiterate.values import number
+from lastiterate.values import LEAST_NOISE, MOST_NOISE, number
 from lastiterate.vocabulary import ABOVE_HEURISTIC, CONSISTENT, INCONCLUSIVE, METHODS, VIOLATION
 from lastiterate.wording import per_cent, spell
 
@@ -76,7 +76,10 @@ def claim_of(run: DPSGD | None, delta: float, epsilon: float | None = None, nois
         words = f"epsilon {spell(claimed)} at delta {spell(delta)}"
         if guarantee is no_amplification:
             return Claim(None, claimed, None, words)
-        needed = calibrate(run, epsilon=claimed, delta=delta, analysis=composition)
+        try:
+            needed = calibrate(run, epsilon=claimed, delta=delta, analysis=composition)
+        except ValueError as error:
+            raise ValueError(f"claim_epsilon must be one that the run can have, got {claimed!r}: {error}") from None
         return Claim(needed, claimed, last_iterate(needed).epsilon(delta), words)
     words = "the run as described"
     if noise is not None:
@@ -92,9 +95,11 @@ def check_claims(epsilon: float | None, noise: float | None) -> None:
     """Refuse claims that cannot be judged, before anything is trained."""
     if epsilon is not None and noise is not None:
         raise ValueError("claim_epsilon and claim_noise were both given: give one")
-    for name, value in (("claim_epsilon", epsilon), ("claim_noise", noise)):
-        if value is not None:
-            number(name, value, 0.0, open_low=True)
+    if epsilon is not None:
+        number("claim_epsilon", epsilon, 0.0, open_low=True)
+    if noise is not None:
+        number("claim_noise", noise, 0.0, open_low=True)
+        number("claim_noise", noise, LEAST_NOISE, MOST_NOISE)
 
 
 def sharing_the_error(confidence: float) -> float:

@@ -7,8 +7,8 @@ from functools import singledispatch
 
 from lastiterate.arrays import IntegerArray, RealArray
 from lastiterate.auditing.experiments.protocol import Experiment
-from lastiterate.run import DPSGD
-from lastiterate.values import integer
+from lastiterate.run import DPSGD, require_run
+from lastiterate.values import as_array, instance, integer, told
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,8 +30,21 @@ class Given:
     data: str = ""
 
     def __post_init__(self) -> None:
+        require_run(self.run)
+        instance("data", self.data, str, "words that say what the problem is")
         integer("models", self.models)
         integer("seed", self.seed, 0, 2**63 - 1)
+        if self.test is not None and not _are_images_and_labels(self.test):
+            raise ValueError(f"test must be a pair of arrays, images and their labels, or None, got {told(self.test)}")
+
+
+def _are_images_and_labels(test: object) -> bool:
+    if not isinstance(test, (tuple, list)) or len(test) != 2:
+        return False
+    images, labels = (as_array("test", each) for each in test)
+    return bool(
+        images.dtype.kind in "biuf" and images.ndim and labels.dtype.kind in "iu" and labels.shape == images.shape[:1]
+    )
 
 
 @singledispatch
@@ -41,7 +54,7 @@ def experiment_on(problem: object, given: Given) -> Experiment:
     Another framework registers its kind of problem: ``experiment_on.register(TextProblem, ...)`` in ``lm/`` is an
     example. A function is a user's trainer, and everything else is for the shipped trainer.
     """
-    if callable(problem):
+    if callable(problem) and not isinstance(problem, type):
         from lastiterate.auditing.experiments.users import UserTrainings
 
         return UserTrainings.of(problem, given)

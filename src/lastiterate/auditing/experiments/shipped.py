@@ -7,6 +7,7 @@ from lastiterate.attacks.attack import Attack, BringsProblem
 from lastiterate.auditing.experiments.choose import Given
 from lastiterate.auditing.experiments.exact_draws import ExactDraws
 from lastiterate.auditing.experiments.protocol import Experiment
+from lastiterate.values import told
 
 
 def shipped_experiment(problem: object, given: Given) -> Experiment:
@@ -19,12 +20,10 @@ def shipped_experiment(problem: object, given: Given) -> Experiment:
     from lastiterate.training import Problem
 
     if problem is not None and not isinstance(problem, Problem):
-        raise ValueError(
-            f"problem must be a training.Problem, a lm.TextProblem or a trainer, got {type(problem).__name__}"
-        )
+        raise ValueError(f"problem must be a training.Problem, a lm.TextProblem or a trainer, got {told(problem)}")
     attack = GradientSpace() if given.attack is None else given.attack
-    if not isinstance(attack, (Attack, OneRun)):
-        raise ValueError(f"attack must be one of lastiterate.attacks for a problem, got {attack!r}")
+    if isinstance(attack, type) or not isinstance(attack, (Attack, OneRun)):
+        raise ValueError(f"attack must be one of lastiterate.attacks for a problem, got {told(attack)}")
     if problem is None and not isinstance(attack, BringsProblem):
         raise ValueError("problem must be a training.Problem or a trainer for this attack, got None")
     if isinstance(attack, OneRun):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from hashlib import blake2b
+from inspect import signature
 from time import monotonic
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
@@ -21,7 +22,7 @@ from lastiterate.auditing.stores.trials import ScoredTrials
 from lastiterate.machine import process_peak_bytes
 from lastiterate.run import DPSGD
 from lastiterate.trainer_failure import TrainerFailed, guarded
-from lastiterate.values import integer
+from lastiterate.values import integer, told
 
 if TYPE_CHECKING:
     from lastiterate.training_progress import TrainingProgress
@@ -63,10 +64,11 @@ class UserTrainings:
         """The experiment, once it is known that its parts fit."""
         integer("models", given.models, 1, FIRST_REFERENCE)
         attack = given.attack
-        if attack is not None and not isinstance(attack, ParametersAttack):
+        if attack is not None and (isinstance(attack, type) or not isinstance(attack, ParametersAttack)):
             raise ValueError(
-                f"attack must be None or lastiterate.attacks.Displacement for a trainer, got {type(attack).__name__}"
+                f"attack must be None or lastiterate.attacks.Displacement for a trainer, got {told(attack)}"
             )
+        _check_arguments(trainer)
         words = given.data or f"the trainer {getattr(trainer, '__qualname__', type(trainer).__name__)}"
         return cls(given.run, trainer, attack, given.models, given.seed, words)
 
@@ -156,6 +158,20 @@ def trainer_seed(seed: int, model: int, present: bool) -> int:
         digest = blake2b(f"{seed} {turn} {right}".encode(), digest_size=2).digest()
         left, right = right, left ^ int.from_bytes(digest, "little")
     return left * 2**16 + right
+
+
+def _check_arguments(trainer: UserTrainer) -> None:
+    """Refuse what cannot be called with seed and canary, as far as Python knows how it is called."""
+    try:
+        how = signature(trainer)
+    except (TypeError, ValueError):
+        return
+    try:
+        how.bind(0, True)
+    except TypeError as error:
+        raise ValueError(
+            f"problem must be a trainer that takes (seed, canary), got one that takes {how}: {error}"
+        ) from None
 
 
 def _number(result: object) -> float:

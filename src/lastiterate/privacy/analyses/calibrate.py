@@ -10,8 +10,8 @@ import numpy as np
 from lastiterate.privacy.analyses.last_iterate import last_iterate
 from lastiterate.privacy.curve import PrivacyCurve
 from lastiterate.privacy.mixtures.solve import Secants, invert
-from lastiterate.run import DPSGD
-from lastiterate.values import number
+from lastiterate.run import DPSGD, require_run
+from lastiterate.values import function, number
 
 _FACTOR_AT_ONCE = 4.0  # while the root is being bracketed
 _LEAST, _MOST = 1e-4, 1e12  # noise multipliers that are tried
@@ -26,8 +26,8 @@ def calibrate(
     Never more than ``epsilon``, and less by at most 1e-6. The noise of ``run`` itself matters only as a shape: any
     positive number will do where it is constant.
     """
-    if not callable(analysis):
-        raise ValueError(f"analysis must be a function such as lastiterate.composition, got {analysis!r}")
+    require_run(run)
+    function("analysis", analysis, "a function such as lastiterate.composition")
     target = number("epsilon", epsilon, 0.0, open_low=True)
     number("delta", delta, 0.0, 1.0, open_low=True, open_high=True)
 

@@ -24,7 +24,7 @@ from lastiterate.privacy.mixtures.contour import Unreliable
 from lastiterate.privacy.mixtures.law import Law
 from lastiterate.privacy.mixtures.pairs import NothingPair, pair_of
 from lastiterate.privacy.mixtures.rows import each
-from lastiterate.run import DPSGD
+from lastiterate.run import DPSGD, require_run
 
 if TYPE_CHECKING:
     from lastiterate.arrays import Floats
@@ -38,7 +38,7 @@ def composition(run: DPSGD) -> PrivacyCurve:
     It holds for Poisson sampling and for full batches. Amplification by sampling has not been shown to carry over to
     shuffled batches or to batches of fixed size, so these are refused.
     """
-    if not run.amplifies:
+    if not require_run(run).amplifies:
         raise ValueError(_refusal(run))
     pair = _pair(run)
     if isinstance(pair, CompositionPair):

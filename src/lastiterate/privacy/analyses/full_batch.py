@@ -7,7 +7,7 @@ import numpy as np
 from lastiterate.privacy.curve import PrivacyCurve
 from lastiterate.privacy.mixtures.law import Law, law_of
 from lastiterate.privacy.mixtures.pairs import pair_of
-from lastiterate.run import DPSGD
+from lastiterate.run import DPSGD, require_run
 
 
 def full_batch(run: DPSGD) -> PrivacyCurve:
@@ -16,6 +16,6 @@ def full_batch(run: DPSGD) -> PrivacyCurve:
     Every example then counts as much as it does on average, with certainty: the Gaussian mechanism with
     mu = sum_t w_t q_t / sqrt(sum_t w_t^2 sigma_t^2). A baseline for comparison, not a guarantee for the run itself.
     """
-    law = law_of(run)
+    law = law_of(require_run(run))
     none = np.empty(0)
     return PrivacyCurve(pair_of(Law(law.noise, law.mean, none, none, none)), "full_batch", is_guarantee=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from lastiterate.privacy.curve import PrivacyCurve
 from lastiterate.privacy.mixtures.law import law_of
 from lastiterate.privacy.mixtures.pairs import pair_of
-from lastiterate.run import DPSGD
+from lastiterate.run import DPSGD, require_run
 
 
 def last_iterate(run: DPSGD) -> PrivacyCurve:
@@ -13,4 +13,4 @@ def last_iterate(run: DPSGD) -> PrivacyCurve:
 
     Not a guarantee. P and Q are those of its equation 1, generalised to steps of different weight.
     """
-    return PrivacyCurve(pair_of(law_of(run)), "last_iterate", is_guarantee=False)
+    return PrivacyCurve(pair_of(law_of(require_run(run))), "last_iterate", is_guarantee=False)

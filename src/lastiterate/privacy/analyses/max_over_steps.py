@@ -20,10 +20,10 @@ from lastiterate.privacy.mixtures.mixture import Kernel
 from lastiterate.privacy.mixtures.pairs import each_row, highest_epsilon, lowest_epsilon, pair_of
 from lastiterate.privacy.mixtures.prefixes import Prefixes, prefixes_of
 from lastiterate.privacy.mixtures.rows import each
+from lastiterate.run import DPSGD, require_run
 
 if TYPE_CHECKING:
     from lastiterate.privacy.mixtures.law import Law
-    from lastiterate.run import DPSGD
 
 _LEVELS = 500
 _TOLERANCE = 1e-11  # of max(1, value): stretches that could gain no more are discarded too
@@ -37,7 +37,7 @@ def max_over_steps(run: DPSGD) -> PrivacyCurve:
 
     The paper compares its counterexamples with it (Section 4). A prediction like the heuristic itself, not a guarantee.
     """
-    return PrivacyCurve(MaxOverSteps(prefixes_of(run)), "max_over_steps", is_guarantee=False)
+    return PrivacyCurve(MaxOverSteps(prefixes_of(require_run(run))), "max_over_steps", is_guarantee=False)
 
 
 @dataclass(frozen=True)

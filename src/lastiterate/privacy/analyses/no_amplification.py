@@ -20,10 +20,10 @@ from lastiterate.privacy.mixtures.law import epoch_length
 from lastiterate.privacy.mixtures.pairs import RELATIVE_ERROR, larger_delta, smaller_delta
 from lastiterate.privacy.mixtures.rows import Side, each
 from lastiterate.privacy.mixtures.solve import a_little_less, invert, solve
+from lastiterate.run import DPSGD, require_run
 
 if TYPE_CHECKING:
     from lastiterate.arrays import FloatArray, Floats
-    from lastiterate.run import DPSGD
 
 _MOST_COUNTS = 20_000
 _ONE = np.float64(1.0)
@@ -36,6 +36,7 @@ def no_amplification(run: DPSGD) -> PrivacyCurve:
     as a whole one. With Poisson sampling and batches of fixed size the number of its batches is Binomial(steps, q).
     A schedule of noise counts by its smallest, a schedule of rates by its largest value.
     """
+    require_run(run)
     sigma, rate = float(np.min(run.noise_multiplier)), float(np.max(run.sample_rate))
     if run.sampling == "shuffled":
         epochs = np.array([float(-(-run.steps // epoch_length(rate)))])

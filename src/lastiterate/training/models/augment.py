@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from lastiterate.training.problem import Loss, Moment
+from lastiterate.values import function, integer
 
 if TYPE_CHECKING:
     from jaxtyping import PyTree
@@ -27,6 +28,9 @@ def random_view(image: Array, key: Array) -> Array:
 
 def augmentation_multiplicity(loss: Loss, count: int) -> Loss:
     """The loss of an example ``(image, label)`` as the mean over ``count`` random views of its image."""
+
+    function("loss", loss, "a function of parameters, example and moment")
+    integer("count", count, 1, 2**20)
 
     def mean_loss(parameters: PyTree, example: tuple[Array, Array], moment: Moment) -> Array:
         image, label = example

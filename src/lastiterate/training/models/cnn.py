@@ -6,7 +6,8 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from lastiterate.training.models.layers import Conv, Dense, max_pool
+from lastiterate.training.models.layers import MOST, Conv, Dense, checked_key, max_pool
+from lastiterate.values import integer, told
 
 # Kernel, stride and padding of the two convolutions, by height of the image. Those for 28 and 32 are the network of
 # Papernot et al. and of Opacus' MNIST example.
@@ -28,9 +29,14 @@ class CNN(eqx.Module):
     output: Dense
 
     def __init__(self, shape: tuple[int, int, int], classes: int, key: jax.Array) -> None:
-        if len(shape) != 3 or shape[0] != shape[1] or shape[0] not in _CONVOLUTIONS:
+        if not isinstance(shape, (tuple, list)) or len(shape) != 3:
+            raise ValueError(f"shape must be (n, n, channels) with n one of 8, 28 and 32, got {told(shape)}")
+        for length in shape:
+            integer("shape", length, 1, MOST)
+        if shape[0] != shape[1] or shape[0] not in _CONVOLUTIONS:
             raise ValueError(f"shape must be (n, n, channels) with n one of 8, 28 and 32, got {tuple(shape)}")
-        keys = jax.random.split(key, 4)
+        integer("classes", classes, 1, MOST)
+        keys = jax.random.split(checked_key(key), 4)
         first, second = _CONVOLUTIONS[shape[0]]
         self.first = Conv(shape[2], 16, *first, keys[0])
         self.second = Conv(16, 32, *second, keys[1])

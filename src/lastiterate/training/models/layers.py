@@ -14,6 +14,10 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
+from lastiterate.values import integer, told
+
+MOST = 2**31 - 1  # inputs, outputs or channels of a layer: indices are int32
+
 
 class Dense(eqx.Module):
     """A dense layer on vectors. Weights and biases begin uniform within 1/sqrt(inputs), as in PyTorch."""
@@ -22,6 +26,7 @@ class Dense(eqx.Module):
     bias: jax.Array
 
     def __init__(self, inputs: int, outputs: int, key: jax.Array) -> None:
+        _check_sizes(inputs=inputs, outputs=outputs)
         self.weight, self.bias = _uniform(inputs, outputs, key)
 
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -38,6 +43,8 @@ class Conv(eqx.Module):
     padding: int = eqx.field(static=True)
 
     def __init__(self, inputs: int, outputs: int, kernel: int, stride: int, padding: int, key: jax.Array) -> None:
+        _check_sizes(inputs=inputs, outputs=outputs, kernel=kernel, stride=stride)
+        integer("padding", padding, 0, MOST)
         self.kernel, self.stride, self.padding = kernel, stride, padding
         self.weight, self.bias = _uniform(kernel * kernel * inputs, outputs, key)
 
@@ -55,6 +62,9 @@ class GroupNorm(eqx.Module):
     groups: int = eqx.field(static=True)
 
     def __init__(self, channels: int, groups: int) -> None:
+        _check_sizes(channels=channels, groups=groups)
+        if channels % groups:
+            raise ValueError(f"groups must divide the number of channels, {channels}, got {groups}")
         self.scale, self.offset, self.groups = jnp.ones(channels), jnp.zeros(channels), groups
 
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -98,6 +108,21 @@ def max_pool(x: jax.Array) -> jax.Array:
 
 def _uniform(inputs: int, outputs: int, key: jax.Array) -> tuple[jax.Array, jax.Array]:
     bound = 1.0 / math.sqrt(inputs)
-    first, second = jax.random.split(key)
+    first, second = jax.random.split(checked_key(key))
     weight = jax.random.uniform(first, (inputs, outputs), minval=-bound, maxval=bound)
     return weight, jax.random.uniform(second, (outputs,), minval=-bound, maxval=bound)
+
+
+def checked_key(key: object) -> jax.Array:
+    """A JAX key, new or old style."""
+    if isinstance(key, jax.Array) and (
+        (jnp.issubdtype(key.dtype, jax.dtypes.prng_key) and key.shape == ())
+        or (key.dtype == jnp.uint32 and key.shape == (2,))
+    ):
+        return key
+    raise ValueError(f"key must be a JAX key, such as jax.random.key(0), got {told(key)}")
+
+
+def _check_sizes(**sizes: int) -> None:
+    for name, size in sizes.items():
+        integer(name, size, 1, MOST)

@@ -8,7 +8,8 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from lastiterate.training.models.layers import Dense
+from lastiterate.training.models.layers import MOST, Dense, checked_key
+from lastiterate.values import integer, told
 
 
 class MLP(eqx.Module):
@@ -17,9 +18,11 @@ class MLP(eqx.Module):
     layers: tuple[Dense, ...]
 
     def __init__(self, sizes: Sequence[int], key: jax.Array) -> None:
-        if len(sizes) < 2:
-            raise ValueError(f"sizes must be at least two numbers, those of inputs and outputs, got {sizes!r}")
-        keys = jax.random.split(key, len(sizes) - 1)
+        if not isinstance(sizes, (list, tuple)) or len(sizes) < 2:
+            raise ValueError(f"sizes must be at least two numbers, those of inputs and outputs, got {told(sizes)}")
+        for size in sizes:
+            integer("sizes", size, 1, MOST)
+        keys = jax.random.split(checked_key(key), len(sizes) - 1)
         triples = zip(sizes[:-1], sizes[1:], keys, strict=True)
         self.layers = tuple(Dense(inputs, outputs, key) for inputs, outputs, key in triples)
 

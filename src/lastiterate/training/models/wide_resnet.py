@@ -10,7 +10,8 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from lastiterate.training.models.layers import Dense, GroupNorm, convolve
+from lastiterate.training.models.layers import MOST, Dense, GroupNorm, checked_key, convolve
+from lastiterate.values import integer
 
 _GROUPS = 16
 _CUT_DEVIATION = 0.87962566  # of a standard normal between -2 and 2
@@ -85,10 +86,13 @@ class WideResNet(eqx.Module):
     output: Dense
 
     def __init__(self, depth: int, width: int, classes: int, key: jax.Array) -> None:
+        integer("depth", depth, 1, MOST)
+        integer("width", width, 1, MOST)
+        integer("classes", classes, 1, MOST)
         if depth < 10 or (depth - 4) % 6:
             raise ValueError(f"depth must be 6 n + 4 with n at least 1, such as 16 or 40, got {depth}")
         in_group = (depth - 4) // 6
-        keys = iter(jax.random.split(key, 3 + 3 * in_group))
+        keys = iter(jax.random.split(checked_key(key), 3 + 3 * in_group))
         self.stem = StandardisedConv(3, 16, 3, 1, next(keys))
         blocks, channels = [], 16
         for group, outputs in enumerate((16 * width, 32 * width, 64 * width)):

@@ -1,0 +1,56 @@
+"""A sample of ``fuzz_options``: in one process, since it forks its cases. About 30 seconds on an idle machine."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.cli.fuzz_options import Ended
+from tests.cli.option_cases import all_options, cases
+
+pytest.importorskip("torch", reason="language models need the extra lm")
+pytest.importorskip("jax", reason="training needs the extra audit")
+
+
+@pytest.mark.slow
+def test_no_option_of_any_command_takes_a_bad_value_badly():
+    command = [sys.executable, "-m", "tests.cli.fuzz_options", "--cases", "150", "--limit", "120"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "150 cases" in ended.stdout
+
+
+def test_every_option_has_its_turn():
+    source = cases(seed=0)
+    options = all_options()
+    tried = [next(source) for _ in options]
+    for option in options:
+        assert any(case[0] == option.command and _has(case, option.name) for case in tried), option
+
+
+def _has(case: list[str], name: str) -> bool:
+    return not name.startswith("-") or any(word.partition("=")[0] == name for word in case) or len(case) < 5
+
+
+@pytest.mark.parametrize(
+    ("status", "stdout", "stderr", "changed", "fault"),
+    [
+        (0, "", "Traceback (most recent call last):\n", [], "shows a traceback"),
+        (0, "", "RuntimeWarning: overflow\n", [], "or a warning"),
+        (1, "no JSON", "", [], "something else than one JSON object"),
+        (2, "", "one\ntwo\n", [], "says 2 lines"),
+        (2, "", "", [], "says 0 lines"),
+        (2, "{}", "steps must be at least 1\n", [], "prints something on stdout"),
+        (2, "", "steps must be at least 1\n", ["'s.sqlite'"], "leaves 's.sqlite'"),
+        (5, "", "", [], "undocumented status 5"),
+        (-11, "", "", [], "undocumented status -11"),
+        (None, "", "", [], "takes too long"),
+        (0, '{"epsilon": 1}', "", ["'p.svg'"], None),
+        (2, "", "steps must be at least 1\n", [], None),
+    ],
+)
+def test_what_counts_as_a_fault(status, stdout, stderr, changed, fault):
+    found = Ended(["epsilon", "--json"], status, stdout, stderr, changed, 1.0).faults()
+    assert found == [] if fault is None else any(fault in each for each in found)

@@ -1,0 +1,125 @@
+"""A sample of ``fuzz_calls``. About 20 seconds on an idle machine."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("torch", reason="language models need the extra lm")
+pytest.importorskip("jax", reason="training needs the extra audit")
+
+import lastiterate as li
+from lastiterate import attacks, training
+from lastiterate.training import problems
+from tests.fuzz_calls import Called, run_calls, targets
+
+RUN = li.DPSGD(steps=3, sample_rate=0.5, noise_multiplier=1.0, optimizer=li.SGD(0.1))
+
+
+@pytest.mark.slow
+def test_hostile_values_are_refused_by_the_name_of_their_argument():
+    found = [(called, called.fault()) for called in run_calls(300, seed=0)]
+    assert [(called.target, called.hostile, fault) for called, fault in found if fault] == []
+
+
+def test_all_public_names_are_called():
+    called = {target.name.partition(".")[0] for target in targets() if not target.name[0].islower()}
+    called |= {target.name for target in targets()}
+    exceptions = {"HeuristicWarning", "TrainerFailed"}
+    assert set(li.__all__) - exceptions <= called
+
+
+@pytest.mark.parametrize(
+    ("error", "is_fault"),
+    [
+        (None, False),
+        (ValueError("run must be a lastiterate.DPSGD, got 'x'"), False),
+        (TypeError("run is missing"), False),
+        (ValueError("method must be one of gdp, got 'x'"), False),
+        (ValueError("something is wrong"), True),
+        (ValueError("rerun it"), True),
+        (AttributeError("'str' object has no attribute 'steps'"), True),
+        (MemoryError("run"), True),
+    ],
+)
+def test_what_counts_as_a_fault(error, is_fault):
+    assert (Called("audit", {"run": "'x'"}, ("run", "methods"), error, 0.1).fault() is not None) == is_fault
+
+
+def _score(seed, canary):
+    return float(canary)
+
+
+@pytest.mark.parametrize("wrong", [None, "ray", 3, {"steps": 3}, li.DPSGD, li.SGD(0.1), _score])
+@pytest.mark.parametrize(
+    "take",
+    [
+        li.last_iterate,
+        li.composition,
+        li.full_batch,
+        li.no_amplification,
+        li.max_over_steps,
+        lambda run: li.calibrate(run, epsilon=1.0, delta=1e-5),
+        lambda run: li.audit(run, _score, models=2),
+        lambda run: li.estimate([1.0, 2.0], [0.0, 1.0], run=run or "none"),
+        lambda run: training.train(run, problems.linear()),
+        lambda run: training.Trainer(run, problems.linear()),
+    ],
+)
+def test_what_is_no_run_is_refused_as_one(take, wrong):
+    with pytest.raises(ValueError, match=r"^run must be a lastiterate\.DPSGD, got "):
+        take(wrong)
+
+
+@pytest.mark.parametrize("wrong", ["mlp", 3, training.Problem, li.SGD, attacks.GradientSpace()])
+def test_what_is_no_problem_is_refused_as_one(wrong):
+    with pytest.raises(ValueError, match=r"^problem must be a training.Problem, a lm.TextProblem or a trainer, got "):
+        li.audit(RUN, wrong, models=2)
+    with pytest.raises(ValueError, match=r"^problem must be a training.Problem, got "):
+        training.train(RUN, wrong)
+
+
+@pytest.mark.parametrize("wrong", [lambda: 0.0, lambda seed: 0.0, len, li.last_iterate])
+def test_a_trainer_that_cannot_take_seed_and_canary_is_refused_before_it_is_called(wrong):
+    with pytest.raises(ValueError, match=r"^problem must be a trainer that takes \(seed, canary\), got one "):
+        li.audit(RUN, wrong, models=2)
+
+
+@pytest.mark.parametrize("wrong", [None, "slurm", 3, li.SGD, [], RUN])
+def test_what_is_no_engine_is_refused_as_one(wrong):
+    with pytest.raises(ValueError, match=r"^engine must be 'local', 'ray' or an engine, got "):
+        li.audit(RUN, _score, models=2, engine=wrong)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"store": ""}, "store must be the path of a file, or None to keep nothing, got ''"),
+        ({"store": 3}, "store must be the path of a file, or None to keep nothing, got 3"),
+        ({"attack": attacks.GradientSpace}, "attack must be None or .*, got the class GradientSpace"),
+        ({"methods": "gdp"}, "methods must be a list of at least one method"),
+        ({"progress": "no"}, "progress must be True or False, got 'no'"),
+        ({"test": 3}, "test must be a pair of arrays"),
+        ({"data": 3}, "data must be words"),
+        ({"claim_epsilon": 1e9}, "claim_epsilon must be one that the run can have"),
+        ({"claim_noise": 1e300}, r"claim_noise must be in \[1e-30, 1e\+30\]"),
+    ],
+)
+def test_an_audit_refuses_before_it_trains(options, sentence):
+    def train(seed, canary):
+        pytest.fail("it was called")
+
+    with pytest.raises(ValueError, match=f"^{sentence}"):
+        li.audit(RUN, train, **({"models": 2} | options))
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"clip_norm": 1e300}, "clip_norm must be in"),
+        ({"noise_multiplier": 1e30, "clip_norm": 1e10}, "clip_norm times noise_multiplier must be in"),
+        ({"optimizer": li.SGD(1e300)}, "learning_rate must be in"),
+    ],
+)
+def test_numbers_that_single_precision_cannot_hold_are_refused_before_training(change, sentence):
+    with pytest.raises(ValueError, match=f"^{sentence}"):
+        training.train(RUN.replace(**change), problems.linear())
