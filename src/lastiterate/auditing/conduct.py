@@ -158,10 +158,10 @@ def _fill(experiment: Experiment, store: Store, engine: Engine, question: Questi
 def _other_versions(store: Store) -> str | None:
     """A remark where trials were stored with other packages than there are here: scores may depend on them."""
     here = versions()
-    for told in store.versions():
-        names = [name for name in here if told.get(name, here[name]) != here[name]]
+    for used in store.versions():
+        names = [name for name in here if used.get(name, here[name]) != here[name]]
         if names:
-            differing = "; ".join(f"{name} {told[name]}, here {here[name]}" for name in names)
+            differing = "; ".join(f"{name} {used[name]}, here {here[name]}" for name in names)
             return f"trials in the store {str(store.path)!r} were trained with {differing}: scores may differ"
     return None
 
