@@ -141,6 +141,10 @@ _THRESHOLDS = (
     ThresholdChoice("uncorrected", "best of all, uncorrected: not a valid bound", is_valid=False),
 )
 THRESHOLDS = {each.name: each for each in _THRESHOLDS}
+VALIDITIES = {  # for which numbers of models a bound holds
+    "fixed": "for a number of models that was fixed before; who stops when it looks good has no confidence left",
+    "anytime": "for every number of models at once; one may look at any time, stop, and go on",
+}
 
 VIOLATION, ABOVE_HEURISTIC, INCONCLUSIVE, CONSISTENT = "violation", "above heuristic", "inconclusive", "consistent"
 VERDICTS = {  # and what they mean

@@ -204,7 +204,8 @@ def _look(experiment: Experiment, crafted: Crafted, trials: ScoredTrials, questi
     if not len(inside) or not len(outside):
         return ""
     method = METHODS_OF[kind_of(experiment.design, crafted.expected)][0]
-    found = Estimates(experiment.run, crafted.expected, inside, outside, question)(method, question.confidence)
+    estimates = Estimates(experiment.run, crafted.expected, inside, outside, question, experiment.design.models)
+    found = estimates(method, question.confidence)
     return f", so far epsilon >= {spell(found.epsilon, 3)}"
 
 

@@ -11,11 +11,18 @@ from numpy.typing import ArrayLike
 from lastiterate.arrays import FloatArray
 from lastiterate.auditing.evidence.direction import OTHER_WAY, SMALLER, separates_the_other_way
 from lastiterate.auditing.evidence.one_run import bound_of
+from lastiterate.auditing.evidence.rates import bound_on_rates
 from lastiterate.auditing.evidence.threshold import (
+    CHOOSING,
+    EXPECTED,
+    Bounds,
+    Rule,
     Worlds,
     bounds_at,
     check_threshold,
-    chosen_by_scores,
+    check_validity,
+    chosen_by_others,
+    chosen_by_themselves,
     predicted_threshold,
     rule_of,
 )
@@ -47,6 +54,7 @@ class Estimate:
         direction: 1 if larger scores were taken to speak for the canary, -1 if smaller ones, which only the choosing
             half of a split can find.
         caveats: what a reader must know about this bound, in sentences.
+        validity: "fixed", for a number of models that was fixed before, or "anytime", for all of them at once.
     """
 
     epsilon: float
@@ -65,6 +73,7 @@ class Estimate:
     noise_multiplier: float | None = None
     direction: int = 1
     caveats: tuple[str, ...] = ()
+    validity: str = "fixed"
 
     def __float__(self) -> float:
         return self.epsilon
@@ -78,6 +87,7 @@ def estimate(
     method: str = "clopper-pearson",
     threshold: float | str = "split",
     run: DPSGD | None = None,
+    validity: str = "fixed",
 ) -> Estimate:
     """A lower bound on epsilon from scores of models with the canary and without it.
 
@@ -107,8 +117,13 @@ def estimate(
     For one run a number guesses every canary. "a-priori" guesses a quarter of them, half of these with the largest and
     half with the smallest scores; "corrected" several fixed numbers of guesses. "split" is the same as "corrected",
     since canaries of one run are not independent. Canaries with equal scores on both sides of a cut are not guessed.
+
+    With ``validity`` "fixed" the number of models must have been fixed before. With "anytime" the bound holds for all
+    numbers of models at once, so that one may look after each, stop, and go on. Scores are then in the order of the
+    models; "split" lets the first 64 a world choose, "a-priori" predicts for 512 a world, however many there are; and
+    "corrected", "uncorrected" and one run are refused.
     """
-    worlds = Worlds(_scores("scores_in", scores_in), _scores("scores_out", scores_out))
+    inside, outside = _scores("scores_in", scores_in), _scores("scores_out", scores_out)
     one_of("method", method, METHODS)
     gaussian = not METHODS[method].is_assumption_free  # noise leaves no pure epsilon
     delta = number("delta", delta, 0.0, 1.0, open_low=gaussian, open_high=True)
@@ -116,17 +131,21 @@ def estimate(
     threshold = check_threshold(threshold)
     if run is not None:
         require_run(run)
+    check_validity(validity, threshold)
+    worlds = Worlds.of(inside, outside)
     if METHODS[method].is_one_run:
+        if validity == "anytime":
+            raise ValueError(f"validity must be 'fixed' with method {method!r}, which looks once, got 'anytime'")
         found = _of_one_run(worlds, delta, confidence, method, threshold)
     else:
-        found = _of_rates(worlds, delta, confidence, method, threshold, run)
+        found = _of_rates(inside, outside, delta, confidence, method, threshold, run, validity)
     if found.threshold_choice != "split" and separates_the_other_way(worlds):
         found = replace(found, caveats=(*found.caveats, OTHER_WAY))
     return found
 
 
 def _scores(name: str, given: ArrayLike) -> FloatArray:
-    """Scores in increasing order."""
+    """Scores, in their order."""
     try:
         scores = np.asarray(given)
     except (TypeError, ValueError):
@@ -135,19 +154,21 @@ def _scores(name: str, given: ArrayLike) -> FloatArray:
         raise ValueError(f"{name} must be a list of numbers, got {given!r}")
     if scores.size == 0:
         raise ValueError(f"{name} must hold at least one score, got none")
-    scores = np.sort(scores.astype(np.float64))
-    if np.isnan(scores[-1]):
+    scores = scores.astype(np.float64)
+    if np.isnan(scores).any():
         raise ValueError(f"{name} must be numbers, infinite ones included, got nan")
     return scores
 
 
 def _of_rates(
-    worlds: Worlds,
+    inside: FloatArray,
+    outside: FloatArray,
     delta: float,
     confidence: float,
     method: str,
     threshold: float | str,
     run: DPSGD | None,
+    validity: str,
 ) -> Estimate:
     rule = rule_of(method, run)
     error = 0.5 * (1.0 - confidence)
@@ -155,13 +176,14 @@ def _of_rates(
     if threshold == "a-priori":
         if run is None:
             raise ValueError("run must be given with threshold 'a-priori', which is predicted for it; got None")
-        threshold = predicted_threshold(run, worlds.inside.size, worlds.outside.size, delta, confidence, method)
+        sizes = (EXPECTED, EXPECTED) if validity == "anytime" else (inside.size, outside.size)
+        threshold = predicted_threshold(run, *sizes, delta, confidence, method, validity=validity)
     if isinstance(threshold, str):
         # Composition's own curves would hardly choose otherwise, and may take minutes.
         chooser = rule_of("last-iterate", run) if method == "composition" else rule
-        bounds = chosen_by_scores(worlds, threshold, chooser, delta, error)
+        bounds = _chosen_by_scores(inside, outside, threshold, chooser, delta, error, validity)
     else:
-        bounds = bounds_at(worlds, threshold, error)
+        bounds = bounds_at(Worlds.of(inside, outside), threshold, error, bound_on_rates(choice, validity))
     return Estimate(
         epsilon=rule.epsilon(bounds.fpr, bounds.fnr, delta),
         method=method,
@@ -180,7 +202,21 @@ def _of_rates(
         noise_multiplier=rule.noise_multiplier(bounds.fpr, bounds.fnr),
         direction=bounds.direction,
         caveats=(SMALLER,) if bounds.direction < 0 else (),
+        validity=validity,
     )
+
+
+def _chosen_by_scores(
+    inside: FloatArray, outside: FloatArray, choice: str, rule: Rule, delta: float, error: float, validity: str
+) -> Bounds:
+    """The bounds at a threshold that scores choose, of these models or of others."""
+    if choice != "split":
+        return chosen_by_themselves(Worlds.of(inside, outside), choice, rule, delta, error)
+    if validity == "anytime":
+        first, counted = (Worlds.of(inside[part], outside[part]) for part in (slice(CHOOSING), slice(CHOOSING, None)))
+    else:
+        first, counted = Worlds.of(inside, outside).halves()
+    return chosen_by_others(first, counted, rule, delta, error, bound_on_rates(choice, validity))
 
 
 def _of_one_run(worlds: Worlds, delta: float, confidence: float, method: str, threshold: float | str) -> Estimate:

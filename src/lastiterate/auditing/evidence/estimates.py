@@ -10,11 +10,12 @@ import numpy as np
 from lastiterate.arrays import FloatArray
 from lastiterate.attacks.attack import ExpectedScores, LikelihoodRatio, LinearScores, Unknown
 from lastiterate.attacks.likelihood import DRAWS, sample_likelihood_ratios, telling_threshold
+from lastiterate.auditing.evidence.betting import Wager
 from lastiterate.auditing.evidence.estimate import Estimate, estimate
 from lastiterate.auditing.evidence.kinds import Kind
 from lastiterate.auditing.evidence.question import METHODS_OF, Question
 from lastiterate.auditing.evidence.signal import expected_signal, failure_of, signal_of
-from lastiterate.auditing.evidence.threshold import Worlds, predicted_threshold, threshold_of_draws
+from lastiterate.auditing.evidence.threshold import EXPECTED, Worlds, predicted_threshold, threshold_of_draws
 from lastiterate.auditing.evidence.verdict import Claim, deciding, judge
 from lastiterate.run import DPSGD
 
@@ -23,9 +24,17 @@ class Estimates:
     """Bounds from one set of scores, by method and confidence, each at the threshold that was asked for."""
 
     def __init__(
-        self, run: DPSGD, expected: ExpectedScores, scores_in: FloatArray, scores_out: FloatArray, question: Question
+        self,
+        run: DPSGD,
+        expected: ExpectedScores,
+        scores_in: FloatArray,
+        scores_out: FloatArray,
+        question: Question,
+        planned: int = EXPECTED,
     ) -> None:
+        """``planned``: models a world, for which a threshold is predicted where one may stop at any time."""
         self.question = question
+        self._planned = planned
         self._run, self._expected = run, expected
         self._scores = scores_in, scores_out
         self._known: dict[tuple[str, float], Estimate] = {}
@@ -35,7 +44,12 @@ class Estimates:
         threshold = deciding(self.question.threshold)
         if threshold == self.question.threshold:
             return self
-        return Estimates(self._run, self._expected, *self._scores, replace(self.question, threshold=threshold))
+        question = replace(self.question, threshold=threshold)
+        return Estimates(self._run, self._expected, *self._scores, question, self._planned)
+
+    def wager(self, claim: Claim, kind: Kind) -> Wager | None:
+        """The bet of these scores against a claim."""
+        return claim.wager(kind, *self._scores, self.question.delta, self.question.confidence)
 
     def failure(self) -> str | None:
         """Why the attack, not the training, gave scores that tell nothing; None: it did its work."""
@@ -51,7 +65,8 @@ class Estimates:
     def __call__(self, method: str, confidence: float) -> Estimate:
         if (method, confidence) not in self._known:
             threshold = self._threshold(method, confidence)
-            found = estimate(*self._scores, self.question.delta, confidence, method, threshold, self._run)
+            delta, validity = self.question.delta, self.question.validity
+            found = estimate(*self._scores, delta, confidence, method, threshold, self._run, validity)
             self._known[method, confidence] = found
         return self._known[method, confidence]
 
@@ -62,14 +77,19 @@ class Estimates:
         if isinstance(self._expected, Unknown):
             return "split"
         sizes = len(self._scores[0]), len(self._scores[1])
-        return _a_priori(self._run, self._expected, sizes, self.question.delta, confidence, method)
+        if self.question.validity == "anytime":
+            sizes = self._planned, self._planned
+        return _a_priori(
+            self._run, self._expected, sizes, self.question.delta, confidence, method, self.question.validity
+        )
 
 
 def verdict_on(claim: Claim, kind: Kind, estimates: Estimates) -> tuple[str, str]:
     """The verdict on a claim, and its reason."""
     bound = estimates.deciding()
     question = bound.question
-    return judge(claim, kind, bound, question.confidence, question.threshold, bound.failure())
+    wager = bound.wager(claim, kind) if question.validity == "anytime" else None
+    return judge(claim, kind, bound, question.confidence, question.threshold, bound.failure(), wager)
 
 
 @lru_cache(maxsize=256)
@@ -80,16 +100,17 @@ def _a_priori(
     delta: float,
     confidence: float,
     method: str,
+    validity: str,
 ) -> float:
     if isinstance(expected, LinearScores):
         if method == "composition":  # nearly the same, and far quicker to find
             method = "last-iterate"
         return predicted_threshold(
-            run, *sizes, delta, confidence, method, spread=expected.spread, signal=expected.signal
+            run, *sizes, delta, confidence, method, spread=expected.spread, signal=expected.signal, validity=validity
         )
     if method == "composition":
         return telling_threshold(run)
-    return threshold_of_draws(_likelihood_ratios(run), run, *sizes, delta, confidence, method)
+    return threshold_of_draws(_likelihood_ratios(run), run, *sizes, delta, confidence, method, validity)
 
 
 @lru_cache(maxsize=8)

@@ -8,8 +8,7 @@ from functools import lru_cache
 
 from lastiterate.auditing.evidence.estimate import Estimate
 from lastiterate.auditing.evidence.one_run import largest_bound
-from lastiterate.auditing.evidence.rates import epsilon_of
-from lastiterate.auditing.evidence.threshold import bound_on_rates
+from lastiterate.auditing.evidence.rates import bound_on_rates, epsilon_of
 from lastiterate.privacy.analyses.composition import composition
 from lastiterate.privacy.analyses.no_amplification import no_amplification
 from lastiterate.privacy.curve import PrivacyCurve
@@ -48,7 +47,7 @@ class Test:
         if self.run is None:
             assert found.largest is not None
             return found.largest > self.guarantee
-        bound, error = bound_on_rates(found.threshold_choice == "corrected"), 0.5 * (1.0 - self.confidence)
+        bound, error = bound_on_rates(found.threshold_choice, found.validity), 0.5 * (1.0 - self.confidence)
         fpr, fnr = (float(bound(0, models, error)) for models in (found.models_out, found.models_in))
         return _beats(self.run, fpr, fnr)
 
@@ -57,7 +56,7 @@ class Test:
         if self.method == "one-run":
             return largest_bound(models, threshold, "one-run", delta, self.confidence) > self.guarantee
         counted = models - models // 2 if threshold == "split" else models
-        rate = float(bound_on_rates(threshold == "corrected")(0, counted, 0.5 * (1.0 - self.confidence)))
+        rate = float(bound_on_rates(str(threshold))(0, counted, 0.5 * (1.0 - self.confidence)))
         if self.run is None:
             return bool(epsilon_of(rate, rate, delta) > self.guarantee)
         return _beats(self.run, rate, rate)

@@ -8,7 +8,7 @@ from functools import lru_cache
 
 from lastiterate.answers import Answer, ask_all
 from lastiterate.auditing.evidence.kinds import Kind
-from lastiterate.auditing.evidence.threshold import check_threshold
+from lastiterate.auditing.evidence.threshold import check_threshold, check_validity
 from lastiterate.auditing.evidence.verdict import Claim, check_claims, claim_of, remark_on, sharing_the_error
 from lastiterate.run import DPSGD
 from lastiterate.values import number, one_of, told
@@ -23,7 +23,7 @@ METHODS_OF = {
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked of the scores. ``methods`` None: all that apply; ``threshold`` as in ``estimate``."""
+    """What is asked of the scores. ``methods`` None: all that apply; ``threshold``, ``validity`` as in ``estimate``."""
 
     delta: float = 1e-5
     confidence: float = 0.95
@@ -31,6 +31,7 @@ class Question:
     threshold: float | str = "a-priori"
     claim_epsilon: float | None = None
     claim_noise: float | None = None
+    validity: str = "fixed"
 
     @property
     def has_claim(self) -> bool:
@@ -53,7 +54,7 @@ class Question:
             raise ValueError(
                 f"confidence must leave an error that can be shared, 1e-15 at least, got {self.confidence!r}"
             )
-        check_threshold(self.threshold)
+        check_validity(self.validity, check_threshold(self.threshold))
         if self.methods is None:
             return
         if not isinstance(self.methods, (list, tuple)) or not self.methods:
@@ -65,6 +66,8 @@ class Question:
     def check(self, run: DPSGD, kind: Kind) -> None:
         """Refuse what could not be answered for such an audit."""
         self.methods_for(run, kind)
+        if kind is Kind.ONE_MODEL and self.validity == "anytime":
+            raise ValueError("validity must be 'fixed' for canaries of one training, got 'anytime': it is one look")
         self.claim(run)
 
     def methods_for(self, run: DPSGD, kind: Kind) -> list[str]:

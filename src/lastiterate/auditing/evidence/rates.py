@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.special import betainccinv, ndtri
+from scipy.special import betainc, betainccinv, betaln, ndtri
 
-from lastiterate.arrays import FloatArray, IntArray
+from lastiterate.arrays import FloatArray, Floats, IntArray
+from lastiterate.privacy.mixtures.solve import invert
+
+RateBound: TypeAlias = Callable[[ArrayLike, int, float], FloatArray]
 
 CORRECTION_RATIO = 1.25  # of neighbouring ranks: finer costs confidence, coarser rounds counts up by more
 _TIE = 1e-9  # of epsilon, for a distance of one standard deviation
 _FURTHEST = 8.0  # standard deviations
+_OUTWARDS = 1e-12  # of a rate: more than the root-finder's error
 
 
 def upper_bound(errors: ArrayLike, models: int, error: float) -> FloatArray:
@@ -20,6 +26,63 @@ def upper_bound(errors: ArrayLike, models: int, error: float) -> FloatArray:
     count = np.asarray(errors, dtype=np.float64)
     all_wrong = count >= models
     return np.where(all_wrong, 1.0, betainccinv(count + 1.0, np.where(all_wrong, 1.0, models - count), error))[()]
+
+
+def anytime_bound(errors: ArrayLike, models: int, error: float) -> FloatArray:
+    """An upper bound on a rate that holds for all numbers of models at once, but with probability ``error``.
+
+    So one may look after every model, and stop when one likes. Against a rate p speaks the mixture, over the rates r
+    below p with the weights of Jeffreys' prior, of the likelihood ratios of r to p. Where the true rate is p or larger
+    that is a supermartingale which begins at 1, and by Ville's inequality it ever exceeds 1 / error with probability
+    ``error`` at most. It increases in p wherever it is 2 or more (docs/method.md), hence the bound is its one crossing.
+    """
+    if not 0.0 < error <= 0.5:
+        raise ValueError(f"error must be above 0 and at most 0.5, got {error!r}")
+    counts, index = np.unique(np.asarray(errors, dtype=np.float64), return_inverse=True)
+    bounds = np.ones(counts.size)
+    some = counts < models
+    if np.any(some):
+        bounds[some] = _crossing(counts[some], models, error)
+    return bounds[index].reshape(np.shape(errors))[()]
+
+
+def _crossing(count: FloatArray, models: int, error: float) -> FloatArray:
+    """Where the evidence against a rate reaches 1 / error, for each of these numbers of errors, all of them below n."""
+    right = models - count
+    constant = betaln(count + 0.5, right + 0.5) - betaln(0.5, 0.5)
+
+    def evidence(log_rate: Floats) -> tuple[Floats, Floats]:
+        """Its logarithm, and the derivative of that."""
+        rate = np.minimum(np.exp(log_rate), 1.0 - 1e-16)
+        below = betainc(0.5, 0.5, rate)
+        logarithm = (
+            constant
+            + np.log(betainc(count + 0.5, right + 0.5, rate))
+            - np.log(below)
+            - count * log_rate
+            - right * np.log1p(-rate)
+        )
+        density = np.sqrt(rate / (1.0 - rate)) / np.pi  # of the prior, over the logarithm
+        slope = (models * rate - count) / (1.0 - rate) - density / below * (1.0 - np.exp(-np.maximum(logarithm, 0.0)))
+        return logarithm, slope
+
+    # One look needs no more than Clopper and Pearson's, by Markov's inequality: their bound is below.
+    low = np.log(upper_bound(count, models, error))
+    goal = np.full(count.size, -np.log(error))
+    found = np.exp(invert(evidence, goal, np.minimum(low + 0.2, 0.5 * low), low, np.zeros(count.size)))
+    bounds: FloatArray = np.minimum(found * (1.0 + _OUTWARDS), 1.0)
+    return bounds
+
+
+def bound_on_rates(choice: str, validity: str = "fixed") -> RateBound:
+    """How errors become an upper bound on their rate.
+
+    That is at one threshold, or for the choice "corrected" at all of them at once; for one number of models, or for the
+    validity "anytime" for all of them at once.
+    """
+    if choice == "corrected":
+        return simultaneous_bound
+    return anytime_bound if validity == "anytime" else upper_bound
 
 
 def simultaneous_bound(errors: ArrayLike, models: int, error: float) -> FloatArray:

@@ -18,6 +18,7 @@ from lastiterate.auditing.evidence.question import Question, predictions_of
 from lastiterate.auditing.evidence.result import AuditResult
 from lastiterate.auditing.evidence.score_law import score_density
 from lastiterate.auditing.evidence.signal import expected_signal, signal_of
+from lastiterate.auditing.evidence.threshold import CHOOSING
 from lastiterate.run import DPSGD
 from lastiterate.vocabulary import METHODS
 from lastiterate.wording import spell
@@ -77,7 +78,7 @@ def report(evidence: Evidence, question: Question = Question()) -> AuditResult: 
     kind = kind_of(evidence.design, expected)
     methods = question.methods_for(run, kind)
     scores_in, scores_out = evidence.worlds()
-    estimates = Estimates(run, expected, scores_in, scores_out, question)
+    estimates = Estimates(run, expected, scores_in, scores_out, question, evidence.design.models)
     found = {method: estimates(method, question.confidence) for method in methods}
     predictions = dict(predictions_of(run, question.delta))
     verdict, reason = verdict_on(question.claim(run), kind, estimates)
@@ -143,7 +144,11 @@ def _limits(found: dict[str, Estimate], predicted: float | None) -> list[str]:
                 f"assumptions, which is below the heuristic's {spell(predicted)}: they could not have refuted it so."
             )
         if each.threshold_choice == "split":
-            sentences.append("Half of the models chose the threshold, and only the other half is counted.")
+            sentences.append(
+                f"The first {CHOOSING} models a world chose the threshold, and only the others are counted."
+                if each.validity == "anytime"
+                else "Half of the models chose the threshold, and only the other half is counted."
+            )
         if each.threshold_choice == "uncorrected":
             sentences.append(
                 f"{METHODS[method].label}: the threshold is the best of all, uncorrected for that choice: not a valid "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -13,17 +13,19 @@ from scipy.special import bdtrik, ndtr
 
 from lastiterate.arrays import FloatArray, IntArray
 from lastiterate.auditing.evidence.family import family_of
-from lastiterate.auditing.evidence.rates import CORRECTION_RATIO, AssumptionFree, ranks, simultaneous_bound, upper_bound
+from lastiterate.auditing.evidence.rates import CORRECTION_RATIO, AssumptionFree, RateBound, bound_on_rates, ranks
 from lastiterate.auditing.evidence.score_law import score_below
 from lastiterate.run import DPSGD
-from lastiterate.values import integer, number
-from lastiterate.vocabulary import FAMILIES, THRESHOLDS
+from lastiterate.values import integer, number, one_of
+from lastiterate.vocabulary import FAMILIES, THRESHOLDS, VALIDITIES
 
 _COARSE_RATIO = 1.1  # of the ranks of draws: about two hundred thresholds
 _FINE_RATIO = 1.005  # of the ranks that are tried where trying costs nothing but time
 _LOWEST, _HIGHEST, _POINTS = -4.0, 8.0, 121  # thresholds tried a priori, in standard deviations without the canary
 _QUANTILES = (np.arange(16) + 0.5) / 16.0  # of the numbers of errors that are expected
 _PLATEAU = 1e-6  # of the best merit: thresholds within are equally good
+CHOOSING = 64  # the first models a world choose a "split" threshold, where one may look and stop at any time
+EXPECTED = 512  # models a world, for which a threshold is predicted where nobody knows how many there will be
 
 
 def check_threshold(threshold: float | str) -> float | str:
@@ -53,12 +55,28 @@ def rule_of(method: str, run: DPSGD | None) -> Rule:
     return family_of(method, run) if method in FAMILIES else AssumptionFree()
 
 
+def check_validity(validity: str, threshold: float | str) -> str:
+    """Whether bounds hold for one number of models or for all, and whether such a threshold allows that."""
+    one_of("validity", validity, VALIDITIES)
+    if validity == "anytime" and threshold in ("corrected", "uncorrected"):
+        raise ValueError(
+            f"threshold must be a-priori, split or a number with validity 'anytime', got {threshold!r}: the best of "
+            "all thresholds changes from model to model"
+        )
+    return validity
+
+
 @dataclass(frozen=True)
 class Worlds:
     """The scores of models with the canary (``inside``) and without (``outside``), each in increasing order."""
 
     inside: FloatArray
     outside: FloatArray
+
+    @classmethod
+    def of(cls, inside: FloatArray, outside: FloatArray) -> Worlds:
+        """These scores, which are in any order."""
+        return cls(np.sort(inside), np.sort(outside))
 
     def errors(self, threshold: ArrayLike) -> tuple[IntArray, IntArray]:
         """How many false positives and false negatives each threshold makes."""
@@ -119,14 +137,8 @@ class Bounds:
     least_fnr: float
 
 
-def bounds_at(
-    worlds: Worlds, threshold: float, error: float, *, simultaneous: bool = False, direction: int = 1
-) -> Bounds:
-    """The bounds at one threshold, each of which is wrong with probability ``error`` at most.
-
-    ``simultaneous``: for all thresholds at once, so that this one may have been chosen by the same scores.
-    """
-    bound = bound_on_rates(simultaneous)
+def bounds_at(worlds: Worlds, threshold: float, error: float, bound: RateBound, direction: int = 1) -> Bounds:
+    """The bounds at one threshold, each of which is wrong with probability ``error`` at most."""
     seen = worlds if direction > 0 else worlds.mirrored()
     false_positives, false_negatives = (int(count) for count in seen.errors(np.float64(direction * threshold)))
     fpr, least_fpr = (float(bound(count, worlds.outside.size, error)) for count in (false_positives, 0))
@@ -134,33 +146,31 @@ def bounds_at(
     return Bounds(threshold, direction, worlds, false_positives, false_negatives, fpr, fnr, least_fpr, least_fnr)
 
 
-def bound_on_rates(simultaneous: bool) -> Callable[[ArrayLike, int, float], FloatArray]:
-    """How errors become an upper bound on their rate: at one threshold, or at all of them at once."""
-    return simultaneous_bound if simultaneous else upper_bound
+def chosen_by_others(
+    choosing: Worlds, counted: Worlds, rule: Rule, delta: float, error: float, bound: RateBound
+) -> Bounds:
+    """The bounds of some models at the threshold, and in the direction, that other models make look best."""
+    if not (choosing.inside.size and choosing.outside.size):  # a world of one model: nothing to choose by
+        return bounds_at(counted, 0.0, error, bound)
+    threshold, direction = _best((choosing, choosing.mirrored()), rule, delta, error, bound, _FINE_RATIO)
+    return bounds_at(counted, threshold, error, bound, direction)
 
 
-def chosen_by_scores(worlds: Worlds, choice: str, rule: Rule, delta: float, error: float) -> Bounds:
-    """The bounds at the threshold that the scores themselves make look best, by one of three ways to choose it.
-
-    Where other models choose the threshold, they also choose the direction, which costs nothing.
-    """
-    if choice == "split":
-        first, second = worlds.halves()
-        if not (first.inside.size and first.outside.size):  # a world of one model: nothing to choose by
-            return bounds_at(second, 0.0, error)
-        threshold, direction = _best((first, first.mirrored()), rule, delta, error, simultaneous=False)
-        return bounds_at(second, threshold, error, direction=direction)
-    simultaneous = choice == "corrected"
-    threshold, _ = _best((worlds,), rule, delta, error, simultaneous=simultaneous)
-    return bounds_at(worlds, threshold, error, simultaneous=simultaneous)
+def chosen_by_themselves(worlds: Worlds, choice: str, rule: Rule, delta: float, error: float) -> Bounds:
+    """The bounds at the threshold that the scores themselves make look best, "corrected" for that or "uncorrected"."""
+    bound = bound_on_rates(choice)
+    ratio = CORRECTION_RATIO if choice == "corrected" else _FINE_RATIO
+    threshold, _ = _best((worlds,), rule, delta, error, bound, ratio)
+    return bounds_at(worlds, threshold, error, bound)
 
 
-def _best(views: Sequence[Worlds], rule: Rule, delta: float, error: float, *, simultaneous: bool) -> tuple[float, int]:
+def _best(
+    views: Sequence[Worlds], rule: Rule, delta: float, error: float, bound: RateBound, ratio: float
+) -> tuple[float, int]:
     """The threshold whose bounds have most merit, and its direction: 1 in the first view, -1 in the second."""
-    bound = bound_on_rates(simultaneous)
     thresholds, fpr, fnr = [], [], []
     for direction, view in zip((1, -1), views, strict=False):
-        tried = view.thresholds(CORRECTION_RATIO if simultaneous else _FINE_RATIO)
+        tried = view.thresholds(ratio)
         false_positives, false_negatives = view.errors(tried)
         fpr.append(bound(false_positives, view.outside.size, error))
         fnr.append(bound(false_negatives, view.inside.size, error))
@@ -179,6 +189,7 @@ def predicted_threshold(
     *,
     spread: float = 1.0,
     signal: float = 1.0,
+    validity: str = "fixed",
 ) -> float:
     """The threshold that the linear analysis expects to show most, before any model is trained.
 
@@ -191,20 +202,29 @@ def predicted_threshold(
     strength = number("signal", signal, 0.0, open_low=True)
     error = 0.5 * (1.0 - number("confidence", confidence, 0.0, 1.0, open_low=True, open_high=True))
     thresholds = width * np.linspace(_LOWEST, _HIGHEST, _POINTS)
-    fpr_bounds = _likely_bounds(ndtr(-thresholds / width), outside, error)
-    fnr_bounds = _likely_bounds(score_below(run, thresholds, spread=width, signal=strength), inside, error)
+    bound = bound_on_rates("a-priori", validity)
+    fpr_bounds = _likely_bounds(ndtr(-thresholds / width), outside, error, bound)
+    fnr_bounds = _likely_bounds(score_below(run, thresholds, spread=width, signal=strength), inside, error, bound)
     return _most_merit(thresholds, rule_of(method, run).merits(fpr_bounds, fnr_bounds, delta))
 
 
 def threshold_of_draws(
-    drawn: Worlds, run: DPSGD, models_in: int, models_out: int, delta: float, confidence: float, method: str
+    drawn: Worlds,
+    run: DPSGD,
+    models_in: int,
+    models_out: int,
+    delta: float,
+    confidence: float,
+    method: str,
+    validity: str = "fixed",
 ) -> float:
     """The threshold that is expected to show most if scores are as these draws, which are not those to be judged."""
     error = 0.5 * (1.0 - confidence)
     thresholds = drawn.thresholds(_COARSE_RATIO)
     false_positives, false_negatives = drawn.errors(thresholds)
-    fpr_bounds = _likely_bounds(false_positives / drawn.outside.size, models_out, error)
-    fnr_bounds = _likely_bounds(false_negatives / drawn.inside.size, models_in, error)
+    bound = bound_on_rates("a-priori", validity)
+    fpr_bounds = _likely_bounds(false_positives / drawn.outside.size, models_out, error, bound)
+    fnr_bounds = _likely_bounds(false_negatives / drawn.inside.size, models_in, error, bound)
     return _most_merit(thresholds, rule_of(method, run).merits(fpr_bounds, fnr_bounds, delta))
 
 
@@ -214,12 +234,12 @@ def _most_merit(thresholds: FloatArray, merits: FloatArray) -> float:
     return float(np.mean(thresholds[merits >= best - _PLATEAU * abs(best)]))
 
 
-def _likely_bounds(rate: FloatArray, models: int, error: float) -> FloatArray:
+def _likely_bounds(rate: FloatArray, models: int, error: float, bound: RateBound) -> FloatArray:
     """Upper bounds, [rates, quantiles], from quantiles of the number of errors at each rate."""
     inside = np.clip(rate, 1e-15, 1.0 - 1e-15)[:, None]
     counts = np.ceil(bdtrik(_QUANTILES, float(models), inside))
     distinct, index = np.unique(np.clip(counts, 0.0, models), return_inverse=True)
-    bounds: FloatArray = upper_bound(distinct, models, error)[index]
+    bounds: FloatArray = bound(distinct, models, error)[index]
     return bounds.reshape(counts.shape)
 
 

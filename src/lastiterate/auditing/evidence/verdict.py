@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 
 import numpy as np
 
 from lastiterate.answers import Answer
 from lastiterate.arrays import FloatArray
+from lastiterate.auditing.evidence.betting import Odds, Wager
 from lastiterate.auditing.evidence.direction import OTHER_WAY
 from lastiterate.auditing.evidence.estimate import Estimate, estimate
 from lastiterate.auditing.evidence.kinds import Kind
@@ -58,6 +59,20 @@ class Claim:
             Test("clopper-pearson", shared, self.guarantee),
             Test(family, shared, self.guarantee, self.run),
         ]
+
+    def wager(
+        self, kind: Kind, scores_in: FloatArray, scores_out: FloatArray, delta: float, confidence: float
+    ) -> Wager | None:
+        """The bet against it, with half of the error, for scores that one may look at any time; none for one model."""
+        if kind is Kind.ONE_MODEL:
+            return None
+        odds = Odds.of_epsilon(self.guarantee, delta) if self.run is None else _odds_of(self.run)
+        return Wager(scores_in, scores_out, odds, 0.5 * (1.0 - confidence))
+
+
+@lru_cache(maxsize=8)  # an audit looks often
+def _odds_of(run: DPSGD) -> Odds:
+    return Odds.of_curve(guarantee_of(run)(run).delta)
 
 
 def claim_of(run: DPSGD | None, delta: float, epsilon: float | None = None, noise: float | None = None) -> Claim:
@@ -137,15 +152,17 @@ def judge_scores(
     confidence: float,
     threshold: float | str,
     run: DPSGD | None,
+    validity: str = "fixed",
 ) -> tuple[str, str]:
     """The verdict on scores of which nothing is expected; arguments as in ``estimate``."""
     decides = deciding(threshold)
 
     @cache
     def bound(method: str, sure: float) -> Estimate:
-        return estimate(scores_in, scores_out, delta, sure, method, decides, run)
+        return estimate(scores_in, scores_out, delta, sure, method, decides, run, validity)
 
-    return judge(claim, kind, bound, confidence, decides, failure_of(scores_in, scores_out, None))
+    wager = claim.wager(kind, scores_in, scores_out, delta, confidence) if validity == "anytime" else None
+    return judge(claim, kind, bound, confidence, decides, failure_of(scores_in, scores_out, None), wager)
 
 
 def judge(
@@ -155,14 +172,22 @@ def judge(
     confidence: float,
     threshold: float | str,
     failure: str | None = None,
+    wager: Wager | None = None,
 ) -> tuple[str, str]:
     """The verdict and its reason, by the tests that apply to a kind of scores, whatever else was asked of them.
 
     ``bound(method, confidence)`` gives an estimate at the ``threshold``. Two tests can refute a claim: they share the
-    error. ``failure`` says why the attack, not the training, gave scores that tell nothing.
+    error. ``failure`` says why the attack, not the training, gave scores that tell nothing. Where one may look at any
+    time there is a ``wager`` against the claim as well, which gets half of the error.
     """
     sure = per_cent(confidence)
-    tests = claim.tests(kind, confidence)
+    if wager is not None and (after := wager.refuted_after()) is not None:
+        return VIOLATION, (
+            f"The claim ({claim.words}) is refuted with {sure} confidence, after {after:,} models a world: a wager "
+            f"against it, which loses on average if it is true, multiplied its money by {1.0 / wager.error:.0f}; the "
+            "other tests that can refute have the other half of the error."
+        )
+    tests = claim.tests(kind, confidence if wager is None else sharing_the_error(confidence))
     for test in tests:
         found = bound(test.method, test.confidence)
         if test.refutes(found):
@@ -180,8 +205,9 @@ def judge(
     found = bound(tests[0].method, tests[0].confidence)
     if OTHER_WAY in found.caveats:
         return INCONCLUSIVE, OTHER_WAY
-    if not any(test.could_refute(bound(test.method, test.confidence)) for test in tests):
-        return INCONCLUSIVE, _too_few(claim, tests, found, sure, threshold)
+    told = any(test.could_refute(bound(test.method, test.confidence)) for test in tests)
+    if not told and not (wager is not None and wager.could_refute()):
+        return INCONCLUSIVE, _too_few(claim, tests, found, sure, threshold, wager)
     if failure is not None:
         return INCONCLUSIVE, failure
     return CONSISTENT, f"Nothing refutes the claim ({claim.words}) with {sure} confidence."
@@ -195,13 +221,18 @@ def _found(test: Test, found: Estimate, bound: Callable[[str, float], Estimate])
     return f"{METHODS[found.method].label} finds an epsilon of at least {spell(found.epsilon)}"
 
 
-def _too_few(claim: Claim, tests: list[Test], found: Estimate, sure: str, threshold: float | str) -> str:
+def _too_few(
+    claim: Claim, tests: list[Test], found: Estimate, sure: str, threshold: float | str, wager: Wager | None
+) -> str:
     """That so many scores could not have refuted the claim, and how many could."""
     one_run = found.method == "one-run"
     what = "canaries" if one_run else "models a world"
     if not one_run or isinstance(threshold, str):
         threshold = found.threshold_choice
-    needed = least_models(tests, found.delta, threshold)
+    if wager is not None:
+        needed, threshold = wager.least_models(MOST), "none"  # it bets from the fifth model on, and chooses by itself
+    else:
+        needed = least_models(tests, found.delta, threshold)
     if one_run and needed is not None and needed <= found.models_in + found.models_out:
         takes = "Too many scores are equal to be guessed from: another score would have to tell the canaries apart."
     elif needed is None:
