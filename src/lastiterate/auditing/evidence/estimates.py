@@ -12,11 +12,14 @@ from lastiterate.attacks.attack import ExpectedScores, LikelihoodRatio, LinearSc
 from lastiterate.attacks.likelihood import DRAWS, sample_likelihood_ratios, telling_threshold
 from lastiterate.auditing.evidence.estimate import Estimate, estimate
 from lastiterate.auditing.evidence.kinds import Kind
-from lastiterate.auditing.evidence.question import METHODS_OF, Question
+from lastiterate.auditing.evidence.one_run import usual_guesses
+from lastiterate.auditing.evidence.one_run_power import best_guesses
+from lastiterate.auditing.evidence.question import Question
 from lastiterate.auditing.evidence.signal import expected_signal, failure_of, signal_of
 from lastiterate.auditing.evidence.threshold import Worlds, predicted_threshold, threshold_of_draws
 from lastiterate.auditing.evidence.verdict import Claim, deciding, judge
 from lastiterate.run import DPSGD
+from lastiterate.vocabulary import METHODS
 
 
 class Estimates:
@@ -50,19 +53,32 @@ class Estimates:
 
     def __call__(self, method: str, confidence: float) -> Estimate:
         if (method, confidence) not in self._known:
-            threshold = self._threshold(method, confidence)
-            found = estimate(*self._scores, self.question.delta, confidence, method, threshold, self._run)
+            threshold, guesses = self._threshold(method, confidence), self._guesses(method, confidence)
+            found = estimate(*self._scores, self.question.delta, confidence, method, threshold, self._run, guesses)
             self._known[method, confidence] = found
         return self._known[method, confidence]
 
     def _threshold(self, method: str, confidence: float) -> float | str:
         asked = self.question.threshold
-        if asked != "a-priori" or method in METHODS_OF[Kind.ONE_MODEL]:
+        is_one_run = METHODS[method].is_one_run
+        if asked != "a-priori" or (is_one_run and method != "one-run-independent"):
             return asked
         if isinstance(self._expected, Unknown):
             return "split"
         sizes = len(self._scores[0]), len(self._scores[1])
+        if is_one_run:  # how many canaries really are in says something about the coins
+            sizes = (max(sum(sizes) // 2, 1),) * 2
         return _a_priori(self._run, self._expected, sizes, self.question.delta, confidence, method)
+
+    def _guesses(self, method: str, confidence: float) -> int | None:
+        """How many canaries of one run to guess, by what was expected of the scores; None: it is not asked."""
+        if not METHODS[method].is_one_run or self.question.threshold != "a-priori":
+            return None
+        canaries = len(self._scores[0]) + len(self._scores[1])
+        if not isinstance(self._expected, LinearScores):
+            return usual_guesses(canaries)
+        share, spread = self._expected.signal, self._expected.spread
+        return best_guesses(self._run, canaries, method, self.question.delta, confidence, share, spread)
 
 
 def verdict_on(claim: Claim, kind: Kind, estimates: Estimates) -> tuple[str, str]:
