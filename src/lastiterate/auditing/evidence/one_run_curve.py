@@ -27,7 +27,7 @@ from lastiterate.privacy.curve import PrivacyCurve
 
 LeastWrong = Callable[[float], float]  # from what is right (c guesses) to what must at least be wrong (c - 1 guesses)
 
-_FARTHEST_DELTA = 1e-5  # the delta of the largest epsilon looked at: events of one run are not as rare
+_FARTHEST, _FARTHEST_DELTA = 15.0, 1e-5  # the largest epsilon looked at: events of one run are not as rare
 _HALVINGS = 36  # of the bracket of a normal quantile
 _LOWEST, _HIGHEST = -37.0, 8.0  # normal quantiles of error probabilities
 
@@ -87,11 +87,7 @@ def lines_of(curve: PrivacyCurve, nodes: int) -> LeastWrong:
     Each line is a bound by itself, so that few of them give a weak bound, and none that is wrong. The second line is
     that of minus epsilon: what is not right is at most e^epsilon times what is not wrong, plus delta(epsilon).
     """
-    with np.errstate(over="ignore", invalid="ignore"):
-        epsilons = np.linspace(0.0, float(curve.epsilon(_FARTHEST_DELTA)), nodes)
-        epsilons = epsilons[np.isfinite(epsilons) & (epsilons < 700.0)]
-    if not epsilons.size:
-        return lambda of_right: 0.0  # nothing is private
+    epsilons = np.linspace(0.0, min(float(curve.epsilon(_FARTHEST_DELTA)), _FARTHEST), nodes)
     delta = np.asarray(curve.delta(epsilons))
     down, up = np.exp(-epsilons), np.exp(epsilons)
     return _Largest.of(

@@ -171,11 +171,14 @@ def best_plan(
 
     quick = method if METHODS[method].is_assumption_free else "one-run-fdp"
     counts = numbers_up_to(most, min(FEWEST, most))
-    shown = [plan(count).median(quick) for count in counts]
-    enough = max(shown) * _NEARLY
+    enough = plan(most).median(quick) * _NEARLY
     if enough == 0.0:
         return plan(most)
-    return plan(next(count for count, epsilon in zip(counts, shown, strict=True) if epsilon >= enough))
+    low, high = -1, len(counts) - 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if plan(counts[middle]).median(quick) >= enough else (middle, high)
+    return plan(counts[high])
 
 
 def numbers_up_to(most: int, fewest: int) -> list[int]:
