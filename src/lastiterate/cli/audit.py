@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from lastiterate.attacks import NAMED
-from lastiterate.cli.audit_actions import described_run, ending_at_once, perform, rehearse
+from lastiterate.cli.audit_actions import described_run, ending_at_once, perform, planned_canaries, rehearse
 from lastiterate.cli.audit_options import AttackName, AuditOptions, Others, QuestionOptions
 from lastiterate.cli.errors import OptionError
 from lastiterate.cli.options import Json, MethodOptions, SizeOptions, choice, integer_option, option
@@ -22,7 +22,11 @@ Trainer = Annotated[
     str | None,
     option("--trainer", None, "FILE.py:NAME", "Your own trainer, (seed, canary) -> score or parameters, instead."),
 ]
-Models = Annotated[int | None, integer_option("--models", "Models a world (default: 512), or canaries of the one run.")]
+MODELS = 512
+Models = Annotated[
+    int | None,
+    integer_option("--models", f"Models a world (default: {MODELS}), or canaries of the one run (default: planned)."),
+]
 
 
 @unfold
@@ -61,12 +65,14 @@ def audit(
     if trainer and (attack or others):
         raise OptionError("--attack and --others do not apply to --trainer: its file defines attack, or returns scores")
     named = attack or "quiet"
-    count = models if models is not None else (1000 if NAMED[named].kind == "OneRun" else 512)
     with ending_at_once():
         subject = find_subject(data, model, trainer, lambda n: described_run(size, method_, options, n))
         chosen = subject.attack if trainer else find_attack(named, others)
+    count, plan = MODELS if models is None else models, None
+    if not trainer and NAMED[named].kind == "OneRun":
+        count, plan = planned_canaries(subject, chosen, models, asked)
     computer = engine.find()
     if options.dry_run:
-        rehearse(subject, chosen, count, json)
+        rehearse(subject, chosen, count, json, one_run=plan)
         return
     raise typer.Exit(perform(subject, chosen, count, options, computer, asked, json))

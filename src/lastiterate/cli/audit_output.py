@@ -114,6 +114,8 @@ _INFINITE = {
 _ABSENT = {
     "largest": "not computed for this family",
     "noise_multiplier": "this method assumes no noise",
+    "guesses": "this method calls all of them in or out",
+    "guessed": "this method calls all of them in or out",
 }
 
 

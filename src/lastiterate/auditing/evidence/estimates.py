@@ -13,7 +13,7 @@ from lastiterate.attacks.likelihood import DRAWS, sample_likelihood_ratios, tell
 from lastiterate.auditing.evidence.estimate import Estimate, estimate
 from lastiterate.auditing.evidence.kinds import Kind
 from lastiterate.auditing.evidence.one_run import usual_guesses
-from lastiterate.auditing.evidence.one_run_power import best_guesses
+from lastiterate.auditing.evidence.one_run_power import OneRunPlan, best_guesses, refuting_guesses
 from lastiterate.auditing.evidence.question import Question
 from lastiterate.auditing.evidence.signal import expected_signal, failure_of, signal_of
 from lastiterate.auditing.evidence.threshold import Worlds, predicted_threshold, threshold_of_draws
@@ -26,19 +26,26 @@ class Estimates:
     """Bounds from one set of scores, by method and confidence, each at the threshold that was asked for."""
 
     def __init__(
-        self, run: DPSGD, expected: ExpectedScores, scores_in: FloatArray, scores_out: FloatArray, question: Question
+        self,
+        run: DPSGD,
+        expected: ExpectedScores,
+        scores_in: FloatArray,
+        scores_out: FloatArray,
+        question: Question,
+        claim: Claim | None = None,
     ) -> None:
-        self.question = question
+        self.question, self._claim = question, claim
         self._run, self._expected = run, expected
         self._scores = scores_in, scores_out
         self._known: dict[tuple[str, float], Estimate] = {}
 
-    def deciding(self) -> Estimates:
-        """The same at the threshold that decides about a claim."""
-        threshold = deciding(self.question.threshold)
-        if threshold == self.question.threshold:
-            return self
-        return Estimates(self._run, self._expected, *self._scores, replace(self.question, threshold=threshold))
+    def deciding(self, claim: Claim) -> Estimates:
+        """The same at the threshold, and with the number of guesses, that decide about a claim."""
+        question = replace(self.question, threshold=deciding(self.question.threshold))
+        decides = Estimates(self._run, self._expected, *self._scores, question, claim)
+        if question == self.question:  # only canaries of one run are guessed
+            decides._known = {key: found for key, found in self._known.items() if found.guesses is None}
+        return decides
 
     def failure(self) -> str | None:
         """Why the attack, not the training, gave scores that tell nothing; None: it did its work."""
@@ -77,13 +84,18 @@ class Estimates:
         canaries = len(self._scores[0]) + len(self._scores[1])
         if not isinstance(self._expected, LinearScores):
             return usual_guesses(canaries)
-        share, spread = self._expected.signal, self._expected.spread
-        return best_guesses(self._run, canaries, method, self.question.delta, confidence, share, spread)
+        options = self.question.delta, confidence, self._expected.signal, self._expected.spread
+        best = best_guesses(self._run, canaries, method, *options)
+        if self._claim is None:
+            return best
+        is_free = METHODS[method].is_assumption_free or self._claim.run is None
+        claim = self._claim.guarantee if is_free else self._claim.run
+        return refuting_guesses(OneRunPlan(self._run, canaries, best, *options), claim)
 
 
 def verdict_on(claim: Claim, kind: Kind, estimates: Estimates) -> tuple[str, str]:
     """The verdict on a claim, and its reason."""
-    bound = estimates.deciding()
+    bound = estimates.deciding(claim)
     question = bound.question
     return judge(claim, kind, bound, question.confidence, question.threshold, bound.failure())
 

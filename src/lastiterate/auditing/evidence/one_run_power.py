@@ -31,6 +31,7 @@ _RATIO = 1.2  # of numbers of guesses, and of canaries, that are tried
 _POINTS = 4001  # of the distributions of scores
 _FURTHEST = 9.0  # standard deviations to either side
 _TIE = 1e-6  # of epsilon, for a guess that is better by one standard deviation than coins
+_LOUD = 4.0  # times the signal: that of a training whose noise is too little to be missed
 _NEARLY = 0.95  # of what the largest number of canaries shows: more canaries than that take are not worth it
 
 
@@ -149,6 +150,22 @@ def best_guesses(
         return plan.median(method) + _TIE * (2.0 * plan.accuracy - 1.0) * math.sqrt(guesses)
 
     return max(numbers_up_to(canaries, min(FEWEST, canaries)), key=merit)
+
+
+@lru_cache(maxsize=512)
+def refuting_guesses(plan: OneRunPlan, claim: DPSGD | float) -> int:
+    """The number of guesses that would best refute a claim about a training with a quarter of the noise.
+
+    A bound on a correct training takes fewer guesses than it takes to refute a claim about a faulty one. Where no
+    number of guesses can refute, that of the plan is as good as any.
+    """
+    loud = replace(plan, signal=_LOUD * plan.signal)
+    chances = {
+        guesses: replace(loud, guesses=guesses).chance_to_refute(claim)
+        for guesses in numbers_up_to(plan.canaries, min(FEWEST, plan.canaries))
+    }
+    best = max(chances, key=lambda guesses: chances[guesses])
+    return best if chances[best] > 0.0 else plan.guesses
 
 
 def best_plan(
