@@ -114,15 +114,16 @@ _INFINITE = {
 _ABSENT = {
     "largest": "not computed for this family",
     "noise_multiplier": "this method assumes no noise",
-    "guesses": "this method calls all of them in or out",
-    "guessed": "this method calls all of them in or out",
 }
+_OF_GUESSES = ("guesses", "guessed")  # which only some methods of one run have
 
 
 def estimate_fields(estimate: Estimate) -> Fields:
     """An estimate as JSON; what has no finite value is null, with the reason beside it."""
     fields: Fields = {}
     for name, value in asdict(estimate).items():
+        if name in _OF_GUESSES and value is None:
+            continue
         fields[name] = value
         if value is None:
             fields[f"{name}_reason"] = _ABSENT[name]

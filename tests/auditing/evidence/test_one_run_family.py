@@ -10,8 +10,12 @@ import pytest
 from scipy.special import ndtr
 
 import lastiterate as li
+from lastiterate.attacks.attack import LinearScores
+from lastiterate.auditing.evidence.estimates import Estimates, verdict_on
+from lastiterate.auditing.evidence.kinds import Kind
 from lastiterate.auditing.evidence.one_run_curve import least_p_value, slack
 from lastiterate.auditing.evidence.one_run_power import OneRunPlan, allowed_by, best_guesses
+from lastiterate.auditing.evidence.question import Question
 from lastiterate.privacy.mixtures.law import law_of
 
 AUDITS = 2000
@@ -25,6 +29,8 @@ def scores_of(run, canaries, generator, noise=1.0):
     law, moved = law_of(run), np.full(canaries, law_of(run).constant)
     for weight, rate, count in zip(law.weights, law.rates, law.counts, strict=True):
         moved += weight * generator.binomial(int(count), rate, canaries)
+    for values, chances in law.blocks:
+        moved += generator.choice(values, canaries, p=np.asarray(chances) / np.sum(chances))
     return is_in, moved / law.noise * is_in + noise * generator.normal(size=canaries)
 
 
@@ -109,3 +115,42 @@ def test_the_number_of_guesses_may_be_given_and_comes_from_the_run_otherwise():
     with pytest.raises(ValueError, match=r"guesses must be .*400"):
         li.estimate(*worlds, **options, guesses=401)
     assert OneRunPlan(SPARSE, 400, 30).guesses == 30
+
+
+def judged(run, canaries, noise=1.0, seed=0, **question):
+    is_in, scores = scores_of(run, canaries, np.random.default_rng(seed), noise)
+    asked = Question(**question)
+    estimates = Estimates(run, LinearScores(), scores[is_in], scores[~is_in], asked)
+    return verdict_on(asked.claim(run), Kind.ONE_MODEL, estimates)
+
+
+@pytest.mark.parametrize("run", [SPARSE, SHUFFLED], ids=["sparse", "shuffled"])
+def test_one_training_with_too_little_noise_refutes_a_claim_about_the_noise(run):
+    verdict, reason = judged(run, 700, noise=0.1)
+    assert verdict == "violation", reason
+    assert "share the error" in reason
+    assert ("one run, composition family finds" if run is SPARSE else "guesses are fewer than it allows") in reason
+
+
+def test_the_assumption_free_bound_of_so_many_canaries_could_not_have_refuted_it():
+    perfect = li.estimate(np.ones(350), np.zeros(350), method="one-run", threshold=0.5)
+    assert perfect.largest < Question().claim(SPARSE).guarantee
+
+
+def test_one_training_as_described_is_consistent_with_it_and_what_is_too_small_could_not_tell():
+    assert [judged(SPARSE, 1500, seed=seed)[0] for seed in range(5)] == ["consistent"] * 5
+    verdict, reason = judged(SPARSE, 60)
+    assert verdict == "inconclusive"
+    assert "It takes at least" in reason
+
+
+def test_a_prediction_that_is_too_low_is_above_the_heuristic_and_not_a_violation():
+    """Canaries that show more than the heuristic predicts of a run, and less than composition allows."""
+    run = li.DPSGD(1000, 0.003, 0.6)
+    assert li.last_iterate(run).epsilon(1e-5) < 0.7 < 3.0 < li.composition(run).epsilon(1e-5)
+    is_in = np.random.default_rng(1).random(2000) < 0.5
+    scores = 0.8 * is_in + np.random.default_rng(2).normal(size=2000)
+    estimates = Estimates(run, LinearScores(), scores[is_in], scores[~is_in], Question())
+    verdict, reason = verdict_on(Question().claim(run), Kind.ONE_MODEL, estimates)
+    assert verdict == "above heuristic", reason
+    assert "one run, last-iterate family (a prediction's)" in reason
