@@ -70,3 +70,5 @@ def test_what_cannot_be_planned_is_refused():
         OneRunPlan(SPARSE, 10, 10).chance_to_refute(1.0, "one-run-fdp")
     with pytest.raises(ValueError, match="method must be one of a run's families"):
         allowed_by(SPARSE, "one-run-fdp")
+    with pytest.raises(ValueError, match="method must be one of one run that counts right guesses"):
+        OneRunPlan(SPARSE, 10, 10).median("one-run-independent")

@@ -22,7 +22,7 @@ from lastiterate.auditing.evidence.one_run_family import largest_factor
 from lastiterate.auditing.evidence.threshold import Worlds
 from lastiterate.privacy.mixtures.solve import invert
 from lastiterate.run import DPSGD
-from lastiterate.vocabulary import METHODS
+from lastiterate.vocabulary import METHODS, ONE_RUN_METHODS
 
 _SHARE = 0.25  # of the canaries are guessed if nothing is known: the top eighth as "in", the bottom eighth as "out"
 FEWEST = 16  # guesses: with fewer, even all of them right, next to nothing can be shown
@@ -160,6 +160,8 @@ def bound_by_counts(
     method: str, canaries: int, count: int, right: int, delta: float, error: float, run: DPSGD | None = None
 ) -> OneRunBound:
     """The bound if so many guesses, fixed in advance, turn out right; its ``largest`` is not computed."""
+    if method not in ONE_RUN_METHODS or method == "one-run-independent":
+        raise ValueError(f"method must be one of one run that counts right guesses, got {method!r}")
     if METHODS[method].family is not None:
         family = _family(method, run)
         factor, _ = _factor(family, canaries, ((count, right),), error)
