@@ -128,6 +128,26 @@ _METHODS = (
         "one-run", "one run (assumption-free)", f"{_NOTHING}; {_CANARIES}", is_assumption_free=True, is_one_run=True
     ),
     Method("one-run-fdp", "one run, f-DP (Gaussian family)", f"assumes Gaussian DP; {_CANARIES}", is_one_run=True),
+    Method(
+        "one-run-last-iterate",
+        "one run, last-iterate family (a prediction's)",
+        f"assumes the heuristic's mechanism, {_UNKNOWN}: tests a prediction; {_CANARIES}",
+        LAST_ITERATE,
+        is_one_run=True,
+    ),
+    Method(
+        "one-run-composition",
+        "one run, composition family",
+        f"assumes that of the standard analysis, {_UNKNOWN}; {_CANARIES}",
+        COMPOSITION,
+        is_one_run=True,
+    ),
+    Method(
+        "one-run-independent",
+        "one run, canaries independent",
+        f"assumes that no canary changes another's score; {_CANARIES}",
+        is_one_run=True,
+    ),
 )
 METHODS = {each.name: each for each in _METHODS}
 PAIRED_METHODS = tuple(each.name for each in _METHODS if not each.is_one_run)

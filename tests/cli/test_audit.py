@@ -5,6 +5,8 @@ import sqlite3
 
 import pytest
 
+from lastiterate.vocabulary import ONE_RUN_METHODS
+
 SMALL = "audit --model logistic --steps 20 --sample-rate 0.1 --noise-multiplier 1 --learning-rate 0.02 --models 8"
 DRAWN = "audit --attack adversarial --steps 100 --sample-rate 0.1 --noise-multiplier 1 --models 3000"
 
@@ -125,7 +127,10 @@ def test_dry_run_says_what_would_happen_and_keeps_nothing(cli, here):
 
 def test_one_run_has_its_own_methods(cli, here):
     fields = json.loads(cli(f"{SMALL.replace('--models 8', '--models 60')} --attack one-run --json").stdout)
-    assert set(fields["empirical"]) == {"one-run", "one-run-fdp"}
+    assert set(fields["empirical"]) == {*ONE_RUN_METHODS}
+    planned = json.loads(cli(f"{SMALL.replace('--models 8', '')} --attack one-run --dry-run --json").stdout)["one_run"]
+    assert 16 <= planned["guesses"] < planned["canaries"] <= 650
+    assert planned["median"]["one-run"] < planned["median"]["one-run-fdp"]
 
 
 TRAINERS = """

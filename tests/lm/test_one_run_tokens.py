@@ -13,6 +13,7 @@ from lastiterate.attacks.linear_score import noise_unit  # noqa: E402
 from lastiterate.lm import OneRunTokens, TextProblem  # noqa: E402
 from lastiterate.lm.problem import load  # noqa: E402
 from lastiterate.lm.training import TextReferences  # noqa: E402
+from lastiterate.vocabulary import ONE_RUN_METHODS  # noqa: E402
 
 RUN = li.DPSGD(4, 0.5, 0.3, optimizer=li.SGD(0.02))
 
@@ -40,7 +41,7 @@ def test_a_score_answers_to_its_own_canary_alone(problem, score):
 def test_an_audit_of_one_run(problem, tmp_path):
     result = li.audit(RUN, problem, OneRunTokens(length=4), models=20, store=tmp_path / "one.sqlite", progress=False)
     assert len(result.scores_in) + len(result.scores_out) == 20
-    assert set(result.estimates) == {"one-run", "one-run-fdp"}
+    assert set(result.estimates) == {*ONE_RUN_METHODS}
     assert result.perplexity is not None
     assert result.scores_in.mean() > result.scores_out.mean()
 

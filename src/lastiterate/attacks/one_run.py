@@ -50,6 +50,12 @@ class OneRun:
         integer("references", self.references, 2)
         integer("seed", self.seed, 0)
 
+    def most_canaries(self, problem: Problem) -> int:
+        """How many are worth thinking of: as many as there are examples, or half of them where they are taken away."""
+        if self.canary == "mislabelled":
+            return max(problem.size // 2, 1)
+        return max(min(problem.size, flatten(jax.tree.map(lambda leaf: leaf[None], problem.trainable)).size), 1)
+
     def craft_many(self, run: DPSGD, problem: Problem, references: References, canaries: int) -> Facts:
         if self.canary == "mislabelled":
             return self._craft_mislabelled(run, problem, references, canaries)

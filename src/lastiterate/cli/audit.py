@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from lastiterate.attacks import NAMED
-from lastiterate.cli.audit_actions import check_audit, described_run, perform, rehearse
+from lastiterate.cli.audit_actions import check_audit, described_run, perform, planned_canaries, rehearse
 from lastiterate.cli.audit_options import AttackName, AuditOptions, Others, QuestionOptions
 from lastiterate.cli.errors import OptionError
 from lastiterate.cli.options import Json, MethodOptions, SizeOptions, choice, integer_option, option
@@ -24,7 +24,11 @@ Trainer = Annotated[
     str | None,
     option("--trainer", None, "FILE.py:NAME", "Your own trainer, (seed, canary) -> score or parameters, instead."),
 ]
-Models = Annotated[int | None, integer_option("--models", "Models a world (default: 512), or canaries of the one run.")]
+MODELS = 512
+Models = Annotated[
+    int | None,
+    integer_option("--models", f"Models a world (default: {MODELS}), or canaries of the one run (default: planned)."),
+]
 
 
 @unfold
@@ -66,12 +70,14 @@ def audit(
     if options.store is not None:
         check_audit(options.store, options, inputs, json)
     named = attack or "quiet"
-    count = models if models is not None else (1000 if NAMED[named].kind == "OneRun" else 512)
     with talk_on_stderr():
         subject = find_subject(data, model, trainer, lambda n: described_run(size, method_, options, n))
         chosen = subject.attack if trainer else find_attack(named, others)
+    count, plan = MODELS if models is None else models, None
+    if not trainer and NAMED[named].kind == "OneRun":
+        count, plan = planned_canaries(subject, chosen, models, asked)
     computer = engine.find()
     if options.dry_run:
-        rehearse(subject, chosen, count, json)
+        rehearse(subject, chosen, count, json, one_run=plan)
         return
     raise typer.Exit(perform(subject, chosen, count, options, computer, asked, inputs, json))

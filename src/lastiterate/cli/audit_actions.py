@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from lastiterate.auditing.engines.engine import Engine
+    from lastiterate.auditing.evidence.one_run_power import OneRunPlan
     from lastiterate.auditing.evidence.question import Question
     from lastiterate.auditing.subject import Subject
     from lastiterate.cli.outputs import Files
@@ -46,6 +47,24 @@ def described_run(
     run = size.run(1.0 if noise is None else noise, method)
     run = run.replace(clip_norm=1.0 if clip_norm is None else clip_norm)
     return with_defaults(run, calibrated=noise is not None, examples=examples, usual=usual)
+
+
+def planned_canaries(
+    subject: "Subject", attack: Any, models: int | None, question: "Question"
+) -> "tuple[int, OneRunPlan | None]":
+    """How many canaries to put into the one run, and what may come of it; None: nothing is known of their scores."""
+    from lastiterate.attacks.attack import LinearScores
+    from lastiterate.auditing.evidence.one_run_power import OneRunPlan, best_guesses, best_plan
+
+    if not isinstance(attack.expected({"signal": 1.0}), LinearScores):
+        return attack.most_canaries(subject.problem) if models is None else models, None
+    asked = question.delta, question.confidence
+    if models is None:
+        plan = best_plan(subject.run, attack.most_canaries(subject.problem), "one-run-fdp", *asked)
+    else:
+        guesses = best_guesses(subject.run, models, "one-run-fdp", *asked)
+        plan = OneRunPlan(subject.run, models, guesses, *asked)
+    return plan.canaries, plan
 
 
 def perform(
@@ -81,7 +100,14 @@ def _duration(seconds: float) -> str:
     return f"{seconds:.0f} seconds" if seconds < 100 else f"{seconds / 60:.0f} minutes"
 
 
-def rehearse(subject: "Subject", attack: Any, models: int, json: bool, unseen: list[str] | None = None) -> None:
+def rehearse(
+    subject: "Subject",
+    attack: Any,
+    models: int,
+    json: bool,
+    unseen: list[str] | None = None,
+    one_run: "OneRunPlan | None" = None,
+) -> None:
     """Say what an audit would train and how long it would take, and of which tokens canaries could be made."""
     from lastiterate.answers import run_fields
     from lastiterate.cli.output import print_json, print_note
@@ -91,7 +117,8 @@ def rehearse(subject: "Subject", attack: Any, models: int, json: bool, unseen: l
         plan = subject.experiment(attack, models, 0).cost()
     if json:
         tokens = {} if unseen is None else {"unseen_tokens": unseen}
-        print_json({**run_fields(subject.run), "data": subject.words, **vars(plan), **tokens})
+        planned = {} if one_run is None else {"one_run": _one_run_fields(one_run)}
+        print_json({**run_fields(subject.run), "data": subject.words, **vars(plan), **tokens, **planned})
         return
     if unseen is not None:
         some = ", ".join([*map(ascii, unseen[:8]), *(["..."] if unseen[8:] else [])])
@@ -101,4 +128,26 @@ def rehearse(subject: "Subject", attack: Any, models: int, json: bool, unseen: l
         f"{plan.models:,} models of {subject.run.steps:,} steps, {plan.reference_models:,} of them not counted\n"
         f"about {_duration(plan.seconds)} and {plan.bytes / 2**30:.1f} GiB of memory here ({plan.basis})\n"
         "nothing was trained to the end, and nothing is kept"
+    )
+    if one_run is not None:
+        print_note(_one_run_words(one_run))
+
+
+def _one_run_fields(plan: "OneRunPlan") -> dict[str, Any]:
+    return {
+        "canaries": plan.canaries,
+        "guesses": plan.guesses,
+        "right_guesses": plan.accuracy,
+        "median": {method: plan.median(method) for method in ("one-run", "one-run-fdp", "one-run-last-iterate")},
+    }
+
+
+def _one_run_words(plan: "OneRunPlan") -> str:
+    from lastiterate.wording import spell
+
+    found = _one_run_fields(plan)["median"]
+    return (
+        f"{plan.canaries:,} canaries, of which {plan.guesses:,} would be guessed, {100 * plan.accuracy:.0f}% of them "
+        f"rightly if losses are linear (a heuristic); then half of the audits find an epsilon of at least "
+        f"{spell(found['one-run'], 3)} without assumption and {spell(found['one-run-fdp'], 3)} for a Gaussian mechanism"
     )

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
 import typer
 
-from lastiterate.cli.audit_actions import check_audit, described_run, perform, rehearse
+from lastiterate.cli.audit_actions import check_audit, described_run, perform, planned_canaries, rehearse
 from lastiterate.cli.audit_options import AuditOptions, QuestionOptions
 from lastiterate.cli.errors import OptionError
 from lastiterate.cli.options import Json, MethodOptions, SizeOptions, choice, flag, integer_option, option
@@ -109,7 +109,7 @@ Score = Annotated[
     ),
 ]
 Length = Annotated[int, integer_option("--canary-length", "Tokens of the canary (default: 16).")]
-OneRun = Annotated[bool, flag("--one-run", "Train once, with many canaries: --models of them (default: 64).")]
+OneRun = Annotated[bool, flag("--one-run", "Train once, with many canaries: --models of them (default: planned).")]
 Models = Annotated[int | None, integer_option("--models", f"Models a world (default: {MODELS}).")]
 
 
@@ -173,8 +173,10 @@ def audit_lm(
         attack = OneRunTokens(score, canary_length)
     with talk_on_stderr():
         subject = text_subject(texts.problem(), described)
-    count = models if models is not None else (64 if one_run else MODELS)
+        count, plan = MODELS if models is None else models, None
+        if one_run:
+            count, plan = planned_canaries(subject, attack, models, asked)
     if options.dry_run:
-        rehearse(subject, attack, count, json, subject.problem.unseen_tokens())
+        rehearse(subject, attack, count, json, subject.problem.unseen_tokens(), plan)
         return
     raise typer.Exit(perform(subject, attack, count, options, computer, asked, inputs, json))

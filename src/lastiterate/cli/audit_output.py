@@ -126,12 +126,15 @@ _ABSENT = {
     "largest": "not computed for this family",
     "noise_multiplier": "this method assumes no noise",
 }
+_OF_GUESSES = ("guesses", "guessed")  # which only some methods of one run have
 
 
 def estimate_fields(estimate: Estimate) -> Fields:
     """An estimate as JSON; what has no finite value is null, with the reason beside it."""
     fields: Fields = {}
     for name, value in asdict(estimate).items():
+        if name in _OF_GUESSES and value is None:
+            continue
         fields[name] = value
         if value is None:
             fields[f"{name}_reason"] = _ABSENT[name]

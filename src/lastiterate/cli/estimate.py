@@ -69,6 +69,7 @@ def estimate(
     """
     import lastiterate
     from lastiterate.auditing.evidence.kinds import Kind
+    from lastiterate.auditing.evidence.one_run import usual_guesses
     from lastiterate.auditing.evidence.score_file import read_scores
     from lastiterate.auditing.evidence.verdict import claim_of, judge_scores
     from lastiterate.cli.audit_output import estimate_fields, status_of, verdict_note
@@ -86,7 +87,11 @@ def estimate(
         raise OptionError("--strict needs --claim-epsilon or --claim-noise: without a claim nothing is judged")
     claim = claim_of(run, delta, claim_epsilon, claim_noise) if claimed else None
     scores = read_scores(file)
-    found = [lastiterate.estimate(*scores, delta, confidence, name, threshold, run) for name in _methods(method, run)]
+    guesses = usual_guesses(len(scores[0]) + len(scores[1])) if noise_multiplier is None else None
+    found = [
+        lastiterate.estimate(*scores, delta, confidence, name, threshold, run, guesses)
+        for name in _methods(method, run)
+    ]
     verdict, reason = "", ""
     if claim is not None:
         kind = Kind.ALL_ITERATES if method == "composition" else Kind.LAST_ITERATE

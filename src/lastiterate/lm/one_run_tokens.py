@@ -22,6 +22,9 @@ from lastiterate.lm.unseen_tokens import protected
 from lastiterate.run import DPSGD
 from lastiterate.values import integer, one_of
 
+_MOST = 256  # canaries, if their number is not given
+_MEMORY = 2**31  # bytes, for the gradients of canaries whose number is not given
+
 
 @dataclass(frozen=True)
 class OneRunTokens:
@@ -50,6 +53,16 @@ class OneRunTokens:
     def to_craft(self) -> int:
         """How many models are trained that are not counted."""
         return self.references
+
+    def most_canaries(self, problem: TextProblem) -> int:
+        """How many are worth thinking of: as many as there are texts, tokens for them, and memory for their gradients.
+
+        Each is compared with each, so that more than a few hundred take long.
+        """
+        loaded = load(problem)
+        size = 4 * sum(part.numel() for part in loaded.start.values()) if self.score == "gradient" else 0
+        fit = _MEMORY // size if size else _MOST
+        return max(min(_MOST, int(loaded.unseen.size), problem.size, fit), 2)
 
     def craft_many(self, run: DPSGD, problem: TextProblem, references: TextReferences, canaries: int) -> Facts:
         unseen = load(problem).unseen

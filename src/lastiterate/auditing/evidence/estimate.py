@@ -11,6 +11,8 @@ from numpy.typing import ArrayLike
 from lastiterate.arrays import FloatArray
 from lastiterate.auditing.evidence.direction import OTHER_WAY, SMALLER, separates_the_other_way
 from lastiterate.auditing.evidence.one_run import bound_of
+from lastiterate.auditing.evidence.one_run_independent import independent_bound
+from lastiterate.auditing.evidence.one_run_power import best_guesses
 from lastiterate.auditing.evidence.rates import bound_on_rates
 from lastiterate.auditing.evidence.threshold import (
     CHOOSING,
@@ -27,8 +29,13 @@ from lastiterate.auditing.evidence.threshold import (
     rule_of,
 )
 from lastiterate.run import DPSGD, require_run
-from lastiterate.values import number, one_of
+from lastiterate.values import integer, number, one_of
 from lastiterate.vocabulary import METHODS
+
+INDEPENDENT = (
+    "one-run-independent holds only if no canary changes the score of another; for a mechanism that may reveal all of "
+    "them at once it is no bound."
+)
 
 
 @dataclass(frozen=True)
@@ -55,6 +62,8 @@ class Estimate:
             half of a split can find.
         caveats: what a reader must know about this bound, in sentences.
         validity: "fixed", for a number of models that was fixed before, or "anytime", for all of them at once.
+        guesses: for one run, how many canaries were to be guessed, fixed in advance. None: this method guesses all.
+        guessed: how many were; fewer where scores are equal.
     """
 
     epsilon: float
@@ -74,6 +83,8 @@ class Estimate:
     direction: int = 1
     caveats: tuple[str, ...] = ()
     validity: str = "fixed"
+    guesses: int | None = None
+    guessed: int | None = None
 
     def __float__(self) -> float:
         return self.epsilon
@@ -88,6 +99,7 @@ def estimate(
     threshold: float | str = "split",
     run: DPSGD | None = None,
     validity: str = "fixed",
+    guesses: int | None = None,
 ) -> Estimate:
     """A lower bound on epsilon from scores of models with the canary and without it.
 
@@ -99,8 +111,12 @@ def estimate(
     - "clopper-pearson": the definition of (epsilon, delta)-DP. No assumption.
     - "gdp": a Gaussian mechanism of unknown noise.
     - "last-iterate", "composition": ``run`` with its noise scaled by an unknown factor, as that analysis sees it.
-    - "one-run", "one-run-fdp": the scores are those of canaries in one single run, each in by a fair coin: without
-      assumption, and for a Gaussian mechanism. Right guesses are counted instead of rates, which are NaN.
+    - "one-run", "one-run-fdp", "one-run-last-iterate", "one-run-composition": the scores are those of canaries in one
+      single run, each in by a fair coin: without assumption, for a Gaussian mechanism, and for ``run`` with its noise
+      scaled, as one of the analyses sees it. The last-iterate one tests a prediction. Right guesses are counted
+      instead of rates, which are NaN.
+    - "one-run-independent": the same scores, on the assumption that no canary changes the score of another. Rates
+      are bounded as if each canary were a model of its own.
 
     A family gives the largest noise that the rates allow, and its epsilon. Where they are below what the family reaches
     without any noise, that is 0 and epsilon infinite: this is not such a mechanism. The composition family is followed
@@ -114,9 +130,11 @@ def estimate(
     - "corrected": all thresholds, with bounds that hold for all of them at once;
     - "uncorrected": the best of all thresholds as if it were the only one. Not a valid bound.
 
-    For one run a number guesses every canary. "a-priori" guesses a quarter of them, half of these with the largest and
-    half with the smallest scores; "corrected" several fixed numbers of guesses. "split" is the same as "corrected",
-    since canaries of one run are not independent. Canaries with equal scores on both sides of a cut are not guessed.
+    For one run a number guesses every canary. "a-priori" guesses ``guesses`` of them, half of these with the largest
+    and half with the smallest scores; None: as many as the linear analysis of ``run`` expects to show most, or a
+    quarter without a run. "corrected" is several fixed numbers of guesses. "split" is the same as "corrected", since
+    canaries of one run are not independent; where they are taken to be, "corrected" is the same as "split". Canaries
+    with equal scores on both sides of a cut are not guessed.
 
     With ``validity`` "fixed" the number of models must have been fixed before. With "anytime" the bound holds for all
     numbers of models at once, so that one may look after each, stop, and go on. Scores are then in the order of the
@@ -133,10 +151,14 @@ def estimate(
         require_run(run)
     check_validity(validity, threshold)
     worlds = Worlds.of(inside, outside)
-    if METHODS[method].is_one_run:
-        if validity == "anytime":
-            raise ValueError(f"validity must be 'fixed' with method {method!r}, which looks once, got 'anytime'")
-        found = _of_one_run(worlds, delta, confidence, method, threshold)
+    if guesses is not None:
+        integer("guesses", guesses, 1, inside.size + outside.size)
+    if METHODS[method].is_one_run and validity == "anytime":
+        raise ValueError(f"validity must be 'fixed' with method {method!r}, which looks once, got 'anytime'")
+    if method == "one-run-independent":
+        found = _of_independent(worlds, delta, confidence, threshold, run)
+    elif METHODS[method].is_one_run:
+        found = _of_one_run(worlds, delta, confidence, method, threshold, run, guesses)
     else:
         found = _of_rates(inside, outside, delta, confidence, method, threshold, run, validity)
     if found.threshold_choice != "split" and separates_the_other_way(worlds):
@@ -219,9 +241,19 @@ def _chosen_by_scores(
     return chosen_by_others(first, counted, rule, delta, error, bound_on_rates(choice, validity))
 
 
-def _of_one_run(worlds: Worlds, delta: float, confidence: float, method: str, threshold: float | str) -> Estimate:
+def _of_one_run(
+    worlds: Worlds,
+    delta: float,
+    confidence: float,
+    method: str,
+    threshold: float | str,
+    run: DPSGD | None,
+    count: int | None,
+) -> Estimate:
     threshold = "corrected" if threshold == "split" else threshold
-    guesses, bound = bound_of(worlds, threshold, method, delta, confidence)
+    if threshold == "a-priori" and run is not None and count is None:
+        count = best_guesses(run, worlds.inside.size + worlds.outside.size, method, delta, confidence)
+    guesses, bound = bound_of(worlds, threshold, method, delta, confidence, run, count)
     tied = (
         f"{guesses.most - guesses.made:,} of the {guesses.most:,} canaries to be guessed were not: their scores are "
         "equal to others beyond the cut."
@@ -242,4 +274,28 @@ def _of_one_run(worlds: Worlds, delta: float, confidence: float, method: str, th
         largest=bound.largest,
         noise_multiplier=bound.noise_multiplier,
         caveats=(tied,) if guesses.made < guesses.most else (),
+        guesses=guesses.most,
+        guessed=guesses.made,
+    )
+
+
+def _of_independent(
+    worlds: Worlds, delta: float, confidence: float, threshold: float | str, run: DPSGD | None
+) -> Estimate:
+    bound = independent_bound(worlds, threshold, run, delta, confidence)
+    return Estimate(
+        epsilon=bound.epsilon,
+        method="one-run-independent",
+        delta=delta,
+        confidence=confidence,
+        threshold=bound.threshold,
+        threshold_choice=bound.threshold_choice,
+        models_in=bound.worlds.inside.size,
+        models_out=bound.worlds.outside.size,
+        false_positives=bound.false_positives,
+        false_negatives=bound.false_negatives,
+        fpr_upper=bound.fpr,
+        fnr_upper=bound.fnr,
+        largest=bound.largest,
+        caveats=(INDEPENDENT,),
     )

@@ -13,11 +13,14 @@ from lastiterate.attacks.likelihood import DRAWS, sample_likelihood_ratios, tell
 from lastiterate.auditing.evidence.betting import Wager
 from lastiterate.auditing.evidence.estimate import Estimate, estimate
 from lastiterate.auditing.evidence.kinds import Kind
-from lastiterate.auditing.evidence.question import METHODS_OF, Question
+from lastiterate.auditing.evidence.one_run import usual_guesses
+from lastiterate.auditing.evidence.one_run_power import OneRunPlan, best_guesses, refuting_guesses
+from lastiterate.auditing.evidence.question import Question
 from lastiterate.auditing.evidence.signal import expected_signal, failure_of, signal_of
 from lastiterate.auditing.evidence.threshold import EXPECTED, Worlds, predicted_threshold, threshold_of_draws
 from lastiterate.auditing.evidence.verdict import Claim, deciding, judge
 from lastiterate.run import DPSGD
+from lastiterate.vocabulary import METHODS
 
 
 class Estimates:
@@ -31,21 +34,21 @@ class Estimates:
         scores_out: FloatArray,
         question: Question,
         planned: int = EXPECTED,
+        claim: Claim | None = None,
     ) -> None:
         """``planned``: models a world, for which a threshold is predicted where one may stop at any time."""
-        self.question = question
-        self._planned = planned
+        self.question, self._planned, self._claim = question, planned, claim
         self._run, self._expected = run, expected
         self._scores = scores_in, scores_out
         self._known: dict[tuple[str, float], Estimate] = {}
 
-    def deciding(self) -> Estimates:
-        """The same at the threshold that decides about a claim."""
-        threshold = deciding(self.question.threshold)
-        if threshold == self.question.threshold:
-            return self
-        question = replace(self.question, threshold=threshold)
-        return Estimates(self._run, self._expected, *self._scores, question, self._planned)
+    def deciding(self, claim: Claim) -> Estimates:
+        """The same at the threshold, and with the number of guesses, that decide about a claim."""
+        question = replace(self.question, threshold=deciding(self.question.threshold))
+        decides = Estimates(self._run, self._expected, *self._scores, question, self._planned, claim)
+        if question == self.question:  # only canaries of one run are guessed
+            decides._known = {key: found for key, found in self._known.items() if found.guesses is None}
+        return decides
 
     def wager(self, claim: Claim, kind: Kind) -> Wager | None:
         """The bet of these scores against a claim."""
@@ -64,29 +67,47 @@ class Estimates:
 
     def __call__(self, method: str, confidence: float) -> Estimate:
         if (method, confidence) not in self._known:
-            threshold = self._threshold(method, confidence)
+            threshold, guesses = self._threshold(method, confidence), self._guesses(method, confidence)
             delta, validity = self.question.delta, self.question.validity
-            found = estimate(*self._scores, delta, confidence, method, threshold, self._run, validity)
+            found = estimate(*self._scores, delta, confidence, method, threshold, self._run, validity, guesses)
             self._known[method, confidence] = found
         return self._known[method, confidence]
 
     def _threshold(self, method: str, confidence: float) -> float | str:
         asked = self.question.threshold
-        if asked != "a-priori" or method in METHODS_OF[Kind.ONE_MODEL]:
+        is_one_run = METHODS[method].is_one_run
+        if asked != "a-priori" or (is_one_run and method != "one-run-independent"):
             return asked
         if isinstance(self._expected, Unknown):
             return "split"
         sizes = len(self._scores[0]), len(self._scores[1])
+        if is_one_run:  # how many canaries really are in says something about the coins
+            sizes = (max(sum(sizes) // 2, 1),) * 2
         if self.question.validity == "anytime":
             sizes = self._planned, self._planned
         return _a_priori(
             self._run, self._expected, sizes, self.question.delta, confidence, method, self.question.validity
         )
 
+    def _guesses(self, method: str, confidence: float) -> int | None:
+        """How many canaries of one run to guess, by what was expected of the scores; None: it is not asked."""
+        if not METHODS[method].is_one_run or self.question.threshold != "a-priori":
+            return None
+        canaries = len(self._scores[0]) + len(self._scores[1])
+        if not isinstance(self._expected, LinearScores):
+            return usual_guesses(canaries)
+        options = self.question.delta, confidence, self._expected.signal, self._expected.spread
+        best = best_guesses(self._run, canaries, method, *options)
+        if self._claim is None:
+            return best
+        is_free = METHODS[method].is_assumption_free or self._claim.run is None
+        claim = self._claim.guarantee if is_free else self._claim.run
+        return refuting_guesses(OneRunPlan(self._run, canaries, best, *options), claim)
+
 
 def verdict_on(claim: Claim, kind: Kind, estimates: Estimates) -> tuple[str, str]:
     """The verdict on a claim, and its reason."""
-    bound = estimates.deciding()
+    bound = estimates.deciding(claim)
     question = bound.question
     wager = bound.wager(claim, kind) if question.validity == "anytime" else None
     return judge(claim, kind, bound, question.confidence, question.threshold, bound.failure(), wager)

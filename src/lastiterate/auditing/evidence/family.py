@@ -24,7 +24,7 @@ from lastiterate.privacy.mixtures.solve import Secants, invert
 from lastiterate.run import DPSGD
 
 _GAUSSIAN = DPSGD(steps=1, sample_rate=1.0, noise_multiplier=1.0)
-_LEAST_NOISE, _MOST_NOISE = 1e-4, 1e12  # noise multipliers that are tried
+_LEAST_NOISE, MOST_NOISE = 1e-4, 1e12  # noise multipliers that are tried
 _STEP, _STEP_OF_COMPOSITION = math.log(4.0), math.log(1.3)  # while the root is being bracketed
 _MOST_EPSILON, _DELTA = 50.0, 1e-5  # up to which the composition family is followed
 _NODES, _NODES_OF_COMPOSITION = 32, 10  # of a curve that only ranks thresholds
@@ -139,11 +139,11 @@ def _factor(family: Family, fpr: float, fnr: float) -> float:
         return float(ndtri(max(family.curve(math.exp(log_factor)).fnr(fpr), _SMALLEST)))
 
     quantile = Secants(normal_quantile)
-    most = math.log(_MOST_NOISE / float(np.max(family.run.noise_multiplier)))
+    most = math.log(MOST_NOISE / float(np.max(family.run.noise_multiplier)))
     start, step = 0.0, _STEP
     if family.name == "composition":
         # From the run's own noise upwards: how little noise may be tried takes long to find, and is seldom needed.
-        start = max(_near_composition(family.run, float(-ndtri(fpr) - goal)), 0.0)
+        start = max(near_composition(family.run, float(-ndtri(fpr) - goal)), 0.0)
         step = _STEP_OF_COMPOSITION
     low, high = bracket_noise(
         lambda log_factor: bool(quantile(np.float64(log_factor))[0] >= goal),
@@ -168,7 +168,7 @@ def _stride(seen: list[tuple[float, float]], goal: float, longest: float) -> flo
     return min(1.1 * abs(goal - value) / slope + 0.01, longest) if slope > 0.0 else 0.4 * longest
 
 
-def _near_composition(run: DPSGD, mu: float) -> float:
+def near_composition(run: DPSGD, mu: float) -> float:
     """log of a factor near the root, where each evaluation costs: the central limit theorem of Bu et al. (2020)."""
     times = 1 if np.ndim(run.sample_rate) else run.steps
     squares = float(np.sum(np.square(run.sample_rate))) * times

@@ -1,8 +1,8 @@
 """Many canaries in one training run, each in by a fair coin: the coins are guessed from the scores.
 
 Steinke, Nasr and Jagielski (2023), arXiv 2305.08846, bound how many guesses can be right under (epsilon, delta)-DP;
-Mahloujifar, Melis and Chaudhuri (2024), arXiv 2410.22235, under f-DP, here with the f of a Gaussian mechanism. Both
-want the number of guesses fixed in advance.
+Mahloujifar, Melis and Chaudhuri (2024), arXiv 2410.22235, under f-DP (`one_run_curve`), here with the f of a Gaussian
+mechanism or of a run's family. Both want the number of guesses fixed in advance.
 """
 
 from __future__ import annotations
@@ -13,15 +13,19 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
-from scipy.special import bdtrc, expit, ndtr, ndtri
+from scipy.special import bdtrc, expit
 
 from lastiterate.arrays import Floats
-from lastiterate.auditing.evidence.family import family_of
+from lastiterate.auditing.evidence.family import Family, family_of
+from lastiterate.auditing.evidence.one_run_curve import gaussian, slack
+from lastiterate.auditing.evidence.one_run_family import largest_factor
 from lastiterate.auditing.evidence.threshold import Worlds
 from lastiterate.privacy.mixtures.solve import invert
+from lastiterate.run import DPSGD
+from lastiterate.vocabulary import METHODS, ONE_RUN_METHODS
 
-_SHARE = 0.25  # of the canaries are guessed a priori: the top eighth as "in", the bottom eighth as "out"
-_FEWEST = 16  # guesses: with fewer, even all of them right, next to nothing can be shown
+_SHARE = 0.25  # of the canaries are guessed if nothing is known: the top eighth as "in", the bottom eighth as "out"
+FEWEST = 16  # guesses: with fewer, even all of them right, next to nothing can be shown
 _MOST = 1e6  # epsilons and mus that are tried
 
 
@@ -51,10 +55,10 @@ class Guesses:
 
 @dataclass(frozen=True)
 class OneRunBound:
-    """A lower bound on epsilon, the same without a wrong guess, and the noise of a Gaussian mechanism."""
+    """A lower bound on epsilon, the same without a wrong guess (None: not computed), and the noise of a family."""
 
     epsilon: float
-    largest: float
+    largest: float | None
     noise_multiplier: float | None
 
 
@@ -65,7 +69,7 @@ def guess_all(worlds: Worlds, threshold: float) -> Guesses:
     return Guesses(threshold, canaries, canaries, *wrong)
 
 
-def guess_extremes(worlds: Worlds, choice: str) -> list[Guesses]:
+def guess_extremes(worlds: Worlds, choice: str, count: int | None = None) -> list[Guesses]:
     """Only the largest and smallest scores are guessed, in ways that are the same for all audits of so many canaries.
 
     Both papers want guesses that are a function of the scores alone. An order of equal scores that the data decide,
@@ -90,19 +94,29 @@ def guess_extremes(worlds: Worlds, choice: str) -> list[Guesses]:
         false_negatives = np.searchsorted(worlds.inside, scores[low - 1], side="right") if low else 0
         return Guesses(threshold, ins + outs, low + scores.size - high, int(false_positives), int(false_negatives))
 
-    return [guess(*ends) for ends in _ways(scores.size, choice)]
+    return [guess(*ends) for ends in _ways(scores.size, choice, count)]
 
 
-def _ways(canaries: int, choice: str) -> list[tuple[int, int]]:
+def usual_guesses(canaries: int) -> int:
+    """How many are guessed a priori if nothing is known about the scores."""
+    return max(math.ceil(_SHARE * canaries), min(FEWEST, canaries))
+
+
+def ways_to_guess(canaries: int, threshold: float | str) -> int:
+    """How many ways to guess a threshold means; they share the error."""
+    return len(_ways(canaries, "corrected")) if threshold == "corrected" else 1
+
+
+def _ways(canaries: int, choice: str, count: int | None = None) -> list[tuple[int, int]]:
     """How many of the largest scores are called "in", and how many of the smallest "out".
 
-    "a-priori" is one way; "corrected" and "uncorrected" are several: all canaries, half of them, a quarter and so on,
-    from both ends or from the top only.
+    "a-priori" is one way, with ``count`` guesses; "corrected" and "uncorrected" are several: all canaries, half of
+    them, a quarter and so on, from both ends or from the top only.
     """
     if choice == "a-priori":
-        return [_both_ends(max(math.ceil(_SHARE * canaries), min(_FEWEST, canaries)))]
+        return [_both_ends(usual_guesses(canaries) if count is None else min(count, canaries))]
     counts = [canaries]
-    while counts[-1] // 2 >= _FEWEST:
+    while counts[-1] // 2 >= FEWEST:
         counts.append(counts[-1] // 2)
     return [_both_ends(count) for count in counts] + [(count, 0) for count in counts[1:]]
 
@@ -112,12 +126,23 @@ def _both_ends(count: int) -> tuple[int, int]:
 
 
 def bound_of(
-    worlds: Worlds, threshold: float | str, method: str, delta: float, confidence: float
+    worlds: Worlds,
+    threshold: float | str,
+    method: str,
+    delta: float,
+    confidence: float,
+    run: DPSGD | None = None,
+    count: int | None = None,
 ) -> tuple[Guesses, OneRunBound]:
-    """The bound by the best of the ways to guess that this threshold means, and that way."""
-    ways = guess_extremes(worlds, threshold) if isinstance(threshold, str) else [guess_all(worlds, threshold)]
+    """The bound by the best of the ways to guess that this threshold means, and that way.
+
+    ``count`` is the number of guesses of "a-priori"; it must not depend on the scores.
+    """
+    ways = guess_extremes(worlds, threshold, count) if isinstance(threshold, str) else [guess_all(worlds, threshold)]
     canaries = worlds.inside.size + worlds.outside.size
     error = _error(ways, threshold, confidence)
+    if METHODS[method].family is not None:
+        return _bound_by_family(_family(method, run), canaries, ways, error, delta)
     best, chosen = 0.0, ways[0]
     for guesses in ways:
         audit = (method, canaries, guesses.most, guesses.right, delta, error)
@@ -131,12 +156,64 @@ def bound_of(
     return chosen, OneRunBound(_of_gaussian(best, delta), _of_gaussian(largest, delta), noise)
 
 
-def largest_bound(canaries: int, threshold: float | str, method: str, delta: float, confidence: float) -> float:
-    """What so many canaries can show at most: no guess is wrong, and no scores are equal."""
-    ways = _ways(canaries, threshold) if isinstance(threshold, str) else [(canaries, 0)]
-    error = _error(ways, threshold, confidence)
-    counts = {sum(ends) for ends in ways}
-    largest = max(_refuted_up_to(method, canaries, count, count, delta, error) for count in counts)
+def bound_by_counts(
+    method: str, canaries: int, count: int, right: int, delta: float, error: float, run: DPSGD | None = None
+) -> OneRunBound:
+    """The bound if so many guesses, fixed in advance, turn out right; its ``largest`` is not computed."""
+    if method not in ONE_RUN_METHODS or method == "one-run-independent":
+        raise ValueError(f"method must be one of one run that counts right guesses, got {method!r}")
+    if METHODS[method].family is not None:
+        family = _family(method, run)
+        factor, _ = _factor(family, canaries, ((count, right),), error)
+        return OneRunBound(_of_factor(family, factor, delta), None, _noise(family, factor))
+    found = _refuted_up_to(method, canaries, count, right, delta, error)
+    if method == "one-run":
+        return OneRunBound(found, None, None)
+    return OneRunBound(_of_gaussian(found, delta), None, 1.0 / found if found else math.inf)
+
+
+def _noise(family: Family, factor: float) -> float:
+    """The noise multiplier of the first step."""
+    return float(np.ravel(family.run.noise_multiplier)[0]) * factor
+
+
+def _family(method: str, run: DPSGD | None) -> Family:
+    analysis = METHODS[method].family
+    assert analysis is not None
+    if run is None:
+        raise ValueError(f"run must be given with method {method!r}, for its steps, sample rate and weights; got None")
+    return family_of(analysis.option, run)
+
+
+def _bound_by_family(
+    family: Family, canaries: int, ways: list[Guesses], error: float, delta: float
+) -> tuple[Guesses, OneRunBound]:
+    factor, chosen = _factor(family, canaries, tuple((way.most, way.right) for way in ways), error)
+    largest = None  # curves of composition with next to no noise take minutes
+    if family.name != "composition":
+        perfect, _ = _factor(family, canaries, tuple((way.most, way.made) for way in ways), error)
+        largest = _of_factor(family, perfect, delta)
+    return ways[chosen], OneRunBound(_of_factor(family, factor, delta), largest, _noise(family, factor))
+
+
+@lru_cache(maxsize=1024)
+def _factor(family: Family, canaries: int, ways: tuple[tuple[int, int], ...], error: float) -> tuple[float, int]:
+    mu = max(_refuted_up_to("one-run-fdp", canaries, count, right, 0.0, error) for count, right in ways)
+    return largest_factor(family, canaries, ways, error, mu)
+
+
+def _of_factor(family: Family, factor: float, delta: float) -> float:
+    if factor in (0.0, math.inf):
+        return math.inf if factor == 0.0 else 0.0
+    return float(family.curve(factor).epsilon(delta))
+
+
+def largest_bound(
+    canaries: int, count: int, method: str, delta: float, confidence: float, threshold: float | str = "a-priori"
+) -> float:
+    """What so many canaries can show at most with so many guesses: none is wrong, and no scores are equal."""
+    error = (1.0 - confidence) / ways_to_guess(canaries, threshold)
+    largest = _refuted_up_to(method, canaries, count, count, delta, error)
     return largest if method == "one-run" else _of_gaussian(largest, delta)
 
 
@@ -153,7 +230,7 @@ def _doubt(method: str, canaries: int, count: int, right: int, delta: float, err
     """An increasing function of epsilon (or mu), negative where so many right guesses refute it."""
     if method == "one-run":
         return lambda epsilon: p_value(canaries, count, right, epsilon, delta) - error
-    return lambda mu: _gaussian_slack(canaries, count, right, mu, error)
+    return lambda mu: slack(gaussian(mu), canaries, count, right, error)
 
 
 @lru_cache(maxsize=4096)
@@ -190,22 +267,3 @@ def p_value(canaries: int, count: int, right: int, epsilon: float, delta: float)
     below = right - 1.0 - free
     gain = np.where(below < 0.0, 1.0, bdtrc(np.maximum(below, 0.0), count, rate)) - tail
     return min(tail + 2.0 * canaries * delta * max(0.0, float(np.max(gain / free))), 1.0)
-
-
-def _gaussian_slack(canaries: int, count: int, right: int, mu: float, error: float) -> float:
-    """Negative where so many right guesses refute mu-Gaussian DP: the recursion of Mahloujifar et al., Algorithm 3.
-
-    It supposes that at least ``right`` guesses are right with probability ``error``, and bounds from below what the
-    probabilities of fewer right guesses must then be; more in total than there are guesses is a contradiction.
-    """
-    available = count / canaries
-    of_right, of_wrong = error * right / canaries, error * (count - right) / canaries
-    for fewer in range(right - 1, -1, -1):
-        least = max(of_wrong, float(ndtr(ndtri(of_right) - mu)))
-        if least == of_wrong:
-            break  # nothing changes any more
-        of_right = min(of_right + fewer / (count - fewer) * (least - of_wrong), 1.0)
-        of_wrong = least
-        if of_right + of_wrong > available:
-            break
-    return available - of_right - of_wrong

@@ -12,7 +12,7 @@ from lastiterate.auditing.evidence.threshold import check_threshold, check_valid
 from lastiterate.auditing.evidence.verdict import Claim, check_claims, claim_of, remark_on, sharing_the_error
 from lastiterate.run import DPSGD
 from lastiterate.values import number, one_of, told
-from lastiterate.vocabulary import METHODS, ONE_RUN_METHODS, PAIRED_METHODS
+from lastiterate.vocabulary import COMPOSITION, METHODS, ONE_RUN_METHODS, PAIRED_METHODS
 
 METHODS_OF = {
     Kind.LAST_ITERATE: PAIRED_METHODS,
@@ -74,7 +74,7 @@ class Question:
         """The methods that apply to such scores, or those that were asked for."""
         apply = METHODS_OF[kind]
         if not run.amplifies:
-            apply = tuple(method for method in apply if method != "composition")
+            apply = tuple(method for method in apply if METHODS[method].family is not COMPOSITION)
         if self.methods is None:
             return list(apply)
         for method in self.methods:

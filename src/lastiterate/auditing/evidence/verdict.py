@@ -13,8 +13,9 @@ from lastiterate.arrays import FloatArray
 from lastiterate.auditing.evidence.betting import Odds, Wager
 from lastiterate.auditing.evidence.direction import OTHER_WAY
 from lastiterate.auditing.evidence.estimate import Estimate, estimate
+from lastiterate.auditing.evidence.guarantee import guarantee_of
 from lastiterate.auditing.evidence.kinds import Kind
-from lastiterate.auditing.evidence.power import MOST, Test, guarantee_of, least_models
+from lastiterate.auditing.evidence.power import MOST, Test, least_models
 from lastiterate.auditing.evidence.signal import failure_of
 from lastiterate.privacy.analyses.calibrate import calibrate
 from lastiterate.privacy.analyses.composition import composition
@@ -26,6 +27,7 @@ from lastiterate.vocabulary import ABOVE_HEURISTIC, CONSISTENT, INCONCLUSIVE, ME
 from lastiterate.wording import per_cent, spell
 
 _SAME = 1.0 - 1e-6  # of an epsilon: noise is calibrated to a millionth
+_PREDICTION = {Kind.LAST_ITERATE: "last-iterate", Kind.ONE_MODEL: "one-run-last-iterate"}  # families of the heuristic
 
 
 @dataclass(frozen=True)
@@ -46,17 +48,18 @@ class Claim:
 
     def tests(self, kind: Kind, confidence: float) -> list[Test]:
         """Those that can refute it, for a kind of scores; they share the error."""
-        if kind is Kind.ONE_MODEL:
-            return [Test("one-run", confidence, self.guarantee)]
+        free = "one-run" if kind is Kind.ONE_MODEL else "clopper-pearson"
         if self.run is None:
-            return [Test("clopper-pearson", confidence, self.guarantee)]
+            return [Test(free, confidence, self.guarantee)]
         shared = sharing_the_error(confidence)
         # Of error rates the method only chooses the threshold: for last iterates, the quicker family has the same one.
         family = "last-iterate"
         if kind is Kind.ALL_ITERATES:
             family = "composition" if guarantee_of(self.run) is composition else "clopper-pearson"
+        if kind is Kind.ONE_MODEL:
+            family = "one-run-fdp"  # of guesses it only chooses how many
         return [
-            Test("clopper-pearson", shared, self.guarantee),
+            Test(free, shared, self.guarantee),
             Test(family, shared, self.guarantee, self.run),
         ]
 
@@ -194,11 +197,11 @@ def judge(
             halves = "; the two tests that can refute share the error" if len(tests) > 1 else ""
             shown = _found(test, found, bound)
             return VIOLATION, f"The claim ({claim.words}) is refuted with {sure} confidence: {shown}{halves}."
-    if kind is Kind.LAST_ITERATE and claim.heuristic is not None:
-        found = bound("last-iterate", confidence)
+    if (family := _PREDICTION.get(kind)) and claim.heuristic is not None:
+        found = bound(family, confidence)
         if found.epsilon > claim.heuristic:
             return ABOVE_HEURISTIC, (
-                f"The attack finds {spell(found.epsilon)} with {sure} confidence (last-iterate family), above the "
+                f"The attack finds {spell(found.epsilon)} with {sure} confidence ({METHODS[family].label}), above the "
                 f"heuristic's {spell(claim.heuristic)} for the claim ({claim.words}): losses are not as linear as it "
                 "assumes, or training is not what is claimed."
             )
@@ -214,10 +217,14 @@ def judge(
 
 
 def _found(test: Test, found: Estimate, bound: Callable[[str, float], Estimate]) -> str:
-    """What refutes a claim: an epsilon, or where no family has one, the error rates."""
+    """What refutes a claim: an epsilon, or where no family has one, the error rates or the guesses."""
+    one_run = METHODS[found.method].is_one_run
     if test.run is not None and guarantee_of(test.run) is not composition:
+        if one_run and found.guesses is not None:
+            wrong = found.false_positives + found.false_negatives
+            return f"{wrong:,} wrong among {found.guesses:,} guesses are fewer than it allows"
         return f"error rates of at most {spell(found.fpr_upper)} and {spell(found.fnr_upper)} are less than it allows"
-    found = found if test.run is None else bound("composition", test.confidence)
+    found = found if test.run is None else bound("one-run-composition" if one_run else "composition", test.confidence)
     return f"{METHODS[found.method].label} finds an epsilon of at least {spell(found.epsilon)}"
 
 
@@ -234,7 +241,9 @@ def _too_few(
     else:
         needed = least_models(tests, found.delta, threshold)
     if one_run and needed is not None and needed <= found.models_in + found.models_out:
-        takes = "Too many scores are equal to be guessed from: another score would have to tell the canaries apart."
+        takes = f"So many would do if all were guessed, and {found.guesses:,} guesses were fixed in advance."
+        if found.guessed != found.guesses:
+            takes = "Too many scores are equal to be guessed from: another score would have to tell the canaries apart."
     elif needed is None:
         takes = f"Even {MOST:,} {what} without an error would not."
     else:

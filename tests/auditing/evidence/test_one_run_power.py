@@ -1,0 +1,74 @@
+"""What one run can show, planned and simulated."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import lastiterate as li
+from lastiterate.auditing.evidence.one_run import bound_by_counts, usual_guesses
+from lastiterate.auditing.evidence.one_run_power import OneRunPlan, allowed_by, best_guesses, best_plan
+from tests.auditing.evidence.test_one_run_family import SHUFFLED, SPARSE, counts
+
+GAUSSIAN = li.DPSGD(1, 1.0, 1.0)
+CASES = [(SPARSE, 200, 60), (SPARSE, 1000, 90), (GAUSSIAN, 500, 500), (GAUSSIAN, 500, 21), (SHUFFLED, 300, 40)]
+
+
+@pytest.mark.parametrize(("run", "canaries", "guesses"), CASES)
+def test_the_expected_share_of_right_guesses_is_that_of_simulated_audits(run, canaries, guesses):
+    right = counts(run, canaries, guesses, audits=400)
+    plan = OneRunPlan(run, canaries, guesses)
+    assert plan.accuracy == pytest.approx(right.mean() / guesses, abs=4.0 * right.std() / guesses / 20.0 + 0.003)
+
+
+@pytest.mark.parametrize(("run", "canaries", "guesses"), CASES)
+def test_the_chance_to_refute_is_the_share_of_simulated_audits_that_do(run, canaries, guesses):
+    right = counts(run, canaries, guesses, audits=400)
+    plan = OneRunPlan(run, canaries, guesses)
+    for claim in (0.5, run.replace(noise_multiplier=1.7 * run.noise_multiplier)):
+        needed = plan.right_to_refute(claim)
+        share = 0.0 if needed is None else float(np.mean(right >= needed))
+        assert plan.chance_to_refute(claim) == pytest.approx(share, abs=0.08)
+
+
+def test_the_median_is_what_half_of_the_audits_find():
+    plan = OneRunPlan(SPARSE, 1000, 90)
+    right = int(np.median(counts(SPARSE, 1000, 90, audits=400)))
+    one_more_or_less = [
+        bound_by_counts("one-run-fdp", 1000, 90, right + by, 1e-5, 1.0 - 0.95).epsilon for by in (-1, 0, 1)
+    ]
+    assert plan.median("one-run-fdp") in one_more_or_less
+    assert plan.median("one-run") < plan.median("one-run-fdp") < plan.median("one-run-last-iterate")
+    assert plan.largest("one-run-fdp") > plan.median("one-run-fdp")
+
+
+def test_the_best_number_of_guesses_beats_the_usual_one_and_its_neighbours():
+    for run in (SPARSE, GAUSSIAN):
+        for method in ("one-run", "one-run-fdp"):
+            best = OneRunPlan(run, 1000, best_guesses(run, 1000, method)).median(method)
+            assert best > OneRunPlan(run, 1000, usual_guesses(1000)).median(method)
+            for guesses in (16, 30, 60, 120, 500, 1000):
+                assert best >= 0.97 * OneRunPlan(run, 1000, guesses).median(method)
+
+
+def test_where_nothing_can_be_seen_there_is_still_a_number_of_guesses():
+    assert 16 <= best_guesses(GAUSSIAN, 50, signal=0.01) <= 50
+    assert best_guesses(GAUSSIAN, 5) == 5
+
+
+def test_a_useful_number_of_canaries_shows_nearly_as_much_as_the_most():
+    plan, most = best_plan(SPARSE, 5000), OneRunPlan(SPARSE, 5000, best_guesses(SPARSE, 5000))
+    assert 500 < plan.canaries < 5000
+    assert plan.median("one-run-fdp") >= 0.95 * most.median("one-run-fdp")
+    assert best_plan(GAUSSIAN.replace(noise_multiplier=1e3), 80).canaries == 80  # nothing can be seen: all of them
+
+
+def test_what_cannot_be_planned_is_refused():
+    with pytest.raises(ValueError, match="guesses must be"):
+        OneRunPlan(SPARSE, 10, 11)
+    with pytest.raises(ValueError, match="method must be 'one-run'"):
+        OneRunPlan(SPARSE, 10, 10).chance_to_refute(1.0, "one-run-fdp")
+    with pytest.raises(ValueError, match="method must be one of a run's families"):
+        allowed_by(SPARSE, "one-run-fdp")
+    with pytest.raises(ValueError, match="method must be one of one run that counts right guesses"):
+        OneRunPlan(SPARSE, 10, 10).median("one-run-independent")
