@@ -15,6 +15,7 @@ import numpy as np
 
 from lastiterate.arrays import BoolArray, IntArray, IntegerArray, RealArray
 from lastiterate.attacks.attack import Unknown
+from lastiterate.auditing.design import OpenEnded
 from lastiterate.auditing.engines.engine import Engine, find_engine
 from lastiterate.auditing.evidence.estimates import Estimates
 from lastiterate.auditing.evidence.kinds import kind_of
@@ -29,6 +30,7 @@ from lastiterate.auditing.stores.records import Record
 from lastiterate.auditing.stores.store import Store
 from lastiterate.auditing.stores.trials import ScoredTrials
 from lastiterate.auditing.stores.trouble import damaged
+from lastiterate.auditing.until import Until, Watch, read_until
 from lastiterate.auditing.versions import versions
 from lastiterate.breakdown import Breakdown
 from lastiterate.data.files import BadFile
@@ -58,6 +60,8 @@ def audit(
     test: tuple[RealArray, IntegerArray] | None = None,
     data: str = "",
     progress: bool | None = None,
+    validity: str = "fixed",
+    until: str | None = None,
 ) -> AuditResult:
     """Train models with and without a canary, and find out how well they can be told apart.
 
@@ -80,15 +84,23 @@ def audit(
         test: images and labels for the accuracy of the models.
         data: what the problem is, for reports.
         progress: show a bar on stderr. None: if that is a terminal.
+        validity: "fixed": the number of models is fixed, and counts only as a whole. "anytime": one may look at any
+            time, stop, and go on with more ``models`` and the same store.
+        until: what ends the audit early, with validity "anytime": "refuted", "minutes=30", "epsilon=3", or several of
+            them with commas between.
     """
-    question = Question(delta, confidence, methods, threshold, claim_epsilon, claim_noise)
+    question = Question(delta, confidence, methods, threshold, claim_epsilon, claim_noise, validity)
+    ends = read_until(until)
+    if ends is not None and validity != "anytime":
+        raise ValueError(f"validity must be 'anytime' with until, got {validity!r}: who stops early has fixed nothing")
     if progress is not None:
         boolean("progress", progress)
     if store is not None and (not isinstance(store, (str, Path)) or not str(store) or "\0" in str(store)):
         raise ValueError(f"store must be the path of a file, or None to keep nothing, got {told(store)}")
-    experiment = experiment_on(problem, Given(run, attack, models, seed, test, data))
+    given = Given(run, attack, models, seed, test, data, open_ended=validity == "anytime")
+    experiment = experiment_on(problem, given)
     try:
-        return conduct(experiment, question, store, engine, progress)
+        return conduct(experiment, question, store, engine, progress, ends)
     except TrainerFailed as failed:
         if not isinstance(failed.error, Exception):  # a trainer may not end the program of whoever calls this
             raise
@@ -102,12 +114,13 @@ def conduct(
     store: str | Path | None = None,
     engine: str | Engine = "local",
     progress: bool | None = None,
+    until: Until | None = None,
 ) -> AuditResult:
     """Do what is missing of an experiment, and report. A trainer's failure is a ``TrainerFailed``."""
     if remark := question.remark(experiment.run):
         print(remark, file=sys.stderr)
     try:
-        with collected(experiment, question, store, engine, progress) as kept:
+        with collected(experiment, question, store, engine, progress, until) as kept:
             result = report(evidence_in(kept), question)
     except Breakdown as failed:
         failed.kept = failed.kept if store else "nothing is kept without a store"
@@ -122,6 +135,7 @@ def collected(
     store: str | Path | None = None,
     engine: str | Engine = "local",
     progress: bool | None = None,
+    until: Until | None = None,
 ) -> Iterator[Store]:
     """The store with all trials of an experiment, for those who judge the scores by themselves."""
     computer = find_engine(engine)
@@ -129,16 +143,27 @@ def collected(
     asked.check(experiment.run, kind_of(experiment.design, Unknown()))
     with scratch_folder() as scratch:
         with _open(store or scratch / "audit.sqlite", experiment) as kept:
-            _fill(experiment, kept, computer, asked, progress)
+            _fill(experiment, kept, computer, asked, progress, until)
             yield kept
         if store:
             kept.check_kept()
 
 
-def _fill(experiment: Experiment, store: Store, engine: Engine, question: Question, progress: bool | None) -> None:
+def _fill(
+    experiment: Experiment,
+    store: Store,
+    engine: Engine,
+    question: Question,
+    progress: bool | None,
+    until: Until | None,
+) -> None:
     """Do what is missing in a store: craft, train, score. Every chunk is kept as soon as it is known."""
     planned = experiment.design.trials
-    if store.crafted is not None and len(store.done()) == planned:
+    watch = None if until is None else Watch(until)
+    held = store.crafted
+    if held is not None and not len(_missing(experiment, store, held["chunk_size"])[0]):
+        return
+    if held is not None and watch and _reason_to_stop(watch, store, question):
         return
     if remark := _other_versions(store):
         print(remark, file=sys.stderr)
@@ -146,7 +171,7 @@ def _fill(experiment: Experiment, store: Store, engine: Engine, question: Questi
     try:
         with engine.running():
             crafted, trials = _prepare(experiment, store, engine, question, progress)
-            _train(experiment, store, crafted, trials, question, progress)
+            _train(experiment, store, crafted, trials, question, progress, watch)
     except Breakdown as failed:
         done = len(store.done())
         failed.kept = f"{done} of {planned} trials are stored in {store.path}" if done else "no trial was stored"
@@ -184,7 +209,13 @@ def _prepare(
 
 
 def _train(
-    experiment: Experiment, store: Store, crafted: Crafted, trials: Trials, question: Question, progress: bool | None
+    experiment: Experiment,
+    store: Store,
+    crafted: Crafted,
+    trials: Trials,
+    question: Question,
+    progress: bool | None,
+    watch: Watch | None,
 ) -> None:
     from lastiterate.training_progress import TrainingProgress
 
@@ -192,21 +223,51 @@ def _train(
     looks, stored = Looks(), experiment.design.trials - len(models)
     with TrainingProgress(len(models), experiment.run.steps, progress) as bar:
         for chunk in trials.chunks(models, present, bar):
-            store.add(chunk)
+            store.add(_new(store, chunk) if isinstance(experiment.design, OpenEnded) else chunk)
             stored += len(chunk)
             if bar.is_shown and looks.due(stored):
-                bar.note = looks.look(lambda: _look(experiment, crafted, store.scores(), question), stored)
+                bar.note = looks.look(lambda: _look(experiment, crafted, store, question), stored)
+            if watch and (reason := _reason_to_stop(watch, store, question)):
+                print(f"stopped after {len(store.done()):,} trials: {reason}", file=sys.stderr)
+                return
 
 
-def _look(experiment: Experiment, crafted: Crafted, trials: ScoredTrials, question: Question) -> str:
-    """The running epsilon. It is no result: who stops when it looks good has no confidence left."""
-    inside, outside = trials.scores[trials.present], trials.scores[~trials.present]
+def _new(store: Store, chunk: ScoredTrials) -> ScoredTrials:
+    """Those trials that are not stored: an audit that is extended trains the rest of a chunk with its beginning."""
+    done = store.done()
+    trials = zip(chunk.models.tolist(), chunk.present.tolist(), strict=True)
+    return chunk.at(np.flatnonzero([trial not in done for trial in trials]))
+
+
+def _reason_to_stop(watch: Watch, store: Store, question: Question) -> str | None:
+    """Why an audit that one may stop at any time should be stopped now."""
+
+    def result() -> AuditResult | None:
+        evidence = evidence_in(store)
+        if not evidence.prefix:
+            return None
+        first = question.methods_for(evidence.run, kind_of(evidence.design, evidence.expected))[:1]
+        return report(evidence, replace(question, methods=first))
+
+    return watch.reason(result)
+
+
+def _look(experiment: Experiment, crafted: Crafted, store: Store, question: Question) -> str:
+    """The running epsilon. It is no result, unless the bound holds at any time."""
+    evidence = evidence_in(store)
+    design = evidence.design
+    inside, outside = (evidence.scores[evidence.present == there] for there in (True, False))
+    horizon = design.horizon if isinstance(design, OpenEnded) else design.models
+    if question.validity == "anytime" and evidence.prefix:
+        inside, outside = evidence.worlds("anytime")
     if not len(inside) or not len(outside):
         return ""
     method = METHODS_OF[kind_of(experiment.design, crafted.expected)][0]
-    estimates = Estimates(experiment.run, crafted.expected, inside, outside, question, experiment.design.models)
-    found = estimates(method, question.confidence)
-    return f", so far epsilon >= {spell(found.epsilon, 3)}"
+    estimates = Estimates(experiment.run, crafted.expected, inside, outside, question, horizon)
+    found = spell(estimates(method, question.confidence).epsilon, 3)
+    if question.validity == "anytime":
+        return f", epsilon >= {found}, which holds at any time: you may stop"
+    return f", so far epsilon >= {found}"
 
 
 def _missing(experiment: Experiment, store: Store, chunk_size: int) -> tuple[IntArray, BoolArray]:
@@ -214,7 +275,13 @@ def _missing(experiment: Experiment, store: Store, chunk_size: int) -> tuple[Int
     models, present = experiment.design.planned()
     done = store.done()
     starts = range(0, len(models), chunk_size)
-    left = [s for s in starts if (int(models[s]), bool(present[s])) not in done]
+    is_open = isinstance(experiment.design, OpenEnded)  # whose last chunk may be there in part
+
+    def is_missing(begin: int) -> bool:
+        end = min(begin + chunk_size, len(models)) if is_open else begin + 1
+        return any((int(models[i]), bool(present[i])) not in done for i in range(begin, end))
+
+    left = [begin for begin in starts if is_missing(begin)]
     rows = np.concatenate([np.arange(s, min(s + chunk_size, len(models))) for s in left]) if left else np.empty(0, int)
     return models[rows], present[rows]
 

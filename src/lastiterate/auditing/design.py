@@ -33,6 +33,18 @@ class Paired:
 
 
 @dataclass(frozen=True)
+class OpenEnded(Paired):
+    """The same, but one may look at any time, stop, and go on: how many models there are is decided as one goes.
+
+    Attributes:
+        models: so far planned, in each world.
+        horizon: how many it began with; thresholds are predicted for this number, whatever becomes of it.
+    """
+
+    horizon: int
+
+
+@dataclass(frozen=True)
 class OneModel:
     """One model with many canaries, each in by the toss of a fair coin: a trial is a canary.
 
@@ -60,7 +72,17 @@ class OneModel:
         return np.where(known & (planned[np.where(known, models, 0)] == present), models, -1)
 
 
-Design: TypeAlias = Paired | OneModel
+Design: TypeAlias = Paired | OpenEnded | OneModel
+
+
+def kind_name(design: Design) -> str:
+    """What a store calls it."""
+    match design:
+        case OneModel():
+            return "one-model"
+        case OpenEnded():
+            return "open-ended"
+    return "paired"
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from typing import TypeAlias
 import numpy as np
 
 from lastiterate.answers import run_fields
-from lastiterate.auditing.design import Design, OneModel
+from lastiterate.auditing.design import Design, OpenEnded, kind_name
 from lastiterate.auditing.sources import Code, globals_of, is_installed, is_ours, own_source
 from lastiterate.optimizer import SGD
 from lastiterate.run import DPSGD
@@ -49,13 +49,14 @@ class Identity:
 def identify(run: DPSGD, problem: object, attack: object, design: Design, seed: int, **more: Plain) -> Identity:
     """The identity of an audit of this problem by this attack."""
     prints = _Prints()
-    kind: dict[str, Plain] = {"kind": "one-model" if isinstance(design, OneModel) else "paired"}
+    kind: dict[str, Plain] = {"kind": kind_name(design)}
+    number: dict[str, Plain] = {} if isinstance(design, OpenEnded) else {"models": design.models}
     values: dict[str, Plain] = {
         "version": VERSION,
         "run": describe_run(run),
         "problem": prints.of(problem),
         "attack": prints.attack(attack),
-        "design": kind | {"models": design.models},
+        "design": kind | number,
         "seed": seed,
         **more,
     }

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
+
+from lastiterate.auditing.design import Paired
 from lastiterate.auditing.evidence.question import Question
 from lastiterate.auditing.evidence.report import Evidence, report
 from lastiterate.auditing.evidence.result import AuditResult
 from lastiterate.auditing.experiments.protocol import Crafted
 from lastiterate.auditing.stores.store import Store
+from lastiterate.auditing.stores.trials import ScoredTrials
 
 
 def evidence_in(store: Store) -> Evidence:
@@ -27,12 +31,20 @@ def evidence_in(store: Store) -> Evidence:
         data=record.data,
         scores=trials.scores,
         present=trials.present,
+        prefix=_prefix(trials) if isinstance(record.design, Paired) else 0,
         quality=record.quality,
         qualities=trials.qualities,
         quality_before=crafted.quality_before,
         seconds=store.seconds,
         store=store.path,
     )
+
+
+def _prefix(trials: ScoredTrials) -> int:
+    """How many trials come before the first gap: those of models up to which both worlds are there."""
+    there = (trials.models == np.arange(len(trials)) // 2) & (trials.present == (np.arange(len(trials)) % 2 == 0))
+    gaps = np.flatnonzero(~there)
+    return 2 * ((int(gaps[0]) if gaps.size else len(trials)) // 2)
 
 
 def read(path: str | Path, question: Question = Question()) -> AuditResult:  # noqa: B008 - it is frozen

@@ -34,9 +34,9 @@ class Subject:
     test: tuple[RealArray, IntegerArray] | None = None
     attack: object = None
 
-    def experiment(self, attack: object, models: int, seed: int) -> Experiment:
+    def experiment(self, attack: object, models: int, seed: int, open_ended: bool = False) -> Experiment:
         """The audit of it by this attack; None: by the one that suits it."""
-        return experiment_on(self.problem, Given(self.run, attack, models, seed, self.test, self.words))
+        return experiment_on(self.problem, Given(self.run, attack, models, seed, self.test, self.words, open_ended))
 
     def default_store(self, experiment: Experiment) -> Path:
         """A file of its own for every audit, so that the same command finds it again."""

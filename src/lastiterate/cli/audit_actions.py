@@ -79,13 +79,18 @@ def perform(
 ) -> int:
     """Audit the subject, show what was found, and say with which status to exit; Ctrl-C says how to resume."""
     from lastiterate.auditing.conduct import conduct
+    from lastiterate.auditing.until import read_until
     from lastiterate.cli.audit_output import finish
 
-    experiment = subject.experiment(attack, models, options.seed)
+    until = read_until(options.until)
+    is_open = question.validity == "anytime"
+    if until is not None and not is_open:
+        raise OptionError("--until needs --anytime: who stops early has not fixed the number of models")
+    experiment = subject.experiment(attack, models, options.seed, is_open)
     store = options.store or subject.default_store(experiment)
     check_audit(store, options, inputs, json)
     with resumable(store), talk_on_stderr():
-        result = conduct(experiment, question, store, engine)
+        result = conduct(experiment, question, store, engine, until=until)
     return finish(result, question, options.output, options.strict, json)
 
 

@@ -27,6 +27,9 @@ AttackName = Annotated[
     option("--attack", values.one_of(*NAMED), "NAME", f"How to attack: {', '.join(NAMED)} (default: quiet)."),
 ]
 UsualDelta = Annotated[float, number_option("--delta", "Delta of (epsilon, delta)-DP (default: 1e-5).")]
+Anytime = Annotated[
+    bool, flag("--anytime", "Bounds that hold at every moment: look, stop and go on with more models as you like.")
+]
 ClaimEpsilon = Annotated[float | None, number_option("--claim-epsilon", "Judge the claim of this epsilon.")]
 ClaimNoise = Annotated[float | None, number_option("--claim-noise", "Judge the claim of this noise multiplier.")]
 
@@ -54,13 +57,20 @@ class QuestionOptions:
     ] = "a-priori"
     claim_epsilon: ClaimEpsilon = None
     claim_noise: ClaimNoise = None
+    anytime: Anytime = False
 
     def question(self) -> Question:
         """The question that the options put."""
         from lastiterate.auditing.evidence.question import Question
 
         methods = None if self.method in (None, "all") else self.method.split(",")
-        return Question(self.delta, self.confidence, methods, self.threshold, self.claim_epsilon, self.claim_noise)
+        claims = self.claim_epsilon, self.claim_noise
+        return Question(self.delta, self.confidence, methods, self.threshold, *claims, self.validity)
+
+    @property
+    def validity(self) -> str:
+        """Whether the number of models is fixed."""
+        return "anytime" if self.anytime else "fixed"
 
 
 Strict = Annotated[
@@ -90,6 +100,10 @@ class AuditOptions:
     ] = None
     output: Output = None
     strict: Strict = False
+    until: Annotated[
+        str | None,
+        option("--until", None, "refuted|minutes=N|epsilon=E", "Stop at that, with --anytime; several with commas."),
+    ] = None
     dry_run: Annotated[bool, flag("--dry-run", "Say what would be trained, and how long it would take.")] = False
 
 

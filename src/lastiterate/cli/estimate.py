@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lastiterate.cli import values
-from lastiterate.cli.audit_options import ClaimEpsilon, ClaimNoise, Strict, UsualDelta
+from lastiterate.cli.audit_options import Anytime, ClaimEpsilon, ClaimNoise, Strict, UsualDelta
 from lastiterate.cli.errors import OptionError
 from lastiterate.cli.options import Json, MethodOptions, PerStepOption, SizeOptions, choice, number_option, option
 from lastiterate.cli.unfold import unfold
@@ -51,6 +51,7 @@ def estimate(
     threshold: Threshold = "split",
     claim_epsilon: ClaimEpsilon = None,
     claim_noise: ClaimNoise = None,
+    anytime: Anytime = False,
     strict: Strict = False,
     json: Json = False,
 ) -> None:
@@ -76,6 +77,7 @@ def estimate(
     from lastiterate.cli.output import print_json, print_rows
 
     run = _run(size, training, noise_multiplier)
+    validity = "anytime" if anytime else "fixed"
     if threshold == "a-priori" and noise_multiplier is None and method not in ONE_RUN_METHODS:
         raise OptionError("--threshold a-priori needs --noise-multiplier and the run: it is predicted for them")
     if method != "all" and METHODS[method].family is not None and run is None:
@@ -89,14 +91,14 @@ def estimate(
     scores = read_scores(file)
     guesses = usual_guesses(len(scores[0]) + len(scores[1])) if noise_multiplier is None else None
     found = [
-        lastiterate.estimate(*scores, delta, confidence, name, threshold, run, guesses)
+        lastiterate.estimate(*scores, delta, confidence, name, threshold, run, validity, guesses)
         for name in _methods(method, run)
     ]
     verdict, reason = "", ""
     if claim is not None:
         kind = Kind.ALL_ITERATES if method == "composition" else Kind.LAST_ITERATE
         kind = Kind.ONE_MODEL if method in ONE_RUN_METHODS else kind
-        verdict, reason = judge_scores(*scores, claim, kind, delta, confidence, threshold, run)
+        verdict, reason = judge_scores(*scores, claim, kind, delta, confidence, threshold, run, validity)
     judged: Fields = {"verdict": verdict, "reason": reason} if claimed else {}
     rows = [estimate_fields(each) for each in found]
     if not json:
@@ -150,6 +152,8 @@ def _words(found: "list[Estimate]", models_in: int, models_out: int) -> tuple[st
     ]
     if first.threshold_choice == "split":
         notes.append("The other models chose the threshold.")
+    if first.validity == "anytime":
+        notes.append("It holds for every number of models at once: one may have looked and stopped at any time.")
     if not THRESHOLDS[first.threshold_choice].is_valid:
         notes.append("The best of all thresholds was taken without correction: this is not a valid bound.")
     if not all(METHODS[each.method].is_assumption_free for each in found):

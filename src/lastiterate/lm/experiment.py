@@ -35,7 +35,7 @@ def text_experiment(problem: TextProblem, given: Given) -> Experiment:
     attack = UnseenTokens() if given.attack is None else given.attack
     match attack:
         case UnseenTokens():
-            return FineTunings(given.run, problem, attack, given.models, given.seed, given.data)
+            return FineTunings(given.run, problem, attack, given.paired(), given.seed, given.data)
         case OneRunTokens():
             return OneFineTuning(given.run, problem, attack, given.models, given.seed, given.data)
     raise ValueError(f"attack must be lm.UnseenTokens or lm.OneRunTokens for a TextProblem, got {attack!r}")
@@ -48,13 +48,9 @@ class FineTunings:
     run: DPSGD
     problem: TextProblem
     attack: UnseenTokens
-    models: int
+    design: Paired
     seed: int
     described: str = ""
-
-    @property
-    def design(self) -> Paired:
-        return Paired(self.models)
 
     @property
     def quality(self) -> Quality | None:

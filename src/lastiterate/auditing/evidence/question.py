@@ -66,9 +66,13 @@ class Question:
     def check(self, run: DPSGD, kind: Kind) -> None:
         """Refuse what could not be answered for such an audit."""
         self.methods_for(run, kind)
+        self.check_validity(kind)
+        self.claim(run)
+
+    def check_validity(self, kind: Kind) -> None:
+        """Refuse to look at any time where there is one training, and so one look."""
         if kind is Kind.ONE_MODEL and self.validity == "anytime":
             raise ValueError("validity must be 'fixed' for canaries of one training, got 'anytime': it is one look")
-        self.claim(run)
 
     def methods_for(self, run: DPSGD, kind: Kind) -> list[str]:
         """The methods that apply to such scores, or those that were asked for."""

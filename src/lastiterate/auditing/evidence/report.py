@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +10,7 @@ from scipy.stats import norm
 
 from lastiterate.arrays import BoolArray, FloatArray
 from lastiterate.attacks.attack import ExpectedScores, LinearScores, Words
-from lastiterate.auditing.design import Design, Quality
+from lastiterate.auditing.design import Design, OpenEnded, Quality
 from lastiterate.auditing.evidence.estimate import Estimate
 from lastiterate.auditing.evidence.estimates import Estimates, verdict_on
 from lastiterate.auditing.evidence.kinds import Kind, kind_of
@@ -36,6 +36,7 @@ class Evidence:
         data: what was trained on what, for people.
         scores: of the trials that are done.
         present: whether the canary was in, for each of them.
+        prefix: how many of the scores, from the first on, are of models before which none is missing.
         quality: what ``qualities`` are; None: they were not measured.
         qualities: of the models, one for each score, NaN where not measured.
         quality_before: of the model before training.
@@ -50,15 +51,22 @@ class Evidence:
     data: str
     scores: FloatArray
     present: BoolArray
+    prefix: int
     quality: Quality | None
     qualities: FloatArray
     quality_before: float | None
     seconds: float
     store: Path
 
-    def worlds(self) -> tuple[FloatArray, FloatArray]:
-        """The scores with the canary, and those without."""
-        inside, outside = self.scores[self.present], self.scores[~self.present]
+    def worlds(self, validity: str = "fixed") -> tuple[FloatArray, FloatArray]:
+        """The scores with the canary, and those without.
+
+        Where one may look at any time, a model that is missing hides those behind it: quick models must not crowd out
+        slow ones.
+        """
+        counted = slice(self.prefix) if validity == "anytime" else slice(None)
+        scores, present = self.scores[counted], self.present[counted]
+        inside, outside = scores[present], scores[~present]
         if not len(inside) or not len(outside):
             raise ValueError(
                 f"the store {str(self.store)!r} has no trial in one of the worlds yet: finish its audit first"
@@ -76,9 +84,13 @@ def report(evidence: Evidence, question: Question = Question()) -> AuditResult: 
     """What the scores say."""
     run, expected, words = evidence.run, evidence.expected, evidence.words
     kind = kind_of(evidence.design, expected)
+    horizon = evidence.design.models
+    if isinstance(evidence.design, OpenEnded):  # nobody has fixed how many models there are
+        question, horizon = replace(question, validity="anytime"), evidence.design.horizon
+    question.check_validity(kind)
     methods = question.methods_for(run, kind)
-    scores_in, scores_out = evidence.worlds()
-    estimates = Estimates(run, expected, scores_in, scores_out, question, evidence.design.models)
+    scores_in, scores_out = evidence.worlds(question.validity)
+    estimates = Estimates(run, expected, scores_in, scores_out, question, horizon)
     found = {method: estimates(method, question.confidence) for method in methods}
     predictions = dict(predictions_of(run, question.delta))
     verdict, reason = verdict_on(question.claim(run), kind, estimates)
@@ -115,7 +127,12 @@ def _remarks(evidence: Evidence, question: Question) -> list[str]:
     remark = question.remark(evidence.run)
     sentences = [] if remark is None else [remark]
     done, planned = len(evidence.scores), evidence.design.trials
-    if done < planned:
+    if question.validity == "anytime":
+        sentences.append(
+            f"{evidence.prefix // 2:,} of {evidence.design.models:,} models a world count so far. These bounds hold at "
+            "every moment: look, stop or go on as you like."
+        )
+    elif done < planned:
         sentences.append(
             f"Only {done} of {planned} trials are done: who stops when it looks good has no confidence left."
         )

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import singledispatch
 
 from lastiterate.arrays import IntegerArray, RealArray
+from lastiterate.auditing.design import OpenEnded, Paired
 from lastiterate.auditing.experiments.protocol import Experiment
 from lastiterate.run import DPSGD, require_run
 from lastiterate.values import as_array, instance, integer, told
@@ -20,6 +21,7 @@ class Given:
         models: a world, or canaries of the one model.
         test: images and labels for the accuracy of the models.
         data: what the problem is, for people; empty: to be described by what it is.
+        open_ended: one may look at any time, stop and go on, so that ``models`` are only those to begin with.
     """
 
     run: DPSGD
@@ -28,6 +30,11 @@ class Given:
     seed: int
     test: tuple[RealArray, IntegerArray] | None = None
     data: str = ""
+    open_ended: bool = False
+
+    def paired(self) -> Paired:
+        """The design of many models in two worlds."""
+        return OpenEnded(self.models, self.models) if self.open_ended else Paired(self.models)
 
     def __post_init__(self) -> None:
         require_run(self.run)

@@ -11,7 +11,7 @@ import numpy as np
 
 from lastiterate.arrays import BoolArray, IntArray
 from lastiterate.attacks.adversarial import Adversarial
-from lastiterate.auditing.design import Paired, Quality
+from lastiterate.auditing.design import OpenEnded, Paired, Quality
 from lastiterate.auditing.experiments.protocol import Cost, Crafted, Trials
 from lastiterate.auditing.identity import Identity, identify
 from lastiterate.auditing.stores.trials import ScoredTrials
@@ -31,14 +31,10 @@ class ExactDraws:
 
     run: DPSGD
     attack: Adversarial
-    models: int
+    design: Paired
     seed: int
     data: str
     quality: Quality | None = None
-
-    @property
-    def design(self) -> Paired:
-        return Paired(self.models)
 
     def identity(self) -> Identity:
         return identify(self.run, None, self.attack, self.design, self.seed)
@@ -68,5 +64,8 @@ class _Draws:
             part = slice(begin, begin + self.chunk_size)
             began = monotonic()
             generator = np.random.default_rng([experiment.seed, int(models[begin])])
-            scores = experiment.attack.sample(experiment.run, present[part], generator)
+            there = present[part]
+            if isinstance(experiment.design, OpenEnded):  # whole chunks, so that more models leave these as they are
+                there = np.resize(there, self.chunk_size)
+            scores = experiment.attack.sample(experiment.run, there, generator)[: len(present[part])]
             yield ScoredTrials.of(models[part], present[part], scores, seconds=monotonic() - began)

@@ -13,7 +13,7 @@ from lastiterate.values import told
 def shipped_experiment(problem: object, given: Given) -> Experiment:
     """The experiment on a ``training.Problem``, or on None where the attack brings its own."""
     if isinstance(given.attack, Adversarial) and given.attack.iterates == "exact":
-        return ExactDraws(given.run, given.attack, given.models, given.seed, given.data or "no data")
+        return ExactDraws(given.run, given.attack, given.paired(), given.seed, given.data or "no data")
     from lastiterate.attacks import GradientSpace, OneRun
     from lastiterate.auditing.experiments.one_training import OneTraining
     from lastiterate.auditing.experiments.trained_models import TrainedModels
@@ -29,4 +29,4 @@ def shipped_experiment(problem: object, given: Given) -> Experiment:
     if isinstance(attack, OneRun):
         assert problem is not None
         return OneTraining(given.run, problem, attack, given.models, given.seed, given.test, given.data)
-    return TrainedModels(given.run, problem, attack, given.models, given.seed, given.test, given.data)
+    return TrainedModels(given.run, problem, attack, given.paired(), given.seed, given.test, given.data)

@@ -14,7 +14,7 @@ import numpy as np
 from lastiterate.arrays import BoolArray, FloatArray, IntArray, IntegerArray, RealArray
 from lastiterate.attacks.attack import Attack, Watch, models_to_craft
 from lastiterate.attacks.drift import flatten_one
-from lastiterate.auditing.design import Paired, Quality
+from lastiterate.auditing.design import OpenEnded, Paired, Quality
 from lastiterate.auditing.experiments.protocol import Cost, Crafted, Trials
 from lastiterate.auditing.identity import Identity, identify
 from lastiterate.auditing.stores.trials import ScoredTrials
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 _STEPS = 20  # that are timed
 _COMPILING = 6.0  # seconds: the crafter and the audit compile about four programs
+_OPEN_ENDED = 256  # models for which chunks are made where nobody knows how many there will be
 _FIRST_REFERENCE = 2**31  # numbers that no audit's models reach
 
 
@@ -41,7 +42,7 @@ class TrainedModels:
 
     Attributes:
         problem: None where the attack brings its own.
-        models: in each of the two worlds.
+        design: how many models, in each of the two worlds.
         test: images and labels on which accuracy is measured.
         described: the problem for people; empty: by its sizes.
     """
@@ -49,14 +50,10 @@ class TrainedModels:
     run: DPSGD
     problem: Problem | None
     attack: Attack
-    models: int
+    design: Paired
     seed: int
     test: tuple[RealArray, IntegerArray] | None = None
     described: str = ""
-
-    @property
-    def design(self) -> Paired:
-        return Paired(self.models)
 
     @property
     def quality(self) -> Quality | None:
@@ -75,11 +72,18 @@ class TrainedModels:
         return Crafted(facts, self.attack.expected(facts), self.attack.words(facts))
 
     def trials(self, crafted: Crafted, chunk_size: int | None, workers: int | None, sharers: int = 1) -> Trials:
-        return _ModelTrials(self, crafted, chunk_size, workers, 2 * math.ceil(self.models / sharers))
+        return _ModelTrials(self, crafted, chunk_size, workers, _share(self.design, sharers))
 
     def cost(self) -> Cost:
         references = models_to_craft(self.attack)
         return shipped_cost(self.run, self.problem, references, self.design.trials)
+
+
+def _share(design: Paired, sharers: int) -> int:
+    """For how many models each of those who train makes chunks; an audit that may be extended has the same always."""
+    if isinstance(design, OpenEnded):
+        return _OPEN_ENDED
+    return 2 * math.ceil(design.models / sharers)
 
 
 class TrainsReferences:

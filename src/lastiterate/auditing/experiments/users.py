@@ -54,7 +54,7 @@ class UserTrainings:
     run: DPSGD
     trainer: UserTrainer
     attack: ParametersAttack | None
-    models: int
+    design: Paired
     seed: int
     data: str
     quality: Quality | None = None
@@ -70,11 +70,7 @@ class UserTrainings:
             )
         _check_arguments(trainer)
         words = given.data or f"the trainer {getattr(trainer, '__qualname__', type(trainer).__name__)}"
-        return cls(given.run, trainer, attack, given.models, given.seed, words)
-
-    @property
-    def design(self) -> Paired:
-        return Paired(self.models)
+        return cls(given.run, trainer, attack, given.paired(), given.seed, words)
 
     def identity(self) -> Identity:
         return identify(self.run, self.trainer, self.attack, self.design, self.seed, trainer_seeds=SEED_NUMBERING)

@@ -9,7 +9,7 @@ from typing import Any, get_args
 import numpy as np
 
 from lastiterate.arrays import FloatArray
-from lastiterate.auditing.design import Design, OneModel, Paired, Quality, QualityName
+from lastiterate.auditing.design import Design, OneModel, OpenEnded, Paired, Quality, QualityName, kind_name
 from lastiterate.auditing.identity import describe_run, read_run
 from lastiterate.fields import Fields
 from lastiterate.run import DPSGD
@@ -41,7 +41,7 @@ class Record:
         """As what JSON has."""
         return {
             "run": describe_run(self.run),
-            "design": {"kind": "one-model" if isinstance(self.design, OneModel) else "paired", **asdict(self.design)},
+            "design": {"kind": kind_name(self.design), **asdict(self.design)},
             "data": self.data,
             "quality": None if self.quality is None else self.quality.name,
             "setup": self.setup,
@@ -52,11 +52,11 @@ class Record:
         """The record that was written; what is none raises a TypeError, a ValueError or a KeyError."""
         _object(fields, "run", "design", "data", "quality", "setup")
         design = dict(_object(fields["design"]))
-        kind = _one_of(("one-model", "paired"), design.pop("kind"))
+        kind = _one_of(("one-model", "open-ended", "paired"), design.pop("kind"))
         quality = fields["quality"]
         return cls(
             read_run(fields["run"]),
-            _design(kind == "one-model", **design),
+            _design(kind, **design),
             _text(fields["data"]),
             None if quality is None else Quality(_one_of(get_args(QualityName), quality)),
             _object(fields["setup"]),
@@ -70,11 +70,18 @@ class Record:
         return found
 
 
-def _design(one_model: bool, models: object, seed: object = 0) -> Design:
+def _design(kind: str, models: object, **more: object) -> Design:
     """A design that a plan can be made of, without taking more memory than any audit does."""
-    if one_model:
+    if kind == "one-model":
+        (seed,) = _object(more, "seed").values()
         return OneModel(integer("models", models, 1, _MOST_CANARIES), integer("seed", seed, 0, _LARGEST_SEED))
-    return Paired(integer("models", models, 1, _MOST_MODELS))
+    count = integer("models", models, 1, _MOST_MODELS)
+    if kind == "open-ended":
+        (horizon,) = _object(more, "horizon").values()
+        return OpenEnded(count, integer("horizon", horizon, 1, count))
+    if more:
+        raise TypeError(f"must be models alone, got {more!r}")
+    return Paired(count)
 
 
 def check_crafted(crafted: Fields) -> None:
@@ -125,7 +132,7 @@ def record_of_format_1(specification: Fields, facts: Fields | None, setup: Field
     models, seed = specification["models"], specification["seed"]
     return Record(
         read_run(specification["run"]),
-        _design(bool(found.get("one_run")), models, seed),
+        _design("one-model", models, seed=seed) if found.get("one_run") else _design("paired", models),
         _text(specification["data"]),
         Quality("perplexity" if "perplexity_before" in found else "accuracy"),
         _object(setup or {}),

@@ -10,6 +10,7 @@ from dataclasses import replace
 from time import monotonic
 from typing import TYPE_CHECKING
 
+from lastiterate.auditing.design import OpenEnded
 from lastiterate.auditing.stores import file as store_file
 from lastiterate.auditing.stores import presence
 from lastiterate.auditing.stores.comparison import as_json, check_same, differences
@@ -85,7 +86,9 @@ class Store:
                 else:
                     with cls.read(place) as present:
                         present.check_resumable(identity, record)
-                return cls._to_write(place, lock)
+                store = cls._to_write(place, lock)
+                store._extend(record)
+                return store
             except BaseException:
                 lock.release()
                 raise
@@ -125,6 +128,8 @@ class Store:
             )
         check_same(self._path, held.identity, json.loads(json.dumps(identity.values)))
         told, given = held.record.fields(), json.loads(json.dumps(record.fields()))
+        if isinstance(record.design, OpenEnded) and isinstance(held.record.design, OpenEnded):
+            given["design"] = told["design"]  # of how many models does not matter
         for name in ("run", "design"):
             check_same(self._path, {name: json.loads(json.dumps(told[name]))}, {name: given[name]})
         if identity.unknown:
@@ -132,6 +137,13 @@ class Store:
                 f"the store {str(self._path)!r} exists, but there is no source of {', '.join(identity.unknown)} to "
                 "compare with what was trained: put it into a file, or name another store"
             )
+
+    def _extend(self, record: Record) -> None:
+        """Plan more models, where their number is open."""
+        held, wanted = self.record, record.design
+        if isinstance(wanted, OpenEnded) and isinstance(held.design, OpenEnded) and wanted.models > held.design.models:
+            longer = replace(held, design=replace(held.design, models=wanted.models))
+            self._set("record", as_json("record", longer.fields()))
 
     @property
     def path(self) -> Path:

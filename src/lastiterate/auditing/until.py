@@ -1,0 +1,77 @@
+"""When to stop an audit that one may stop at any time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import monotonic
+
+from lastiterate.auditing.evidence.result import AuditResult
+from lastiterate.values import instance, number, written_number
+from lastiterate.vocabulary import VIOLATION
+from lastiterate.wording import spell
+
+_ALLOWED = "refuted, minutes=NUMBER or epsilon=NUMBER, several of them with commas between"
+_PAUSE = 19.0  # times what a look takes: looking takes at most a twentieth of the time
+
+
+@dataclass(frozen=True)
+class Until:
+    """What ends an audit before all of its models are trained: whatever comes first.
+
+    Attributes:
+        refuted: the claim is refuted.
+        minutes: that this session took.
+        epsilon: that the first method asked for has found.
+    """
+
+    refuted: bool = False
+    minutes: float | None = None
+    epsilon: float | None = None
+
+    def reason(self, seconds: float, result: Callable[[], AuditResult | None]) -> str | None:
+        """Why to stop now, after so many seconds; None: there is no reason. ``result``: None: there is none yet."""
+        if self.minutes is not None and seconds >= 60.0 * self.minutes:
+            return f"{spell(self.minutes)} minutes are over"
+        found = result() if self.refuted or self.epsilon is not None else None
+        if found is None:
+            return None
+        if self.refuted and found.verdict == VIOLATION:
+            return "the claim is refuted"
+        if self.epsilon is not None and (shown := next(iter(found.empirical.values()))) >= self.epsilon:
+            return f"an epsilon of {spell(shown)} is found"
+        return None
+
+
+def read_until(text: str | None) -> Until | None:
+    """What ``--until`` says."""
+    if text is None:
+        return None
+    instance("until", text, str, _ALLOWED)
+    given: dict[str, float] = {}
+    for part in text.split(","):
+        name, equals, value = part.strip().partition("=")
+        amount = written_number(value) if equals else None
+        if name in given or (part.strip() != "refuted" and (name not in ("minutes", "epsilon") or amount is None)):
+            raise ValueError(f"until must be {_ALLOWED}, got {text!r}")
+        given[name] = 1.0 if amount is None else number(name, amount, 0.0, open_low=True)
+    return Until("refuted" in given, given.get("minutes"), given.get("epsilon"))
+
+
+class Watch:
+    """Looks at a running audit as often as it costs little, and says when to stop."""
+
+    def __init__(self, until: Until, clock: Callable[[], float] = monotonic) -> None:
+        self._until, self._clock = until, clock
+        self._began = self._next = clock()
+        self._pause = 0.0  # after the first look, which also prepares the others
+
+    def reason(self, result: Callable[[], AuditResult | None]) -> str | None:
+        """Why to stop, if this is the time to look and there is a reason."""
+        began = self._clock()
+        if began < self._next:
+            return None
+        reason = self._until.reason(began - self._began, result)
+        now = self._clock()
+        self._next, self._pause = now + self._pause * (now - began), _PAUSE
+        return reason
