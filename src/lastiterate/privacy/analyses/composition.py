@@ -16,6 +16,7 @@ import numpy as np
 
 from lastiterate.privacy.analyses.no_amplification import told_participations
 from lastiterate.privacy.curve import Pair, PrivacyCurve
+from lastiterate.privacy.losses.edge_rates import fnr_bounds
 from lastiterate.privacy.losses.flat_values import costs_nothing, epsilon_of, fnr_of, log_delta_of
 from lastiterate.privacy.losses.loss_cumulant import LossCumulant, loss_cumulant
 from lastiterate.privacy.losses.loss_line import chernoff_bound
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from lastiterate.arrays import Floats
 
 _WIDE = 1e-3  # of a bracket, relative to max(1, epsilon): then other bounds may be closer
+_CLOSE_RATES = 1e-7, 1e-6  # bounds on an error rate that need no line: absolutely, and relative to the power
 
 
 def composition(run: DPSGD) -> PrivacyCurve:
@@ -167,10 +169,13 @@ class CompositionPair:
         return result
 
     def _fnr(self, fpr: float) -> float:
+        lower, upper = fnr_bounds(self.cumulant, fpr)
+        if upper - lower <= max(_CLOSE_RATES[0], _CLOSE_RATES[1] * (1.0 - lower)):
+            return lower
         try:
-            return fnr_of(self.cumulant, fpr)
+            return min(max(fnr_of(self.cumulant, fpr), lower), upper)
         except ArithmeticError:  # Unreliable, or out of the range of floats: what holds anyway
-            return float(self._told[1].fnr(np.float64(fpr)))
+            return min(max(lower, float(self._told[1].fnr(np.float64(fpr)))), upper)
 
 
 def add_matters(add: LossCumulant, epsilon: float, log_delta: float) -> bool:
