@@ -230,21 +230,30 @@ def period(
 
 def chernoff(cumulant: LossCumulant, theta: float, epsilon: float) -> float:
     """log of an upper bound on delta(epsilon) of the losses not left out, for any theta > 0."""
-    factor = theta * math.log(theta) - (1.0 + theta) * math.log1p(theta)  # by which delta is below the tail
-    return cumulant.real(theta)[0] + factor - theta * epsilon
+    return cumulant.real(theta)[0] + below_tail(theta) - theta * epsilon
+
+
+def below_tail(theta: float) -> float:
+    """log of the factor by which Chernoff's bound on delta is below the one on the tail."""
+    return theta * math.log(theta) - (1.0 + theta) * math.log1p(theta)
 
 
 def chernoff_bound(cumulant: LossCumulant, epsilon: float, log_goal: float) -> float:
     """log of an upper bound on delta(epsilon), the best of a few that are chosen for one of about exp(log_goal)."""
     log_left_out = log_goal + _LEFT_OUT
-    cumulant = cumulant.leaving_out(log_left_out)
-    scale = math.sqrt(-2.0 * log_goal / max(cumulant.real(0.0)[2], 1e-300))
-    best = math.inf
-    for factor in _TILTS:
-        best = min(best, chernoff(cumulant, factor * scale, epsilon))
-        if best < log_goal - 1.0:
-            break
+    best, _ = chernoff_tilt(cumulant.leaving_out(log_left_out), epsilon, log_goal)
     return float(np.logaddexp(best, log_left_out)) + _MARGIN
+
+
+def chernoff_tilt(cumulant: LossCumulant, epsilon: float, log_goal: float) -> tuple[float, float]:
+    """The least of a few of Chernoff's bounds on the losses not left out, and its tilt."""
+    scale = math.sqrt(-2.0 * log_goal / max(cumulant.real(0.0)[2], 1e-300))
+    best = math.inf, scale
+    for factor in _TILTS:
+        best = min(best, (chernoff(cumulant, factor * scale, epsilon), factor * scale))
+        if best[0] < log_goal - 1.0:
+            break
+    return best
 
 
 def chernoff_bound_at(cumulant: LossCumulant, epsilon: float) -> float:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import expit
 
-from lastiterate.arrays import FloatArray
+from lastiterate.arrays import BoolArray, FloatArray
 from lastiterate.privacy.losses.fourier_sums import characteristic
 from lastiterate.privacy.losses.loss_cumulant import Certain
 from lastiterate.privacy.losses.step_loss import Nodes, StepLoss, weighted_rise
@@ -46,20 +46,13 @@ def proved_step(step: StepLoss | Certain, order: float, spacing: float, count: i
         upper = log_modulus + 4.0 * ULP * np.abs(log_modulus)
         return ProvedStep(value, 4.0 * ULP * abs(value), mean, log_modulus, np.zeros(count), upper)
     nodes = step.nodes(order, float(u[-1]))
-    exponent = nodes.log_weight + order * nodes.loss
-    top = float(exponent.max())
-    mass = np.exp(exponent - top)
-    total = float(mass.sum())
-    mass /= total
+    log_total, mass = _masses(nodes, order)
     kept = mass > _NO_MASS
     dropped = float(mass[~kept].sum())
-    x, loss, mass = nodes.x[kept], nodes.loss[kept], mass[kept]
+    loss, mass = nodes.loss[kept], mass[kept]
     mean = float(mass @ loss)
-    quadrature = _bound(step, nodes, order, float(u[-1]), top + math.log(total))
-    # A node is off by an ulp of x, which moves its loss by L' x ulp and its weight by (|s| L' + |x|) x ulp.
-    moved = np.abs(x) * step.slope * expit(step.slope * (x - step.bend))
-    exponents = 4.0 * np.abs(nodes.log_weight[kept]) + abs(order) * (4.0 * np.abs(loss) + moved) + x * x
-    of_mass = ULP * (40.0 + float(exponents.max()))
+    quadrature = _bound(step, nodes, order, float(u[-1]), log_total)
+    moved, of_mass = _rounding(step, nodes, order, kept)
     of_loss = ULP * float(mass @ (8.0 * np.abs(loss) + 2.0 * moved + 16.0 * np.abs(loss - mean)))
     got = characteristic(loss - mean, mass, spacing, count)
     of_transform = 0.5 * _OF_FFT * math.log2(got.size) * math.sqrt(got.size) * got.norm + 80.0 * got.far
@@ -71,8 +64,39 @@ def proved_step(step: StepLoss | Certain, order: float, spacing: float, count: i
     modulus = np.exp(log_modulus)
     log_upper = np.where(error < modulus, log_modulus + np.log1p(error / modulus), np.log(modulus + error))
     log_upper += 4.0 * ULP * np.abs(log_upper)
-    value, off = _log_total(step, nodes, order, math.log(total) + top, of_mass, quadrature)
+    value, off = _log_total(step, nodes, order, log_total, of_mass, quadrature)
     return ProvedStep(value, off, mean, log_modulus, phase, log_upper)
+
+
+def log_moment_bound(step: StepLoss | Certain, order: float) -> float:
+    """An upper bound on M(s) at a real s."""
+    if isinstance(step, Certain):
+        value = step.moments(order)[0]
+        return value + 4.0 * ULP * abs(value)
+    nodes = step.nodes(order, 0.0)
+    log_total, mass = _masses(nodes, order)
+    _, of_mass = _rounding(step, nodes, order, mass > _NO_MASS)
+    return sum(_log_total(step, nodes, order, log_total, of_mass, _bound(step, nodes, order, 0.0, log_total)))
+
+
+def _masses(nodes: Nodes, order: float) -> tuple[float, FloatArray]:
+    """log of the sum of the nodes' weights under the tilt, and their shares of it."""
+    exponent = nodes.log_weight + order * nodes.loss
+    top = float(exponent.max())
+    mass = np.exp(exponent - top)
+    total = float(mass.sum())
+    return top + math.log(total), mass / total
+
+
+def _rounding(step: StepLoss, nodes: Nodes, order: float, kept: BoolArray) -> tuple[FloatArray, float]:
+    """By how many ulps each loss is off for what its x is off by, and how much any of the masses is, relatively.
+
+    A node is off by an ulp of x, which moves its loss by L' x ulp and its weight by (|s| L' + |x|) x ulp.
+    """
+    x, loss = nodes.x[kept], nodes.loss[kept]
+    moved = np.abs(x) * step.slope * expit(step.slope * (x - step.bend))
+    exponents = 4.0 * np.abs(nodes.log_weight[kept]) + abs(order) * (4.0 * np.abs(loss) + moved) + x * x
+    return moved, ULP * (40.0 + float(exponents.max()))
 
 
 def _log_total(
@@ -88,7 +112,9 @@ def _log_total(
     moved = np.abs(nodes.loss) * 8.0 + 2.0 * np.abs(nodes.x) * step.slope * expit(step.slope * (nodes.x - step.bend))
     steepness = abs(order) * (rise + abs(order - 1.0) * growth)  # the derivative of the rise by the loss
     sizes = (40.0 + 4.0 * np.abs(nodes.log_weight) + nodes.x**2) * rise + 4.0 * abs(order) * growth
-    rounding = ULP * float(np.sum(sizes + moved * steepness))
+    # The normal distribution's tails are good to an ulp or two, but where they begin is rounded.
+    tails = abs(order) * (with_canary + without) + without
+    rounding = ULP * (float(np.sum(sizes + moved * steepness)) + (8.0 + 2.0 * step.window[1] ** 2) * tails)
     panels = sum(
         factor * _bound(step, nodes, at, 0.0, 0.0)
         for factor, at in ((1.0, order), (1.0 + abs(order), 0.0), (abs(order), 1.0))
