@@ -96,12 +96,13 @@ def _log_masses(middle: FloatArray, half: float, steps: int, rate: float, *, upp
             return log_binomial(middle)
         if upper:
             middle, odds = np.minimum(middle, float(steps)), rate / (1.0 - rate)
-            ratios = (steps - middle) / (middle + 1.0) * odds, middle / (steps - middle + 1.0) / odds
+            ratios = [(steps - middle) / (middle + 1.0) * odds, middle / (steps - middle + 1.0) / odds]
         else:
             ends, inside = (log_binomial(middle + half), log_binomial(middle - half)), middle <= steps
-            ratios = tuple(np.where(inside, np.exp((end - log_binomial(middle)) / half), 0.0) for end in ends)
+            ratios = [np.where(inside, np.exp((end - log_binomial(middle)) / half), 0.0) for end in ends]
         sides = [np.where(ratio == 1.0, half, ratio * (1.0 - ratio**half) / (1.0 - ratio)) for ratio in ratios]
-        return log_binomial(middle) + np.log1p(sides[0] + sides[1])
+        log_masses: FloatArray = log_binomial(middle) + np.log1p(sides[0] + sides[1])
+    return log_masses
 
 
 @dataclass(frozen=True)

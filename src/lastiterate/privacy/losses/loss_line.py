@@ -23,6 +23,7 @@ _END = 12.2  # of the cutoff, in units of 1 / w
 _NEGLIGIBLE = 34.0  # aliasing is below exp(-_NEGLIGIBLE) of the result
 _OFTEN_ENOUGH = 12.0  # standard deviations over the last node, at first
 _TRUNCATION = 1e-13  # of what lies beyond the last node
+_LOOSE = 1.5  # a cap over the least that it can be
 _FEW_NODES = 250.0  # cost next to nothing
 _MOST_NODES = 200_000  # of a line
 _TILTS = (1.0, 0.5, 2.0, 0.25, 4.0, 0.1, 10.0)  # of Chernoff's bound, in units of a Gaussian's
@@ -136,9 +137,15 @@ def flat_width(cumulant: LossCumulant, loss: float) -> float:
     return min(from_edge, max(core, abs(loss) / _FARTHEST), steep)
 
 
-def capped_for(cumulant: LossCumulant, loss: float, width: float) -> LossCumulant:
-    """With losses apart that are so large that they need not be resolved for thresholds up to about ``loss``."""
-    return cumulant.capped(1.1 * (loss - cumulant.edge()) + (_FARTHEST + 2.0) * width)
+def capped_for(cumulant: LossCumulant, loss: float, width: float, before: LossCumulant | None = None) -> LossCumulant:
+    """With losses apart that are so large that they need not be resolved for thresholds up to about ``loss``.
+
+    ``before`` is a cumulant with such a cap, which is kept if it will do: what it knows need not be computed again.
+    """
+    cap = 1.1 * (loss - cumulant.edge()) + (_FARTHEST + 2.0) * width
+    if before is not None and cap <= before.cap <= _LOOSE * cap:
+        return before
+    return cumulant.capped(cap)
 
 
 def beside(cumulant: LossCumulant, theta: float, pole: float = 0.0) -> float:

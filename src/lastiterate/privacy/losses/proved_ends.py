@@ -35,7 +35,7 @@ _LEFT_OUT = math.log(1e-9)  # of delta, in large losses that are left out, and c
 _NEGLIGIBLE = 21.0  # aliases and truncation are about exp(-_NEGLIGIBLE) of delta
 _CAP = 1.3  # where losses of one step are apart, over the least that it can be
 _OF_APART = 1e-11  # relative error of the probability of losses apart, for noise of at most 1, and in units of that
-_WIDEST = 0.3  # of the smoothing, also times the tilt: the excess grows with exp((tilt width)^2 / 2)
+_WIDEST, _WIDEST_OF_TILT = 2.0, 0.3  # of the smoothing, and times the tilt: excess grows with exp((tilt width)^2 / 2)
 _FLOAT_WIDTH = 70.0  # beyond it exp(width^2 / 8) is no float, and the lower end no bound
 _VANISHED = -40.0  # log of a product that need not be known any closer
 _MOST_NODES = 100_000  # of a line; smoothing is wider where more were needed
@@ -71,9 +71,9 @@ class SmoothedLine:
         terms = modulus * np.exp(1j * (self.phase - u * epsilon))
         error = size - modulus + size * ULP * (4.0 * u * abs(epsilon) + 60.0)
         kernel = 1.0 / (z * (z + 1.0))
-        # NumPy's sums are pairwise, so that some 30 roundings meet; in scalar products as many as there are terms.
-        total, error_of_total = float(np.sum((terms * kernel).real)), _up(error @ np.abs(kernel)) + self.vanished[0]
-        density = max(float(terms.real.sum()) + _up(error.sum()), 0.0) + self.vanished[1]
+        # NumPy's sums are pairwise, with some 30 roundings; scalar products have as many as there are terms.
+        total, error_of_total = float(np.sum((terms * kernel).real)), _up(error * np.abs(kernel)) + self.vanished[0]
+        density = max(float(terms.real.sum()) + _up(error), 0.0) + self.vanished[1]
         beyond, beyond_of_density = self._beyond(2.0 * float(size[0]))
         growth = math.exp(0.125 * self.width**2) if self.width < _FLOAT_WIDTH else math.inf
         excess = self.width**2 * growth * (density + beyond_of_density)
@@ -141,9 +141,9 @@ def proved_chernoff_bound(cumulant: LossCumulant, epsilon: float, log_goal: floa
     return _log_sum(bound, 1.000001 * left_out) + rounding
 
 
-def _up(bound: float) -> float:
-    """A sum of up to a million errors, rounded up."""
-    return (1.0 + 1e-9) * float(bound)
+def _up(errors: FloatArray) -> float:
+    """The sum of errors, rounded up."""
+    return (1.0 + 1e-12) * float(errors.sum())
 
 
 def _log(value: float, log_scale: float) -> float:
@@ -258,7 +258,7 @@ def smoothed_line(cumulant: LossCumulant, log_delta: float, near: float, width: 
     cumulant = cumulant.capped(_CAP * (near - cumulant.edge()))
     best = tilt_for(cumulant, near)
     hazard = best + 1.0 + 1.0 / math.sqrt(cumulant.real(best)[2])  # about the density of the loss over its tail
-    width = min(math.sqrt(2.0 * _excess(near) / hazard), _WIDEST, _WIDEST / best, width)
+    width = min(math.sqrt(2.0 * _excess(near) / hazard), _WIDEST, _WIDEST_OF_TILT / best, width)
     extents = [_extent(cumulant, factor * best, log_delta, near) for factor in _TILTS]
     allowed = max(extents[0][1], math.sqrt(2.0 * (_NEGLIGIBLE + _CONDITION)))
     span, reach, theta = min(extent for extent in extents if extent[1] <= allowed)
