@@ -59,11 +59,12 @@ def epsilon_of(cumulant: LossCumulant, log_delta: float) -> tuple[float, float]:
         return 0.0, 0.0
     uncapped = cumulant.leaving_out(log_delta + _LEFT_OUT)
     log_delta += math.log1p(-math.exp(_LEFT_OUT))
-    value, at_value, width, narrower = max(start(uncapped, log_delta)[1], 0.0), math.nan, 0.0, 0
+    theta, value = start(uncapped, log_delta)
+    value, at_value, width, narrower = max(value, 0.0), math.nan, 0.0, 0
     for which in range(_MOST_TRIES):
         width = max(_NARROWER**-narrower * flat_width(uncapped, value), 0.2 * width)  # the guess may be far off
         cumulant = capped_for(uncapped, value, width, cumulant if which else None)
-        theta = tilt_for(cumulant, value)
+        theta = tilt_for(cumulant, value, near=theta)
         tilt = theta if which % 2 == 0 else beside(cumulant, theta)
         line = flat_line(cumulant, tilt, value, width, -log_delta, resolution=_fineness(which))
         before, at_before = value, at_value

@@ -88,14 +88,16 @@ def saddle(cumulant: LossCumulant, loss: float) -> float:
     raise Unreliable
 
 
-def tilt_for(cumulant: LossCumulant, loss: float, pole: float = 0.0, sign: float = 1.0) -> float:
+def tilt_for(
+    cumulant: LossCumulant, loss: float, pole: float = 0.0, sign: float = 1.0, near: float | None = None
+) -> float:
     """A line on one side of a pole, for a threshold: as far from the pole as is not paid for by cancellation.
 
     It minimises the integrand at u = 0, with a power of the distance x from the pole: K - theta loss - _REPELLED log x,
-    which is convex. Closer to the pole more nodes are needed.
+    which is convex. Closer to the pole more nodes are needed. The search begins ``near`` a line if that is given.
     """
     low, high, before = 0.0, math.inf, math.inf
-    x = math.sqrt(_REPELLED / max(cumulant.real(pole)[2], 1e-300))
+    x = math.sqrt(_REPELLED / max(cumulant.real(pole)[2], 1e-300)) if near is None else abs(near - pole)
     for _ in range(200):
         try:
             _, mean, variance = cumulant.real(pole + sign * x)

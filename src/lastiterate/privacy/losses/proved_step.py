@@ -40,7 +40,7 @@ class ProvedStep:
 
 def proved_step(step: StepLoss | Certain, order: float, spacing: float, count: int) -> ProvedStep:
     """The same for s = order + iu at u = 0, spacing, ..., (count - 1) spacing."""
-    u = spacing * np.arange(count)
+    u = spacing * np.arange(count, dtype=np.float64)
     if isinstance(step, Certain):
         value, mean, variance = step.moments(order)
         log_modulus = -0.5 * variance * u * u
