@@ -207,6 +207,20 @@ def two_step_delta(rates, sigmas, epsilon: float) -> tuple[float, float]:
     return max(_two_steps(rates, sigmas, epsilon, add) for add in (False, True)), 1e-9
 
 
+def two_step_fnr(rates, sigmas, fpr: float, cells: int = 1200) -> float:
+    """The false negative rate of composition of two steps: both are put on grids, which can only raise it."""
+    log_p, log_q = np.zeros(1), np.zeros(1)
+    for rate, sigma in zip(rates, sigmas, strict=True):
+        edges = np.concatenate(([-math.inf], np.linspace(-9.0, 9.0 + 1.0 / sigma, cells), [math.inf]))
+        q = _log_interval(edges[:-1], edges[1:])
+        shifted = math.log(rate) + _log_interval(edges[:-1] - 1.0 / sigma, edges[1:] - 1.0 / sigma)
+        p = np.logaddexp(math.log1p(-rate) + q, shifted) if rate < 1.0 else shifted
+        log_p, log_q = np.add.outer(log_p, p).ravel(), np.add.outer(log_q, q).ravel()
+    order = np.argsort(log_q - log_p)
+    accepted = np.append(0.0, np.cumsum(np.exp(log_q[order])))
+    return float(np.interp(fpr, accepted, 1.0 - np.append(0.0, np.cumsum(np.exp(log_p[order])))))
+
+
 def _two_steps(rates, sigmas, epsilon: float, add: bool) -> float:
     (rate, other), (sigma, other_sigma) = rates, sigmas
     edges = np.linspace(-13.0 * sigma, 1.0 + 13.0 * sigma, 400)

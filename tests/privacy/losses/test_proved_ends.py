@@ -2,6 +2,7 @@
 
 import math
 
+import mpmath
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -12,6 +13,7 @@ import lastiterate as li
 from lastiterate.privacy.losses import proved_ends
 from lastiterate.privacy.losses.loss_cumulant import LossCumulant
 from lastiterate.privacy.losses.proved_ends import proved_epsilon, smoothed_line
+from lastiterate.privacy.losses.proved_step import log_moment_bound
 from lastiterate.privacy.losses.step_loss import StepLoss
 from tests.privacy.helpers import deltas, gaussian_delta
 
@@ -151,6 +153,36 @@ def test_a_bound_that_is_made_to_bind():
     values = [np.exp(each.log_weight + (3.0 + 300.0j) * each.loss).sum() for each in (coarse, fine)]
     error = abs(values[0] - values[1])
     assert 1e-9 < error < math.exp(step.log_error(coarse, 3.0, 300.0))
+
+
+@pytest.mark.parametrize(("rate", "sigma", "order"), [(0.01, 1.0, 3.0), (1e-4, 0.5, 9.0), (0.3, 4.0, -2.5)])
+def test_the_bound_on_a_moment_is_above_it_and_close(rate, sigma, order):
+    """Against mpmath's quadrature, to 30 digits, over the same window."""
+    step = StepLoss(rate, 1.0 / sigma, order > 0.0, -60.0)
+    with mpmath.workdps(30):
+        slope, q = mpmath.mpf(step.slope), mpmath.mpf(rate)
+        moment = mpmath.quad(
+            lambda x: (1 - q + q * mpmath.exp(slope * x - slope**2 / 2)) ** order * mpmath.npdf(x),
+            mpmath.linspace(*step.window, 24),
+        )
+        exact = mpmath.log(moment)
+    assert exact < log_moment_bound(step, order) < exact + 1e-11 * (1.0 + abs(exact))
+
+
+def test_levels_are_on_their_side_of_values_that_are_next_to_each_other():
+    values = 1.0 + np.arange(5) * 2.0**-52
+    for up in (False, True):
+        moved = proved_ends._moved(values, 50, up=up)
+        assert np.all(moved >= values if up else moved <= values)
+
+
+def test_a_sum_of_many_arrays_does_not_round_more_than_one_of_few():
+    random = np.random.default_rng(0)
+    parts = random.normal(size=(4000, 3)) * 10.0 ** random.uniform(-3.0, 3.0, (4000, 1))
+    total = proved_ends._Sum(parts[0])
+    for part in parts[1:]:
+        total.add(part)
+    assert total.value() == pytest.approx([math.fsum(column) for column in parts.T], rel=1e-15)
 
 
 def test_losses_apart_are_an_exact_part_of_delta():

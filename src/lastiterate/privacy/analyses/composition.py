@@ -7,6 +7,7 @@ theorems. Where two lines do not agree, the value is the proved upper end.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,12 +15,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from lastiterate.privacy.analyses.no_amplification import told_participations
+from lastiterate.privacy.analyses.no_amplification import KnownParticipations, told_participations
 from lastiterate.privacy.curve import Pair, PrivacyCurve
+from lastiterate.privacy.losses.edge_rates import fnr_bounds
 from lastiterate.privacy.losses.flat_values import costs_nothing, epsilon_of, fnr_of, log_delta_of
 from lastiterate.privacy.losses.loss_cumulant import LossCumulant, loss_cumulant
 from lastiterate.privacy.losses.loss_line import chernoff_bound
-from lastiterate.privacy.losses.proved_ends import proved_epsilon, proved_log_delta
+from lastiterate.privacy.losses.proved_ends import proved_chernoff_bound, proved_epsilon, proved_log_delta
 from lastiterate.privacy.mixtures.contour import Unreliable
 from lastiterate.privacy.mixtures.law import Law
 from lastiterate.privacy.mixtures.pairs import NothingPair, pair_of
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from lastiterate.arrays import Floats
 
 _WIDE = 1e-3  # of a bracket, relative to max(1, epsilon): then other bounds may be closer
+_CLOSE_RATES = 1e-7, 1e-6  # bounds on an error rate that need no line: absolutely, and relative to the power
 
 
 def composition(run: DPSGD) -> PrivacyCurve:
@@ -109,7 +112,7 @@ class CompositionPair:
         return pair_of(Law(noise, constant, counts[~sure], rates[~sure], weights[~sure]))
 
     @cached_property
-    def _told(self) -> tuple[Pair, Pair]:
+    def _told(self) -> tuple[KnownParticipations, KnownParticipations]:
         """A lower and an upper bound from telling the number of the canary's batches: close where noise is little."""
         steps, rates, sigmas = int(self.cumulant.counts.sum()), self.cumulant.rates, self.cumulant.sigmas
         lower = told_participations(steps, float(rates.min()), float(sigmas.max()), upper=False)
@@ -143,15 +146,14 @@ class CompositionPair:
             if costs_nothing(self.cumulant, log_delta):
                 return 0.0, 0.0  # at epsilon = 0 the two directions are the same
             lower, upper = proved_epsilon(self.cumulant, log_delta, near)
-            if add_matters(self._add, upper, log_delta):
+            if add_matters(self._add, upper, log_delta, proved_chernoff_bound):
                 bounds = proved_epsilon(self._add, log_delta, near)
                 lower, upper = max(lower, bounds[0]), max(upper, bounds[1])
         except ArithmeticError:  # Unreliable, or out of the range of floats: what holds anyway
             lower, upper = 0.0, math.inf
         if not (math.isfinite(upper) and upper - lower <= _WIDE * max(1.0, upper)):
-            value = np.float64(log_delta)
-            lower = max(lower, *(float(pair.bracket(value)[0]) for pair in (self._last_iterate, self._told[0])))
-            upper = min(upper, float(self._told[1].bracket(value)[1]))
+            lower = max(lower, self._told[0].proved_end(log_delta, upper=False))
+            upper = min(upper, self._told[1].proved_end(log_delta, upper=True))
         return min(lower, upper), upper
 
     def _log_delta(self, epsilon: float) -> float:
@@ -167,18 +169,23 @@ class CompositionPair:
         return result
 
     def _fnr(self, fpr: float) -> float:
+        lower, upper = fnr_bounds(self.cumulant, fpr)
+        if upper - lower <= max(_CLOSE_RATES[0], _CLOSE_RATES[1] * (1.0 - lower)):
+            return lower
         try:
-            return fnr_of(self.cumulant, fpr)
+            return min(max(fnr_of(self.cumulant, fpr), lower), upper)
         except ArithmeticError:  # Unreliable, or out of the range of floats: what holds anyway
-            return float(self._told[1].fnr(np.float64(fpr)))
+            return min(max(lower, float(self._told[1].fnr(np.float64(fpr)))), upper)
 
 
-def add_matters(add: LossCumulant, epsilon: float, log_delta: float) -> bool:
+def add_matters(
+    add: LossCumulant, epsilon: float, log_delta: float, bound: Callable[..., float] = chernoff_bound
+) -> bool:
     """Whether delta of Q over P may exceed the given one: not if Chernoff's bound or the largest loss forbids it."""
-    largest = add.largest_loss()
+    largest = (1.0 + 1e-12) * add.largest_loss()
     if epsilon <= 0.0 or epsilon >= largest or math.log(-math.expm1(epsilon - largest)) <= log_delta:
         return False  # at epsilon = 0 the two are the same
     try:
-        return chernoff_bound(add, epsilon, log_delta) > log_delta
+        return bound(add, epsilon, log_delta) > log_delta
     except Unreliable:
         return True

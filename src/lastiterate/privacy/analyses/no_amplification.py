@@ -55,27 +55,55 @@ def told_participations(steps: int, rate: float, sigma: float, *, upper: bool) -
     instead of 0. With k steps of the first kind that is k log q + (steps - k) log(1 - q) in all. The two bounds are
     close to each other where there is little noise.
     """
-    middle, log_mass, half = _participations(steps, rate)
-    count = np.clip(middle + half if upper else middle - half, 0.0, float(steps))
-    shift = np.zeros_like(count) if upper else -(xlogy(count, rate) + xlog1py(steps - count, -rate))
-    return KnownParticipations(sigma, count, log_mass, shift, 2.0 * half if upper else 0.0)
+    middle, half = _stretches(steps, rate)
+    log_mass = _log_masses(middle, half, steps, rate, upper=upper)
+    fewest, most = (np.clip(middle + side * half, 0.0, float(steps)) for side in (-1.0, 1.0))
+    if upper:
+        return KnownParticipations(sigma, most, log_mass, np.zeros_like(most), 2.0 * half)
+    # The least that a count of the stretch tells, less the most that its loss is lowered by, which is linear in it.
+    shifts = [-(xlogy(count, rate) + xlog1py(steps - count, -rate)) for count in (fewest, most)]
+    return KnownParticipations(sigma, fewest, log_mass, np.maximum(*shifts))
 
 
-def _participations(steps: int, rate: float) -> tuple[FloatArray, FloatArray, float]:
-    """How many batches have the canary: counts, the logarithms of their probabilities, and 0.
+def _stretches(steps: int, rate: float) -> tuple[FloatArray, float]:
+    """How many batches may have the canary: all counts down to a probability of 1e-320, and 0.
 
-    All counts down to a probability of 1e-320. Where these are too many, stretches of counts: their middles, the
-    probabilities of the stretches, and how far a stretch goes on to either side of its middle.
+    Where these are too many, stretches of counts: their middles, and how far each goes on to either side.
     """
     if rate in (0.0, 1.0):
-        return np.array([steps * rate]), np.zeros(1), 0.0
+        return np.array([steps * rate]), 0.0
     spread = math.sqrt(1500.0 * steps * rate * (1.0 - rate)) + 500.0
     low, high = max(0.0, math.floor(steps * rate - spread)), min(float(steps), math.ceil(steps * rate + spread))
-    stride = max(1.0, math.ceil((high - low) / _MOST_COUNTS))
-    middle = np.arange(low, high + 1.0, stride)
-    with np.errstate(over="ignore"):
-        log_mass = binomial.log_binomial(middle, np.float64(steps), np.float64(rate)) + math.log(stride)
-    return middle, np.asarray(log_mass), 0.5 * (stride - 1.0)
+    half = float(math.ceil(0.5 * max((high - low) / _MOST_COUNTS - 1.0, 0.0)))
+    return np.arange(min(low + half, high), high + half + 1.0, 2.0 * half + 1.0), half
+
+
+def _log_masses(middle: FloatArray, half: float, steps: int, rate: float, *, upper: bool) -> FloatArray:
+    """Logarithms of bounds on the probabilities of stretches; where these are single counts, of the probabilities.
+
+    The binomial distribution is log-concave. So from the middle on it falls at least as fast as over the first count,
+    and at most as fast as on average up to the end of the stretch.
+    """
+    if rate in (0.0, 1.0):
+        return np.zeros(1)
+
+    def log_binomial(count: FloatArray) -> FloatArray:
+        inside = (count >= 0.0) & (count <= steps)
+        logs = binomial.log_binomial(np.clip(count, 0.0, float(steps)), np.float64(steps), np.float64(rate))
+        return np.where(inside, logs, -np.inf)
+
+    with np.errstate(all="ignore"):
+        if half == 0.0:
+            return log_binomial(middle)
+        if upper:
+            middle, odds = np.minimum(middle, float(steps)), rate / (1.0 - rate)
+            ratios = [(steps - middle) / (middle + 1.0) * odds, middle / (steps - middle + 1.0) / odds]
+        else:
+            ends, inside = (log_binomial(middle + half), log_binomial(middle - half)), middle <= steps
+            ratios = [np.where(inside, np.exp((end - log_binomial(middle)) / half), 0.0) for end in ends]
+        sides = [np.where(ratio == 1.0, half, ratio * (1.0 - ratio**half) / (1.0 - ratio)) for ratio in ratios]
+        log_masses: FloatArray = log_binomial(middle) + np.log1p(sides[0] + sides[1])
+    return log_masses
 
 
 @dataclass(frozen=True)
@@ -110,6 +138,29 @@ class KnownParticipations:
         lower, upper = least.epsilon(larger_delta(log_delta)), self.epsilon(smaller_delta(log_delta))
         error = RELATIVE_ERROR * np.maximum(1.0, upper)
         return lower - error, upper + error
+
+    def proved_end(self, log_delta: float, *, upper: bool) -> float:
+        """An epsilon at which delta is at most the given one, or at least; inf, or 0, where none is found.
+
+        Whatever the search returns, delta is evaluated there, and its rounding errors allowed for.
+        """
+        goal = log_delta - self._rounding if upper else log_delta + self._rounding
+        if not goal < 0.0:
+            return 0.0
+        end, step = float(self._epsilon(np.float64(goal))), 1e-12
+        for _ in range(40):
+            if not math.isfinite(end) or (end <= 0.0 and not upper):
+                break
+            now = float(self._side(np.float64(end)).log_delta)
+            if now <= goal if upper else now >= goal:
+                return end
+            end, step = end + (step if upper else -step) * max(1.0, end), 4.0 * step
+        return math.inf if upper else 0.0
+
+    @property
+    def _rounding(self) -> float:
+        """Of log delta: of its terms, and of log-probabilities of counts far from their mean (see `log_binomial`)."""
+        return 1e-11 + 1e-15 * float(np.ptp(self.count))
 
     def _epsilon(self, log_delta: Floats) -> Floats:
         largest = self.mu.max()

@@ -41,6 +41,8 @@ _AGREEMENT_OF_DELTA = 1e-7  # of two lines on log delta
 _AGREEMENT_OF_FNR = 1e-7
 _AGREEMENT_AT_ZERO = 1e-3  # of two lines on log delta(0), where that is less than asked for
 _UNDERFLOW = -750.0  # log of a delta that is 0 as a float
+_OF_LOSSES = 1e-12  # relative error of a mean of losses
+_LEFT_OUT_OF_KL = 1e-34  # far more than losses add that are left out, with probability exp(-90)
 _LEAST = 1e-11  # of a sum against its moduli: rounding differs between lines, which must agree to far less than that
 _NARROWER = 1.3  # every line has a narrower cutoff than the one before
 _FINER = 1.12  # every other line has finer grids, and another tilt
@@ -57,11 +59,12 @@ def epsilon_of(cumulant: LossCumulant, log_delta: float) -> tuple[float, float]:
         return 0.0, 0.0
     uncapped = cumulant.leaving_out(log_delta + _LEFT_OUT)
     log_delta += math.log1p(-math.exp(_LEFT_OUT))
-    value, at_value, width, narrower = max(start(uncapped, log_delta)[1], 0.0), math.nan, 0.0, 0
+    theta, value = start(uncapped, log_delta)
+    value, at_value, width, narrower = max(value, 0.0), math.nan, 0.0, 0
     for which in range(_MOST_TRIES):
         width = max(_NARROWER**-narrower * flat_width(uncapped, value), 0.2 * width)  # the guess may be far off
-        cumulant = capped_for(uncapped, value, width)
-        theta = tilt_for(cumulant, value)
+        cumulant = capped_for(uncapped, value, width, cumulant if which else None)
+        theta = tilt_for(cumulant, value, near=theta)
         tilt = theta if which % 2 == 0 else beside(cumulant, theta)
         line = flat_line(cumulant, tilt, value, width, -log_delta, resolution=_fineness(which))
         before, at_before = value, at_value
@@ -77,8 +80,13 @@ def epsilon_of(cumulant: LossCumulant, log_delta: float) -> tuple[float, float]:
 
 
 def costs_nothing(cumulant: LossCumulant, log_delta: float) -> bool:
-    """Whether Pinsker's inequality, delta(0) <= sqrt(KL / 2), shows epsilon to be 0."""
-    return 0.5 * math.log(max(0.5 * 1.000001 * cumulant.real(0.0)[1], 1e-300)) <= log_delta
+    """Whether Pinsker's inequality, delta(0) <= sqrt(KL / 2), shows epsilon to be 0.
+
+    The losses whose mean is KL are about their standard deviation in size, which rounding is relative to.
+    """
+    _, mean, variance = cumulant.real(0.0)
+    rounding = _OF_LOSSES * math.sqrt(float(cumulant.counts.sum()) * variance)
+    return 0.5 * math.log(0.5 * (1.000001 * max(mean, 0.0) + rounding + _LEFT_OUT_OF_KL)) <= log_delta
 
 
 def _fineness(which: int) -> float:

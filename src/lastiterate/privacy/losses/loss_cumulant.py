@@ -11,6 +11,7 @@ Nothing but M is needed of a step. A block of steps with another loss L(x), x ~ 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -119,27 +120,46 @@ class LossCumulant:
         """K(theta + iu) at u = 0, spacing, ..., (count - 1) spacing; on finer grids for comparison."""
         nodes = math.ceil(self._nodes_at(self.order(theta)) * fineness)
         while (few := self._condensed(nodes)) is not None:
-            logs = np.array([self._log_moments(step, theta, spacing, count, fineness) for step in few.steps])
-            truth = np.array([self._log_moments(step, theta, spacing, count, fineness) for step in few.checks])
+            logs, truth = (
+                np.array(list(self._logs(steps, theta, spacing, count, fineness))) for steps in (few.steps, few.checks)
+            )
             result: Complex = few.counts @ logs
             counts = (result - few.counts @ logs[:, :1].real).real > _VANISHED
             if np.all(self.counts.sum() * np.abs(few.between @ logs - truth)[:, counts] < _ERROR_ALONG):
                 return result
             nodes += nodes // 2
         result = np.zeros(count, dtype=np.complex128)
+        u, sign = spacing * np.arange(count), 1.0 if self.remove else -1.0
         for number, step in self.steps:
-            result += number * self._log_moments(step, theta, spacing, count, fineness)
+            if isinstance(step, Certain):
+                value, mean, variance = step.moments(self.order(theta))
+                result += number * (value - 0.5 * variance * u * u + 1j * sign * mean * u)
+        numbers, sampled = self._sampled
+        logs_of_sampled = self._logs(sampled, theta, spacing, count, fineness, self._known_segments)
+        for number, log in zip(numbers.tolist(), logs_of_sampled, strict=True):
+            result += number * log
         return result
 
+    def _logs(
+        self,
+        steps: list[StepLoss],
+        theta: float,
+        spacing: float,
+        count: int,
+        fineness: float,
+        known: dict[float, Segments] | None = None,
+    ) -> Iterator[Complex]:
+        """M of each step along a line; its values at u = 0 are computed for all of them at once."""
+        if steps:
+            for step, (value, mean, _) in zip(steps, moments_of(steps, self.order(theta), known).tolist(), strict=True):
+                yield self._log_moments(step, value, mean, theta, spacing, count, fineness)
+
     def _log_moments(
-        self, step: StepLoss | Certain, theta: float, spacing: float, count: int, fineness: float
+        self, step: StepLoss, value: float, mean: float, theta: float, spacing: float, count: int, fineness: float
     ) -> Complex:
-        """M of one step along a line."""
+        """M of one step along a line, given its value and derivative at u = 0."""
         order, sign = self.order(theta), 1.0 if self.remove else -1.0
         u = spacing * np.arange(count)
-        value, mean, variance = step.moments(order)
-        if isinstance(step, Certain):
-            return value - 0.5 * variance * u * u + 1j * sign * mean * u
         nodes = step.nodes(order, float(u[-1]), fineness)
         exponent = nodes.log_weight + order * nodes.loss
         mass = np.exp(exponent - exponent.max())

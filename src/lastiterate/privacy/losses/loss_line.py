@@ -23,6 +23,7 @@ _END = 12.2  # of the cutoff, in units of 1 / w
 _NEGLIGIBLE = 34.0  # aliasing is below exp(-_NEGLIGIBLE) of the result
 _OFTEN_ENOUGH = 12.0  # standard deviations over the last node, at first
 _TRUNCATION = 1e-13  # of what lies beyond the last node
+_LOOSE = 1.5  # a cap over the least that it can be
 _FEW_NODES = 250.0  # cost next to nothing
 _MOST_NODES = 200_000  # of a line
 _TILTS = (1.0, 0.5, 2.0, 0.25, 4.0, 0.1, 10.0)  # of Chernoff's bound, in units of a Gaussian's
@@ -87,14 +88,16 @@ def saddle(cumulant: LossCumulant, loss: float) -> float:
     raise Unreliable
 
 
-def tilt_for(cumulant: LossCumulant, loss: float, pole: float = 0.0, sign: float = 1.0) -> float:
+def tilt_for(
+    cumulant: LossCumulant, loss: float, pole: float = 0.0, sign: float = 1.0, near: float | None = None
+) -> float:
     """A line on one side of a pole, for a threshold: as far from the pole as is not paid for by cancellation.
 
     It minimises the integrand at u = 0, with a power of the distance x from the pole: K - theta loss - _REPELLED log x,
-    which is convex. Closer to the pole more nodes are needed.
+    which is convex. Closer to the pole more nodes are needed. The search begins ``near`` a line if that is given.
     """
     low, high, before = 0.0, math.inf, math.inf
-    x = math.sqrt(_REPELLED / max(cumulant.real(pole)[2], 1e-300))
+    x = math.sqrt(_REPELLED / max(cumulant.real(pole)[2], 1e-300)) if near is None else abs(near - pole)
     for _ in range(200):
         try:
             _, mean, variance = cumulant.real(pole + sign * x)
@@ -136,9 +139,15 @@ def flat_width(cumulant: LossCumulant, loss: float) -> float:
     return min(from_edge, max(core, abs(loss) / _FARTHEST), steep)
 
 
-def capped_for(cumulant: LossCumulant, loss: float, width: float) -> LossCumulant:
-    """With losses apart that are so large that they need not be resolved for thresholds up to about ``loss``."""
-    return cumulant.capped(1.1 * (loss - cumulant.edge()) + (_FARTHEST + 2.0) * width)
+def capped_for(cumulant: LossCumulant, loss: float, width: float, before: LossCumulant | None = None) -> LossCumulant:
+    """With losses apart that are so large that they need not be resolved for thresholds up to about ``loss``.
+
+    ``before`` is a cumulant with such a cap, which is kept if it will do: what it knows need not be computed again.
+    """
+    cap = 1.1 * (loss - cumulant.edge()) + (_FARTHEST + 2.0) * width
+    if before is not None and cap <= before.cap <= _LOOSE * cap:
+        return before
+    return cumulant.capped(cap)
 
 
 def beside(cumulant: LossCumulant, theta: float, pole: float = 0.0) -> float:
@@ -230,21 +239,30 @@ def period(
 
 def chernoff(cumulant: LossCumulant, theta: float, epsilon: float) -> float:
     """log of an upper bound on delta(epsilon) of the losses not left out, for any theta > 0."""
-    factor = theta * math.log(theta) - (1.0 + theta) * math.log1p(theta)  # by which delta is below the tail
-    return cumulant.real(theta)[0] + factor - theta * epsilon
+    return cumulant.real(theta)[0] + below_tail(theta) - theta * epsilon
+
+
+def below_tail(theta: float) -> float:
+    """log of the factor by which Chernoff's bound on delta is below the one on the tail."""
+    return theta * math.log(theta) - (1.0 + theta) * math.log1p(theta)
 
 
 def chernoff_bound(cumulant: LossCumulant, epsilon: float, log_goal: float) -> float:
     """log of an upper bound on delta(epsilon), the best of a few that are chosen for one of about exp(log_goal)."""
     log_left_out = log_goal + _LEFT_OUT
-    cumulant = cumulant.leaving_out(log_left_out)
-    scale = math.sqrt(-2.0 * log_goal / max(cumulant.real(0.0)[2], 1e-300))
-    best = math.inf
-    for factor in _TILTS:
-        best = min(best, chernoff(cumulant, factor * scale, epsilon))
-        if best < log_goal - 1.0:
-            break
+    best, _ = chernoff_tilt(cumulant.leaving_out(log_left_out), epsilon, log_goal)
     return float(np.logaddexp(best, log_left_out)) + _MARGIN
+
+
+def chernoff_tilt(cumulant: LossCumulant, epsilon: float, log_goal: float) -> tuple[float, float]:
+    """The least of a few of Chernoff's bounds on the losses not left out, and its tilt."""
+    scale = math.sqrt(-2.0 * log_goal / max(cumulant.real(0.0)[2], 1e-300))
+    best = math.inf, scale
+    for factor in _TILTS:
+        best = min(best, (chernoff(cumulant, factor * scale, epsilon), factor * scale))
+        if best[0] < log_goal - 1.0:
+            break
+    return best
 
 
 def chernoff_bound_at(cumulant: LossCumulant, epsilon: float) -> float:

@@ -11,13 +11,22 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
 from lastiterate.arrays import FloatArray
 from lastiterate.privacy.losses.loss_cumulant import LossCumulant
-from lastiterate.privacy.losses.loss_line import chernoff, chernoff_bound_at, period, start, tilt_for
-from lastiterate.privacy.losses.proved_step import ULP, ProvedStep, proved_step
+from lastiterate.privacy.losses.loss_line import (
+    below_tail,
+    chernoff,
+    chernoff_bound_at,
+    chernoff_tilt,
+    period,
+    start,
+    tilt_for,
+)
+from lastiterate.privacy.losses.proved_step import ULP, ProvedStep, log_moment_bound, proved_step
 from lastiterate.privacy.mixtures.contour import Unreliable
 
 _EXCESS = 2e-7  # what smoothing may add to epsilon, relative to max(1, epsilon)
@@ -25,8 +34,8 @@ _EXCESS_OF_SMALL = 1e-3  # and relative to epsilon
 _LEFT_OUT = math.log(1e-9)  # of delta, in large losses that are left out, and counted in full
 _NEGLIGIBLE = 21.0  # aliases and truncation are about exp(-_NEGLIGIBLE) of delta
 _CAP = 1.3  # where losses of one step are apart, over the least that it can be
-_MARGIN = 1e-3  # far more than rounding and quadrature do to the logarithm of a bound on aliases
-_WIDEST = 0.3  # of the smoothing, also times the tilt: the excess grows with exp((tilt width)^2 / 2)
+_OF_APART = 1e-11  # relative error of the probability of losses apart, for noise of at most 1, and in units of that
+_WIDEST, _WIDEST_OF_TILT = 2.0, 0.3  # of the smoothing, and times the tilt: excess grows with exp((tilt width)^2 / 2)
 _FLOAT_WIDTH = 70.0  # beyond it exp(width^2 / 8) is no float, and the lower end no bound
 _VANISHED = -40.0  # log of a product that need not be known any closer
 _MOST_NODES = 100_000  # of a line; smoothing is wider where more were needed
@@ -62,8 +71,9 @@ class SmoothedLine:
         terms = modulus * np.exp(1j * (self.phase - u * epsilon))
         error = size - modulus + size * ULP * (4.0 * u * abs(epsilon) + 60.0)
         kernel = 1.0 / (z * (z + 1.0))
-        total, error_of_total = float((terms @ kernel).real), float(error @ np.abs(kernel)) + self.vanished[0]
-        density = max(float(terms.real.sum() + error.sum()), 0.0) + self.vanished[1]
+        # NumPy's sums are pairwise, with some 30 roundings; scalar products have as many as there are terms.
+        total, error_of_total = float(np.sum((terms * kernel).real)), _up(error * np.abs(kernel)) + self.vanished[0]
+        density = max(float(terms.real.sum()) + _up(error), 0.0) + self.vanished[1]
         beyond, beyond_of_density = self._beyond(2.0 * float(size[0]))
         growth = math.exp(0.125 * self.width**2) if self.width < _FLOAT_WIDTH else math.inf
         excess = self.width**2 * growth * (density + beyond_of_density)
@@ -74,8 +84,11 @@ class SmoothedLine:
         if epsilon > cap + edge if self.cumulant.remove else epsilon < edge - cap:
             return math.inf, -math.inf  # the losses that are apart do not count as they should
         apart, _ = self.cumulant.apart(epsilon)
-        lower = _log_difference(lower, self._log_aliases(epsilon))
-        return _log_sum(upper, (1.0 + 1e-12) * apart + self.left_out), _log_sum(lower, (1.0 - 1e-12) * apart)
+        off = _OF_APART * max(1.0, float(self.cumulant.sigmas.max()))
+        rounding = 16.0 * ULP * (abs(scale) + abs(self.theta * epsilon) + abs(math.log(self.spacing)) + 10.0)
+        lower = _log_difference(lower - rounding, self._log_aliases(epsilon))
+        upper = _log_sum(upper + rounding, (1.0 + off) * apart + self.left_out)
+        return upper + rounding, _log_sum(lower, max(1.0 - off, 0.0) * apart) - rounding
 
     def _beyond(self, largest: float) -> tuple[float, float]:
         """The sums beyond the last node, at most: |exp K(z)| <= exp K(theta), and the smoothing falls."""
@@ -92,14 +105,45 @@ class SmoothedLine:
         span = 2.0 * math.pi / self.spacing
         below = -self.theta * span - math.log(-math.expm1(-self.theta * span))
         deviation = math.sqrt(self.cumulant.real(self.theta)[2])
-        above = math.inf
-        for factor in _RIVALS:
-            rival = self.theta + factor / deviation
-            smoothing = 0.5 * self.width**2 * rival * (rival + 1.0)
+        smoothing = 0.5 * self.width**2
+
+        def bound(rival: float, value: float) -> float:
             fall = (rival - self.theta) * span
-            log_bound = chernoff(self.cumulant, rival, epsilon) + smoothing - fall - math.log(-math.expm1(-fall))
-            above = min(above, log_bound + _MARGIN)
-        return float(np.logaddexp(below, above))
+            return value + smoothing * rival * (rival + 1.0) - fall - math.log(-math.expm1(-fall))
+
+        rivals = [self.theta + factor / deviation for factor in _RIVALS]
+        best = min(rivals, key=lambda rival: bound(rival, chernoff(self.cumulant, rival, epsilon)))
+        if best not in self._upper:
+            self._upper[best] = upper_cumulant(self.cumulant, best)
+        above = bound(best, self._upper[best] + below_tail(best) - best * epsilon)
+        return float(np.logaddexp(below, above)) + 1e-9  # rounding is far less
+
+    @cached_property
+    def _upper(self) -> dict[float, float]:
+        """Upper bounds on K that were needed."""
+        return {}
+
+
+def upper_cumulant(cumulant: LossCumulant, theta: float) -> float:
+    """An upper bound on K at a real point."""
+    order = cumulant.order(theta)
+    parts = [number * log_moment_bound(step, order) for number, step in cumulant.steps]
+    return math.fsum(parts) + 4.0 * ULP * math.fsum(map(abs, parts))
+
+
+def proved_chernoff_bound(cumulant: LossCumulant, epsilon: float, log_goal: float) -> float:
+    """log of an upper bound on delta(epsilon) for comparison with exp(log_goal)."""
+    cumulant = cumulant.leaving_out(log_goal + _LEFT_OUT)
+    _, theta = chernoff_tilt(cumulant, epsilon, log_goal)
+    left_out = math.fsum(number * step.left_out for number, step in cumulant.steps)
+    bound = upper_cumulant(cumulant, theta) + below_tail(theta) - theta * epsilon
+    rounding = 16.0 * ULP * (abs(bound) + 2.0 * abs(theta * epsilon) + 10.0)
+    return _log_sum(bound, 1.000001 * left_out) + rounding
+
+
+def _up(errors: FloatArray) -> float:
+    """The sum of errors, rounded up."""
+    return (1.0 + 1e-12) * float(errors.sum())
 
 
 def _log(value: float, log_scale: float) -> float:
@@ -157,7 +201,7 @@ def _levelled(cumulant: LossCumulant, *, worse: bool) -> LossCumulant:
 
 def _moved(values: FloatArray, levels: int, *, up: bool) -> FloatArray:
     """Each value moved up or down to one of so many between the smallest and the largest."""
-    grid = np.geomspace(values.min(), values.max(), levels)
+    grid = np.sort(np.clip(np.geomspace(values.min(), values.max(), levels), values.min(), values.max()))
     grid[0], grid[-1] = values.min(), values.max()
     index = np.searchsorted(grid, values, side="left" if up else "right") - (0 if up else 1)
     return grid[np.clip(index, 0, levels - 1)]
@@ -214,7 +258,7 @@ def smoothed_line(cumulant: LossCumulant, log_delta: float, near: float, width: 
     cumulant = cumulant.capped(_CAP * (near - cumulant.edge()))
     best = tilt_for(cumulant, near)
     hazard = best + 1.0 + 1.0 / math.sqrt(cumulant.real(best)[2])  # about the density of the loss over its tail
-    width = min(math.sqrt(2.0 * _excess(near) / hazard), _WIDEST, _WIDEST / best, width)
+    width = min(math.sqrt(2.0 * _excess(near) / hazard), _WIDEST, _WIDEST_OF_TILT / best, width)
     extents = [_extent(cumulant, factor * best, log_delta, near) for factor in _TILTS]
     allowed = max(extents[0][1], math.sqrt(2.0 * (_NEGLIGIBLE + _CONDITION)))
     span, reach, theta = min(extent for extent in extents if extent[1] <= allowed)
@@ -248,24 +292,41 @@ def _line(cumulant: LossCumulant, theta: float, spacing: float, count: int, widt
     u = spacing * np.arange(count, dtype=np.float64)
     smoothing = 0.5 * width**2 * (theta * (theta + 1.0) - u * u)
     now = slice(0, max(active, 2))
-    log_modulus, phase = smoothing[now].copy(), width**2 * (theta + 0.5) * u[now]
-    log_upper = log_modulus + 8.0 * ULP * (np.abs(log_modulus) + phase + 1.0)
+    modulus, turn = _Sum(smoothing[now]), _Sum(width**2 * (theta + 0.5) * u[now])
+    upper = _Sum(modulus.total + 8.0 * ULP * (np.abs(modulus.total) + turn.total + 1.0))
     log_largest, left_out = float(smoothing[0]), 0.0
     for index, (number, step) in enumerate(cumulant.steps):
-        part = parts.get(index) or proved_step(step, order, spacing, log_modulus.size)
+        part = parts.get(index) or proved_step(step, order, spacing, now.stop)
         turned = part.phase + part.mean * u[now]
         sizes = abs(part.log_total) + np.abs(part.phase) + abs(part.mean) * u[now] + np.abs(part.log_upper)
-        log_modulus += number * (part.log_total + part.log_modulus)
-        log_upper += number * (part.log_total + part.error_of_total + part.log_upper + 4.0 * ULP * sizes)
-        phase += sign * number * turned
+        modulus.add(number * (part.log_total + part.log_modulus))
+        upper.add(number * (part.log_total + part.error_of_total + part.log_upper + 4.0 * ULP * sizes))
+        turn.add(sign * number * turned)
         log_largest += number * (part.log_total + part.error_of_total)
         left_out += 1.000001 * number * step.left_out
+    log_modulus, log_upper, phase = modulus.value(), upper.value(), turn.value()
     for values in (log_modulus, log_upper):
         values[0] -= math.log(2.0)
     rest = slice(log_modulus.size, count)
     sizes = 1.000001 * np.exp(log_largest - smoothing[0] + smoothing[rest] + log_bound[rest] - log_upper[0])
     vanished = float(sizes @ (1.0 / np.square(u[rest]))), float(sizes.sum())
     return SmoothedLine(cumulant, theta, spacing, width, log_modulus, phase, log_upper, vanished, count, left_out)
+
+
+class _Sum:
+    """A sum of many arrays. What is rounded off is summed too, so that rounding does not grow with their number."""
+
+    def __init__(self, first: FloatArray) -> None:
+        self.total, self.lost = first.copy(), np.zeros_like(first)
+
+    def add(self, values: FloatArray) -> None:
+        total = self.total + values
+        added = total - self.total
+        self.lost += (self.total - (total - added)) + (values - added)
+        self.total = total
+
+    def value(self) -> FloatArray:
+        return self.total + self.lost
 
 
 def _vanishing(

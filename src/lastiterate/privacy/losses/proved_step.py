@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import expit
 
-from lastiterate.arrays import FloatArray
+from lastiterate.arrays import BoolArray, FloatArray
 from lastiterate.privacy.losses.fourier_sums import characteristic
 from lastiterate.privacy.losses.loss_cumulant import Certain
 from lastiterate.privacy.losses.step_loss import Nodes, StepLoss, weighted_rise
@@ -22,6 +22,7 @@ ULP = 2.0**-52
 _OF_FFT = 12.0  # Higham has 7 for radix 2: in units of half an ulp, log2 of the size, and the norm of the result
 _OF_SERIES = math.exp(0.5 * math.pi)  # the sum of the moduli of the coefficients of Taylor's series
 _LARGEST_BOUND = math.log(1e-3)  # on an error of quadrature; usually it is 1e-15
+_FINER = 1.3  # ratio of frequencies at which errors of masses are summed up
 _NO_MASS = 1e-24  # of one node, which is left out
 
 
@@ -39,40 +40,72 @@ class ProvedStep:
 
 def proved_step(step: StepLoss | Certain, order: float, spacing: float, count: int) -> ProvedStep:
     """The same for s = order + iu at u = 0, spacing, ..., (count - 1) spacing."""
-    u = spacing * np.arange(count)
+    u = spacing * np.arange(count, dtype=np.float64)
     if isinstance(step, Certain):
         value, mean, variance = step.moments(order)
         log_modulus = -0.5 * variance * u * u
         upper = log_modulus + 4.0 * ULP * np.abs(log_modulus)
         return ProvedStep(value, 4.0 * ULP * abs(value), mean, log_modulus, np.zeros(count), upper)
     nodes = step.nodes(order, float(u[-1]))
-    exponent = nodes.log_weight + order * nodes.loss
-    top = float(exponent.max())
-    mass = np.exp(exponent - top)
-    total = float(mass.sum())
-    mass /= total
+    log_total, mass = _masses(nodes, order)
     kept = mass > _NO_MASS
     dropped = float(mass[~kept].sum())
-    x, loss, mass = nodes.x[kept], nodes.loss[kept], mass[kept]
+    loss, mass = nodes.loss[kept], mass[kept]
     mean = float(mass @ loss)
-    quadrature = _bound(step, nodes, order, float(u[-1]), top + math.log(total))
-    # A node is off by an ulp of x, which moves its loss by L' x ulp and its weight by (|s| L' + |x|) x ulp.
-    moved = np.abs(x) * step.slope * expit(step.slope * (x - step.bend))
-    exponents = 4.0 * np.abs(nodes.log_weight[kept]) + abs(order) * (4.0 * np.abs(loss) + moved) + x * x
-    of_mass = ULP * (40.0 + float(exponents.max()))
+    quadrature = _bound(step, nodes, order, float(u[-1]), log_total)
+    moved, of_masses = _rounding(step, nodes, order, kept)
     of_loss = ULP * float(mass @ (8.0 * np.abs(loss) + 2.0 * moved + 16.0 * np.abs(loss - mean)))
     got = characteristic(loss - mean, mass, spacing, count)
     of_transform = 0.5 * _OF_FFT * math.log2(got.size) * math.sqrt(got.size) * got.norm + 80.0 * got.far
     everywhere = 2.0 * (quadrature + dropped) + got.remainder() + _OF_SERIES * ULP * of_transform
-    # At least E |exp(iu loss) - 1|, which errors of the masses are multiplied by.
-    apart = np.sqrt(np.maximum(-2.0 * got.real, 0.0)) + np.abs(got.real) + np.abs(got.imaginary)
-    error = everywhere + 2.0 * of_mass * apart + of_loss * u
+    error = everywhere + _times_distance(mass * (of_masses + float(mass @ of_masses)), loss - mean, u) + of_loss * u
     log_modulus, phase = got.logarithm()
     modulus = np.exp(log_modulus)
     log_upper = np.where(error < modulus, log_modulus + np.log1p(error / modulus), np.log(modulus + error))
     log_upper += 4.0 * ULP * np.abs(log_upper)
-    value, off = _log_total(step, nodes, order, math.log(total) + top, of_mass, quadrature)
+    value, off = _log_total(step, nodes, order, log_total, float(of_masses.max()), quadrature)
     return ProvedStep(value, off, mean, log_modulus, phase, log_upper)
+
+
+def log_moment_bound(step: StepLoss | Certain, order: float) -> float:
+    """An upper bound on M(s) at a real s."""
+    if isinstance(step, Certain):
+        value = step.moments(order)[0]
+        return value + 4.0 * ULP * abs(value)
+    nodes = step.nodes(order, 0.0)
+    log_total, mass = _masses(nodes, order)
+    of_mass = float(_rounding(step, nodes, order, mass > _NO_MASS)[1].max())
+    return sum(_log_total(step, nodes, order, log_total, of_mass, _bound(step, nodes, order, 0.0, log_total)))
+
+
+def _masses(nodes: Nodes, order: float) -> tuple[float, FloatArray]:
+    """log of the sum of the nodes' weights under the tilt, and their shares of it."""
+    exponent = nodes.log_weight + order * nodes.loss
+    top = float(exponent.max())
+    mass = np.exp(exponent - top)
+    total = float(mass.sum())
+    return top + math.log(total), mass / total
+
+
+def _rounding(step: StepLoss, nodes: Nodes, order: float, kept: BoolArray) -> tuple[FloatArray, FloatArray]:
+    """By how many ulps each loss is off for what its x is off by, and by how much each mass is, relatively.
+
+    A node is off by an ulp of x, which moves its loss by L' x ulp and its weight by (|s| L' + |x|) x ulp.
+    """
+    x, loss = nodes.x[kept], nodes.loss[kept]
+    moved = np.abs(x) * step.slope * expit(step.slope * (x - step.bend))
+    exponents = 4.0 * np.abs(nodes.log_weight[kept]) + abs(order) * (4.0 * np.abs(loss) + moved) + x * x
+    return moved, ULP * (40.0 + exponents)
+
+
+def _times_distance(weights: FloatArray, loss: FloatArray, u: FloatArray) -> FloatArray:
+    """At least the sum of weights times |exp(iu loss) - 1|, by which errors of masses count.
+
+    That is at most min(2, u |loss|), and rises with u: the sum is taken at some u, and between them at the next one.
+    """
+    knots = u[-1] * _FINER ** -np.arange(math.ceil(math.log(u.size) / math.log(_FINER)) + 1.0)[::-1]
+    sums = np.minimum(2.0, knots[:, None] * np.abs(loss)) @ weights
+    return 1.000001 * np.where(u > 0.0, sums[np.minimum(np.searchsorted(knots, u), knots.size - 1)], 0.0)
 
 
 def _log_total(
@@ -88,7 +121,9 @@ def _log_total(
     moved = np.abs(nodes.loss) * 8.0 + 2.0 * np.abs(nodes.x) * step.slope * expit(step.slope * (nodes.x - step.bend))
     steepness = abs(order) * (rise + abs(order - 1.0) * growth)  # the derivative of the rise by the loss
     sizes = (40.0 + 4.0 * np.abs(nodes.log_weight) + nodes.x**2) * rise + 4.0 * abs(order) * growth
-    rounding = ULP * float(np.sum(sizes + moved * steepness))
+    # The normal distribution's tails are good to an ulp or two, but where they begin is rounded.
+    tails = abs(order) * (with_canary + without) + without
+    rounding = ULP * (float(np.sum(sizes + moved * steepness)) + (8.0 + 2.0 * step.window[1] ** 2) * tails)
     panels = sum(
         factor * _bound(step, nodes, at, 0.0, 0.0)
         for factor, at in ((1.0, order), (1.0 + abs(order), 0.0), (abs(order), 1.0))
