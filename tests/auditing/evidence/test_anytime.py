@@ -13,10 +13,10 @@ from lastiterate.auditing.evidence.betting import Odds, Wager
 from lastiterate.auditing.evidence.rates import anytime_bound, upper_bound
 from lastiterate.auditing.evidence.threshold import CHOOSING
 from lastiterate.auditing.evidence.verdict import Kind, claim_of, judge_scores
+from tests.auditing.evidence.stopped_audits import GAUSSIAN, refuted, too_much
 
 ERROR = 0.025
 RUN = li.DPSGD(steps=100, sample_rate=0.1, noise_multiplier=1.0)
-GAUSSIAN = li.DPSGD(steps=1, sample_rate=1.0, noise_multiplier=1.0)
 
 
 def _log_evidence(rate, errors, models):
@@ -84,47 +84,26 @@ def test_bounds_hold_for_those_who_look_after_every_model_and_fixed_ones_do_not(
 
 @pytest.mark.parametrize("threshold", ["split", 0.5])
 def test_audits_stopped_at_their_best_moment_hardly_ever_exceed_the_truth(threshold):
-    """The mechanism is one Gaussian step, whose epsilon is known; bounds are looked at after every sixteenth model."""
-    random = np.random.default_rng(5)
-    truth = li.composition(GAUSSIAN).epsilon(1e-5)
-    audits, wrong, method = 100, 0, "gdp"
-    for _ in range(audits):
-        inside, outside = random.normal(1.0, 1.0, 400), random.normal(0.0, 1.0, 400)
-        looks = (
-            li.estimate(inside[:n], outside[:n], 1e-5, 0.9, method, threshold, GAUSSIAN, "anytime").epsilon
-            for n in range(CHOOSING + 16, 401, 16)
-        )
-        wrong += any(epsilon > truth for epsilon in looks)
-    assert wrong <= 10  # 2 to 3 in practice: both error rates have to be small at the same time
-
-
-def _refuted(random, claim, distance, audits, models, error):
-    odds = Odds.of_curve(li.composition(claim).delta)
-    count = 0
-    for _ in range(audits):
-        inside, outside = random.normal(distance, 1.0, models), random.normal(0.0, 1.0, models)
-        count += Wager(inside, outside, odds, error).refuted_after() is not None
-    return count / audits
+    assert too_much(100, threshold, "anytime", 0.9, seed=5) <= 10
 
 
 def test_a_wager_refutes_a_true_claim_no_more_often_than_stated_and_a_false_one_soon():
-    random = np.random.default_rng(7)
-    assert _refuted(random, GAUSSIAN, 1.0, 300, 300, 0.2) <= 0.2
-    assert _refuted(random, GAUSSIAN, 2.0, 30, 300, 0.05) == 1.0
+    assert refuted(150, 1.0, 0.2, seed=7) <= 30
+    assert refuted(30, 2.0, 0.05, seed=7) == 30
 
 
 def test_a_wager_on_a_claimed_epsilon_is_fair_at_the_mechanism_that_has_just_this_epsilon():
     """Randomised response: the score is the bit, flipped with probability 1 / (1 + e^epsilon)."""
     random = np.random.default_rng(11)
     epsilon, refuted, caught = 1.0, 0, 0
-    for _ in range(300):
+    for _ in range(150):
         for actual in (epsilon, 2.5 * epsilon):
             keep = 1.0 / (1.0 + np.exp(-actual))
             inside, outside = (random.random(200) < keep).astype(float), (random.random(200) >= keep).astype(float)
             found = Wager(inside, outside, Odds.of_epsilon(epsilon, 0.0), 0.2).refuted_after() is not None
             refuted, caught = refuted + (found and actual == epsilon), caught + (found and actual != epsilon)
-    assert refuted <= 0.2 * 300
-    assert caught >= 0.9 * 300
+    assert refuted <= 0.2 * 150
+    assert caught >= 0.9 * 150
 
 
 def test_odds_of_an_epsilon_are_what_its_trade_off_curve_allows():

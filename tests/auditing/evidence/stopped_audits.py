@@ -1,0 +1,59 @@
+"""Audits of a mechanism whose epsilon is known, looked at again and again and stopped at their best moment.
+
+    python -m tests.auditing.evidence.stopped_audits [--audits 1000]
+
+prints how many of them claimed too much, by bounds that hold at any time, by those for a fixed number of models, and
+by a wager against a claim that is true.
+"""
+
+import argparse
+
+import numpy as np
+
+import lastiterate as li
+from lastiterate.auditing.evidence.betting import Odds, Wager
+from lastiterate.auditing.evidence.threshold import CHOOSING
+
+GAUSSIAN = li.DPSGD(steps=1, sample_rate=1.0, noise_multiplier=1.0)
+MODELS, EVERY = 400, 16
+
+
+def too_much(audits: int, threshold: float | str, validity: str, confidence: float, seed: int) -> int:
+    """How many audits ever showed more than the truth, by the Gaussian family, which is exact here."""
+    random = np.random.default_rng(seed)
+    truth = li.composition(GAUSSIAN).epsilon(1e-5)
+    count = 0
+    for _ in range(audits):
+        inside, outside = random.normal(1.0, 1.0, MODELS), random.normal(0.0, 1.0, MODELS)
+        looks = (
+            li.estimate(inside[:n], outside[:n], 1e-5, confidence, "gdp", threshold, GAUSSIAN, validity).epsilon
+            for n in range(CHOOSING + EVERY, MODELS + 1, EVERY)
+        )
+        count += any(epsilon > truth for epsilon in looks)
+    return count
+
+
+def refuted(audits: int, distance: float, error: float, seed: int) -> int:
+    """How many wagers, which look after every model, ever refuted the claim of one Gaussian step of noise 1."""
+    random = np.random.default_rng(seed)
+    odds = Odds.of_curve(li.composition(GAUSSIAN).delta)
+    return sum(
+        Wager(random.normal(distance, 1.0, MODELS), random.normal(0.0, 1.0, MODELS), odds, error).refuted_after()
+        is not None
+        for _ in range(audits)
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--audits", type=int, default=1000)
+    audits = parser.parse_args().audits
+    for validity in ("anytime", "fixed"):
+        for threshold in ("split", 0.5):
+            count = too_much(audits, threshold, validity, 0.9, seed=5)
+            print(f"{validity} bounds, threshold {threshold}: {count} of {audits} claim too much; 10% is stated")
+    print(f"wagers: {refuted(audits, 1.0, 0.1, seed=7)} of {audits} refute what is true; 10% is stated")
+
+
+if __name__ == "__main__":
+    main()
