@@ -9,6 +9,7 @@ and counted; what depends on the moment is done here, at random ones. Linux only
 from __future__ import annotations
 
 import argparse
+import os
 import random
 import re
 import resource
@@ -24,7 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.auditing.engines.lost_nodes import Nodes, survive, write_subject
+from tests.auditing.engines.lost_nodes import SOURCE, Nodes, survive, write_subject
 from tests.auditing.kill_and_resume import (
     OPTIONS,
     TRAINER,
@@ -122,7 +123,7 @@ class Place:
         self.folder = Path(scratch)
         self.temporary = self.folder / "t"  # short, as Ray's sockets are in it
         self.temporary.mkdir()
-        self.more: dict[str, Any] = {"cwd": self.folder, "env": {"TMPDIR": str(self.temporary)}}
+        self.more: dict[str, Any] = {"cwd": self.folder, "env": {"TMPDIR": str(self.temporary), "PYTHONPATH": SOURCE}}
 
     def subfolder(self, name: str) -> Path:
         folder = self.folder / name
@@ -136,7 +137,7 @@ class Place:
         if kind in ("trainer", "Ray"):
             (self.folder / "mine.py").write_text(TRAINER)
             ray = ["--engine", "ray", "--address", "local"] if kind == "Ray" else []
-            return ["audit", "--trainer", "mine.py:train", "--models", "24", *QUICK, *ray]
+            return ["audit", "--trainer", "mine.py:train", "--models", "16", *QUICK, *ray]
         if kind == "exact draws":
             return [*OPTIONS, "--attack", "adversarial", "--steps", "50", "--models", "4000", *QUICK]
         if kind == "one run":
@@ -197,7 +198,7 @@ def _kill_audits(place: Place, kind: str, count: int, seed: int, row: Row) -> No
     raise AssertionError(f"{10 * count} audits were done before {count} kills")
 
 
-def signals(seed: int, numbers: list[int] | None = None, elsewhere: int = 24) -> list[Row]:
+def signals(seed: int, numbers: list[int] | None = None, repeat: int = 3, elsewhere: int = 24) -> list[Row]:
     """Send signals to an audit at random moments, and Ctrl-C and SIGTERM to other commands."""
     real_time = set(range(signal.SIGRTMIN + 1, signal.SIGRTMAX))
     numbers = sorted(signal.valid_signals() - real_time) if numbers is None else numbers
@@ -208,7 +209,7 @@ def signals(seed: int, numbers: list[int] | None = None, elsewhere: int = 24) ->
         options = place.options("trainer")
         undisturbed = run_undisturbed(place.folder, options, **place.more)
         for number in numbers:
-            for _ in range(3 if number in STOPPED else 1):
+            for _ in range(repeat if number in STOPPED else 1):
                 row = stopping if number in STOPPED else others
                 with row.case(f"signal {number}"):
                     _send(place, options, undisturbed, number, generator)
@@ -253,7 +254,7 @@ def losses(seed: int, kinds: list[Callable[[Path], None]] = LOSSES) -> list[Row]
         for damage in kinds:
             with row.case(damage.__name__):
                 folder = place.subfolder(damage.__name__)
-                _lose(place, folder, options, damage, generator.randint(1, 24))
+                _lose(place, folder, options, damage, generator.randint(1, 16))
                 (rescued,) = place.folder.rglob("s-rescued.sqlite")
                 compare_trials(undisturbed.store, rescued)
                 rescued.unlink()
@@ -406,6 +407,7 @@ def main() -> None:
     chosen = asked.only.split(",") if asked.only else list(parts)
     if unknown := set(chosen) - set(parts):
         parser.error(f"--only must name parts out of {', '.join(parts)}, got {', '.join(sorted(unknown))}")
+    os.environ["PYTHONPATH"] = SOURCE  # also to those who work in other folders
     rows = [row for name in chosen for row in parts[name]()]
     print(table(rows))
     sys.exit(any(row.failures for row in rows))

@@ -113,15 +113,3 @@ def test_a_report_can_be_had_while_the_audit_runs(tmp_path, slow):
     assert any(caveat.startswith("Only ") and "of 80 trials are done" in caveat for caveat in found["caveats"])
     finish(audit)
     assert not any("are done" in caveat for caveat in report(store, *QUICK)["caveats"])
-
-
-def test_two_audits_do_not_write_to_one_store(tmp_path, slow):
-    store = tmp_path / "x.sqlite"
-    audit = start(store, slow, tmp_path)
-    wait_for_trials(audit, store)
-    second = start(store, slow, tmp_path)
-    errors = second.communicate()[1]
-    assert second.returncode == 2
-    assert errors == f"another process is writing to the store {str(store)!r}: wait for it or stop it first\n"
-    finish(audit)
-    assert len(trials(store)) == 80
