@@ -19,7 +19,12 @@ MOST_SECONDS = 120
 _PIECE = 2**20
 
 # Each command in turn, as a program of its own would run it.
+# Whoever hangs is ended, and whoever takes all memory gets none.
 _PROGRAM = """
+import resource, signal
+signal.alarm(4 * SECONDS)
+resource.setrlimit(resource.RLIMIT_AS, (2**35, 2**35))
+resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))
 import contextlib, io, json, sys
 from lastiterate.cli.app import app
 for name, command in json.loads(sys.argv[1]).items():
@@ -94,13 +99,12 @@ def answers(commands: dict[str, list[str]], folder: Path) -> dict[str, Answer]:
     environment.pop("LASTITERATE_MAX_BYTES", None)
     with (folder / "answers").open("w+") as said, (folder / "errors").open("w+") as errors:
         child = subprocess.Popen(
-            [sys.executable, "-c", _PROGRAM, json.dumps(commands)],
+            [sys.executable, "-c", _PROGRAM.replace("SECONDS", str(MOST_SECONDS)), json.dumps(commands)],
             stdin=subprocess.DEVNULL,
             stdout=said,
             stderr=errors,
             env=environment,
             cwd=folder,
-            preexec_fn=_limited,
         )
         _, status, used = os.wait4(child.pid, 0)
         child.returncode = os.waitstatus_to_exitcode(status)
@@ -111,16 +115,6 @@ def answers(commands: dict[str, list[str]], folder: Path) -> dict[str, Answer]:
     peak = used.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
     assert peak < MOST_RESIDENT, f"{peak:,} bytes"
     return {name: Answer(*rest) for name, *rest in lines}
-
-
-def _limited() -> None:
-    """Whoever hangs is ended, and whoever takes all memory gets none."""
-    import resource
-    import signal
-
-    signal.alarm(4 * MOST_SECONDS)
-    resource.setrlimit(resource.RLIMIT_AS, (2**35, 2**35))
-    resource.setrlimit(resource.RLIMIT_CPU, (MOST_SECONDS, MOST_SECONDS))
 
 
 def check(answer: Answer, words: str) -> None:
