@@ -179,7 +179,7 @@ def train(seed, canary):
     audit.send_signal(number)
     said = finish(audit, status)
     if number == signal.SIGTERM:
-        assert said == f"\nstopped; what was trained is in {store}: the same command resumes\n"
+        assert said == f"stopped; what was trained is in {store}: the same command resumes\n"
     session = (tmp_path / "session").read_text()
     until = time.monotonic() + 20.0
     while (left := subprocess.run(["pgrep", "-a", "-s", session], capture_output=True, text=True).stdout) and (
