@@ -17,7 +17,8 @@ import numpy as np
 import pytest
 
 import lastiterate as li
-from lastiterate.auditing.engines.ray_cluster import check_answer
+from lastiterate.auditing.engines.cluster_lost import ClusterLost
+from lastiterate.auditing.engines.ray_cluster import check_answer, connect
 from lastiterate.auditing.engines.ray_engine import Ray
 from lastiterate.auditing.experiments.choose import Given, experiment_on
 from tests.auditing.engines.lost_nodes import (
@@ -186,6 +187,17 @@ def train(seed, canary):
     ):
         time.sleep(0.2)
     assert left == ""
+
+
+def test_a_cluster_that_cannot_be_started_is_one_sentence(monkeypatch):
+    import ray
+
+    def fail(**options):
+        raise ray.exceptions.RaySystemError("no service answers\nand much more")
+
+    monkeypatch.setattr(ray, "init", fail)
+    with pytest.raises(ClusterLost, match=r"lost: it cannot be started or joined: System error: no service answers$"):
+        connect("local")
 
 
 @contextmanager
