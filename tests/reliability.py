@@ -12,7 +12,6 @@ import argparse
 import os
 import random
 import re
-import resource
 import shutil
 import signal
 import subprocess
@@ -224,7 +223,7 @@ def signals(seed: int, numbers: list[int] | None = None, repeat: int = 3, elsewh
 
 def _send(place: Place, options: list[str], undisturbed: Undisturbed, number: int, generator: random.Random) -> None:
     store = place.folder / f"{number}-{generator.random()}.sqlite"
-    more = {**place.more, "preexec_fn": lambda: resource.setrlimit(resource.RLIMIT_CORE, (0, 0))}
+    more = {**place.more, "limit": ("RLIMIT_CORE", 0)}
     audit = start(store, options, place.folder / "cache", **more)
     enough = generator.choice([0, generator.randint(1, len(trials(undisturbed.store)) // 2)])
     while not has_begun(audit) or (len(trials(store)) < enough and audit.poll() is None):
@@ -288,7 +287,7 @@ def disks(seed: int, count: int = 8) -> list[Row]:
         undisturbed = run_undisturbed(place.folder, options, **place.more)
         for number in range(count):
             size = generator.randrange(200_000) if number else 0
-            limited = {**place.more, "preexec_fn": lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))}  # noqa: B023
+            limited = {**place.more, "limit": ("RLIMIT_FSIZE", size)}
             with row.case(f"{size} bytes"):
                 store = place.folder / f"{number}.sqlite"
                 audit = start(store, options, place.folder / "cache", **limited)

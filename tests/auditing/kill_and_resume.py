@@ -61,8 +61,16 @@ class Kill:
 def start(store: Path, options: list[str], folder: Path, **more: Any) -> subprocess.Popen[str]:
     """Begin an audit or resume it. Programs that it compiles are kept in a folder of ours, to be killed over, too."""
     environment = {**os.environ, "XDG_CACHE_HOME": str(folder), **more.pop("env", {})}
-    command = [*PROGRAM, *options, "--store", str(store), "--json"]
+    command = [*limiting(*more.pop("limit", ())), *PROGRAM, *options, "--store", str(store), "--json"]
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **more)
+
+
+def limiting(resource: str = "", most: int = 0) -> list[str]:
+    """What a command begins with whose process may have at most so much of a resource."""
+    if not resource:
+        return []
+    limit = f"resource.setrlimit(resource.{resource}, ({most}, {most}))"
+    return [sys.executable, "-c", f"import os, resource, sys; {limit}; os.execv(sys.argv[1], sys.argv[1:])"]
 
 
 def finish(audit: subprocess.Popen[str]) -> str:
