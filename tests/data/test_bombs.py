@@ -154,6 +154,6 @@ def test_lzma_is_unpacked_in_sips(tmp_path):
     tracemalloc.start()
     try:
         assert "must be an .npz archive of numeric arrays" in refusal(load_npz, path)
-        assert tracemalloc.get_traced_memory()[1] < 2**26
+        assert tracemalloc.get_traced_memory()[1] < 10**8  # a sip, and its copy
     finally:
         tracemalloc.stop()
