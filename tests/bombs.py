@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import lastiterate
+from lastiterate.data.limits import VARIABLE
 
 MOST_RESIDENT = 3 * 2**29  # bytes of a process that refuses them, with JAX or PyTorch in it
 MOST_SECONDS = 120
@@ -123,6 +124,7 @@ def check(answer: Answer, words: str) -> None:
     """Bad input, told in one sentence that has these words and shows nothing of Python."""
     assert (answer.status, answer.out) == (2, "")
     assert words in answer.sentence
+    assert VARIABLE not in words or "set that environment variable to allow more" in answer.sentence
     assert answer.sentence.count("\n") == 1
     assert "Traceback" not in answer.sentence
     assert len(answer.sentence) < 600

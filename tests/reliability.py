@@ -197,6 +197,14 @@ def _kill_audits(place: Place, kind: str, count: int, seed: int, row: Row) -> No
     raise AssertionError(f"{10 * count} audits were done before {count} kills")
 
 
+@contextmanager
+def beside_an_undisturbed_audit() -> Iterator[tuple[Place, list[str], Undisturbed]]:
+    """A place with the audit of a trainer that nobody touched, and the options of others like it."""
+    with a_place() as place:
+        options = place.options("trainer")
+        yield place, options, run_undisturbed(place.folder, options, **place.more)
+
+
 def signals(seed: int, numbers: list[int] | None = None, repeat: int = 3, elsewhere: int = 24) -> list[Row]:
     """Send signals to an audit at random moments, and Ctrl-C and SIGTERM to other commands."""
     real_time = set(range(signal.SIGRTMIN + 1, signal.SIGRTMAX))
@@ -204,9 +212,7 @@ def signals(seed: int, numbers: list[int] | None = None, repeat: int = 3, elsewh
     stopping = Row("Ctrl-C and SIGTERM", "130 and 143, one sentence; the same command resumes, same trials")
     others = Row("other signals", "goes on, or dies of it at once; the same command resumes, same trials")
     generator = random.Random(seed)
-    with a_place() as place:
-        options = place.options("trainer")
-        undisturbed = run_undisturbed(place.folder, options, **place.more)
+    with beside_an_undisturbed_audit() as (place, options, undisturbed):
         for number in numbers:
             for _ in range(repeat if number in STOPPED else 1):
                 row = stopping if number in STOPPED else others
@@ -248,9 +254,7 @@ def losses(seed: int, kinds: list[Callable[[Path], None]] = LOSSES) -> list[Row]
     """Take the store away under a running audit."""
     row = Row("stores lost under an audit", "status 3, one sentence, all trials in another store, which resumes")
     generator = random.Random(seed)
-    with a_place() as place:
-        options = place.options("trainer")
-        undisturbed = run_undisturbed(place.folder, options, **place.more)
+    with beside_an_undisturbed_audit() as (place, options, undisturbed):
         for damage in kinds:
             with row.case(damage.__name__):
                 folder = place.subfolder(damage.__name__)
@@ -282,9 +286,7 @@ def disks(seed: int, count: int = 8) -> list[Row]:
     """Let no file grow beyond a random size, as on a disk that fills up."""
     row = Row("disks that fill up", "status 3, one sentence; with room the same command finishes, same trials")
     generator = random.Random(seed)
-    with a_place() as place:
-        options = place.options("trainer")
-        undisturbed = run_undisturbed(place.folder, options, **place.more)
+    with beside_an_undisturbed_audit() as (place, options, undisturbed):
         for number in range(count):
             size = generator.randrange(200_000) if number else 0
             limited = {**place.more, "limit": ("RLIMIT_FSIZE", size)}
@@ -303,9 +305,7 @@ def writers(count: int = 5) -> list[Row]:
     """Start three audits on one store at the same moment."""
     row = Row("three audits on one store", "one writes, the others say so with status 2; same trials")
     busy = r"another process is writing to the store '.*': wait for it or stop it first\n"
-    with a_place() as place:
-        options = place.options("trainer")
-        undisturbed = run_undisturbed(place.folder, options, **place.more)
+    with beside_an_undisturbed_audit() as (place, options, undisturbed):
         for number in range(count):
             with row.case(str(number)):
                 store = place.folder / f"{number}.sqlite"

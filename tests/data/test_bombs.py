@@ -49,8 +49,6 @@ def told(tmp_path_factory) -> dict[str, Answer]:
 @pytest.mark.parametrize("name", BOMBS)
 def test_a_bomb_is_refused_in_a_sentence_that_names_the_limit(told, name):
     check(told[name], BOMBS[name])
-    if VARIABLE in BOMBS[name]:
-        assert "set that environment variable to allow more" in told[name].sentence
 
 
 def _command(name, folder):

@@ -142,7 +142,12 @@ ENDLESS = "WITH RECURSIVE r(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM r) SELEC
 
 def kinds() -> dict[str, Damage]:
     """Every kind by its name."""
-    found: dict[str, Damage] = {
+    return {**_tables(), **_trials(), **_chunks(), **_values(), **_files(), **dict(_fields())}
+
+
+def _tables() -> dict[str, Damage]:
+    """Other tables than ours."""
+    return {
         "table without key": remade("trials", TRIALS, ending=""),
         "rows tripled": sql(
             f"CREATE TABLE t ({TRIALS})",
@@ -176,6 +181,12 @@ def kinds() -> dict[str, Damage]:
         "format 2": sql(user_version=2),
         "format 4": sql(user_version=4),
         "format -1": sql(user_version=-1),
+    }
+
+
+def _trials() -> dict[str, Damage]:
+    """Other trials than were stored."""
+    return {
         "model beyond the plan": sql(f"UPDATE trials SET model = {MODELS} WHERE model = 0"),
         "model 2**62": sql(f"UPDATE trials SET model = {2**62} WHERE model = 0"),
         "model negative": sql("UPDATE trials SET model = -1 WHERE model = 0"),
@@ -202,6 +213,12 @@ def kinds() -> dict[str, Damage]:
         "seconds negative": sql("UPDATE trials SET seconds = -1 WHERE model = 0"),
         "seconds infinite": sql("UPDATE trials SET seconds = 9e999 WHERE model = 0"),
         "seconds a text": sql("UPDATE trials SET seconds = 'x' WHERE model = 0"),
+    }
+
+
+def _chunks() -> dict[str, Damage]:
+    """Other chunks, or other versions of what trained them."""
+    return {
         "trial in no chunk": sql("UPDATE trials SET chunk = 1000 WHERE model = 0"),
         "trial in another chunk": sql("UPDATE trials SET chunk = 1"),
         "chunk a text": sql("UPDATE trials SET chunk = 'x' WHERE model = 0"),
@@ -216,6 +233,12 @@ def kinds() -> dict[str, Damage]:
         "software another": sql("UPDATE software SET versions = '{}'"),
         "software no JSON": sql("UPDATE software SET versions = '{'"),
         "software a list": sql("UPDATE software SET versions = '[]'"),
+    }
+
+
+def _values() -> dict[str, Damage]:
+    """Other values than were stored, of every kind of text."""
+    found: dict[str, Damage] = {
         "crafted removed": sql("DELETE FROM audit WHERE name = 'crafted'"),
         "record removed": sql("DELETE FROM audit WHERE name = 'record'"),
         "identity removed": sql("DELETE FROM audit WHERE name = 'identity'"),
@@ -224,6 +247,18 @@ def kinds() -> dict[str, Damage]:
         "value added": value("more", "1"),
         "value a blob": sql("UPDATE audit SET value = x'7b7d' WHERE name = 'record'"),
         "value no UTF-8": sql("UPDATE audit SET value = CAST(x'ff' AS TEXT) WHERE name = 'record'"),
+    }
+    for name in ("identity", "record", "crafted", "seconds"):
+        wrong = {"no JSON": "{", "nothing": "", "null": "null", "a list": "[1, 2]", "a text": '"x"', "true": "true"}
+        wrong |= {"NaN": "NaN", "1e999": "1e999", "deep": "[" * 50_000 + "]" * 50_000, "digits": "9" * 5000}
+        found |= {f"{name}: {what}": value(name, text) for what, text in wrong.items()}
+        found[f"{name}: checksum"] = value(name, "{}", right=False)
+    return found
+
+
+def _files() -> dict[str, Damage]:
+    """Other bytes than SQLite wrote."""
+    return {
         "emptied": cut(0.0),
         "cut to a byte": lambda path: os.truncate(path, 1),
         "cut to half": cut(0.5),
@@ -233,12 +268,6 @@ def kinds() -> dict[str, Damage]:
         "page of zeros": written(8192, bytes(4096)),
         "first page of zeros": written(100, bytes(3996)),
     }
-    for name in ("identity", "record", "crafted", "seconds"):
-        wrong = {"no JSON": "{", "nothing": "", "null": "null", "a list": "[1, 2]", "a text": '"x"', "true": "true"}
-        wrong |= {"NaN": "NaN", "1e999": "1e999", "deep": "[" * 50_000 + "]" * 50_000, "digits": "9" * 5000}
-        found |= {f"{name}: {what}": value(name, text) for what, text in wrong.items()}
-        found[f"{name}: checksum"] = value(name, "{}", right=False)
-    return found | dict(_fields())
 
 
 def _fields() -> Iterator[tuple[str, Damage]]:
