@@ -129,7 +129,8 @@ def test_a_users_attack_counts_by_its_source_and_by_all_its_fields(load):
     assert set(found) == {"class", "class source", "name", "source"}
     assert found["class"] == "Own"
     assert (found["name"], found["source"]) == ("own", "here")
-    mine = "from tests.auditing.test_identity_of_code import Own\nclass Mine(Own):\n    {}\nattack = Mine()\ntrain = print\n"
+    base = "from tests.auditing.test_identity_of_code import Own\n"
+    mine = base + "class Mine(Own):\n    {}\nattack = Mine()\ntrain = print\n"
     one, two = (identity(None, _attack(load, mine.format(line)), run=trained()) for line in ("pass", "x = 1"))
     assert one != two
     assert one.values["attack"]["class"] == two.values["attack"]["class"] == "Mine"
