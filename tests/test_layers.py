@@ -30,7 +30,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "machine": set(),
     "progress_bar": set(),
     "rows": set(),
-    "scratch": set(),
+    "scratch": {"breakdown"},
     "training_diverged": set(),
     "trainer_failure": {"breakdown"},
     "training_progress": {"progress_bar"},

@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from lastiterate.breakdown import Breakdown
+
 _PREFIX, _LOCK = "lastiterate-", "lock"
 _existing: set[Path] = set()
 
@@ -32,7 +34,12 @@ def removed_afterwards(path: Path) -> Iterator[None]:
 def scratch_folder() -> Iterator[Path]:
     """A temporary folder."""
     _remove_abandoned()
-    folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
+    try:
+        folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
+    except OSError as error:
+        raise Breakdown(
+            f"no temporary folder can be made ({error.strerror}): make room, or set TMPDIR to a folder with some"
+        ) from None
     with removed_afterwards(folder):
         descriptor = _hold(folder)
         try:

@@ -10,6 +10,7 @@ import json
 import math
 import os
 import random
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -18,9 +19,19 @@ import time
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 PROGRAM = [sys.executable, "-m", "lastiterate"]
-OPTIONS = ["--model", "logistic", "--sample-rate", "0.1", "--noise-multiplier", "1"]
+OPTIONS = ["audit", "--model", "logistic", "--sample-rate", "0.1", "--noise-multiplier", "1"]
+TRAINER = """
+import random, time
+import lastiterate
+run = lastiterate.DPSGD(steps=10, sample_rate=0.1, noise_multiplier=1.0)
+
+def train(seed, canary):
+    time.sleep(0.05)
+    return random.Random(seed).gauss(0.5 * canary, 1.0)
+"""
 TRAINED_BEFORE_LAST = 0.4  # the share of the training that all killed sessions together are meant to get done
 
 
@@ -47,11 +58,19 @@ class Kill:
         return f"killed after {self.after:5.2f} s: {where}"
 
 
-def start(store: Path, options: list[str], folder: Path) -> subprocess.Popen[str]:
+def start(store: Path, options: list[str], folder: Path, **more: Any) -> subprocess.Popen[str]:
     """Begin an audit or resume it. Programs that it compiles are kept in a folder of ours, to be killed over, too."""
-    environment = {**os.environ, "XDG_CACHE_HOME": str(folder)}
-    command = [*PROGRAM, "audit", *options, "--store", str(store), "--json"]
-    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    environment = {**os.environ, "XDG_CACHE_HOME": str(folder), **more.pop("env", {})}
+    command = [*limiting(*more.pop("limit", ())), *PROGRAM, *options, "--store", str(store), "--json"]
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **more)
+
+
+def limiting(resource: str = "", most: int = 0) -> list[str]:
+    """What a command begins with whose process may have at most so much of a resource."""
+    if not resource:
+        return []
+    limit = f"resource.setrlimit(resource.{resource}, ({most}, {most}))"
+    return [sys.executable, "-c", f"import os, resource, sys; {limit}; os.execv(sys.argv[1], sys.argv[1:])"]
 
 
 def finish(audit: subprocess.Popen[str]) -> str:
@@ -79,10 +98,10 @@ def report(store: Path, *options: str) -> dict[str, object]:
     return {name: value for name, value in said.items() if name not in ("store", "seconds")}
 
 
-def run_undisturbed(folder: Path, options: list[str]) -> Undisturbed:
+def run_undisturbed(folder: Path, options: list[str], **more: Any) -> Undisturbed:
     """An audit to compare with."""
     store, began, start_up = folder / "undisturbed.sqlite", time.monotonic(), 0.0
-    audit = start(store, options, folder / "cache-undisturbed")
+    audit = start(store, options, folder / "cache-undisturbed", **more)
     while audit.poll() is None and not start_up:
         time.sleep(0.02)
         start_up = time.monotonic() - began if trials(store) else 0.0
@@ -91,7 +110,7 @@ def run_undisturbed(folder: Path, options: list[str]) -> Undisturbed:
 
 
 def run_killed(
-    folder: Path, options: list[str], undisturbed: Undisturbed, count: int, seed: int
+    folder: Path, options: list[str], undisturbed: Undisturbed, count: int, seed: int, **more: Any
 ) -> tuple[Path, list[Kill]]:
     """An audit that is killed so many times, and then finished.
 
@@ -99,24 +118,25 @@ def run_killed(
     many new ones. Trials and not seconds are counted, as a machine may be busier now than before.
     """
     store, cache, generator = folder / "killed.sqlite", folder / "cache-killed", random.Random(seed)
-    most = int(4.0 * TRAINED_BEFORE_LAST * len(trials(undisturbed.store)) / count)
+    most = max(1, int(4.0 * TRAINED_BEFORE_LAST * len(trials(undisturbed.store)) / count))
     kills: list[Kill] = []
     while len(kills) < count:
         before, began = len(trials(store)), time.monotonic()
         enough, patience = 1, generator.uniform(0.0, undisturbed.start_up)
         if generator.random() < 0.5 and is_crafted(store):
             enough, patience = generator.randint(1, most), math.inf
-        audit = start(store, options, cache)
+        audit = start(store, options, cache, **more)
         while audit.poll() is None and time.monotonic() - began < patience and len(trials(store)) < before + enough:
             time.sleep(0.01)
         time.sleep(generator.uniform(0.0, 0.2))
         audit.kill()
-        audit.communicate()
+        _, errors = audit.communicate()
         if audit.returncode == 0:  # it was done before
             break
+        assert audit.returncode == -signal.SIGKILL, f"it broke by itself, {audit.returncode}: {errors}"
         kills.append(Kill(time.monotonic() - began, before, len(trials(store)), is_crafted(store)))
         print(f"{len(kills):3}  {kills[-1]}", flush=True)
-    finish(start(store, options, cache))
+    finish(start(store, options, cache, **more))
     return store, kills
 
 
@@ -124,15 +144,24 @@ def _rows(store: Path, query: str) -> list[tuple[object, ...]]:
     if not store.exists():
         return []
     with closing(sqlite3.connect(store.absolute().as_uri() + "?mode=ro", uri=True)) as database:
-        return database.execute(query).fetchall()
+        try:
+            return database.execute(query).fetchall()
+        except sqlite3.OperationalError:  # which is just being made
+            return []
 
 
-def compare(undisturbed: Path, killed: Path, *options: str) -> None:
-    """The same trials, none lost, none twice, every bit of every score; and the same report."""
+def compare_trials(undisturbed: Path, killed: Path) -> None:
+    """The same trials, none lost, none twice, every bit of every score."""
     one, other = trials(undisturbed), trials(killed)
+    assert one, "there is nothing to compare with"
     assert len({row[:2] for row in other}) == len(other), "a trial is stored twice"
     assert [row[:2] for row in one] == [row[:2] for row in other], "trials are missing, or others are there"
     assert one == other, "scores differ"
+
+
+def compare(undisturbed: Path, killed: Path, *options: str) -> None:
+    """The same trials, and the same report."""
+    compare_trials(undisturbed, killed)
     assert report(undisturbed, *options) == report(killed, *options), "reports differ"
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from tests.auditing.kill_and_resume import (
     OPTIONS,
+    TRAINER,
     compare,
     finish,
     report,
@@ -19,16 +20,6 @@ from tests.auditing.kill_and_resume import (
 
 SMALL = [*OPTIONS, "--models", "96", "--steps", "200"]
 QUICK = ["--method", "clopper-pearson"]
-
-TRAINER = """
-import random, time
-import lastiterate
-run = lastiterate.DPSGD(steps=10, sample_rate=0.1, noise_multiplier=1.0)
-
-def train(seed, canary):
-    time.sleep(0.05)
-    return random.Random(seed).gauss(0.5 * canary, 1.0)
-"""
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +36,7 @@ def undisturbed(folder):
 def slow(tmp_path):
     """Options of an audit that is quick to start and takes its time."""
     (tmp_path / "slow.py").write_text(TRAINER)
-    return ["--trainer", f"{tmp_path / 'slow.py'}:train", "--models", "40", *QUICK]
+    return ["audit", "--trainer", f"{tmp_path / 'slow.py'}:train", "--models", "40", *QUICK]
 
 
 def wait_for_trials(audit, store, count=1):
@@ -122,15 +113,3 @@ def test_a_report_can_be_had_while_the_audit_runs(tmp_path, slow):
     assert any(caveat.startswith("Only ") and "of 80 trials are done" in caveat for caveat in found["caveats"])
     finish(audit)
     assert not any("are done" in caveat for caveat in report(store, *QUICK)["caveats"])
-
-
-def test_two_audits_do_not_write_to_one_store(tmp_path, slow):
-    store = tmp_path / "x.sqlite"
-    audit = start(store, slow, tmp_path)
-    wait_for_trials(audit, store)
-    second = start(store, slow, tmp_path)
-    errors = second.communicate()[1]
-    assert second.returncode == 2
-    assert errors == f"another process is writing to the store {str(store)!r}: wait for it or stop it first\n"
-    finish(audit)
-    assert len(trials(store)) == 80

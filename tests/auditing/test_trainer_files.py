@@ -135,12 +135,13 @@ def test_a_file_that_failed_leaves_no_module_behind(tmp_path):
 
 
 def test_the_identity_of_a_trainer_covers_what_it_imports_from_beside_it(tmp_path):
-    files = {"mine": f"import helper\n{PLAIN}", "helper": "import deeper\n", "deeper": "X = 1\n", "other": "X = 1\n"}
+    files = {"mine": f"import near_by\n{PLAIN}", "near_by": "import deep_down\n", "deep_down": "X = 1\n"}
+    files["other"] = "X = 1\n"
     module = import_file(write(tmp_path, **files) / "mine.py")
     first = own_source(module.train)
     names = {Path(each.__file__ or "").name for each in loaded_modules(tmp_path / "mine.py")}
-    assert names == {"mine.py", "helper.py", "deeper.py"}
+    assert names == {"mine.py", "near_by.py", "deep_down.py"}
     write(tmp_path, other="X = 2\n")
     assert own_source(module.train) == first
-    write(tmp_path, deeper="X = 2\n")
+    write(tmp_path, deep_down="X = 2\n")
     assert own_source(module.train) != first

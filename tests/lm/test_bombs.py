@@ -90,8 +90,6 @@ def told(tiny_llama, tiny_texts, tmp_path_factory) -> dict[str, Answer]:
 @pytest.mark.parametrize("name", WORDS)
 def test_a_bomb_is_refused_in_a_sentence_that_names_the_limit(told, name):
     check(told[name], WORDS[name])
-    if VARIABLE in WORDS[name]:
-        assert "set that environment variable to allow more" in told[name].sentence
 
 
 def _harm(model, name):

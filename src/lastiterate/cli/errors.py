@@ -5,7 +5,6 @@ Status 1 says that a claim is refuted, and nothing else does: neither Python's n
 
 from __future__ import annotations
 
-import errno
 import io
 import os
 import sys
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 from typer.core import TyperGroup
 
-from lastiterate.auditing.stores.lost import StoreLost
+from lastiterate.auditing.stores.lost import DISK_ERRORS, DiskTrouble, StoreLost
 from lastiterate.breakdown import Breakdown
 from lastiterate.extras import MissingExtra
 from lastiterate.wording import printable
@@ -27,8 +26,6 @@ if TYPE_CHECKING:
 _UsageError: type[Exception] = typer.BadParameter.__mro__[2]
 
 BAD_INPUT, BROKEN, STOPPED = 2, 3, 130
-
-_NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
 
 
 class OptionError(typer.BadParameter):
@@ -64,10 +61,10 @@ class PlainGroup(TyperGroup):
         except Breakdown as failed:
             print(failed.story, file=sys.stderr)
             status = BROKEN
-        except StoreLost as error:
+        except (DiskTrouble, StoreLost) as error:
             status = _say(str(error), BROKEN)
         except OSError as error:
-            status = _no_space(error) if error.errno in _NO_SPACE else _say(str(error))
+            status = _no_space(error) if error.errno in DISK_ERRORS else _say(str(error))
         except (ValueError, ArithmeticError, MissingExtra) as error:
             status = _say(str(error))
         except MemoryError:

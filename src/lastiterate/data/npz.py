@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from io import BytesIO
 from typing import TYPE_CHECKING
-from zipfile import ZIP_DEFLATED, ZIP_STORED, ZipFile
+from zipfile import ZIP_DEFLATED, ZIP_LZMA, ZIP_STORED, ZipFile
 
 import numpy as np
 from numpy.lib import format as npy
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 KEYS = ("x_train", "y_train", "x_test", "y_test")
+_SIP = 4096  # bytes
 _LONGEST_HEADER = 10_000  # NumPy's own limit
 _LARGEST_DIRECTORY = 2**24  # of the zip file, at about 60 bytes an array
 
@@ -63,10 +64,12 @@ class _Cautious:
 
 
 def _read(path: Path, archive: ZipFile, name: str, allowance: Allowance) -> NumberArray:
-    """One array. Other methods of compression than the two that NumPy writes unpack without any bound."""
-    if archive.getinfo(name).compress_type not in (ZIP_STORED, ZIP_DEFLATED):
+    """One array."""
+    method = archive.getinfo(name).compress_type
+    if method not in (ZIP_STORED, ZIP_DEFLATED, ZIP_LZMA):
         raise ValueError
-    with archive.open(name) as stream:
+    with archive.open(name) as opened:
+        stream: Readable = _InSips(opened) if method == ZIP_LZMA else opened
         shape, by_columns, dtype = _header(stream)
         size = math.prod(shape) * dtype.itemsize
         if dtype.hasobject or not dtype.itemsize:
@@ -76,6 +79,16 @@ def _read(path: Path, archive: ZipFile, name: str, allowance: Allowance) -> Numb
     if len(data) != size:
         raise ValueError
     return np.frombuffer(data, dtype).reshape(shape, order="F" if by_columns else "C")
+
+
+class _InSips:
+    """LZMA is unpacked as far as it was read, however much that becomes: 4 KiB become less than 32 MiB."""
+
+    def __init__(self, stream: Readable) -> None:
+        self._stream = stream
+
+    def read(self, size: int, /) -> bytes:
+        return self._stream.read(min(size, _SIP))
 
 
 def _header(stream: Readable) -> tuple[tuple[int, ...], bool, np.dtype]:

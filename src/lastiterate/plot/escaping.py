@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from lastiterate.fields import Fields
 from lastiterate.wording import printable
 
 # Channels whose title is shown by an axis; that of every other is shown by a legend, or is a key of a tooltip.
@@ -15,13 +16,13 @@ _AXES = {"x", "y", "x2", "y2"}
 _LEGENDS = {"color", "fill", "stroke", "shape", "size", "opacity", "fillOpacity", "strokeOpacity", "strokeDash"}
 
 
-def harmless(spec: dict[str, Any]) -> dict[str, Any]:
+def harmless(spec: Fields) -> Fields:
     """The specification with texts that can be drawn, and with titles that end no expression.
 
     The engine ends its process over a control character. Vega-Lite writes the titles of channels into expressions,
     for tooltips and screen readers, with their quotation marks escaped, but not their backslashes.
     """
-    done: dict[str, Any] = _cleaned(spec)
+    done: Fields = _cleaned(spec)
     return done
 
 

@@ -17,7 +17,8 @@ import numpy as np
 import pytest
 
 import lastiterate as li
-from lastiterate.auditing.engines.ray_cluster import check_answer
+from lastiterate.auditing.engines.cluster_lost import ClusterLost
+from lastiterate.auditing.engines.ray_cluster import check_answer, connect
 from lastiterate.auditing.engines.ray_engine import Ray
 from lastiterate.auditing.experiments.choose import Given, experiment_on
 from tests.auditing.engines.lost_nodes import (
@@ -154,12 +155,14 @@ def test_other_versions_of_packages_are_warned_of_once_and_kept_with_every_chunk
 
 
 def test_digits_survive_a_lost_node(nodes, tmp_path):
-    survive(nodes, "digits", "node", tmp_path)
+    assert survive(nodes, "digits", "node", tmp_path).startswith("the audit went on")
 
 
 def test_a_lost_head_is_one_sentence_and_status_3_and_the_audit_of_a_language_model_resumes(nodes, tmp_path):
     pytest.importorskip("transformers")
-    survive(nodes, "language model", "head", tmp_path)  # the last one: now there is no cluster
+    came = survive(nodes, "language model", "head", tmp_path)  # the last one: now there is no cluster
+    assert came.startswith("status 3 (Ray's cluster was lost")
+    assert came.endswith("resumed, scores are those of the local engine")
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGKILL, -9)])
@@ -178,7 +181,7 @@ def train(seed, canary):
     audit.send_signal(number)
     said = finish(audit, status)
     if number == signal.SIGTERM:
-        assert said == f"\nstopped; what was trained is in {store}: the same command resumes\n"
+        assert said == f"stopped; what was trained is in {store}: the same command resumes\n"
     session = (tmp_path / "session").read_text()
     until = time.monotonic() + 20.0
     while (left := subprocess.run(["pgrep", "-a", "-s", session], capture_output=True, text=True).stdout) and (
@@ -186,6 +189,17 @@ def train(seed, canary):
     ):
         time.sleep(0.2)
     assert left == ""
+
+
+def test_a_cluster_that_cannot_be_started_is_one_sentence(monkeypatch):
+    import ray
+
+    def fail(**options):
+        raise ray.exceptions.RaySystemError("no service answers\nand much more")
+
+    monkeypatch.setattr(ray, "init", fail)
+    with pytest.raises(ClusterLost, match=r"lost: it cannot be started or joined: System error: no service answers$"):
+        connect("local")
 
 
 @contextmanager

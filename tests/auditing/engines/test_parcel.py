@@ -2,6 +2,7 @@
 
 import functools
 import importlib
+import operator
 import sys
 
 import pytest
@@ -64,7 +65,7 @@ def test_a_module_that_a_node_does_not_have_is_no_other_one(module, tmp_path):
 
 
 def test_of_a_shipped_trainer_nothing_but_the_package_is_compared():
-    parcel = sent(len)
+    parcel = sent(operator.mul)
     assert parcel.program["modules"] == {}
     assert node.disagreement(parcel.program, node.report([])) is None
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from lastiterate.auditing.stores.lost import DiskTrouble
 from lastiterate.auditing.stores.store import Store
 from tests.auditing.stores.helpers import begin, chunk, contents, refusal
 
@@ -82,8 +83,10 @@ def test_a_full_disk_loses_nothing_that_was_stored(path):
         store.add(chunk())
         database = store._database
         database.execute(f"PRAGMA max_page_count = {database.execute('PRAGMA page_count').fetchone()[0]}")
-        sentence = refusal(store.add, chunk(4, count=5000))
-        assert sentence == f"the disk of the store {str(path)!r} is full: make room, then run the same command again"
+        with pytest.raises(DiskTrouble) as caught:
+            store.add(chunk(4, count=5000))
+        told = f"the disk of the store {str(path)!r} is full: make room, then run the same command again"
+        assert str(caught.value) == told
         assert len(store.scores()) == 8
         database.execute("PRAGMA max_page_count = 100000")
         store.add(chunk(4, count=5000))

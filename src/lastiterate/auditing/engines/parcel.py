@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 from types import FunctionType, MethodType, ModuleType
-from typing import Any
 
 from lastiterate.auditing.engines import node
 from lastiterate.auditing.engines.ray_cluster import import_ray
 from lastiterate.auditing.engines.ray_worker import Task
 from lastiterate.auditing.sources import is_installed, neighbours
+from lastiterate.fields import Fields
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,7 +30,7 @@ class Parcel:
     """
 
     pickled: bytes
-    program: dict[str, Any]
+    program: Fields
     double: bool
 
 
@@ -54,7 +54,7 @@ def pack(task: Task) -> Parcel:
     return Parcel(pickled, program, jax is not None and bool(jax.config.x64_enabled))
 
 
-def _program(pickled: bytes, by_value: set[str]) -> dict[str, Any]:
+def _program(pickled: bytes, by_value: set[str]) -> Fields:
     """Digests of this package and of the user's files that a worker would import by itself."""
     told = {argument for _, argument, _ in pickletools.genops(pickled) if isinstance(argument, str)}
     files = {name: file for name in told if (file := _users_file(name))}
@@ -70,7 +70,7 @@ def _program(pickled: bytes, by_value: set[str]) -> dict[str, Any]:
 
 
 @cache
-def _ourselves() -> dict[str, Any]:
+def _ourselves() -> Fields:
     """This package as it is when it is first sent."""
     return node.report([])
 

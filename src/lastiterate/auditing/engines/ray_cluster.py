@@ -9,6 +9,8 @@ import warnings
 from typing import Any
 from urllib.parse import urlsplit
 
+from lastiterate.auditing.engines.cluster_lost import ClusterLost
+
 PATIENCE = 5.0  # seconds until a cluster must have answered
 
 # Read when Ray is imported. It would print the death of a worker, which costs nothing, on stdout; and it would report
@@ -51,6 +53,8 @@ def connect(address: str | None) -> None:
             raise ValueError(
                 f"address must be of a Ray cluster that runs, got {given!r}: {first_line(error)}"
             ) from None
+        except ray.exceptions.RayError as error:
+            raise ClusterLost(f"it cannot be started or joined: {first_line(error)}") from None
 
 
 def disconnect() -> None:

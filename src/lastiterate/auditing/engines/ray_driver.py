@@ -16,6 +16,7 @@ from lastiterate.auditing.engines.cluster_lost import ClusterLost
 from lastiterate.auditing.engines.parcel import Parcel
 from lastiterate.auditing.engines.ray_cluster import first_line, import_ray
 from lastiterate.auditing.engines.ray_worker import SentTask
+from lastiterate.fields import Fields
 
 NODE_LOSSES = 100  # of one task
 NO_ROOM = 60.0  # seconds for which a cluster may be without any node that a task fits into
@@ -54,7 +55,7 @@ class Driver(Protocol):
     def resources(self) -> dict[str, float]:
         """What the cluster has."""
 
-    def reports(self, parcel: Parcel, demand: Demand) -> list[dict[str, Any]]:
+    def reports(self, parcel: Parcel, demand: Demand) -> list[Fields]:
         """What every node runs that has room for a task."""
 
     def run(
@@ -74,7 +75,7 @@ class ConnectedDriver:
     def resources(self) -> dict[str, float]:
         return dict(import_ray().cluster_resources())
 
-    def reports(self, parcel: Parcel, demand: Demand) -> list[dict[str, Any]]:
+    def reports(self, parcel: Parcel, demand: Demand) -> list[Fields]:
         ray = import_ray()
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 

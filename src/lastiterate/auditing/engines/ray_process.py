@@ -26,6 +26,7 @@ from lastiterate.auditing.engines.cluster_lost import ClusterLost
 from lastiterate.auditing.engines.parcel import Parcel
 from lastiterate.auditing.engines.ray_cluster import connect, disconnect, given_address
 from lastiterate.auditing.engines.ray_driver import ConnectedDriver, Demand
+from lastiterate.fields import Fields
 
 STARTING, JOINING = 180.0, 30.0  # seconds until a cluster must have been started, or joined
 SILENCE = 180.0  # seconds without a word after which the process is given up; Ray itself waits 60 s for a lost head
@@ -71,7 +72,7 @@ class DriverProcess:
         (found,) = self._ask(SILENCE, "resources")
         return dict(found)
 
-    def reports(self, parcel: Parcel, demand: Demand) -> list[dict[str, Any]]:
+    def reports(self, parcel: Parcel, demand: Demand) -> list[Fields]:
         (found,) = self._ask(SILENCE, "reports", parcel, demand)
         return list(found)
 

@@ -1,8 +1,15 @@
-"""What is raised where the store of a running audit disappears."""
+"""What is raised where the store of a running audit disappears, or its disk fails."""
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
+
+DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
+
+
+class DiskTrouble(OSError):
+    """The disk of a store is full, or broken. The message is a whole sentence. What was stored before is kept."""
 
 
 class StoreLost(OSError):

@@ -6,6 +6,7 @@ import sqlite3
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from lastiterate.auditing.stores.lost import DISK_ERRORS, DiskTrouble
 from lastiterate.data.files import BadFile
 
 if TYPE_CHECKING:
@@ -21,14 +22,15 @@ def explaining(path: Path) -> Iterator[None]:
     except sqlite3.IntegrityError:
         raise
     except sqlite3.Error as error:
-        raise BadFile(_sentence(path, error)) from None
+        raise _told(path, error) from None
     except UnicodeDecodeError:
         raise BadFile(damaged(path)) from None
     except OSError as error:
         if not error.strerror:  # it is a sentence already
             raise
         blamed = f"{error.strerror} {str(error.filename)!r}" if error.filename else str(error)
-        raise BadFile(f"the store {str(path)!r} cannot be used: {blamed}") from None
+        sentence = f"the store {str(path)!r} cannot be used: {blamed}"
+        raise (DiskTrouble if error.errno in DISK_ERRORS else BadFile)(sentence) from None
 
 
 @contextmanager
@@ -47,11 +49,21 @@ def damaged(path: Path) -> str:
     return f"the store {str(path)!r} is damaged: restore it from a copy or name another one"
 
 
-def _sentence(path: Path, error: sqlite3.Error) -> str:
+def _told(path: Path, error: sqlite3.Error) -> BadFile | DiskTrouble:
     store = f"the store {str(path)!r}"
-    match getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF:  # the low byte is the kind
-        case sqlite3.SQLITE_FULL:
-            return f"the disk of {store} is full: make room, then run the same command again"
+    code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF  # the low byte is the kind
+    if code == sqlite3.SQLITE_FULL:
+        return DiskTrouble(f"the disk of {store} is full: make room, then run the same command again")
+    if code == sqlite3.SQLITE_IOERR:
+        return DiskTrouble(
+            f"{store} cannot be read or written ({error}): see that its disk works and has room, then run the same "
+            "command again"
+        )
+    return BadFile(_sentence(path, store, code, error))
+
+
+def _sentence(path: Path, store: str, code: int, error: sqlite3.Error) -> str:
+    match code:
         case sqlite3.SQLITE_READONLY | sqlite3.SQLITE_PERM:
             return f"{store} must be writable, got one that is protected or was opened for reading only"
         case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
