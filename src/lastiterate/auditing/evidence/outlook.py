@@ -1,8 +1,8 @@
 """What an audit will show if a training is exactly as described: how its bounds are distributed, before it begins.
 
 At a threshold that is fixed in advance the numbers of false positives and of false negatives are binomial, and their
-rates follow from the law of the scores (`score_law`). So the probability that a bound reaches an epsilon is a sum, not a
-simulation.
+rates follow from the law of the scores (`score_law`). So the probability that a bound reaches an epsilon is a sum, and
+no simulation.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from lastiterate.auditing.evidence.threshold import predicted_threshold
 from lastiterate.run import DPSGD
 from lastiterate.vocabulary import FAMILIES
 
+IDEAL = LinearScores()  # of an attack that sees all of the canary, and nothing but the noise beside it
 CHANCE = 0.8  # with which a "detectable" epsilon is found, and a claim is to be refuted
 _NEAR = 1e-11  # of an epsilon, or of log noise
 _STEP = math.log(4.0)  # of log noise, while the root is being bracketed
@@ -51,7 +52,7 @@ class Outlook:
     models: int
     delta: float = 1e-5
     confidence: float = 0.95
-    expected: ExpectedScores = LinearScores()
+    expected: ExpectedScores = IDEAL
     validity: str = "fixed"
     threshold: float | None = None
     horizon: int | None = None
@@ -73,7 +74,7 @@ class Outlook:
         if self.threshold is not None:
             return self.threshold
         sizes = (self.horizon or self.models,) * 2
-        expected = LinearScores() if isinstance(self.expected, Unknown) else self.expected
+        expected = IDEAL if isinstance(self.expected, Unknown) else self.expected
         return a_priori_threshold(self.run, expected, sizes, self.delta, confidence, method, self.validity)
 
     def errors_at(self, threshold: float, scores: ExpectedScores) -> tuple[ErrorCounts, ErrorCounts]:
@@ -112,7 +113,7 @@ class OneRunOutlook:
     models: int
     delta: float = 1e-5
     confidence: float = 0.95
-    expected: ExpectedScores = LinearScores()
+    expected: ExpectedScores = IDEAL
 
     def reached(self, method: str, chance: float = CHANCE) -> float:
         """The largest epsilon that the bound of this method reaches with at least this probability."""
@@ -122,7 +123,7 @@ class OneRunOutlook:
 
     def plan(self, method: str, confidence: float) -> OneRunPlan:
         """How many canaries this method guesses, and what is expected of that."""
-        linear = self.expected if isinstance(self.expected, LinearScores) else LinearScores()
+        linear = self.expected if isinstance(self.expected, LinearScores) else IDEAL
         options = self.delta, confidence, linear.signal, linear.spread
         guesses = usual_guesses(self.models)
         if isinstance(self.expected, LinearScores):
@@ -130,7 +131,7 @@ class OneRunOutlook:
         return OneRunPlan(self.run, self.models, guesses, *options)
 
     def _independent(self, chance: float) -> float:
-        linear = self.expected if isinstance(self.expected, LinearScores) else LinearScores()
+        linear = self.expected if isinstance(self.expected, LinearScores) else IDEAL
         half = max(self.models // 2, 1)
         threshold = predicted_threshold(
             self.run, half, half, self.delta, self.confidence, spread=linear.spread, signal=linear.signal
@@ -144,7 +145,7 @@ class OneRunOutlook:
 
 def perfect(outlook: Outlook | OneRunOutlook) -> Outlook | OneRunOutlook:
     """The same audit by an attack that sees all of the canary, and nothing but the noise beside it."""
-    return outlook if isinstance(outlook.expected, LikelihoodRatio) else replace(outlook, expected=LinearScores())
+    return outlook if isinstance(outlook.expected, LikelihoodRatio) else replace(outlook, expected=IDEAL)
 
 
 def error_rates(run: DPSGD, scores: ExpectedScores, threshold: float) -> tuple[float, float]:
@@ -153,7 +154,7 @@ def error_rates(run: DPSGD, scores: ExpectedScores, threshold: float) -> tuple[f
         drawn = likelihood_ratios(run)
         wrong = drawn.errors(np.float64(threshold))
         return float(wrong[0] / drawn.outside.size), float(wrong[1] / drawn.inside.size)
-    linear = scores if isinstance(scores, LinearScores) else LinearScores()
+    linear = scores if isinstance(scores, LinearScores) else IDEAL
     below = score_below(run, np.array([threshold]), spread=linear.spread, signal=linear.signal)
     return float(ndtr(-threshold / linear.spread)), float(below[0])
 

@@ -16,7 +16,7 @@ from lastiterate.auditing.evidence.error_counts import ErrorCounts, both
 from lastiterate.auditing.evidence.guarantee import guarantee_of
 from lastiterate.auditing.evidence.kinds import Kind
 from lastiterate.auditing.evidence.one_run_power import refuting_guesses
-from lastiterate.auditing.evidence.outlook import CHANCE, OneRunOutlook, Outlook, allowed_fnr
+from lastiterate.auditing.evidence.outlook import CHANCE, IDEAL, OneRunOutlook, Outlook, allowed_fnr
 from lastiterate.auditing.evidence.power import Test
 from lastiterate.auditing.evidence.verdict import Claim, sharing_the_error
 from lastiterate.run import DPSGD
@@ -29,8 +29,8 @@ _NUMERICS = 1e-9  # of a rate: what a verdict leaves to the guarantee's numerics
 
 
 def leaking(expected: ExpectedScores, factor: float) -> LinearScores:
-    """The scores of a training with its noise divided by this factor, still in units of the noise that was described."""
-    linear = expected if isinstance(expected, LinearScores) else LinearScores()
+    """The scores of a training with its noise divided by this factor, in units of the noise that was described."""
+    linear = expected if isinstance(expected, LinearScores) else IDEAL
     return replace(linear, spread=math.sqrt(max(linear.spread**2 - 1.0, 0.0) + factor**-2.0))
 
 
@@ -38,8 +38,8 @@ def chance_to_refute(outlook: Outlook | OneRunOutlook, claim: Claim, factor: flo
     """The probability that a verdict refutes the claim, if the noise is the run's divided by this factor.
 
     Many models: by the two tests of a verdict, which look at the same scores at two thresholds. Where one may look at
-    any time it is that of one look at the end, and without the wager: more looks refute more often. One run: that of the
-    better of the two tests, which both together exceed.
+    any time it is that of one look at the end, and without the wager: more looks refute more often. One run: that of
+    the better of the two tests, which both together exceed.
     """
     if isinstance(outlook, OneRunOutlook):
         return _chance_of_one_run(outlook, claim, factor)
@@ -52,8 +52,8 @@ def chance_to_refute(outlook: Outlook | OneRunOutlook, claim: Claim, factor: flo
         errors = outlook.errors_at(threshold, scores)
         seen.append((errors, _refuting(tests[index], outlook, errors)))
     if len(seen) == 1:
-        ((_, ins), fewest) = seen[0][0], seen[0][1]
-        return float(seen[0][0][0].masses @ ins.at_most[fewest])
+        (outs, ins), fitting = seen[0]
+        return float(outs.masses @ ins.at_most[fitting])
     return 1.0 - _neither(seen[0], seen[1])
 
 
@@ -90,7 +90,7 @@ def _least_fnr(run: DPSGD) -> _Curve:
 
 
 class _Curve:
-    """The trade-off curve of a run's guarantee, between normal quantiles of its rates, in which it is nearly straight."""
+    """The trade-off curve of a run's guarantee, between normal quantiles of rates, in which it is nearly straight."""
 
     def __init__(self, run: DPSGD) -> None:
         nodes = np.linspace(-_FURTHEST, _FURTHEST, _NODES)
