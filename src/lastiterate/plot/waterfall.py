@@ -47,7 +47,8 @@ def waterfall_panel(result: AuditResult, width: int) -> LayerChart:
     )
     sentences = [step.words for step in result.waterfall]
     heading = panel_title("Why is the number so low?", sentences, width // 7)
-    return layered(*layers).properties(title=heading, width=width, height=_BAR * len(rows))
+    bare = alt.ViewBackground(stroke=None)
+    return layered(*layers).properties(title=heading, width=width, height=_BAR * len(rows), view=bare)
 
 
 def _rows(result: AuditResult) -> list[Row]:
