@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from lastiterate.auditing.conduct import audit
     from lastiterate.auditing.evidence.estimate import Estimate, estimate
+    from lastiterate.auditing.evidence.planning import Power, power
     from lastiterate.auditing.experiments.trained import Trained
     from lastiterate.integrations.dp_accounting import LastIterateAccountant
     from lastiterate.integrations.history import HeuristicWarning
@@ -30,6 +31,7 @@ __all__ = [
     "Estimate",
     "HeuristicWarning",
     "LastIterateAccountant",
+    "Power",
     "PrivacyCurve",
     "Trained",
     "TrainerFailed",
@@ -42,6 +44,7 @@ __all__ = [
     "last_iterate_epsilon",
     "max_over_steps",
     "no_amplification",
+    "power",
     "register_opacus",
 ]
 
@@ -54,6 +57,7 @@ _LOADED_WHEN_ASKED_FOR = {
     "Estimate": "auditing.evidence.estimate",
     "HeuristicWarning": "integrations.history",
     "LastIterateAccountant": "integrations.dp_accounting",
+    "Power": "auditing.evidence.planning",
     "PrivacyCurve": "privacy.curve",
     "Trained": "auditing.experiments.trained",
     "TrainerFailed": "trainer_failure",
@@ -66,6 +70,7 @@ _LOADED_WHEN_ASKED_FOR = {
     "last_iterate_epsilon": "privacy.analyses.grid",
     "max_over_steps": "privacy.analyses.max_over_steps",
     "no_amplification": "privacy.analyses.no_amplification",
+    "power": "auditing.evidence.planning",
     "register_opacus": "integrations.opacus",
 }
 

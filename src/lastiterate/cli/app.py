@@ -14,6 +14,7 @@ from lastiterate.cli.epsilon import epsilon
 from lastiterate.cli.errors import PlainGroup
 from lastiterate.cli.estimate import estimate
 from lastiterate.cli.plan import plan
+from lastiterate.cli.power import power
 from lastiterate.cli.probe import probe
 from lastiterate.cli.report import report
 from lastiterate.cli.reproduce import reproduce
@@ -51,5 +52,5 @@ def lastiterate(
         print(context.get_help())
 
 
-for command in (epsilon, delta, calibrate, plan, audit, audit_lm, report, estimate, probe, reproduce):
+for command in (epsilon, delta, calibrate, plan, power, audit, audit_lm, report, estimate, probe, reproduce):
     app.command()(command)

@@ -5,10 +5,18 @@ from typing import Annotated
 import typer
 
 from lastiterate.attacks import NAMED
-from lastiterate.cli.audit_actions import check_audit, described_run, perform, planned_canaries, rehearse
+from lastiterate.cli import values
+from lastiterate.cli.audit_actions import (
+    check_audit,
+    described_run,
+    perform,
+    planned_canaries,
+    planned_models,
+    rehearse,
+)
 from lastiterate.cli.audit_options import AttackName, AuditOptions, Others, QuestionOptions
 from lastiterate.cli.errors import OptionError
-from lastiterate.cli.options import Json, MethodOptions, SizeOptions, choice, integer_option, option
+from lastiterate.cli.options import Json, MethodOptions, SizeOptions, choice, option
 from lastiterate.cli.outputs import given_files
 from lastiterate.cli.pictures import check_page
 from lastiterate.cli.streams import talk_on_stderr
@@ -26,8 +34,13 @@ Trainer = Annotated[
 ]
 MODELS = 512
 Models = Annotated[
-    int | None,
-    integer_option("--models", f"Models a world (default: {MODELS}), or canaries of the one run (default: planned)."),
+    int | str | None,
+    option(
+        "--models",
+        values.models,
+        "INTEGER|auto",
+        f"Models a world (default: {MODELS}; auto: as many as find half of the noise), or canaries (planned).",
+    ),
 ]
 
 
@@ -73,11 +86,12 @@ def audit(
     with talk_on_stderr():
         subject = find_subject(data, model, trainer, lambda n: described_run(size, method_, options, n))
         chosen = subject.attack if trainer else find_attack(named, others)
-    count, plan = MODELS if models is None else models, None
     if not trainer and NAMED[named].kind == "OneRun":
         count, plan = planned_canaries(subject, chosen, models, asked)
+    else:
+        count, plan = planned_models(subject, MODELS if models is None else models, asked, scored=bool(trainer)), None
     computer = engine.find()
     if options.dry_run:
-        rehearse(subject, chosen, count, json, one_run=plan)
+        rehearse(subject, chosen, count, json, asked, one_run=plan, scored=bool(trainer))
         return
     raise typer.Exit(perform(subject, chosen, count, options, computer, asked, inputs, json))

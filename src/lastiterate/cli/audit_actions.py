@@ -1,5 +1,7 @@
 """What ``audit`` and ``audit-lm`` do alike, once they know their subject."""
 
+import math
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -50,12 +52,13 @@ def described_run(
 
 
 def planned_canaries(
-    subject: "Subject", attack: Any, models: int | None, question: "Question"
+    subject: "Subject", attack: Any, models: int | str | None, question: "Question"
 ) -> "tuple[int, OneRunPlan | None]":
     """How many canaries to put into the one run, and what may come of it; None: nothing is known of their scores."""
     from lastiterate.attacks.attack import LinearScores
     from lastiterate.auditing.evidence.one_run_power import OneRunPlan, best_guesses, best_plan
 
+    models = None if isinstance(models, str) else models  # one run chooses by itself, if nobody says how many
     if not isinstance(attack.expected({"signal": 1.0}), LinearScores):
         return attack.most_canaries(subject.problem) if models is None else models, None
     asked = question.delta, question.confidence
@@ -65,6 +68,23 @@ def planned_canaries(
         guesses = best_guesses(subject.run, models, "one-run-fdp", *asked)
         plan = OneRunPlan(subject.run, models, guesses, *asked)
     return plan.canaries, plan
+
+
+def planned_models(subject: "Subject", models: int | str, question: "Question", *, scored: bool = False) -> int:
+    """How many models a world to train; "auto" chooses, and says so. ``scored``: nothing is known of the scores."""
+    if not isinstance(models, str):
+        return models
+    from lastiterate.auditing.evidence.planning import models_for
+
+    chosen, words = models_for(subject.run, question, share=_counted(question, scored))
+    print(words, file=sys.stderr)
+    return chosen
+
+
+def _counted(question: "Question", scored: bool) -> float:
+    """The share of the models that counts: half of them, where the others choose the threshold."""
+    splits = question.threshold == "split" or (scored and question.threshold == "a-priori")
+    return 0.5 if splits and question.validity == "fixed" else 1.0
 
 
 def perform(
@@ -110,8 +130,11 @@ def rehearse(
     attack: Any,
     models: int,
     json: bool,
+    question: "Question",
     unseen: list[str] | None = None,
     one_run: "OneRunPlan | None" = None,
+    *,
+    scored: bool = False,
 ) -> None:
     """Say what an audit would train and how long it would take, and of which tokens canaries could be made."""
     from lastiterate.answers import run_fields
@@ -122,7 +145,10 @@ def rehearse(
         plan = subject.experiment(attack, models, 0).cost()
     if json:
         tokens = {} if unseen is None else {"unseen_tokens": unseen}
-        planned = {} if one_run is None else {"one_run": _one_run_fields(one_run)}
+        if one_run is None:
+            planned = {"detectable": _detectable(subject, models, question, scored)}
+        else:
+            planned = {"one_run": _one_run_fields(one_run)}
         print_json({**run_fields(subject.run), "data": subject.words, **vars(plan), **tokens, **planned})
         return
     if unseen is not None:
@@ -136,6 +162,30 @@ def rehearse(
     )
     if one_run is not None:
         print_note(_one_run_words(one_run))
+    else:
+        print_note(_detectable_words(_detectable(subject, models, question, scored), models))
+
+
+def _detectable(subject: "Subject", models: int, question: "Question", scored: bool) -> dict[str, float | None]:
+    """What each method finds with probability 80%; None: infinite."""
+    from lastiterate.attacks.attack import LinearScores
+    from lastiterate.auditing.evidence.kinds import Kind
+    from lastiterate.auditing.evidence.planning import outlook_of
+
+    counted = max(int(models * _counted(question, scored)), 1)
+    outlook = outlook_of(subject.run, counted, question, LinearScores())
+    found = {method: outlook.reached(method) for method in question.methods_for(subject.run, Kind.LAST_ITERATE)}
+    return {method: value if math.isfinite(value) else None for method, value in found.items()}
+
+
+def _detectable_words(found: dict[str, float | None], models: int) -> str:
+    from lastiterate.wording import spell
+
+    seen = ", ".join(f"{'infinite' if value is None else spell(value, 3)} ({name})" for name, value in found.items())
+    return (
+        f"with {models:,} models a world, a perfect attack on the last iterates finds with probability 80% an epsilon "
+        f"of at least {seen}, if losses are linear (a heuristic)"
+    )
 
 
 def _one_run_fields(plan: "OneRunPlan") -> dict[str, Any]:

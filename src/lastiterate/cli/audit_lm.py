@@ -6,7 +6,15 @@ from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
 import typer
 
-from lastiterate.cli.audit_actions import check_audit, described_run, perform, planned_canaries, rehearse
+from lastiterate.cli import values
+from lastiterate.cli.audit_actions import (
+    check_audit,
+    described_run,
+    perform,
+    planned_canaries,
+    planned_models,
+    rehearse,
+)
 from lastiterate.cli.audit_options import AuditOptions, QuestionOptions
 from lastiterate.cli.errors import OptionError
 from lastiterate.cli.options import Json, MethodOptions, SizeOptions, choice, flag, integer_option, option
@@ -110,7 +118,10 @@ Score = Annotated[
 ]
 Length = Annotated[int, integer_option("--canary-length", "Tokens of the canary (default: 16).")]
 OneRun = Annotated[bool, flag("--one-run", "Train once, with many canaries: --models of them (default: planned).")]
-Models = Annotated[int | None, integer_option("--models", f"Models a world (default: {MODELS}).")]
+Models = Annotated[
+    int | str | None,
+    option("--models", values.models, "INTEGER|auto", f"Models a world (default: {MODELS}; auto: planned)."),
+]
 
 
 def usual_size(examples: int) -> SizeOptions:
@@ -173,10 +184,11 @@ def audit_lm(
         attack = OneRunTokens(score, canary_length)
     with talk_on_stderr():
         subject = text_subject(texts.problem(), described)
-        count, plan = MODELS if models is None else models, None
         if one_run:
             count, plan = planned_canaries(subject, attack, models, asked)
+        else:
+            count, plan = planned_models(subject, MODELS if models is None else models, asked), None
     if options.dry_run:
-        rehearse(subject, attack, count, json, subject.problem.unseen_tokens(), plan)
+        rehearse(subject, attack, count, json, asked, subject.problem.unseen_tokens(), plan)
         return
     raise typer.Exit(perform(subject, attack, count, options, computer, asked, inputs, json))

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from lastiterate.auditing.evidence.estimate import Estimate
     from lastiterate.auditing.evidence.question import Question
     from lastiterate.auditing.evidence.result import AuditResult
+    from lastiterate.auditing.evidence.waterfall import Step
     from lastiterate.rows import Fields
 
 REFUTED, INCONCLUSIVE = 1, 4  # exit statuses
@@ -110,8 +111,19 @@ def result_fields(result: AuditResult) -> Fields:
     if result.ideal_signal is None:
         fields["ideal_signal_reason"] = "the linear analysis does not predict this attack's scores"
     fields |= {"attack": result.attack, "data": result.data, "caveats": list(result.caveats)}
+    seen = {method: value if math.isfinite(value) else None for method, value in result.detectable.items()}
+    fields["detectable"] = seen
+    fields |= {f"detectable_{method}_reason": _INFINITE["largest"] for method, value in seen.items() if value is None}
+    fields["waterfall"] = [_step_fields(step) for step in result.waterfall]
     fields["estimates"] = [estimate_fields(estimate) for estimate in result.estimates.values()]
     return fields
+
+
+def _step_fields(step: Step) -> Fields:
+    """A level of the waterfall as JSON."""
+    if math.isfinite(step.epsilon):
+        return {"name": step.name, "epsilon": step.epsilon, "words": step.words}
+    return {"name": step.name, "epsilon": None, "epsilon_reason": _INFINITE["epsilon"], "words": step.words}
 
 
 _INFINITE = {
@@ -181,4 +193,10 @@ def _about(result: AuditResult) -> list[str]:
         share = result.signal / result.ideal_signal
         signal += f": {100 * share:.0f}% of {spell(result.ideal_signal, 3)}, the ideal of linear losses"
     words.append(f"{signal}.")
+    if result.detectable:
+        seen = ", ".join(f"{spell(value, 3)} ({method})" for method, value in result.detectable.items())
+        words.append(f"Detectable: as described, such a training shows with probability 80% at least {seen}.")
+    if result.waterfall:
+        levels = " -> ".join(f"{spell(step.epsilon, 3)} {step.name}" for step in result.waterfall)
+        words.append(f"Why not more? {levels}. {' '.join(step.words for step in result.waterfall[1:])}")
     return words

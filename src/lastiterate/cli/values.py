@@ -39,6 +39,18 @@ def number(option: str) -> Callable[[str], float]:
     return parse
 
 
+def models(option: str) -> Callable[[str], int | str]:
+    """A whole number, or the word auto."""
+    whole = integer(option)
+
+    def parse(text: str) -> int | str:
+        if str(text) != "auto" and written_integer(str(text)) is None:
+            raise OptionError(f"{option} must be an integer in plain digits, or auto, got {text!a}")
+        return "auto" if text == "auto" else whole(text)
+
+    return parse
+
+
 def per_step(option: str) -> Callable[[str], float | list[float]]:
     """One number for all steps, or one for each, separated by commas."""
     one = number(option)

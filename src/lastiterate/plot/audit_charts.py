@@ -8,6 +8,7 @@ from lastiterate.plot.epsilons import epsilon_panel
 from lastiterate.plot.histogram import histogram_panel
 from lastiterate.plot.roc import roc_panel
 from lastiterate.plot.style import chart_of, layered, styled, verdict_colour
+from lastiterate.plot.waterfall import waterfall_panel
 from lastiterate.wording import CAVEAT, describe, spell
 
 if TYPE_CHECKING:
@@ -38,13 +39,19 @@ def epsilon_chart(result: AuditResult) -> LayerChart:
     return _alone(epsilon_panel(result, _WIDE + 140))
 
 
+def waterfall_chart(result: AuditResult) -> LayerChart:
+    """From the guarantee down to what was found, and what lies between."""
+    return _alone(waterfall_panel(result, _WIDE + 140))
+
+
 def audit_chart(result: AuditResult) -> VConcatChart:
-    """The three in one picture, with what was run, how it was attacked and what that shows."""
+    """All of them in one picture, with what was run, how it was attacked and what that shows."""
     import altair as alt
 
     scores, errors = histogram_panel(result, _WIDTH, _HEIGHT), roc_panel(result, _WIDTH, _HEIGHT)
     above = _with_own_legends(alt.hconcat(scores, errors, spacing=36))
-    panels = _with_own_legends(alt.vconcat(_verdict(result), above, epsilon_panel(result, _BOTH), spacing=28))
+    below = [epsilon_panel(result, _BOTH), *([waterfall_panel(result, _BOTH)] if result.waterfall else [])]
+    panels = _with_own_legends(alt.vconcat(_verdict(result), above, *below, spacing=28))
     words = [
         f"{describe(result.run)}; delta {spell(result.delta)}",
         f"Attack: {result.attack}",

@@ -8,7 +8,7 @@ import math
 import shlex
 from typing import TYPE_CHECKING
 
-from lastiterate.plot.audit_charts import epsilon_chart, histogram_chart, roc_chart
+from lastiterate.plot.audit_charts import epsilon_chart, histogram_chart, roc_chart, waterfall_chart
 from lastiterate.plot.epsilons import spell_epsilon
 from lastiterate.plot.escaping import for_script, harmless
 from lastiterate.plot.file import check_target
@@ -21,6 +21,8 @@ from lastiterate.wording import CAVEAT, describe, per_cent, printable, spell
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from altair import LayerChart
 
     from lastiterate.auditing.evidence.estimate import Estimate
     from lastiterate.auditing.evidence.result import AuditResult
@@ -46,11 +48,13 @@ def write_page(result: AuditResult, path: Path) -> None:
 
 
 def _page(result: AuditResult) -> str:
-    charts = {
+    charts: dict[str, tuple[LayerChart, str]] = {
         "scores": (histogram_chart(result), "Histograms of the scores of models with and without the canary."),
         "errors": (roc_chart(result), "False negative rate against false positive rate of the attack, on log axes."),
         "epsilons": (epsilon_chart(result), "Epsilon by each analysis and by each method of estimation."),
     }
+    if result.waterfall:
+        charts["waterfall"] = waterfall_chart(result), "From the guarantee down to what was found, level by level."
     specs = {name: harmless({**chart.to_dict(), "description": words}) for name, (chart, words) in charts.items()}
     images = render("svg", *specs.values())
     pictures = "".join(_picture(name, charts[name][1], image) for name, image in zip(specs, images, strict=True))
@@ -59,6 +63,7 @@ def _page(result: AuditResult) -> str:
             f"<h1>{_TITLE}</h1>",
             _verdict(result),
             _section("Epsilon", _epsilons(result) + _estimates(result) + _quality(result)),
+            _waterfall(result),
             _section("Pictures", pictures),
             _section("What was run", _what_was_run(result)),
             _section("What these numbers do not say", _list(caveats(result))),
@@ -141,6 +146,17 @@ def _estimates(result: AuditResult) -> str:
         for method, each in result.estimates.items()
     ]
     return "<h3>What the estimates rest on</h3>" + _table(columns, rows)
+
+
+def _waterfall(result: AuditResult) -> str:
+    """Why the number found is below the guarantee, and what such an audit finds as a rule."""
+    if not result.waterfall:
+        return ""
+    rows = [[step.name, spell_epsilon(step.epsilon), step.words] for step in result.waterfall]
+    seen = ", ".join(f"{spell_epsilon(value)} ({METHODS[name].label})" for name, value in result.detectable.items())
+    words = f"As described, such a training shows with probability 80% at least {seen}."
+    table = _table(["", f"epsilon at delta {spell(result.delta)}", "what lies between"], rows)
+    return _section("Why is the number so low?", f"{table}<p>{escape(words)}</p>")
 
 
 def _is_one_run(result: AuditResult) -> bool:

@@ -61,7 +61,7 @@ class Estimates:
             case LinearScores(share, spread):
                 signal = expected_signal(self._run, share, spread)
             case LikelihoodRatio():
-                drawn = _likelihood_ratios(self._run)
+                drawn = likelihood_ratios(self._run)
                 signal = signal_of(drawn.inside, drawn.outside)
         return failure_of(*self._scores, signal)
 
@@ -85,7 +85,7 @@ class Estimates:
             sizes = (max(sum(sizes) // 2, 1),) * 2
         if self.question.validity == "anytime":
             sizes = self._planned, self._planned
-        return _a_priori(
+        return a_priori_threshold(
             self._run, self._expected, sizes, self.question.delta, confidence, method, self.question.validity
         )
 
@@ -114,7 +114,7 @@ def verdict_on(claim: Claim, kind: Kind, estimates: Estimates) -> tuple[str, str
 
 
 @lru_cache(maxsize=256)
-def _a_priori(
+def a_priori_threshold(
     run: DPSGD,
     expected: LinearScores | LikelihoodRatio,
     sizes: tuple[int, int],
@@ -123,6 +123,7 @@ def _a_priori(
     method: str,
     validity: str,
 ) -> float:
+    """The threshold that such scores are expected to show most at, for so many models in each world."""
     if isinstance(expected, LinearScores):
         if method == "composition":  # nearly the same, and far quicker to find
             method = "last-iterate"
@@ -131,11 +132,11 @@ def _a_priori(
         )
     if method == "composition":
         return telling_threshold(run)
-    return threshold_of_draws(_likelihood_ratios(run), run, *sizes, delta, confidence, method, validity)
+    return threshold_of_draws(likelihood_ratios(run), run, *sizes, delta, confidence, method, validity)
 
 
 @lru_cache(maxsize=8)
-def _likelihood_ratios(run: DPSGD) -> Worlds:
+def likelihood_ratios(run: DPSGD) -> Worlds:
     """Likelihood ratios over all steps, drawn as they would be if nothing but canary and noise moved the model."""
     drawn = sample_likelihood_ratios(run, np.arange(2 * DRAWS) % 2 == 0, np.random.default_rng(0))
     return Worlds(np.sort(drawn[::2]), np.sort(drawn[1::2]))

@@ -73,7 +73,11 @@ class OneRunPlan:
 
     def median(self, method: str) -> float:
         """The median of the bound."""
-        right = int(np.clip(np.ceil(bdtrik(0.5, self.guesses, self.accuracy)), 0, self.guesses))
+        return self.reached(method, 0.5)
+
+    def reached(self, method: str, chance: float) -> float:
+        """The largest epsilon that the bound reaches with at least this probability."""
+        right = int(np.clip(np.ceil(bdtrik(1.0 - chance, self.guesses, self.accuracy)), 0, self.guesses))
         return self._bound(method, right).epsilon
 
     def largest(self, method: str) -> float:

@@ -9,11 +9,12 @@ import numpy as np
 from scipy.stats import norm
 
 from lastiterate.arrays import BoolArray, FloatArray
-from lastiterate.attacks.attack import ExpectedScores, LinearScores, Words
+from lastiterate.attacks.attack import ExpectedScores, LinearScores, Unknown, Words
 from lastiterate.auditing.design import Design, OpenEnded, Quality
 from lastiterate.auditing.evidence.estimate import Estimate
 from lastiterate.auditing.evidence.estimates import Estimates, verdict_on
 from lastiterate.auditing.evidence.kinds import Kind, kind_of
+from lastiterate.auditing.evidence.outlook import OneRunOutlook, Outlook
 from lastiterate.auditing.evidence.question import Question, predictions_of
 from lastiterate.auditing.evidence.result import AuditResult
 from lastiterate.auditing.evidence.score_law import score_density
@@ -119,6 +120,30 @@ def report(evidence: Evidence, question: Question = Question()) -> AuditResult: 
         reason=reason,
         perplexity=evidence.quality_of("perplexity"),
         perplexity_before=evidence.quality_before if is_text else None,
+        outlook=_outlook(run, expected, kind, question, found, horizon),
+    )
+
+
+def _outlook(
+    run: DPSGD, expected: ExpectedScores, kind: Kind, question: Question, found: dict[str, Estimate], horizon: int
+) -> Outlook | OneRunOutlook:
+    """How an audit of as many scores as count was expected to turn out, at a threshold fixed in advance.
+
+    Where nothing is known of the scores, by a perfect attack.
+    """
+    one = next(iter(found.values()))
+    asked = run, question.delta, question.confidence, expected
+    if kind is Kind.ONE_MODEL:
+        return OneRunOutlook(asked[0], one.models_in + one.models_out, *asked[1:])
+    is_known = not isinstance(expected, Unknown) and not isinstance(question.threshold, str)
+    given = float(question.threshold) if is_known else None
+    return Outlook(
+        asked[0],
+        max(min(one.models_in, one.models_out), 1),
+        *asked[1:],
+        validity=question.validity,
+        threshold=given,
+        horizon=horizon if question.validity == "anytime" else None,
     )
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from lastiterate.answers import Answer
 from lastiterate.arrays import FloatArray
 from lastiterate.auditing.evidence.estimate import Estimate
+from lastiterate.auditing.evidence.outlook import OneRunOutlook, Outlook
+from lastiterate.auditing.evidence.waterfall import Step, waterfall_of
 from lastiterate.run import DPSGD
 
 
@@ -39,6 +42,7 @@ class AuditResult:
         reason: why, in a sentence or two; of an inconclusive verdict, also what it would take.
         perplexity: of language models on held-out text, the geometric mean over the models; None: not measured.
         perplexity_before: that of the model with which training began.
+        outlook: how an audit of so many models was expected to turn out, if training is exactly as described.
     """
 
     run: DPSGD
@@ -63,6 +67,19 @@ class AuditResult:
     reason: str
     perplexity: float | None = None
     perplexity_before: float | None = None
+    outlook: Outlook | OneRunOutlook | None = None
+
+    @cached_property
+    def detectable(self) -> dict[str, float]:
+        """The epsilon that each method finds with probability 80%, if training and attack are as expected."""
+        return {} if self.outlook is None else {method: self.outlook.reached(method) for method in self.estimates}
+
+    @cached_property
+    def waterfall(self) -> tuple[Step, ...]:
+        """Why the number found is below the guarantee, level by level."""
+        if self.outlook is None or not self.estimates:
+            return ()
+        return waterfall_of(self.outlook, self.predictions, self.estimates)
 
     @property
     def last_iterate(self) -> float | None:

@@ -1,0 +1,180 @@
+"""``lastiterate power``: how much an audit can see, and how many models it takes to refute a claim."""
+
+import math
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from lastiterate.cli import values
+from lastiterate.cli.audit_options import Anytime, ClaimEpsilon, ClaimNoise, UsualDelta
+from lastiterate.cli.options import (
+    Json,
+    MethodOptions,
+    NoiseMultiplier,
+    Plot,
+    SizeOptions,
+    flag,
+    integer_option,
+    number_option,
+    option,
+)
+from lastiterate.cli.unfold import unfold
+
+if TYPE_CHECKING:
+    from lastiterate.auditing.evidence.planning import Power
+    from lastiterate.rows import Fields, Row
+
+Models = Annotated[int, integer_option("--models", "Models a world, or canaries of one run (default: 512).")]
+Confidence = Annotated[float, number_option("--confidence", "Of the bounds, and of a verdict (default: 0.95).")]
+Signal = Annotated[float, number_option("--signal", "Share of the canary that the attack sees (default: 1).")]
+Spread = Annotated[float, number_option("--spread", "Of its scores, in deviations of the noise (default: 1).")]
+Threshold = Annotated[
+    float | str, option("--threshold", values.threshold, "a-priori|NUMBER", "Fixed in advance (default: a-priori).")
+]
+Method = Annotated[str | None, option("--method", None, "M1,M2,...", "Of estimation (default: all that apply).")]
+LeaksEpsilon = Annotated[
+    float | None, number_option("--leaks-epsilon", "The training to find out, by its guarantee's epsilon.")
+]
+LeaksNoise = Annotated[
+    float | None, number_option("--leaks-noise", "The same by its noise (default: half of what is claimed).")
+]
+OneRun = Annotated[bool, flag("--one-run", "One training with many canaries: --models of them.")]
+
+
+@unfold
+def power(
+    size: SizeOptions,
+    noise_multiplier: NoiseMultiplier,
+    training: MethodOptions,
+    models: Models = 512,
+    delta: UsualDelta = 1e-5,
+    confidence: Confidence = 0.95,
+    signal: Signal = 1.0,
+    spread: Spread = 1.0,
+    method: Method = None,
+    threshold: Threshold = "a-priori",
+    anytime: Anytime = False,
+    claim_epsilon: ClaimEpsilon = None,
+    claim_noise: ClaimNoise = None,
+    leaks_epsilon: LeaksEpsilon = None,
+    leaks_noise: LeaksNoise = None,
+    one_run: OneRun = False,
+    plot: Plot = None,
+    json: Json = False,
+) -> None:
+    """How much can an audit see, and how many models does it take?
+
+    Before anything is trained: the epsilon that so many models will find if the training is exactly as described, and
+    how many it takes until a training with less noise is refuted with probability 80%.
+
+    \b
+    Example:
+      lastiterate power --steps 100 --sample-rate 0.1 --noise-multiplier 0.94 --models 512
+      lastiterate power --steps 100 --sample-rate 0.1 --noise-multiplier 0.94 --leaks-noise 0.7 --plot power.png
+    """
+    import lastiterate
+    from lastiterate.cli.output import print_json
+    from lastiterate.cli.progress import tracker
+
+    run = size.run(noise_multiplier, training)
+    if plot is not None:
+        from lastiterate.plot.file import check_target
+
+        check_target(plot)
+    for each in tracker("weighing")([run]):
+        found = lastiterate.power(
+            each,
+            models,
+            delta,
+            confidence,
+            signal=signal,
+            spread=spread,
+            methods=None if method in (None, "all") else method.split(","),
+            threshold=threshold,
+            validity="anytime" if anytime else "fixed",
+            claim_epsilon=claim_epsilon,
+            claim_noise=claim_noise,
+            leaks_epsilon=leaks_epsilon,
+            leaks_noise=leaks_noise,
+            one_run=one_run,
+        )
+    if json:
+        print_json(_fields(found))
+    else:
+        _print(found)
+    if plot is not None:
+        from lastiterate.cli.pictures import pictures, write_beside
+        from lastiterate.plot.power import power_chart
+
+        raise typer.Exit(write_beside(pictures(lambda: power_chart(found), [plot]), quiet=json))
+
+
+def _fields(found: "Power") -> "Fields":
+    from lastiterate.answers import run_fields
+
+    fields: Fields = {
+        **run_fields(found.run),
+        "delta": found.delta,
+        "models": found.models,
+        "one_run": found.one_run,
+        "confidence": found.confidence,
+        "validity": found.validity,
+        "signal": found.signal,
+        "spread": found.spread,
+        "rows": [_row(each.method, each.detectable, each.median) for each in found.rows],
+        "claim": found.claim,
+        "leak": found.leak,
+        "leaks_noise": found.noise_multiplier,
+        "chance": found.chance,
+        "needed": found.needed,
+    }
+    if found.needed is None:
+        fields["needed_reason"] = f"more than {found.chances[-1][0]:,} would be needed"
+    fields["chances"] = [{"models": models, "chance": chance} for models, chance in found.chances]
+    fields["notes"] = list(found.notes)
+    return fields
+
+
+def _row(method: str, detectable: float, median: float) -> "Row":
+    """One method's; an infinite epsilon is null, with the reason beside it."""
+    row: Row = {"method": method}
+    for name, value in (("detectable", detectable), ("median", median)):
+        row[name] = value if math.isfinite(value) else None
+        if row[name] is None:
+            row[f"{name}_reason"] = "infinite: such error rates are below what the family reaches even without noise"
+    return row
+
+
+def _print(found: "Power") -> None:
+    from lastiterate.cli.output import print_table
+    from lastiterate.vocabulary import METHODS
+    from lastiterate.wording import describe, per_cent, spell
+
+    many = f"{found.models:,} {'canaries of one run' if found.one_run else 'models a world'}"
+    held = "at every moment" if found.validity == "anytime" else per_cent(found.confidence)
+    how = f"signal {spell(found.signal)}, spread {spell(found.spread)}"
+    title = f"{describe(found.run)}; delta {spell(found.delta)}\n{many}; confidence {per_cent(found.confidence)}"
+    title += f", {held}; {how}" if found.validity == "anytime" else f"; {how}"
+    rows = [
+        (METHODS[each.method].label, spell(each.detectable, 5), spell(each.median, 5), METHODS[each.method].assumes)
+        for each in found.rows
+    ]
+    print_table(title, ("", "detectable", "median", "what it assumes"), rows, {1, 2}, sentences(found))
+
+
+def sentences(found: "Power") -> list[str]:
+    """What the numbers mean, and how many models it takes."""
+    from lastiterate.wording import per_cent
+
+    what = "canaries" if found.one_run else "models a world"
+    needed = f"it takes more than {found.chances[-1][0]:,} {what}"
+    if found.needed is not None:
+        needed = f"it takes {found.needed:,} {what}"
+    chance = per_cent(round(found.chance, 3)) if found.chance < 0.9995 else "more than 99.9%"
+    return [
+        "Detectable: what the audit of a training that is exactly as described finds at least, with probability 80%; "
+        "median: with 50%.",
+        f"A training with less noise ({found.leak}) refutes the claim ({found.claim}) with probability {chance}; until "
+        f"that is 80%, {needed}.",
+        *found.notes,
+    ]

@@ -1,0 +1,171 @@
+"""What an audit will show, before it begins: exact sums against simulated audits, with fixed seeds."""
+
+import math
+
+import numpy as np
+import pytest
+
+import lastiterate as li
+from lastiterate.attacks.adversarial import sample_scores
+from lastiterate.attacks.attack import LinearScores
+from lastiterate.auditing.evidence.error_counts import ErrorCounts, both
+from lastiterate.auditing.evidence.estimates import Estimates, verdict_on
+from lastiterate.auditing.evidence.family import family_of
+from lastiterate.auditing.evidence.kinds import Kind
+from lastiterate.auditing.evidence.outlook import Outlook
+from lastiterate.auditing.evidence.planning import models_for
+from lastiterate.auditing.evidence.question import Question
+from lastiterate.auditing.evidence.refuting import chance_to_refute, leaking
+from lastiterate.auditing.evidence.verdict import claim_of
+
+RUN = li.DPSGD(100, 0.1, 0.94)
+AUDITS = 400
+
+
+def simulated(models, generator, factor=1.0, spread=1.0):
+    """Scores of a training with its noise divided, in units of the noise that was described."""
+    trained = RUN.replace(noise_multiplier=RUN.noise_multiplier / factor)
+    worlds = (sample_scores(trained, np.full(models, here), generator) / factor for here in (True, False))
+    more = math.sqrt(spread**2 - 1.0)
+    return tuple(scores + more * generator.standard_normal(models) for scores in worlds)
+
+
+def within(share, chance):
+    """Whether a share of so many audits is within four standard deviations of what was predicted."""
+    return abs(share - chance) <= 4.0 * math.sqrt(chance * (1.0 - chance) / AUDITS) + 1e-9
+
+
+@pytest.mark.parametrize("validity", ["fixed", "anytime"])
+@pytest.mark.parametrize("method", ["clopper-pearson", "gdp", "last-iterate"])
+def test_so_many_audits_reach_the_detectable_epsilon_and_the_median(method, validity):
+    outlook = Outlook(RUN, 128, expected=LinearScores(1.0, 1.2), validity=validity)
+    rates = {chance: outlook.reached(method, chance) for chance in (0.8, 0.5)}
+    generator, threshold = np.random.default_rng(1), outlook.threshold_for(method, 0.95)
+    found = [
+        li.estimate(*simulated(128, generator, spread=1.2), 1e-5, 0.95, method, threshold, RUN, validity).epsilon
+        for _ in range(AUDITS)
+    ]
+    for chance, epsilon in rates.items():
+        if epsilon > 0.0:  # whole numbers of errors: at least as many reach it, and fewer what is just above
+            assert np.mean(np.array(found) >= epsilon - 1e-6) >= chance - 4 * math.sqrt(0.25 / AUDITS)
+            assert np.mean(np.array(found) > epsilon + 1e-6) <= chance + 4 * math.sqrt(0.25 / AUDITS)
+
+
+def test_detectable_epsilon_of_composition_is_its_own_at_the_quantile_of_all_outcomes():
+    run = li.DPSGD(4, 0.5, 1.5)
+    outlook = Outlook(run, 12)
+    errors = outlook.errors_at(outlook.threshold_for("composition", 0.95), outlook.expected)
+    upper = outlook.upper_bounds(errors, 0.95)
+    rule = family_of("composition", run)
+    outcomes = sorted(
+        (rule.epsilon(float(fpr), float(fnr), 1e-5), p * q)
+        for fpr, p in zip(upper[0], errors[0].masses, strict=True)
+        for fnr, q in zip(upper[1], errors[1].masses, strict=True)
+        if p * q > 1e-6
+    )
+    epsilons, masses = np.array(outcomes).T
+    reached = epsilons[np.searchsorted(np.cumsum(masses) / masses.sum(), 0.5)]
+    assert outlook.reached("composition", 0.5) == pytest.approx(reached, rel=0.02)
+
+
+@pytest.mark.parametrize(("factor", "models"), [(2.0, 100), (3.0, 40)])
+def test_so_many_faulty_trainings_are_refuted_as_predicted(factor, models):
+    claim, generator = claim_of(RUN, 1e-5), np.random.default_rng(2)
+    chance = chance_to_refute(Outlook(RUN, models), claim, factor)
+    refuted = [
+        verdict_on(
+            claim, Kind.LAST_ITERATE, Estimates(RUN, LinearScores(), *simulated(models, generator, factor), Question())
+        )[0]
+        == "violation"
+        for _ in range(AUDITS)
+    ]
+    assert 0.05 < chance < 0.95
+    assert within(np.mean(refuted), chance)
+
+
+def test_chance_at_any_time_is_no_more_than_what_audits_with_a_wager_reach():
+    claim, generator, question = claim_of(RUN, 1e-5), np.random.default_rng(3), Question(validity="anytime")
+    chance = chance_to_refute(Outlook(RUN, 200, validity="anytime"), claim, 2.0)
+    refuted = []
+    for _ in range(60):
+        estimates = Estimates(RUN, LinearScores(), *simulated(200, generator, 2.0), question, 200)
+        refuted.append(verdict_on(claim, Kind.LAST_ITERATE, estimates)[0] == "violation")
+    assert np.mean(refuted) >= chance - 4 * math.sqrt(0.25 / 60)
+
+
+def test_joint_law_of_two_thresholds_has_both_binomials_as_margins():
+    fewer, more = ErrorCounts.of(50, 0.1), ErrorCounts.of(50, 0.3)
+    joint = both(fewer, more)
+    np.testing.assert_allclose(joint.sum(1), fewer.masses, atol=1e-11)
+    np.testing.assert_allclose(joint.sum(0), more.masses, atol=1e-11)
+    assert fewer.masses.sum() == pytest.approx(1.0, abs=1e-11)
+    np.testing.assert_allclose(np.cumsum(fewer.masses), fewer.at_most[1:], atol=1e-11)
+
+
+def test_more_models_and_less_confidence_find_more():
+    def found(models, confidence):
+        return {each.method: each.median for each in li.power(RUN, models, confidence=confidence).rows}
+
+    few, many, sure = found(256, 0.95), found(1024, 0.95), found(256, 0.999)
+    assert all(sure[method] < few[method] < many[method] for method in few)
+    assert all(median < li.composition(RUN).epsilon(1e-5) for median in many.values())
+
+
+def test_a_louder_fault_takes_fewer_models_and_a_correct_training_none():
+    loud, quiet = (li.power(RUN, methods=["gdp"], leaks_noise=noise) for noise in (0.3, 0.6))
+    assert loud.needed < quiet.needed
+    assert dict(quiet.chances)[quiet.needed] >= 0.8
+    correct = li.power(RUN, methods=["gdp"], leaks_noise=0.94)
+    assert correct.needed is None
+    assert correct.chance < 0.05
+
+
+def test_the_noise_of_a_leak_follows_from_its_epsilon():
+    by_epsilon = li.power(RUN, methods=["gdp"], leaks_epsilon=20.0)
+    assert li.composition(RUN.replace(noise_multiplier=by_epsilon.noise_multiplier)).epsilon(1e-5) == pytest.approx(20)
+
+
+def test_one_run_is_planned_as_its_plan_says():
+    from lastiterate.auditing.evidence.one_run_power import OneRunPlan, best_guesses
+
+    found = li.power(RUN, 500, one_run=True, methods=["one-run-fdp"], leaks_noise=0.2)
+    plan = OneRunPlan(RUN, 500, best_guesses(RUN, 500))
+    assert found.rows[0].median == plan.median("one-run-fdp")
+    assert found.rows[0].detectable < found.rows[0].median
+    assert found.needed < 500
+    assert found.chance > 0.8
+
+
+def test_scores_of_less_noise_spread_less_but_for_what_is_not_noise():
+    assert leaking(LinearScores(), 2.0).spread == pytest.approx(0.5)
+    assert leaking(LinearScores(1.0, math.sqrt(2.0)), 2.0).spread == pytest.approx(math.sqrt(1.25))
+
+
+def test_models_are_chosen_so_that_half_of_the_noise_is_found():
+    models, words = models_for(RUN, Question())
+    assert chance_to_refute(Outlook(RUN, models), claim_of(RUN, 1e-5), 2.0) >= 0.8
+    assert f"{models:,} a world" in words
+    halves, _ = models_for(RUN, Question(), share=0.5)
+    assert halves == 2 * models
+    most, words = models_for(li.DPSGD(100, 0.1, 0.94, "shuffled"), Question())
+    assert most == 4096
+    assert "would take more" in words
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"signal": 1.5}, "signal must be in"),
+        ({"spread": 0.5}, "spread must be in"),
+        ({"threshold": "split"}, "threshold must be a-priori or a number"),
+        ({"threshold": 1.0, "one_run": True}, "threshold must be a-priori with one_run"),
+        ({"leaks_noise": 1e-9}, "leaks_noise must mean noise between"),
+        ({"leaks_noise": 1.0, "leaks_epsilon": 1.0}, "both given"),
+        ({"one_run": True, "validity": "anytime"}, "validity must be 'fixed'"),
+        ({"models": 0}, "models must be an integer"),
+        ({"methods": ["one-run"]}, "method must be one of"),
+    ],
+)
+def test_what_cannot_be_planned_is_refused_in_a_sentence(given, why):
+    with pytest.raises(ValueError, match=why):
+        li.power(RUN, **given)
