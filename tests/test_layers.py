@@ -66,7 +66,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "auditing.evidence": FOUNDATIONS | PRIVACY | WORDS | {"data.files", "data.limits", "attacks", "auditing.design"},
     "auditing.experiments": FOUNDATIONS
     | TRAINING
-    | {"attacks", "auditing.design", "auditing.identity", "auditing.stores.trials"},
+    | {"attacks", "auditing.design", "auditing.identity", "auditing.sources", "auditing.stores.trials"},
     "auditing.engines": FOUNDATIONS
     | {"auditing.experiments.protocol", "auditing.sources", "auditing.stores.trials", "auditing.versions"},
     "auditing.reading": {"auditing.evidence", "auditing.experiments.protocol", "auditing.stores"},

@@ -87,7 +87,7 @@ _GOOD_BY_NAME = {
     "--weights": ["1", "1,2", "1,2,3,4,5,6,7,8,9,10"],
     "--delta": ["1e-5", "0.1"],
     "--method": [*METHODS, "all"],
-    "--attack": list(NAMED),
+    "--attack": [*NAMED, "@mine.py:Attack"],
     "--engine": ["local"],
     "--address": ["127.0.0.1:9"],
     "--gpus": ["0"],
