@@ -39,7 +39,7 @@ class Table:
             if index in self.numeric:
                 table.add_column(column.replace(" ", "\n"), justify="right", no_wrap=True)
             else:
-                table.add_column(column)
+                table.add_column(column, overflow="fold")
         for row in self.rows:
             table.add_row(*(Text(shown(cell)) for cell in row))
         below = [Text(shown(note)) if isinstance(note, str) else note for note in ["", *self.notes]]

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.test_readme import blocks
+
 SMALL = "audit --model logistic --steps 5 --sample-rate 0.1 --noise-multiplier 1 --learning-rate 0.02 --models 4"
 FILE = """
 from dataclasses import dataclass
@@ -133,3 +135,13 @@ def test_an_attack_that_fails_is_neither_bad_input_nor_a_verdict(cli, mine):
     assert (failed.exit_code, failed.stdout) == (3, "")
     assert "the attack failed on crafting the canary: ValueError: no canary today" in failed.stderr
     assert 'raise ValueError("no canary today")' in failed.stderr
+
+
+def test_the_attack_of_the_documentation_works_as_a_file(cli, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (shown,) = [block.text for block in blocks("docs/audit.md") if "class LastParameter" in block.text]
+    imports = "import numpy as np\nfrom lastiterate import attacks\n"
+    Path("my_attack.py").write_text(imports + shown.partition("\n\nresult = ")[0], encoding="utf-8")
+    (command,) = [block.text for block in blocks("docs/audit.md") if "my_attack.py:LastParameter" in block.text]
+    quick = command.removeprefix("lastiterate ").strip().replace("--models 128", "--models 4 --steps 5 --sample-rate .1")
+    assert json.loads(cli(f"{quick} --json").stdout)["attack"] == "a canary gradient on the last bias"

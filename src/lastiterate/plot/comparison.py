@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from typing import TYPE_CHECKING
 
 from lastiterate.answers import guarantee_of
@@ -20,8 +21,9 @@ if TYPE_CHECKING:
 
     from lastiterate.auditing.evidence.comparison import ComparedAudit
 
-_WIDTH, _BAR, _NUMBER = 210, 34, 62  # pixels: of a panel, of a row in it, and of the number beside a bar
+_WIDTH, _BAR, _NUMBER = 240, 34, 62  # pixels: of a panel, of a row in it, and of the number beside a bar
 _ACROSS = 3  # panels beside each other
+_TITLE = 28  # characters of a panel's title in one line
 _BEYOND = 1e300  # what stands for infinity, which JSON does not know
 _MARKS = {
     "heuristic": colour_of(LAST_ITERATE.label),
@@ -78,7 +80,7 @@ def _panel(title: str, rows: list[Row], edge: float | None, *, named: bool) -> L
         near = [row for row in rows if isinstance(value := row.get(name), float) and value <= end]
         tick = chart_of(near).mark_tick(color=colour, thickness=3, height=0.85 * _BAR, opacity=1.0)
         layers += [tick.encode(x=alt.X(f"{name}:Q", scale=scale), y=y)] if near else []
-    heading = alt.TitleParams(title, anchor="start", offset=6)
+    heading = alt.TitleParams(textwrap.wrap(title, _TITLE, break_on_hyphens=False), anchor="start", offset=6)
     return layered(*layers).properties(width=_WIDTH, height=_BAR * len(rows), title=heading)
 
 
@@ -112,9 +114,9 @@ def _cost(audit: ComparedAudit) -> Row:
 
 
 def _edge(audits: Sequence[ComparedAudit]) -> float:
-    """Where all axes of epsilon end: at all that is finite, except marks that would dwarf what was found."""
+    """Where all axes of epsilon end: at all that is finite, except guarantees that would dwarf the rest."""
     rows = [_found(audit, method) for audit in audits for method in methods_of(audits)]
-    found = [value for row in rows if isinstance(value := row["value"], float) and value < _BEYOND]
-    marks = [value for row in rows for name in _MARKS if isinstance(value := row.get(name), float)]
-    most = max(found, default=0.0)
-    return 1.06 * max([most, *(mark for mark in marks if mark <= 4.0 * most or not most)], default=1.0) or 1.0
+    shown = [value for row in rows for name in ("value", "heuristic") if isinstance(value := row.get(name), float)]
+    most = max([value for value in shown if value < _BEYOND], default=0.0)
+    guarantees = [value for row in rows if isinstance(value := row.get("guarantee"), float)]
+    return 1.06 * max([most, *(value for value in guarantees if value <= 4.0 * most)]) or 1.0
