@@ -143,5 +143,7 @@ def test_the_attack_of_the_documentation_works_as_a_file(cli, tmp_path, monkeypa
     imports = "import numpy as np\nfrom lastiterate import attacks\n"
     Path("my_attack.py").write_text(imports + shown.partition("\n\nresult = ")[0], encoding="utf-8")
     (command,) = [block.text for block in blocks("docs/audit.md") if "my_attack.py:LastParameter" in block.text]
-    quick = command.removeprefix("lastiterate ").strip().replace("--models 128", "--models 4 --steps 5 --sample-rate .1")
+    quick = (
+        command.removeprefix("lastiterate ").strip().replace("--models 128", "--models 4 --steps 5 --sample-rate .1")
+    )
     assert json.loads(cli(f"{quick} --json").stdout)["attack"] == "a canary gradient on the last bias"
