@@ -17,7 +17,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "lastiterate"
 # What everything else stands on: what a run is, checks, arrays, rows, files, bars.
 FOUNDATIONS = {"arrays", "extras", "fields", "machine", "optimizer", "progress_bar", "rows", "run", "trainer_failure"}
 FOUNDATIONS |= {"breakdown", "scratch", "training_diverged", "training_progress", "values", "whole_file"}
-WORDS = {"answers", "vocabulary", "wording"}
+WORDS = {"answers", "tables", "vocabulary", "wording"}
 PRIVACY = {"privacy.curve", "privacy.mixtures", "privacy.losses", "privacy.analyses"}
 TRAINING = {"batch_order", "data", "training"}
 
@@ -48,6 +48,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     # Words: of analyses and methods, for numbers and runs.
     "vocabulary": FOUNDATIONS | PRIVACY,
     "wording": FOUNDATIONS | {"vocabulary"},
+    "tables": {"wording"},
     "answers": FOUNDATIONS | PRIVACY | {"lastiterate", "vocabulary", "wording"},
     # Trainings, and attacks on them, which know nothing of engines, stores or estimates.
     "batch_order": FOUNDATIONS | {"privacy.mixtures"},
@@ -64,9 +65,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "auditing.identity": FOUNDATIONS | {"answers", "auditing.design", "auditing.sources"},
     "auditing.stores": FOUNDATIONS | {"data.files", "auditing.design", "auditing.identity", "auditing.versions"},
     "auditing.evidence": FOUNDATIONS | PRIVACY | WORDS | {"data.files", "data.limits", "attacks", "auditing.design"},
+    "auditing.evidence.result": FOUNDATIONS | WORDS | {"auditing.evidence", "plot"},  # `AuditResult.plot` and `.page`
     "auditing.experiments": FOUNDATIONS
     | TRAINING
-    | {"attacks", "auditing.design", "auditing.identity", "auditing.stores.trials"},
+    | {"attacks", "auditing.design", "auditing.identity", "auditing.sources", "auditing.stores.trials"},
     "auditing.engines": FOUNDATIONS
     | {"auditing.experiments.protocol", "auditing.sources", "auditing.stores.trials", "auditing.versions"},
     "auditing.reading": {"auditing.evidence", "auditing.experiments.protocol", "auditing.stores"},

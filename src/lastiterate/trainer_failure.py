@@ -24,6 +24,8 @@ class TrainerFailed(Breakdown):
         kept: what was stored before, in words; empty where that is not known.
     """
 
+    who = "trainer"
+
     def __init__(self, error: BaseException, training: str, lines: str = "", kept: str = "") -> None:
         super().__init__(error, training, lines, kept)
         self.error, self.training, self.lines, self.kept = error, training, lines, kept
@@ -32,7 +34,7 @@ class TrainerFailed(Breakdown):
         what = f"{type(self.error).__name__}: {self.error}"
         if isinstance(self.error, SystemExit):
             what = f"it called sys.exit({self.error.code!r})"
-        return f"the trainer failed on {self.training}: {what}"
+        return f"the {self.who} failed on {self.training}: {what}"
 
     @property
     def story(self) -> str:
@@ -49,12 +51,18 @@ class TrainerFailed(Breakdown):
         return type(self), (error, self.training, self.lines, self.kept)
 
 
-def guarded(call: Callable[[], _Result], what: str) -> _Result:
+class AttackFailed(TrainerFailed):
+    """The same of a user's attack."""
+
+    who = "attack"
+
+
+def guarded(call: Callable[[], _Result], what: str, failure: type[TrainerFailed] = TrainerFailed) -> _Result:
     """What a user's code returns. Whatever it raises, an attempt to leave the program included, is its failure."""
     try:
         return call()
     except (Exception, SystemExit) as error:
-        raise TrainerFailed(error, what, _users_lines(error)) from error
+        raise failure(error, what, _users_lines(error)) from error
 
 
 def _users_lines(error: BaseException) -> str:

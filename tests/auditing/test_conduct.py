@@ -30,6 +30,13 @@ def test_equal_calls_give_equal_scores():
     assert np.all(first.scores_in != other.scores_in)
 
 
+def test_an_attack_may_be_called_by_its_name_on_the_command_line():
+    named, made = (li.audit(RUN, PROBLEM, attack, models=4) for attack in ("dirac", attacks.GradientSpace("dirac")))
+    np.testing.assert_array_equal(named.scores_in, made.scores_in)
+    with pytest.raises(ValueError, match=r"attack must be one of quiet, layers, .*, one-run-mislabelled, got 'loud'"):
+        li.audit(RUN, PROBLEM, "loud")
+
+
 def test_interrupted_audit_resumes_and_equals_an_uninterrupted_one(tmp_path, monkeypatch):
     whole = li.audit(RUN, PROBLEM, ATTACK, models=40, seed=1)
     add, added = Store.add, []

@@ -9,6 +9,7 @@ import numpy as np
 _TRAINER = """
 import numpy as np
 import lastiterate as li
+from lastiterate.attacks import Adversarial as Attack
 
 run = li.DPSGD(steps=3, sample_rate=0.5, noise_multiplier=1.0)
 number = 3

@@ -64,7 +64,7 @@ BASES = {
         f"{_AUDIT} --model logistic --json",
     ],
     "audit-lm": [f"{_LM} --dry-run", f"{_LM} --dry-run --json", f"{_LM} --json"],
-    "report": ["@audit.sqlite", "@audit.sqlite --json"],
+    "report": ["@audit.sqlite", "@audit.sqlite --json", "@audit.sqlite @junk"],
     "estimate": ["@few.csv", "@few.csv --json", f"@few.csv {_RUN} --method all"],
     "probe": [
         "zeroing --steps 4 --models 4 --json",
@@ -87,7 +87,7 @@ _GOOD_BY_NAME = {
     "--weights": ["1", "1,2", "1,2,3,4,5,6,7,8,9,10"],
     "--delta": ["1e-5", "0.1"],
     "--method": [*METHODS, "all"],
-    "--attack": list(NAMED),
+    "--attack": [*NAMED, "@mine.py:Attack"],
     "--engine": ["local"],
     "--address": ["127.0.0.1:9"],
     "--gpus": ["0"],
@@ -107,7 +107,7 @@ _GOOD_BY_NAME = {
     "--examples": ["10", "20"],
     "--canary-length": ["2", "4"],
     "file": ["@few.csv"],
-    "store": ["@audit.sqlite"],
+    "stores": ["@audit.sqlite"],
 }
 _NAMES_OF = {"probe": list(COUNTEREXAMPLES), "reproduce": [*FIGURES, "all"]}
 _BAD_NUMBERS = [

@@ -48,6 +48,7 @@ __all__ = [
     "OneRun",
     "References",
     "Words",
+    "named_attack",
 ]
 
 
@@ -88,6 +89,11 @@ NAMED = {
     "one-run": NamedAttack("OneRun", "gradient"),
     "one-run-mislabelled": NamedAttack("OneRun", "mislabelled"),
 }
+
+
+def named_attack(name: str, others: str | None = None) -> object:
+    """The attack that the command line calls so, among these other examples."""
+    return NAMED[one_of("attack", name, NAMED)].make(others)
 
 
 def __getattr__(name: str) -> object:

@@ -14,6 +14,7 @@ from time import monotonic
 import numpy as np
 
 from lastiterate.arrays import BoolArray, IntArray, IntegerArray, RealArray
+from lastiterate.attacks import named_attack
 from lastiterate.attacks.attack import Unknown
 from lastiterate.auditing.design import OpenEnded
 from lastiterate.auditing.engines.engine import Engine, find_engine
@@ -69,7 +70,8 @@ def audit(
         run: what is trained, and what the predictions are for.
         problem: a ``training.Problem``, a ``lm.TextProblem``, or any trainer
             ``(seed: int, canary: bool) -> score | parameters``.
-        attack: crafter and distinguisher. None: ``attacks.GradientSpace("quiet")`` for a problem, ``lm.UnseenTokens()``
+        attack: crafter and distinguisher, or one of the names in ``attacks.NAMED``, which are those of the command
+            line. None: ``attacks.GradientSpace("quiet")`` for a problem, ``lm.UnseenTokens()``
             for one of texts; for a trainer, which knows its own canary, its scores as they are.
         models: how many to train in each of the two worlds; for ``attacks.OneRun``, how many canaries.
         seed: of all randomness. Equal calls give equal scores.
@@ -97,7 +99,8 @@ def audit(
         boolean("progress", progress)
     if store is not None and (not isinstance(store, (str, Path)) or not str(store) or "\0" in str(store)):
         raise ValueError(f"store must be the path of a file, or None to keep nothing, got {told(store)}")
-    given = Given(run, attack, models, seed, test, data, open_ended=validity == "anytime")
+    chosen = named_attack(attack) if isinstance(attack, str) else attack
+    given = Given(run, chosen, models, seed, test, data, open_ended=validity == "anytime")
     experiment = experiment_on(problem, given)
     try:
         return conduct(experiment, question, store, engine, progress, ends)

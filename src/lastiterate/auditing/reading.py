@@ -51,3 +51,14 @@ def read(path: str | Path, question: Question = Question()) -> AuditResult:  # n
     """The result of the audit in a store, which may still be running."""
     with Store.read(path) as store:
         return report(evidence_in(store), question)
+
+
+def read_with_problem(path: Path, question: Question) -> tuple[AuditResult, str | None]:
+    """The same, with the fingerprint of what was trained on, for those who compare stores and say which is refused."""
+    with Store.read(path) as store:
+        try:
+            return report(evidence_in(store), question), store.problem
+        except ValueError as refusal:
+            if str(path) in str(refusal):
+                raise
+            raise ValueError(f"{refusal} (the store {str(path)!r})") from None

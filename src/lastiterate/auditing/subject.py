@@ -6,7 +6,9 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from inspect import signature
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from lastiterate.arrays import IntegerArray, RealArray
@@ -17,7 +19,7 @@ from lastiterate.optimizer import SGD
 from lastiterate.privacy.analyses.calibrate import calibrate
 from lastiterate.privacy.analyses.composition import composition
 from lastiterate.run import DPSGD
-from lastiterate.trainer_failure import guarded
+from lastiterate.trainer_failure import AttackFailed, TrainerFailed, guarded
 
 DEFAULT_EPSILON, DEFAULT_DELTA = 8.0, 1e-5  # by composition, where no noise was given
 DEFAULT_MOMENTUM = 0.9
@@ -77,15 +79,7 @@ def with_defaults(
 
 def _users(where: str, run: DPSGD | None) -> Subject:
     """A trainer in a Python file, which may also define ``run`` and ``attack``."""
-    path, _, name = where.rpartition(":")
-    file = Path(path)
-    if not path or not name.isidentifier():
-        raise ValueError(f"trainer must be FILE.py:NAME, got {where!r}")
-    if not file.is_file():
-        raise ValueError(f"trainer must be in a file that exists, got {str(file)!r}")
-    if not is_python(file):
-        raise ValueError(f"trainer must be in a Python file, got {str(file)!r}")
-    module = guarded(partial(import_file, file), f"the import of {str(file)!r}")
+    file, name, module = _imported("trainer", where)
     train = getattr(module, name, None)
     if not callable(train):
         raise ValueError(f"trainer must name a function in {str(file)!r}, got {name!r}")
@@ -96,3 +90,39 @@ def _users(where: str, run: DPSGD | None) -> Subject:
     if not isinstance(described, DPSGD):
         raise ValueError(f"the run must be described by options, or as run = lastiterate.DPSGD(...) in {str(file)!r}")
     return Subject(described, train, f"{file.name}:{name}", file.stem, None, getattr(module, "attack", None))
+
+
+def users_attack(where: str) -> object:
+    """An attack in a Python file: an instance of its class, which is made here if the file names the class."""
+    file, name, module = _imported("attack", where)
+    if not hasattr(module, name):
+        raise ValueError(f"attack must name a class in {str(file)!r}, got {name!r}")
+    named = getattr(module, name)
+    return _made(named, where) if isinstance(named, type) else named
+
+
+def _made(kind: type, where: str) -> object:
+    """An instance of a user's class, which must not want anything for that."""
+    try:
+        signature(kind).bind()
+    except ValueError:  # Python does not know how it is called
+        pass
+    except TypeError as error:
+        raise ValueError(
+            f"attack must be a class that is made without arguments, or an instance, got {where!r}: {error}"
+        ) from None
+    return guarded(kind, f"the making of {where!r}", AttackFailed)
+
+
+def _imported(what: str, where: str) -> tuple[Path, str, ModuleType]:
+    """The file that FILE.py:NAME names, the name, and the module that the file is."""
+    path, _, name = where.rpartition(":")
+    file = Path(path)
+    if not path or not name.isidentifier():
+        raise ValueError(f"{what} must be FILE.py:NAME, got {where!r}")
+    if not file.is_file():
+        raise ValueError(f"{what} must be in a file that exists, got {str(file)!r}")
+    if not is_python(file):
+        raise ValueError(f"{what} must be in a Python file, got {str(file)!r}")
+    failure = AttackFailed if what == "attack" else TrainerFailed
+    return file, name, guarded(partial(import_file, file), f"the import of {str(file)!r}", failure)

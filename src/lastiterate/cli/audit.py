@@ -77,16 +77,24 @@ def audit(
 
     asked = question.question()
     check_page(options.output)
-    if trainer and (attack or others):
-        raise OptionError("--attack and --others do not apply to --trainer: its file defines attack, or returns scores")
-    inputs = {"--data": given_files(data), "--trainer": given_files(trainer and trainer.rpartition(":")[0])}
+    if trainer and (attack in NAMED or others):
+        raise OptionError(
+            "--others and the named attacks do not apply to --trainer: give --attack FILE.py:CLASS, define attack in "
+            "the trainer's file, or return scores"
+        )
+    inputs = {
+        "--data": given_files(data),
+        "--trainer": given_files(trainer and trainer.rpartition(":")[0]),
+        "--attack": given_files(attack and attack.rpartition(":")[0]),
+    }
     if options.store is not None:
         check_audit(options.store, options, inputs, json)
-    named = attack or "quiet"
     with talk_on_stderr():
         subject = find_subject(data, model, trainer, lambda n: described_run(size, method_, options, n))
-        chosen = subject.attack if trainer else find_attack(named, others)
-    if not trainer and NAMED[named].kind == "OneRun":
+        if trainer and attack and subject.attack is not None:
+            raise OptionError(f"the attack must be given either by --attack or in {trainer!a}, not by both")
+        chosen = subject.attack if trainer and not attack else find_attack(attack or "quiet", others)
+    if not trainer and _is_one_run(chosen):
         count, plan = planned_canaries(subject, chosen, models, asked)
     else:
         count, plan = planned_models(subject, MODELS if models is None else models, asked, scored=bool(trainer)), None
@@ -95,3 +103,9 @@ def audit(
         rehearse(subject, chosen, count, json, asked, one_run=plan, scored=bool(trainer))
         return
     raise typer.Exit(perform(subject, chosen, count, options, computer, asked, inputs, json))
+
+
+def _is_one_run(attack: object) -> bool:
+    from lastiterate.attacks import OneRun
+
+    return isinstance(attack, OneRun)

@@ -24,7 +24,12 @@ Others = Annotated[
 ]
 AttackName = Annotated[
     str | None,
-    option("--attack", values.one_of(*NAMED), "NAME", f"How to attack: {', '.join(NAMED)} (default: quiet)."),
+    option(
+        "--attack",
+        values.attack,
+        "NAME|FILE.py:CLASS",
+        f"How to attack: {', '.join(NAMED)} (default: quiet), or your own, from a file.",
+    ),
 ]
 UsualDelta = Annotated[float, number_option("--delta", "Delta of (epsilon, delta)-DP (default: 1e-5).")]
 Anytime = Annotated[
@@ -108,7 +113,13 @@ class AuditOptions:
 
 
 def find_attack(name: str, others: str | None = None) -> object:
-    """The attack of this name, among these other examples."""
+    """The attack of this name, among these other examples, or the one of a user's file."""
+    if name not in NAMED:
+        from lastiterate.auditing.subject import users_attack
+
+        if others is not None:
+            raise OptionError(f"--others must not be given with an attack of your own, got {others!r}")
+        return users_attack(name)
     named = NAMED[name]
     if others not in (None, "natural", named.others):
         also = f" or {named.others}" if named.others else ""

@@ -5,18 +5,17 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lastiterate.answers import answer_fields, run_fields
-from lastiterate.cli.output import print_json, print_table
+from lastiterate.auditing.evidence.table import result_table, verdict_sentence
+from lastiterate.cli.output import print_json, print_whole
 from lastiterate.cli.pictures import Beside, audit_files, write_beside
 from lastiterate.cli.progress import tracker
 from lastiterate.plot.file import missing_libraries
 from lastiterate.plot.style import verdict_colour
-from lastiterate.vocabulary import ANALYSES, METHODS
-from lastiterate.wording import CAVEAT, describe, per_cent, spell
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -50,7 +49,10 @@ def finish(
     if json:
         print_json(result_fields(result))
     else:
-        _print(result, [f"No page and no picture: {undrawn}"] if undrawn else [])
+        table = result_table(result)
+        remarks = [f"No page and no picture: {undrawn}"] if undrawn else []
+        notes = [verdict_note(result.verdict, result.reason), *table.notes[1:], *remarks]
+        print_whole(replace(table, notes=notes))
     drawn = _drawings(result, audit_files(result.store, folder, name)) if folder and not undrawn else []
     written = write_beside([*also, *drawn], quiet=json, track=tracker("drawing"))
     return status_of(result.verdict, question.has_claim, strict) or written
@@ -72,7 +74,8 @@ def verdict_note(verdict: str, reason: str) -> Text:
     """The verdict, on a terminal in its colour."""
     from rich.text import Text
 
-    return Text.assemble("Verdict: ", (verdict, f"bold {verdict_colour(verdict)}"), f". {reason}")
+    before, after = verdict_sentence(verdict, reason).split(verdict, 1)
+    return Text.assemble(before, (verdict, f"bold {verdict_colour(verdict)}"), after)
 
 
 def _drawings(result: AuditResult, files: Sequence[Path]) -> list[Beside]:
@@ -153,50 +156,3 @@ def estimate_fields(estimate: Estimate) -> Fields:
         elif isinstance(value, float) and not math.isfinite(value):
             fields[name], fields[f"{name}_reason"] = None, _INFINITE[name]
     return fields
-
-
-def _print(result: AuditResult, remarks: list[str]) -> None:
-    rows = []
-    for name, answer in result.predictions.items():
-        value = "none" if answer.value is None else spell(answer.value, 5)
-        rows.append((ANALYSES[name].label, value, "", "", answer.reason or ANALYSES[name].assumes))
-    for name, estimate in result.estimates.items():
-        share = per_cent(estimate.confidence)
-        most = "-" if estimate.largest is None else spell(estimate.largest)
-        rows.append((METHODS[name].label, spell(estimate.epsilon, 5), share, most, METHODS[name].assumes))
-    notes: list[str | Text] = [verdict_note(result.verdict, result.reason), *_about(result), *result.caveats, CAVEAT]
-    if result.store:
-        notes.append(f"Scores: {result.store}")
-    notes += remarks
-    title = f"{result.data or 'your trainer'}: {describe(result.run)}; delta {spell(result.delta)}\n{result.attack}"
-    print_table(title, ("", "epsilon", "confidence", "limit", "what it assumes"), rows, {1, 2, 3}, notes)
-
-
-def _about(result: AuditResult) -> list[str]:
-    """What the empirical rows rest on, and how good the attack and the models were."""
-    choices = {estimate.threshold_choice for estimate in result.estimates.values()}
-    one = next(iter(result.estimates.values()))
-    joint = "" if METHODS[one.method].is_one_run else ", joint over both error rates"
-    words = [
-        f"Empirical epsilons are lower bounds for this attack: {one.models_in:,} + {one.models_out:,} scores, "
-        f"threshold {' or '.join(sorted(choices))}; confidence for each method by itself{joint}. "
-        "Limit: what so many could have shown."
-    ]
-    if result.accuracy is not None:
-        words.append(f"Accuracy of the models: {100 * result.accuracy:.1f}%.")
-    if result.perplexity is not None:
-        before = "" if result.perplexity_before is None else f", {spell(result.perplexity_before)} before training"
-        words.append(f"Perplexity of the models on held-out text: {spell(result.perplexity)}{before}.")
-    error = math.sqrt(1 / len(result.scores_in) + 1 / len(result.scores_out))  # of d', about
-    signal = f"Signal d' {spell(result.signal, 3)} (plus or minus {spell(error, 1)})"
-    if result.ideal_signal:
-        share = result.signal / result.ideal_signal
-        signal += f": {100 * share:.0f}% of {spell(result.ideal_signal, 3)}, the ideal of linear losses"
-    words.append(f"{signal}.")
-    if result.detectable:
-        seen = ", ".join(f"{spell(value, 3)} ({method})" for method, value in result.detectable.items())
-        words.append(f"Detectable: as described, such a training shows with probability 80% at least {seen}.")
-    if result.waterfall:
-        levels = " -> ".join(f"{spell(step.epsilon, 3)} {step.name}" for step in result.waterfall)
-        words.append(f"Why not more? {levels}. {' '.join(step.words for step in result.waterfall[1:])}")
-    return words

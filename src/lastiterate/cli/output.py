@@ -5,13 +5,13 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
+from lastiterate.tables import Table, shown, text_of
 from lastiterate.vocabulary import ANALYSES
-from lastiterate.wording import printable, spell, spell_up
+from lastiterate.wording import spell, spell_up
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from rich.console import RenderableType
     from rich.text import Text
 
     from lastiterate.answers import Answer
@@ -66,47 +66,19 @@ def print_note(text: str) -> None:
     """Plain words above a table."""
     from rich.text import Text
 
-    _print(Text(_shown(text)))
+    _write(text_of(Text(shown(text))) + "\n")
 
 
 def print_table(
-    title: str, header: Iterable[str], rows: Iterable[Iterable[str]], numeric: set[int], notes: Sequence[str | Text]
+    title: str, header: Sequence[str], rows: Sequence[Sequence[str]], numeric: set[int], notes: Sequence[str | Text]
 ) -> None:
     """A title, a table whose numeric columns are aligned to the right, and notes."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    for index, column in enumerate(header):
-        if index in numeric:
-            table.add_column(column.replace(" ", "\n"), justify="right", no_wrap=True)
-        else:
-            table.add_column(column)
-    for row in rows:
-        table.add_row(*(Text(_shown(cell)) for cell in row))
-    below = [Text(_shown(note)) if isinstance(note, str) else note for note in ["", *notes]]
-    _print(Text(_shown(title) + "\n"), table, *(below if notes else []))
+    print_whole(Table(title, header, rows, numeric, notes))
 
 
-def _shown(text: str) -> str:
-    """A text of several lines, without characters that command a terminal."""
-    return "\n".join(map(printable, text.split("\n")))
-
-
-def _print(*parts: RenderableType) -> None:
-    """Print without the blanks with which rich fills lines up."""
-    from rich.console import Console
-    from rich.measure import Measurement
-
-    console = Console(highlight=False)
-    # Rather than cut digits off, let a table be wider than the terminal.
-    unbounded = console.options.update(max_width=1000)
-    widest = max(Measurement.get(console, unbounded, part).minimum for part in parts)
-    console.width = max(console.width, widest)
-    with console.capture() as text:
-        console.print(*parts, sep="\n")
-    _write("\n".join(line.rstrip() for line in text.get().splitlines()) + "\n")
+def print_whole(table: Table) -> None:
+    """A table that somebody else has put together, on a terminal with its colours."""
+    _write(text_of(*table.parts()) + "\n")
 
 
 def _write(text: str) -> None:

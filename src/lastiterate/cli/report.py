@@ -1,16 +1,23 @@
 """``lastiterate report``: ask again of the scores that an audit has stored; nothing is trained."""
 
 from functools import partial
+from itertools import combinations
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from lastiterate.cli.audit_options import Output, QuestionOptions, Strict
+from lastiterate.cli.errors import OptionError
 from lastiterate.cli.options import Json, option
 from lastiterate.cli.unfold import unfold
 
-StoreArgument = Annotated[Path, typer.Argument(metavar="STORE", help="The audit's file.", show_default=False)]
+if TYPE_CHECKING:
+    from lastiterate.auditing.evidence.question import Question
+
+StoresArgument = Annotated[
+    list[Path], typer.Argument(metavar="STORE...", help="The audit's file, or several to compare.", show_default=False)
+]
 Export = Annotated[
     Path | None, option("--export", None, "FILE.csv|FILE.parquet", "Also write every trial's score into a file.")
 ]
@@ -18,39 +25,71 @@ Export = Annotated[
 
 @unfold
 def report(
-    store: StoreArgument,
+    stores: StoresArgument,
     question: QuestionOptions,
     output: Output = None,
     export: Export = None,
     strict: Strict = False,
     json: Json = False,
 ) -> None:
-    """What an audit's stored scores say.
+    """What an audit's stored scores say, or those of several audits side by side.
 
     Other methods, confidences, deltas and claims need no training. The audit may still be running.
 
     \b
     Exit status 1: the claim about the training is refuted. 4: the scores cannot tell (with a claim, or --strict).
+    Of several audits it is the worst: 1 before 4, 4 before 0.
 
     \b
     Example:
+      lastiterate report runs/quiet.sqlite runs/mislabelled.sqlite
       lastiterate report runs/x.sqlite --method clopper-pearson,gdp --confidence 0.99 --export scores.csv
     """
+    from lastiterate.cli.pictures import check_page
+
+    asked = question.question()
+    check_page(output)
+    if len(stores) == 1:
+        raise typer.Exit(_one(stores[0], asked, output, export, strict, json))
+    if export is not None:
+        raise OptionError(f"--export must be of one store, got {len(stores)} of them: report each by itself")
+    raise typer.Exit(_several(stores, asked, output, strict, json))
+
+
+def _one(store: Path, question: "Question", output: Path | None, export: Path | None, strict: bool, json: bool) -> int:
     from lastiterate.auditing.evidence.report import report as ask
     from lastiterate.auditing.reading import evidence_in
     from lastiterate.auditing.stores import export as files
     from lastiterate.auditing.stores.store import Store
     from lastiterate.cli.audit_output import finish
     from lastiterate.cli.outputs import check_apart, store_files
-    from lastiterate.cli.pictures import Beside, audit_files, check_page
+    from lastiterate.cli.pictures import Beside, audit_files
     from lastiterate.cli.progress import tracker
 
-    asked = question.question()
-    check_page(output)
     exported = [] if export is None else [files.check_target(export)]
     pictures = audit_files(store, output or store.parent, "-report")
     check_apart({"--export": exported, "the pictures": pictures}, {"STORE": store_files(store)})
     with Store.read(store) as kept:
-        (result,) = [ask(evidence_in(each), asked) for each in tracker("analysing")([kept])]
+        (result,) = [ask(evidence_in(each), question) for each in tracker("analysing")([kept])]
         also = [Beside(file, partial(files.export, kept), "Trials") for file in exported]
-        raise typer.Exit(finish(result, asked, output, strict, json, "-report", also))
+        return finish(result, question, output, strict, json, "-report", also)
+
+
+def _several(stores: list[Path], question: "Question", output: Path | None, strict: bool, json: bool) -> int:
+    from lastiterate.auditing.evidence.comparison import compared
+    from lastiterate.auditing.reading import read_with_problem
+    from lastiterate.cli.comparison_output import SUFFIX, finish_comparison, names_of
+    from lastiterate.cli.outputs import check_apart, store_files
+    from lastiterate.cli.pictures import audit_files
+    from lastiterate.cli.progress import tracker
+    from lastiterate.whole_file import is_same_file
+
+    for one, other in combinations(stores, 2):
+        if is_same_file(one, other):
+            raise OptionError(f"STORE must be different files, got {str(one)!r} and {str(other)!r}")
+    pictures = audit_files(stores[0], output or stores[0].parent, SUFFIX)
+    read = {f"STORE {str(store)!r}": store_files(store) for store in stores}
+    check_apart({"the pictures": pictures}, read)
+    found = [read_with_problem(store, question) for store in tracker("analysing")(stores)]
+    audits = compared([(name, *each) for name, each in zip(names_of(stores), found, strict=True)])
+    return finish_comparison(audits, question, stores[0], output, strict, json)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from lastiterate.attacks import NAMED
 from lastiterate.cli.errors import OptionError
 from lastiterate.values import written_integer, written_number
 from lastiterate.vocabulary import THRESHOLDS
@@ -83,6 +84,17 @@ def one_of(*allowed: str) -> Callable[[str], Callable[[str], str]]:
         return parse
 
     return of
+
+
+def attack(option: str) -> Callable[[str], str]:
+    """The name of an attack, or a file with one."""
+
+    def parse(text: str) -> str:
+        if text not in NAMED and ":" not in text:
+            raise OptionError(f"{option} must be FILE.py:CLASS or one of {', '.join(NAMED)}, got {text!a}")
+        return text
+
+    return parse
 
 
 def threshold(option: str) -> Callable[[str], float | str]:

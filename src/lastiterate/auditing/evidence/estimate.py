@@ -30,7 +30,8 @@ from lastiterate.auditing.evidence.threshold import (
 )
 from lastiterate.run import DPSGD, require_run
 from lastiterate.values import integer, number, one_of
-from lastiterate.vocabulary import METHODS
+from lastiterate.vocabulary import METHODS, THRESHOLDS
+from lastiterate.wording import per_cent, spell
 
 INDEPENDENT = (
     "one-run-independent holds only if no canary changes the score of another; for a mechanism that may reveal all of "
@@ -88,6 +89,21 @@ class Estimate:
 
     def __float__(self) -> float:
         return self.epsilon
+
+    def __str__(self) -> str:
+        """In one line: what it says, how far it may be trusted, and what it rests on."""
+        method = METHODS[self.method]
+        if THRESHOLDS[self.threshold_choice].is_valid:
+            when = ", at every moment" if self.validity == "anytime" else ""
+            says = f">= {spell(self.epsilon, 5)} with {per_cent(self.confidence)} confidence{when}"
+        else:
+            says = f"{spell(self.epsilon, 5)}, not a valid bound"
+        what = "canaries" if method.is_one_run else "models"
+        most = "" if self.largest is None else f", which show at most {spell(self.largest)}"
+        return (
+            f"epsilon {says}, at delta {spell(self.delta)}: {method.label}, threshold {self.threshold_choice}, "
+            f"{self.models_in:,} + {self.models_out:,} {what}{most}"
+        )
 
 
 def estimate(

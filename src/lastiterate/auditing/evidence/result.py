@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import html
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from lastiterate.answers import Answer
 from lastiterate.arrays import FloatArray
 from lastiterate.auditing.evidence.estimate import Estimate
 from lastiterate.auditing.evidence.outlook import OneRunOutlook, Outlook
+from lastiterate.auditing.evidence.table import result_table
 from lastiterate.auditing.evidence.waterfall import Step, waterfall_of
+from lastiterate.extras import MissingExtra
 from lastiterate.run import DPSGD
+from lastiterate.values import told
+
+if TYPE_CHECKING:
+    from altair import VConcatChart
 
 
 @dataclass(frozen=True, eq=False)
 class AuditResult:
-    """An audit, done or as far as it came. Epsilons are at ``delta``.
+    """An audit, done or as far as it came. Epsilons are at ``delta``. It prints as the table of the command line.
 
     Attributes:
         run: what was trained, or is claimed to have been.
@@ -100,3 +108,27 @@ class AuditResult:
     def empirical(self) -> dict[str, float]:
         """The empirical epsilon of each method."""
         return {method: estimate.epsilon for method, estimate in self.estimates.items()}
+
+    def __str__(self) -> str:
+        return str(result_table(self))
+
+    def _repr_html_(self) -> str:
+        """The same for notebooks."""
+        return f"<pre>{html.escape(str(self))}</pre>"
+
+    def plot(self) -> VConcatChart:
+        """Scores, errors and epsilons in one picture: an altair chart, which notebooks show and ``save`` writes."""
+        from lastiterate.plot.audit_charts import audit_chart
+        from lastiterate.plot.file import missing_libraries
+
+        if sentence := missing_libraries():
+            raise MissingExtra(sentence)
+        return audit_chart(self)
+
+    def page(self, path: str | Path) -> None:
+        """Write all of it as one web page, which needs no network. The file's name must end in .html."""
+        from lastiterate.plot.page import write_page
+
+        if not isinstance(path, (str, Path)):
+            raise ValueError(f"path must be that of a file, got {told(path)}")
+        write_page(self, Path(path))

@@ -23,7 +23,10 @@ def shipped_experiment(problem: object, given: Given) -> Experiment:
         raise ValueError(f"problem must be a training.Problem, a lm.TextProblem or a trainer, got {told(problem)}")
     attack = GradientSpace() if given.attack is None else given.attack
     if isinstance(attack, type) or not isinstance(attack, (Attack, OneRun)):
-        raise ValueError(f"attack must be one of lastiterate.attacks for a problem, got {told(attack)}")
+        raise ValueError(
+            f"attack must be one of lastiterate.attacks for a problem, or have craft, arm, expected and words, got "
+            f"{told(attack)}"
+        )
     if problem is None and not isinstance(attack, BringsProblem):
         raise ValueError("problem must be a training.Problem or a trainer for this attack, got None")
     if isinstance(attack, OneRun):

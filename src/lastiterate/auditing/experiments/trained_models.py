@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar, cast
 
 import jax
 import numpy as np
@@ -17,18 +18,23 @@ from lastiterate.attacks.drift import flatten_one
 from lastiterate.auditing.design import OpenEnded, Paired, Quality
 from lastiterate.auditing.experiments.protocol import Cost, Crafted, Trials
 from lastiterate.auditing.identity import Identity, identify
+from lastiterate.auditing.sources import is_installed
 from lastiterate.auditing.stores.trials import ScoredTrials
 from lastiterate.run import DPSGD
+from lastiterate.trainer_failure import AttackFailed, guarded
 from lastiterate.training import GradientCanary, Problem, Trainer, train
 from lastiterate.training.memory import peak_bytes
 from lastiterate.training.models import accuracy
 from lastiterate.training.problem import Canary
 from lastiterate.training.trainer import TrainedChunk
+from lastiterate.training_diverged import TrainingDiverged
 
 if TYPE_CHECKING:
     from jaxtyping import PyTree
 
     from lastiterate.training_progress import TrainingProgress
+
+_Result = TypeVar("_Result")
 
 _STEPS = 20  # that are timed
 _COMPILING = 6.0  # seconds: the crafter and the audit compile about four programs
@@ -68,8 +74,24 @@ class TrainedModels:
 
     def craft(self, progress: bool | None) -> Crafted:
         # An attack that brings its own problem does not look at this one.
-        facts = self.attack.craft(self.run, self.problem, TrainsReferences(self.seed, progress))  # type: ignore[arg-type]
-        return Crafted(facts, self.attack.expected(facts), self.attack.words(facts))
+        problem, references = cast("Problem", self.problem), TrainsReferences(self.seed, progress)
+
+        def crafted() -> Crafted:
+            facts = self.attack.craft(self.run, problem, references)
+            return Crafted(facts, self.attack.expected(facts), self.attack.words(facts))
+
+        return self.asked(crafted, "crafting the canary")
+
+    def asked(self, call: Callable[[], _Result], what: str) -> _Result:
+        """What the attack answers; where a user's own fails, that is neither bad input nor a fault of ours."""
+        if is_installed(type(self.attack)):
+            return call()
+        try:
+            return guarded(call, what, AttackFailed)
+        except AttackFailed as failed:
+            if isinstance(failed.error, TrainingDiverged):  # of models that it had trained
+                raise failed.error from None
+            raise
 
     def trials(self, crafted: Crafted, chunk_size: int | None, workers: int | None, sharers: int = 1) -> Trials:
         return _ModelTrials(self, crafted, chunk_size, workers, _share(self.design, sharers))
@@ -113,7 +135,8 @@ class _ModelTrials:
     ) -> None:
         self._experiment = experiment
         run, problem = experiment.run, experiment.problem
-        self._armed = experiment.attack.arm(run, problem, crafted.facts)  # type: ignore[arg-type]
+        attack, given = experiment.attack, cast("Problem", problem)
+        self._armed = experiment.asked(lambda: attack.arm(run, given, crafted.facts), "arming the canary")
         self._trainer = Trainer(
             run,
             self._armed.problem,
@@ -139,7 +162,8 @@ class _ModelTrials:
         seed = self._experiment.seed
         for chunk in self._trainer.chunks(models, present, seed, progress, watch if make_watch else None):
             key = int(chunk.models[0]), bool(chunk.present[0])
-            scores = watches.pop(key).scores() if make_watch else self._armed.score(chunk.parameters)
+            score = watches.pop(key).scores if make_watch else partial(self._armed.score, chunk.parameters)
+            scores = self._experiment.asked(score, f"the scores of {len(chunk.models)} models")
             accuracies = self._accuracies(chunk.parameters, len(chunk.models))
             now = monotonic()
             yield ScoredTrials.of(chunk.models, chunk.present, scores, accuracies, seconds=now - began)

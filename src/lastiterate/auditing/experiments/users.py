@@ -66,7 +66,8 @@ class UserTrainings:
         attack = given.attack
         if attack is not None and (isinstance(attack, type) or not isinstance(attack, ParametersAttack)):
             raise ValueError(
-                f"attack must be None or lastiterate.attacks.Displacement for a trainer, got {told(attack)}"
+                f"attack must be None or lastiterate.attacks.Displacement for a trainer, or have craft, score, "
+                f"expected and words, got {told(attack)}"
             )
         _check_arguments(trainer)
         words = given.data or f"the trainer {getattr(trainer, '__qualname__', type(trainer).__name__)}"

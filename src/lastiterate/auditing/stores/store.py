@@ -11,6 +11,7 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from lastiterate.auditing.design import OpenEnded
+from lastiterate.auditing.identity import fingerprint
 from lastiterate.auditing.stores import file as store_file
 from lastiterate.auditing.stores import presence
 from lastiterate.auditing.stores.comparison import as_json, check_same, differences
@@ -154,6 +155,13 @@ class Store:
     def record(self) -> Record:
         """What the audit is, for those who judge its scores."""
         return self._contents().record
+
+    @property
+    def problem(self) -> str | None:
+        """A fingerprint of what was trained on; None: nothing was, or the store is too old to know."""
+        held = self._contents()
+        found = None if held.format == 1 else held.identity.get("problem")
+        return None if found == fingerprint(None) else found
 
     @property
     def crafted(self) -> Fields | None:

@@ -1,0 +1,149 @@
+"""``lastiterate audit --attack FILE.py:CLASS``: a user's own attack, by its source, and told apart when it fails."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.test_readme import blocks
+
+SMALL = "audit --model logistic --steps 5 --sample-rate 0.1 --noise-multiplier 1 --learning-rate 0.02 --models 4"
+FILE = """
+from dataclasses import dataclass
+
+from lastiterate import attacks
+
+
+@dataclass(frozen=True)
+class Mine(attacks.GradientSpace):
+    references: int = 4
+
+    def words(self, facts):
+        return attacks.Words("my own attack", "standard deviations")
+
+
+few = Mine(references=2)
+number = 3
+
+
+class Wants:
+    def __init__(self, strength):
+        pass
+
+
+class Crafts(Mine):
+    def craft(self, run, problem, references):
+        raise ValueError("no canary today")
+
+
+class Many(attacks.OneRun):
+    pass
+"""
+TRAINER = """
+import numpy as np
+
+import lastiterate
+import lastiterate.attacks
+
+run = lastiterate.DPSGD(5, 0.1, 1.0)
+
+
+def train(seed, canary):
+    return np.array([canary, 0.0]) + np.random.default_rng(seed).standard_normal(2)
+
+
+class First:
+    references = 2
+
+    def craft(self, run, references):
+        return {"centre": float(np.mean(references))}
+
+    def score(self, run, facts, parameters):
+        return float(parameters[0] - facts["centre"])
+
+    def expected(self, facts):
+        return lastiterate.attacks.Expected("none")
+
+    def words(self, facts):
+        return lastiterate.attacks.Words("the first parameter", "units")
+"""
+
+
+@pytest.fixture
+def mine(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    file = Path("mine.py")
+    file.write_text(FILE, encoding="utf-8")
+    return file
+
+
+@pytest.mark.parametrize("name", ["Mine", "few"])
+def test_a_class_or_an_instance_of_a_file_attacks(cli, mine, name):
+    fields = json.loads(cli(f"{SMALL} --attack mine.py:{name} --json").stdout)
+    assert fields["attack"] == "my own attack"
+    assert len(fields["estimates"]) == 4
+
+
+def test_an_attack_counts_by_its_source(cli, mine):
+    store = json.loads(cli(f"{SMALL} --attack mine.py:few --json").stdout)["store"]
+    again = json.loads(cli(f"{SMALL} --attack mine.py:few --json").stdout)["store"]
+    assert again == store
+    mine.write_text(FILE.replace("my own attack", "my better attack"), encoding="utf-8")
+    assert json.loads(cli(f"{SMALL} --attack mine.py:few --json").stdout)["store"] != store
+    assert "attack" in cli.refusal(f"{SMALL} --attack mine.py:few --json --store {store}")
+
+
+def test_a_class_of_many_canaries_is_planned_as_the_named_one_is(cli, mine):
+    command = SMALL.replace("--models 4", "--dry-run --json")
+    own, named = (json.loads(cli(f"{command} --attack {name}").stdout) for name in ("mine.py:Many", "one-run"))
+    assert own["one_run"] == named["one_run"]
+
+
+def test_a_users_attack_scores_a_users_trainer(cli, mine):
+    Path("trainer.py").write_text(TRAINER, encoding="utf-8")
+    command = "audit --trainer trainer.py:train --models 4 --json"
+    assert json.loads(cli(f"{command} --attack trainer.py:First").stdout)["attack"] == "the first parameter"
+    refusal = cli.refusal(f"{command} --attack mine.py:Mine")
+    assert "for a trainer, or have craft, score, expected and words, got a value of type Mine" in refusal
+    Path("trainer.py").write_text(f"{TRAINER}\n\nattack = First()\n", encoding="utf-8")
+    assert "either by --attack or in 'trainer.py:train'" in cli.refusal(f"{command} --attack trainer.py:First")
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ("--attack mine.py:Wants", "made without arguments, or an instance, got 'mine.py:Wants'"),
+        ("--attack mine.py:number", "or have craft, arm, expected and words, got 3"),
+        ("--attack mine.py:nothing", "must name a class in 'mine.py', got 'nothing'"),
+        ("--attack mine.py:", "attack must be FILE.py:NAME, got 'mine.py:'"),
+        ("--attack other.py:Mine", "in a file that exists, got 'other.py'"),
+        ("--attack mine.txt:Mine", "in a Python file, got 'mine.txt'"),
+        ("--attack loud", "--attack must be FILE.py:CLASS or one of quiet, "),
+        ("--attack mine.py:Mine --others blank", "--others must not be given with an attack of your own"),
+        ("--attack mine.py:Mine --store mine.py", "--store and --attack must be different files"),
+    ],
+)
+def test_what_is_no_attack_is_one_sentence(cli, mine, given, words):
+    Path("mine.txt").write_text(FILE, encoding="utf-8")
+    assert words in cli.refusal(f"{SMALL} {given}")
+    assert mine.read_text(encoding="utf-8") == FILE
+    assert not Path("runs").exists()
+
+
+def test_an_attack_that_fails_is_neither_bad_input_nor_a_verdict(cli, mine):
+    failed = cli(f"{SMALL} --attack mine.py:Crafts --json")
+    assert (failed.exit_code, failed.stdout) == (3, "")
+    assert "the attack failed on crafting the canary: ValueError: no canary today" in failed.stderr
+    assert 'raise ValueError("no canary today")' in failed.stderr
+
+
+def test_the_attack_of_the_documentation_works_as_a_file(cli, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (shown,) = [block.text for block in blocks("docs/audit.md") if "class LastParameter" in block.text]
+    imports = "import numpy as np\nfrom lastiterate import attacks\n"
+    Path("my_attack.py").write_text(imports + shown.partition("\n\nresult = ")[0], encoding="utf-8")
+    (command,) = [block.text for block in blocks("docs/audit.md") if "my_attack.py:LastParameter" in block.text]
+    quick = (
+        command.removeprefix("lastiterate ").strip().replace("--models 128", "--models 4 --steps 5 --sample-rate .1")
+    )
+    assert json.loads(cli(f"{quick} --json").stdout)["attack"] == "a canary gradient on the last bias"

@@ -1,0 +1,48 @@
+"""The picture of several audits has a bar for each, whatever they found."""
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+
+import lastiterate as li
+from lastiterate.auditing.evidence.comparison import ComparedAudit, comparison_table
+from lastiterate.plot.comparison import comparison_chart
+from lastiterate.plot.file import save
+
+
+@pytest.fixture(scope="module")
+def result():
+    return li.audit(li.DPSGD(100, 0.1, 1.0), None, "adversarial", 200, methods=["clopper-pearson", "gdp"])
+
+
+def changed(result, **epsilons):
+    found = {name: replace(each, epsilon=epsilons.get(name, each.epsilon)) for name, each in result.estimates.items()}
+    return replace(result, estimates=found)
+
+
+def test_infinite_epsilons_and_signals_without_a_value_are_drawn(result, tmp_path):
+    odd = replace(changed(result, gdp=math.inf), signal=math.nan, seconds=0.0)
+    audits = [ComparedAudit("plain", result), ComparedAudit("odd", odd, ("data",))]
+    spec = json.dumps(comparison_chart(audits).to_dict(), allow_nan=False)
+    assert '"text": "infinite"' in spec
+    assert '"text": "no value"' in spec
+    save(comparison_chart(audits), tmp_path / "p.svg")
+    assert "odd*: consistent" in (tmp_path / "p.svg").read_text(encoding="utf-8")
+    assert "inf" in str(comparison_table(audits))
+
+
+def test_a_method_that_only_one_audit_has_leaves_the_other_a_gap(result):
+    other = replace(result, estimates={"clopper-pearson": result.estimates["clopper-pearson"]})
+    spec = comparison_chart([ComparedAudit("both", result), ComparedAudit("one", other)]).to_dict()
+    panels = [panel["title"]["text"] for row in spec["vconcat"] for panel in row["hconcat"]]
+    assert [" ".join(title) for title in panels] == [
+        "signal d'", "Clopper-Pearson (assumption-free)", "Gaussian DP family", "cost in seconds"
+    ]  # fmt: skip
+    assert '"text": "-"' in json.dumps(spec)
+
+
+def test_nothing_found_by_anybody_is_still_a_picture(result):
+    nothing = changed(result, **{"clopper-pearson": 0.0, "gdp": 0.0})
+    comparison_chart([ComparedAudit("a", nothing), ComparedAudit("b", nothing)]).to_dict()
