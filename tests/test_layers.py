@@ -71,7 +71,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     | {"attacks", "auditing.design", "auditing.identity", "auditing.sources", "auditing.stores.trials"},
     "auditing.engines": FOUNDATIONS
     | {"auditing.experiments.protocol", "auditing.sources", "auditing.stores.trials", "auditing.versions"},
-    "auditing.reading": {"auditing.evidence", "auditing.experiments.protocol", "auditing.stores"},
+    "auditing.reading": {"auditing.design", "auditing.evidence", "auditing.experiments.protocol", "auditing.stores"},
+    "auditing.until": FOUNDATIONS | WORDS | {"auditing.evidence.result"},
     "auditing.conduct": FOUNDATIONS | WORDS | {"attacks", "auditing", "data.files"},
     "auditing.trainer_files": set(),
     "auditing.subject": FOUNDATIONS | PRIVACY | TRAINING | {"auditing.experiments", "auditing.trainer_files"},

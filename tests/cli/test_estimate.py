@@ -26,6 +26,7 @@ KEYS = [
     "largest",
     "noise_multiplier",
     "direction",
+    "validity",
     "caveats",
 ]
 

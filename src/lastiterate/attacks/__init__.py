@@ -91,9 +91,9 @@ NAMED = {
 }
 
 
-def named_attack(name: str, others: str | None = None) -> object:
+def named_attack(attack: str, others: str | None = None) -> object:
     """The attack that the command line calls so, among these other examples."""
-    return NAMED[one_of("attack", name, NAMED)].make(others)
+    return NAMED[one_of("attack", attack, NAMED)].make(others)
 
 
 def __getattr__(name: str) -> object:
