@@ -145,7 +145,7 @@ def test_models_are_chosen_so_that_half_of_the_noise_is_found():
     models, words = models_for(RUN, Question())
     assert chance_to_refute(Outlook(RUN, models), claim_of(RUN, 1e-5), 2.0) >= 0.8
     assert f"{models:,} a world" in words
-    halves, _ = models_for(RUN, Question(), share=0.5)
+    halves, _ = models_for(RUN, Question(), is_known=False)
     assert halves == 2 * models
     most, words = models_for(li.DPSGD(100, 0.1, 0.94, "shuffled"), Question())
     assert most == 4096
