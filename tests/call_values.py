@@ -52,6 +52,11 @@ def _curve() -> li.PrivacyCurve:
 
 
 @functools.cache
+def _power() -> li.Power:
+    return li.power(PLAIN, 20, methods=["clopper-pearson"], leaks_noise=0.1)
+
+
+@functools.cache
 def _trainer() -> training.Trainer:
     return training.Trainer(TRAINED, _linear(), models=2)
 
@@ -82,6 +87,7 @@ INSTANCES: dict[str, Make] = {
     "DPSGD": lambda: PLAIN,
     "SGD": lambda: li.SGD(0.1, momentum=0.5),
     "PrivacyCurve": _curve,
+    "Power": _power,
     "LastIterateAccountant": _accountant,
     "Dataset": _images,
     "Trainer": _trainer,
@@ -109,6 +115,15 @@ GOOD: dict[str, list[Make]] = {
     "target_delta": _values(1e-5),
     "target_epsilon": _values(1.0),
     "method": _values("clopper-pearson", "gdp"),
+    "methods": _values(["clopper-pearson"], None),
+    "validity": _values("fixed", "anytime"),
+    "until": _values(None, "refuted"),
+    "signal": _values(1.0, 0.5),
+    "spread": _values(1.0, 1.5),
+    "leaks_noise": _values(None, 0.3),
+    "leaks_epsilon": _values(None, 30.0),
+    "one_run": _values(False, True),
+    "power.threshold": _values("a-priori", 1.5),
     "threshold": _values("split", 0.5),
     "problem": [_linear, lambda: _score],
     "models": _values(2),

@@ -65,6 +65,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "auditing.identity": FOUNDATIONS | {"answers", "auditing.design", "auditing.sources"},
     "auditing.stores": FOUNDATIONS | {"data.files", "auditing.design", "auditing.identity", "auditing.versions"},
     "auditing.evidence": FOUNDATIONS | PRIVACY | WORDS | {"data.files", "data.limits", "attacks", "auditing.design"},
+    "auditing.evidence.reach": FOUNDATIONS | WORDS | {"plot"},  # `Power.plot`
     "auditing.evidence.result": FOUNDATIONS | WORDS | {"auditing.evidence", "plot"},  # `AuditResult.plot` and `.page`
     "auditing.experiments": FOUNDATIONS
     | TRAINING

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from lastiterate.auditing.conduct import audit
     from lastiterate.auditing.evidence.estimate import Estimate, estimate
-    from lastiterate.auditing.evidence.planning import Power, power
+    from lastiterate.auditing.evidence.planning import power
+    from lastiterate.auditing.evidence.reach import Power
     from lastiterate.auditing.experiments.trained import Trained
     from lastiterate.integrations.dp_accounting import LastIterateAccountant
     from lastiterate.integrations.history import HeuristicWarning
@@ -57,7 +58,7 @@ _LOADED_WHEN_ASKED_FOR = {
     "Estimate": "auditing.evidence.estimate",
     "HeuristicWarning": "integrations.history",
     "LastIterateAccountant": "integrations.dp_accounting",
-    "Power": "auditing.evidence.planning",
+    "Power": "auditing.evidence.reach",
     "PrivacyCurve": "privacy.curve",
     "Trained": "auditing.experiments.trained",
     "TrainerFailed": "trainer_failure",

@@ -53,7 +53,13 @@ BASES = {
     "delta": [f"{_RUN} --epsilon 1", f"{_BATCHES} --noise-multiplier 1 --epsilon 1"],
     "calibrate": ["--steps 10 --sample-rate .1 --epsilon 2 --delta 1e-5", f"{_BATCHES} --epsilon 2 --delta 1e-5"],
     "plan": ["--dataset-size 100 --epochs 2 --batch-sizes 10,20 --epsilon 2 --delta 1e-5"],
+    "power": [
+        f"{_RUN} --models 20 --method clopper-pearson",
+        f"{_RUN} --models 20 --method gdp --anytime --json",
+        f"{_RUN} --models 20 --method one-run --one-run --json",
+    ],
     "audit": [
+        "--trainer @mine.py:train --models 80 --method gdp --store s.sqlite --json --anytime --until refuted",
         "--trainer @mine.py:train --models 4 --method clopper-pearson --store s.sqlite --dry-run",
         "--trainer @mine.py:train --models 4 --method clopper-pearson --store s.sqlite",
         "--trainer @mine.py:train --models 4 --method gdp --store s.sqlite --json",
@@ -80,7 +86,12 @@ FILES = ("audit.sqlite", "few.csv", "folder.png", "images.npz", "loop", "mine.py
 _NUMBERS = ["0.1", "0.5", "1", "2", "1e-3"]
 _GOOD_BY_NAME = {
     "--steps": ["1", "2", "3"],
-    "--models": ["2", "3"],
+    "--models": ["2", "3", "auto"],
+    "--until": ["refuted", "minutes=1", "epsilon=1", "refuted,epsilon=2"],
+    "--signal": ["1", "0.5"],
+    "--spread": ["1", "1.5"],
+    "--leaks-noise": ["0.3", "0.5", "1"],
+    "--leaks-epsilon": ["1", "20"],
     "--sample-rate": [".1", "1", ".5,.5"],
     "--batch-size": ["5", "10"],
     "--epochs": ["1", "2", "0.5"],

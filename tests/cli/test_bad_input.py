@@ -150,3 +150,11 @@ def test_a_picture_that_cannot_be_written_costs_the_picture_alone(cli, tmp_path,
 
 def _unreachable(*args, **options):
     pytest.fail("computed before the path was checked")
+
+
+@pytest.mark.parametrize("command", ["report {}", "report {} x.sqlite", "audit --attack adversarial --store {}"])
+def test_a_store_that_is_a_link_to_itself_is_refused(cli, tmp_path, monkeypatch, command):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "loop").symlink_to("loop")
+    assert "loop" in cli.refusal(command.format("loop"))
+    assert [path.name for path in tmp_path.iterdir()] == ["loop"]

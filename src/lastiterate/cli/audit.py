@@ -97,10 +97,10 @@ def audit(
     if not trainer and _is_one_run(chosen):
         count, plan = planned_canaries(subject, chosen, models, asked)
     else:
-        count, plan = planned_models(subject, MODELS if models is None else models, asked, scored=bool(trainer)), None
+        count, plan = planned_models(subject, chosen, MODELS if models is None else models, asked), None
     computer = engine.find()
     if options.dry_run:
-        rehearse(subject, chosen, count, json, asked, one_run=plan, scored=bool(trainer))
+        rehearse(subject, chosen, count, json, asked, one_run=plan)
         return
     raise typer.Exit(perform(subject, chosen, count, options, computer, asked, inputs, json))
 

@@ -70,21 +70,15 @@ def planned_canaries(
     return plan.canaries, plan
 
 
-def planned_models(subject: "Subject", models: int | str, question: "Question", *, scored: bool = False) -> int:
-    """How many models a world to train; "auto" chooses, and says so. ``scored``: nothing is known of the scores."""
+def planned_models(subject: "Subject", attack: object, models: int | str, question: "Question") -> int:
+    """How many models a world to train; "auto" chooses, and says so."""
     if not isinstance(models, str):
         return models
     from lastiterate.auditing.evidence.planning import models_for
 
-    chosen, words = models_for(subject.run, question, share=_counted(question, scored))
+    chosen, words = models_for(subject.run, question, is_known=attack is not None)
     print(words, file=sys.stderr)
     return chosen
-
-
-def _counted(question: "Question", scored: bool) -> float:
-    """The share of the models that counts: half of them, where the others choose the threshold."""
-    splits = question.threshold == "split" or (scored and question.threshold == "a-priori")
-    return 0.5 if splits and question.validity == "fixed" else 1.0
 
 
 def perform(
@@ -133,8 +127,6 @@ def rehearse(
     question: "Question",
     unseen: list[str] | None = None,
     one_run: "OneRunPlan | None" = None,
-    *,
-    scored: bool = False,
 ) -> None:
     """Say what an audit would train and how long it would take, and of which tokens canaries could be made."""
     from lastiterate.answers import run_fields
@@ -146,7 +138,7 @@ def rehearse(
     if json:
         tokens = {} if unseen is None else {"unseen_tokens": unseen}
         if one_run is None:
-            planned = {"detectable": _detectable(subject, models, question, scored)}
+            planned = {"detectable": _detectable(subject, attack, models, question)}
         else:
             planned = {"one_run": _one_run_fields(one_run)}
         print_json({**run_fields(subject.run), "data": subject.words, **vars(plan), **tokens, **planned})
@@ -163,18 +155,21 @@ def rehearse(
     if one_run is not None:
         print_note(_one_run_words(one_run))
     else:
-        print_note(_detectable_words(_detectable(subject, models, question, scored), models))
+        print_note(_detectable_words(_detectable(subject, attack, models, question), models))
 
 
-def _detectable(subject: "Subject", models: int, question: "Question", scored: bool) -> dict[str, float | None]:
-    """What each method finds with probability 80%; None: infinite."""
-    from lastiterate.attacks.attack import LinearScores
+def _detectable(subject: "Subject", attack: object, models: int, question: "Question") -> dict[str, float | None]:
+    """What each method finds with probability 80%; None: infinite. Attacks without scores to expect are perfect."""
+    from lastiterate.attacks import AllIterates
+    from lastiterate.attacks.attack import LikelihoodRatio, LinearScores
     from lastiterate.auditing.evidence.kinds import Kind
-    from lastiterate.auditing.evidence.planning import outlook_of
+    from lastiterate.auditing.evidence.planning import counted, outlook_of
 
-    counted = max(int(models * _counted(question, scored)), 1)
-    outlook = outlook_of(subject.run, counted, question, LinearScores())
-    found = {method: outlook.reached(method) for method in question.methods_for(subject.run, Kind.LAST_ITERATE)}
+    sees_all = isinstance(attack, AllIterates)
+    expected = LikelihoodRatio() if sees_all else LinearScores()
+    kind = Kind.ALL_ITERATES if sees_all else Kind.LAST_ITERATE
+    outlook = outlook_of(subject.run, counted(models, question, is_known=attack is not None), question, expected)
+    found = {method: outlook.reached(method) for method in question.methods_for(subject.run, kind)}
     return {method: value if math.isfinite(value) else None for method, value in found.items()}
 
 
@@ -183,8 +178,8 @@ def _detectable_words(found: dict[str, float | None], models: int) -> str:
 
     seen = ", ".join(f"{'infinite' if value is None else spell(value, 3)} ({name})" for name, value in found.items())
     return (
-        f"with {models:,} models a world, a perfect attack on the last iterates finds with probability 80% an epsilon "
-        f"of at least {seen}, if losses are linear (a heuristic)"
+        f"detectable: with {models:,} models a world and a threshold fixed in advance, a perfect attack finds with "
+        f"probability 80% at least {seen}, if losses are linear (a heuristic)"
     )
 
 

@@ -187,7 +187,7 @@ def audit_lm(
         if one_run:
             count, plan = planned_canaries(subject, attack, models, asked)
         else:
-            count, plan = planned_models(subject, MODELS if models is None else models, asked), None
+            count, plan = planned_models(subject, attack, MODELS if models is None else models, asked), None
     if options.dry_run:
         rehearse(subject, attack, count, json, asked, subject.problem.unseen_tokens(), plan)
         return

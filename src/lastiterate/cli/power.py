@@ -21,7 +21,7 @@ from lastiterate.cli.options import (
 from lastiterate.cli.unfold import unfold
 
 if TYPE_CHECKING:
-    from lastiterate.auditing.evidence.planning import Power
+    from lastiterate.auditing.evidence.reach import Power
     from lastiterate.rows import Fields, Row
 
 Models = Annotated[int, integer_option("--models", "Models a world, or canaries of one run (default: 512).")]
@@ -65,7 +65,7 @@ def power(
     """How much can an audit see, and how many models does it take?
 
     Before anything is trained: the epsilon that so many models will find if the training is exactly as described, and
-    how many it takes until a training with less noise is refuted with probability 80%.
+    how many it takes until the claim about a training with less noise is refuted with probability 80%.
 
     \b
     Example:
@@ -73,7 +73,7 @@ def power(
       lastiterate power --steps 100 --sample-rate 0.1 --noise-multiplier 0.94 --leaks-noise 0.7 --plot power.png
     """
     import lastiterate
-    from lastiterate.cli.output import print_json
+    from lastiterate.cli.output import print_json, print_whole
     from lastiterate.cli.progress import tracker
 
     run = size.run(noise_multiplier, training)
@@ -101,7 +101,7 @@ def power(
     if json:
         print_json(_fields(found))
     else:
-        _print(found)
+        print_whole(found.table())
     if plot is not None:
         from lastiterate.cli.pictures import pictures, write_beside
         from lastiterate.plot.power import power_chart
@@ -143,38 +143,3 @@ def _row(method: str, detectable: float, median: float) -> "Row":
         if row[name] is None:
             row[f"{name}_reason"] = "infinite: such error rates are below what the family reaches even without noise"
     return row
-
-
-def _print(found: "Power") -> None:
-    from lastiterate.cli.output import print_table
-    from lastiterate.vocabulary import METHODS
-    from lastiterate.wording import describe, per_cent, spell
-
-    many = f"{found.models:,} {'canaries of one run' if found.one_run else 'models a world'}"
-    held = "at every moment" if found.validity == "anytime" else per_cent(found.confidence)
-    how = f"signal {spell(found.signal)}, spread {spell(found.spread)}"
-    title = f"{describe(found.run)}; delta {spell(found.delta)}\n{many}; confidence {per_cent(found.confidence)}"
-    title += f", {held}; {how}" if found.validity == "anytime" else f"; {how}"
-    rows = [
-        (METHODS[each.method].label, spell(each.detectable, 5), spell(each.median, 5), METHODS[each.method].assumes)
-        for each in found.rows
-    ]
-    print_table(title, ("", "detectable", "median", "what it assumes"), rows, {1, 2}, sentences(found))
-
-
-def sentences(found: "Power") -> list[str]:
-    """What the numbers mean, and how many models it takes."""
-    from lastiterate.wording import per_cent
-
-    what = "canaries" if found.one_run else "models a world"
-    needed = f"it takes more than {found.chances[-1][0]:,} {what}"
-    if found.needed is not None:
-        needed = f"it takes {found.needed:,} {what}"
-    chance = per_cent(round(found.chance, 3)) if found.chance < 0.9995 else "more than 99.9%"
-    return [
-        "Detectable: what the audit of a training that is exactly as described finds at least, with probability 80%; "
-        "median: with 50%.",
-        f"A training with less noise ({found.leak}) refutes the claim ({found.claim}) with probability {chance}; until "
-        f"that is 80%, {needed}.",
-        *found.notes,
-    ]

@@ -11,6 +11,7 @@ from lastiterate.attacks.attack import LinearScores
 from lastiterate.auditing.evidence.error_counts import ErrorCounts, both
 from lastiterate.auditing.evidence.estimates import Estimates, verdict_on
 from lastiterate.auditing.evidence.family import family_of
+from lastiterate.auditing.evidence.guarantee import guarantee_of
 from lastiterate.auditing.evidence.kinds import Kind
 from lastiterate.auditing.evidence.outlook import Outlook
 from lastiterate.auditing.evidence.planning import models_for
@@ -102,6 +103,20 @@ def test_joint_law_of_two_thresholds_has_both_binomials_as_margins():
     np.testing.assert_allclose(np.cumsum(fewer.masses), fewer.at_most[1:], atol=1e-11)
 
 
+@pytest.mark.parametrize("run", [RUN, li.DPSGD(4, 0.5, 0.2), RUN.replace(sampling="shuffled")])
+def test_between_its_nodes_a_curve_is_as_exact_as_at_them(run, monkeypatch):
+    """Detectable epsilons to 1e-7, and chances to 1e-6: whole numbers of errors leave little room."""
+    outlook = Outlook(run, 4000)
+    interpolated = [outlook.reached(method) for method in ("gdp", "last-iterate")]
+    claim, sizes = claim_of(run, 1e-5), ((40, 4.0), (300, 2.0), (300, 1.5))
+    chances = [chance_to_refute(Outlook(run, models), claim, factor) for models, factor in sizes]
+    monkeypatch.setattr("lastiterate.auditing.evidence.outlook._NODES", 10**9)
+    monkeypatch.setattr("lastiterate.auditing.evidence.refuting._least_fnr", lambda run: guarantee_of(run)(run).fnr)
+    assert interpolated == pytest.approx([outlook.reached(method) for method in ("gdp", "last-iterate")], abs=1e-7)
+    exact = [chance_to_refute(Outlook(run, models), claim, factor) for models, factor in sizes]
+    assert chances == pytest.approx(exact, abs=1e-6)
+
+
 def test_more_models_and_less_confidence_find_more():
     def found(models, confidence):
         return {each.method: each.median for each in li.power(RUN, models, confidence=confidence).rows}
@@ -145,7 +160,7 @@ def test_models_are_chosen_so_that_half_of_the_noise_is_found():
     models, words = models_for(RUN, Question())
     assert chance_to_refute(Outlook(RUN, models), claim_of(RUN, 1e-5), 2.0) >= 0.8
     assert f"{models:,} a world" in words
-    halves, _ = models_for(RUN, Question(), share=0.5)
+    halves, _ = models_for(RUN, Question(), is_known=False)
     assert halves == 2 * models
     most, words = models_for(li.DPSGD(100, 0.1, 0.94, "shuffled"), Question())
     assert most == 4096

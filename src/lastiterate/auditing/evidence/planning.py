@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -12,12 +11,14 @@ from lastiterate.auditing.evidence.guarantee import guarantee_of
 from lastiterate.auditing.evidence.kinds import Kind
 from lastiterate.auditing.evidence.outlook import CHANCE, OneRunOutlook, Outlook
 from lastiterate.auditing.evidence.question import Question
+from lastiterate.auditing.evidence.reach import Detectable, Power
 from lastiterate.auditing.evidence.refuting import (
     MOST_CANARIES,
     MOST_MODELS,
     chance_to_refute,
     chances_to_refute,
 )
+from lastiterate.auditing.evidence.threshold import CHOOSING
 from lastiterate.auditing.evidence.verdict import Claim
 from lastiterate.privacy.analyses.calibrate import calibrate
 from lastiterate.run import DPSGD, require_run
@@ -27,62 +28,6 @@ from lastiterate.wording import per_cent, spell
 MOST_AUTO = 4096  # models a world that are chosen without being asked
 _MOST_SPREAD = 1000.0
 _MOST_FACTOR = 1000.0  # by which noise may be divided: less noise would be found by anybody
-
-
-@dataclass(frozen=True)
-class Detectable:
-    """What one method will find, if a training is exactly as described.
-
-    Attributes:
-        method: of estimation.
-        detectable: the epsilon that its bound reaches with probability 80%: the bound's 20% quantile.
-        median: what half of the audits find at least.
-    """
-
-    method: str
-    detectable: float
-    median: float
-
-
-@dataclass(frozen=True)
-class Power:
-    """What an audit can see.
-
-    Attributes:
-        run: what is trained.
-        models: a world, or canaries of the one run.
-        one_run: whether there is one training with many canaries.
-        delta: of (epsilon, delta)-DP.
-        confidence: of every bound, and of the verdict.
-        validity: "fixed" or "anytime".
-        signal: the share of the canary that the attack sees.
-        spread: the standard deviation of its scores, in that of the noise.
-        rows: what each method will find.
-        claim: what is to be refuted, for people.
-        leak: the training that is to be found out, for people.
-        noise_multiplier: that training's largest.
-        chance: the probability with which so many ``models`` refute the claim.
-        needed: how many refute it with probability 80%; None: more than anybody trains.
-        chances: (models, probability to refute) for several numbers of models.
-        notes: what a reader must know, in sentences.
-    """
-
-    run: DPSGD
-    models: int
-    one_run: bool
-    delta: float
-    confidence: float
-    validity: str
-    signal: float
-    spread: float
-    rows: tuple[Detectable, ...]
-    claim: str
-    leak: str
-    noise_multiplier: float
-    chance: float
-    needed: int | None
-    chances: tuple[tuple[int, float], ...]
-    notes: tuple[str, ...]
 
 
 def power(
@@ -120,6 +65,9 @@ def power(
         leaks_epsilon: the training that is to be found out, by the epsilon that its guarantee would be.
         leaks_noise: the same by its noise multiplier. None: half of the noise that is claimed.
         one_run: one training with many canaries.
+
+    Returns:
+        A ``Power``, which prints as a table; ``rows`` has what each method finds, ``needed`` how many models refute.
     """
     require_run(run)
     question = Question(delta, confidence, methods, threshold, claim_epsilon, claim_noise, validity)
@@ -134,7 +82,7 @@ def power(
         raise ValueError(f"threshold must be a-priori with one_run, got {threshold!r}")
     question.check(run, kind)
     claim = question.claim(run)
-    factor = _factor(run, claim, delta, leaks_epsilon, leaks_noise)
+    factor = _factor(run, claim, question, leaks_epsilon, leaks_noise)
     outlook = outlook_of(run, models, question, expected, one_run=one_run)
     rows = tuple(
         Detectable(method, outlook.reached(method), outlook.reached(method, 0.5))
@@ -156,12 +104,12 @@ def power(
         spread=float(spread),
         rows=rows,
         claim=claim.words,
-        leak=f"noise multiplier {spell(noise)}, whose guarantee is epsilon {spell(allows)}",
+        leak=f"noise multiplier {spell(noise)}, epsilon {spell(allows)}",
         noise_multiplier=noise,
         chance=chance,
         needed=needed,
         chances=tuple(sorted({**chances, models: chance}.items())),
-        notes=_notes(kind, validity, confidence),
+        notes=_notes(kind, validity),
     )
 
 
@@ -175,15 +123,19 @@ def outlook_of(
     return Outlook(run, models, question.delta, question.confidence, expected, question.validity, given)
 
 
-def models_for(run: DPSGD, question: Question, *, share: float = 1.0) -> tuple[int, str]:
+def models_for(run: DPSGD, question: Question, *, is_known: bool = True) -> tuple[int, str]:
     """The least number of models a world that finds half of the claimed noise, and a sentence that says so.
 
-    ``share`` of the models is counted: where nothing is known of the scores, others choose the threshold.
+    ``is_known``: whether anything is expected of the scores; if not, some of the models choose the threshold.
     """
+    if question.threshold in ("corrected", "uncorrected"):
+        raise ValueError(
+            f"models must be a number where the threshold is {question.threshold}, got 'auto': it is planned for one "
+            "that is fixed in advance, or split"
+        )
     claim = question.claim(run)
-    factor = _factor(run, claim, question.delta, None, None)
-    question = replace(question, threshold="a-priori") if isinstance(question.threshold, str) else question
-    most = int(MOST_AUTO * share)
+    factor = _factor(run, claim, question, None, None)
+    most = counted(MOST_AUTO, question, is_known=is_known)
     needed, chances = chances_to_refute(outlook_of(run, most, question, LinearScores()), claim, factor, most=most)
     goal = f"a training with half of the claimed noise is refuted with probability {per_cent(CHANCE)}"
     if needed is None:
@@ -191,11 +143,26 @@ def models_for(run: DPSGD, question: Question, *, share: float = 1.0) -> tuple[i
             f"models: {MOST_AUTO:,} a world, the most that are chosen so; it would take more until {goal} (with these: "
             f"{spell(chances[most], 2)}, if the attack is perfect and losses are linear, a heuristic)"
         )
-    models = int(np.ceil(needed / share))
-    return models, f"models: {models:,} a world, so that {goal} (if the attack is perfect and losses are linear)"
+    models = needed
+    if _splits(question, is_known):
+        models = needed + CHOOSING if question.validity == "anytime" else 2 * needed
+    return models, (
+        f"models: {models:,} a world, so that {goal} (if the attack is perfect and losses are linear, a heuristic)"
+    )
 
 
-def _factor(run: DPSGD, claim: Claim, delta: float, epsilon: float | None, noise: float | None) -> float:
+def counted(models: int, question: Question, *, is_known: bool = True) -> int:
+    """How many of so many models a world count, where others choose the threshold; arguments as in ``models_for``."""
+    if not _splits(question, is_known):
+        return models
+    return max(models - CHOOSING if question.validity == "anytime" else models // 2, 1)
+
+
+def _splits(question: Question, is_known: bool) -> bool:
+    return question.threshold == "split" or (question.threshold == "a-priori" and not is_known)
+
+
+def _factor(run: DPSGD, claim: Claim, question: Question, epsilon: float | None, noise: float | None) -> float:
     """By what the noise of the training that is to be found out is less than the run's."""
     own = float(np.max(run.noise_multiplier))
     if epsilon is not None and noise is not None:
@@ -203,7 +170,7 @@ def _factor(run: DPSGD, claim: Claim, delta: float, epsilon: float | None, noise
     if epsilon is not None:
         goal = number("leaks_epsilon", epsilon, 0.0, open_low=True)
         try:
-            leak = calibrate(run, epsilon=goal, delta=delta, analysis=guarantee_of(run))
+            leak = calibrate(run, epsilon=goal, delta=question.delta, analysis=guarantee_of(run))
         except ValueError as error:
             raise ValueError(f"leaks_epsilon must be one that the run can have, got {goal!r}: {error}") from None
         name, given, noise = "leaks_epsilon", goal, float(np.max(leak.noise_multiplier))
@@ -212,7 +179,10 @@ def _factor(run: DPSGD, claim: Claim, delta: float, epsilon: float | None, noise
         noise = given
     else:
         claimed = run if claim.run is None else claim.run
-        name, given, noise = "the claim", claim.guarantee, 0.5 * float(np.max(claimed.noise_multiplier))
+        name, given = "claim_epsilon", question.claim_epsilon or 0.0
+        if question.claim_noise is not None:
+            name, given = "claim_noise", question.claim_noise
+        noise = 0.5 * float(np.max(claimed.noise_multiplier))
     factor = own / noise
     if not 1.0 / _MOST_FACTOR <= factor <= _MOST_FACTOR:
         raise ValueError(
@@ -221,20 +191,16 @@ def _factor(run: DPSGD, claim: Claim, delta: float, epsilon: float | None, noise
     return factor
 
 
-def _notes(kind: Kind, validity: str, confidence: float) -> tuple[str, ...]:
+def _notes(kind: Kind, validity: str) -> tuple[str, ...]:
     notes = [
-        "Scores are taken to be as linear losses make them (a heuristic); if they are not, the audit's bounds are "
-        "weak, and still bounds.",
+        "All of it supposes scores as linear losses make them (a heuristic). Where they are not, an audit finds less "
+        "or more; its bounds hold all the same.",
     ]
     if kind is Kind.ONE_MODEL:
-        notes.append("A claim is judged by two tests that share the error; the chance is that of the better one alone.")
+        notes.append("Two tests judge a claim; the probability is that of the better one alone, so a little low.")
     elif validity == "anytime":
         notes.append(
-            "The chance is that of one look at the end, without the wager against the claim: who looks often, or bets, "
-            "refutes sooner."
-        )
-    else:
-        notes.append(
-            f"The chance is exact for a verdict with {per_cent(confidence)} confidence, whose tests share the error."
+            "The probability is that of one look at the end and without the wager against the claim, so too low: who "
+            "looks often refutes sooner."
         )
     return tuple(notes)

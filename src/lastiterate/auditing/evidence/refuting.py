@@ -24,7 +24,7 @@ from lastiterate.run import DPSGD
 FEWEST = 8  # models a world, or canaries, that are tried first
 MOST_MODELS = 2**16  # a world, that are thought of
 MOST_CANARIES = 10_000
-_FURTHEST, _NODES = 7.0, 129  # normal quantiles, and how many, at which a guarantee's curve is evaluated once for all
+_FURTHEST, _NODES = 5.0, 129  # normal quantiles, and how many, at which a guarantee's curve is evaluated once for all
 _NUMERICS = 1e-9  # of a rate: what a verdict leaves to the guarantee's numerics
 
 

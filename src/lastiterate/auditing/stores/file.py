@@ -29,7 +29,10 @@ _SIDECARS = ("-wal", "-shm", "-journal")
 def locate(path: Location) -> Path:
     """The store's own path, behind any link, as SQLite puts its other files beside that; a folder is refused."""
     found = as_path(path)
-    found = found.resolve() if found.is_symlink() else found
+    try:
+        found = found.resolve() if found.is_symlink() else found
+    except RuntimeError:  # as Python says it before 3.13
+        raise BadFile(f"the store must be a file, got a link that leads back to itself, {str(found)!r}") from None
     if (what := kind(found)) not in (None, "file"):
         raise BadFile(f"the store must be a file, got the {what} {str(found)!r}")
     return found

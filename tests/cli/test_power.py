@@ -1,0 +1,220 @@
+"""``power``, and what audits say of it before they begin: ``--models auto`` and ``--dry-run``."""
+
+import json
+import math
+
+import pytest
+
+import lastiterate as li
+from lastiterate.cli.power import _row
+from lastiterate.vocabulary import ONE_RUN_METHODS, PAIRED_METHODS
+
+RUN = "--steps 100 --sample-rate 0.1 --noise-multiplier 0.94"
+POWER = f"power {RUN} --method clopper-pearson"
+SMALL = f"audit --attack adversarial {RUN} --momentum 0 --method gdp"
+
+TRAINER = """
+import numpy as np
+import lastiterate as li
+
+run = li.DPSGD(steps=1, sample_rate=1.0, noise_multiplier=1.0)
+
+
+def train(seed, canary):
+    return float(canary + np.random.default_rng(seed).standard_normal())
+
+
+def loud(seed, canary):
+    return float(9 * canary + np.random.default_rng(seed).standard_normal())
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(TRAINER)
+    return tmp_path
+
+
+@pytest.fixture
+def at_every_model(monkeypatch):
+    """Looks are not put off though these trainers are quicker than a look."""
+    monkeypatch.setattr("lastiterate.auditing.until._PAUSE", 0.0)
+
+
+def test_json_has_what_python_finds(cli):
+    answer = cli.json(f"power {RUN} --models 256")
+    found = li.power(li.DPSGD(100, 0.1, 0.94), 256)
+    assert [row["method"] for row in answer["rows"]] == list(PAIRED_METHODS)
+    for row, each in zip(answer["rows"], found.rows, strict=True):
+        assert (row["detectable"], row["median"]) == (each.detectable, each.median)
+        assert row["detectable"] < row["median"] < li.composition(found.run).epsilon(1e-5)
+    assert answer["steps"] == 100
+    assert answer["models"] == 256
+    assert answer["leaks_noise"] == 0.47
+    assert answer["needed"] == found.needed
+    assert answer["chance"] == found.chance
+    assert {"models": answer["models"], "chance": answer["chance"]} in answer["chances"]
+
+
+def test_the_table_says_how_many_models_it_takes_and_that_it_is_a_heuristic(cli):
+    found = cli(f"{POWER} --leaks-noise 0.3")
+    assert found.exit_code == 0
+    words = " ".join(found.stdout.split())
+    needed = li.power(li.DPSGD(100, 0.1, 0.94), methods=["clopper-pearson"], leaks_noise=0.3).needed
+    assert f"for 80% it takes {needed} models a world" in words
+    assert "In truth: noise multiplier 0.3, epsilon" in words
+    assert "a heuristic" in words
+
+
+def test_power_prints_in_python_what_the_command_prints(cli, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    found = li.power(li.DPSGD(100, 0.1, 0.94), methods=["clopper-pearson"])
+    assert f"{found}\n" == cli(POWER).stdout
+    assert str(found.models) in found._repr_html_()
+
+
+def test_a_claim_that_nobody_refutes_has_no_number_and_says_why(cli):
+    answer = cli.json(f"{POWER} --leaks-noise 0.94 --models 8")
+    assert answer["needed"] is None
+    assert answer["needed_reason"] == "more than 65,536 would be needed"
+    assert "for 80% it takes more than 65,536 models a world" in " ".join(
+        cli(f"{POWER} --leaks-noise 2").stdout.split()
+    )
+
+
+def test_one_run_has_methods_of_its_own(cli):
+    answer = cli.json("power --steps 1 --sample-rate 1 --noise-multiplier 1 --one-run --models 40 --leaks-noise 0.05")
+    assert [row["method"] for row in answer["rows"]] == list(ONE_RUN_METHODS)
+    assert "canaries of one run" in cli(f"power {RUN} --one-run --models 40 --method one-run --leaks-noise 0.05").stdout
+
+
+def test_bounds_that_hold_at_every_moment_find_less(cli):
+    fixed, anytime = cli.json(POWER), cli.json(f"{POWER} --anytime")
+    assert anytime["rows"][0]["median"] < fixed["rows"][0]["median"]
+    assert anytime["needed"] > fixed["needed"]
+    assert "95% confidence at every moment" in cli(f"{POWER} --anytime").stdout
+
+
+def test_an_infinite_epsilon_is_null_with_the_reason():
+    row = _row("gdp", 1.5, math.inf)
+    assert (row["detectable"], row["median"]) == (1.5, None)
+    assert str(row["median_reason"]).startswith("infinite: ")
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ("--models 0", "models must be an integer in [1, 65536], got 0"),
+        ("--models auto", "--models must be an integer in plain digits, got 'auto'"),
+        ("--signal 2", "signal must be in (0, 1], got 2.0"),
+        ("--spread 0.5", "spread must be in [1, 1000], got 0.5"),
+        ("--threshold split", "threshold must be a-priori or a number, got 'split'"),
+        ("--leaks-noise 0", "leaks_noise must be greater than 0"),
+        ("--leaks-epsilon 1e9", "leaks_epsilon must mean noise between"),
+        ("--leaks-epsilon 1 --leaks-noise 1", "leaks_epsilon and leaks_noise were both given"),
+        ("--claim-epsilon 1e-9", "claim_epsilon must mean noise between"),
+        ("--claim-noise 2000", "claim_noise must mean noise between"),
+        ("--one-run --method one-run --anytime", "validity must be 'fixed' for canaries of one training"),
+        ("--one-run", "method must be one of one-run,"),
+        ("--plot x.jpg", "the plot's file must end in"),
+    ],
+)
+def test_what_cannot_be_planned_is_one_sentence(cli, options, why):
+    assert cli.refusal(f"{POWER} {options}").startswith(why)
+
+
+def test_auto_trains_as_many_models_as_power_says(cli, folder):
+    needed = cli.json(f"power {RUN} --method gdp")["needed"]
+    found = cli(f"{SMALL} --models auto --store x.sqlite --json")
+    assert found.exit_code == 0
+    assert json.loads(found.stdout)["models"] == needed
+    assert found.stderr.startswith(f"models: {needed} a world, so that a training with half of the claimed noise")
+    assert "a heuristic" in found.stderr
+
+
+def test_a_dry_run_says_what_is_detectable(cli, folder):
+    dry = cli.json(f"{SMALL} --models 256 --dry-run")
+    power = cli.json(f"power {RUN} --method gdp --models 256")
+    assert dry["detectable"] == {"gdp": power["rows"][0]["detectable"]}
+    words = " ".join(cli(f"{SMALL} --models 256 --dry-run").stdout.split())
+    assert "a perfect attack finds with probability 80% at least" in words
+    assert "a heuristic" in words
+
+
+def test_a_dry_run_of_all_iterates_has_the_methods_of_that_audit(cli, folder):
+    run = "--steps 20 --sample-rate 0.1 --noise-multiplier 1 --model logistic"
+    dry = cli.json(f"audit --attack all-iterates {run} --models 64 --dry-run")
+    assert list(dry["detectable"]) == ["clopper-pearson", "composition"]
+
+
+def test_scores_of_a_trainer_cost_the_models_that_choose_the_threshold(cli, folder):
+    def planned(options):
+        dry = cli(f"audit --trainer mine.py:train --models auto --dry-run --json {options}")
+        assert dry.exit_code == 0, dry.stderr
+        return json.loads(dry.stdout)["models"] // 2
+
+    power = "power --steps 1 --sample-rate 1 --noise-multiplier 1 --method gdp"
+    counted, anytime = (cli.json(f"{power} {how}")["needed"] for how in ("", "--anytime"))
+    assert planned("") == planned("--threshold split") == 2 * counted
+    assert planned("--anytime") == anytime + 64
+
+
+@pytest.mark.parametrize("threshold", ["corrected", "uncorrected"])
+def test_auto_is_not_planned_for_thresholds_that_the_scores_choose(cli, folder, threshold):
+    sentence = cli.refusal(f"{SMALL} --models auto --threshold {threshold}")
+    assert sentence.startswith(f"models must be a number where the threshold is {threshold}, got 'auto'")
+
+
+def test_reports_carry_what_is_detectable_and_the_waterfall(cli, folder):
+    found = cli.json(f"{SMALL} --models 300 --store x.sqlite")
+    assert found["detectable"]["gdp"] == pytest.approx(cli.json(f"{SMALL} --models 300 --dry-run")["detectable"]["gdp"])
+    assert [step["name"] for step in found["waterfall"]] == ["guarantee", "heuristic", "perfect attack", "found"]
+    assert found["waterfall"][-1]["epsilon"] == found["empirical"]["gdp"]
+
+
+def test_a_claim_is_refuted_early_and_the_same_command_goes_on(cli, folder, at_every_model):
+    audit = "audit --trainer mine.py:loud --anytime --store x.sqlite --method clopper-pearson"
+    stopped = cli(f"{audit} --models 500 --until refuted --json")
+    assert stopped.exit_code == 1, stopped.stderr
+    first = json.loads(stopped.stdout)
+    assert len(first["estimates"]) == 1
+    assert first["estimates"][0]["models_in"] < 100
+    more = json.loads(cli(f"{audit} --models 300 --json").stdout)
+    assert more["estimates"][0]["models_in"] == 300 - 64  # those that chose the threshold do not count
+    assert more["estimates"][0]["validity"] == "anytime"
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ("--until refuted", "--until needs --anytime"),
+        ("--anytime --until soon", "until must be"),
+        ("--anytime --until minutes=x", "until must be"),
+        ("--anytime --until epsilon=-1", "epsilon must be"),
+        ("--anytime --threshold corrected", "threshold must be a-priori, split or a number with validity 'anytime'"),
+        ("--anytime --attack one-run", "validity must be 'fixed' for canaries of one training"),
+    ],
+)
+def test_what_cannot_be_stopped_early_is_refused_before_training(cli, folder, options, why):
+    sentence = cli.refusal(f"audit --model logistic --models 16 --store x.sqlite {options}")
+    assert why in sentence
+    assert not (folder / "x.sqlite").exists()
+
+
+def test_minutes_and_epsilon_end_an_audit_too(cli, folder, at_every_model):
+    audit = "audit --trainer mine.py:loud --anytime --threshold 4.5 --models 400 --method clopper-pearson --json"
+    found = json.loads(cli(f"{audit} --until epsilon=1.5 --store e.sqlite").stdout)
+    assert 1.5 <= found["empirical"]["clopper-pearson"] < 3.0
+    assert found["estimates"][0]["models_in"] < 200
+    timed = json.loads(cli(f"{audit} --until minutes=60 --store m.sqlite").stdout)
+    assert timed["estimates"][0]["models_in"] == 400
+
+
+def test_scores_in_a_file_are_bounded_at_every_moment(cli, folder):
+    rows = [f"{world},{9 * (world == 'in')}" for world in ("in", "out") for _ in range(128)]
+    (folder / "scores.csv").write_text("\n".join(["world,score", *rows, ""]))
+    fixed, anytime = (cli.json(f"estimate scores.csv --threshold 4 {how}") for how in ("", "--anytime"))
+    assert anytime["validity"] == "anytime"
+    assert 0.0 < anytime["epsilon"] < fixed["epsilon"]
+    assert "validity" in cli.refusal("estimate scores.csv --threshold corrected --anytime")
