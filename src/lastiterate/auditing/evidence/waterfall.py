@@ -85,6 +85,8 @@ def _missed(median: float, found: float, heuristic: float | None) -> str:
         )
     if not math.isfinite(median) or not math.isfinite(found):
         return "Found by this attack."
-    if (lost := median - found) < 0.0:
+    if abs(lost := median - found) < 0.0005:
+        return "This attack misses nothing: it finds what half of the perfect attacks find at least."
+    if lost < 0.0:
         return f"Found: {spell(-lost, 3)} more than half of the perfect attacks find. This one was lucky."
     return f"This attack misses {spell(lost, 3)}, by what it does not see of the canary, or by bad luck."
