@@ -25,6 +25,7 @@ FEWEST = 8  # models a world, or canaries, that are tried first
 MOST_MODELS = 2**16  # a world, that are thought of
 MOST_CANARIES = 10_000
 _FURTHEST, _NODES = 5.0, 129  # normal quantiles, and how many, at which a guarantee's curve is evaluated once for all
+_NEARLY_SURE = 0.99  # chance at which a picture may end
 _NUMERICS = 1e-9  # of a rate: what a verdict leaves to the guarantee's numerics
 
 
@@ -117,7 +118,7 @@ def _chance_of_one_run(outlook: OneRunOutlook, claim: Claim, factor: float) -> f
 def chances_to_refute(
     outlook: Outlook | OneRunOutlook, claim: Claim, factor: float, chance: float = CHANCE, most: int | None = None
 ) -> tuple[int | None, dict[int, float]]:
-    """How many models a world (or canaries) refute the claim with this probability, and all chances on the way there.
+    """How many models a world (or canaries) refute the claim with this probability, and chances for many numbers.
 
     None: more than ``most`` do. Thresholds are predicted for each number, and errors are whole numbers, so that the
     chance rises in small steps that at times go back: at the number found it is as large as it says, and a slightly
@@ -139,4 +140,8 @@ def chances_to_refute(
     while high - low > max(1, low // 64):  # to within 2%
         middle = (low + high) // 2
         low, high = (low, middle) if enough(middle) else (middle, high)
+    larger = high
+    while tried[larger] < _NEARLY_SURE and larger < most:  # the rest of the way up, for a picture
+        larger = min(larger + max(1, larger // 4), most)
+        enough(larger)
     return high, dict(sorted(tried.items()))
