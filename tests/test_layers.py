@@ -45,6 +45,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "privacy.losses": FOUNDATIONS | {"privacy.curve", "privacy.mixtures"},
     "privacy.analyses": FOUNDATIONS | {"privacy.curve", "privacy.mixtures", "privacy.losses"},
     "integrations": FOUNDATIONS | PRIVACY,
+    "integrations.canary_own": FOUNDATIONS | TRAINING,
     # Words: of analyses and methods, for numbers and runs.
     "vocabulary": FOUNDATIONS | PRIVACY,
     "wording": FOUNDATIONS | {"vocabulary"},
