@@ -9,7 +9,7 @@ of the example's, and in the world without a canary it is left out of the batch.
     batch = planted.batch(batch)                        # indices, as they were drawn
     gradients = planted.gradients(gradients, batch)     # one for each index, not yet clipped
 
-Arrays may be NumPy's, PyTorch's (as of ``torch.func``) or JAX's. Where gradients are never seen before they are clipped,
+Arrays may be NumPy's, PyTorch's (as of ``torch.func``) or JAX's. Where nobody sees gradients before they are clipped,
 as in jax-privacy, a loss does the same (`PlantedGradient.loss`); Opacus has a line of its own (`canary_opacus`).
 """
 

@@ -17,8 +17,8 @@ from lastiterate.integrations.opacus import extra
 
 _PREFIX = "_module."  # of Opacus' wrapper around the module
 # Of a loader, when its sampler becomes another.
-_KEPT = "collate_fn generator multiprocessing_context num_workers persistent_workers pin_memory prefetch_factor".split()
-_KEPT += ["timeout", "worker_init_fn"]
+_KEPT = ["collate_fn", "generator", "multiprocessing_context", "num_workers", "persistent_workers", "pin_memory"]
+_KEPT += ["prefetch_factor", "timeout", "worker_init_fn"]
 
 
 def plant(canary: Foreign, module: Foreign, optimizer: Foreign, loader: Foreign) -> Foreign:
