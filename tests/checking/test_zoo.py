@@ -124,8 +124,9 @@ def test_a_fault_shows_in_what_is_trained(each):
 
 def test_correct_trainings_are_of_many_kinds():
     kinds = [correct(number) for number in range(100)]
-    assert {run.sampling for run, _ in kinds} == {"poisson", "shuffled", "fixed", "full"}
-    assert {type(train.model) for _, train in kinds} == {Linear, Logistic, Network}
-    assert {train.pairing for _, train in kinds} == {"shared", "independent", "entangled"}
-    assert len({run for run, _ in kinds}) > 90
+    assert {each.run.sampling for each in kinds} == {"poisson", "shuffled", "fixed", "full"}
+    assert {type(each.train.model) for each in kinds} == {Linear, Logistic, Network}
+    assert {each.train.pairing for each in kinds} == {"shared", "independent", "entangled"}
+    assert {each.initial is None for each in kinds} == {True, False}
+    assert len({each.run for each in kinds}) > 90
     assert CANARY == EXAMPLES

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from lastiterate.optimizer import SGD
@@ -12,8 +14,23 @@ from tests.checking.zoo.trainer import Trainer
 RATE = 2e-4
 
 
-def correct(number: int) -> tuple[DPSGD, Trainer]:
-    """The declared run and the trainer of one of endlessly many correct trainings, drawn by its number."""
+@dataclass(frozen=True)
+class Correct:
+    """A run and a trainer that does what it says; ``initial``: its initial parameters, if they follow the seed."""
+
+    run: DPSGD
+    train: Trainer
+
+    @property
+    def initial(self):
+        return self.train.initial if self.train.draws_start else None
+
+    def __str__(self) -> str:
+        return f"{self.run}, {self.train.model}, {self.train.pairing} worlds"
+
+
+def correct(number: int) -> Correct:
+    """One of endlessly many correct trainings, drawn by its number."""
     rng = np.random.default_rng([18, number])
     steps = int(rng.choice([10, 20, 40]))
     sampling = str(rng.choice(["poisson", "poisson", "shuffled", "fixed", "full"]))
@@ -28,7 +45,8 @@ def correct(number: int) -> tuple[DPSGD, Trainer]:
     )
     model = (Linear(), Logistic(), Network())[int(rng.integers(3))]
     pairing = str(rng.choice(["shared", "shared", "independent", "entangled"]))
-    return run, Trainer(run, model, pairing, draws_start=bool(rng.integers(2)) and isinstance(model, Network))
+    draws_start = bool(rng.integers(2)) and isinstance(model, Network)
+    return Correct(run, Trainer(run, model, pairing, draws_start))
 
 
 def _optimizer(rng, steps):

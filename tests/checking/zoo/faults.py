@@ -29,6 +29,7 @@ class Fault:
     run: DPSGD
     train: object
     models: int = 32
+    batch_size: float | None = None  # told to the check where only that tells more noise from that of sampling
 
     def __str__(self) -> str:
         return self.name
@@ -131,7 +132,7 @@ class VarianceTakenForTheDeviation(Trainer):
         return super().noise(rng, step) / np.sqrt(2.0)
 
 
-@fault("noise", run=POISSON.replace(clip_norm=0.5))
+@fault("noise", run=POISSON.replace(clip_norm=0.5), batch_size=40)
 class NoiseWithoutTheClippingNorm(Trainer):
     def noise(self, rng, step):
         return super().noise(rng, step) / self.run.clip_norm
@@ -373,9 +374,12 @@ class MeanOfGradientsPlusNoise(Trainer):
 
 
 @fault("normalisation")
-class TheCanaryMakesOthersWeighHalf(Trainer):
+class TheCanaryMakesOthersWeighLess(Trainer):
+    """As where gradients are weighted by one over the size of a class, and the canary makes a class larger."""
+
     def total(self, rows, noise, present):
-        return self.clip(rows).sum(axis=0) * (0.5 if present else 1.0) + noise
+        others = self.clip(rows).sum(axis=0)
+        return others * (0.95 if present else 1.0) + noise
 
 
 @fault("normalisation")
@@ -389,16 +393,17 @@ class TheCanaryAddsAStep(Trainer):
 # Optimizer
 
 
-def trained_by(name, sgd, declared=POISSON, model=None):
+def trained_by(name, sgd, declared=POISSON, **options):
     """A correct trainer of another optimizer than is declared."""
 
     class Trained(Trainer):
         def optimizer(self):
             return sgd
 
-    FAULTS.append(Fault(name, "optimizer", declared, Trained(declared, model or Logistic())))
+    FAULTS.append(Fault(name, "optimizer", declared, Trained(declared, Logistic()), **options))
 
 
+_DECLARED_AVERAGE = POISSON.replace(optimizer=SGD(RATE, averaging=0.9))
 _DECLARED_MOMENTUM = POISSON.replace(optimizer=SGD(RATE, momentum=0.9))
 trained_by("momentum_that_is_not_declared", SGD(RATE, momentum=0.9))
 trained_by("declared_momentum_that_is_not_there", SGD(RATE), _DECLARED_MOMENTUM)
@@ -406,7 +411,7 @@ trained_by("momentum_of_half_where_nine_tenths_are_declared", SGD(RATE, momentum
 trained_by("weight_decay_that_is_not_declared", SGD(RATE, weight_decay=200.0))
 trained_by("a_schedule_that_is_not_declared", SGD(np.linspace(2.0 * RATE, 0.0, 40)))
 trained_by("averaging_that_is_not_declared", SGD(RATE, averaging="uniform"))
-trained_by("declared_averaging_that_is_not_there", SGD(RATE), POISSON.replace(optimizer=SGD(RATE, averaging=0.9)))
+trained_by("declared_averaging_that_is_not_there", SGD(RATE), _DECLARED_AVERAGE, batch_size=40)
 trained_by("twice_the_learning_rate", SGD(2.0 * RATE))
 trained_by("learning_rate_of_the_mean_of_gradients", SGD(RATE / 40.0))
 

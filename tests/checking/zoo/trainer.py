@@ -39,6 +39,10 @@ class Trainer:
             optimizer.step(total, step)
         return tensors(self.released(optimizer), self.model.shapes)
 
+    def initial(self, seed):
+        """The parameters before training."""
+        return tensors(self.model.start(self.streams(seed, False)[2]), self.model.shapes)
+
     def streams(self, seed, present):
         """Random numbers for batches, for noise and for initial parameters."""
         start = np.random.default_rng([seed, 2] if self.draws_start else 2)
