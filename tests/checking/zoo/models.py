@@ -85,7 +85,7 @@ def softmax(logits):
 
 
 def outer(first, second):
-    return (first[:, :, None] * second[:, None, :]).reshape(len(first), -1)
+    return (first[:, :, None] * second[:, None, :]).reshape(len(first), first.shape[1] * second.shape[1])
 
 
 @cache
