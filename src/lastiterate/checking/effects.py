@@ -1,0 +1,106 @@
+"""What a canary did to the parameters: along itself, and besides.
+
+``along`` is the part of the displacement in the canary's direction, in units of the clipping norm: the sum of the weights
+of the steps that the canary was in, if it was clipped to the norm declared. It is known up to the rest of the
+displacement: signs of the canary's coordinates are random, so that a rest r, which has nothing to do with them, has by
+Hoeffding's inequality a part along the canary of at most sqrt(2 log(2 / error)) sqrt(sum_k r_k^2 g_k^2).
+
+Worlds that share noise and batches have next to no rest.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from lastiterate.arrays import FloatArray, IntArray
+
+_SHARED = 0.05  # the most of the noise of two models that may be left in their difference
+_NEXT_TO_NONE = 0.01  # or of the effect itself, where there is no noise
+
+
+@dataclass(frozen=True, eq=False)
+class Effect:
+    """The effect of one canary on the model of one seed.
+
+    Attributes:
+        along: part of the displacement along the canary, over the clipping norm.
+        margin: half the width of the interval of ``along``.
+        rest: all the rest of the displacement, over the clipping norm.
+        direction: of the canary, with norm 1.
+        shared: whether both models had the same noise and, but for the canary, the same batches.
+    """
+
+    number: int
+    along: float
+    margin: float
+    rest: FloatArray
+    direction: FloatArray
+    shared: bool
+
+    @property
+    def spread(self) -> float:
+        """The rest over what is along the canary: none where losses are linear."""
+        return float(np.linalg.norm(self.rest)) / abs(self.along) if self.along else 0.0
+
+    @property
+    def took_part(self) -> bool:
+        """Whether the canary was in a batch at all, as far as can be seen."""
+        return self.shared and abs(self.along) > max(self.margin, 0.0) and self.along != 0.0
+
+
+def effect_of(
+    number: int, displacement: FloatArray, direction: FloatArray, clip_norm: float, variance: float, error: float
+) -> Effect:
+    """The effect of a canary; ``variance`` is that of the noise in each parameter, as declared or as found."""
+    scaled = -displacement / clip_norm
+    along = float(scaled @ direction)
+    rest = scaled - along * direction
+    size = int(np.count_nonzero(direction))
+    squares = float(rest @ rest)
+    noise = 2.0 * variance * len(rest) / clip_norm**2
+    shared = squares <= _SHARED * noise or squares <= _NEXT_TO_NONE * along**2
+    bound = np.sqrt(2.0 * np.log(2.0 / error))
+    if size > 1:
+        margin = bound * float(np.sqrt(np.sum((rest * direction) ** 2)))
+    else:  # one coordinate: as much as another one, or two models' noise in one
+        margin = bound * float(np.sqrt(squares / max(len(rest) - 1, 1) if shared else noise / len(rest)))
+    return Effect(number, along, margin, rest, direction, shared)
+
+
+def quiet(effect: Effect) -> IntArray:
+    """A quarter of the canary's coordinates in which its effect is most nearly the same: where there is no curvature.
+
+    In coordinates that no gradient moves the effect is the sum of weights itself. Others differ, in their own ways.
+    """
+    which = np.flatnonzero(effect.direction)
+    shares = effect.along + effect.rest[which] / effect.direction[which]
+    order = np.argsort(shares, kind="stable")
+    count = max(1, len(which) // 4)
+    widths = shares[order[count - 1 :]] - shares[order[: len(which) - count + 1]]
+    begin = int(np.argmin(widths))
+    low, high = shares[order[begin]], shares[order[begin + count - 1]]
+    rounding = 1e-9 * max(abs(low), abs(high))
+    return which[(shares >= low - rounding) & (shares <= high + rounding)]
+
+
+def restricted(effect: Effect, which: IntArray) -> Effect:
+    """The effect as these coordinates of the canary alone show it."""
+    part = effect.direction[which]
+    norm = float(np.linalg.norm(part))
+    scaled = (effect.along * part + effect.rest[which]) / norm
+    direction = part / norm
+    along = float(scaled @ direction)
+    rest = scaled - along * direction
+    # The bound of ``effect_of``, for the same error.
+    whole = float(np.sqrt(np.sum((effect.rest * effect.direction) ** 2)))
+    bound = effect.margin / whole if whole else 0.0
+    margin = bound * float(np.sqrt(np.sum((rest * direction) ** 2)))
+    return Effect(effect.number, along, margin, rest, direction, effect.shared)
+
+
+def in_tensor(effect: Effect, where: slice) -> float:
+    """``along`` as this tensor alone shows it."""
+    part = effect.direction[where]
+    return effect.along + float(effect.rest[where] @ part) / float(part @ part)

@@ -1,0 +1,35 @@
+"""Whether a canary, however small, changes how much others count, or how large a step is.
+
+Two canaries below the clipping norm, along the same direction, tell what a canary of norm zero would do: nothing, unless
+sums are divided by the size that a batch turned out to have, or there are more steps with it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from lastiterate.checking.canaries import HALF, SMALL
+from lastiterate.checking.effects import Effect
+from lastiterate.checking.row import Row, Status, cannot_tell
+
+PRESENCE = "normalisation"
+_DISPLACED = 0.05  # clipping norms a participation
+
+
+def presence_row(small: Effect, half: Effect, floor: float) -> Row:
+    """What the mere presence of a canary does, in clipping norms for each time that it took part."""
+    if not (small.shared and half.shared) or not small.along:
+        why = "models with and without a canary do not share noise and batches"
+        return cannot_tell(PRESENCE, 0.0, why)
+    share = SMALL / (HALF - SMALL)
+    nothing = (1.0 + share) * small.rest - share * half.rest
+    unit = abs(small.along) / SMALL
+    measured = float(np.linalg.norm(nothing)) / unit
+    unsure = floor * (1.0 + 2.0 * share) / unit
+    low, high = max(0.0, measured - unsure), measured + unsure
+    status: Status = "fault" if low > _DISPLACED else "ok" if unsure < 1.0 else "cannot tell"
+    why = (
+        "a canary changes how much others count, however small it is: look whether sums are divided by the batch size "
+        "that was drawn instead of the expected one, and whether the number of steps depends on the data"
+    )
+    return Row(PRESENCE, None, measured, 0.0, low, high, status, why if status == "fault" else "")
