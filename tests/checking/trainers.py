@@ -94,9 +94,9 @@ class Numpy:
             case "by coordinate":
                 return {k: np.clip(v, -norm, norm) for k, v in g.items()}
         counted = {k: v for k, v in g.items() if not (self.fault == "bias not in norm" and k.startswith("b"))}
-        length = np.sqrt(sum((v.reshape(len(v), -1) ** 2).sum(axis=1) for v in counted.values()))
+        length = np.sqrt(sum((v**2).sum(axis=tuple(range(1, v.ndim))) for v in counted.values()))
         if self.fault == "l1 norm":
-            length = sum(np.abs(v.reshape(len(v), -1)).sum(axis=1) for v in counted.values())
+            length = sum(np.abs(v).sum(axis=tuple(range(1, v.ndim))) for v in counted.values())
         factor = norm / np.maximum(length, 1e-30)
         if self.fault != "normalise":
             factor = np.minimum(1.0, factor)

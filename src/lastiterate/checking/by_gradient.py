@@ -12,6 +12,7 @@ from lastiterate.checking import clipping
 from lastiterate.checking.canaries import HALF, SMALL, loud, one_coordinate, spread
 from lastiterate.checking.effects import Effect, effect_of, quiet, restricted
 from lastiterate.checking.measured import Measured
+from lastiterate.checking.noise import QUIET
 from lastiterate.checking.normalisation import PRESENCE, presence_row
 from lastiterate.checking.optimizer_effect import steps_row
 from lastiterate.checking.participation import participation_rows
@@ -60,12 +61,12 @@ def gradient_rows(measured: Measured) -> tuple[list[Row], list[str]]:
     effects = found.pairs
     still = found.still()
     rows = measured.noise_rows(effects, clip, found.unmoved, still)
-    rows += _clipping_rows(found)
+    rows += _clipping_rows(found, clip)
     if still is not None:
         effects = [restricted(effect, still) for effect in effects]
     if effects:
         rows += participation_rows(effects, measured.declared, clip, measured.error)
-        rows.append(steps_row(effects, measured.declared, clip))
+        rows.append(steps_row(effects, measured.declared, clip, measured.error, _is_still(rows)))
     return rows, _notes(found.pairs)
 
 
@@ -115,7 +116,7 @@ def _other_shapes(found: _Canaries, number: int, direction: FloatArray) -> None:
         found.unmoved = bool(touched and moves.along != 0.0)
 
 
-def _clipping_rows(found: _Canaries) -> list[Row]:
+def _clipping_rows(found: _Canaries, clip: float) -> list[Row]:
     """Rows that compare canaries of one seed."""
     measured, shapes = found.measured, found.shapes
     like, floor = measured.like, measured.floor
@@ -126,14 +127,21 @@ def _clipping_rows(found: _Canaries) -> list[Row]:
         return [cannot_tell(name, None, _TOO_RARE) for name in names]
     small, half = shapes["small"], shapes["half"]
     best = next(effect for effect in found.pairs if effect.number == small.number)
+    bent = clipping.bent(half, small)
     rows = [
-        clipping.norm_row(best, small, like, measured.moved),
-        clipping.small_row(half, small),
-        clipping.coordinate_row(shapes["coordinate"], small, like.names[found.tensors["coordinate"]]),
+        clipping.norm_row(best, small, like, measured.moved, bent),
+        clipping.small_row(half, small, bent),
+        clipping.coordinate_row(shapes["coordinate"], small, like.names[found.tensors["coordinate"]], bent),
     ]
     if "tensor" in shapes and len(like.names) > 1:
-        rows.append(clipping.tensor_row(shapes["tensor"], small, like, found.tensors["tensor"]))
-    return [*rows, clipping.others_row(best, small, floor), presence_row(small, half, floor)]
+        rows.append(clipping.tensor_row(shapes["tensor"], small, like.names[found.tensors["tensor"]], bent))
+    return [*rows, clipping.others_row(best, small, floor, bent), presence_row(small, half, best, clip, floor)]
+
+
+def _is_still(rows: list[Row]) -> bool:
+    """Whether quiet parameters have just the noise declared, so that nothing took from it, nor added to it."""
+    found = [row for row in rows if row.name == QUIET]
+    return any(row.low is not None and row.high is not None and row.low > 0.8 and row.high < 1.25 for row in found)
 
 
 def _notes(effects: list[Effect]) -> list[str]:

@@ -11,8 +11,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from lastiterate.arrays import FloatArray
 from lastiterate.checking.canaries import HALF, SMALL
-from lastiterate.checking.effects import Effect, in_tensor
+from lastiterate.checking.effects import Effect, along_at_random, restricted
 from lastiterate.checking.parameters import Parameters
 from lastiterate.checking.row import Row, Status, cannot_tell
 
@@ -21,37 +22,65 @@ TENSOR, OTHERS = "clipping of one tensor", "clipping of others"
 EXACT = 0.02  # relative: of float32 and of curvature of second order, for canaries of one direction
 _DIRECTIONS = 0.3  # relative: by which effects in different directions may differ by curvature
 _DISPLACED = 0.1  # clipping norms by which a canary's size may move what others do
+_BENDING = 5.0  # how much more a canary above the clipping norm bends than one of half of it, with a margin of two
 _WIDE = 0.25  # an interval of a ratio that is wider, relatively, tells nothing
 
 
-def ratio_row(name: str, tensor: str | None, top: Effect, bottom: Effect, scale: float, around: float) -> Row:
-    """``scale`` times the ratio of two effects, which is declared to be 1; ``around``: by how much it may differ."""
+def ratio_row(
+    name: str, tensor: str | None, top: Effect, bottom: Effect, scale: float, around: float, bent: float = 0.0
+) -> Row:
+    """``scale`` times the ratio of two effects, which is declared to be 1.
+
+    ``around`` is by how much it may differ, and ``bent`` by how much more it may where effects are not linear.
+    """
     measured, low, high = ratio(top, bottom, scale)
+    row = Row(name, tensor, measured, 1.0, low, high, "ok")
+    if low > 1.0 + around + bent or high < 1.0 - around - bent:
+        return replace(row, status="fault")
     if low > 1.0 + around or high < 1.0 - around:
-        return Row(name, tensor, measured, 1.0, low, high, "fault")
+        return replace(row, status="cannot tell", advice=_BENT)
     wide = high - low > 2.0 * _WIDE * max(abs(measured), 1.0)
-    return Row(name, tensor, measured, 1.0, low, high, "cannot tell" if wide else "ok", _UNSHARED if wide else "")
+    return replace(row, status="cannot tell", advice=_UNSHARED) if wide else row
 
 
+_BENT = "effects are not proportional to the canary, by strong curvature; train for fewer steps or at a smaller rate"
 _UNSHARED = "models with and without a canary do not share noise and batches, so that its effect is lost in the noise"
 
 
 def ratio(top: Effect, bottom: Effect, scale: float) -> tuple[float, float, float]:
-    """``scale`` times the ratio of two effects, with its ends."""
-    if abs(bottom.along) <= bottom.margin:
+    """``scale`` times the ratio of two effects, with its ends.
+
+    Where noise is shared all that moves the ends is that effects are not quite proportional to each other.
+    """
+    above, below = top.margin, bottom.margin
+    if top.shared and bottom.shared and bottom.along:
+        above, below = 0.0, 0.0
+        if top.direction is bottom.direction:
+            above = top.bound * along_at_random(unlike(top, bottom), top.direction)
+    if abs(bottom.along) <= below or not bottom.along:
         value = scale * top.along / bottom.along if bottom.along else np.inf
-        most = abs(bottom.along) + bottom.margin
-        least = scale * max(abs(top.along) - top.margin, 0.0) / most if most else 0.0
+        most = abs(bottom.along) + below
+        least = scale * max(abs(top.along) - above, 0.0) / most if most else 0.0
         return value, least, np.inf
-    ends = [
-        scale * (top.along + a * top.margin) / (bottom.along + b * bottom.margin) for a in (-1, 1) for b in (-1, 1)
-    ]
+    ends = [scale * (top.along + a * above) / (bottom.along + b * below) for a in (-1, 1) for b in (-1, 1)]
     return scale * top.along / bottom.along, min(ends), max(ends)
 
 
-def norm_row(loud: Effect, small: Effect, like: Parameters, tensors: Sequence[int]) -> Row:
+def bent(half: Effect, small: Effect) -> float:
+    """By how much the effect of a canary five times as large may differ by curvature, relatively."""
+    if not (half.shared and small.shared and half.along and small.along):
+        return 0.0
+    return _BENDING * float(np.linalg.norm(unlike(half, small))) / abs(half.along)
+
+
+def unlike(top: Effect, bottom: Effect) -> FloatArray:
+    """What is left of the rest of an effect if it is taken to be proportional to another one along its direction."""
+    return top.rest - bottom.rest * (top.along / bottom.along)
+
+
+def norm_row(loud: Effect, small: Effect, like: Parameters, tensors: Sequence[int], bent: float) -> Row:
     """The norm to which a gradient on all coordinates of all tensors is clipped, in units of the declared one."""
-    row = ratio_row(NORM, None, loud, small, SMALL, EXACT)
+    row = ratio_row(NORM, None, loud, small, SMALL, EXACT, bent)
     if row.status != "fault":
         return row
     assert row.measured is not None
@@ -92,18 +121,18 @@ def _kind(measured: float, like: Parameters, tensors: Sequence[int]) -> str:
     return f"a gradient counts only {measured:.3g} clipping norms: look at the norm that is clipped to"
 
 
-def small_row(half: Effect, small: Effect) -> Row:
+def small_row(half: Effect, small: Effect, bent: float) -> Row:
     """Whether gradients below the clipping norm are left as they are."""
-    row = ratio_row(SMALLER, None, half, small, SMALL / HALF, EXACT)
+    row = ratio_row(SMALLER, None, half, small, SMALL / HALF, EXACT, bent)
     if row.status != "fault":
         return row
     why = "gradients below the clipping norm are scaled: they are normalised, or clipped to less than the norm declared"
     return with_advice(row, why)
 
 
-def coordinate_row(one: Effect, small: Effect, tensor: str) -> Row:
+def coordinate_row(one: Effect, small: Effect, tensor: str, bent: float) -> Row:
     """A canary on one coordinate must count a clipping norm."""
-    row = ratio_row(COORDINATE, tensor, one, small, SMALL, _DIRECTIONS)
+    row = ratio_row(COORDINATE, tensor, one, small, SMALL, _DIRECTIONS, bent)
     if row.status == "fault" and row.measured is not None and row.measured < 1.0:
         why = "one coordinate counts less than a clipping norm: curvature along it, or another norm than the Euclidean"
         return replace(row, status="cannot tell", advice=why)
@@ -113,22 +142,20 @@ def coordinate_row(one: Effect, small: Effect, tensor: str) -> Row:
 _SHAPE = "more than a clipping norm: look whether the norm is the Euclidean one of all tensors, and all are scaled by it"
 
 
-def tensor_row(one: Effect, small: Effect, like: Parameters, tensor: int) -> Row:
+def tensor_row(one: Effect, small: Effect, tensor: str, bent: float) -> Row:
     """A canary on one tensor must count a clipping norm."""
-    name, where = like.names[tensor], like.slices[tensor]
-    there = replace(small, along=in_tensor(small, where))
-    row = ratio_row(TENSOR, name, one, there, SMALL, EXACT + min(_DIRECTIONS, 3.0 * small.spread))
+    there = restricted(small, np.flatnonzero(one.direction))
+    row = ratio_row(TENSOR, tensor, one, there, SMALL, EXACT + min(_DIRECTIONS, 3.0 * there.spread), bent)
     return with_advice(row, _SHAPE) if row.status == "fault" else row
 
 
-def others_row(loud: Effect, small: Effect, floor: float) -> Row:
+def others_row(loud: Effect, small: Effect, floor: float, bent: float) -> Row:
     """Whether a large canary takes away from what others do, as it does if gradients are clipped together."""
     if not (loud.shared and small.shared) or not small.along:
         return cannot_tell(OTHERS, 0.0, _UNSHARED)
-    left = loud.rest - small.rest * (loud.along / small.along)
-    measured = float(np.linalg.norm(left)) / abs(loud.along)
+    measured = float(np.linalg.norm(unlike(loud, small))) / abs(loud.along)
     unsure = floor * (1.0 + abs(loud.along / small.along)) / abs(loud.along)
-    limit = _DISPLACED + min(small.spread, 1.0)
+    limit = _DISPLACED + min(small.spread, 1.0) + bent
     low, high = max(0.0, measured - unsure), measured + unsure
     status: Status = "fault" if low > limit else "ok" if unsure < 1.0 else "cannot tell"
     why = "a large gradient takes away from others: look whether sums or means of examples (micro-batches) are clipped"

@@ -19,8 +19,8 @@ from lastiterate.checking.effects import Effect
 SLACK = 0.01  # relative: of float32, and of curvature that does not show besides the canary
 _CLOSE = 0.003  # relative distance of an effect from a sum of weights that is no accident
 _SPREADS = 3.0  # how many times the rest of an effect the contraction along it may be
-UNKNOWN = 0.55  # the least noise of a correct short training, where no canary shows its curvature
-LEAST = 0.05  # no training of interest contracts more
+UNKNOWN = 0.55  # the least noise of a correct training where effects do not tell how much curvature took
+UNKNOWN_OF_A_TENSOR = 0.1  # the same of one tensor, which may be pulled more than others
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,9 @@ def _fit(effect: Effect, sums: FloatArray | None, clip: float) -> Fit:
         return Fit(None, 1.0, slack, abs(along) / max(1.0 - slack, 0.2))
     some = sums[sums != 0.0]
     ratios = along / some
-    nearest = int(np.argmin(np.abs(np.log(np.maximum(ratios, 1e-300)))))
+    nearest = int(np.argmin(np.abs(ratios - 1.0)))
+    if abs(ratios[nearest] - 1.0) > slack and (ratios < 1.0).any():  # if none explains it, curvature took something
+        nearest = int(np.argmax(np.where(ratios < 1.0, ratios, -np.inf)))
     least = min(1.0 - slack, _largest_below_one(ratios))
     possible = some[(ratios >= least) & (ratios <= 1.0 + slack)]
     most = float(possible.max()) if len(possible) else float(some[nearest])
@@ -105,4 +107,4 @@ def least_noise(
     least = kept ** (2.0 * power)
     if declared.sums is None or not declared.is_plain:  # sums lie too close to tell what is missing
         least = min(least, UNKNOWN)
-    return float(np.clip(least, LEAST, 1.0)), kept**2
+    return float(np.clip(least, declared.last, 1.0)), kept**2

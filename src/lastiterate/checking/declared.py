@@ -38,6 +38,12 @@ class Declared:
         return float(np.sum((self.weights * sigma * self.run.clip_norm) ** 2))
 
     @cached_property
+    def last(self) -> float:
+        """The share of the last step in the variance of the noise, which nothing after it can take away."""
+        sigma = np.broadcast_to(np.asarray(self.run.noise_multiplier, np.float64), (self.run.steps,))
+        return float((self.weights[-1] * sigma[-1] * self.run.clip_norm) ** 2) / self.variance
+
+    @cached_property
     def squares(self) -> float:
         """Sum of the squared weights, by which sampling is bounded."""
         return float(np.sum(self.weights**2))

@@ -30,6 +30,7 @@ class Effect:
         rest: all the rest of the displacement, over the clipping norm.
         direction: of the canary, with norm 1.
         shared: whether both models had the same noise and, but for the canary, the same batches.
+        bound: how many standard deviations a sum with random signs may be, at the error that was asked for.
     """
 
     number: int
@@ -38,6 +39,7 @@ class Effect:
     rest: FloatArray
     direction: FloatArray
     shared: bool
+    bound: float
 
     @property
     def spread(self) -> float:
@@ -61,12 +63,17 @@ def effect_of(
     squares = float(rest @ rest)
     noise = 2.0 * variance * len(rest) / clip_norm**2
     shared = squares <= _SHARED * noise or squares <= _NEXT_TO_NONE * along**2
-    bound = np.sqrt(2.0 * np.log(2.0 / error))
+    bound = float(np.sqrt(2.0 * np.log(2.0 / error)))
     if size > 1:
-        margin = bound * float(np.sqrt(np.sum((rest * direction) ** 2)))
+        margin = bound * along_at_random(rest, direction)
     else:  # one coordinate: as much as another one, or two models' noise in one
         margin = bound * float(np.sqrt(squares / max(len(rest) - 1, 1) if shared else noise / len(rest)))
-    return Effect(number, along, margin, rest, direction, shared)
+    return Effect(number, along, margin, rest, direction, shared, bound)
+
+
+def along_at_random(rest: FloatArray, direction: FloatArray) -> float:
+    """The standard deviation of the part of a displacement along a direction, over all signs of the direction."""
+    return float(np.sqrt(np.sum((rest * direction) ** 2)))
 
 
 def quiet(effect: Effect) -> IntArray:
@@ -93,11 +100,8 @@ def restricted(effect: Effect, which: IntArray) -> Effect:
     direction = part / norm
     along = float(scaled @ direction)
     rest = scaled - along * direction
-    # The bound of ``effect_of``, for the same error.
-    whole = float(np.sqrt(np.sum((effect.rest * effect.direction) ** 2)))
-    bound = effect.margin / whole if whole else 0.0
-    margin = bound * float(np.sqrt(np.sum((rest * direction) ** 2)))
-    return Effect(effect.number, along, margin, rest, direction, effect.shared)
+    margin = effect.bound * along_at_random(rest, direction)
+    return Effect(effect.number, along, margin, rest, direction, effect.shared, effect.bound)
 
 
 def in_tensor(effect: Effect, where: slice) -> float:

@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 
 from lastiterate.arrays import FloatArray, IntArray
-from lastiterate.checking.contraction import UNKNOWN, least_noise
+from lastiterate.checking.contraction import UNKNOWN, UNKNOWN_OF_A_TENSOR, least_noise
 from lastiterate.checking.declared import Declared
 from lastiterate.checking.effects import Effect, in_tensor, restricted
 from lastiterate.checking.noise import (
@@ -100,9 +100,10 @@ class Measured:
         """What canaries say that curvature takes, of all or of a tensor."""
         seen = [effect for effect in effects if effect.took_part and effect.along > 0.0]
         if not seen:
-            return Allowance(1.0, UNKNOWN if self.declared.run.steps > 1 else 1.0, seen=False)
+            unknown = UNKNOWN if where is None else UNKNOWN_OF_A_TENSOR
+            return Allowance(1.0, unknown if self.declared.run.steps > 1 else 1.0, seen=False)
         least, expected = least_noise(seen, self.declared, clip, self.error)
         if where is not None and self.declared.run.steps > 1:
             shares = [in_tensor(effect, where) / effect.along for effect in seen]
-            least *= min(1.0, max(min(shares), 0.0)) ** 2
+            least = max(least * min(1.0, max(min(shares), 0.0)) ** 2, self.declared.last)
         return Allowance(min(expected, 1.0), least, seen=True)

@@ -20,7 +20,10 @@ from lastiterate.checking.row import Row, Status, not_checked
 NAME, QUIET = "noise", "noise in quiet parameters"
 ROUNDING = 0.01  # a ratio of variances so close to the limit is not told from it
 MOST_BATCH = 1e5  # examples in a batch, where nobody says how many there are
-_QUARTER = 0.25
+LARGE_BATCH = 200.0  # examples that would have to be in a batch to add what repeated noise does
+_LEAST_REPEATED = 3.0  # the factor of repeated noise that is told from sampling
+_QUARTER, _LOUD = 0.25, 0.9
+_SHARP = 1.6  # width of an interval that tells one factor from another
 _NOTABLE = 1.5  # more than so many times the declared variance: sampling hides the noise
 _BATCH_HINT = 3.0  # from this factor on a mistaken batch size is worth a word
 _FEWEST = 30  # numbers that two tensors must have for their noise to be compared
@@ -69,7 +72,7 @@ class Spread:
     def of_the_loud(self) -> float:
         """The ratio of the parameters that vary most, as if their variances differed by chance only."""
         freedom = self.models - 1
-        return float(np.quantile(self.ratios, 0.75)) * freedom / float(chi2.ppf(0.75, freedom))
+        return float(np.quantile(self.ratios, _LOUD)) * freedom / float(chi2.ppf(_LOUD, freedom))
 
 
 def spread_between(models: FloatArray, declared: Declared) -> Spread:
@@ -103,7 +106,7 @@ def _judge(
     excess: bool,
 ) -> tuple[Status, str]:
     measured, low, high = interval
-    if high < allowance.least * (1.0 - ROUNDING):
+    if high < allowance.least * (1.0 - ROUNDING) and (allowance.seen or spread.of_the_loud() < allowance.least):
         return "fault", _too_little(measured, declared)
     if high < 0.9 * allowance.expected and spread.of_the_loud() < 0.9:
         why = "curvature of the loss, or noise that is too small" if allowance.seen else _UNSEEN
@@ -111,13 +114,13 @@ def _judge(
     quiet = spread.of_the_quiet(error)
     if not excess or quiet <= 1.0 + ROUNDING:
         return "ok", ""
-    if _is_repeated(low, high, quiet, declared):
+    size = len(spread.ratios)
+    needed = (quiet - 1.0) * size * declared.variance / (declared.squares * declared.run.clip_norm**2)
+    if batch_size is None and needed > LARGE_BATCH and _is_repeated(spread, low, high, quiet, declared):
         return "fault", (
             f"{measured:.3g} times the variance declared, as if all {declared.run.steps} steps added the same noise: "
             "look where the generator of the noise is seeded"
         )
-    size = len(spread.ratios)
-    needed = (quiet - 1.0) * size * declared.variance / (declared.squares * declared.run.clip_norm**2)
     if needed > (1.5 * batch_size if batch_size is not None else MOST_BATCH):
         return "fault", _too_much(measured, declared)
     if quiet > _NOTABLE:
@@ -132,9 +135,11 @@ def _judge(
 _UNSEEN = "noise that is too small, or curvature of the loss, which no canary showed"
 
 
-def _is_repeated(low: float, high: float, quiet: float, declared: Declared) -> bool:
+def _is_repeated(spread: Spread, low: float, high: float, quiet: float, declared: Declared) -> bool:
+    """Whether all parameters alike have the variance of one noise that is added again and again."""
     factor = declared.repeated
-    return factor >= _NOTABLE and 0.95 * low <= factor <= 1.05 * high and quiet > 0.5 * factor
+    alike = quiet > 0.6 * factor and spread.of_the_loud() < 1.3 * factor
+    return factor >= _LEAST_REPEATED and low <= factor <= high < _SHARP * low and alike
 
 
 def _off(measured: float, declared: Declared) -> str:

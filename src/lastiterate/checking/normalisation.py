@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import numpy as np
 
+from lastiterate.arrays import FloatArray
 from lastiterate.checking.canaries import HALF, SMALL
 from lastiterate.checking.effects import Effect
 from lastiterate.checking.row import Row, Status, cannot_tell
 
 PRESENCE = "normalisation"
+_CURVATURES = 3.0  # how many times the curvature that was seen there may be
 _DISPLACED = 0.05  # clipping norms a participation
 
 
-def presence_row(small: Effect, half: Effect, floor: float) -> Row:
+def presence_row(small: Effect, half: Effect, loud: Effect, clip: float, floor: float) -> Row:
     """What the mere presence of a canary does, in clipping norms for each time that it took part."""
     if not (small.shared and half.shared) or not small.along:
         why = "models with and without a canary do not share noise and batches"
@@ -25,7 +27,9 @@ def presence_row(small: Effect, half: Effect, floor: float) -> Row:
     nothing = (1.0 + share) * small.rest - share * half.rest
     unit = abs(small.along) / SMALL
     measured = float(np.linalg.norm(nothing)) / unit
-    unsure = floor * (1.0 + 2.0 * share) / unit
+    # The parabola through all three: what it says otherwise is curvature of higher order, or clipping.
+    bent = _at_zero([SMALL, HALF, max(clip, 1.1 * HALF)], [small.rest, half.rest, loud.rest])
+    unsure = floor * (1.0 + 2.0 * share) / unit + _CURVATURES * float(np.linalg.norm(nothing - bent)) / unit
     low, high = max(0.0, measured - unsure), measured + unsure
     status: Status = "fault" if low > _DISPLACED else "ok" if unsure < 1.0 else "cannot tell"
     why = (
@@ -33,3 +37,9 @@ def presence_row(small: Effect, half: Effect, floor: float) -> Row:
         "that was drawn instead of the expected one, and whether the number of steps depends on the data"
     )
     return Row(PRESENCE, None, measured, 0.0, low, high, status, why if status == "fault" else "")
+
+
+def _at_zero(sizes: list[float], values: list[FloatArray]) -> FloatArray:
+    """The polynomial through values at these sizes, at size zero (Lagrange)."""
+    weights = [np.prod([other / (other - size) for other in sizes if other != size]) for size in sizes]
+    return np.asarray(sum(weight * value for weight, value in zip(weights, values, strict=True)))

@@ -17,14 +17,13 @@ from lastiterate.checking.effects import Effect
 from lastiterate.checking.row import Row, Status, cannot_tell, not_checked
 
 NAME = "size of steps"
-_NO_CURVATURE = (0.3, 1.3)  # ratios beyond these are no matter of curvature
-_COMMON = 0.003  # ratios so close to each other have one cause
-_FEW = 3  # seeds that must agree on it
+_NO_CURVATURE = 1.3  # ratios above this are no matter of curvature
+_COMMON = 0.003  # ratios so close to each other, relatively, have one cause
 _HARMLESS = 0.9  # curvature of such a size needs no word
 
 
-def steps_row(effects: Sequence[Effect], declared: Declared, clip: float) -> Row:
-    """The effect of a canary over the nearest sum of weights."""
+def steps_row(effects: Sequence[Effect], declared: Declared, clip: float, error: float, still: bool) -> Row:
+    """The effect of a canary over the nearest sum of weights; ``still``: the noise shows that nothing contracts."""
     if not all(effect.shared for effect in effects):
         return _unshared_row(effects, declared)
     seen = [effect for effect in effects if effect.took_part]
@@ -38,34 +37,39 @@ def steps_row(effects: Sequence[Effect], declared: Declared, clip: float) -> Row
         fits = freely
     ratios = np.array([each.ratio for each in fits])
     low, high = float(ratios.min()), float(ratios.max())
-    status, advice = _judge(fits, ratios, declared)
+    status, advice = _judge(fits, ratios, declared, error, still)
     return Row(NAME, None, float(ratios.mean()), 1.0, low, high, status, advice)
 
 
-def _judge(fits: Sequence[Fit], ratios: FloatArray, declared: Declared) -> tuple[Status, str]:
-    low, high = float(ratios.min()), float(ratios.max())
+def _judge(fits: Sequence[Fit], ratios: FloatArray, declared: Declared, error: float, still: bool) -> tuple[Status, str]:
     if all(each.explained for each in fits):
         return "ok", ""
-    if low < _NO_CURVATURE[0] or high > _NO_CURVATURE[1]:
-        factor = 1.0 / low if low < _NO_CURVATURE[0] else high
+    mean, low, high = float(ratios.mean()), float(ratios.min()), float(ratios.max())
+    steps = declared.run.steps
+    # Curvature takes away by what step it was: one factor for all is none, unless all were in at the same steps.
+    common = high - low < _COMMON * abs(mean) and not declared.is_certain and steps ** (1.0 - len(fits)) < error
+    if steps == 1 or common or high > _NO_CURVATURE + max(each.slack for each in fits):
         return "fault", (
-            f"steps count {ratios.mean():.3g} times what is declared: look at the learning rate, which is that of the sum "
-            f"of gradients (if {factor:.3g} is about the size of a batch, divide it by that), and at what the optimizer does"
+            f"steps count {mean:.4g} times what is declared: look at the learning rate, which is that of the sum of "
+            f"gradients ({'if' if _hint(mean) else 'not of their mean'}{_hint(mean)}), and at what the optimizer does"
         )
-    common = high - low < _COMMON
-    if declared.run.steps == 1 or (common and len(fits) >= _FEW and not declared.is_certain):
-        return "fault", f"steps count {ratios.mean():.4g} times what is declared: look at the learning rate"
-    if any(each.ratio > 1.0 + each.slack for each in fits):
+    if still and steps > 1 and not declared.is_certain:
         return "fault", (
-            "steps count more than declared, by factors that differ: look whether sums are divided by the batch size that "
-            "was drawn instead of the expected one, and at the schedule of learning rates"
+            "steps count otherwise than declared, by factors that differ, and curvature is none: look whether sums are "
+            "divided by the batch size that was drawn instead of the expected one, and at the schedule"
         )
     if low >= _HARMLESS:
         return "ok", "a little less than declared, as by curvature"
     return "cannot tell", (
-        "steps count less in the end than declared: curvature that is the same in all directions, or a smaller learning "
-        "rate; train for fewer steps"
+        "steps count less in the end than declared: curvature that is the same in all directions, a smaller learning "
+        "rate, or division by the batch size that was drawn; train for fewer steps, or more models"
     )
+
+
+def _hint(mean: float) -> str:
+    """If steps are off by much, it may be by the batch size."""
+    factor = max(abs(mean), 1.0 / max(abs(mean), 1e-300))
+    return f" {factor:.3g} is about the size of a batch, divide by it" if factor > 3.0 else ""
 
 
 def _unshared_row(effects: Sequence[Effect], declared: Declared) -> Row:

@@ -15,6 +15,7 @@ from lastiterate.checking.effects import Effect
 from lastiterate.checking.row import Row, Status, cannot_tell, not_checked
 
 RATE, SPREAD = "participation", "participation over seeds"
+_LOST = "the effect of the canary is no sum of the weights of its batches, by curvature or else; train for fewer steps"
 _KEPT = 0.6  # the least of an effect that curvature leaves, where the sums of weights lie too close to tell
 _TELLS = 5.0  # an interval of the rate that ends above so many times the declared one tells nothing
 
@@ -119,17 +120,20 @@ def _fixed_row(effects: Sequence[Effect], counts: Counts, declared: Declared, cl
     rates = [count / steps for count in (*counts.least, *counts.most)]
     measured = float(np.mean([count / steps for count in counts.least]))
     rate = float(declared.rates.mean())
-    if all(each.explained for each in fits):
+    never = declared.sums is not None and not declared.sums.all()
+    explained = [each.explained or (never and not one.took_part) for one, each in zip(effects, fits, strict=True)]
+    if all(explained):
         return Row(RATE, None, rate, rate, rate, rate, "ok")
     free = [fit_freely(effect, declared, clip) for effect in effects]
-    away = any(not effect.took_part for effect in effects) or any(
-        not one.explained and other.is_close for one, other in zip(fits, free, strict=True)
+    away = any(
+        not fine and (not one.took_part or other.is_close)
+        for fine, one, other in zip(explained, effects, free, strict=True)
     )
     often = "every batch" if declared.is_certain else "one batch of every epoch"
     if away:
         why = f"the canary must be in {often}, but was not: look at how batches are drawn"
         return Row(RATE, None, measured, rate, min(rates), max(rates), "fault", why)
-    return Row(RATE, None, measured, rate, min(rates), max(rates), "ok" if _kept(fits) else "cannot tell", "")
+    return Row(RATE, None, measured, rate, min(rates), max(rates), "ok" if _kept(fits) else "cannot tell", _LOST)
 
 
 def _kept(fits: Sequence[Fit]) -> bool:
@@ -143,11 +147,14 @@ def _weighted_row(effects: Sequence[Effect], declared: Declared, clip: float, er
     seeds = len(effects)
     summed = sum(effect.along for effect in effects) / clip
     if declared.is_certain or declared.run.sampling == "shuffled":
-        fits = [fit(effect, declared, clip) for effect in effects]
+        never = declared.sums is not None and not declared.sums.all()
+        fits = [fit(effect, declared, clip) for effect in effects if effect.took_part or not never]
+        if not fits:
+            return cannot_tell(RATE, rate, "the canary was in no batch")
         ratios = [each.ratio for each in fits]
         status: Status = "ok" if _kept(fits) else "cannot tell"
-        why = "" if status == "ok" else "the effect of the canary is no sum of the weights of its batches"
-        return Row(RATE, None, float(np.mean(ratios)) * rate, rate, min(ratios) * rate, max(ratios) * rate, status, why)
+        low, high = min(ratios) * rate, max(ratios) * rate
+        return Row(RATE, None, float(np.mean(ratios)) * rate, rate, low, high, status, "" if status == "ok" else _LOST)
     doubt = np.log(2.0 / error)
     variance = seeds * float(np.sum(weights**2 * rates * (1.0 - rates)))
     largest = float(np.abs(weights).max()) / 3.0
