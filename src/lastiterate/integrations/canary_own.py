@@ -9,20 +9,18 @@ batches and the same noise.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Literal
 
 import jax
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike
 
 from lastiterate.arrays import RealArray
 from lastiterate.run import DPSGD
 from lastiterate.training.problem import GradientCanary, Problem
 from lastiterate.training.trainer import Trainer
-
-_MOST_PROGRAMS = 8  # a canary is part of its compiled program
 
 Gradient = Mapping[str, RealArray]
 
@@ -34,23 +32,20 @@ def own_trainer(run: DPSGD, problem: Problem) -> Callable[[int, Gradient | Liter
     """
     leaves = jax.tree_util.tree_leaves_with_path(problem.trainable)
     shapes = {jax.tree_util.keystr(path).lstrip(".") or "parameters": np.shape(leaf) for path, leaf in leaves}
-    programs: OrderedDict[bytes, Trainer] = OrderedDict()
-
-    def program_of(canary: NDArray[np.float32]) -> Trainer:
-        key = canary.tobytes()
-        if key not in programs:
-            programs[key] = Trainer(run, problem, GradientCanary(canary), models=1, chunk_size=1, workers=1)
-            if len(programs) > _MOST_PROGRAMS:
-                programs.popitem(last=False)
-        return programs[key]
+    size = sum(int(np.prod(shape)) for shape in shapes.values())
+    trainer = cache(lambda: Trainer(run, problem, _canary(np.zeros(size)), models=1, chunk_size=1, workers=1))
 
     def train(seed: int, canary: Gradient | Literal[False]) -> Gradient:
         gradient = {name: np.zeros(shape, np.float32) for name, shape in shapes.items()} if canary is False else canary
         found = {name: np.shape(array) for name, array in gradient.items()}
         if found != shapes:
             raise ValueError(f"canary must have the form of the parameters, {shapes}, got {found}")
-        flat = np.concatenate([np.ravel(gradient[name]) for name in shapes]).astype(np.float32)
-        (chunk,) = program_of(flat).chunks(np.zeros(1, np.int64), np.ones(1, np.bool_), seed)
+        planted = trainer().with_canary(_canary(np.concatenate([np.ravel(gradient[name]) for name in shapes])))
+        (chunk,) = planted.chunks(np.zeros(1, np.int64), np.ones(1, np.bool_), seed)
         return {name: leaf[0] for name, leaf in zip(shapes, jax.tree.leaves(chunk.parameters), strict=True)}
 
     return train
+
+
+def _canary(gradient: ArrayLike) -> GradientCanary:
+    return GradientCanary(np.asarray(gradient, np.float32))
