@@ -58,13 +58,5 @@ def train(seed: int, canary: dict[str, torch.Tensor] | bool) -> dict[str, torch.
     return parameters
 
 
-def main() -> None:
-    """Check, and print what was found."""
-    result = li.check(run, train)
-    for row in result.rows:
-        print(f"{row.status:12} {row.name:28} {row.tensor or '':12} measured {row.measured}, declared {row.declared}")
-    print("passed" if result.passed else f"faults: {len(result.faults)}")
-
-
 if __name__ == "__main__":
-    main()
+    print(li.check(run, train))

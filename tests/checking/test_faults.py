@@ -18,7 +18,7 @@ from tests.checking.zoo.own import OTHERS, own
 # What a row that names a fault of a category may be called. How far a step carries is in all of them, so that a wrong
 # optimizer shows as noise or as participation where sums of weights are too many to tell apart.
 ROWS = {
-    "noise": {"noise", "noise in two tensors"},
+    "noise": {"noise", "noise in quiet parameters", "noise in two tensors"},
     "clipping": {
         "clipping norm",
         "clipping of one coordinate",
@@ -27,7 +27,7 @@ ROWS = {
     },
     "participation": {"participation", "participation over seeds", "size of steps"},
     "normalisation": {"normalisation"},
-    "optimizer": {"size of steps", "participation", "noise"},
+    "optimizer": {"size of steps", "participation", "noise", "noise in quiet parameters"},
     "seeds": {"equal seeds", "different seeds", "participation over seeds"},
 }
 
