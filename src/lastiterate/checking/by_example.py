@@ -44,7 +44,9 @@ def _size_row(measured: Measured, effects: list[FloatArray]) -> Row:
         return Row(NORM, None, largest / unit, 1.0, low, largest / unit, "fault", why)
     if largest > 0.3 * noise and largest > unit:
         return cannot_tell(NORM, 1.0, "models with and without the canary do not share noise and batches")
-    return Row(NORM, None, largest / unit, 1.0, low, largest / unit, "ok", "at most this much of a clipping norm a batch")
+    return Row(
+        NORM, None, largest / unit, 1.0, low, largest / unit, "ok", "at most this much of a clipping norm a batch"
+    )
 
 
 def _taking_part_row(measured: Measured, effects: list[FloatArray]) -> Row:

@@ -85,9 +85,7 @@ def _largest_below_one(ratios: FloatArray) -> float:
     return float(below.max()) if len(below) else 1.0
 
 
-def least_noise(
-    effects: Sequence[Effect], declared: Declared, clip: float, error: float
-) -> tuple[float, float]:
+def least_noise(effects: Sequence[Effect], declared: Declared, clip: float, error: float) -> tuple[float, float]:
     """The least ratio of variances that contraction can bring about in a correct training, and the one it seems to.
 
     Contraction goes on from step to step. If N participations fall on steps at random, all of them are in the last

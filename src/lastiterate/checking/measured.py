@@ -84,7 +84,11 @@ class Measured:
         for tensor in self.moved if len(names) > 1 else ():
             allowance = self._allowance(effects, clip, like.slices[tensor])
             row = self._noise_row(spread.of(self._within(tensor)), names[tensor], allowance)
-            rows.append(without_sampling(row, self.plain[:, like.slices[tensor]], like.shapes[tensor], self.declared, self.error))
+            rows.append(
+                without_sampling(
+                    row, self.plain[:, like.slices[tensor]], like.shapes[tensor], self.declared, self.error
+                )
+            )
         rows += [unmoved_row(names[tensor], unmoved) for tensor in self.unmoved]
         return [*rows, repeated_row(self.plain, like, self.moved, self.error)]
 

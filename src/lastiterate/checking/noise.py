@@ -167,9 +167,7 @@ def _too_much(measured: float, declared: Declared) -> str:
     return f"too much, more than sampling explains: {_off(measured, declared)}"
 
 
-def without_sampling(
-    row: Row, models: FloatArray, shape: tuple[int, ...], declared: Declared, error: float
-) -> Row:
+def without_sampling(row: Row, models: FloatArray, shape: tuple[int, ...], declared: Declared, error: float) -> Row:
     """The row, or a fault, if sums over the last axis have no noise at all.
 
     Sampling may hide that a tensor has no noise. But gradients of an output layer sum up to zero over classes, whatever

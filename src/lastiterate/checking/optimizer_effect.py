@@ -41,7 +41,9 @@ def steps_row(effects: Sequence[Effect], declared: Declared, clip: float, error:
     return Row(NAME, None, float(ratios.mean()), 1.0, low, high, status, advice)
 
 
-def _judge(fits: Sequence[Fit], ratios: FloatArray, declared: Declared, error: float, still: bool) -> tuple[Status, str]:
+def _judge(
+    fits: Sequence[Fit], ratios: FloatArray, declared: Declared, error: float, still: bool
+) -> tuple[Status, str]:
     if all(each.explained for each in fits):
         return "ok", ""
     mean, low, high = float(ratios.mean()), float(ratios.min()), float(ratios.max())
