@@ -67,7 +67,7 @@ class Measured:
         """How far rounding may move the difference of two models, over the clipping norm."""
         size = float(np.linalg.norm(np.abs(self.plain).max(axis=0)))
         run = self.declared.run
-        return 4.0 * self.like.precision * size * np.sqrt(run.steps) / run.clip_norm
+        return 4.0 * self.like.precision * size * float(np.sqrt(run.steps)) / run.clip_norm
 
     def noise_rows(
         self, effects: Sequence[Effect], clip: float, unmoved: bool | None, still: IntArray | None = None

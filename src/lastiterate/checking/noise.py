@@ -152,8 +152,8 @@ def _off(measured: float, declared: Declared) -> str:
     if ratio < _BATCH_HINT:
         return f"{times}: look at the noise multiplier, at the steps that add noise, and at the learning rate"
     return (
-        f"{times}: if {ratio:.3g} is about the size of a batch, learning_rate is that of the mean of gradients, where the "
-        "run needs that of their sum (rate / batch size), or the noise is scaled by the wrong one"
+        f"{times}: if {ratio:.3g} is about the size of a batch, learning_rate is that of the mean of gradients, where "
+        "the run needs that of their sum (rate / batch size), or the noise is scaled by the wrong one"
     )
 
 

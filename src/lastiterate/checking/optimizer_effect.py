@@ -1,7 +1,7 @@
 """How much a step counts in the end: effects of a canary must be sums of weights of the run's steps.
 
-Curvature makes them smaller, by amounts that differ from step to step. A wrong learning rate changes all by one factor, and
-division by the size of each batch by factors on both sides of one.
+Curvature makes them smaller, by amounts that differ from step to step. A wrong learning rate changes all by one factor,
+and division by the size of each batch by factors on both sides of one.
 """
 
 from __future__ import annotations
