@@ -75,7 +75,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "auditing.trainer_files": set(),
     "auditing.subject": FOUNDATIONS | PRIVACY | TRAINING | {"auditing.experiments", "auditing.trainer_files"},
     # Checks measure parameters; of audits they know only what a trainer may say about its training.
-    "checking": FOUNDATIONS | {"auditing.experiments.trained", "plot.check", "plot.style", "privacy.mixtures", "wording"},
+    "checking": FOUNDATIONS
+    | {"auditing.experiments.trained", "plot.check", "plot.style", "privacy.mixtures", "wording"},
     "lm": FOUNDATIONS | PRIVACY | {"batch_order", "data", "attacks", "auditing"},
     # Counterexamples are mathematics, attacks and audits. Pictures format what others have computed.
     "counterexamples": FOUNDATIONS | PRIVACY | TRAINING | WORDS | {"attacks", "auditing"},

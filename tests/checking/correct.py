@@ -1,6 +1,6 @@
 """Correct trainings of many kinds, at random: none of them may be called faulty more often than is stated.
 
-    python -m tests.checking.correct --trainings 1000
+python -m tests.checking.correct --trainings 1000
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ def random_training(seed: int) -> Training:
         rate = max(1, round(rate * (examples + 1))) / (examples + 1)
     momentum = float(rng.choice([0.0, 0.0, 0.5, 0.9]))
     learning = float(rng.choice([0.01, 0.1, 0.5])) / max(batch, 1.0)
-    if model == "mean":  # curvature that is the same in all directions cannot be told from less noise: see docs/check.md
+    if (
+        model == "mean"
+    ):  # curvature that is the same in all directions cannot be told from less noise: see docs/check.md
         learning = min(learning, 0.3 * (1.0 - momentum) / max(batch, 1.0) / steps)
     rates: Any = learning
     if rng.random() < 0.2:

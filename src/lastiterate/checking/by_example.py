@@ -37,14 +37,16 @@ def _size_row(measured: Measured, effects: list[FloatArray]) -> Row:
     unit = declared.most * declared.run.clip_norm
     noise = float(np.sqrt(2.0 * measured.variance * len(measured.like.vector)))
     largest = float(norms.max())
-    # With noise between the worlds the norm of the difference is that of the noise; only far above it is it the canary's.
+    # With noise between the worlds the norm of the difference is the noise's; only far above it is it the canary's.
     low = max(0.0, largest - 2.0 * noise) / unit if largest > 0.3 * noise else largest / unit
     if low > 1.0 + _MORE:
         why = "the canary counts more than a clipping norm in every batch: look at clipping and at the learning rate"
         return Row(NORM, None, largest / unit, 1.0, low, largest / unit, "fault", why)
     if largest > 0.3 * noise and largest > unit:
         return cannot_tell(NORM, 1.0, "models with and without the canary do not share noise and batches")
-    return Row(NORM, None, largest / unit, 1.0, low, largest / unit, "ok", "at most this much of a clipping norm a batch")
+    return Row(
+        NORM, None, largest / unit, 1.0, low, largest / unit, "ok", "at most this much of a clipping norm a batch"
+    )
 
 
 def _taking_part_row(measured: Measured, effects: list[FloatArray]) -> Row:

@@ -148,14 +148,14 @@ def _notes(effects: list[Effect]) -> list[str]:
     notes: list[str] = []
     if effects and not all(effect.shared for effect in effects):
         notes.append(
-            "Models with and without a canary do not share noise and batches at equal seeds; if they did, its effect could "
-            "be seen without noise: let the canary have a place in both worlds, which is empty in one."
+            "Models with and without a canary do not share noise and batches at equal seeds; if they did, its effect "
+            "could be seen without noise: let the canary have a place in both worlds, which is empty in one."
         )
     seen = [effect.spread for effect in effects if effect.took_part]
     if seen and max(seen) > _CURVED:
         notes.append(
-            f"Curvature shows: besides its own direction a canary moves the model by {max(seen):.2g} of its effect. Shorter "
-            "trainings, or smaller learning rates, show more."
+            f"Curvature shows: besides its own direction a canary moves the model by {max(seen):.2g} of its effect. "
+            "Shorter trainings, or smaller learning rates, show more."
         )
     return notes
 

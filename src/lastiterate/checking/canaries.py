@@ -41,4 +41,5 @@ def one_coordinate(like: Parameters, tensors: Sequence[int], seed: int) -> tuple
 
 def loud(direction: FloatArray, clip_norm: float) -> FloatArray:
     """A canary along a direction, so large that every one of its coordinates is above the clipping norm."""
-    return direction * (LOUD * clip_norm / np.abs(direction[direction != 0.0]).min())
+    least = float(np.abs(direction[direction != 0.0]).min())
+    return direction * (LOUD * clip_norm / least)

@@ -74,7 +74,9 @@ def check_trainer(train: object) -> None:
     try:
         how.bind(0, False)
     except TypeError as error:
-        raise ValueError(f"train must be a trainer that takes (seed, canary), got one that takes {how}: {error}") from None
+        raise ValueError(
+            f"train must be a trainer that takes (seed, canary), got one that takes {how}: {error}"
+        ) from None
 
 
 def _nothing() -> None: ...

@@ -23,6 +23,7 @@ EXACT = 0.02  # relative: of float32 and of curvature of second order, for canar
 _DIRECTIONS = 0.3  # relative: by which effects in different directions may differ by curvature
 _DISPLACED = 0.1  # clipping norms by which a canary's size may move what others do
 _BENDING = 5.0  # how much more a canary above the clipping norm bends than one of half of it, with a margin of two
+_ANYWAY = 0.3  # relative difference of two rests that are one; those of a half and of a fifth differ by 1.5
 _WIDE = 0.25  # an interval of a ratio that is wider, relatively, tells nothing
 
 
@@ -68,9 +69,14 @@ def ratio(top: Effect, bottom: Effect, scale: float) -> tuple[float, float, floa
 
 def bent(half: Effect, small: Effect) -> float:
     """By how much the effect of a canary five times as large may differ by curvature, relatively."""
-    if not (half.shared and small.shared and half.along and small.along):
+    if not (half.shared and small.shared and half.along and small.along) or is_there_anyway(half, small):
         return 0.0
     return _BENDING * float(np.linalg.norm(unlike(half, small))) / abs(half.along)
+
+
+def is_there_anyway(half: Effect, small: Effect) -> bool:
+    """Whether what canaries do besides does not depend on their size, as it must, by curvature or else."""
+    return float(np.linalg.norm(half.rest - small.rest)) < _ANYWAY * float(np.linalg.norm(small.rest))
 
 
 def unlike(top: Effect, bottom: Effect) -> FloatArray:
@@ -115,8 +121,8 @@ def _kind(measured: float, like: Parameters, tensors: Sequence[int]) -> str:
         return "gradients are not clipped, or not all of them: look where norms are computed and gradients are scaled"
     if measured > 1.0:
         return (
-            f"a gradient counts {measured:.3g} clipping norms: look at the norm that is clipped to, at what the norm is "
-            "taken of (all tensors of one example), and whether sums or means of several examples are clipped"
+            f"a gradient counts {measured:.3g} clipping norms: look at the norm that is clipped to, at what the norm "
+            "is taken of (all tensors of one example), and whether sums or means of several examples are clipped"
         )
     return f"a gradient counts only {measured:.3g} clipping norms: look at the norm that is clipped to"
 
@@ -139,7 +145,9 @@ def coordinate_row(one: Effect, small: Effect, tensor: str, bent: float) -> Row:
     return with_advice(row, _SHAPE) if row.status == "fault" else row
 
 
-_SHAPE = "more than a clipping norm: look whether the norm is the Euclidean one of all tensors, and all are scaled by it"
+_SHAPE = (
+    "more than a clipping norm: look whether the norm is the Euclidean one of all tensors, and all are scaled by it"
+)
 
 
 def tensor_row(one: Effect, small: Effect, tensor: str, bent: float) -> Row:

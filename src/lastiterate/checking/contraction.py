@@ -1,7 +1,7 @@
 """How much of a step's effect curvature has taken away until the end, as canaries show it.
 
-Where losses are curved, what a step did is pulled back by the steps after it. That happens to noise and canary alike, so
-that the effect of a canary says how much less noise a correct training may have. The effect must be a sum of weights of
+Where losses are curved, what a step did is pulled back by the steps after it. That happens to noise and canary alike,
+so that the effect of a canary says how much less noise a correct training may have. The effect must be a sum of weights of
 some steps (of the batches that the canary was in); how far it is below such a sum is contraction.
 """
 
@@ -85,9 +85,7 @@ def _largest_below_one(ratios: FloatArray) -> float:
     return float(below.max()) if len(below) else 1.0
 
 
-def least_noise(
-    effects: Sequence[Effect], declared: Declared, clip: float, error: float
-) -> tuple[float, float]:
+def least_noise(effects: Sequence[Effect], declared: Declared, clip: float, error: float) -> tuple[float, float]:
     """The least ratio of variances that contraction can bring about in a correct training, and the one it seems to.
 
     Contraction goes on from step to step. If N participations fall on steps at random, all of them are in the last

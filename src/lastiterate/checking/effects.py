@@ -1,7 +1,7 @@
 """What a canary did to the parameters: along itself, and besides.
 
-``along`` is the part of the displacement in the canary's direction, in units of the clipping norm: the sum of the weights
-of the steps that the canary was in, if it was clipped to the norm declared. It is known up to the rest of the
+``along`` is the part of the displacement in the canary's direction, in units of the clipping norm: the sum of the
+weights of the steps that the canary was in, if it was clipped to the norm declared. It is known up to the rest of the
 displacement: signs of the canary's coordinates are random, so that a rest r, which has nothing to do with them, has by
 Hoeffding's inequality a part along the canary of at most sqrt(2 log(2 / error)) sqrt(sum_k r_k^2 g_k^2).
 
@@ -89,7 +89,8 @@ def quiet(effect: Effect) -> IntArray:
     begin = int(np.argmin(widths))
     low, high = shares[order[begin]], shares[order[begin + count - 1]]
     rounding = 1e-9 * max(abs(low), abs(high))
-    return which[(shares >= low - rounding) & (shares <= high + rounding)]
+    among = (shares >= low - rounding) & (shares <= high + rounding)
+    return np.asarray(which[among], np.int64)
 
 
 def restricted(effect: Effect, which: IntArray) -> Effect:

@@ -22,4 +22,5 @@ def junit(result: CheckResult) -> bytes:
             ElementTree.SubElement(case, "failure", {"message": message}).text = numbers
         elif row.status != "ok":
             ElementTree.SubElement(case, "skipped", {"message": message})
-    return ElementTree.tostring(suite, encoding="utf-8", xml_declaration=True)
+    written: bytes = ElementTree.tostring(suite, encoding="utf-8", xml_declaration=True)
+    return written

@@ -67,7 +67,7 @@ class Measured:
         """How far rounding may move the difference of two models, over the clipping norm."""
         size = float(np.linalg.norm(np.abs(self.plain).max(axis=0)))
         run = self.declared.run
-        return 4.0 * self.like.precision * size * np.sqrt(run.steps) / run.clip_norm
+        return 4.0 * self.like.precision * size * float(np.sqrt(run.steps)) / run.clip_norm
 
     def noise_rows(
         self, effects: Sequence[Effect], clip: float, unmoved: bool | None, still: IntArray | None = None
@@ -84,7 +84,11 @@ class Measured:
         for tensor in self.moved if len(names) > 1 else ():
             allowance = self._allowance(effects, clip, like.slices[tensor])
             row = self._noise_row(spread.of(self._within(tensor)), names[tensor], allowance)
-            rows.append(without_sampling(row, self.plain[:, like.slices[tensor]], like.shapes[tensor], self.declared, self.error))
+            rows.append(
+                without_sampling(
+                    row, self.plain[:, like.slices[tensor]], like.shapes[tensor], self.declared, self.error
+                )
+            )
         rows += [unmoved_row(names[tensor], unmoved) for tensor in self.unmoved]
         return [*rows, repeated_row(self.plain, like, self.moved, self.error)]
 

@@ -152,8 +152,8 @@ def _off(measured: float, declared: Declared) -> str:
     if ratio < _BATCH_HINT:
         return f"{times}: look at the noise multiplier, at the steps that add noise, and at the learning rate"
     return (
-        f"{times}: if {ratio:.3g} is about the size of a batch, learning_rate is that of the mean of gradients, where the "
-        "run needs that of their sum (rate / batch size), or the noise is scaled by the wrong one"
+        f"{times}: if {ratio:.3g} is about the size of a batch, learning_rate is that of the mean of gradients, where "
+        "the run needs that of their sum (rate / batch size), or the noise is scaled by the wrong one"
     )
 
 
@@ -167,9 +167,7 @@ def _too_much(measured: float, declared: Declared) -> str:
     return f"too much, more than sampling explains: {_off(measured, declared)}"
 
 
-def without_sampling(
-    row: Row, models: FloatArray, shape: tuple[int, ...], declared: Declared, error: float
-) -> Row:
+def without_sampling(row: Row, models: FloatArray, shape: tuple[int, ...], declared: Declared, error: float) -> Row:
     """The row, or a fault, if sums over the last axis have no noise at all.
 
     Sampling may hide that a tensor has no noise. But gradients of an output layer sum up to zero over classes, whatever

@@ -1,7 +1,7 @@
 """Whether a canary, however small, changes how much others count, or how large a step is.
 
-Two canaries below the clipping norm, along the same direction, tell what a canary of norm zero would do: nothing, unless
-sums are divided by the size that a batch turned out to have, or there are more steps with it.
+Two canaries below the clipping norm, along the same direction, tell what a canary of norm zero would do: nothing,
+unless sums are divided by the size that a batch turned out to have, or there are more steps with it.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import numpy as np
 
 from lastiterate.arrays import FloatArray
 from lastiterate.checking.canaries import HALF, SMALL
+from lastiterate.checking.clipping import is_there_anyway
 from lastiterate.checking.effects import Effect
 from lastiterate.checking.row import Row, Status, cannot_tell
 
@@ -30,11 +31,13 @@ def presence_row(small: Effect, half: Effect, loud: Effect, clip: float, floor: 
     # The parabola through all three: what it says otherwise is curvature of higher order, or clipping.
     bent = _at_zero([SMALL, HALF, max(clip, 1.1 * HALF)], [small.rest, half.rest, loud.rest])
     unsure = floor * (1.0 + 2.0 * share) / unit + _CURVATURES * float(np.linalg.norm(nothing - bent)) / unit
+    if is_there_anyway(half, small):
+        unsure = floor * (1.0 + 2.0 * share) / unit
     low, high = max(0.0, measured - unsure), measured + unsure
     status: Status = "fault" if low > _DISPLACED else "ok" if unsure < 1.0 else "cannot tell"
     why = (
-        "a canary changes how much others count, however small it is: look whether sums are divided by the batch size "
-        "that was drawn instead of the expected one, and whether the number of steps depends on the data"
+        "a canary changes what others do, however small it is: look whether sums are divided by the batch size that "
+        "was drawn instead of the expected one, examples are clipped in groups, or the number of steps depends on the data"
     )
     return Row(PRESENCE, None, measured, 0.0, low, high, status, why if status == "fault" else "")
 

@@ -1,7 +1,7 @@
 """How much a step counts in the end: effects of a canary must be sums of weights of the run's steps.
 
-Curvature makes them smaller, by amounts that differ from step to step. A wrong learning rate changes all by one factor, and
-division by the size of each batch by factors on both sides of one.
+Curvature makes them smaller, by amounts that differ from step to step. A wrong learning rate changes all by one factor,
+and division by the size of each batch by factors on both sides of one.
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ def steps_row(effects: Sequence[Effect], declared: Declared, clip: float, error:
     return Row(NAME, None, float(ratios.mean()), 1.0, low, high, status, advice)
 
 
-def _judge(fits: Sequence[Fit], ratios: FloatArray, declared: Declared, error: float, still: bool) -> tuple[Status, str]:
+def _judge(
+    fits: Sequence[Fit], ratios: FloatArray, declared: Declared, error: float, still: bool
+) -> tuple[Status, str]:
     if all(each.explained for each in fits):
         return "ok", ""
     mean, low, high = float(ratios.mean()), float(ratios.min()), float(ratios.max())

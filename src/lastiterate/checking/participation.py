@@ -163,5 +163,8 @@ def _weighted_row(effects: Sequence[Effect], declared: Declared, clip: float, er
     measured = summed / seeds / total
     if low <= rate <= high:
         return Row(RATE, None, measured, rate, low, high, "ok")
-    why = "the batches of the canary weigh another share of all than declared: look at how batches are drawn, at momentum, decay and the schedule"
+    why = (
+        "the batches of the canary have another share of all weights than declared: look at how batches are drawn, at "
+        "momentum, decay and the schedule"
+    )
     return Row(RATE, None, measured, rate, low, high, "fault", why)

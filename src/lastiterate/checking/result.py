@@ -68,8 +68,8 @@ class CheckResult:
     def error_sentence(self) -> str:
         """What the error means."""
         return (
-            f"{self.models} models. A correct training has a fault here with probability at most {spell(self.error)}, all "
-            "rows together."
+            f"{self.models} models. A correct training has a fault here with probability at most {spell(self.error)}, "
+            "all rows together."
         )
 
     def to_dict(self) -> Fields:

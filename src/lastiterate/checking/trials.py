@@ -1,7 +1,7 @@
 """Which models are trained: some without a canary, one of them twice, and some with canaries, at the same seeds.
 
-If the canary is in no batch at the first seeds, more seeds are tried before canaries of other shapes are: nothing can be
-learned of a canary that took no part.
+If the canary is in no batch at the first seeds, more seeds are tried before canaries of other shapes are: nothing can
+be learned of a canary that took no part.
 """
 
 from __future__ import annotations

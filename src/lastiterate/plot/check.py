@@ -31,16 +31,20 @@ def check_chart(result: CheckResult) -> LayerChart:
     x = log_x("ratio", "measured over declared (log scale)", low, high)
     y = alt.Y("name:N", title=None, sort=None, axis=alt.Axis(labelLimit=320))
     legend = alt.Legend(title=None, orient="bottom")
-    colour = alt.Color(
-        "status:N", scale=alt.Scale(domain=list(_COLOURS), range=list(_COLOURS.values())), legend=legend
-    )
+    colour = alt.Color("status:N", scale=alt.Scale(domain=list(_COLOURS), range=list(_COLOURS.values())), legend=legend)
     shape = alt.Shape("status:N", scale=alt.Scale(domain=list(_SHAPES), range=list(_SHAPES.values())), legend=legend)
     one = chart_of([{"ratio": 1.0}]).mark_rule(strokeDash=[6, 4], color="#777").encode(x=x)
-    lines = chart_of(rows).mark_rule(strokeWidth=2.5).encode(x=log_x("low", "", low, high), x2="high:Q", y=y, color=colour)
+    lines = (
+        chart_of(rows).mark_rule(strokeWidth=2.5).encode(x=log_x("low", "", low, high), x2="high:Q", y=y, color=colour)
+    )
     points = chart_of(rows).mark_point(size=80, filled=True, opacity=1).encode(x=x, y=y, color=colour, shape=shape)
     chart = layered(one, lines, points).properties(width=_WIDTH, height=_BAR * max(len(rows), 1))
     words = [describe(result.run), result.sentence, result.error_sentence, *result.notes]
-    words += [f"{row.name}: {row.status}, {_told(row.measured)} where 0 is declared." for row in result.rows if row.declared == 0.0]
+    words += [
+        f"{row.name}: {row.status}, {_told(row.measured)} where 0 is declared."
+        for row in result.rows
+        if row.declared == 0.0
+    ]
     return styled(chart, "Is the training what its run says?", words, 90)
 
 
