@@ -18,7 +18,13 @@ from tests.checking.zoo.own import OTHERS, own
 # What a row that names a fault of a category may be called. How far a step carries is in all of them, so that a wrong
 # optimizer shows as noise or as participation where sums of weights are too many to tell apart.
 ROWS = {
-    "noise": {"noise", "noise in quiet parameters", "noise in two tensors"},
+    "noise": {
+        "noise",
+        "noise in quiet parameters",
+        "noise in two tensors",
+        "noise between the closest models",
+        "parameters without noise",
+    },
     "clipping": {
         "clipping norm",
         "clipping of one coordinate",

@@ -61,6 +61,7 @@ def gradient_rows(measured: Measured) -> tuple[list[Row], list[str]]:
     effects = found.pairs
     still = found.still()
     rows = measured.noise_rows(effects, clip, found.unmoved, still)
+    rows += measured.everywhere_rows(effects, clip, any(row.status == "fault" for row in rows))
     rows += _clipping_rows(found, clip)
     if still is not None:
         effects = [restricted(effect, still) for effect in effects]

@@ -100,7 +100,7 @@ def _checked(
         starts = initial_values(initial, trainings, planned.plain)
         seeds.append(initial_row(starts))
         plain = plain - declared.memory * starts
-    measured = Measured(declared, trainings, plain, planned, error / (len(trainings.first.names) + 12), batch_size)
+    measured = Measured(declared, trainings, plain, planned, error / (len(trainings.first.names) + 14), batch_size)
     rows, notes = (gradient_rows if with_gradients else example_rows)(measured)
     if trainings.complaint:
         rows.append(trainings.complaint)

@@ -22,8 +22,9 @@ from lastiterate.checking.noise import (
     unmoved_row,
     without_sampling,
 )
+from lastiterate.checking.noise_everywhere import CLOSEST, WITHOUT, closest_row, without_row
 from lastiterate.checking.parameters import Parameters
-from lastiterate.checking.row import Row
+from lastiterate.checking.row import Row, not_checked
 from lastiterate.checking.trials import Plan, Trainings
 
 
@@ -91,6 +92,17 @@ class Measured:
             )
         rows += [unmoved_row(names[tensor], unmoved) for tensor in self.unmoved]
         return [*rows, repeated_row(self.plain, like, self.moved, self.error)]
+
+    def everywhere_rows(self, effects: Sequence[Effect], clip: float, has_fault: bool) -> list[Row]:
+        """Whether noise is missing between models or in parameters; ``has_fault``: whether it is on the whole."""
+        if has_fault:
+            return [not_checked(name, "noise is not as declared on the whole") for name in (CLOSEST, WITHOUT)]
+        models = self.plain[:, np.concatenate([self._within(tensor) for tensor in self.moved])]
+        least = self._allowance(effects, clip).least
+        return [
+            closest_row(models, self.declared, least, self.error),
+            without_row(self.plain, effects, self.declared, self.error),
+        ]
 
     def _within(self, tensor: int) -> IntArray:
         where = self.like.slices[tensor]

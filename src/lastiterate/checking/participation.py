@@ -13,6 +13,7 @@ from lastiterate.checking.contraction import Fit, fit, fit_freely
 from lastiterate.checking.declared import Declared
 from lastiterate.checking.effects import Effect
 from lastiterate.checking.row import Row, Status, cannot_tell, not_checked
+from lastiterate.checking.weighted_spread import weighted_spread_row
 
 RATE, SPREAD = "participation", "participation over seeds"
 _LOST = "the effect of the canary is no sum of the weights of its batches, by curvature or else; train for fewer steps"
@@ -35,7 +36,8 @@ def participation_rows(effects: Sequence[Effect], declared: Declared, clip: floa
         why = "models with and without a canary do not share noise and batches, so that its batches cannot be counted"
         return [cannot_tell(RATE, rate, why), not_checked(SPREAD, why)]
     if not declared.is_plain:
-        return [_weighted_row(effects, declared, clip, error), not_checked(SPREAD, "steps have different weights")]
+        spread = weighted_spread_row(SPREAD, effects, declared, clip, error)
+        return [_weighted_row(effects, declared, clip, error), spread]
     counts = _counted(effects, declared, clip)
     if counts is None:
         why = "effects of the canary are no multiples of a step's"

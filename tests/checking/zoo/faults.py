@@ -184,6 +184,22 @@ class OneDrawForAWholeTensor(Trainer):
 
 
 @fault("noise")
+class OneDrawForARowOfAllTensors(Trainer):
+    """A vector of noise as long as the last axis, broadcast over the others."""
+
+    def normal(self, rng):
+        return np.concatenate([np.broadcast_to(rng.normal(size=s[-1]), s).ravel() for s in self.model.shapes.values()])
+
+
+@fault("noise")
+class SomeParametersWithoutNoise(Trainer):
+    """The weights of four pixels, as where noise is added only to rows of a table that a batch has touched."""
+
+    def noise(self, rng, step):
+        return np.where(np.arange(650) < 40, 0.0, super().noise(rng, step))
+
+
+@fault("noise")
 class UniformNoise(Trainer):
     def normal(self, rng):
         return rng.uniform(-1.0, 1.0, 650)
