@@ -1,8 +1,8 @@
 """How much of a step's effect curvature has taken away until the end, as canaries show it.
 
 Where losses are curved, what a step did is pulled back by the steps after it. That happens to noise and canary alike,
-so that the effect of a canary says how much less noise a correct training may have. The effect must be a sum of weights of
-some steps (of the batches that the canary was in); how far it is below such a sum is contraction.
+so that the effect of a canary says how much less noise a correct training may have. The effect must be a sum of weights
+of some steps (of the batches that the canary was in); how far it is below such a sum is contraction.
 """
 
 from __future__ import annotations
@@ -32,12 +32,14 @@ class Fit:
         ratio: the effect over it.
         slack: how far from 1 the ratio may be by curvature and rounding.
         most: the largest sum of which the effect may be what curvature left.
+        near: the effect over the sum that it is nearest to, above or below.
     """
 
     sum: float | None
     ratio: float
     slack: float
     most: float
+    near: float = 1.0
 
     @property
     def explained(self) -> bool:
@@ -77,7 +79,8 @@ def _fit(effect: Effect, sums: FloatArray | None, clip: float) -> Fit:
     least = min(1.0 - slack, _largest_below_one(ratios))
     possible = some[(ratios >= least) & (ratios <= 1.0 + slack)]
     most = float(possible.max()) if len(possible) else float(some[nearest])
-    return Fit(float(some[nearest]), float(ratios[nearest]), slack, most)
+    near = float(ratios[int(np.argmin(np.abs(np.log(np.maximum(ratios, 1e-300)))))])
+    return Fit(float(some[nearest]), float(ratios[nearest]), slack, most, near)
 
 
 def _largest_below_one(ratios: FloatArray) -> float:
@@ -94,15 +97,17 @@ def least_noise(effects: Sequence[Effect], declared: Declared, clip: float, erro
     if declared.run.steps == 1:
         return 1.0, 1.0
     fits = [fit(effect, declared, clip) for effect in effects]
-    kept = min(effect.along / clip / each.most for effect, each in zip(effects, fits, strict=True))
-    kept = min(kept, 1.0)
+    if declared.is_plain or declared.is_certain:
+        kept = min(1.0, *(effect.along / clip / each.most for effect, each in zip(effects, fits, strict=True)))
+    else:  # sums lie too close to tell what is missing: as much as effects are not straight
+        kept = min(max(1.0 - each.slack, 0.0) for each in fits)
     if declared.is_certain:
         power = 1.0
     else:
         mean = float(np.mean(np.abs(declared.weights)))
-        taken = max(1.0, sum(each.most for each in fits) / mean)
+        taken = max(len(fits), sum(each.most for each in fits) / mean)
         power = 1.0 / error ** (1.0 / taken)
     least = kept ** (2.0 * power)
-    if declared.sums is None or not declared.is_plain:  # sums lie too close to tell what is missing
+    if declared.sums is None or not (declared.is_plain or declared.is_certain):
         least = min(least, UNKNOWN)
     return float(np.clip(least, declared.last, 1.0)), kept**2

@@ -10,6 +10,7 @@ Worlds that share noise and batches have next to no rest.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +18,8 @@ import numpy as np
 from lastiterate.arrays import FloatArray, IntArray
 
 _SHARED = 0.05  # the most of the noise of two models that may be left in their difference
+_BENT, _STRAIGHT = 1e-4, 1e-3  # rests over effects that are there, and that are not
+_SHARE_OF_QUIET = 8
 _NEXT_TO_NONE = 0.01  # or of the effect itself, where there is no noise
 
 
@@ -77,20 +80,26 @@ def along_at_random(rest: FloatArray, direction: FloatArray) -> float:
 
 
 def quiet(effect: Effect) -> IntArray:
-    """A quarter of the canary's coordinates in which its effect is most nearly the same: where there is no curvature.
+    """An eighth of the canary's coordinates in which its effect is most nearly the same: where there is no curvature.
 
     In coordinates that no gradient moves the effect is the sum of weights itself. Others differ, in their own ways.
     """
     which = np.flatnonzero(effect.direction)
     shares = effect.along + effect.rest[which] / effect.direction[which]
     order = np.argsort(shares, kind="stable")
-    count = max(1, len(which) // 4)
+    count = max(1, len(which) // _SHARE_OF_QUIET)
     widths = shares[order[count - 1 :]] - shares[order[: len(which) - count + 1]]
     begin = int(np.argmin(widths))
     low, high = shares[order[begin]], shares[order[begin + count - 1]]
     rounding = 1e-9 * max(abs(low), abs(high))
     among = (shares >= low - rounding) & (shares <= high + rounding)
     return np.asarray(which[among], np.int64)
+
+
+def is_dead(effects: Sequence[Effect], quiet_ones: Sequence[Effect]) -> bool:
+    """Whether effects bend, but not in the quiet coordinates at all: no gradient moves these, whatever the batches."""
+    seen = [(one, part) for one, part in zip(effects, quiet_ones, strict=True) if one.took_part]
+    return bool(seen) and all(one.spread > _BENT and part.spread < _STRAIGHT * one.spread for one, part in seen)
 
 
 def restricted(effect: Effect, which: IntArray) -> Effect:

@@ -11,10 +11,11 @@ import numpy as np
 from lastiterate.arrays import FloatArray, IntArray
 from lastiterate.checking.contraction import UNKNOWN, UNKNOWN_OF_A_TENSOR, least_noise
 from lastiterate.checking.declared import Declared
-from lastiterate.checking.effects import Effect, in_tensor, restricted
+from lastiterate.checking.effects import Effect, in_tensor, is_dead, restricted
 from lastiterate.checking.noise import (
     QUIET,
     Allowance,
+    Excess,
     Spread,
     noise_row,
     repeated_row,
@@ -77,14 +78,16 @@ class Measured:
         like, names = self.like, self.like.names
         spread = spread_between(self.plain, self.declared)
         everything = np.concatenate([self._within(tensor) for tensor in self.moved])
-        rows = [self._noise_row(spread.of(everything), None, self._allowance(effects, clip))]
+        excess = self._excess(spread)
+        rows = [self._noise_row(spread.of(everything), None, self._allowance(effects, clip), excess)]
         if still is not None:
             seen = [restricted(effect, still) for effect in effects]
-            row = self._noise_row(spread.of(still), None, self._allowance(seen, clip))
+            dead = is_dead(effects, seen)
+            row = self._noise_row(spread.of(still), None, self._allowance(seen, clip), replace(excess, dead=dead))
             rows.append(replace(row, name=QUIET))
         for tensor in self.moved if len(names) > 1 else ():
             allowance = self._allowance(effects, clip, like.slices[tensor])
-            row = self._noise_row(spread.of(self._within(tensor)), names[tensor], allowance)
+            row = self._noise_row(spread.of(self._within(tensor)), names[tensor], allowance, None)
             rows.append(
                 without_sampling(
                     row, self.plain[:, like.slices[tensor]], like.shapes[tensor], self.declared, self.error
@@ -108,9 +111,13 @@ class Measured:
         where = self.like.slices[tensor]
         return np.arange(where.start, where.stop)
 
-    def _noise_row(self, spread: Spread, tensor: str | None, allowance: Allowance) -> Row:
-        excess = tensor is None
-        return noise_row(spread, tensor, self.declared, allowance, self.error, self.batch_size, excess=excess)
+    def _noise_row(self, spread: Spread, tensor: str | None, allowance: Allowance, excess: Excess | None) -> Row:
+        return noise_row(spread, tensor, self.declared, allowance, self.error, self.batch_size, excess)
+
+    def _excess(self, spread: Spread) -> Excess:
+        ends = [spread.of(self._within(tensor)).interval(self.error)[1:] for tensor in self.moved]
+        alike = len(ends) > 1 and max(low for low, _ in ends) <= min(high for _, high in ends)
+        return Excess(alike, len(ends) == 1)
 
     def _allowance(self, effects: Sequence[Effect], clip: float, where: slice | None = None) -> Allowance:
         """What canaries say that curvature takes, of all or of a tensor."""

@@ -24,6 +24,7 @@ LARGE_BATCH = 200.0  # examples that would have to be in a batch to add what rep
 _LEAST_REPEATED = 3.0  # the factor of repeated noise that is told from sampling
 _QUARTER, _LOUD = 0.25, 0.9
 _SHARP = 1.6  # width of an interval that tells one factor from another
+_MORE = 1.1  # more than so many times the declared variance, where nothing adds to it, is too much
 _NOTABLE = 1.5  # more than so many times the declared variance: sampling hides the noise
 _BATCH_HINT = 3.0  # from this factor on a mistaken batch size is worth a word
 _FEWEST = 30  # numbers that two tensors must have for their noise to be compared
@@ -38,6 +39,21 @@ class Allowance:
     expected: float
     least: float
     seen: bool
+
+
+@dataclass(frozen=True)
+class Excess:
+    """What tells too much noise from what else makes models differ.
+
+    Attributes:
+        alike: whether there are several tensors, all with the same ratio, which initial values do not have.
+        single: whether there is only one tensor.
+        dead: whether these are parameters that no gradient moves, so that sampling adds nothing.
+    """
+
+    alike: bool
+    single: bool
+    dead: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,10 +103,9 @@ def noise_row(
     allowance: Allowance,
     error: float,
     batch_size: float | None,
-    *,
-    excess: bool,
+    excess: Excess | None,
 ) -> Row:
-    """The noise of a tensor, or of all; ``excess``: whether too much of it is looked at."""
+    """The noise of a tensor, or of all; without ``excess`` too much of it is not looked at."""
     measured, low, high = spread.interval(error)
     status, advice = _judge(spread, (measured, low, high), declared, allowance, error, batch_size, excess)
     return Row(NAME, tensor, measured, 1.0, low, high, status, advice)
@@ -103,7 +118,7 @@ def _judge(
     allowance: Allowance,
     error: float,
     batch_size: float | None,
-    excess: bool,
+    excess: Excess | None,
 ) -> tuple[Status, str]:
     measured, low, high = interval
     if high < allowance.least * (1.0 - ROUNDING) and (allowance.seen or spread.of_the_loud() < allowance.least):
@@ -112,7 +127,7 @@ def _judge(
         why = "curvature of the loss, or noise that is too small" if allowance.seen else _UNSEEN
         return "cannot tell", f"less than declared: {why}; train for fewer steps or with a smaller learning rate"
     quiet = spread.of_the_quiet(error)
-    if not excess or quiet <= 1.0 + ROUNDING:
+    if excess is None or quiet <= 1.0 + ROUNDING:
         return "ok", ""
     size = len(spread.ratios)
     needed = (quiet - 1.0) * size * declared.variance / (declared.squares * declared.run.clip_norm**2)
@@ -121,13 +136,16 @@ def _judge(
             f"{measured:.3g} times the variance declared, as if all {declared.run.steps} steps added the same noise: "
             "look where the generator of the noise is seeded"
         )
-    if needed > (1.5 * batch_size if batch_size is not None else MOST_BATCH):
+    most = 1.5 * batch_size if batch_size is not None else MOST_BATCH
+    if (needed > most or (excess.dead and low > _MORE)) and (
+        excess.alike or (batch_size is not None and excess.single)
+    ):
         return "fault", _too_much(measured, declared)
     if quiet > _NOTABLE:
-        known = "" if batch_size is not None else "; give batch_size, and the two can be told apart"
+        known = "" if batch_size is not None else "; with batch_size sampling is told apart"
         return "cannot tell", (
-            f"{measured:.3g} times the variance declared: more noise than declared, or that of sampling, which hides "
-            f"the other{known}"
+            f"{measured:.3g} times the variance declared: more noise than declared, or that of sampling, or initial "
+            f"values that follow the seed (give initial), which hide it{known}"
         )
     return "ok", ""
 

@@ -37,7 +37,7 @@ def presence_row(small: Effect, half: Effect, loud: Effect, clip: float, floor: 
     status: Status = "fault" if low > _DISPLACED else "ok" if unsure < 1.0 else "cannot tell"
     why = (
         "a canary changes what others do, however small it is: look whether sums are divided by the batch size that "
-        "was drawn instead of the expected one, examples are clipped in groups, or the number of steps depends on the data"
+        "was drawn instead of the expected one, examples are clipped in groups, or the number of steps depends on data"
     )
     return Row(PRESENCE, None, measured, 0.0, low, high, status, why if status == "fault" else "")
 

@@ -49,7 +49,11 @@ def _judge(
     mean, low, high = float(ratios.mean()), float(ratios.min()), float(ratios.max())
     steps = declared.run.steps
     # Curvature takes away by what step it was: one factor for all is none, unless all were in at the same steps.
-    common = high - low < _COMMON * abs(mean) and not declared.is_certain and steps ** (1.0 - len(fits)) < error
+    near = np.array([each.near for each in fits])
+    if np.ptp(near) < np.ptp(ratios):
+        mean = float(near.mean())
+    common = min(np.ptp(near), np.ptp(ratios)) < _COMMON * abs(mean)
+    common = common and not declared.is_certain and steps ** (1.0 - len(fits)) < error
     if steps == 1 or common or high > _NO_CURVATURE + max(each.slack for each in fits):
         return "fault", (
             f"steps count {mean:.4g} times what is declared: look at the learning rate, which is that of the sum of "

@@ -57,7 +57,7 @@ def _counted(effects: Sequence[Effect], declared: Declared, clip: float) -> Coun
         found = fit_freely(effect, declared, clip)
         if found.sum is None or not 0.3 <= found.ratio <= 1.3:
             return None
-        least.append(round(found.sum / declared.weights[0]))
+        least.append(max(1, round(effect.along / clip / found.near / declared.weights[0])))
         most.append(max(round(found.most / declared.weights[0]), least[-1]))
     return Counts(tuple(least), tuple(most))
 
@@ -92,7 +92,8 @@ def _spread_row(counts: Counts, declared: Declared, error: float) -> Row:
         return not_checked(SPREAD, "counts are not known well enough")
     found = max(counts.least) - min(counts.least)
     law = _range_law(declared.run.steps, rate, seeds)
-    low, high = int(np.searchsorted(law, error / 2.0)), int(np.searchsorted(law, 1.0 - error / 2.0))
+    # Too little spread is what matters: it has most of the error.
+    low, high = int(np.searchsorted(law, 0.9 * error)), int(np.searchsorted(law, 1.0 - 0.1 * error))
     expected = float(np.sum(1.0 - law))
     status: Status = "fault" if found < low or found > high else "ok"
     less = found < low

@@ -37,9 +37,9 @@ class Plan:
 
 
 def plan(models: int, *, with_shapes: bool) -> Plan:
-    """Most models measure the noise; the canary is put to as many seeds as are left."""
+    """Half of the models measure the noise; to as many of their seeds the canary is put."""
     left = models - 1 - (OTHER_SHAPES if with_shapes else 0)
-    pairs = max(1, left * 2 // 5)
+    pairs = max(1, left // 2)
     return Plan(models, left - pairs, pairs)
 
 

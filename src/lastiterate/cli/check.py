@@ -63,7 +63,8 @@ def check(
     """Is a training what its run says? Seconds, for CI.
 
     A few models are trained, with canaries of made-up gradients and without. Noise, clipping, batches, steps and seeds
-    are measured and compared with the run, which options describe, or run = lastiterate.DPSGD(...) in the file.
+    are measured and compared with the run, which options describe, or run = lastiterate.DPSGD(...) in the file. The
+    file may also define batch_size and initial, as lastiterate.check takes them.
 
     \b
     Exit status 1: a fault. 4: it cannot tell.
@@ -77,7 +78,7 @@ def check(
 
     given = [path for path in (plot, junit) if path is not None]
     check_apart(
-        {"--plot": given_files_of(plot), "--junit": given_files_of(junit)},
+        {"--plot": _written(plot), "--junit": _written(junit)},
         {"--trainer": given_files(trainer.rpartition(":")[0])},
     )
     if given:
@@ -88,7 +89,7 @@ def check(
     raise typer.Exit(_finish(result, subject, plot, junit, json))
 
 
-def given_files_of(path: Path | None) -> list[Path]:
+def _written(path: Path | None) -> list[Path]:
     """A file that is to be written, if one is."""
     return [] if path is None else [path]
 
@@ -135,7 +136,8 @@ def _checked(
         canary,  # type: ignore[arg-type]  # the option takes no other word
         seed,
         error,
-        batch_size=batch_size,
+        batch_size=subject.batch_size if batch_size is None else batch_size,
+        initial=subject.initial,
         told=told,
     )
 
