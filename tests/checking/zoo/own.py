@@ -12,9 +12,9 @@ RATE = 2e-4
 DECLARED = DPSGD(40, 0.1, 2.0, optimizer=SGD(RATE, momentum=0.5))
 OTHERS = {
     "right": ("", {}),
-    "seven_tenths_of_the_noise": ("noise", {"noise_multiplier": 1.4}),
+    "half_the_noise": ("noise", {"noise_multiplier": 1.0}),
     "clipping_norm": ("clipping", {"clip_norm": 1.5, "noise_multiplier": 2.0 / 1.5}),
-    "sample_rate": ("participation", {"sample_rate": 0.25}),
+    "sample_rate": ("participation", {"sample_rate": 0.5}),
     "momentum": ("optimizer", {"optimizer": SGD(RATE)}),
 }
 
