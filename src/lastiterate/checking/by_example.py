@@ -58,7 +58,9 @@ def _taking_part_row(measured: Measured, effects: list[FloatArray]) -> Row:
     if max(norms) > 0.3 * noise and max(norms) > declared.most * declared.run.clip_norm:
         return cannot_tell(RATE, expected, "models with and without the canary do not share noise and batches")
     seeds, took = len(norms), sum(norm > 0.0 for norm in norms)
-    low = float(beta.ppf(measured.error / 2.0, took, seeds - took + 1)) if took else 0.0
+    if not took:
+        return cannot_tell(RATE, expected, "the canary has no effect at any seed: it is never in, or has no gradient")
+    low = float(beta.ppf(measured.error / 2.0, took, seeds - took + 1))
     high = float(beta.isf(measured.error / 2.0, took + 1, seeds - took)) if took < seeds else 1.0
     status: Status = "ok" if low <= expected <= high else "fault"
     why = "the share of seeds at which the canary has an effect is not that of the declared sample rate"

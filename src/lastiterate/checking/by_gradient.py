@@ -128,11 +128,13 @@ def _clipping_rows(found: _Canaries, clip: float) -> list[Row]:
         return [cannot_tell(name, None, _TOO_RARE) for name in names]
     small, half = shapes["small"], shapes["half"]
     best = next(effect for effect in found.pairs if effect.number == small.number)
-    bent = clipping.bent(half, small)
+    bent, coordinate = clipping.bent(half, small), like.names[found.tensors["coordinate"]]
     rows = [
         clipping.norm_row(best, small, like, measured.moved, bent),
         clipping.small_row(half, small, bent),
-        clipping.coordinate_row(shapes["coordinate"], small, like.names[found.tensors["coordinate"]], bent),
+        clipping.coordinate_row(
+            shapes["coordinate"], small, found.still(), like.names[found.tensors["coordinate"]], bent
+        ),
     ]
     if "tensor" in shapes and len(like.names) > 1:
         rows.append(clipping.tensor_row(shapes["tensor"], small, like.names[found.tensors["tensor"]], bent))

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from lastiterate.arrays import FloatArray
+from lastiterate.arrays import FloatArray, IntArray
 from lastiterate.checking.canaries import HALF, SMALL
 from lastiterate.checking.effects import Effect, along_at_random, restricted
 from lastiterate.checking.parameters import Parameters
@@ -136,8 +136,10 @@ def small_row(half: Effect, small: Effect, bent: float) -> Row:
     return with_advice(row, why)
 
 
-def coordinate_row(one: Effect, small: Effect, tensor: str, bent: float) -> Row:
-    """A canary on one coordinate must count a clipping norm."""
+def coordinate_row(one: Effect, small: Effect, still: IntArray | None, tensor: str, bent: float) -> Row:
+    """A canary on one coordinate must count a clipping norm; ``still`` ones show what curvature took from others."""
+    if still is not None and small.along:
+        bent += (1.0 + _DIRECTIONS) * max(restricted(small, still).along / small.along - 1.0, 0.0)
     row = ratio_row(COORDINATE, tensor, one, small, SMALL, _DIRECTIONS, bent)
     if row.status == "fault" and row.measured is not None and row.measured < 1.0:
         why = "one coordinate counts less than a clipping norm: curvature along it, or another norm than the Euclidean"

@@ -53,6 +53,13 @@ class Declared:
         """The most that one example can weigh: it is in every batch."""
         return float(np.sum(np.abs(self.weights)))
 
+    def reach(self, models: int, error: float) -> float:
+        """How far the sum of an example's weights, over models, may be from its mean, by Bernstein's inequality."""
+        doubt = float(np.log(2.0 / error))
+        variance = models * float(np.sum(self.weights**2 * self.rates * (1.0 - self.rates)))
+        largest = float(np.abs(self.weights).max()) / 3.0
+        return largest * doubt + float(np.sqrt((largest * doubt) ** 2 + 2.0 * variance * doubt))
+
     @cached_property
     def repeated(self) -> float:
         """By which factor the variance of the noise grows if every step adds the same noise."""

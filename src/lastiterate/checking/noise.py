@@ -127,7 +127,7 @@ def _judge(
         why = "curvature of the loss, or noise that is too small" if allowance.seen else _UNSEEN
         return "cannot tell", f"less than declared: {why}; train for fewer steps or with a smaller learning rate"
     quiet = spread.of_the_quiet(error)
-    if excess is None or quiet <= 1.0 + ROUNDING:
+    if excess is None or min(quiet, low) <= 1.0 + ROUNDING:
         return "ok", ""
     size = len(spread.ratios)
     needed = (quiet - 1.0) * size * declared.variance / (declared.squares * declared.run.clip_norm**2)

@@ -25,7 +25,7 @@ _HARMLESS = 0.9  # curvature of such a size needs no word
 def steps_row(effects: Sequence[Effect], declared: Declared, clip: float, error: float, still: bool) -> Row:
     """The effect of a canary over the nearest sum of weights; ``still``: the noise shows that nothing contracts."""
     if not all(effect.shared for effect in effects):
-        return _unshared_row(effects, declared)
+        return _unshared_row(effects, declared, error)
     seen = [effect for effect in effects if effect.took_part]
     if not seen:
         return cannot_tell(NAME, 1.0, "the canary was in no batch: more models, or more steps")
@@ -35,7 +35,9 @@ def steps_row(effects: Sequence[Effect], declared: Declared, clip: float, error:
     freely = [fit_freely(effect, declared, clip) for effect in seen]
     if all(each.is_close for each in freely):  # whole steps, though perhaps not those declared: see participation
         fits = freely
-    ratios = np.array([each.ratio for each in fits])
+    ratios, near = np.array([each.ratio for each in fits]), np.array([each.near for each in fits])
+    if np.ptp(near) < np.ptp(ratios):  # one factor above 1 explains more than curvature
+        ratios = near
     low, high = float(ratios.min()), float(ratios.max())
     status, advice = _judge(fits, ratios, declared, error, still)
     return Row(NAME, None, float(ratios.mean()), 1.0, low, high, status, advice)
@@ -49,19 +51,16 @@ def _judge(
     mean, low, high = float(ratios.mean()), float(ratios.min()), float(ratios.max())
     steps = declared.run.steps
     # Curvature takes away by what step it was: one factor for all is none, unless all were in at the same steps.
-    near = np.array([each.near for each in fits])
-    if np.ptp(near) < np.ptp(ratios):
-        mean = float(near.mean())
-    common = min(np.ptp(near), np.ptp(ratios)) < _COMMON * abs(mean)
-    common = common and not declared.is_certain and steps ** (1.0 - len(fits)) < error
+    alike = high - low < _COMMON * abs(mean)
+    common = alike and not declared.is_certain and steps ** (1.0 - len(fits)) < error
     if steps == 1 or common or high > _NO_CURVATURE + max(each.slack for each in fits):
         return "fault", (
             f"steps count {mean:.4g} times what is declared: look at the learning rate, which is that of the sum of "
             f"gradients ({'if' if _hint(mean) else 'not of their mean'}{_hint(mean)}), and at what the optimizer does"
         )
-    if still and steps > 1 and not declared.is_certain:
+    if still and not declared.is_certain and any(each.near > 1.0 + each.slack for each in fits):
         return "fault", (
-            "steps count otherwise than declared, by factors that differ, and curvature is none: look whether sums are "
+            "steps count more than declared, by factors that differ, and curvature is none: look whether sums are "
             "divided by the batch size that was drawn instead of the expected one, and at the schedule"
         )
     if low >= _HARMLESS:
@@ -78,14 +77,16 @@ def _hint(mean: float) -> str:
     return f" {factor:.3g} is about the size of a batch, divide by it" if factor > 3.0 else ""
 
 
-def _unshared_row(effects: Sequence[Effect], declared: Declared) -> Row:
-    """With noise between the worlds: no canary may count more than in every batch."""
+def _unshared_row(effects: Sequence[Effect], declared: Declared, error: float) -> Row:
+    """With noise between the worlds: on average no canary may count more than in as many batches as can be expected."""
     count = len(effects)
     summed = sum(effect.along for effect in effects)
     margin = float(np.sqrt(sum(effect.margin**2 for effect in effects)))
-    low, high = (summed - margin) / count / declared.most, (summed + margin) / count / declared.most
+    expected = count * float(np.sum(declared.weights * declared.rates))
+    most = min(expected + declared.reach(count, error), count * declared.most)
+    low, high = (summed - margin) / most, (summed + margin) / most
     if low > 1.0:
-        why = "a canary counts more than a clipping norm in every batch: look at clipping and at the learning rate"
-        return Row(NAME, None, summed / count / declared.most, 1.0, low, high, "fault", why)
+        why = "a canary counts more than a clipping norm in its batches: look at clipping and at the learning rate"
+        return Row(NAME, None, summed / most, 1.0, low, high, "fault", why)
     why = "models with and without a canary do not share noise and batches, so that its effect is lost in the noise"
     return Row(NAME, None, None, 1.0, None, None, "cannot tell", why)

@@ -158,10 +158,7 @@ def _weighted_row(effects: Sequence[Effect], declared: Declared, clip: float, er
         status: Status = "ok" if _kept(fits) else "cannot tell"
         low, high = min(ratios) * rate, max(ratios) * rate
         return Row(RATE, None, float(np.mean(ratios)) * rate, rate, low, high, status, "" if status == "ok" else _LOST)
-    doubt = np.log(2.0 / error)
-    variance = seeds * float(np.sum(weights**2 * rates * (1.0 - rates)))
-    largest = float(np.abs(weights).max()) / 3.0
-    reach = largest * doubt + np.sqrt((largest * doubt) ** 2 + 2.0 * variance * doubt)
+    reach = declared.reach(seeds, error)
     low, high = (summed - reach) / seeds / total, (summed / _KEPT + reach) / seeds / total
     measured = summed / seeds / total
     if low <= rate <= high:
