@@ -92,11 +92,11 @@ def test_the_canary_counts_as_much_as_the_declared_weights_say(optimizer):
 def test_worlds_share_random_numbers_only_if_they_say_so():
     run, canary = run_of(20, 0.1, 1.0), canary_of(Linear())
     sizes = {}
-    for pairing in ("shared", "independent", "entangled"):
+    for pairing in ("shared", "noise", "independent", "entangled"):
         train = Trainer(run, Linear(), pairing)
         sizes[pairing] = np.std(train(5, canary)["parameters"] - train(5, False)["parameters"])
         assert np.array_equal(vector(train(5, False)), vector(train(5, False)))
-    assert sizes["shared"] < 1e-9 < RATE * 0.2 < min(sizes["independent"], sizes["entangled"])
+    assert sizes["shared"] < 1e-9 < sizes["noise"] < min(sizes["independent"], sizes["entangled"])
 
 
 def test_there_is_a_fault_of_every_category_and_no_name_twice():
@@ -126,7 +126,7 @@ def test_correct_trainings_are_of_many_kinds():
     kinds = [correct(number) for number in range(100)]
     assert {each.run.sampling for each in kinds} == {"poisson", "shuffled", "fixed", "full"}
     assert {type(each.train.model) for each in kinds} == {Linear, Logistic, Network}
-    assert {each.train.pairing for each in kinds} == {"shared", "independent", "entangled"}
+    assert {each.train.pairing for each in kinds} == {"shared", "noise", "independent", "entangled"}
     assert {each.initial is None for each in kinds} == {True, False}
     assert len({each.run for each in kinds}) > 90
     assert CANARY == EXAMPLES

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from lastiterate.arrays import FloatArray, IntArray
 from lastiterate.checking import clipping
 from lastiterate.checking.canaries import HALF, SMALL, loud, one_coordinate, spread
-from lastiterate.checking.effects import Effect, effect_of, quiet, restricted
+from lastiterate.checking.effects import Effect, effect_of, quiet, restricted, share_batches
 from lastiterate.checking.measured import Measured
 from lastiterate.checking.noise import QUIET
 from lastiterate.checking.normalisation import PRESENCE, presence_row
@@ -54,6 +54,9 @@ class _Canaries:
 def gradient_rows(measured: Measured) -> tuple[list[Row], list[str]]:
     """All rows, and what else was noticed."""
     found = _trained(measured)
+    if not share_batches(found.pairs, measured.plain, measured.declared.run.clip_norm, measured.floor):
+        found.pairs = [replace(effect, shared=False) for effect in found.pairs]
+        found.shapes = {name: replace(effect, shared=False) for name, effect in found.shapes.items()}
     small, clip = found.shapes.get("small"), 1.0
     if small is not None and small.took_part:
         best = next(effect for effect in found.pairs if effect.number == small.number)

@@ -20,6 +20,10 @@ from lastiterate.arrays import FloatArray, IntArray
 _SHARED = 0.05  # the most of the noise of two models that may be left in their difference
 _BENT, _STRAIGHT = 1e-4, 1e-3  # rests over effects that are there, and that are not
 _SHARE_OF_QUIET = 8
+_ROUNDINGS = 10.0  # how many times rounding what a canary does besides must be, to be looked at
+_SEEDS = 3  # at so many seeds
+_ALIKE = 0.15  # cosine between what it does at two seeds
+_SHARES, _CHANCE = 3.0, 4.0  # of a cosine with the noise: what sampling explains, and standard deviations of chance
 _NEXT_TO_NONE = 0.01  # or of the effect itself, where there is no noise
 
 
@@ -118,3 +122,27 @@ def in_tensor(effect: Effect, where: slice) -> float:
     """``along`` as this tensor alone shows it."""
     part = effect.direction[where]
     return effect.along + float(effect.rest[where] @ part) / float(part @ part)
+
+
+def share_batches(effects: Sequence[Effect], models: FloatArray, clip_norm: float, floor: float) -> bool:
+    """Whether worlds share batches too, by what a canary does besides; ``models`` are those without it, one a row.
+
+    Curvature answers one canary in much the same way at every seed, and division by another batch size scales the noise
+    of the model itself. Other batches have next to nothing in common with either, and may hide in noise that is shared.
+    """
+    some = [effect for effect in effects if np.linalg.norm(effect.rest) > _ROUNDINGS * floor]
+    if len(some) < _SEEDS:
+        return True
+    rests = _units(np.array([effect.rest for effect in some]))
+    if (float(np.sum(rests.sum(axis=0) ** 2)) - len(rests)) / (len(rests) * (len(rests) - 1)) > _ALIKE:
+        return True
+    around = models - models.mean(axis=0)
+    own = abs(float(np.mean(np.sum(rests * _units(around[[effect.number for effect in some]]), axis=1))))
+    # Of the noise between models, what other batches can make up, and chance.
+    noise = 2.0 * float(np.mean(np.sum(around**2, axis=1)))
+    share = sum(float(effect.rest @ effect.rest) for effect in some) / len(some) * clip_norm**2 / noise
+    return own > _SHARES * np.sqrt(share) + _CHANCE / np.sqrt(rests.size)
+
+
+def _units(rows: FloatArray) -> FloatArray:
+    return np.asarray(rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-300))

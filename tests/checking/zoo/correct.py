@@ -44,7 +44,7 @@ def correct(number: int) -> Correct:
         optimizer=_optimizer(rng, steps),
     )
     model = (Linear(), Logistic(), Network())[int(rng.integers(3))]
-    pairing = str(rng.choice(["shared", "shared", "independent", "entangled"]))
+    pairing = str(rng.choice(["shared", "shared", "noise", "independent", "entangled"]))
     draws_start = bool(rng.integers(2)) and isinstance(model, Network)
     return Correct(run, Trainer(run, model, pairing, draws_start))
 

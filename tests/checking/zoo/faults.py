@@ -399,9 +399,9 @@ class TheCanaryMakesOthersWeighLess(Trainer):
         return others * (0.95 if present else 1.0) + noise
 
 
-@fault("normalisation")
+@fault("normalisation", found=False)
 class TheCanaryAddsAStep(Trainer):
-    """One more example makes one more batch."""
+    """One more example makes one more batch. Its noise is not told from that of worlds that share less."""
 
     def steps(self, present):
         return self.run.steps + bool(present)

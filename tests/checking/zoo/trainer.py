@@ -17,8 +17,8 @@ CANARY = EXAMPLES  # its index: behind those of the examples
 class Trainer:
     """Algorithm 1 of the paper for one model.
 
-    ``pairing`` says what both worlds of a seed have in common: ``"shared"`` batches and noise; nothing that is
-    ``"independent"``; or, ``"entangled"``, one stream of random numbers from which the canary takes its own.
+    ``pairing`` says what both worlds of a seed have in common: ``"shared"`` batches and noise; ``"noise"`` alone; nothing
+    that is ``"independent"``; or, ``"entangled"``, one stream of random numbers from which the canary takes its own.
     """
 
     run: DPSGD
@@ -49,8 +49,10 @@ class Trainer:
         if self.pairing == "entangled":
             one = np.random.default_rng(seed)
             return one, one, start
-        world = int(present) if self.pairing == "independent" else 0
-        return np.random.default_rng([seed, 0, world]), np.random.default_rng([seed, 1, world]), start
+        batches, noise = (
+            int(present and self.pairing in apart) for apart in (("independent", "noise"), ("independent",))
+        )
+        return np.random.default_rng([seed, 0, batches]), np.random.default_rng([seed, 1, noise]), start
 
     def optimizer(self) -> SGD:
         """What the trainer does, whatever is declared."""
