@@ -135,9 +135,7 @@ def _clipping_rows(found: _Canaries, clip: float) -> list[Row]:
     rows = [
         clipping.norm_row(best, small, like, measured.moved, bent),
         clipping.small_row(half, small, bent),
-        clipping.coordinate_row(
-            shapes["coordinate"], small, found.still(), like.names[found.tensors["coordinate"]], bent
-        ),
+        clipping.coordinate_row(shapes["coordinate"], small, found.still(), coordinate, bent),
     ]
     if "tensor" in shapes and len(like.names) > 1:
         rows.append(clipping.tensor_row(shapes["tensor"], small, like.names[found.tensors["tensor"]], bent))

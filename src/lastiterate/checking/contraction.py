@@ -101,13 +101,17 @@ def least_noise(effects: Sequence[Effect], declared: Declared, clip: float, erro
         kept = min(1.0, *(effect.along / clip / each.most for effect, each in zip(effects, fits, strict=True)))
     else:  # sums lie too close to tell what is missing: as much as effects are not straight
         kept = min(max(1.0 - each.slack, 0.0) for each in fits)
+    tells = True
     if declared.is_certain:
         power = 1.0
     else:
         mean = float(np.mean(np.abs(declared.weights)))
         taken = max(len(fits), sum(each.most for each in fits) / mean)
         power = 1.0 / error ** (1.0 / taken)
+        tells = (
+            declared.run.steps ** -float(taken) < error
+        )  # else all may have been in the last step, which shows nothing
     least = kept ** (2.0 * power)
-    if declared.sums is None or not (declared.is_plain or declared.is_certain):
+    if not tells or declared.sums is None or not (declared.is_plain or declared.is_certain):
         least = min(least, UNKNOWN)
     return float(np.clip(least, declared.last, 1.0)), kept**2
