@@ -141,7 +141,7 @@ def share_batches(effects: Sequence[Effect], models: FloatArray, clip_norm: floa
     # Of the noise between models, what other batches can make up, and chance.
     noise = 2.0 * float(np.mean(np.sum(around**2, axis=1)))
     share = sum(float(effect.rest @ effect.rest) for effect in some) / len(some) * clip_norm**2 / noise
-    return own > _SHARES * np.sqrt(share) + _CHANCE / np.sqrt(rests.size)
+    return bool(own > _SHARES * np.sqrt(share) + _CHANCE / np.sqrt(rests.size))
 
 
 def _units(rows: FloatArray) -> FloatArray:

@@ -17,8 +17,8 @@ CANARY = EXAMPLES  # its index: behind those of the examples
 class Trainer:
     """Algorithm 1 of the paper for one model.
 
-    ``pairing`` says what both worlds of a seed have in common: ``"shared"`` batches and noise; ``"noise"`` alone; nothing
-    that is ``"independent"``; or, ``"entangled"``, one stream of random numbers from which the canary takes its own.
+    ``pairing`` says what both worlds of a seed have in common: ``"shared"`` batches and noise; ``"noise"`` alone;
+    nothing (``"independent"``); or one stream of random numbers from which the canary takes its own (``"entangled"``).
     """
 
     run: DPSGD
