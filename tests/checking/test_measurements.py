@@ -6,7 +6,7 @@ from scipy.stats import chi2
 
 import lastiterate as li
 from lastiterate.checking.clipping import ratio_row
-from lastiterate.checking.contraction import fit, least_noise
+from lastiterate.checking.contraction import UNKNOWN, fit, least_noise
 from lastiterate.checking.declared import Declared
 from lastiterate.checking.effects import effect_of, is_dead, quiet, restricted
 from lastiterate.checking.noise import Spread
@@ -80,10 +80,11 @@ def test_a_fit_names_the_sum_of_weights():
 def test_contraction_that_was_seen_late_may_be_more_in_all():
     few = least_noise([_effect(0.9)], PLAIN, 1.0, 1e-4)[0]
     many = least_noise([_effect(8.9) for _ in range(8)], PLAIN, 1.0, 1e-4)[0]
-    none = least_noise([_effect(3)], PLAIN, 1.0, 1e-4)[0]
+    none = least_noise([_effect(3), _effect(4)], PLAIN, 1.0, 1e-4)[0]
     assert few == pytest.approx(PLAIN.last)
     assert few < many < none
     assert none == pytest.approx(1.0)
+    assert least_noise([_effect(1)], PLAIN, 1.0, 1e-4)[0] == UNKNOWN  # it may have been the last step
 
 
 def test_the_law_of_the_range_is_that_of_simulation():

@@ -53,6 +53,11 @@ BASES = {
     "delta": [f"{_RUN} --epsilon 1", f"{_BATCHES} --noise-multiplier 1 --epsilon 1"],
     "calibrate": ["--steps 10 --sample-rate .1 --epsilon 2 --delta 1e-5", f"{_BATCHES} --epsilon 2 --delta 1e-5"],
     "plan": ["--dataset-size 100 --epochs 2 --batch-sizes 10,20 --epsilon 2 --delta 1e-5"],
+    "check": [
+        "--trainer @mine.py:parameters --models 8",
+        "--trainer @mine.py:parameters --models 8 --json --canary example",
+        "--trainer @mine.py:parameters --models 8 --junit found.xml",
+    ],
     "audit": [
         "--trainer @mine.py:train --models 4 --method clopper-pearson --store s.sqlite --dry-run",
         "--trainer @mine.py:train --models 4 --method clopper-pearson --store s.sqlite",
@@ -80,7 +85,7 @@ FILES = ("audit.sqlite", "few.csv", "folder.png", "images.npz", "loop", "mine.py
 _NUMBERS = ["0.1", "0.5", "1", "2", "1e-3"]
 _GOOD_BY_NAME = {
     "--steps": ["1", "2", "3"],
-    "--models": ["2", "3"],
+    "--models": ["2", "3", "8"],
     "--sample-rate": [".1", "1", ".5,.5"],
     "--batch-size": ["5", "10"],
     "--epochs": ["1", "2", "0.5"],
@@ -97,6 +102,7 @@ _GOOD_BY_NAME = {
     "--text": ["@texts.txt"],
     "--held-out": ["0.2", "@texts.txt"],
     "--export": ["scores.csv", "scores.parquet"],
+    "--junit": ["found.xml"],
     "--plot": ["p.svg", "p.png", "p.html"],
     "--store": ["s.sqlite", "new/s.sqlite"],
     "--output": ["out", "out.svg"],

@@ -15,7 +15,8 @@ from lastiterate.checking.effects import Effect
 from lastiterate.checking.row import Row, Status, cannot_tell
 
 PRESENCE = "normalisation"
-_CURVATURES = 3.0  # how many times the curvature that was seen there may be
+_CURVATURES = 6.0  # how many times the curvature that was seen there may be
+_UNCLEAR = 0.3  # clipping norms that are too many, even if curvature may explain them
 _DISPLACED = 0.05  # clipping norms a participation
 
 
@@ -34,7 +35,7 @@ def presence_row(small: Effect, half: Effect, loud: Effect, clip: float, floor: 
     if is_there_anyway(half, small):
         unsure = floor * (1.0 + 2.0 * share) / unit
     low, high = max(0.0, measured - unsure), measured + unsure
-    status: Status = "fault" if low > _DISPLACED else "ok" if unsure < 1.0 else "cannot tell"
+    status: Status = "fault" if low > _DISPLACED else "ok" if measured < _UNCLEAR else "cannot tell"
     why = (
         "a canary changes what others do, however small it is: look whether sums are divided by the batch size that "
         "was drawn instead of the expected one, examples are clipped in groups, or the number of steps depends on data"
