@@ -38,7 +38,7 @@ FAULTS = [
     ("l1 norm", 1, RUN, "clipping of small gradients"),
     ("normalise", 1, RUN, "clipping of small gradients"),
     ("after averaging", 1, RUN, "clipping norm"),
-    ("micro-batches", 1, RUN, "normalisation"),
+    ("micro-batches", 1, RUN, "clipping norm"),
     ("sample rate", 2.5, RUN, "participation"),
     ("always in", 1, RUN, "participation"),
     ("twice", 1, RUN, "participation"),
