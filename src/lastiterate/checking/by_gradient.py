@@ -50,16 +50,24 @@ class _Canaries:
         seen = [effect for effect in self.pairs if effect.took_part]
         return quiet(max(seen, key=lambda effect: effect.along)) if seen else None
 
+    def clip_norm(self, still: IntArray | None) -> float:
+        """To which norm canaries are clipped, in units of the declared one, as quiet parameters show it."""
+        small = self.shapes.get("small")
+        if small is None or not small.took_part:
+            return 1.0
+        best = next(effect for effect in self.pairs if effect.number == small.number)
+        if still is not None:
+            best, small = restricted(best, still), restricted(small, still)
+        clip = max(SMALL * best.along / small.along, 1e-3) if small.along else 1.0
+        return clip if abs(clip - 1.0) > clipping.EXACT else 1.0
+
 
 def gradient_rows(measured: Measured) -> tuple[list[Row], list[str]]:
     """All rows, and what else was noticed."""
     found = _trained(measured)
-    small, clip = found.shapes.get("small"), 1.0
-    if small is not None and small.took_part:
-        best = next(effect for effect in found.pairs if effect.number == small.number)
-        clip = max(SMALL * best.along / small.along, 1e-3)
     effects = found.pairs
     still = found.still()
+    clip = found.clip_norm(still)
     rows = measured.noise_rows(effects, clip, found.unmoved, still)
     rows += _clipping_rows(found, clip)
     if still is not None:
