@@ -48,7 +48,7 @@ class _Canaries:
         if not all(effect.shared for effect in self.pairs):
             return None
         seen = [effect for effect in self.pairs if effect.took_part]
-        return quiet(max(seen, key=lambda effect: effect.along)) if seen else None
+        return quiet(max(seen, key=lambda effect: effect.spread)) if seen else None
 
     def clip_norm(self, still: IntArray | None) -> float:
         """To which norm canaries are clipped, in units of the declared one, as quiet parameters show it."""

@@ -96,10 +96,14 @@ def quiet(effect: Effect) -> IntArray:
     return np.asarray(which[among], np.int64)
 
 
-def is_dead(effects: Sequence[Effect], quiet_ones: Sequence[Effect]) -> bool:
-    """Whether effects bend, but not in the quiet coordinates at all: no gradient moves these, whatever the batches."""
-    seen = [(one, part) for one, part in zip(effects, quiet_ones, strict=True) if one.took_part]
-    return bool(seen) and all(one.spread > _BENT and part.spread < _STRAIGHT * one.spread for one, part in seen)
+def is_dead(effects: Sequence[Effect], quiet_ones: Sequence[Effect], floor: float) -> bool:
+    """Whether effects bend, but not in the quiet coordinates at all: no gradient moves these, whatever the batches.
+
+    ``floor`` is what rounding does to an effect; it must not hide whether they bend.
+    """
+    pairs = [(one, part) for one, part in zip(effects, quiet_ones, strict=True) if one.took_part]
+    bent = [(one, part) for one, part in pairs if one.spread > max(_BENT, 10.0 * floor / abs(one.along))]
+    return bool(bent) and all(part.spread < _STRAIGHT * one.spread + floor / abs(one.along) for one, part in bent)
 
 
 def restricted(effect: Effect, which: IntArray) -> Effect:

@@ -81,7 +81,7 @@ class Measured:
         rows = [self._noise_row(spread.of(everything), None, self._allowance(effects, clip), excess)]
         if still is not None:
             seen = [restricted(effect, still) for effect in effects]
-            dead = is_dead(effects, seen)
+            dead = is_dead(effects, seen, self.floor)
             row = self._noise_row(spread.of(still), None, self._allowance(seen, clip), replace(excess, dead=dead))
             rows.append(replace(row, name=QUIET))
         for tensor in self.moved if len(names) > 1 else ():
