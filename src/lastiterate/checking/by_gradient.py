@@ -10,7 +10,7 @@ import numpy as np
 from lastiterate.arrays import FloatArray, IntArray
 from lastiterate.checking import clipping
 from lastiterate.checking.canaries import HALF, SMALL, loud, one_coordinate, spread
-from lastiterate.checking.effects import Effect, effect_of, quiet, restricted
+from lastiterate.checking.effects import Effect, effect_of, quiet, restricted, still_at
 from lastiterate.checking.measured import Measured
 from lastiterate.checking.noise import QUIET
 from lastiterate.checking.normalisation import PRESENCE, presence_row
@@ -47,8 +47,7 @@ class _Canaries:
         """Parameters in which there is no curvature, as far as canaries show; None: they show nothing."""
         if not all(effect.shared for effect in self.pairs):
             return None
-        seen = [effect for effect in self.pairs if effect.took_part]
-        return quiet(max(seen, key=lambda effect: effect.spread)) if seen else None
+        return quiet(still_at(self.pairs)) if any(effect.took_part for effect in self.pairs) else None
 
     def clip_norm(self, still: IntArray | None) -> float:
         """To which norm canaries are clipped, in units of the declared one, as quiet parameters show it."""

@@ -79,6 +79,11 @@ def along_at_random(rest: FloatArray, direction: FloatArray) -> float:
     return float(np.sqrt(np.sum((rest * direction) ** 2)))
 
 
+def still_at(effects: Sequence[Effect]) -> Effect:
+    """The effect that tells best where there is no curvature: the one that bends most elsewhere."""
+    return max((effect for effect in effects if effect.took_part), key=lambda effect: effect.spread)
+
+
 def quiet(effect: Effect) -> IntArray:
     """An eighth of the canary's coordinates in which its effect is most nearly the same: where there is no curvature.
 

@@ -76,10 +76,10 @@ def _is_common(fits: Sequence[Fit], ratios: FloatArray, declared: Declared, erro
     in at the same steps.
     """
     off = abs(float(ratios.mean()) - 1.0)
-    if declared.is_certain or len(fits) < 2 or not off:
+    if declared.is_certain or declared.run.sampling == "shuffled" or len(fits) < 2 or not off:
         return False
     count = float(np.mean([abs(each.sum or 0.0) for each in fits])) / float(np.mean(np.abs(declared.weights)))
-    differ = 2.0 * float(np.ptp(ratios)) / off * np.sqrt(max(count, 1.0))
+    differ = 4.0 * float(np.ptp(ratios)) / off * np.sqrt(max(count, 1.0))
     chance = max(min(differ, 1.0), 1.0 / declared.run.steps) ** (len(fits) - 1)
     return bool(chance < error and np.ptp(ratios) < _COMMON)
 
