@@ -203,6 +203,7 @@ def test_a_trainers_own_record_is_compared_with_the_run():
         (dict(seed=-1), "seed must be an integer at least 0, got -1"),
         (dict(batch_size=0), "batch_size must be greater than 0 and finite, got 0"),
         (dict(initial=3), "initial must be a function of a seed"),
+        (dict(told=3), "told must be a function without arguments, or None, got 3"),
         (dict(train=3), "train must be a function train(seed, canary) that returns parameters, got 3"),
         (dict(train=lambda seed: 0), "train must be a trainer that takes (seed, canary)"),
         (dict(run=3), "run must be a lastiterate.DPSGD, got 3"),

@@ -63,9 +63,9 @@ def test_coordinates_without_curvature_are_found_and_show_the_sum_itself():
     part = restricted(found, which)
     assert found.along < 0.85
     assert part.along == pytest.approx(1.0)
-    assert is_dead([found], [part])
+    assert is_dead([found], [part], 0.0)
     straight = _effect(2)
-    assert not is_dead([straight], [restricted(straight, quiet(straight))])
+    assert not is_dead([straight], [restricted(straight, quiet(straight))], 0.0)
 
 
 def test_a_fit_names_the_sum_of_weights():

@@ -10,7 +10,7 @@ import numpy as np
 from lastiterate.arrays import FloatArray, IntArray
 from lastiterate.checking import clipping
 from lastiterate.checking.canaries import HALF, SMALL, loud, one_coordinate, spread
-from lastiterate.checking.effects import Effect, effect_of, quiet, restricted, share_batches
+from lastiterate.checking.effects import Effect, effect_of, quiet, restricted, share_batches, still_at
 from lastiterate.checking.measured import Measured
 from lastiterate.checking.noise import QUIET
 from lastiterate.checking.normalisation import PRESENCE, presence_row
@@ -47,8 +47,18 @@ class _Canaries:
         """Parameters in which there is no curvature, as far as canaries show; None: they show nothing."""
         if not all(effect.shared for effect in self.pairs):
             return None
-        seen = [effect for effect in self.pairs if effect.took_part]
-        return quiet(max(seen, key=lambda effect: effect.along)) if seen else None
+        return quiet(still_at(self.pairs)) if any(effect.took_part for effect in self.pairs) else None
+
+    def clip_norm(self, still: IntArray | None) -> float:
+        """To which norm canaries are clipped, in units of the declared one, as quiet parameters show it."""
+        small = self.shapes.get("small")
+        if small is None or not small.took_part:
+            return 1.0
+        best = next(effect for effect in self.pairs if effect.number == small.number)
+        if still is not None:
+            best, small = restricted(best, still), restricted(small, still)
+        clip = max(SMALL * best.along / small.along, 1e-3) if small.along else 1.0
+        return clip if abs(clip - 1.0) > clipping.EXACT else 1.0
 
 
 def gradient_rows(measured: Measured) -> tuple[list[Row], list[str]]:
@@ -57,12 +67,9 @@ def gradient_rows(measured: Measured) -> tuple[list[Row], list[str]]:
     if not share_batches(found.pairs, measured.plain, measured.declared.run.clip_norm, measured.floor):
         found.pairs = [replace(effect, shared=False) for effect in found.pairs]
         found.shapes = {name: replace(effect, shared=False) for name, effect in found.shapes.items()}
-    small, clip = found.shapes.get("small"), 1.0
-    if small is not None and small.took_part:
-        best = next(effect for effect in found.pairs if effect.number == small.number)
-        clip = max(SMALL * best.along / small.along, 1e-3)
     effects = found.pairs
     still = found.still()
+    clip = found.clip_norm(still)
     rows = measured.noise_rows(effects, clip, found.unmoved, still)
     rows += measured.everywhere_rows(effects, clip, any(row.status == "fault" for row in rows))
     rows += _clipping_rows(found, clip)

@@ -60,6 +60,8 @@ def check(
     expected = None if batch_size is None else number("batch_size", batch_size, 0.0, open_low=True)
     if initial is not None:
         function("initial", initial, "a function of a seed that returns parameters, or None")
+    if told is not None:
+        function("told", told, "a function without arguments, or None")
     trainings = Trainings(declared.run, train, integer("seed", seed, 0), told or _nothing)
     return _checked(declared, trainings, count, canary == "gradient", level, expected, initial)
 

@@ -21,9 +21,10 @@ NORM, SMALLER, COORDINATE = "clipping norm", "clipping of small gradients", "cli
 TENSOR, OTHERS = "clipping of one tensor", "clipping of others"
 EXACT = 0.02  # relative: of float32 and of curvature of second order, for canaries of one direction
 _DIRECTIONS = 0.3  # relative: by which effects in different directions may differ by curvature
-_DISPLACED = 0.1  # clipping norms by which a canary's size may move what others do
+_DISPLACED = 0.2  # clipping norms by which a canary's size may move what others do
 _BENDING = 5.0  # how much more a canary above the clipping norm bends than one of half of it, with a margin of two
 _ANYWAY = 0.3  # relative difference of two rests that are one; those of a half and of a fifth differ by 1.5
+_CURVED, _BENT_BESIDES = 0.5, 2.0  # where effects are as large besides: ratios of two directions may be so much more
 _WIDE = 0.25  # an interval of a ratio that is wider, relatively, tells nothing
 
 
@@ -138,6 +139,8 @@ def small_row(half: Effect, small: Effect, bent: float) -> Row:
 
 def coordinate_row(one: Effect, small: Effect, still: IntArray | None, tensor: str, bent: float) -> Row:
     """A canary on one coordinate must count a clipping norm; ``still`` ones show what curvature took from others."""
+    if small.spread > _CURVED:
+        bent += _BENT_BESIDES
     if still is not None and small.along:
         bent += (1.0 + _DIRECTIONS) * max(restricted(small, still).along / small.along - 1.0, 0.0)
     row = ratio_row(COORDINATE, tensor, one, small, SMALL, _DIRECTIONS, bent)

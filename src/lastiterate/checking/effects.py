@@ -83,6 +83,11 @@ def along_at_random(rest: FloatArray, direction: FloatArray) -> float:
     return float(np.sqrt(np.sum((rest * direction) ** 2)))
 
 
+def still_at(effects: Sequence[Effect]) -> Effect:
+    """The effect that tells best where there is no curvature: the one that bends most elsewhere."""
+    return max((effect for effect in effects if effect.took_part), key=lambda effect: effect.spread)
+
+
 def quiet(effect: Effect) -> IntArray:
     """An eighth of the canary's coordinates in which its effect is most nearly the same: where there is no curvature.
 
@@ -100,10 +105,14 @@ def quiet(effect: Effect) -> IntArray:
     return np.asarray(which[among], np.int64)
 
 
-def is_dead(effects: Sequence[Effect], quiet_ones: Sequence[Effect]) -> bool:
-    """Whether effects bend, but not in the quiet coordinates at all: no gradient moves these, whatever the batches."""
-    seen = [(one, part) for one, part in zip(effects, quiet_ones, strict=True) if one.took_part]
-    return bool(seen) and all(one.spread > _BENT and part.spread < _STRAIGHT * one.spread for one, part in seen)
+def is_dead(effects: Sequence[Effect], quiet_ones: Sequence[Effect], floor: float) -> bool:
+    """Whether effects bend, but not in the quiet coordinates at all: no gradient moves these, whatever the batches.
+
+    ``floor`` is what rounding does to an effect; it must not hide whether they bend.
+    """
+    pairs = [(one, part) for one, part in zip(effects, quiet_ones, strict=True) if one.took_part]
+    bent = [(one, part) for one, part in pairs if one.spread > max(_BENT, 10.0 * floor / abs(one.along))]
+    return bool(bent) and all(part.spread < _STRAIGHT * one.spread + floor / abs(one.along) for one, part in bent)
 
 
 def restricted(effect: Effect, which: IntArray) -> Effect:

@@ -11,7 +11,7 @@ import numpy as np
 from lastiterate.arrays import FloatArray, IntArray
 from lastiterate.checking.contraction import UNKNOWN, UNKNOWN_OF_A_TENSOR, least_noise
 from lastiterate.checking.declared import Declared
-from lastiterate.checking.effects import Effect, in_tensor, is_dead, restricted
+from lastiterate.checking.effects import Effect, in_tensor, is_dead, restricted, still_at
 from lastiterate.checking.noise import (
     QUIET,
     Allowance,
@@ -80,10 +80,12 @@ class Measured:
         everything = np.concatenate([self._within(tensor) for tensor in self.moved])
         excess = self._excess(spread)
         rows = [self._noise_row(spread.of(everything), None, self._allowance(effects, clip), excess)]
-        if still is not None:
+        if still is not None and len(self.plain) > 2:
             seen = [restricted(effect, still) for effect in effects]
-            dead = is_dead(effects, seen)
-            row = self._noise_row(spread.of(still), None, self._allowance(seen, clip), replace(excess, dead=dead))
+            # Where a canary bends least may depend on the noise of the model at which that was seen: leave it out.
+            others = spread_between(np.delete(self.plain, still_at(effects).number, axis=0), self.declared)
+            dead = is_dead(effects, seen, self.floor)
+            row = self._noise_row(others.of(still), None, self._allowance(seen, clip), replace(excess, dead=dead))
             rows.append(replace(row, name=QUIET))
         for tensor in self.moved if len(names) > 1 else ():
             allowance = self._allowance(effects, clip, like.slices[tensor])

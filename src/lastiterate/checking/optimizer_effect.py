@@ -50,9 +50,7 @@ def _judge(
         return "ok", ""
     mean, low, high = float(ratios.mean()), float(ratios.min()), float(ratios.max())
     steps = declared.run.steps
-    # Curvature takes away by what step it was: one factor for all is none, unless all were in at the same steps.
-    alike = high - low < _COMMON * abs(mean)
-    common = alike and not declared.is_certain and steps ** (1.0 - len(fits)) < error
+    common = _is_common(fits, ratios, declared, error)
     if steps == 1 or common or high > _NO_CURVATURE + max(each.slack for each in fits):
         return "fault", (
             f"steps count {mean:.4g} times what is declared: look at the learning rate, which is that of the sum of "
@@ -69,6 +67,21 @@ def _judge(
         "steps count less in the end than declared: curvature that is the same in all directions, a smaller learning "
         "rate, or division by the batch size that was drawn; train for fewer steps, or more models"
     )
+
+
+def _is_common(fits: Sequence[Fit], ratios: FloatArray, declared: Declared, error: float) -> bool:
+    """Whether all ratios are one factor, which curvature does not make.
+
+    It takes away by what step it was, so that ratios of k steps differ by 1/sqrt(k) of what it takes; unless all were
+    in at the same steps.
+    """
+    off = abs(float(ratios.mean()) - 1.0)
+    if declared.is_certain or declared.run.sampling == "shuffled" or len(fits) < 2 or not off:
+        return False
+    count = float(np.mean([abs(each.sum or 0.0) for each in fits])) / float(np.mean(np.abs(declared.weights)))
+    differ = 4.0 * float(np.ptp(ratios)) / off * np.sqrt(max(count, 1.0))
+    chance = max(min(differ, 1.0), 1.0 / declared.run.steps) ** (len(fits) - 1)
+    return bool(chance < error and np.ptp(ratios) < _COMMON)
 
 
 def _hint(mean: float) -> str:
