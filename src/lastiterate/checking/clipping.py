@@ -157,7 +157,9 @@ _SHAPE = (
 def tensor_row(one: Effect, small: Effect, tensor: str, bent: float) -> Row:
     """A canary on one tensor must count a clipping norm."""
     there = restricted(small, np.flatnonzero(one.direction))
-    row = ratio_row(TENSOR, tensor, one, there, SMALL, EXACT + min(_DIRECTIONS, 3.0 * there.spread), bent)
+    row = ratio_row(
+        TENSOR, tensor, one, there, SMALL, EXACT + min(_DIRECTIONS, 3.0 * there.spread), bent + _BESIDES * there.spread
+    )
     return with_advice(row, _SHAPE) if row.status == "fault" else row
 
 
@@ -167,7 +169,7 @@ def others_row(loud: Effect, small: Effect, floor: float, bent: float) -> Row:
         return cannot_tell(OTHERS, 0.0, _UNSHARED)
     measured = float(np.linalg.norm(unlike(loud, small))) / abs(loud.along)
     unsure = floor * (1.0 + abs(loud.along / small.along)) / abs(loud.along)
-    limit = _DISPLACED + min(small.spread, 1.0) + bent
+    limit = _DISPLACED + 2.0 * small.spread + bent
     low, high = max(0.0, measured - unsure), measured + unsure
     status: Status = "fault" if low > limit else "ok" if unsure < 1.0 else "cannot tell"
     why = "a large gradient takes away from others: look whether sums or means of examples (micro-batches) are clipped"
