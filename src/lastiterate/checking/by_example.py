@@ -35,7 +35,7 @@ def _size_row(measured: Measured, effects: list[FloatArray]) -> Row:
     declared = measured.declared
     norms = np.array([float(np.linalg.norm(effect)) for effect in effects])
     unit = declared.most * declared.run.clip_norm
-    noise = float(np.sqrt(2.0 * measured.variance * len(measured.like.vector)))
+    noise = _apart(measured)
     largest = float(norms.max())
     # With noise between the worlds the norm of the difference is the noise's; only far above it is it the canary's.
     low = max(0.0, largest - 2.0 * noise) / unit if largest > 0.3 * noise else largest / unit
@@ -53,7 +53,7 @@ def _taking_part_row(measured: Measured, effects: list[FloatArray]) -> Row:
     """At how many seeds the canary had an effect."""
     declared = measured.declared
     expected = 1.0 - float(np.prod(1.0 - declared.rates))
-    noise = float(np.sqrt(2.0 * measured.variance * len(measured.like.vector)))
+    noise = _apart(measured)
     norms = [float(np.linalg.norm(effect)) for effect in effects]
     if max(norms) > 0.3 * noise and max(norms) > declared.most * declared.run.clip_norm:
         return cannot_tell(RATE, expected, "models with and without the canary do not share noise and batches")
@@ -65,3 +65,9 @@ def _taking_part_row(measured: Measured, effects: list[FloatArray]) -> Row:
     status: Status = "ok" if low <= expected <= high else "fault"
     why = "the share of seeds at which the canary has an effect is not that of the declared sample rate"
     return Row(RATE, None, took / seeds, expected, low, high, status, why if status == "fault" else "")
+
+
+def _apart(measured: Measured) -> float:
+    """How far models of different seeds are apart, by noise and by sampling, or should be by noise."""
+    found = float(measured.plain.var(axis=0, ddof=1).sum())
+    return float(np.sqrt(2.0 * max(found, measured.declared.variance * len(measured.like.vector))))

@@ -20,6 +20,7 @@ from lastiterate.checking.row import Row, cannot_tell
 from lastiterate.checking.trials import OTHER_SHAPES
 
 _CURVED = 0.1  # rest of an effect, over the effect, from which on curvature is worth a word
+_COARSE = 0.02  # of an effect: rounding that hides what is quiet
 _TOO_RARE = "the canary was in no batch of any model: more models, more steps, or a higher sample rate"
 
 
@@ -47,7 +48,11 @@ class _Canaries:
         """Parameters in which there is no curvature, as far as canaries show; None: they show nothing."""
         if not all(effect.shared for effect in self.pairs):
             return None
-        return quiet(still_at(self.pairs)) if any(effect.took_part for effect in self.pairs) else None
+        if not any(effect.took_part for effect in self.pairs):
+            return None
+        best = still_at(self.pairs)
+        # Effects that are rounded coarsely look alike in many coordinates.
+        return None if self.measured.floor > _COARSE * abs(best.along) else quiet(best)
 
     def clip_norm(self, still: IntArray | None) -> float:
         """To which norm canaries are clipped, in units of the declared one, as quiet parameters show it."""

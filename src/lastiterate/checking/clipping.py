@@ -24,7 +24,7 @@ _DIRECTIONS = 0.3  # relative: by which effects in different directions may diff
 _DISPLACED = 0.2  # clipping norms by which a canary's size may move what others do
 _BENDING = 5.0  # how much more a canary above the clipping norm bends than one of half of it, with a margin of two
 _ANYWAY = 0.3  # relative difference of two rests that are one; those of a half and of a fifth differ by 1.5
-_CURVED, _BENT_BESIDES = 0.5, 2.0  # where effects are as large besides: ratios of two directions may be so much more
+_BESIDES = 4.0  # times what effects are besides: by how much two directions may differ
 _WIDE = 0.25  # an interval of a ratio that is wider, relatively, tells nothing
 
 
@@ -139,8 +139,7 @@ def small_row(half: Effect, small: Effect, bent: float) -> Row:
 
 def coordinate_row(one: Effect, small: Effect, still: IntArray | None, tensor: str, bent: float) -> Row:
     """A canary on one coordinate must count a clipping norm; ``still`` ones show what curvature took from others."""
-    if small.spread > _CURVED:
-        bent += _BENT_BESIDES
+    bent += _BESIDES * small.spread
     if still is not None and small.along:
         bent += (1.0 + _DIRECTIONS) * max(restricted(small, still).along / small.along - 1.0, 0.0)
     row = ratio_row(COORDINATE, tensor, one, small, SMALL, _DIRECTIONS, bent)
@@ -158,7 +157,9 @@ _SHAPE = (
 def tensor_row(one: Effect, small: Effect, tensor: str, bent: float) -> Row:
     """A canary on one tensor must count a clipping norm."""
     there = restricted(small, np.flatnonzero(one.direction))
-    row = ratio_row(TENSOR, tensor, one, there, SMALL, EXACT + min(_DIRECTIONS, 3.0 * there.spread), bent)
+    row = ratio_row(
+        TENSOR, tensor, one, there, SMALL, EXACT + min(_DIRECTIONS, 3.0 * there.spread), bent + _BESIDES * there.spread
+    )
     return with_advice(row, _SHAPE) if row.status == "fault" else row
 
 
@@ -168,7 +169,7 @@ def others_row(loud: Effect, small: Effect, floor: float, bent: float) -> Row:
         return cannot_tell(OTHERS, 0.0, _UNSHARED)
     measured = float(np.linalg.norm(unlike(loud, small))) / abs(loud.along)
     unsure = floor * (1.0 + abs(loud.along / small.along)) / abs(loud.along)
-    limit = _DISPLACED + min(small.spread, 1.0) + bent
+    limit = _DISPLACED + 2.0 * small.spread + bent
     low, high = max(0.0, measured - unsure), measured + unsure
     status: Status = "fault" if low > limit else "ok" if unsure < 1.0 else "cannot tell"
     why = "a large gradient takes away from others: look whether sums or means of examples (micro-batches) are clipped"

@@ -56,7 +56,8 @@ def _judge(
             f"steps count {mean:.4g} times what is declared: look at the learning rate, which is that of the sum of "
             f"gradients ({'if' if _hint(mean) else 'not of their mean'}{_hint(mean)}), and at what the optimizer does"
         )
-    if still and not declared.is_certain and any(each.near > 1.0 + each.slack for each in fits):
+    drawn = declared.is_plain and declared.run.sampling == "poisson"  # sums lie apart, and batches differ in size
+    if still and drawn and not declared.is_certain and any(each.near > 1.0 + 2.0 * each.slack for each in fits):
         return "fault", (
             "steps count more than declared, by factors that differ, and curvature is none: look whether sums are "
             "divided by the batch size that was drawn instead of the expected one, and at the schedule"
