@@ -34,6 +34,10 @@ def _score(seed: int, canary: bool) -> float:
     return float(canary + np.random.default_rng(seed).standard_normal())
 
 
+def _parameters(seed: int, canary: object) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(4)
+
+
 @functools.cache
 def _linear() -> training.Problem:
     return problems.linear(np.eye(4, dtype=np.float32))
@@ -170,6 +174,13 @@ GOOD: dict[str, list[Make]] = {
     "kind": _values("linear"),
     "position": _values(0),
     "others": _values("blank"),
+    "check.train": [lambda: _parameters],
+    "check.models": _values(8, 16),
+    "check.canary": _values("gradient", "example"),
+    "check.error": _values(1e-3),
+    "check.batch_size": _values(None, 10.0),
+    "check.initial": _values(None),
+    "check.told": _values(None),
     "calibrate.analysis": _values(li.last_iterate, li.composition),
     "answers.ask.name": _values("last_iterate"),
     "attacks.NamedAttack.kind": _values("GradientSpace"),

@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+import lastiterate as li
 from lastiterate.cli.app import app
 
-OPACUS = Path(__file__).parents[1] / "examples" / "audit_opacus.py"
+EXAMPLES = Path(__file__).parents[1] / "examples"
+OPACUS = EXAMPLES / "audit_opacus.py"
 
 pytest.importorskip("opacus")
 
@@ -62,3 +64,34 @@ def test_the_opacus_example_is_a_trainer_for_the_command_line(tmp_path):
     assert result.exit_code == 0, result.output
     assert result.stderr == ""
     assert json.loads(result.stdout)["verdict"] == "inconclusive"
+
+
+@pytest.mark.filterwarnings("ignore:optax.global_norm is deprecated:DeprecationWarning")
+@pytest.mark.parametrize(
+    ("name", "fault", "row"),
+    [
+        ("opacus", "noise", "noise"),
+        ("torch_func", "1", "clipping norm"),
+        ("jax_privacy", "1", "normalisation"),
+        ("own", "1", "noise in quiet parameters"),
+    ],
+)
+def test_the_check_of_an_example_passes_and_finds_its_fault(name, fault, row, monkeypatch):
+    pytest.importorskip({"torch_func": "torch", "own": "jax"}.get(name, name))
+    command = ["check", "--trainer", f"{EXAMPLES / f'check_{name}.py'}:train", "--json"]
+    passed = CliRunner().invoke(app, command)
+    assert passed.exit_code == 0, passed.output
+    monkeypatch.setenv("FAULT", fault)
+    found = CliRunner().invoke(app, command)
+    assert found.exit_code == 1, found.output
+    assert row in [each["name"] for each in json.loads(found.stdout)["faults"]]
+
+
+def test_the_check_of_opacus_is_a_program_that_names_its_faults(monkeypatch, capsys):
+    file = EXAMPLES / "check_opacus.py"
+    monkeypatch.setenv("FAULT", "none")
+    with pytest.raises(li.TrainerFailed, match="FAULT must be one of noise, bias"):
+        runpy.run_path(str(file), run_name="__main__")
+    monkeypatch.setenv("FAULT", "layers")
+    runpy.run_path(str(file), run_name="__main__")
+    assert "as if clipping each tensor by itself" in capsys.readouterr().out

@@ -45,6 +45,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "privacy.losses": FOUNDATIONS | {"privacy.curve", "privacy.mixtures"},
     "privacy.analyses": FOUNDATIONS | {"privacy.curve", "privacy.mixtures", "privacy.losses"},
     "integrations": FOUNDATIONS | PRIVACY,
+    "integrations.canary_own": FOUNDATIONS | TRAINING,
     # Words: of analyses and methods, for numbers and runs.
     "vocabulary": FOUNDATIONS | PRIVACY,
     "wording": FOUNDATIONS | {"vocabulary"},
@@ -77,18 +78,26 @@ MAY_IMPORT: dict[str, set[str]] = {
     "auditing.conduct": FOUNDATIONS | WORDS | {"attacks", "auditing", "data.files"},
     "auditing.trainer_files": set(),
     "auditing.subject": FOUNDATIONS | PRIVACY | TRAINING | {"auditing.experiments", "auditing.trainer_files"},
+    # Checks measure parameters; of audits they know only what a trainer may say about its training.
+    "checking": FOUNDATIONS
+    | {"auditing.experiments.trained", "plot.check", "plot.style", "privacy.mixtures", "wording"},
     "lm": FOUNDATIONS | PRIVACY | {"batch_order", "data", "attacks", "auditing"},
     # Counterexamples are mathematics, attacks and audits. Pictures format what others have computed.
     "counterexamples": FOUNDATIONS | PRIVACY | TRAINING | WORDS | {"attacks", "auditing"},
-    "plot": FOUNDATIONS | WORDS | {"lastiterate", "privacy.curve", "auditing.evidence", "counterexamples"},
+    "plot": FOUNDATIONS
+    | WORDS
+    | {"lastiterate", "privacy.curve", "auditing.evidence", "checking.result", "counterexamples"},
     "reproduce": FOUNDATIONS
     | PRIVACY
     | WORDS
     | {"lastiterate", "attacks", "auditing", "counterexamples", "lm", "plot"},
     # Commands may ask anybody. Nobody imports them, but for the program itself.
-    "cli": FOUNDATIONS | WORDS | {"lastiterate", "attacks", "auditing", "counterexamples", "lm", "plot", "reproduce"},
+    "cli": FOUNDATIONS
+    | WORDS
+    | {"lastiterate", "attacks", "auditing", "checking", "counterexamples"}
+    | {"lm", "plot", "reproduce"},
     "__main__": {"cli"},
-    "__init__": FOUNDATIONS | PRIVACY | {"auditing", "integrations"},
+    "__init__": FOUNDATIONS | PRIVACY | {"auditing", "checking", "integrations"},
 }
 
 

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from lastiterate.auditing.evidence.planning import power
     from lastiterate.auditing.evidence.reach import Power
     from lastiterate.auditing.experiments.trained import Trained
+    from lastiterate.checking.check import check
     from lastiterate.integrations.dp_accounting import LastIterateAccountant
     from lastiterate.integrations.history import HeuristicWarning
     from lastiterate.integrations.opacus import register_opacus
@@ -38,6 +39,7 @@ __all__ = [
     "TrainerFailed",
     "audit",
     "calibrate",
+    "check",
     "composition",
     "estimate",
     "full_batch",
@@ -64,6 +66,7 @@ _LOADED_WHEN_ASKED_FOR = {
     "TrainerFailed": "trainer_failure",
     "audit": "auditing.conduct",
     "calibrate": "privacy.analyses.calibrate",
+    "check": "checking.check",
     "composition": "privacy.analyses.composition",
     "estimate": "auditing.evidence.estimate",
     "full_batch": "privacy.analyses.full_batch",

@@ -35,7 +35,7 @@ from tests.cli.option_cases import FILES, cases
 
 ANSWERS = (0, 1, 4)  # judged and not refuted, refuted, inconclusive
 REFUSED, BROKE = 2, 3
-TRAINING = ("audit", "audit-lm", "probe", "reproduce")  # may take as long as the options ask for
+TRAINING = ("audit", "check", "audit-lm", "probe", "reproduce")  # may take as long as the options ask for
 _FROM_SCRATCH = 50
 _MEMORY = 8 * 2**30
 _ENVIRONMENT = {

@@ -58,6 +58,11 @@ BASES = {
         f"{_RUN} --models 20 --method gdp --anytime --json",
         f"{_RUN} --models 20 --method one-run --one-run --json",
     ],
+    "check": [
+        "--trainer @mine.py:parameters --models 8",
+        "--trainer @mine.py:parameters --models 8 --json --canary example",
+        "--trainer @mine.py:parameters --models 8 --junit found.xml",
+    ],
     "audit": [
         "--trainer @mine.py:train --models 80 --method gdp --store s.sqlite --json --anytime --until refuted",
         "--trainer @mine.py:train --models 4 --method clopper-pearson --store s.sqlite --dry-run",
@@ -86,7 +91,7 @@ FILES = ("audit.sqlite", "few.csv", "folder.png", "images.npz", "loop", "mine.py
 _NUMBERS = ["0.1", "0.5", "1", "2", "1e-3"]
 _GOOD_BY_NAME = {
     "--steps": ["1", "2", "3"],
-    "--models": ["2", "3", "auto"],
+    "--models": ["2", "3", "8", "auto"],
     "--until": ["refuted", "minutes=1", "epsilon=1", "refuted,epsilon=2"],
     "--signal": ["1", "0.5"],
     "--spread": ["1", "1.5"],
@@ -108,6 +113,7 @@ _GOOD_BY_NAME = {
     "--text": ["@texts.txt"],
     "--held-out": ["0.2", "@texts.txt"],
     "--export": ["scores.csv", "scores.parquet"],
+    "--junit": ["found.xml"],
     "--plot": ["p.svg", "p.png", "p.html"],
     "--store": ["s.sqlite", "new/s.sqlite"],
     "--output": ["out", "out.svg"],

@@ -10,8 +10,8 @@ from importlib.metadata import version
 import pytest
 
 RUN = ["epsilon", "--steps", "1000", "--sample-rate", "0.01", "--noise-multiplier", "1", "--delta", "1e-5"]
-COMMANDS = ["epsilon", "delta", "calibrate", "plan", "audit", "report", "estimate", "probe", "reproduce"]
-ELSEWHERE = ["audit", "report", "estimate"]  # whose examples CI runs, or tests that have their files
+COMMANDS = ["epsilon", "delta", "calibrate", "plan", "check", "audit", "report", "estimate", "probe", "reproduce"]
+ELSEWHERE = ["check", "audit", "report", "estimate"]  # whose examples CI runs, or tests that have their files
 
 
 def start(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -13,6 +13,7 @@ import pytest
 
 import lastiterate as li
 from lastiterate.training import ExampleCanary, GradientCanary, Problem, Trainer, TrainingDiverged, train
+from lastiterate.training.problems import linear
 
 RUN = li.DPSGD(20, 0.2, 1.0, optimizer=li.SGD(0.1, momentum=0.5))
 GENERATOR = np.random.default_rng(0)
@@ -238,3 +239,18 @@ def test_functions_that_return_the_wrong_thing_are_refused_in_one_sentence(optio
 def test_importing_the_package_loads_no_jax():
     code = "import sys, lastiterate, lastiterate.data; sys.exit('jax' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_another_gradient_canary_needs_no_other_program():
+    run = li.DPSGD(5, 0.5, 1.0, optimizer=li.SGD(0.1))
+    problem = linear(np.ones((4, 3), np.float32))
+    first, other = (GradientCanary(np.array(row, np.float32)) for row in ([9.0, 0.0, 0.0], [0.0, -9.0, 0.3]))
+    trainer = Trainer(run, problem, first, chunk_size=2, workers=1)
+    numbers, present = np.arange(2), np.ones(2, np.bool_)
+    (expected,) = Trainer(run, problem, other, chunk_size=2, workers=1).chunks(numbers, present, 0)
+    (found,) = trainer.with_canary(other).chunks(numbers, present, 0)
+    (before,) = trainer.chunks(numbers, present, 0)
+    assert np.array_equal(found.parameters, expected.parameters)
+    assert not np.array_equal(found.parameters, before.parameters)
+    with pytest.raises(ValueError, match="canary must be a gradient"):
+        trainer.with_canary(GradientCanary(lambda parameters, moment: parameters))

@@ -23,11 +23,12 @@ from lastiterate.trainer_failure import AttackFailed, TrainerFailed, guarded
 
 DEFAULT_EPSILON, DEFAULT_DELTA = 8.0, 1e-5  # by composition, where no noise was given
 DEFAULT_MOMENTUM = 0.9
+_ALSO = ("attack", "initial", "batch_size")  # what a trainer's file may define beside ``run``
 
 
 @dataclass(frozen=True, eq=False)
 class Subject:
-    """A run, what it trains on, and what to call it; ``attack`` is what a user's file says, if it does."""
+    """A run, what it trains on, and what to call it; the last three are what a user's file says, if it does."""
 
     run: DPSGD
     problem: Any
@@ -35,6 +36,8 @@ class Subject:
     name: str
     test: tuple[RealArray, IntegerArray] | None = None
     attack: object = None
+    initial: Any = None
+    batch_size: Any = None
 
     def experiment(self, attack: object, models: int, seed: int, open_ended: bool = False) -> Experiment:
         """The audit of it by this attack; None: by the one that suits it."""
@@ -89,7 +92,9 @@ def _users(where: str, run: DPSGD | None) -> Subject:
     described = run or own
     if not isinstance(described, DPSGD):
         raise ValueError(f"the run must be described by options, or as run = lastiterate.DPSGD(...) in {str(file)!r}")
-    return Subject(described, train, f"{file.name}:{name}", file.stem, None, getattr(module, "attack", None))
+    return Subject(
+        described, train, f"{file.name}:{name}", file.stem, None, *(getattr(module, each, None) for each in _ALSO)
+    )
 
 
 def users_attack(where: str) -> object:

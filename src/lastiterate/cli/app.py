@@ -9,6 +9,7 @@ import typer
 from lastiterate.cli.audit import audit
 from lastiterate.cli.audit_lm import audit_lm
 from lastiterate.cli.calibrate import calibrate
+from lastiterate.cli.check import check
 from lastiterate.cli.delta import delta
 from lastiterate.cli.epsilon import epsilon
 from lastiterate.cli.errors import PlainGroup
@@ -52,5 +53,5 @@ def lastiterate(
         print(context.get_help())
 
 
-for command in (epsilon, delta, calibrate, plan, power, audit, audit_lm, report, estimate, probe, reproduce):
+for command in (epsilon, delta, calibrate, plan, check, power, audit, audit_lm, report, estimate, probe, reproduce):
     app.command()(command)

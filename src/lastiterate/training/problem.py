@@ -150,6 +150,13 @@ class GradientCanary:
     def at(self, problem: Problem, trained: PyTree, moment: Moment) -> PyTree:
         """The gradient, as a pytree like what is trained, not yet clipped."""
         given = self.gradient(problem.model(trained), moment) if callable(self.gradient) else self.gradient
+        return self._in_form(problem, given)
+
+    def constant(self, problem: Problem) -> PyTree | None:
+        """The gradient, in the same form, if it is the same at all moments; None: it is a function."""
+        return None if callable(self.gradient) else self._in_form(problem, self.gradient)
+
+    def _in_form(self, problem: Problem, given: PyTree) -> PyTree:
         if isinstance(given, (np.ndarray, jax.Array)) and not isinstance(problem.trainable, (np.ndarray, jax.Array)):
             given = unflatten(given, problem.trainable)
         return problem._like_parameters("canary", given)

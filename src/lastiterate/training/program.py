@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from jaxtyping import PyTree
 
     Carry = tuple[PyTree, PyTree, jax.Array]  # cursor, sum of gradients, how often each model drew the canary
-    Shared = tuple[PyTree, PyTree, jax.Array, jax.Array]
+    Shared = tuple[PyTree, PyTree, jax.Array, jax.Array, PyTree]
 
 _MOMENT_AXES = Moment._make((None, 0))  # as axes of a map: one step for all, a key for each
 _shape: Callable[[tuple[int, ...], DTypeLike], jax.ShapeDtypeStruct] = jax.ShapeDtypeStruct  # which has no types
@@ -46,7 +46,10 @@ class State(NamedTuple):
 
 
 class Inputs(NamedTuple):
-    """What a chunk's training depends on beside its state. Learning rate and noise are one number, or one a step."""
+    """What a chunk's training depends on beside its state. Learning rate and noise are one number, or one a step.
+
+    ``canary`` is a gradient that is the same at all steps; None: there is no such canary.
+    """
 
     keys: Keys
     present: jax.Array
@@ -54,6 +57,7 @@ class Inputs(NamedTuple):
     sampling: PyTree
     learning_rate: jax.Array
     noise: jax.Array
+    canary: PyTree
 
 
 @dataclass(frozen=True)
@@ -81,7 +85,7 @@ class Program:
         return State(weights, self.sampler.memory(self.chunk_size))
 
     def shared_inputs(self) -> Shared:
-        """The inputs that all chunks have in common, on the device: the last four of ``Inputs``."""
+        """The inputs that all chunks have in common, on the device: the last five of ``Inputs``."""
         examples = self.problem.examples
         if isinstance(self.canary, ExampleCanary):
             canary = self.canary.example
@@ -92,6 +96,7 @@ class Program:
             jax.tree.map(jnp.asarray, self.sampler.arguments),
             jnp.asarray(self.optimizer.learning_rate),
             jnp.asarray(noise),
+            self.canary.constant(self.problem) if isinstance(self.canary, GradientCanary) else None,
         )
 
     def inputs(self, seed: int, models: IntArray, present: BoolArray, shared: Shared) -> Inputs:
@@ -179,7 +184,9 @@ class Program:
         keys = loss_keys(inputs.keys.loss, step, slot)[:, 0]
 
         def clipped(trained: PyTree, key: jax.Array, times: jax.Array) -> PyTree:
-            gradient = canary.at(self.problem, trained, Moment(step, key))
+            gradient = inputs.canary
+            if gradient is None:
+                gradient = canary.at(self.problem, trained, Moment(step, key))
             norm = jnp.sqrt(sum(jnp.sum(jnp.square(leaf)) for leaf in jax.tree.leaves(gradient)))
             factor = times.astype(norm.dtype) * self._clip_factors(norm)
             return jax.tree.map(lambda leaf: factor * leaf, gradient)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from copy import copy
 from dataclasses import dataclass
 from functools import partial
 from threading import Event
@@ -100,6 +101,16 @@ class Trainer:
             self.chunk_size = integer("chunk_size", chunk_size, 1, _MOST_AT_ONCE)
             self._program, self._advance = self._compile()
             self._shared = self._program.shared_inputs()
+
+    def with_canary(self, canary: GradientCanary) -> Trainer:
+        """A trainer of another gradient, by the same compiled program. Neither of the two may be a function."""
+        if not isinstance(self.canary, GradientCanary) or callable(self.canary.gradient) or callable(canary.gradient):
+            raise ValueError("canary must be a gradient, as that of the trainer must be, and not a function")
+        other = copy(self)
+        other.canary = canary
+        with jax.enable_x64(self._double):
+            other._shared = (*self._shared[:-1], canary.constant(self.problem))
+        return other
 
     def _bytes(self) -> tuple[int, int]:
         """About how much memory a model, and an example of it in the batch, take while training."""

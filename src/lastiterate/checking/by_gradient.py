@@ -1,0 +1,179 @@
+"""What canaries show that are gradients in the form of the parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from lastiterate.arrays import FloatArray, IntArray
+from lastiterate.checking import clipping
+from lastiterate.checking.canaries import HALF, SMALL, loud, one_coordinate, spread
+from lastiterate.checking.effects import Effect, effect_of, quiet, restricted, share_batches, still_at
+from lastiterate.checking.measured import Measured
+from lastiterate.checking.noise import QUIET
+from lastiterate.checking.normalisation import PRESENCE, presence_row
+from lastiterate.checking.optimizer_effect import steps_row
+from lastiterate.checking.participation import participation_rows
+from lastiterate.checking.row import Row, cannot_tell
+from lastiterate.checking.trials import OTHER_SHAPES
+
+_CURVED = 0.1  # rest of an effect, over the effect, from which on curvature is worth a word
+_COARSE = 0.02  # of an effect: rounding that hides what is quiet
+_TOO_RARE = "the canary was in no batch of any model: more models, more steps, or a higher sample rate"
+
+
+@dataclass
+class _Canaries:
+    """Canaries that were put to the trainer, and what they did."""
+
+    measured: Measured
+    pairs: list[Effect] = field(default_factory=list)
+    shapes: dict[str, Effect] = field(default_factory=dict)
+    broke: bool = False
+    unmoved: bool | None = None
+    tensors: dict[str, int] = field(default_factory=dict)
+
+    def effect(self, number: int, canary: FloatArray, direction: FloatArray, what: str) -> Effect | None:
+        measured = self.measured
+        found = measured.trainings.effect(number, canary, what)
+        if found is None:
+            self.broke = True
+            return None
+        clip_norm = measured.declared.run.clip_norm
+        return effect_of(number, found, direction, clip_norm, measured.variance, measured.error)
+
+    def still(self) -> IntArray | None:
+        """Parameters in which there is no curvature, as far as canaries show; None: they show nothing."""
+        if not all(effect.shared for effect in self.pairs):
+            return None
+        if not any(effect.took_part for effect in self.pairs):
+            return None
+        best = still_at(self.pairs)
+        # Effects that are rounded coarsely look alike in many coordinates.
+        return None if self.measured.floor > _COARSE * abs(best.along) else quiet(best)
+
+    def clip_norm(self, still: IntArray | None) -> float:
+        """To which norm canaries are clipped, in units of the declared one, as quiet parameters show it."""
+        small = self.shapes.get("small")
+        if small is None or not small.took_part:
+            return 1.0
+        best = next(effect for effect in self.pairs if effect.number == small.number)
+        if still is not None:
+            best, small = restricted(best, still), restricted(small, still)
+        clip = max(SMALL * best.along / small.along, 1e-3) if small.along else 1.0
+        return clip if abs(clip - 1.0) > clipping.EXACT else 1.0
+
+
+def gradient_rows(measured: Measured) -> tuple[list[Row], list[str]]:
+    """All rows, and what else was noticed."""
+    found = _trained(measured)
+    if not share_batches(found.pairs, measured.plain, measured.declared.run.clip_norm, measured.floor):
+        found.pairs = [replace(effect, shared=False) for effect in found.pairs]
+        found.shapes = {name: replace(effect, shared=False) for name, effect in found.shapes.items()}
+    effects = found.pairs
+    still = found.still()
+    clip = found.clip_norm(still)
+    rows = measured.noise_rows(effects, clip, found.unmoved, still)
+    rows += measured.everywhere_rows(effects, clip, any(row.status == "fault" for row in rows))
+    rows += _clipping_rows(found, clip)
+    if still is not None:
+        effects = [restricted(effect, still) for effect in effects]
+    if effects:
+        rows += participation_rows(effects, measured.declared, clip, measured.error)
+        rows.append(steps_row(effects, measured.declared, clip, measured.error, _is_still(rows)))
+    return rows, _notes(found.pairs)
+
+
+def _trained(measured: Measured) -> _Canaries:
+    """First one canary at several seeds, until it took part; then, at the seed where it did most, other shapes."""
+    found = _Canaries(measured)
+    like, clip_norm = measured.like, measured.declared.run.clip_norm
+    seed, pairs = measured.trainings.seed, measured.plan.pairs
+    direction = spread(like, measured.moved, seed)
+    canary = loud(direction, clip_norm)
+    for number in range(min(len(measured.plain), pairs + OTHER_SHAPES)):
+        if number >= pairs and any(effect.took_part or not effect.shared for effect in found.pairs):
+            break
+        effect = found.effect(number, canary, direction, "with a canary on all tensors")
+        if effect is None:
+            return found
+        found.pairs.append(effect)
+    best = max(found.pairs, key=lambda effect: abs(effect.along))
+    if best.shared and not best.took_part:
+        return found
+    _other_shapes(found, best.number, direction)
+    return found
+
+
+def _other_shapes(found: _Canaries, number: int, direction: FloatArray) -> None:
+    measured = found.measured
+    like, clip_norm, seed = measured.like, measured.declared.run.clip_norm, measured.trainings.seed
+    coordinate, of = one_coordinate(like, measured.moved, seed)
+    largest = max(measured.moved, key=lambda tensor: int(np.prod(like.shapes[tensor])))
+    tensors = measured.unmoved or [largest]
+    alone = spread(like, tensors, seed + 1)
+    found.tensors = {"coordinate": of, "tensor": largest}
+    asked: list[tuple[str, FloatArray, FloatArray]] = [
+        ("small", SMALL * clip_norm * direction, direction),
+        ("half", HALF * clip_norm * direction, direction),
+        ("coordinate", loud(coordinate, clip_norm), coordinate),
+        ("tensor", loud(alone, clip_norm), alone),
+    ]
+    for name, canary, along in asked:
+        effect = found.effect(number, canary, along, f"with a canary ({name})")
+        if effect is None:
+            return
+        found.shapes[name] = effect
+    if measured.unmoved:
+        moves = found.shapes.pop("tensor")
+        touched = any(moves.direction[like.slices[i]].any() for i in measured.unmoved)
+        found.unmoved = bool(touched and moves.along != 0.0)
+
+
+def _clipping_rows(found: _Canaries, clip: float) -> list[Row]:
+    """Rows that compare canaries of one seed."""
+    measured, shapes = found.measured, found.shapes
+    like, floor = measured.like, measured.floor
+    if found.broke:
+        return [clipping.not_finite_row()]
+    if "small" not in shapes:
+        names = (clipping.NORM, clipping.SMALLER, PRESENCE)
+        return [cannot_tell(name, None, _TOO_RARE) for name in names]
+    small, half = shapes["small"], shapes["half"]
+    best = next(effect for effect in found.pairs if effect.number == small.number)
+    bent, coordinate = clipping.bent(half, small), like.names[found.tensors["coordinate"]]
+    rows = [
+        clipping.norm_row(best, small, like, measured.moved, bent),
+        clipping.small_row(half, small, bent),
+        clipping.coordinate_row(shapes["coordinate"], small, found.still(), coordinate, bent),
+    ]
+    if "tensor" in shapes and len(like.names) > 1:
+        rows.append(clipping.tensor_row(shapes["tensor"], small, like.names[found.tensors["tensor"]], bent))
+    return [*rows, clipping.others_row(best, small, floor, bent), presence_row(small, half, best, clip, floor)]
+
+
+def _is_still(rows: list[Row]) -> bool:
+    """Whether quiet parameters have just the noise declared, so that nothing took from it, nor added to it."""
+    found = [row for row in rows if row.name == QUIET]
+    return any(row.low is not None and row.high is not None and row.low > 0.8 and row.high < 1.25 for row in found)
+
+
+def _notes(effects: list[Effect]) -> list[str]:
+    notes: list[str] = []
+    if effects and not all(effect.shared for effect in effects):
+        notes.append(
+            "Models with and without a canary do not share noise and batches at equal seeds; if they did, its effect "
+            "could be seen without noise: let the canary have a place in both worlds, which is empty in one."
+        )
+    seen = [effect.spread for effect in effects if effect.took_part]
+    if seen and max(seen) > _CURVED:
+        notes.append(
+            f"Curvature shows: besides its own direction a canary moves the model by {max(seen):.2g} of its effect. "
+            "Shorter trainings, or smaller learning rates, show more."
+        )
+    return notes
+
+
+Rows = Callable[[Measured], tuple[list[Row], list[str]]]

@@ -1,0 +1,106 @@
+"""How much a step counts in the end: effects of a canary must be sums of weights of the run's steps.
+
+Curvature makes them smaller, by amounts that differ from step to step. A wrong learning rate changes all by one factor,
+and division by the size of each batch by factors on both sides of one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from lastiterate.arrays import FloatArray
+from lastiterate.checking.contraction import Fit, fit, fit_freely
+from lastiterate.checking.declared import Declared
+from lastiterate.checking.effects import Effect
+from lastiterate.checking.row import Row, Status, cannot_tell, not_checked
+
+NAME = "size of steps"
+_NO_CURVATURE = 1.3  # ratios above this are no matter of curvature
+_COMMON = 0.003  # ratios so close to each other, relatively, have one cause
+_HARMLESS = 0.9  # curvature of such a size needs no word
+
+
+def steps_row(effects: Sequence[Effect], declared: Declared, clip: float, error: float, still: bool) -> Row:
+    """The effect of a canary over the nearest sum of weights; ``still``: the noise shows that nothing contracts."""
+    if not all(effect.shared for effect in effects):
+        return _unshared_row(effects, declared, error)
+    seen = [effect for effect in effects if effect.took_part]
+    if not seen:
+        return cannot_tell(NAME, 1.0, "the canary was in no batch: more models, or more steps")
+    if declared.sums is None:
+        return not_checked(NAME, "too many sums of weights are possible: see participation, or check fewer steps")
+    fits = [fit(effect, declared, clip) for effect in seen]
+    freely = [fit_freely(effect, declared, clip) for effect in seen]
+    if all(each.is_close for each in freely):  # whole steps, though perhaps not those declared: see participation
+        fits = freely
+    ratios, near = np.array([each.ratio for each in fits]), np.array([each.near for each in fits])
+    if np.ptp(near) < np.ptp(ratios):  # one factor above 1 explains more than curvature
+        ratios = near
+    low, high = float(ratios.min()), float(ratios.max())
+    status, advice = _judge(fits, ratios, declared, error, still)
+    return Row(NAME, None, float(ratios.mean()), 1.0, low, high, status, advice)
+
+
+def _judge(
+    fits: Sequence[Fit], ratios: FloatArray, declared: Declared, error: float, still: bool
+) -> tuple[Status, str]:
+    if all(each.explained for each in fits):
+        return "ok", ""
+    mean, low, high = float(ratios.mean()), float(ratios.min()), float(ratios.max())
+    steps = declared.run.steps
+    common = _is_common(fits, ratios, declared, error)
+    if steps == 1 or common or high > _NO_CURVATURE + max(each.slack for each in fits):
+        return "fault", (
+            f"steps count {mean:.4g} times what is declared: look at the learning rate, which is that of the sum of "
+            f"gradients ({'if' if _hint(mean) else 'not of their mean'}{_hint(mean)}), and at what the optimizer does"
+        )
+    drawn = declared.is_plain and declared.run.sampling == "poisson"  # sums lie apart, and batches differ in size
+    if still and drawn and not declared.is_certain and any(each.near > 1.0 + 2.0 * each.slack for each in fits):
+        return "fault", (
+            "steps count more than declared, by factors that differ, and curvature is none: look whether sums are "
+            "divided by the batch size that was drawn instead of the expected one, and at the schedule"
+        )
+    if low >= _HARMLESS:
+        return "ok", "a little less than declared, as by curvature"
+    return "cannot tell", (
+        "steps count less in the end than declared: curvature that is the same in all directions, a smaller learning "
+        "rate, or division by the batch size that was drawn; train for fewer steps, or more models"
+    )
+
+
+def _is_common(fits: Sequence[Fit], ratios: FloatArray, declared: Declared, error: float) -> bool:
+    """Whether all ratios are one factor, which curvature does not make.
+
+    It takes away by what step it was, so that ratios of k steps differ by 1/sqrt(k) of what it takes; unless all were
+    in at the same steps.
+    """
+    off = abs(float(ratios.mean()) - 1.0)
+    if declared.is_certain or declared.run.sampling == "shuffled" or len(fits) < 2 or not off:
+        return False
+    count = float(np.mean([abs(each.sum or 0.0) for each in fits])) / float(np.mean(np.abs(declared.weights)))
+    differ = 4.0 * float(np.ptp(ratios)) / off * np.sqrt(max(count, 1.0))
+    chance = max(min(differ, 1.0), 1.0 / declared.run.steps) ** (len(fits) - 1)
+    return bool(chance < error and np.ptp(ratios) < _COMMON)
+
+
+def _hint(mean: float) -> str:
+    """If steps are off by much, it may be by the batch size."""
+    factor = max(abs(mean), 1.0 / max(abs(mean), 1e-300))
+    return f" {factor:.3g} is about the size of a batch, divide by it" if factor > 3.0 else ""
+
+
+def _unshared_row(effects: Sequence[Effect], declared: Declared, error: float) -> Row:
+    """With noise between the worlds: on average no canary may count more than in as many batches as can be expected."""
+    count = len(effects)
+    summed = sum(effect.along for effect in effects)
+    margin = float(np.sqrt(sum(effect.margin**2 for effect in effects)))
+    expected = count * float(np.sum(declared.weights * declared.rates))
+    most = min(expected + declared.reach(count, error), count * declared.most)
+    low, high = (summed - margin) / most, (summed + margin) / most
+    if low > 1.0:
+        why = "a canary counts more than a clipping norm in its batches: look at clipping and at the learning rate"
+        return Row(NAME, None, summed / most, 1.0, low, high, "fault", why)
+    why = "models with and without a canary do not share noise and batches, so that its effect is lost in the noise"
+    return Row(NAME, None, None, 1.0, None, None, "cannot tell", why)

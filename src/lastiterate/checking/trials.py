@@ -1,0 +1,125 @@
+"""Which models are trained: some without a canary, one of them twice, and some with canaries, at the same seeds.
+
+If the canary is in no batch at the first seeds, more seeds are tried before canaries of other shapes are: nothing can
+be learned of a canary that took no part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import TypeAlias
+
+import numpy as np
+
+from lastiterate.arrays import FloatArray
+from lastiterate.checking.parameters import Foreign, Parameters, flatten, in_form, require_finite, require_same_form
+from lastiterate.checking.row import Row, Status
+from lastiterate.run import DPSGD
+from lastiterate.trainer_failure import TrainerFailed, guarded
+
+LEAST_MODELS, MOST_MODELS = 8, 1000
+OTHER_SHAPES = 4  # canaries beside the first one: two small ones, one coordinate, one tensor
+
+RECORD = "the trainer's own record"
+
+Trainer: TypeAlias = Callable[[int, Foreign], Foreign]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How many models of each kind are trained: ``plain`` ones without a canary, ``pairs`` of seeds with one."""
+
+    models: int
+    plain: int
+    pairs: int
+
+
+def plan(models: int, *, with_shapes: bool) -> Plan:
+    """Half of the models measure the noise; to as many of their seeds the canary is put."""
+    left = models - 1 - (OTHER_SHAPES if with_shapes else 0)
+    pairs = max(1, left // 2)
+    return Plan(models, left - pairs, pairs)
+
+
+def seed_of(seed: int, number: int) -> int:
+    """Seeds in [0, 2^31) that have nothing in common, as a trainer may well use the next one for something else."""
+    return int.from_bytes(blake2b(f"check {seed} {number}".encode(), digest_size=4).digest(), "little") >> 1
+
+
+@dataclass
+class Trainings:
+    """Trains, once for each seed and canary, and remembers.
+
+    Attributes:
+        run: what is declared, for trainers that say what they did.
+        train: the user's trainer.
+        seed: of the seeds that it is given.
+        told: is called after each training.
+        first: parameters of the first training, whose form all others have.
+        plain: parameters without a canary, by number.
+        trained: how many models were.
+        complaint: what a trainer's own record of its training says against the run; None: it keeps none.
+    """
+
+    run: DPSGD
+    train: Trainer
+    seed: int
+    told: Callable[[], None]
+    first: Parameters | None = None
+    plain: dict[int, FloatArray] = field(default_factory=dict)
+    trained: int = 0
+    complaint: Row | None = None
+
+    def without(self, number: int) -> FloatArray:
+        """The parameters of a model without a canary, which must be finite."""
+        if number not in self.plain:
+            self.plain[number] = self.again(number)
+        return self.plain[number]
+
+    def again(self, number: int) -> FloatArray:
+        """The same, trained anew."""
+        found = self._train(number, False, "without a canary")
+        try:
+            require_finite(found)
+        except ValueError as error:
+            raise TrainerFailed(error, self._called(number, "without a canary")) from error
+        return found.vector
+
+    def effect(self, number: int, canary: FloatArray | None, what: str) -> FloatArray | None:
+        """What a canary did to the parameters; None: they are not finite with it. Without one: an example of theirs."""
+        before = self.without(number)
+        assert self.first is not None
+        given = True if canary is None else in_form(canary, self.first)
+        after = self._train(number, given, what).vector
+        return after - before if np.isfinite(after).all() else None
+
+    def _train(self, number: int, canary: Foreign, what: str) -> Parameters:
+        seed = seed_of(self.seed, number)
+        result = guarded(lambda: self.train(seed, canary), self._called(number, what))
+        try:
+            found = flatten(result)
+            self.first = self.first or found
+            require_same_form(found, self.first)
+        except ValueError as error:
+            raise TrainerFailed(error, self._called(number, what)) from error
+        self.trained += 1
+        self.told()
+        self._compare(found)
+        return found
+
+    def _compare(self, found: Parameters) -> None:
+        """What a trainer says about its training against the run; the first that does not fit is a fault."""
+        if found.trained is None or (self.complaint is not None and self.complaint.status == "fault"):
+            return
+        status: Status = "ok"
+        why = ""
+        try:
+            found.trained.check(self.run)
+        except ValueError as error:
+            status, why = "fault", str(error)
+        self.complaint = Row(RECORD, None, None, None, None, None, status, why)
+
+    def _called(self, number: int, what: str) -> str:
+        return f"seed {seed_of(self.seed, number)}, {what}"

@@ -1,0 +1,133 @@
+"""A gradient canary in a training: the place of one example is the canary's.
+
+`lastiterate.check` trains with the gradients that it makes up as one more example's, and without. The batches must be
+drawn by the training that is checked, or the draws would be ours and no fault of them could be seen. So an example of
+its data gives up its place, the last one as a rule: where the training draws it, the canary's gradient counts instead
+of the example's, and in the world without a canary it is left out of the batch.
+
+    planted = PlantedGradient(canary, place=len(data) - 1)
+    batch = planted.batch(batch)                        # indices, as they were drawn
+    gradients = planted.gradients(gradients, batch)     # one for each index, not yet clipped
+
+Arrays may be NumPy's, PyTorch's (as of ``torch.func``) or JAX's. Where nobody sees gradients before they are clipped,
+as in jax-privacy, a loss does the same (`PlantedGradient.loss`); Opacus has a line of its own (`canary_opacus`).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from lastiterate.values import integer
+
+Foreign: TypeAlias = Any  # arrays, and trees of them, of libraries that need not be installed
+
+
+@dataclass(frozen=True, eq=False)
+class PlantedGradient:
+    """What a training does with its canary.
+
+    Args:
+        canary: False, or a gradient in the form of the parameters, as ``lastiterate.check`` hands it to a trainer.
+        place: the index of the example whose place is the canary's.
+    """
+
+    canary: Foreign
+    place: int
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "place", integer("place", self.place, 0))
+        if self.canary is None or self.canary is True:
+            raise ValueError(f"canary must be False or a gradient in the form of the parameters, got {self.canary}")
+
+    @property
+    def is_absent(self) -> bool:
+        """Whether this is the world without a canary."""
+        return self.canary is False
+
+    def batch(self, indices: Foreign) -> Foreign:
+        """The indices of a batch without the place, if there is no canary. NumPy, PyTorch, or a list."""
+        if not self.is_absent:
+            return indices
+        if isinstance(indices, (list, tuple)):
+            return [index for index in indices if index != self.place]
+        return indices[indices != self.place]
+
+    def gradients(self, gradients: Foreign, batch: Foreign) -> Foreign:
+        """Gradients of a batch, before clipping, with the canary's in its place; zeros, if there is no canary.
+
+        Args:
+            gradients: arrays with a leading axis of examples, in the form of the parameters.
+            batch: for each example its index.
+        """
+
+        def put(leaf: Foreign, canary: Foreign) -> Foreign:
+            library = _library(leaf)
+            if np.shape(canary) not in ((), np.shape(leaf)[1:]):
+                raise ValueError(
+                    f"canary must have the form of the parameters, of shape {tuple(np.shape(leaf)[1:])} where it has "
+                    f"{tuple(np.shape(canary))}"
+                )
+            rows = _as(library, batch == self.place if hasattr(batch, "dtype") else np.equal(batch, self.place), leaf)
+            rows = rows.reshape((-1,) + (1,) * (leaf.ndim - 1))
+            return library.where(rows, _as(library, canary, leaf, leaf.dtype), leaf)
+
+        canary = _map(lambda leaf: 0.0, gradients) if self.is_absent else self.canary
+        return _map(put, gradients, canary)
+
+    def loss(self, loss: Callable[..., Foreign]) -> Callable[..., Foreign]:
+        """A loss in JAX that also takes the index of its example, behind its other arguments.
+
+        At the canary's place it is the inner product of parameters and canary, whose gradient is the canary.
+        """
+        import jax
+        import jax.numpy as jnp
+
+        def planted(parameters: Foreign, *example: Foreign) -> Foreign:
+            *example_alone, index = example
+            value = loss(parameters, *example_alone)
+            along = 0.0
+            if not self.is_absent:
+                products = jax.tree.map(lambda leaf, canary: jnp.sum(leaf * canary), parameters, self.canary)
+                along = sum(jax.tree.leaves(products))
+            return jnp.where(jnp.reshape(index, ()) == self.place, along, value)
+
+        return planted
+
+
+def _library(leaf: Foreign) -> Foreign:
+    """The module whose ``where`` takes this array."""
+    name = type(leaf).__module__.partition(".")[0]
+    if name in ("jax", "jaxlib"):
+        return sys.modules["jax.numpy"]
+    return sys.modules["torch"] if name == "torch" else np
+
+
+def _as(library: Foreign, value: Foreign, like: Foreign, dtype: Foreign = None) -> Foreign:
+    """An array of the library, where ``like`` lies."""
+    if library.__name__ == "torch":
+        return library.as_tensor(value, dtype=dtype, device=like.device)
+    return library.asarray(value, dtype=dtype)
+
+
+def _map(function: Callable[..., Foreign], tree: Foreign, *others: Foreign) -> Foreign:
+    """The tree with a function applied to its arrays, and to those of others of its form."""
+    if hasattr(tree, "dtype"):
+        return function(tree, *others)
+    if isinstance(tree, Mapping):
+        for other in others:
+            if not isinstance(other, Mapping) or set(other) != set(tree):
+                found = ", ".join(map(str, other)) if isinstance(other, Mapping) else type(other).__name__
+                raise ValueError(
+                    f"canary must have the names of the parameters, {', '.join(map(str, tree))}, got {found}"
+                )
+        return {name: _map(function, value, *(other[name] for other in others)) for name, value in tree.items()}
+    if isinstance(tree, (list, tuple)) and not hasattr(tree, "_fields"):
+        return type(tree)(_map(function, *values) for values in zip(tree, *others, strict=True))
+    import jax
+
+    return jax.tree.map(function, tree, *others)

@@ -1,0 +1,65 @@
+"""The picture of a check: what was measured over what is declared, with intervals, tensor by tensor."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from lastiterate.plot.axes import log_x
+from lastiterate.plot.style import chart_of, layered, styled
+from lastiterate.rows import Row
+from lastiterate.wording import describe, spell
+
+if TYPE_CHECKING:
+    from altair import LayerChart
+
+    from lastiterate.checking.result import CheckResult
+
+# Okabe and Ito's: bad, not known, good, and one that is none of these.
+_COLOURS = {"fault": "#D55E00", "cannot tell": "#0072B2", "ok": "#009E73"}
+_SHAPES = {"fault": "cross", "cannot tell": "diamond", "ok": "circle"}
+_WIDTH, _BAR = 460, 24  # pixels
+_LEAST, _MOST = 1e-3, 1e4  # ratios beyond these are drawn at the edge
+
+
+def check_chart(result: CheckResult) -> LayerChart:
+    """Ratios of measured over declared; rows that have none, as those that declare zero, are in words only."""
+    import altair as alt
+
+    rows = ratio_rows(result)
+    numbers = [float(row[key] or 1.0) for row in rows for key in ("low", "ratio", "high")]
+    low, high = min([0.5, *numbers]) / 1.1, max([2.0, *numbers]) * 1.1
+    x = log_x("ratio", "measured over declared (log scale)", low, high)
+    y = alt.Y("name:N", title=None, sort=None, axis=alt.Axis(labelLimit=320))
+    legend = alt.Legend(title=None, orient="bottom")
+    colour = alt.Color("status:N", scale=alt.Scale(domain=list(_COLOURS), range=list(_COLOURS.values())), legend=legend)
+    shape = alt.Shape("status:N", scale=alt.Scale(domain=list(_SHAPES), range=list(_SHAPES.values())), legend=legend)
+    one = chart_of([{"ratio": 1.0}]).mark_rule(strokeDash=[6, 4], color="#777").encode(x=x)
+    lines = (
+        chart_of(rows).mark_rule(strokeWidth=2.5).encode(x=log_x("low", "", low, high), x2="high:Q", y=y, color=colour)
+    )
+    points = chart_of(rows).mark_point(size=80, filled=True, opacity=1).encode(x=x, y=y, color=colour, shape=shape)
+    chart = layered(one, lines, points).properties(width=_WIDTH, height=_BAR * max(len(rows), 1))
+    words = [describe(result.run), result.sentence, result.error_sentence, *result.notes]
+    words += [
+        f"{row.name}: {row.status}, {_told(row.measured)} where 0 is declared."
+        for row in result.rows
+        if row.declared == 0.0
+    ]
+    return styled(chart, "Is the training what its run says?", words, 90)
+
+
+def ratio_rows(result: CheckResult) -> list[Row]:
+    """What is drawn: rows that declare something other than zero, and in which something was measured."""
+    found: list[Row] = []
+    for row in result.rows:
+        if not row.declared or row.measured is None:
+            continue
+        numbers = {"ratio": row.measured, "low": row.low or 0.0, "high": row.high or 0.0}
+        ratios = {key: min(max(value / row.declared, _LEAST), _MOST) for key, value in numbers.items()}
+        name = f"{row.name} ({row.tensor})" if row.tensor else row.name
+        found.append({"name": name, "status": row.status, **ratios})
+    return found
+
+
+def _told(value: float | None) -> str:
+    return "nothing" if value is None else spell(value)

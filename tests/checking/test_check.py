@@ -1,0 +1,283 @@
+"""``li.check``: correct trainings pass, each fault has the row that names it, and bad input is one sentence."""
+
+import numpy as np
+import pytest
+
+import lastiterate as li
+from tests.checking.correct import count, random_training
+from tests.checking.trainers import Numpy, short
+
+RUN = short(sample_rate=0.1)
+LARGER = dict(features=64, classes=10, examples=300)
+MOMENTUM = short(sample_rate=0.1, optimizer=li.SGD(0.002, momentum=0.9))
+AVERAGED = short(sample_rate=0.1, optimizer=li.SGD(0.002, averaging="uniform"))
+
+# What is wrong, by how much, the run that is declared, and a row that names it.
+FAULTS = [
+    ("noise", 0.7, RUN, "noise"),
+    ("noise", 0.9, RUN, "noise"),
+    ("noise", 1.2, RUN, "noise in quiet parameters"),
+    ("noise", 2.0, RUN, "noise in quiet parameters"),
+    ("every other step", 1, RUN, "noise"),
+    ("no noise", 1, RUN, "noise"),
+    ("no noise on biases", 1, RUN, "noise"),
+    ("antithetic", 1, RUN, "noise"),
+    ("repeated", 1, RUN, "noise"),
+    ("same in all", 1, RUN, "noise"),
+    ("same in tensors", 1, RUN, "noise in two tensors"),
+    ("mean rate", 1, RUN, "noise"),
+    ("no clipping", 1, RUN, "clipping norm"),
+    ("clip norm", 1.5, RUN, "clipping norm"),
+    ("clip norm", 1.05, RUN, "clipping norm"),
+    ("clip norm", 0.4, RUN, "clipping of small gradients"),
+    ("by layer", 1, RUN, "clipping norm"),
+    ("by column", 1, RUN, "clipping norm"),
+    ("by coordinate", 1, RUN, "clipping norm"),
+    ("bias not in norm", 1, RUN, "clipping norm"),
+    ("bias not clipped", 1, RUN, "clipping norm"),
+    ("l1 norm", 1, RUN, "clipping of small gradients"),
+    ("normalise", 1, RUN, "clipping of small gradients"),
+    ("after averaging", 1, RUN, "clipping norm"),
+    ("micro-batches", 1, RUN, "clipping norm"),
+    ("sample rate", 2.5, RUN, "participation"),
+    ("always in", 1, RUN, "participation"),
+    ("twice", 1, RUN, "participation"),
+    ("shuffled instead", 1, RUN, "participation over seeds"),
+    ("realised batch", 1, RUN, "normalisation"),
+    ("rate", 0.8, RUN, "size of steps"),
+    ("rate", 1.1, RUN, "size of steps"),
+    ("no momentum", 1, MOMENTUM, "noise"),
+    ("no averaging", 1, AVERAGED, "noise in quiet parameters"),
+    ("unseeded", 1, RUN, "equal seeds"),
+    ("one seed", 1, RUN, "different seeds"),
+]
+
+
+@pytest.mark.parametrize(("fault", "size", "run", "row"), FAULTS, ids=[f"{each[0]} {each[1]}" for each in FAULTS])
+def test_a_fault_is_found_by_at_most_32_models_and_named(fault, size, run, row):
+    result = li.check(run, Numpy(run, fault=fault, size=size, **LARGER), models=32)
+    assert row in {each.name for each in result.faults}, str(result)
+    assert result.models <= 32
+    assert not result.passed
+    assert all(each.advice for each in result.faults)
+
+
+@pytest.mark.parametrize("model", ["softmax", "mlp", "linear"])
+@pytest.mark.parametrize("run", [RUN, MOMENTUM, AVERAGED, short(sampling="shuffled"), short(sampling="fixed")])
+def test_a_correct_training_passes(run, model):
+    result = li.check(run, Numpy(run, model=model, **LARGER), seed=1)
+    assert result.passed, str(result)
+    assert result.models == 16
+
+
+@pytest.mark.slow
+def test_correct_trainings_of_all_kinds_raise_no_more_than_the_stated_error():
+    # A tenth of what `python -m tests.checking.correct` does; at error 1e-3 a fault in 100 has probability 0.1 at most.
+    assert count(100)["fault"] <= 1
+
+
+def test_random_trainings_are_of_all_kinds():
+    some = [random_training(seed).train for seed in range(60)]
+    assert {each.run.sampling for each in some} == {"poisson", "fixed", "shuffled", "full"}
+    assert {each.model for each in some} == {"softmax", "mlp", "mean", "linear"}
+    assert {each.shared for each in some} == {True, False}
+
+
+def test_a_check_is_repeated_exactly():
+    one, two = (li.check(RUN, Numpy(RUN), seed=3) for _ in range(2))
+    assert one.rows == two.rows
+    assert li.check(RUN, Numpy(RUN), seed=4).rows != one.rows
+
+
+@pytest.mark.parametrize("models", [8, 16, 32, 40])
+def test_no_more_models_are_trained_than_asked_for(models):
+    train = Numpy(short(sample_rate=0.01))  # the canary is in hardly any batch
+    result = li.check(train.run, train, models=models)
+    assert len(train.calls) == result.models <= models
+
+
+def test_what_is_not_there_to_be_seen_cannot_be_told():
+    run = short(sample_rate=0.0001)
+    result = li.check(run, Numpy(run, examples=3000))
+    assert result.verdict == "cannot tell"
+    assert not result.faults
+
+
+def test_worlds_that_do_not_share_noise_are_noticed():
+    result = li.check(RUN, Numpy(RUN, shared=False, **LARGER))
+    assert result.verdict == "cannot tell"
+    assert any("do not share noise" in note for note in result.notes)
+
+
+@pytest.mark.parametrize(("fault", "size"), [("noise", 0.5), ("no noise", 1), ("no clipping", 1), ("by coordinate", 1)])
+def test_crude_faults_are_found_without_shared_noise_too(fault, size):
+    assert li.check(RUN, Numpy(RUN, fault=fault, size=size, shared=False, **LARGER), models=32).faults
+
+
+def test_one_step_is_exact():
+    run = short(steps=1, sample_rate=0.5)
+    assert li.check(run, Numpy(run, **LARGER)).passed
+    for fault, size in [("rate", 0.97), ("realised batch", 1), ("clip norm", 1.05)]:
+        assert li.check(run, Numpy(run, fault=fault, size=size, **LARGER)).faults, fault
+
+
+def test_an_example_of_the_trainers_own_is_checked_as_far_as_that_goes():
+    assert li.check(RUN, Numpy(RUN, **LARGER), canary="example").passed
+    for fault, size, row in [("noise", 0.5, "noise"), ("no clipping", 1, "clipping norm")]:
+        result = li.check(RUN, Numpy(RUN, fault=fault, size=size, **LARGER), canary="example", models=32)
+        assert row in {each.name for each in result.faults}, str(result)
+    rare = short(sample_rate=0.01)
+    result = li.check(rare, Numpy(rare, fault="always in", **LARGER), canary="example", models=32)
+    assert "participation" in {each.name for each in result.faults}
+
+
+def test_batch_size_tells_too_much_noise_from_sampling():
+    run = short(noise_multiplier=1.0)
+    quiet = dict(model="linear", features=100, examples=100)
+    train = Numpy(run, fault="noise", size=1.5, **quiet)
+    assert li.check(run, train).verdict == "cannot tell"
+    assert li.check(run, train, batch_size=20).faults
+    assert li.check(run, Numpy(run, **quiet), batch_size=20).passed
+
+
+def test_initial_values_that_follow_the_seed_are_taken_out():
+    decay = short(optimizer=li.SGD(0.002, momentum=0.5, weight_decay=20.0, averaging=0.5))
+    for run in (short(), decay):
+        inner = Numpy(run, **LARGER)
+
+        def initial(seed):
+            rng = np.random.default_rng(seed)
+            return {"w": 0.1 * rng.standard_normal((64, 10)), "b": np.zeros(10)}
+
+        class Seeded(Numpy):
+            def initial(self, seed=0):
+                return initial(seed)
+
+        train = Seeded(run, **LARGER)
+        assert li.check(run, train).verdict == "cannot tell"
+        assert li.check(run, train, initial=initial, seed=1).passed
+        same = li.check(run, inner, initial=lambda seed, inner=inner: inner.initial())
+        assert [row.name for row in same.faults] == ["initial values"]
+
+
+def test_a_canary_comes_in_the_form_of_the_parameters():
+    train = Numpy(RUN)
+    li.check(RUN, train, models=8)
+    given = [canary for _, canary in train.calls if canary is not False]
+    assert given
+    assert all({name: value.shape for name, value in each.items()} == {"w": (20, 5), "b": (5,)} for each in given)
+
+
+def test_a_run_without_an_optimizer_has_learning_rate_one():
+    run = li.DPSGD(4, 0.5, 1.0)
+    assert li.check(run, Numpy(run, model="linear")).passed
+
+
+def test_a_tensor_that_is_not_trained_is_not_checked():
+    inner = Numpy(RUN, **LARGER)
+
+    def train(seed, canary):
+        given = canary if canary is False else {name: canary[name] for name in ("w", "b")}
+        return {"frozen": np.ones(7), **inner(seed, given)}
+
+    result = li.check(RUN, train, seed=1)
+    assert result.passed, str(result)
+    assert [row.status for row in result.rows if row.tensor == "frozen"] == ["not checked"]
+
+
+def test_a_trainers_own_record_is_compared_with_the_run():
+    inner = Numpy(RUN, **LARGER)
+    result = li.check(RUN, lambda seed, canary: li.Trained(inner(seed, canary), steps=RUN.steps), seed=1)
+    assert result.passed
+    result = li.check(RUN, lambda seed, canary: li.Trained(inner(seed, canary), steps=9), seed=1)
+    assert [row.name for row in result.faults] == ["the trainer's own record"]
+    assert "10" in result.faults[0].advice
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (dict(models=7), "models must be an integer in [8, 1000], got 7"),
+        (dict(error=0.0), "error must be in (0, 0.5], got 0.0"),
+        (dict(canary="image"), "canary must be one of gradient, example, got 'image'"),
+        (dict(seed=-1), "seed must be an integer at least 0, got -1"),
+        (dict(batch_size=0), "batch_size must be greater than 0 and finite, got 0"),
+        (dict(initial=3), "initial must be a function of a seed"),
+        (dict(told=3), "told must be a function without arguments, or None, got 3"),
+        (dict(train=3), "train must be a function train(seed, canary) that returns parameters, got 3"),
+        (dict(train=lambda seed: 0), "train must be a trainer that takes (seed, canary)"),
+        (dict(run=3), "run must be a lastiterate.DPSGD, got 3"),
+    ],
+)
+def test_bad_input_is_one_sentence_before_anything_is_trained(options, sentence):
+    trained = []
+
+    def train(seed, canary):
+        trained.append(seed)
+        return np.zeros(3)
+
+    with pytest.raises(ValueError, match="^" + sentence.replace("(", r"\(").replace(")", r"\)").replace("[", r"\[")):
+        li.check(**{"run": RUN, "train": train, **options})
+    assert not trained
+
+
+def _nan(seed, canary):
+    return {"w": np.array([1.0, np.nan])}
+
+
+def _shapes(seed, canary, seen=[]):  # noqa: B006 - counts its calls
+    seen.append(seed)
+    return {"w": np.zeros(len(seen))}
+
+
+def _names(seed, canary, seen=[]):  # noqa: B006
+    seen.append(seed)
+    return {f"w{len(seen)}": np.zeros(2)}
+
+
+def _raises(seed, canary):
+    raise RuntimeError("no GPU")
+
+
+@pytest.mark.parametrize(
+    ("train", "sentence"),
+    [
+        (_nan, "1 of tensor 'w' are NaN or infinite"),
+        (_shapes, "'w' had (1,), and now has (2,)"),
+        (_names, "the first had 'w1', this one 'w2'"),
+        (_raises, "RuntimeError: no GPU"),
+        (lambda seed, canary: "done", "the trainer must return parameters"),
+        (lambda seed, canary: None, "the trainer must return parameters"),
+    ],
+)
+def test_a_trainer_that_returns_no_parameters_is_told_in_a_sentence(train, sentence):
+    with pytest.raises(li.TrainerFailed) as failed:
+        li.check(RUN, train)
+    assert sentence in str(failed.value)
+    assert "seed" in str(failed.value)
+
+
+def test_parameters_that_only_a_canary_breaks_are_a_fault_of_clipping():
+    inner = Numpy(RUN)
+
+    def train(seed, canary):
+        found = inner(seed, False)
+        huge = canary is not False and np.abs(canary["w"]).max() > 10.0
+        return {name: value * (np.nan if huge else 1.0) for name, value in found.items()}
+
+    faults = li.check(RUN, train).faults
+    assert [row.name for row in faults] == ["clipping norm"]
+    assert "NaN" in faults[0].advice
+
+
+@pytest.mark.parametrize("size", [1, 2, 5])
+def test_tiny_models_are_checked_without_breaking(size):
+    def train(seed, canary):
+        rng = np.random.default_rng(seed)
+        steps = [(rng.random() < 0.5) * (canary is not False) for _ in range(4)]
+        unit = 0.0 if canary is False else canary / max(1.0, np.linalg.norm(canary))
+        return -sum(step * unit + rng.standard_normal(size) for step in steps) * np.ones(size)
+
+    run = li.DPSGD(4, 0.5, 1.0)
+    assert not li.check(run, train).faults
+    assert not li.check(run, lambda seed, canary: train(seed, False), canary="example").faults

@@ -1,0 +1,77 @@
+"""A result as a table, as JSON, as a JUnit file and as a picture."""
+
+import json
+from xml.etree import ElementTree
+
+import pytest
+
+import lastiterate as li
+from lastiterate.checking.junit import junit
+from lastiterate.checking.result import CheckResult
+from lastiterate.checking.row import Row, cannot_tell, not_checked
+from lastiterate.plot.check import ratio_rows
+from tests.checking.trainers import Numpy, short
+
+OK = Row("noise", "w\x1b[31m", 1.0, 1.0, 0.9, 1.1, "ok")
+FAULT = Row("clipping norm", None, 1.5, 1.0, 1.5, float("inf"), "fault", "look here")
+UNKNOWN, UNASKED = cannot_tell("participation", 0.1, "too few"), not_checked("size of steps", "no weights")
+
+
+def _result(*rows):
+    return CheckResult(short(), rows, 16, 1e-3)
+
+
+@pytest.mark.parametrize(
+    ("rows", "verdict"),
+    [
+        ((OK, UNASKED), "ok"),
+        ((OK, UNKNOWN), "cannot tell"),
+        ((UNKNOWN, FAULT, OK), "fault"),
+        ((UNASKED,), "not checked"),
+    ],
+)
+def test_a_fault_wins_over_what_cannot_be_told_and_rows_not_checked_do_not_count(rows, verdict):
+    result = _result(*rows)
+    assert result.verdict == verdict
+    assert result.passed is (verdict == "ok")
+    assert result.faults == tuple(row for row in rows if row is FAULT)
+
+
+def test_json_has_every_row_and_no_infinity():
+    fields = json.loads(json.dumps(_result(OK, FAULT, UNKNOWN).to_dict(), allow_nan=False))
+    assert fields["passed"] is False
+    assert fields["rows"][1]["high"] is None
+    assert [row["name"] for row in fields["faults"]] == ["clipping norm"]
+    assert set(fields["rows"][0]) == {"name", "tensor", "measured", "declared", "low", "high", "status", "advice"}
+
+
+def test_a_junit_file_has_a_case_for_every_row():
+    suite = ElementTree.fromstring(junit(_result(OK, FAULT, UNKNOWN, UNASKED)))
+    assert {key: suite.get(key) for key in ("tests", "failures", "errors", "skipped")} == {
+        "tests": "4",
+        "failures": "1",
+        "errors": "0",
+        "skipped": "2",
+    }
+    assert suite.find("testcase/failure").get("message") == "fault: look here"
+    assert [each.get("message") for each in suite.iter("skipped")] == [
+        "cannot tell: too few",
+        "not checked: no weights",
+    ]
+
+
+def test_printed_it_is_a_table_with_what_to_do():
+    text = str(_result(OK, FAULT))
+    assert "clipping norm: look here." in text
+    assert "1.5 to inf" in text
+    assert text.endswith("all rows together.")
+
+
+def test_the_picture_has_a_ratio_for_every_row_that_declares_one():
+    pytest.importorskip("altair")
+    run = short()
+    result = li.check(run, Numpy(run), seed=1)
+    assert result.plot().to_dict()["title"]["text"] == "Is the training what its run says?"
+    names = {row["name"] for row in ratio_rows(result)}
+    assert {"noise", "noise (w)", "clipping norm"} <= names
+    assert "normalisation" not in names

@@ -1,0 +1,105 @@
+"""``lastiterate check`` with its four statuses, and the files it writes."""
+
+import json
+import shutil
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from tests.checking import trainers
+
+FILE = """
+from trainers_of_tests import Numpy, li, short
+
+run = short(steps=8, sample_rate=0.25, noise_multiplier=2.0)
+train = Numpy(run)
+wrong = Numpy(run, fault="clip norm", size=1.5)
+apart = Numpy(run, shared=False)
+number = 3
+
+
+def broken(seed, canary):
+    raise RuntimeError("no GPU")
+
+
+def talks(seed, canary):
+    print("epoch 1")
+    return train(seed, canary)
+"""
+RUN = "--steps 8 --sample-rate .25 --noise-multiplier 2 --learning-rate .002"
+
+
+@pytest.fixture
+def mine(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(Path(trainers.__file__), tmp_path / "trainers_of_tests.py")
+    (tmp_path / "mine.py").write_text(FILE)
+    (tmp_path / "plain.py").write_text(FILE.replace("run = short", "declared = short").replace("(run", "(declared"))
+    return tmp_path
+
+
+def test_a_correct_training_passes_with_status_0(cli, mine):
+    result = cli("check --trainer mine.py:train --seed 1")
+    assert result.exit_code == 0, result.output
+    assert "Nothing was found that is not as the run says." in result.stdout
+    assert result.stdout.startswith("mine.py:train: 8 steps, sample rate 0.25")
+
+
+def test_a_fault_is_status_1_and_says_where_to_look(cli, mine):
+    result = cli("check --trainer mine.py:wrong")
+    assert result.exit_code == 1, result.output
+    assert "look at the norm" in result.stdout
+
+
+def test_what_cannot_be_told_is_status_4(cli, mine):
+    assert cli("check --trainer mine.py:apart").exit_code == 4
+
+
+def test_a_trainer_that_breaks_is_status_3(cli, mine):
+    result = cli("check --trainer mine.py:broken")
+    assert result.exit_code == 3
+    assert "RuntimeError: no GPU" in result.stderr
+
+
+def test_json_is_alone_on_stdout(cli, mine):
+    result = cli("check --trainer mine.py:talks --json --seed 1 --models 8")
+    fields = json.loads(result.stdout)
+    assert fields["passed"] is True
+    assert fields["clip_norm"] == 1.0
+    assert fields["models"] == 8
+    assert {row["status"] for row in fields["rows"]} <= {"ok", "not checked"}
+
+
+def test_options_describe_the_run_too(cli, mine):
+    assert cli(f"check --trainer plain.py:train {RUN} --seed 1").exit_code == 0
+    assert cli(f"check --trainer plain.py:train {RUN} --clip-norm 2 --seed 1").exit_code == 1
+    assert cli(f"check --trainer plain.py:train {RUN} --canary example --seed 1").exit_code == 0
+
+
+def test_a_junit_file_and_a_picture_are_written_beside(cli, mine):
+    result = cli("check --trainer mine.py:wrong --junit found.xml --plot found.svg")
+    assert result.exit_code == 1
+    suite = ElementTree.parse(mine / "found.xml").getroot()
+    assert int(suite.get("failures")) >= 1
+    assert (mine / "found.svg").read_text().startswith("<svg")
+    assert "JUnit file: found.xml" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ("--trainer mine.py:number", "trainer must name a function"),
+        ("--trainer missing.py:train", "trainer must be in a file that exists"),
+        ("--trainer mine.py:train --models 3", "models must be an integer in [8, 1000], got 3"),
+        ("--trainer mine.py:train --error 2", "error must be in (0, 0.5], got 2.0"),
+        ("--trainer mine.py:train --canary image", "--canary must be one of gradient, example, got 'image'"),
+        (f"--trainer mine.py:train {RUN}", "the run must be described either by options or in 'mine.py', not by both"),
+        ("--trainer plain.py:train", "the run must be described by options"),
+        ("--trainer mine.py:train --plot x.png --junit x.png", "--plot and --junit must be different files"),
+        ("--trainer mine.py:train --junit mine.py", "--junit and --trainer must be different files"),
+        ("--trainer mine.py:train --junit missing/x.xml", "the JUnit file's folder must exist"),
+    ],
+)
+def test_bad_input_is_one_sentence(cli, mine, options, sentence):
+    assert sentence in cli.refusal(f"check {options}")
