@@ -28,6 +28,7 @@ from lastiterate.values import (
 )
 
 Sampling = Literal["poisson", "fixed", "shuffled", "full"]
+MOST_OF_A_GROUP = 10**6
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,6 +44,8 @@ class DPSGD:
         clip_norm: norm to which per-example gradients are clipped. The analyses do not depend on it.
         optimizer: how gradients become parameters; the weights follow from it. None: every step counts alike.
         weights: how much each step counts in the released model, instead of an optimizer. Only ratios matter.
+        group_size: how many examples a person has, all of which are to be protected together. Each of them is sampled
+            and clipped by itself.
     """
 
     steps: int
@@ -52,6 +55,7 @@ class DPSGD:
     clip_norm: float = 1.0
     optimizer: SGD | None = None
     weights: PerStep | None = None
+    group_size: int = 1
 
     if TYPE_CHECKING:  # lists may be given, and arrays are kept
 
@@ -64,6 +68,7 @@ class DPSGD:
             clip_norm: float = 1.0,
             optimizer: SGD | None = None,
             weights: PerStepGiven | None = None,
+            group_size: int = 1,
         ) -> None: ...
 
     def __post_init__(self) -> None:
@@ -74,6 +79,7 @@ class DPSGD:
         fix("sample_rate", per_step("sample_rate", self.sample_rate, self.steps, 0.0, 1.0))
         fix("noise_multiplier", noise_multipliers(self.noise_multiplier, self.steps))
         fix("clip_norm", number("clip_norm", self.clip_norm, 0.0, open_low=True))
+        fix("group_size", integer("group_size", self.group_size, 1, MOST_OF_A_GROUP))
         self._check_sampling()
         if self.optimizer is not None:
             if self.weights is not None:
@@ -106,13 +112,23 @@ class DPSGD:
         clip_norm: float = 1.0,
         optimizer: SGD | None = None,
         weights: PerStepGiven | None = None,
+        group_size: int = 1,
     ) -> DPSGD:
         """The run of ``epochs`` passes in batches of expected size ``batch_size``: steps = round(epochs n / batch)."""
         size = integer("dataset_size", dataset_size)
         batch = number("batch_size", batch_size, 0.0, size, open_low=True)
         passes = number("epochs", epochs, 0.0, open_low=True)
         steps = number("epochs * dataset_size / batch_size", passes * size / batch, 0.0, float(MAX_STEPS))
-        return cls(max(1, round(steps)), batch / size, noise_multiplier, sampling, clip_norm, optimizer, weights)
+        return cls(
+            max(1, round(steps)),
+            batch / size,
+            noise_multiplier,
+            sampling,
+            clip_norm,
+            optimizer,
+            weights,
+            group_size=group_size,
+        )
 
     @classmethod
     def from_opacus(

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from lastiterate.privacy.analyses.no_amplification import KnownParticipations, told_participations
+from lastiterate.privacy.analyses.no_amplification import KnownParticipations, told_group, told_participations
 from lastiterate.privacy.curve import Pair, PrivacyCurve
 from lastiterate.privacy.losses.edge_rates import fnr_bounds
 from lastiterate.privacy.losses.flat_values import costs_nothing, epsilon_of, fnr_of, log_delta_of
@@ -71,9 +71,10 @@ def _pair(run: DPSGD) -> Pair:
         noise = float(cumulant.sigmas[0]) * math.sqrt(float(cumulant.counts[0]))
         mu = math.sqrt(float(np.sum(cumulant.counts / cumulant.sigmas**2)))
         constant = float(cumulant.counts[0]) if cumulant.counts.size == 1 else mu * noise
-        return pair_of(Law(noise, constant, none, none, none))
+        return pair_of(Law(noise, constant * cumulant.group, none, none, none))
     if cumulant.counts.size == 1 and cumulant.counts[0] == 1.0:
-        return pair_of(Law(float(cumulant.sigmas[0]), 0.0, cumulant.counts, cumulant.rates, np.ones(1)))
+        counts = cumulant.counts * cumulant.group
+        return pair_of(Law(float(cumulant.sigmas[0]), 0.0, counts, cumulant.rates, np.ones(1)))
     return CompositionPair(cumulant)
 
 
@@ -105,18 +106,22 @@ class CompositionPair:
     def _last_iterate(self) -> Pair:
         """What the last iterate tells, a function of all iterates; steps weighted by 1 / sigma^2, which tells most."""
         counts, rates, sigmas = self.cumulant.counts, self.cumulant.rates, self.cumulant.sigmas
+        group = self.cumulant.group
         weights = (sigmas.min() / sigmas) ** 2
         noise = math.sqrt(float(np.sum(counts * (weights * sigmas) ** 2)))
         sure = rates == 1.0
-        constant = float(np.sum(counts[sure] * weights[sure]))
-        return pair_of(Law(noise, constant, counts[~sure], rates[~sure], weights[~sure]))
+        constant = float(np.sum(counts[sure] * weights[sure])) * group
+        return pair_of(Law(noise, constant, counts[~sure] * group, rates[~sure], weights[~sure]))
 
     @cached_property
     def _told(self) -> tuple[KnownParticipations, KnownParticipations]:
-        """A lower and an upper bound from telling the number of the canary's batches: close where noise is little."""
+        """A lower and an upper bound from telling the number of the canary's batches: close where noise is little.
+
+        Of a group, one example bounds it from below.
+        """
         steps, rates, sigmas = int(self.cumulant.counts.sum()), self.cumulant.rates, self.cumulant.sigmas
         lower = told_participations(steps, float(rates.min()), float(sigmas.max()), upper=False)
-        return lower, told_participations(steps, float(rates.max()), float(sigmas.min()), upper=True)
+        return lower, told_group(steps, float(rates.max()), float(sigmas.min()), self.cumulant.group)
 
     def _epsilon(self, log_delta: float) -> float:
         try:
