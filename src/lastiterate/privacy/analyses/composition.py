@@ -25,6 +25,7 @@ from lastiterate.privacy.losses.proved_ends import proved_chernoff_bound, proved
 from lastiterate.privacy.mixtures.contour import Unreliable
 from lastiterate.privacy.mixtures.law import Law
 from lastiterate.privacy.mixtures.pairs import NothingPair, pair_of
+from lastiterate.privacy.mixtures.replaced import replaced_pair_of
 from lastiterate.privacy.mixtures.rows import each
 from lastiterate.run import DPSGD, require_run
 
@@ -43,8 +44,9 @@ def composition(run: DPSGD) -> PrivacyCurve:
     """
     if not require_run(run).amplifies:
         raise ValueError(_refusal(run))
-    pair = _pair(run)
-    if isinstance(pair, CompositionPair):
+    _require_one_that_is_replaced(run)
+    pair = pair_of_steps(loss_cumulant(run))
+    if isinstance(pair, CompositionPair) and not pair.cumulant.mirrored:
         return PrivacyCurve(pair, "composition", is_guarantee=True, proved=("lower", "upper"))
     return PrivacyCurve(pair, "composition", is_guarantee=True)
 
@@ -60,9 +62,17 @@ def _refusal(run: DPSGD) -> str:
     )
 
 
-def _pair(run: DPSGD) -> Pair:
+def _require_one_that_is_replaced(run: DPSGD) -> None:
+    if run.neighbours == "replace" and run.group_size > 1 and np.any(np.asarray(run.sample_rate) < 1.0):
+        raise ValueError(
+            f"composition is not known to hold for neighbours 'replace' with group_size {run.group_size}: that equal "
+            "gradients are the worst has been shown for one example; the bound that holds is "
+            "lastiterate.no_amplification"
+        )
+
+
+def pair_of_steps(cumulant: LossCumulant) -> Pair:
     """Closed forms where there are any, and otherwise the contour."""
-    cumulant = loss_cumulant(run)
     none = np.empty(0)
     if not cumulant.counts.size:
         return NothingPair()
@@ -71,10 +81,12 @@ def _pair(run: DPSGD) -> Pair:
         noise = float(cumulant.sigmas[0]) * math.sqrt(float(cumulant.counts[0]))
         mu = math.sqrt(float(np.sum(cumulant.counts / cumulant.sigmas**2)))
         constant = float(cumulant.counts[0]) if cumulant.counts.size == 1 else mu * noise
-        return pair_of(Law(noise, constant * cumulant.group, none, none, none))
+        times = cumulant.group * (2.0 if cumulant.mirrored else 1.0)
+        return pair_of(Law(noise, constant * times, none, none, none))
     if cumulant.counts.size == 1 and cumulant.counts[0] == 1.0:
         counts = cumulant.counts * cumulant.group
-        return pair_of(Law(float(cumulant.sigmas[0]), 0.0, counts, cumulant.rates, np.ones(1)))
+        law = Law(float(cumulant.sigmas[0]), 0.0, counts, cumulant.rates, np.ones(1))
+        return replaced_pair_of(law) if cumulant.mirrored else pair_of(law)
     return CompositionPair(cumulant)
 
 
@@ -111,17 +123,19 @@ class CompositionPair:
         noise = math.sqrt(float(np.sum(counts * (weights * sigmas) ** 2)))
         sure = rates == 1.0
         constant = float(np.sum(counts[sure] * weights[sure])) * group
-        return pair_of(Law(noise, constant, counts[~sure] * group, rates[~sure], weights[~sure]))
+        law = Law(noise, constant, counts[~sure] * group, rates[~sure], weights[~sure])
+        return replaced_pair_of(law) if self.cumulant.mirrored else pair_of(law)
 
     @cached_property
     def _told(self) -> tuple[KnownParticipations, KnownParticipations]:
         """A lower and an upper bound from telling the number of the canary's batches: close where noise is little.
 
-        Of a group, one example bounds it from below.
+        Of a group, one example bounds it from below; of a pair that is replaced, its presence.
         """
         steps, rates, sigmas = int(self.cumulant.counts.sum()), self.cumulant.rates, self.cumulant.sigmas
         lower = told_participations(steps, float(rates.min()), float(sigmas.max()), upper=False)
-        return lower, told_group(steps, float(rates.max()), float(sigmas.min()), self.cumulant.group)
+        apart = 2.0 if self.cumulant.mirrored else 1.0
+        return lower, told_group(steps, float(rates.max()), float(sigmas.min()) / apart, self.cumulant.group)
 
     def _epsilon(self, log_delta: float) -> float:
         try:

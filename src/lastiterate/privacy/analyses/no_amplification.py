@@ -35,18 +35,23 @@ def no_amplification(run: DPSGD) -> PrivacyCurve:
     Shuffled batches use the canary once an epoch: Gaussian with mu = sqrt(epochs) / sigma, a last partial epoch counted
     as a whole one. With Poisson sampling and batches of fixed size the number of its batches is Binomial(steps, q).
     A schedule of noise counts by its smallest, a schedule of rates by its largest value. Examples of a group may all be
-    in the same batches, unless they are sampled each by itself.
+    in the same batches, unless they are sampled each by itself. Where one example replaces another, gradients differ by
+    twice the clipping norm, which is half of the noise.
     """
-    require_run(run)
+    return PrivacyCurve(told_run(require_run(run)), "no_amplification", is_guarantee=True)
+
+
+def told_run(run: DPSGD) -> KnownParticipations:
+    """An upper bound on what any iterates of a run tell."""
     sigma, rate, group = float(np.min(run.noise_multiplier)), float(np.max(run.sample_rate)), run.group_size
+    if run.neighbours == "replace":
+        sigma *= 0.5  # gradients differ by twice the clipping norm
     if run.sampling == "shuffled":
         epochs = np.array([float(-(-run.steps // epoch_length(rate)))])
-        pair = KnownParticipations(sigma / group, epochs, np.zeros(1), np.zeros(1))
-    elif run.sampling == "fixed":
-        pair = told_participations(run.steps, min(group * rate, 1.0), sigma / group, upper=True)
-    else:
-        pair = told_group(run.steps, rate, sigma, group)
-    return PrivacyCurve(pair, "no_amplification", is_guarantee=True)
+        return KnownParticipations(sigma / group, epochs, np.zeros(1), np.zeros(1))
+    if run.sampling == "fixed":
+        return told_participations(run.steps, min(group * rate, 1.0), sigma / group, upper=True)
+    return told_group(run.steps, rate, sigma, group)
 
 
 def told_group(steps: int, rate: float, sigma: float, group: int) -> KnownParticipations:

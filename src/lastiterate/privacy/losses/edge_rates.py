@@ -22,6 +22,8 @@ def fnr_bounds(cumulant: LossCumulant, fpr: float) -> tuple[float, float]:
     only the steps that have it for sure, one Gaussian mechanism. From above: the test that says "in" if any sampled
     step exceeds a threshold of its own. That holds for a group too, of which only one example is then looked for.
     """
+    if cumulant.mirrored:
+        return 0.0, 1.0 - fpr
     sampled = cumulant.rates < 1.0
     counts, rates, sigmas = cumulant.counts[sampled], cumulant.rates[sampled], cumulant.sigmas[sampled]
     mu = math.sqrt(float(np.sum(cumulant.counts[~sampled] / cumulant.sigmas[~sampled] ** 2))) * cumulant.group

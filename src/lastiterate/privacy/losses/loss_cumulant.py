@@ -34,6 +34,7 @@ _ERROR_ALONG = 1e-9  # of K along a line, where exp(K) still counts
 _VANISHED = -45.0  # log of what does not count any more
 _CAP_OF_ADD = 1.3  # over the least that it can be
 _FEW_KINDS = 200  # of steps are added up one by one; caps would spoil the interpolation between more
+_BELOW = 10.0  # standard deviations below the mean, where hardly any loss is
 _SMALLEST = -700.0  # log of a modulus
 _NO_MASS = 1e-22  # of one node, which is left out
 
@@ -75,7 +76,7 @@ class LossCumulant:
     @property
     def _cannot_be_capped(self) -> bool:
         """Whether losses are unbounded from below, or there are so many kinds that they are interpolated."""
-        return self.counts.size > _FEW_KINDS or bool(np.any(self.rates == 1.0))
+        return self.mirrored or self.counts.size > _FEW_KINDS or bool(np.any(self.rates == 1.0))
 
     def leaving_out(self, log_mass: float) -> LossCumulant:
         """The same without losses whose log-probability is at most this."""
@@ -184,7 +185,13 @@ class LossCumulant:
         return math.inf if self.remove or np.any(self.rates == 1.0) else self.edge()
 
     def edge(self) -> float:
-        """Where the density of the loss may be sharp: each step's loss is about log(1 - q), or for "add" less that."""
+        """Where the density of the loss may be sharp: each step's loss is about log(1 - q), or for "add" less that.
+
+        Where it is mirrored, it is not sharp anywhere below: what hardly any loss is below, under Q.
+        """
+        if self.mirrored:
+            _, mean, variance = self.real(-1.0)
+            return mean - _BELOW * math.sqrt(variance)
         total = float(np.sum(self.counts * np.log1p(-np.minimum(self.rates, 1.0 - 1e-16)))) * self.group
         return total if self.remove else -total
 
@@ -317,4 +324,4 @@ def loss_cumulant(run: DPSGD) -> LossCumulant:
     """The direction "remove" of a run with Poisson (or no) sampling; steps that never see the canary are left out."""
     rates, sigmas, counts = distinct(np.asarray(run.sample_rate), np.asarray(run.noise_multiplier), run.steps)
     seen = rates > 0.0
-    return LossCumulant(counts[seen], rates[seen], sigmas[seen], group=run.group_size)
+    return LossCumulant(counts[seen], rates[seen], sigmas[seen], group=run.group_size, mirrored=run.neighbours == "replace")

@@ -18,7 +18,7 @@ from scipy.special import log_ndtr, ndtr
 from lastiterate.arrays import FloatArray
 from lastiterate.privacy.mixtures import binomial
 
-_LEAST_LOG_MASS = -800.0  # of a value of a; all that is smaller is no float, nor any delta that is asked for
+LEAST_LOG_MASS = -800.0  # of a value of a; all that is smaller is no float, nor any delta that is asked for
 _NEGLIGIBLE = -42.0  # log of a share of the sum
 _AT_ONCE = 1_000_000  # numbers in memory
 _FEW = 48  # values that may be summed at every x
@@ -158,7 +158,7 @@ class Points:
         )
 
 
-def falling_root(function: Callable[[float], float], goal: float, start: float) -> float:
+def falling_root(function: Callable[[float], float], goal: float, start: float, tolerance: float = 1e-14) -> float:
     """Where a falling function has the value ``goal``: by doubling, then by halving, then by secants."""
     low, step = start, 1.0
     while function(low) < goal:
@@ -168,7 +168,7 @@ def falling_root(function: Callable[[float], float], goal: float, start: float) 
         low, high, step = high, high + step, 2.0 * step
     at_low, at_high = function(low) - goal, function(high) - goal
     for turn in range(200):
-        if high - low <= 1e-14 * max(1.0, abs(low), abs(high)) or at_low == at_high:
+        if high - low <= tolerance * max(1.0, abs(low), abs(high)) or at_low == at_high:
             break
         secant = low + (high - low) * at_low / (at_low - at_high)
         middle = secant if turn % 3 and low < secant < high else 0.5 * (low + high)
@@ -182,12 +182,12 @@ def falling_root(function: Callable[[float], float], goal: float, start: float) 
 
 def binomial_points(trials: int, rate: float, unit: float) -> Points:
     """a is ``unit`` times a binomial variable, 0 < rate < 1."""
-    spread = math.sqrt(-2.0 * _LEAST_LOG_MASS * trials * rate * (1.0 - rate)) - _LEAST_LOG_MASS
+    spread = math.sqrt(-2.0 * LEAST_LOG_MASS * trials * rate * (1.0 - rate)) - LEAST_LOG_MASS
     low, high = max(0.0, math.floor(trials * rate - spread)), min(float(trials), math.ceil(trials * rate + spread))
     count = np.arange(low, high + 1.0)
     log_mass = np.asarray(binomial.log_binomial(count, np.float64(trials), np.float64(rate)))
     if low == 0.0:
         log_mass[0] = trials * math.log1p(-rate)
-    kept = np.flatnonzero(log_mass > _LEAST_LOG_MASS)
+    kept = np.flatnonzero(log_mass > LEAST_LOG_MASS)
     part = slice(int(kept[0]), int(kept[-1]) + 1)
     return Points(unit * count[part], log_mass[part])
