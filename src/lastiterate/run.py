@@ -187,9 +187,12 @@ class DPSGD:
     def amplifies(self) -> bool:
         """Whether the standard analysis may count on how batches are drawn: by Poisson sampling, or always full.
 
-        Amplification by sampling has not been shown to carry over to shuffled batches or to batches of fixed size.
+        Amplification by sampling has not been shown to carry over to shuffled batches or to batches of fixed size, nor
+        to groups whose examples are all replaced by others.
         """
-        return self.sampling in ("poisson", "full")
+        always_there = self.sampling == "full" or bool(np.all(np.asarray(self.sample_rate) == 1.0))
+        replaced_group = self.neighbours == "replace" and self.group_size > 1 and not always_there
+        return self.sampling in ("poisson", "full") and not replaced_group
 
     def effective_weights(self) -> PerStep:
         """The weight of each step in the released model; one number where all are equal."""
@@ -272,3 +275,19 @@ def _releases(value: object, steps: int) -> int | tuple[int, ...] | None:
 def require_run(run: object) -> DPSGD:
     """Refuse what is no run, for all that takes one."""
     return instance("run", run, DPSGD, "a lastiterate.DPSGD")
+
+
+def require_basic(run: object, who: str) -> DPSGD:
+    """Refuse runs for which only the analyses have been built, for ``who`` knows one example and the last iterate."""
+    checked = require_run(run)
+    if checked.release_count > 1:
+        raise ValueError(
+            f"releases must be None for {who}, got {checked.release_count} of them: only analyses know them"
+        )
+    if checked.group_size > 1:
+        raise ValueError(f"group_size must be 1 for {who}, got {checked.group_size}: only analyses know groups")
+    if checked.neighbours != "add-remove":
+        raise ValueError(
+            f"neighbours must be 'add-remove' for {who}, got {checked.neighbours!r}: only analyses know others"
+        )
+    return checked

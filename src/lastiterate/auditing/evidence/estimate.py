@@ -19,7 +19,7 @@ from lastiterate.auditing.evidence.threshold import (
     predicted_threshold,
     rule_of,
 )
-from lastiterate.run import DPSGD, require_run
+from lastiterate.run import DPSGD, require_basic
 from lastiterate.values import number, one_of
 from lastiterate.vocabulary import METHODS
 
@@ -115,7 +115,7 @@ def estimate(
     confidence = number("confidence", confidence, 0.0, 1.0, open_low=True, open_high=True)
     threshold = check_threshold(threshold)
     if run is not None:
-        require_run(run)
+        require_basic(run, "estimates")
     if METHODS[method].is_one_run:
         found = _of_one_run(worlds, delta, confidence, method, threshold)
     else:

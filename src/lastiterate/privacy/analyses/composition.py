@@ -15,7 +15,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from lastiterate.privacy.analyses.no_amplification import KnownParticipations, told_group, told_participations
+from lastiterate.privacy.analyses.no_amplification import (
+    TOLD_NOTHING,
+    KnownParticipations,
+    told_group,
+    told_participations,
+)
 from lastiterate.privacy.curve import Pair, PrivacyCurve
 from lastiterate.privacy.losses.edge_rates import fnr_bounds
 from lastiterate.privacy.losses.flat_values import costs_nothing, epsilon_of, fnr_of, log_delta_of
@@ -44,14 +49,18 @@ def composition(run: DPSGD) -> PrivacyCurve:
     """
     if not require_run(run).amplifies:
         raise ValueError(_refusal(run))
-    _require_one_that_is_replaced(run)
     pair = pair_of_steps(loss_cumulant(run))
-    if isinstance(pair, CompositionPair) and not pair.cumulant.mirrored:
+    if isinstance(pair, CompositionPair):
         return PrivacyCurve(pair, "composition", is_guarantee=True, proved=("lower", "upper"))
     return PrivacyCurve(pair, "composition", is_guarantee=True)
 
 
 def _refusal(run: DPSGD) -> str:
+    if run.sampling == "poisson":
+        return (
+            f"composition is not valid with neighbours 'replace' and group_size {run.group_size}: that equal gradients "
+            "are the worst has been shown for one example; the bound that holds is lastiterate.no_amplification"
+        )
     what = "shuffled batches" if run.sampling == "shuffled" else "batches of fixed size"
     bound = "no amplification: Gaussian with mu = sqrt(epochs) / sigma"
     if run.sampling == "fixed":
@@ -60,15 +69,6 @@ def _refusal(run: DPSGD) -> str:
         f"composition is not valid with sampling {run.sampling!r}: the standard analysis assumes Poisson sampling and "
         f"may be too low for {what}; the bound that holds is lastiterate.no_amplification ({bound})"
     )
-
-
-def _require_one_that_is_replaced(run: DPSGD) -> None:
-    if run.neighbours == "replace" and run.group_size > 1 and np.any(np.asarray(run.sample_rate) < 1.0):
-        raise ValueError(
-            f"composition is not known to hold for neighbours 'replace' with group_size {run.group_size}: that equal "
-            "gradients are the worst has been shown for one example; the bound that holds is "
-            "lastiterate.no_amplification"
-        )
 
 
 def pair_of_steps(cumulant: LossCumulant) -> Pair:
@@ -130,12 +130,13 @@ class CompositionPair:
     def _told(self) -> tuple[KnownParticipations, KnownParticipations]:
         """A lower and an upper bound from telling the number of the canary's batches: close where noise is little.
 
-        Of a group, one example bounds it from below; of a pair that is replaced, its presence.
+        Of a group, one example bounds it from below; where one is replaced, nothing does.
         """
         steps, rates, sigmas = int(self.cumulant.counts.sum()), self.cumulant.rates, self.cumulant.sigmas
+        if self.cumulant.mirrored:
+            return TOLD_NOTHING, told_group(steps, float(rates.max()), 0.5 * float(sigmas.min()), self.cumulant.group)
         lower = told_participations(steps, float(rates.min()), float(sigmas.max()), upper=False)
-        apart = 2.0 if self.cumulant.mirrored else 1.0
-        return lower, told_group(steps, float(rates.max()), float(sigmas.min()) / apart, self.cumulant.group)
+        return lower, told_group(steps, float(rates.max()), float(sigmas.min()), self.cumulant.group)
 
     def _epsilon(self, log_delta: float) -> float:
         try:

@@ -220,3 +220,6 @@ class KnownParticipations:
         accepted = np.vecdot(np.exp(log_mass), ndtr(loss / mu - 0.5 * mu)) + (unused if loss >= 0.0 else 0.0)
         missed: Floats = accepted + np.exp(loss - rarity(loss)[0]) - np.exp(loss + goal)
         return missed
+
+
+TOLD_NOTHING = KnownParticipations(1.0, np.zeros(1), np.zeros(1), np.zeros(1))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from lastiterate.privacy.analyses.composition import CompositionPair, pair_of_steps
-from lastiterate.privacy.analyses.no_amplification import KnownParticipations, told_run
+from lastiterate.privacy.analyses.no_amplification import TOLD_NOTHING, KnownParticipations, told_run
 from lastiterate.privacy.losses.block_cumulant import block_cumulant
 from lastiterate.privacy.losses.flat_values import fnr_of
 from lastiterate.privacy.losses.loss_cumulant import loss_cumulant
@@ -77,8 +77,7 @@ class ReleasedPair(CompositionPair):
     @cached_property
     def _told(self) -> tuple[KnownParticipations, KnownParticipations]:
         """Nothing, and an upper bound on what all iterates tell."""
-        nothing = KnownParticipations(1.0, np.zeros(1), np.zeros(1), np.zeros(1))
-        return nothing, told_run(self.run)
+        return TOLD_NOTHING, told_run(self.run)
 
     @cached_property
     def _last_iterate(self) -> Pair:

@@ -47,9 +47,12 @@ class Interpolated:
         return self.mixture.unseen
 
     def at(self, x: FloatArray) -> Local:
-        return Local(*(self.value(x, which) for which in range(3)))
+        return Local(*(self._values(x, which) for which in range(3)))
 
-    def value(self, x: FloatArray, which: int = 0) -> FloatArray:
+    def loss(self, x: FloatArray) -> FloatArray:
+        return self._values(x, 0)
+
+    def _values(self, x: FloatArray, which: int) -> FloatArray:
         """The loss, or one of its derivatives, by Clenshaw's recurrence."""
         panel = np.clip(np.searchsorted(self.ends, x, side="right") - 1, 0, self.ends.size - 2)
         low, high = self.ends[panel], self.ends[panel + 1]

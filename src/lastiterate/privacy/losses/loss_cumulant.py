@@ -324,4 +324,6 @@ def loss_cumulant(run: DPSGD) -> LossCumulant:
     """The direction "remove" of a run with Poisson (or no) sampling; steps that never see the canary are left out."""
     rates, sigmas, counts = distinct(np.asarray(run.sample_rate), np.asarray(run.noise_multiplier), run.steps)
     seen = rates > 0.0
-    return LossCumulant(counts[seen], rates[seen], sigmas[seen], group=run.group_size, mirrored=run.neighbours == "replace")
+    return LossCumulant(
+        counts[seen], rates[seen], sigmas[seen], group=run.group_size, mirrored=run.neighbours == "replace"
+    )

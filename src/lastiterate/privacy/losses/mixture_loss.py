@@ -14,7 +14,7 @@ import numpy as np
 from scipy.special import ndtri_exp
 
 from lastiterate.arrays import FloatArray
-from lastiterate.privacy.losses.interpolated import Interpolated, interpolated
+from lastiterate.privacy.losses.interpolated import interpolated
 from lastiterate.privacy.losses.mixture import Local, Mixture, Points, falling_root
 from lastiterate.privacy.losses.step_loss import BEND, RISE, TURN, Loss, Nodes, log_panel_errors, panel_ellipses
 from lastiterate.privacy.mixtures.contour import Unreliable
@@ -32,19 +32,22 @@ class MixtureLoss(Loss):
     cap: float = math.inf
     mirrored: bool = False
 
+    @property
+    def density_is_off(self) -> float:
+        return 1.0 if self.mirrored else 0.0
+
     def loss(self, x: FloatArray) -> FloatArray:
-        value = self._loss_of_mixture(x)
-        return value - self._loss_of_mixture(-x) if self.mirrored else value
+        value = self._quick.loss(x)
+        return value - self._quick.loss(-x) if self.mirrored else value
 
     def log_density(self, x: FloatArray) -> FloatArray | float:
-        return self._loss_of_mixture(-x) if self.mirrored else 0.0
-
-    def _loss_of_mixture(self, x: FloatArray) -> FloatArray:
-        quick = self._quick
-        return quick.value(x) if isinstance(quick, Interpolated) else quick.at(x).loss
+        return self._quick.loss(-x) if self.mirrored else 0.0
 
     def moved(self, x: FloatArray) -> FloatArray:
         """An ulp of x, of each a, of each a^2 / 2, and some of each probability."""
+        return self._moved(x) + self._moved(-x) if self.mirrored else self._moved(x)
+
+    def _moved(self, x: FloatArray) -> FloatArray:
         local = self._quick.at(x)
         probabilities = 8.0 * np.minimum(1.0, local.slope / max(self.mixture.jump, 1e-300))
         return 2.0 * np.abs(x) * local.slope + local.curvature + local.slope**2 + probabilities
@@ -149,16 +152,25 @@ class MixtureLoss(Loss):
 
     def log_error(self, nodes: Nodes, order: float, frequency: float) -> float:
         """As for a step (docs/method.md, "Groups and blocks"): |E exp(iya)| >= 1 - y^2 Var(a) / 2, given x."""
-        if self.mirrored or not self._quick.is_quick:
+        if not self._quick.is_quick:
             raise Unreliable  # nothing is proved here
         left, right, high = panel_ellipses(nodes)
-        most = self._quick.spread(left, right)
-        least = np.maximum(1.0 - 0.5 * high * high * most, 0.0)
+        log_size = self._log_size(left, right, high, order, frequency)
+        if self.mirrored:
+            log_size += self._log_size(-right, -left, high, 1.0 - order, frequency)
+        return log_panel_errors(nodes, log_size)
+
+    def _log_size(
+        self, left: FloatArray, right: FloatArray, high: FloatArray, order: float, frequency: float
+    ) -> FloatArray:
+        """log of a bound on |exp(s l)|, the real part of x being between two values, and its imaginary part small."""
         at_left, at_right = self._quick.at(left), self._quick.at(right)
+        least = np.maximum(1.0 - 0.5 * high * high * self._quick.spread(left, right), 0.0)
         with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
             turning = frequency * high * at_right.slope / least
             growth = order * at_right.loss if order >= 0.0 else order * (at_left.loss + np.log(least))
-        return log_panel_errors(nodes, growth + turning)
+        bound: FloatArray = growth + turning
+        return bound
 
 
 def _rise(local: Local, other: Local | None) -> FloatArray:

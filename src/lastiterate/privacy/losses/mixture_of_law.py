@@ -84,6 +84,9 @@ class Transformed:
             start += together.size
         return Local(*(column.reshape(np.shape(x)) for column in columns))
 
+    def loss(self, x: FloatArray) -> FloatArray:
+        return self.at(x).loss
+
     @property
     def _step(self) -> float:
         """How far from its centre a contour is used."""

@@ -94,6 +94,8 @@ def _rounding(step: Loss, nodes: Nodes, order: float, kept: BoolArray) -> tuple[
     x, loss = nodes.x[kept], nodes.loss[kept]
     moved = step.moved(x)
     exponents = 4.0 * np.abs(nodes.log_weight[kept]) + abs(order) * (4.0 * np.abs(loss) + moved) + x * x
+    if step.density_is_off:
+        exponents = exponents + step.density_is_off * moved
     return moved, ULP * (40.0 + exponents)
 
 
@@ -120,6 +122,8 @@ def _log_total(
     moved = np.abs(nodes.loss) * 8.0 + 2.0 * step.moved(nodes.x)
     steepness = abs(order) * (rise + abs(order - 1.0) * growth)  # the derivative of the rise by the loss
     sizes = (40.0 + 4.0 * np.abs(nodes.log_weight) + nodes.x**2) * rise + 4.0 * abs(order) * growth
+    if step.density_is_off:
+        sizes = sizes + step.density_is_off * step.moved(nodes.x) * rise
     # The normal distribution's tails are good to an ulp or two, but where they begin is rounded.
     tails = abs(order) * (with_canary + without) + without
     rounding = ULP * (float(np.sum(sizes + moved * steepness)) + (8.0 + 2.0 * step.window[1] ** 2) * tails)

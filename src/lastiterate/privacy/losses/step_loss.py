@@ -92,6 +92,11 @@ class Loss(ABC):
     def _places(self, size: float) -> tuple[FloatArray, FloatArray]:
         """Some x, from one end of the window to the other, and how many panels there are up to each, for |s| = size."""
 
+    @property
+    def density_is_off(self) -> float:
+        """By how much more the logarithm of Q's density is off than that of N(0, 1), in units of what `moved` says."""
+        return 0.0
+
     def log_density(self, x: FloatArray) -> FloatArray | float:
         """log of Q's density over that of N(0, 1)."""
         return 0.0
