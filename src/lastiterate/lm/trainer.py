@@ -34,7 +34,8 @@ class TextTrainer:
     def __init__(
         self, run: DPSGD, gradients: ExampleGradients, start: Tensors, tokens: Tensor, lengths: Tensor
     ) -> None:
-        if require_basic(run, "the trainer").optimizer is None:
+        require_basic(run, "the trainer")
+        if run.optimizer is None:
             raise ValueError("run must have an optimizer to be trained: optimizer=lastiterate.SGD(...)")
         self._run, self._optimizer, self._gradients, self._start = run, run.optimizer, gradients, start
         self._tokens, self._lengths = tokens, lengths

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -73,4 +73,5 @@ def block_cumulant(laws: list[tuple[float, Law]], *, mirrored: bool) -> BlockCum
         mixtures.append(mixture)
         rates.append(1.0 - _unseen(mixture))
         sigmas.append(1.0 / (mixture if isinstance(mixture, float) else mixture.jump))
-    return BlockCumulant(*map(np.array, (counts, rates, sigmas)), mirrored=mirrored, mixtures=tuple(mixtures))
+    columns = (np.array(column, dtype=np.float64) for column in (counts, rates, sigmas))
+    return replace(BlockCumulant(*columns), mirrored=mirrored, mixtures=tuple(mixtures))

@@ -1,4 +1,4 @@
-"""The privacy loss of a mixture of Gaussians: log E exp(a x - a^2 / 2), a being what the canary adds to noise of size 1.
+"""The privacy loss of a mixture of Gaussians: log E exp(a x - a^2 / 2), where a is what the canary adds.
 
 That of one step has two values of a, 0 and 1 / sigma. A person's examples have more, and a block of steps between two
 released iterates has many. The loss is convex in x, with slope E[a | x] and curvature Var[a | x].

@@ -1,7 +1,7 @@
 """S + N against -S + N: one example is replaced by another, whose gradients point the other way.
 
-S is not negative. With l(y) the loss of S + N against N, the loss is f(y) = l(y) - l(-y), which increases along y. P and
-Q are mirror images, so that both directions are the same.
+S is not negative. With l(y) the loss of S + N against N, the loss is f(y) = l(y) - l(-y), which increases along y. P
+and Q are mirror images, so that both directions are the same.
 """
 
 from __future__ import annotations
