@@ -187,12 +187,9 @@ class DPSGD:
     def amplifies(self) -> bool:
         """Whether the standard analysis may count on how batches are drawn: by Poisson sampling, or always full.
 
-        Amplification by sampling has not been shown to carry over to shuffled batches or to batches of fixed size, nor
-        to groups whose examples are all replaced by others.
+        Amplification by sampling has not been shown to carry over to shuffled batches or to batches of fixed size.
         """
-        always_there = self.sampling == "full" or bool(np.all(np.asarray(self.sample_rate) == 1.0))
-        replaced_group = self.neighbours == "replace" and self.group_size > 1 and not always_there
-        return self.sampling in ("poisson", "full") and not replaced_group
+        return self.sampling in ("poisson", "full")
 
     def effective_weights(self) -> PerStep:
         """The weight of each step in the released model; one number where all are equal."""

@@ -56,11 +56,6 @@ def composition(run: DPSGD) -> PrivacyCurve:
 
 
 def _refusal(run: DPSGD) -> str:
-    if run.sampling == "poisson":
-        return (
-            f"composition is not valid with neighbours 'replace' and group_size {run.group_size}: that equal gradients "
-            "are the worst has been shown for one example; the bound that holds is lastiterate.no_amplification"
-        )
     what = "shuffled batches" if run.sampling == "shuffled" else "batches of fixed size"
     bound = "no amplification: Gaussian with mu = sqrt(epochs) / sigma"
     if run.sampling == "fixed":

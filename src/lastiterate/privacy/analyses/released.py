@@ -14,10 +14,10 @@ from lastiterate.privacy.analyses.no_amplification import TOLD_NOTHING, KnownPar
 from lastiterate.privacy.losses.block_cumulant import block_cumulant
 from lastiterate.privacy.losses.flat_values import fnr_of
 from lastiterate.privacy.losses.loss_cumulant import loss_cumulant
-from lastiterate.privacy.mixtures.law import Law, law_of
+from lastiterate.privacy.mixtures.law import Law, law_of, require_independence
 from lastiterate.privacy.mixtures.pairs import NothingPair, pair_of
-from lastiterate.privacy.mixtures.released import released_laws
-from lastiterate.privacy.mixtures.replaced import replaced_pair_of
+from lastiterate.privacy.mixtures.released import released_laws, tells_every_step
+from lastiterate.privacy.mixtures.replaced import TOO_LITTLE_NOISE, replaced_pair_of
 from lastiterate.run import DPSGD
 
 if TYPE_CHECKING:
@@ -31,7 +31,8 @@ def released_pair(run: DPSGD) -> Pair:
     mirrored = run.neighbours == "replace"
     if run.release_count == 1:
         return replaced_pair_of(law_of(run)) if mirrored else pair_of(law_of(run))
-    if _tells_every_step(run):
+    if tells_every_step(run):
+        require_independence(run)
         return pair_of_steps(loss_cumulant(run))
     laws = released_laws(run)
     if all(law.low == law.high for _, law in laws):  # Gaussian mechanisms, which together are one
@@ -40,18 +41,10 @@ def released_pair(run: DPSGD) -> Pair:
         return pair_of(Law(1.0, 2.0 * mu if mirrored else mu, none, none, none)) if mu else NothingPair()
     if len(laws) == 1 and laws[0][0] == 1.0:
         return replaced_pair_of(laws[0][1]) if mirrored else pair_of(laws[0][1])
-    return ReleasedPair(block_cumulant(laws, mirrored=mirrored), run)
-
-
-def _tells_every_step(run: DPSGD) -> bool:
-    """Whether every noisy gradient is known from the iterates: all are released, and each moved by its step.
-
-    This holds with momentum, decay and averaging as well.
-    """
-    if run.release_count != run.steps or (run.sampling == "shuffled" and float(run.sample_rate) < 1.0):
-        return False
-    schedule = run.weights if run.optimizer is None else run.optimizer.learning_rate
-    return schedule is None or bool(np.all(np.asarray(schedule) != 0.0))
+    cumulant = block_cumulant(laws, mirrored=mirrored)
+    if cumulant.is_rounded and mirrored:
+        raise ValueError(TOO_LITTLE_NOISE)
+    return ReleasedPair(cumulant, run, cumulant.is_rounded)
 
 
 @dataclass(frozen=True)
@@ -59,6 +52,7 @@ class ReleasedPair(CompositionPair):
     """Sums of privacy losses of blocks, in both directions."""
 
     run: DPSGD
+    is_rounded: bool = False  # up
 
     def _bracket(self, log_delta: float) -> tuple[float, float]:
         try:
@@ -66,7 +60,14 @@ class ReleasedPair(CompositionPair):
         except ArithmeticError:  # Unreliable, or out of the range of floats: what holds anyway
             return self._proved(log_delta, None)
         error = _ERROR * max(1.0, value)
-        return value - error, value + error
+        return self._lower(value, log_delta) - error, value + error
+
+    def _lower(self, value: float, log_delta: float) -> float:
+        """The value, or if it is rounded up, the same rounded down."""
+        if not self.is_rounded:
+            return value
+        down = ReleasedPair(block_cumulant(released_laws(self.run), mirrored=False, up=False), self.run)
+        return min(value, float(down.epsilon(np.float64(log_delta))))
 
     def _fnr(self, fpr: float) -> float:
         try:
@@ -81,5 +82,8 @@ class ReleasedPair(CompositionPair):
 
     @cached_property
     def _last_iterate(self) -> Pair:
+        """What the last one of them tells: at most what all of them tell."""
         law = law_of(self.run)
-        return replaced_pair_of(law) if self.cumulant.mirrored else pair_of(law)
+        if not self.cumulant.mirrored:
+            return pair_of(law)
+        return NothingPair() if law.low < 0.0 < law.high else replaced_pair_of(law)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -21,10 +21,11 @@ class BlockCumulant(LossCumulant):
     """K(z) of blocks: ``counts[j]`` of them have the loss of ``mixtures[j]``, or a Gaussian one with that slope.
 
     In ``rates`` there is the probability that a block has the canary at all, and in ``sigmas`` its noise in units of
-    what one more canary adds.
+    what one more canary adds. If it ``is_rounded`` some of the mixtures are only bounds.
     """
 
     mixtures: tuple[Mixture | float, ...] = ()
+    is_rounded: bool = False
 
     @cached_property
     def steps(self) -> list[tuple[float, Loss | Certain]]:
@@ -62,16 +63,23 @@ def _unseen(mixture: Mixture | float) -> float:
     return 0.0 if isinstance(mixture, float) else mixture.unseen
 
 
-def block_cumulant(laws: list[tuple[float, Law]], *, mirrored: bool) -> BlockCumulant:
-    """The direction "remove" of blocks with these laws, so many of each."""
-    counts, rates, sigmas, mixtures = [], [], [], []
+def block_cumulant(laws: list[tuple[float, Law]], *, mirrored: bool, up: bool = True) -> BlockCumulant:
+    """The direction "remove" of blocks with these laws, so many of each; rounded up, or down, where that is needed."""
+    counts, rates, sigmas, mixtures, is_rounded = [], [], [], [], False
     for count, law in laws:
-        mixture = law.high / law.noise if law.low == law.high else mixture_of(law)
+        mixture: Mixture | float = law.high / law.noise
+        if law.low < law.high:
+            mixture, is_bound = mixture_of(law, up=up)
+            is_rounded |= is_bound
         if mixture == 0.0:
             continue
         counts.append(count)
         mixtures.append(mixture)
         rates.append(1.0 - _unseen(mixture))
         sigmas.append(1.0 / (mixture if isinstance(mixture, float) else mixture.jump))
-    columns = (np.array(column, dtype=np.float64) for column in (counts, rates, sigmas))
-    return replace(BlockCumulant(*columns), mirrored=mirrored, mixtures=tuple(mixtures))
+    return BlockCumulant(
+        *(np.array(counts), np.array(rates), np.array(sigmas)),
+        mirrored=mirrored,
+        mixtures=tuple(mixtures),
+        is_rounded=is_rounded,
+    )

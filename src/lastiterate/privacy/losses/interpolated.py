@@ -39,6 +39,10 @@ class Interpolated:
         return self.mixture.steepest
 
     @property
+    def rounding(self) -> float:
+        return self.mixture.rounding
+
+    @property
     def jump(self) -> float:
         return self.mixture.jump
 
@@ -91,7 +95,7 @@ def interpolated(mixture: Mixture, low: float, high: float) -> Interpolated:
         values = np.stack(mixture.at(middle[:, None] + half[:, None] * _NODES))
         coefficients = values @ _TO_COEFFICIENTS.T
         size = np.abs(coefficients[0])
-        smooth = size[:, -_LAST:].max(axis=1) <= _VANISHED * size.max(axis=1)
+        smooth = size[:, -_LAST:].max(axis=1) <= _VANISHED * size.max(axis=1) + mixture.rounding
         smooth |= half < _LEAST_WIDTH * max(abs(low), abs(high), 1.0)
         done.append((lows[smooth], highs[smooth], coefficients[:, smooth]))
         rough = ~smooth

@@ -51,6 +51,10 @@ class Mixture(Protocol):
     def is_quick(self) -> bool:
         """Whether losses are sums over few a, at any x; their rounding errors are then known as well."""
 
+    @property
+    def rounding(self) -> float:
+        """The absolute error of a loss, beside that of the last digits."""
+
     def at(self, x: FloatArray) -> Local: ...
 
     def loss(self, x: FloatArray) -> FloatArray:
@@ -81,6 +85,10 @@ class Points:
     @property
     def is_quick(self) -> bool:
         return self.points.size <= _FEW
+
+    @property
+    def rounding(self) -> float:
+        return 0.0
 
     @property
     def steepest(self) -> float:

@@ -19,25 +19,26 @@ from lastiterate.privacy.mixtures.rounding import rounded
 from lastiterate.privacy.mixtures.support import Support
 
 _LEAST = 1e-5  # of a sum against its moduli
+_ROUNDING = 3e-14  # of a loss: of logarithms of two densities, each about x^2 / 2 in size
 _HALF_LOG_TAU = 0.5 * math.log(2.0 * math.pi)
 
 
-def mixture_of(law: Law) -> Mixture:
-    """The mixture that S + N is in units of the noise; S is not negative, nor constant.
+def mixture_of(law: Law, *, up: bool) -> tuple[Mixture, bool]:
+    """The mixture that S + N is in units of the noise, and whether it is rounded. S is not negative, nor constant.
 
-    Where noise is too little for the transform, weights are rounded up, which makes S easier to see.
+    Where noise is too little for the transform, weights are rounded up, which makes S easier to see, or down.
     """
     if law.is_binomial:
-        return binomial_points(int(law.counts[0]), float(law.rates[0]), float(law.weights[0]) / law.noise)
+        return binomial_points(int(law.counts[0]), float(law.rates[0]), float(law.weights[0]) / law.noise), False
     support = small_support(law)
     if support is not None:
-        return _points(support, law.noise)
+        return _points(support, law.noise), False
     mixture = Transformed(law)
     try:
         mixture.at(np.array([-8.0, 0.0, mixture.mean, mixture.mean + 8.0]))
     except Unreliable:
-        return _points(rounded(law)[1].support, law.noise)
-    return mixture
+        return _points(rounded(law)[1 if up else 0].support, law.noise), True
+    return mixture, False
 
 
 def _points(support: Support, noise: float) -> Points:
@@ -55,6 +56,10 @@ class Transformed:
     @property
     def mean(self) -> float:
         return self.law.mean / self.law.noise
+
+    @property
+    def rounding(self) -> float:
+        return _ROUNDING
 
     @property
     def steepest(self) -> float:

@@ -111,7 +111,7 @@ def law_of(run: DPSGD) -> Law:
 
     Weights are scaled so that the largest is 1, and steps that count for nothing are left out.
     """
-    _require_independence(run)
+    require_independence(run)
     weights = run.effective_weights()
     if np.ndim(weights) == 0 and np.ndim(run.noise_multiplier) == 0 and run.sampling != "shuffled":
         return _independent(run, np.ones(()), float(run.noise_multiplier) * math.sqrt(run.steps))
@@ -129,7 +129,7 @@ def law_of(run: DPSGD) -> Law:
     return _independent(run, weights, noise)
 
 
-def _require_independence(run: DPSGD) -> None:
+def require_independence(run: DPSGD) -> None:
     """Refuse groups whose examples keep each other out of batches."""
     if run.group_size > 1 and run.sampling == "fixed":
         raise ValueError(

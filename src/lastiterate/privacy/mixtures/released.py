@@ -24,6 +24,8 @@ def released_laws(run: DPSGD) -> list[tuple[float, Law]]:
     """
     if run.release_count == 1:
         return [(1.0, law_of(run))]
+    if tells_every_step(run):
+        run = run.replace(optimizer=None, weights=None)
     require_separable(run)
     counts: dict[object, float] = {}
     laws: dict[object, Law] = {}
@@ -37,6 +39,17 @@ def released_laws(run: DPSGD) -> list[tuple[float, Law]]:
     if not laws:
         raise ValueError("weights must not all be zero: with these learning rates the run releases nothing")
     return [(counts[key], law) for key, law in laws.items()]
+
+
+def tells_every_step(run: DPSGD) -> bool:
+    """Whether every noisy gradient is known from the iterates: all are released, and each moved by its step.
+
+    This holds with momentum, decay and averaging as well.
+    """
+    if run.release_count != run.steps or (run.sampling == "shuffled" and float(run.sample_rate) < 1.0):
+        return False
+    schedule = run.weights if run.optimizer is None else run.optimizer.learning_rate
+    return schedule is None or bool(np.all(np.asarray(schedule) != 0.0))
 
 
 def require_separable(run: DPSGD) -> None:

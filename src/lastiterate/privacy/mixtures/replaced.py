@@ -27,6 +27,10 @@ if TYPE_CHECKING:
     from lastiterate.privacy.curve import Pair
 
 _HALF_LOG_TAU = 0.5 * np.log(2.0 * np.pi)
+TOO_LITTLE_NOISE = (
+    "noise_multiplier must be larger with neighbours 'replace' and many different weights: with so little noise "
+    "neither kernel is accurate"
+)
 _ZERO = np.float64(0.0)
 
 
@@ -123,7 +127,4 @@ def _each_reliably(function: Callable[[Floats], Floats], values: Floats) -> Floa
     try:
         return each(function, values)
     except Unreliable:
-        raise ValueError(
-            "noise_multiplier must be larger with neighbours 'replace' and many different weights: with so little "
-            "noise neither kernel is accurate"
-        ) from None
+        raise ValueError(TOO_LITTLE_NOISE) from None
