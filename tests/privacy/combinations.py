@@ -72,7 +72,8 @@ def table():
     found = {(*row, column): answers(run)[0] for row, column, run in combinations()}
     lines = ["| sampling | steps | released | " + " | ".join(COLUMNS) + " |", "|---" * 7 + "|"]
     for row in dict.fromkeys(key[:3] for key in found):
-        lines.append("| " + " | ".join((*row, *(" ".join(found[*row, name]) or "none" for name in COLUMNS))) + " |")
+        cells = [" ".join(found[*row, name]) or "none" for name in COLUMNS]
+        lines += ["| " + " | ".join((*row, *cells)) + " |"]
     return "\n".join(lines)
 
 

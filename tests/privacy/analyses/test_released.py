@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from scipy.stats import binom
 
 import lastiterate as li
+from tests.privacy.contract import Question, violations
 from tests.privacy.helpers import references, relative_error
 from tests.privacy.released import blocks_of, delta_of_blocks, densities
 
@@ -55,6 +56,12 @@ BRUTE = [
     ("a person", li.DPSGD(4, 0.1, 1.0, releases=2, group_size=3), (2, 4)),
     ("a replaced example", li.DPSGD(6, releases=3, neighbours="replace", **WEIGHTED), (2, 4, 6)),
     ("a replaced person", li.DPSGD(4, 0.1, 1.5, releases=2, group_size=2, neighbours="replace"), (2, 4)),
+    ("all iterates of a person", li.DPSGD(3, 0.1, 1.5, releases=3, group_size=2), (1, 2, 3)),
+    (
+        "all iterates of a replaced person",
+        li.DPSGD(3, 0.1, 1.5, releases=3, group_size=2, neighbours="replace"),
+        (1, 2, 3),
+    ),
     ("replaced, one iterate", li.DPSGD(6, neighbours="replace", **WEIGHTED), (6,)),
     ("decay", li.DPSGD(6, 0.2, 1.0, optimizer=li.SGD(0.5, weight_decay=0.4), releases=2), (3, 6)),
     ("batches of fixed size", li.DPSGD(6, 0.2, 1.0, sampling="fixed", releases=3), (2, 4, 6)),
@@ -118,7 +125,9 @@ def test_a_replaced_example_composes_as_dp_accounting_says():
     assert li.composition(li.DPSGD(100, 0.05, 1.0, neighbours="replace")).epsilon(1e-5) == pytest.approx(4.88949, 1e-6)
 
 
-@pytest.mark.parametrize("fields", [{"group_size": 3}, {"neighbours": "replace"}], ids=str)
+@pytest.mark.parametrize(
+    "fields", [{"group_size": 3}, {"neighbours": "replace"}, {"group_size": 2, "neighbours": "replace"}], ids=str
+)
 def test_brackets_of_composition_are_proved_for_groups_and_replaced_examples(fields):
     for steps, rate, sigma in (2, 0.01, 0.6), (100, 0.05, 1.0):
         curve = li.composition(li.DPSGD(steps, rate, sigma, **fields))
@@ -186,6 +195,23 @@ def test_noise_is_calibrated_for_all_of_it(fields):
         found = li.calibrate(run, epsilon=2.0, delta=1e-5, analysis=analysis)
         assert 2.0 - 1e-6 < analysis(found).epsilon(1e-5) <= 2.0
         assert found.replace(noise_multiplier=1.0) == run
+
+
+@settings(max_examples=12)
+@given(
+    st.integers(2, 12),
+    st.floats(0.02, 0.8),
+    st.floats(0.5, 4.0),
+    st.sampled_from([1, 2, 3]),
+    st.sampled_from([1, 3]),
+    st.sampled_from(["add-remove", "replace"]),
+    st.sampled_from([1e-9, 1e-5, 1e-2]),
+)
+def test_the_contract_of_all_curves_holds(steps, rate, sigma, releases, group, neighbours, delta):
+    fields = {"releases": min(releases, steps), "group_size": group, "neighbours": neighbours}
+    run = li.DPSGD(steps, rate, sigma, optimizer=li.SGD(0.5, weight_decay=0.3), **fields)
+    curve = li.last_iterate(run)
+    assert not list(violations(Question(curve, delta, 1.0, 0.1, [], tolerance=1e-6, tolerance_of_fnr=1e-6)))
 
 
 def test_the_grid_knows_groups():
