@@ -227,6 +227,8 @@ class DPSGD:
 
     def stretch(self, start: int, stop: int, releases: int | Sequence[int] | None = None) -> DPSGD:
         """The steps after ``start``, up to ``stop``, as a run of their own."""
+        start = integer("start", start, 0, self.steps - 1)
+        stop = integer("stop", stop, start + 1, self.steps)
         optimizer = self.optimizer
         if optimizer is not None:
             optimizer = replace(optimizer, learning_rate=cut(optimizer.learning_rate, stop, start))
