@@ -39,6 +39,10 @@ class Interpolated:
         return self.mixture.steepest
 
     @property
+    def known(self) -> dict[tuple[float, float], Mixture]:
+        return self.mixture.known
+
+    @property
     def rounding(self) -> float:
         return self.mixture.rounding
 

@@ -52,6 +52,10 @@ class Mixture(Protocol):
         """Whether losses are sums over few a, at any x; their rounding errors are then known as well."""
 
     @property
+    def known(self) -> dict[tuple[float, float], Mixture]:
+        """The same, as quick as may be, for some ranges of x."""
+
+    @property
     def rounding(self) -> float:
         """The absolute error of a loss, beside that of the last digits."""
 
@@ -85,6 +89,10 @@ class Points:
     @property
     def is_quick(self) -> bool:
         return self.points.size <= _FEW
+
+    @cached_property
+    def known(self) -> dict[tuple[float, float], Mixture]:
+        return {}
 
     @property
     def rounding(self) -> float:

@@ -19,6 +19,7 @@ from lastiterate.privacy.losses.mixture import Local, Mixture, Points, falling_r
 from lastiterate.privacy.losses.step_loss import BEND, RISE, TURN, Loss, Nodes, log_panel_errors, panel_ellipses
 from lastiterate.privacy.mixtures.contour import Unreliable
 
+_UNIT = 4.0  # of x: windows that differ little share what is known of a mixture
 _TO_ZERO = 0.5 * math.pi  # distance of the loss' singularities over its curvature's root, where it bends
 
 
@@ -114,8 +115,11 @@ class MixtureLoss(Loss):
             raise Unreliable
         if self.mirrored:
             low, high = min(low, -high), max(-low, high)
-        mixture = self.mixture.within(low, high)
-        return mixture if mixture.is_quick else interpolated(mixture, low, high)
+        ends = _UNIT * math.floor(low / _UNIT), _UNIT * math.ceil(high / _UNIT)
+        if ends not in self.mixture.known:
+            mixture = self.mixture.within(*ends)
+            self.mixture.known[ends] = mixture if mixture.is_quick else interpolated(mixture, *ends)
+        return self.mixture.known[ends]
 
     @cached_property
     def _bends(self) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:

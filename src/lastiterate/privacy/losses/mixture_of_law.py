@@ -57,6 +57,10 @@ class Transformed:
     def mean(self) -> float:
         return self.law.mean / self.law.noise
 
+    @cached_property
+    def known(self) -> dict[tuple[float, float], Mixture]:
+        return {}
+
     @property
     def rounding(self) -> float:
         return _ROUNDING
