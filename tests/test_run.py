@@ -222,6 +222,7 @@ def test_released_steps_are_equally_spaced_or_as_given_with_the_last_one_among_t
         assert DPSGD(steps, 0.1, 1.0, releases=count).released_steps().tolist() == expected
     assert DPSGD(10, 0.1, 1.0, releases=[7, 3]).releases == (3, 7, 10)
     assert DPSGD(10, 0.1, 1.0, releases=np.array([3, 10])).releases == (3, 10)
+    assert DPSGD(10, 0.1, 1.0, releases=[10]) == DPSGD(10, 0.1, 1.0, releases=[]) == DPSGD(10, 0.1, 1.0)
 
 
 def test_a_prefix_releases_what_was_released_until_then_and_its_last_iterate():

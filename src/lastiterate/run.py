@@ -257,7 +257,7 @@ class DPSGD:
 
 
 def _releases(value: object, steps: int) -> int | tuple[int, ...] | None:
-    """None, how many, or after which steps; in order, and the last step among them."""
+    """None, how many, or after which steps: in order, and the last one among them, which alone is None."""
     if value is None:
         return None
     if isinstance(value, (str, bytes)) or (not isinstance(value, Integral) and len(shape("releases", value)) != 1):
@@ -268,7 +268,7 @@ def _releases(value: object, steps: int) -> int | tuple[int, ...] | None:
             raise ValueError(f"releases must be at most {MOST_RELEASES}, or all {steps}, got {count}")
         return count
     given = {integer("releases", each, 1, steps) for each in cast("Sequence[object]", value)}
-    return tuple(sorted(given | {steps}))
+    return tuple(sorted(given | {steps})) if given - {steps} else None
 
 
 def require_run(run: object) -> DPSGD:

@@ -214,6 +214,12 @@ def test_the_contract_of_all_curves_holds(steps, rate, sigma, releases, group, n
     assert not list(violations(Question(curve, delta, 1.0, 0.1, [], tolerance=1e-6, tolerance_of_fnr=1e-6)))
 
 
+def test_the_largest_up_to_any_step_knows_groups():
+    run = li.DPSGD(12, 0.05, 0.4, group_size=3, optimizer=li.SGD(0.5, weight_decay=0.2))
+    stopped = [li.last_iterate(run.prefix(steps)).epsilon(1e-5) for steps in range(1, 13)]
+    assert li.max_over_steps(run).epsilon(1e-5) == pytest.approx(max(stopped), rel=1e-10)
+
+
 def test_the_grid_knows_groups():
     grid = li.last_iterate_epsilon(1000, 0.01, 1.0, 1e-5, group_size=[1, 4])
     runs = [li.DPSGD(1000, 0.01, 1.0, group_size=m) for m in (1, 4)]

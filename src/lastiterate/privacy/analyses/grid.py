@@ -39,6 +39,7 @@ def last_iterate_epsilon(
     """Epsilon of the last-iterate heuristic for runs with constant rate and noise; broadcasts like a NumPy ufunc.
 
     The same values as ``last_iterate(DPSGD(...)).epsilon(delta)``, about ten times as fast for each item of a grid.
+    ``group_size`` is how many examples a person has.
     """
     count = _whole("steps", steps, MAX_STEPS)
     group = _whole("group_size", group_size, MOST_OF_A_GROUP)

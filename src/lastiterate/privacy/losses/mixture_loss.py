@@ -155,7 +155,7 @@ class MixtureLoss(Loss):
         return x, turned / (2.0 * TURN) + bent + risen / RISE
 
     def log_error(self, nodes: Nodes, order: float, frequency: float) -> float:
-        """As for a step (docs/method.md, "Groups and blocks"): |E exp(iya)| >= 1 - y^2 Var(a) / 2, given x."""
+        """As for a step (docs/method.md, "The worst pair"): |E exp(iya)| >= 1 - y^2 Var(a) / 2, given x."""
         if not self._quick.is_quick:
             raise Unreliable  # nothing is proved here
         left, right, high = panel_ellipses(nodes)
