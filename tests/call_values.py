@@ -103,6 +103,9 @@ INSTANCES: dict[str, Make] = {
 GOOD: dict[str, list[Make]] = {
     "run": _values(PLAIN, TRAINED, SHUFFLED),
     "steps": _values(1, 3, 10),
+    "releases": _values(None, 1, 2, [1, 2]),
+    "group_size": _values(1, 2),
+    "neighbours": _values("add-remove", "replace"),
     "sample_rate": _values(0.5, 0.1),
     "noise_multiplier": _values(1.0, 0.7),
     "sampling": _values("poisson", "fixed"),

@@ -52,7 +52,7 @@ PUBLIC = [
 ]
 # Called by the library itself with what it has made, from within Ray, or by JAX in a compiled program.
 _INNER = re.compile(
-    r"Engine|RayTrials|cross_entropy|random_view|Answer|run_fields|predictions_of|Attack|References|Counterexample|extra|required|require_plain|answer_fields|"
+    r"Engine|RayTrials|cross_entropy|random_view|Answer|run_fields|released_fields|predictions_of|Attack|References|Counterexample|extra|required|require_plain|answer_fields|"
     r"history_from_opacus|(Ray|Local|Displacement|GradientCanary|Problem|Question|Setting|TrainedChunk)\.\w+|"
     r"\w+\.(craft|craft_many|arm|expected|words|trained_problem|scores|sample|compose)"
 )

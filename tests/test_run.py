@@ -66,6 +66,18 @@ GOOD = {"steps": 3, "sample_rate": 0.1, "noise_multiplier": 1.0}
             {"sampling": "shuffled", "sample_rate": 0},
             "sample_rate must be one number in (0, 1] with sampling 'shuffled', got 0.0",
         ),
+        ({"releases": 0}, "releases must be an integer in [1, 3], got 0"),
+        ({"releases": 4}, "releases must be an integer in [1, 3], got 4"),
+        ({"releases": True}, "releases must be an integer in [1, 3], got True"),
+        ({"releases": [1, 4]}, "releases must be an integer in [1, 3], got 4"),
+        ({"releases": [1.5]}, "releases must be an integer in [1, 3], got 1.5"),
+        ({"releases": 1.0}, "releases must be None, a number of iterates or a sequence of steps, got 1.0"),
+        ({"releases": "all"}, "releases must be None, a number of iterates or a sequence of steps, got 'all'"),
+        ({"releases": [[1]]}, "releases must be None, a number of iterates or a sequence of steps, got a value of"),
+        ({"releases": 2 * 10**6, "steps": 10**7}, "releases must be at most 1000000, or all 10000000, got 2000000"),
+        ({"group_size": 0}, "group_size must be an integer in [1, 1000000], got 0"),
+        ({"group_size": 2.0}, "group_size must be an integer in [1, 1000000], got 2.0"),
+        ({"neighbours": "zero-out"}, "neighbours must be one of add-remove, replace, got 'zero-out'"),
     ],
 )
 def test_bad_input_is_refused_in_a_sentence_that_names_it(changes, message):
@@ -201,6 +213,23 @@ def test_a_prefix_cuts_every_schedule():
     assert run.prefix(2) == DPSGD(2, [0.1, 0.2], [1, 2], weights=[4, 3], clip_norm=2.0)
     assert run.prefix(4) == run
     assert DPSGD(10**9, 0.1, 1.0).prefix(10) == DPSGD(10, 0.1, 1.0)
+
+
+def test_released_steps_are_equally_spaced_or_as_given_with_the_last_one_among_them():
+    assert DPSGD(1000, 0.1, 1.0).released_steps().tolist() == [1000]
+    for steps, count in (10, 4), (1000, 7), (9, 9), (11, 10):
+        expected = [round(k * steps / count) for k in range(1, count + 1)]
+        assert DPSGD(steps, 0.1, 1.0, releases=count).released_steps().tolist() == expected
+    assert DPSGD(10, 0.1, 1.0, releases=[7, 3]).releases == (3, 7, 10)
+    assert DPSGD(10, 0.1, 1.0, releases=np.array([3, 10])).releases == (3, 10)
+    assert DPSGD(10, 0.1, 1.0, releases=[10]) == DPSGD(10, 0.1, 1.0, releases=[]) == DPSGD(10, 0.1, 1.0)
+
+
+def test_a_prefix_releases_what_was_released_until_then_and_its_last_iterate():
+    assert DPSGD(10, 0.1, 1.0, releases=[3, 7]).prefix(8).releases == (3, 7, 8)
+    assert DPSGD(10, 0.1, 1.0, releases=5).prefix(5).releases == (2, 4, 5)
+    assert DPSGD(10, 0.1, 1.0, releases=10).prefix(4).releases == 4
+    assert DPSGD(10, 0.1, 1.0, releases=5, group_size=2).prefix(10).releases == 5
 
 
 def test_a_prefix_has_the_weights_its_optimizer_gives_it_then():

@@ -114,12 +114,24 @@ def answer_fields(answers: dict[str, Answer]) -> Fields:
 
 
 def run_fields(run: DPSGD) -> Fields:
-    """A run as JSON: the fields that describe it, weights and optimizer only where given."""
+    """A run as JSON: the fields that describe it, those that were not always there only where given."""
     fields = {name: _plain(getattr(run, name)) for name in ("steps", "sample_rate", "noise_multiplier", "sampling")}
     if run.weights is not None:
         fields["weights"] = _plain(run.weights)
     if run.optimizer is not None:
         fields["optimizer"] = {name: _plain(value) for name, value in vars(run.optimizer).items()}
+    return fields | released_fields(run)
+
+
+def released_fields(run: DPSGD) -> Fields:
+    """What is released, and what is told apart by it, where that is not whether one example is in the last iterate."""
+    fields: Fields = {}
+    if run.releases is not None:
+        fields["releases"] = list(run.releases) if isinstance(run.releases, tuple) else run.releases
+    if run.group_size > 1:
+        fields["group_size"] = run.group_size
+    if run.neighbours != "add-remove":
+        fields["neighbours"] = run.neighbours
     return fields
 
 

@@ -6,11 +6,14 @@ whether the canary is in batch t. The optimizer (or ``weights``) gives w_t, ``sa
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from numbers import Integral
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 import numpy as np
 
+from lastiterate.arrays import IntArray
 from lastiterate.optimizer import SGD, require_linear
 from lastiterate.values import (
     MAX_STEPS,
@@ -25,9 +28,14 @@ from lastiterate.values import (
     one_of,
     per_step,
     same,
+    shape,
+    told,
 )
 
 Sampling = Literal["poisson", "fixed", "shuffled", "full"]
+Neighbours = Literal["add-remove", "replace"]
+MOST_OF_A_GROUP = 10**6
+MOST_RELEASES = 10**6  # but for all of them
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,6 +51,12 @@ class DPSGD:
         clip_norm: norm to which per-example gradients are clipped. The analyses do not depend on it.
         optimizer: how gradients become parameters; the weights follow from it. None: every step counts alike.
         weights: how much each step counts in the released model, instead of an optimizer. Only ratios matter.
+        releases: which iterates are released. None: the last one. A number: so many, equally spaced. A sequence: those
+            after these steps; the last one is always among them.
+        group_size: how many examples a person has, all of which are to be protected together. Each of them is sampled
+            and clipped by itself.
+        neighbours: what is told apart: ``"add-remove"``, whether an example was there, or ``"replace"``, which of two
+            examples was there.
     """
 
     steps: int
@@ -52,6 +66,9 @@ class DPSGD:
     clip_norm: float = 1.0
     optimizer: SGD | None = None
     weights: PerStep | None = None
+    releases: int | tuple[int, ...] | None = None
+    group_size: int = 1
+    neighbours: Neighbours = "add-remove"
 
     if TYPE_CHECKING:  # lists may be given, and arrays are kept
 
@@ -64,6 +81,9 @@ class DPSGD:
             clip_norm: float = 1.0,
             optimizer: SGD | None = None,
             weights: PerStepGiven | None = None,
+            releases: int | Sequence[int] | None = None,
+            group_size: int = 1,
+            neighbours: Neighbours = "add-remove",
         ) -> None: ...
 
     def __post_init__(self) -> None:
@@ -74,6 +94,9 @@ class DPSGD:
         fix("sample_rate", per_step("sample_rate", self.sample_rate, self.steps, 0.0, 1.0))
         fix("noise_multiplier", noise_multipliers(self.noise_multiplier, self.steps))
         fix("clip_norm", number("clip_norm", self.clip_norm, 0.0, open_low=True))
+        fix("releases", _releases(self.releases, self.steps))
+        fix("group_size", integer("group_size", self.group_size, 1, MOST_OF_A_GROUP))
+        one_of("neighbours", self.neighbours, get_args(Neighbours))
         self._check_sampling()
         if self.optimizer is not None:
             if self.weights is not None:
@@ -106,13 +129,27 @@ class DPSGD:
         clip_norm: float = 1.0,
         optimizer: SGD | None = None,
         weights: PerStepGiven | None = None,
+        releases: int | Sequence[int] | None = None,
+        group_size: int = 1,
+        neighbours: Neighbours = "add-remove",
     ) -> DPSGD:
         """The run of ``epochs`` passes in batches of expected size ``batch_size``: steps = round(epochs n / batch)."""
         size = integer("dataset_size", dataset_size)
         batch = number("batch_size", batch_size, 0.0, size, open_low=True)
         passes = number("epochs", epochs, 0.0, open_low=True)
         steps = number("epochs * dataset_size / batch_size", passes * size / batch, 0.0, float(MAX_STEPS))
-        return cls(max(1, round(steps)), batch / size, noise_multiplier, sampling, clip_norm, optimizer, weights)
+        return cls(
+            max(1, round(steps)),
+            batch / size,
+            noise_multiplier,
+            sampling,
+            clip_norm,
+            optimizer,
+            weights,
+            releases,
+            group_size,
+            neighbours,
+        )
 
     @classmethod
     def from_opacus(
@@ -164,16 +201,53 @@ class DPSGD:
         """A copy with some fields changed."""
         return DPSGD(**({f.name: getattr(self, f.name) for f in fields(self)} | changes))
 
+    @property
+    def release_count(self) -> int:
+        """How many iterates are released."""
+        if isinstance(self.releases, tuple):
+            return len(self.releases)
+        return self.releases or 1
+
+    def released_steps(self) -> IntArray:
+        """After which steps an iterate is released; K equally spaced ones are after round(k T / K)."""
+        if isinstance(self.releases, tuple):
+            return np.array(self.releases, dtype=np.int64)
+        count = self.release_count
+        if count == self.steps:
+            return np.arange(1, count + 1)
+        return np.rint(np.arange(1, count + 1) * self.steps / count).astype(np.int64)
+
     def prefix(self, steps: int) -> DPSGD:
-        """The run stopped after ``steps`` steps, with the weights its optimizer gives it then."""
+        """The run stopped after ``steps`` steps, with the weights its optimizer gives it then.
+
+        Of what it releases, what was released until then, and its last iterate.
+        """
         stop = integer("steps", integer("steps", steps), 1, self.steps)
+        return self.stretch(0, stop, self.releases if stop == self.steps else self._released_until(stop))
+
+    def stretch(self, start: int, stop: int, releases: int | Sequence[int] | None = None) -> DPSGD:
+        """The steps after ``start``, up to ``stop``, as a run of their own."""
+        start = integer("start", start, 0, self.steps - 1)
+        stop = integer("stop", stop, start + 1, self.steps)
+        optimizer = self.optimizer
+        if optimizer is not None:
+            optimizer = replace(optimizer, learning_rate=cut(optimizer.learning_rate, stop, start))
         return self.replace(
-            steps=stop,
-            sample_rate=cut(self.sample_rate, stop),
-            noise_multiplier=cut(self.noise_multiplier, stop),
-            weights=cut(self.weights, stop),
-            optimizer=None if self.optimizer is None else self.optimizer.prefix(stop),
+            steps=stop - start,
+            sample_rate=cut(self.sample_rate, stop, start),
+            noise_multiplier=cut(self.noise_multiplier, stop, start),
+            weights=cut(self.weights, stop, start),
+            optimizer=optimizer,
+            releases=releases,
         )
+
+    def _released_until(self, stop: int) -> int | Sequence[int] | None:
+        if self.release_count == self.steps:
+            return stop
+        if self.release_count == 1:
+            return None
+        earlier = self.released_steps()
+        return tuple(int(step) for step in earlier[earlier < stop])
 
     def __eq__(self, other: object) -> bool:
         return same(self, other)
@@ -182,6 +256,37 @@ class DPSGD:
         return hash(key(self))
 
 
+def _releases(value: object, steps: int) -> int | tuple[int, ...] | None:
+    """None, how many, or after which steps: in order, and the last one among them, which alone is None."""
+    if value is None:
+        return None
+    if isinstance(value, (str, bytes)) or (not isinstance(value, Integral) and len(shape("releases", value)) != 1):
+        raise ValueError(f"releases must be None, a number of iterates or a sequence of steps, got {told(value)}")
+    if isinstance(value, Integral):
+        count = integer("releases", value, 1, steps)
+        if MOST_RELEASES < count < steps:
+            raise ValueError(f"releases must be at most {MOST_RELEASES}, or all {steps}, got {count}")
+        return count
+    given = {integer("releases", each, 1, steps) for each in cast("Sequence[object]", value)}
+    return tuple(sorted(given | {steps})) if given - {steps} else None
+
+
 def require_run(run: object) -> DPSGD:
     """Refuse what is no run, for all that takes one."""
     return instance("run", run, DPSGD, "a lastiterate.DPSGD")
+
+
+def require_basic(run: object, who: str) -> DPSGD:
+    """Refuse runs for which only the analyses have been built, for ``who`` knows one example and the last iterate."""
+    checked = require_run(run)
+    if checked.release_count > 1:
+        raise ValueError(
+            f"releases must be None for {who}, got {checked.release_count} of them: only analyses know them"
+        )
+    if checked.group_size > 1:
+        raise ValueError(f"group_size must be 1 for {who}, got {checked.group_size}: only analyses know groups")
+    if checked.neighbours != "add-remove":
+        raise ValueError(
+            f"neighbours must be 'add-remove' for {who}, got {checked.neighbours!r}: only analyses know others"
+        )
+    return checked

@@ -178,12 +178,12 @@ def noise_multipliers(value: object, steps: int) -> PerStep:
 
 
 @overload
-def cut(value: PerStep, steps: int) -> PerStep: ...
+def cut(value: PerStep, stop: int, start: int = 0) -> PerStep: ...
 @overload
-def cut(value: PerStep | None, steps: int) -> PerStep | None: ...
-def cut(value: PerStep | None, steps: int) -> PerStep | None:
-    """A per-step value, restricted to the first ``steps`` steps."""
-    return value[:steps] if isinstance(value, np.ndarray) and value.ndim else value
+def cut(value: PerStep | None, stop: int, start: int = 0) -> PerStep | None: ...
+def cut(value: PerStep | None, stop: int, start: int = 0) -> PerStep | None:
+    """A per-step value, restricted to the steps after ``start``, up to ``stop``."""
+    return value[start:stop] if isinstance(value, np.ndarray) and value.ndim else value
 
 
 def same(first: object, second: object) -> bool:

@@ -45,6 +45,12 @@ class Analysis:
         """Whether no attack on such a run may find more."""
         return self.kind == "guarantee"
 
+    def assumed_of(self, run: DPSGD) -> str:
+        """What it takes for granted of this run."""
+        if run.release_count == 1:
+            return self.assumes
+        return self.assumes.replace("the final model is", f"the {run.release_count:,} released models are")
+
     @property
     def option(self) -> str:
         """The name on the command line."""

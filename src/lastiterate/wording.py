@@ -67,6 +67,16 @@ def training(run: DPSGD) -> list[str]:
             parts.append(f"{'decoupled ' if sgd.decoupled else ''}weight decay {spell(sgd.weight_decay)}{rate}")
         if sgd.averaging is not None:
             parts.append("uniform averaging" if sgd.averaging == "uniform" else f"EMA {spell(sgd.averaging)}")
+    return parts + released(run)
+
+
+def released(run: DPSGD) -> list[str]:
+    """What is released, and what is told apart by it, where that is not whether one example is in the last iterate."""
+    parts = [f"{run.release_count:,} iterates released"] if run.release_count > 1 else []
+    if run.group_size > 1:
+        parts.append(f"{run.group_size:,} examples a person")
+    if run.neighbours == "replace":
+        parts.append("one example replaced by another" if run.group_size == 1 else "all of them replaced by others")
     return parts
 
 

@@ -34,6 +34,8 @@ def different(things):
         li.DPSGD(10, 0.1, 1.0),
         li.DPSGD(3, [0.1, 0.2, 0.3], [1.0, 2.0, 3.0], clip_norm=0.5, weights=[1, 2, 3]),
         li.DPSGD(4, 0.5, 1.0, sampling="shuffled", optimizer=li.SGD([0.1, 0.2, 0.3, 0.4], momentum=0.9, averaging=0.5)),
+        li.DPSGD(10, 0.1, 1.0, releases=[2, 5], group_size=3, neighbours="replace"),
+        li.DPSGD(10, 0.1, 1.0, releases=5),
     ],
 )
 def test_runs_survive_json(run):

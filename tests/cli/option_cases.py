@@ -102,6 +102,8 @@ _GOOD_BY_NAME = {
     "--epochs": ["1", "2", "0.5"],
     "--weights": ["1", "1,2", "1,2,3,4,5,6,7,8,9,10"],
     "--delta": ["1e-5", "0.1"],
+    "--releases": ["1", "2", "1,2", "5,10"],
+    "--group-size": ["1", "2"],
     "--method": [*METHODS, "all"],
     "--attack": [*NAMED, "@mine.py:Attack"],
     "--engine": ["local"],

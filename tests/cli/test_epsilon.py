@@ -25,6 +25,29 @@ def test_json_holds_the_run_and_the_analyses_of_python(cli):
     }
 
 
+@pytest.mark.parametrize(
+    ("options", "fields"),
+    [
+        ("--releases 10", {"releases": 10}),
+        ("--releases 100,400,1000", {"releases": [100, 400, 1000]}),
+        ("--group-size 4", {"group_size": 4}),
+        ("--neighbours replace", {"neighbours": "replace"}),
+    ],
+)
+def test_releases_groups_and_neighbours_are_options_and_fields_of_json(cli, options, fields):
+    run = li.DPSGD(1000, 0.01, 1.0, **fields)
+    answer = cli.json(f"{RUN} {options}")
+    assert {name: answer[name] for name in fields} == fields
+    assert answer["last_iterate"] == li.last_iterate(run).epsilon(1e-5)
+    assert answer["composition"] == li.composition(run).epsilon(1e-5)
+
+
+def test_tables_say_how_many_models_are_seen(cli):
+    printed = " ".join(cli(f"{RUN} --releases 10").stdout.split())
+    assert "only the 10 released models are seen" in printed
+    assert "10 iterates released" in printed
+
+
 def test_the_contracts_values(cli):
     answer = cli.json(RUN)
     assert answer["last_iterate"] == pytest.approx(1.27775588779, rel=1e-9)

@@ -30,6 +30,17 @@ def test_smaller_batches_cost_composition_more_at_the_same_heuristic(cli):
     assert composition[0] > 1.5 * composition[-1]
 
 
+def test_plan_knows_releases_and_people(cli):
+    answer = cli.json(
+        "plan --dataset-size 1000 --epochs 10 --batch-sizes 50 --epsilon 3 --delta 1e-5 --releases 5 --group-size 2"
+    )
+    assert (answer["releases"], answer["group_size"]) == (5, 2)
+    for row in answer["rows"]:
+        run = li.DPSGD.from_batches(1000, 50, 10, row["noise_multiplier"], releases=5, group_size=2)
+        assert row["last_iterate"] == li.last_iterate(run).epsilon(1e-5)
+        assert row["composition"] == li.composition(run).epsilon(1e-5)
+
+
 def test_plan_by_composition(cli):
     answer = cli.json(
         "plan --dataset-size 1000 --epochs 10 --batch-sizes 50 --epsilon 3 --delta 1e-5 --analysis composition"

@@ -37,7 +37,7 @@ class TestStandardConventions(privacy_accountant_test.PrivacyAccountantTest):
     """dp-accounting's own suite for accountants."""
 
     def _make_test_accountants(self):
-        return [LastIterateAccountant(), LastIterateAccountant(NeighboringRelation.REPLACE_SPECIAL)]
+        return [LastIterateAccountant(relation) for relation in NeighboringRelation]
 
 
 def test_equal_steps_are_the_heuristic_of_the_run():
@@ -131,12 +131,13 @@ def test_checking_support_composes_nothing():
     assert accountant.get_epsilon(DELTA) == 0.0
 
 
-def test_replacing_one_example_is_refused():
-    accountant = LastIterateAccountant(NeighboringRelation.REPLACE_ONE)
-    for event in (sampled(0.1, 1.0), GaussianDpEvent(1.0)):
-        with pytest.raises(UnsupportedEventError, match="must be `ADD_OR_REMOVE_ONE` or `REPLACE_SPECIAL` for `"):
-            accountant.compose(event)
-    assert accountant.compose(NoOpDpEvent()).get_epsilon(DELTA) == 0.0
+def test_replacing_one_example_is_the_heuristic_of_replaced_neighbours():
+    run = DPSGD(steps=100, sample_rate=0.05, noise_multiplier=1.0, neighbours="replace")
+    accountant = LastIterateAccountant(NeighboringRelation.REPLACE_ONE).compose(sampled(0.05, 1.0), 100)
+    assert accountant.run == run
+    assert accountant.get_epsilon(DELTA) == last_iterate(run).epsilon(DELTA) == pytest.approx(4.38223763044, rel=1e-11)
+    assert accountant.get_delta(1.0) == last_iterate(run).delta(1.0)
+    assert LastIterateAccountant(NeighboringRelation.REPLACE_ONE).compose(NoOpDpEvent()).get_epsilon(DELTA) == 0.0
 
 
 def test_a_step_without_noise_leaks_everything_unless_it_uses_no_data():

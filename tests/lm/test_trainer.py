@@ -329,3 +329,9 @@ def test_training_that_diverges_says_that_the_learning_rate_is_too_large(llama, 
 def test_a_run_without_optimizer_is_refused(llama):
     with pytest.raises(ValueError, match=r"^run must have an optimizer to be trained: optimizer=lastiterate.SGD"):
         llama.train(RUN.replace(optimizer=None))
+
+
+@pytest.mark.parametrize("fields", [{"releases": 2}, {"group_size": 2}, {"neighbours": "replace"}], ids=str)
+def test_runs_that_only_the_analyses_know_are_refused(llama, fields):
+    with pytest.raises(ValueError, match=rf"^{next(iter(fields))} must be .* for the trainer, got "):
+        llama.train(RUN.replace(**fields))

@@ -16,7 +16,7 @@ from lastiterate.arrays import BoolArray, FloatArray
 from lastiterate.attacks.attack import Armed, BringsProblem, Facts, LinearScores, References, Words
 from lastiterate.attacks.linear_score import LinearScore, noise_unit
 from lastiterate.privacy.mixtures.law import law_of
-from lastiterate.run import DPSGD
+from lastiterate.run import DPSGD, require_basic
 from lastiterate.values import one_of
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def _others(run: DPSGD) -> int:
 
 def sample_scores(run: DPSGD, present: ArrayLike, generator: np.random.Generator) -> FloatArray:
     """Draws of S + N where the canary is present and of N where it is not, in units of the noise."""
-    law = law_of(run)
+    law = law_of(require_basic(run, "attacks"))
     here = np.asarray(present, bool)
     scores = generator.standard_normal(here.size)
     scores[here] += law.sample(int(here.sum()), generator) / law.noise

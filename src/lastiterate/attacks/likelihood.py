@@ -7,7 +7,7 @@ from functools import lru_cache
 import numpy as np
 
 from lastiterate.arrays import FloatArray
-from lastiterate.run import DPSGD
+from lastiterate.run import DPSGD, require_basic
 
 TELLING_RATE = 0.1  # of false alarms; from 0.06 to 0.2 the bounds of the composition family are within 1% of the best
 DRAWS = 50_000  # a world, to choose a threshold by
@@ -15,6 +15,7 @@ DRAWS = 50_000  # a world, to choose a threshold by
 
 def log_likelihood_ratio(run: DPSGD, observed: FloatArray, step: int) -> FloatArray:
     """Of one step's noisy sum along the canary, in clipping norms: with the canary in the data against without."""
+    require_basic(run, "attacks")
     rate = float(np.broadcast_to(run.sample_rate, run.steps)[step])
     noise = float(np.broadcast_to(run.noise_multiplier, run.steps)[step])
     loss = (2.0 * observed - 1.0) / (2.0 * noise**2)

@@ -72,4 +72,4 @@ def _by(chosen: str, run: "DPSGD", epsilon: float, delta: float, json: bool) -> 
     noise = spell_up(float(run.noise_multiplier), 7)
     reached = f"epsilon {spell(epsilon)} at delta {spell(delta)}"
     print_note(f"Noise multiplier {noise} for {reached} by {ANALYSES[chosen].label}.\n")
-    print_answers(f"{describe(run)}; delta {spell(delta)}", "epsilon", answers)
+    print_answers(f"{describe(run)}; delta {spell(delta)}", "epsilon", answers, run)

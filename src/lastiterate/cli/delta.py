@@ -32,4 +32,4 @@ def delta(
     if json:
         print_json({**run_fields(run), "epsilon": epsilon, **answer_fields(answers)})
     else:
-        print_answers(f"{describe(run)}; epsilon {spell(epsilon)}", "delta", answers)
+        print_answers(f"{describe(run)}; epsilon {spell(epsilon)}", "delta", answers, run)

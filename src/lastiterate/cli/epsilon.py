@@ -49,7 +49,7 @@ def epsilon(
     if json:
         print_json({**run_fields(run), "delta": delta, **answer_fields(answers)})
     else:
-        print_answers(f"{describe(run)}; delta {spell(delta)}", "epsilon", answers, notes)
+        print_answers(f"{describe(run)}; delta {spell(delta)}", "epsilon", answers, run, notes)
     if plot is not None:
         has_notes = bool(notes) or any(answers[name].value is None for name in SIDE_BY_SIDE)
         _draw(run, delta, plot, quiet=json, has_notes=has_notes)

@@ -10,7 +10,7 @@ import typer
 
 from lastiterate.cli import values
 from lastiterate.cli.errors import OptionError
-from lastiterate.run import DPSGD, Sampling
+from lastiterate.run import DPSGD, Neighbours, Sampling
 from lastiterate.vocabulary import ANALYSES
 
 if TYPE_CHECKING:
@@ -96,9 +96,20 @@ class MethodOptions:
         option("--weights", values.per_step, "W1,W2,...", "Weight of each step in the model, instead of an optimizer."),
     ] = None
 
+    releases: Annotated[
+        int | list[int] | None,
+        option("--releases", values.one_or_more, "K|S1,S2,...", "Release K iterates, or those after these steps."),
+    ] = None
+    group_size: Annotated[int, integer_option("--group-size", "Examples of one person (default: 1).")] = 1
+    neighbours: Annotated[
+        Neighbours,
+        choice("--neighbours", get_args(Neighbours), "Whether one example is there, or which (default: add-remove)."),
+    ] = "add-remove"
+
     def fields(self) -> dict[str, Any]:
         """The fields of a DPSGD that these options give."""
-        return {"sampling": self.sampling, "optimizer": self._sgd(), "weights": self.weights}
+        names = ("sampling", "weights", "releases", "group_size", "neighbours")
+        return {"optimizer": self._sgd(), **{name: getattr(self, name) for name in names}}
 
     def _sgd(self) -> SGD | None:
         from lastiterate.optimizer import SGD, require_linear

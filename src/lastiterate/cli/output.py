@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from lastiterate.answers import Answer
     from lastiterate.rows import Json
+    from lastiterate.run import DPSGD
 
 
 def print_json(fields: Mapping[str, Json]) -> None:
@@ -25,13 +26,13 @@ def print_json(fields: Mapping[str, Json]) -> None:
     _write(json.dumps(fields, indent=2, allow_nan=False) + "\n")
 
 
-def print_answers(title: str, quantity: str, answers: dict[str, Answer], notes: Iterable[str] = ()) -> None:
+def print_answers(title: str, quantity: str, answers: dict[str, Answer], run: DPSGD, notes: Iterable[str] = ()) -> None:
     """The analyses beside each other, each with what it assumes."""
     shown = {name: answer for name, answer in answers.items() if name != "max_over_steps"}
     rows = [
         (ANALYSES[name].label, "none", "see below")
         if answer.value is None
-        else (ANALYSES[name].label, spell(answer.value, 5), ANALYSES[name].assumes)
+        else (ANALYSES[name].label, spell(answer.value, 5), ANALYSES[name].assumed_of(run))
         for name, answer in shown.items()
     ]
     reasons = [f"{ANALYSES[name].label}: {answer.reason}" for name, answer in shown.items() if answer.value is None]

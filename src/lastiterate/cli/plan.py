@@ -48,7 +48,7 @@ def plan(
     Example:
       lastiterate plan --dataset-size 50000 --epochs 60 --batch-sizes 256,512,4096 --epsilon 6 --delta 1e-5
     """
-    from lastiterate.answers import guarantee_of, noise_rows
+    from lastiterate.answers import guarantee_of, noise_rows, released_fields
     from lastiterate.cli.noise_output import print_noise
     from lastiterate.cli.output import print_json
     from lastiterate.cli.progress import tracker
@@ -72,6 +72,7 @@ def plan(
     )
     if json:
         asked: Fields = {"dataset_size": dataset_size, "epochs": epochs, "sampling": method.sampling}
+        asked |= released_fields(any_run)
         chosen = {"analysis": names[0]} if analysis else {}
         print_json({**asked, "epsilon": epsilon, "delta": delta, **chosen, "rows": rows})
     else:

@@ -72,6 +72,16 @@ def integers(option: str) -> Callable[[str], list[int]]:
     return parse
 
 
+def one_or_more(option: str) -> Callable[[str], int | list[int]]:
+    """A whole number, or several of them separated by commas."""
+    one = integer(option)
+
+    def parse(text: str) -> int | list[int]:
+        return [one(part) for part in text.split(",")] if "," in text else one(text)
+
+    return parse
+
+
 def one_of(*allowed: str) -> Callable[[str], Callable[[str], str]]:
     """One of a few words."""
 

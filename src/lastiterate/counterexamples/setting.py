@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 from lastiterate.optimizer import SGD
 from lastiterate.privacy.analyses.calibrate import calibrate
 from lastiterate.privacy.analyses.composition import composition
-from lastiterate.run import DPSGD
+from lastiterate.run import DPSGD, require_basic
 from lastiterate.values import integer, number
 
 if TYPE_CHECKING:
@@ -78,6 +78,7 @@ class Setting:
 
 def require_plain(run: DPSGD) -> float:
     """The learning rate of a run of plain SGD with Poisson sampling, which is all that the counterexamples know."""
+    require_basic(run, "counterexamples")
     if run.optimizer is None or not run.optimizer.is_memoryless or not isinstance(run.optimizer.learning_rate, float):
         raise ValueError(
             f"optimizer must be lastiterate.SGD with one learning rate and nothing else, got {run.optimizer}"

@@ -25,11 +25,11 @@ from lastiterate.counterexamples.search import Tried, climb
 from lastiterate.optimizer import SGD
 from lastiterate.privacy.analyses.last_iterate import last_iterate
 from lastiterate.privacy.analyses.max_over_steps import max_over_steps
+from lastiterate.run import DPSGD, require_basic
 
 if TYPE_CHECKING:
     from lastiterate.arrays import FloatArray, IntArray
     from lastiterate.rows import Track
-    from lastiterate.run import DPSGD
 
 _NEGLIGIBLE = 1e-18  # of the largest weight: even a million such steps change no digit of epsilon
 _NO_MOMENTUM = 1e-12  # what rounding leaves of none
@@ -102,6 +102,7 @@ def _epsilon(violation: Violation) -> float:
 
 def _plain(run: DPSGD) -> DPSGD:
     """The run with equal weights. Its steps must be interchangeable."""
+    require_basic(run, "the search for the worst")
     for name in ("sample_rate", "noise_multiplier"):
         if np.ndim(getattr(run, name)):
             raise ValueError(f"{name} must be one number for all steps, got {len(getattr(run, name))} of them")

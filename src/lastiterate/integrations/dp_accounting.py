@@ -20,7 +20,6 @@ from lastiterate.values import integer, number
 
 _WARNED_AT: set[tuple[str, int]] = set()  # lines that have asked a LastIterateAccountant
 _Refusal: TypeAlias = dp_accounting.PrivacyAccountant.CompositionErrorDetails
-_RELATIONS = (NeighboringRelation.ADD_OR_REMOVE_ONE, NeighboringRelation.REPLACE_SPECIAL)
 
 
 class LastIterateAccountant(dp_accounting.PrivacyAccountant):  # type: ignore[misc]
@@ -31,8 +30,8 @@ class LastIterateAccountant(dp_accounting.PrivacyAccountant):  # type: ignore[mi
     any attack can learn from all iterates. Every step counts alike, so the order of the events does not matter.
 
     Gaussian events, Poisson-sampled or not, are composed in any nesting, and a non-private event makes epsilon
-    infinite; everything else is refused. So is ``REPLACE_ONE``: one example against another, instead of against none,
-    is a different pair of distributions.
+    infinite; everything else is refused. With ``REPLACE_ONE`` it is one example against another, instead of against
+    none.
 
     Each line of code that asks is told once, by a ``HeuristicWarning``, what composition guarantees. Not once for each
     accountant: dp-accounting's search for noise makes a new one for every noise that it tries.
@@ -75,7 +74,8 @@ class LastIterateAccountant(dp_accounting.PrivacyAccountant):  # type: ignore[mi
 
     @property
     def _history(self) -> History:
-        return History(tuple(self._steps.items()))
+        replaced = self.neighboring_relation == NeighboringRelation.REPLACE_ONE
+        return History(tuple(self._steps.items()), "replace" if replaced else "add-remove")
 
     def _maybe_compose(self, event: dp_accounting.DpEvent, count: int, do_compose: bool) -> _Refusal | None:
         match event:
@@ -93,11 +93,11 @@ class LastIterateAccountant(dp_accounting.PrivacyAccountant):  # type: ignore[mi
                     return _Refusal(event, str(error))
                 return self._maybe_compose(inner, total, do_compose)
             case dp_accounting.GaussianDpEvent(noise_multiplier=noise):
-                return self._unrelated(event) or self._maybe_step(event, 1.0, noise, count, do_compose)
+                return self._maybe_step(event, 1.0, noise, count, do_compose)
             case dp_accounting.PoissonSampledDpEvent(
                 sampling_probability=rate, event=dp_accounting.GaussianDpEvent(noise_multiplier=noise)
             ):
-                return self._unrelated(event) or self._maybe_step(event, rate, noise, count, do_compose)
+                return self._maybe_step(event, rate, noise, count, do_compose)
             case dp_accounting.PoissonSampledDpEvent(event=inner):
                 found = f"Subevent of `PoissonSampledDpEvent` must be `GaussianDpEvent`. Found {inner}."
                 return _Refusal(event, found)
@@ -114,10 +114,3 @@ class LastIterateAccountant(dp_accounting.PrivacyAccountant):  # type: ignore[mi
         if do_compose and count:
             self._steps[step] += count
         return None
-
-    def _unrelated(self, event: dp_accounting.DpEvent) -> _Refusal | None:
-        if self.neighboring_relation in _RELATIONS:
-            return None
-        allowed = " or ".join(f"`{relation.name}`" for relation in _RELATIONS)
-        found = f"for `{type(event).__name__}`. Found {self.neighboring_relation}."
-        return _Refusal(event, f"neighboring_relation must be {allowed} {found}")

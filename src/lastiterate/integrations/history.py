@@ -19,7 +19,8 @@ from lastiterate.privacy.analyses.composition import composition
 from lastiterate.privacy.curve import PrivacyCurve
 from lastiterate.privacy.mixtures.law import Law
 from lastiterate.privacy.mixtures.pairs import pair_of
-from lastiterate.run import DPSGD
+from lastiterate.privacy.mixtures.replaced import replaced_pair_of
+from lastiterate.run import DPSGD, Neighbours
 from lastiterate.values import PerStep, number
 
 MOST_STEPS_WRITTEN_OUT = 10**7  # 80 MB an array; epsilon and delta need no arrays and have no such limit
@@ -52,6 +53,7 @@ class History:
     """Segments of equal steps, each a step and how often it was taken."""
 
     segments: tuple[tuple[Step, int], ...]
+    neighbours: Neighbours = "add-remove"
 
     def epsilon(self, delta: float) -> float:
         """The heuristic's epsilon for a delta in [0, 1], by dp-accounting's conventions at the ends."""
@@ -60,11 +62,11 @@ class History:
         law = self._law()
         if delta == 1.0 or law.high == 0.0:
             return 0.0
-        return math.inf if delta == 0.0 else float(_curve(law).epsilon(delta))
+        return math.inf if delta == 0.0 else float(self._curve(law).epsilon(delta))
 
     def delta(self, epsilon: float) -> float:
         """The heuristic's delta for an epsilon in [0, inf]."""
-        return 1.0 if self._is_exposed else float(_curve(self._law()).delta(epsilon))
+        return 1.0 if self._is_exposed else float(self._curve(self._law()).delta(epsilon))
 
     def caution(self, answer: str, question: Callable[[PrivacyCurve], float]) -> str:
         """One sentence: the heuristic's answer is no guarantee, and what composition's is."""
@@ -85,7 +87,7 @@ class History:
             raise ValueError("steps must be at least 1 to describe a run, got none: compose or train first")
         rates = self._per_step([step.sample_rate for step, _ in self.segments])
         noises = self._per_step([step.noise_multiplier for step, _ in self.segments])
-        return DPSGD(steps=self._total, sample_rate=rates, noise_multiplier=noises)
+        return DPSGD(steps=self._total, sample_rate=rates, noise_multiplier=noises, neighbours=self.neighbours)
 
     def _per_step(self, values: list[float]) -> PerStep:
         if len(set(values)) == 1:
@@ -108,6 +110,10 @@ class History:
         noise = math.hypot(*(step.noise_multiplier * math.sqrt(count) for step, count in self.segments))
         return Law(noise, constant, counts, rates, np.ones_like(rates))
 
+    def _curve(self, law: Law) -> PrivacyCurve:
+        pair = replaced_pair_of(law) if self.neighbours == "replace" else pair_of(law)
+        return PrivacyCurve(pair, "last_iterate", is_guarantee=False)
+
     @property
     def _total(self) -> int:
         return sum(count for _, count in self.segments)
@@ -115,10 +121,6 @@ class History:
     @property
     def _is_exposed(self) -> bool:
         return any(step.is_exposed for step, _ in self.segments)
-
-
-def _curve(law: Law) -> PrivacyCurve:
-    return PrivacyCurve(pair_of(law), "last_iterate", is_guarantee=False)
 
 
 def tell_epsilon(epsilon: float, delta: float) -> str:

@@ -18,7 +18,7 @@ from lastiterate.arrays import IntArray
 from lastiterate.batch_order import batch_order
 from lastiterate.lm.gradients import ExampleGradients, Tensors
 from lastiterate.optimizer import SGD
-from lastiterate.run import DPSGD
+from lastiterate.run import DPSGD, require_basic
 from lastiterate.training_diverged import TrainingDiverged
 
 
@@ -34,6 +34,7 @@ class TextTrainer:
     def __init__(
         self, run: DPSGD, gradients: ExampleGradients, start: Tensors, tokens: Tensor, lengths: Tensor
     ) -> None:
+        require_basic(run, "the trainer")
         if run.optimizer is None:
             raise ValueError("run must have an optimizer to be trained: optimizer=lastiterate.SGD(...)")
         self._run, self._optimizer, self._gradients, self._start = run, run.optimizer, gradients, start

@@ -66,13 +66,15 @@ def _epsilon_by_steps(run: DPSGD, delta: float, names: list[str], track: Track) 
     wanted = {name: np.rint(np.geomspace(1, run.steps, _STEPS[name])).astype(np.int64).tolist() for name in names}
     rows: list[Row] = []
     for steps in track(sorted({steps for each in wanted.values() for steps in each})):
-        try:
-            stopped = run.prefix(steps)
-        except ValueError:  # nothing has been learnt yet: the learning rates or weights so far are zero
-            continue
-        asked = [name for name in names if steps in wanted[name]]
-        epsilons = {name: ANALYSES[name].curve(stopped).epsilon(delta) for name in asked}
-        rows.append({"steps": steps, **{name: value for name, value in epsilons.items() if np.isfinite(value)}})
+        row: Row = {"steps": steps}
+        for name in (name for name in names if steps in wanted[name]):
+            try:
+                value = ANALYSES[name].curve(run.prefix(steps)).epsilon(delta)
+            except ValueError:  # nothing has been learnt yet, or a person's examples are within an epoch
+                continue
+            if np.isfinite(value):
+                row[name] = value
+        rows.append(row)
     return rows
 
 

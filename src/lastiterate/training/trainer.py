@@ -17,7 +17,7 @@ import numpy as np
 
 from lastiterate.arrays import BoolArray, IntArray, RealArray
 from lastiterate.machine import cores
-from lastiterate.run import DPSGD, require_run
+from lastiterate.run import DPSGD, require_basic
 from lastiterate.training.compilation_cache import use_compilation_cache
 from lastiterate.training.memory import available_bytes, choose_chunk_size, largest_block, total_bytes
 from lastiterate.training.problem import Canary, ExampleCanary, GradientCanary, Problem, same_structure
@@ -83,7 +83,7 @@ class Trainer:
         integer("models", models)
         if double is not None:
             boolean("double", double)
-        if require_run(run).optimizer is None:
+        if require_basic(run, "the trainer").optimizer is None:
             raise ValueError("optimizer must be given to train a run, got None: for example lastiterate.SGD(0.1)")
         if isinstance(canary, ExampleCanary):
             _check_example_canary(problem, canary)

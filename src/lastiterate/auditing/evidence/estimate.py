@@ -28,7 +28,7 @@ from lastiterate.auditing.evidence.threshold import (
     predicted_threshold,
     rule_of,
 )
-from lastiterate.run import DPSGD, require_run
+from lastiterate.run import DPSGD, require_basic
 from lastiterate.values import integer, number, one_of
 from lastiterate.vocabulary import METHODS, THRESHOLDS
 from lastiterate.wording import per_cent, spell
@@ -164,7 +164,7 @@ def estimate(
     confidence = number("confidence", confidence, 0.0, 1.0, open_low=True, open_high=True)
     threshold = check_threshold(threshold)
     if run is not None:
-        require_run(run)
+        require_basic(run, "estimates")
     check_validity(validity, threshold)
     worlds = Worlds.of(inside, outside)
     if guesses is not None:

@@ -21,7 +21,7 @@ from lastiterate.privacy.analyses.last_iterate import last_iterate
 from lastiterate.privacy.curve import PrivacyCurve
 from lastiterate.privacy.mixtures.law import law_of
 from lastiterate.privacy.mixtures.solve import Secants, invert
-from lastiterate.run import DPSGD
+from lastiterate.run import DPSGD, require_basic
 
 _GAUSSIAN = DPSGD(steps=1, sample_rate=1.0, noise_multiplier=1.0)
 _LEAST_NOISE, MOST_NOISE = 1e-4, 1e12  # noise multipliers that are tried
@@ -122,7 +122,7 @@ def family_of(method: str, run: DPSGD | None) -> Family:
         return Family("gdp", last_iterate, _GAUSSIAN)
     if run is None:
         raise ValueError(f"run must be given with method {method!r}, for its steps, sample rate and weights; got None")
-    if run.optimizer is not None:
+    if require_basic(run, "families of mechanisms").optimizer is not None:
         run = run.replace(optimizer=None, weights=run.effective_weights())
     family = Family(method, last_iterate if method == "last-iterate" else composition, run)
     family.curve(1.0)  # an analysis that refuses the run does so whatever the scores are

@@ -21,7 +21,7 @@ from lastiterate.auditing.evidence.refuting import (
 from lastiterate.auditing.evidence.threshold import CHOOSING
 from lastiterate.auditing.evidence.verdict import Claim
 from lastiterate.privacy.analyses.calibrate import calibrate
-from lastiterate.run import DPSGD, require_run
+from lastiterate.run import DPSGD, require_basic
 from lastiterate.values import boolean, integer, number
 from lastiterate.wording import per_cent, spell
 
@@ -69,7 +69,7 @@ def power(
     Returns:
         A ``Power``, which prints as a table; ``rows`` has what each method finds, ``needed`` how many models refute.
     """
-    require_run(run)
+    require_basic(run, "power")
     question = Question(delta, confidence, methods, threshold, claim_epsilon, claim_noise, validity)
     kind = Kind.ONE_MODEL if boolean("one_run", one_run) else Kind.LAST_ITERATE
     integer("models", models, 1, MOST_CANARIES if one_run else MOST_MODELS)

@@ -121,8 +121,8 @@ def chances_to_refute(
     """How many models a world (or canaries) refute the claim with this probability, and chances for many numbers.
 
     None: more than ``most`` do. Thresholds are predicted for each number, and errors are whole numbers, so that the
-    chance rises in small steps that at times go back: at the number found it is as large as it says, and a slightly
-    smaller number may do, too.
+    chance rises in steps that at times go back, with few models far back: at the number found it is as large as it
+    says, while another number near it may have less, or do with less.
     """
     if most is None:
         most = MOST_CANARIES if isinstance(outlook, OneRunOutlook) else MOST_MODELS

@@ -8,7 +8,7 @@ from __future__ import annotations
 from lastiterate.arrays import FloatArray
 from lastiterate.privacy.mixtures.distribution import density, probability_below
 from lastiterate.privacy.mixtures.law import Law, law_of
-from lastiterate.run import DPSGD
+from lastiterate.run import DPSGD, require_basic
 
 
 def score_below(run: DPSGD, scores: FloatArray, *, spread: float = 1.0, signal: float = 1.0) -> FloatArray:
@@ -22,5 +22,5 @@ def score_density(run: DPSGD, scores: FloatArray, *, spread: float = 1.0, signal
 
 
 def _law(run: DPSGD, spread: float, signal: float) -> Law:
-    law = law_of(run)
+    law = law_of(require_basic(run, "attacks"))
     return law.scaled(signal / law.noise, spread)

@@ -10,7 +10,7 @@ from scipy.special import ndtri
 
 from lastiterate.arrays import FloatArray
 from lastiterate.privacy.mixtures.law import law_of
-from lastiterate.run import DPSGD
+from lastiterate.run import DPSGD, require_basic
 from lastiterate.wording import spell
 
 _LEAST_SHARE = 0.1  # of the expected signal: an attack that has less, of that we are sure, failed
@@ -26,7 +26,7 @@ def signal_of(scores_in: FloatArray, scores_out: FloatArray) -> float:
 
 def expected_signal(run: DPSGD, signal: float = 1.0, spread: float = 1.0) -> float:
     """The d' of scores signal * S / s + N(0, spread^2) against N(0, spread^2), as the linear analysis expects them."""
-    law = law_of(run)
+    law = law_of(require_basic(run, "attacks"))
     scale = signal / law.noise
     return float(scale * law.mean / np.sqrt(spread**2 + 0.5 * scale**2 * law.variance))
 

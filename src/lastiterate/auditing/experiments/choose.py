@@ -8,7 +8,7 @@ from functools import singledispatch
 from lastiterate.arrays import IntegerArray, RealArray
 from lastiterate.auditing.design import OpenEnded, Paired
 from lastiterate.auditing.experiments.protocol import Experiment
-from lastiterate.run import DPSGD, require_run
+from lastiterate.run import DPSGD, require_basic
 from lastiterate.values import as_array, instance, integer, told
 
 
@@ -37,7 +37,7 @@ class Given:
         return OpenEnded(self.models, self.models) if self.open_ended else Paired(self.models)
 
     def __post_init__(self) -> None:
-        require_run(self.run)
+        require_basic(self.run, "audits")
         instance("data", self.data, str, "words that say what the problem is")
         integer("models", self.models)
         integer("seed", self.seed, 0, 2**63 - 1)

@@ -15,7 +15,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from lastiterate.privacy.analyses.no_amplification import KnownParticipations, told_participations
+from lastiterate.privacy.analyses.no_amplification import (
+    TOLD_NOTHING,
+    KnownParticipations,
+    told_group,
+    told_participations,
+)
 from lastiterate.privacy.curve import Pair, PrivacyCurve
 from lastiterate.privacy.losses.edge_rates import fnr_bounds
 from lastiterate.privacy.losses.flat_values import costs_nothing, epsilon_of, fnr_of, log_delta_of
@@ -25,6 +30,7 @@ from lastiterate.privacy.losses.proved_ends import proved_chernoff_bound, proved
 from lastiterate.privacy.mixtures.contour import Unreliable
 from lastiterate.privacy.mixtures.law import Law
 from lastiterate.privacy.mixtures.pairs import NothingPair, pair_of
+from lastiterate.privacy.mixtures.replaced import replaced_pair_of
 from lastiterate.privacy.mixtures.rows import each
 from lastiterate.run import DPSGD, require_run
 
@@ -43,7 +49,7 @@ def composition(run: DPSGD) -> PrivacyCurve:
     """
     if not require_run(run).amplifies:
         raise ValueError(_refusal(run))
-    pair = _pair(run)
+    pair = pair_of_steps(loss_cumulant(run))
     if isinstance(pair, CompositionPair):
         return PrivacyCurve(pair, "composition", is_guarantee=True, proved=("lower", "upper"))
     return PrivacyCurve(pair, "composition", is_guarantee=True)
@@ -60,9 +66,8 @@ def _refusal(run: DPSGD) -> str:
     )
 
 
-def _pair(run: DPSGD) -> Pair:
+def pair_of_steps(cumulant: LossCumulant) -> Pair:
     """Closed forms where there are any, and otherwise the contour."""
-    cumulant = loss_cumulant(run)
     none = np.empty(0)
     if not cumulant.counts.size:
         return NothingPair()
@@ -71,9 +76,12 @@ def _pair(run: DPSGD) -> Pair:
         noise = float(cumulant.sigmas[0]) * math.sqrt(float(cumulant.counts[0]))
         mu = math.sqrt(float(np.sum(cumulant.counts / cumulant.sigmas**2)))
         constant = float(cumulant.counts[0]) if cumulant.counts.size == 1 else mu * noise
-        return pair_of(Law(noise, constant, none, none, none))
+        times = cumulant.group * (2.0 if cumulant.mirrored else 1.0)
+        return pair_of(Law(noise, constant * times, none, none, none))
     if cumulant.counts.size == 1 and cumulant.counts[0] == 1.0:
-        return pair_of(Law(float(cumulant.sigmas[0]), 0.0, cumulant.counts, cumulant.rates, np.ones(1)))
+        counts = cumulant.counts * cumulant.group
+        law = Law(float(cumulant.sigmas[0]), 0.0, counts, cumulant.rates, np.ones(1))
+        return replaced_pair_of(law) if cumulant.mirrored else pair_of(law)
     return CompositionPair(cumulant)
 
 
@@ -105,18 +113,25 @@ class CompositionPair:
     def _last_iterate(self) -> Pair:
         """What the last iterate tells, a function of all iterates; steps weighted by 1 / sigma^2, which tells most."""
         counts, rates, sigmas = self.cumulant.counts, self.cumulant.rates, self.cumulant.sigmas
+        group = self.cumulant.group
         weights = (sigmas.min() / sigmas) ** 2
         noise = math.sqrt(float(np.sum(counts * (weights * sigmas) ** 2)))
         sure = rates == 1.0
-        constant = float(np.sum(counts[sure] * weights[sure]))
-        return pair_of(Law(noise, constant, counts[~sure], rates[~sure], weights[~sure]))
+        constant = float(np.sum(counts[sure] * weights[sure])) * group
+        law = Law(noise, constant, counts[~sure] * group, rates[~sure], weights[~sure])
+        return replaced_pair_of(law) if self.cumulant.mirrored else pair_of(law)
 
     @cached_property
     def _told(self) -> tuple[KnownParticipations, KnownParticipations]:
-        """A lower and an upper bound from telling the number of the canary's batches: close where noise is little."""
+        """A lower and an upper bound from telling the number of the canary's batches: close where noise is little.
+
+        Of a group, one example bounds it from below; where one is replaced, nothing does.
+        """
         steps, rates, sigmas = int(self.cumulant.counts.sum()), self.cumulant.rates, self.cumulant.sigmas
+        if self.cumulant.mirrored:
+            return TOLD_NOTHING, told_group(steps, float(rates.max()), 0.5 * float(sigmas.min()), self.cumulant.group)
         lower = told_participations(steps, float(rates.min()), float(sigmas.max()), upper=False)
-        return lower, told_participations(steps, float(rates.max()), float(sigmas.min()), upper=True)
+        return lower, told_group(steps, float(rates.max()), float(sigmas.min()), self.cumulant.group)
 
     def _epsilon(self, log_delta: float) -> float:
         try:

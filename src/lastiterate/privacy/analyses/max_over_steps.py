@@ -37,7 +37,17 @@ def max_over_steps(run: DPSGD) -> PrivacyCurve:
 
     The paper compares its counterexamples with it (Section 4). A prediction like the heuristic itself, not a guarantee.
     """
-    return PrivacyCurve(MaxOverSteps(prefixes_of(require_run(run))), "max_over_steps", is_guarantee=False)
+    if require_run(run).release_count > 1:
+        raise ValueError(
+            f"releases must be None for max_over_steps, got {run.release_count} of them: it is about one iterate, the "
+            "last of the run stopped at any step; lastiterate.last_iterate answers for all that are released"
+        )
+    if run.neighbours == "replace":
+        raise ValueError(
+            "neighbours must be 'add-remove' for max_over_steps, got 'replace': its search is for the presence of one "
+            "example"
+        )
+    return PrivacyCurve(MaxOverSteps(prefixes_of(run)), "max_over_steps", is_guarantee=False)
 
 
 @dataclass(frozen=True)

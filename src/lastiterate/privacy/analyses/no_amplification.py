@@ -34,16 +34,35 @@ def no_amplification(run: DPSGD) -> PrivacyCurve:
 
     Shuffled batches use the canary once an epoch: Gaussian with mu = sqrt(epochs) / sigma, a last partial epoch counted
     as a whole one. With Poisson sampling and batches of fixed size the number of its batches is Binomial(steps, q).
-    A schedule of noise counts by its smallest, a schedule of rates by its largest value.
+    A schedule of noise counts by its smallest, a schedule of rates by its largest value. Examples of a group may all be
+    in the same batches, unless they are sampled each by itself. Where one example replaces another, gradients differ by
+    twice the clipping norm, which is half of the noise.
     """
-    require_run(run)
-    sigma, rate = float(np.min(run.noise_multiplier)), float(np.max(run.sample_rate))
+    return PrivacyCurve(told_run(require_run(run)), "no_amplification", is_guarantee=True)
+
+
+def told_run(run: DPSGD) -> KnownParticipations:
+    """An upper bound on what any iterates of a run tell."""
+    sigma, rate, group = float(np.min(run.noise_multiplier)), float(np.max(run.sample_rate)), run.group_size
+    if run.neighbours == "replace":
+        sigma *= 0.5  # gradients differ by twice the clipping norm
     if run.sampling == "shuffled":
         epochs = np.array([float(-(-run.steps // epoch_length(rate)))])
-        pair = KnownParticipations(sigma, epochs, np.zeros(1), np.zeros(1))
-    else:
-        pair = told_participations(run.steps, rate, sigma, upper=True)
-    return PrivacyCurve(pair, "no_amplification", is_guarantee=True)
+        return KnownParticipations(sigma / group, epochs, np.zeros(1), np.zeros(1))
+    if run.sampling == "fixed":
+        return told_participations(run.steps, min(group * rate, 1.0), sigma / group, upper=True)
+    return told_group(run.steps, rate, sigma, group)
+
+
+def told_group(steps: int, rate: float, sigma: float, group: int) -> KnownParticipations:
+    """An upper bound for a group whose examples are sampled each by itself.
+
+    If B_t of them are in batch t, mu^2 is the sum of B_t^2 over sigma^2, at most ``group`` times that of B_t, which is
+    Binomial(group steps, rate). Where all are in every batch, that is what it is.
+    """
+    if group == 1 or rate < 1.0:
+        return told_participations(steps * group, rate, sigma / math.sqrt(group), upper=True)
+    return told_participations(steps, rate, sigma / group, upper=True)
 
 
 def told_participations(steps: int, rate: float, sigma: float, *, upper: bool) -> KnownParticipations:
@@ -201,3 +220,6 @@ class KnownParticipations:
         accepted = np.vecdot(np.exp(log_mass), ndtr(loss / mu - 0.5 * mu)) + (unused if loss >= 0.0 else 0.0)
         missed: Floats = accepted + np.exp(loss - rarity(loss)[0]) - np.exp(loss + goal)
         return missed
+
+
+TOLD_NOTHING = KnownParticipations(1.0, np.zeros(1), np.zeros(1), np.zeros(1))

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from lastiterate.arrays import FloatArray
-from lastiterate.privacy.losses.step_loss import StepLoss
+from lastiterate.privacy.losses.step_loss import Loss
 
 _CHECKS = 7  # points between the nodes at which interpolation is compared with the truth
 
@@ -27,13 +27,13 @@ class Condensed:
     """
 
     counts: FloatArray
-    steps: list[StepLoss]
+    steps: list[Loss]
     between: FloatArray
-    checks: list[StepLoss]
+    checks: list[Loss]
 
 
 def condensed(
-    counts: FloatArray, rates: FloatArray, sigmas: FloatArray, nodes: int, step: Callable[[float, float], StepLoss]
+    counts: FloatArray, rates: FloatArray, sigmas: FloatArray, nodes: int, step: Callable[[float, float], Loss]
 ) -> Condensed | None:
     """The schedule by so many nodes, whose steps ``step(rate, sigma)`` makes; None where there is nothing to gain."""
     by_noise = np.ptp(rates) == 0.0
@@ -46,7 +46,7 @@ def condensed(
     weight = np.where(np.arange(nodes) % 2 == 0, 1.0, -1.0) * np.sin(angle)
     checked = middle + half * np.cos(np.unique(np.linspace(0, nodes, _CHECKS).astype(int)) * math.pi / nodes)
 
-    def steps_at(places: FloatArray) -> list[StepLoss]:
+    def steps_at(places: FloatArray) -> list[Loss]:
         if by_noise:
             return [step(float(rates[0]), sigma) for sigma in (1.0 / np.sqrt(places)).tolist()]
         return [step(rate, float(sigmas[0])) for rate in places.tolist()]

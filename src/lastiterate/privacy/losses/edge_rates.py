@@ -20,13 +20,15 @@ def fnr_bounds(cumulant: LossCumulant, fpr: float) -> tuple[float, float]:
 
     From below: the run has the canary in none of the sampled batches with probability exp(edge), and then there are
     only the steps that have it for sure, one Gaussian mechanism. From above: the test that says "in" if any sampled
-    step exceeds a threshold of its own.
+    step exceeds a threshold of its own. That holds for a group too, of which only one example is then looked for.
     """
+    if cumulant.mirrored:
+        return 0.0, 1.0 - fpr
     sampled = cumulant.rates < 1.0
     counts, rates, sigmas = cumulant.counts[sampled], cumulant.rates[sampled], cumulant.sigmas[sampled]
-    mu = math.sqrt(float(np.sum(cumulant.counts[~sampled] / cumulant.sigmas[~sampled] ** 2)))
+    mu = math.sqrt(float(np.sum(cumulant.counts[~sampled] / cumulant.sigmas[~sampled] ** 2))) * cumulant.group
     unseen = 1.0 - fpr if mu == 0.0 else float(ndtr(-ndtri(fpr) - mu))
-    lower = math.exp(float(counts @ np.log1p(-rates))) * unseen
+    lower = math.exp(float(counts @ np.log1p(-rates)) * cumulant.group) * unseen
     upper = _of_tests_step_by_step(counts, rates, 1.0 / sigmas, fpr) if counts.size else 1.0 - fpr
     return min(lower, upper), min(upper, 1.0 - fpr)
 

@@ -20,7 +20,9 @@ import numpy as np
 from lastiterate.arrays import FloatArray
 from lastiterate.privacy.losses.condensed import Condensed, condensed
 from lastiterate.privacy.losses.fourier_sums import characteristic
-from lastiterate.privacy.losses.step_loss import Segments, StepLoss, moments_of
+from lastiterate.privacy.losses.mixture import binomial_points
+from lastiterate.privacy.losses.mixture_loss import MixtureLoss
+from lastiterate.privacy.losses.step_loss import Loss, Segments, StepLoss, moments_of
 from lastiterate.privacy.mixtures.contour import Complex, Unreliable
 from lastiterate.privacy.mixtures.law import distinct
 from lastiterate.run import DPSGD
@@ -32,6 +34,7 @@ _ERROR_ALONG = 1e-9  # of K along a line, where exp(K) still counts
 _VANISHED = -45.0  # log of what does not count any more
 _CAP_OF_ADD = 1.3  # over the least that it can be
 _FEW_KINDS = 200  # of steps are added up one by one; caps would spoil the interpolation between more
+_BELOW = 10.0  # standard deviations below the mean, where hardly any loss is
 _SMALLEST = -700.0  # log of a modulus
 _NO_MASS = 1e-22  # of one node, which is left out
 
@@ -39,6 +42,9 @@ _NO_MASS = 1e-22  # of one node, which is left out
 @dataclass(frozen=True, eq=False)
 class LossCumulant:
     """K(z) for one direction of a run's steps: ``counts[j]`` steps have rate ``rates[j]`` and noise ``sigmas[j]``.
+
+    With a ``group`` of canaries each of them is in a batch with that rate, by itself. With ``mirrored`` the world
+    without them has canaries that pull the other way: one example, or each of a group, is replaced by another.
 
     Losses so large that together they have probability exp(``log_left_out``) under P are left out. Under a strong tilt
     they would be all there is of K, yet they are next to nothing of delta, which falls by no more than that.
@@ -53,20 +59,24 @@ class LossCumulant:
     remove: bool = True
     log_left_out: float = -90.0
     cap: float = math.inf
+    group: int = 1
+    mirrored: bool = False
 
     def other_direction(self) -> LossCumulant:
-        """The same steps, Q over P, for epsilon >= 0.
+        """The same steps, Q over P, for epsilon >= 0. Where they are mirrored it is no other: x and -x change places.
 
         Its losses are -L <= -log(1 - q). A step with L above the sum of these bounds over all steps makes the total
         negative: it does not count in delta at all, and is left out by a cap.
         """
+        if self.mirrored:
+            return self
         other = replace(self, remove=False)
         return other if self._cannot_be_capped else replace(other, cap=_CAP_OF_ADD * other.edge())
 
     @property
     def _cannot_be_capped(self) -> bool:
         """Whether losses are unbounded from below, or there are so many kinds that they are interpolated."""
-        return self.counts.size > _FEW_KINDS or bool(np.any(self.rates == 1.0))
+        return self.mirrored or self.counts.size > _FEW_KINDS or bool(np.any(self.rates == 1.0))
 
     def leaving_out(self, log_mass: float) -> LossCumulant:
         """The same without losses whose log-probability is at most this."""
@@ -142,7 +152,7 @@ class LossCumulant:
 
     def _logs(
         self,
-        steps: list[StepLoss],
+        steps: list[Loss],
         theta: float,
         spacing: float,
         count: int,
@@ -155,7 +165,7 @@ class LossCumulant:
                 yield self._log_moments(step, value, mean, theta, spacing, count, fineness)
 
     def _log_moments(
-        self, step: StepLoss, value: float, mean: float, theta: float, spacing: float, count: int, fineness: float
+        self, step: Loss, value: float, mean: float, theta: float, spacing: float, count: int, fineness: float
     ) -> Complex:
         """M of one step along a line, given its value and derivative at u = 0."""
         order, sign = self.order(theta), 1.0 if self.remove else -1.0
@@ -175,17 +185,32 @@ class LossCumulant:
         return math.inf if self.remove or np.any(self.rates == 1.0) else self.edge()
 
     def edge(self) -> float:
-        """Where the density of the loss may be sharp: each step's loss is about log(1 - q), or for "add" less that."""
-        total = float(np.sum(self.counts * np.log1p(-np.minimum(self.rates, 1.0 - 1e-16))))
+        """Where the density of the loss may be sharp: each step's loss is about log(1 - q), or for "add" less that.
+
+        Where it is mirrored, it is not sharp anywhere below: what hardly any loss is below, under Q.
+        """
+        if self.mirrored:
+            _, mean, variance = self.real(-1.0)
+            return mean - _BELOW * math.sqrt(variance)
+        total = float(np.sum(self.counts * np.log1p(-np.minimum(self.rates, 1.0 - 1e-16)))) * self.group
         return total if self.remove else -total
 
     @cached_property
     def core(self) -> float:
         """The scale of what the loss mostly is, without the rare large ones: half of L(1) - L(-1) for each step."""
+        if self.group > 1 or self.mirrored:
+            return self._core_of_kinds()
         slopes = 1.0 / self.sigmas
         losses = [np.log1p(self.rates * np.expm1(np.minimum(x * slopes - 0.5 * slopes**2, 700.0))) for x in (1.0, -1.0)]
         half = np.where(self.rates == 1.0, slopes, 0.5 * (losses[0] - losses[1]))
         return math.sqrt(float(self.counts @ np.square(half)))
+
+    def _core_of_kinds(self) -> float:
+        ends = np.array([1.0, -1.0])
+        halves = [
+            step.slope if isinstance(step, Certain) else 0.5 * float(np.ptp(step.loss(ends))) for _, step in self.steps
+        ]
+        return math.sqrt(float(self.counts @ np.square(halves)))
 
     def recurrence(self) -> float:
         """A frequency beyond which a characteristic function that is small stays so.
@@ -194,7 +219,7 @@ class LossCumulant:
         width is resolved it comes back at the frequencies that fit them; not where so many steps see the canary that
         even neighbouring clusters overlap.
         """
-        separate = 8.0 * math.pi**2 * self.counts * self.rates * self.sigmas**2 < 60.0
+        separate = 8.0 * math.pi**2 * self.counts * self.group * self.rates * self.sigmas**2 < 60.0
         sigmas = self.sigmas[(self.sigmas < 0.5) & (self.rates < 1.0) & separate]
         return float(np.max(8.0 * math.pi * sigmas**2, initial=0.0))
 
@@ -235,22 +260,34 @@ class LossCumulant:
             self._known_condensed[nodes] = condensed(self.counts, self.rates, self.sigmas, nodes, self._step)
         return self._known_condensed[nodes]
 
-    def _step(self, rate: float, sigma: float) -> StepLoss:
-        each = self.log_left_out - math.log(float(self.counts.sum()))
-        return StepLoss(rate, 1.0 / sigma, self.remove, each, self.cap)
+    def _step(self, rate: float, sigma: float) -> Loss:
+        if self.group == 1 and not self.mirrored:
+            return StepLoss(rate, 1.0 / sigma, self.remove, self._left_out_of_each, self.cap)
+        mixture = binomial_points(self.group, rate, 1.0 / sigma)
+        return MixtureLoss(mixture, self.remove, self._left_out_of_each, self.cap, self.mirrored)
+
+    @property
+    def _left_out_of_each(self) -> float:
+        """Of a step, of all that is left out."""
+        return self.log_left_out - math.log(float(self.counts.sum()))
 
     @cached_property
-    def steps(self) -> list[tuple[float, StepLoss | Certain]]:
+    def steps(self) -> list[tuple[float, Loss | Certain]]:
         """Kinds of steps, each with its number."""
         columns = (column.tolist() for column in (self.counts, self.rates, self.sigmas))
         return [
-            (count, Certain(1.0 / sigma) if rate == 1.0 else self._step(rate, sigma))
+            (count, Certain(self._certain / sigma) if rate == 1.0 else self._step(rate, sigma))
             for count, rate, sigma in zip(*columns, strict=True)
         ]
 
+    @property
+    def _certain(self) -> float:
+        """How far apart the two worlds are where the canaries are in a batch for sure."""
+        return self.group * (2.0 if self.mirrored else 1.0)
+
     @cached_property
-    def _sampled(self) -> tuple[FloatArray, list[StepLoss]]:
-        kinds = [(count, step) for count, step in self.steps if isinstance(step, StepLoss)]
+    def _sampled(self) -> tuple[FloatArray, list[Loss]]:
+        kinds = [(count, step) for count, step in self.steps if isinstance(step, Loss)]
         return np.array([count for count, _ in kinds]), [step for _, step in kinds]
 
     @cached_property
@@ -287,4 +324,6 @@ def loss_cumulant(run: DPSGD) -> LossCumulant:
     """The direction "remove" of a run with Poisson (or no) sampling; steps that never see the canary are left out."""
     rates, sigmas, counts = distinct(np.asarray(run.sample_rate), np.asarray(run.noise_multiplier), run.steps)
     seen = rates > 0.0
-    return LossCumulant(counts[seen], rates[seen], sigmas[seen])
+    return LossCumulant(
+        counts[seen], rates[seen], sigmas[seen], group=run.group_size, mirrored=run.neighbours == "replace"
+    )

@@ -134,7 +134,7 @@ def flat_width(cumulant: LossCumulant, loss: float) -> float:
     where noise is little it varies on the scale of one step with the canary.
     """
     core = cumulant.core / _OF_GAUSSIAN
-    from_edge = max(abs(loss - cumulant.edge()) / _FARTHEST, 1e-3 * core)
+    from_edge = math.inf if cumulant.mirrored else max(abs(loss - cumulant.edge()) / _FARTHEST, 1e-3 * core)
     steep = float(np.min(1.0 / cumulant.sigmas[cumulant.sigmas < _LITTLE], initial=math.inf)) / _OF_GAUSSIAN
     return min(from_edge, max(core, abs(loss) / _FARTHEST), steep)
 

@@ -10,12 +10,11 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import expit
 
 from lastiterate.arrays import BoolArray, FloatArray
 from lastiterate.privacy.losses.fourier_sums import characteristic
 from lastiterate.privacy.losses.loss_cumulant import Certain
-from lastiterate.privacy.losses.step_loss import Nodes, StepLoss, weighted_rise
+from lastiterate.privacy.losses.step_loss import Loss, Nodes, weighted_rise
 from lastiterate.privacy.mixtures.contour import Unreliable
 
 ULP = 2.0**-52
@@ -38,7 +37,7 @@ class ProvedStep:
     log_upper: FloatArray  # log of modulus plus the largest error of the complex value
 
 
-def proved_step(step: StepLoss | Certain, order: float, spacing: float, count: int) -> ProvedStep:
+def proved_step(step: Loss | Certain, order: float, spacing: float, count: int) -> ProvedStep:
     """The same for s = order + iu at u = 0, spacing, ..., (count - 1) spacing."""
     u = spacing * np.arange(count, dtype=np.float64)
     if isinstance(step, Certain):
@@ -67,7 +66,7 @@ def proved_step(step: StepLoss | Certain, order: float, spacing: float, count: i
     return ProvedStep(value, off, mean, log_modulus, phase, log_upper)
 
 
-def log_moment_bound(step: StepLoss | Certain, order: float) -> float:
+def log_moment_bound(step: Loss | Certain, order: float) -> float:
     """An upper bound on M(s) at a real s."""
     if isinstance(step, Certain):
         value = step.moments(order)[0]
@@ -87,14 +86,16 @@ def _masses(nodes: Nodes, order: float) -> tuple[float, FloatArray]:
     return top + math.log(total), mass / total
 
 
-def _rounding(step: StepLoss, nodes: Nodes, order: float, kept: BoolArray) -> tuple[FloatArray, FloatArray]:
+def _rounding(step: Loss, nodes: Nodes, order: float, kept: BoolArray) -> tuple[FloatArray, FloatArray]:
     """By how many ulps each loss is off for what its x is off by, and by how much each mass is, relatively.
 
     A node is off by an ulp of x, which moves its loss by L' x ulp and its weight by (|s| L' + |x|) x ulp.
     """
     x, loss = nodes.x[kept], nodes.loss[kept]
-    moved = np.abs(x) * step.slope * expit(step.slope * (x - step.bend))
+    moved = step.moved(x)
     exponents = 4.0 * np.abs(nodes.log_weight[kept]) + abs(order) * (4.0 * np.abs(loss) + moved) + x * x
+    if step.density_is_off:
+        exponents = exponents + step.density_is_off * moved
     return moved, ULP * (40.0 + exponents)
 
 
@@ -109,7 +110,7 @@ def _times_distance(weights: FloatArray, loss: FloatArray, u: FloatArray) -> Flo
 
 
 def _log_total(
-    step: StepLoss, nodes: Nodes, order: float, value: float, of_mass: float, quadrature: float
+    step: Loss, nodes: Nodes, order: float, value: float, of_mass: float, quadrature: float
 ) -> tuple[float, float]:
     """log E exp(s L) at a real s, and its largest error."""
     if not abs(value) < 0.5:
@@ -118,9 +119,11 @@ def _log_total(
     with_canary, without = step.outside
     value = math.log1p(float(rise.sum()) + order * (without - with_canary) - without)
     rise, growth = np.abs(rise), np.abs(np.exp(nodes.log_weight + nodes.loss) - np.exp(nodes.log_weight))
-    moved = np.abs(nodes.loss) * 8.0 + 2.0 * np.abs(nodes.x) * step.slope * expit(step.slope * (nodes.x - step.bend))
+    moved = np.abs(nodes.loss) * 8.0 + 2.0 * step.moved(nodes.x)
     steepness = abs(order) * (rise + abs(order - 1.0) * growth)  # the derivative of the rise by the loss
     sizes = (40.0 + 4.0 * np.abs(nodes.log_weight) + nodes.x**2) * rise + 4.0 * abs(order) * growth
+    if step.density_is_off:
+        sizes = sizes + step.density_is_off * step.moved(nodes.x) * rise
     # The normal distribution's tails are good to an ulp or two, but where they begin is rounded.
     tails = abs(order) * (with_canary + without) + without
     rounding = ULP * (float(np.sum(sizes + moved * steepness)) + (8.0 + 2.0 * step.window[1] ** 2) * tails)
@@ -131,7 +134,7 @@ def _log_total(
     return value, (rounding + panels) / math.exp(value) + ULP * abs(value)
 
 
-def _bound(step: StepLoss, nodes: Nodes, order: float, frequency: float, log_unit: float) -> float:
+def _bound(step: Loss, nodes: Nodes, order: float, frequency: float, log_unit: float) -> float:
     """The panels' error in some unit."""
     log_bound = step.log_error(nodes, order, frequency) - log_unit
     if not log_bound < _LARGEST_BOUND:

@@ -8,6 +8,8 @@ of the panels has an explicit bound (docs/method.md, "The ends are proved").
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -18,9 +20,9 @@ from lastiterate.arrays import FloatArray, IntArray
 from lastiterate.privacy.mixtures.contour import Unreliable
 
 _PANEL_NODES = 32
-_TURN = 24.0  # radians that the integrand may turn, or units of log that it may grow, in half a panel
-_BEND = 1.5  # widths of panels near the bend, in units of its distance to the singularities of L
-_RISE = 3.0  # factors of e by which L' may grow in a panel
+TURN = 24.0  # radians that the integrand may turn, or units of log that it may grow, in half a panel
+BEND = 1.5  # widths of panels near the bend, in units of its distance to the singularities of L
+RISE = 3.0  # factors of e by which L' may grow in a panel
 _MOST_NODES = 400_000
 _LARGEST_SLOPE = 1e6  # beyond it the panels at the bend are narrower than rounding allows
 _LARGEST_ORDER = 1e30
@@ -38,8 +40,106 @@ class Nodes:
     ends: FloatArray  # of the panels, in x
 
 
+class Loss(ABC):
+    """The loss L(x) of a step or of a block of steps on a window of x, which increases in x.
+
+    Q is its world without the canary, of which x is a draw, and P the one with it.
+    """
+
+    @abstractmethod
+    def loss(self, x: FloatArray) -> FloatArray:
+        """L(x)."""
+
+    @abstractmethod
+    def moved(self, x: FloatArray) -> FloatArray:
+        """By how many ulps the loss is off for what x, and whatever x is multiplied by, is off by."""
+
+    @property
+    @abstractmethod
+    def steepest(self) -> float:
+        """What L' cannot exceed."""
+
+    @property
+    @abstractmethod
+    def window(self) -> tuple[float, float]:
+        """What x is restricted to."""
+
+    @property
+    @abstractmethod
+    def is_capped(self) -> bool:
+        """Whether the window ends at the cap, and not where probability does."""
+
+    @property
+    @abstractmethod
+    def above(self) -> tuple[float, float]:
+        """Probability above the window where the canary is not in, and by how much it is more where it may be in."""
+
+    @property
+    @abstractmethod
+    def outside(self) -> tuple[float, float]:
+        """Probability outside of the window, where the canary may be in and where it is not."""
+
+    @property
+    @abstractmethod
+    def left_out(self) -> float:
+        """Probability of what is neglected, in the world whose losses these are."""
+
+    @abstractmethod
+    def log_error(self, nodes: Nodes, order: float, frequency: float) -> float:
+        """log of a bound on the panels' error for the integral of exp(s L), Im s up to ``frequency``."""
+
+    @abstractmethod
+    def _places(self, size: float) -> tuple[FloatArray, FloatArray]:
+        """Some x, from one end of the window to the other, and how many panels there are up to each, for |s| = size."""
+
+    @property
+    def density_is_off(self) -> float:
+        """By how much more the logarithm of Q's density is off than that of N(0, 1), in units of what `moved` says."""
+        return 0.0
+
+    def log_density(self, x: FloatArray) -> FloatArray | float:
+        """log of Q's density over that of N(0, 1)."""
+        return 0.0
+
+    def moments(self, order: float) -> tuple[float, float, float]:
+        """log E exp(s L) on the window, and mean and variance of L under the tilt exp(s L), at a real s."""
+        value, mean, variance = moments_of([self], order)[0].tolist()
+        return value, mean, variance
+
+    def nodes(self, order: float, frequency: float, fineness: float = 1.0) -> Nodes:
+        """Nodes for integrals of exp(s L) with this real part of s, and imaginary parts up to ``frequency``."""
+        if not (self.steepest < _LARGEST_SLOPE and abs(order) < _LARGEST_ORDER):
+            raise Unreliable
+        ends = self._ends(math.hypot(order, frequency), fineness)
+        node, log_weight = _legendre()
+        half, middle = 0.5 * np.diff(ends), 0.5 * (ends[1:] + ends[:-1])
+        x = (middle[:, None] + half[:, None] * node).ravel()
+        weight = (np.log(half)[:, None] + log_weight).ravel()
+        return Nodes(x, self.loss(x), weight - 0.5 * x * x - _HALF_LOG_TWO_PI + self.log_density(x), ends)
+
+    def roughly(self, size: float) -> Nodes:
+        """Nodes that serve all real orders up to ``size``."""
+        if size not in self._known:
+            self._known[size] = self.nodes(size, 0.0)
+        return self._known[size]
+
+    @cached_property
+    def _known(self) -> dict[float, Nodes]:
+        return {}
+
+    def _ends(self, size: float, fineness: float) -> FloatArray:
+        """Ends of panels: about as dense as |s| L' + |x| + 4 over TURN, and as the distance from the bend asks for."""
+        x, place = self._places(size)
+        place = fineness * place
+        place -= place[0]
+        if not place[-1] * _PANEL_NODES <= _MOST_NODES:
+            raise Unreliable
+        count = math.ceil(place[-1])
+        return np.interp(np.linspace(0.0, place[-1], count + 1), place, x)
+
+
 @dataclass(frozen=True, eq=False)
-class StepLoss:
+class StepLoss(Loss):
     """The loss of one step on a window of x that has all but exp(``log_left_out``) of the probability.
 
     ``remove`` says which world's probability: that of the mixture, or that of N(0, 1). Losses above ``cap`` are outside
@@ -58,6 +158,16 @@ class StepLoss:
         small = np.log1p(self.rate * np.expm1(np.minimum(exponent, 1.0)))
         large = np.logaddexp(math.log1p(-self.rate), math.log(self.rate) + exponent)
         return np.where(exponent < 1.0, small, large)
+
+    def moved(self, x: FloatArray) -> FloatArray:
+        """By how many ulps the loss is off for what x is off by: an ulp of its own."""
+        share: FloatArray = expit(self.slope * (x - self.bend))
+        return np.abs(x) * self.slope * share
+
+    @property
+    def steepest(self) -> float:
+        """What L' cannot exceed."""
+        return self.slope
 
     @cached_property
     def bend(self) -> float:
@@ -117,34 +227,7 @@ class StepLoss:
             return float(ndtr(self.window[0]))
         return self.outside[0 if self.remove else 1]
 
-    def moments(self, order: float) -> tuple[float, float, float]:
-        """log E exp(s L) on the window, and mean and variance of L under the tilt exp(s L), at a real s."""
-        value, mean, variance = moments_of([self], order)[0].tolist()
-        return value, mean, variance
-
-    def nodes(self, order: float, frequency: float, fineness: float = 1.0) -> Nodes:
-        """Nodes for integrals of exp(s L) with this real part of s, and imaginary parts up to ``frequency``."""
-        if not (self.slope < _LARGEST_SLOPE and abs(order) < _LARGEST_ORDER):
-            raise Unreliable
-        ends = self._ends(math.hypot(order, frequency), fineness)
-        node, log_weight = _legendre()
-        half, middle = 0.5 * np.diff(ends), 0.5 * (ends[1:] + ends[:-1])
-        x = (middle[:, None] + half[:, None] * node).ravel()
-        weight = (np.log(half)[:, None] + log_weight).ravel()
-        return Nodes(x, self.loss(x), weight - 0.5 * x * x - _HALF_LOG_TWO_PI, ends)
-
-    def roughly(self, size: float) -> Nodes:
-        """Nodes that serve all real orders up to ``size``."""
-        if size not in self._known:
-            self._known[size] = self.nodes(size, 0.0)
-        return self._known[size]
-
-    @cached_property
-    def _known(self) -> dict[float, Nodes]:
-        return {}
-
-    def _ends(self, size: float, fineness: float) -> FloatArray:
-        """Ends of panels: about as dense as |s| L' + |x| + 4 over _TURN, and as the distance from the bend asks for."""
+    def _places(self, size: float) -> tuple[FloatArray, FloatArray]:
         low, high = self.window
         width = math.pi / self.slope
         reach = math.asinh((high - low + abs(self.bend)) / width)
@@ -152,15 +235,10 @@ class StepLoss:
         x = np.concatenate((np.linspace(low, high, 81), near[(near > low) & (near < high)]))
         x.sort()
         turned = size * self.loss(x) + 0.5 * x * np.abs(x) + 4.0 * x
-        bent = np.arcsinh((x - self.bend) / width) / _BEND
+        bent = np.arcsinh((x - self.bend) / width) / BEND
         rising = self.slope * (x - self.bend)  # left of the bend L' grows like exp(rising), seen from 1 / |s| on
         risen = np.logaddexp(0.0, rising + math.log1p(size)) - np.logaddexp(0.0, rising)
-        place = fineness * (turned / (2.0 * _TURN) + bent + risen / _RISE)
-        place -= place[0]
-        if not place[-1] * _PANEL_NODES <= _MOST_NODES:
-            raise Unreliable
-        count = math.ceil(place[-1])
-        return np.interp(np.linspace(0.0, place[-1], count + 1), place, x)
+        return x, turned / (2.0 * TURN) + bent + risen / RISE
 
     def log_error(self, nodes: Nodes, order: float, frequency: float) -> float:
         """log of a bound on the panels' error for the integral of exp(s L), Im s up to ``frequency``.
@@ -169,10 +247,7 @@ class StepLoss:
         nodes of Gauss and Legendre err by at most (64 / 15) rho^(-2n) / (1 - rho^-2) times half the width times the
         largest modulus of the integrand on the ellipse. Every ellipse gives a bound; the best is taken.
         """
-        half = 0.5 * np.diff(nodes.ends)[:, None]
-        middle = 0.5 * (nodes.ends[1:] + nodes.ends[:-1])[:, None]
-        wide, high = 0.5 * half * (_ELLIPSES + 1.0 / _ELLIPSES), 0.5 * half * (_ELLIPSES - 1.0 / _ELLIPSES)
-        left, right = middle - wide, middle + wide
+        left, right, high = panel_ellipses(nodes)
         # |1 - q + q e^(w + iv)| is e^L(x) times a factor in [least, 1].
         closest = np.clip(self.bend, left, right)
         share = expit(self.slope * (closest - self.bend))
@@ -182,14 +257,30 @@ class StepLoss:
             steepest = self.slope * expit(self.slope * (right - self.bend))
             turning = frequency * high * steepest / least
             growth = order * self.loss(right) if order >= 0.0 else order * (self.loss(left) + np.log(least))
-            inner = np.maximum(np.maximum(left, -right), 0.0)
-            log_most = growth + turning + 0.5 * (high * high - inner * inner) - _HALF_LOG_TWO_PI
-            log_rate = -2.0 * _PANEL_NODES * np.log(_ELLIPSES) - np.log1p(-(_ELLIPSES**-2))
-            bound = np.nan_to_num(log_most + log_rate, nan=np.inf, posinf=np.inf).min(axis=1)
-        return float(np.logaddexp.reduce(bound + np.log(half[:, 0] * 64.0 / 15.0)))
+        return log_panel_errors(nodes, growth + turning)
 
 
-def moments_of(steps: list[StepLoss], order: float, known: dict[float, Segments] | None = None) -> FloatArray:
+def panel_ellipses(nodes: Nodes) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Ellipses around panels, several for each: their ends on the real line, and how high they reach above it."""
+    half = 0.5 * np.diff(nodes.ends)[:, None]
+    middle = 0.5 * (nodes.ends[1:] + nodes.ends[:-1])[:, None]
+    wide, high = 0.5 * half * (_ELLIPSES + 1.0 / _ELLIPSES), 0.5 * half * (_ELLIPSES - 1.0 / _ELLIPSES)
+    return middle - wide, middle + wide, high
+
+
+def log_panel_errors(nodes: Nodes, log_size: FloatArray) -> float:
+    """log of a bound on the panels' error, where exp(log_size) bounds |exp(s L)| on each of the ellipses."""
+    left, right, high = panel_ellipses(nodes)
+    half = 0.5 * np.diff(nodes.ends)
+    with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
+        inner = np.maximum(np.maximum(left, -right), 0.0)
+        log_most = log_size + 0.5 * (high * high - inner * inner) - _HALF_LOG_TWO_PI
+        log_rate = -2.0 * _PANEL_NODES * np.log(_ELLIPSES) - np.log1p(-(_ELLIPSES**-2))
+        bound = np.nan_to_num(log_most + log_rate, nan=np.inf, posinf=np.inf).min(axis=1)
+    return float(np.logaddexp.reduce(bound + np.log(half * 64.0 / 15.0)))
+
+
+def moments_of(steps: Sequence[Loss], order: float, known: dict[float, Segments] | None = None) -> FloatArray:
     """log E exp(s L) on the window, mean and variance of L under the tilt exp(s L) at a real s: a row for each step.
 
     Their nodes serve all orders up to a power of four; ``known`` keeps them from one order to the next.

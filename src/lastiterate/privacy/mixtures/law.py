@@ -111,6 +111,7 @@ def law_of(run: DPSGD) -> Law:
 
     Weights are scaled so that the largest is 1, and steps that count for nothing are left out.
     """
+    require_independence(run)
     weights = run.effective_weights()
     if np.ndim(weights) == 0 and np.ndim(run.noise_multiplier) == 0 and run.sampling != "shuffled":
         return _independent(run, np.ones(()), float(run.noise_multiplier) * math.sqrt(run.steps))
@@ -128,12 +129,25 @@ def law_of(run: DPSGD) -> Law:
     return _independent(run, weights, noise)
 
 
+def require_independence(run: DPSGD) -> None:
+    """Refuse groups whose examples keep each other out of batches."""
+    if run.group_size > 1 and run.sampling == "fixed":
+        raise ValueError(
+            f"group_size must be 1 with sampling 'fixed', got {run.group_size}: examples of one person then keep each "
+            "other out of a batch, by how much depends on the size of the data set"
+        )
+
+
 def _independent(run: DPSGD, weights: FloatArray, noise: float) -> Law:
-    """Poisson sampling. Batches of fixed size too: they are drawn anew at each step, so each A_t is Bernoulli(q_t)."""
+    """Poisson sampling. Batches of fixed size too: they are drawn anew at each step, so each A_t is Bernoulli(q_t).
+
+    A group has as many such terms a step as it has examples.
+    """
     if weights.ndim == 0 and np.ndim(run.sample_rate) == 0 and 0.0 < run.sample_rate < 1.0:
         one = np.ones(1)
-        return Law(noise, 0.0, one * run.steps, one * run.sample_rate, one * weights)
+        return Law(noise, 0.0, one * run.steps * run.group_size, one * run.sample_rate, one * weights)
     rates, values, counts = distinct(np.asarray(run.sample_rate), weights, run.steps)
+    counts = counts * run.group_size
     matters = (rates > 0.0) & (values != 0.0)
     certain = matters & (rates == 1.0)
     random = matters & ~certain
@@ -168,15 +182,19 @@ def epoch_length(rate: float) -> int:
 
 
 def _shuffled(run: DPSGD, weights: FloatArray, noise: float) -> Law:
-    """Each example once an epoch."""
+    """Each example once an epoch; all of a group, each of which counts as much wherever it is, or else none."""
     rate = float(run.sample_rate)
     length = epoch_length(rate)
     none = np.empty(0)
     if weights.ndim == 0 or np.all(weights == weights[0]):
         value = float(weights if weights.ndim == 0 else weights[0])
         epochs, rest = divmod(run.steps, length)
+        if run.group_size > 1 and not rest:
+            return Law(noise, epochs * value * run.group_size, none, none, none)
+        _require_one(run)
         counts, rates, values = np.array([[1.0], [rest * rate], [value]]) if rest else (none, none, none)
         return Law(noise, epochs * value, counts, rates, values)
+    _require_one(run)
     constant, blocks = 0.0, []
     for start in range(0, run.steps, length):
         values, index = np.unique(_epoch(weights[start : start + length], length), return_inverse=True)
@@ -187,6 +205,14 @@ def _shuffled(run: DPSGD, weights: FloatArray, noise: float) -> Law:
             chances[-1] = 1.0 - rate * (index.size - 1)
             blocks.append((values, _sums_of_groups(index, chances)))
     return Law(noise, constant, none, none, none, tuple(blocks))
+
+
+def _require_one(run: DPSGD) -> None:
+    if run.group_size > 1:
+        raise ValueError(
+            f"group_size must be 1 with sampling 'shuffled', got {run.group_size}, unless epochs are whole and steps "
+            "count alike: one shuffle places all examples of a person, so that they are not independent"
+        )
 
 
 def _epoch(weights: FloatArray, length: int) -> FloatArray:

@@ -1,0 +1,186 @@
+"""The loss of a step, or of a block of steps, in which the canary may count more or less than once.
+
+What `step_loss` is for two values, for any mixture. Where one example replaces another (``mirrored``) the world without
+the canary is the mixture turned around, and the loss is l(x) - l(-x), l being that against the noise alone.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from scipy.special import ndtri_exp
+
+from lastiterate.arrays import FloatArray
+from lastiterate.privacy.losses.interpolated import interpolated
+from lastiterate.privacy.losses.mixture import Local, Mixture, Points, falling_root
+from lastiterate.privacy.losses.step_loss import BEND, RISE, TURN, Loss, Nodes, log_panel_errors, panel_ellipses
+from lastiterate.privacy.mixtures.contour import Unreliable
+
+_UNIT = 4.0  # of x: windows that differ little share what is known of a mixture
+_TO_ZERO = 0.5 * math.pi  # distance of the loss' singularities over its curvature's root, where it bends
+
+
+@dataclass(frozen=True, eq=False)
+class MixtureLoss(Loss):
+    """As `StepLoss`, of which ``remove``, ``log_left_out`` and ``cap`` are."""
+
+    mixture: Mixture
+    remove: bool
+    log_left_out: float
+    cap: float = math.inf
+    mirrored: bool = False
+
+    @property
+    def density_is_off(self) -> float:
+        return 1.0 if self.mirrored else 0.0
+
+    def loss(self, x: FloatArray) -> FloatArray:
+        value = self._quick.loss(x)
+        return value - self._quick.loss(-x) if self.mirrored else value
+
+    def log_density(self, x: FloatArray) -> FloatArray | float:
+        return self._quick.loss(-x) if self.mirrored else 0.0
+
+    def moved(self, x: FloatArray) -> FloatArray:
+        """An ulp of x, of each a, of each a^2 / 2, and some of each probability."""
+        return self._moved(x) + self._moved(-x) if self.mirrored else self._moved(x)
+
+    def _moved(self, x: FloatArray) -> FloatArray:
+        local = self._quick.at(x)
+        probabilities = 8.0 * np.minimum(1.0, local.slope / max(self.mixture.jump, 1e-300))
+        return 2.0 * np.abs(x) * local.slope + local.curvature + local.slope**2 + probabilities
+
+    @property
+    def steepest(self) -> float:
+        return self.mixture.steepest
+
+    @cached_property
+    def window(self) -> tuple[float, float]:
+        return float(ndtri_exp(self.log_left_out - math.log(2.0))), min(self._far, self._at_cap)
+
+    @property
+    def is_capped(self) -> bool:
+        return self._at_cap < self._far
+
+    @cached_property
+    def _far(self) -> float:
+        log_quarter = self.log_left_out - math.log(4.0)
+        return self.mixture.far(log_quarter) if self.remove else -float(ndtri_exp(log_quarter))
+
+    @cached_property
+    def _at_cap(self) -> float:
+        if not math.isfinite(self.cap):
+            return math.inf
+
+        def minus_loss(x: float) -> float:
+            at = np.array([x])
+            value = self.mixture.at(at).loss - (self.mixture.at(-at).loss if self.mirrored else 0.0)
+            return -float(value[0])
+
+        return falling_root(minus_loss, -self.cap, 0.0) if self.cap > 0.0 else -math.inf
+
+    @cached_property
+    def above(self) -> tuple[float, float]:
+        high = self.window[1]
+        _, _, without, more = self.mixture.tails(high)
+        if not self.mirrored:
+            return without, more
+        turned = self.mixture.tails(-high)[1]
+        return turned, without + more - turned
+
+    @cached_property
+    def outside(self) -> tuple[float, float]:
+        low = self.window[0]
+        out, shifted, _, _ = self.mixture.tails(low)
+        if self.mirrored:
+            _, _, without, more = self.mixture.tails(-low)
+            out = without + more
+        without, more = self.above
+        return shifted + without + more, out + without
+
+    @property
+    def left_out(self) -> float:
+        below, shifted, _, _ = self.mixture.tails(self.window[0])
+        if self.is_capped:
+            return shifted if self.mirrored else below
+        return self.outside[0 if self.remove else 1]
+
+    @cached_property
+    def _quick(self) -> Mixture:
+        low, high = self.window
+        if not low < high:
+            raise Unreliable
+        if self.mirrored:
+            low, high = min(low, -high), max(-low, high)
+        ends = _UNIT * math.floor(low / _UNIT), _UNIT * math.ceil(high / _UNIT)
+        if ends not in self.mixture.known:
+            mixture = self.mixture.within(*ends)
+            self.mixture.known[ends] = mixture if mixture.is_quick else interpolated(mixture, *ends)
+        return self.mixture.known[ends]
+
+    @cached_property
+    def _bends(self) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
+        """Some x, the loss and a measure of its rise there, and how many panels its bends demand up to each."""
+        low, high = self.window
+        x = np.concatenate((np.linspace(low, high, 161), *self._near_bends(low, high)))
+        x = np.unique(x[(x >= low) & (x <= high)])
+        local, other = self._quick.at(x), None
+        curvature = local.curvature
+        if self.mirrored:
+            other = self._quick.at(-x)
+            curvature = np.maximum(curvature, other.curvature)
+        distance = _TO_ZERO / np.sqrt(np.maximum(curvature, 1e-300))
+        dense = (1.0 / np.hypot(np.subtract.outer(x, x), distance)).max(axis=1) / BEND
+        bent = np.concatenate(([0.0], np.cumsum(0.5 * (dense[1:] + dense[:-1]) * np.diff(x))))
+        return x, self.loss(x), _rise(local, other), bent
+
+    def _near_bends(self, low: float, high: float) -> list[FloatArray]:
+        """Places around the x at which one value of a gives way to the next."""
+        if not isinstance(self._quick, Points) or self._quick.points.size == 1:
+            return []
+        points, log_mass = self._quick.points, self._quick.log_mass
+        gaps = np.diff(points)
+        bends = 0.5 * (points[1:] + points[:-1]) - np.diff(log_mass) / gaps
+        bends, widths = bends[(bends > low) & (bends < high)], (math.pi / gaps)[(bends > low) & (bends < high)]
+        near = bends[:, None] + widths[:, None] * np.sinh(np.linspace(-3.0, 3.0, 25))
+        return [near.ravel(), -near.ravel()] if self.mirrored else [near.ravel()]
+
+    def _places(self, size: float) -> tuple[FloatArray, FloatArray]:
+        x, loss, rise, bent = self._bends
+        turned = size * loss + 0.5 * x * np.abs(x) + 4.0 * x
+        risen = np.copysign(np.log1p(size * np.abs(rise)), rise)
+        return x, turned / (2.0 * TURN) + bent + risen / RISE
+
+    def log_error(self, nodes: Nodes, order: float, frequency: float) -> float:
+        """As for a step (docs/method.md, "The worst pair"): |E exp(iya)| >= 1 - y^2 Var(a) / 2, given x."""
+        if not self._quick.is_quick:
+            raise Unreliable  # nothing is proved here
+        left, right, high = panel_ellipses(nodes)
+        log_size = self._log_size(left, right, high, order, frequency)
+        if self.mirrored:
+            log_size += self._log_size(-right, -left, high, 1.0 - order, frequency)
+        return log_panel_errors(nodes, log_size)
+
+    def _log_size(
+        self, left: FloatArray, right: FloatArray, high: FloatArray, order: float, frequency: float
+    ) -> FloatArray:
+        """log of a bound on |exp(s l)|, the real part of x being between two values, and its imaginary part small."""
+        at_left, at_right = self._quick.at(left), self._quick.at(right)
+        least = np.maximum(1.0 - 0.5 * high * high * self._quick.spread(left, right), 0.0)
+        with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
+            turning = frequency * high * at_right.slope / least
+            growth = order * at_right.loss if order >= 0.0 else order * (at_left.loss + np.log(least))
+        bound: FloatArray = growth + turning
+        return bound
+
+
+def _rise(local: Local, other: Local | None) -> FloatArray:
+    """L' over its largest value: L' may grow by a few factors of e in a panel, seen from 1 / |s| on."""
+    if other is None:
+        return local.slope / max(float(local.slope.max()), 1e-300)
+    largest = max(float(local.slope.max()), float(other.slope.max()), 1e-300)
+    rises: FloatArray = np.where(local.slope >= other.slope, local.slope, -other.slope) / largest
+    return rises

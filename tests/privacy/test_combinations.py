@@ -1,0 +1,23 @@
+"""Every combination of fields has an answer or a sentence that says why not; docs/method.md has the table. Seconds."""
+
+from __future__ import annotations
+
+import re
+
+from tests.privacy.combinations import answers, combinations, documented
+
+ARGUMENTS = "releases|group_size|neighbours|sampling|weights|noise_multiplier"
+
+
+def test_every_combination_answers_as_the_table_of_the_docs_says():
+    found = {(*row, column): answers(run)[0] for row, column, run in combinations()}
+    assert documented() == found
+    assert len(found) == 4 * 3 * 3 * 4
+
+
+def test_every_refusal_is_one_sentence_that_names_an_argument():
+    refusals = {refusal for _, _, run in combinations() for refusal in answers(run)[1]}
+    assert len(refusals) > 10
+    for refusal in refusals:
+        assert re.search(ARGUMENTS, refusal), refusal
+        assert "\n" not in refusal

@@ -1,0 +1,50 @@
+"""What only the analyses know is refused by trainers, audits, attacks and estimates, in a sentence: never ignored."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import lastiterate as li
+from lastiterate.attacks.adversarial import sample_scores
+from lastiterate.attacks.likelihood import log_likelihood_ratio
+from lastiterate.attacks.linear_score import noise_unit
+from lastiterate.auditing.evidence.family import family_of
+from lastiterate.auditing.evidence.score_law import score_below
+from lastiterate.auditing.evidence.signal import expected_signal
+from lastiterate.batch_order import batch_order
+from lastiterate.counterexamples.setting import require_plain
+from lastiterate.counterexamples.worst import worst
+from lastiterate.training import Trainer, problems, train
+
+NEW = [
+    ({"releases": 2}, "releases must be None for"),
+    ({"group_size": 2}, "group_size must be 1 for"),
+    ({"neighbours": "replace"}, "neighbours must be 'add-remove' for"),
+]
+PROBLEM = problems.linear(np.eye(4, dtype=np.float32))
+SCORES = np.arange(8.0)
+READERS = {
+    "train": lambda run: train(run, PROBLEM, models=1),
+    "trainer": lambda run: Trainer(run, PROBLEM, models=1),
+    "audit": lambda run: li.audit(run, PROBLEM, models=2),
+    "audit of a user's trainer": lambda run: li.audit(run, lambda seed, canary: 0.0, models=2),
+    "estimate": lambda run: li.estimate(SCORES + 1.0, SCORES, run=run, method="last-iterate"),
+    "family": lambda run: family_of("last-iterate", run),
+    "scores": lambda run: sample_scores(run, [True], np.random.default_rng(0)),
+    "likelihood": lambda run: log_likelihood_ratio(run, SCORES, 0),
+    "noise": noise_unit,
+    "law of a score": lambda run: score_below(run, SCORES),
+    "signal": expected_signal,
+    "batches": lambda run: batch_order(run, 10),
+    "counterexamples": require_plain,
+    "worst": lambda run: worst(run, 1e-5),
+}
+
+
+@pytest.mark.parametrize(("fields", "message"), NEW, ids=[next(iter(fields)) for fields, _ in NEW])
+@pytest.mark.parametrize("reader", READERS)
+def test_readers_of_runs_refuse_what_only_the_analyses_know(reader, fields, message):
+    run = li.DPSGD(4, 0.5, 1.0, optimizer=li.SGD(0.1), **fields)
+    with pytest.raises(ValueError, match=message):
+        READERS[reader](run)
