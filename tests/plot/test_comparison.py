@@ -45,4 +45,5 @@ def test_a_method_that_only_one_audit_has_leaves_the_other_a_gap(result):
 
 def test_nothing_found_by_anybody_is_still_a_picture(result):
     nothing = changed(result, **{"clopper-pearson": 0.0, "gdp": 0.0})
-    comparison_chart([ComparedAudit("a", nothing), ComparedAudit("b", nothing)]).to_dict()
+    spec = comparison_chart([ComparedAudit("a", nothing), ComparedAudit("b", nothing)]).to_dict()
+    assert '"text": "0"' in json.dumps(spec)

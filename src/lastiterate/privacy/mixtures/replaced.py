@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 from scipy.special import ndtri_exp
 
-from lastiterate.privacy.mixtures.contour import Unreliable
 from lastiterate.privacy.mixtures.kernels import kernel_of
 from lastiterate.privacy.mixtures.law import Law
 from lastiterate.privacy.mixtures.mixture import Kernel, Moving, log_delta_at
 from lastiterate.privacy.mixtures.pairs import RELATIVE_ERROR, larger_delta, pair_of, smaller_delta
-from lastiterate.privacy.mixtures.rows import Side, each
+from lastiterate.privacy.mixtures.reliable import ReliablePair
+from lastiterate.privacy.mixtures.rows import Side
 from lastiterate.privacy.mixtures.solve import a_little_less, invert, solve
 
 if TYPE_CHECKING:
@@ -48,19 +48,12 @@ def replaced_pair_of(law: Law) -> Pair:
 
 
 @dataclass(frozen=True)
-class ReplacedPair:
+class ReplacedPair(ReliablePair):
     """S >= 0, and not constant."""
 
     law: Law
 
-    def epsilon(self, log_delta: Floats) -> Floats:
-        return _each_reliably(self._epsilon, log_delta)
-
-    def log_delta(self, epsilon: Floats) -> Floats:
-        return _each_reliably(self._log_delta, epsilon)
-
-    def fnr(self, fpr: Floats) -> Floats:
-        return _each_reliably(self._fnr, fpr)
+    too_little_noise = TOO_LITTLE_NOISE
 
     def bracket(self, log_delta: Floats) -> tuple[Floats, Floats]:
         lower, upper = self.epsilon(larger_delta(log_delta)), self.epsilon(smaller_delta(log_delta))
@@ -121,10 +114,3 @@ class ReplacedPair:
             return Side(loss, rise, log_delta, -rise * np.exp(log_q - log_delta))
 
         return side
-
-
-def _each_reliably(function: Callable[[Floats], Floats], values: Floats) -> Floats:
-    try:
-        return each(function, values)
-    except Unreliable:
-        raise ValueError(TOO_LITTLE_NOISE) from None

@@ -14,16 +14,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 from scipy.special import log_ndtr
 
-from lastiterate.privacy.mixtures.contour import Unreliable
 from lastiterate.privacy.mixtures.interval import log_interval
 from lastiterate.privacy.mixtures.kernels import signed_kernel_of
 from lastiterate.privacy.mixtures.mixture import Local, Moving, log_delta_at
-from lastiterate.privacy.mixtures.rows import Side, each
+from lastiterate.privacy.mixtures.reliable import ReliablePair
+from lastiterate.privacy.mixtures.rows import Side
 from lastiterate.privacy.mixtures.solve import a_little_less, invert, solve
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from lastiterate.arrays import Floats
     from lastiterate.privacy.mixtures.kernels import FiniteKernel, FourierKernel
     from lastiterate.privacy.mixtures.law import Law
@@ -35,19 +33,15 @@ _ONE, _ZERO = np.float64(1.0), np.float64(0.0)
 
 
 @dataclass(frozen=True)
-class TwoSidedPair:
+class TwoSidedPair(ReliablePair):
     """S + N against N where S takes values of both signs."""
 
     law: Law
 
-    def epsilon(self, log_delta: Floats) -> Floats:
-        return _each_reliably(self._epsilon, log_delta)
-
-    def log_delta(self, epsilon: Floats) -> Floats:
-        return _each_reliably(self._log_delta, epsilon)
-
-    def fnr(self, fpr: Floats) -> Floats:
-        return _each_reliably(self._fnr, fpr)
+    too_little_noise = (
+        "noise_multiplier must be larger where weights have both signs and there are many: with so little noise "
+        "neither kernel is accurate"
+    )
 
     def bracket(self, log_delta: Floats) -> tuple[Floats, Floats]:
         lower = self.epsilon(np.minimum(log_delta + _RELATIVE_ERROR_OF_DELTA, -1e-300))
@@ -194,13 +188,3 @@ def _log_excess(y: Floats, local: Local, epsilon: Floats) -> Floats:
     """log P(>= y) - e^epsilon Q(>= y), f(y) being epsilon; more where P and Q are too small to tell apart."""
     log_delta = log_delta_at(local.remove(y), local.loss(y)[0], epsilon)
     return local.log_upper(y) if np.isnan(log_delta) else log_delta
-
-
-def _each_reliably(function: Callable[[Floats], Floats], values: Floats) -> Floats:
-    try:
-        return each(function, values)
-    except Unreliable:
-        raise ValueError(
-            "noise_multiplier must be larger where weights have both signs and there are many: with so little noise "
-            "neither kernel is accurate"
-        ) from None
