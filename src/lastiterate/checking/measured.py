@@ -17,6 +17,7 @@ from lastiterate.checking.noise import (
     Allowance,
     Excess,
     Spread,
+    dead_row,
     noise_row,
     repeated_row,
     spread_between,
@@ -97,6 +98,11 @@ class Measured:
             )
         rows += [unmoved_row(names[tensor], unmoved) for tensor in self.unmoved]
         return [*rows, repeated_row(self.plain, like, self.moved, self.error)]
+
+    def dead_row(self, dead: IntArray) -> Row:
+        """The noise where no gradient is: neither sampling nor curvature changes it."""
+        spread = spread_between(self.plain, self.declared).of(dead)
+        return dead_row(spread, self.declared, self.error)
 
     def everywhere_rows(self, effects: Sequence[Effect], clip: float, has_fault: bool) -> list[Row]:
         """Whether noise is missing between models or in parameters; ``has_fault``: whether it is on the whole."""

@@ -17,7 +17,7 @@ from lastiterate.checking.declared import Declared
 from lastiterate.checking.parameters import Parameters
 from lastiterate.checking.row import Row, Status, not_checked
 
-NAME, QUIET = "noise", "noise in quiet parameters"
+NAME, QUIET, DEAD = "noise", "noise in quiet parameters", "noise in parameters without gradients"
 ROUNDING = 0.01  # a ratio of variances so close to the limit is not told from it
 MOST_BATCH = 1e5  # examples in a batch, where nobody says how many there are
 LARGE_BATCH = 200.0  # examples that would have to be in a batch to add what repeated noise does
@@ -151,6 +151,22 @@ def _judge(
 
 
 _UNSEEN = "noise that is too small, or curvature of the loss, which no canary showed"
+
+
+def dead_row(spread: Spread, declared: Declared, error: float) -> Row:
+    """The noise of parameters that no gradient moves: more or less of it has no other cause."""
+    measured, low, high = spread.interval(error)
+    status: Status = "ok"
+    advice = ""
+    if high < 1.0 - ROUNDING:
+        status, advice = "fault", _too_little(measured, declared)
+    elif low > _MORE:
+        status = "fault"
+        advice = (
+            f"too much, where no gradient moves anything: {_off(measured, declared)}; if initial values follow the "
+            "seed, give initial"
+        )
+    return Row(DEAD, None, measured, 1.0, low, high, status, advice)
 
 
 def _is_repeated(spread: Spread, low: float, high: float, quiet: float, declared: Declared) -> bool:

@@ -19,11 +19,17 @@ from lastiterate.checking.row import Row, Status, cannot_tell, not_checked
 NAME = "size of steps"
 _NO_CURVATURE = 1.3  # ratios above this are no matter of curvature
 _COMMON = 0.003  # ratios so close to each other, relatively, have one cause
+_EXACT = 1e-3  # relative distance from a sum of weights that rounding does not explain
 _HARMLESS = 0.9  # curvature of such a size needs no word
 
 
-def steps_row(effects: Sequence[Effect], declared: Declared, clip: float, error: float, still: bool) -> Row:
-    """The effect of a canary over the nearest sum of weights; ``still``: the noise shows that nothing contracts."""
+def steps_row(
+    effects: Sequence[Effect], declared: Declared, clip: float, error: float, still: bool, floor: float | None = None
+) -> Row:
+    """The effect of a canary over the nearest sum of weights; ``still``: the noise shows that nothing contracts.
+
+    ``floor`` is what rounding does to effects that are exact but for it, of parameters that no gradient moves.
+    """
     if not all(effect.shared for effect in effects):
         return _unshared_row(effects, declared, error)
     seen = [effect for effect in effects if effect.took_part]
@@ -31,6 +37,9 @@ def steps_row(effects: Sequence[Effect], declared: Declared, clip: float, error:
         return cannot_tell(NAME, 1.0, "the canary was in no batch: more models, or more steps")
     if declared.sums is None:
         return not_checked(NAME, "too many sums of weights are possible: see participation, or check fewer steps")
+    exactly = None if floor is None else _exact_row(seen, declared, clip, floor)
+    if exactly is not None:
+        return exactly
     fits = [fit(effect, declared, clip) for effect in seen]
     freely = [fit_freely(effect, declared, clip) for effect in seen]
     if all(each.is_close for each in freely):  # whole steps, though perhaps not those declared: see participation
@@ -41,6 +50,21 @@ def steps_row(effects: Sequence[Effect], declared: Declared, clip: float, error:
     low, high = float(ratios.min()), float(ratios.max())
     status, advice = _judge(fits, ratios, declared, error, still)
     return Row(NAME, None, float(ratios.mean()), 1.0, low, high, status, advice)
+
+
+def _exact_row(seen: Sequence[Effect], declared: Declared, clip: float, floor: float) -> Row | None:
+    """A fault, if effects that curvature cannot have changed are no sums of weights of any steps; or None."""
+    freely = [fit_freely(effect, declared, clip) for effect in seen]
+    near = [each.near for each in freely]
+    if not any(
+        abs(each - 1.0) > max(_EXACT, 10.0 * floor / abs(effect.along)) for each, effect in zip(near, seen, strict=True)
+    ):
+        return None
+    why = (
+        "in parameters that no gradient moves, the effect of a canary is no sum of weights of declared steps: look at "
+        "the learning rate and its schedule, at momentum, weight decay and averaging, and at what sums are divided by"
+    )
+    return Row(NAME, None, float(np.mean(near)), 1.0, min(near), max(near), "fault", why)
 
 
 def _judge(
