@@ -85,6 +85,8 @@ def gradient_rows(measured: Measured) -> tuple[list[Row], list[str]]:
     rows = measured.noise_rows(effects, clip, found.unmoved, still)
     if dead is not None:
         rows.append(measured.dead_row(dead))
+    else:
+        rows[0] = measured.unless_hidden(rows[0])
     rows += measured.everywhere_rows(effects, clip, any(row.status == "fault" for row in rows))
     clipped = _clipping_rows(found, clip)
     rows += clipped
