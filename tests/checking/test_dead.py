@@ -8,6 +8,7 @@ import pytest
 import lastiterate as li
 from lastiterate.checking.dead import dead_parameters
 from lastiterate.checking.effects import effect_of
+from tests.checking.correct import random_training
 
 EXAMPLES, STEPS, RATE, LEARNING = 200, 10, 0.2, 0.005
 RUN = li.DPSGD(STEPS, RATE, 1.0, clip_norm=1.0, optimizer=li.SGD(LEARNING))
@@ -66,10 +67,10 @@ def test_less_noise_is_told_from_curvature(noise):
         dict(rates=LEARNING * 0.5 * (1.0 + np.cos(np.pi * np.arange(STEPS) / STEPS))),
         dict(rates=np.where(np.arange(STEPS) < 5, LEARNING, LEARNING / 10.0)),
         dict(rates=np.full(STEPS, 1.1 * LEARNING)),
-        dict(decay=0.01),
+        dict(decay=0.1),
         dict(averaging=0.9),
     ],
-    ids=["cosine", "two rates", "another rate", "decay", "averaging"],
+    ids=["cosine", "two rates", "another rate", "strong decay", "averaging"],
 )
 def test_steps_that_count_otherwise_than_declared_are_a_fault(fault):
     assert rows(softmax(**fault))["size of steps"].status == "fault"
@@ -85,3 +86,9 @@ def test_only_coordinates_that_agree_where_others_differ_are_dead():
     assert found.tolist() == list(range(20))
     two_groups = np.repeat([0.9, 0.8], 50)  # curvature that is the same for many
     assert dead_parameters([effect_of(0, -two_groups * direction, direction, 1.0, 1.0, 1e-4)], 1e-12) is None
+
+
+def test_a_loss_that_pulls_all_parameters_alike_is_no_fault():
+    training = random_training(70354)  # of a mean, some of whose features are always zero
+    assert training.train.model == "mean"
+    assert not training.check().faults

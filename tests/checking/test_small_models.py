@@ -59,3 +59,8 @@ def test_a_canary_that_is_twice_in_a_batch_is_known_by_its_even_counts():
     faults = li.check(run, twice, models=40).faults
     assert [row.name for row in faults] == ["participation"]
     assert "twice in a batch" in faults[0].advice
+
+
+def test_few_batches_are_no_fault_where_curvature_takes_what_they_did():
+    run, train = regression(40, 0.5, 0.3)
+    assert not li.check(run, train, seed=2146).faults

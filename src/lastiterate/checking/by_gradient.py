@@ -15,7 +15,7 @@ from lastiterate.checking.effects import Effect, effect_of, quiet, restricted, s
 from lastiterate.checking.measured import Measured
 from lastiterate.checking.noise import QUIET
 from lastiterate.checking.normalisation import PRESENCE, presence_row
-from lastiterate.checking.optimizer_effect import steps_row
+from lastiterate.checking.optimizer_effect import are_exact, steps_row
 from lastiterate.checking.participation import participation_rows
 from lastiterate.checking.row import Row, cannot_tell
 from lastiterate.checking.trials import OTHER_SHAPES, PARTICIPATION_SHARES
@@ -84,7 +84,8 @@ def gradient_rows(measured: Measured) -> tuple[list[Row], list[str]]:
     clip = found.clip_norm(still if dead is None else dead)
     rows = measured.noise_rows(effects, clip, found.unmoved, still)
     if dead is not None:
-        rows.append(measured.dead_row(dead))
+        parts = [restricted(effect, dead) for effect in effects]
+        rows.append(measured.dead_row(dead, are_exact(parts, measured.declared, clip, measured.floor)))
     else:
         rows[0] = measured.unless_hidden(rows[0])
     rows += measured.everywhere_rows(effects, clip, any(row.status == "fault" for row in rows))

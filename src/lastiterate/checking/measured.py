@@ -107,10 +107,12 @@ class Measured:
         size = sum(len(self._within(tensor)) for tensor in self.moved)
         return hidden_by_sampling(row, size, self.declared, self.batch_size)
 
-    def dead_row(self, dead: IntArray) -> Row:
-        """The noise where no gradient is: neither sampling nor curvature changes it."""
+    def dead_row(self, dead: IntArray, exact: bool) -> Row:
+        """The noise where no gradient is: neither sampling nor curvature changes it, if effects are ``exact``."""
         spread = spread_between(self.plain, self.declared)
-        return dead_row(spread.of(dead), self.declared, self.error, self._excess(spread).alike)
+        return dead_row(
+            spread.of(dead), self.declared, self.error, self._excess(spread).alike, 1.0 if exact else UNKNOWN
+        )
 
     def everywhere_rows(self, effects: Sequence[Effect], clip: float, has_fault: bool) -> list[Row]:
         """Whether noise is missing between models or in parameters; ``has_fault``: whether it is on the whole."""

@@ -154,7 +154,7 @@ def _judge(
 _UNSEEN = "noise that is too small, or curvature of the loss, which no canary showed"
 
 
-def dead_row(spread: Spread, declared: Declared, error: float, alike: bool) -> Row:
+def dead_row(spread: Spread, declared: Declared, error: float, alike: bool, least: float) -> Row:
     """The noise of parameters that no gradient moves: less of it has no other cause, more may be initial values.
 
     Those differ from tensor to tensor; ``alike``: noise does not.
@@ -162,7 +162,7 @@ def dead_row(spread: Spread, declared: Declared, error: float, alike: bool) -> R
     measured, low, high = spread.interval(error)
     status: Status = "ok"
     advice = ""
-    if high < 1.0 - ROUNDING:
+    if high < least * (1.0 - ROUNDING):
         status, advice = "fault", _too_little(measured, declared)
     elif low > _MORE:
         status = "fault" if alike else "cannot tell"

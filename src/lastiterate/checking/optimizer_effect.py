@@ -19,7 +19,8 @@ from lastiterate.checking.row import Row, Status, cannot_tell, not_checked
 NAME = "size of steps"
 _NO_CURVATURE = 1.3  # ratios above this are no matter of curvature
 _COMMON = 0.003  # ratios so close to each other, relatively, have one cause
-_EXACT = 1e-3  # relative distance from a sum of weights that rounding does not explain
+_PULLED = 0.7  # the least of an effect that a loss leaves which pulls all parameters alike
+_EXACT = 2e-4  # relative distance from a sum of weights that rounding does not explain
 _HARMLESS = 0.9  # curvature of such a size needs no word
 
 
@@ -52,19 +53,35 @@ def steps_row(
     return Row(NAME, None, float(ratios.mean()), 1.0, low, high, status, advice)
 
 
+def are_exact(effects: Sequence[Effect], declared: Declared, clip: float, floor: float) -> bool:
+    """Whether effects are sums of weights so closely that nothing pulled them back; not known where sums are dense."""
+    seen = [effect for effect in effects if effect.took_part]
+    if declared.free_sums is None or not seen:
+        return False
+    near = [abs(fit_freely(effect, declared, clip).near - 1.0) for effect in seen]
+    least = [max(_EXACT if declared.is_plain else 1e-6, 10.0 * floor / abs(effect.along)) for effect in seen]
+    sparse = declared.is_plain or len(declared.free_sums) * max(least) < 0.01
+    return sparse and all(one <= most for one, most in zip(near, least, strict=True))
+
+
 def _exact_row(seen: Sequence[Effect], declared: Declared, clip: float, floor: float) -> Row | None:
-    """A fault, if effects that curvature cannot have changed are no sums of weights of any steps; or None."""
-    freely = [fit_freely(effect, declared, clip) for effect in seen]
-    near = [each.near for each in freely]
-    if not any(
-        abs(each - 1.0) > max(_EXACT, 10.0 * floor / abs(effect.along)) for each, effect in zip(near, seen, strict=True)
-    ):
+    """A fault, if effects in parameters without gradients are far from sums of weights of any steps; or None.
+
+    Not far below a sum may be decay, or a loss that pulls all parameters alike, as that of a mean.
+    """
+    sums = declared.free_sums
+    if sums is None or are_exact(seen, declared, clip, floor):
         return None
+    alongs = np.array([effect.along / clip for effect in seen])
+    above = [float(np.min(sums[sums >= along * (1.0 - _EXACT)], initial=np.inf)) for along in alongs]
+    kept = alongs / np.array(above)
+    low, high = float(kept.min()), float(kept.max())
+    status: Status = "fault" if low < _PULLED else "cannot tell"
     why = (
         "in parameters that no gradient moves, the effect of a canary is no sum of weights of declared steps: look at "
         "the learning rate and its schedule, at momentum, weight decay and averaging, and at what sums are divided by"
     )
-    return Row(NAME, None, float(np.mean(near)), 1.0, min(near), max(near), "fault", why)
+    return Row(NAME, None, float(kept.mean()), 1.0, low, high, status, why)
 
 
 def _judge(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy.stats import beta, binom, norm
@@ -46,7 +46,10 @@ def participation_rows(effects: Sequence[Effect], declared: Declared, clip: floa
         return [not_checked(RATE, why), not_checked(SPREAD, why)]
     if declared.is_certain or declared.run.sampling == "shuffled":
         return [_fixed_row(effects, counts, declared, clip), not_checked(SPREAD, "batches do not differ so")]
+    whole = all(fit_freely(effect, declared, clip).is_close for effect in effects if effect.took_part)
     row = _rate_row(counts, declared, rate, error / 2.0)
+    if row.status == "fault" and row.high is not None and row.high < rate and not whole:
+        row = replace(row, status="cannot tell", advice=_LOST)
     return [_in_pairs(row, counts, declared, error / 2.0), _spread_row(counts, declared, error)]
 
 
