@@ -39,7 +39,7 @@ def steps_row(
     if declared.sums is None:
         return not_checked(NAME, "too many sums of weights are possible: see participation, or check fewer steps")
     exactly = None if floor is None else _exact_row(seen, declared, clip, floor)
-    if exactly is not None:
+    if exactly is not None and exactly.status == "fault":
         return exactly
     fits = [fit(effect, declared, clip) for effect in seen]
     freely = [fit_freely(effect, declared, clip) for effect in seen]
@@ -50,6 +50,8 @@ def steps_row(
         ratios = near
     low, high = float(ratios.min()), float(ratios.max())
     status, advice = _judge(fits, ratios, declared, error, still)
+    if exactly is not None and status != "fault":
+        return exactly
     return Row(NAME, None, float(ratios.mean()), 1.0, low, high, status, advice)
 
 
