@@ -22,7 +22,7 @@ from lastiterate.trainer_failure import TrainerFailed, guarded
 LEAST_MODELS, MOST_MODELS = 8, 1000
 OTHER_SHAPES = 4  # canaries beside the first one: two small ones, one coordinate, one tensor
 PARTICIPATION_SHARES = 8  # of the error: counts need more of it than other measurements
-ROWS = 24  # shares of the error, beside one for each tensor
+ROWS = 30  # shares of the error, beside one for each tensor: both rows of participation have theirs
 
 RECORD = "the trainer's own record"
 
