@@ -10,14 +10,15 @@ import numpy as np
 from lastiterate.arrays import FloatArray, IntArray
 from lastiterate.checking import clipping
 from lastiterate.checking.canaries import HALF, SMALL, loud, one_coordinate, spread
+from lastiterate.checking.dead import dead_parameters
 from lastiterate.checking.effects import Effect, effect_of, quiet, restricted, share_batches, still_at
 from lastiterate.checking.measured import Measured
 from lastiterate.checking.noise import QUIET
 from lastiterate.checking.normalisation import PRESENCE, presence_row
-from lastiterate.checking.optimizer_effect import steps_row
+from lastiterate.checking.optimizer_effect import are_exact, steps_row
 from lastiterate.checking.participation import participation_rows
 from lastiterate.checking.row import Row, cannot_tell
-from lastiterate.checking.trials import OTHER_SHAPES
+from lastiterate.checking.trials import OTHER_SHAPES, PARTICIPATION_SHARES
 
 _CURVED = 0.1  # rest of an effect, over the effect, from which on curvature is worth a word
 _COARSE = 0.02  # of an effect: rounding that hides what is quiet
@@ -54,6 +55,12 @@ class _Canaries:
         # Effects that are rounded coarsely look alike in many coordinates.
         return None if self.measured.floor > _COARSE * abs(best.along) else quiet(best)
 
+    def dead(self) -> IntArray | None:
+        """Parameters that no gradient moves, as far as canaries show."""
+        if not all(effect.shared for effect in self.pairs):
+            return None
+        return dead_parameters(self.pairs, self.measured.floor)
+
     def clip_norm(self, still: IntArray | None) -> float:
         """To which norm canaries are clipped, in units of the declared one, as quiet parameters show it."""
         small = self.shapes.get("small")
@@ -73,16 +80,27 @@ def gradient_rows(measured: Measured) -> tuple[list[Row], list[str]]:
         found.pairs = [replace(effect, shared=False) for effect in found.pairs]
         found.shapes = {name: replace(effect, shared=False) for name, effect in found.shapes.items()}
     effects = found.pairs
-    still = found.still()
-    clip = found.clip_norm(still)
+    still, dead = found.still(), found.dead()
+    clip = found.clip_norm(still if dead is None else dead)
     rows = measured.noise_rows(effects, clip, found.unmoved, still)
+    if dead is not None:
+        parts = [restricted(effect, dead) for effect in effects]
+        rows.append(measured.dead_row(dead, are_exact(parts, measured.declared, clip, measured.floor)))
+    else:
+        rows[0] = measured.unless_hidden(rows[0])
     rows += measured.everywhere_rows(effects, clip, any(row.status == "fault" for row in rows))
-    rows += _clipping_rows(found, clip)
+    clipped = _clipping_rows(found, clip)
+    rows += clipped
     if still is not None:
-        effects = [restricted(effect, still) for effect in effects]
+        effects = [restricted(effect, still if dead is None else dead) for effect in effects]
     if effects:
-        rows += participation_rows(effects, measured.declared, clip, measured.error)
-        rows.append(steps_row(effects, measured.declared, clip, measured.error, _is_still(rows)))
+        exact = dead is not None and not any(row.status == "fault" for row in clipped)
+        rows += participation_rows(effects, measured.declared, clip, PARTICIPATION_SHARES * measured.error)
+        rows.append(
+            steps_row(
+                effects, measured.declared, clip, measured.error, _is_still(rows), measured.floor if exact else None
+            )
+        )
     return rows, _notes(found.pairs)
 
 

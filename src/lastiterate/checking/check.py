@@ -16,7 +16,7 @@ from lastiterate.checking.measured import Measured
 from lastiterate.checking.parameters import Foreign
 from lastiterate.checking.result import CheckResult
 from lastiterate.checking.seeds import different_row, equal_row, initial_row
-from lastiterate.checking.trials import LEAST_MODELS, MOST_MODELS, Trainer, Trainings, plan
+from lastiterate.checking.trials import LEAST_MODELS, MOST_MODELS, ROWS, Trainer, Trainings, plan
 from lastiterate.run import DPSGD, require_run
 from lastiterate.values import function, integer, number, one_of
 
@@ -102,7 +102,7 @@ def _checked(
         starts = initial_values(initial, trainings, planned.plain)
         seeds.append(initial_row(starts))
         plain = plain - declared.memory * starts
-    measured = Measured(declared, trainings, plain, planned, error / (len(trainings.first.names) + 14), batch_size)
+    measured = Measured(declared, trainings, plain, planned, error / (len(trainings.first.names) + ROWS), batch_size)
     rows, notes = (gradient_rows if with_gradients else example_rows)(measured)
     if trainings.complaint:
         rows.append(trainings.complaint)

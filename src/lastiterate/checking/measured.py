@@ -17,6 +17,8 @@ from lastiterate.checking.noise import (
     Allowance,
     Excess,
     Spread,
+    dead_row,
+    hidden_by_sampling,
     noise_row,
     repeated_row,
     spread_between,
@@ -27,6 +29,8 @@ from lastiterate.checking.noise_everywhere import CLOSEST, WITHOUT, closest_row,
 from lastiterate.checking.parameters import Parameters
 from lastiterate.checking.row import Row, not_checked
 from lastiterate.checking.trials import Plan, Trainings
+
+_SOME = 8  # parameters that a tensor must have to be compared with others
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,6 +102,18 @@ class Measured:
         rows += [unmoved_row(names[tensor], unmoved) for tensor in self.unmoved]
         return [*rows, repeated_row(self.plain, like, self.moved, self.error)]
 
+    def unless_hidden(self, row: Row) -> Row:
+        """The noise of all parameters, unless batches may hide it."""
+        size = sum(len(self._within(tensor)) for tensor in self.moved)
+        return hidden_by_sampling(row, size, self.declared, self.batch_size)
+
+    def dead_row(self, dead: IntArray, exact: bool) -> Row:
+        """The noise where no gradient is: neither sampling nor curvature changes it, if effects are ``exact``."""
+        spread = spread_between(self.plain, self.declared)
+        return dead_row(
+            spread.of(dead), self.declared, self.error, self._excess(spread).alike, 1.0 if exact else UNKNOWN
+        )
+
     def everywhere_rows(self, effects: Sequence[Effect], clip: float, has_fault: bool) -> list[Row]:
         """Whether noise is missing between models or in parameters; ``has_fault``: whether it is on the whole."""
         if has_fault:
@@ -121,12 +137,24 @@ class Measured:
         alike = len(ends) > 1 and max(low for low, _ in ends) <= min(high for _, high in ends)
         return Excess(alike, len(ends) == 1)
 
+    def _unknown(self, where: slice | None) -> float:
+        """The least noise of a correct training where no canary shows what curvature takes.
+
+        Curvature that is the same everywhere leaves as little as the last step's noise. It is that of small models of
+        one tensor, such as linear regression; tensors of a network do not all have the same.
+        """
+        if self.declared.run.steps == 1:
+            return 1.0
+        slices = [self.like.slices[tensor] for tensor in self.moved]
+        if sum(each.stop - each.start >= _SOME for each in slices) < 2:
+            return min(UNKNOWN_OF_A_TENSOR, 0.5 * self.declared.last)
+        return UNKNOWN if where is None else UNKNOWN_OF_A_TENSOR
+
     def _allowance(self, effects: Sequence[Effect], clip: float, where: slice | None = None) -> Allowance:
         """What canaries say that curvature takes, of all or of a tensor."""
         seen = [effect for effect in effects if effect.took_part and effect.along > 0.0]
         if not seen:
-            unknown = UNKNOWN if where is None else UNKNOWN_OF_A_TENSOR
-            return Allowance(1.0, unknown if self.declared.run.steps > 1 else 1.0, seen=False)
+            return Allowance(1.0, self._unknown(where), seen=False)
         least, expected = least_noise(seen, self.declared, clip, self.error)
         if where is not None and self.declared.run.steps > 1:
             shares = [in_tensor(effect, where) / effect.along for effect in seen]

@@ -7,7 +7,7 @@ added it: a step adds at most the clipping norm squared for each example of a ba
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy.stats import chi2, norm
@@ -17,11 +17,12 @@ from lastiterate.checking.declared import Declared
 from lastiterate.checking.parameters import Parameters
 from lastiterate.checking.row import Row, Status, not_checked
 
-NAME, QUIET = "noise", "noise in quiet parameters"
+NAME, QUIET, DEAD = "noise", "noise in quiet parameters", "noise in parameters without gradients"
 ROUNDING = 0.01  # a ratio of variances so close to the limit is not told from it
 MOST_BATCH = 1e5  # examples in a batch, where nobody says how many there are
 LARGE_BATCH = 200.0  # examples that would have to be in a batch to add what repeated noise does
 _LEAST_REPEATED = 3.0  # the factor of repeated noise that is told from sampling
+_FEW_EXAMPLES = 50.0  # of a batch, where nobody says how many there are: most have as many
 _QUARTER, _LOUD = 0.25, 0.9
 _SHARP = 1.6  # width of an interval that tells one factor from another
 _MORE = 1.1  # more than so many times the declared variance, where nothing adds to it, is too much
@@ -153,6 +154,40 @@ def _judge(
 _UNSEEN = "noise that is too small, or curvature of the loss, which no canary showed"
 
 
+def dead_row(spread: Spread, declared: Declared, error: float, alike: bool, least: float) -> Row:
+    """The noise of parameters that no gradient moves: less of it has no other cause, more may be initial values.
+
+    Those differ from tensor to tensor; ``alike``: noise does not.
+    """
+    measured, low, high = spread.interval(error)
+    status: Status = "ok"
+    advice = ""
+    if high < least * (1.0 - ROUNDING):
+        status, advice = "fault", _too_little(measured, declared)
+    elif low > _MORE:
+        status = "fault" if alike else "cannot tell"
+        advice = (
+            f"too much, where no gradient moves anything: {_off(measured, declared)}; if initial values follow the "
+            "seed, give initial"
+        )
+    return Row(DEAD, None, measured, 1.0, low, high, status, advice)
+
+
+def hidden_by_sampling(row: Row, size: int, declared: Declared, batch_size: float | None) -> Row:
+    """The row; it cannot tell, if batches alone could make models of so few parameters differ as much."""
+    if row.status != "ok" or row.measured is None or declared.is_certain:
+        return row
+    examples = row.measured * size * declared.variance / (declared.squares * declared.run.clip_norm**2)
+    examples /= 1.0 - float(declared.rates.mean())
+    if examples > (_FEW_EXAMPLES if batch_size is None else batch_size):
+        return row
+    why = (
+        f"batches of {examples:.2g} examples alone could make these {size} parameters differ as much, with no noise at "
+        "all: check with a larger noise multiplier, with smaller batches (and batch_size), or with more parameters"
+    )
+    return replace(row, status="cannot tell", advice=why)
+
+
 def _is_repeated(spread: Spread, low: float, high: float, quiet: float, declared: Declared) -> bool:
     """Whether all parameters alike have the variance of one noise that is added again and again."""
     factor = declared.repeated
@@ -182,7 +217,10 @@ def _too_little(measured: float, declared: Declared) -> str:
 
 
 def _too_much(measured: float, declared: Declared) -> str:
-    return f"too much, more than sampling explains: {_off(measured, declared)}"
+    return (
+        f"too much, more than sampling explains: {_off(measured, declared)}; if initial values follow the seed, give "
+        "initial"
+    )
 
 
 def without_sampling(row: Row, models: FloatArray, shape: tuple[int, ...], declared: Declared, error: float) -> Row:

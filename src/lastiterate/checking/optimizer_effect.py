@@ -19,11 +19,18 @@ from lastiterate.checking.row import Row, Status, cannot_tell, not_checked
 NAME = "size of steps"
 _NO_CURVATURE = 1.3  # ratios above this are no matter of curvature
 _COMMON = 0.003  # ratios so close to each other, relatively, have one cause
+_PULLED = 0.7  # the least of an effect that a loss leaves which pulls all parameters alike
+_EXACT = 2e-4  # relative distance from a sum of weights that rounding does not explain
 _HARMLESS = 0.9  # curvature of such a size needs no word
 
 
-def steps_row(effects: Sequence[Effect], declared: Declared, clip: float, error: float, still: bool) -> Row:
-    """The effect of a canary over the nearest sum of weights; ``still``: the noise shows that nothing contracts."""
+def steps_row(
+    effects: Sequence[Effect], declared: Declared, clip: float, error: float, still: bool, floor: float | None = None
+) -> Row:
+    """The effect of a canary over the nearest sum of weights; ``still``: the noise shows that nothing contracts.
+
+    ``floor`` is what rounding does to effects that are exact but for it, of parameters that no gradient moves.
+    """
     if not all(effect.shared for effect in effects):
         return _unshared_row(effects, declared, error)
     seen = [effect for effect in effects if effect.took_part]
@@ -31,6 +38,9 @@ def steps_row(effects: Sequence[Effect], declared: Declared, clip: float, error:
         return cannot_tell(NAME, 1.0, "the canary was in no batch: more models, or more steps")
     if declared.sums is None:
         return not_checked(NAME, "too many sums of weights are possible: see participation, or check fewer steps")
+    exactly = None if floor is None else _exact_row(seen, declared, clip, floor)
+    if exactly is not None and exactly.status == "fault":
+        return exactly
     fits = [fit(effect, declared, clip) for effect in seen]
     freely = [fit_freely(effect, declared, clip) for effect in seen]
     if all(each.is_close for each in freely):  # whole steps, though perhaps not those declared: see participation
@@ -40,7 +50,40 @@ def steps_row(effects: Sequence[Effect], declared: Declared, clip: float, error:
         ratios = near
     low, high = float(ratios.min()), float(ratios.max())
     status, advice = _judge(fits, ratios, declared, error, still)
+    if exactly is not None and status != "fault":
+        return exactly
     return Row(NAME, None, float(ratios.mean()), 1.0, low, high, status, advice)
+
+
+def are_exact(effects: Sequence[Effect], declared: Declared, clip: float, floor: float) -> bool:
+    """Whether effects are sums of weights so closely that nothing pulled them back; not known where sums are dense."""
+    seen = [effect for effect in effects if effect.took_part]
+    if declared.free_sums is None or not seen:
+        return False
+    near = [abs(fit_freely(effect, declared, clip).near - 1.0) for effect in seen]
+    least = [max(_EXACT if declared.is_plain else 1e-6, 10.0 * floor / abs(effect.along)) for effect in seen]
+    sparse = declared.is_plain or len(declared.free_sums) * max(least) < 0.01
+    return sparse and all(one <= most for one, most in zip(near, least, strict=True))
+
+
+def _exact_row(seen: Sequence[Effect], declared: Declared, clip: float, floor: float) -> Row | None:
+    """A fault, if effects in parameters without gradients are far from sums of weights of any steps; or None.
+
+    Not far below a sum may be decay, or a loss that pulls all parameters alike, as that of a mean.
+    """
+    sums = declared.free_sums
+    if sums is None or are_exact(seen, declared, clip, floor):
+        return None
+    alongs = np.array([effect.along / clip for effect in seen])
+    above = [float(np.min(sums[sums >= along * (1.0 - _EXACT)], initial=np.inf)) for along in alongs]
+    kept = alongs / np.array(above)
+    low, high = float(kept.min()), float(kept.max())
+    status: Status = "fault" if low < _PULLED else "cannot tell"
+    why = (
+        "in parameters that no gradient moves, the effect of a canary is no sum of weights of declared steps: look at "
+        "the learning rate and its schedule, at momentum, weight decay and averaging, and at what sums are divided by"
+    )
+    return Row(NAME, None, float(kept.mean()), 1.0, low, high, status, why)
 
 
 def _judge(

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
-from scipy.stats import beta, binom
+from scipy.stats import beta, binom, norm
 
 from lastiterate.arrays import FloatArray
 from lastiterate.checking.contraction import Fit, fit, fit_freely
 from lastiterate.checking.declared import Declared
 from lastiterate.checking.effects import Effect
 from lastiterate.checking.row import Row, Status, cannot_tell, not_checked
+from lastiterate.checking.trials import models_for
 from lastiterate.checking.weighted_spread import weighted_spread_row
 
 RATE, SPREAD = "participation", "participation over seeds"
@@ -45,7 +46,11 @@ def participation_rows(effects: Sequence[Effect], declared: Declared, clip: floa
         return [not_checked(RATE, why), not_checked(SPREAD, why)]
     if declared.is_certain or declared.run.sampling == "shuffled":
         return [_fixed_row(effects, counts, declared, clip), not_checked(SPREAD, "batches do not differ so")]
-    return [_rate_row(counts, declared, rate, error), _spread_row(counts, declared, error)]
+    whole = all(fit_freely(effect, declared, clip).is_close for effect in effects if effect.took_part)
+    row = _rate_row(counts, declared, rate, error / 2.0)
+    if row.status == "fault" and row.high is not None and row.high < rate and not whole:
+        row = replace(row, status="cannot tell", advice=_LOST)
+    return [_in_pairs(row, counts, declared, error / 2.0), _spread_row(counts, declared, error)]
 
 
 def _counted(effects: Sequence[Effect], declared: Declared, clip: float) -> Counts | None:
@@ -67,8 +72,9 @@ def _rate_row(counts: Counts, declared: Declared, rate: float, error: float) -> 
     """The rate by its exact interval; if rates differ by step counts are less spread than that (Hoeffding 1956)."""
     trials = declared.run.steps * len(counts.least)
     least, most = sum(counts.least), sum(counts.most)
-    low = float(beta.ppf(error / 2.0, least, trials - least + 1)) if least else 0.0
-    high = float(beta.isf(error / 2.0, most + 1, trials - most)) if most < trials else 1.0
+    # Too many batches are a leak, too few are not: they have most of the error.
+    low = float(beta.ppf(0.8 * error, least, trials - least + 1)) if least else 0.0
+    high = float(beta.isf(0.2 * error, most + 1, trials - most)) if most < trials else 1.0
     status: Status = "ok"
     if not low <= rate <= high:
         status = "fault"
@@ -76,13 +82,44 @@ def _rate_row(counts: Counts, declared: Declared, rate: float, error: float) -> 
         status = "cannot tell"
     much = least / trials > rate
     advice = {
-        "ok": "",
+        "ok": _unexcluded(declared.run.steps, rate, high, error),
         "fault": "the canary is in "
         + ("too many batches, or twice in one" if much else "too few batches")
         + ": look at the sample rate, and at how batches are drawn",
         "cannot tell": "too few batches to tell: more models, or more steps",
     }[status]
     return Row(RATE, None, least / trials, rate, low, high, status, advice)
+
+
+def _unexcluded(steps: int, rate: float, high: float, error: float) -> str:
+    """What else would be ok as well, and how many models would tell it."""
+    if high < 2.0 * rate or rate > 0.5:
+        return ""
+    deviations = float(norm.isf(0.8 * error)) * np.sqrt(rate * (1.0 - rate)) + np.sqrt(2.0 * rate * (1.0 - rate))
+    seeds = int(np.ceil((deviations / rate) ** 2 / steps)) + 1
+    return f"twice the rate is not excluded: that takes about {models_for(seeds)} models, or more steps"
+
+
+def _in_pairs(row: Row, counts: Counts, declared: Declared, error: float) -> Row:
+    """The row, or a fault, if every count is even: what counts one is then counted twice.
+
+    Given that a seed's count is not zero, it is even with a probability that follows from the binomial law.
+    """
+    some = [count for count in counts.least if count]
+    rate, steps = float(declared.rates.mean()), declared.run.steps
+    if row.status == "fault" or counts.least != counts.most or np.ptp(declared.rates) or any(n % 2 for n in some):
+        return row
+    if declared.run.sampling != "poisson" or not some or not 0.0 < rate < 1.0:
+        return row
+    none = (1.0 - rate) ** steps
+    even = ((1.0 + (1.0 - 2.0 * rate) ** steps) / 2.0 - none) / (1.0 - none)
+    if even ** len(some) > error:
+        return row
+    why = (
+        "the effect of the canary is always that of an even number of steps: look whether it is twice in a batch, and "
+        "whether the learning rate is twice the declared one"
+    )
+    return Row(RATE, None, row.measured, rate, row.low, row.high, "fault", why)
 
 
 def _spread_row(counts: Counts, declared: Declared, error: float) -> Row:

@@ -95,7 +95,7 @@ class CheckResult:
         cells = [header, *(_cells(row) for row in self.rows)]
         widths = [max(len(line[i]) for line in cells) for i in range(len(header))]
         lines = ["  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)) for line in cells]
-        told = [f"{row.name}: {row.advice}." for row in self.rows if row.advice and row.status in _ORDER[:2]]
+        told = [f"{row.name}: {row.advice}." for row in self.rows if row.advice and row.status != "not checked"]
         parts = [describe(self.run), "", *lines, "", *told, *self.notes, self.sentence, self.error_sentence]
         return "\n".join(line.rstrip() for line in parts)
 

@@ -21,6 +21,8 @@ from lastiterate.trainer_failure import TrainerFailed, guarded
 
 LEAST_MODELS, MOST_MODELS = 8, 1000
 OTHER_SHAPES = 4  # canaries beside the first one: two small ones, one coordinate, one tensor
+PARTICIPATION_SHARES = 8  # of the error: counts need more of it than other measurements
+ROWS = 30  # shares of the error, beside one for each tensor: both rows of participation have theirs
 
 RECORD = "the trainer's own record"
 
@@ -41,6 +43,11 @@ def plan(models: int, *, with_shapes: bool) -> Plan:
     left = models - 1 - (OTHER_SHAPES if with_shapes else 0)
     pairs = max(1, left // 2)
     return Plan(models, left - pairs, pairs)
+
+
+def models_for(pairs: int) -> int:
+    """How many models it takes to put a canary to so many seeds."""
+    return 2 * pairs + 1 + OTHER_SHAPES
 
 
 def seed_of(seed: int, number: int) -> int:
