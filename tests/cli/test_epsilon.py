@@ -157,3 +157,11 @@ def test_json_is_one_object_without_decoration(cli):
     result = cli(f"{RUN} --json")
     assert result.stdout.startswith("{")
     assert isinstance(json.loads(result.stdout), dict)
+
+
+def test_the_sentence_stands_in_the_place_of_the_table_and_is_a_key_of_json(cli):
+    words = li.sentence(li.DPSGD(1000, 0.01, 1.0, group_size=2), 1e-5)
+    assert " ".join(cli(f"{RUN} --group-size 2 --sentence").stdout.split()) == words
+    answer = cli.json(f"{RUN} --group-size 2 --sentence")
+    assert answer.pop("sentence") == words
+    assert answer == cli.json(f"{RUN} --group-size 2")

@@ -63,6 +63,7 @@ Analysis = Annotated[
         "The analysis that is to reach it (default: the guarantee, and beside it the heuristic).",
     ),
 ]
+Sentence = Annotated[bool, flag("--sentence", "Print the sentence in which this may be quoted, instead of a table.")]
 Json = Annotated[bool, flag("--json", "Print one JSON object instead of a table.")]
 Plot = Annotated[
     Path | None, option("--plot", None, "FILE", "Also draw a picture: FILE.png, .svg, .pdf or (interactive) .html.")
