@@ -16,7 +16,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "lastiterate"
 
 # What everything else stands on: what a run is, checks, arrays, rows, files, bars.
 FOUNDATIONS = {"arrays", "extras", "fields", "machine", "optimizer", "progress_bar", "rows", "run", "trainer_failure"}
-FOUNDATIONS |= {"breakdown", "scratch", "training_diverged", "training_progress", "values", "whole_file"}
+FOUNDATIONS |= {"breakdown", "schedules", "scratch", "training_diverged", "training_progress", "values", "whole_file"}
 WORDS = {"answers", "reporting", "tables", "vocabulary", "wording"}
 PRIVACY = {"privacy.curve", "privacy.mixtures", "privacy.losses", "privacy.analyses"}
 TRAINING = {"batch_order", "data", "training"}
@@ -37,6 +37,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "whole_file": {"scratch"},
     "values": {"arrays"},
     "optimizer": {"arrays", "values"},
+    "schedules": {"arrays", "optimizer", "values"},
     "run": {"arrays", "optimizer", "values", "integrations.opacus_run"},  # `DPSGD.from_opacus`
     # From a run to a privacy curve. Privacy knows nothing of audits, and each of its rooms only of those before it.
     "privacy": set(),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from inspect import Parameter, signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, get_args
 
@@ -11,6 +12,7 @@ import typer
 from lastiterate.cli import values
 from lastiterate.cli.errors import OptionError
 from lastiterate.run import DPSGD, Neighbours, Sampling
+from lastiterate.schedules import SCHEDULES
 from lastiterate.vocabulary import ANALYSES
 
 if TYPE_CHECKING:
@@ -80,6 +82,20 @@ class MethodOptions:
     learning_rate: Annotated[
         PerStepOption | None, option("--learning-rate", values.per_step, "NUMBER", "One number, or one per step.")
     ] = None
+    schedule: Annotated[
+        str | None, choice("--schedule", tuple(SCHEDULES), "How the learning rate changes (default: not at all).")
+    ] = None
+    final_rate: Annotated[
+        float | None, number_option("--final-rate", "Where linear and cosine schedules end (default: 0).")
+    ] = None
+    warmup_steps: Annotated[int | None, integer_option("--warmup-steps", "How long warmup-cosine rises.")] = None
+    first_rate: Annotated[float | None, number_option("--first-rate", "Where warmup-cosine begins (default: 0).")] = (
+        None
+    )
+    drop_every: Annotated[int | None, integer_option("--drop-every", "Steps between drops of schedule step.")] = None
+    drop_factor: Annotated[
+        float | None, number_option("--drop-factor", "What schedule step multiplies by (default: 0.1).")
+    ] = None
     momentum: Annotated[float | None, number_option("--momentum", "Heavy-ball factor, in [0, 1).")] = None
     dampening: Annotated[float | None, number_option("--dampening", "Dampening of the momentum, as in PyTorch.")] = None
     nesterov: Annotated[bool, flag("--nesterov", "Nesterov's momentum.")] = False
@@ -112,6 +128,29 @@ class MethodOptions:
         names = ("sampling", "weights", "releases", "group_size", "neighbours")
         return {"optimizer": self._sgd(), **{name: getattr(self, name) for name in names}}
 
+    def scheduled(self, run: DPSGD) -> DPSGD:
+        """The run with the named schedule, which needs to know how many steps there are."""
+        parameters = self._schedule_parameters()
+        if self.schedule is None or run.optimizer is None:
+            return run
+        rates = SCHEDULES[self.schedule](self.learning_rate, run.steps, **parameters)
+        return run.replace(optimizer=replace(run.optimizer, learning_rate=rates))
+
+    def _schedule_parameters(self) -> dict[str, float]:
+        """The options of the schedule, or a complaint about one that another schedule has, or that is missing."""
+        names = ("final_rate", "warmup_steps", "first_rate", "drop_every", "drop_factor")
+        given = {name: value for name in names if (value := getattr(self, name)) is not None}
+        taken = dict(signature(SCHEDULES[self.schedule]).parameters) if self.schedule else {}
+        for name in given:
+            if name not in taken:
+                owners = [each for each, make in SCHEDULES.items() if name in signature(make).parameters]
+                got = f"--schedule {self.schedule}" if self.schedule else "none"
+                raise OptionError(f"{_spelled(name)} belongs to --schedule {' or '.join(owners)}, got {got}")
+        for name in set(names) & set(taken) - set(given):
+            if taken[name].default is Parameter.empty:
+                raise OptionError(f"{_spelled(name)} must be given with --schedule {self.schedule}")
+        return given
+
     def _sgd(self) -> SGD | None:
         from lastiterate.optimizer import SGD, require_linear
 
@@ -119,6 +158,9 @@ class MethodOptions:
             require_linear(self.optimizer)
         if self.weight_decay and self.learning_rate is None:
             raise OptionError("--weight-decay needs --learning-rate: their product says how fast a step is forgotten")
+        if self.schedule and not isinstance(self.learning_rate, float):
+            got = "none" if self.learning_rate is None else f"{len(self.learning_rate)} numbers"
+            raise OptionError(f"--learning-rate must be one number with --schedule, its largest, got {got}")
         names = ("learning_rate", "momentum", "dampening", "nesterov", "weight_decay", "decoupled", "averaging")
         given = {name: value for name in names if (value := getattr(self, name)) is not None and value is not False}
         return SGD(**given) if given or self.optimizer else None
@@ -153,18 +195,23 @@ class SizeOptions:
             raise OptionError(f"{_EITHER}, not by both: got {' and '.join(_given(by_rate) + _given(by_batch))}")
         if _given(by_batch):
             _require(by_batch)
-            return DPSGD.from_batches(**by_batch, noise_multiplier=noise_multiplier, **method.fields())
+            fields = method.fields()
+            return method.scheduled(DPSGD.from_batches(**by_batch, noise_multiplier=noise_multiplier, **fields))
         if method.sampling == "full" and self.steps is not None and self.sample_rate is None:
             by_rate["sample_rate"] = 1.0
         _require(by_rate)
-        return DPSGD(**by_rate, noise_multiplier=noise_multiplier, **method.fields())
+        return method.scheduled(DPSGD(**by_rate, noise_multiplier=noise_multiplier, **method.fields()))
 
 
 _EITHER = "describe the run either by --steps and --sample-rate or by --dataset-size, --batch-size and --epochs"
 
 
 def _given(fields: Mapping[str, object]) -> list[str]:
-    return [f"--{name.replace('_', '-')}" for name, value in fields.items() if value is not None]
+    return [_spelled(name) for name, value in fields.items() if value is not None]
+
+
+def _spelled(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 def _require(fields: Mapping[str, object]) -> None:
