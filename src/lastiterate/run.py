@@ -171,7 +171,10 @@ class DPSGD:
             loader: the loader that ``make_private`` returned, from which it is read how batches are drawn. Samplers
                 that neither draw by Poisson sampling nor shuffle all of the data are refused. A shuffling one must have
                 been read to its end in every epoch.
-            scheduler: must be None. A schedule is told by a ``lastiterate.SGD`` with one learning rate a step.
+            scheduler: the one of ``torch.optim.lr_scheduler`` that changed the optimizer's learning rate, stepped once
+                after each update or once after each epoch: which, is read off how often. A copy of it is run again for
+                the rate of each step. Those that look at losses or cycle the momentum are refused, and told by a
+                ``lastiterate.SGD`` with one learning rate a step. Opacus' schedulers of noise need not be passed.
             sampling: how batches are drawn, if there is no loader to tell.
         """
         from lastiterate.integrations.opacus_run import run_from_opacus

@@ -361,16 +361,6 @@ def test_parameter_groups_must_be_alike(digits, trained_engine):
             DPSGD.from_opacus(trained_engine, optimizer, sampling="poisson")
 
 
-def test_a_learning_rate_schedule_must_be_told(digits, trained_engine):
-    import torch
-
-    optimizer = make_private(trained_engine, digits, *model_and_optimizer(), noise_multiplier=1.0)[1]
-    scheduler = torch.optim.lr_scheduler.ConstantLR(optimizer)
-    for options in ({"optimizer": optimizer}, {"scheduler": scheduler}):
-        with pytest.raises(ValueError, match=r"pass optimizer=lastiterate.SGD\(learning_rate=\[...\]\)"):
-            DPSGD.from_opacus(trained_engine, sampling="poisson", **options)
-
-
 def test_an_engine_that_saw_no_training_is_refused(opacus):
     with pytest.raises(ValueError, match="train first"):
         DPSGD.from_opacus(engine_of(opacus))
