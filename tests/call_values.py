@@ -119,6 +119,7 @@ GOOD: dict[str, list[Make]] = {
     "confidence": _values(0.95),
     "dataset_size": _values(100),
     "batch_size": _values(10),
+    "last_batch": _values(None, "keep", "drop"),
     "epochs": _values(1.0),
     "scores_in": _values([3.0, 2.5, 4.0, 2.0]),
     "scores_out": _values([0.0, 0.5, 1.0, -1.0]),

@@ -11,7 +11,7 @@ import typer
 
 from lastiterate.cli import values
 from lastiterate.cli.errors import OptionError
-from lastiterate.run import DPSGD, Neighbours, Sampling
+from lastiterate.run import DPSGD, LastBatch, Neighbours, Sampling, batches_of_epoch
 from lastiterate.schedules import SCHEDULES
 from lastiterate.vocabulary import ANALYSES
 
@@ -53,6 +53,12 @@ NoiseMultiplier = Annotated[
     PerStepOption,
     option(
         "--noise-multiplier", values.per_step, "NUMBER", "Noise sigma over the clipping norm; or one per step: 1,2,3."
+    ),
+]
+LastBatchOption = Annotated[
+    LastBatch | None,
+    choice(
+        "--last-batch", get_args(LastBatch), "What the loader does with a smaller last batch (default: as if none)."
     ),
 ]
 Delta = Annotated[float, number_option("--delta", "Delta of (epsilon, delta)-DP, in (0, 1).")]
@@ -179,23 +185,26 @@ class SizeOptions:
     ] = None
     dataset_size: Annotated[int | None, integer_option("--dataset-size", "Number of examples.")] = None
     batch_size: Annotated[int | None, integer_option("--batch-size", "(Expected) size of a batch.")] = None
-    epochs: Annotated[float | None, number_option("--epochs", "Passes over the data.")] = None
+    epochs: Annotated[float | None, number_option("--epochs", "Passes over the data; or say --steps.")] = None
+    last_batch: LastBatchOption = None
 
     def run(self, noise_multiplier: PerStepOption, method: MethodOptions) -> DPSGD:
         """The run that the options describe."""
-        from lastiterate.run import DPSGD
-
+        sizes: dict[str, Any] = {"dataset_size": self.dataset_size, "batch_size": self.batch_size}
+        if _given(sizes) and self.steps is not None and self.sample_rate is None and self.epochs is None:
+            _require(sizes)
+            share = batches_of_epoch(**sizes, last_batch=self.last_batch)[1]
+            return method.scheduled(DPSGD(self.steps, share, noise_multiplier, **method.fields()))
         by_rate: dict[str, Any] = {"steps": self.steps, "sample_rate": self.sample_rate}
-        by_batch: dict[str, Any] = {
-            "dataset_size": self.dataset_size,
-            "batch_size": self.batch_size,
-            "epochs": self.epochs,
-        }
+        by_batch: dict[str, Any] = {**sizes, "epochs": self.epochs}
+        if self.last_batch is not None and not _given(by_batch):
+            raise OptionError("--last-batch must be given with --dataset-size and --batch-size, got neither")
         if _given(by_rate) and _given(by_batch):
             raise OptionError(f"{_EITHER}, not by both: got {' and '.join(_given(by_rate) + _given(by_batch))}")
         if _given(by_batch):
             _require(by_batch)
             fields = method.fields()
+            by_batch["last_batch"] = self.last_batch
             return method.scheduled(DPSGD.from_batches(**by_batch, noise_multiplier=noise_multiplier, **fields))
         if method.sampling == "full" and self.steps is not None and self.sample_rate is None:
             by_rate["sample_rate"] = 1.0
@@ -203,7 +212,9 @@ class SizeOptions:
         return method.scheduled(DPSGD(**by_rate, noise_multiplier=noise_multiplier, **method.fields()))
 
 
-_EITHER = "describe the run either by --steps and --sample-rate or by --dataset-size, --batch-size and --epochs"
+_EITHER = (
+    "describe the run either by --steps and --sample-rate or by --dataset-size, --batch-size and --epochs (or --steps)"
+)
 
 
 def _given(fields: Mapping[str, object]) -> list[str]:

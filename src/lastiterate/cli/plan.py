@@ -10,6 +10,7 @@ from lastiterate.cli.options import (
     Delta,
     Epsilon,
     Json,
+    LastBatchOption,
     MethodOptions,
     Plot,
     integer_option,
@@ -36,6 +37,7 @@ def plan(
     delta: Delta,
     method: MethodOptions,
     analysis: Analysis = None,
+    last_batch: LastBatchOption = None,
     plot: Plot = None,
     json: Json = False,
 ) -> None:
@@ -61,7 +63,7 @@ def plan(
         from lastiterate.plot.file import check_target
 
         check_target(plot)
-    fields = method.fields()
+    fields = method.fields() | {"last_batch": last_batch}
     runs = {
         size: method.scheduled(DPSGD.from_batches(dataset_size, size, epochs, 1.0, **fields)) for size in batch_sizes
     }
