@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from inspect import Parameter, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, get_args
+from typing import TYPE_CHECKING, Annotated, TypeAlias, get_args
 
 import typer
 
@@ -18,6 +18,7 @@ from lastiterate.vocabulary import ANALYSES
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from lastiterate.fields import Fields
     from lastiterate.optimizer import SGD
 
 
@@ -129,7 +130,7 @@ class MethodOptions:
         choice("--neighbours", get_args(Neighbours), "Whether one example is there, or which (default: add-remove)."),
     ] = "add-remove"
 
-    def fields(self) -> dict[str, Any]:
+    def fields(self) -> Fields:
         """The fields of a DPSGD that these options give."""
         names = ("sampling", "weights", "releases", "group_size", "neighbours")
         return {"optimizer": self._sgd(), **{name: getattr(self, name) for name in names}}
@@ -190,13 +191,13 @@ class SizeOptions:
 
     def run(self, noise_multiplier: PerStepOption, method: MethodOptions) -> DPSGD:
         """The run that the options describe."""
-        sizes: dict[str, Any] = {"dataset_size": self.dataset_size, "batch_size": self.batch_size}
+        sizes: Fields = {"dataset_size": self.dataset_size, "batch_size": self.batch_size}
         if _given(sizes) and self.steps is not None and self.sample_rate is None and self.epochs is None:
             _require(sizes)
             share = batches_of_epoch(**sizes, last_batch=self.last_batch)[1]
             return method.scheduled(DPSGD(self.steps, share, noise_multiplier, **method.fields()))
-        by_rate: dict[str, Any] = {"steps": self.steps, "sample_rate": self.sample_rate}
-        by_batch: dict[str, Any] = {**sizes, "epochs": self.epochs}
+        by_rate: Fields = {"steps": self.steps, "sample_rate": self.sample_rate}
+        by_batch: Fields = {**sizes, "epochs": self.epochs}
         if self.last_batch is not None and not _given(by_batch):
             raise OptionError("--last-batch must be given with --dataset-size and --batch-size, got neither")
         if _given(by_rate) and _given(by_batch):

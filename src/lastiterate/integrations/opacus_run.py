@@ -7,17 +7,14 @@ here guesses: Poisson sampling hides an example far better than batches of shuff
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
 
 import numpy as np
 
-from lastiterate.integrations.opacus import extra, history_from_opacus
+from lastiterate.integrations.opacus import Foreign, extra, history_from_opacus
 from lastiterate.integrations.torch_schedule import INSTEAD, scheduled_rates, unwrapped
 from lastiterate.optimizer import SGD, require_linear
 from lastiterate.run import DPSGD, Sampling
 from lastiterate.values import PerStep
-
-Foreign: TypeAlias = Any  # an object of Opacus or PyTorch, which need not be installed
 
 _HYPERPARAMETERS = ("lr", "momentum", "dampening", "nesterov", "weight_decay")
 _SAME = 1e-9  # relative; sample rates are quotients of whole numbers

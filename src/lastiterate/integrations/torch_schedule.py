@@ -7,14 +7,11 @@ each epoch, and is asked for otherwise.
 from __future__ import annotations
 
 import warnings
-from typing import Any, TypeAlias
 
 import numpy as np
 
 from lastiterate.arrays import FloatArray, IntArray
-from lastiterate.integrations.opacus import extra
-
-Foreign: TypeAlias = Any  # an object of PyTorch, which need not be installed
+from lastiterate.integrations.opacus import Foreign, extra
 
 INSTEAD = "pass optimizer=lastiterate.SGD(learning_rate=[...]) with one rate a step instead"
 _SAME = 1e-9  # of the largest rate: the copy does the same sums
