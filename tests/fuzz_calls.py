@@ -45,6 +45,7 @@ PUBLIC = [
     "lastiterate.integrations.dp_accounting",
     "lastiterate.integrations.opacus",
     "lastiterate.lm",
+    "lastiterate.schedules",
     "lastiterate.training",
     "lastiterate.training.models",
     "lastiterate.training.problems",

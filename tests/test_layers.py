@@ -16,8 +16,8 @@ SOURCE = Path(__file__).parents[1] / "src" / "lastiterate"
 
 # What everything else stands on: what a run is, checks, arrays, rows, files, bars.
 FOUNDATIONS = {"arrays", "extras", "fields", "machine", "optimizer", "progress_bar", "rows", "run", "trainer_failure"}
-FOUNDATIONS |= {"breakdown", "scratch", "training_diverged", "training_progress", "values", "whole_file"}
-WORDS = {"answers", "tables", "vocabulary", "wording"}
+FOUNDATIONS |= {"breakdown", "schedules", "scratch", "training_diverged", "training_progress", "values", "whole_file"}
+WORDS = {"answers", "reporting", "tables", "vocabulary", "wording"}
 PRIVACY = {"privacy.curve", "privacy.mixtures", "privacy.losses", "privacy.analyses"}
 TRAINING = {"batch_order", "data", "training"}
 
@@ -37,6 +37,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "whole_file": {"scratch"},
     "values": {"arrays"},
     "optimizer": {"arrays", "values"},
+    "schedules": {"arrays", "optimizer", "values"},
     "run": {"arrays", "optimizer", "values", "integrations.opacus_run"},  # `DPSGD.from_opacus`
     # From a run to a privacy curve. Privacy knows nothing of audits, and each of its rooms only of those before it.
     "privacy": set(),
@@ -51,6 +52,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "wording": FOUNDATIONS | {"vocabulary"},
     "tables": {"wording"},
     "answers": FOUNDATIONS | PRIVACY | {"lastiterate", "vocabulary", "wording"},
+    "reporting": FOUNDATIONS | {"answers", "wording"},
     # Trainings, and attacks on them, which know nothing of engines, stores or estimates.
     "batch_order": FOUNDATIONS | {"privacy.mixtures"},
     "data": FOUNDATIONS,
@@ -97,7 +99,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     | {"lastiterate", "attacks", "auditing", "checking", "counterexamples"}
     | {"lm", "plot", "reproduce"},
     "__main__": {"cli"},
-    "__init__": FOUNDATIONS | PRIVACY | {"auditing", "checking", "integrations"},
+    "__init__": FOUNDATIONS | PRIVACY | {"auditing", "checking", "integrations", "reporting"},
 }
 
 

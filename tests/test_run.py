@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lastiterate import DPSGD, SGD, last_iterate, max_over_steps
+from lastiterate import DPSGD, SGD, composition, last_iterate, max_over_steps, no_amplification
 
 GOOD = {"steps": 3, "sample_rate": 0.1, "noise_multiplier": 1.0}
 
@@ -150,6 +150,32 @@ def test_from_batches_of_the_design():
     run = DPSGD.from_batches(dataset_size=50_000, batch_size=512, epochs=60, noise_multiplier=0.7)
     assert run == DPSGD(steps=5859, sample_rate=512 / 50_000, noise_multiplier=0.7)
     assert run.epochs == pytest.approx(60.0, abs=0.5 * 512 / 50_000)
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "epochs", "last_batch", "steps", "sample_rate"),
+    [
+        (512, 60, "keep", 5880, 0.01024),
+        (512, 60, "drop", 5820, 1 / 97),
+        (512, 2.5, "keep", 245, 0.01024),
+        (512, 0.001, "drop", 1, 1 / 97),
+        (500, 60, "keep", 6000, 0.01),
+        (500, 60, "drop", 6000, 0.01),
+        (50_000, 3, "keep", 3, 1.0),
+        (30_000, 3, "drop", 3, 1.0),
+    ],
+)
+def test_the_last_batch_of_an_epoch_is_kept_or_dropped(batch_size, epochs, last_batch, steps, sample_rate):
+    run = DPSGD.from_batches(50_000, batch_size, epochs, 1.0, last_batch=last_batch)
+    assert run == DPSGD(steps, sample_rate, 1.0)
+
+
+@pytest.mark.parametrize("last_batch", ["keep", "drop"])
+def test_epochs_of_shuffled_batches_are_whole_whatever_happens_to_the_last_one(last_batch):
+    """Each of 60 epochs uses an example once, so that it is a Gaussian mechanism of sensitivity sqrt(60)."""
+    run = DPSGD.from_batches(50_000, 512, 60, 1.0, sampling="shuffled", last_batch=last_batch)
+    told = DPSGD(60, 1.0, 1.0, sampling="full")
+    assert no_amplification(run).epsilon(1e-5) == pytest.approx(composition(told).epsilon(1e-5), rel=1e-9)
 
 
 def test_from_batches_passes_everything_else_on():

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from lastiterate.privacy.analyses.max_over_steps import max_over_steps
     from lastiterate.privacy.analyses.no_amplification import no_amplification
     from lastiterate.privacy.curve import PrivacyCurve
+    from lastiterate.reporting import sentence
     from lastiterate.run import DPSGD
     from lastiterate.trainer_failure import TrainerFailed
 
@@ -49,6 +50,7 @@ __all__ = [
     "no_amplification",
     "power",
     "register_opacus",
+    "sentence",
 ]
 
 
@@ -76,6 +78,7 @@ _LOADED_WHEN_ASKED_FOR = {
     "no_amplification": "privacy.analyses.no_amplification",
     "power": "auditing.evidence.planning",
     "register_opacus": "integrations.opacus",
+    "sentence": "reporting",
 }
 
 if not TYPE_CHECKING:

@@ -34,6 +34,7 @@ from lastiterate.values import (
 
 Sampling = Literal["poisson", "fixed", "shuffled", "full"]
 Neighbours = Literal["add-remove", "replace"]
+LastBatch = Literal["keep", "drop"]
 MOST_OF_A_GROUP = 10**6
 MOST_RELEASES = 10**6  # but for all of them
 
@@ -132,15 +133,20 @@ class DPSGD:
         releases: int | Sequence[int] | None = None,
         group_size: int = 1,
         neighbours: Neighbours = "add-remove",
+        last_batch: LastBatch | None = None,
     ) -> DPSGD:
-        """The run of ``epochs`` passes in batches of expected size ``batch_size``: steps = round(epochs n / batch)."""
-        size = integer("dataset_size", dataset_size)
-        batch = number("batch_size", batch_size, 0.0, size, open_low=True)
+        """The run of ``epochs`` passes in batches of expected size ``batch_size``: steps = round(epochs n / batch).
+
+        ``last_batch`` says what a loader does with the smaller batch that is left at the end of an epoch, and so how
+        many steps an epoch has: ``"keep"``, n / batch rounded up, or ``"drop"``, rounded down.
+        """
+        batches, share = batches_of_epoch(dataset_size, batch_size, last_batch)
         passes = number("epochs", epochs, 0.0, open_low=True)
-        steps = number("epochs * dataset_size / batch_size", passes * size / batch, 0.0, float(MAX_STEPS))
+        steps = passes * int(dataset_size) / float(batch_size) if last_batch is None else passes * batches
+        number("epochs * dataset_size / batch_size", steps, 0.0, float(MAX_STEPS))
         return cls(
             max(1, round(steps)),
-            batch / size,
+            share,
             noise_multiplier,
             sampling,
             clip_norm,
@@ -171,7 +177,10 @@ class DPSGD:
             loader: the loader that ``make_private`` returned, from which it is read how batches are drawn. Samplers
                 that neither draw by Poisson sampling nor shuffle all of the data are refused. A shuffling one must have
                 been read to its end in every epoch.
-            scheduler: must be None. A schedule is told by a ``lastiterate.SGD`` with one learning rate a step.
+            scheduler: the one of ``torch.optim.lr_scheduler`` that changed the optimizer's learning rate, stepped once
+                after each update or once after each epoch: which, is read off how often. A copy of it is run again for
+                the rate of each step. Those that look at losses or cycle the momentum are refused, and told by a
+                ``lastiterate.SGD`` with one learning rate a step. Opacus' schedulers of noise need not be passed.
             sampling: how batches are drawn, if there is no loader to tell.
         """
         from lastiterate.integrations.opacus_run import run_from_opacus
@@ -254,6 +263,22 @@ class DPSGD:
 
     def __hash__(self) -> int:
         return hash(key(self))
+
+
+def batches_of_epoch(dataset_size: int, batch_size: float, last_batch: LastBatch | None = None) -> tuple[float, float]:
+    """How many batches are an epoch, and the probability that an example is in one of them.
+
+    Where the last batch is dropped, an example that is not dropped with it is in one of those that remain: with this
+    probability for each, which is never too low for others, and the one of Opacus' Poisson sampling.
+    """
+    size = integer("dataset_size", dataset_size)
+    batch = number("batch_size", batch_size, 0.0, size, open_low=True)
+    if last_batch is None:
+        return size / batch, batch / size
+    one_of("last_batch", last_batch, get_args(LastBatch))
+    if last_batch == "keep":
+        return -(-size // batch), batch / size
+    return size // batch, 1.0 / (size // batch)
 
 
 def _releases(value: object, steps: int) -> int | tuple[int, ...] | None:

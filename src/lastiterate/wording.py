@@ -59,7 +59,9 @@ def training(run: DPSGD) -> list[str]:
     if run.optimizer is not None:
         sgd = run.optimizer
         if np.ndim(sgd.learning_rate):
-            parts.append(f"learning rate {spell(sgd.learning_rate)}")
+            rates = np.asarray(sgd.learning_rate)
+            peak = f" (at most {spell(rates.max())})" if rates.max() > max(rates[0], rates[-1]) else ""
+            parts.append(f"learning rate {spell(rates)}{peak}")
         if sgd.momentum:
             parts.append(f"{'Nesterov ' if sgd.nesterov else ''}momentum {spell(sgd.momentum)}")
         if sgd.weight_decay:

@@ -102,6 +102,9 @@ _GOOD_BY_NAME = {
     "--epochs": ["1", "2", "0.5"],
     "--weights": ["1", "1,2", "1,2,3,4,5,6,7,8,9,10"],
     "--delta": ["1e-5", "0.1"],
+    "--learning-rate": ["0.1", "1", ".1,.2"],
+    "--schedule": ["cosine", "linear"],  # others need a parameter
+    "--warmup-steps": ["1", "2"],
     "--releases": ["1", "2", "1,2", "5,10"],
     "--group-size": ["1", "2"],
     "--method": [*METHODS, "all"],

@@ -157,3 +157,41 @@ def test_json_is_one_object_without_decoration(cli):
     result = cli(f"{RUN} --json")
     assert result.stdout.startswith("{")
     assert isinstance(json.loads(result.stdout), dict)
+
+
+def test_the_sentence_stands_in_the_place_of_the_table_and_is_a_key_of_json(cli):
+    words = li.sentence(li.DPSGD(1000, 0.01, 1.0, group_size=2), 1e-5)
+    assert " ".join(cli(f"{RUN} --group-size 2 --sentence").stdout.split()) == words
+    answer = cli.json(f"{RUN} --group-size 2 --sentence")
+    assert answer.pop("sentence") == words
+    assert answer == cli.json(f"{RUN} --group-size 2")
+
+
+@pytest.mark.parametrize(("last_batch", "steps", "rate"), [("keep", 5880, 0.01024), ("drop", 5820, 1 / 97)])
+def test_a_smaller_last_batch_is_kept_or_dropped(cli, last_batch, steps, rate):
+    sizes = f"--dataset-size 50000 --batch-size 512 --last-batch {last_batch} --noise-multiplier .7 --delta 1e-5"
+    for how_long in ("--epochs 60", f"--steps {steps}"):
+        answer = cli.json(f"epsilon {sizes} {how_long}")
+        assert (answer["steps"], answer["sample_rate"]) == (steps, rate)
+
+
+def test_sizes_and_steps_describe_a_run_too(cli):
+    answer = cli.json("epsilon --dataset-size 50000 --batch-size 512 --steps 10 --noise-multiplier .7 --delta 1e-5")
+    assert (answer["steps"], answer["sample_rate"]) == (10, 0.01024)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (
+            "--steps 9 --sample-rate .1 --last-batch keep",
+            "--last-batch must be given with --dataset-size and --batch-size",
+        ),
+        ("--steps 9 --batch-size 4", "--dataset-size must be given with --batch-size"),
+        ("--steps 9 --batch-size 4 --dataset-size 8 --epochs 2", "not by both: got --steps and --dataset-size"),
+        ("--batch-size 4 --dataset-size 8 --epochs 2 --last-batch some", "--last-batch must be one of keep, drop"),
+        ("--batch-size 9 --dataset-size 8 --steps 2", "batch_size must be in (0, 8], got 9"),
+    ],
+)
+def test_sizes_that_do_not_fit_together_are_one_sentence(cli, options, sentence):
+    assert sentence in cli.refusal(f"epsilon --noise-multiplier 1 --delta 1e-5 {options}")

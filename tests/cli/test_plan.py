@@ -126,3 +126,8 @@ def _tables(text):
 )
 def test_bad_plans_are_refused(cli, change, word):
     assert word in cli.refusal(PLAN.replace(*change))
+
+
+def test_a_plan_counts_the_steps_of_a_loader_that_drops_its_last_batch(cli):
+    command = "plan --dataset-size 50000 --epochs 60 --batch-sizes 512 --epsilon 6 --delta 1e-5 --analysis composition"
+    assert [cli.json(f"{command} --last-batch {word}")["rows"][0]["steps"] for word in ("keep", "drop")] == [5880, 5820]

@@ -131,6 +131,51 @@ def test_gradients_accumulated_over_batches_are_one_step(opacus, digits):
     assert run == DPSGD(5, 0.2, 1.2, sampling="shuffled", clip_norm=0.7, optimizer=SGD(0.5 / 320))
 
 
+@trains
+@pytest.mark.parametrize("drop_last", [True, False])
+def test_a_loaders_last_batch_is_that_of_from_batches(opacus, digits, drop_last):
+    last_batch = "drop" if drop_last else "keep"
+    shuffling = loader_of(digits, 300, shuffle=True, drop_last=drop_last)
+    steps = 2 * len(shuffling)
+    engine, _, loader = trained(opacus, digits, shuffling, steps, poisson=False)
+    told = DPSGD.from_batches(1600, 300, 2, 1.2, sampling="shuffled", last_batch=last_batch)
+    assert DPSGD.from_opacus(engine, loader=loader) == told
+    engine, _, loader = trained(opacus, digits, shuffling, steps, poisson=True)
+    run, told = DPSGD.from_opacus(engine, loader=loader), told.replace(sampling="poisson")
+    assert run.steps == told.steps
+    assert run.sample_rate <= told.sample_rate  # Opacus' Poisson sampling has smaller batches if the last one is kept
+    assert drop_last == (run.sample_rate == told.sample_rate)
+
+
+@trains
+def test_micro_batches_of_a_batch_memory_manager_are_one_step_of_the_same_run_and_the_same_model(opacus, digits):
+    import torch
+
+    def trained_in(micro_batch):
+        engine = engine_of(opacus)
+        model, optimizer, loader = make_private(
+            engine, digits, *model_and_optimizer(momentum=0.9), noise_multiplier=1e-6
+        )
+        loader.batch_sampler.generator = torch.Generator().manual_seed(3)
+        with opacus.utils.batch_memory_manager.BatchMemoryManager(
+            data_loader=loader, max_physical_batch_size=micro_batch, optimizer=optimizer
+        ) as split:
+            sizes = []
+            for images, labels in split:
+                optimizer.zero_grad()
+                torch.nn.functional.cross_entropy(model(images), labels).backward()
+                optimizer.step()
+                sizes.append(len(labels))
+            return DPSGD.from_opacus(engine, optimizer, split), sizes, next(model.parameters()).detach()
+
+    (whole, sizes, model), (run, micro_sizes, micro_model) = trained_in(1600), trained_in(40)
+    assert len(sizes) == 10 < 40 <= len(micro_sizes)
+    assert sum(sizes) == sum(micro_sizes)
+    assert run == whole
+    assert (run.steps, run.sample_rate) == (10, 0.1)
+    torch.testing.assert_close(micro_model, model, atol=1e-4, rtol=0)
+
+
 @pytest.mark.parametrize("rates", [[0.4, 0.4, 0.2], [0.4, 0.4, 0.4, 0.4, 0.4]])
 def test_steps_that_reach_into_the_next_epoch_are_refused_since_an_example_may_be_in_one_twice(opacus, digits, rates):
     engine, loader = engine_of(opacus), loader_of(digits, 320, shuffle=True)
@@ -359,16 +404,6 @@ def test_parameter_groups_must_be_alike(digits, trained_engine):
             continue
         with pytest.raises(ValueError, match="alike, got groups that differ in weight_decay"):
             DPSGD.from_opacus(trained_engine, optimizer, sampling="poisson")
-
-
-def test_a_learning_rate_schedule_must_be_told(digits, trained_engine):
-    import torch
-
-    optimizer = make_private(trained_engine, digits, *model_and_optimizer(), noise_multiplier=1.0)[1]
-    scheduler = torch.optim.lr_scheduler.ConstantLR(optimizer)
-    for options in ({"optimizer": optimizer}, {"scheduler": scheduler}):
-        with pytest.raises(ValueError, match=r"pass optimizer=lastiterate.SGD\(learning_rate=\[...\]\)"):
-            DPSGD.from_opacus(trained_engine, sampling="poisson", **options)
 
 
 def test_an_engine_that_saw_no_training_is_refused(opacus):

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from lastiterate.cli.options import Delta, Json, MethodOptions, NoiseMultiplier, Plot, SizeOptions
+from lastiterate.cli.options import Delta, Json, MethodOptions, NoiseMultiplier, Plot, Sentence, SizeOptions
 from lastiterate.cli.unfold import unfold
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ def epsilon(
     delta: Delta,
     method: MethodOptions,
     plot: Plot = None,
+    sentence: Sentence = False,
     json: Json = False,
 ) -> None:
     """Epsilon of the released model, by three analyses.
@@ -44,15 +45,35 @@ def epsilon(
         from lastiterate.plot.file import check_target
 
         check_target(plot)
+    if sentence and not json:
+        _say(run, delta, plot)
+        return
     answers = ask_all(run, lambda curve: curve.epsilon(delta), "max_over_steps", track=tracker("analysing"))
     notes = _earlier(answers)
     if json:
-        print_json({**run_fields(run), "delta": delta, **answer_fields(answers)})
+        quoted = {"sentence": _sentence(run, delta)} if sentence else {}
+        print_json({**run_fields(run), "delta": delta, **answer_fields(answers), **quoted})
     else:
         print_answers(f"{describe(run)}; delta {spell(delta)}", "epsilon", answers, run, notes)
     if plot is not None:
         has_notes = bool(notes) or any(answers[name].value is None for name in SIDE_BY_SIDE)
         _draw(run, delta, plot, quiet=json, has_notes=has_notes)
+
+
+def _sentence(run: "DPSGD", delta: float) -> str:
+    from lastiterate.cli.progress import tracker
+    from lastiterate.reporting import sentence
+
+    (words,) = [sentence(each, delta) for each in tracker("analysing")([run])]
+    return words
+
+
+def _say(run: "DPSGD", delta: float, plot: "Path | None") -> None:
+    from lastiterate.cli.output import print_note
+
+    print_note(_sentence(run, delta))
+    if plot is not None:
+        _draw(run, delta, plot, quiet=False, has_notes=False)
 
 
 def _earlier(answers: "dict[str, Answer]") -> list[str]:

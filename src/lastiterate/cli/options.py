@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from inspect import Parameter, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, get_args
+from typing import TYPE_CHECKING, Annotated, TypeAlias, get_args
 
 import typer
 
 from lastiterate.cli import values
 from lastiterate.cli.errors import OptionError
-from lastiterate.run import DPSGD, Neighbours, Sampling
+from lastiterate.run import DPSGD, LastBatch, Neighbours, Sampling, batches_of_epoch
+from lastiterate.schedules import SCHEDULES
 from lastiterate.vocabulary import ANALYSES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from lastiterate.fields import Fields
     from lastiterate.optimizer import SGD
 
 
@@ -53,6 +56,12 @@ NoiseMultiplier = Annotated[
         "--noise-multiplier", values.per_step, "NUMBER", "Noise sigma over the clipping norm; or one per step: 1,2,3."
     ),
 ]
+LastBatchOption = Annotated[
+    LastBatch | None,
+    choice(
+        "--last-batch", get_args(LastBatch), "What the loader does with a smaller last batch (default: as if none)."
+    ),
+]
 Delta = Annotated[float, number_option("--delta", "Delta of (epsilon, delta)-DP, in (0, 1).")]
 Epsilon = Annotated[float, number_option("--epsilon", "Epsilon of (epsilon, delta)-DP.")]
 Analysis = Annotated[
@@ -63,6 +72,7 @@ Analysis = Annotated[
         "The analysis that is to reach it (default: the guarantee, and beside it the heuristic).",
     ),
 ]
+Sentence = Annotated[bool, flag("--sentence", "Print the sentence in which this may be quoted, instead of a table.")]
 Json = Annotated[bool, flag("--json", "Print one JSON object instead of a table.")]
 Plot = Annotated[
     Path | None, option("--plot", None, "FILE", "Also draw a picture: FILE.png, .svg, .pdf or (interactive) .html.")
@@ -78,6 +88,20 @@ class MethodOptions:
     ] = "poisson"
     learning_rate: Annotated[
         PerStepOption | None, option("--learning-rate", values.per_step, "NUMBER", "One number, or one per step.")
+    ] = None
+    schedule: Annotated[
+        str | None, choice("--schedule", tuple(SCHEDULES), "How the learning rate changes (default: not at all).")
+    ] = None
+    final_rate: Annotated[
+        float | None, number_option("--final-rate", "Where linear and cosine schedules end (default: 0).")
+    ] = None
+    warmup_steps: Annotated[int | None, integer_option("--warmup-steps", "How long warmup-cosine rises.")] = None
+    first_rate: Annotated[float | None, number_option("--first-rate", "Where warmup-cosine begins (default: 0).")] = (
+        None
+    )
+    drop_every: Annotated[int | None, integer_option("--drop-every", "Steps between drops of schedule step.")] = None
+    drop_factor: Annotated[
+        float | None, number_option("--drop-factor", "What schedule step multiplies by (default: 0.1).")
     ] = None
     momentum: Annotated[float | None, number_option("--momentum", "Heavy-ball factor, in [0, 1).")] = None
     dampening: Annotated[float | None, number_option("--dampening", "Dampening of the momentum, as in PyTorch.")] = None
@@ -106,10 +130,33 @@ class MethodOptions:
         choice("--neighbours", get_args(Neighbours), "Whether one example is there, or which (default: add-remove)."),
     ] = "add-remove"
 
-    def fields(self) -> dict[str, Any]:
+    def fields(self) -> Fields:
         """The fields of a DPSGD that these options give."""
         names = ("sampling", "weights", "releases", "group_size", "neighbours")
         return {"optimizer": self._sgd(), **{name: getattr(self, name) for name in names}}
+
+    def scheduled(self, run: DPSGD) -> DPSGD:
+        """The run with the named schedule, which needs to know how many steps there are."""
+        parameters = self._schedule_parameters()
+        if self.schedule is None or run.optimizer is None:
+            return run
+        rates = SCHEDULES[self.schedule](self.learning_rate, run.steps, **parameters)
+        return run.replace(optimizer=replace(run.optimizer, learning_rate=rates))
+
+    def _schedule_parameters(self) -> dict[str, float]:
+        """The options of the schedule, or a complaint about one that another schedule has, or that is missing."""
+        names = ("final_rate", "warmup_steps", "first_rate", "drop_every", "drop_factor")
+        given = {name: value for name in names if (value := getattr(self, name)) is not None}
+        taken = dict(signature(SCHEDULES[self.schedule]).parameters) if self.schedule else {}
+        for name in given:
+            if name not in taken:
+                owners = [each for each, make in SCHEDULES.items() if name in signature(make).parameters]
+                got = f"--schedule {self.schedule}" if self.schedule else "none"
+                raise OptionError(f"{_spelled(name)} belongs to --schedule {' or '.join(owners)}, got {got}")
+        for name in set(names) & set(taken) - set(given):
+            if taken[name].default is Parameter.empty:
+                raise OptionError(f"{_spelled(name)} must be given with --schedule {self.schedule}")
+        return given
 
     def _sgd(self) -> SGD | None:
         from lastiterate.optimizer import SGD, require_linear
@@ -118,6 +165,9 @@ class MethodOptions:
             require_linear(self.optimizer)
         if self.weight_decay and self.learning_rate is None:
             raise OptionError("--weight-decay needs --learning-rate: their product says how fast a step is forgotten")
+        if self.schedule and not isinstance(self.learning_rate, float):
+            got = "none" if self.learning_rate is None else f"{len(self.learning_rate)} numbers"
+            raise OptionError(f"--learning-rate must be one number with --schedule, its largest, got {got}")
         names = ("learning_rate", "momentum", "dampening", "nesterov", "weight_decay", "decoupled", "averaging")
         given = {name: value for name in names if (value := getattr(self, name)) is not None and value is not False}
         return SGD(**given) if given or self.optimizer else None
@@ -136,34 +186,44 @@ class SizeOptions:
     ] = None
     dataset_size: Annotated[int | None, integer_option("--dataset-size", "Number of examples.")] = None
     batch_size: Annotated[int | None, integer_option("--batch-size", "(Expected) size of a batch.")] = None
-    epochs: Annotated[float | None, number_option("--epochs", "Passes over the data.")] = None
+    epochs: Annotated[float | None, number_option("--epochs", "Passes over the data; or say --steps.")] = None
+    last_batch: LastBatchOption = None
 
     def run(self, noise_multiplier: PerStepOption, method: MethodOptions) -> DPSGD:
         """The run that the options describe."""
-        from lastiterate.run import DPSGD
-
-        by_rate: dict[str, Any] = {"steps": self.steps, "sample_rate": self.sample_rate}
-        by_batch: dict[str, Any] = {
-            "dataset_size": self.dataset_size,
-            "batch_size": self.batch_size,
-            "epochs": self.epochs,
-        }
+        sizes: Fields = {"dataset_size": self.dataset_size, "batch_size": self.batch_size}
+        if _given(sizes) and self.steps is not None and self.sample_rate is None and self.epochs is None:
+            _require(sizes)
+            share = batches_of_epoch(**sizes, last_batch=self.last_batch)[1]
+            return method.scheduled(DPSGD(self.steps, share, noise_multiplier, **method.fields()))
+        by_rate: Fields = {"steps": self.steps, "sample_rate": self.sample_rate}
+        by_batch: Fields = {**sizes, "epochs": self.epochs}
+        if self.last_batch is not None and not _given(by_batch):
+            raise OptionError("--last-batch must be given with --dataset-size and --batch-size, got neither")
         if _given(by_rate) and _given(by_batch):
             raise OptionError(f"{_EITHER}, not by both: got {' and '.join(_given(by_rate) + _given(by_batch))}")
         if _given(by_batch):
             _require(by_batch)
-            return DPSGD.from_batches(**by_batch, noise_multiplier=noise_multiplier, **method.fields())
+            fields = method.fields()
+            by_batch["last_batch"] = self.last_batch
+            return method.scheduled(DPSGD.from_batches(**by_batch, noise_multiplier=noise_multiplier, **fields))
         if method.sampling == "full" and self.steps is not None and self.sample_rate is None:
             by_rate["sample_rate"] = 1.0
         _require(by_rate)
-        return DPSGD(**by_rate, noise_multiplier=noise_multiplier, **method.fields())
+        return method.scheduled(DPSGD(**by_rate, noise_multiplier=noise_multiplier, **method.fields()))
 
 
-_EITHER = "describe the run either by --steps and --sample-rate or by --dataset-size, --batch-size and --epochs"
+_EITHER = (
+    "describe the run either by --steps and --sample-rate or by --dataset-size, --batch-size and --epochs (or --steps)"
+)
 
 
 def _given(fields: Mapping[str, object]) -> list[str]:
-    return [f"--{name.replace('_', '-')}" for name, value in fields.items() if value is not None]
+    return [_spelled(name) for name, value in fields.items() if value is not None]
+
+
+def _spelled(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 def _require(fields: Mapping[str, object]) -> None:

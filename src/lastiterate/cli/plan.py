@@ -10,6 +10,7 @@ from lastiterate.cli.options import (
     Delta,
     Epsilon,
     Json,
+    LastBatchOption,
     MethodOptions,
     Plot,
     integer_option,
@@ -36,6 +37,7 @@ def plan(
     delta: Delta,
     method: MethodOptions,
     analysis: Analysis = None,
+    last_batch: LastBatchOption = None,
     plot: Plot = None,
     json: Json = False,
 ) -> None:
@@ -61,7 +63,10 @@ def plan(
         from lastiterate.plot.file import check_target
 
         check_target(plot)
-    runs = {size: DPSGD.from_batches(dataset_size, size, epochs, 1.0, **method.fields()) for size in batch_sizes}
+    fields = method.fields() | {"last_batch": last_batch}
+    runs = {
+        size: method.scheduled(DPSGD.from_batches(dataset_size, size, epochs, 1.0, **fields)) for size in batch_sizes
+    }
     any_run = runs[batch_sizes[0]]
     names = [analysis.replace("-", "_")] if analysis else [guarantee_of(any_run), "last_iterate"]
     found = noise_rows(runs, names, epsilon, delta, tracker("calibrating"))

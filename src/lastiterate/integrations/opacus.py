@@ -8,11 +8,13 @@ import warnings
 from functools import cache
 from importlib import import_module
 from types import FrameType, ModuleType
+from typing import Any, TypeAlias
 
 from lastiterate.extras import MissingExtra
 from lastiterate.integrations.history import HeuristicWarning, History, Step, tell_epsilon
 from lastiterate.values import integer, number
 
+Foreign: TypeAlias = Any  # an object of Opacus or PyTorch, which need not be installed
 _NAME = "last_iterate"  # PrivacyEngine(accountant=...)
 
 

@@ -7,16 +7,14 @@ here guesses: Poisson sampling hides an example far better than batches of shuff
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
 
 import numpy as np
 
-from lastiterate.integrations.opacus import extra, history_from_opacus
+from lastiterate.integrations.opacus import Foreign, extra, history_from_opacus
+from lastiterate.integrations.torch_schedule import INSTEAD, scheduled_rates, unwrapped
 from lastiterate.optimizer import SGD, require_linear
 from lastiterate.run import DPSGD, Sampling
 from lastiterate.values import PerStep
-
-Foreign: TypeAlias = Any  # an object of Opacus or PyTorch, which need not be installed
 
 _HYPERPARAMETERS = ("lr", "momentum", "dampening", "nesterov", "weight_decay")
 _SAME = 1e-9  # relative; sample rates are quotients of whole numbers
@@ -36,17 +34,31 @@ def run_from_opacus(
         raise ValueError(f"privacy_engine must be an Opacus PrivacyEngine, got {type(privacy_engine).__name__}")
     if not history:
         raise ValueError("privacy_engine has recorded no steps yet: train first, then describe the run")
-    if scheduler is not None:
-        raise ValueError(
-            f"scheduler must be None, got {type(scheduler).__name__}: it does not tell at which steps rates changed; "
-            "pass optimizer=lastiterate.SGD(learning_rate=[...]) with one rate a step instead"
-        )
-    run = history_from_opacus(history).run()
+    recorded = history_from_opacus(history).run()
     drawn = None if loader is None else _read(loader)
-    run = run.replace(sampling=_sampling(drawn, sampling), sample_rate=_sample_rate(run, drawn, sampling))
+    run = recorded.replace(sampling=_sampling(drawn, sampling), sample_rate=_sample_rate(recorded, drawn, sampling))
+    scheduler = _of_learning_rates(scheduler, optimizer)
     if optimizer is None or isinstance(optimizer, SGD):
         return run.replace(optimizer=optimizer)
-    return _with_optimizer(run, optimizer, drawn)
+    return _with_optimizer(run, optimizer, drawn, _sgd_from_torch(optimizer, scheduler, recorded))
+
+
+def _of_learning_rates(scheduler: Foreign, optimizer: object) -> Foreign:
+    """The scheduler, if it is one of learning rates; one of noise has done its work in what the engine recorded."""
+    if scheduler is None:
+        return None
+    name, opacus = type(scheduler).__name__, extra("opacus.schedulers")
+    if isinstance(scheduler, opacus._NoiseScheduler):
+        return None
+    if isinstance(scheduler, opacus._GradClipScheduler):
+        raise ValueError(
+            f"scheduler must leave the clipping norm alone, got {name}: how much a step counts then depends on norms "
+            "that Opacus does not record"
+        )
+    if optimizer is None or isinstance(optimizer, SGD):
+        got = "none" if optimizer is None else "a lastiterate.SGD, which has its own learning rates"
+        raise ValueError(f"optimizer must be the one that make_private returned if there is a scheduler, got {got}")
+    return scheduler
 
 
 @dataclass(frozen=True)
@@ -142,13 +154,12 @@ def _sample_rate(run: DPSGD, drawn: Drawn | None, given: Sampling | None) -> Per
     return float(rates[0]) if drawn is None else drawn.share * round(float(rates[0]) * drawn.batches)
 
 
-def _with_optimizer(run: DPSGD, optimizer: Foreign, drawn: Drawn | None) -> DPSGD:
+def _with_optimizer(run: DPSGD, optimizer: Foreign, drawn: Drawn | None, sgd: SGD) -> DPSGD:
     """With the optimizer that Opacus wraps, its learning rate and decay in terms of the sum of gradients.
 
     Opacus divides sums by the expected size of a batch: theta -= lr (sum / size + decay theta), and that is
     theta -= lr / size (sum + size decay theta).
     """
-    sgd = _sgd_from_torch(optimizer)
     if not hasattr(optimizer, "expected_batch_size"):
         raise ValueError(
             f"optimizer must be the one that make_private returned, got {type(optimizer).__name__}: only that one "
@@ -173,9 +184,8 @@ def _with_optimizer(run: DPSGD, optimizer: Foreign, drawn: Drawn | None) -> DPSG
     )
 
 
-def _sgd_from_torch(optimizer: Foreign) -> SGD:
-    while hasattr(optimizer, "original_optimizer"):
-        optimizer = optimizer.original_optimizer
+def _sgd_from_torch(wrapped: Foreign, scheduler: Foreign, recorded: DPSGD) -> SGD:
+    optimizer = unwrapped(wrapped)
     if not isinstance(optimizer, extra("torch.optim").SGD):
         require_linear(optimizer)
     first, *others = optimizer.param_groups
@@ -184,11 +194,21 @@ def _sgd_from_torch(optimizer: Foreign) -> SGD:
         raise ValueError(
             f"optimizer must treat all its parameter groups alike, got groups that differ in {', '.join(different)}"
         )
-    if "initial_lr" in first:
+    rate: PerStep = float(first["lr"])
+    if scheduler is not None:
+        rate = scheduled_rates(scheduler, optimizer, recorded.steps, _epoch(recorded))
+    elif "initial_lr" in first:
         raise ValueError(
-            "optimizer must have a constant learning rate, got one with a scheduler: "
-            "pass optimizer=lastiterate.SGD(learning_rate=[...]) with one rate a step instead"
+            "optimizer must have a constant learning rate, got one with a scheduler: pass scheduler= as well, or "
+            f"{INSTEAD}"
         )
     decay = float(first["weight_decay"])
     rest = {name: first[name] for name in ("momentum", "dampening", "nesterov")}
-    return SGD(learning_rate=float(first["lr"]), weight_decay=decay, **rest)
+    return SGD(learning_rate=rate, weight_decay=decay, **rest)
+
+
+def _epoch(recorded: DPSGD) -> int | None:
+    """How many steps Opacus took for an epoch: it records one over that."""
+    rates = np.unique(recorded.sample_rate)
+    length = round(1.0 / rates[0]) if rates[0] else 0
+    return length if rates.size == 1 and abs(length * rates[0] - 1.0) <= _SAME else None

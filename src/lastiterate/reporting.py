@@ -1,0 +1,69 @@
+"""The sentence in which a run's epsilon may be quoted: what is guaranteed, and beside it what is only predicted."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from lastiterate.answers import Answer, ask, guarantee_of
+from lastiterate.run import require_run
+from lastiterate.values import number
+from lastiterate.wording import describe, spell_up
+
+if TYPE_CHECKING:
+    from lastiterate.run import DPSGD
+
+_DIGITS = 4  # of an epsilon, which is rounded up
+_SEEN = {
+    "composition": "for all iterates (composition)",
+    "no_amplification": "for all iterates, even if it is known which batches an example is in (no amplification)",
+}
+
+
+def sentence(run: DPSGD, delta: float) -> str:
+    """What may be written about a run: its guarantee, for which neighbours, and the heuristic, labelled as such.
+
+    Epsilons and delta are rounded up, and the guarantee's epsilon is the upper end of its bracket. Where the standard
+    analysis does not hold, the guarantee is the one that does.
+    """
+    require_run(run)
+    delta = number("delta", delta, 0.0, 1.0, open_low=True, open_high=True)
+    plain = run.replace(releases=None, group_size=1, neighbours="add-remove")  # what these are is said where it matters
+    return f"Training was DP-SGD: {describe(plain)}. {_guaranteed(run, delta)} {_predicted(run, delta)}"
+
+
+def _guaranteed(run: DPSGD, delta: float) -> str:
+    found = Answer(None)
+    for name in dict.fromkeys([guarantee_of(run), "no_amplification"]):
+        found = ask(run, name, lambda curve: curve.bracket(delta)[1])
+        if found.value is not None:
+            bound = f"({spell_up(found.value, _DIGITS)}, {spell_up(delta)})"
+            return f"It is {bound}-DP under {_neighbours(run)}, {_SEEN[name]}."
+    return f"No guarantee can be stated: {found.reason}."
+
+
+def _neighbours(run: DPSGD) -> str:
+    one, others, apart = "one example", "another", ""
+    if run.group_size > 1:
+        one, others = f"up to {run.group_size:,} examples of one person", "others"
+        apart = ", each of which is sampled and clipped by itself"
+    return (f"adding or removing {one}" if run.neighbours == "add-remove" else f"replacing {one} by {others}") + apart
+
+
+def _predicted(run: DPSGD, delta: float) -> str:
+    found = ask(run, "last_iterate", lambda curve: curve.epsilon(delta))
+    heuristic = "the last-iterate heuristic (Steinke et al. 2025)"
+    if found.value is None:
+        return f"For {_released(run)}, {heuristic} predicts nothing: {found.reason}."
+    return (
+        f"For {_released(run)}, {heuristic} predicts epsilon {spell_up(found.value, _DIGITS)} at the same delta; "
+        "this is not a guarantee."
+    )
+
+
+def _released(run: DPSGD) -> str:
+    if run.release_count > 1:
+        every = run.release_count == run.steps
+        return f"all {run.steps:,} iterates" if every else f"the {run.release_count:,} released checkpoints alone"
+    if run.optimizer is not None and run.optimizer.averaging is not None:
+        return "the released average of the iterates alone"
+    return "the final model alone"

@@ -1,0 +1,80 @@
+"""Named schedules on the command line."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+
+import lastiterate as li
+from lastiterate import schedules
+
+RUN = "epsilon --steps 20 --sample-rate .1 --noise-multiplier 1 --delta 1e-5"
+
+
+@pytest.mark.parametrize(
+    ("options", "rates"),
+    [
+        ("cosine", schedules.cosine(0.3, 20)),
+        ("cosine --final-rate .1", schedules.cosine(0.3, 20, 0.1)),
+        ("linear --final-rate .1", schedules.linear(0.3, 20, 0.1)),
+        ("step --drop-every 5", schedules.step(0.3, 20, 5)),
+        ("step --drop-every 5 --drop-factor .5", schedules.step(0.3, 20, 5, 0.5)),
+        ("warmup-cosine --warmup-steps 4", schedules.warmup_cosine(0.3, 20, 4)),
+        (
+            "warmup-cosine --warmup-steps 4 --first-rate .1 --final-rate .01",
+            schedules.warmup_cosine(0.3, 20, 4, 0.1, 0.01),
+        ),
+    ],
+)
+def test_a_named_schedule_is_that_of_python(cli, options, rates):
+    answer = cli.json(f"{RUN} --learning-rate .3 --momentum .5 --schedule {options}")
+    assert answer["optimizer"]["learning_rate"] == rates.tolist()
+    run = li.DPSGD(20, 0.1, 1.0, optimizer=li.SGD(rates, momentum=0.5))
+    assert answer["last_iterate"] == li.last_iterate(run).epsilon(1e-5)
+
+
+def test_a_schedule_fits_runs_by_epochs_and_every_row_of_a_plan(cli):
+    by_epochs = cli.json(
+        "epsilon --dataset-size 100 --batch-size 10 --epochs 2 --noise-multiplier 1 --delta 1e-5 "
+        "--learning-rate .3 --schedule cosine"
+    )
+    assert by_epochs["optimizer"]["learning_rate"] == schedules.cosine(0.3, 20).tolist()
+    plan = "plan --dataset-size 100 --epochs 2 --batch-sizes 10,20 --epsilon 2 --delta 1e-5 --analysis last-iterate"
+    rows = cli.json(f"{plan} --learning-rate .3 --schedule cosine")["rows"]
+    for row, steps in zip(rows, (20, 10), strict=True):
+        run = li.DPSGD(steps, row["sample_rate"], row["noise_multiplier"], weights=np.array(schedules.cosine(1, steps)))
+        assert li.last_iterate(run).epsilon(1e-5) == pytest.approx(2.0, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ("--schedule cosine", "--learning-rate must be one number with --schedule, its largest, got none"),
+        (
+            "--schedule cosine --learning-rate 1,2",
+            "--learning-rate must be one number with --schedule, .* got 2 numbers",
+        ),
+        (
+            "--schedule exp --learning-rate 1",
+            "--schedule must be one of cosine, linear, step, warmup-cosine, got 'exp'",
+        ),
+        ("--schedule step --learning-rate 1", "--drop-every must be given with --schedule step"),
+        ("--schedule warmup-cosine --learning-rate 1", "--warmup-steps must be given with --schedule warmup-cosine"),
+        (
+            "--schedule step --learning-rate 1 --warmup-steps 2",
+            "--warmup-steps belongs to --schedule warmup-cosine, got --schedule step",
+        ),
+        (
+            "--final-rate 1 --learning-rate 1",
+            "--final-rate belongs to --schedule cosine or linear or warmup-cosine, got none",
+        ),
+        (
+            "--schedule warmup-cosine --learning-rate 1 --warmup-steps 20",
+            "warmup_steps must be an integer in .0, 19., got 20",
+        ),
+    ],
+)
+def test_what_makes_no_schedule_is_one_sentence(cli, options, sentence):
+    assert re.fullmatch(sentence, cli.refusal(f"{RUN} {options}"))

@@ -1,0 +1,72 @@
+"""The sentence in which an epsilon may be quoted says all that makes it true, and rounds to the safe side."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+import lastiterate as li
+
+RUN = li.DPSGD(steps=1000, sample_rate=0.01, noise_multiplier=1.0)
+
+
+def guaranteed(words):
+    (epsilon,) = re.findall(r"It is \(([^,]+), 1e-5\)-DP", words)
+    return float(epsilon)
+
+
+def test_the_sentence_has_run_unit_neighbours_sampling_release_guarantee_and_prediction():
+    assert li.sentence(RUN, 1e-5) == (
+        "Training was DP-SGD: 1,000 steps, sample rate 0.01, noise multiplier 1, Poisson sampling. It is "
+        "(1.829, 1e-5)-DP under adding or removing one example, for all iterates (composition). For the final model "
+        "alone, the last-iterate heuristic (Steinke et al. 2025) predicts epsilon 1.278 at the same delta; this is not "
+        "a guarantee."
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"group_size": 4}, "adding or removing up to 4 examples of one person, each of which is sampled and clipped"),
+        ({"neighbours": "replace"}, "under replacing one example by another, for all iterates (composition)"),
+        ({"neighbours": "replace", "group_size": 2}, "replacing up to 2 examples of one person by others, each of"),
+        ({"releases": 10}, "For the 10 released checkpoints alone, the last-iterate heuristic"),
+        ({"releases": 1000}, "For all 1,000 iterates, the last-iterate heuristic"),
+        ({"optimizer": li.SGD(averaging=0.9)}, "For the released average of the iterates alone"),
+    ],
+)
+def test_what_is_protected_and_what_is_released_is_said(changes, words):
+    run = RUN.replace(**changes)
+    said = li.sentence(run, 1e-5)
+    assert words in said
+    assert li.composition(run).bracket(1e-5)[1] <= guaranteed(said) <= li.composition(run).epsilon(1e-5) * 1.001
+    assert said.endswith("this is not a guarantee.")
+
+
+@pytest.mark.parametrize("sampling", ["shuffled", "fixed"])
+def test_without_poisson_sampling_the_guarantee_is_the_one_that_holds(sampling):
+    run = RUN.replace(sampling=sampling)
+    said = li.sentence(run, 1e-5)
+    assert guaranteed(said) >= li.no_amplification(run).epsilon(1e-5)
+    assert "even if it is known which batches an example is in (no amplification)" in said
+    assert "composition" not in said
+
+
+def test_what_the_heuristic_refuses_it_does_not_predict():
+    said = li.sentence(RUN.replace(releases=5, optimizer=li.SGD(momentum=0.9)), 1e-5)
+    assert guaranteed(said) == 1.829
+    assert "predicts nothing: releases must be 1, or all 1000 steps, with momentum" in said
+
+
+def test_a_guarantee_that_no_number_holds_is_not_stated(monkeypatch):
+    monkeypatch.setattr("lastiterate.privacy.curve.PrivacyCurve.bracket", lambda self, delta: (0.0, float("inf")))
+    assert "No guarantee can be stated: larger than a floating-point number holds." in li.sentence(RUN, 1e-5)
+
+
+def test_delta_is_rounded_up_and_checked():
+    assert ", 1.2346e-5)-DP" in li.sentence(RUN, 1.234561e-5)
+    with pytest.raises(ValueError, match=r"delta must be in \(0, 1\), got 2"):
+        li.sentence(RUN, 2)
+    with pytest.raises(ValueError, match=r"run must be a lastiterate\.DPSGD"):
+        li.sentence("run", 1e-5)

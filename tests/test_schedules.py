@@ -1,0 +1,74 @@
+"""Named schedules are PyTorch's, step by step."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import lastiterate as li
+from lastiterate import schedules
+
+
+def by_torch(make, steps, rate=0.3):
+    """The learning rate of each step under a scheduler of PyTorch's."""
+    torch = pytest.importorskip("torch")
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=rate)
+    scheduler = make(torch.optim.lr_scheduler, optimizer)
+    rates = []
+    for _ in range(steps):
+        rates.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        scheduler.step()
+    return rates
+
+
+@pytest.mark.filterwarnings("ignore:The epoch parameter in:UserWarning")  # of SequentialLR's own making
+@pytest.mark.parametrize("steps", [1, 2, 37])
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        (lambda n: schedules.cosine(0.3, n), lambda s, o, n: s.CosineAnnealingLR(o, n)),
+        (lambda n: schedules.cosine(0.3, n, 0.1), lambda s, o, n: s.CosineAnnealingLR(o, n, eta_min=0.1)),
+        (lambda n: schedules.linear(0.3, n), lambda s, o, n: s.LinearLR(o, 1.0, 0.0, n)),
+        (lambda n: schedules.linear(0.3, n, 0.15), lambda s, o, n: s.LinearLR(o, 1.0, 0.5, n)),
+        (lambda n: schedules.step(0.3, n, 5), lambda s, o, n: s.StepLR(o, 5)),
+        (lambda n: schedules.step(0.3, n, 1, 0.9), lambda s, o, n: s.StepLR(o, 1, 0.9)),
+        (lambda n: schedules.warmup_cosine(0.3, n, 0), lambda s, o, n: s.CosineAnnealingLR(o, n)),
+    ],
+)
+def test_schedules_are_pytorchs_step_by_step(ours, theirs, steps):
+    expected = by_torch(lambda module, optimizer: theirs(module, optimizer, steps), steps)
+    np.testing.assert_allclose(ours(steps), expected, rtol=1e-12)
+
+
+@pytest.mark.filterwarnings("ignore:The epoch parameter in:UserWarning")
+@pytest.mark.parametrize("first", [0.0, 0.03])
+def test_a_warm_up_and_a_cosine_are_pytorchs_one_after_the_other(first):
+    def make(module, optimizer):
+        warm = module.LambdaLR(optimizer, lambda t: t / 4) if not first else module.LinearLR(optimizer, 0.1, 1.0, 4)
+        then = module.CosineAnnealingLR(optimizer, 16, eta_min=0.01)
+        return module.SequentialLR(optimizer, [warm, then], milestones=[4])
+
+    ours = schedules.warmup_cosine(0.3, 20, 4, first, 0.01)
+    np.testing.assert_allclose(ours, by_torch(make, 20), rtol=1e-12)
+
+
+def test_a_schedule_is_a_learning_rate():
+    run = li.DPSGD(20, 0.1, 1.0, optimizer=li.SGD(schedules.warmup_cosine(0.3, 20, 4)))
+    assert li.last_iterate(run).epsilon(1e-5) < li.last_iterate(run.replace(optimizer=None)).epsilon(1e-5)
+
+
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        (lambda: schedules.cosine(0.0, 5), "learning_rate must be greater than 0 and finite, got 0.0"),
+        (lambda: schedules.linear(0.1, 5, -1), "final_rate must be at least 0 and finite, got -1"),
+        (lambda: schedules.linear(0.1, 0), r"steps must be an integer in \[1, 1000000\], got 0"),
+        (lambda: schedules.step(0.1, 5, 0), "drop_every must be an integer at least 1, got 0"),
+        (lambda: schedules.step(0.1, 5, 1, 2), r"drop_factor must be in \(0, 1\], got 2"),
+        (lambda: schedules.warmup_cosine(0.1, 5, 5), r"warmup_steps must be an integer in \[0, 4\], got 5"),
+    ],
+)
+def test_what_makes_no_schedule_is_refused(call, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        call()
