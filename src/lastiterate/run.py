@@ -36,7 +36,7 @@ Sampling = Literal["poisson", "fixed", "shuffled", "full"]
 Neighbours = Literal["add-remove", "replace"]
 MOST_OF_A_GROUP = 10**6
 MOST_RELEASES = 10**6  # but for all of them
-_ONLY = "only analyses, estimates and audits by exact draws"
+_ONLY = "analyses, estimates and audits by exact draws"
 
 
 @dataclass(frozen=True, eq=False)

@@ -51,7 +51,7 @@ class Adversarial(BringsProblem):
     @property
     def knows(self) -> tuple[str, ...]:
         """Fields of a run beyond one example and the last iterate."""
-        return ("releases", "group_size", "neighbours") if self.iterates == "exact" else ()
+        return ("releases", "group_size", "neighbours") if self.iterates == "exact" else ("group_size",)
 
     def craft(self, run: DPSGD, problem: Problem | None, references: References) -> Facts:
         return facts_of(run)
@@ -90,7 +90,8 @@ def _others(run: DPSGD) -> int:
     rate = float(np.max(run.sample_rate))
     slots = np.arange(1, _MOST_SLOTS + 1)
     whole = np.abs(rate * slots - np.rint(rate * slots)) < 1e-9
-    return int(slots[np.argmax(whole)] if whole.any() else _MOST_SLOTS) - 1
+    least = int(slots[np.argmax(whole)] if whole.any() else _MOST_SLOTS)
+    return least * -(-run.group_size // least) - run.group_size
 
 
 def sample_scores(run: DPSGD, present: ArrayLike, generator: np.random.Generator) -> FloatArray:
