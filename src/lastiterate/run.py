@@ -37,6 +37,7 @@ Neighbours = Literal["add-remove", "replace"]
 LastBatch = Literal["keep", "drop"]
 MOST_OF_A_GROUP = 10**6
 MOST_RELEASES = 10**6  # but for all of them
+_ONLY = "analyses, estimates and audits by exact draws"
 
 
 @dataclass(frozen=True, eq=False)
@@ -301,17 +302,16 @@ def require_run(run: object) -> DPSGD:
     return instance("run", run, DPSGD, "a lastiterate.DPSGD")
 
 
-def require_basic(run: object, who: str) -> DPSGD:
-    """Refuse runs for which only the analyses have been built, for ``who`` knows one example and the last iterate."""
+def require_basic(run: object, who: str, *, knows: Sequence[str] = ()) -> DPSGD:
+    """Refuse runs for which only the analyses have been built, for ``who`` knows one example and the last iterate.
+
+    ``knows`` names the fields that are known nevertheless.
+    """
     checked = require_run(run)
-    if checked.release_count > 1:
-        raise ValueError(
-            f"releases must be None for {who}, got {checked.release_count} of them: only analyses know them"
-        )
-    if checked.group_size > 1:
-        raise ValueError(f"group_size must be 1 for {who}, got {checked.group_size}: only analyses know groups")
-    if checked.neighbours != "add-remove":
-        raise ValueError(
-            f"neighbours must be 'add-remove' for {who}, got {checked.neighbours!r}: only analyses know others"
-        )
+    if checked.release_count > 1 and "releases" not in knows:
+        raise ValueError(f"releases must be None for {who}, got {checked.release_count} of them: {_ONLY} know them")
+    if checked.group_size > 1 and "group_size" not in knows:
+        raise ValueError(f"group_size must be 1 for {who}, got {checked.group_size}: {_ONLY} know groups")
+    if checked.neighbours != "add-remove" and "neighbours" not in knows:
+        raise ValueError(f"neighbours must be 'add-remove' for {who}, got {checked.neighbours!r}: {_ONLY} know others")
     return checked

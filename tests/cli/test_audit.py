@@ -39,6 +39,20 @@ def test_same_command_finds_its_store_and_another_one_gets_its_own(cli, here):
     assert other["store"] != first["store"]
 
 
+@pytest.mark.parametrize("option", ["--group-size 4", "--releases 4", "--neighbours replace"])
+def test_adversarial_draws_know_people_releases_and_other_neighbours(cli, here, option):
+    fields = json.loads(cli(f"{DRAWN} --learning-rate 0.1 {option} --method gdp --json").stdout)
+    assert fields["verdict"] == "consistent"
+    assert 0.5 * fields["last_iterate"] < fields["empirical"]["gdp"] < 1.05 * fields["last_iterate"]
+    again = json.loads(cli(f"report {fields['store']} --method gdp --json").stdout)
+    assert again["empirical"] == fields["empirical"]
+
+
+def test_rehearsal_of_adversarial_draws_knows_what_several_releases_show(cli, here):
+    rehearsed = json.loads(cli(f"{DRAWN} --releases 2 --method last-iterate --json --dry-run").stdout)
+    assert 0.0 < rehearsed["detectable"]["last-iterate"] < 10.0
+
+
 def test_people_get_a_table_a_picture_and_a_page(cli, here):
     result = cli(f"{DRAWN} --store runs/x.sqlite")
     assert result.exit_code == 0

@@ -13,10 +13,20 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from lastiterate.arrays import BoolArray, FloatArray
-from lastiterate.attacks.attack import Armed, BringsProblem, Facts, LinearScores, References, Words
+from lastiterate.attacks.attack import (
+    Armed,
+    BringsProblem,
+    ExpectedScores,
+    Facts,
+    LikelihoodRatio,
+    LinearScores,
+    References,
+    Words,
+)
 from lastiterate.attacks.linear_score import LinearScore, noise_unit
+from lastiterate.attacks.released_scores import sample_released_scores
 from lastiterate.privacy.mixtures.law import law_of
-from lastiterate.run import DPSGD, require_basic
+from lastiterate.run import DPSGD
 from lastiterate.values import one_of
 
 if TYPE_CHECKING:
@@ -38,8 +48,13 @@ class Adversarial(BringsProblem):
     def __post_init__(self) -> None:
         one_of("iterates", self.iterates, ("exact", "trained"))
 
+    @property
+    def knows(self) -> tuple[str, ...]:
+        """Fields of a run beyond one example and the last iterate."""
+        return ("releases", "group_size", "neighbours") if self.iterates == "exact" else ("group_size",)
+
     def craft(self, run: DPSGD, problem: Problem | None, references: References) -> Facts:
-        return {}
+        return facts_of(run)
 
     def arm(self, run: DPSGD, problem: Problem | None, facts: Facts) -> Armed:
         from lastiterate.training import GradientCanary, problems
@@ -53,13 +68,19 @@ class Adversarial(BringsProblem):
         """Scores of models with and without the canary, as ``arm`` would give them after training."""
         return sample_scores(run, present, generator)
 
-    def expected(self, facts: Facts) -> LinearScores:
-        return LinearScores()
+    def expected(self, facts: Facts) -> ExpectedScores:
+        return LikelihoodRatio(released=True) if "releases" in facts else LinearScores()
 
     def words(self, facts: Facts) -> Words:
         how = "drawn from their exact distribution" if self.iterates == "exact" else "trained step by step"
-        words = f"gradient space, adversarial data: all other gradients are zero; last iterates {how}"
-        return Words(words, "standard deviations of the noise")
+        what = f"all {facts['releases']:,} released" if "releases" in facts else "last"
+        words = f"gradient space, adversarial data: all other gradients are zero; {what} iterates {how}"
+        return Words(words, "log likelihood ratio" if "releases" in facts else "standard deviations of the noise")
+
+
+def facts_of(run: DPSGD) -> Facts:
+    """How many iterates the attack sees, where it is not the last one alone."""
+    return {"releases": run.release_count} if run.release_count > 1 else {}
 
 
 def _others(run: DPSGD) -> int:
@@ -69,13 +90,22 @@ def _others(run: DPSGD) -> int:
     rate = float(np.max(run.sample_rate))
     slots = np.arange(1, _MOST_SLOTS + 1)
     whole = np.abs(rate * slots - np.rint(rate * slots)) < 1e-9
-    return int(slots[np.argmax(whole)] if whole.any() else _MOST_SLOTS) - 1
+    least = int(slots[np.argmax(whole)] if whole.any() else _MOST_SLOTS)
+    return least * -(-run.group_size // least) - run.group_size
 
 
 def sample_scores(run: DPSGD, present: ArrayLike, generator: np.random.Generator) -> FloatArray:
-    """Draws of S + N where the canary is present and of N where it is not, in units of the noise."""
-    law = law_of(require_basic(run, "attacks"))
+    """Draws of S + N where the canary is present and of N where it is not, in units of the noise.
+
+    Where another example replaces the canary, that one pulls the other way: -S + N. Where a run releases several
+    iterates, the score is the log of the likelihood ratio of them all.
+    """
     here = np.asarray(present, bool)
+    if run.release_count > 1:
+        return sample_released_scores(run, here, generator)
+    law = law_of(run)
     scores = generator.standard_normal(here.size)
     scores[here] += law.sample(int(here.sum()), generator) / law.noise
+    if run.neighbours == "replace":
+        scores[~here] -= law.sample(int((~here).sum()), generator) / law.noise
     return scores

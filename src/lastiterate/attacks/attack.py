@@ -38,7 +38,12 @@ class LinearScores:
 
 @dataclass(frozen=True)
 class LikelihoodRatio:
-    """The log of the likelihood ratio over all steps, as if every iterate had been released."""
+    """The log of the likelihood ratio over all steps, as if every iterate had been released.
+
+    With ``released``, over what is between the iterates that the run does release.
+    """
+
+    released: bool = False
 
 
 @dataclass(frozen=True)
@@ -50,14 +55,17 @@ ExpectedScores: TypeAlias = LinearScores | LikelihoodRatio | Unknown
 
 
 def Expected(  # noqa: N802 - it reads as the class it was
-    kind: Literal["linear", "likelihood-ratio", "none"], signal: float = 1.0, spread: float = 1.0
+    kind: Literal["linear", "likelihood-ratio", "none"],
+    signal: float = 1.0,
+    spread: float = 1.0,
+    released: bool = False,
 ) -> ExpectedScores:
     """What the linear analysis expects of the scores, by its name."""
     match one_of("kind", kind, ("linear", "likelihood-ratio", "none")):
         case "linear":
             return LinearScores(signal, spread)
         case "likelihood-ratio":
-            return LikelihoodRatio()
+            return LikelihoodRatio(released)
         case _:
             return Unknown()
 
@@ -67,8 +75,8 @@ def expected_fields(expected: ExpectedScores) -> Fields:
     match expected:
         case LinearScores(signal, spread):
             return {"kind": "linear", "signal": signal, "spread": spread}
-        case LikelihoodRatio():
-            return {"kind": "likelihood-ratio"}
+        case LikelihoodRatio(released):
+            return {"kind": "likelihood-ratio", **({"released": True} if released else {})}
         case Unknown():
             return {"kind": "none"}
 
@@ -147,3 +155,8 @@ class Words:
 def models_to_craft(attack: object) -> int:
     """How many models a crafter trains that are not counted, by its own word: ``to_craft`` or ``references``."""
     return int(getattr(attack, "to_craft", getattr(attack, "references", 0)))
+
+
+def known_fields(attack: object) -> tuple[str, ...]:
+    """Which of releases, group_size and neighbours an attack knows what to do with, by its own word: ``knows``."""
+    return () if isinstance(attack, type) else tuple(getattr(attack, "knows", ()))

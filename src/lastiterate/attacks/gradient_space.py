@@ -52,6 +52,11 @@ class GradientSpace:
         integer("references", self.references, 2)
         integer("seed", self.seed, 0)
 
+    @property
+    def knows(self) -> tuple[str, ...]:
+        """Fields of a run beyond one example and the last iterate: a group is so many copies of the canary."""
+        return ("group_size",)
+
     def craft(self, run: DPSGD, problem: Problem, references: References) -> Facts:
         from lastiterate.attacks.drift import measure_drift
 

@@ -32,5 +32,5 @@ class LinearScore:
 
 def noise_unit(run: DPSGD) -> float:
     """The standard deviation of the noise in one released parameter."""
-    size = float(np.max(np.abs(require_basic(run, "attacks").effective_weights())))
+    size = float(np.max(np.abs(require_basic(run, "attacks", knows=("group_size", "neighbours")).effective_weights())))
     return size * law_of(run).noise * run.clip_norm

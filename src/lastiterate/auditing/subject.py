@@ -69,7 +69,9 @@ def with_defaults(
     """The run with an optimizer, and with noise, where none was given; ``usual`` is the optimizer for a batch size."""
     if run.optimizer is None and run.weights is None and examples:
         batch = max(1.0, run.epochs / run.steps * examples)
-        run = run.replace(optimizer=usual(batch) if usual else SGD(0.5 / batch, momentum=DEFAULT_MOMENTUM))
+        # With momentum, what is between two releases is not independent.
+        momentum = DEFAULT_MOMENTUM if run.release_count in (1, run.steps) else 0.0
+        run = run.replace(optimizer=usual(batch) if usual else SGD(0.5 / batch, momentum=momentum))
     if calibrated:
         return run
     if not examples or not run.amplifies:

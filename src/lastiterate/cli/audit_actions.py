@@ -161,12 +161,13 @@ def rehearse(
 def _detectable(subject: "Subject", attack: object, models: int, question: "Question") -> dict[str, float | None]:
     """What each method finds with probability 80%; None: infinite. Attacks without scores to expect are perfect."""
     from lastiterate.attacks import AllIterates
-    from lastiterate.attacks.attack import LikelihoodRatio, LinearScores
+    from lastiterate.attacks.attack import LikelihoodRatio, LinearScores, known_fields
     from lastiterate.auditing.evidence.kinds import Kind
     from lastiterate.auditing.evidence.planning import counted, outlook_of
 
     sees_all = isinstance(attack, AllIterates)
-    expected = LikelihoodRatio() if sees_all else LinearScores()
+    sees_released = subject.run.release_count > 1 and "releases" in known_fields(attack)
+    expected = LikelihoodRatio(sees_released) if sees_all or sees_released else LinearScores()
     kind = Kind.ALL_ITERATES if sees_all else Kind.LAST_ITERATE
     outlook = outlook_of(subject.run, counted(models, question, is_known=attack is not None), question, expected)
     found = {method: outlook.reached(method) for method in question.methods_for(subject.run, kind)}

@@ -115,9 +115,7 @@ def _run(size: SizeOptions, training: MethodOptions, noise_multiplier: PerStepOp
     """The run, if one is described; its noise matters only as a shape unless it was given."""
     if size == SizeOptions() and training == MethodOptions() and noise_multiplier is None:
         return None
-    from lastiterate.run import require_basic
-
-    return require_basic(size.run(1.0 if noise_multiplier is None else noise_multiplier, training), "estimates")
+    return size.run(1.0 if noise_multiplier is None else noise_multiplier, training)
 
 
 def _methods(method: str, run: "DPSGD | None") -> tuple[str, ...]:

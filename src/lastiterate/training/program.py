@@ -131,7 +131,7 @@ class Program:
         def block(carry: Carry) -> Carry:
             cursor, total, drawn = carry
             slots, weights, cursor = sampler.take(inputs.sampling, order, keys.sampling, step, cursor)
-            is_canary = slots == self.problem.size
+            is_canary = slots >= self.problem.size
             drawn = drawn + jnp.sum(weights * is_canary, axis=1)
             if self.form is not None:
                 counted = inputs.present[:, None] if isinstance(self.canary, ExampleCanary) else 0.0
@@ -159,7 +159,7 @@ class Program:
     ) -> PyTree:
         """The clipped gradients of a block, each as often as it counts, summed for each model."""
         has_canary = isinstance(self.canary, ExampleCanary)
-        rows = slots if has_canary else jnp.minimum(slots, self.problem.size - 1)
+        rows = jnp.minimum(slots, self.problem.size if has_canary else self.problem.size - 1)
         batch = jax.tree.map(lambda leaf: leaf[rows], inputs.examples)
         moments = Moment(step, loss_keys(inputs.keys.loss, step, slots))
 

@@ -1,8 +1,8 @@
 """Which examples are in the batch of each step, for a chunk of models at once.
 
-The examples and the canary occupy *slots*: 0 to n - 1 are the examples, n is the canary. A batch comes as blocks of
-fixed shape [models, block], as many as it takes until every model has its whole batch. So shapes are static, and no
-batch is ever too large: there is nothing to overflow and nothing to truncate.
+The examples and the canary occupy *slots*: 0 to n - 1 are the examples, n is the canary. A group has m copies of it, up
+to slot n + m - 1. A batch comes as blocks of fixed shape [models, block], as many as it takes until every model has its
+whole batch. So shapes are static, and no batch is ever too large: there is nothing to overflow and nothing to truncate.
 """
 
 from __future__ import annotations

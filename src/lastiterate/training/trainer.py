@@ -59,7 +59,8 @@ class Trainer:
     Args:
         run: what to train; it needs an optimizer.
         problem: what to train on.
-        canary: the extra example or gradient that is present for some models.
+        canary: the extra example or gradient that is present for some models: as many copies of it as a group has
+            examples, each sampled and clipped by itself.
         models: how many models there will be, about; chunks are no larger than each core gets.
         chunk_size: how many models the compiled program trains at once. None: chosen from caches and memory.
         workers: how many chunks are trained at a time. None: one for each core, and one on an accelerator.
@@ -83,7 +84,7 @@ class Trainer:
         integer("models", models)
         if double is not None:
             boolean("double", double)
-        if require_basic(run, "the trainer").optimizer is None:
+        if require_basic(run, "the trainer", knows=("group_size",)).optimizer is None:
             raise ValueError("optimizer must be given to train a run, got None: for example lastiterate.SGD(0.1)")
         if isinstance(canary, ExampleCanary):
             _check_example_canary(problem, canary)
@@ -140,11 +141,12 @@ class Trainer:
         return program, compiled
 
     def _make_program(self, most: int) -> Program:
-        slots = self.problem.size + (self.canary is not None)
+        copies = 0 if self.canary is None else self.run.group_size
+        slots = self.problem.size + copies
         if not slots:
             raise ValueError("examples must not be empty where there is no canary: there is nothing to train on")
         counts = self.problem.multiplicity
-        multiplicity = None if counts is None else np.append(np.asarray(counts, np.int64), 1)[:slots]
+        multiplicity = None if counts is None else np.append(np.asarray(counts, np.int64), [copies][:copies])
         sampler = make_sampler(self.run, slots, self.chunk_size, most, multiplicity)
         return Program(self.run, self.problem, self.canary, sampler, self._form, self.chunk_size)
 

@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike
 
 from lastiterate.arrays import FloatArray
 from lastiterate.auditing.evidence.direction import OTHER_WAY, SMALLER, separates_the_other_way
+from lastiterate.auditing.evidence.family import Family
 from lastiterate.auditing.evidence.one_run import bound_of
 from lastiterate.auditing.evidence.one_run_independent import independent_bound
 from lastiterate.auditing.evidence.one_run_power import best_guesses
@@ -33,6 +34,7 @@ from lastiterate.values import integer, number, one_of
 from lastiterate.vocabulary import METHODS, THRESHOLDS
 from lastiterate.wording import per_cent, spell
 
+_KNOWN = ("releases", "group_size", "neighbours")
 INDEPENDENT = (
     "one-run-independent holds only if no canary changes the score of another; for a mechanism that may reveal all of "
     "them at once it is no bound."
@@ -57,7 +59,7 @@ class Estimate:
         fpr_upper: upper bound on the false positive rate.
         fnr_upper: upper bound on the false negative rate.
         largest: what the bound would have been without a single error: so many models cannot show more. None: not
-            computed, for the composition family.
+            computed, for the composition family and for several releases.
         noise_multiplier: for a family, the largest noise multiplier (of the first step) that the scores allow.
         direction: 1 if larger scores were taken to speak for the canary, -1 if smaller ones, which only the choosing
             half of a split can find.
@@ -135,8 +137,9 @@ def estimate(
       are bounded as if each canary were a model of its own.
 
     A family gives the largest noise that the rates allow, and its epsilon. Where they are below what the family reaches
-    without any noise, that is 0 and epsilon infinite: this is not such a mechanism. The composition family is followed
-    up to an epsilon of 50, or of twice the run's own; what would be more is reported as that.
+    without any noise, that is 0 and epsilon infinite: this is not such a mechanism. The composition family, and that
+    of a run with several releases, is followed up to an epsilon of 50, or of twice the run's own; what would be more is
+    reported as that.
 
     The threshold is part of the statistics:
 
@@ -164,7 +167,12 @@ def estimate(
     confidence = number("confidence", confidence, 0.0, 1.0, open_low=True, open_high=True)
     threshold = check_threshold(threshold)
     if run is not None:
-        require_basic(run, "estimates")
+        require_basic(run, f"method {method!r}", knows=() if METHODS[method].is_one_run else _KNOWN)
+        if run.release_count > 1 and threshold == "a-priori":
+            raise ValueError(
+                f"threshold must be a number, split or corrected where a run has {run.release_count} releases, got "
+                "'a-priori': no law of their scores is known"
+            )
     check_validity(validity, threshold)
     worlds = Worlds.of(inside, outside)
     if guesses is not None:
@@ -209,6 +217,7 @@ def _of_rates(
     validity: str,
 ) -> Estimate:
     rule = rule_of(method, run)
+    is_slow = isinstance(rule, Family) and rule.is_slow
     error = 0.5 * (1.0 - confidence)
     choice = threshold if isinstance(threshold, str) else "a-priori"
     if threshold == "a-priori":
@@ -235,8 +244,8 @@ def _of_rates(
         false_negatives=bounds.false_negatives,
         fpr_upper=bounds.fpr,
         fnr_upper=bounds.fnr,
-        # Curves of composition with next to no noise take minutes.
-        largest=None if method == "composition" else rule.epsilon(bounds.least_fpr, bounds.least_fnr, delta),
+        # Curves of composition, and of several releases, with next to no noise take minutes.
+        largest=None if is_slow else rule.epsilon(bounds.least_fpr, bounds.least_fnr, delta),
         noise_multiplier=rule.noise_multiplier(bounds.fpr, bounds.fnr),
         direction=bounds.direction,
         caveats=(SMALLER,) if bounds.direction < 0 else (),

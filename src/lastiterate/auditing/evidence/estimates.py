@@ -10,9 +10,10 @@ import numpy as np
 from lastiterate.arrays import FloatArray
 from lastiterate.attacks.attack import ExpectedScores, LikelihoodRatio, LinearScores, Unknown
 from lastiterate.attacks.likelihood import DRAWS, sample_likelihood_ratios, telling_threshold
+from lastiterate.attacks.released_scores import sample_released_scores
 from lastiterate.auditing.evidence.betting import Wager
 from lastiterate.auditing.evidence.estimate import Estimate, estimate
-from lastiterate.auditing.evidence.kinds import Kind
+from lastiterate.auditing.evidence.kinds import Kind, sees_every_step
 from lastiterate.auditing.evidence.one_run import usual_guesses
 from lastiterate.auditing.evidence.one_run_power import OneRunPlan, best_guesses, refuting_guesses
 from lastiterate.auditing.evidence.question import Question
@@ -60,8 +61,8 @@ class Estimates:
         match self._expected:
             case LinearScores(share, spread):
                 signal = expected_signal(self._run, share, spread)
-            case LikelihoodRatio():
-                drawn = likelihood_ratios(self._run)
+            case LikelihoodRatio(released):
+                drawn = likelihood_ratios(self._run, released)
                 signal = signal_of(drawn.inside, drawn.outside)
         return failure_of(*self._scores, signal)
 
@@ -124,19 +125,24 @@ def a_priori_threshold(
     validity: str,
 ) -> float:
     """The threshold that such scores are expected to show most at, for so many models in each world."""
+    if method == "composition" and not sees_every_step(expected):  # nearly the same, and far quicker to find
+        method = "last-iterate"
     if isinstance(expected, LinearScores):
-        if method == "composition":  # nearly the same, and far quicker to find
-            method = "last-iterate"
         return predicted_threshold(
             run, *sizes, delta, confidence, method, spread=expected.spread, signal=expected.signal, validity=validity
         )
     if method == "composition":
         return telling_threshold(run)
-    return threshold_of_draws(likelihood_ratios(run), run, *sizes, delta, confidence, method, validity)
+    drawn = likelihood_ratios(run, expected.released)
+    return threshold_of_draws(drawn, run, *sizes, delta, confidence, method, validity)
 
 
 @lru_cache(maxsize=8)
-def likelihood_ratios(run: DPSGD) -> Worlds:
-    """Likelihood ratios over all steps, drawn as they would be if nothing but canary and noise moved the model."""
-    drawn = sample_likelihood_ratios(run, np.arange(2 * DRAWS) % 2 == 0, np.random.default_rng(0))
+def likelihood_ratios(run: DPSGD, released: bool) -> Worlds:
+    """Likelihood ratios over all steps, drawn as they would be if nothing but canary and noise moved the model.
+
+    With ``released``, over what the run releases.
+    """
+    draw = sample_released_scores if released else sample_likelihood_ratios
+    drawn = draw(run, np.arange(2 * DRAWS) % 2 == 0, np.random.default_rng(0))
     return Worlds(np.sort(drawn[::2]), np.sort(drawn[1::2]))

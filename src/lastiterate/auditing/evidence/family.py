@@ -19,9 +19,10 @@ from lastiterate.privacy.analyses.calibrate import bracket_noise, calibrate
 from lastiterate.privacy.analyses.composition import composition
 from lastiterate.privacy.analyses.last_iterate import last_iterate
 from lastiterate.privacy.curve import PrivacyCurve
-from lastiterate.privacy.mixtures.law import law_of
+from lastiterate.privacy.mixtures.law import Law
+from lastiterate.privacy.mixtures.released import released_laws
 from lastiterate.privacy.mixtures.solve import Secants, invert
-from lastiterate.run import DPSGD, require_basic
+from lastiterate.run import DPSGD
 
 _GAUSSIAN = DPSGD(steps=1, sample_rate=1.0, noise_multiplier=1.0)
 _LEAST_NOISE, MOST_NOISE = 1e-4, 1e12  # noise multipliers that are tried
@@ -39,6 +40,11 @@ class Family:
     analysis: Callable[[DPSGD], PrivacyCurve]
     run: DPSGD
 
+    @property
+    def is_slow(self) -> bool:
+        """Whether losses of several blocks or steps add up, so that curves with little noise take up to minutes."""
+        return self.name == "composition" or (self.name == "last-iterate" and self.run.release_count > 1)
+
     def curve(self, factor: float) -> PrivacyCurve:
         """The family's member with so much noise."""
         return self.analysis(self.run.replace(noise_multiplier=self.run.noise_multiplier * factor))
@@ -51,7 +57,7 @@ class Family:
         """
         if fnr >= 1.0 - fpr:
             return math.inf
-        if fnr <= self.never_used * (1.0 - fpr):
+        if fnr <= float(self.least_fnr(np.array(fpr))):
             return 0.0
         return _factor(self, fpr, fnr)
 
@@ -75,6 +81,8 @@ class Family:
         distance = ndtri(fnr)
         gaussian: FloatArray = -(ndtri(fpr).mean(axis=1) + distance.mean(axis=1))
         best = int(np.argmax(gaussian))
+        if self.run.release_count > 1 and self.is_slow:
+            return gaussian
         factor = self.factor(float(np.median(fpr[best])), float(np.median(fnr[best])))
         if self.name == "gdp" or factor in (0.0, math.inf) or np.any(np.asarray(self.run.effective_weights()) < 0.0):
             return gaussian  # with weights of both signs a curve takes long
@@ -94,26 +102,40 @@ class Family:
     def least_log_factor(self) -> float:
         """log of the least factor that is tried.
 
-        Composition is followed up to an epsilon of 50, or twice the run's own: beyond, one value of its curve takes up
-        to a minute. More noise than needed gives a smaller epsilon, so that what is reported then is still a bound.
+        Composition, and several releases, are followed up to an epsilon of 50, or twice the run's own: beyond, one
+        value of the curve takes up to a minute. More noise than needed gives a smaller epsilon, so that what is
+        reported then is still a bound.
         """
-        if self.name != "composition":
+        if not self.is_slow:
             return math.log(_LEAST_NOISE / float(np.min(self.run.noise_multiplier)))
         most = max(_MOST_EPSILON, 2.0 * float(self.curve(1.0).epsilon(_DELTA)))
-        least = calibrate(self.run, epsilon=most, delta=_DELTA, analysis=composition)
+        least = calibrate(self.run, epsilon=most, delta=_DELTA, analysis=self.analysis)
         return math.log(float(np.max(least.noise_multiplier)) / float(np.max(self.run.noise_multiplier)))
+
+    def least_fnr(self, fpr: FloatArray) -> FloatArray:
+        """The curve without any noise.
+
+        Without the canary nothing is then seen. Where another example replaces it, its use is seen as well, so that
+        false alarms come from models in which neither was used.
+        """
+        if self.run.neighbours == "replace":
+            return np.maximum(self.never_used - fpr, 0.0)
+        return self.never_used * (1.0 - fpr)
 
     @cached_property
     def never_used(self) -> float:
         """The probability that a model with the canary is as one without, noise apart."""
         if self.name == "composition":
-            missed = 1.0 - np.asarray(self.run.sample_rate)
+            missed = (1.0 - np.asarray(self.run.sample_rate)) ** self.run.group_size
             return float(np.prod(missed) if missed.ndim else missed**self.run.steps)
-        law = law_of(self.run)
-        if law.constant != 0.0:
-            return 0.0
-        blocks = math.prod(float(np.sum(p[v == 0.0])) for v, p in law.blocks)
-        return blocks * float(np.exp(np.sum(law.counts * np.log1p(-law.rates))))
+        return float(np.prod([_never_used(law) ** count for count, law in released_laws(self.run)]))
+
+
+def _never_used(law: Law) -> float:
+    if law.constant != 0.0:
+        return 0.0
+    blocks = math.prod(float(np.sum(p[v == 0.0])) for v, p in law.blocks)
+    return blocks * float(np.exp(np.sum(law.counts * np.log1p(-law.rates))))
 
 
 def family_of(method: str, run: DPSGD | None) -> Family:
@@ -122,7 +144,7 @@ def family_of(method: str, run: DPSGD | None) -> Family:
         return Family("gdp", last_iterate, _GAUSSIAN)
     if run is None:
         raise ValueError(f"run must be given with method {method!r}, for its steps, sample rate and weights; got None")
-    if require_basic(run, "families of mechanisms").optimizer is not None:
+    if run.optimizer is not None and run.release_count == 1:  # several blocks have weights of their own
         run = run.replace(optimizer=None, weights=run.effective_weights())
     family = Family(method, last_iterate if method == "last-iterate" else composition, run)
     family.curve(1.0)  # an analysis that refuses the run does so whatever the scores are
@@ -141,7 +163,7 @@ def _factor(family: Family, fpr: float, fnr: float) -> float:
     quantile = Secants(normal_quantile)
     most = math.log(MOST_NOISE / float(np.max(family.run.noise_multiplier)))
     start, step = 0.0, _STEP
-    if family.name == "composition":
+    if family.is_slow:
         # From the run's own noise upwards: how little noise may be tried takes long to find, and is seldom needed.
         start = max(near_composition(family.run, float(-ndtri(fpr) - goal)), 0.0)
         step = _STEP_OF_COMPOSITION
@@ -155,7 +177,7 @@ def _factor(family: Family, fpr: float, fnr: float) -> float:
     if high == math.inf:
         return math.inf
     if low == -math.inf:
-        return math.exp(high) if family.name == "composition" else 0.0
+        return math.exp(high) if family.is_slow else 0.0
     ends = np.array(sorted((value, x) for x, value in quantile.seen if low <= x <= high))
     between = np.float64(np.interp(goal, ends[:, 0], ends[:, 1]))
     return math.exp(float(invert(quantile, goal, between, np.float64(low), np.float64(high))))
@@ -171,6 +193,7 @@ def _stride(seen: list[tuple[float, float]], goal: float, longest: float) -> flo
 def near_composition(run: DPSGD, mu: float) -> float:
     """log of a factor near the root, where each evaluation costs: the central limit theorem of Bu et al. (2020)."""
     times = 1 if np.ndim(run.sample_rate) else run.steps
-    squares = float(np.sum(np.square(run.sample_rate))) * times
+    apart = run.group_size * (2 if run.neighbours == "replace" else 1)
+    squares = float(np.sum(np.square(apart * np.asarray(run.sample_rate)))) * times
     precision = float(np.mean(np.square(1.0 / np.asarray(run.noise_multiplier))))
     return -0.5 * math.log(math.log1p(mu * mu / squares) / precision)

@@ -9,7 +9,7 @@ from lastiterate.auditing.design import Design, OneModel
 
 
 class Kind(Enum):
-    """Last iterates of many models, all iterates of many models, or many canaries of one model."""
+    """Last (or all released) iterates of many models, all iterates of many models, or many canaries of one model."""
 
     LAST_ITERATE = "last iterate"
     ALL_ITERATES = "all iterates"
@@ -20,4 +20,9 @@ def kind_of(design: Design, expected: ExpectedScores) -> Kind:
     """The kind of an audit's scores."""
     if isinstance(design, OneModel):
         return Kind.ONE_MODEL
-    return Kind.ALL_ITERATES if isinstance(expected, LikelihoodRatio) else Kind.LAST_ITERATE
+    return Kind.ALL_ITERATES if sees_every_step(expected) else Kind.LAST_ITERATE
+
+
+def sees_every_step(expected: ExpectedScores) -> bool:
+    """Whether the attack sees all iterates, whatever the run releases."""
+    return isinstance(expected, LikelihoodRatio) and not expected.released

@@ -23,7 +23,7 @@ from lastiterate.auditing.evidence.family import MOST_NOISE, Family, family_of
 from lastiterate.auditing.evidence.one_run import usual_guesses
 from lastiterate.auditing.evidence.one_run_power import OneRunPlan, best_guesses
 from lastiterate.auditing.evidence.rates import bound_on_rates, epsilon_of, upper_bound
-from lastiterate.auditing.evidence.score_law import score_below
+from lastiterate.auditing.evidence.score_law import false_alarms, score_below
 from lastiterate.auditing.evidence.threshold import predicted_threshold
 from lastiterate.privacy.curve import PrivacyCurve
 from lastiterate.run import DPSGD
@@ -63,8 +63,8 @@ class Outlook:
 
     def reached(self, method: str, chance: float = CHANCE) -> float:
         """The largest epsilon that the bound of this method reaches with at least this probability."""
-        if method == "composition":
-            return self._composition(chance)
+        if method in FAMILIES and (slow := family_of(method, self.run)).is_slow:
+            return self._slowly(slow, chance)
         errors = self.errors_at(self.threshold_for(method, self.confidence), self.expected)
         upper = self.upper_bounds(errors, self.confidence)
         if method in FAMILIES:
@@ -92,13 +92,13 @@ class Outlook:
         fpr, fnr = (np.asarray(bound(each.counts, self.models, error)) for each in errors)
         return fpr, fnr
 
-    def _composition(self, chance: float) -> float:
-        """That of the composition family, whose curves take long.
+    def _slowly(self, family: Family, chance: float) -> float:
+        """That of a family whose curves take long.
 
         Which outcomes are better than others is taken from a quicker family, whose curves are nearly parallel to it;
-        the epsilon of the outcome is composition's own.
+        the epsilon of the outcome is the family's own.
         """
-        errors = self.errors_at(self.threshold_for("composition", self.confidence), self.expected)
+        errors = self.errors_at(self.threshold_for(family.name, self.confidence), self.expected)
         upper = self.upper_bounds(errors, self.confidence)
         quicker = family_of("gdp" if isinstance(self.expected, LikelihoodRatio) else "last-iterate", self.run)
         factor = _least_factor(quicker, errors, upper, chance)
@@ -109,7 +109,7 @@ class Outlook:
         gap = np.where(fitting >= 0, limit - upper[1][np.maximum(fitting, 0)], np.inf)
         row = int(np.argmin(gap))
         column = int(fitting[row])
-        return family_of("composition", self.run).epsilon(float(upper[0][row]), float(upper[1][column]), self.delta)
+        return family.epsilon(float(upper[0][row]), float(upper[1][column]), self.delta)
 
 
 @dataclass(frozen=True)
@@ -158,12 +158,12 @@ def perfect(outlook: Outlook | OneRunOutlook) -> Outlook | OneRunOutlook:
 def error_rates(run: DPSGD, scores: ExpectedScores, threshold: float) -> tuple[float, float]:
     """The rates of false positives and of false negatives that such scores have."""
     if isinstance(scores, LikelihoodRatio):
-        drawn = likelihood_ratios(run)
+        drawn = likelihood_ratios(run, scores.released)
         wrong = drawn.errors(np.float64(threshold))
         return float(wrong[0] / drawn.outside.size), float(wrong[1] / drawn.inside.size)
     linear = scores if isinstance(scores, LinearScores) else IDEAL
-    below = score_below(run, np.array([threshold]), spread=linear.spread, signal=linear.signal)
-    return float(ndtr(-threshold / linear.spread)), float(below[0])
+    at, law = np.array([threshold]), {"spread": linear.spread, "signal": linear.signal}
+    return float(false_alarms(run, at, **law)[0]), float(score_below(run, at, **law)[0])
 
 
 def chance_within(
@@ -226,7 +226,7 @@ def _least_factor(
 
     if chance_within(errors, fnr, 1.0 - fpr, "left") < chance:
         return math.inf
-    if chance_within(errors, fnr, family.never_used * (1.0 - fpr)) >= chance:
+    if chance_within(errors, fnr, family.least_fnr(fpr)) >= chance:
         return 0.0
     least = family.least_log_factor
     most = math.log(MOST_NOISE / float(np.max(family.run.noise_multiplier)))

@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-from scipy.stats import norm
 
 from lastiterate.arrays import BoolArray, FloatArray
 from lastiterate.attacks.attack import ExpectedScores, LinearScores, Unknown, Words
@@ -17,7 +16,7 @@ from lastiterate.auditing.evidence.kinds import Kind, kind_of
 from lastiterate.auditing.evidence.outlook import OneRunOutlook, Outlook
 from lastiterate.auditing.evidence.question import Question, predictions_of
 from lastiterate.auditing.evidence.result import AuditResult
-from lastiterate.auditing.evidence.score_law import score_density
+from lastiterate.auditing.evidence.score_law import density_without, score_density
 from lastiterate.auditing.evidence.signal import expected_signal, signal_of
 from lastiterate.auditing.evidence.threshold import CHOOSING
 from lastiterate.run import DPSGD
@@ -208,5 +207,5 @@ def _density(run: DPSGD, expected: ExpectedScores, scores_in: FloatArray, scores
         return None
     low, high = min(finite.min(), -3.5 * expected.spread), max(finite.max(), 3.5 * expected.spread)
     at = np.linspace(low, high, 160)
-    without = norm.pdf(at, scale=expected.spread)
-    return np.stack([at, without, score_density(run, at, spread=expected.spread, signal=expected.signal)], axis=1)
+    law = {"spread": expected.spread, "signal": expected.signal}
+    return np.stack([at, density_without(run, at, **law), score_density(run, at, **law)], axis=1)

@@ -1,9 +1,13 @@
 """What the linear analysis says about scores: signal * S / s + N(0, spread^2) with the canary, N alone without it.
 
-S is how much of the canary is in the last iterate and s the standard deviation of its noise.
+S is how much of the canary is in the last iterate and s the standard deviation of its noise. Where one example replaces
+another, "without it" is the mirror image, -signal * S / s + N(0, spread^2).
 """
 
 from __future__ import annotations
+
+from scipy.special import ndtr
+from scipy.stats import norm
 
 from lastiterate.arrays import FloatArray
 from lastiterate.privacy.mixtures.distribution import density, probability_below
@@ -16,11 +20,27 @@ def score_below(run: DPSGD, scores: FloatArray, *, spread: float = 1.0, signal: 
     return probability_below(_law(run, spread, signal), scores)
 
 
+def false_alarms(run: DPSGD, scores: FloatArray, *, spread: float = 1.0, signal: float = 1.0) -> FloatArray:
+    """The probability that a model without the canary has a larger score than each of these."""
+    if run.neighbours == "replace":
+        return score_below(run, -scores, spread=spread, signal=signal)
+    rates: FloatArray = ndtr(-scores / spread)
+    return rates
+
+
 def score_density(run: DPSGD, scores: FloatArray, *, spread: float = 1.0, signal: float = 1.0) -> FloatArray:
     """The density of the score of a model with the canary."""
     return density(_law(run, spread, signal), scores)
 
 
+def density_without(run: DPSGD, scores: FloatArray, *, spread: float = 1.0, signal: float = 1.0) -> FloatArray:
+    """The density of the score of a model without it."""
+    if run.neighbours == "replace":
+        return score_density(run, -scores, spread=spread, signal=signal)
+    values: FloatArray = norm.pdf(scores, scale=spread)
+    return values
+
+
 def _law(run: DPSGD, spread: float, signal: float) -> Law:
-    law = law_of(require_basic(run, "attacks"))
+    law = law_of(require_basic(run, "linear scores", knows=("group_size", "neighbours")))
     return law.scaled(signal / law.noise, spread)

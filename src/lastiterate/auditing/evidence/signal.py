@@ -25,9 +25,14 @@ def signal_of(scores_in: FloatArray, scores_out: FloatArray) -> float:
 
 
 def expected_signal(run: DPSGD, signal: float = 1.0, spread: float = 1.0) -> float:
-    """The d' of scores signal * S / s + N(0, spread^2) against N(0, spread^2), as the linear analysis expects them."""
-    law = law_of(require_basic(run, "attacks"))
+    """The d' of scores signal * S / s + N(0, spread^2) against N(0, spread^2), as the linear analysis expects them.
+
+    Where one example replaces another, against the mirror image of the first.
+    """
+    law = law_of(require_basic(run, "linear scores", knows=("group_size", "neighbours")))
     scale = signal / law.noise
+    if run.neighbours == "replace":
+        return float(2.0 * scale * law.mean / np.sqrt(spread**2 + scale**2 * law.variance))
     return float(scale * law.mean / np.sqrt(spread**2 + 0.5 * scale**2 * law.variance))
 
 

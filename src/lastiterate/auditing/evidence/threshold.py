@@ -9,12 +9,12 @@ from typing import Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.special import bdtrik, ndtr
+from scipy.special import bdtrik
 
 from lastiterate.arrays import FloatArray, IntArray
 from lastiterate.auditing.evidence.family import family_of
 from lastiterate.auditing.evidence.rates import CORRECTION_RATIO, AssumptionFree, RateBound, bound_on_rates, ranks
-from lastiterate.auditing.evidence.score_law import score_below
+from lastiterate.auditing.evidence.score_law import false_alarms, score_below
 from lastiterate.run import DPSGD
 from lastiterate.values import integer, number, one_of
 from lastiterate.vocabulary import FAMILIES, THRESHOLDS, VALIDITIES
@@ -203,8 +203,9 @@ def predicted_threshold(
     error = 0.5 * (1.0 - number("confidence", confidence, 0.0, 1.0, open_low=True, open_high=True))
     thresholds = width * np.linspace(_LOWEST, _HIGHEST, _POINTS)
     bound = bound_on_rates("a-priori", validity)
-    fpr_bounds = _likely_bounds(ndtr(-thresholds / width), outside, error, bound)
-    fnr_bounds = _likely_bounds(score_below(run, thresholds, spread=width, signal=strength), inside, error, bound)
+    law = {"spread": width, "signal": strength}
+    fpr_bounds = _likely_bounds(false_alarms(run, thresholds, **law), outside, error, bound)
+    fnr_bounds = _likely_bounds(score_below(run, thresholds, **law), inside, error, bound)
     return _most_merit(thresholds, rule_of(method, run).merits(fpr_bounds, fnr_bounds, delta))
 
 
@@ -229,9 +230,15 @@ def threshold_of_draws(
 
 
 def _most_merit(thresholds: FloatArray, merits: FloatArray) -> float:
-    """The middle of the thresholds that are as good as any."""
+    """The middle of the thresholds that are as good as any: of the highest of them, down to where others are worse.
+
+    Where worlds are mirror images of each other the same merit is found twice, with nothing good in between.
+    """
     best = float(np.max(merits))
-    return float(np.mean(thresholds[merits >= best - _PLATEAU * abs(best)]))
+    worse = np.flatnonzero(merits < best - _PLATEAU * abs(best))
+    last = int(np.flatnonzero(merits >= best - _PLATEAU * abs(best))[-1])
+    first = int(worse[worse < last][-1]) + 1 if np.any(worse < last) else 0
+    return float(np.mean(thresholds[first : last + 1]))
 
 
 def _likely_bounds(rate: FloatArray, models: int, error: float, bound: RateBound) -> FloatArray:

@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from lastiterate.answers import Answer
-from lastiterate.attacks.attack import LikelihoodRatio
 from lastiterate.auditing.evidence.estimate import Estimate
+from lastiterate.auditing.evidence.kinds import sees_every_step
 from lastiterate.auditing.evidence.outlook import OneRunOutlook, Outlook, perfect
+from lastiterate.run import DPSGD
 from lastiterate.vocabulary import ANALYSES, METHODS
 from lastiterate.wording import spell
 
@@ -41,7 +42,7 @@ def waterfall_of(
     outlook: Outlook | OneRunOutlook, predictions: Mapping[str, Answer], estimates: Mapping[str, Estimate]
 ) -> tuple[Step, ...]:
     """The levels from the guarantee that there is down to the epsilon that was found, of one method throughout."""
-    sees_all = isinstance(outlook.expected, LikelihoodRatio)
+    sees_all = sees_every_step(outlook.expected)
     found = headline(estimates, sees_all)
     steps: list[Step] = []
     known = ((name, predictions[name].value) for name in ("composition", "no_amplification") if name in predictions)
@@ -50,7 +51,7 @@ def waterfall_of(
         steps.append(Step("guarantee", guarantee[1], f"Guaranteed, by {ANALYSES[guarantee[0]].label}."))
     heuristic = predictions["last_iterate"].value
     if heuristic is not None and not sees_all:
-        steps.append(Step("heuristic", heuristic, _hidden(steps, heuristic)))
+        steps.append(Step("heuristic", heuristic, _hidden(steps, heuristic, outlook.run)))
     median = perfect(outlook).reached(found.method, 0.5)
     what = "canaries of one run" if isinstance(outlook, OneRunOutlook) else "models a world"
     many = f"{outlook.models:,} {what}, {METHODS[found.method].label}"
@@ -60,12 +61,14 @@ def waterfall_of(
     return tuple(steps)
 
 
-def _hidden(before: list[Step], heuristic: float) -> str:
+def _hidden(before: list[Step], heuristic: float, run: DPSGD) -> str:
+    seen = "the last iterate" if run.release_count == 1 else f"the {run.release_count:,} released iterates"
+    verb = "is" if run.release_count == 1 else "are"
     if not before:
-        return "Predicted for the last iterate (a heuristic)."
+        return f"Predicted for {seen} (a heuristic)."
     if (lost := before[-1].epsilon - heuristic) < 0.0:
         return f"The heuristic is {spell(-lost, 3)} above the guarantee, which holds all the same."
-    return f"Hidden: {spell(lost, 3)}, as only the last iterate is seen (predicted, a heuristic)."
+    return f"Hidden: {spell(lost, 3)}, as only {seen} {verb} seen (predicted, a heuristic)."
 
 
 def _sample(before: list[Step], median: float, many: str) -> str:

@@ -1,4 +1,4 @@
-"""Nothing is trained: last iterates are drawn from their distribution, known where the data are adversarial."""
+"""Nothing is trained: released iterates are drawn from their distribution, known where the data are adversarial."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from lastiterate.arrays import BoolArray, IntArray
-from lastiterate.attacks.adversarial import Adversarial
+from lastiterate.attacks.adversarial import Adversarial, facts_of
 from lastiterate.auditing.design import OpenEnded, Paired, Quality
 from lastiterate.auditing.experiments.protocol import Cost, Crafted, Trials
 from lastiterate.auditing.identity import Identity, identify
@@ -40,7 +40,8 @@ class ExactDraws:
         return identify(self.run, None, self.attack, self.design, self.seed)
 
     def craft(self, progress: bool | None) -> Crafted:
-        return Crafted({}, self.attack.expected({}), self.attack.words({}))
+        facts = facts_of(self.run)
+        return Crafted(facts, self.attack.expected(facts), self.attack.words(facts))
 
     def trials(self, crafted: Crafted, chunk_size: int | None, workers: int | None, sharers: int = 1) -> Trials:
         return _Draws(self, chunk_size or _CHUNK)

@@ -89,11 +89,14 @@ def check_crafted(crafted: Fields) -> None:
     _object(crafted, "facts", "expected", "words", "quality_before", "chunk_size")
     expected, words, before = crafted["expected"], crafted["words"], crafted["quality_before"]
     _object(crafted["facts"])
-    _object({"signal": 1.0, "spread": 1.0, **_object(expected)}, "kind", "signal", "spread")
+    all_of_them = {"signal": 1.0, "spread": 1.0, "released": False, **_object(expected)}
+    _object(all_of_them, "kind", "signal", "spread", "released")
     _object(words, "attack", "unit", "caveats")
     _one_of(("linear", "likelihood-ratio", "none"), expected["kind"])
     number("signal", expected.get("signal", 1.0))
     number("spread", expected.get("spread", 1.0), 0.0, open_low=True)
+    if not isinstance(all_of_them["released"], bool):
+        raise TypeError(f"released must be true or false, got {all_of_them['released']!r}")
     for text in (words["attack"], words["unit"], *_list(words["caveats"])):
         _text(text)
     if before is not None:

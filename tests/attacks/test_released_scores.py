@@ -1,0 +1,115 @@
+"""Exact draws of what people, replaced examples and several releases show reach the analyses. About 8 seconds."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy.stats import binom, norm
+
+import lastiterate as li
+from lastiterate.attacks import Adversarial
+from lastiterate.attacks.adversarial import sample_scores
+from lastiterate.auditing.evidence.family import family_of
+from lastiterate.auditing.evidence.score_law import false_alarms, score_below
+from lastiterate.auditing.evidence.signal import expected_signal, signal_of
+from lastiterate.auditing.evidence.threshold import predicted_threshold
+from lastiterate.auditing.reading import read
+
+RUN = li.DPSGD(100, 0.05, 1.0)
+DECAYED = li.DPSGD(60, 0.1, 1.0, optimizer=li.SGD(np.linspace(0.2, 0.1, 60), weight_decay=0.2))
+RUNS = {
+    "group": RUN.replace(group_size=4),
+    "replace": RUN.replace(neighbours="replace"),
+    "replaced group": RUN.replace(neighbours="replace", group_size=3),
+    "releases": RUN.replace(releases=5),
+    "given releases of groups": RUN.replace(releases=[10, 70], group_size=2),
+    "replace, releases": RUN.replace(neighbours="replace", releases=4),
+    "all released": RUN.replace(releases=100),
+    "schedule and decay": DECAYED.replace(releases=3),
+}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_drawn_scores_have_the_errors_of_the_heuristic(name):
+    run = RUNS[name]
+    scores = sample_scores(run, np.arange(80_000) % 2 == 0, np.random.default_rng(1))
+    inside, outside = scores[::2], scores[1::2]
+    curve = li.last_iterate(run)
+    for rate in (0.02, 0.2, 0.6):
+        threshold = np.quantile(outside, 1.0 - rate)
+        assert np.mean(inside < threshold) == pytest.approx(curve.fnr(rate), abs=0.015)
+    if run.release_count > 1:  # the score is the loss itself: at epsilon, above it, delta
+        for epsilon in (0.3, 1.0):
+            shown = np.mean(inside >= epsilon) - np.exp(epsilon) * np.mean(outside >= epsilon)
+            other = np.mean(outside <= -epsilon) - np.exp(epsilon) * np.mean(inside <= -epsilon)
+            assert max(shown, other) == pytest.approx(curve.delta(epsilon), abs=0.015)
+
+
+def test_ratio_of_two_blocks_is_that_of_sums_over_the_binomials():
+    run = li.DPSGD(5, 0.3, 0.8, releases=[2])
+    generator = np.random.default_rng(0)
+    scores = sample_scores(run, np.array([True, False, True]), generator)
+    repeated, total = np.random.default_rng(0), np.zeros(3)
+    for steps in (2, 3):
+        noise = 0.8 * np.sqrt(steps)
+        seen = noise * repeated.standard_normal(3)
+        seen[[0, 2]] += repeated.binomial(steps, 0.3, 2)
+        counts = np.arange(steps + 1)
+        mixture = norm.pdf(seen[:, None], counts, noise) @ binom.pmf(counts, steps, 0.3)
+        total += np.log(mixture / norm.pdf(seen, scale=noise))
+    np.testing.assert_allclose(scores, total, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["group", "replace", "replaced group"])
+def test_law_of_linear_scores_is_that_of_the_draws(name):
+    run = RUNS[name]
+    scores = sample_scores(run, np.arange(100_000) % 2 == 0, np.random.default_rng(2))
+    inside, outside = scores[::2], scores[1::2]
+    at = np.array([-0.5, 0.4, 1.5])
+    np.testing.assert_allclose(score_below(run, at), [np.mean(inside < x) for x in at], atol=0.01)
+    np.testing.assert_allclose(false_alarms(run, at), [np.mean(outside > x) for x in at], atol=0.01)
+    assert expected_signal(run) == pytest.approx(signal_of(inside, outside), abs=0.03)
+
+
+def test_mirrored_worlds_have_a_threshold_on_one_side_and_not_in_the_middle():
+    assert predicted_threshold(RUNS["replace"], 20_000, 20_000) > 1.0
+
+
+@pytest.mark.parametrize("method", ["last-iterate", "composition"])
+def test_without_noise_a_family_is_where_its_curve_tends_to(method):
+    for fields in ({"group_size": 2}, {"neighbours": "replace"}, {"releases": 2}):
+        family = family_of(method, li.DPSGD(4, 0.2, 1.0, **fields))
+        rates = np.array([0.01, 0.1])
+        factor = 0.15 if "releases" in fields else 0.1
+        np.testing.assert_allclose(family.curve(factor).fnr(rates), family.least_fnr(rates), atol=0.01)
+
+
+@pytest.mark.parametrize("name", ["group", "replace", "releases"])
+def test_audit_by_exact_draws_is_near_the_heuristic_and_never_refutes(name, tmp_path):
+    run = RUNS[name]
+    result = li.audit(run, None, Adversarial(), models=20_000, seed=3, store=tmp_path / "s.sqlite")
+    assert result.verdict == "consistent"
+    assert 0.85 * result.last_iterate < result.empirical["last-iterate"] <= 1.02 * result.last_iterate
+    assert result.run == run
+    assert read(tmp_path / "s.sqlite").empirical == result.empirical
+    assert "seen" in result.waterfall[1].words
+
+
+def test_half_of_the_noise_is_refuted_for_people():
+    claimed, trained = RUN.replace(group_size=4), RUN.replace(group_size=4, noise_multiplier=0.4)
+    result = li.audit(trained, None, Adversarial(), models=20_000, seed=0, methods=["gdp"], claim_noise=1.0)
+    assert result.verdict == "violation"
+    scores = sample_scores(trained, np.arange(4000) % 2 == 0, np.random.default_rng(0))
+    found = li.estimate(scores[::2], scores[1::2], method="last-iterate", run=claimed)
+    assert found.noise_multiplier < 1.0
+
+
+def test_what_an_estimate_cannot_know_is_refused():
+    with pytest.raises(ValueError, match="'a-priori': no law of their scores is known"):
+        li.estimate([1.0], [0.0], threshold="a-priori", run=RUNS["releases"])
+    with pytest.raises(ValueError, match="group_size must be 1 for method 'one-run-last-iterate'"):
+        li.estimate([1.0], [0.0], method="one-run-last-iterate", run=RUNS["group"])
+    with pytest.raises(ValueError, match="releases must be 1, or all 4 steps, with momentum"):
+        li.audit(li.DPSGD(4, 0.5, 1.0, optimizer=li.SGD(0.1, momentum=0.9), releases=2), None, Adversarial(), models=2)
+    with pytest.raises(ValueError, match="neighbours must be 'add-remove' for this audit, got 'replace'"):
+        li.audit(RUNS["replace"], None, Adversarial("trained"), models=2)
