@@ -51,7 +51,8 @@ class Adversarial(BringsProblem):
     @property
     def knows(self) -> tuple[str, ...]:
         """Fields of a run beyond one example and the last iterate."""
-        return ("releases", "group_size", "neighbours") if self.iterates == "exact" else ("group_size",)
+        exact = ("releases", "group_size", "neighbours", "noise_filter", "min_separation")
+        return exact if self.iterates == "exact" else ("group_size", "noise_filter")
 
     def craft(self, run: DPSGD, problem: Problem | None, references: References) -> Facts:
         return facts_of(run)

@@ -55,7 +55,7 @@ class GradientSpace:
     @property
     def knows(self) -> tuple[str, ...]:
         """Fields of a run beyond one example and the last iterate: a group is so many copies of the canary."""
-        return ("group_size",)
+        return ("group_size", "noise_filter")
 
     def craft(self, run: DPSGD, problem: Problem, references: References) -> Facts:
         from lastiterate.attacks.drift import measure_drift

@@ -95,7 +95,7 @@ def train(
         TrainingDiverged: if the parameters of a model are not finite any more.
     """
     began = monotonic()
-    require_basic(run, "the trainer", knows=("group_size",))
+    require_basic(run, "the trainer", knows=("group_size", "noise_filter"))
     instance("problem", problem, Problem, "a training.Problem")
     if progress is not None:
         boolean("progress", progress)

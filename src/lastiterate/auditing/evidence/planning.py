@@ -69,7 +69,7 @@ def power(
     Returns:
         A ``Power``, which prints as a table; ``rows`` has what each method finds, ``needed`` how many models refute.
     """
-    require_basic(run, "power")
+    require_basic(run, "power", knows=("noise_filter", "min_separation"))
     question = Question(delta, confidence, methods, threshold, claim_epsilon, claim_noise, validity)
     kind = Kind.ONE_MODEL if boolean("one_run", one_run) else Kind.LAST_ITERATE
     integer("models", models, 1, MOST_CANARIES if one_run else MOST_MODELS)

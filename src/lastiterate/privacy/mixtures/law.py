@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from lastiterate.privacy.mixtures.filtered import filtered_noise
+
 if TYPE_CHECKING:
     from lastiterate.arrays import FloatArray, IntArray
     from lastiterate.run import DPSGD
@@ -114,19 +116,24 @@ def law_of(run: DPSGD) -> Law:
     require_independence(run)
     weights = run.effective_weights()
     if np.ndim(weights) == 0 and np.ndim(run.noise_multiplier) == 0 and run.sampling != "shuffled":
-        return _independent(run, np.ones(()), float(run.noise_multiplier) * math.sqrt(run.steps))
+        noise = float(run.noise_multiplier) * math.sqrt(run.steps)
+        return _independent(run, np.ones(()), noise if run.noise_filter is None else filtered_noise(run, 1.0))
     size = float(np.max(np.abs(weights)))
     if size == 0.0:
         raise ValueError("weights must not all be zero: with these learning rates the run releases nothing")
     weights = np.asarray(weights) / size
-    spread = weights * np.asarray(run.noise_multiplier)
-    largest = float(np.max(np.abs(spread)))
-    spread /= largest
-    noise = largest * math.sqrt(float(np.sum(spread * spread)) * (1 if spread.ndim else run.steps))
-    del spread  # long runs have few megabytes to spare
+    noise = _noise(run, weights) if run.noise_filter is None else filtered_noise(run, weights)
     if run.sampling == "shuffled":
         return _shuffled(run, weights, noise)
     return _independent(run, weights, noise)
+
+
+def _noise(run: DPSGD, weights: FloatArray) -> float:
+    """The standard deviation of the noise in what is released, where that of the steps is independent."""
+    spread = weights * np.asarray(run.noise_multiplier)
+    largest = float(np.max(np.abs(spread)))
+    spread /= largest
+    return largest * math.sqrt(float(np.sum(spread * spread)) * (1 if spread.ndim else run.steps))
 
 
 def require_independence(run: DPSGD) -> None:
@@ -143,6 +150,8 @@ def _independent(run: DPSGD, weights: FloatArray, noise: float) -> Law:
 
     A group has as many such terms a step as it has examples.
     """
+    if run.min_separation > 1:
+        return _in_turns(run, weights, noise)
     if weights.ndim == 0 and np.ndim(run.sample_rate) == 0 and 0.0 < run.sample_rate < 1.0:
         one = np.ones(1)
         return Law(noise, 0.0, one * run.steps * run.group_size, one * run.sample_rate, one * weights)
@@ -153,6 +162,32 @@ def _independent(run: DPSGD, weights: FloatArray, noise: float) -> Law:
     random = matters & ~certain
     constant = float(np.sum(counts[certain] * values[certain]))
     return Law(noise, constant, counts[random], rates[random], values[random])
+
+
+def _in_turns(run: DPSGD, weights: FloatArray, noise: float) -> Law:
+    """Poisson sampling of groups that take turns, of which one, by chance, is the canary's.
+
+    Its group has k turns whichever it is, and one more with probability r / b: as many independent terms.
+    """
+    apart, rate = run.min_separation, float(np.max(run.sample_rate))
+    alike = weights.ndim == 0 or bool(np.all(weights == weights[0]))
+    if run.sampling != "poisson" or np.ndim(run.sample_rate) or not alike:
+        raise ValueError(
+            f"min_separation must be 1 for the heuristic, got {apart}, but for steps that count alike, with Poisson "
+            "sampling at one sample_rate or with shuffled batches: otherwise it is not known how batches are drawn"
+        )
+    if apart * rate > 1.0 + 1e-9:
+        raise ValueError(
+            f"sample_rate must be at most 1 / min_separation = {1.0 / apart:g} for the heuristic, got {rate!r}: an "
+            "example can be in no more batches than its group has turns"
+        )
+    turns, rest = divmod(run.steps, apart)
+    counts = np.array([turns, 1.0 if rest else 0.0]) * run.group_size
+    rates = np.array([min(apart * rate, 1.0), rest * min(rate, 1.0 / apart)])
+    values = np.full(2, float(weights if weights.ndim == 0 else weights[0]))
+    matters = (counts > 0.0) & (rates > 0.0)
+    certain, random = matters & (rates == 1.0), matters & (rates < 1.0)
+    return Law(noise, float(np.sum((counts * values)[certain])), counts[random], rates[random], values[random])
 
 
 def distinct(first: FloatArray, second: FloatArray, steps: int) -> tuple[FloatArray, FloatArray, FloatArray]:
@@ -186,6 +221,7 @@ def _shuffled(run: DPSGD, weights: FloatArray, noise: float) -> Law:
     rate = float(run.sample_rate)
     length = epoch_length(rate)
     none = np.empty(0)
+    require_separable_epochs(run)
     if weights.ndim == 0 or np.all(weights == weights[0]):
         value = float(weights if weights.ndim == 0 else weights[0])
         epochs, rest = divmod(run.steps, length)
@@ -195,6 +231,11 @@ def _shuffled(run: DPSGD, weights: FloatArray, noise: float) -> Law:
         counts, rates, values = np.array([[1.0], [rest * rate], [value]]) if rest else (none, none, none)
         return Law(noise, epochs * value, counts, rates, values)
     _require_one(run)
+    if run.min_separation > 1:
+        raise ValueError(
+            f"min_separation must be 1 for the heuristic with sampling 'shuffled', got {run.min_separation}, unless "
+            "steps count alike: epochs whose shuffles depend on each other are not independent"
+        )
     constant, blocks = 0.0, []
     for start in range(0, run.steps, length):
         values, index = np.unique(_epoch(weights[start : start + length], length), return_inverse=True)
@@ -205,6 +246,16 @@ def _shuffled(run: DPSGD, weights: FloatArray, noise: float) -> Law:
             chances[-1] = 1.0 - rate * (index.size - 1)
             blocks.append((values, _sums_of_groups(index, chances)))
     return Law(noise, constant, none, none, none, tuple(blocks))
+
+
+def require_separable_epochs(run: DPSGD) -> None:
+    """Refuse a separation that batches in which every example is once an epoch cannot keep."""
+    length = epoch_length(float(run.sample_rate))
+    if run.min_separation > length:
+        raise ValueError(
+            f"min_separation must be at most the {length} batches of an epoch with sampling 'shuffled', got "
+            f"{run.min_separation}"
+        )
 
 
 def _require_one(run: DPSGD) -> None:
