@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from lastiterate.attacks import NAMED
 from lastiterate.cli.errors import OptionError
-from lastiterate.data.files import decoding, find
+from lastiterate.data.files import BadFile, decoding, find
 from lastiterate.data.limits import PARSED, read_all
 from lastiterate.values import written_integer, written_number
 from lastiterate.vocabulary import THRESHOLDS
@@ -77,8 +77,11 @@ def coefficients(option: str) -> Callable[[str], list[float]]:
             raise OptionError(
                 f"{option} must be numbers separated by commas, or a file of them, got {text!a}"
             ) from None
-        with decoding(path, "a text file of numbers") as file:
-            words = read_all(file, path, PARSED).decode().replace(",", " ").split()
+        try:
+            with decoding(path, "a text file of numbers") as file:
+                words = read_all(file, path, PARSED).decode().replace(",", " ").split()
+        except BadFile as error:
+            raise OptionError(f"{option} cannot be read: {error}") from None
         if not words:
             raise OptionError(f"{option} must be a file of numbers, got one without any: {text!a}")
         return [one(word) for word in words]

@@ -199,6 +199,31 @@ def test_poisson_sampling_with_a_separation_is_that_of_groups_that_take_turns():
         assert law.noise == law_of(run.replace(min_separation=1)).noise
 
 
+@pytest.mark.parametrize("steps", [12, 10])
+def test_one_order_of_all_epochs_is_one_place_in_it(steps):
+    weights = np.arange(1.0, steps + 1.0) ** 1.5
+    sums = np.sort([weights[place::4].sum() for place in range(4)])
+    for sampling in ("poisson", "shuffled"):
+        run = li.DPSGD(steps, 0.25, 1.0, sampling, noise_filter=FILTER, min_separation=4, weights=weights)
+        law = law_of(run)
+        ((values, chances),) = law.blocks
+        assert (law.constant, law.counts.size) == (0.0, 0)
+        assert values * weights.max() == pytest.approx(sums)
+        assert chances == pytest.approx([0.25] * 4)
+        drawn = li.last_iterate(run)
+        direct = [_delta_of_four(values / law.noise, epsilon) for epsilon in (0.5, 2.0)]
+        assert drawn.delta(np.array([0.5, 2.0])) == pytest.approx(direct, rel=1e-6)
+
+
+def _delta_of_four(means, epsilon):
+    """P - e^epsilon Q where that is positive, by a sum over a fine grid; the same for Q and P."""
+    x = np.linspace(-12.0, 12.0 + max(means), 400_001)
+    p, q = np.mean([norm.pdf(x - mean) for mean in means], axis=0), norm.pdf(x)
+    width = x[1] - x[0]
+    both = [(one - math.exp(epsilon) * two).clip(0.0).sum() * width for one, two in ((p, q), (q, p))]
+    return max(both)
+
+
 def test_groups_that_take_turns_are_those_of_jax_privacys_sampler():
     selection = pytest.importorskip("jax_privacy.batch_selection")
     run = li.DPSGD(10, 0.2, 1.0, noise_filter=FILTER, min_separation=3)
@@ -248,7 +273,7 @@ def test_what_is_not_known_is_refused():
         ({"sampling": "fixed"}, "min_separation must be 1 for the heuristic, got 3"),
         ({"weights": np.arange(1.0, 11.0)}, "min_separation must be 1 for the heuristic, got 3"),
         ({"sample_rate": 0.4}, "sample_rate must be at most 1 / min_separation"),
-        ({"sampling": "shuffled", "weights": np.arange(1.0, 11.0)}, "epochs whose shuffles depend"),
+        ({"sampling": "shuffled", "weights": np.arange(1.0, 11.0)}, "epochs whose shuffles depend on each other"),
     ]:
         with pytest.raises(ValueError, match=words):
             li.last_iterate(run.replace(**changes))

@@ -105,7 +105,8 @@ class Law:
         return Law(self.noise, -self.constant, self.counts, self.rates, -self.weights, blocks)
 
 
-NOTHING = Law(1.0, 0.0, np.empty(0), np.empty(0), np.empty(0))
+_NO_TERMS = (np.empty(0), np.empty(0), np.empty(0))
+NOTHING = Law(1.0, 0.0, *_NO_TERMS)
 
 
 def law_of(run: DPSGD) -> Law:
@@ -171,16 +172,20 @@ def _in_turns(run: DPSGD, weights: FloatArray, noise: float) -> Law:
     """
     apart, rate = run.min_separation, float(np.max(run.sample_rate))
     alike = weights.ndim == 0 or bool(np.all(weights == weights[0]))
-    if run.sampling != "poisson" or np.ndim(run.sample_rate) or not alike:
+    always = apart * rate > 1.0 - 1e-9
+    if run.sampling != "poisson" or np.ndim(run.sample_rate) or not (alike or always):
         raise ValueError(
-            f"min_separation must be 1 for the heuristic, got {apart}, but for steps that count alike, with Poisson "
-            "sampling at one sample_rate or with shuffled batches: otherwise it is not known how batches are drawn"
+            f"min_separation must be 1 for the heuristic, got {apart}, but for Poisson sampling at one sample_rate of "
+            "steps that count alike (or of all of a group at each of its turns), and for shuffled batches: otherwise "
+            "batches depend on each other in a way that is not known"
         )
     if apart * rate > 1.0 + 1e-9:
         raise ValueError(
             f"sample_rate must be at most 1 / min_separation = {1.0 / apart:g} for the heuristic, got {rate!r}: an "
             "example can be in no more batches than its group has turns"
         )
+    if not alike:
+        return Law(noise, 0.0, *_NO_TERMS, (_in_order(weights, np.full(apart, 1.0 / apart)),) * run.group_size)
     turns, rest = divmod(run.steps, apart)
     counts = np.array([turns, 1.0 if rest else 0.0]) * run.group_size
     rates = np.array([min(apart * rate, 1.0), rest * min(rate, 1.0 / apart)])
@@ -188,6 +193,13 @@ def _in_turns(run: DPSGD, weights: FloatArray, noise: float) -> Law:
     matters = (counts > 0.0) & (rates > 0.0)
     certain, random = matters & (rates == 1.0), matters & (rates < 1.0)
     return Law(noise, float(np.sum((counts * values)[certain])), counts[random], rates[random], values[random])
+
+
+def _in_order(weights: FloatArray, chances: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """The canary has one place, with these probabilities, in an order in which batches come again and again."""
+    sums = np.array([float(np.sum(weights[place :: chances.size])) for place in range(chances.size)])
+    values, index = np.unique(sums, return_inverse=True)
+    return values, _sums_of_groups(index, chances)
 
 
 def distinct(first: FloatArray, second: FloatArray, steps: int) -> tuple[FloatArray, FloatArray, FloatArray]:
@@ -231,10 +243,13 @@ def _shuffled(run: DPSGD, weights: FloatArray, noise: float) -> Law:
         counts, rates, values = np.array([[1.0], [rest * rate], [value]]) if rest else (none, none, none)
         return Law(noise, epochs * value, counts, rates, values)
     _require_one(run)
+    if run.min_separation == length:  # all epochs have the order of the first
+        return Law(noise, 0.0, *_NO_TERMS, (_in_order(weights, _places(rate, length)),))
     if run.min_separation > 1:
         raise ValueError(
-            f"min_separation must be 1 for the heuristic with sampling 'shuffled', got {run.min_separation}, unless "
-            "steps count alike: epochs whose shuffles depend on each other are not independent"
+            f"min_separation must be 1 for the heuristic with sampling 'shuffled', or the {length} batches of an "
+            f"epoch, got {run.min_separation}, unless steps count alike: epochs whose shuffles depend on each other "
+            "are not independent"
         )
     constant, blocks = 0.0, []
     for start in range(0, run.steps, length):
@@ -242,10 +257,15 @@ def _shuffled(run: DPSGD, weights: FloatArray, noise: float) -> Law:
         if values.size == 1:
             constant += float(values[0])
         else:
-            chances = np.full(index.size, rate)
-            chances[-1] = 1.0 - rate * (index.size - 1)
-            blocks.append((values, _sums_of_groups(index, chances)))
+            blocks.append((values, _sums_of_groups(index, _places(rate, index.size))))
     return Law(noise, constant, none, none, none, tuple(blocks))
+
+
+def _places(rate: float, count: int) -> FloatArray:
+    """The probability of each place in an epoch; the last is the rest, as of a smaller batch."""
+    chances = np.full(count, rate)
+    chances[-1] = 1.0 - rate * (count - 1)
+    return chances
 
 
 def require_separable_epochs(run: DPSGD) -> None:
