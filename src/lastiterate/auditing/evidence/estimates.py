@@ -61,8 +61,8 @@ class Estimates:
         match self._expected:
             case LinearScores(share, spread):
                 signal = expected_signal(self._run, share, spread)
-            case LikelihoodRatio(released):
-                drawn = likelihood_ratios(self._run, released)
+            case LikelihoodRatio(released, share):
+                drawn = likelihood_ratios(self._run, released, share)
                 signal = signal_of(drawn.inside, drawn.outside)
         return failure_of(*self._scores, signal)
 
@@ -133,16 +133,19 @@ def a_priori_threshold(
         )
     if method == "composition":
         return telling_threshold(run)
-    drawn = likelihood_ratios(run, expected.released)
+    drawn = likelihood_ratios(run, expected.released, expected.signal)
     return threshold_of_draws(drawn, run, *sizes, delta, confidence, method, validity)
 
 
 @lru_cache(maxsize=8)
-def likelihood_ratios(run: DPSGD, released: bool) -> Worlds:
+def likelihood_ratios(run: DPSGD, released: bool, signal: float = 1.0) -> Worlds:
     """Likelihood ratios over all steps, drawn as they would be if nothing but canary and noise moved the model.
 
-    With ``released``, over what the run releases.
+    With ``released``, over what the run releases, of which the attack sees a share ``signal`` of the canary.
     """
-    draw = sample_released_scores if released else sample_likelihood_ratios
-    drawn = draw(run, np.arange(2 * DRAWS) % 2 == 0, np.random.default_rng(0))
+    worlds, generator = np.arange(2 * DRAWS) % 2 == 0, np.random.default_rng(0)
+    if released:
+        drawn = sample_released_scores(run, worlds, generator, signal)
+    else:
+        drawn = sample_likelihood_ratios(run, worlds, generator)
     return Worlds(np.sort(drawn[::2]), np.sort(drawn[1::2]))
