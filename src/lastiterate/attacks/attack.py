@@ -41,11 +41,13 @@ class LikelihoodRatio:
     """The log of the likelihood ratio over all steps, as if every iterate had been released.
 
     With ``released``, over what is between the iterates that the run does release. ``signal`` is the share of the
-    canary that the attack sees, over the spread of what it sees without it.
+    canary that the attack sees, over the spread of what it sees without it, and ``noise`` what there is of the noise
+    that the run describes.
     """
 
     released: bool = False
     signal: float = 1.0
+    noise: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -166,5 +168,10 @@ def models_to_craft(attack: object) -> int:
 
 
 def known_fields(attack: object) -> tuple[str, ...]:
-    """Which of releases, group_size and neighbours an attack knows what to do with, by its own word: ``knows``."""
+    """Which of releases, group_size and neighbours an attack knows what to do with, by its own word: ``knows``.
+
+    All of them where none is given: those that suit a problem know them, and so must a trainer that returns scores.
+    """
+    if attack is None:
+        return "releases", "group_size", "neighbours"
     return () if isinstance(attack, type) else tuple(getattr(attack, "knows", ()))

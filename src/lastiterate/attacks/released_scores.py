@@ -15,18 +15,18 @@ from lastiterate.run import DPSGD
 
 
 def sample_released_scores(
-    run: DPSGD, present: BoolArray, generator: np.random.Generator, signal: float = 1.0
+    run: DPSGD, present: BoolArray, generator: np.random.Generator, signal: float = 1.0, noise: float = 1.0
 ) -> FloatArray:
     """Draws of the score with the canary and without it, or with the example that replaces it.
 
-    ``signal`` is the share of the canary that the attack sees.
+    ``signal`` is the share of the canary that the attack sees, ``noise`` what there is of the noise it reckons with.
     """
     mirrored = run.neighbours == "replace"
     total = np.zeros(present.size)
     for count, law in released_laws(run):
         shown = law.scaled(1.0, law.noise / signal)
         for _ in range(int(count)):
-            seen = generator.standard_normal(present.size)
+            seen = noise * generator.standard_normal(present.size)
             seen[present] += shown.sample(int(present.sum()), generator) / shown.noise
             if mirrored:
                 seen[~present] -= shown.sample(int((~present).sum()), generator) / shown.noise

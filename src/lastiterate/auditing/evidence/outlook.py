@@ -160,7 +160,7 @@ def perfect(outlook: Outlook | OneRunOutlook) -> Outlook | OneRunOutlook:
 def error_rates(run: DPSGD, scores: ExpectedScores, threshold: float) -> tuple[float, float]:
     """The rates of false positives and of false negatives that such scores have."""
     if isinstance(scores, LikelihoodRatio):
-        drawn = likelihood_ratios(run, scores.released, scores.signal)
+        drawn = likelihood_ratios(run, scores)
         wrong = drawn.errors(np.float64(threshold))
         return float(wrong[0] / drawn.outside.size), float(wrong[1] / drawn.inside.size)
     linear = scores if isinstance(scores, LinearScores) else IDEAL

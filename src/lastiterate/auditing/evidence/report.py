@@ -129,7 +129,7 @@ def _ideal_signal(run: DPSGD, expected: ExpectedScores) -> float | None:
         case LinearScores():
             return expected_signal(run)
         case LikelihoodRatio(True):
-            drawn = likelihood_ratios(run, released=True)
+            drawn = likelihood_ratios(run, LikelihoodRatio(released=True))
             return signal_of(drawn.inside, drawn.outside)
     return None
 
