@@ -1,4 +1,4 @@
-"""Audits of language models that release checkpoints, protect people, or replace one text by another. About 20 seconds."""
+"""Audits of language models that release checkpoints, protect people, or replace one text. About 20 seconds."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_scores_have_the_signal_that_is_expected(problem, name):
     if run.release_count > 1:
         from lastiterate.auditing.evidence.estimates import likelihood_ratios
 
-        drawn = likelihood_ratios(run, True, expected.signal)
+        drawn = likelihood_ratios(run, expected)
         ideal = signal_of(drawn.inside, drawn.outside)
         assert "released iterates" in result.attack
         assert result.ideal_signal > ideal

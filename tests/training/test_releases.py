@@ -19,9 +19,7 @@ DIGITS = problems.logistic(data.digits())
 GRADIENTS = np.random.default_rng(0).standard_normal((12, 3)).astype(np.float32)
 
 
-@pytest.mark.parametrize(
-    "optimizer", [li.SGD(0.1, weight_decay=0.5), li.SGD(0.1, momentum=0.9), li.SGD(0.1, averaging="uniform")]
-)
+@pytest.mark.parametrize("optimizer", [li.SGD(0.1, weight_decay=0.5), li.SGD(0.1, momentum=0.9, averaging="uniform")])
 def test_released_iterates_are_what_shorter_runs_release(optimizer):
     run = li.DPSGD(9, 0.4, 1.0, optimizer=optimizer, releases=[2, 5])
     found = train(run, problems.linear(GRADIENTS), models=5, chunk_size=2, progress=False)
@@ -42,6 +40,7 @@ def test_what_is_between_releases_can_be_seen_without_being_kept():
         models=2,
         release="last_iterate_only",
         on_release=lambda step, chunk: seen.append((step, chunk.parameters)),
+        chunk_size=2,
         progress=False,
     )
     assert [step for step, _ in seen] == [0, 3, 6, 9]
@@ -99,15 +98,13 @@ def test_canaries_that_do_not_fit_their_run_are_refused(neighbours, canary, mess
 
 SCHEDULE = li.SGD(np.linspace(0.2, 0.1, 60), weight_decay=0.5)
 RUNS = {
-    "checkpoints": li.DPSGD(60, 0.1, 1.0, optimizer=SCHEDULE, releases=[7, 30]),
     "replaced": li.DPSGD(60, 0.1, 1.0, optimizer=li.SGD(0.3), neighbours="replace"),
     "replaced people, checkpoints": li.DPSGD(
-        60, 0.1, 1.5, optimizer=SCHEDULE, releases=3, group_size=3, neighbours="replace"
+        60, 0.1, 1.5, optimizer=SCHEDULE, releases=[7, 30], group_size=3, neighbours="replace"
     ),
     "all iterates, momentum": li.DPSGD(
         30, 0.1, 1.0, optimizer=li.SGD(0.1, momentum=0.9, nesterov=True, weight_decay=0.1), releases=30
     ),
-    "shuffled": li.DPSGD(40, 0.1, 1.0, "shuffled", optimizer=li.SGD(np.linspace(0.2, 0.1, 40)), releases=4),
 }
 
 
@@ -115,7 +112,7 @@ RUNS = {
 @pytest.mark.parametrize("name", RUNS)
 def test_trained_and_drawn_scores_have_one_distribution(name):
     trained, drawn = (
-        li.audit(RUNS[name], None, Adversarial(kind), models=4000, seed=5, methods=["gdp"])
+        li.audit(RUNS[name], None, Adversarial(kind), models=2500, seed=5, methods=["gdp"])
         for kind in ("trained", "exact")
     )
     for world in ("scores_in", "scores_out"):
@@ -125,10 +122,13 @@ def test_trained_and_drawn_scores_have_one_distribution(name):
 
 def test_trained_models_reach_the_prediction_for_checkpoints():
     run = li.DPSGD(50, 0.1, 1.0, optimizer=li.SGD(0.3), releases=5)
-    result = li.audit(run, None, Adversarial("trained"), models=20_000, methods=["last-iterate"])
-    assert 0.85 * result.last_iterate < result.empirical["last-iterate"] <= 1.02 * result.last_iterate
+    result = li.audit(run, None, Adversarial("trained"), models=20_000, methods=["gdp"])
+    for rate in (0.02, 0.2, 0.6):  # no attack has fewer errors than the curve
+        threshold = np.quantile(result.scores_out, 1.0 - rate)
+        assert np.mean(result.scores_in < threshold) == pytest.approx(li.last_iterate(run).fnr(rate), abs=0.015)
     last = li.last_iterate(run.replace(releases=None)).epsilon(1e-5)
     assert last < result.last_iterate < result.composition
+    assert result.verdict == "consistent"
 
 
 def test_audit_of_checkpoints_of_digits_is_kept_and_says_what_is_released(tmp_path):
@@ -137,7 +137,7 @@ def test_audit_of_checkpoints_of_digits_is_kept_and_says_what_is_released(tmp_pa
     result = li.audit(run, DIGITS, GradientSpace("quiet", references=8), **asked)
     assert abs(result.signal - result.ideal_signal) < 3 * np.sqrt(2 / 64)
     assert "all 4 released iterates" in result.attack
-    assert "the 4 released models are seen" in str(result).replace("\n", " ").replace("  ", "")
+    assert "4 iterates released" in str(result).replace("\n", " ")
     assert (
         read(tmp_path / "s.sqlite").empirical == li.audit(run, DIGITS, GradientSpace(references=8), **asked).empirical
     )

@@ -137,8 +137,8 @@ class UnseenTokens:
         lengths = [Between(one, find_direction(load(problem), each, self._where)).length for each in drawn]
         if max(lengths) < _LEAST_LENGTH:
             raise ValueError(
-                "texts must leave two of the tokenizer's tokens unused where one canary replaces another, but one alone "
-                "does not occur: add tokens to the model, as with added_tokens=16 (--added-tokens 16)"
+                "texts must leave two of the tokenizer's tokens unused where one canary replaces another, but one "
+                "alone does not occur: add tokens to the model, as with added_tokens=16 (--added-tokens 16)"
             )
         return drawn[int(np.argmax(lengths))]
 
@@ -211,8 +211,8 @@ def protected(unit: str, group: int = 1, replaced: bool = False) -> str:
         return f"One {unit} is one example: {about} is what epsilon is about."
     about = "whether they or others were there" if replaced else "the presence of all of them"
     return (
-        f"The unit is a person with up to {group:,} {unit}s, each one example, sampled and clipped by itself: {about} is "
-        "what epsilon is about."
+        f"The unit is a person with up to {group:,} {unit}s, each one example, sampled and clipped by itself: {about} "
+        "is what epsilon is about."
     )
 
 
