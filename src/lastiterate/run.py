@@ -42,8 +42,14 @@ LastBatch = Literal["keep", "drop"]
 MOST_OF_A_GROUP = 10**6
 MOST_RELEASES = 10**6  # but for all of them
 MOST_COEFFICIENTS = 10**6
-_ONLY = "analyses, estimates and audits by exact draws"
 LINEAR = ("group_size", "neighbours", "noise_filter", "min_separation")  # what one linear score of a model may be of
+TRAINED = (
+    "releases",
+    "group_size",
+    "neighbours",
+    "noise_filter",
+)  # what trainers know, whose batches keep nothing apart
+_ONLY = "analyses, estimates and most audits of many models"
 
 
 @dataclass(frozen=True, eq=False)
@@ -366,7 +372,7 @@ def require_run(run: object) -> DPSGD:
 
 
 def require_basic(run: object, who: str, *, knows: Sequence[str] = ()) -> DPSGD:
-    """Refuse runs for which only the analyses have been built, for ``who`` knows one example and the last iterate.
+    """Refuse runs of more than one example and the last iterate, where ``who`` knows no others.
 
     ``knows`` names the fields that are known nevertheless.
     """
