@@ -297,8 +297,11 @@ def test_the_maximum_over_steps_is_that_of_all_prefixes(fields):
 
 
 def test_a_schedule_of_noise_whose_later_steps_take_back_is_searched_step_by_step():
-    run = li.DPSGD(8, 0.2, [5.0] + [0.5] * 7, noise_filter=(1.0, -0.99))
-    largest = max(li.last_iterate(run.prefix(t)).epsilon(DELTA) for t in range(1, 9))
+    noise = np.full(60, 5.0)
+    noise[36] = 0.5  # only the last draw is left in an iterate, so that this one has least
+    run = li.DPSGD(60, 0.2, noise, noise_filter=(1.0, -0.999))
+    largest = max(li.last_iterate(run.prefix(t)).epsilon(DELTA) for t in range(1, 61))
+    assert largest == li.last_iterate(run.prefix(37)).epsilon(DELTA)
     assert li.max_over_steps(run).epsilon(DELTA) == pytest.approx(largest, rel=1e-10)
 
 
