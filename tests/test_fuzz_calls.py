@@ -148,3 +148,17 @@ def test_an_audit_refuses_before_it_trains(options, sentence):
 def test_numbers_that_single_precision_cannot_hold_are_refused_before_training(change, sentence):
     with pytest.raises(ValueError, match=f"^{sentence}"):
         training.train(RUN.replace(**change), problems.linear())
+
+
+def test_a_number_may_be_an_array_of_one():
+    plain, array = (li.power(RUN, 20, delta=one(0.1), confidence=one(0.9), one_run=True) for one in (float, np.array))
+    assert (array.delta, array.confidence, array.rows) == (0.1, 0.9, plain.rows)
+
+
+def test_what_is_no_page_and_no_choice_is_refused_by_name():
+    result = li.audit(RUN, _score, models=4, methods=["clopper-pearson"], progress=False)
+    for wrong in (3, ".", "found.txt"):
+        with pytest.raises(ValueError, match=r"^path must be that of a file"):
+            result.page(wrong)
+    with pytest.raises(ValueError, match=r"^one_run must be True or False, got "):
+        li.power(RUN, 20, one_run=np.ones(2))
