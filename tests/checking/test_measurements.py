@@ -1,16 +1,19 @@
 """Single measurements, on numbers whose truth is known."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from scipy.stats import chi2
 
 import lastiterate as li
-from lastiterate.checking.clipping import ratio_row
+from lastiterate.checking.by_gradient import _telling
+from lastiterate.checking.clipping import others_row, ratio_row
 from lastiterate.checking.contraction import UNKNOWN, fit, least_noise
 from lastiterate.checking.declared import Declared
 from lastiterate.checking.effects import effect_of, is_dead, quiet, restricted
 from lastiterate.checking.noise import Spread
-from lastiterate.checking.participation import _range_law
+from lastiterate.checking.participation import _range_law, participation_rows
 
 RNG = np.random.default_rng(0)
 PLAIN = Declared(li.DPSGD(10, 0.2, 1.0, optimizer=li.SGD(0.5)))
@@ -100,3 +103,28 @@ def test_a_ratio_is_a_fault_only_beyond_what_bending_explains():
     assert ratio_row("x", None, top, bottom, 1.0, 0.1).status == "fault"
     assert ratio_row("x", None, top, bottom, 1.0, 0.1, bent=0.6).status == "cannot tell"
     assert ratio_row("x", None, top, bottom, 2.0 / 3.0, 0.1).status == "ok"
+
+
+def test_strong_curvature_is_no_clipping_of_others():
+    """Two canaries above the clipping norm do the same, however the loss bends; clipped with others they do not."""
+    bend = RNG.uniform(-1.0, 3.0, 400)
+    loud = _effect(3, bend)
+    assert loud.spread > 0.5
+    assert others_row(loud, replace(loud), 0.0).status == "ok"
+    assert others_row(loud, replace(loud, rest=1.5 * loud.rest), 0.0).status == "fault"
+    assert others_row(loud, replace(loud, along=0.9 * loud.along), 0.0).status == "fault"
+
+
+def test_other_canaries_are_tried_where_the_first_did_far_more_besides():
+    straight, bent = _effect(3), _effect(1, RNG.uniform(0.0, 2.0, 400))
+    assert _telling([straight, bent]) is bent
+    alike = _effect(3, RNG.uniform(0.5, 1.5, 400))
+    assert _telling([bent, alike]) is alike
+
+
+def test_weights_that_add_up_to_less_than_nothing_are_no_fault():
+    """Decay of more than all of the parameters makes weights of both signs."""
+    declared = Declared(li.DPSGD(5, 0.01, 1.0, optimizer=li.SGD(5.0, weight_decay=5.0, decoupled=True)))
+    assert declared.weights.sum() < 0.0 or declared.weights[0] < 0.0 or declared.weights[1] < 0.0
+    rows = participation_rows([_effect(0) for _ in range(6)], declared, 1.0, 1e-3)
+    assert {row.status for row in rows} <= {"ok", "not checked"}
