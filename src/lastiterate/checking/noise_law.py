@@ -69,7 +69,7 @@ def again_row(models: FloatArray, declared: Declared, error: float) -> Row:
     correlations = np.abs(products) / np.maximum(scales, 1e-300)
     best = int(np.argmax(correlations))
     measured, numbers = float(correlations[best]), (size - best - 1) * (count - 1)
-    half = float(norm.isf(error / 2.0 / len(correlations))) / np.sqrt(numbers - 3)
+    half = float(norm.isf(error / 2.0 / len(correlations)) / np.sqrt(numbers - 3))
     centre = np.arctanh(min(measured, 1.0 - 1e-12))
     low, high = max(0.0, float(np.tanh(centre - half))), float(np.tanh(centre + half))
     status: Status = "fault" if low > _ALIKE else "ok"
