@@ -115,11 +115,14 @@ def test_strong_curvature_is_no_clipping_of_others():
     assert others_row(loud, replace(loud, along=0.9 * loud.along), 0.0).status == "fault"
 
 
-def test_other_canaries_are_tried_where_the_first_did_far_more_besides():
-    straight, bent = _effect(3), _effect(1, RNG.uniform(0.0, 2.0, 400))
-    assert _telling([straight, bent]) is bent
+def test_other_canaries_are_tried_where_the_first_scaled_the_noise():
+    models = RNG.standard_normal((3, 400))
+    straight, bent = _effect(3), replace(_effect(1, RNG.uniform(0.0, 2.0, 400)), number=1)
+    scaled = replace(bent, rest=bent.rest + 0.1 * np.linalg.norm(bent.rest) * models[1])
+    assert _telling([straight, scaled], models) is scaled
+    assert _telling([straight, bent], models) is straight  # a kink of the loss
     alike = _effect(3, RNG.uniform(0.5, 1.5, 400))
-    assert _telling([bent, alike]) is alike
+    assert _telling([scaled, alike], models) is alike
 
 
 def test_weights_that_add_up_to_less_than_nothing_are_no_fault():

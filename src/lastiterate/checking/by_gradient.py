@@ -21,6 +21,7 @@ from lastiterate.checking.row import Row, cannot_tell
 from lastiterate.checking.trials import PARTICIPATION_SHARES
 
 _CURVED = 0.1  # rest of an effect, over the effect, from which on curvature is worth a word
+_CHANCE = 4.5  # standard deviations of a cosine between directions that have nothing in common
 _FAR_MORE = 10.0  # times what a canary does besides at other seeds
 _COARSE = 0.004  # of an effect: rounding that hides what is quiet; those it leaves alike are off by twice as much
 _BESIDES = "the canary does more besides than along itself: others are changed by it, or curvature is strong"
@@ -120,7 +121,7 @@ def _trained(measured: Measured) -> _Canaries:
         if effect is None:
             return found
         found.pairs.append(effect)
-    best = _telling(found.pairs)
+    best = _telling(found.pairs, measured.plain)
     if not best.shared or best.took_part:
         _other_shapes(found, best.number, direction)
     elif measured.plan.shapes and any(effect.rest.any() for effect in found.pairs):
@@ -129,14 +130,19 @@ def _trained(measured: Measured) -> _Canaries:
     return found
 
 
-def _telling(effects: list[Effect]) -> Effect:
-    """The effect at whose seed other canaries are tried: the largest, unless at another seed it did far more besides.
+def _telling(effects: list[Effect], models: FloatArray) -> Effect:
+    """The effect at whose seed other canaries are tried: the largest, unless at another seed it scaled the noise.
 
-    Curvature does much the same at all seeds. What depends on who else is in the batch does not.
+    Curvature does much the same at all seeds, and kinks of a loss have nothing to do with the noise of the model. What
+    divides by the size of large batches only shows at some seeds, and does: ``models`` are those without a canary.
     """
     largest = max(effects, key=lambda effect: abs(effect.along))
     besides = max((effect for effect in effects if effect.took_part), key=lambda effect: effect.spread, default=largest)
-    return besides if besides.spread > max(_CURVED, _FAR_MORE * largest.spread) else largest
+    if besides.spread <= max(_CURVED, _FAR_MORE * largest.spread):
+        return largest
+    noise = models[besides.number] - models.mean(axis=0)
+    cosine = float(besides.rest @ noise) / float(np.linalg.norm(besides.rest) * np.linalg.norm(noise))
+    return besides if abs(cosine) > _CHANCE / np.sqrt(len(noise)) else largest
 
 
 def _compare_loud(found: _Canaries, number: int, direction: FloatArray) -> None:
