@@ -65,3 +65,15 @@ def test_independent_noise_is_not_used_again():
 def test_parameters_that_batches_make_alike_are_not_looked_at():
     common = 2.0 * RNG.standard_normal((6, 1))
     assert again_row(RNG.standard_normal((6, 600)) + common, ONE, ERROR).status == "not checked"
+
+
+@pytest.mark.parametrize("kind", ["gradient", "example"])
+def test_a_training_with_uniform_noise_is_found_whatever_its_canary_is(kind):
+    def train(seed, canary):
+        rng = np.random.default_rng(seed)
+        noise, drawn = rng.uniform(-np.sqrt(3.0), np.sqrt(3.0), 800), rng.random() < 0.5
+        gradient = np.zeros(800) if canary is False else np.ones(800) if canary is True else canary
+        return -(drawn * gradient / max(1.0, float(np.linalg.norm(gradient))) + noise)
+
+    result = li.check(ONE.run, train, canary=kind)
+    assert [row.name for row in result.faults] == ["law of the noise"]
