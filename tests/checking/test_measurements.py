@@ -8,11 +8,12 @@ from scipy.stats import chi2
 
 import lastiterate as li
 from lastiterate.checking.by_gradient import _telling
-from lastiterate.checking.clipping import others_row, ratio_row
+from lastiterate.checking.clipping import others_row, ratio_row, tensor_row
 from lastiterate.checking.contraction import UNKNOWN, fit, least_noise
 from lastiterate.checking.declared import Declared
 from lastiterate.checking.effects import effect_of, is_dead, quiet, restricted
 from lastiterate.checking.noise import Spread
+from lastiterate.checking.optimizer_effect import steps_row
 from lastiterate.checking.participation import _range_law, participation_rows
 
 RNG = np.random.default_rng(0)
@@ -131,3 +132,31 @@ def test_weights_that_add_up_to_less_than_nothing_are_no_fault():
     assert declared.weights.sum() < 0.0 or declared.weights[0] < 0.0 or declared.weights[1] < 0.0
     rows = participation_rows([_effect(0) for _ in range(6)], declared, 1.0, 1e-3)
     assert {row.status for row in rows} <= {"ok", "not checked"}
+
+
+def test_a_tensor_of_one_number_that_others_pull_is_no_fault():
+    both, one = np.array([1.0, 1.0]) / np.sqrt(2.0), np.array([1.0, 0.0])
+    small = effect_of(0, -0.2 * np.array([1.0, 0.8]) / np.sqrt(2.0), both, 1.0, 1.0, 1e-4)
+    alone = effect_of(0, -0.94 * one, one, 1.0, 1.0, 1e-4)
+    assert small.spread > 0.1
+    assert tensor_row(alone, small, "weight", 0.0).status == "ok"
+    less = effect_of(0, -0.1 * one, one, 1.0, 1.0, 1e-4)
+    assert tensor_row(less, small, "weight", 0.0).status == "fault"
+
+
+def test_curvature_at_one_seed_explains_no_lack_of_noise():
+    bent = _effect(1, 1.0 + RNG.choice([-0.5, 0.5], 400))
+    least, likely = least_noise([bent, _effect(3), _effect(2), _effect(2)], PLAIN, 1.0, 1e-4)
+    assert least < 0.1  # it might have taken nearly all
+    assert likely > 0.95
+
+
+def test_steps_of_one_other_size_are_told_through_accidents():
+    """Five steps of 1.2 times the size are six of the declared ones."""
+    effects = [_effect(1.2 * count) for count in (1, 5, 2, 3, 1)]
+    row = steps_row(effects, PLAIN, 1.0, 1e-4, False)
+    assert row.status == "fault"
+    assert row.measured == pytest.approx(1.2)
+    nearly = [_effect(1.2 * count * bend) for count, bend in ((1, 1.0), (5, 0.99), (2, 1.01), (1, 0.98))]
+    assert steps_row(nearly, PLAIN, 1.0, 1e-4, False).status == "cannot tell"
+    assert steps_row([_effect(count) for count in (1, 5, 2)], PLAIN, 1.0, 1e-4, False).status == "ok"

@@ -112,8 +112,8 @@ def _judge(
         )
     if high > 1.0 + max(_MORE, 2.0 * max(each.slack for each in fits)):
         return "cannot tell", (
-            "steps count more in the end than declared at some seeds: another learning rate, sums that are scaled after "
-            "clipping, or curvature; train for fewer steps, or more models"
+            "steps count more in the end than declared at some seeds: another learning rate, sums that are scaled "
+            "after clipping, or curvature; train for fewer steps, or more models"
         )
     if low >= _HARMLESS:
         return "ok", "a little less than declared, as by curvature"
