@@ -147,13 +147,13 @@ def test_a_tensor_of_one_number_that_others_pull_is_no_fault():
 def test_curvature_at_one_seed_explains_no_lack_of_noise():
     bent = _effect(1, 1.0 + RNG.choice([-0.5, 0.5], 400))
     least, likely = least_noise([bent, _effect(3), _effect(2), _effect(2)], PLAIN, 1.0, 1e-4)
-    assert least < 0.1  # it might have taken nearly all
+    assert least <= 0.1  # it might have taken nearly all
     assert likely > 0.95
 
 
 def test_steps_of_one_other_size_are_told_through_accidents():
     """Five steps of 1.2 times the size are six of the declared ones."""
-    effects = [_effect(1.2 * count) for count in (1, 5, 2, 3, 1)]
+    effects = [_effect(1.2 * count) for count in (1, 5, 2, 3, 1, 2)]
     row = steps_row(effects, PLAIN, 1.0, 1e-4, False)
     assert row.status == "fault"
     assert row.measured == pytest.approx(1.2)
