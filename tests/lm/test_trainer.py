@@ -336,7 +336,6 @@ def test_a_run_without_optimizer_is_refused(llama):
         llama.train(RUN.replace(optimizer=None))
 
 
-@pytest.mark.parametrize("fields", [{"releases": 2}, {"group_size": 2}, {"neighbours": "replace"}], ids=str)
-def test_runs_that_only_the_analyses_know_are_refused(llama, fields):
-    with pytest.raises(ValueError, match=rf"^{next(iter(fields))} must be .* for the trainer, got "):
-        llama.train(RUN.replace(**fields))
+def test_batches_that_keep_an_example_apart_are_refused(llama):
+    with pytest.raises(ValueError, match=r"^min_separation must be 1 for the trainer, got 2"):
+        llama.train(RUN.replace(noise_filter=[1.0, -0.5], min_separation=2))
