@@ -42,6 +42,11 @@ class AllIterates:
         integer("references", self.references, 2)
 
     @property
+    def needs_sgd(self) -> str:
+        """Why this attack is none on Adam."""
+        return "a step of Adam does not tell the gradient, whose likelihood ratio is the score"
+
+    @property
     def to_craft(self) -> int:
         """Models that are trained first."""
         return 0 if self.others == "zero" else self.references
@@ -82,7 +87,7 @@ class Increments:
     """Recovers the gradient of each step along one parameter from the iterates, and adds up likelihood ratios."""
 
     def __init__(self, run: DPSGD, index: int) -> None:
-        assert run.optimizer is not None
+        assert isinstance(run.optimizer, SGD)
         self._run, self._optimizer, self._index = run, run.optimizer, index
         self._rates = np.broadcast_to(per_step("learning_rate", run.optimizer.learning_rate, run.steps), run.steps)
         self._last = self._buffer = self._total = np.zeros(1)

@@ -30,6 +30,6 @@ def delta(
     epsilon = number("epsilon", epsilon, 0.0)
     answers = ask_all(run, lambda curve: curve.delta(epsilon), "max_over_steps", track=tracker("analysing"))
     if json:
-        print_json({**run_fields(run), "epsilon": epsilon, **answer_fields(answers)})
+        print_json({**run_fields(run), "epsilon": epsilon, **answer_fields(answers, run)})
     else:
         print_answers(f"{describe(run)}; epsilon {spell(epsilon)}", "delta", answers, run)

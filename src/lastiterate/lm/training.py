@@ -14,14 +14,14 @@ import torch
 
 from lastiterate.lm.gradients import Tensors
 from lastiterate.lm.problem import Loaded, TextProblem, load
-from lastiterate.lm.trainer import TextTrainer
+from lastiterate.lm.trainer import TextTrainer, Watched
 from lastiterate.machine import cores
 from lastiterate.run import DPSGD
 from lastiterate.training_progress import TrainingProgress
 
 _SMALL = 20_000_000  # parameters: up to here models are trained side by side, one a core
 _TIMED_STEPS = 3
-_FIRST_REFERENCE = 2**31  # numbers that no audit's models reach
+FIRST_REFERENCE = 2**31  # numbers that no audit's models reach
 
 Reading = TypeVar("Reading")
 Read = Callable[[Loaded, Tensors], Reading]  # what is kept of a released model; all of it may be too much to keep
@@ -44,11 +44,12 @@ def train_models(
     *,
     workers: int | None = None,
     progress: TrainingProgress | None = None,
+    watched: Callable[[int], Watched] | None = None,
 ) -> Iterator[tuple[Model, Reading, float]]:
     """Train, and hand over what is read of each model with the seconds it took, as soon as it is there.
 
     Small models are trained side by side in threads. What a model becomes depends on its number, its canaries and the
-    seed alone.
+    seed alone. ``watched`` gives, for the number of a model, what is called after each of its steps.
     """
     first = load(problem)
     count = _workers(first, len(models), workers)
@@ -63,7 +64,8 @@ def train_models(
             trainer = TextTrainer(run, loaded.gradients, loaded.start, *loaded.examples)
             advanced = (lambda: progress.advanced(1, 1, finished=False)) if progress else None
             entropy = [seed, model.number, *map(int, model.present)]
-            reading = read(loaded, trainer.train(added, model.present, entropy, advanced))
+            watch = watched(model.number) if watched else None
+            reading = read(loaded, trainer.train(added, model.present, entropy, advanced, watch))
         finally:
             idle.put(loaded)
         if progress:
@@ -104,7 +106,7 @@ class TextReferences:
     def __call__(
         self, run: DPSGD, problem: TextProblem, read: Read[Reading], *, models: int, purpose: int = 0
     ) -> list[Reading]:
-        numbers = _FIRST_REFERENCE + purpose * 2**24 + np.arange(models)
+        numbers = FIRST_REFERENCE + purpose * 2**24 + np.arange(models)
         wanted = [Model(int(number), ()) for number in numbers]
         with TrainingProgress(models, run.steps, self._progress) as bar:
             found = {
