@@ -182,7 +182,8 @@ class DPSGD:
             scheduler: the one of ``torch.optim.lr_scheduler`` that changed the optimizer's learning rate, stepped once
                 after each update or once after each epoch: which, is read off how often. A copy of it is run again for
                 the rate of each step. Those that look at losses or cycle the momentum are refused, and told by a
-                ``lastiterate.SGD`` or ``Adam`` with one learning rate a step. Opacus' schedulers of noise need not be passed.
+                ``lastiterate.SGD`` or ``Adam`` with one learning rate a step. Opacus' schedulers of noise need not be
+                passed.
             sampling: how batches are drawn, if there is no loader to tell.
         """
         from lastiterate.integrations.opacus_run import run_from_opacus
@@ -211,7 +212,7 @@ class DPSGD:
         return 1.0 if self.optimizer is None else self.optimizer.weights(self.steps)
 
     def noise_root(self) -> PerStep:
-        """The root of Adam's second moment at each step if gradients were noise alone: what the analyses take it for."""
+        """The root of Adam's second moment at each step if gradients were noise alone, as the analyses suppose."""
         adam = instance("optimizer", self.optimizer, Adam, "a lastiterate.Adam")
         return adam.noise_root(self.noise_multiplier * self.clip_norm, self.steps)
 

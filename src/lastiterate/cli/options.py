@@ -226,8 +226,8 @@ class SizeOptions:
 
 
 ADAMW_DECAY = 0.01  # as that of torch.optim.AdamW
-_OF_OPTIMIZERS = ("learning_rate", "momentum", "dampening", "nesterov", "weight_decay", "decoupled", "averaging")
-_OF_OPTIMIZERS += ("beta1", "beta2", "eps")
+_OF_SGD = ("learning_rate", "momentum", "dampening", "nesterov", "weight_decay", "decoupled", "averaging")
+_OF_OPTIMIZERS = (*_OF_SGD, "beta1", "beta2", "eps")
 _EITHER = (
     "describe the run either by --steps and --sample-rate or by --dataset-size, --batch-size and --epochs (or --steps)"
 )

@@ -225,7 +225,8 @@ def _from_torch(wrapped: Foreign, scheduler: Foreign, recorded: DPSGD) -> Optimi
         if first["amsgrad"]:
             raise ValueError("optimizer must be Adam without amsgrad, got amsgrad=True: its divisor is another one")
         decoupled = isinstance(optimizer, torch.AdamW) or bool(first.get("decoupled_weight_decay"))
-        return Adam(rate, *map(float, first["betas"]), float(first["eps"]), decay, decoupled)
+        beta1, beta2 = (float(beta) for beta in first["betas"])
+        return Adam(rate, beta1, beta2, float(first["eps"]), decay, decoupled)
     rest = {name: first[name] for name in ("momentum", "dampening", "nesterov")}
     return SGD(learning_rate=rate, weight_decay=decay, **rest)
 

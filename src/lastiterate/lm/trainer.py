@@ -2,8 +2,8 @@
 
     theta <- theta - eta (sum of clipped gradients over the batch + sigma C N(0, I))
 
-or what Adam makes of that sum. Sums, noise and the parameters between steps are in float32. The model computes in its own precision, and what is
-released is rounded to it.
+or what Adam makes of that sum. Sums, noise and the parameters between steps are in float32. The model computes in its
+own precision, and what is released is rounded to it.
 """
 
 from __future__ import annotations

@@ -46,11 +46,8 @@ def releases_chart(runs: list[DPSGD], delta: float, track: Track = iter) -> Char
             strokeDash=alt.StrokeDash("run:N", scale=dashes, legend=legend),
         )
     )
-    words = [
-        "On the left the last iterate only, at the right end of each line every one: composition.",
-        caveat_of(*runs),
-    ]
-    return styled(chart, "What do checkpoints cost?", words)
+    left = "On the left the last iterate only, at the right end of each line every one: composition."
+    return styled(chart, "What do checkpoints cost?", [left, caveat_of(*runs)])
 
 
 def _rows(label: str, run: DPSGD, delta: float, track: Track) -> list[Row]:
