@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from threading import Lock
 
 import numpy as np
@@ -16,7 +17,7 @@ import numpy as np
 from lastiterate.arrays import FloatArray, IntArray, RealArray
 from lastiterate.optimizer import Adam, bias_of
 from lastiterate.run import DPSGD
-from lastiterate.values import instance
+from lastiterate.values import instance, integer, numbers
 
 LEAST_MODELS = 2  # one half of the models says which parameters are busy, the other half is measured
 _LOOKS = 24
@@ -41,6 +42,17 @@ class SecondMoment:
     mean: tuple[float, ...]
     busy: tuple[float, ...]
     numbers: int
+
+    def __post_init__(self) -> None:
+        looks = len(instance("steps", self.steps, tuple, "a tuple of steps"))
+        steps = [integer("steps", step) for step in self.steps]
+        if not steps or any(later <= earlier for earlier, later in pairwise(steps)):
+            raise ValueError(f"steps must be one at least, and in order, got {self.steps!r}")
+        for name in ("noise", "mean", "busy"):
+            values = numbers(name, getattr(self, name), 0.0, open_low=True)
+            if values.shape != (looks,) or not np.isfinite(values).all():
+                raise ValueError(f"{name} must be {looks} finite numbers, one for each of steps, got {values!r}")
+        integer("numbers", self.numbers)
 
     @classmethod
     def of_fields(cls, fields: Mapping[str, Sequence[float] | float]) -> SecondMoment:

@@ -22,6 +22,7 @@ from lastiterate.auditing.design import Design, OpenEnded, kind_name
 from lastiterate.auditing.sources import Code, globals_of, is_installed, is_ours, own_source
 from lastiterate.optimizer import SGD, Adam
 from lastiterate.run import DPSGD
+from lastiterate.values import one_of
 
 Plain: TypeAlias = "str | int | float | bool | list[Plain] | dict[str, Plain] | None"
 
@@ -76,7 +77,8 @@ def read_run(described: Mapping[str, object]) -> DPSGD:
     given = dict(described)
     if isinstance(optimizer := given.get("optimizer"), dict):
         values = {name: value for name, value in optimizer.items() if name != "name"}
-        given["optimizer"] = (Adam if optimizer.get("name") in ("adam", "adamw") else SGD)(**values)
+        kinds = {"sgd": SGD, "adam": Adam, "adamw": Adam}
+        given["optimizer"] = kinds[one_of("optimizer", optimizer.get("name", "sgd"), kinds)](**values)
     return DPSGD(**given)  # type: ignore[arg-type]
 
 
