@@ -54,6 +54,11 @@ def caveat_of(*runs: DPSGD) -> str:
     return " ".join([*([] if adam and all(adam) else [CAVEAT]), *([ADAM_CAVEAT] if any(adam) else [])])
 
 
+def notes_on(run: DPSGD) -> list[str]:
+    """What must be said beside a table that says already that the heuristic does not guarantee."""
+    return [ADAM_CAVEAT] if isinstance(run.optimizer, Adam) else []
+
+
 def describe(run: DPSGD, *, noise: bool = True) -> str:
     """The run in one line, with its noise or without."""
     parts = [

@@ -60,7 +60,7 @@ def _by(chosen: str, run: "DPSGD", epsilon: float, delta: float, json: bool) -> 
     from lastiterate.cli.output import print_answers, print_json, print_note
     from lastiterate.cli.progress import tracker
     from lastiterate.vocabulary import ANALYSES
-    from lastiterate.wording import describe, spell, spell_up
+    from lastiterate.wording import describe, notes_on, spell, spell_up
 
     for uncalibrated in tracker("calibrating")([run]):
         run = lastiterate.calibrate(uncalibrated, epsilon=epsilon, delta=delta, analysis=ANALYSES[chosen].curve)
@@ -72,4 +72,4 @@ def _by(chosen: str, run: "DPSGD", epsilon: float, delta: float, json: bool) -> 
     noise = spell_up(float(run.noise_multiplier), 7)
     reached = f"epsilon {spell(epsilon)} at delta {spell(delta)}"
     print_note(f"Noise multiplier {noise} for {reached} by {ANALYSES[chosen].label_of(run)}.\n")
-    print_answers(f"{describe(run)}; delta {spell(delta)}", "epsilon", answers, run)
+    print_answers(f"{describe(run)}; delta {spell(delta)}", "epsilon", answers, run, notes_on(run))

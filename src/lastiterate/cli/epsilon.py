@@ -35,10 +35,9 @@ def epsilon(
     from lastiterate.answers import answer_fields, ask_all, run_fields
     from lastiterate.cli.output import print_answers, print_json
     from lastiterate.cli.progress import tracker
-    from lastiterate.optimizer import Adam
     from lastiterate.values import number
     from lastiterate.vocabulary import SIDE_BY_SIDE
-    from lastiterate.wording import ADAM_CAVEAT, describe, spell
+    from lastiterate.wording import describe, notes_on, spell
 
     run = size.run(noise_multiplier, method)
     delta = number("delta", delta, 0.0, 1.0, open_low=True, open_high=True)
@@ -50,7 +49,7 @@ def epsilon(
         _say(run, delta, plot)
         return
     answers = ask_all(run, lambda curve: curve.epsilon(delta), "max_over_steps", track=tracker("analysing"))
-    notes = [*_earlier(answers), *([ADAM_CAVEAT] if isinstance(run.optimizer, Adam) else [])]
+    notes = [*_earlier(answers), *notes_on(run)]
     if json:
         quoted = {"sentence": _sentence(run, delta)} if sentence else {}
         print_json({**run_fields(run), "delta": delta, **answer_fields(answers, run), **quoted})

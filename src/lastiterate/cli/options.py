@@ -170,7 +170,8 @@ class MethodOptions:
 
         kind = Adam if self.optimizer in ("adam", "adamw") else SGD
         names = [each.name for each in fields(kind)]
-        given = {name: value for name in _OF_OPTIMIZERS if (value := getattr(self, name)) not in (None, False)}
+        values = {name: getattr(self, name) for name in _OF_OPTIMIZERS}
+        given = {name: value for name, value in values.items() if value is not None and value is not False}
         for name in given:
             if name not in names:
                 owner, got = ("adam or adamw", self.optimizer or "none") if kind is SGD else ("sgd", self.optimizer)
