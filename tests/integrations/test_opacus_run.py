@@ -383,16 +383,16 @@ def test_adam_is_read_with_eps_and_l2_decay_in_terms_of_sums(opacus, digits, nam
     options = {"lr": 0.01, "betas": (0.8, 0.99), "eps": 1e-3, "weight_decay": decay}
     model, optimizer, loader = make_private(engine, digits, *model_and_optimizer(name, **options), noise_multiplier=1.5)
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
-    train(model, optimizer, loader, steps=1)
-    scheduler.step()
-    train(model, optimizer, loader, steps=1)
+    for _ in range(3):
+        train(model, optimizer, loader, steps=1)
+        scheduler.step()
     decoupled = name == "AdamW"
     of_sums = decay if decoupled else decay * 160
-    expected = Adam([0.01, 0.005], 0.8, 0.99, 1e-3 * 160, of_sums, decoupled)
+    expected = Adam([0.01, 0.005, 0.0025], 0.8, 0.99, 1e-3 * 160, of_sums, decoupled)
     run = DPSGD.from_opacus(engine, optimizer, loader, scheduler)
-    assert run == DPSGD(2, 0.1, 1.5, clip_norm=0.7, optimizer=expected)
+    assert run == DPSGD(3, 0.1, 1.5, clip_norm=0.7, optimizer=expected)
     optimizer.loss_reduction = "sum"
-    of_sums = Adam([0.01, 0.005], 0.8, 0.99, 1e-3, decay, decoupled)
+    of_sums = Adam([0.01, 0.005, 0.0025], 0.8, 0.99, 1e-3, decay, decoupled)
     assert DPSGD.from_opacus(engine, optimizer, loader, scheduler).optimizer == of_sums
     assert DPSGD.from_opacus(engine, expected, loader).optimizer == expected
     with pytest.raises(ValueError, match=r"got a lastiterate\.Adam, which has its own learning rates"):
