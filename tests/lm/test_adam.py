@@ -7,8 +7,8 @@ import pytest
 pytest.importorskip("torch", reason="language models need the extra lm")
 pytest.importorskip("transformers", reason="language models need the extra lm")
 
-import lastiterate as li  # noqa: E402
-from lastiterate import lm  # noqa: E402
+import lastiterate as li
+from lastiterate import lm
 
 
 @pytest.fixture(scope="module")
