@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from lastiterate.arrays import BoolArray, FloatArray, IntArray, IntegerArray, RealArray
-from lastiterate.attacks.attack import Attack, Watch, models_to_craft
+from lastiterate.attacks.attack import Attack, BringsProblem, Watch, models_to_craft
 from lastiterate.attacks.drift import flatten_one
 from lastiterate.auditing.design import OpenEnded, Paired, Quality
 from lastiterate.auditing.experiments.protocol import Cost, Crafted, Trials
@@ -83,7 +83,8 @@ class TrainedModels:
             facts = self.attack.craft(self.run, problem, references)
             return Crafted(facts, self.attack.expected(facts), self.attack.words(facts))
 
-        moment = second_moment_of(self.run, self.problem, self.seed, progress)
+        trained = None if isinstance(self.attack, BringsProblem) else self.problem
+        moment = second_moment_of(self.run, trained, self.seed, progress)
         return replace(self.asked(crafted, "crafting the canary"), second_moment=moment)
 
     def asked(self, call: Callable[[], _Result], what: str) -> _Result:
