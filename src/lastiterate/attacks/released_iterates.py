@@ -52,8 +52,8 @@ class Blocks:
             )
         if isinstance(run.optimizer, Adam):
             raise ValueError(
-                f"optimizer must be a lastiterate.SGD for an attack on {run.release_count} releases, got Adam: a step of "
-                "it does not tell the gradient"
+                f"optimizer must be a lastiterate.SGD for an attack on {run.release_count} releases, got Adam: a step "
+                "of it does not tell the gradient"
             )
         laws = laws_in_order(run)
         ends = np.concatenate(([0], run.released_steps())).tolist()
