@@ -95,14 +95,14 @@ def audit(
             raise OptionError(f"the attack must be given either by --attack or in {trainer!a}, not by both")
         chosen = subject.attack if trainer and not attack else find_attack(attack or "quiet", others)
     if not trainer and _is_one_run(chosen):
-        count, plan = planned_canaries(subject, chosen, models, asked)
+        planned = planned_canaries(subject, chosen, models, asked)
     else:
-        count, plan = planned_models(subject, chosen, MODELS if models is None else models, asked), None
+        planned = planned_models(subject, chosen, MODELS if models is None else models, asked)
     computer = engine.find()
     if options.dry_run:
-        rehearse(subject, chosen, count, json, asked, one_run=plan)
+        rehearse(subject, chosen, planned, json, asked)
         return
-    raise typer.Exit(perform(subject, chosen, count, options, computer, asked, inputs, json))
+    raise typer.Exit(perform(subject, chosen, planned, options, computer, asked, inputs, json))
 
 
 def _is_one_run(attack: object) -> bool:
