@@ -16,7 +16,7 @@ import numpy as np
 
 from lastiterate.arrays import FloatArray, IntArray, RealArray
 from lastiterate.optimizer import Adam, bias_of
-from lastiterate.run import DPSGD
+from lastiterate.run import DPSGD, require_run
 from lastiterate.values import instance, integer, numbers
 
 LEAST_MODELS = 2  # one half of the models says which parameters are busy, the other half is measured
@@ -86,7 +86,7 @@ class SecondMoment:
 
     def as_measured(self, run: DPSGD) -> tuple[DPSGD, DPSGD]:
         """The run with the weights that these second moments give its steps: their mean, and where they are largest."""
-        adam = instance("run.optimizer", run.optimizer, Adam, "a lastiterate.Adam")
+        adam = instance("run.optimizer", require_run(run).optimizer, Adam, "a lastiterate.Adam")
         every = np.arange(1, run.steps + 1)
         roots = [np.interp(every, self.steps, np.sqrt(values)) for values in (self.mean, self.busy)]
         first, second = (run.replace(optimizer=None, weights=adam.weights(run.steps, root)) for root in roots)
@@ -101,7 +101,7 @@ class SecondMomentWatch:
     """Is shown the second moments of models while they train, perhaps by several threads."""
 
     def __init__(self, run: DPSGD, parameters: int, models: int) -> None:
-        self._adam = instance("run.optimizer", run.optimizer, Adam, "a lastiterate.Adam")
+        self._adam = instance("run.optimizer", require_run(run).optimizer, Adam, "a lastiterate.Adam")
         looks = np.unique(np.rint(np.linspace(1, run.steps, min(_LOOKS, run.steps))).astype(int))
         self._rows = {int(step): row for row, step in enumerate(looks)}
         self._noise = np.broadcast_to(np.asarray(run.noise_root(), np.float64) ** 2, run.steps)[looks - 1]

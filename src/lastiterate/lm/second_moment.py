@@ -13,7 +13,7 @@ from lastiterate.lm.training import Model, train_models
 from lastiterate.run import DPSGD
 from lastiterate.second_moment import LEAST_MODELS, SecondMoment, SecondMomentWatch
 from lastiterate.training_progress import TrainingProgress
-from lastiterate.values import instance, integer
+from lastiterate.values import boolean, instance, integer
 
 MODELS = 2
 
@@ -37,7 +37,11 @@ def second_moment(
         first: the number of the first of them.
         progress: show a bar on stderr. None: if that is a terminal.
     """
-    count = integer("models", models, LEAST_MODELS)
+    count = integer("models", models, LEAST_MODELS, 2**20)
+    integer("seed", seed, 0)
+    integer("first", first, 0)
+    if progress is not None:
+        boolean("progress", progress)
     loaded = load(instance("problem", problem, TextProblem, "a lm.TextProblem"))
     watch = SecondMomentWatch(run, sum(value.numel() for value in loaded.start.values()), count)
 
@@ -50,7 +54,7 @@ def second_moment(
         return see
 
     of: Callable[[int], Watched] = watched
-    wanted = [Model(integer("first", first, 0) + number, ()) for number in range(count)]
+    wanted = [Model(first + number, ()) for number in range(count)]
     with TrainingProgress(count, run.steps, progress) as bar:
         for _ in train_models(run, problem, (), wanted, seed, lambda *_: None, progress=bar, watched=of):
             pass

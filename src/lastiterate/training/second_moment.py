@@ -10,7 +10,7 @@ from lastiterate.second_moment import LEAST_MODELS, SecondMoment, SecondMomentWa
 from lastiterate.training.problem import Problem, flatten
 from lastiterate.training.trainer import TrainedChunk, Trainer
 from lastiterate.training_progress import TrainingProgress
-from lastiterate.values import instance, integer
+from lastiterate.values import boolean, instance, integer
 
 MODELS = 8
 
@@ -28,7 +28,11 @@ def second_moment(
         first: the number of the first of them.
         progress: show a bar on stderr. None: if that is a terminal.
     """
-    count = integer("models", models, LEAST_MODELS)
+    count = integer("models", models, LEAST_MODELS, 2**20)
+    integer("seed", seed, 0, 2**64 - 1)
+    integer("first", first, 0, 2**32 - count)
+    if progress is not None:
+        boolean("progress", progress)
     leaves = jax.tree.leaves(instance("problem", problem, Problem, "a training.Problem").trainable)
     watch = SecondMomentWatch(run, sum(int(np.size(leaf)) for leaf in leaves), count)
 
@@ -37,7 +41,7 @@ def second_moment(
             watch.see(step, (chunk.models - first).tolist(), flatten(chunk.second_moment))
 
     trainer = Trainer(run, problem, models=count)
-    numbers = integer("first", first, 0) + np.arange(count)
+    numbers = first + np.arange(count)
     with TrainingProgress(count, run.steps, progress) as bar:
         for _ in trainer.chunks(numbers, np.zeros(count, bool), seed, bar, see):
             pass
