@@ -48,6 +48,17 @@ def test_adversarial_draws_know_people_releases_and_other_neighbours(cli, here, 
     assert again["empirical"] == fields["empirical"]
 
 
+def test_the_usual_training_may_release_checkpoints_and_protect_people(cli, here):
+    usual = cli.json(
+        "audit --model logistic --attack adversarial --models 100 --method gdp --releases 3 --group-size 2"
+    )
+    assert (usual["releases"], usual["group_size"], usual["optimizer"]["momentum"]) == (3, 2, 0.0)
+    assert usual["composition"] == pytest.approx(8.0, rel=1e-6)
+    assert "must be given with other options of the run" in cli.refusal("audit --releases 3 --momentum 0.5")
+    (here / "mine.py").write_text(TRAINERS)
+    assert "must be given with other" in cli.refusal("audit --trainer mine.py:score --group-size 2 --models 4")
+
+
 def test_rehearsal_of_adversarial_draws_knows_what_several_releases_show(cli, here):
     rehearsed = json.loads(cli(f"{DRAWN} --releases 2 --method last-iterate --json --dry-run").stdout)
     assert 0.0 < rehearsed["detectable"]["last-iterate"] < 10.0

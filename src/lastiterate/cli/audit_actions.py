@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from lastiterate.auditing.evidence.question import Question
     from lastiterate.auditing.subject import Subject
     from lastiterate.cli.outputs import Files
+    from lastiterate.fields import Fields
     from lastiterate.optimizer import SGD
     from lastiterate.run import DPSGD
 
@@ -48,7 +49,13 @@ def described_run(
     noise, clip_norm = options.noise_multiplier, options.clip_norm
     given = any(vars(size).values())
     if not given:
-        if noise is not None or clip_norm is not None or method != MethodOptions():
+        usual_training = replace(method, **released_fields(MethodOptions())) == MethodOptions()
+        if (
+            noise is not None
+            or clip_norm is not None
+            or not usual_training
+            or (method != MethodOptions() and not examples)
+        ):
             raise OptionError(
                 "--steps and --sample-rate, or --batch-size and --epochs, must be given with other options of the run"
             )
@@ -58,6 +65,11 @@ def described_run(
     run = size.run(1.0 if noise is None else noise, method)
     run = run.replace(clip_norm=1.0 if clip_norm is None else clip_norm)
     return with_defaults(run, calibrated=noise is not None, examples=examples, usual=usual)
+
+
+def released_fields(method: MethodOptions) -> "Fields":
+    """What the options say about whom a run protects and what it releases, and not about its training."""
+    return {name: getattr(method, name) for name in ("releases", "group_size", "neighbours")}
 
 
 def planned_canaries(subject: "Subject", attack: Any, models: int | str | None, question: "Question") -> Planned:
