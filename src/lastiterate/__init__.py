@@ -10,12 +10,14 @@ if TYPE_CHECKING:
     from lastiterate.auditing.evidence.reach import Power
     from lastiterate.auditing.experiments.trained import Trained
     from lastiterate.checking.check import check
+    from lastiterate.contraction import Contraction
     from lastiterate.integrations.dp_accounting import LastIterateAccountant
     from lastiterate.integrations.history import HeuristicWarning
     from lastiterate.integrations.opacus import register_opacus
     from lastiterate.optimizer import SGD
     from lastiterate.privacy.analyses.calibrate import calibrate
     from lastiterate.privacy.analyses.composition import composition
+    from lastiterate.privacy.analyses.convex import convex
     from lastiterate.privacy.analyses.full_batch import full_batch
     from lastiterate.privacy.analyses.grid import last_iterate_epsilon
     from lastiterate.privacy.analyses.last_iterate import last_iterate

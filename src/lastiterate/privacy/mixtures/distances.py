@@ -25,7 +25,8 @@ LOG_LOST = -57.0  # log-probability of distances that are left out
 _RATIO = 0.01  # of weights that are rounded up to the largest of them
 _OF_THE_REST = 1e-3  # of the mean: small weights, which are taken for certain
 _FEW_STEPS = 8  # all sums of which are written out
-_VALUES = 400
+_VALUES = 256
+_LEAST = 0.5  # of the mean
 _BEYOND = 24  # values in the tail where only Chernoff's bound is used
 _LOG_TAIL = -28.0  # from where on
 _FINENESS = 1200.0  # how often the smoothing goes into the range
@@ -41,6 +42,17 @@ class Distances:
     values: FloatArray
     log_mass: FloatArray
     log_lost: float = -math.inf
+
+    def at_least_part_of_mean(self) -> Distances:
+        """Small distances rounded up to half of the mean: they hardly count, and the loss is smoother without them."""
+        least = _LEAST * float(np.exp(self.log_mass) @ self.values)
+        small = self.values < least
+        if not small.any():
+            return self
+        log_small = np.logaddexp.reduce(self.log_mass[small])
+        return Distances(
+            np.append(least, self.values[~small]), np.append(log_small, self.log_mass[~small]), self.log_lost
+        )
 
 
 @lru_cache(maxsize=256)
