@@ -27,12 +27,14 @@ if TYPE_CHECKING:
     from lastiterate.reporting import sentence
     from lastiterate.run import DPSGD
     from lastiterate.trainer_failure import TrainerFailed
+    from lastiterate.training.contraction import contraction_of
 
 __version__ = "0.1.0"
 
 __all__ = [
     "DPSGD",
     "SGD",
+    "Contraction",
     "Estimate",
     "HeuristicWarning",
     "LastIterateAccountant",
@@ -44,6 +46,8 @@ __all__ = [
     "calibrate",
     "check",
     "composition",
+    "contraction_of",
+    "convex",
     "estimate",
     "full_batch",
     "last_iterate",
@@ -59,6 +63,7 @@ __all__ = [
 # Everything is loaded when it is first asked for: some takes long, few need all, and the command line must be able to
 # say what Ctrl-C does before NumPy is loaded. Type checkers read the imports above.
 _LOADED_WHEN_ASKED_FOR = {
+    "Contraction": "contraction",
     "DPSGD": "run",
     "SGD": "optimizer",
     "Estimate": "auditing.evidence.estimate",
@@ -72,6 +77,8 @@ _LOADED_WHEN_ASKED_FOR = {
     "calibrate": "privacy.analyses.calibrate",
     "check": "checking.check",
     "composition": "privacy.analyses.composition",
+    "contraction_of": "training.contraction",
+    "convex": "privacy.analyses.convex",
     "estimate": "auditing.evidence.estimate",
     "full_batch": "privacy.analyses.full_batch",
     "last_iterate": "privacy.analyses.last_iterate",

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from lastiterate.fields import Fields
     from lastiterate.optimizer import SGD
+    from lastiterate.privacy.curve import PrivacyCurve
 
 
 def option(name: str, kind: Callable[[str], Callable[[str], object]] | None, metavar: str | None, help_: str) -> object:
@@ -171,6 +172,31 @@ class MethodOptions:
         names = ("learning_rate", "momentum", "dampening", "nesterov", "weight_decay", "decoupled", "averaging")
         given = {name: value for name in names if (value := getattr(self, name)) is not None and value is not False}
         return SGD(**given) if given or self.optimizer else None
+
+
+@dataclass(frozen=True)
+class ConvexOptions:
+    """What makes a guarantee for the last iterate of convex training; nothing where neither is given."""
+
+    convex: Annotated[
+        float | None,
+        number_option("--convex", "Losses are convex and steps contract by this factor: guarantee the last iterate."),
+    ] = None
+    diameter: Annotated[
+        float | None, number_option("--diameter", "Losses are convex; parameters stay in a set so wide.")
+    ] = None
+
+    def curves(self, analysis: str | None = None) -> dict[str, Callable[[DPSGD], PrivacyCurve]]:
+        """The analysis with these numbers, by its name."""
+        from functools import partial
+
+        from lastiterate.privacy.analyses.convex import convex
+
+        if self.convex is None and self.diameter is None:
+            if analysis == "convex":
+                raise OptionError("--convex or --diameter must be given with --analysis convex")
+            return {}
+        return {"convex": partial(convex, contraction=self.convex, diameter=self.diameter)}
 
 
 @dataclass(frozen=True)

@@ -64,9 +64,7 @@ def convex(
     if float(run.sample_rate) == 0.0:
         return PrivacyCurve(NothingPair(), "convex", is_guarantee=True)
     every = composition(run).pair
-    pair: Pair = ConvexPair(
-        run.steps, float(run.sample_rate), float(run.noise_multiplier), factor.value, most, every
-    )
+    pair: Pair = ConvexPair(run.steps, float(run.sample_rate), float(run.noise_multiplier), factor.value, most, every)
     if float(run.sample_rate) == 1.0:
         pair = _of_full_batches(run, factor.value, most)
     if factor.failure > 0.0:

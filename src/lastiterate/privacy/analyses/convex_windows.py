@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 _RATIO = 1.25  # of the lengths of one window and the next
 _TILTS = np.geomspace(0.1, 300.0, 33)  # of Chernoff's bounds, by which windows are compared at first
 _SMALL_SHIFT = 0.05
-_FARTHEST = 30.0  # thresholds of a loss that are tried for a false negative rate
-_FNR_ACCURACY = 1e-5  # of the threshold, where the rate is largest and changes by the square of it
+_LOG_RARE = math.log(1e-4)  # of the delta whose window, and whose thresholds, are tried for a false negative rate
+_TRIALS = 14  # of thresholds: near the best one the rate changes by a square
 _MOST_WINDOWS = 8  # that one question is put to
 _ERROR = 2e-9  # of max(1, epsilon): lines agree to half of it
 
@@ -80,9 +80,10 @@ class ConvexPair:
 
     def _largest_fnr(self, fpr: float) -> float:
         others = [float(pair.fnr(np.float64(fpr))) for pair in (self.composition, *self._told)]
-        log_rate = math.log(min(fpr, 1.0 - fpr))
-        foretold = np.min((self._exponents - log_rate) / _TILTS[:, None], axis=0)
-        return max(*others, -self._least(foretold, lambda index: -self._fnr_of(index, fpr)))
+        if not self._lengths.size:
+            return max(others)
+        foretold = np.min((self._exponents - _LOG_RARE) / _TILTS[:, None], axis=0)
+        return max(*others, self._fnr_of(int(np.argmin(foretold)), fpr))
 
     def _least(self, foretold: FloatArray, cost: Callable[[int], float]) -> float:
         """The least cost of all windows, found by going downhill from the one that promises most."""
@@ -123,8 +124,9 @@ class ConvexPair:
                 return 1.0 - math.exp(remove.log_delta(x)) - math.exp(x) * fpr
             return math.exp(x) * (1.0 - math.exp(add.log_delta(-x)) - fpr)
 
-        low, high = -_FARTHEST, _FARTHEST
-        while high - low > _FNR_ACCURACY:
+        high = remove.epsilon(_LOG_RARE) + 0.1
+        low = -high
+        for _ in range(_TRIALS):
             left, right = low + 0.382 * (high - low), low + 0.618 * (high - low)
             low, high = (low, right) if bound(left) >= bound(right) else (left, high)
         return bound(0.5 * (low + high)) - math.exp(log_lost)
