@@ -41,7 +41,9 @@ def ask(
     question: Callable[[PrivacyCurve], float],
     curve: Callable[[DPSGD], PrivacyCurve] | None = None,
 ) -> Answer:
-    """What one analysis says, or ``curve`` in its name where it needs more than the run. The maximum over steps is asked for only where it does not keep people waiting.
+    """What one analysis says, or ``curve`` in its name where it needs more than the run.
+
+    The maximum over steps is asked for only where it does not keep people waiting.
 
     Whatever the analysis refuses, the run or the question, is its reason and leaves the others alone. What nobody could
     answer, such as a delta of 2, must therefore be refused before anyone is asked.

@@ -53,8 +53,8 @@ def contraction_of(problem: Problem, run: DPSGD, *, failure: float = 1e-12) -> C
     value = max(abs(1.0 - rate * decay), abs(1.0 - rate * (decay + batch * smoothness)))
     if value > 1.0 or value == 0.0:
         raise ValueError(
-            f"learning_rate must be at most {2.0 / (decay + batch * smoothness):.6g} for steps to contract, got {rate}: "
-            f"learning_rate * (weight_decay + {batch} examples * smoothness {smoothness:.6g}) must be at most 2"
+            f"learning_rate must be at most {2.0 / (decay + batch * smoothness):.6g} for steps to contract, got {rate}:"
+            f" learning_rate * (weight_decay + {batch} examples * smoothness {smoothness:.6g}) must be at most 2"
         )
     return Contraction(value, missed)
 
@@ -73,8 +73,8 @@ def _smoothness(problem: Problem, run: DPSGD) -> float:
             )
         return _OF_SOFTMAX * largest**2
     raise ValueError(
-        "problem must be binary_logistic, ridge or logistic of lastiterate.training.problems: of others it is not known "
-        "that losses are convex and stay so when they are clipped; state the contraction yourself if you can prove it"
+        "problem must be binary_logistic, ridge or logistic of lastiterate.training.problems: of others it is not known"
+        " that losses are convex and stay so when they are clipped; state the contraction yourself if you can prove it"
     )
 
 

@@ -1,8 +1,8 @@
 """A guarantee for the last iterate alone, where losses are convex: steps then bring two trainings closer.
 
 Feldman et al. (2018) saw that noise of later steps hides an example of earlier ones there, Altschuler and Talwar (2022)
-that this makes the privacy of long training converge, and Bok, Su and Altschuler (2024) how to compute it with trade-off
-functions. The proof for what is computed here is in docs/method.md, "Convex losses".
+that this makes the privacy of long training converge, and Bok, Su and Altschuler (2024) how to compute it with
+trade-off functions. The proof for what is computed here is in docs/method.md, "Convex losses".
 """
 
 from __future__ import annotations

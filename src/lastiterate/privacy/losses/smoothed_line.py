@@ -38,7 +38,7 @@ class SmoothedLoss:
 
     def log_delta(self, epsilon: float) -> float:
         """log of an upper bound on delta at any real epsilon; Chernoff's where no line can be had."""
-        index = self._best(lambda i: self._exponent(i) - TILTS[i] * epsilon)
+        index = self._index_for(epsilon)
         bound = self._exponent(index) - TILTS[index] * epsilon
         try:
             return min(bound, self._on_line(index, epsilon, bound), 0.0)
@@ -57,11 +57,15 @@ class SmoothedLoss:
             except Unreliable:
                 return value
             value = found
-            better = self._best(lambda i: self._exponent(i) - TILTS[i] * found)
+            better = self._index_for(found)
             if better == index:
                 break
             index = better
         return value
+
+    def _index_for(self, epsilon: float) -> int:
+        """Of the tilt with which Chernoff's bound is least."""
+        return self._best(lambda i: self._exponent(i) - float(TILTS[i]) * epsilon)
 
     def _solve(self, index: int, log_delta: float, high: float) -> float:
         """On one line, by bisection; delta falls."""
