@@ -15,9 +15,10 @@ from numpy.typing import NDArray
 
 import lastiterate as li
 
-TOLERANCE = 2e-3  # of the grids, relative to delta
-EPSILONS = (0.0, 0.3, 1.0, 2.5)
-_STEP = 0.08  # of the grid, in units of the noise
+TOLERANCE = 5e-3  # of the grids, relative to delta
+EPSILONS = (0.0, 0.15, 0.5, 1.2)
+_STEP = 0.06  # of the grid, in units of the noise
+_LEAST = 1e-3  # smaller delta are not resolved by the grid
 
 Floats = NDArray[np.float64]
 
@@ -143,7 +144,7 @@ def _positive_part(values: Floats) -> float:
 
 def largest_ratio(setting: Setting, trials: int, generator: np.random.Generator) -> float:
     """Of exact to guaranteed delta, in so many trainings, half of which change the worst before them."""
-    bounds = np.maximum(setting.bounds(), 1e-9)
+    bounds = np.maximum(setting.bounds(), _LEAST)
     worst, training = 0.0, draw_training(setting, generator)
     for trial in range(trials):
         tried = changed(training, setting, generator) if trial % 2 else draw_training(setting, generator)

