@@ -111,7 +111,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     | {"lastiterate", "attacks", "auditing", "checking", "counterexamples"}
     | {"lm", "plot", "reproduce"},
     "__main__": {"cli"},
-    "__init__": FOUNDATIONS | PRIVACY | {"auditing", "checking", "integrations", "reporting"},
+    "__init__": FOUNDATIONS | PRIVACY | {"auditing", "checking", "integrations", "reporting", "training.contraction"},
 }
 
 

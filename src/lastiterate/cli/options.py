@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from inspect import Parameter, signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeAlias, get_args
@@ -18,9 +19,9 @@ from lastiterate.vocabulary import ANALYSES
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from lastiterate.answers import Curves
     from lastiterate.fields import Fields
     from lastiterate.optimizer import SGD
-    from lastiterate.privacy.curve import PrivacyCurve
 
 
 def option(name: str, kind: Callable[[str], Callable[[str], object]] | None, metavar: str | None, help_: str) -> object:
@@ -186,17 +187,15 @@ class ConvexOptions:
         float | None, number_option("--diameter", "Losses are convex; parameters stay in a set so wide.")
     ] = None
 
-    def curves(self, analysis: str | None = None) -> dict[str, Callable[[DPSGD], PrivacyCurve]]:
+    def curves(self, analysis: str | None = None) -> Curves:
         """The analysis with these numbers, by its name."""
-        from functools import partial
-
-        from lastiterate.privacy.analyses.convex import convex
+        import lastiterate
 
         if self.convex is None and self.diameter is None:
             if analysis == "convex":
                 raise OptionError("--convex or --diameter must be given with --analysis convex")
             return {}
-        return {"convex": partial(convex, contraction=self.convex, diameter=self.diameter)}
+        return {"convex": partial(lastiterate.convex, contraction=self.convex, diameter=self.diameter)}
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
@@ -36,6 +36,9 @@ _LOG_RARE = math.log(1e-4)  # of the delta whose window, and whose thresholds, a
 _TRIALS = 14  # of thresholds: near the best one the rate changes by a square
 _MOST_WINDOWS = 8  # that one question is put to
 _ERROR = 2e-9  # of max(1, epsilon): lines agree to half of it
+
+
+_Window: TypeAlias = tuple[tuple[SmoothedLoss, SmoothedLoss], float]
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,14 +105,18 @@ class ConvexPair:
         return min(known.values())
 
     def _epsilon_of(self, index: int, log_delta: float) -> float:
-        directions, log_lost = self._window(index)
-        if log_lost >= log_delta - 1.0:
+        window = self._window(index)
+        if window is None or window[1] >= log_delta - 1.0:
             return math.inf
+        directions, log_lost = window
         log_delta += math.log1p(-math.exp(log_lost - log_delta))
         return max(direction.epsilon(log_delta) for direction in directions)
 
     def _log_delta_of(self, index: int, epsilon: float) -> float:
-        directions, log_lost = self._window(index)
+        window = self._window(index)
+        if window is None:
+            return math.inf
+        directions, log_lost = window
         return float(np.logaddexp(max(direction.log_delta(epsilon) for direction in directions), log_lost))
 
     def _fnr_of(self, index: int, fpr: float) -> float:
@@ -117,7 +124,10 @@ class ConvexPair:
 
         For x < 0 delta is that of the other direction: 1 - e^x + e^x delta(-x).
         """
-        (remove, add), log_lost = self._window(index)
+        window = self._window(index)
+        if window is None:
+            return 0.0
+        (remove, add), log_lost = window
 
         def bound(x: float) -> float:
             if x >= 0.0:
@@ -131,13 +141,19 @@ class ConvexPair:
             low, high = (low, right) if bound(left) >= bound(right) else (left, high)
         return bound(0.5 * (low + high)) - math.exp(log_lost)
 
-    def _window(self, index: int) -> tuple[tuple[SmoothedLoss, SmoothedLoss], float]:
-        """The privacy loss in the last steps, in both directions, and the log-probability of distances left out."""
+    def _window(self, index: int) -> _Window | None:
+        """The privacy loss in the last steps, in both directions, and the log-probability of distances left out.
+
+        None where it is out of the range of floats, or cannot be resolved: other bounds hold anyway.
+        """
         if index not in self._known_windows:
             length = int(self._lengths[index])
             before = self._before(length).at_least_part_of_mean()
-            cumulant = shifted_cumulant(length, self.rate, self.sigma, self.contraction, before)
-            self._known_windows[index] = smoothed(cumulant, cumulant.smallest_spread()), before.log_lost
+            try:
+                cumulant = shifted_cumulant(length, self.rate, self.sigma, self.contraction, before)
+                self._known_windows[index] = smoothed(cumulant, cumulant.smallest_spread()), before.log_lost
+            except ArithmeticError:
+                self._known_windows[index] = None
         return self._known_windows[index]
 
     def _before(self, length: int) -> Distances:
@@ -211,5 +227,5 @@ class ConvexPair:
         return at_zero, linear
 
     @cached_property
-    def _known_windows(self) -> dict[int, tuple[tuple[SmoothedLoss, SmoothedLoss], float]]:
+    def _known_windows(self) -> dict[int, _Window | None]:
         return {}

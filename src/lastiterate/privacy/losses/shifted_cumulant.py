@@ -17,7 +17,7 @@ from functools import cached_property, lru_cache
 
 import numpy as np
 
-from lastiterate.arrays import FloatArray
+from lastiterate.arrays import BoolArray, FloatArray
 from lastiterate.privacy.losses.loss_cumulant import LossCumulant
 from lastiterate.privacy.losses.shifted_loss import ShiftedLoss
 from lastiterate.privacy.losses.step_loss import Loss, Segments, moments_of
@@ -219,14 +219,16 @@ def shifted_cumulant(steps: int, rate: float, sigma: float, contraction: float, 
     largest = float(before.values[-1])
     scale = contraction**steps * largest / geometric_sum(contraction * contraction, steps)
     rough = ShiftedCumulant(
-        *(np.array([value]) for value in (float(steps), rate, sigma)),
+        np.array([float(steps)]),
+        np.array([rate]),
+        np.array([sigma]),
         shifts=scale * contraction ** first.astype(np.float64),
         group_counts=np.minimum(steps - first, together).astype(np.float64),
         relative=before.values / largest,
         log_mass=before.log_mass,
         smoothing=0.0,
     )
-    return replace(rough, smoothing=_SMOOTHING * math.sqrt(rough.real(0.0)[2]))
+    return replace(rough, smoothing=_SMOOTHING * math.sqrt(max(rough.real(0.0)[2], 0.0)))
 
 
 def _distance_on_sheets(first: Complex, second: Complex) -> FloatArray:
@@ -247,8 +249,8 @@ def _cardinal(nodes: int, at: FloatArray) -> FloatArray:
     index = np.arange(nodes)
     weights = np.where(index % 2 == 0, 1.0, -1.0) * np.sin(math.pi * (index + 0.5) / nodes)
     distance = at[:, None] - _places(nodes)
-    exact = np.abs(distance) < 1e-14
+    exact: BoolArray = np.abs(distance) < 1e-14
     terms = weights / np.where(exact, 1.0, distance)
-    terms = np.where(exact.any(axis=1)[:, None], exact, terms)
+    terms = np.where(np.any(exact, axis=1, keepdims=True), exact, terms)
     cardinal: FloatArray = terms / terms.sum(axis=1, keepdims=True)
     return cardinal

@@ -21,10 +21,10 @@ import numpy as np
 from lastiterate.privacy.losses.loss_cumulant import LossCumulant
 from lastiterate.privacy.mixtures.contour import Line, Unreliable
 
-TILTS = np.geomspace(0.05, 400.0, 34)
+TILTS: list[float] = np.geomspace(0.05, 400.0, 34).tolist()
 _NEGLIGIBLE = 28.0  # what lies beyond the last node is below exp(-_NEGLIGIBLE) of delta
 _LITTLE = 14.0  # aliases, which are too high if anything, are below exp(-_LITTLE) of it
-_LARGER = np.array([1.04, 1.1, 1.2, 1.4])
+_LARGER = (1.04, 1.1, 1.2, 1.4)
 _MOST_NODES = 4000
 _TURNS = 3  # of choosing a line for an epsilon, and an epsilon by the line
 
@@ -42,7 +42,7 @@ class SmoothedLoss:
         bound = self._exponent(index) - TILTS[index] * epsilon
         try:
             return min(bound, self._on_line(index, epsilon, bound), 0.0)
-        except Unreliable:
+        except ArithmeticError:
             return min(bound, 0.0)
 
     def epsilon(self, log_delta: float) -> float:
@@ -54,7 +54,7 @@ class SmoothedLoss:
         for _ in range(_TURNS):
             try:
                 found = self._solve(index, log_delta, value)
-            except Unreliable:
+            except ArithmeticError:
                 return value
             value = found
             better = self._index_for(found)
@@ -65,7 +65,7 @@ class SmoothedLoss:
 
     def _index_for(self, epsilon: float) -> int:
         """Of the tilt with which Chernoff's bound is least."""
-        return self._best(lambda i: self._exponent(i) - float(TILTS[i]) * epsilon)
+        return self._best(lambda i: self._exponent(i) - TILTS[i] * epsilon)
 
     def _solve(self, index: int, log_delta: float, high: float) -> float:
         """On one line, by bisection; delta falls."""
@@ -95,8 +95,8 @@ class SmoothedLoss:
     def _line(self, index: int, epsilon: float, log_goal: float) -> Line:
         if index in self._lines:
             return self._lines[index]
-        theta = float(TILTS[index])
-        deviation = math.sqrt(self._moments(index)[2])
+        theta = TILTS[index]
+        deviation = math.sqrt(max(self._moments(index)[2], 0.0))
         if not deviation > 0.0:
             raise Unreliable
         goal = min(log_goal, self._moments(index)[0] - theta * epsilon) - 4.0
@@ -110,35 +110,37 @@ class SmoothedLoss:
             if float(values[2 * count // 3 :].real.max()) < values[0].real - _NEGLIGIBLE - rise:
                 break
         values[0] -= math.log(2.0)  # half weight: the trapezoid rule
-        self._lines[index] = Line(theta + 1j * spacing * np.arange(count), values, spacing)
+        z = np.empty(count, dtype=np.complex128)
+        z.real, z.imag = theta, spacing * np.arange(count)
+        self._lines[index] = Line(z, values, spacing)
         return self._lines[index]
 
     def _reach(self, theta: float, epsilon: float, goal: float) -> float:
         """How far above epsilon there may be losses that count, by Chernoff's bound with larger tilts."""
         best = math.inf
-        for larger in theta * _LARGER:
+        for larger in (theta * factor for factor in _LARGER):
             try:
-                value = self.cumulant.real(float(larger))[0]
-            except Unreliable:
+                value = self.cumulant.real(larger)[0]
+            except ArithmeticError:
                 break
             best = min(best, (value - larger * epsilon + _LITTLE - goal) / (larger - theta))
         return best
 
     def _exponent(self, index: int) -> float:
         """log of Chernoff's bound on delta at epsilon = 0 with this tilt."""
-        theta = float(TILTS[index])
+        theta = TILTS[index]
         return self._moments(index)[0] + theta * math.log(theta) - (1.0 + theta) * math.log1p(theta)
 
     def _moments(self, index: int) -> tuple[float, float, float]:
         try:
-            value = self.cumulant.real(float(TILTS[index]))
-        except Unreliable:
+            value = self.cumulant.real(TILTS[index])
+        except ArithmeticError:
             return math.inf, 0.0, 0.0
         return value if math.isfinite(value[0]) else (math.inf, 0.0, 0.0)
 
     def _best(self, cost: Callable[[int], float]) -> int:
         """The index of least cost, which falls and then rises."""
-        low, high = 0, TILTS.size - 1
+        low, high = 0, len(TILTS) - 1
         while high - low > 2:
             left = low + (high - low) // 3
             right = high - (high - low) // 3

@@ -149,7 +149,7 @@ def _smoothed(cumulant: Cumulant, values: FloatArray, low: float, high: float) -
     """The same by Fourier inversion, after adding noise N: P(R > r) <= P(R + N > r - x) / P(N > -x), x > 0."""
     noise = (high - low) / _FINENESS
     step = math.pi / (1.1 * (high - low) + 30.0 * noise)
-    frequencies = (np.arange(math.ceil(_LAST / (noise * step))) + 0.5) * step
+    frequencies: FloatArray = (np.arange(float(math.ceil(_LAST / (noise * step)))) + 0.5) * step
     with np.errstate(divide="ignore"):
         transform = np.exp(cumulant.along(0.0, frequencies) - 0.5 * (noise * frequencies) ** 2)
     waves = np.exp(-1j * np.multiply.outer(values - _MOVED * noise, frequencies))
