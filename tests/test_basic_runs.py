@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import lastiterate as li
-from lastiterate.attacks import Adversarial
+from lastiterate.attacks import Adversarial, AllIterates, GradientSpace, InputSpace, OneRun
 from lastiterate.attacks.likelihood import log_likelihood_ratio
 from lastiterate.attacks.linear_score import noise_unit
 from lastiterate.auditing.evidence.score_law import score_below
@@ -23,32 +23,69 @@ NEW = [
 ]
 PROBLEM = problems.linear(np.eye(4, dtype=np.float32))
 SCORES = np.arange(8.0)
+
+
+class _Own(GradientSpace):
+    """An attack that does not say what it knows."""
+
+    knows = ()
+
+
 READERS = {
-    "train": lambda run: train(run, PROBLEM, models=1),
-    "trainer": lambda run: Trainer(run, PROBLEM, models=1),
-    "audit": lambda run: li.audit(run, PROBLEM, models=2),
-    "audit of a user's trainer": lambda run: li.audit(run, lambda seed, canary: 0.0, models=2),
-    "audit of exact steps": lambda run: li.audit(run, None, Adversarial("trained"), models=2),
+    "audit of all iterates": lambda run: li.audit(run, PROBLEM, AllIterates(), models=2),
+    "audit of one run": lambda run: li.audit(run, PROBLEM, OneRun(), models=2),
+    "attack of one's own": lambda run: li.audit(run, PROBLEM, _Own(), models=2),
     "one run": lambda run: li.estimate(SCORES + 1.0, SCORES, run=run, method="one-run-last-iterate"),
-    "power": lambda run: li.power(run, models=8),
+    "power of one run": lambda run: li.power(run, models=8, one_run=True),
     "likelihood": lambda run: log_likelihood_ratio(run, SCORES, 0),
-    "batches": lambda run: batch_order(run, 10),
     "counterexamples": require_plain,
     "worst": lambda run: worst(run, 1e-5),
 }
-KNOW_GROUPS = ("train", "trainer", "audit of exact steps", "batches")
+# Correlated noise is known to whatever looks at one iterate. Trainers draw batches without regard to earlier ones.
+NO_FILTER = ("audit of all iterates", "likelihood", "counterexamples", "worst")
+TRAINERS = {
+    "train": lambda run: train(run, PROBLEM, models=1),
+    "trainer": lambda run: Trainer(run, PROBLEM, models=1),
+    "audit": lambda run: li.audit(run, PROBLEM, models=2),
+    "audit of exact steps": lambda run: li.audit(run, None, Adversarial("trained"), models=2),
+    "audit of one run": READERS["audit of one run"],
+    "batches": lambda run: batch_order(run, 10),
+}
 CASES = [
     pytest.param(reader, fields, message, id=f"{reader}-{next(iter(fields))}")
     for reader in READERS
     for fields, message in NEW
-    if not ("group_size" in fields and reader in KNOW_GROUPS)
 ]
+CASES += [
+    pytest.param(reader, {"noise_filter": [1.0, -0.5]}, "noise_filter must be None for", id=f"{reader}-noise_filter")
+    for reader in NO_FILTER
+]
+
+
+@pytest.mark.parametrize("name", TRAINERS)
+def test_trainers_refuse_batches_that_keep_an_example_apart(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = li.DPSGD(4, 0.5, 1.0, optimizer=li.SGD(0.1), noise_filter=[1.0, -0.5], min_separation=2)
+    with pytest.raises(ValueError, match="min_separation must be 1 for"):
+        TRAINERS[name](run)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_users_trainer_may_keep_an_example_apart():
+    run = li.DPSGD(4, 0.5, 1.0, noise_filter=[1.0, -0.5], min_separation=2)
+    scores = li.audit(run, lambda seed, canary: float(canary) + seed % 7, models=8, methods=["clopper-pearson"])
+    assert scores.run == run
 
 
 @pytest.mark.parametrize("reader", [noise_unit, expected_signal, lambda run: score_below(run, SCORES)])
 def test_linear_scores_know_all_but_several_releases(reader):
     with pytest.raises(ValueError, match="releases must be None for"):
         reader(li.DPSGD(4, 0.5, 1.0, releases=2))
+
+
+def test_the_loss_on_an_example_is_looked_at_in_the_last_iterate_only():
+    with pytest.raises(ValueError, match="releases must be None for this audit, got 2 of them"):
+        li.audit(li.DPSGD(4, 0.5, 1.0, optimizer=li.SGD(0.1), releases=2), PROBLEM, InputSpace(), models=2)
 
 
 @pytest.mark.parametrize(("reader", "fields", "message"), CASES)

@@ -17,6 +17,7 @@ _SEEN = {
     "composition": "for all iterates (composition)",
     "no_amplification": "for all iterates, even if it is known which batches an example is in (no amplification)",
 }
+_CORRELATED = "for all iterates and whichever of the batches that this allows an example is in (a Gaussian mechanism)"
 
 
 def sentence(run: DPSGD, delta: float) -> str:
@@ -37,7 +38,7 @@ def _guaranteed(run: DPSGD, delta: float) -> str:
         found = ask(run, name, lambda curve: curve.bracket(delta)[1])
         if found.value is not None:
             bound = f"({spell_up(found.value, _DIGITS)}, {spell_up(delta)})"
-            return f"It is {bound}-DP under {_neighbours(run)}, {_SEEN[name]}."
+            return f"It is {bound}-DP under {_neighbours(run)}, {_CORRELATED if run.noise_filter else _SEEN[name]}."
     return f"No guarantee can be stated: {found.reason}."
 
 

@@ -132,6 +132,7 @@ def test_failure_goes_into_delta() -> None:
         ({"sample_rate": [0.1] * 5 + [0.2] * 5}, "sample_rate"),
         ({"weights": np.linspace(0.1, 1.0, 10)}, "weights"),
         ({"releases": 2}, "releases"),
+        ({"noise_filter": (1.0, 0.5)}, "noise_filter"),
         ({"group_size": 2}, "group_size"),
         ({"neighbours": "replace"}, "neighbours"),
     ],

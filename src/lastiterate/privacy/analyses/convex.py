@@ -76,6 +76,8 @@ def _require_convergent(run: DPSGD) -> None:
     """Refuse what the proof does not cover, naming the condition."""
     if not run.amplifies:
         raise ValueError(f"sampling must be 'poisson' or 'full' for the convex guarantee, got {run.sampling!r}")
+    if run.noise_filter is not None:
+        raise ValueError("noise_filter must be None for the convex guarantee, got one: each step needs fresh noise")
     if run.release_count > 1:
         raise ValueError(
             f"releases must be None for the convex guarantee, got {run.release_count}: it holds for the last iterate "
