@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 import lastiterate as li
 
-TOLERANCE = 5e-3  # of the grids, relative to delta
+TOLERANCE = 1.5e-3  # of the grids, relative to delta
 EPSILONS = (0.0, 0.15, 0.5, 1.2)
 _STEP = 0.06  # of the grid, in units of the noise
 _LEAST = 1e-3  # smaller delta are not resolved by the grid

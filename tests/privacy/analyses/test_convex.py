@@ -79,8 +79,9 @@ def test_distances_are_rounded_up_and_not_by_much(steps: int, rate: float, contr
 
 def test_no_small_training_leaks_more_than_is_guaranteed() -> None:
     generator = np.random.default_rng(3)
-    settings = [draw_setting(generator), Setting(5, 0.2, 0.8, 0.6)]
-    ratios = [largest_ratio(setting, 24, generator) for setting in settings]
+    # In the first setting a shift must not be hidden before the canary was there: that would be a hundredth too low.
+    settings = [Setting(3, 0.05, 1.6121266090767699, 0.95), Setting(5, 0.2, 0.8, 0.6), draw_setting(generator)]
+    ratios = [largest_ratio(setting, 60 if setting.steps == 3 else 20, generator) for setting in settings]
     assert max(ratios) <= 1.0 + TOLERANCE
     assert max(ratios) > 0.5
 

@@ -64,9 +64,10 @@ def convex(
     if float(run.sample_rate) == 0.0:
         return PrivacyCurve(NothingPair(), "convex", is_guarantee=True)
     every = composition(run).pair
-    pair: Pair = ConvexPair(run.steps, float(run.sample_rate), float(run.noise_multiplier), factor.value, most, every)
-    if float(run.sample_rate) == 1.0:
-        pair = _of_full_batches(run, factor.value, most)
+    rate, sigma = float(run.sample_rate), float(run.noise_multiplier)
+    pair = _always_in(run, factor.value, most)
+    if rate < 1.0:
+        pair = ConvexPair(run.steps, rate, sigma, factor.value, most, every, pair)
     if factor.failure > 0.0:
         pair = FailingPair(pair, every, factor.failure)
     return PrivacyCurve(pair, "convex", is_guarantee=True)
@@ -141,8 +142,8 @@ def _relative(run: DPSGD, diameter: float, learning_rate: float | None) -> float
     return diameter / (rate * run.clip_norm)
 
 
-def _of_full_batches(run: DPSGD, contraction: float, most: float) -> Pair:
-    """A Gaussian mechanism: without a diameter the heuristic's with weights c^k, which is a theorem here."""
+def _always_in(run: DPSGD, contraction: float, most: float) -> Pair:
+    """If the canary is in every batch, a Gaussian mechanism: without a diameter the heuristic's with weights c^k."""
     lengths = [run.steps]
     if math.isfinite(most):
         count = min(run.steps, _MOST_LENGTHS)

@@ -2,8 +2,8 @@
 
 Each bound is a window: the last tau steps. Before the window it is told which batches had the canary, so that the
 distance of the two trainings is known; within it the noise hides both that distance and the canary. The longest window
-is composition itself. Another family of bounds tells which batches had the canary to the end. A curve is the least of
-all of them, and every question looks for it in the same way.
+is composition itself. A canary that is in every batch tells no less than one that is in some. A curve is the least of
+all of these, and every question looks for it in the same way.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from lastiterate.privacy.analyses.no_amplification import KnownParticipations
 from lastiterate.privacy.losses.shifted_cumulant import shifted_cumulant
 from lastiterate.privacy.losses.shifted_loss import ShiftedLoss
 from lastiterate.privacy.losses.smoothed_line import SmoothedLoss, smoothed
@@ -46,7 +45,7 @@ class ConvexPair:
     """Bounds on the pair of last iterates, of which the least counts.
 
     ``most`` is what the distance cannot exceed, in units of learning rate times clipping norm. ``composition`` is the
-    pair of all iterates. 0 < rate < 1.
+    pair of all iterates, ``always_in`` that of a canary in every batch, which tells more. 0 < rate < 1.
     """
 
     steps: int
@@ -55,6 +54,7 @@ class ConvexPair:
     contraction: float
     most: float
     composition: Pair
+    always_in: Pair
 
     def epsilon(self, log_delta: Floats) -> Floats:
         return each(lambda value: self._least_epsilon(float(value)), log_delta)
@@ -72,17 +72,17 @@ class ConvexPair:
         return np.where(of_composition, lower, value - error)[()], np.minimum(upper, value + error)
 
     def _least_epsilon(self, log_delta: float) -> float:
-        others = [float(pair.epsilon(np.float64(log_delta))) for pair in (self.composition, *self._told)]
+        others = [float(pair.epsilon(np.float64(log_delta))) for pair in (self.composition, self.always_in)]
         foretold = np.min((self._exponents - log_delta) / _TILTS[:, None], axis=0)
         return min(*others, self._least(foretold, lambda index: self._epsilon_of(index, log_delta)))
 
     def _least_log_delta(self, epsilon: float) -> float:
-        others = [float(pair.log_delta(np.float64(epsilon))) for pair in (self.composition, *self._told)]
+        others = [float(pair.log_delta(np.float64(epsilon))) for pair in (self.composition, self.always_in)]
         foretold = np.min(self._exponents - _TILTS[:, None] * epsilon, axis=0)
         return min(*others, self._least(foretold, lambda index: self._log_delta_of(index, epsilon)))
 
     def _largest_fnr(self, fpr: float) -> float:
-        others = [float(pair.fnr(np.float64(fpr))) for pair in (self.composition, *self._told)]
+        others = [float(pair.fnr(np.float64(fpr))) for pair in (self.composition, self.always_in)]
         if not self._lengths.size:
             return max(others)
         foretold = np.min((self._exponents - _LOG_RARE) / _TILTS[:, None], axis=0)
@@ -166,23 +166,6 @@ class ConvexPair:
         count = 2 + math.floor(math.log(self.steps) / math.log(_RATIO))
         lengths = np.unique(np.rint(_RATIO ** np.arange(count)).astype(np.int64))
         return lengths[lengths < self.steps]
-
-    @cached_property
-    def _told(self) -> list[KnownParticipations]:
-        """Bounds where it is told which batches had the canary, to the end; the noise of a window hides all of it."""
-        lengths = [self.steps, *self._lengths[::3].tolist()] if math.isfinite(self.most) else [self.steps]
-        return [pair for length in lengths if (pair := self._told_in(length)) is not None]
-
-    def _told_in(self, length: int) -> KnownParticipations | None:
-        before = self.contraction**length * min(geometric_sum(self.contraction, self.steps - length), self.most)
-        within = distances(length, self.rate, self.contraction)
-        if within.log_lost > -math.inf:  # told nothing of how large the rest is, but it is at most that
-            values = np.append(within.values, geometric_sum(self.contraction, length))
-            log_mass = np.append(within.log_mass, within.log_lost)
-        else:
-            values, log_mass = within.values, within.log_mass
-        noise = self.sigma * math.sqrt(geometric_sum(self.contraction**2, length))
-        return KnownParticipations(noise, np.square(values + before), log_mass, np.zeros_like(values))
 
     @cached_property
     def _exponents(self) -> FloatArray:
