@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal
 # Not heavy: ``import lastiterate`` has loaded them already.
 from lastiterate.optimizer import Adam
 from lastiterate.privacy.analyses.composition import composition
+from lastiterate.privacy.analyses.convex import convex
 from lastiterate.privacy.analyses.full_batch import full_batch
 from lastiterate.privacy.analyses.last_iterate import last_iterate
 from lastiterate.privacy.analyses.max_over_steps import max_over_steps
@@ -122,6 +123,13 @@ NO_AMPLIFICATION = Analysis(
     "guarantee",
     no_amplification,
 )
+CONVEX = Analysis(
+    "convex",
+    "last iterate, convex (guarantee)",
+    "only the final model is seen, losses are convex, steps contract as stated: a guarantee",
+    "guarantee",
+    convex,
+)
 MAX_OVER_STEPS = Analysis(
     "max_over_steps",
     "largest up to T (heuristic)",
@@ -129,7 +137,7 @@ MAX_OVER_STEPS = Analysis(
     "heuristic",
     max_over_steps,
 )
-_ANALYSES = LAST_ITERATE, COMPOSITION, FULL_BATCH, NO_AMPLIFICATION, MAX_OVER_STEPS
+_ANALYSES = LAST_ITERATE, COMPOSITION, FULL_BATCH, NO_AMPLIFICATION, CONVEX, MAX_OVER_STEPS
 ANALYSES = {each.name: each for each in _ANALYSES}
 SIDE_BY_SIDE = ("last_iterate", "composition", "full_batch")  # those of every answer, in the order in which they stand
 

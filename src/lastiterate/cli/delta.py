@@ -1,6 +1,6 @@
 """``lastiterate delta``: what a run's released model leaks, as delta at a given epsilon."""
 
-from lastiterate.cli.options import Epsilon, Json, MethodOptions, NoiseMultiplier, SizeOptions
+from lastiterate.cli.options import ConvexOptions, Epsilon, Json, MethodOptions, NoiseMultiplier, SizeOptions
 from lastiterate.cli.unfold import unfold
 
 
@@ -10,6 +10,7 @@ def delta(
     noise_multiplier: NoiseMultiplier,
     epsilon: Epsilon,
     method: MethodOptions,
+    convex: ConvexOptions,
     json: Json = False,
 ) -> None:
     """Delta of the released model, by three analyses.
@@ -28,7 +29,9 @@ def delta(
 
     run = size.run(noise_multiplier, method)
     epsilon = number("epsilon", epsilon, 0.0)
-    answers = ask_all(run, lambda curve: curve.delta(epsilon), "max_over_steps", track=tracker("analysing"))
+    answers = ask_all(
+        run, lambda curve: curve.delta(epsilon), "max_over_steps", track=tracker("analysing"), curves=convex.curves()
+    )
     if json:
         print_json({**run_fields(run), "epsilon": epsilon, **answer_fields(answers, run)})
     else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from inspect import Parameter, signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeAlias, get_args
@@ -18,6 +19,7 @@ from lastiterate.vocabulary import ANALYSES
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from lastiterate.answers import Curves
     from lastiterate.fields import Fields
     from lastiterate.optimizer import Optimizer
 
@@ -198,6 +200,29 @@ class MethodOptions:
         if self.optimizer == "adamw":
             given = {"weight_decay": ADAMW_DECAY} | given | {"decoupled": True}
         return kind(**given) if given or self.optimizer else None
+
+
+@dataclass(frozen=True)
+class ConvexOptions:
+    """What makes a guarantee for the last iterate of convex training; nothing where neither is given."""
+
+    convex: Annotated[
+        float | None,
+        number_option("--convex", "Losses are convex and steps contract by this factor: guarantee the last iterate."),
+    ] = None
+    diameter: Annotated[
+        float | None, number_option("--diameter", "Losses are convex; parameters stay in a set so wide.")
+    ] = None
+
+    def curves(self, analysis: str | None = None) -> Curves:
+        """The analysis with these numbers, by its name."""
+        import lastiterate
+
+        if self.convex is None and self.diameter is None:
+            if analysis == "convex":
+                raise OptionError("--convex or --diameter must be given with --analysis convex")
+            return {}
+        return {"convex": partial(lastiterate.convex, contraction=self.convex, diameter=self.diameter)}
 
 
 @dataclass(frozen=True)

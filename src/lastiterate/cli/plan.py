@@ -7,6 +7,7 @@ import typer
 from lastiterate.cli import values
 from lastiterate.cli.options import (
     Analysis,
+    ConvexOptions,
     Delta,
     Epsilon,
     Json,
@@ -36,6 +37,7 @@ def plan(
     epsilon: Epsilon,
     delta: Delta,
     method: MethodOptions,
+    convex: ConvexOptions,
     analysis: Analysis = None,
     last_batch: LastBatchOption = None,
     plot: Plot = None,
@@ -68,8 +70,9 @@ def plan(
         size: method.scheduled(DPSGD.from_batches(dataset_size, size, epochs, 1.0, **fields)) for size in batch_sizes
     }
     any_run = runs[batch_sizes[0]]
-    names = [analysis.replace("-", "_")] if analysis else [guarantee_of(any_run), "last_iterate"]
-    found = noise_rows(runs, names, epsilon, delta, tracker("calibrating"))
+    curves = convex.curves(analysis)
+    names = [analysis.replace("-", "_")] if analysis else [guarantee_of(any_run), *curves, "last_iterate"]
+    found = noise_rows(runs, names, epsilon, delta, tracker("calibrating"), curves)
     rows = [_row(runs[size], size, row) for size, row in found]
     words = (
         f"{dataset_size:,} examples, {spell(epochs)} epochs, {', '.join(training(any_run))}; "
