@@ -2,7 +2,8 @@
 
 `python -m tests.privacy.convex_search --trials 20000` draws contracting maps, canaries and runs of at most 8 steps,
 changes what leaked most, and prints the largest ratio of exact to guaranteed delta. In one dimension densities are
-carried from step to step on a grid; in two, maps are linear and the last iterate is a mixture of 2^T Gaussians.
+carried from step to step on a grid, and maps are piecewise linear or the steps of logistic regression with L2; in two,
+maps are linear and the last iterate is a mixture of 2^T Gaussians.
 """
 
 from __future__ import annotations
@@ -12,12 +13,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import expit
 
 import lastiterate as li
 
 TOLERANCE = 1.5e-3  # of the grids, relative to delta
 EPSILONS = (0.0, 0.15, 0.5, 1.2)
 _STEP = 0.06  # of the grid, in units of the noise
+_LOGISTIC = 0.3  # of all trainings in one dimension
 _LEAST = 1e-3  # smaller delta are not resolved by the grid
 
 Floats = NDArray[np.float64]
@@ -42,16 +45,23 @@ class Setting:
 class Training:
     """One training: for each step a continuous map with slopes of at most the contraction, and the canary's gradient.
 
-    Between ``kinks`` the map has constant ``slopes``; the gradient is one number on each side of ``turns``.
+    Between ``kinks`` the map has constant ``slopes``; the gradient is one number on each side of ``turns``. Where there
+    are ``features`` the map is a step of logistic regression with L2 instead, on examples at which the model has the
+    value ``kinks``: x -> c x - sum of u (sigmoid(u (x - kink)) - 1/2), with slopes between c - sum u^2 / 4 and c.
     """
 
     kinks: Floats
     slopes: Floats
     turns: Floats
     gradients: Floats
+    features: Floats | None = None
 
     def moved(self, step: int, x: Floats) -> Floats:
         kinks, slopes = self.kinks[step], self.slopes[step]
+        if self.features is not None:
+            u = self.features[step]
+            pulls: Floats = u @ (expit(u[:, None] * (x - kinks[:, None])) - 0.5)
+            return slopes[0] * x - pulls
         pieces = slopes[1:, None] * np.clip(x - kinks[:, None], 0.0, np.append(np.diff(kinks), np.inf)[:, None])
         result: Floats = slopes[0] * np.minimum(x - kinks[0], 0.0) + pieces.sum(axis=0) + slopes[0] * kinks[0]
         return result
@@ -72,7 +82,18 @@ def draw_training(setting: Setting, generator: np.random.Generator) -> Training:
     slopes = setting.contraction * np.clip(generator.normal(0.7, 0.6, (steps, 4)), -1.0, 1.0)
     gradients = np.where(generator.random((steps, 2)) < 0.8, 1.0, generator.uniform(-1.0, 1.0, (steps, 2)))
     kinks = np.sort(generator.normal(0.0, scale, (steps, 3)), axis=1)
-    return Training(kinks, slopes, generator.normal(0.0, scale, steps), gradients)
+    turns = generator.normal(0.0, scale, steps)
+    if generator.random() < _LOGISTIC:
+        features = _contracting(generator.normal(0.0, 2.0, (steps, 3)), setting.contraction)
+        return Training(kinks, np.full((steps, 1), setting.contraction), turns, gradients, features)
+    return Training(kinks, slopes, turns, gradients)
+
+
+def _contracting(features: Floats, contraction: float) -> Floats:
+    """Features small enough for the learning rate: sum u^2 / 4 <= 2 c."""
+    squares = np.sum(np.square(features), axis=1, keepdims=True)
+    result: Floats = features * np.sqrt(np.minimum(1.0, 8.0 * contraction / squares))
+    return result
 
 
 def changed(training: Training, setting: Setting, generator: np.random.Generator) -> Training:
@@ -80,9 +101,14 @@ def changed(training: Training, setting: Setting, generator: np.random.Generator
     size = 10.0 ** generator.uniform(-2.0, 0.0)
     limit = setting.contraction
     kinks = np.sort(training.kinks + size * generator.normal(size=training.kinks.shape), axis=1)
-    slopes = np.clip(training.slopes + size * generator.normal(size=training.slopes.shape), -limit, limit)
+    if training.features is not None:
+        features = _contracting(training.features + size * generator.normal(size=training.features.shape), limit)
+        training = replace(training, features=features)
+    else:
+        slopes = np.clip(training.slopes + size * generator.normal(size=training.slopes.shape), -limit, limit)
+        training = replace(training, slopes=slopes)
     gradients = np.clip(training.gradients + size * generator.normal(size=training.gradients.shape), -1.0, 1.0)
-    return replace(training, kinks=kinks, slopes=slopes, gradients=gradients)
+    return replace(training, kinks=kinks, gradients=gradients)
 
 
 def exact_deltas(training: Training, setting: Setting) -> Floats:

@@ -34,6 +34,7 @@ from lastiterate.auditing.stores.trouble import damaged
 from lastiterate.auditing.until import Until, Watch, read_until
 from lastiterate.auditing.versions import versions
 from lastiterate.breakdown import Breakdown
+from lastiterate.contraction import Contraction
 from lastiterate.data.files import BadFile
 from lastiterate.fields import Fields
 from lastiterate.run import DPSGD
@@ -63,6 +64,7 @@ def audit(
     progress: bool | None = None,
     validity: str = "fixed",
     until: str | None = None,
+    contraction: float | Contraction | None = None,
 ) -> AuditResult:
     """Train models with and without a canary, and find out how well they can be told apart.
 
@@ -90,8 +92,10 @@ def audit(
             time, stop, and go on with more ``models`` and the same store.
         until: what ends the audit early, with validity "anytime": "refuted", "minutes=30", "epsilon=3", or several of
             them with commas between.
+        contraction: of steps with convex losses, as ``lastiterate.convex`` takes it: what that guarantees for the last
+            iterate is shown too.
     """
-    question = Question(delta, confidence, methods, threshold, claim_epsilon, claim_noise, validity)
+    question = Question(delta, confidence, methods, threshold, claim_epsilon, claim_noise, validity, contraction)
     ends = read_until(until)
     if ends is not None and validity != "anytime":
         raise ValueError(f"validity must be 'anytime' with until, got {validity!r}: who stops early has fixed nothing")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from lastiterate.attacks import NAMED
 from lastiterate.cli import values
 from lastiterate.cli.errors import OptionError
-from lastiterate.cli.options import PerStepOption, choice, flag, integer_option, number_option, option
+from lastiterate.cli.options import Convex, PerStepOption, choice, flag, integer_option, number_option, option
 
 if TYPE_CHECKING:
     from lastiterate.auditing.evidence.question import Question
@@ -63,6 +63,7 @@ class QuestionOptions:
     claim_epsilon: ClaimEpsilon = None
     claim_noise: ClaimNoise = None
     anytime: Anytime = False
+    convex: Convex = None
 
     def question(self) -> Question:
         """The question that the options put."""
@@ -70,7 +71,7 @@ class QuestionOptions:
 
         methods = None if self.method in (None, "all") else self.method.split(",")
         claims = self.claim_epsilon, self.claim_noise
-        return Question(self.delta, self.confidence, methods, self.threshold, *claims, self.validity)
+        return Question(self.delta, self.confidence, methods, self.threshold, *claims, self.validity, self.convex)
 
     @property
     def validity(self) -> str:

@@ -47,7 +47,9 @@ def finish(
         folder = None  # the store was only read; --output says where else to draw
     undrawn = missing_libraries() if folder else None  # a report without pictures is still one
     if json:
-        print_json(result_fields(result))
+        given = question.contraction
+        told: Fields = {} if given is None else {"contraction": getattr(given, "value", given)}
+        print_json({**result_fields(result), **told})
     else:
         table = result_table(result)
         remarks = [f"No page and no picture: {undrawn}"] if undrawn else []

@@ -6,7 +6,6 @@ from lastiterate.cli.options import Analysis, ConvexOptions, Delta, Epsilon, Jso
 from lastiterate.cli.unfold import unfold
 
 if TYPE_CHECKING:
-    from lastiterate.answers import Curves
     from lastiterate.rows import Fields
     from lastiterate.run import DPSGD
 
@@ -32,12 +31,12 @@ def calibrate(
     """
     run = size.run(1.0, method)
     if analysis is None:
-        _side_by_side(run, epsilon, delta, convex.curves(), json)
+        _side_by_side(run, epsilon, delta, convex, json)
     else:
-        _by(analysis.replace("-", "_"), run, epsilon, delta, convex.curves(analysis), json)
+        _by(analysis.replace("-", "_"), run, epsilon, delta, convex, json)
 
 
-def _side_by_side(run: "DPSGD", epsilon: float, delta: float, curves: "Curves", json: bool) -> None:
+def _side_by_side(run: "DPSGD", epsilon: float, delta: float, convex: ConvexOptions, json: bool) -> None:
     from lastiterate.answers import guarantee_of, noise_rows, run_fields
     from lastiterate.cli.noise_output import print_noise
     from lastiterate.cli.output import print_json
@@ -45,18 +44,19 @@ def _side_by_side(run: "DPSGD", epsilon: float, delta: float, curves: "Curves", 
     from lastiterate.vocabulary import ANALYSES
     from lastiterate.wording import describe, spell
 
+    curves = convex.curves()
     names = (guarantee_of(run), *curves, "last_iterate")
     rows = [row for _, row in noise_rows({None: run}, names, epsilon, delta, tracker("calibrating"), curves)]
     if json:
         fields = run_fields(run)
         del fields["noise_multiplier"]  # each row has its own
-        print_json({**fields, "epsilon": epsilon, "delta": delta, "rows": rows})
+        print_json({**fields, **convex.fields(), "epsilon": epsilon, "delta": delta, "rows": rows})
         return
     title = f"{describe(run, noise=False)}; noise for epsilon {spell(epsilon)} at delta {spell(delta)}"
     print_noise([(title, [{"reached by": ANALYSES[row["analysis"]].label_of(run), **row} for row in rows])], run)
 
 
-def _by(chosen: str, run: "DPSGD", epsilon: float, delta: float, curves: "Curves", json: bool) -> None:
+def _by(chosen: str, run: "DPSGD", epsilon: float, delta: float, convex: ConvexOptions, json: bool) -> None:
     import lastiterate
     from lastiterate.answers import answer_fields, ask_all, run_fields
     from lastiterate.cli.output import print_answers, print_json, print_note
@@ -64,13 +64,14 @@ def _by(chosen: str, run: "DPSGD", epsilon: float, delta: float, curves: "Curves
     from lastiterate.vocabulary import ANALYSES
     from lastiterate.wording import describe, notes_on, spell, spell_up
 
+    curves = convex.curves(chosen)
     curve = curves.get(chosen, ANALYSES[chosen].curve)
     for uncalibrated in tracker("calibrating")([run]):
         run = lastiterate.calibrate(uncalibrated, epsilon=epsilon, delta=delta, analysis=curve)
     answers = ask_all(run, lambda curve: curve.epsilon(delta), track=tracker("analysing"), curves=curves)
     if json:
         target: Fields = {"analysis": chosen, "epsilon": epsilon, "delta": delta}
-        print_json({**run_fields(run), **target, **answer_fields(answers, run)})
+        print_json({**run_fields(run), **convex.fields(), **target, **answer_fields(answers, run)})
         return
     noise = spell_up(float(run.noise_multiplier), 7)
     reached = f"epsilon {spell(epsilon)} at delta {spell(delta)}"

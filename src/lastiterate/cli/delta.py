@@ -33,6 +33,6 @@ def delta(
         run, lambda curve: curve.delta(epsilon), "max_over_steps", track=tracker("analysing"), curves=convex.curves()
     )
     if json:
-        print_json({**run_fields(run), "epsilon": epsilon, **answer_fields(answers, run)})
+        print_json({**run_fields(run), **convex.fields(), "epsilon": epsilon, **answer_fields(answers, run)})
     else:
         print_answers(f"{describe(run)}; epsilon {spell(epsilon)}", "delta", answers, run, notes_on(run))

@@ -19,7 +19,7 @@ from lastiterate.cli.unfold import unfold
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from lastiterate.answers import Answer
+    from lastiterate.answers import Answer, Curves
     from lastiterate.run import DPSGD
 
 
@@ -58,36 +58,36 @@ def epsilon(
 
         check_target(plot)
     if sentence and not json:
-        _say(run, delta, plot)
+        _say(run, delta, curves, plot)
         return
     answers = ask_all(
         run, lambda curve: curve.epsilon(delta), "max_over_steps", track=tracker("analysing"), curves=curves
     )
     notes = [*_earlier(answers), *notes_on(run)]
     if json:
-        quoted = {"sentence": _sentence(run, delta)} if sentence else {}
-        print_json({**run_fields(run), "delta": delta, **answer_fields(answers, run), **quoted})
+        quoted = {"sentence": _sentence(run, delta, curves)} if sentence else {}
+        print_json({**run_fields(run), **convex.fields(), "delta": delta, **answer_fields(answers, run), **quoted})
     else:
         print_answers(f"{describe(run)}; delta {spell(delta)}", "epsilon", answers, run, notes)
     if plot is not None:
         has_notes = bool(notes) or any(answers[name].value is None for name in SIDE_BY_SIDE)
-        _draw(run, delta, plot, quiet=json, has_notes=has_notes)
+        _draw(run, delta, curves, plot, quiet=json, has_notes=has_notes)
 
 
-def _sentence(run: "DPSGD", delta: float) -> str:
+def _sentence(run: "DPSGD", delta: float, curves: "Curves") -> str:
     from lastiterate.cli.progress import tracker
     from lastiterate.reporting import sentence
 
-    (words,) = [sentence(each, delta) for each in tracker("analysing")([run])]
+    (words,) = [sentence(each, delta, curves.get("convex")) for each in tracker("analysing")([run])]
     return words
 
 
-def _say(run: "DPSGD", delta: float, plot: "Path | None") -> None:
+def _say(run: "DPSGD", delta: float, curves: "Curves", plot: "Path | None") -> None:
     from lastiterate.cli.output import print_note
 
-    print_note(_sentence(run, delta))
+    print_note(_sentence(run, delta, curves))
     if plot is not None:
-        _draw(run, delta, plot, quiet=False, has_notes=False)
+        _draw(run, delta, curves, plot, quiet=False, has_notes=False)
 
 
 def _earlier(answers: "dict[str, Answer]") -> list[str]:
@@ -100,10 +100,10 @@ def _earlier(answers: "dict[str, Answer]") -> list[str]:
     return [f"A model released earlier leaks more: the heuristic reaches {spell(largest, 5)} on the way."]
 
 
-def _draw(run: "DPSGD", delta: float, path: "Path", *, quiet: bool, has_notes: bool) -> None:
+def _draw(run: "DPSGD", delta: float, curves: "Curves", path: "Path", *, quiet: bool, has_notes: bool) -> None:
     from lastiterate.cli.pictures import pictures, write_beside
     from lastiterate.cli.progress import tracker
     from lastiterate.plot.run import run_chart
 
-    drawn = pictures(lambda: run_chart(run, delta, tracker("drawing")), [path])
+    drawn = pictures(lambda: run_chart(run, delta, tracker("drawing"), curves), [path])
     raise typer.Exit(write_beside(drawn, quiet=quiet, has_notes=has_notes))

@@ -65,6 +65,10 @@ LastBatchOption = Annotated[
     ),
 ]
 Delta = Annotated[float, number_option("--delta", "Delta of (epsilon, delta)-DP, in (0, 1).")]
+Convex = Annotated[
+    float | None,
+    number_option("--convex", "Losses are convex and steps contract by this factor: guarantee the last iterate."),
+]
 Epsilon = Annotated[float, number_option("--epsilon", "Epsilon of (epsilon, delta)-DP.")]
 Analysis = Annotated[
     str | None,
@@ -206,10 +210,7 @@ class MethodOptions:
 class ConvexOptions:
     """What makes a guarantee for the last iterate of convex training; nothing where neither is given."""
 
-    convex: Annotated[
-        float | None,
-        number_option("--convex", "Losses are convex and steps contract by this factor: guarantee the last iterate."),
-    ] = None
+    convex: Convex = None
     diameter: Annotated[
         float | None, number_option("--diameter", "Losses are convex; parameters stay in a set so wide.")
     ] = None
@@ -223,6 +224,11 @@ class ConvexOptions:
                 raise OptionError("--convex or --diameter must be given with --analysis convex")
             return {}
         return {"convex": partial(lastiterate.convex, contraction=self.convex, diameter=self.diameter)}
+
+    def fields(self) -> Fields:
+        """What was given, as JSON."""
+        given = {"contraction": self.convex, "diameter": self.diameter}
+        return {name: value for name, value in given.items() if value is not None}
 
 
 @dataclass(frozen=True)

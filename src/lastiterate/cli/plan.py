@@ -81,6 +81,7 @@ def plan(
     if json:
         asked: Fields = {"dataset_size": dataset_size, "epochs": epochs, "sampling": method.sampling}
         asked |= optimizer_fields(any_run) | released_fields(any_run) | prediction_fields(any_run)
+        asked |= convex.fields()
         chosen = {"analysis": names[0]} if analysis else {}
         print_json({**asked, "epsilon": epsilon, "delta": delta, **chosen, "rows": rows})
     else:

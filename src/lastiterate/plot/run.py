@@ -15,40 +15,47 @@ from lastiterate.wording import caveat_of, describe, spell
 if TYPE_CHECKING:
     from altair import Chart, HConcatChart, LayerChart
 
+    from lastiterate.answers import Curves
     from lastiterate.privacy.curve import PrivacyCurve
     from lastiterate.run import DPSGD
 
-# Points of each curve; composition takes long where steps are few.
-_STEPS = {"last_iterate": 46, "full_batch": 46, "composition": 16}
-_RATES = {"last_iterate": 49, "full_batch": 49, "composition": 13}
+# Points of each curve; composition takes long where steps are few, and the convex guarantee always.
+_STEPS = {"last_iterate": 46, "full_batch": 46, "composition": 16, "convex": 7}
+_RATES = {"last_iterate": 49, "full_batch": 49, "composition": 13, "convex": 9}
 _WIDTH, _HEIGHT = 420, 320
 
 
-def run_chart(run: DPSGD, delta: float, track: Track = iter) -> HConcatChart:
-    """Two panels: epsilon against steps, and the trade-off between false positives and false negatives."""
+def run_chart(run: DPSGD, delta: float, track: Track = iter, more: Curves | None = None) -> HConcatChart:
+    """Two panels: epsilon against steps, and the trade-off between false positives and false negatives.
+
+    ``more`` are analyses that need more than the run, such as the convex guarantee.
+    """
     import altair as alt
 
-    curves, reasons = _curves(run)
-    panels = alt.hconcat(_epsilon_panel(run, delta, list(curves), track), _trade_off_panel(curves, track), spacing=36)
+    analyses = {name: ANALYSES[name].curve for name in SIDE_BY_SIDE} | dict(more or {})
+    curves, reasons = _curves(run, analyses)
+    valid = {name: analyses[name] for name in curves}
+    panels = alt.hconcat(_epsilon_panel(run, delta, valid, track), _trade_off_panel(curves, track), spacing=36)
     words = [f"{describe(run)}; delta {spell(delta)}", caveat_of(run)]
     words += [f"Without {ANALYSES[name].label}: {why}" for name, why in reasons.items()]
     return styled(panels, "What the released model leaks", words)
 
 
-def _curves(run: DPSGD) -> tuple[dict[str, PrivacyCurve], dict[str, str]]:
+def _curves(run: DPSGD, analyses: Curves) -> tuple[dict[str, PrivacyCurve], dict[str, str]]:
     """The analyses that are valid for the run, and why the others are not."""
 
     curves, reasons = {}, {}
-    for name in SIDE_BY_SIDE:
+    for name, analysis in analyses.items():
         try:
-            curves[name] = ANALYSES[name].curve(run)
+            curves[name] = analysis(run)
         except ValueError as refusal:
             reasons[name] = str(refusal)
     return curves, reasons
 
 
-def _epsilon_panel(run: DPSGD, delta: float, names: list[str], track: Track) -> Chart:
-    rows = long(_epsilon_by_steps(run, delta, names, track), "epsilon", names)
+def _epsilon_panel(run: DPSGD, delta: float, analyses: Curves, track: Track) -> Chart:
+    names = list(analyses)
+    rows = long(_epsilon_by_steps(run, delta, analyses, track), "epsilon", names)
     chart: Chart = (
         chart_of(rows)
         .properties(width=_WIDTH, height=_HEIGHT, title="Epsilon as training goes on")
@@ -62,14 +69,14 @@ def _epsilon_panel(run: DPSGD, delta: float, names: list[str], track: Track) -> 
     return chart
 
 
-def _epsilon_by_steps(run: DPSGD, delta: float, names: list[str], track: Track) -> list[Row]:
-    wanted = {name: np.rint(np.geomspace(1, run.steps, _STEPS[name])).astype(np.int64).tolist() for name in names}
+def _epsilon_by_steps(run: DPSGD, delta: float, analyses: Curves, track: Track) -> list[Row]:
+    wanted = {name: np.rint(np.geomspace(1, run.steps, _STEPS[name])).astype(np.int64).tolist() for name in analyses}
     rows: list[Row] = []
     for steps in track(sorted({steps for each in wanted.values() for steps in each})):
         row: Row = {"steps": steps}
-        for name in (name for name in names if steps in wanted[name]):
+        for name in (name for name in analyses if steps in wanted[name]):
             try:
-                value = ANALYSES[name].curve(run.prefix(steps)).epsilon(delta)
+                value = analyses[name](run.prefix(steps)).epsilon(delta)
             except ValueError:  # nothing has been learnt yet, or a person's examples are within an epoch
                 continue
             if np.isfinite(value):

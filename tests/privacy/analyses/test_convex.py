@@ -6,7 +6,10 @@ import numpy as np
 import pytest
 
 import lastiterate as li
+from lastiterate.privacy.losses import shifted_cumulant
 from lastiterate.privacy.mixtures.distances import distances, geometric_sum
+from tests.privacy.brute_force import mixture_of
+from tests.privacy.contract import Question, violations
 from tests.privacy.convex_search import TOLERANCE, Setting, draw_setting, largest_ratio
 
 RUN = li.DPSGD(10_000, 0.01, 1.0)
@@ -108,6 +111,62 @@ def test_curve_is_one_curve() -> None:
     fnr = curve.fnr(0.1)
     assert 1.0 - fnr - math.exp(0.5) * 0.1 <= curve.delta(0.5) + 1e-4
     assert 0.0 <= fnr <= 0.9
+
+
+@pytest.mark.parametrize(
+    ("run", "contraction", "delta", "fpr"),
+    [
+        (li.DPSGD(6, 0.3, 0.9), 0.7, 1e-3, 0.05),
+        (li.DPSGD(10, 0.05, 2.0), 0.9, 1e-9, 0.3),
+        (li.DPSGD(12, 0.6, 4.0), 1.0, 0.02, 0.2),
+    ],
+)
+def test_the_contract_of_curves_holds(
+    run: li.DPSGD, contraction: float | li.Contraction, delta: float, fpr: float
+) -> None:
+    factor = contraction.value if isinstance(contraction, li.Contraction) else contraction
+    linear = mixture_of(run.replace(weights=factor ** np.arange(float(run.steps))[::-1]))
+    question = Question(
+        li.convex(run, contraction=contraction),
+        delta,
+        1.0,
+        fpr,
+        truth=[linear.delta],
+        most=[lambda epsilon: (float(li.composition(run).delta(epsilon)), 0.0)],
+        tolerance=2e-4,
+        tolerance_of_fnr=2e-3,
+        exact=False,
+        evaluations=0,
+    )
+    assert not list(violations(question))
+
+
+@pytest.mark.parametrize(("steps", "rate", "sigma", "contraction"), [(30, 0.2, 1.5, 0.8), (400, 0.02, 1.0, 0.95)])
+def test_more_of_anything_that_tells_tells_more(steps: int, rate: float, sigma: float, contraction: float) -> None:
+    def epsilon(steps: int, rate: float, sigma: float, contraction: float, delta: float = 1e-5) -> float:
+        return li.convex(li.DPSGD(steps, rate, sigma), contraction=contraction).epsilon(delta)
+
+    usual = epsilon(steps, rate, sigma, contraction)
+    assert usual <= 1.0005 * epsilon(steps + steps // 4, rate, sigma, contraction)
+    assert usual < epsilon(steps, 1.02 * rate, sigma, contraction)
+    assert usual < epsilon(steps, rate, 0.98 * sigma, contraction)
+    assert usual < epsilon(steps, rate, sigma, contraction**0.9)
+    assert usual < epsilon(steps, rate, sigma, contraction, 0.9e-5)
+
+
+@pytest.mark.parametrize("delta", [1e-2, 1e-6])
+def test_bracket_has_room_for_the_errors_of_interpolation(delta: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, contraction = li.DPSGD(60, 0.2, 1.5), 0.8
+    curve = li.convex(run, contraction=contraction)
+    lower, upper = curve.bracket(delta)
+    assert lower < curve.epsilon(delta) <= upper < lower * (1.0 + 2e-4)
+    monkeypatch.setattr(shifted_cumulant, "_NODES", 16)
+    monkeypatch.setattr(shifted_cumulant, "_ERROR", 1e-9)
+    monkeypatch.setattr(shifted_cumulant, "_ERROR_ALONG", 1e-8)
+    monkeypatch.setattr("lastiterate.privacy.analyses.convex_windows.ALLOWANCE", 0.0)
+    finer = li.convex(run, contraction=contraction).epsilon(delta)
+    assert lower < finer < upper
+    assert abs(finer - curve.epsilon(delta)) > 1e-8  # so that it matters
 
 
 def test_failure_goes_into_delta() -> None:

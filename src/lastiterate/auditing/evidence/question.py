@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 
 from lastiterate.answers import Answer, ask_all
 from lastiterate.auditing.evidence.kinds import Kind
 from lastiterate.auditing.evidence.threshold import check_threshold, check_validity
 from lastiterate.auditing.evidence.verdict import Claim, check_claims, claim_of, remark_on, sharing_the_error
+from lastiterate.contraction import Contraction
+from lastiterate.privacy.analyses.convex import convex
 from lastiterate.run import DPSGD
 from lastiterate.values import number, one_of, told
-from lastiterate.vocabulary import COMPOSITION, METHODS, ONE_RUN_METHODS, PAIRED_METHODS
+from lastiterate.vocabulary import COMPOSITION, CONVEX, METHODS, ONE_RUN_METHODS, PAIRED_METHODS
 
 METHODS_OF = {
     Kind.LAST_ITERATE: PAIRED_METHODS,
@@ -23,7 +25,10 @@ METHODS_OF = {
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked of the scores. ``methods`` None: all that apply; ``threshold``, ``validity`` as in ``estimate``."""
+    """What is asked of the scores. ``methods`` None: all that apply; ``threshold``, ``validity`` as in ``estimate``.
+
+    With a ``contraction`` there is also what ``lastiterate.convex`` guarantees for the last iterate.
+    """
 
     delta: float = 1e-5
     confidence: float = 0.95
@@ -32,6 +37,7 @@ class Question:
     claim_epsilon: float | None = None
     claim_noise: float | None = None
     validity: str = "fixed"
+    contraction: float | Contraction | None = None
 
     @property
     def has_claim(self) -> bool:
@@ -44,7 +50,7 @@ class Question:
 
     def remark(self, run: DPSGD) -> str | None:
         """That a claim is below what the run itself guarantees or predicts."""
-        return remark_on(self.claim(run), predictions_of(run, self.delta)) if self.has_claim else None
+        return remark_on(self.claim(run), predictions_of(run, self.delta, self.contraction)) if self.has_claim else None
 
     def __post_init__(self) -> None:
         check_claims(self.claim_epsilon, self.claim_noise)
@@ -68,7 +74,16 @@ class Question:
         """Refuse what could not be answered for such an audit."""
         self.methods_for(run, kind)
         self.check_validity(kind)
+        self.check_contraction(run, kind)
         self.claim(run)
+
+    def check_contraction(self, run: DPSGD, kind: Kind) -> None:
+        """Refuse a guarantee that does not hold for the run, or for what the attack sees."""
+        if self.contraction is None:
+            return
+        if kind is Kind.ALL_ITERATES:
+            raise ValueError("contraction must be None where an attack sees all iterates: it is for the last one")
+        convex(run, contraction=self.contraction)
 
     def check_validity(self, kind: Kind) -> None:
         """Refuse to look at any time where there is one training, and so one look."""
@@ -89,6 +104,7 @@ class Question:
 
 
 @lru_cache(maxsize=8)  # they are asked for before training, and after
-def predictions_of(run: DPSGD, delta: float) -> dict[str, Answer]:
-    """What each analysis says of the run."""
-    return ask_all(run, lambda curve: curve.epsilon(delta))
+def predictions_of(run: DPSGD, delta: float, contraction: float | Contraction | None = None) -> dict[str, Answer]:
+    """What each analysis says of the run; with a contraction, the convex guarantee too."""
+    curves = {} if contraction is None else {CONVEX.name: partial(convex, contraction=contraction)}
+    return ask_all(run, lambda curve: curve.epsilon(delta), curves=curves)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from lastiterate.answers import Answer
 from lastiterate.arrays import BoolArray, FloatArray
 from lastiterate.attacks.attack import ExpectedScores, LikelihoodRatio, LinearScores, Unknown, Words
 from lastiterate.auditing.design import Design, OpenEnded, Quality
@@ -22,7 +23,7 @@ from lastiterate.auditing.evidence.signal import expected_signal, signal_of
 from lastiterate.auditing.evidence.threshold import CHOOSING
 from lastiterate.run import DPSGD
 from lastiterate.second_moment import SecondMoment
-from lastiterate.vocabulary import METHODS
+from lastiterate.vocabulary import CONVEX, METHODS, THRESHOLDS
 from lastiterate.wording import spell
 
 
@@ -92,11 +93,12 @@ def report(evidence: Evidence, question: Question = Question()) -> AuditResult: 
     if isinstance(evidence.design, OpenEnded):  # nobody has fixed how many models there are
         question, horizon = replace(question, validity="anytime"), evidence.design.horizon
     question.check_validity(kind)
+    question.check_contraction(run, kind)
     methods = question.methods_for(run, kind)
     scores_in, scores_out = evidence.worlds(question.validity)
     estimates = Estimates(run, expected, scores_in, scores_out, question, horizon)
     found = {method: estimates(method, question.confidence) for method in methods}
-    predictions = dict(predictions_of(run, question.delta))
+    predictions = dict(predictions_of(run, question.delta, question.contraction))
     verdict, reason = verdict_on(question.claim(run), kind, estimates)
     heuristic = None if kind is Kind.ALL_ITERATES else predictions["last_iterate"].value
     is_text = evidence.quality == Quality("perplexity")
@@ -104,7 +106,13 @@ def report(evidence: Evidence, question: Question = Question()) -> AuditResult: 
         run=run,
         attack=words.attack,
         data=evidence.data,
-        caveats=(*words.caveats, *_remarks(evidence, question), *_limits(found, heuristic), *_usefulness(evidence)),
+        caveats=(
+            *words.caveats,
+            *_remarks(evidence, question),
+            *_limits(found, heuristic),
+            *_above_convex(predictions, found),
+            *_usefulness(evidence),
+        ),
         delta=question.delta,
         confidence=question.confidence,
         predictions=predictions,
@@ -213,6 +221,22 @@ def _limits(found: dict[str, Estimate], predicted: float | None) -> list[str]:
             )
         sentences += each.caveats
     return list(dict.fromkeys(sentences))
+
+
+def _above_convex(predictions: dict[str, Answer], found: dict[str, Estimate]) -> list[str]:
+    """That more was found than is proved for convex losses, which means that a condition of the proof is not met."""
+    proved = predictions[CONVEX.name].value if CONVEX.name in predictions else None
+    free = [
+        each.epsilon
+        for method, each in found.items()
+        if METHODS[method].is_assumption_free and THRESHOLDS[each.threshold_choice].is_valid
+    ]
+    if proved is None or not free or max(free) <= proved:
+        return []
+    return [
+        f"Epsilon {spell(max(free))} was found, more than the {spell(proved)} that is guaranteed for convex losses: "
+        "steps do not contract as stated, or training is not as described."
+    ]
 
 
 def _density(run: DPSGD, expected: ExpectedScores, scores_in: FloatArray, scores_out: FloatArray) -> FloatArray | None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from lastiterate.privacy.losses.shifted_cumulant import shifted_cumulant
+from lastiterate.privacy.losses.shifted_cumulant import ALLOWANCE, shifted_cumulant
 from lastiterate.privacy.losses.shifted_loss import ShiftedLoss
 from lastiterate.privacy.losses.smoothed_line import SmoothedLoss, smoothed
 from lastiterate.privacy.losses.step_loss import Loss, moments_of
@@ -34,7 +34,7 @@ _SMALL_SHIFT = 0.05
 _LOG_RARE = math.log(1e-4)  # of the delta whose window, and whose thresholds, are tried for a false negative rate
 _TRIALS = 14  # of thresholds: near the best one the rate changes by a square
 _MOST_WINDOWS = 8  # that one question is put to
-_ERROR = 2e-9  # of max(1, epsilon): lines agree to half of it
+_ROUNDING = 1e-11  # of max(1, epsilon), in the bisection on a line
 
 
 _Window: TypeAlias = tuple[tuple[SmoothedLoss, SmoothedLoss], float]
@@ -66,15 +66,27 @@ class ConvexPair:
         return each(lambda value: self._largest_fnr(float(value)), fpr)
 
     def bracket(self, log_delta: Floats) -> tuple[Floats, Floats]:
-        value, (lower, upper) = self.epsilon(log_delta), self.composition.bracket(log_delta)
-        error = _ERROR * np.maximum(1.0, value)
-        of_composition = upper <= value + error
-        return np.where(of_composition, lower, value - error)[()], np.minimum(upper, value + error)
+        """Around the least bound as if it were exact: all errors are added for one end, and taken off for the other."""
+        value = self.epsilon(log_delta)
+        lower, upper = (
+            each(lambda at: self._end(float(at), 0), log_delta),
+            each(lambda at: self._end(float(at), 1), log_delta),
+        )
+        return np.minimum(lower, value)[()], np.maximum(upper, value)[()]
+
+    def _end(self, log_delta: float, end: int) -> float:
+        others = [float(pair.bracket(np.float64(log_delta))[end]) for pair in (self.composition, self.always_in)]
+        side = 2.0 * end - 1.0
+        of_windows = self._of_windows(log_delta, side)
+        return min(*others, of_windows + side * _ROUNDING * max(1.0, of_windows))
 
     def _least_epsilon(self, log_delta: float) -> float:
         others = [float(pair.epsilon(np.float64(log_delta))) for pair in (self.composition, self.always_in)]
+        return min(*others, self._of_windows(log_delta))
+
+    def _of_windows(self, log_delta: float, side: float = 1.0) -> float:
         foretold = np.min((self._exponents - log_delta) / _TILTS[:, None], axis=0)
-        return min(*others, self._least(foretold, lambda index: self._epsilon_of(index, log_delta)))
+        return self._least(foretold, lambda index: self._epsilon_of(index, log_delta, side))
 
     def _least_log_delta(self, epsilon: float) -> float:
         others = [float(pair.log_delta(np.float64(epsilon))) for pair in (self.composition, self.always_in)]
@@ -104,13 +116,13 @@ class ConvexPair:
             here = best
         return min(known.values())
 
-    def _epsilon_of(self, index: int, log_delta: float) -> float:
+    def _epsilon_of(self, index: int, log_delta: float, side: float) -> float:
         window = self._window(index)
         if window is None or window[1] >= log_delta - 1.0:
             return math.inf
         directions, log_lost = window
         log_delta += math.log1p(-math.exp(log_lost - log_delta))
-        return max(direction.epsilon(log_delta) for direction in directions)
+        return max(direction.epsilon(log_delta, side) for direction in directions)
 
     def _log_delta_of(self, index: int, epsilon: float) -> float:
         window = self._window(index)
@@ -151,7 +163,7 @@ class ConvexPair:
             before = self._before(length).at_least_part_of_mean()
             try:
                 cumulant = shifted_cumulant(length, self.rate, self.sigma, self.contraction, before)
-                self._known_windows[index] = smoothed(cumulant, cumulant.smallest_spread()), before.log_lost
+                self._known_windows[index] = smoothed(cumulant, cumulant.smallest_spread(), ALLOWANCE), before.log_lost
             except ArithmeticError:
                 self._known_windows[index] = None
         return self._known_windows[index]

@@ -29,6 +29,7 @@ _MOST_NODES = 30
 _CHECK = 0.47  # where it is compared in each panel
 _ERROR, _ERROR_OF_SLOPES = 1e-6, 1e-3  # of the interpolation at real orders, relative to the largest value
 _ERROR_ALONG = 1e-6  # of K along a line, where exp(K) still counts
+ALLOWANCE = 10.0 * _ERROR_ALONG  # for errors of K: between the places where it is checked they may be larger
 _VANISHED = 45.0  # minus log of what does not count any more
 _CLEAR = 4.0  # frequency times a, in units of the noise, up to which log E exp(sL) keeps its digits
 _MOST_PANELS = 12

@@ -6,7 +6,8 @@ cumulant), which only adds to what is told. So the integrand along
     delta(epsilon) = 1/pi  integral_0^inf  Re exp(K(z) - z epsilon) / (z (z + 1)) du,     z = theta + iu,  theta > 0,
 
 falls like a Gaussian. The trapezoid rule with step h adds to it the positive terms e^(theta k P) delta(epsilon + k P),
-P = 2 pi / h: what it is off by, it is too high by.
+P = 2 pi / h: what it is off by, it is too high by. What exp(K) itself may be off by (``error``) is added to the
+integrand too, so that delta is an upper bound; ``side`` -1 subtracts it instead, for the lower end of a bracket.
 """
 
 from __future__ import annotations
@@ -35,25 +36,26 @@ class SmoothedLoss:
 
     cumulant: LossCumulant
     least_scale: float  # width of what the smoothing left
+    error: float = 0.0  # of exp(K) along a line, in units of its largest value, and of K at real points
 
     def log_delta(self, epsilon: float) -> float:
         """log of an upper bound on delta at any real epsilon; Chernoff's where no line can be had."""
         index = self._index_for(epsilon)
         bound = self._exponent(index) - TILTS[index] * epsilon
         try:
-            return min(bound, self._on_line(index, epsilon, bound), 0.0)
+            return min(bound, self._on_line(index, epsilon, bound, 1.0), 0.0)
         except ArithmeticError:
             return min(bound, 0.0)
 
-    def epsilon(self, log_delta: float) -> float:
-        """The epsilon >= 0 at which that bound is what is asked for."""
+    def epsilon(self, log_delta: float, side: float = 1.0) -> float:
+        """The epsilon >= 0 at which that bound is what is asked for; with ``side`` -1 one that is not above it."""
         index = self._best(lambda i: (self._exponent(i) - log_delta) / TILTS[i])
         value = (self._exponent(index) - log_delta) / TILTS[index]
         if value <= 0.0:
             return 0.0
         for _ in range(_TURNS):
             try:
-                found = self._solve(index, log_delta, value)
+                found = self._solve(index, log_delta, value, side)
             except ArithmeticError:
                 return value
             value = found
@@ -67,28 +69,33 @@ class SmoothedLoss:
         """Of the tilt with which Chernoff's bound is least."""
         return self._best(lambda i: self._exponent(i) - TILTS[i] * epsilon)
 
-    def _solve(self, index: int, log_delta: float, high: float) -> float:
+    def _solve(self, index: int, log_delta: float, high: float, side: float) -> float:
         """On one line, by bisection; delta falls."""
         low, high = 0.0, high * (1.0 + 1e-9) + 1e-12
-        while self._on_line(index, high, log_delta) > log_delta:
+        while self._on_line(index, high, log_delta, side) > log_delta:
             low, high = high, 1.5 * high + 1e-6
             if high > 1e6:
                 raise Unreliable
-        if low == 0.0 and self._on_line(index, low, log_delta) <= log_delta:
+        if low == 0.0 and self._on_line(index, low, log_delta, side) <= log_delta:
             return 0.0
         for _ in range(60):
             middle = 0.5 * (low + high)
-            low, high = (middle, high) if self._on_line(index, middle, log_delta) > log_delta else (low, middle)
+            low, high = (middle, high) if self._on_line(index, middle, log_delta, side) > log_delta else (low, middle)
             if high - low <= 1e-12 * max(1.0, high):
                 break
         return high
 
-    def _on_line(self, index: int, epsilon: float, log_goal: float) -> float:
+    def _on_line(self, index: int, epsilon: float, log_goal: float, side: float) -> float:
         line = self._line(index, epsilon, log_goal)
+        kernel = line.z * (line.z + 1.0)
         exponent = line.log_values - line.z * epsilon
         scale = float(exponent.real.max())
-        total = float((np.exp(exponent - scale) / (line.z * (line.z + 1.0))).real.sum()) * line.spacing / math.pi
+        total = float((np.exp(exponent - scale) / kernel).real.sum()) * line.spacing / math.pi
+        at_zero = math.exp(self._moments(index)[0] - TILTS[index] * epsilon - scale)
+        total += side * self.error * at_zero * float((1.0 / np.abs(kernel)).sum()) * line.spacing / math.pi
         if not total > 1e-12:
+            if side < 0.0:
+                return -math.inf  # nothing is left that is known to be there
             raise Unreliable  # nothing but rounding
         return scale + math.log(total)
 
@@ -129,7 +136,8 @@ class SmoothedLoss:
     def _exponent(self, index: int) -> float:
         """log of Chernoff's bound on delta at epsilon = 0 with this tilt."""
         theta = TILTS[index]
-        return self._moments(index)[0] + theta * math.log(theta) - (1.0 + theta) * math.log1p(theta)
+        value = self._moments(index)[0]
+        return value + self.error * max(1.0, value) + theta * math.log(theta) - (1.0 + theta) * math.log1p(theta)
 
     def _moments(self, index: int) -> tuple[float, float, float]:
         try:
@@ -152,6 +160,7 @@ class SmoothedLoss:
         return {}
 
 
-def smoothed(cumulant: LossCumulant, least_scale: float) -> tuple[SmoothedLoss, SmoothedLoss]:
+def smoothed(cumulant: LossCumulant, least_scale: float, error: float) -> tuple[SmoothedLoss, SmoothedLoss]:
     """Both directions."""
-    return SmoothedLoss(cumulant, least_scale), SmoothedLoss(cumulant.other_direction(), least_scale)
+    other = cumulant.other_direction()
+    return SmoothedLoss(cumulant, least_scale, error), SmoothedLoss(other, least_scale, error)
