@@ -29,6 +29,7 @@ def _values(*given: Any) -> list[Make]:
 
 PLAIN = li.DPSGD(steps=3, sample_rate=0.5, noise_multiplier=1.0)
 TRAINED = PLAIN.replace(optimizer=li.SGD(0.1))
+DECAYING = PLAIN.replace(optimizer=li.SGD(0.1, weight_decay=0.5))
 SHUFFLED = PLAIN.replace(sampling="shuffled")
 
 
@@ -41,6 +42,10 @@ def _parameters(seed: int, canary: object) -> np.ndarray:
 
 
 @functools.cache
+def _probing() -> training.Problem:
+    return problems.binary_logistic(np.eye(3), np.array([1.0, -1.0, 1.0]))
+
+
 def _linear() -> training.Problem:
     return problems.linear(np.eye(4, dtype=np.float32))
 
@@ -249,6 +254,18 @@ GOOD: dict[str, list[Make]] = {
     "integrations.canary_own.own_trainer.run": _values(TRAINED),
     "place": _values(0, 1),
     "auditing.evidence.result.AuditResult.page.path": _values("found.html"),
+    "contraction": _values(None, 0.9, li.Contraction(0.5, 1e-6)),
+    "contraction_of.problem": [_probing],
+    "contraction_of.run": _values(DECAYING),
+    "failure": _values(1e-9, 0.1),
+    "convex.run": _values(PLAIN),
+    "convex.contraction": _values(0.9, li.Contraction(0.5, 1e-6)),
+    "convex.diameter": _values(None),
+    "convex.learning_rate": _values(None),
+    "training.problems.binary_logistic.features": _values(np.eye(3)),
+    "training.problems.binary_logistic.labels": _values(np.array([1.0, -1.0, 1.0])),
+    "training.problems.ridge.features": _values(np.eye(3)),
+    "training.problems.ridge.targets": _values(np.array([0.3, -1.0, 2.0])),
     "calibrate.analysis": _values(li.last_iterate, li.composition),
     "answers.ask.name": _values("last_iterate"),
     "attacks.NamedAttack.kind": _values("GradientSpace"),

@@ -53,6 +53,7 @@ BASES = {
     "epsilon": [
         f"{_RUN} --delta 1e-5",
         f"{_RUN} --delta 1e-5 --sentence",
+        f"{_RUN} --delta 1e-5 --convex .9 --json",
         f"{_RUN} --delta 1e-5 --releases 5,10",
         f"{_RUN} --delta 1e-5 --group-size 2 --json",
         f"{_RUN} --delta 1e-5 --neighbours replace",
@@ -131,6 +132,8 @@ _GOOD_BY_NAME = {
     "--epochs": ["1", "2", "0.5"],
     "--weights": ["1", "1,2", "1,2,3,4,5,6,7,8,9,10"],
     "--delta": ["1e-5", "0.1"],
+    "--convex": ["0.9", "1", "0.5"],
+    "--diameter": ["0.1", "2"],
     "--learning-rate": ["0.1", "1", ".1,.2"],
     "--schedule": ["cosine", "linear", "step", "warmup-cosine"],  # which of their parameters are there is chance
     "--drop-every": ["1", "3"],
