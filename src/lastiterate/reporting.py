@@ -12,9 +12,7 @@ from lastiterate.vocabulary import APPROXIMATION
 from lastiterate.wording import describe, spell_up
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from lastiterate.privacy.curve import PrivacyCurve
+    from lastiterate.answers import Curves
     from lastiterate.run import DPSGD
 
 _DIGITS = 4  # of an epsilon, which is rounded up
@@ -25,17 +23,18 @@ _SEEN = {
 _CORRELATED = "for all iterates and whichever of the batches that this allows an example is in (a Gaussian mechanism)"
 
 
-def sentence(run: DPSGD, delta: float, convex: Callable[[DPSGD], PrivacyCurve] | None = None) -> str:
+def sentence(run: DPSGD, delta: float, curves: Curves | None = None) -> str:
     """What may be written about a run: its guarantee, for which neighbours, and the heuristic, labelled as such.
 
     Epsilons and delta are rounded up, and the guarantee's epsilon is the upper end of its bracket. Where the standard
-    analysis does not hold, the guarantee is the one that does. ``convex`` is ``lastiterate.convex`` with a
-    contraction or a diameter: what it guarantees for the final model is added, with its condition.
+    analysis does not hold, the guarantee is the one that does. ``curves`` may have "convex", which is
+    ``lastiterate.convex`` with a contraction or a diameter: what it guarantees for the final model is added, with its
+    condition.
     """
     require_run(run)
     delta = number("delta", delta, 0.0, 1.0, open_low=True, open_high=True)
     plain = run.replace(releases=None, group_size=1, neighbours="add-remove")  # what these are is said where it matters
-    words = [_guaranteed(run, delta), *_of_convex(run, delta, convex), _predicted(run, delta)]
+    words = [_guaranteed(run, delta), *_of_convex(run, delta, curves or {}), _predicted(run, delta)]
     return f"Training was DP-SGD: {describe(plain)}. {' '.join(words)}"
 
 
@@ -49,10 +48,10 @@ def _guaranteed(run: DPSGD, delta: float) -> str:
     return f"No guarantee can be stated: {found.reason}."
 
 
-def _of_convex(run: DPSGD, delta: float, convex: Callable[[DPSGD], PrivacyCurve] | None) -> list[str]:
-    if convex is None:
+def _of_convex(run: DPSGD, delta: float, curves: Curves) -> list[str]:
+    if "convex" not in curves:
         return []
-    found = ask(run, "convex", lambda curve: curve.bracket(delta)[1], convex)
+    found = ask(run, "convex", lambda curve: curve.bracket(delta)[1], curves["convex"])
     if found.value is None:
         return [f"For the final model alone nothing is guaranteed by convexity: {found.reason}."]
     bound = f"({spell_up(found.value, _DIGITS)}, {spell_up(delta)})"

@@ -14,6 +14,7 @@ from lastiterate.auditing.evidence.table import result_table, verdict_sentence
 from lastiterate.cli.output import print_json, print_whole
 from lastiterate.cli.pictures import Beside, audit_files, write_beside
 from lastiterate.cli.progress import tracker
+from lastiterate.contraction import Contraction
 from lastiterate.plot.file import missing_libraries
 from lastiterate.plot.style import verdict_colour
 
@@ -48,7 +49,9 @@ def finish(
     undrawn = missing_libraries() if folder else None  # a report without pictures is still one
     if json:
         given = question.contraction
-        told: Fields = {} if given is None else {"contraction": getattr(given, "value", given)}
+        told: Fields = (
+            {} if given is None else {"contraction": given.value if isinstance(given, Contraction) else given}
+        )
         print_json({**result_fields(result), **told})
     else:
         table = result_table(result)

@@ -78,7 +78,7 @@ def _sentence(run: "DPSGD", delta: float, curves: "Curves") -> str:
     from lastiterate.cli.progress import tracker
     from lastiterate.reporting import sentence
 
-    (words,) = [sentence(each, delta, curves.get("convex")) for each in tracker("analysing")([run])]
+    (words,) = [sentence(each, delta, curves) for each in tracker("analysing")([run])]
     return words
 
 
