@@ -14,11 +14,13 @@ from lastiterate.cli.delta import delta
 from lastiterate.cli.epsilon import epsilon
 from lastiterate.cli.errors import PlainGroup
 from lastiterate.cli.estimate import estimate
+from lastiterate.cli.explore import explore
 from lastiterate.cli.plan import plan
 from lastiterate.cli.power import power
 from lastiterate.cli.probe import probe
 from lastiterate.cli.report import report
 from lastiterate.cli.reproduce import reproduce
+from lastiterate.cli.watch import watch
 
 app = typer.Typer(
     cls=PlainGroup,
@@ -53,5 +55,7 @@ def lastiterate(
         print(context.get_help())
 
 
-for command in (epsilon, delta, calibrate, plan, check, power, audit, audit_lm, report, estimate, probe, reproduce):
+_ANALYSES = (epsilon, delta, calibrate, plan, explore)
+_AUDITS = (check, power, audit, audit_lm, report, watch, estimate)
+for command in (*_ANALYSES, *_AUDITS, probe, reproduce):
     app.command()(command)

@@ -48,6 +48,11 @@ def colour_of(label: str) -> str:
     return _LOOKS[label][0] if label in _LOOKS else "#777777"
 
 
+def dash_of(label: str) -> list[int]:
+    """The dash that its lines have."""
+    return _LOOKS[label][1] if label in _LOOKS else [1, 0]
+
+
 def chart_of(rows: Sequence[Mapping[str, Value]]) -> Chart:
     """A chart of these rows, to be given marks and encodings."""
     import altair as alt
