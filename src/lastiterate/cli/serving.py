@@ -18,9 +18,9 @@ from lastiterate.cli.stopping import leaving_with
 class ServerOptions:
     """Where a server listens, and whether a browser is opened."""
 
-    port: Annotated[
-        int | None, integer_option("--port", "Where to listen (default: 8765, or any that is free).")
-    ] = None
+    port: Annotated[int | None, integer_option("--port", "Where to listen (default: 8765, or any that is free).")] = (
+        None
+    )
     host: Annotated[
         str, option("--host", None, "ADDRESS", "Listen there (default: 127.0.0.1, this machine alone).")
     ] = "127.0.0.1"

@@ -2,7 +2,8 @@
 
 BASE = """
 :root { color-scheme: light dark; --ink: #1c1c1c; --soft: #5a5a5a; --line: #d9dbde; --paper: #fff; --shade: #f4f5f6;
-  --card: #fff; --mark: #fdeeb5; --accent: #0072b2; --blue: #00649c; --orange: #a84800; --green: #006e50; --bad: #a3290c; }
+  --card: #fff; --mark: #fdeeb5; --accent: #0072b2; --blue: #00649c; --orange: #a84800; --green: #006e50;
+  --bad: #a3290c; }
 @media (prefers-color-scheme: dark) {
   :root { --ink: #e6e6e6; --soft: #adb0b4; --line: #3a3d41; --paper: #16181a; --shade: #202327; --card: #1d1f22;
     --mark: #5a4a10; --accent: #56b4e9; --blue: #56b4e9; --orange: #f08a48; --green: #3cc79c; --bad: #ff8f70; }
@@ -28,9 +29,21 @@ tbody th { font-weight: bold; } td { font-variant-numeric: tabular-nums; }
 dl { margin: 1rem 0; } dt { color: var(--soft); margin-top: .6rem; } dd { margin: 0; }
 figure { margin: 1rem 0; padding: .8rem; background: var(--card); border: 1px solid var(--line); border-radius: 4px; }
 figcaption { font-size: .95rem; margin-bottom: .4rem; } figcaption strong { display: block; }
+.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 12rem), 1fr)); gap: 1rem;
+  margin: .9rem 0; }
+.tile { border: 1px solid var(--line); border-top: 3px solid var(--soft); border-radius: 4px;
+  padding: .7rem .9rem .8rem; background: var(--card); }
+.tile.prediction { border-top-color: var(--blue); } .tile.guarantee { border-top-color: var(--orange); }
+.tile.comparison { border-top-color: var(--green); } .tile.found { border-top-color: var(--ink); }
+.tile h3 { margin: 0 0 .3rem; font-size: .95rem; } .tile p { margin: .2rem 0 0; }
+.tile .soft { font-size: .86rem; line-height: 1.35; }
+.tile .value { font-size: 1.9rem; line-height: 1.25; font-variant-numeric: tabular-nums; }
+.figures { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 27rem), 1fr)); gap: 1rem; }
+.figures figure { margin: 0; min-width: 0; overflow: hidden; }
+.figures .soft { font-size: .86rem; line-height: 1.35; display: block; }
 pre { background: var(--shade); padding: .8rem; overflow-x: auto; border-radius: 4px; }
-button, input, select { font: inherit; color: inherit; background: var(--card); border: 1px solid #8a8d91; border-radius: 4px;
-  padding: .25rem .5rem; min-width: 0; }
+button, input, select { font: inherit; color: inherit; background: var(--card); border: 1px solid #8a8d91;
+  border-radius: 4px; padding: .25rem .5rem; min-width: 0; }
 button { cursor: pointer; padding: .3rem .8rem; } button:hover { background: var(--shade); }
 button.quiet { padding: .05rem .5rem; font-size: .85rem; }
 input[type="range"] { padding: 0; width: 100%; accent-color: var(--accent); margin: .15rem 0 .1rem; }
@@ -42,9 +55,10 @@ STYLE = (
     BASE
     + """
 thead th:nth-child(2) { white-space: nowrap; } td { min-width: 4.5rem; }
+@media (max-width: 40rem) { table { font-size: .85rem; } thead th:nth-child(2) { white-space: normal; } }
 figure { background: #fff; } figcaption { color: #1c1c1c; } figcaption .soft { color: #555; }
 figure img, figure svg { display: block; max-width: 100%; height: auto; margin: 0 auto; }
-figure .vega-embed { display: block; }
+figure .chart.vega-embed { display: block; }
 @media print {
   main { max-width: none; padding: 0; } figure, tr, .verdict { break-inside: avoid; } body { font-size: 11pt; }
   table { font-size: 8.5pt; } pre { white-space: pre-wrap; }

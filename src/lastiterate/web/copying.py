@@ -51,4 +51,3 @@ def _plain(value: object) -> str:
     if is_dataclass(value):
         return _made(value)
     return repr(value.tolist()) if isinstance(value, np.ndarray) else repr(value)
-

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lastiterate.plot.style import dash_of, colour_of
+from lastiterate.plot.style import colour_of, dash_of
 from lastiterate.rows import Fields
 from lastiterate.vocabulary import ANALYSES
 

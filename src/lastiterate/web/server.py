@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import json
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -18,11 +17,12 @@ from lastiterate.fields import Fields
 from lastiterate.plot.file import missing_libraries
 from lastiterate.plot.page_style import BASE
 from lastiterate.web import explorer
-from lastiterate.web.fields import NAMES, description
+from lastiterate.web.answering import answered, json_of
+from lastiterate.web.fields import description
 from lastiterate.web.guarding import Guard, Hosts, is_loopback
 from lastiterate.web.looks import looks
-from lastiterate.web.reading import Reader, blamed
-from lastiterate.web.workers import Broke, Task, TooLong, Workers
+from lastiterate.web.reading import Reader
+from lastiterate.web.workers import Task, Workers
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 PORT = 8765
 STATIC = Path(__file__).parent / "static"
-_ASKED = (*NAMES, "epsilon", "analysis", "batch_sizes")  # in which a refusal may be
 _MOST_AT_ONCE = 512  # connections
 
 
@@ -68,8 +67,8 @@ def application(reader: Reader, hosts: Hosts, folder: Path | None = None, limits
 
     loaded = [explorer.__name__, reader.run.__module__]
     answers, lines, searches = (Workers(2, each, loaded) for each in (limits.answer, limits.lines, limits.search))
-    audits = None if folder is None else Audits(folder, Workers(1, limits.audit, loaded))
-    pools = [answers, lines, searches, *([] if audits is None else [audits.workers])]
+    audits = None if folder is None else Audits(folder, *(Workers(1, limits.audit, loaded) for _ in range(2)))
+    pools = [answers, lines, searches, *([] if audits is None else audits.pools)]
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
@@ -81,7 +80,8 @@ def application(reader: Reader, hosts: Hosts, folder: Path | None = None, limits
 
     def asking(pool: Workers, task: Task) -> Callable[[Request], object]:
         async def endpoint(request: Request) -> Response:
-            return await answered(request, pool, task, reader, dict(request.query_params))
+            found = await answered(request, pool.ask(task, reader, dict(request.query_params)))
+            return found or json_of({})
 
         return endpoint
 
@@ -109,41 +109,6 @@ def _quick_lines(reader: Reader, texts: dict[str, str]) -> Fields:
 
 def _slow_lines(reader: Reader, texts: dict[str, str]) -> Fields:
     return explorer.lines(reader, texts, quick=False)
-
-
-async def answered(request: Request, pool: Workers, task: Task, *given: object) -> Response:
-    """The answer as JSON; 422 and a sentence where the question is refused. Who leaves is not waited for."""
-    from starlette.responses import Response
-
-    asked = asyncio.ensure_future(pool.ask(task, *given))
-    left = asyncio.ensure_future(_left(request))
-    try:
-        await asyncio.wait({asked, left}, return_when=asyncio.FIRST_COMPLETED)
-        if not asked.done():
-            return Response(status_code=499)
-        return json_of(asked.result())
-    except ValueError as refusal:
-        sentence = " ".join(str(refusal).split())
-        return json_of({"error": sentence, "field": blamed(sentence, _ASKED)}, 422)
-    except (TooLong, Broke) as trouble:
-        return json_of({"error": str(trouble), "field": None}, 503)
-    except RuntimeError as fault:
-        return json_of({"error": f"this should not have happened: {fault}", "field": None}, 500)
-    finally:
-        left.cancel()
-        asked.cancel()
-
-
-async def _left(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-
-
-def json_of(fields: Fields, status: int = 200) -> Response:
-    """A JSON object as an answer."""
-    from starlette.responses import Response
-
-    return Response(json.dumps(fields, allow_nan=False), status, media_type="application/json")
 
 
 def _page(name: str) -> Callable[[Request], Response]:

@@ -16,7 +16,6 @@ from contextlib import suppress
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 
-from lastiterate.extras import MissingExtra
 from lastiterate.fields import Fields
 
 Task = Callable[..., Fields]
@@ -99,7 +98,9 @@ class _Worker:
             found, refusal = pipe.recv()
         except (EOFError, OSError):
             self.end()
-            raise Broke("the process that computes ended, as where there is too little memory: try another run") from None
+            raise Broke(
+                "the process that computes ended, as where there is too little memory: try another run"
+            ) from None
         if refusal is not None:
             raise refusal
         fields: Fields = found
@@ -151,9 +152,7 @@ def _serve(pipe: Connection, seconds: float) -> None:
         refusal: Exception | None = None
         try:
             found = task(*given)
-        except (ValueError, ArithmeticError) as error:
-            refusal = ValueError(str(error))
-        except MissingExtra as error:
+        except (ValueError, ArithmeticError, OSError) as error:
             refusal = ValueError(str(error))
         except MemoryError:
             refusal = ValueError("the run needs more memory than there is: describe it with fewer distinct steps")
