@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import fields
-from typing import TypeVar, get_type_hints
+from typing import Any, TypeVar, get_type_hints
 
 from lastiterate.cli import values
 from lastiterate.cli.errors import OptionError
@@ -43,15 +43,16 @@ def _run(texts: Mapping[str, str]) -> DPSGD:
 
 def _options(kind: type[_Options], texts: Mapping[str, str]) -> _Options:
     hints = get_type_hints(kind, include_extras=True)
-    return kind(**{name: _read(hints[name], text) for name, text in texts.items() if name in hints})
+    given: dict[str, Any] = {name: _read(hints[name], text) for name, text in texts.items() if name in hints}
+    return kind(**given)
 
 
-def _read(hint: object, text: str) -> object:
+def _read(hint: Any, text: str) -> object:
     """What typer would make of the text."""
-    (option,) = getattr(hint, "__metadata__", ())
+    option = hint.__metadata__[0]
     if option.parser is not None:
         return option.parser(text)
-    return text == "true" if getattr(hint, "__origin__", None) is bool else text
+    return text == "true" if hint.__origin__ is bool else text
 
 
 def _told(read: Callable[[], _Value]) -> _Value:

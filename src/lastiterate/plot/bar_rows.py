@@ -55,15 +55,11 @@ class BarRow:
         """Names and numbers, from these columns."""
         import altair as alt
 
-        if self.is_wide:
-            left = {"x": self.names, "align": "right", "dx": -8}
-            right = {"x": self.width - self.numbers, "align": "left", "dx": 8}
-        else:
-            left = {"x": 0, "align": "left", "dy": -9}
-            right = {"x": self.width - 4, "align": "right", "dy": -9}
+        left: dict[str, Any] = {"align": "right", "dx": -8} if self.is_wide else {"align": "left", "dy": -9}
+        right: dict[str, Any] = {"align": "left", "dx": 8} if self.is_wide else {"align": "right", "dy": -9}
+        places = (self.names, self.width - self.numbers) if self.is_wide else (0, self.width - 4)
         layers = []
-        for column, place in ((name, left), (number, right)):
-            at = alt.value(place.pop("x"))
-            text = chart_of(rows).mark_text(baseline="middle", fontSize=13, color="#222", **place)
-            layers.append(text.encode(x=at, y=y, text=f"{column}:N"))
+        for column, at, style in ((name, places[0], left), (number, places[1], right)):
+            text = chart_of(rows).mark_text(baseline="middle", fontSize=13, color="#222", **style)
+            layers.append(text.encode(x=alt.value(at), y=y, text=f"{column}:N"))
         return layers

@@ -13,8 +13,8 @@ from lastiterate.auditing.evidence.report import Evidence, report
 from lastiterate.auditing.evidence.result import AuditResult
 from lastiterate.auditing.reading import evidence_in
 from lastiterate.auditing.stores.store import Store
+from lastiterate.fields import Fields
 from lastiterate.plot.style import verdict_colour
-from lastiterate.rows import Fields
 from lastiterate.vocabulary import METHODS
 from lastiterate.wording import describe, printable, spell
 
@@ -53,6 +53,15 @@ def detail(path: str, name: str, width: int) -> Fields:
     ]
     fields |= {"answer": parts.answer, "tables": parts.tables, "about": parts.about, "figures": figures}
     return fields | _judged(result) | {"name": name, "cost": monotonic() - began}
+
+
+def one_page(path: str) -> Fields:
+    """The summary for whoever signs, as HTML."""
+    from lastiterate.auditing.card import card_of
+    from lastiterate.plot.summary import summary_page
+
+    with Store.read(Path(path), repairs=False) as store:
+        return {"html": summary_page(card_of(store, report(evidence_in(store), Question())))}
 
 
 def _begun(store: Store) -> Fields:

@@ -96,6 +96,11 @@ class Audits:
                 self._pages.popitem(last=False)
         return {**self._pages[key], **self._state(name, path, self._pages[key]), "token": key[1]}
 
+    async def summary(self, name: str) -> Fields | None:
+        """The page to sign; None: there is no such store."""
+        path = locate(self.folder, name)
+        return None if path is None else await self._details.ask(audit_answers.one_page, str(path))
+
     async def _look(self) -> None:
         """Look for what has changed until nobody watches."""
         while self._watchers:
@@ -164,8 +169,8 @@ class Audits:
 
     def _seconds_a_trial(self, name: str, stored: float) -> float:
         """As it was watched, which counts what goes on side by side; before that, as it is stored."""
-        counts = self._seen[name].counts if name in self._seen else ()
-        if len(counts) > 1:
+        counts = self._seen[name].counts if name in self._seen else None
+        if counts is not None and len(counts) > 1:
             (began, first), (ended, last) = counts[0], counts[-1]
             if last > first and ended - began > 2.0:
                 return (ended - began) / (last - first)
@@ -190,7 +195,18 @@ def audit_routes(audits: Audits) -> list[Route]:
         found = await answered(request, audits.page(name, int(width)))
         return found if found is not None else _missing()
 
+    async def summary(request: Request) -> Response:
+        try:
+            found = await audits.summary(request.query_params.get("store", ""))
+        except (ValueError, RuntimeError) as trouble:
+            return Response(str(trouble), 422, media_type="text/plain")
+        return _missing() if found is None else Response(str(found["html"]), media_type="text/html")
+
     def _missing() -> Response:
         return json_of({"error": "there is no such store in the folder", "field": "store"}, 404)
 
-    return [Route("/api/audits/events", events), Route("/api/audits/one", one)]
+    return [
+        Route("/api/audits/events", events),
+        Route("/api/audits/one", one),
+        Route("/summary", summary),
+    ]

@@ -184,7 +184,7 @@ def serve(reader: Reader, listening: socket.socket, folder: Path | None, *, is_r
 
     hosts = Hosts(listening.getsockname()[1], is_remote)
     config = uvicorn.Config(
-        application(reader, hosts, folder),  # type: ignore[arg-type]
+        application(reader, hosts, folder),
         log_level="critical",
         access_log=False,
         server_header=False,
