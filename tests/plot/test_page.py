@@ -123,7 +123,7 @@ def test_the_specifications_in_a_page_are_those_of_the_pictures(tmp_path):
             assert written[name][place] == json.loads(json.dumps(chart.spec))
 
 
-@pytest.mark.parametrize("width", [260, 330, 446, 900])
+@pytest.mark.parametrize("width", [330, 446, 900])
 def test_pictures_of_pages_are_as_wide_as_there_is_room(width):
     def across(tree):
         return float(ElementTree.fromstring(tree).get("width"))

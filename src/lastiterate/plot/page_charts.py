@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from lastiterate.auditing.evidence.result import AuditResult
 
-LEAST, MOST = 260, 1200  # pixels that a picture may be wide
+LEAST, MOST = 300, 1200  # pixels that a picture may be wide
 _AXIS = 72  # pixels of an axis with its labels
 _MARGIN = 12
 _HEIGHT = 270

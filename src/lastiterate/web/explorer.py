@@ -94,11 +94,12 @@ def plan(reader: Reader, texts: Mapping[str, str]) -> Fields:
         if "dataset_size" not in given:
             raise ValueError("--dataset-size must be given to compare batch sizes")
         options = {name: text for name, text in given.items() if name not in ("steps", "sample_rate")}
-        runs[size] = reader.run({**options, "batch_size": str(size), "epochs": repr(base.epochs)})
+        runs[size] = reader.run({"epochs": repr(base.epochs), **options, "batch_size": str(size)})
     names = _analyses(base, texts)
     found = noise_rows(runs, names, target, delta)
     rows = [{"batch_size": size, "steps": runs[size].steps, **_noise_row(runs[size], row)} for size, row in found]
-    return {"epsilon": target, "epochs": base.epochs, "rows": rows}
+    epochs = reader.number("epochs", given["epochs"]) if "epochs" in given else base.epochs
+    return {"epsilon": target, "epochs": epochs, "rows": rows}
 
 
 def _question(reader: Reader, texts: Mapping[str, str]) -> tuple[DPSGD, float, dict[str, str]]:

@@ -154,7 +154,7 @@ def listen(host: str, port: int | None, allow_remote: bool) -> socket.socket:
     for each in wanted:
         try:
             family, kind, protocol, _, address = socket.getaddrinfo(host.strip("[]"), each, type=socket.SOCK_STREAM)[0]
-        except socket.gaierror:
+        except (OSError, ValueError):  # no such name, or none that a name can be
             raise ValueError(f"--host must be an address or a name of this machine, got {host!r}") from None
         listening = socket.socket(family, kind, protocol)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

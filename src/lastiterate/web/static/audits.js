@@ -68,7 +68,7 @@ function line(row) {
 const width = () => {
   const space = byId("audit").clientWidth || innerWidth - 32;
   const columns = Math.max(1, Math.floor((space + 16) / (27 * 16 + 16)));
-  return Math.max(260, Math.min(1200, Math.floor((space - 16 * (columns - 1)) / columns) - 28));
+  return Math.max(300, Math.min(1200, Math.floor((space - 16 * (columns - 1)) / columns) - 28));
 };
 
 async function one() {
