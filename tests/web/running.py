@@ -7,6 +7,9 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode, urlsplit
@@ -14,6 +17,15 @@ from urllib.parse import urlencode, urlsplit
 import lastiterate
 
 PATIENCE = 60.0  # seconds, on a machine that does other things as well
+
+
+@dataclass(frozen=True)
+class Answer:
+    """All of an answer; names of headers are in small letters."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
 
 
 class Running:
@@ -35,19 +47,30 @@ class Running:
         self.address = f"http://{urlsplit(self.url).netloc}"
         self.port = urlsplit(self.url).port
 
-    def ask(self, path: str, headers: dict[str, str] | None = None, method: str = "GET") -> http.client.HTTPResponse:
+    def ask(self, path: str, headers: dict[str, str] | None = None, method: str = "GET") -> Answer:
         """The path as it is, without anything being made good."""
+        with closing(self._connect(path, headers or {}, method)) as connection, connection.getresponse() as response:
+            known = {name.lower(): value for name, value in response.getheaders()}
+            return Answer(response.status, known, response.read())
+
+    @contextmanager
+    def events(self, path: str) -> Iterator[http.client.HTTPResponse]:
+        """An answer that does not end by itself."""
+        with closing(self._connect(path, {}, "GET")) as connection, connection.getresponse() as response:
+            yield response
+
+    def _connect(self, path: str, headers: dict[str, str], method: str) -> http.client.HTTPConnection:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)
-        connection.putrequest(method, path, skip_host=bool(headers and "Host" in headers))
-        for name, value in (headers or {}).items():
+        connection.putrequest(method, path, skip_host="Host" in headers)
+        for name, value in headers.items():
             connection.putheader(name, value)
         connection.endheaders()
-        return connection.getresponse()
+        return connection
 
     def json(self, path: str, **texts: str) -> tuple[int, Any]:
-        response = self.ask(f"{path}?{urlencode(texts)}" if texts else path)
-        return response.status, json.loads(response.read())
+        answer = self.ask(f"{path}?{urlencode(texts)}" if texts else path)
+        return answer.status, json.loads(answer.body)
 
     def stop(self) -> None:
         self.process.terminate()
-        self.process.communicate(timeout=20)
+        self.process.communicate(timeout=PATIENCE)

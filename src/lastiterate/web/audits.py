@@ -179,14 +179,14 @@ class Audits:
 
 def audit_routes(audits: Audits) -> list[Route]:
     """What pages ask about audits."""
-    from starlette.responses import StreamingResponse
+    from starlette import responses
     from starlette.routing import Route
 
     from lastiterate.plot.page_charts import LEAST, MOST
     from lastiterate.web.answering import answered, json_of
 
     async def events(request: Request) -> Response:
-        return StreamingResponse(audits.events(), media_type="text/event-stream")
+        return responses.StreamingResponse(audits.events(), media_type="text/event-stream")
 
     async def one(request: Request) -> Response:
         name, width = request.query_params.get("store", ""), request.query_params.get("width", "446")
@@ -199,8 +199,8 @@ def audit_routes(audits: Audits) -> list[Route]:
         try:
             found = await audits.summary(request.query_params.get("store", ""))
         except (ValueError, RuntimeError) as trouble:
-            return Response(str(trouble), 422, media_type="text/plain")
-        return _missing() if found is None else Response(str(found["html"]), media_type="text/html")
+            return responses.Response(str(trouble), 422, media_type="text/plain")
+        return _missing() if found is None else responses.Response(str(found["html"]), media_type="text/html")
 
     def _missing() -> Response:
         return json_of({"error": "there is no such store in the folder", "field": "store"}, 404)

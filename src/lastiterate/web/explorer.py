@@ -44,7 +44,7 @@ def answer(reader: Reader, texts: Mapping[str, str]) -> Fields:
         "delta": delta,
         "rows": [_row(run, name, found) for name, found in answers.items()],
         "guarantee": guarantee_of(run),
-        "attacks": _attacks(run),
+        "attacks": _attacks(run, "last_iterate"),
         "command": command_of(given, texts["delta"].strip()),
         "python": python_of(run, delta),
     }
@@ -60,6 +60,7 @@ def lines(reader: Reader, texts: Mapping[str, str], quick: bool) -> Fields:
         "errors": [row for name in names for row in _over_rates(run, name, counts["errors"])],
         "noise": [row for name in names for row in _over_noise(run, name, delta, counts["noise"])],
         "at": float(np.max(run.noise_multiplier)),
+        "attacks": [] if quick else _attacks(run, guarantee_of(run)),
     }
     if quick and run.release_count > 1:
         marked = run.released_steps()
@@ -141,30 +142,21 @@ def _row(run: DPSGD, name: str, found: Answer) -> Fields:
     }
 
 
-def _attacks(run: DPSGD) -> list[Fields]:
-    """What the best attack can do, as predicted, and at most: its power at few false alarms, and its advantage."""
-    found: list[Fields] = []
-    for name in ("last_iterate", guarantee_of(run)):
-        power = ask(run, name, lambda curve: 1.0 - curve.fnr(ATTACK_FPR))
-        advantage = ask(run, name, lambda curve: curve.advantage())
-        if power.value is None or advantage.value is None:
-            continue
-        who = "is predicted to find" if name == "last_iterate" else "finds at most"
-        share = min(1.0, 0.5 + 0.5 * advantage.value)
-        found.append(
-            {
-                "analysis": name,
-                "kind": _KINDS[ANALYSES[name].kind],
-                "power": power.value,
-                "advantage": advantage.value,
-                "words": (
-                    f"The best attack {who} {_share(power.value)} of the members at {per_cent(ATTACK_FPR)} false "
-                    f"alarms; shown a member or a stranger, it is right in {_share(share)} of all cases, "
-                    "where guessing is in 50%."
-                ),
-            }
-        )
-    return found
+def _attacks(run: DPSGD, name: str) -> list[Fields]:
+    """What the best attack can do by an analysis: its power at few false alarms, its advantage. Empty: not known."""
+    power = ask(run, name, lambda curve: 1.0 - curve.fnr(ATTACK_FPR))
+    advantage = ask(run, name, lambda curve: curve.advantage())
+    if power.value is None or advantage.value is None:
+        return []
+    who = "is predicted to find" if name == "last_iterate" else "finds at most"
+    share = min(1.0, 0.5 + 0.5 * advantage.value)
+    words = (
+        f"The best attack {who} {_share(power.value)} of the members at {per_cent(ATTACK_FPR)} false alarms; shown a "
+        f"member or a stranger, it is right in {_share(share)} of all cases, where guessing is in 50%."
+    )
+    kind = _KINDS[ANALYSES[name].kind]
+    held: Fields = {"analysis": name, "kind": kind, "power": power.value, "advantage": advantage.value, "words": words}
+    return [held]
 
 
 def _share(value: float) -> str:

@@ -63,7 +63,7 @@ FIELDS = (
     Field("noise_multiplier", "noise multiplier", "privacy", "in clipping norms", "0.7", low=0.1, high=20),
     Field("delta", "delta", "privacy", "below 1 / examples", "1e-5", low=1e-10, high=1e-2),
     Field("sampling", "batches are drawn", "training", usual="poisson", choices=get_args(Sampling)),
-    Field("optimizer", "optimizer", "optimizer", usual="", choices=("", "sgd")),
+    Field("optimizer", "optimizer", "optimizer", "none: every step counts alike", "", choices=("", "sgd")),
     Field(
         "learning_rate", "learning rate", "optimizer", "any, if it is constant", "0.1", low=1e-4, high=10,
         needs=("optimizer", ("sgd",)),

@@ -46,6 +46,9 @@ function theme() {
 const OPTIONS = {mode: "vega-lite", ast: true, renderer: "svg", actions: false, defaultStyle: false,
   tooltip: {disableDefaultStyle: true}, logLevel: 1};
 
+// The place of a picture has words for those who do not see it; its parts have none.
+const silence = (place) => place.querySelector("svg")?.setAttribute("aria-hidden", "true");
+
 // A picture that is made once and whose rows are then replaced, which is quicker than to draw it anew.
 export class Chart {
   constructor(place, specify) {
@@ -75,6 +78,7 @@ export class Chart {
       const spec = {$schema: "https://vega.github.io/schema/vega-lite/v6.json", config: theme(), width: "container",
         autosize: {type: "fit", contains: "padding", resize: true}, background: null, ...this.specify(isDark())};
       this.view = (await embed(this.place, spec, OPTIONS)).view;
+      silence(this.place);
     }
     for (const [name, rows] of Object.entries(data)) this.view.data(name, rows);
     await this.view.runAsync();
@@ -88,6 +92,7 @@ export async function embedSpec(place, spec) {
   const {config, ...rest} = isDark() ? darkened(spec) : spec;
   const themed = {...rest, background: null, title: undefined, config: {...config, ...theme()}};
   await embed(place, themed, OPTIONS);
+  silence(place);
   place.dataset.drawn = String(Number(place.dataset.drawn ?? 0) + 1);
 }
 

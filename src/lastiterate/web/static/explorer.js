@@ -79,6 +79,7 @@ function askTheRest(asked) {
   askAlso("slow", "/api/lines/slow", texts, (found) => {
     lines.slow = found;
     shown.slow = asked;
+    attacks();
     draw();
   }, (error) => { byId("slow").textContent = error.message; }).finally(() => {
     clearTimeout(waiting);
@@ -102,7 +103,7 @@ function show(found, asked) {
   byId("answer").classList.remove("stale");
   byId("words").textContent = found.words;
   byId("tiles").replaceChildren(...found.rows.map(tile));
-  byId("attacks").replaceChildren(...found.attacks.map((each) => make("li", {className: each.kind}, badge(each.kind), ` ${each.words}`)));
+  attacks();
   byId("command").textContent = found.command;
   byId("python").textContent = found.python;
   byId("legend").replaceChildren(...found.rows.filter((row) => row.epsilon !== null).map((row) => make("li", {}, sample(row.label), row.label)));
@@ -118,6 +119,13 @@ function complain(error, asked) {
   byId("trouble").textContent = error.message;
   byId("trouble").hidden = beside;
   document.body.dataset.version = String(asked);
+}
+
+// What the best attack can do: as predicted at once, at most when that has been computed.
+function attacks() {
+  const isNew = shown.slow === shown.answer;
+  const item = (each, stale) => make("li", {className: stale ? "stale" : ""}, badge(each.kind), ` ${each.words}`);
+  byId("attacks").replaceChildren(...current.attacks.map((each) => item(each, false)), ...(lines.slow?.attacks ?? []).map((each) => item(each, !isNew)));
 }
 
 const badge = (kind) => make("span", {className: `badge ${kind}`}, kind);
@@ -155,7 +163,7 @@ function draw() {
 
 const PICTURE_WORDS = {
   steps: () => `Epsilon over steps. At the end: ${current.rows.map((row) => `${row.label} ${row.text}`).join(", ")}.`,
-  errors: () => `False negatives over false positives of the best attack. ${current.attacks.map((each) => each.words).join(" ")}`,
+  errors: () => `False negatives over false positives of the best attack. ${[...current.attacks, ...(lines.slow?.attacks ?? [])].map((each) => each.words).join(" ")}`,
   noise: () => `Epsilon over noise, with a line at noise ${spell(lines.quick?.at)}.`,
 };
 
