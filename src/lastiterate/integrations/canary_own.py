@@ -30,6 +30,7 @@ def own_trainer(run: DPSGD, problem: Problem) -> Callable[[int, Gradient | Liter
 
     They are arrays by name, as a canary must be: the names say where in ``problem.trainable`` an array is.
     """
+    run = run.replace(group_size=1, neighbours="add-remove")  # a canary is one example here, and is there or not
     leaves = jax.tree_util.tree_leaves_with_path(problem.trainable)
     shapes = {jax.tree_util.keystr(path).lstrip(".") or "parameters": np.shape(leaf) for path, leaf in leaves}
     size = sum(int(np.prod(shape)) for shape in shapes.values())

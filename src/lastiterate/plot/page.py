@@ -161,7 +161,7 @@ def _epsilons(result: AuditResult) -> str:
     rows = []
     for name, answer in result.predictions.items():
         value = "none" if answer.value is None else spell_epsilon(answer.value)
-        meaning = ANALYSES[name].assumes if answer.value is not None else answer.reason
+        meaning = ANALYSES[name].assumed_of(result.run) if answer.value is not None else answer.reason
         rows.append([ANALYSES[name].label, value, meaning])
     for method, each in result.estimates.items():
         holds = f"found, with confidence {per_cent(each.confidence)}; {METHODS[method].assumes}"
