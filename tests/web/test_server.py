@@ -16,6 +16,7 @@ import pytest
 from typer.testing import CliRunner
 
 import lastiterate as li
+from lastiterate.attacks import Adversarial
 from lastiterate.auditing.stores.store import Store
 from lastiterate.cli.app import app
 from lastiterate.vocabulary import VERDICTS
@@ -125,13 +126,13 @@ def test_looking_changes_no_store(server, runs):
     assert after == before
 
 
-def test_half_of_a_write_is_not_undone_by_looking(tmp_path, runs):
+def test_half_of_a_write_is_not_undone_by_looking(tmp_path):
     """As a writer leaves it that is killed between journal and log: the journal is hot, and the file half new."""
     path = tmp_path / "half.sqlite"
-    path.write_bytes((runs / "deep" / "exact.sqlite").read_bytes())
+    run = li.DPSGD(steps=2, sample_rate=0.5, noise_multiplier=1.0)
+    li.audit(run, None, Adversarial("exact"), models=5000, store=path, methods=["clopper-pearson"], progress=False)
     database = sqlite3.connect(path, isolation_level=None)
-    database.execute("PRAGMA cache_spill = 1")
-    database.execute("PRAGMA cache_size = 1")
+    database.execute("PRAGMA cache_size = 1")  # so that what is changed goes to the file before it is committed
     database.execute("BEGIN IMMEDIATE")
     database.execute("UPDATE trials SET score = score + 1")
     copy = tmp_path / "copy.sqlite"  # while the write is under way
@@ -179,7 +180,6 @@ def next_rows(events):
 
 @pytest.mark.slow
 def test_a_hundred_thousand_scores_are_binned_by_the_server(tmp_path):
-    from lastiterate.attacks import Adversarial
     from lastiterate.web.audit_answers import detail
 
     run = li.DPSGD(steps=10, sample_rate=0.5, noise_multiplier=2.0)
@@ -193,10 +193,10 @@ def test_a_hundred_thousand_scores_are_binned_by_the_server(tmp_path):
 
 def test_what_takes_too_long_ends_and_the_next_question_is_answered():
     async def asked():
-        workers = Workers(1, 1.5)
+        workers = Workers(1, 6.0)
         workers.start()
         assert await workers.ask(dict) == {}
-        with pytest.raises(TooLong, match=r"longer than the 1\.5 seconds"):
+        with pytest.raises(TooLong, match=r"longer than the 6 seconds"):
             await workers.ask(sleep, 60.0)
         assert await workers.ask(dict) == {}
         with pytest.raises(Broke):
