@@ -163,6 +163,12 @@ def test_bad_input_is_refused_with_the_sentence_of_the_command_line(server, chan
     assert found["field"] == field
 
 
+def test_options_that_are_no_fields_are_refused(server):
+    for name in ("weights", "trainer", "sample_rate", "__class__"):
+        status, found = server.json("/api/answer", **{**options(USUAL), "delta": "1e-5", name: "/etc/passwd"})
+        assert (status, found["error"]) == (422, f"there is no field {name!r}")
+
+
 def test_every_field_is_an_option():
     known = {*SizeOptions.__dataclass_fields__, *MethodOptions.__dataclass_fields__, "noise_multiplier", "delta"}
     for field in FIELDS:

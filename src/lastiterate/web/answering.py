@@ -8,7 +8,7 @@ from collections.abc import Awaitable
 from typing import TYPE_CHECKING
 
 from lastiterate.fields import Fields
-from lastiterate.web.fields import NAMES
+from lastiterate.web.fields import ASKED, NAMES
 from lastiterate.web.reading import blamed
 from lastiterate.web.workers import Broke, TooLong
 
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
 
-_ASKED = (*NAMES, "epsilon", "analysis", "batch_sizes")  # in which a refusal may be
 _LEFT = 499  # nobody reads it
 
 
@@ -34,7 +33,7 @@ async def answered(request: Request, question: Awaitable[Fields | None]) -> Resp
         return None if found is None else json_of(found)
     except ValueError as refusal:
         sentence = " ".join(str(refusal).split())
-        return json_of({"error": sentence, "field": blamed(sentence, _ASKED)}, 422)
+        return json_of({"error": sentence, "field": blamed(sentence, (*NAMES, *ASKED))}, 422)
     except (TooLong, Broke) as trouble:
         return json_of({"error": str(trouble), "field": None}, 503)
     except RuntimeError as fault:

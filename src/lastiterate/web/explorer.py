@@ -19,7 +19,7 @@ from lastiterate.run import DPSGD
 from lastiterate.values import number
 from lastiterate.vocabulary import ANALYSES
 from lastiterate.web.copying import command_of, python_of
-from lastiterate.web.fields import counting
+from lastiterate.web.fields import ASKED, NAMES, counting
 from lastiterate.web.reading import Reader
 from lastiterate.wording import describe, per_cent, spell, spell_up
 
@@ -105,9 +105,11 @@ def plan(reader: Reader, texts: Mapping[str, str]) -> Fields:
 
 def _question(reader: Reader, texts: Mapping[str, str]) -> tuple[DPSGD, float, dict[str, str]]:
     """The run, delta, and the texts of the run's options."""
+    for name in texts:
+        if name not in NAMES and name not in ASKED:  # other options may name files, which are not for pages to read
+            raise ValueError(f"there is no field {name!a}")
     given = counting(dict(texts))
-    asked = ("delta", "epsilon", "analysis", "batch_sizes")
-    options = {name: text for name, text in given.items() if name not in asked}
+    options = {name: text for name, text in given.items() if name != "delta" and name not in ASKED}
     run = reader.run(options)
     if "delta" not in given:
         raise ValueError("--delta must be given")

@@ -85,6 +85,7 @@ FIELDS = (
 )  # fmt: skip
 NAMES = tuple(field.name for field in FIELDS)
 ONLY_HERE = ("length",)  # of the page, and no option
+ASKED = ("epsilon", "analysis", "batch_sizes")  # beside the run
 
 # A few that people know, by the texts in which they differ from the usual ones.
 PRESETS: dict[str, dict[str, str]] = {
