@@ -25,6 +25,7 @@ COMMANDS = [
     "reproduce",
 ]
 ELSEWHERE = ["check", "audit", "report", "estimate"]  # whose examples CI runs, or tests that have their files
+ELSEWHERE += ["explore", "watch"]  # or that do not end by themselves
 
 
 def start(*arguments: str) -> subprocess.CompletedProcess[str]:
