@@ -119,6 +119,15 @@ def test_a_claim_below_the_runs_own_is_remarked_before_training_and_in_the_repor
     assert not cli("report x.sqlite --claim-epsilon 8 --json").stderr
 
 
+def test_remarks_come_once_nothing_is_left_that_could_be_refused(cli, here):
+    cli(f"{DRAWN} --store x.sqlite --json")
+    refusal = cli.refusal(f"{DRAWN.replace('3000', 'auto')} --claim-epsilon 1 --store x.sqlite")
+    assert "holds another audit" in refusal
+    (here / "mine.py").write_text("def train(seed, canary):\n    return [0.0, 1.0]\n")
+    run = "--steps 100 --sample-rate 0.1 --noise-multiplier 1 --models 8 --claim-epsilon 1"
+    assert "attack must be given" in cli.refusal(f"audit --trainer mine.py:train {run} --store y.sqlite")
+
+
 def test_above_the_heuristic_fails_only_if_strict(cli, here):
     cli(f"{DRAWN} --store x.sqlite --json")
     for noise in (1.1, 1.15, 1.2, 1.25, 1.3, 1.35, 1.4):
@@ -211,6 +220,8 @@ def test_store_is_a_database_that_a_person_can_open(cli, here):
         ("audit --models 0", ["models", "0"]),
         ("audit --models 0 --output new", ["models", "0"]),
         ("audit --output no/such/folder", ["--output", "folder"]),
+        (f"{DRAWN.replace('3000', 'auto')} --until refuted", ["--until", "--anytime"]),
+        (f"{DRAWN.replace('3000', 'auto')} --engine local --address x:1", ["--engine ray"]),
         ("report missing.sqlite", ["missing.sqlite"]),
         ("report missing.sqlite --output new", ["missing.sqlite"]),
     ],

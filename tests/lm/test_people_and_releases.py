@@ -30,7 +30,7 @@ def released_of(run, problem, model, **more):
     """What one model releases, by name and release."""
     shown = []
     look = lambda _, __, tensors: shown.append({name: value.clone() for name, value in tensors.items()})  # noqa: E731
-    last = list(train_models(run, problem, [[UNSEEN] * 4], [model], 0, lambda _, last: last, look=look, **more))[0][1]
+    ((_, last, _),) = train_models(run, problem, [[UNSEEN] * 4], [model], 0, lambda _, last: last, look=look, **more)
     return shown, last
 
 
@@ -49,7 +49,7 @@ def test_what_replaces_a_canary_is_in_its_place_and_drawn_with_it(problem):
     run = RUN.replace(noise_multiplier=1e-6, sample_rate=1.0, sampling="full")
     other = [UNSEEN + 1] * 4
     _, replaced = released_of(run, problem, Model(3, (False,)), replacements=[other])
-    trained = list(train_models(run, problem, [other], [Model(3, (True,))], 0, lambda _, last: last))[0][1]
+    ((_, trained, _),) = train_models(run, problem, [other], [Model(3, (True,))], 0, lambda _, last: last)
     assert all(torch.allclose(replaced[name], value, atol=1e-5) for name, value in trained.items())
     _, without = released_of(run, problem, Model(3, (False,)))
     assert not all(torch.allclose(without[name], value, atol=1e-5) for name, value in trained.items())

@@ -233,7 +233,7 @@ def test_a_text_of_nobody_is_refused_with_its_line(tmp_path, person):
 def test_only_json_lines_say_whose_a_text_is(tmp_path):
     file = tmp_path / "d.txt"
     file.write_text("hello\nthere\n", encoding="utf-8")
-    with pytest.raises(ValueError, match="by must be None for .*, got 'user': only JSON lines have fields"):
+    with pytest.raises(ValueError, match=r"by must be None for .*, got 'user': only JSON lines have fields"):
         read_texts(file, by="user")
     with pytest.raises(ValueError, match="people must be one for each of 2 texts, got 1"):
         Texts(("a", "b"), "text", ("me",))

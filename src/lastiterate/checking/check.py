@@ -21,6 +21,7 @@ from lastiterate.run import DPSGD, require_run
 from lastiterate.values import function, integer, number, one_of
 
 MODELS, ERROR = 16, 1e-3
+MOST_STEPS = 10**6  # of each of which it is known how much it counts
 
 
 def check(
@@ -40,8 +41,8 @@ def check(
     Only the last iterate is looked at, and a canary is one example, whatever the run releases and whom it protects.
 
     Args:
-        run: what is declared. The learning rate of its optimizer is that of the sum of gradients; without an optimizer
-            or weights it is 1.
+        run: what is declared, of at most a million steps. The learning rate of its optimizer is that of the sum of
+            gradients; without an optimizer or weights it is 1.
         train: ``train(seed, canary)`` returns parameters: arrays, a dict, list or tuple of them, a PyTorch module or a
             state dict. ``canary`` is False, or what the next argument says.
         models: how many models are trained, in [8, 1000].
@@ -55,6 +56,7 @@ def check(
         told: is called after each training, as for a progress bar.
     """
     declared = Declared(require_run(run))
+    integer("steps", run.steps, 1, MOST_STEPS)
     check_trainer(train)
     one_of("canary", canary, ("gradient", "example"))
     count = integer("models", models, LEAST_MODELS, MOST_MODELS)

@@ -215,10 +215,10 @@ def audit_lm(
         problem = texts.problem(method_.group_size)
         subject = text_subject(problem, described)
         if one_run:
-            count, plan = planned_canaries(subject, attack, models, asked)
+            planned = planned_canaries(subject, attack, models, asked)
         else:
-            count, plan = planned_models(subject, attack, MODELS if models is None else models, asked), None
+            planned = planned_models(subject, attack, MODELS if models is None else models, asked)
     if options.dry_run:
-        rehearse(subject, attack, count, json, asked, subject.problem.unseen_tokens(), plan)
+        rehearse(subject, attack, planned, json, asked, subject.problem.unseen_tokens())
         return
-    raise typer.Exit(perform(subject, attack, count, options, computer, asked, inputs, json))
+    raise typer.Exit(perform(subject, attack, planned, options, computer, asked, inputs, json))

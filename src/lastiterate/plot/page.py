@@ -71,7 +71,7 @@ class Parts:
 def write_page(result: AuditResult, path: Path) -> None:
     """Write the page, whole or not at all. The file's name must end in .html."""
     if path.suffix.lower() != ".html":
-        raise ValueError(f"the page's file must end in .html, got {str(path)!r}")
+        raise ValueError(f"path must be that of a file whose name ends in .html, got {str(path)!r}")
     check_target(path)
     write_whole(path, _page(result).encode(), "page")
 

@@ -69,9 +69,9 @@ def power(
     Returns:
         A ``Power``, which prints as a table; ``rows`` has what each method finds, ``needed`` how many models refute.
     """
+    kind = Kind.ONE_MODEL if boolean("one_run", one_run) else Kind.LAST_ITERATE
     require_basic(run, "power of one run", knows=() if one_run else ("releases", "group_size", "neighbours"))
     question = Question(delta, confidence, methods, threshold, claim_epsilon, claim_noise, validity)
-    kind = Kind.ONE_MODEL if boolean("one_run", one_run) else Kind.LAST_ITERATE
     integer("models", models, 1, MOST_CANARIES if one_run else MOST_MODELS)
     linear = LinearScores(
         number("signal", signal, 0.0, 1.0, open_low=True), number("spread", spread, 1.0, _MOST_SPREAD)
@@ -95,13 +95,13 @@ def power(
     needed, chances = chances_to_refute(outlook, claim, factor)
     leak = run.replace(noise_multiplier=run.noise_multiplier / factor)
     noise = float(np.max(leak.noise_multiplier))
-    allows = guarantee_of(leak)(leak).epsilon(delta)
+    allows = guarantee_of(leak)(leak).epsilon(question.delta)
     return Power(
         run=run,
         models=models,
         one_run=one_run,
-        delta=delta,
-        confidence=confidence,
+        delta=question.delta,
+        confidence=question.confidence,
         validity=validity,
         signal=float(signal),
         spread=float(spread),
