@@ -146,6 +146,8 @@ GOOD: dict[str, list[Make]] = {
     "releases": _values(None, 1, 2, [1, 2]),
     "group_size": _values(1, 2),
     "neighbours": _values("add-remove", "replace"),
+    "noise_filter": _values(None, [1.0, -0.5]),
+    "min_separation": _values(1),
     "learning_rate": _values(0.1, 1.0),
     "drop_every": _values(1, 2),
     "warmup_steps": _values(0, 1),

@@ -38,7 +38,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "values": {"arrays"},
     "optimizer": {"arrays", "values"},
     "schedules": {"arrays", "optimizer", "values"},
-    "run": {"arrays", "optimizer", "values", "integrations.opacus_run"},  # `DPSGD.from_opacus`
+    # `DPSGD.from_opacus` and `DPSGD.from_jax_privacy`
+    "run": {"arrays", "optimizer", "values", "integrations.jax_privacy_run", "integrations.opacus_run"},
     # From a run to a privacy curve. Privacy knows nothing of audits, and each of its rooms only of those before it.
     "privacy": set(),
     "privacy.curve": FOUNDATIONS,
@@ -99,7 +100,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     # Commands may ask anybody. Nobody imports them, but for the program itself.
     "cli": FOUNDATIONS
     | WORDS
-    | {"lastiterate", "attacks", "auditing", "checking", "counterexamples"}
+    | {"lastiterate", "attacks", "auditing", "checking", "counterexamples", "data"}
     | {"lm", "plot", "reproduce", "web"},
     "__main__": {"cli"},
     "__init__": FOUNDATIONS | PRIVACY | {"auditing", "checking", "integrations", "reporting"},

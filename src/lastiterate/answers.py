@@ -132,6 +132,10 @@ def released_fields(run: DPSGD) -> Fields:
         fields["group_size"] = run.group_size
     if run.neighbours != "add-remove":
         fields["neighbours"] = run.neighbours
+    if run.noise_filter is not None:
+        fields["noise_filter"] = list(run.noise_filter)
+    if run.min_separation > 1:
+        fields["min_separation"] = run.min_separation
     return fields
 
 

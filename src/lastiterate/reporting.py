@@ -17,6 +17,7 @@ _SEEN = {
     "composition": "for all iterates (composition)",
     "no_amplification": "for all iterates, even if it is known which batches an example is in (no amplification)",
 }
+_CORRELATED = "for all iterates and whichever of the batches that this allows an example is in (a Gaussian mechanism)"
 
 
 def sentence(run: DPSGD, delta: float) -> str:
@@ -41,9 +42,9 @@ def guaranteed(run: DPSGD, delta: float) -> tuple[str, Answer]:
     return name, found
 
 
-def seen_by(name: str) -> str:
+def seen_by(run: DPSGD, name: str) -> str:
     """What the attacks see that a guarantee of this analysis is about."""
-    return _SEEN[name]
+    return _CORRELATED if run.noise_filter else _SEEN[name]
 
 
 def neighbours_of(run: DPSGD) -> str:
@@ -70,7 +71,7 @@ def _guaranteed(run: DPSGD, delta: float) -> str:
     if found.value is None:
         return f"No guarantee can be stated: {found.reason}."
     bound = f"({spell_up(found.value, _DIGITS)}, {spell_up(delta)})"
-    return f"It is {bound}-DP under {neighbours_of(run)}, {seen_by(name)}."
+    return f"It is {bound}-DP under {neighbours_of(run)}, {seen_by(run, name)}."
 
 
 def _predicted(run: DPSGD, delta: float) -> str:

@@ -12,11 +12,14 @@ from numbers import Integral
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lastiterate.arrays import IntArray
 from lastiterate.optimizer import SGD, require_linear
 from lastiterate.values import (
+    LEAST_NOISE,
     MAX_STEPS,
+    MOST_NOISE,
     PerStep,
     PerStepGiven,
     cut,
@@ -25,6 +28,7 @@ from lastiterate.values import (
     key,
     noise_multipliers,
     number,
+    numbers,
     one_of,
     per_step,
     same,
@@ -37,6 +41,14 @@ Neighbours = Literal["add-remove", "replace"]
 LastBatch = Literal["keep", "drop"]
 MOST_OF_A_GROUP = 10**6
 MOST_RELEASES = 10**6  # but for all of them
+MOST_COEFFICIENTS = 10**6
+LINEAR = ("group_size", "neighbours", "noise_filter", "min_separation")  # what one linear score of a model may be of
+TRAINED = (
+    "releases",
+    "group_size",
+    "neighbours",
+    "noise_filter",
+)  # what trainers know, whose batches keep nothing apart
 _ONLY = "analyses, estimates and most audits of many models"
 
 
@@ -59,6 +71,11 @@ class DPSGD:
             and clipped by itself.
         neighbours: what is told apart: ``"add-remove"``, whether an example was there, or ``"replace"``, which of two
             examples was there.
+        noise_filter: (c_0, c_1, ...), where noise is correlated, as in DP-FTRL: the noise of step t is the sum of
+            c_j z_(t-j), where z_s is drawn with the noise multiplier of step s, and there is none before the start.
+            These are the coefficients of jax-privacy's noising matrix C^-1. None: independent noise.
+        min_separation: with a noise filter, how many steps two batches with the same example are apart at least. With
+            Poisson sampling and more than 1, each example is in one of so many groups, which take turns.
     """
 
     steps: int
@@ -71,6 +88,8 @@ class DPSGD:
     releases: int | tuple[int, ...] | None = None
     group_size: int = 1
     neighbours: Neighbours = "add-remove"
+    noise_filter: tuple[float, ...] | None = None
+    min_separation: int = 1
 
     if TYPE_CHECKING:  # lists may be given, and arrays are kept
 
@@ -86,6 +105,8 @@ class DPSGD:
             releases: int | Sequence[int] | None = None,
             group_size: int = 1,
             neighbours: Neighbours = "add-remove",
+            noise_filter: Sequence[float] | NDArray[np.floating] | None = None,
+            min_separation: int = 1,
         ) -> None: ...
 
     def __post_init__(self) -> None:
@@ -99,6 +120,8 @@ class DPSGD:
         fix("releases", _releases(self.releases, self.steps))
         fix("group_size", integer("group_size", self.group_size, 1, MOST_OF_A_GROUP))
         one_of("neighbours", self.neighbours, get_args(Neighbours))
+        fix("noise_filter", _noise_filter(self.noise_filter))
+        fix("min_separation", integer("min_separation", self.min_separation))
         self._check_sampling()
         if self.optimizer is not None:
             if self.weights is not None:
@@ -118,6 +141,9 @@ class DPSGD:
             raise ValueError(
                 f"sample_rate must be one number in (0, 1] with sampling 'shuffled', got {self.sample_rate}"
             )
+        if self.min_separation > 1 and (self.noise_filter is None or self.sampling == "full"):
+            where = "without noise_filter" if self.noise_filter is None else "with sampling 'full'"
+            raise ValueError(f"min_separation must be 1 {where}, got {self.min_separation}")
 
     @classmethod
     def from_batches(
@@ -134,6 +160,8 @@ class DPSGD:
         releases: int | Sequence[int] | None = None,
         group_size: int = 1,
         neighbours: Neighbours = "add-remove",
+        noise_filter: Sequence[float] | NDArray[np.floating] | None = None,
+        min_separation: int = 1,
         last_batch: LastBatch | None = None,
     ) -> DPSGD:
         """The run of ``epochs`` passes in batches of expected size ``batch_size``: steps = round(epochs n / batch).
@@ -156,6 +184,8 @@ class DPSGD:
             releases,
             group_size,
             neighbours,
+            noise_filter,
+            min_separation,
         )
 
     @classmethod
@@ -187,6 +217,29 @@ class DPSGD:
         from lastiterate.integrations.opacus_run import run_from_opacus
 
         return run_from_opacus(privacy_engine, optimizer, loader, scheduler, sampling)
+
+    @classmethod
+    def from_jax_privacy(
+        cls,
+        config: object,
+        optimizer: SGD | None = None,
+        steps: int | None = None,
+        noise_filter: Sequence[float] | NDArray[np.floating] | None = None,
+    ) -> DPSGD:
+        """The run that a configuration of jax-privacy describes.
+
+        Args:
+            config: a ``BandMFExecutionPlanConfig``, whose noise is correlated where it has several bands, or the
+                ``DpParams`` of an accountant. What neither Poisson sampling nor batches of fixed size are, as truncated
+                batches, and noise that is not the same filter at every step, is refused.
+            optimizer: how gradients become parameters, which no configuration says. Its learning rate is that of the
+                sum of gradients clipped to ``clip_norm``. None: every step counts alike.
+            steps: how many updates, for ``DpParams``, which does not say.
+            noise_filter: the coefficients of the noising matrix, for ``DpParams`` with a ``cycle_length``.
+        """
+        from lastiterate.integrations.jax_privacy_run import run_from_jax_privacy
+
+        return run_from_jax_privacy(config, optimizer, steps, noise_filter)
 
     @property
     def epochs(self) -> float:
@@ -297,6 +350,22 @@ def _releases(value: object, steps: int) -> int | tuple[int, ...] | None:
     return tuple(sorted(given | {steps})) if given - {steps} else None
 
 
+def _noise_filter(value: object) -> tuple[float, ...] | None:
+    """None, or coefficients of which the first is not 0."""
+    if value is None:
+        return None
+    if isinstance(value, (str, bytes)) or len(shape("noise_filter", value)) != 1:
+        raise ValueError(f"noise_filter must be None or a sequence of numbers, got {told(value)}")
+    given = numbers("noise_filter", value, -MOST_NOISE, MOST_NOISE)
+    if not 1 <= given.size <= MOST_COEFFICIENTS:
+        raise ValueError(f"noise_filter must have from 1 to {MOST_COEFFICIENTS} coefficients, got {given.size}")
+    if abs(given[0]) < LEAST_NOISE:
+        raise ValueError(
+            f"noise_filter must not begin with 0, got {float(given[0])!r}: a step would add no noise of its own"
+        )
+    return tuple(given.tolist())
+
+
 def require_run(run: object) -> DPSGD:
     """Refuse what is no run, for all that takes one."""
     return instance("run", run, DPSGD, "a lastiterate.DPSGD")
@@ -314,4 +383,14 @@ def require_basic(run: object, who: str, *, knows: Sequence[str] = ()) -> DPSGD:
         raise ValueError(f"group_size must be 1 for {who}, got {checked.group_size}: {_ONLY} know groups")
     if checked.neighbours != "add-remove" and "neighbours" not in knows:
         raise ValueError(f"neighbours must be 'add-remove' for {who}, got {checked.neighbours!r}: {_ONLY} know others")
+    if checked.noise_filter is not None and "noise_filter" not in knows:
+        raise ValueError(
+            f"noise_filter must be None for {who}, got {len(checked.noise_filter)} coefficients: it takes the noise of "
+            "steps to be independent"
+        )
+    if checked.min_separation > 1 and "min_separation" not in knows:
+        raise ValueError(
+            f"min_separation must be 1 for {who}, got {checked.min_separation}: {_ONLY} know batches that keep an "
+            "example apart"
+        )
     return checked

@@ -20,6 +20,7 @@ CAVEAT = "The heuristic predicts, it does not guarantee."
 _SHOWN = {"Zl": " ", "Zp": " ", "Cc": "\ufffd", "Cs": "\ufffd"}
 _BLANKS = str.maketrans("\t\n\r\v\f\x85\ufffe\uffff", "      \ufffd\ufffd")
 
+_SHOWN_COEFFICIENTS = 4  # of a noise filter
 _SAMPLING = {
     "poisson": "Poisson sampling",
     "fixed": "batches of fixed size",
@@ -69,7 +70,17 @@ def training(run: DPSGD) -> list[str]:
             parts.append(f"{'decoupled ' if sgd.decoupled else ''}weight decay {spell(sgd.weight_decay)}{rate}")
         if sgd.averaging is not None:
             parts.append("uniform averaging" if sgd.averaging == "uniform" else f"EMA {spell(sgd.averaging)}")
-    return parts + released(run)
+    return parts + noise_words(run) + released(run)
+
+
+def noise_words(run: DPSGD) -> list[str]:
+    """That noise is correlated, and how far apart the batches of an example are, where that is so."""
+    if run.noise_filter is None:
+        return []
+    first = ", ".join(spell(each) for each in run.noise_filter[:_SHOWN_COEFFICIENTS])
+    more = f", ... ({len(run.noise_filter):,} in all)" if len(run.noise_filter) > _SHOWN_COEFFICIENTS else ""
+    apart = [f"batches of an example at least {run.min_separation:,} steps apart"] if run.min_separation > 1 else []
+    return [f"correlated noise (filter {first}{more})", *apart]
 
 
 def released(run: DPSGD) -> list[str]:

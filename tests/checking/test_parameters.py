@@ -86,7 +86,7 @@ def test_a_tree_without_a_bottom_and_numbers_that_have_no_square_are_refused():
 
 
 def test_hundreds_of_tensors_take_no_longer_than_their_numbers():
-    """Where each tensor is was found anew for each tensor and canary: a minute, for these."""
+    """Where each tensor is was found anew for each tensor and canary: seconds for a hundred."""
 
     def train(seed, canary):
         return list(np.random.default_rng(seed).standard_normal((300, 1)))

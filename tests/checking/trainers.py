@@ -144,6 +144,10 @@ class Numpy:
         run = self.run
         sigma = float(np.broadcast_to(run.noise_multiplier, run.steps)[step]) * run.clip_norm
         drawn = {k: sigma * rng.standard_normal(v.shape) for k, v in p.items()}
+        if run.noise_filter is not None and self.fault != "no filter":
+            past = kept.setdefault("past", [])
+            past.insert(0, drawn)
+            drawn = {k: sum(c * z[k] for c, z in zip(run.noise_filter, past, strict=False)) for k in p}
         match self.fault:
             case "noise":
                 return {k: self.size * v for k, v in drawn.items()}

@@ -115,8 +115,8 @@ BASES = {
     "watch": [". --port 0 --json", ". --port 0 --no-browser"],
 }
 FILES = (
-    "audit.sqlite", "few.csv", "folder.png", "images.npz", "loop", "mine.py", "junk", "other.sqlite", "texts.txt",
-    "tiny",
+    "audit.sqlite", "few.csv", "filter.txt", "folder.png", "images.npz", "loop", "mine.py", "junk", "other.sqlite",
+    "texts.txt", "tiny",
 )  # fmt: skip
 
 _NUMBERS = ["0.1", "0.5", "1", "2", "1e-3"]
@@ -139,6 +139,8 @@ _GOOD_BY_NAME = {
     "--warmup-steps": ["1", "2"],
     "--releases": ["1", "2", "1,2", "5,10"],
     "--group-size": ["1", "2"],
+    "--noise-filter": ["1", "1,-.5", "2,.5,.1", "@filter.txt"],
+    "--min-separation": ["1", "2"],
     "--method": [*METHODS, "all"],
     "--attack": [*NAMED, "@mine.py:Attack"],
     "--engine": ["local"],

@@ -28,6 +28,7 @@ ODD = {
     "people": {"group_size": "3"},
     "replaced": {"neighbours": "replace"},
     "shuffled": {"sampling": "shuffled"},
+    "correlated": {"noise_filter": "1,-0.5", "min_separation": "4"},
     **PRESETS,
 }
 
@@ -148,6 +149,7 @@ BAD = [
     ({"optimizer": "sgd", "learning_rate": "", "momentum": "0", "weight_decay": "1"}, "weight_decay"),
     ({"optimizer": "sgd", "averaging": "mean"}, "averaging"),
     ({"length": "steps", "steps": "1.5"}, "steps"),
+    ({"noise_filter": "no such file"}, "noise_filter"),
 ]
 
 
@@ -167,6 +169,10 @@ def test_options_that_are_no_fields_are_refused(server):
     for name in ("weights", "trainer", "sample_rate", "__class__"):
         status, found = server.json("/api/answer", **{**options(USUAL), "delta": "1e-5", name: "/etc/passwd"})
         assert (status, found["error"]) == (422, f"there is no field {name!r}")
+    for path in ("/etc/hostname", "/etc/passwd", "."):  # where the command line would read a file
+        status, found = server.json("/api/answer", **{**options(USUAL), "delta": "1e-5", "noise_filter": path})
+        assert (status, found["field"]) == (422, "noise_filter")
+        assert found["error"].endswith(f"got {path!r}")
 
 
 def test_every_field_is_an_option():

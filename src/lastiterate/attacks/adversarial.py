@@ -52,7 +52,8 @@ class Adversarial(BringsProblem):
     @property
     def knows(self) -> tuple[str, ...]:
         """Fields of a run beyond one example and the last iterate."""
-        return ("releases", "group_size", "neighbours")
+        fields = ("releases", "group_size", "neighbours", "noise_filter")
+        return (*fields, "min_separation") if self.iterates == "exact" else fields
 
     def craft(self, run: DPSGD, problem: Problem | None, references: References) -> Facts:
         return facts_of(run)

@@ -17,7 +17,7 @@ from lastiterate.attacks.attack import Armed, Facts, LikelihoodRatio, References
 from lastiterate.attacks.gradient_space import GradientSpace
 from lastiterate.attacks.likelihood import log_likelihood_ratio
 from lastiterate.attacks.recovered import recovered_gradient
-from lastiterate.run import DPSGD
+from lastiterate.run import DPSGD, require_basic
 from lastiterate.training.problem import Problem, flatten
 from lastiterate.values import integer, one_of, per_step
 
@@ -47,6 +47,7 @@ class AllIterates:
         return 0 if self.others == "zero" else self.references
 
     def craft(self, run: DPSGD, problem: Problem, references: References) -> Facts:
+        require_basic(run, "the likelihood ratio of all iterates", knows=("releases", "group_size", "neighbours"))
         if run.sampling == "shuffled":
             raise ValueError(
                 "sampling must not be 'shuffled' for the likelihood ratio of all iterates: its steps depend"

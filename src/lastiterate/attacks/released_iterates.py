@@ -44,12 +44,12 @@ class Blocks:
     @classmethod
     def of(cls, run: DPSGD) -> Blocks:
         """The blocks of a run, once it is known that they can be told apart."""
+        laws = laws_in_order(run)
         if run.optimizer is not None and run.optimizer.averaging is not None:
             raise ValueError(
                 f"averaging must be None for an attack on {run.release_count} releases, got "
                 f"{run.optimizer.averaging!r}: averages are not taken apart"
             )
-        laws = laws_in_order(run)
         ends = np.concatenate(([0], run.released_steps())).tolist()
         if _by_gradients(run):
             noise = np.broadcast_to(np.asarray(run.noise_multiplier, np.float64), run.steps)

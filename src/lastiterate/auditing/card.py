@@ -68,7 +68,7 @@ def _guaranteed(result: AuditResult) -> Fields:
         "guaranteed": {
             "epsilon": found.value,
             "analysis": name,
-            "words": f"epsilon {spell_up(found.value, 4)}, {seen_by(name)}",
+            "words": f"epsilon {spell_up(found.value, 4)}, {seen_by(result.run, name)}",
         }
     }
 

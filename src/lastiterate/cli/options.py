@@ -130,9 +130,22 @@ class MethodOptions:
         choice("--neighbours", get_args(Neighbours), "Whether one example is there, or which (default: add-remove)."),
     ] = "add-remove"
 
+    noise_filter: Annotated[
+        list[float] | None,
+        option(
+            "--noise-filter",
+            values.coefficients,
+            "C0,C1,...|FILE",
+            "Correlated noise: how much of each earlier step's noise a step adds, from its own on.",
+        ),
+    ] = None
+    min_separation: Annotated[
+        int, integer_option("--min-separation", "Steps between batches with one example (default: 1).")
+    ] = 1
+
     def fields(self) -> Fields:
         """The fields of a DPSGD that these options give."""
-        names = ("sampling", "weights", "releases", "neighbours")
+        names = ("sampling", "weights", "releases", "neighbours", "noise_filter", "min_separation")
         group = 1 if self.group_size is None else self.group_size
         return {"optimizer": self._sgd(), "group_size": group, **{name: getattr(self, name) for name in names}}
 

@@ -18,7 +18,7 @@ from lastiterate.arrays import IntArray
 from lastiterate.batch_order import batch_order
 from lastiterate.lm.gradients import ExampleGradients, Tensors
 from lastiterate.optimizer import SGD
-from lastiterate.run import DPSGD, require_run
+from lastiterate.run import DPSGD, TRAINED, require_basic
 from lastiterate.training_diverged import TrainingDiverged
 
 
@@ -34,13 +34,13 @@ class TextTrainer:
     def __init__(
         self, run: DPSGD, gradients: ExampleGradients, start: Tensors, tokens: Tensor, lengths: Tensor
     ) -> None:
-        require_run(run)
+        require_basic(run, "the trainer", knows=TRAINED)
         if run.optimizer is None:
             raise ValueError("run must have an optimizer to be trained: optimizer=lastiterate.SGD(...)")
         self._run, self._optimizer, self._gradients, self._start = run, run.optimizer, gradients, start
         self._tokens, self._lengths = tokens, lengths
         self._rates = np.broadcast_to(np.asarray(self._optimizer.learning_rate, float), run.steps)
-        self._noise = np.broadcast_to(np.asarray(run.noise_multiplier, float), run.steps) * run.clip_norm
+        self._scales = np.broadcast_to(np.asarray(run.noise_multiplier, float), run.steps) * run.clip_norm
 
     def train(
         self,
@@ -56,7 +56,7 @@ class TextTrainer:
         """
         draws = np.random.default_rng([*seed, 0])
         device = self._tokens.device
-        noise = torch.Generator(device).manual_seed(int(np.random.default_rng([*seed, 1]).integers(2**63)))
+        noise = self._independent_noise(seed) if self._run.noise_filter is None else self._correlated_noise(seed)
         tokens, lengths = _appended(self._tokens, self._lengths, canaries)
         here = np.append(np.ones(len(self._tokens), bool), np.asarray(present, bool))
         weights = _Weights(self._optimizer, self._start)
@@ -65,8 +65,7 @@ class TextTrainer:
             rows = torch.as_tensor(batch[here[batch]], device=device)
             current = {name: value.to(self._start[name].dtype) for name, value in weights.parameters.items()}
             total = self._gradients.clipped_sum(current, tokens[rows], lengths[rows], self._run.clip_norm)
-            for value in total.values():
-                value += self._noise[step] * torch.randn(value.shape, generator=noise, device=device)
+            noise(total, step)
             weights.update(total, float(self._rates[step]), step)
             if advanced:
                 advanced()
@@ -83,6 +82,31 @@ class TextTrainer:
     def _released(self, weights: _Weights) -> Tensors:
         """In the precision of the model."""
         return {name: value.to(self._start[name].dtype) for name, value in weights.released.items()}
+
+    def _independent_noise(self, seed: Sequence[int]) -> Callable[[Tensors, int], None]:
+        """Adds noise to the sum of a step; steps must follow each other."""
+        device = self._tokens.device
+        noise = torch.Generator(device).manual_seed(int(np.random.default_rng([*seed, 1]).integers(2**63)))
+
+        def add(total: Tensors, step: int) -> None:
+            for value in total.values():
+                value += self._scales[step] * torch.randn(value.shape, generator=noise, device=device)
+
+        return add
+
+    def _correlated_noise(self, seed: Sequence[int]) -> Callable[[Tensors, int], None]:
+        """Adds noise that earlier steps have drawn as well: drawn again, as models may be too large to keep it."""
+        device, coefficients = self._tokens.device, self._run.noise_filter or ()
+
+        def add(total: Tensors, step: int) -> None:
+            for drawn in range(step, max(step - len(coefficients), -1), -1):
+                start = int(np.random.default_rng([*seed, 1, drawn]).integers(2**63))
+                noise = torch.Generator(device).manual_seed(start)
+                scale = coefficients[step - drawn] * self._scales[drawn]
+                for value in total.values():
+                    value += scale * torch.randn(value.shape, generator=noise, device=device)
+
+        return add
 
 
 class _Weights:

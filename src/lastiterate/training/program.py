@@ -2,9 +2,9 @@
 
     theta <- theta - eta (sum of clipped gradients over the batch + gradient of the regulariser + sigma C N(0, I))
 
-where C is the clipping norm, 1 in the paper. The program advances a chunk from one step to another. Which steps, which
-models have the canary, the noise and the data are inputs of it: it is compiled once for all chunks, and once for all
-runs that differ in noise or learning rate only.
+where C is the clipping norm, 1 in the paper; noise may be correlated over steps. The program advances a chunk from one
+step to another. Which steps, which models have the canary, the noise and the data are inputs of it: it is compiled once
+for all chunks, and once for all runs that differ in noise or learning rate only.
 """
 
 from __future__ import annotations
@@ -152,7 +152,24 @@ class Program:
         return total, drawn
 
     def _noise(self, trained: PyTree, inputs: Inputs, step: jax.Array) -> PyTree:
-        """Noise of standard deviation sigma times the clipping norm, for each parameter of each model."""
+        """Noise of a step, for each parameter of each model: what was drawn for it, or for earlier steps as well.
+
+        Earlier draws are not kept, but drawn again: each has an address.
+        """
+        if self.run.noise_filter is None:
+            return self._draw(trained, inputs, step)
+        coefficients = jnp.asarray(self.run.noise_filter[: self.run.steps])
+
+        def more(ago: jax.Array, total: PyTree) -> PyTree:
+            drawn = self._draw(trained, inputs, step - ago)
+            return jax.tree.map(lambda a, b: a + coefficients[ago].astype(b.dtype) * b, total, drawn)
+
+        last = jnp.minimum(step + 1, coefficients.size)
+        noise: PyTree = jax.lax.fori_loop(0, last, more, jax.tree.map(jnp.zeros_like, trained))
+        return noise
+
+    def _draw(self, trained: PyTree, inputs: Inputs, step: jax.Array) -> PyTree:
+        """Normals of standard deviation sigma times the clipping norm, those of a step."""
         leaves, structure = jax.tree.flatten(trained)
         scale, offset, result = _at(inputs.noise, step), 0, []
         for leaf in leaves:

@@ -17,7 +17,7 @@ import numpy as np
 
 from lastiterate.arrays import BoolArray, IntArray, RealArray
 from lastiterate.machine import cores
-from lastiterate.run import DPSGD, require_run
+from lastiterate.run import DPSGD, TRAINED, require_basic
 from lastiterate.training.compilation_cache import use_compilation_cache
 from lastiterate.training.memory import available_bytes, choose_chunk_size, largest_block, total_bytes
 from lastiterate.training.problem import Canary, ExampleCanary, GradientCanary, Problem, same_structure
@@ -84,7 +84,7 @@ class Trainer:
         integer("models", models)
         if double is not None:
             boolean("double", double)
-        if require_run(run).optimizer is None:
+        if require_basic(run, "the trainer", knows=TRAINED).optimizer is None:
             raise ValueError("optimizer must be given to train a run, got None: for example lastiterate.SGD(0.1)")
         if isinstance(canary, ExampleCanary):
             _check_example_canary(problem, canary, run)
@@ -264,7 +264,8 @@ def _check_single_precision(run: DPSGD) -> None:
     optimizer = run.optimizer
     assert optimizer is not None
     number("clip_norm", run.clip_norm, _LEAST, _MOST)
-    number("clip_norm times noise_multiplier", run.clip_norm * float(np.max(run.noise_multiplier)), 0.0, _MOST)
+    most = max(1.0, *map(abs, run.noise_filter or (1.0,))) * float(np.max(run.noise_multiplier))
+    number("clip_norm times noise_multiplier", run.clip_norm * most, 0.0, _MOST)
     number("learning_rate", float(np.max(optimizer.learning_rate)), 0.0, float(np.finfo(np.float32).max))
     number("weight_decay", optimizer.weight_decay, 0.0, _MOST)
 

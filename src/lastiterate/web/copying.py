@@ -10,7 +10,12 @@ import numpy as np
 
 from lastiterate.run import DPSGD
 
-_USUAL = {"sampling": "poisson", "group_size": "1", "neighbours": "add-remove"}  # which need not be said
+_USUAL = {
+    "sampling": "poisson",
+    "group_size": "1",
+    "neighbours": "add-remove",
+    "min_separation": "1",
+}  # which need not be said
 
 
 def command_of(texts: Mapping[str, str], delta: str) -> str:

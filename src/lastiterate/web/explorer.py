@@ -16,7 +16,7 @@ from lastiterate.privacy.curve import PrivacyCurve
 from lastiterate.reporting import sentence
 from lastiterate.rows import Fields, Row
 from lastiterate.run import DPSGD
-from lastiterate.values import number
+from lastiterate.values import number, written_number
 from lastiterate.vocabulary import ANALYSES
 from lastiterate.web.copying import command_of, python_of
 from lastiterate.web.fields import ASKED, NAMES, counting
@@ -110,6 +110,9 @@ def _question(reader: Reader, texts: Mapping[str, str]) -> tuple[DPSGD, float, d
             raise ValueError(f"there is no field {name!a}")
     given = counting(dict(texts))
     options = {name: text for name, text in given.items() if name != "delta" and name not in ASKED}
+    if "noise_filter" in options and written_number(options["noise_filter"].partition(",")[0]) is None:  # no file
+        got = options["noise_filter"]
+        raise ValueError(f"--noise-filter must be numbers separated by commas, or a file of them, got {got!a}")
     run = reader.run(options)
     if "delta" not in given:
         raise ValueError("--delta must be given")

@@ -36,7 +36,7 @@ class Field:
         low, high: ends of its slider. Typed values may be beyond. None: no slider.
         is_log: whether the slider goes by factors.
         is_whole: whether the slider goes by whole numbers.
-        needs: another field and the texts of it with which this one counts.
+        needs: another field and the texts of it with which this one counts; none of these: any text.
     """
 
     name: str
@@ -62,6 +62,11 @@ FIELDS = (
     ),
     Field("noise_multiplier", "noise multiplier", "privacy", "in clipping norms", "0.7", low=0.1, high=20),
     Field("delta", "delta", "privacy", "below 1 / examples", "1e-5", low=1e-10, high=1e-2),
+    Field("noise_filter", "noise filter", "privacy", "correlated noise, as 1,-0.5; empty: independent"),
+    Field(
+        "min_separation", "separation", "privacy", "steps between batches with one example", "1", low=1, high=1000,
+        is_whole=True, needs=("noise_filter", ()),
+    ),
     Field("sampling", "batches are drawn", "training", usual="poisson", choices=get_args(Sampling)),
     Field("optimizer", "optimizer", "optimizer", "none: every step counts alike", "", choices=("", "sgd")),
     Field(
@@ -131,9 +136,15 @@ def counting(texts: dict[str, str]) -> dict[str, str]:
     given: dict[str, str] = {}
     for name, text in texts.items():
         needs = known[name].needs if name in known else None
-        if name in ONLY_HERE or not text.strip() or (needs and chosen.get(needs[0], "") not in needs[1]):
+        if name in ONLY_HERE or not text.strip() or (needs and not _is_met(needs, chosen)):
             continue
         given[name] = text
     if given.get("releases", "").strip() == "1":
         del given["releases"]
     return given
+
+
+def _is_met(needs: tuple[str, tuple[str, ...]], texts: dict[str, str]) -> bool:
+    name, allowed = needs
+    held = texts.get(name, "").strip()
+    return held in allowed if allowed else bool(held)

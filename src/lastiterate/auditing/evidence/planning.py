@@ -21,7 +21,7 @@ from lastiterate.auditing.evidence.refuting import (
 from lastiterate.auditing.evidence.threshold import CHOOSING
 from lastiterate.auditing.evidence.verdict import Claim
 from lastiterate.privacy.analyses.calibrate import calibrate
-from lastiterate.run import DPSGD, require_basic
+from lastiterate.run import DPSGD, LINEAR, require_basic
 from lastiterate.values import boolean, integer, number
 from lastiterate.wording import per_cent, spell
 
@@ -70,7 +70,8 @@ def power(
         A ``Power``, which prints as a table; ``rows`` has what each method finds, ``needed`` how many models refute.
     """
     kind = Kind.ONE_MODEL if boolean("one_run", one_run) else Kind.LAST_ITERATE
-    require_basic(run, "power of one run", knows=() if one_run else ("releases", "group_size", "neighbours"))
+    knows = ("noise_filter", "min_separation") if one_run else ("releases", *LINEAR)
+    require_basic(run, "power of one run", knows=knows)
     question = Question(delta, confidence, methods, threshold, claim_epsilon, claim_noise, validity)
     integer("models", models, 1, MOST_CANARIES if one_run else MOST_MODELS)
     linear = LinearScores(

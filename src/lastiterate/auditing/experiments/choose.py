@@ -38,7 +38,7 @@ class Given:
         return OpenEnded(self.models, self.models) if self.open_ended else Paired(self.models)
 
     def __post_init__(self) -> None:
-        require_basic(self.run, "this audit", knows=known_fields(self.attack))
+        require_basic(self.run, "this audit", knows=("noise_filter", *known_fields(self.attack)))
         instance("data", self.data, str, "words that say what the problem is")
         integer("models", self.models)
         integer("seed", self.seed, 0, 2**63 - 1)

@@ -25,6 +25,7 @@ def released_laws(run: DPSGD) -> list[tuple[float, Law]]:
     """
     if run.release_count == 1:
         return [(1.0, law_of(run))]
+    require_independent_noise(run)
     if tells_every_step(run):
         run = run.replace(optimizer=None, weights=None)
     require_separable(run)
@@ -71,6 +72,15 @@ def tells_every_step(run: DPSGD) -> bool:
         return False
     schedule = run.weights if run.optimizer is None else run.optimizer.learning_rate
     return schedule is None or bool(np.all(np.asarray(schedule) != 0.0))
+
+
+def require_independent_noise(run: DPSGD) -> None:
+    """Refuse several releases of a run whose noise is correlated."""
+    if run.noise_filter is not None and run.release_count > 1:
+        raise ValueError(
+            f"releases must be None with noise_filter, got {run.release_count} of them: the noise of a block then "
+            "depends on earlier blocks; the bound that holds is lastiterate.composition"
+        )
 
 
 def require_separable(run: DPSGD) -> None:

@@ -104,7 +104,9 @@ export class Form {
   }
 
   #counts(field) {
-    return !field.needs || field.needs[1].includes(byId(field.needs[0]).value);
+    if (!field.needs) return true;
+    const [name, allowed] = field.needs, held = byId(name).value.trim();
+    return allowed.length ? allowed.includes(held) : held !== "";
   }
 
   #unfold() {
