@@ -42,7 +42,11 @@ class Running:
             env=environment,
         )
         assert self.process.stdout is not None
-        said = "".join(iter(lambda: self.process.stdout.readline().rstrip(), "}")) + "}"  # type: ignore[union-attr]
+        said = ""
+        while not said.endswith("}\n"):
+            line = self.process.stdout.readline()
+            assert line, "the server ended before it said where it is"
+            said += line
         self.url: str = json.loads(said)["url"]
         self.address = f"http://{urlsplit(self.url).netloc}"
         self.port = urlsplit(self.url).port

@@ -10,12 +10,8 @@ import numpy as np
 
 from lastiterate.run import DPSGD
 
-_USUAL = {
-    "sampling": "poisson",
-    "group_size": "1",
-    "neighbours": "add-remove",
-    "min_separation": "1",
-}  # which need not be said
+# What need not be said.
+_USUAL = {"sampling": "poisson", "group_size": "1", "neighbours": "add-remove", "min_separation": "1"}
 
 
 def command_of(texts: Mapping[str, str], delta: str) -> str:
