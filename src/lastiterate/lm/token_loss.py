@@ -1,29 +1,23 @@
-"""What a model loses on predicting the tokens of examples, and the gradient of that in its logits.
-
-The same as cross-entropy in PyTorch, but that no copy of the logits is kept: with many tokens in the vocabulary these are
-the largest arrays of all.
-"""
+"""What each token of an example counts, and the gradient of the examples' losses in a model's logits."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import torch
 from torch import Tensor
 
 
-def token_loss(logits: Tensor, tokens: Tensor, weights: Tensor) -> Tensor:
-    """The sum over all examples; ``weights[b, i]`` is what the prediction of token i + 1 of example b counts.
+def logit_gradient(logits: Tensor, tokens: Tensor, weights: Tensor) -> Tensor:
+    """The gradient of the sum of all losses, as cross-entropy has it, without its copies of the logits.
 
     Args:
         logits: [examples, tokens, vocabulary].
         tokens: [examples, tokens].
-        weights: [examples, tokens - 1].
+        weights: what the prediction of the next token counts, [examples, tokens - 1].
     """
-    targets = torch.nn.functional.pad(tokens[:, 1:], (0, 1))
-    counted = torch.nn.functional.pad(weights, (0, 1))
-    found: Tensor = _TokenLoss.apply(logits, targets, counted)  # type: ignore[no-untyped-call]
-    return found
+    targets = torch.nn.functional.pad(tokens[:, 1:], (0, 1))[..., None]
+    counted = torch.nn.functional.pad(weights, (0, 1))[..., None]
+    found = torch.softmax(logits.detach().float(), -1).mul_(counted)
+    return found.scatter_add_(-1, targets, -counted).to(logits.dtype)
 
 
 def token_weights(lengths: Tensor, width: int) -> Tensor:
@@ -36,21 +30,3 @@ def token_weights(lengths: Tensor, width: int) -> Tensor:
 def by_length(lengths: Tensor, size: int) -> list[Tensor]:
     """The rows of the examples in groups of at most ``size``, sorted by length, so that there is little padding."""
     return list(torch.split(torch.argsort(lengths, stable=True), size)) if len(lengths) else []
-
-
-class _TokenLoss(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, logits: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
-        exact = logits.float()
-        normal = torch.logsumexp(exact, -1)
-        ctx.save_for_backward(logits, targets, weights, normal)
-        picked = exact.gather(-1, targets[..., None])[..., 0]
-        return ((normal - picked) * weights).sum()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        logits, targets, weights, normal = ctx.saved_tensors
-        weights = (weights * gradient)[..., None]
-        found = torch.sub(logits.float(), normal[..., None]).exp_().mul_(weights)
-        found.scatter_add_(-1, targets[..., None], -weights)
-        return found.to(logits.dtype), None, None

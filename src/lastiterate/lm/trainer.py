@@ -61,7 +61,7 @@ class TextTrainer:
             current = {name: value.to(self._start[name].dtype) for name, value in weights.parameters.items()}
             total = self._gradients.clipped_sum(current, tokens[rows], lengths[rows], self._run.clip_norm)
             for value in total.values():
-                value += self._noise[step] * torch.randn(value.shape, generator=noise, device=device)
+                value.add_(torch.randn(value.shape, generator=noise, device=device), alpha=float(self._noise[step]))
             weights.update(total, float(self._rates[step]), step)
             if advanced:
                 advanced()

@@ -54,7 +54,10 @@ def choose(model: CausalModel, trained: Tensors, length: int) -> frozenset[str]:
         uses, understood = _follow_all(model, watched, others, tokens, weights)
         for example, count in enumerate(lengths):
             expected = _alone(model, watched, others, tokens[example, :count])
-            understood = {name for name in understood if _agrees(uses.only(name), example, expected, name)}
+            largest = max(float(value.abs().max()) for value in expected.values())
+            understood = {
+                name for name in understood if _agrees(uses.only(name), example, name, expected[name], largest)
+            }
     except (RuntimeError, ValueError, TypeError, IndexError, AttributeError, NotImplementedError):
         return frozenset()  # code that takes a single example only; if it is broken, that comes up again
     return frozenset(understood)
@@ -87,17 +90,16 @@ def _alone(model: CausalModel, watched: Tensors, others: Tensors, tokens: Tensor
     }
 
 
-def _agrees(uses: Uses, example: int, expected: Tensors, name: str) -> bool:
+def _agrees(uses: Uses, example: int, name: str, expected: Tensor, largest: float) -> bool:
     """Whether both the norm and the gradient of one example in one parameter are those of autograd."""
-    largest = max(float(value.abs().max()) for value in expected.values())
     norm = float(squared_norms(uses, 0.0)[example].clamp_min(0.0).sqrt())
     factors = torch.zeros(uses.examples, device=uses.device)
     factors[example] = 1.0
-    found = {name: torch.zeros_like(expected[name])}
+    found = {name: torch.zeros_like(expected)}
     add_weighted(found, uses, factors)
-    bound = _RELATIVE * float(expected[name].abs().max()) + _ABSOLUTE * largest
-    near = float((found[name] - expected[name]).abs().max()) <= bound
-    return near and abs(norm - float(expected[name].norm())) <= bound * expected[name].numel() ** 0.5
+    bound = _RELATIVE * float(expected.abs().max()) + _ABSOLUTE * largest
+    near = float((found[name] - expected).abs().max()) <= bound
+    return near and abs(norm - float(expected.norm())) <= bound * expected.numel() ** 0.5
 
 
 def _exact(value: Tensor) -> Tensor:

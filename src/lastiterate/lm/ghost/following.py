@@ -10,7 +10,7 @@ from torch.func import functional_call
 
 from lastiterate.lm.ghost.uses import UnforeseenUse, Uses
 from lastiterate.lm.ghost.watching import Watch
-from lastiterate.lm.token_loss import token_loss
+from lastiterate.lm.token_loss import logit_gradient
 
 if TYPE_CHECKING:
     from lastiterate.lm.causal_model import CausalModel
@@ -36,9 +36,8 @@ def follow(
             logits = functional_call(model, {**others, **leaves}, (tokens,), {"use_cache": False}).logits
         if watch.unforeseen:
             raise UnforeseenUse(watch.unforeseen)
-        loss = token_loss(logits, tokens, weights)
-        del logits
-        if loss.requires_grad:
-            torch.autograd.grad(loss, watch.anchor, allow_unused=True)
+        if logits.requires_grad:
+            gradient = logit_gradient(logits, tokens, weights)
+            torch.autograd.grad(logits, watch.anchor, gradient, allow_unused=True)
     uses.join()
     return uses
