@@ -129,9 +129,11 @@ def test_losses_are_hugging_faces_in_the_order_of_the_examples(case, microbatch)
     assert found.numpy() == pytest.approx(case.losses, abs=TOLERANCE, rel=TOLERANCE)
 
 
+@pytest.mark.parametrize("written_out", [False, True])
 @pytest.mark.parametrize("microbatch", MICROBATCHES)
-def test_the_clipped_sum_is_the_same_for_every_microbatch(case, microbatch):
-    gradients = case.gradients(microbatch=microbatch)
+def test_the_clipped_sum_is_the_same_for_every_microbatch(case, microbatch, written_out):
+    gradients = case.gradients(microbatch=microbatch, written_out=written_out)
+    assert gradients.ghosts == (frozenset() if written_out else frozenset(case.start))
     case.assert_clipped(gradients)
     assert gradients.microbatch == microbatch
 
@@ -198,7 +200,7 @@ def test_a_model_that_looks_at_its_data_is_computed_one_example_at_a_time(case, 
         return inner(tokens, **options)
 
     monkeypatch.setattr(case.model, "forward", looking)
-    gradients = case.gradients(microbatch=4)
+    gradients = case.gradients(microbatch=4, written_out=True)
     case.assert_clipped(gradients)
     assert gradients.microbatch == 1
     assert len(calls) == 1 + len(case.tokens)
@@ -207,14 +209,14 @@ def test_a_model_that_looks_at_its_data_is_computed_one_example_at_a_time(case, 
 
 
 def test_a_microbatch_is_halved_until_it_fits(llama, monkeypatch):
-    gradients = llama.gradients(microbatch=32)
+    gradients = llama.gradients(microbatch=32, written_out=True)
     inner, tried = gradients.several, []
 
-    def small(parameters, tokens, lengths):
+    def small(parameters, tokens, *others):
         tried.append(len(tokens))
         if len(tokens) > 2:
             raise torch.OutOfMemoryError("no memory left")
-        return inner(parameters, tokens, lengths)
+        return inner(parameters, tokens, *others)
 
     monkeypatch.setattr(gradients, "several", small)
     llama.assert_clipped(gradients)
@@ -226,7 +228,7 @@ def test_memory_that_suffices_for_no_two_examples_is_enough_for_one(llama, monke
     def never(*_):
         raise torch.OutOfMemoryError("no memory left")
 
-    gradients = llama.gradients(microbatch=5)
+    gradients = llama.gradients(microbatch=5, written_out=True)
     monkeypatch.setattr(gradients, "several", never)
     llama.assert_clipped(gradients)
     assert gradients.microbatch == 1

@@ -17,6 +17,7 @@ from torch import Tensor
 from lastiterate.arrays import IntArray
 from lastiterate.batch_order import batch_order
 from lastiterate.lm.gradients import ExampleGradients, Tensors
+from lastiterate.lm.noise import add_noise
 from lastiterate.optimizer import SGD
 from lastiterate.run import DPSGD, require_basic
 from lastiterate.training_diverged import TrainingDiverged
@@ -60,8 +61,7 @@ class TextTrainer:
             rows = torch.as_tensor(batch[here[batch]], device=device)
             current = {name: value.to(self._start[name].dtype) for name, value in weights.parameters.items()}
             total = self._gradients.clipped_sum(current, tokens[rows], lengths[rows], self._run.clip_norm)
-            for value in total.values():
-                value.add_(torch.randn(value.shape, generator=noise, device=device), alpha=float(self._noise[step]))
+            add_noise(total, noise, float(self._noise[step]))
             weights.update(total, float(self._rates[step]), step)
             if advanced:
                 advanced()
