@@ -338,10 +338,10 @@ def moved(case):
     return case.changed(start=start, losses=np.array(losses), expected=list(expected))
 
 
-def test_gradients_in_bfloat16_are_added_up_in_float32(tiny_llama, llama):
+def test_written_out_gradients_in_bfloat16_are_added_up_in_float32(tiny_llama, llama):
     model = load_model(tiny_llama, dtype="bfloat16")
     start = {name: value.detach() for name, value in model.named_parameters()}
-    gradients = ExampleGradients(model, start, llama.tokens.shape[1], microbatch=1)
+    gradients = ExampleGradients(model, start, llama.tokens.shape[1], microbatch=1, written_out=True)
     each = [gradients.one(start, row[:length]) for row, length in zip(llama.tokens, llama.lengths, strict=True)]
     found = gradients.clipped_sum(start, llama.tokens, llama.lengths, 1e6)
     expected = {name: sum(gradient[name].double().numpy() for gradient in each) for name in start}
