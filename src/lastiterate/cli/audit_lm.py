@@ -75,10 +75,14 @@ class TextOptions:
         bool, flag("--trust-remote-code", "Let Python code that comes with the model run.")
     ] = False
 
-    def problem(self) -> "TextProblem":
-        """The problem that the options describe."""
+    def check(self) -> None:
+        """Refuse what is known to be wrong before anything is loaded."""
         if self.model is None or self.text is None:
             raise OptionError("--model and --text must be given: a language model, and what to fine-tune it on")
+
+    def problem(self) -> "TextProblem":
+        """The problem that the options describe."""
+        assert self.model is not None and self.text is not None  # by ``check``
         from lastiterate.lm import TextProblem, Texts, read_texts
 
         given = read_texts(self.text, persona=self.persona)
@@ -159,6 +163,9 @@ def audit_lm(
       lastiterate audit-lm --model stories260k --text personachat.jsonl --longest 64
       lastiterate audit-lm --model google/gemma-2-2b --text train.txt --held-out valid.txt --dtype bfloat16
     """
+    texts.check()
+    if isinstance(models, int):
+        integer("models", models)
     asked = question.question()
     check_page(options.output)
     if one_run and score == "loss":
