@@ -38,13 +38,22 @@ STEPS, REPEATS = 2, 4
 LEAST_OF_PLAIN, AIM_OF_PLAIN, LEAST_OF_OPACUS, MOST_MEMORY = 0.85, 0.95, 1.7, 1.3
 
 _SMALL: dict[str, Any] = {
-    **dict(vocab_size=512, hidden_size=64, intermediate_size=172, num_hidden_layers=5, num_attention_heads=8),
-    **dict(num_key_value_heads=4, head_dim=8),
+    "vocab_size": 512,
+    "hidden_size": 64,
+    "intermediate_size": 172,
+    "num_hidden_layers": 5,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 8,
 }
 _LARGE: dict[str, Any] = {
-    **dict(vocab_size=8000, hidden_size=512, intermediate_size=1376, num_hidden_layers=6, num_attention_heads=8),
+    "vocab_size": 8000,
+    "hidden_size": 512,
+    "intermediate_size": 1376,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 8,
 }
-_GPT2: dict[str, Any] = dict(vocab_size=8000, n_embd=512, n_layer=6, n_head=8, n_positions=256)
+_GPT2: dict[str, Any] = {"vocab_size": 8000, "n_embd": 512, "n_layer": 6, "n_head": 8, "n_positions": 256}
 
 
 @dataclass(frozen=True)
@@ -86,7 +95,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", help="workloads whose names begin so")
     parser.add_argument("--sides", default="", help="some of them, separated by commas")
-    parser.add_argument("--busy", action="store_true", help="one thread, by processor time: the machine does other work")
+    parser.add_argument(
+        "--busy", action="store_true", help="one thread, by processor time: the machine does other work"
+    )
     parser.add_argument("--json", type=Path, help="also write the rows there")
     asked = parser.parse_args()
     chosen = [workload for workload in WORKLOADS if workload.name.startswith(asked.only)]

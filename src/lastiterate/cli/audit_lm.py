@@ -82,7 +82,8 @@ class TextOptions:
 
     def problem(self) -> "TextProblem":
         """The problem that the options describe."""
-        assert self.model is not None and self.text is not None  # by ``check``
+        assert self.model is not None  # by ``check``
+        assert self.text is not None
         from lastiterate.lm import TextProblem, Texts, read_texts
 
         given = read_texts(self.text, persona=self.persona)

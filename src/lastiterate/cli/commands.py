@@ -11,7 +11,7 @@ from typer.core import TyperCommand
 from lastiterate.cli.errors import PlainGroup
 
 if TYPE_CHECKING:
-    from collections.abc import ItemsView, ValuesView
+    from _collections_abc import dict_items, dict_values
 
 # What each is for, as its own help begins, in the order in which they are listed.
 SUMMARIES = {
@@ -42,12 +42,14 @@ class LazyCommands(dict[str, Any]):
         return super().__getitem__(name)
 
     def get(self, name: str, default: Any = None) -> Any:
-        return self[name] if name in self else default
+        if name not in self:
+            return default
+        return self[name]
 
-    def values(self) -> ValuesView[Any]:
+    def values(self) -> dict_values[str, Any]:
         return {name: self[name] for name in self}.values()
 
-    def items(self) -> ItemsView[str, Any]:
+    def items(self) -> dict_items[str, Any]:
         return {name: self[name] for name in self}.items()
 
 

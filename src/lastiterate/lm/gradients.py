@@ -190,7 +190,7 @@ def _worthwhile(understood: frozenset[str], trained: Tensors) -> frozenset[str]:
 
 
 def _bytes_an_example(model: CausalModel, written: int, length: int) -> int:
-    """About how many bytes one example takes: activations, and gradients that are written out, which are there twice."""
+    """About how many bytes one example takes: activations, and gradients written out, which are there twice."""
     config = model.config.get_text_config()
     width, layers = config.hidden_size, config.num_hidden_layers
     inner = getattr(config, "intermediate_size", None) or 4 * width

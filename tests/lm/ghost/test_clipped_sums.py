@@ -1,4 +1,4 @@
-"""Sums of gradients that are not written out are those of gradients that are, whatever the model's modules are called."""
+"""Sums of gradients that are not written out are those of gradients that are, however a model's modules are called."""
 
 from __future__ import annotations
 
@@ -262,7 +262,10 @@ def test_a_use_that_appears_later_makes_everything_written_out():
     gradients = ExampleGradients(model, start, 17)
     written = ExampleGradients(model, start, 17, written_out=True)
     layer = model.model.layers[0].mlp
-    layer.forward, inner = lambda hidden: inner(hidden) + hidden @ layer.down_proj.weight @ layer.up_proj.weight, layer.forward
+    layer.forward, inner = (
+        lambda hidden: inner(hidden) + hidden @ layer.down_proj.weight @ layer.up_proj.weight,
+        layer.forward,
+    )
     assert gradients.ghosts
     expected = written.clipped_sum(start, *batch, 1.0)
     assert distance(gradients.clipped_sum(start, *batch, 1.0), expected) < TOLERANCE

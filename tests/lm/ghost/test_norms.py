@@ -41,7 +41,9 @@ def test_norms_are_those_of_written_out_gradients(sizes, tied, seed):
     generator = torch.Generator().manual_seed(seed)
     examples, tokens, d, p = sizes
     product = Product(
-        torch.randn(examples, tokens, d, generator=generator), torch.randn(examples, tokens, p, generator=generator), False
+        torch.randn(examples, tokens, d, generator=generator),
+        torch.randn(examples, tokens, p, generator=generator),
+        False,
     )
     lookup = None
     if tied:

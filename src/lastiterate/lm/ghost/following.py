@@ -18,9 +18,7 @@ if TYPE_CHECKING:
 Tensors = dict[str, Tensor]
 
 
-def follow(
-    model: CausalModel, watched: Tensors, others: Tensors, tokens: Tensor, weights: Tensor
-) -> Uses:
+def follow(model: CausalModel, watched: Tensors, others: Tensors, tokens: Tensor, weights: Tensor) -> Uses:
     """The uses of the parameters ``watched``, with the gradients of the sum of the examples' losses.
 
     Args:

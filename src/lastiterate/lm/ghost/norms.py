@@ -99,7 +99,9 @@ def _written_out(uses: Uses, example: int) -> float:
     """The squared norm of one example in all matrices that were multiplied with, by the gradients themselves."""
     total = 0.0
     for name, product in uses.each_product():
-        one = Product(product.inputs[example : example + 1], product.gradient[example : example + 1], product.transposed)
+        one = Product(
+            product.inputs[example : example + 1], product.gradient[example : example + 1], product.transposed
+        )
         written = one.written_out()
         for lookup in uses.lookups.get(name, []):
             add_rows(written, Lookup(lookup.rows[example : example + 1], lookup.gradient[example : example + 1]))

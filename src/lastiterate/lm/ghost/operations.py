@@ -35,7 +35,7 @@ class Multiply(torch.autograd.Function):
         return functional.linear(inputs, matrix.t() if transposed else matrix, vector)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         inputs, matrix = ctx.saved_tensors
         names: Names = ctx.names
         if names.vector is not None:
@@ -56,7 +56,7 @@ class LookUp(torch.autograd.Function):
         return functional.embedding(rows, table)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, ...]:
         (rows,) = ctx.saved_tensors
         names: Names = ctx.names
         if ctx.padding is not None:
@@ -76,7 +76,7 @@ class Scale(torch.autograd.Function):
         return inputs * vector
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         inputs, vector = ctx.saved_tensors
         _keep(ctx, gradient.float() * inputs.float())
         back = (gradient * vector).to(inputs.dtype) if ctx.needs_input_grad[0] else None
@@ -92,7 +92,7 @@ class Shift(torch.autograd.Function):
         return inputs + vector
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         _keep(ctx, gradient)
         return gradient.to(ctx.dtype), None, None, None, None
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 
 class Product(NamedTuple):
-    """Inputs [examples, tokens, d] were multiplied with a matrix; the gradient of the products is [examples, tokens, p].
+    """Inputs [examples, tokens, d] were multiplied with a matrix; their gradient is [examples, tokens, p].
 
     ``transposed``: the matrix is [d, p], as that of GPT-2's Conv1D, and not [p, d], as that of a linear layer.
     """

@@ -1,7 +1,7 @@
 """Sees where a model uses its parameters, whatever its modules are called, and keeps what their gradients need.
 
-PyTorch shows every function that is called to a function mode. Those that use a watched parameter in a way that is known
-here are replaced by an operation that keeps inputs and gradients. How examples lie in a tensor is told by its shape:
+PyTorch shows every function that is called to a function mode. Those that use a watched parameter in a way known here
+are replaced by an operation that keeps inputs and gradients. How examples lie in a tensor is told by its shape:
 they are the first axis, or the model has laid examples and tokens out along one (``view``, ``reshape``, ``flatten``).
 ``choosing.py`` compares the outcome with autograd before any of it is believed.
 """
@@ -27,7 +27,8 @@ _ENTRYWISE = {
     *(torch.relu, torch.tanh, torch.sigmoid, torch.Tensor.relu, torch.Tensor.tanh, torch.Tensor.sigmoid),
     *(torch.Tensor.to, torch.Tensor.float, torch.Tensor.contiguous),
 }
-_MUL, _ADD = {torch.Tensor.mul, torch.mul}, {torch.Tensor.add, torch.add}
+_MUL: set[Callable[..., Any]] = {torch.Tensor.mul, torch.mul}
+_ADD: set[Callable[..., Any]] = {torch.Tensor.add, torch.add}
 _VECTOR_CHANGES = {torch.Tensor.to, torch.Tensor.float, torch.Tensor.type_as, torch.Tensor.contiguous} | _MUL | _ADD
 
 
@@ -208,7 +209,7 @@ class Watch(TorchFunctionMode):
         return self._like(inputs, found)
 
     def _by_example(self, inputs: Tensor) -> Tensor | None:
-        """The tensor with examples along its first axis and tokens along others; None: it is not known which they are."""
+        """The tensor with examples along its first axis and tokens along others; None: it is not known where."""
         if getattr(inputs, _LAID_OUT, False):
             return inputs.view(self._examples, self._length, *inputs.shape[1:])
         if inputs.dim() < 3 or inputs.shape[0] not in (self._examples, 1):
