@@ -6,6 +6,7 @@ import decimal
 import fractions
 import functools
 import math
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import torch
 
 import lastiterate as li
 from lastiterate import attacks, data, lm, training
+from lastiterate.integrations.canary import PlantedGradient
 from lastiterate.training import problems
 
 Make = Callable[[], Any]
@@ -61,6 +63,41 @@ def _power() -> li.Power:
 
 
 @functools.cache
+def _result() -> Any:
+    return li.audit(PLAIN, _score, models=8, methods=["gdp"], progress=False)
+
+
+@functools.cache
+def _checked() -> Any:
+    return li.check(PLAIN, _parameters, models=8)
+
+
+def _opacus() -> tuple[Any, Any, Any, Any]:
+    """An engine that has recorded two steps, and the module, optimizer and loader that it made."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of Opacus, about its random numbers
+        return _private()
+
+
+def _private() -> tuple[Any, Any, Any, Any]:
+    import opacus
+
+    model = torch.nn.Linear(2, 1)
+    data = torch.utils.data.TensorDataset(torch.zeros(8, 2), torch.zeros(8, 1))
+    engine = opacus.PrivacyEngine()
+    made = engine.make_private(
+        module=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        data_loader=torch.utils.data.DataLoader(data, batch_size=4),
+        noise_multiplier=1.0,
+        max_grad_norm=1.0,
+    )
+    for _ in range(2):
+        engine.accountant.step(noise_multiplier=1.0, sample_rate=0.5)
+    return (engine, *made)
+
+
+@functools.cache
 def _trainer() -> training.Trainer:
     return training.Trainer(TRAINED, _linear(), models=2)
 
@@ -92,6 +129,9 @@ INSTANCES: dict[str, Make] = {
     "SGD": lambda: li.SGD(0.1, momentum=0.5),
     "PrivacyCurve": _curve,
     "Power": _power,
+    "AuditResult": _result,
+    "CheckResult": _checked,
+    "PlantedGradient": lambda: PlantedGradient(np.ones(2), 1),
     "LastIterateAccountant": _accountant,
     "Dataset": _images,
     "Trainer": _trainer,
@@ -188,6 +228,24 @@ GOOD: dict[str, list[Make]] = {
     "check.batch_size": _values(None, 10.0),
     "check.initial": _values(None),
     "check.told": _values(None),
+    "privacy_engine": [lambda: _opacus()[0]],
+    "DPSGD.from_opacus.optimizer": [lambda: None, lambda: _opacus()[2]],
+    "DPSGD.from_opacus.loader": [lambda: _opacus()[3]],
+    "DPSGD.from_opacus.sampling": _values(None, "poisson"),
+    "DPSGD.from_opacus.scheduler": _values(None),
+    "module": [lambda: _opacus()[1]],
+    "integrations.canary_opacus.plant.canary": _values(False),
+    "integrations.canary_opacus.plant.optimizer": [lambda: _opacus()[2]],
+    "integrations.canary_opacus.plant.loader": [lambda: _opacus()[3]],
+    "integrations.canary.PlantedGradient.canary": _values(False, np.ones(2)),
+    "integrations.canary.PlantedGradient.batch.indices": _values([0, 1], np.array([0, 1])),
+    "integrations.canary.PlantedGradient.gradients.gradients": _values(np.ones((2, 2))),
+    "integrations.canary.PlantedGradient.gradients.batch": _values([0, 1], np.array([0, 1])),
+    "integrations.canary.PlantedGradient.loss.loss": [lambda: lambda parameters, x: 0.0],
+    "integrations.canary_own.own_trainer.problem": [_linear],
+    "integrations.canary_own.own_trainer.run": _values(TRAINED),
+    "place": _values(0, 1),
+    "auditing.evidence.result.AuditResult.page.path": _values("found.html"),
     "calibrate.analysis": _values(li.last_iterate, li.composition),
     "answers.ask.name": _values("last_iterate"),
     "attacks.NamedAttack.kind": _values("GradientSpace"),

@@ -39,9 +39,14 @@ PUBLIC = [
     "lastiterate.auditing.engines.engine",
     "lastiterate.auditing.engines.ray_engine",
     "lastiterate.auditing.evidence.question",
+    "lastiterate.auditing.evidence.result",
+    "lastiterate.checking.result",
     "lastiterate.counterexamples",
     "lastiterate.counterexamples.setting",
     "lastiterate.data",
+    "lastiterate.integrations.canary",
+    "lastiterate.integrations.canary_opacus",
+    "lastiterate.integrations.canary_own",
     "lastiterate.integrations.dp_accounting",
     "lastiterate.integrations.opacus",
     "lastiterate.lm",
@@ -53,7 +58,7 @@ PUBLIC = [
 ]
 # Called by the library itself with what it has made, from within Ray, or by JAX in a compiled program.
 _INNER = re.compile(
-    r"Engine|RayTrials|cross_entropy|random_view|Answer|run_fields|released_fields|predictions_of|Attack|References|Counterexample|extra|required|require_plain|answer_fields|"
+    r"Engine|RayTrials|cross_entropy|random_view|Answer|run_fields|released_fields|predictions_of|Attack|References|Counterexample|extra|required|require_plain|answer_fields|spell_or_none|"
     r"history_from_opacus|(Ray|Local|Displacement|GradientCanary|Problem|Question|Setting|TrainedChunk)\.\w+|"
     r"\w+\.(craft|craft_many|arm|expected|words|trained_problem|scores|sample|compose)"
 )
@@ -78,11 +83,11 @@ class Target:
 
 @dataclass(frozen=True)
 class Called:
-    """What came of a call: ``hostile`` are the arguments that were."""
+    """What came of a call: ``hostile`` are the arguments that were, ``names`` those that there are."""
 
     target: str
     hostile: dict[str, str]
-    given: tuple[str, ...]
+    names: tuple[str, ...]
     error: BaseException | None
     seconds: float
 
@@ -99,7 +104,7 @@ class Called:
         if not isinstance(self.error, (ValueError, TypeError)):
             return f"raises {type(self.error).__name__}"
         message = str(self.error)
-        names = [re.escape(name.removesuffix("s")) for name in self.given]  # one of the methods is a method
+        names = [re.escape(name.removesuffix("s")) for name in self.names]  # one of the methods is a method
         if not any(re.search(rf"(?<!\w){name}s?(?!\w)", message) for name in names):
             return f"raises a {type(self.error).__name__} that names no argument"
         return None
@@ -205,7 +210,7 @@ def make_call(target: Target, arguments: dict[str, Any], hostile: dict[str, str]
     finally:
         signal.alarm(0)
         signal.signal(signal.SIGALRM, before)
-    return Called(target.name, hostile, tuple(arguments), error, time.monotonic() - began)
+    return Called(target.name, hostile, tuple(target.parameters), error, time.monotonic() - began)
 
 
 def _too_long(number: int, frame: object) -> None:

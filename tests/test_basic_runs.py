@@ -6,15 +6,14 @@ import numpy as np
 import pytest
 
 import lastiterate as li
-from lastiterate.attacks import Adversarial
+from lastiterate.attacks import AllIterates, GradientSpace, InputSpace, OneRun
 from lastiterate.attacks.likelihood import log_likelihood_ratio
 from lastiterate.attacks.linear_score import noise_unit
 from lastiterate.auditing.evidence.score_law import score_below
 from lastiterate.auditing.evidence.signal import expected_signal
-from lastiterate.batch_order import batch_order
 from lastiterate.counterexamples.setting import require_plain
 from lastiterate.counterexamples.worst import worst
-from lastiterate.training import Trainer, problems, train
+from lastiterate.training import problems
 
 NEW = [
     ({"releases": 2}, "releases must be None for"),
@@ -23,25 +22,28 @@ NEW = [
 ]
 PROBLEM = problems.linear(np.eye(4, dtype=np.float32))
 SCORES = np.arange(8.0)
+
+
+class _Own(GradientSpace):
+    """An attack that does not say what it knows."""
+
+    knows = ()
+
+
 READERS = {
-    "train": lambda run: train(run, PROBLEM, models=1),
-    "trainer": lambda run: Trainer(run, PROBLEM, models=1),
-    "audit": lambda run: li.audit(run, PROBLEM, models=2),
-    "audit of a user's trainer": lambda run: li.audit(run, lambda seed, canary: 0.0, models=2),
-    "audit of exact steps": lambda run: li.audit(run, None, Adversarial("trained"), models=2),
+    "audit of all iterates": lambda run: li.audit(run, PROBLEM, AllIterates(), models=2),
+    "audit of one run": lambda run: li.audit(run, PROBLEM, OneRun(), models=2),
+    "attack of one's own": lambda run: li.audit(run, PROBLEM, _Own(), models=2),
     "one run": lambda run: li.estimate(SCORES + 1.0, SCORES, run=run, method="one-run-last-iterate"),
-    "power": lambda run: li.power(run, models=8),
+    "power of one run": lambda run: li.power(run, models=8, one_run=True),
     "likelihood": lambda run: log_likelihood_ratio(run, SCORES, 0),
-    "batches": lambda run: batch_order(run, 10),
     "counterexamples": require_plain,
     "worst": lambda run: worst(run, 1e-5),
 }
-KNOW_GROUPS = ("train", "trainer", "audit of exact steps", "batches")
 CASES = [
     pytest.param(reader, fields, message, id=f"{reader}-{next(iter(fields))}")
     for reader in READERS
     for fields, message in NEW
-    if not ("group_size" in fields and reader in KNOW_GROUPS)
 ]
 
 
@@ -49,6 +51,11 @@ CASES = [
 def test_linear_scores_know_all_but_several_releases(reader):
     with pytest.raises(ValueError, match="releases must be None for"):
         reader(li.DPSGD(4, 0.5, 1.0, releases=2))
+
+
+def test_the_loss_on_an_example_is_looked_at_in_the_last_iterate_only():
+    with pytest.raises(ValueError, match="releases must be None for this audit, got 2 of them"):
+        li.audit(li.DPSGD(4, 0.5, 1.0, optimizer=li.SGD(0.1), releases=2), PROBLEM, InputSpace(), models=2)
 
 
 @pytest.mark.parametrize(("reader", "fields", "message"), CASES)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 pytest.importorskip("torch", reason="language models need the extra lm")
@@ -9,6 +10,8 @@ pytest.importorskip("jax", reason="training needs the extra audit")
 
 import lastiterate as li
 from lastiterate import attacks, training
+from lastiterate.integrations.canary import PlantedGradient
+from lastiterate.integrations.canary_own import own_trainer
 from lastiterate.training import problems
 from tests.fuzz_calls import Called, run_calls, targets
 
@@ -59,6 +62,10 @@ def _score(seed, canary):
         li.no_amplification,
         li.max_over_steps,
         lambda run: li.calibrate(run, epsilon=1.0, delta=1e-5),
+        lambda run: li.check(run, _score),
+        lambda run: li.power(run, 20),
+        lambda run: li.sentence(run, 1e-5),
+        lambda run: own_trainer(run, problems.linear()),
         lambda run: li.audit(run, _score, models=2),
         lambda run: li.estimate([1.0, 2.0], [0.0, 1.0], run=run or "none"),
         lambda run: training.train(run, problems.linear()),
@@ -74,8 +81,26 @@ def test_what_is_no_run_is_refused_as_one(take, wrong):
 def test_what_is_no_problem_is_refused_as_one(wrong):
     with pytest.raises(ValueError, match=r"^problem must be a training.Problem, a lm.TextProblem or a trainer, got "):
         li.audit(RUN, wrong, models=2)
-    with pytest.raises(ValueError, match=r"^problem must be a training.Problem, got "):
-        training.train(RUN, wrong)
+    for take in (training.train, own_trainer):
+        with pytest.raises(ValueError, match=r"^problem must be a training.Problem, got "):
+            take(RUN, wrong)
+
+
+@pytest.mark.parametrize("wrong", [None, 3, "x", object(), np.ones(3), [[0]], ["a"]])
+def test_what_are_no_gradients_or_indices_of_a_batch_is_refused_as_such(wrong):
+    for canary in (False, np.ones(2)):
+        planted = PlantedGradient(canary, 1)
+        with pytest.raises(ValueError, match=r"^batch must be the indices of a batch, "):
+            planted.gradients(np.ones((2, 2)), wrong)
+        with pytest.raises(ValueError, match=r"gradients (must be arrays with one row for each|a list of 1,)"):
+            planted.gradients(wrong, [0, 1])
+    with pytest.raises(ValueError, match=r"^loss must be a function"):
+        PlantedGradient(False, 1).loss(wrong)
+
+
+def test_a_check_of_more_steps_than_can_be_told_apart_is_refused():
+    with pytest.raises(ValueError, match=r"^steps must be an integer in \[1, 1000000\], got 9007199254740992"):
+        li.check(li.DPSGD(2**53, 1e-9, 1.0), _score)
 
 
 @pytest.mark.parametrize("wrong", [lambda: 0.0, lambda seed: 0.0, len, li.last_iterate])
@@ -123,3 +148,17 @@ def test_an_audit_refuses_before_it_trains(options, sentence):
 def test_numbers_that_single_precision_cannot_hold_are_refused_before_training(change, sentence):
     with pytest.raises(ValueError, match=f"^{sentence}"):
         training.train(RUN.replace(**change), problems.linear())
+
+
+def test_a_number_may_be_an_array_of_one():
+    plain, array = (li.power(RUN, 20, delta=one(0.1), confidence=one(0.9), one_run=True) for one in (float, np.array))
+    assert (array.delta, array.confidence, array.rows) == (0.1, 0.9, plain.rows)
+
+
+def test_what_is_no_page_and_no_choice_is_refused_by_name():
+    result = li.audit(RUN, _score, models=4, methods=["clopper-pearson"], progress=False)
+    for wrong in (3, ".", "found.txt"):
+        with pytest.raises(ValueError, match=r"^path must be that of a file"):
+            result.page(wrong)
+    with pytest.raises(ValueError, match=r"^one_run must be True or False, got "):
+        li.power(RUN, 20, one_run=np.ones(2))

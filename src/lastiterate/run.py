@@ -37,7 +37,7 @@ Neighbours = Literal["add-remove", "replace"]
 LastBatch = Literal["keep", "drop"]
 MOST_OF_A_GROUP = 10**6
 MOST_RELEASES = 10**6  # but for all of them
-_ONLY = "analyses, estimates and audits by exact draws"
+_ONLY = "analyses, estimates and most audits of many models"
 
 
 @dataclass(frozen=True, eq=False)
@@ -303,7 +303,7 @@ def require_run(run: object) -> DPSGD:
 
 
 def require_basic(run: object, who: str, *, knows: Sequence[str] = ()) -> DPSGD:
-    """Refuse runs for which only the analyses have been built, for ``who`` knows one example and the last iterate.
+    """Refuse runs of more than one example and the last iterate, where ``who`` knows no others.
 
     ``knows`` names the fields that are known nevertheless.
     """

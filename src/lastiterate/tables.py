@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.text import Text
 
+_EDGES = 2  # what rich forgets, when it measures a table, of the padding at its edges
+
 
 @dataclass(frozen=True)
 class Table:
@@ -60,7 +62,7 @@ def text_of(*parts: RenderableType, colours: bool = True) -> str:
     # Rather than cut digits off, let a table be wider than the terminal.
     unbounded = console.options.update(max_width=1000)
     widest = max(Measurement.get(console, unbounded, part).minimum for part in parts)
-    console.width = max(console.width, widest)
+    console.width = max(console.width, widest + _EDGES)
     with console.capture() as text:
         console.print(*parts, sep="\n")
     return "\n".join(line.rstrip() for line in text.get().splitlines())

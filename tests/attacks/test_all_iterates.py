@@ -6,8 +6,8 @@ from scipy.stats import ks_2samp
 
 import lastiterate as li
 from lastiterate.attacks import AllIterates
-from lastiterate.attacks.all_iterates import _gradient
 from lastiterate.attacks.likelihood import sample_likelihood_ratios
+from lastiterate.attacks.recovered import recovered_gradient
 from lastiterate.training import problems
 
 OPTIMIZERS = [
@@ -40,7 +40,7 @@ def test_gradients_are_recovered_from_iterates(sgd):
     path, buffer = steps_of(sgd, gradients, 0.7), 0.0
     for step, expected in enumerate(gradients):
         rate = float(np.broadcast_to(sgd.learning_rate, 4)[step])
-        found, buffer = _gradient(sgd, path[step], path[step + 1], buffer, rate, step)
+        found, buffer = recovered_gradient(sgd, path[step], path[step + 1], buffer, rate, step)
         assert found == pytest.approx(expected, rel=1e-9)
 
 

@@ -111,5 +111,3 @@ def test_what_an_estimate_cannot_know_is_refused():
         li.estimate([1.0], [0.0], method="one-run-last-iterate", run=RUNS["group"])
     with pytest.raises(ValueError, match="releases must be 1, or all 4 steps, with momentum"):
         li.audit(li.DPSGD(4, 0.5, 1.0, optimizer=li.SGD(0.1, momentum=0.9), releases=2), None, Adversarial(), models=2)
-    with pytest.raises(ValueError, match="neighbours must be 'add-remove' for this audit, got 'replace'"):
-        li.audit(RUNS["replace"], None, Adversarial("trained"), models=2)

@@ -1,16 +1,20 @@
 """Single measurements, on numbers whose truth is known."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from scipy.stats import chi2
 
 import lastiterate as li
-from lastiterate.checking.clipping import ratio_row
+from lastiterate.checking.by_gradient import _telling
+from lastiterate.checking.clipping import others_row, ratio_row, tensor_row
 from lastiterate.checking.contraction import UNKNOWN, fit, least_noise
 from lastiterate.checking.declared import Declared
 from lastiterate.checking.effects import effect_of, is_dead, quiet, restricted
 from lastiterate.checking.noise import Spread
-from lastiterate.checking.participation import _range_law
+from lastiterate.checking.optimizer_effect import steps_row
+from lastiterate.checking.participation import _range_law, participation_rows
 
 RNG = np.random.default_rng(0)
 PLAIN = Declared(li.DPSGD(10, 0.2, 1.0, optimizer=li.SGD(0.5)))
@@ -100,3 +104,59 @@ def test_a_ratio_is_a_fault_only_beyond_what_bending_explains():
     assert ratio_row("x", None, top, bottom, 1.0, 0.1).status == "fault"
     assert ratio_row("x", None, top, bottom, 1.0, 0.1, bent=0.6).status == "cannot tell"
     assert ratio_row("x", None, top, bottom, 2.0 / 3.0, 0.1).status == "ok"
+
+
+def test_strong_curvature_is_no_clipping_of_others():
+    """Two canaries above the clipping norm do the same, however the loss bends; clipped with others they do not."""
+    bend = RNG.uniform(-1.0, 3.0, 400)
+    loud = _effect(3, bend)
+    assert loud.spread > 0.5
+    assert others_row(loud, replace(loud), 0.0).status == "ok"
+    assert others_row(loud, replace(loud, rest=1.5 * loud.rest), 0.0).status == "fault"
+    assert others_row(loud, replace(loud, along=0.9 * loud.along), 0.0).status == "fault"
+
+
+def test_other_canaries_are_tried_where_the_first_scaled_the_noise():
+    models = RNG.standard_normal((3, 400))
+    straight, bent = _effect(3), replace(_effect(1, RNG.uniform(0.0, 2.0, 400)), number=1)
+    scaled = replace(bent, rest=bent.rest + 0.1 * np.linalg.norm(bent.rest) * models[1])
+    assert _telling([straight, scaled], models) is scaled
+    assert _telling([straight, bent], models) is straight  # a kink of the loss
+    alike = _effect(3, RNG.uniform(0.5, 1.5, 400))
+    assert _telling([scaled, alike], models) is alike
+
+
+def test_weights_that_add_up_to_less_than_nothing_are_no_fault():
+    """Decay of more than all of the parameters makes weights of both signs."""
+    declared = Declared(li.DPSGD(5, 0.01, 1.0, optimizer=li.SGD(5.0, weight_decay=5.0, decoupled=True)))
+    assert declared.weights.sum() < 0.0 or declared.weights[0] < 0.0 or declared.weights[1] < 0.0
+    rows = participation_rows([_effect(0) for _ in range(6)], declared, 1.0, 1e-3)
+    assert {row.status for row in rows} <= {"ok", "not checked"}
+
+
+def test_a_tensor_of_one_number_that_others_pull_is_no_fault():
+    both, one = np.array([1.0, 1.0]) / np.sqrt(2.0), np.array([1.0, 0.0])
+    small = effect_of(0, -0.2 * np.array([1.0, 0.8]) / np.sqrt(2.0), both, 1.0, 1.0, 1e-4)
+    alone = effect_of(0, -0.94 * one, one, 1.0, 1.0, 1e-4)
+    assert small.spread > 0.1
+    assert tensor_row(alone, small, "weight", 0.0).status == "ok"
+    less = effect_of(0, -0.1 * one, one, 1.0, 1.0, 1e-4)
+    assert tensor_row(less, small, "weight", 0.0).status == "fault"
+
+
+def test_curvature_at_one_seed_explains_no_lack_of_noise():
+    bent = _effect(1, 1.0 + RNG.choice([-0.5, 0.5], 400))
+    least, likely = least_noise([bent, _effect(3), _effect(2), _effect(2)], PLAIN, 1.0, 1e-4)
+    assert least <= 0.1  # it might have taken nearly all
+    assert likely > 0.95
+
+
+def test_steps_of_one_other_size_are_told_through_accidents():
+    """Five steps of 1.2 times the size are six of the declared ones."""
+    effects = [_effect(1.2 * count) for count in (1, 5, 2, 3, 1, 2)]
+    row = steps_row(effects, PLAIN, 1.0, 1e-4, False)
+    assert row.status == "fault"
+    assert row.measured == pytest.approx(1.2)
+    nearly = [_effect(1.2 * count * bend) for count, bend in ((1, 1.0), (5, 0.99), (2, 1.01), (1, 0.98))]
+    assert steps_row(nearly, PLAIN, 1.0, 1e-4, False).status == "cannot tell"
+    assert steps_row([_effect(count) for count in (1, 5, 2)], PLAIN, 1.0, 1e-4, False).status == "ok"

@@ -75,3 +75,8 @@ def test_the_picture_has_a_ratio_for_every_row_that_declares_one():
     names = {row["name"] for row in ratio_rows(result)}
     assert {"noise", "noise (w)", "clipping norm"} <= names
     assert "normalisation" not in names
+
+
+def test_a_row_without_an_interval_is_drawn_as_a_point():
+    (drawn,) = ratio_rows(_result(Row("participation over seeds", None, 4.0, 5.0, None, None, "ok")))
+    assert drawn["low"] == drawn["high"] == drawn["ratio"] == 0.8

@@ -25,6 +25,15 @@ def parameters(seed, canary):
 
 def broken(seed):
     return 0.0
+
+
+class NoAttack:
+    pass
+
+
+class Broken(Attack):
+    def __init__(self, needed):
+        self.needed = needed
 """
 
 
@@ -42,7 +51,8 @@ def make_files(folder: Path) -> None:
     np.savez(folder / "images.npz", **images, x_test=images["x_train"][:4], y_test=images["y_train"][:4])
     _language_model(folder / "tiny")
     _texts(folder / "texts.txt", rng)
-    _store(folder / "audit.sqlite")
+    _store(folder / "audit.sqlite", steps=3)
+    _store(folder / "other.sqlite", steps=4)
 
 
 def _language_model(folder: Path) -> None:
@@ -64,11 +74,11 @@ def _texts(file: Path, rng: np.random.Generator) -> None:
     file.write_text("\n".join(lines) + "\n")
 
 
-def _store(file: Path) -> None:
+def _store(file: Path, steps: int) -> None:
     import lastiterate as li
 
     def train(seed: int, canary: bool) -> float:
         return float(canary + np.random.default_rng(seed).standard_normal())
 
-    run = li.DPSGD(steps=3, sample_rate=0.5, noise_multiplier=1.0)
+    run = li.DPSGD(steps=steps, sample_rate=0.5, noise_multiplier=1.0)
     li.audit(run, train, models=6, store=file, progress=False)

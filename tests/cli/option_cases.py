@@ -47,16 +47,38 @@ _RUN = "--steps 10 --sample-rate .1 --noise-multiplier 1"
 _BATCHES = "--dataset-size 100 --batch-size 10 --epochs 2"
 _AUDIT = "--steps 2 --sample-rate .1 --noise-multiplier 1 --models 2 --method clopper-pearson --store s.sqlite"
 _TEXTS = "--model @tiny --text @texts.txt --longest 16"
+_SCHEDULED = "--learning-rate .1 --schedule warmup-cosine --warmup-steps 2"
 _LM = f"{_TEXTS} --steps 2 --sample-rate .5 --noise-multiplier 1 --models 2 --method clopper-pearson --store s.sqlite"
 BASES = {
-    "epsilon": [f"{_RUN} --delta 1e-5", f"{_BATCHES} --noise-multiplier 1 --delta 1e-5"],
-    "delta": [f"{_RUN} --epsilon 1", f"{_BATCHES} --noise-multiplier 1 --epsilon 1"],
-    "calibrate": ["--steps 10 --sample-rate .1 --epsilon 2 --delta 1e-5", f"{_BATCHES} --epsilon 2 --delta 1e-5"],
-    "plan": ["--dataset-size 100 --epochs 2 --batch-sizes 10,20 --epsilon 2 --delta 1e-5"],
+    "epsilon": [
+        f"{_RUN} --delta 1e-5",
+        f"{_RUN} --delta 1e-5 --sentence",
+        f"{_RUN} --delta 1e-5 --releases 5,10",
+        f"{_RUN} --delta 1e-5 --group-size 2 --json",
+        f"{_RUN} --delta 1e-5 --neighbours replace",
+        f"{_RUN} --delta 1e-5 {_SCHEDULED} --json",
+        f"{_RUN} --delta 1e-5 --learning-rate .1 --schedule step --drop-every 3",
+        f"{_BATCHES} --noise-multiplier 1 --delta 1e-5 --last-batch drop",
+    ],
+    "delta": [
+        f"{_RUN} --epsilon 1",
+        f"{_RUN} --epsilon 1 --releases 2 --group-size 2",
+        f"{_BATCHES} --noise-multiplier 1 --epsilon 1 --neighbours replace",
+    ],
+    "calibrate": [
+        "--steps 10 --sample-rate .1 --epsilon 2 --delta 1e-5",
+        f"--steps 10 --sample-rate .1 --epsilon 2 --delta 1e-5 {_SCHEDULED}",
+        f"{_BATCHES} --epsilon 2 --delta 1e-5 --releases 2 --last-batch keep",
+    ],
+    "plan": [
+        "--dataset-size 100 --epochs 2 --batch-sizes 10,20 --epsilon 2 --delta 1e-5",
+        f"--dataset-size 100 --epochs 2 --batch-sizes 10,20 --epsilon 2 --delta 1e-5 {_SCHEDULED} --last-batch keep",
+    ],
     "power": [
         f"{_RUN} --models 20 --method clopper-pearson",
         f"{_RUN} --models 20 --method gdp --anytime --json",
         f"{_RUN} --models 20 --method one-run --one-run --json",
+        f"{_RUN} --models 20 --method clopper-pearson --group-size 2 --leaks-noise .5 --claim-epsilon 1",
     ],
     "check": [
         "--trainer @mine.py:parameters --models 8",
@@ -71,12 +93,16 @@ BASES = {
         f"{_AUDIT} --attack adversarial",
         f"{_AUDIT} --attack adversarial --json",
         f"{_AUDIT} --attack adversarial --dry-run",
+        f"{_AUDIT} --attack adversarial --group-size 2 --json",
+        f"{_AUDIT} --attack adversarial --releases 2 --json",
+        f"{_AUDIT} --attack adversarial --neighbours replace --anytime",
+        f"{_AUDIT} --attack @mine.py:Attack",
         f"{_AUDIT} --model logistic --dry-run",
         f"{_AUDIT} --model logistic --json",
     ],
     "audit-lm": [f"{_LM} --dry-run", f"{_LM} --dry-run --json", f"{_LM} --json"],
-    "report": ["@audit.sqlite", "@audit.sqlite --json", "@audit.sqlite @junk"],
-    "estimate": ["@few.csv", "@few.csv --json", f"@few.csv {_RUN} --method all"],
+    "report": ["@audit.sqlite", "@audit.sqlite --json", "@audit.sqlite @other.sqlite", "@audit.sqlite @junk"],
+    "estimate": ["@few.csv", "@few.csv --json --anytime", f"@few.csv {_RUN} --method all"],
     "probe": [
         "zeroing --steps 4 --models 4 --json",
         "quadratic --steps 4 --models 4 --json",
@@ -86,7 +112,10 @@ BASES = {
     ],
     "reproduce": ["figure1 --json"],
 }
-FILES = ("audit.sqlite", "few.csv", "folder.png", "images.npz", "loop", "mine.py", "junk", "texts.txt", "tiny")
+FILES = (
+    "audit.sqlite", "few.csv", "folder.png", "images.npz", "loop", "mine.py", "junk", "other.sqlite", "texts.txt",
+    "tiny",
+)  # fmt: skip
 
 _NUMBERS = ["0.1", "0.5", "1", "2", "1e-3"]
 _GOOD_BY_NAME = {
@@ -103,7 +132,8 @@ _GOOD_BY_NAME = {
     "--weights": ["1", "1,2", "1,2,3,4,5,6,7,8,9,10"],
     "--delta": ["1e-5", "0.1"],
     "--learning-rate": ["0.1", "1", ".1,.2"],
-    "--schedule": ["cosine", "linear"],  # others need a parameter
+    "--schedule": ["cosine", "linear", "step", "warmup-cosine"],  # which of their parameters are there is chance
+    "--drop-every": ["1", "3"],
     "--warmup-steps": ["1", "2"],
     "--releases": ["1", "2", "1,2", "5,10"],
     "--group-size": ["1", "2"],
@@ -129,12 +159,13 @@ _GOOD_BY_NAME = {
     "--examples": ["10", "20"],
     "--canary-length": ["2", "4"],
     "file": ["@few.csv"],
-    "stores": ["@audit.sqlite"],
+    "stores": ["@audit.sqlite", "@other.sqlite"],
 }
 _NAMES_OF = {"probe": list(COUNTEREXAMPLES), "reproduce": [*FIGURES, "all"]}
 _BAD_NUMBERS = [
     "-1", "0", "nan", "inf", "-inf", "1e999", "-1e-300", "5e-324", "1.7e308", "1e15", "99999999999999999999999", "0x10",
     "1_000", "\uff11\uff12", "\u00b2", "1.5", "1e5", "+1", ".5.", "1,5", "1,2,3", ",", "1,,2", ",1", "True",
+    ",".join(map(str, range(1, 20_000))), "1," * 60_000 + "1",
 ]  # fmt: skip
 _BAD_WORDS = [
     "", " ", "-", "--", "--json", "-h", "x", "X" * 5000, "9" * 5000, "'", '"', "a\nb", "a\rb", "\t", "\x1b[31m", "\0",
@@ -145,7 +176,7 @@ _BAD_PATHS = [
     "/dev/null/x", "/proc/self/mem", "~", "~nobody/x", "@few.csv", "@audit.sqlite", "@mine.py", "a" * 300, "x" * 5000,
     "missing/x.png", "x.jpg", "x.PNG", "\udcff.svg", "a\nb.svg", "[b].svg", "\0.png", "@folder.png/",
     "@mine.py:nothing", "@mine.py:broken", "@mine.py:number", "@mine.py:", "@junk:train", "@images.npz", "@texts.txt",
-    "@tiny", "@audit.sqlite:train", "/dev/full:train",
+    "@tiny", "@audit.sqlite:train", "/dev/full:train", "@mine.py:Broken", "@mine.py:NoAttack", "@other.sqlite",
 ]  # fmt: skip
 
 

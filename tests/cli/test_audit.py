@@ -48,6 +48,17 @@ def test_adversarial_draws_know_people_releases_and_other_neighbours(cli, here, 
     assert again["empirical"] == fields["empirical"]
 
 
+def test_the_usual_training_may_release_checkpoints_and_protect_people(cli, here):
+    usual = cli.json(
+        "audit --model logistic --attack adversarial --models 100 --method gdp --releases 3 --group-size 2"
+    )
+    assert (usual["releases"], usual["group_size"], usual["optimizer"]["momentum"]) == (3, 2, 0.0)
+    assert usual["composition"] == pytest.approx(8.0, rel=1e-6)
+    assert "must be given with other options of the run" in cli.refusal("audit --releases 3 --momentum 0.5")
+    (here / "mine.py").write_text(TRAINERS)
+    assert "must be given with other" in cli.refusal("audit --trainer mine.py:score --group-size 2 --models 4")
+
+
 def test_rehearsal_of_adversarial_draws_knows_what_several_releases_show(cli, here):
     rehearsed = json.loads(cli(f"{DRAWN} --releases 2 --method last-iterate --json --dry-run").stdout)
     assert 0.0 < rehearsed["detectable"]["last-iterate"] < 10.0
@@ -117,6 +128,15 @@ def test_a_claim_below_the_runs_own_is_remarked_before_training_and_in_the_repor
     assert result.stderr.startswith(remark)
     assert any(caveat.startswith(remark) for caveat in json.loads(result.stdout)["caveats"])
     assert not cli("report x.sqlite --claim-epsilon 8 --json").stderr
+
+
+def test_remarks_come_once_nothing_is_left_that_could_be_refused(cli, here):
+    cli(f"{DRAWN} --store x.sqlite --json")
+    refusal = cli.refusal(f"{DRAWN.replace('3000', 'auto')} --claim-epsilon 1 --store x.sqlite")
+    assert "holds another audit" in refusal
+    (here / "mine.py").write_text("def train(seed, canary):\n    return [0.0, 1.0]\n")
+    run = "--steps 100 --sample-rate 0.1 --noise-multiplier 1 --models 8 --claim-epsilon 1"
+    assert "attack must be given" in cli.refusal(f"audit --trainer mine.py:train {run} --store y.sqlite")
 
 
 def test_above_the_heuristic_fails_only_if_strict(cli, here):
@@ -211,6 +231,8 @@ def test_store_is_a_database_that_a_person_can_open(cli, here):
         ("audit --models 0", ["models", "0"]),
         ("audit --models 0 --output new", ["models", "0"]),
         ("audit --output no/such/folder", ["--output", "folder"]),
+        (f"{DRAWN.replace('3000', 'auto')} --until refuted", ["--until", "--anytime"]),
+        (f"{DRAWN.replace('3000', 'auto')} --engine local --address x:1", ["--engine ray"]),
         ("report missing.sqlite", ["missing.sqlite"]),
         ("report missing.sqlite --output new", ["missing.sqlite"]),
     ],

@@ -118,3 +118,61 @@ def test_refusals(cli, tiny_llama, texts, tmp_path, monkeypatch, options, words)
     monkeypatch.chdir(tmp_path)
     assert words in cli.refusal(f"audit-lm {options.format(model=tiny_llama, texts=texts)}")
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.fixture
+def owned(tiny_texts, tmp_path):  # noqa: F811
+    """Dialogues as JSON lines: every fourth person has four, others have two."""
+    whose = [person for person in range(20) for _ in range(4 if person % 4 == 0 else 2)]
+    file = tmp_path / "owned.jsonl"
+    records = [
+        {"turns": text.split("\n"), "user": f"u{person}"} for text, person in zip(tiny_texts.texts, whose, strict=False)
+    ]
+    file.write_text("\n".join(json.dumps(record) for record in records), encoding="utf-8")
+    return file
+
+
+def test_the_unit_may_be_a_person(cli, tiny_llama, owned, tmp_path):  # noqa: F811
+    asked = command(tiny_llama, owned, tmp_path, "--unit person --by user")
+    found = cli.json(asked)
+    assert found["group_size"] == 4
+    assert "36 dialogues of 16 people" in found["data"]
+    assert found["caveats"][0].startswith("The unit is a person with up to 4 dialogues, each one example, sampled and")
+    assert cli.json(f"report {tmp_path / 'a.sqlite'} --method clopper-pearson")["group_size"] == 4
+    page = tmp_path / "page"
+    cli(f"report {tmp_path / 'a.sqlite'} --method clopper-pearson --output {page}")
+    assert "a person with up to 4 dialogues" in (page / "a-report.html").read_text(encoding="utf-8")
+
+
+def test_of_each_person_at_most_so_many_are_used(cli, tiny_llama, owned, tmp_path):  # noqa: F811
+    asked = command(tiny_llama, owned, tmp_path, "--unit person --by user --group-size 2 --held-out 0.1")
+    shown = cli(f"{asked} --json")
+    assert shown.stderr == "8 of 40 dialogues are left out, so that nobody has more than 2\n"
+    found = json.loads(shown.stdout)
+    assert found["group_size"] == 2
+    assert "29 dialogues of 16 people" in found["data"]
+
+
+def test_checkpoints_and_replaced_texts_are_audited(cli, tiny_llama, texts, tmp_path):  # noqa: F811
+    found = cli.json(command(tiny_llama, texts, tmp_path, "--releases 2 --neighbours replace"))
+    assert (found["releases"], found["neighbours"]) == (2, "replace")
+    assert "replaced by another such sequence" in found["attack"]
+    assert "all 2 released iterates" in found["attack"]
+    assert found["caveats"][0] == (
+        "One dialogue is one example: whether it or another one was there is what epsilon is about."
+    )
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ("--unit person", "--unit person and --by FIELD must be given together, got without --by"),
+        ("--by user", "--unit person and --by FIELD must be given together, got --by user with --unit example"),
+        ("--unit person --by nobody", "must say in 'nobody' whose each text is"),
+        ("--score loss --releases 2", "score must be 'gradient' or 'rows' with releases 2, got 'loss'"),
+        ("--one-run --releases 2 --method one-run", "releases must be None for"),
+    ],
+)
+def test_people_and_releases_that_do_not_fit_are_refused(cli, tiny_llama, owned, tmp_path, more, message):  # noqa: F811
+    assert message in cli.refusal(command(tiny_llama, owned, tmp_path, more))
+    assert not (tmp_path / "a.sqlite").exists()

@@ -41,6 +41,8 @@ def folder(tmp_path, monkeypatch):
         ("audit --data data.npz --store hard.sqlite", "--store and --data"),
         ("audit-lm --model m --text texts.png --store texts.sqlite", "the pictures and --text"),
         ("audit-lm --model m --text a --held-out texts.png --store texts.png --json", "--store and --held-out"),
+        ("check --trainer mine.py:train --junit mine.py", "--junit and --trainer"),
+        ("check --trainer mine.py:train --junit deep/../p.svg --plot p.svg", "--plot and --junit"),
         ("probe zeroing --store p.png --output p.png", "--output and --store"),
         ("reproduce figure2 --store p.png --output p.png", "--output and --store"),
         ("reproduce table1 --model m --text texts.png --output texts.png", "--output and --text"),

@@ -218,3 +218,14 @@ def test_scores_in_a_file_are_bounded_at_every_moment(cli, folder):
     assert anytime["validity"] == "anytime"
     assert 0.0 < anytime["epsilon"] < fixed["epsilon"]
     assert "validity" in cli.refusal("estimate scores.csv --threshold corrected --anytime")
+
+
+def test_checkpoints_people_and_replaced_examples_are_weighed(cli):
+    run = "power --steps 40 --sample-rate 0.1 --noise-multiplier 1 --method gdp --models 256"
+    plain = cli.json(run)
+    for more, field in (("--releases 4", "releases"), ("--group-size 4", "group_size")):
+        found = cli.json(f"{run} {more}")
+        assert found[field] == 4
+        assert found["rows"][0]["median"] > plain["rows"][0]["median"]
+    assert "group_size must be 1 for power of one run" in cli.refusal(f"{run} --one-run --group-size 4")
+    assert "spread must be 1 where a run has 4 releases" in cli.refusal(f"{run} --releases 4 --spread 2")

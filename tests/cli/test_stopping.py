@@ -17,7 +17,13 @@ from pathlib import Path
 import pytest
 
 RUN = "--steps 1000 --sample-rate 0.01 --noise-multiplier 1 --delta 1e-5"
-COMMANDS = ["audit --models 64 --store s.sqlite", f"epsilon {RUN} --plot a.html", "audit-lm --help", "probe shift"]
+COMMANDS = [
+    "audit --models 64 --store s.sqlite",
+    f"epsilon {RUN} --plot a.html",
+    f"power {RUN} --models 4096 --plot a.html",
+    "audit-lm --help",
+    "probe shift",
+]
 TRAINER = """
 import os, signal, subprocess, sys, time
 import lastiterate as li
@@ -96,6 +102,18 @@ def test_a_signal_while_models_are_trained_says_how_to_resume(tmp_path, number, 
     assert (process.returncode, output) == (status, "")
     assert errors == "stopped; what was trained is in s.sqlite: the same command resumes\n"
     assert not is_left_behind(tmp_path)
+
+
+def test_a_signal_while_a_training_is_checked_is_one_sentence_and_nothing_is_written(tmp_path):
+    (tmp_path / "mine.py").write_text(TRAINER)
+    process = start(tmp_path, "check --trainer mine.py:slow --models 8 --junit found.xml --json")
+    while not (tmp_path / "began").exists():
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    assert (*process.communicate(timeout=60), process.returncode) == ("", "stopped\n", 130)
+    assert not is_left_behind(tmp_path)
+    assert not (tmp_path / "found.xml").exists()
 
 
 def test_a_signal_to_a_process_that_a_trainer_forks_does_not_stop_the_audit(tmp_path):

@@ -206,3 +206,36 @@ def test_real_dialogues_are_read():
     synthetic = read_texts(SHARED / "synthetic_persona_chat_valid.jsonl.gz", persona=True)
     assert (len(synthetic), synthetic.unit) == (1000, "dialogue")
     assert synthetic.texts[0].startswith("user 1's persona: I love to bake cookies.\n")
+
+
+def test_texts_of_json_lines_have_an_owner_if_asked(tmp_path):
+    file = tmp_path / "d.jsonl"
+    records = [{"text": f"text {place}", "user": user} for place, user in enumerate(["a", 7, "a", "7", "b", "a"])]
+    file.write_text("\n".join(json.dumps(record) for record in records), encoding="utf-8")
+    texts = read_texts(file, by="user")
+    assert texts.people == ("a", "7", "a", "7", "b", "a")
+    assert texts.most_of_a_person == 3
+    assert texts.at_most(2).texts == ("text 0", "text 1", "text 2", "text 3", "text 4")
+    kept, held = split_texts(texts, 0.3, 0)
+    both = {(text, person) for side in (kept, held) for text, person in zip(side.texts, side.people, strict=True)}
+    assert both == set(zip(texts.texts, texts.people, strict=True))
+    assert read_texts(file).people is None
+
+
+@pytest.mark.parametrize("person", [None, True, 1.5, "", ["a"]])
+def test_a_text_of_nobody_is_refused_with_its_line(tmp_path, person):
+    file = tmp_path / "d.jsonl"
+    file.write_text(json.dumps({"text": "a", "user": "b"}) + "\n" + json.dumps({"text": "a", "user": person}))
+    with pytest.raises(ValueError, match=r"must say in 'user' whose each text is, .* on line 2"):
+        read_texts(file, by="user")
+
+
+def test_only_json_lines_say_whose_a_text_is(tmp_path):
+    file = tmp_path / "d.txt"
+    file.write_text("hello\nthere\n", encoding="utf-8")
+    with pytest.raises(ValueError, match=r"by must be None for .*, got 'user': only JSON lines have fields"):
+        read_texts(file, by="user")
+    with pytest.raises(ValueError, match="people must be one for each of 2 texts, got 1"):
+        Texts(("a", "b"), "text", ("me",))
+    with pytest.raises(ValueError, match="group_size must be 1 where nobody knows whose texts they are"):
+        read_texts(file).at_most(2)

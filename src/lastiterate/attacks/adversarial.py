@@ -24,6 +24,7 @@ from lastiterate.attacks.attack import (
     Words,
 )
 from lastiterate.attacks.linear_score import LinearScore, noise_unit
+from lastiterate.attacks.released_iterates import armed_for_releases, score_unit
 from lastiterate.attacks.released_scores import sample_released_scores
 from lastiterate.privacy.mixtures.law import law_of
 from lastiterate.run import DPSGD
@@ -51,7 +52,7 @@ class Adversarial(BringsProblem):
     @property
     def knows(self) -> tuple[str, ...]:
         """Fields of a run beyond one example and the last iterate."""
-        return ("releases", "group_size", "neighbours") if self.iterates == "exact" else ("group_size",)
+        return ("releases", "group_size", "neighbours")
 
     def craft(self, run: DPSGD, problem: Problem | None, references: References) -> Facts:
         return facts_of(run)
@@ -62,6 +63,9 @@ class Adversarial(BringsProblem):
         canary = GradientCanary(np.array([10.0 * run.clip_norm], np.float32))
         zeros = np.zeros((_others(run), 1), np.float32)
         setting = problems.linear(zeros) if len(zeros) else problems.linear()
+        if run.release_count > 1:
+            seen = {**facts, "centres": [0.0] * run.release_count, "spread": 1.0, "signal": 1.0}
+            return armed_for_releases(run, setting, canary, np.ones(1), seen)
         return Armed(setting, canary, LinearScore(np.ones(1), 0.0, noise_unit(run)))
 
     def sample(self, run: DPSGD, present: BoolArray, generator: np.random.Generator) -> FloatArray:
@@ -75,7 +79,7 @@ class Adversarial(BringsProblem):
         how = "drawn from their exact distribution" if self.iterates == "exact" else "trained step by step"
         what = f"all {facts['releases']:,} released" if "releases" in facts else "last"
         words = f"gradient space, adversarial data: all other gradients are zero; {what} iterates {how}"
-        return Words(words, "log likelihood ratio" if "releases" in facts else "standard deviations of the noise")
+        return Words(words, score_unit(facts))
 
 
 def facts_of(run: DPSGD) -> Facts:

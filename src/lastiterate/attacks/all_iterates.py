@@ -16,7 +16,7 @@ from lastiterate.arrays import FloatArray
 from lastiterate.attacks.attack import Armed, Facts, LikelihoodRatio, References, Words
 from lastiterate.attacks.gradient_space import GradientSpace
 from lastiterate.attacks.likelihood import log_likelihood_ratio
-from lastiterate.optimizer import SGD
+from lastiterate.attacks.recovered import recovered_gradient
 from lastiterate.run import DPSGD
 from lastiterate.training.problem import Problem, flatten
 from lastiterate.values import integer, one_of, per_step
@@ -90,7 +90,7 @@ class Increments:
     def see(self, step: int, parameters: PyTree) -> None:
         here = flatten(parameters)[:, self._index].astype(np.float64)
         if step:
-            gradient, self._buffer = _gradient(
+            gradient, self._buffer = recovered_gradient(
                 self._optimizer, self._last, here, self._buffer, float(self._rates[step - 1]), step - 1
             )
             self._total = self._total + log_likelihood_ratio(self._run, gradient / self._run.clip_norm, step - 1)
@@ -98,24 +98,3 @@ class Increments:
 
     def scores(self) -> FloatArray:
         return np.asarray(self._total)
-
-
-def _gradient(
-    sgd: SGD, before: FloatArray, after: FloatArray, buffer: FloatArray, rate: float, step: int
-) -> tuple[FloatArray, FloatArray]:
-    """The gradient that moved a parameter from ``before`` to ``after``, and the momentum buffer then."""
-    if rate == 0.0:
-        raise ValueError("learning_rate must not be 0 at any step for the likelihood ratio: that step shows nothing")
-    kept = 1.0 - rate * sgd.weight_decay if sgd.decoupled else 1.0
-    direction = (kept * before - after) / rate
-    gradient = direction
-    if sgd.momentum:
-        entering = 1.0 if step == 0 else 1.0 - sgd.dampening
-        if sgd.nesterov:
-            gradient = (direction - sgd.momentum**2 * buffer) / (1.0 + sgd.momentum * entering)
-        else:
-            gradient = (direction - sgd.momentum * buffer) / entering
-        buffer = sgd.momentum * buffer + entering * gradient
-    if sgd.weight_decay and not sgd.decoupled:
-        gradient = gradient - sgd.weight_decay * before
-    return gradient, buffer

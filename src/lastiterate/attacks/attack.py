@@ -40,10 +40,14 @@ class LinearScores:
 class LikelihoodRatio:
     """The log of the likelihood ratio over all steps, as if every iterate had been released.
 
-    With ``released``, over what is between the iterates that the run does release.
+    With ``released``, over what is between the iterates that the run does release. ``signal`` is the share of the
+    canary that the attack sees, over the spread of what it sees without it, and ``noise`` what there is of the noise
+    that the run describes.
     """
 
     released: bool = False
+    signal: float = 1.0
+    noise: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -65,7 +69,7 @@ def Expected(  # noqa: N802 - it reads as the class it was
         case "linear":
             return LinearScores(signal, spread)
         case "likelihood-ratio":
-            return LikelihoodRatio(released)
+            return LikelihoodRatio(released, signal)
         case _:
             return Unknown()
 
@@ -75,8 +79,8 @@ def expected_fields(expected: ExpectedScores) -> Fields:
     match expected:
         case LinearScores(signal, spread):
             return {"kind": "linear", "signal": signal, "spread": spread}
-        case LikelihoodRatio(released):
-            return {"kind": "likelihood-ratio", **({"released": True} if released else {})}
+        case LikelihoodRatio(released, signal):
+            return {"kind": "likelihood-ratio", **({"released": True, "signal": signal} if released else {})}
         case Unknown():
             return {"kind": "none"}
 
@@ -91,6 +95,7 @@ class Armed:
         score: the distinguisher: released parameters of some models, a pytree with a leading axis, to their scores.
         watch: makes, for one chunk of models, the distinguisher that is shown every iterate, and scores instead.
         double: train in float64, whatever JAX is set to.
+        released_only: the one that watches is shown the initial iterate and those that the run releases, no others.
     """
 
     problem: Problem
@@ -98,17 +103,21 @@ class Armed:
     score: Callable[[PyTree], FloatArray]
     watch: Callable[[], Watch] | None = None
     double: bool = False
+    released_only: bool = False
 
 
 class Watch(Protocol):
-    """A distinguisher that sees all iterates of a chunk of models, one after the other, the initial one first."""
+    """A distinguisher that sees iterates of a chunk of models, one after the other, the initial one first."""
 
     def see(self, step: int, parameters: PyTree) -> None: ...
     def scores(self) -> FloatArray: ...
 
 
 class References(Protocol):
-    """Trains models that are not counted; ``purpose`` keeps their randomness apart. Returns released parameters."""
+    """Trains models that are not counted; ``purpose`` keeps their randomness apart. Returns the last iterates.
+
+    With ``seen``, what this sees of each released iterate instead: [models, releases], or more axes.
+    """
 
     def __call__(
         self,
@@ -119,6 +128,7 @@ class References(Protocol):
         models: int,
         present: bool = False,
         purpose: int = 0,
+        seen: Callable[[PyTree], FloatArray] | None = None,
     ) -> PyTree: ...
 
 
@@ -158,5 +168,10 @@ def models_to_craft(attack: object) -> int:
 
 
 def known_fields(attack: object) -> tuple[str, ...]:
-    """Which of releases, group_size and neighbours an attack knows what to do with, by its own word: ``knows``."""
+    """Which of releases, group_size and neighbours an attack knows what to do with, by its own word: ``knows``.
+
+    All of them where none is given: those that suit a problem know them, and so must a trainer that returns scores.
+    """
+    if attack is None:
+        return "releases", "group_size", "neighbours"
     return () if isinstance(attack, type) else tuple(getattr(attack, "knows", ()))

@@ -14,8 +14,11 @@ import numpy as np
 from scipy.stats import chi2
 
 from lastiterate.arrays import FloatArray
-from lastiterate.attacks.attack import Facts, LinearScores, Words
+from lastiterate.attacks.attack import ExpectedScores, Facts, LinearScores, Words
 from lastiterate.attacks.linear_score import noise_unit
+from lastiterate.attacks.released_iterates import Blocks, expected_ratios, score_unit
+from lastiterate.privacy.mixtures.law import Law, law_of
+from lastiterate.privacy.mixtures.released import laws_in_order
 from lastiterate.run import DPSGD
 from lastiterate.values import integer, told
 
@@ -28,7 +31,9 @@ _LEAST_SPREAD = 0.05
 
 @dataclass(frozen=True, eq=False)
 class Displacement:
-    """For trainers ``(seed, canary) -> parameters``.
+    """For trainers ``(seed, canary) -> parameters``, or a list of parameters, one for each release of the run.
+
+    Where one example replaces another, the trainer injects minus this gradient where ``canary`` is false.
 
     Args:
         canary: the gradient that the trainer injects where ``canary`` is true, in the form of its parameters: an array,
@@ -48,38 +53,82 @@ class Displacement:
         if not np.any(np.concatenate([np.empty(0), *given])):
             raise ValueError("canary must not be zero everywhere")
 
+    @property
+    def knows(self) -> tuple[str, ...]:
+        """Fields of a run beyond one example and the last iterate."""
+        return ("releases", "group_size", "neighbours")
+
     def craft(self, run: DPSGD, references: list[object]) -> Facts:
         """From the parameters of models without the canary."""
-        moved = np.array([self._projections(parameters) for parameters in references])
         share = self._norms() / np.linalg.norm(self._norms())
-        unit = noise_unit(run)
-        variance = believed(moved.var(axis=0, ddof=1), unit**2, len(moved))
+        if run.release_count > 1:
+            return self._craft_releases(run, references, share)
+        moved = np.array([self._projections(parameters) for parameters in references])
+        unit, law = noise_unit(run), law_of(run)
+        variance = _apart(moved.var(axis=0, ddof=1), unit**2, share**2 * _known(run, law) * unit**2, len(moved))
         weights = share / variance
         weights /= weights @ share
         spread = float(np.sqrt(weights**2 @ variance) / unit)
+        pulled = law.mean / law.noise * unit if run.neighbours == "replace" else 0.0
         return {
             "weights": weights.tolist(),
-            "centre": float(moved.mean(axis=0) @ weights),
+            "centre": float(moved.mean(axis=0) @ weights) + pulled,
             "spread": max(spread, _LEAST_SPREAD),
         }
 
-    def score(self, run: DPSGD, facts: Facts, parameters: PyTree) -> float:
-        projected = self._projections(parameters) @ np.array(facts["weights"])
-        return float(projected - facts["centre"]) / noise_unit(run)
+    def _craft_releases(self, run: DPSGD, references: list[object], share: FloatArray) -> Facts:
+        """The same for what each block between two releases adds. Where training begins is a part of the centre."""
+        blocks, laws = Blocks.of(run), laws_in_order(run)
+        positions = np.array([self._positions(run, parameters) for parameters in references])
+        added = np.stack([blocks.added(positions[:, :, each]) for each in range(len(share))], axis=2)
+        known = np.array([0.0 if law is None else _known(run, law) for law in laws])
+        measured = added.var(axis=0, ddof=1).mean(axis=0)
+        count = 1 + (len(added) - 1) * len(laws)  # each block has as many degrees of freedom
+        variance = _apart(measured, 1.0, share**2 * known.mean(), count)
+        weights = share / variance
+        weights /= weights @ share
+        pulled = np.array([0.0 if law is None or run.neighbours != "replace" else law.mean / law.noise for law in laws])
+        return {
+            "releases": run.release_count,
+            "weights": weights.tolist(),
+            "centres": (added.mean(axis=0) @ weights + pulled).tolist(),
+            "spread": max(float(np.sqrt(weights**2 @ variance)), _LEAST_SPREAD),
+            "signal": 1.0,
+        }
 
-    def expected(self, facts: Facts) -> LinearScores:
-        return LinearScores(1.0, facts["spread"])
+    def score(self, run: DPSGD, facts: Facts, parameters: PyTree) -> float:
+        weights = np.array(facts["weights"])
+        if run.release_count > 1:
+            return float(Blocks.of(run).scores((self._positions(run, parameters) @ weights)[None], facts)[0])
+        return float(self._projections(parameters) @ weights - facts["centre"]) / noise_unit(run)
+
+    def expected(self, facts: Facts) -> ExpectedScores:
+        return expected_ratios(facts) if "releases" in facts else LinearScores(1.0, facts["spread"])
 
     def words(self, facts: Facts) -> Words:
+        if "releases" in facts:
+            what = f"likelihood ratio of the displacements along your canary, by all {facts['releases']:,} releases"
+        else:
+            what = "displacement of its parameters along your canary"
         return Words(
-            "gradient space, your trainer: displacement of its parameters along your canary",
-            "standard deviations of the noise that the run should have",
+            f"gradient space, your trainer: {what}",
+            score_unit(facts) if "releases" in facts else "standard deviations of the noise that the run should have",
             (f"{self.references} models without the canary set centre and spread; they are not counted.",),
         )
 
     def _norms(self) -> FloatArray:
         norms = np.array([np.linalg.norm(leaf) for leaf in leaves(self.canary)])
         return norms[norms > 0.0]
+
+    def _positions(self, run: DPSGD, parameters: PyTree) -> FloatArray:
+        """Of every tensor, at the beginning, which is not known, and at each release: [releases + 1, tensors]."""
+        if not isinstance(parameters, (list, tuple)) or len(parameters) != run.release_count:
+            raise ValueError(
+                f"the trainer must return a list of {run.release_count} parameters, one for each release of the run, "
+                f"got {told(parameters)}"
+            )
+        seen = [self._projections(each) for each in parameters]
+        return np.stack([np.zeros_like(seen[0]), *seen])
 
     def _projections(self, parameters: PyTree) -> FloatArray:
         """Minus the projection of each tensor on its part of the canary."""
@@ -113,6 +162,17 @@ def _in_order(canary: PyTree, parameters: PyTree) -> PyTree:
     if canary.keys() != parameters.keys():
         raise ValueError(f"parameters must have the names of the canary, {list(canary)}, got {list(parameters)}")
     return {name: _in_order(canary[name], parameters[name]) for name in canary}
+
+
+def _known(run: DPSGD, law: Law) -> float:
+    """How much of the variance without the canary is that of what replaces it, in units of the noise."""
+    return law.variance / law.noise**2 if run.neighbours == "replace" else 0.0
+
+
+def _apart(measured: FloatArray, stated: float, known: FloatArray, count: int) -> FloatArray:
+    """The variance of the noise in each tensor, apart from what is known to come on top of it."""
+    total = stated + known
+    return np.maximum(total * believed(measured / total, 1.0, count) - known, _LEAST_SPREAD**2 * stated)
 
 
 def believed(measured: FloatArray, stated: float, count: int) -> FloatArray:

@@ -12,8 +12,16 @@ from typing import Literal, get_args
 import numpy as np
 
 from lastiterate.arrays import FloatArray
-from lastiterate.attacks.attack import Armed, Facts, LinearScores, References, Words
+from lastiterate.attacks.attack import Armed, ExpectedScores, Facts, LinearScores, References, Words
 from lastiterate.attacks.linear_score import LinearScore, noise_unit
+from lastiterate.attacks.released_iterates import (
+    Blocks,
+    armed_for_releases,
+    expected_ratios,
+    natural_blocks,
+    score_unit,
+    score_words,
+)
 from lastiterate.run import DPSGD
 from lastiterate.training.problem import GradientCanary, Problem
 from lastiterate.values import integer, number, one_of
@@ -54,15 +62,22 @@ class GradientSpace:
 
     @property
     def knows(self) -> tuple[str, ...]:
-        """Fields of a run beyond one example and the last iterate: a group is so many copies of the canary."""
-        return ("group_size",)
+        """Fields of a run beyond one example and the last iterate.
+
+        A group is so many copies of the canary, and what replaces it has the opposite gradient.
+        """
+        return ("releases", "group_size", "neighbours")
 
     def craft(self, run: DPSGD, problem: Problem, references: References) -> Facts:
         from lastiterate.attacks.drift import measure_drift
 
-        drift = measure_drift(run, problem, references, self.references)
+        blocks = Blocks.of(run) if run.release_count > 1 else None  # or a refusal, before anything is trained
+        drift = measure_drift(run.replace(releases=None), problem, references, self.references)
         indices = self._indices(problem, drift.variance + (drift.mean - drift.start) ** 2)
         along = self._vector(problem, {"indices": indices})
+        if blocks is not None:
+            signal = min(1.0, self.norm)
+            return {"indices": indices} | natural_blocks(blocks, problem, references, self.references, along, signal)
         unit = noise_unit(run)
         moved = -(drift.natural @ along)
         centre = float(-(drift.start @ along) + moved.mean())
@@ -72,15 +87,19 @@ class GradientSpace:
     def arm(self, run: DPSGD, problem: Problem, facts: Facts) -> Armed:
         along = self._vector(problem, facts)
         canary = GradientCanary((self.norm * run.clip_norm * along).astype(np.float32))
+        if run.release_count > 1:
+            return armed_for_releases(run, problem, canary, along, facts)
         return Armed(problem, canary, LinearScore(along, facts["centre"], noise_unit(run)))
 
-    def expected(self, facts: Facts) -> LinearScores:
+    def expected(self, facts: Facts) -> ExpectedScores:
+        if "releases" in facts:
+            return expected_ratios(facts)
         return LinearScores(min(1.0, self.norm), facts["spread"])
 
     def words(self, facts: Facts) -> Words:
-        words = f"gradient space, natural data: {_WORDS[self.direction]}; score: displacement along it"
+        words = f"gradient space, natural data: {_WORDS[self.direction]}; score: {score_words(facts)}"
         caveat = f"{self.references} models without the canary were trained to craft it; they are not counted."
-        return Words(words, "standard deviations of the noise", (caveat,))
+        return Words(words, score_unit(facts), (caveat,))
 
     def _indices(self, problem: Problem, movement: FloatArray) -> list[int]:
         """The parameters that the canary is on, if they are few."""

@@ -37,7 +37,9 @@ class InputSpace:
     Args:
         canary: "mislabelled" (the natural example and wrong label on which models without it lose most; the example
             itself leaves the data), "blank" (zeros) or "clipbkd" (Jagielski et al. 2020: along the direction in which
-            natural images vary least); the last two get the label that models without them think least likely.
+            natural images vary least); the last two get the label that models without them think least likely. A person
+            has several such mislabelled examples, or copies of the others. What replaces the canary is the same image
+            with its right label, or with the most likely one.
         others: "natural", or "blank": all other images are zeros, with their labels.
         pilots: how many models a world are trained first, to find the canary, the centre and the spread of the scores.
             They are not counted.
@@ -60,47 +62,68 @@ class InputSpace:
         """How many models are trained that are not counted: to choose, and a world each to centre the scores."""
         return 3 * self.pilots
 
+    @property
+    def knows(self) -> tuple[str, ...]:
+        """Fields of a run beyond one example and the last iterate."""
+        return ("group_size", "neighbours")
+
     def craft(self, run: DPSGD, problem: Problem, references: References) -> Facts:
         images, labels = _images(problem)
+        law = law_of(run)
         setting = self._others(problem)
         scout = references(run, setting, models=self.pilots, purpose=1)
         index = self._candidates(len(images)) if self.canary == "mislabelled" else None
         inputs = images[index] if index is not None else self._image(images)[None]
         losses = _losses_by_label(problem, scout, inputs, int(labels.max()) + 1)
-        if index is not None:
-            losses[np.arange(len(index)), labels[index]] = -np.inf  # the right label
-        row, label = np.unravel_index(np.argmax(losses), losses.shape)
-        facts: Facts = {"index": None if index is None else int(index[row]), "label": int(label)}
+        facts = _chosen(run, losses, index, labels)
         armed = self.arm(run, problem, facts | {"centre": 0.0, "unit": 1.0})
         worlds = [
             armed.score(references(run, armed.problem, armed.canary, models=self.pilots, present=present, purpose=2))
             for present in (False, True)
         ]
         centre, unit = float(worlds[0].mean()), float(worlds[0].std(ddof=1))
-        law = law_of(run)
-        signal = float(worlds[1].mean() - centre) / unit / (law.mean / law.noise)
+        distance = float(worlds[1].mean() - centre)
+        if run.neighbours == "replace":  # half of it each way, and how often the canary is in varies in both worlds
+            distance *= 0.5
+            centre += distance
+            known = (distance / law.mean) ** 2 * law.variance
+            unit = float(np.sqrt(max(unit**2 - known, 0.1 * unit**2)))
+        signal = distance / unit / (law.mean / law.noise)
         return facts | {"centre": centre, "unit": unit, "signal": float(np.clip(signal, 0.02, 1.0))}
 
     def arm(self, run: DPSGD, problem: Problem, facts: Facts) -> Armed:
         images, labels = _images(problem)
-        index, label = facts["index"], np.asarray(facts["label"], labels.dtype)
-        setting = self._others(problem)
-        if index is None:
-            example = (self._image(images), label)
-        else:
-            example = (images[index], label)
+        index, setting = facts["index"], self._others(problem)
+        image = self._image(images) if index is None else images[index]
+        if index is not None:
             setting = replace(setting, examples=tuple(np.delete(leaf, index, axis=0) for leaf in setting.examples))
-        canary = ExampleCanary(example)
-        loss = _loss_of(problem, example)
-        return Armed(setting, canary, lambda trained: (-loss(trained) - facts["centre"]) / facts["unit"])
+        is_group = isinstance(index, list)
+        example, other = (
+            None if label is None else (image, np.asarray(label, labels.dtype))
+            for label in (facts["label"], facts.get("replacement"))
+        )
+        canary = ExampleCanary(example, other, is_group)
+        loss = _loss_of(problem, example, is_group)
+        instead = None if other is None else _loss_of(problem, other, is_group)
+
+        def score(trained: PyTree) -> FloatArray:
+            won = 0.0 if instead is None else instead(trained)
+            return (won - loss(trained) - float(facts["centre"])) / float(facts["unit"])
+
+        return Armed(setting, canary, score)
 
     def expected(self, facts: Facts) -> LinearScores:
         return LinearScores(facts["signal"], 1.0)
 
     def words(self, facts: Facts) -> Words:
         others = "natural data" if self.others == "natural" else "all other images blank"
+        what, score = f"{_WORDS[self.canary]}, label {facts['label']}", "minus the loss on it"
+        if isinstance(facts["index"], list):
+            what, score = f"{len(facts['index'])} natural examples with wrong labels", "minus the mean loss on them"
+        if "replacement" in facts:
+            score = f"how much more is lost on what replaces {'them' if isinstance(facts['index'], list) else 'it'}"
         return Words(
-            f"input space, {others}: {_WORDS[self.canary]}, label {facts['label']}; score: minus the loss on it",
+            f"input space, {others}: {what}; score: {score}",
             "standard deviations of the score without the canary",
             (f"{3 * self.pilots} pilot models chose the canary and the threshold; they are not counted.",),
         )
@@ -138,13 +161,44 @@ def _least_varying(images: FloatArray) -> FloatArray:
     return shaped
 
 
-def _loss_of(problem: Problem, example: PyTree) -> Callable[[PyTree], FloatArray]:
-    """The loss on one example of each of many models."""
+def _chosen(run: DPSGD, losses: FloatArray, index: IntArray | None, labels: IntArray) -> Facts:
+    """Which examples with which labels lose most, and what is there instead where the canary is replaced.
+
+    Args:
+        losses: of models without the canary, [examples, labels].
+        index: which of the data they are; None: the one example is none of the data.
+        labels: of the data.
+    """
+    facts: Facts = {}
+    if index is None:
+        facts |= {"index": None, "label": int(np.argmax(losses[0]))}
+        instead: object = int(np.argmin(losses[0]))
+    else:
+        integer("group_size", run.group_size, 1, len(index))
+        wrong = losses.copy()
+        wrong[np.arange(len(index)), labels[index]] = -np.inf  # the right label
+        worst = np.argsort(-wrong.max(axis=1), kind="stable")[: run.group_size]
+        chosen, label = index[worst].tolist(), wrong[worst].argmax(axis=1).tolist()
+        right = labels[chosen].tolist()
+        is_one = run.group_size == 1
+        facts |= {"index": chosen[0] if is_one else chosen, "label": label[0] if is_one else label}
+        instead = right[0] if is_one else right
+    return facts | ({"replacement": instead} if run.neighbours == "replace" else {})
+
+
+def _loss_of(problem: Problem, example: PyTree, is_group: bool = False) -> Callable[[PyTree], FloatArray]:
+    """The loss on one example of each of many models, or the mean over those of a person."""
     loss = problem.loss
     assert loss is not None
     # A key of its own for losses that draw, such as augmented ones; the same one for all models.
     moment = Moment(jnp.int32(0), jax.random.key(0, impl="threefry2x32"))
-    many = jax.jit(jax.vmap(lambda trained: loss(problem.model(trained), example, moment)))
+    each: Callable[..., jax.Array] = jax.vmap(loss, (None, 0, None))
+
+    def one(trained: PyTree) -> jax.Array:
+        model = problem.model(trained)
+        return jnp.mean(each(model, example, moment)) if is_group else loss(model, example, moment)
+
+    many = jax.jit(jax.vmap(one))
     return lambda trained: np.asarray(many(trained), np.float64)
 
 

@@ -118,12 +118,15 @@ def conduct(
     engine: str | Engine = "local",
     progress: bool | None = None,
     until: Until | None = None,
+    remarks: Sequence[str] = (),
 ) -> AuditResult:
-    """Do what is missing of an experiment, and report. A trainer's failure is a ``TrainerFailed``."""
-    if remark := question.remark(experiment.run):
-        print(remark, file=sys.stderr)
+    """Do what is missing of an experiment, and report. A trainer's failure is a ``TrainerFailed``.
+
+    Remarks are for people, and are printed once nothing is left that could be refused.
+    """
+    said = [*remarks, *([remark] if (remark := question.remark(experiment.run)) else [])]
     try:
-        with collected(experiment, question, store, engine, progress, until) as kept:
+        with collected(experiment, question, store, engine, progress, until, said) as kept:
             result = report(evidence_in(kept), question)
     except Breakdown as failed:
         failed.kept = failed.kept if store else "nothing is kept without a store"
@@ -139,6 +142,7 @@ def collected(
     engine: str | Engine = "local",
     progress: bool | None = None,
     until: Until | None = None,
+    remarks: Sequence[str] = (),
 ) -> Iterator[Store]:
     """The store with all trials of an experiment, for those who judge the scores by themselves."""
     computer = find_engine(engine)
@@ -146,7 +150,7 @@ def collected(
     asked.check(experiment.run, kind_of(experiment.design, Unknown()))
     with scratch_folder() as scratch:
         with _open(store or scratch / "audit.sqlite", experiment) as kept:
-            _fill(experiment, kept, computer, asked, progress, until)
+            _fill(experiment, kept, computer, asked, progress, until, remarks)
             yield kept
         if store:
             kept.check_kept()
@@ -159,22 +163,24 @@ def _fill(
     question: Question,
     progress: bool | None,
     until: Until | None,
+    remarks: Sequence[str],
 ) -> None:
     """Do what is missing in a store: craft, train, score. Every chunk is kept as soon as it is known."""
     planned = experiment.design.trials
     watch = None if until is None else Watch(until)
     held = store.crafted
-    if held is not None and not len(_missing(experiment, store, held["chunk_size"])[0]):
+    if held is not None and (
+        not len(_missing(experiment, store, held["chunk_size"])[0])
+        or (watch and _reason_to_stop(watch, store, question))
+    ):
+        _say(remarks)
         return
-    if held is not None and watch and _reason_to_stop(watch, store, question):
-        return
-    if remark := _other_versions(store):
-        print(remark, file=sys.stderr)
     began = monotonic()
     try:
         with engine.running():
             crafted, trials = _prepare(experiment, store, engine, question, progress)
-            _train(experiment, store, crafted, trials, question, progress, watch)
+            said = [*remarks, *_other_versions(store)]
+            _train(experiment, store, crafted, trials, question, progress, watch, said)
     except Breakdown as failed:
         done = len(store.done())
         failed.kept = f"{done} of {planned} trials are stored in {store.path}" if done else "no trial was stored"
@@ -183,15 +189,20 @@ def _fill(
         store.add_seconds(monotonic() - began)
 
 
-def _other_versions(store: Store) -> str | None:
+def _say(remarks: Sequence[str]) -> None:
+    for remark in remarks:
+        print(remark, file=sys.stderr)
+
+
+def _other_versions(store: Store) -> list[str]:
     """A remark where trials were stored with other packages than there are here: scores may depend on them."""
     here = versions()
     for used in store.versions():
         names = [name for name in here if used.get(name, here[name]) != here[name]]
         if names:
             differing = "; ".join(f"{name} {used[name]}, here {here[name]}" for name in names)
-            return f"trials in the store {str(store.path)!r} were trained with {differing}: scores may differ"
-    return None
+            return [f"trials in the store {str(store.path)!r} were trained with {differing}: scores may differ"]
+    return []
 
 
 def _prepare(
@@ -219,14 +230,20 @@ def _train(
     question: Question,
     progress: bool | None,
     watch: Watch | None,
+    remarks: Sequence[str],
 ) -> None:
     from lastiterate.training_progress import TrainingProgress
 
     models, present = _missing(experiment, store, trials.chunk_size)
+    one_by_one = trials.chunk_size == 1 < len(models)  # as a user's trainer, which the first may show to be unfit
+    if not one_by_one:
+        _say(remarks)
     looks, stored = Looks(), experiment.design.trials - len(models)
     with TrainingProgress(len(models), experiment.run.steps, progress) as bar:
         for chunk in trials.chunks(models, present, bar):
             store.add(_new(store, chunk) if isinstance(experiment.design, OpenEnded) else chunk)
+            if one_by_one and stored == experiment.design.trials - len(models):
+                _say(remarks)
             stored += len(chunk)
             if bar.is_shown and looks.due(stored):
                 bar.note = looks.look(lambda: _look(experiment, crafted, store, question), stored)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from inspect import signature
 from pathlib import Path
@@ -38,6 +38,18 @@ class Subject:
     attack: object = None
     initial: Any = None
     batch_size: Any = None
+
+    def protecting(self, **fields: Any) -> Subject:
+        """The same with other releases, group_size or neighbours, and the noise that its guarantee then takes.
+
+        Where several iterates are released, without momentum: with it, what is between them is not independent.
+        """
+        run = self.run.replace(**fields)
+        if run == self.run:
+            return self
+        if run.optimizer is not None and 1 < run.release_count < run.steps:
+            run = run.replace(optimizer=replace(run.optimizer, momentum=0.0, nesterov=False, dampening=0.0))
+        return replace(self, run=calibrate(run, epsilon=DEFAULT_EPSILON, delta=DEFAULT_DELTA, analysis=composition))
 
     def experiment(self, attack: object, models: int, seed: int, open_ended: bool = False) -> Experiment:
         """The audit of it by this attack; None: by the one that suits it."""

@@ -22,12 +22,17 @@ def example_rows(measured: Measured) -> tuple[list[Row], list[str]]:
         found = measured.trainings.effect(number, None, "with the canary")
         if found is None:
             why = "with the canary parameters become NaN or infinite: look whether its gradient is clipped"
-            return [*measured.noise_rows([], 1.0, None), Row(NORM, None, None, 1.0, None, None, "fault", why)], []
+            return [*_noise_rows(measured), Row(NORM, None, None, 1.0, None, None, "fault", why)], []
         effects.append(found)
-    rows = measured.noise_rows([], 1.0, None)
+    rows = _noise_rows(measured)
     rows += [_size_row(measured, effects), _taking_part_row(measured, effects)]
     rows += [not_checked(name, _WHY_NOT) for name in ("normalisation", "size of steps")]
     return rows, []
+
+
+def _noise_rows(measured: Measured) -> list[Row]:
+    rows = measured.noise_rows([], 1.0, None)
+    return [*rows, *measured.everywhere_rows([], 1.0, any(row.status == "fault" for row in rows))]
 
 
 def _size_row(measured: Measured, effects: list[FloatArray]) -> Row:

@@ -9,7 +9,7 @@ import numpy as np
 
 from lastiterate.arrays import FloatArray, IntArray
 from lastiterate.checking import clipping
-from lastiterate.checking.canaries import HALF, SMALL, loud, one_coordinate, spread
+from lastiterate.checking.canaries import ABOVE, HALF, SMALL, loud, one_coordinate, spread
 from lastiterate.checking.dead import dead_parameters
 from lastiterate.checking.effects import Effect, effect_of, quiet, restricted, share_batches, still_at
 from lastiterate.checking.measured import Measured
@@ -18,10 +18,13 @@ from lastiterate.checking.normalisation import PRESENCE, presence_row
 from lastiterate.checking.optimizer_effect import are_exact, steps_row
 from lastiterate.checking.participation import participation_rows
 from lastiterate.checking.row import Row, cannot_tell
-from lastiterate.checking.trials import OTHER_SHAPES, PARTICIPATION_SHARES
+from lastiterate.checking.trials import PARTICIPATION_SHARES
 
 _CURVED = 0.1  # rest of an effect, over the effect, from which on curvature is worth a word
-_COARSE = 0.02  # of an effect: rounding that hides what is quiet
+_CHANCE = 4.5  # standard deviations of a cosine between directions that have nothing in common
+_FAR_MORE = 10.0  # times what a canary does besides at other seeds
+_COARSE = 0.004  # of an effect: rounding that hides what is quiet; those it leaves alike are off by twice as much
+_BESIDES = "the canary does more besides than along itself: others are changed by it, or curvature is strong"
 _TOO_RARE = "the canary was in no batch of any model: more models, more steps, or a higher sample rate"
 
 
@@ -111,18 +114,43 @@ def _trained(measured: Measured) -> _Canaries:
     seed, pairs = measured.trainings.seed, measured.plan.pairs
     direction = spread(like, measured.moved, seed)
     canary = loud(direction, clip_norm)
-    for number in range(min(len(measured.plain), pairs + OTHER_SHAPES)):
+    for number in range(min(len(measured.plain), pairs + measured.plan.shapes)):
         if number >= pairs and any(effect.took_part or not effect.shared for effect in found.pairs):
             break
         effect = found.effect(number, canary, direction, "with a canary on all tensors")
         if effect is None:
             return found
         found.pairs.append(effect)
-    best = max(found.pairs, key=lambda effect: abs(effect.along))
-    if best.shared and not best.took_part:
-        return found
-    _other_shapes(found, best.number, direction)
+    best = _telling(found.pairs, measured.plain)
+    if not best.shared or best.took_part:
+        _other_shapes(found, best.number, direction)
+    elif measured.plan.shapes and any(effect.rest.any() for effect in found.pairs):
+        most = max(found.pairs, key=lambda effect: float(np.linalg.norm(effect.rest)))
+        _compare_loud(found, most.number, direction)
     return found
+
+
+def _telling(effects: list[Effect], models: FloatArray) -> Effect:
+    """The effect at whose seed other canaries are tried: the largest, unless at another seed it scaled the noise.
+
+    Curvature does much the same at all seeds, and kinks of a loss have nothing to do with the noise of the model. What
+    divides by the size of large batches only shows at some seeds, and does: ``models`` are those without a canary.
+    """
+    largest = max(effects, key=lambda effect: abs(effect.along))
+    besides = max((effect for effect in effects if effect.took_part), key=lambda effect: effect.spread, default=largest)
+    if besides.spread <= max(_CURVED, _FAR_MORE * largest.spread):
+        return largest
+    noise = models[besides.number] - models.mean(axis=0)
+    cosine = float(besides.rest @ noise) / float(np.linalg.norm(besides.rest) * np.linalg.norm(noise))
+    return besides if abs(cosine) > _CHANCE / np.sqrt(len(noise)) else largest
+
+
+def _compare_loud(found: _Canaries, number: int, direction: FloatArray) -> None:
+    """Where a canary does more besides than along itself: it may be clipped together with others."""
+    canary = ABOVE * found.measured.declared.run.clip_norm * direction
+    effect = found.effect(number, canary, direction, "with a canary (above)")
+    if effect is not None:
+        found.shapes["above"] = effect
 
 
 def _other_shapes(found: _Canaries, number: int, direction: FloatArray) -> None:
@@ -138,8 +166,9 @@ def _other_shapes(found: _Canaries, number: int, direction: FloatArray) -> None:
         ("half", HALF * clip_norm * direction, direction),
         ("coordinate", loud(coordinate, clip_norm), coordinate),
         ("tensor", loud(alone, clip_norm), alone),
+        ("above", ABOVE * clip_norm * direction, direction),
     ]
-    for name, canary, along in asked:
+    for name, canary, along in asked[: measured.plan.shapes]:
         effect = found.effect(number, canary, along, f"with a canary ({name})")
         if effect is None:
             return
@@ -157,8 +186,11 @@ def _clipping_rows(found: _Canaries, clip: float) -> list[Row]:
     if found.broke:
         return [clipping.not_finite_row()]
     if "small" not in shapes:
-        names = (clipping.NORM, clipping.SMALLER, PRESENCE)
-        return [cannot_tell(name, None, _TOO_RARE) for name in names]
+        names, above = (clipping.NORM, clipping.SMALLER, PRESENCE), shapes.get("above")
+        if above is None:
+            return [cannot_tell(name, None, _TOO_RARE) for name in names]
+        loud = next(effect for effect in found.pairs if effect.number == above.number)
+        return [*(cannot_tell(name, None, _BESIDES) for name in names), clipping.others_row(loud, above, floor)]
     small, half = shapes["small"], shapes["half"]
     best = next(effect for effect in found.pairs if effect.number == small.number)
     bent, coordinate = clipping.bent(half, small), like.names[found.tensors["coordinate"]]
@@ -169,7 +201,9 @@ def _clipping_rows(found: _Canaries, clip: float) -> list[Row]:
     ]
     if "tensor" in shapes and len(like.names) > 1:
         rows.append(clipping.tensor_row(shapes["tensor"], small, like.names[found.tensors["tensor"]], bent))
-    return [*rows, clipping.others_row(best, small, floor, bent), presence_row(small, half, best, clip, floor)]
+    if "above" in shapes:
+        rows.append(clipping.others_row(best, shapes["above"], floor))
+    return [*rows, presence_row(small, half, best, clip, floor)]
 
 
 def _is_still(rows: list[Row]) -> bool:

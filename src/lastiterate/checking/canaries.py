@@ -15,7 +15,8 @@ from lastiterate.arrays import FloatArray
 from lastiterate.checking.parameters import Parameters
 
 SMALL, HALF = 0.2, 0.5  # norms of canaries that must not be clipped, in clipping norms
-LOUD = 100.0  # clipping norms in the least coordinate of a canary that must be
+ABOVE = 3.0  # the norm of one that must be, in clipping norms
+LOUD = 100.0  # clipping norms in the least coordinate of another one that must be
 
 
 def spread(like: Parameters, tensors: Sequence[int], seed: int) -> FloatArray:

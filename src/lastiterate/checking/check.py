@@ -21,6 +21,7 @@ from lastiterate.run import DPSGD, require_run
 from lastiterate.values import function, integer, number, one_of
 
 MODELS, ERROR = 16, 1e-3
+MOST_STEPS = 10**6  # of each of which it is known how much it counts
 
 
 def check(
@@ -37,9 +38,11 @@ def check(
 ) -> CheckResult:
     """Is a training what its run says? It is measured on a handful of models, of short trainings best.
 
+    Only the last iterate is looked at, and a canary is one example, whatever the run releases and whom it protects.
+
     Args:
-        run: what is declared. The learning rate of its optimizer is that of the sum of gradients; without an optimizer
-            or weights it is 1.
+        run: what is declared, of at most a million steps. The learning rate of its optimizer is that of the sum of
+            gradients; without an optimizer or weights it is 1.
         train: ``train(seed, canary)`` returns parameters: arrays, a dict, list or tuple of them, a PyTorch module or a
             state dict. ``canary`` is False, or what the next argument says.
         models: how many models are trained, in [8, 1000].
@@ -53,6 +56,7 @@ def check(
         told: is called after each training, as for a progress bar.
     """
     declared = Declared(require_run(run))
+    integer("steps", run.steps, 1, MOST_STEPS)
     check_trainer(train)
     one_of("canary", canary, ("gradient", "example"))
     count = integer("models", models, LEAST_MODELS, MOST_MODELS)
@@ -106,4 +110,20 @@ def _checked(
     rows, notes = (gradient_rows if with_gradients else example_rows)(measured)
     if trainings.complaint:
         rows.append(trainings.complaint)
-    return CheckResult(declared.run, (*rows, *seeds), trainings.trained, error, tuple(notes))
+    return CheckResult(declared.run, (*rows, *seeds), trainings.trained, error, (*notes, *_not_looked_at(declared.run)))
+
+
+def _not_looked_at(run: DPSGD) -> list[str]:
+    """What a run says beyond how one model is trained."""
+    notes = []
+    if run.release_count > 1:
+        notes.append(
+            f"Of the {run.release_count:,} released iterates only the last one is looked at: others are what the same "
+            "steps had made by then."
+        )
+    if run.group_size > 1 or run.neighbours != "add-remove":
+        notes.append(
+            "Canaries are single examples that are there or not: group_size and neighbours say whom a run protects, "
+            "and change nothing in its training."
+        )
+    return notes

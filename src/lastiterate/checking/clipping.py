@@ -21,7 +21,6 @@ NORM, SMALLER, COORDINATE = "clipping norm", "clipping of small gradients", "cli
 TENSOR, OTHERS = "clipping of one tensor", "clipping of others"
 EXACT = 0.02  # relative: of float32 and of curvature of second order, for canaries of one direction
 _DIRECTIONS = 0.3  # relative: by which effects in different directions may differ by curvature
-_DISPLACED = 0.2  # clipping norms by which a canary's size may move what others do
 _BENDING = 5.0  # how much more a canary above the clipping norm bends than one of half of it, with a margin of two
 _ANYWAY = 0.3  # relative difference of two rests that are one; those of a half and of a fifth differ by 1.5
 _BESIDES = 4.0  # times what effects are besides: by how much two directions may differ
@@ -154,23 +153,37 @@ _SHAPE = (
 )
 
 
+_SHARE = "less than a clipping norm: look whether each tensor is clipped by itself, to a share of the norm"
+
+
 def tensor_row(one: Effect, small: Effect, tensor: str, bent: float) -> Row:
     """A canary on one tensor must count a clipping norm."""
     there = restricted(small, np.flatnonzero(one.direction))
+    besides = max(there.spread, small.spread)  # a tensor of one number cannot bend, but others pull it
     row = ratio_row(
-        TENSOR, tensor, one, there, SMALL, EXACT + min(_DIRECTIONS, 3.0 * there.spread), bent + _BESIDES * there.spread
+        TENSOR, tensor, one, there, SMALL, EXACT + min(_DIRECTIONS, 3.0 * besides), bent + _BESIDES * besides
     )
-    return with_advice(row, _SHAPE) if row.status == "fault" else row
+    if row.status != "fault":
+        return row
+    assert row.measured is not None
+    return with_advice(row, _SHAPE if row.measured > 1.0 else _SHARE)
 
 
-def others_row(loud: Effect, small: Effect, floor: float, bent: float) -> Row:
-    """Whether a large canary takes away from what others do, as it does if gradients are clipped together."""
-    if not (loud.shared and small.shared) or not small.along:
+def others_row(loud: Effect, above: Effect, floor: float) -> Row:
+    """Whether a canary far above the clipping norm does what one a little above it does: clipped, they are the same.
+
+    Curvature is the same for both. It is otherwise if a gradient is clipped together with others, which a large one
+    takes away from.
+    """
+    size = float(np.hypot(np.linalg.norm(loud.rest), loud.along))
+    if not (loud.shared and above.shared) or not size:
         return cannot_tell(OTHERS, 0.0, _UNSHARED)
-    measured = float(np.linalg.norm(unlike(loud, small))) / abs(loud.along)
-    unsure = floor * (1.0 + abs(loud.along / small.along)) / abs(loud.along)
-    limit = _DISPLACED + 2.0 * small.spread + bent
+    apart = float(np.hypot(np.linalg.norm(loud.rest - above.rest), loud.along - above.along))
+    measured, unsure = apart / size, 2.0 * floor / size
     low, high = max(0.0, measured - unsure), measured + unsure
-    status: Status = "fault" if low > limit else "ok" if unsure < 1.0 else "cannot tell"
-    why = "a large gradient takes away from others: look whether sums or means of examples (micro-batches) are clipped"
+    status: Status = "fault" if low > EXACT else "ok" if unsure < 1.0 else "cannot tell"
+    why = (
+        "a gradient counts by how far it is above the clipping norm, or takes away from others: look whether sums or "
+        "means of examples (micro-batches) are clipped"
+    )
     return Row(OTHERS, None, measured, 0.0, low, high, status, why if status == "fault" else "")

@@ -89,7 +89,7 @@ def _largest_below_one(ratios: FloatArray) -> float:
 
 
 def least_noise(effects: Sequence[Effect], declared: Declared, clip: float, error: float) -> tuple[float, float]:
-    """The least ratio of variances that contraction can bring about in a correct training, and the one it seems to.
+    """The least ratio of variances that contraction can bring about in a correct training, and the likely one.
 
     Contraction goes on from step to step. If N participations fall on steps at random, all of them are in the last
     error^(1/N) of the training with probability ``error``: what was lost over that part is lost so many times in all.
@@ -99,8 +99,10 @@ def least_noise(effects: Sequence[Effect], declared: Declared, clip: float, erro
     fits = [fit(effect, declared, clip) for effect in effects]
     if declared.is_plain or declared.is_certain:
         kept = min(1.0, *(effect.along / clip / each.most for effect, each in zip(effects, fits, strict=True)))
+        likely = [min(each.ratio, 1.0) for each in fits]
     else:  # sums lie too close to tell what is missing: as much as effects are not straight
         kept = min(max(1.0 - each.slack, 0.0) for each in fits)
+        likely = [max(1.0 - effect.spread, 0.0) for effect in effects]
     tells = True
     if declared.is_certain:
         power = 1.0
@@ -114,4 +116,4 @@ def least_noise(effects: Sequence[Effect], declared: Declared, clip: float, erro
     least = kept ** (2.0 * power)
     if not tells or declared.sums is None or not (declared.is_plain or declared.is_certain):
         least = min(least, UNKNOWN)
-    return float(np.clip(least, declared.last, 1.0)), kept**2
+    return float(np.clip(least, declared.last, 1.0)), float(np.mean(likely)) ** 2

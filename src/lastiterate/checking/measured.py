@@ -26,6 +26,7 @@ from lastiterate.checking.noise import (
     without_sampling,
 )
 from lastiterate.checking.noise_everywhere import CLOSEST, WITHOUT, closest_row, without_row
+from lastiterate.checking.noise_law import AGAIN, LAW, again_row, law_row
 from lastiterate.checking.parameters import Parameters
 from lastiterate.checking.row import Row, not_checked
 from lastiterate.checking.trials import Plan, Trainings
@@ -115,14 +116,17 @@ class Measured:
         )
 
     def everywhere_rows(self, effects: Sequence[Effect], clip: float, has_fault: bool) -> list[Row]:
-        """Whether noise is missing between models or in parameters; ``has_fault``: whether it is on the whole."""
+        """Whether noise is missing somewhere, or of another law; ``has_fault``: whether it is wrong on the whole."""
         if has_fault:
-            return [not_checked(name, "noise is not as declared on the whole") for name in (CLOSEST, WITHOUT)]
+            names = (CLOSEST, WITHOUT, AGAIN, LAW)
+            return [not_checked(name, "noise is not as declared on the whole") for name in names]
         models = self.plain[:, np.concatenate([self._within(tensor) for tensor in self.moved])]
         least = self._allowance(effects, clip).least
         return [
             closest_row(models, self.declared, least, self.error),
             without_row(self.plain, effects, self.declared, self.error),
+            again_row(models, self.declared, self.error),
+            law_row(models, self.declared, self.error),
         ]
 
     def _within(self, tensor: int) -> IntArray:

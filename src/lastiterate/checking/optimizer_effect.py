@@ -21,6 +21,9 @@ _NO_CURVATURE = 1.3  # ratios above this are no matter of curvature
 _COMMON = 0.003  # ratios so close to each other, relatively, have one cause
 _PULLED = 0.7  # the least of an effect that a loss leaves which pulls all parameters alike
 _EXACT = 2e-4  # relative distance from a sum of weights that rounding does not explain
+_MORE = 0.05  # by which curvature may make effects larger, without a word
+_FEW_STEPS = (1, 2, 3)  # that the canary may have been in where it was in fewest
+_TWICE = 2.0  # times the declared size: more is told otherwise
 _HARMLESS = 0.9  # curvature of such a size needs no word
 
 
@@ -48,6 +51,8 @@ def steps_row(
     ratios, near = np.array([each.ratio for each in fits]), np.array([each.near for each in fits])
     if np.ptp(near) < np.ptp(ratios):  # one factor above 1 explains more than curvature
         ratios = near
+    if declared.is_plain and not all(each.explained for each in fits):
+        ratios = _by_one_factor(np.array([effect.along / clip for effect in seen]) / declared.weights[0], ratios)
     low, high = float(ratios.min()), float(ratios.max())
     status, advice = _judge(fits, ratios, declared, error, still)
     if exactly is not None and status != "fault":
@@ -105,12 +110,31 @@ def _judge(
             "steps count more than declared, by factors that differ, and curvature is none: look whether sums are "
             "divided by the batch size that was drawn instead of the expected one, and at the schedule"
         )
+    if high > 1.0 + max(_MORE, 2.0 * max(each.slack for each in fits)):
+        return "cannot tell", (
+            "steps count more in the end than declared at some seeds: another learning rate, sums that are scaled "
+            "after clipping, or curvature; train for fewer steps, or more models"
+        )
     if low >= _HARMLESS:
         return "ok", "a little less than declared, as by curvature"
     return "cannot tell", (
         "steps count less in the end than declared: curvature that is the same in all directions, a smaller learning "
         "rate, or division by the batch size that was drawn; train for fewer steps, or more models"
     )
+
+
+def _by_one_factor(counts: FloatArray, ratios: FloatArray) -> FloatArray:
+    """Ratios of steps' sizes; if these are whole numbers of steps of one other size, this size.
+
+    By accident five steps of 1.2 times the size are six. ``counts`` are effects over the declared size of a step.
+    """
+    least = float(counts.min())
+    for steps in _FEW_STEPS:
+        size = least / steps
+        found = counts / np.maximum(np.round(counts / size), 1.0)
+        if 1.0 / _TWICE < size < _TWICE and np.ptp(found) < _COMMON * size and np.ptp(found) < np.ptp(ratios):
+            return np.asarray(found)
+    return ratios
 
 
 def _is_common(fits: Sequence[Fit], ratios: FloatArray, declared: Declared, error: float) -> bool:

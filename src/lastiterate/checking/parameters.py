@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import Any, TypeAlias
 
@@ -20,6 +21,8 @@ from lastiterate.values import told
 
 Foreign: TypeAlias = Any  # arrays, and trees of them, of libraries that need not be installed
 _TAKEN = "arrays, a dict, list or tuple of them, a PyTorch module or a state dict"
+_DEEPEST = 100  # dicts, lists and tuples in each other; a list that contains itself has no bottom
+_LARGEST = 1e150  # whose square is a number
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,7 +45,7 @@ class Parameters:
     tree: Foreign
     trained: Trained | None = None
 
-    @property
+    @cached_property
     def slices(self) -> list[slice]:
         """Where each tensor is in the vector."""
         ends = accumulate((int(np.prod(shape)) for shape in self.shapes), initial=0)
@@ -53,7 +56,7 @@ def flatten(result: Foreign) -> Parameters:
     """The parameters that a trainer returned; a ``ValueError`` in one sentence, if they are none."""
     trained = result if isinstance(result, Trained) else None
     tree = result.result if isinstance(result, Trained) else result
-    leaves = [(name, leaf) for name, leaf in _leaves(_opened(tree), "") if _is_float(leaf)]
+    leaves = [(name, leaf) for name, leaf in _leaves(_opened(tree), "", _DEEPEST) if _is_float(leaf)]
     if not leaves:
         raise ValueError(f"the trainer must return parameters ({_TAKEN}), got {told(tree)}")
     arrays = [(name or "parameters", _numbers(leaf)) for name, leaf in leaves]
@@ -68,11 +71,15 @@ def flatten(result: Foreign) -> Parameters:
 
 
 def require_finite(parameters: Parameters) -> None:
-    """Refuse parameters that are NaN or infinite."""
+    """Refuse parameters that are NaN, infinite, or too large to compute with."""
+    if np.all(np.abs(parameters.vector) <= _LARGEST):
+        return
     for name, where in zip(parameters.names, parameters.slices, strict=True):
-        bad = np.count_nonzero(~np.isfinite(parameters.vector[where]))
-        if bad:
+        tensor = parameters.vector[where]
+        if bad := np.count_nonzero(~np.isfinite(tensor)):
             raise ValueError(f"parameters must be finite, but {bad:,} of tensor {name!r} are NaN or infinite")
+        if bad := np.count_nonzero(np.abs(tensor) > _LARGEST):
+            raise ValueError(f"parameters must be in [-1e150, 1e150], but {bad:,} of tensor {name!r} are not")
 
 
 def require_same_form(parameters: Parameters, first: Parameters) -> None:
@@ -107,15 +114,17 @@ def _opened(tree: Foreign) -> Foreign:
     return tree
 
 
-def _leaves(tree: Foreign, name: str) -> Iterator[tuple[str, Foreign]]:
+def _leaves(tree: Foreign, name: str, depth: int) -> Iterator[tuple[str, Foreign]]:
     if _is_leaf(tree):
         yield name, tree
+    elif not depth:
+        raise ValueError(f"the trainer must return parameters ({_TAKEN}), got a tree more than {_DEEPEST} levels deep")
     elif isinstance(tree, Mapping):
         for key, value in tree.items():
-            yield from _leaves(value, f"{name}.{key}" if name else str(key))
+            yield from _leaves(value, f"{name}.{key}" if name else str(key), depth - 1)
     elif isinstance(tree, (list, tuple)):
         for index, value in enumerate(tree):
-            yield from _leaves(value, f"{name}[{index}]")
+            yield from _leaves(value, f"{name}[{index}]", depth - 1)
     elif (jax := _jax()) is not None:
         for path, value in jax.tree_util.tree_flatten_with_path(tree)[0]:
             if value is tree:

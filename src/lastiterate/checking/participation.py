@@ -184,7 +184,8 @@ def _kept(fits: Sequence[Fit]) -> bool:
 def _weighted_row(effects: Sequence[Effect], declared: Declared, clip: float, error: float) -> Row:
     """The mean of the weights of the canary's batches, by Bernstein's inequality; shuffled: by the sums there are."""
     weights, rates = declared.weights, declared.rates
-    total, rate = float(weights.sum()), float((weights * rates).sum() / weights.sum())
+    total = declared.most
+    rate = float((weights * rates).sum()) / total
     seeds = len(effects)
     summed = sum(effect.along for effect in effects) / clip
     if declared.is_certain or declared.run.sampling == "shuffled":
@@ -197,7 +198,8 @@ def _weighted_row(effects: Sequence[Effect], declared: Declared, clip: float, er
         low, high = min(ratios) * rate, max(ratios) * rate
         return Row(RATE, None, float(np.mean(ratios)) * rate, rate, low, high, status, "" if status == "ok" else _LOST)
     reach = declared.reach(seeds, error)
-    low, high = (summed - reach) / seeds / total, (summed / _KEPT + reach) / seeds / total
+    ends = summed, summed / _KEPT
+    low, high = (min(ends) - reach) / seeds / total, (max(ends) + reach) / seeds / total
     measured = summed / seeds / total
     if low <= rate <= high:
         return Row(RATE, None, measured, rate, low, high, "ok")

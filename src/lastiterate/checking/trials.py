@@ -20,7 +20,8 @@ from lastiterate.run import DPSGD
 from lastiterate.trainer_failure import TrainerFailed, guarded
 
 LEAST_MODELS, MOST_MODELS = 8, 1000
-OTHER_SHAPES = 4  # canaries beside the first one: two small ones, one coordinate, one tensor
+OTHER_SHAPES = 5  # canaries beside the first one: two small ones, one coordinate, one tensor, one less loud
+_FEWEST = 3  # models beside those shapes and the one that is trained twice: a variance takes two, a canary one
 PARTICIPATION_SHARES = 8  # of the error: counts need more of it than other measurements
 ROWS = 30  # shares of the error, beside one for each tensor: both rows of participation have theirs
 
@@ -31,18 +32,20 @@ Trainer: TypeAlias = Callable[[int, Foreign], Foreign]
 
 @dataclass(frozen=True)
 class Plan:
-    """How many models of each kind are trained: ``plain`` ones without a canary, ``pairs`` of seeds with one."""
+    """How many models are trained: ``plain`` ones, ``pairs`` of seeds with a canary, ``shapes`` of other canaries."""
 
     models: int
     plain: int
     pairs: int
+    shapes: int
 
 
 def plan(models: int, *, with_shapes: bool) -> Plan:
     """Half of the models measure the noise; to as many of their seeds the canary is put."""
-    left = models - 1 - (OTHER_SHAPES if with_shapes else 0)
+    shapes = min(OTHER_SHAPES, models - 1 - _FEWEST) if with_shapes else 0
+    left = models - 1 - shapes
     pairs = max(1, left // 2)
-    return Plan(models, left - pairs, pairs)
+    return Plan(models, left - pairs, pairs, shapes)
 
 
 def models_for(pairs: int) -> int:

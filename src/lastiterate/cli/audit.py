@@ -13,6 +13,7 @@ from lastiterate.cli.audit_actions import (
     planned_canaries,
     planned_models,
     rehearse,
+    released_fields,
 )
 from lastiterate.cli.audit_options import AttackName, AuditOptions, Others, QuestionOptions
 from lastiterate.cli.errors import OptionError
@@ -72,6 +73,7 @@ def audit(
     Example:
       lastiterate audit
       lastiterate audit --attack mislabelled --models 1024 --store runs/mislabelled.sqlite
+      lastiterate audit --releases 10
     """
     if isinstance(models, int):
         integer("models", models)
@@ -94,18 +96,21 @@ def audit(
         check_audit(options.store, options, inputs, json)
     with talk_on_stderr():
         subject = find_subject(data, model, trainer, lambda n: described_run(size, method_, options, n))
+        if not any(vars(size).values()):  # the usual training, protecting others or releasing more
+            given = {name: value for name, value in released_fields(method_).items() if value is not None}
+            subject = subject.protecting(**given)
         if trainer and attack and subject.attack is not None:
             raise OptionError(f"the attack must be given either by --attack or in {trainer!a}, not by both")
         chosen = subject.attack if trainer and not attack else find_attack(attack or "quiet", others)
     if not trainer and _is_one_run(chosen):
-        count, plan = planned_canaries(subject, chosen, models, asked)
+        planned = planned_canaries(subject, chosen, models, asked)
     else:
-        count, plan = planned_models(subject, chosen, MODELS if models is None else models, asked), None
+        planned = planned_models(subject, chosen, MODELS if models is None else models, asked)
     computer = engine.find()
     if options.dry_run:
-        rehearse(subject, chosen, count, json, asked, one_run=plan)
+        rehearse(subject, chosen, planned, json, asked)
         return
-    raise typer.Exit(perform(subject, chosen, count, options, computer, asked, inputs, json))
+    raise typer.Exit(perform(subject, chosen, planned, options, computer, asked, inputs, json))
 
 
 def _is_one_run(attack: object) -> bool:

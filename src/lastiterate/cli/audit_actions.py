@@ -3,7 +3,7 @@
 import math
 import sys
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from lastiterate.cli.audit_options import AuditOptions
@@ -22,8 +22,18 @@ if TYPE_CHECKING:
     from lastiterate.auditing.evidence.question import Question
     from lastiterate.auditing.subject import Subject
     from lastiterate.cli.outputs import Files
+    from lastiterate.fields import Fields
     from lastiterate.optimizer import SGD
     from lastiterate.run import DPSGD
+
+
+@dataclass(frozen=True)
+class Planned:
+    """How many models a world, or canaries of one run; what may come of the latter; what to say about the choice."""
+
+    count: int
+    one_run: "OneRunPlan | None" = None
+    remark: str | None = None
 
 
 def described_run(
@@ -39,7 +49,13 @@ def described_run(
     noise, clip_norm = options.noise_multiplier, options.clip_norm
     given = any(vars(size).values())
     if not given:
-        if noise is not None or clip_norm is not None or method != MethodOptions():
+        usual_training = replace(method, **released_fields(MethodOptions())) == MethodOptions()
+        if (
+            noise is not None
+            or clip_norm is not None
+            or not usual_training
+            or (method != MethodOptions() and not examples)
+        ):
             raise OptionError(
                 "--steps and --sample-rate, or --batch-size and --epochs, must be given with other options of the run"
             )
@@ -51,40 +67,42 @@ def described_run(
     return with_defaults(run, calibrated=noise is not None, examples=examples, usual=usual)
 
 
-def planned_canaries(
-    subject: "Subject", attack: Any, models: int | str | None, question: "Question"
-) -> "tuple[int, OneRunPlan | None]":
-    """How many canaries to put into the one run, and what may come of it; None: nothing is known of their scores."""
+def released_fields(method: MethodOptions) -> "Fields":
+    """What the options say about whom a run protects and what it releases, and not about its training."""
+    return {name: getattr(method, name) for name in ("releases", "group_size", "neighbours")}
+
+
+def planned_canaries(subject: "Subject", attack: Any, models: int | str | None, question: "Question") -> Planned:
+    """How many canaries to put into the one run, and what may come of it, if anything is known of their scores."""
     from lastiterate.attacks.attack import LinearScores
     from lastiterate.auditing.evidence.one_run_power import OneRunPlan, best_guesses, best_plan
 
     models = None if isinstance(models, str) else models  # one run chooses by itself, if nobody says how many
     if not isinstance(attack.expected({"signal": 1.0}), LinearScores):
-        return attack.most_canaries(subject.problem) if models is None else models, None
+        return Planned(attack.most_canaries(subject.problem) if models is None else models)
     asked = question.delta, question.confidence
     if models is None:
         plan = best_plan(subject.run, attack.most_canaries(subject.problem), "one-run-fdp", *asked)
     else:
         guesses = best_guesses(subject.run, models, "one-run-fdp", *asked)
         plan = OneRunPlan(subject.run, models, guesses, *asked)
-    return plan.canaries, plan
+    return Planned(plan.canaries, plan)
 
 
-def planned_models(subject: "Subject", attack: object, models: int | str, question: "Question") -> int:
-    """How many models a world to train; "auto" chooses, and says so."""
+def planned_models(subject: "Subject", attack: object, models: int | str, question: "Question") -> Planned:
+    """How many models a world to train; "auto" chooses, and has something to say."""
     if not isinstance(models, str):
-        return models
+        return Planned(models)
     from lastiterate.auditing.evidence.planning import models_for
 
     chosen, words = models_for(subject.run, question, is_known=attack is not None)
-    print(words, file=sys.stderr)
-    return chosen
+    return Planned(chosen, remark=words)
 
 
 def perform(
     subject: "Subject",
     attack: Any,
-    models: int,
+    planned: Planned,
     options: AuditOptions,
     engine: "str | Engine",
     question: "Question",
@@ -100,11 +118,12 @@ def perform(
     is_open = question.validity == "anytime"
     if until is not None and not is_open:
         raise OptionError("--until needs --anytime: who stops early has not fixed the number of models")
-    experiment = subject.experiment(attack, models, options.seed, is_open)
+    experiment = subject.experiment(attack, planned.count, options.seed, is_open)
     store = options.store or subject.default_store(experiment)
     check_audit(store, options, inputs, json)
     with resumable(store), talk_on_stderr():
-        result = conduct(experiment, question, store, engine, until=until)
+        remarks = [planned.remark] if planned.remark else []
+        result = conduct(experiment, question, store, engine, until=until, remarks=remarks)
     return finish(result, question, options.output, options.strict, json)
 
 
@@ -122,26 +141,26 @@ def _duration(seconds: float) -> str:
 def rehearse(
     subject: "Subject",
     attack: Any,
-    models: int,
+    planned: Planned,
     json: bool,
     question: "Question",
     unseen: list[str] | None = None,
-    one_run: "OneRunPlan | None" = None,
 ) -> None:
     """Say what an audit would train and how long it would take, and of which tokens canaries could be made."""
     from lastiterate.answers import run_fields
     from lastiterate.cli.output import print_json, print_note
     from lastiterate.wording import describe
 
+    models, one_run = planned.count, planned.one_run
     with talk_on_stderr():
         plan = subject.experiment(attack, models, 0).cost()
+    found = {} if one_run else _detectable(subject, attack, models, question)
+    if planned.remark:
+        print(planned.remark, file=sys.stderr)
     if json:
         tokens = {} if unseen is None else {"unseen_tokens": unseen}
-        if one_run is None:
-            planned = {"detectable": _detectable(subject, attack, models, question)}
-        else:
-            planned = {"one_run": _one_run_fields(one_run)}
-        print_json({**run_fields(subject.run), "data": subject.words, **vars(plan), **tokens, **planned})
+        outlook = {"one_run": _one_run_fields(one_run)} if one_run else {"detectable": found}
+        print_json({**run_fields(subject.run), "data": subject.words, **vars(plan), **tokens, **outlook})
         return
     if unseen is not None:
         some = ", ".join([*map(ascii, unseen[:8]), *(["..."] if unseen[8:] else [])])
@@ -152,10 +171,7 @@ def rehearse(
         f"about {_duration(plan.seconds)} and {plan.bytes / 2**30:.1f} GiB of memory here ({plan.basis})\n"
         "nothing was trained to the end, and nothing is kept"
     )
-    if one_run is not None:
-        print_note(_one_run_words(one_run))
-    else:
-        print_note(_detectable_words(_detectable(subject, attack, models, question), models))
+    print_note(_one_run_words(one_run) if one_run else _detectable_words(found, models))
 
 
 def _detectable(subject: "Subject", attack: object, models: int, question: "Question") -> dict[str, float | None]:

@@ -1,6 +1,7 @@
 """``lastiterate audit-lm``: fine-tune a language model privately, with and without a canary, and tell them apart."""
 
-from dataclasses import dataclass
+import sys
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
@@ -33,6 +34,7 @@ MODELS = 128
 TrainedPart = Literal["all", "embeddings", "lora"]
 Precision = Literal["float32", "bfloat16"]
 ScoreName = Literal["gradient", "rows", "loss"]
+UnitName = Literal["example", "person"]
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,13 @@ class TextOptions:
     )
     longest: Annotated[int, integer_option("--longest", "Tokens of an example that are used (default: 128).")] = 128
     persona: Annotated[bool, flag("--persona", "Put personas before the dialogues.")] = False
+    unit: Annotated[
+        UnitName,
+        choice("--unit", get_args(UnitName), "What is protected: each example (default), or all that a person has."),
+    ] = "example"
+    by: Annotated[
+        str | None, option("--by", None, "FIELD", "With --unit person: the field of JSON lines that says whose.")
+    ] = None
     trained: Annotated[
         TrainedPart,
         choice("--trained", get_args(TrainedPart), "Which parameters are trained (default: all)."),
@@ -76,22 +85,34 @@ class TextOptions:
     ] = False
 
     def check(self) -> None:
-        """Refuse what is known to be wrong before anything is loaded."""
+        """Refuse what does not belong together, before anything is read."""
         if self.model is None or self.text is None:
             raise OptionError("--model and --text must be given: a language model, and what to fine-tune it on")
+        if (self.unit == "person") != (self.by is not None):
+            got = "without --by" if self.by is None else f"--by {self.by} with --unit {self.unit}"
+            raise OptionError(f"--unit person and --by FIELD must be given together, got {got}")
 
-    def problem(self) -> "TextProblem":
-        """The problem that the options describe."""
-        assert self.model is not None  # by ``check``
+    def problem(self, group_size: int | None) -> "TextProblem":
+        """The problem that the options describe; of each person at most so many texts."""
+        self.check()
+        assert self.model is not None
         assert self.text is not None
-        from lastiterate.lm import TextProblem, Texts, read_texts
+        from lastiterate.lm import TextProblem, read_texts
 
-        given = read_texts(self.text, persona=self.persona)
+        given = read_texts(self.text, persona=self.persona, by=self.by)
         if self.examples is not None:
-            integer("examples", self.examples, 1, len(given))
+            given = given.at(range(integer("examples", self.examples, 1, len(given))))
+        if self.by is not None and group_size is not None:
+            before, given = len(given), given.at_most(group_size)
+            if len(given) < before:
+                print(
+                    f"{before - len(given):,} of {before:,} {given.unit}s are left out, so that nobody has more than "
+                    f"{group_size:,}",
+                    file=sys.stderr,
+                )
         return TextProblem.of(
             self.model,
-            Texts(given.texts[: self.examples], given.unit),
+            given,
             self._held_out(),
             longest=self.longest,
             trained=self.trained,
@@ -153,7 +174,8 @@ def audit_lm(
     """Attack the fine-tuning of a language model, and see what leaks.
 
     The canary is a sequence of tokens that never occur in the texts. Models are fine-tuned by DP-SGD with and without
-    it, and the attack looks at how it moved them. One dialogue (or text) is one example: it is what privacy protects.
+    it, and the attack looks at how it moved them. One dialogue (or text) is one example: it is what privacy protects,
+    or with --unit person all that a person has.
     The same command again resumes where it was stopped. A folder is read without the network; pickles never are.
 
     \b
@@ -163,6 +185,7 @@ def audit_lm(
     Example:
       lastiterate audit-lm --model stories260k --text personachat.jsonl --longest 64
       lastiterate audit-lm --model google/gemma-2-2b --text train.txt --held-out valid.txt --dtype bfloat16
+      lastiterate audit-lm --model stories260k --text dialogues.jsonl --unit person --by user
     """
     texts.check()
     if isinstance(models, int):
@@ -183,7 +206,8 @@ def audit_lm(
 
     def described(n: int) -> "DPSGD":
         how_long = size if any(vars(size).values()) else usual_size(n)
-        run = described_run(how_long, method_, options, n, usual_optimizer)
+        of_a_person = method_.group_size or problem.of_a_person
+        run = described_run(how_long, replace(method_, group_size=of_a_person), options, n, usual_optimizer)
         assert run is not None  # since its size is given
         return run
 
@@ -191,12 +215,13 @@ def audit_lm(
     if one_run and score != "loss":
         attack = OneRunTokens(score, canary_length)
     with talk_on_stderr():
-        subject = text_subject(texts.problem(), described)
+        problem = texts.problem(method_.group_size)
+        subject = text_subject(problem, described)
         if one_run:
-            count, plan = planned_canaries(subject, attack, models, asked)
+            planned = planned_canaries(subject, attack, models, asked)
         else:
-            count, plan = planned_models(subject, attack, MODELS if models is None else models, asked), None
+            planned = planned_models(subject, attack, MODELS if models is None else models, asked)
     if options.dry_run:
-        rehearse(subject, attack, count, json, asked, subject.problem.unseen_tokens(), plan)
+        rehearse(subject, attack, planned, json, asked, subject.problem.unseen_tokens())
         return
-    raise typer.Exit(perform(subject, attack, count, options, computer, asked, inputs, json))
+    raise typer.Exit(perform(subject, attack, planned, options, computer, asked, inputs, json))

@@ -124,7 +124,7 @@ class MethodOptions:
         int | list[int] | None,
         option("--releases", values.one_or_more, "K|S1,S2,...", "Release K iterates, or those after these steps."),
     ] = None
-    group_size: Annotated[int, integer_option("--group-size", "Examples of one person (default: 1).")] = 1
+    group_size: Annotated[int | None, integer_option("--group-size", "Examples of one person (default: 1).")] = None
     neighbours: Annotated[
         Neighbours,
         choice("--neighbours", get_args(Neighbours), "Whether one example is there, or which (default: add-remove)."),
@@ -132,8 +132,9 @@ class MethodOptions:
 
     def fields(self) -> Fields:
         """The fields of a DPSGD that these options give."""
-        names = ("sampling", "weights", "releases", "group_size", "neighbours")
-        return {"optimizer": self._sgd(), **{name: getattr(self, name) for name in names}}
+        names = ("sampling", "weights", "releases", "neighbours")
+        group = 1 if self.group_size is None else self.group_size
+        return {"optimizer": self._sgd(), "group_size": group, **{name: getattr(self, name) for name in names}}
 
     def scheduled(self, run: DPSGD) -> DPSGD:
         """The run with the named schedule, which needs to know how many steps there are."""

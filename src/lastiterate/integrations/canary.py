@@ -22,7 +22,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from lastiterate.values import integer
+from lastiterate.values import as_array, function, integer, told
 
 Foreign: TypeAlias = Any  # arrays, and trees of them, of libraries that need not be installed
 
@@ -55,7 +55,7 @@ class PlantedGradient:
             return indices
         if isinstance(indices, (list, tuple)):
             return [index for index in indices if index != self.place]
-        return indices[indices != self.place]
+        return indices[_indices("indices", indices) != self.place]
 
     def gradients(self, gradients: Foreign, batch: Foreign) -> Foreign:
         """Gradients of a batch, before clipping, with the canary's in its place; zeros, if there is no canary.
@@ -65,15 +65,23 @@ class PlantedGradient:
             batch: for each example its index.
         """
 
+        drawn = _indices("batch", batch)
+        if gradients is None:
+            raise ValueError("gradients must be arrays with one row for each index in batch, got None")
+
         def put(leaf: Foreign, canary: Foreign) -> Foreign:
             library = _library(leaf)
+            if np.shape(leaf)[:1] != (len(drawn),):
+                raise ValueError(
+                    f"gradients must be arrays with one row for each of the {len(drawn)} indices in batch, got "
+                    f"{told(leaf) if not np.shape(leaf) else f'one of shape {tuple(np.shape(leaf))}'}"
+                )
             if np.shape(canary) not in ((), np.shape(leaf)[1:]):
                 raise ValueError(
                     f"canary must have the form of the parameters, of shape {tuple(np.shape(leaf)[1:])} where it has "
-                    f"{tuple(np.shape(canary))}"
+                    f"{tuple(np.shape(canary))}, as gradients show"
                 )
-            rows = _as(library, batch == self.place if hasattr(batch, "dtype") else np.equal(batch, self.place), leaf)
-            rows = rows.reshape((-1,) + (1,) * (leaf.ndim - 1))
+            rows = _as(library, drawn == self.place, leaf).reshape((-1,) + (1,) * (leaf.ndim - 1))
             return library.where(rows, _as(library, canary, leaf, leaf.dtype), leaf)
 
         canary = _map(lambda leaf: 0.0, gradients) if self.is_absent else self.canary
@@ -84,6 +92,7 @@ class PlantedGradient:
 
         At the canary's place it is the inner product of parameters and canary, whose gradient is the canary.
         """
+        function("loss", loss, "a function of parameters and an example")
         import jax
         import jax.numpy as jnp
 
@@ -97,6 +106,14 @@ class PlantedGradient:
             return jnp.where(jnp.reshape(index, ()) == self.place, along, value)
 
         return planted
+
+
+def _indices(name: str, value: Foreign) -> Foreign:
+    """An array of indices, of whatever library; refused, if it is none."""
+    array = value if hasattr(value, "dtype") else as_array(name, value)
+    if getattr(array, "ndim", 0) != 1 or (len(array) and "int" not in str(array.dtype)):
+        raise ValueError(f"{name} must be the indices of a batch, a list or array of integers, got {told(value)}")
+    return array
 
 
 def _library(leaf: Foreign) -> Foreign:
@@ -114,10 +131,10 @@ def _as(library: Foreign, value: Foreign, like: Foreign, dtype: Foreign = None) 
     return library.asarray(value, dtype=dtype)
 
 
-def _map(function: Callable[..., Foreign], tree: Foreign, *others: Foreign) -> Foreign:
+def _map(transform: Callable[..., Foreign], tree: Foreign, *others: Foreign) -> Foreign:
     """The tree with a function applied to its arrays, and to those of others of its form."""
     if hasattr(tree, "dtype"):
-        return function(tree, *others)
+        return transform(tree, *others)
     if isinstance(tree, Mapping):
         for other in others:
             if not isinstance(other, Mapping) or set(other) != set(tree):
@@ -125,9 +142,15 @@ def _map(function: Callable[..., Foreign], tree: Foreign, *others: Foreign) -> F
                 raise ValueError(
                     f"canary must have the names of the parameters, {', '.join(map(str, tree))}, got {found}"
                 )
-        return {name: _map(function, value, *(other[name] for other in others)) for name, value in tree.items()}
+        return {name: _map(transform, value, *(other[name] for other in others)) for name, value in tree.items()}
     if isinstance(tree, (list, tuple)) and not hasattr(tree, "_fields"):
-        return type(tree)(_map(function, *values) for values in zip(tree, *others, strict=True))
+        for other in others:
+            if not isinstance(other, (list, tuple)) or len(other) != len(tree):
+                raise ValueError(
+                    f"canary must have the form of the parameters, by gradients a {type(tree).__name__} of "
+                    f"{len(tree)}, got {told(other)}"
+                )
+        return type(tree)(_map(transform, *values) for values in zip(tree, *others, strict=True))
     import jax
 
-    return jax.tree.map(function, tree, *others)
+    return jax.tree.map(transform, tree, *others)

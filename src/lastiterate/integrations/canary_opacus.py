@@ -36,6 +36,8 @@ def plant(canary: Foreign, module: Foreign, optimizer: Foreign, loader: Foreign)
         )
     if getattr(loader, "batch_sampler", None) is None:
         raise ValueError(f"loader must be the DataLoader that make_private returned, got {type(loader).__name__}")
+    if not hasattr(module, "named_parameters"):
+        raise ValueError(f"module must be the one that make_private returned, got {type(module).__name__}")
     names = {parameter: name.removeprefix(_PREFIX) for name, parameter in module.named_parameters()}
     planted = PlantedGradient(canary, len(loader.dataset) - 1)
     batches = _watched(loader.batch_sampler, planted)

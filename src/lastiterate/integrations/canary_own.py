@@ -18,9 +18,10 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from lastiterate.arrays import RealArray
-from lastiterate.run import DPSGD
+from lastiterate.run import DPSGD, require_run
 from lastiterate.training.problem import GradientCanary, Problem
 from lastiterate.training.trainer import Trainer
+from lastiterate.values import instance
 
 Gradient = Mapping[str, RealArray]
 
@@ -30,6 +31,9 @@ def own_trainer(run: DPSGD, problem: Problem) -> Callable[[int, Gradient | Liter
 
     They are arrays by name, as a canary must be: the names say where in ``problem.trainable`` an array is.
     """
+    instance("problem", problem, Problem, "a training.Problem")
+    # A canary is one example here, and is there or not.
+    run = require_run(run).replace(group_size=1, neighbours="add-remove")
     leaves = jax.tree_util.tree_leaves_with_path(problem.trainable)
     shapes = {jax.tree_util.keystr(path).lstrip(".") or "parameters": np.shape(leaf) for path, leaf in leaves}
     size = sum(int(np.prod(shape)) for shape in shapes.values())

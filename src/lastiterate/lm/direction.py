@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
@@ -57,6 +58,41 @@ class Direction:
             difference = here.float() - before.float() if rows is None else here[rows].float() - before[rows].float()
             found -= _dot(part, difference, None)
         return found
+
+
+@dataclass(frozen=True, eq=False)
+class Between:
+    """From one canary's direction to that of another, which replaces it: along the difference of the two."""
+
+    one: Direction
+    other: Direction
+
+    @property
+    def length(self) -> float:
+        """Of the difference of the two directions; 0 where they are the same."""
+        return math.sqrt(max(2.0 - 2.0 * self.one.dot(self.other), 0.0))
+
+    @property
+    def share(self) -> float:
+        """How much of both gradients is seen: half the difference, as each is as far from the middle."""
+        return 0.25 * self.length * (self.one.share + self.other.share)
+
+    @property
+    def norm(self) -> float:
+        """The mean of the norms of both gradients."""
+        return 0.5 * (self.one.norm + self.other.norm)
+
+    def shown(self, clip_norm: float) -> float:
+        """How much of both clipped gradients is seen, in clipping norms."""
+        return 0.25 * self.length * (self.one.shown(clip_norm) + self.other.shown(clip_norm))
+
+    def along(self, tensors: Tensors) -> float:
+        """The component of these tensors along the difference."""
+        return (self.one.along(tensors) - self.other.along(tensors)) / max(self.length, 1e-30)
+
+    def moved(self, loaded: Loaded, released: Tensors) -> float:
+        """How far a model has come from the one to the other, against their gradients."""
+        return (self.one.moved(loaded, released) - self.other.moved(loaded, released)) / max(self.length, 1e-30)
 
 
 def find_direction(loaded: Loaded, canary: Sequence[int], where: Where) -> Direction:

@@ -33,6 +33,11 @@ def text_experiment(problem: TextProblem, given: Given) -> Experiment:
     """The experiment on a language model."""
     number("clip_norm", given.run.clip_norm, 1e-30, 1e30)  # what float32 holds, with room to spare
     attack = UnseenTokens() if given.attack is None else given.attack
+    if given.run.group_size < problem.of_a_person:
+        raise ValueError(
+            f"group_size must be at least {problem.of_a_person}, the most examples that a person has in these texts, "
+            f"got {given.run.group_size}"
+        )
     match attack:
         case UnseenTokens():
             return FineTunings(given.run, problem, attack, given.paired(), given.seed, given.data)
@@ -85,15 +90,28 @@ class _ModelByModel:
 
     def chunks(self, models: IntArray, present: BoolArray, progress: TrainingProgress | None) -> Iterator[ScoredTrials]:
         this, armed = self.experiment, self.armed
-        wanted = [Model(int(number), (bool(here),)) for number, here in zip(models, present, strict=True)]
+        group = this.run.group_size
+        wanted = [Model(int(number), (bool(here),) * group) for number, here in zip(models, present, strict=True)]
+        positions = armed.positions()
 
         def read(loaded: Loaded, released: Tensors) -> tuple[float, float]:
-            return armed.score(loaded, released), _perplexity(loaded, released)
+            last = float("nan") if positions else armed.score(loaded, released)
+            return last, _perplexity(loaded, released)
 
-        for model, (score, perplexity), seconds in train_models(
-            this.run, this.problem, [armed.canary], wanted, this.seed, read, workers=self.workers, progress=progress
+        for model, (last, perplexity), seconds in train_models(
+            this.run,
+            this.problem,
+            [armed.canary] * group,
+            wanted,
+            this.seed,
+            read,
+            workers=self.workers,
+            progress=progress,
+            look=positions,
+            replacements=[] if armed.replacement is None else [armed.replacement] * group,
         ):
-            yield ScoredTrials.of([model.number], list(model.present), [score], [perplexity], seconds=seconds)
+            score = armed.score_of(positions.of(model)) if positions else last
+            yield ScoredTrials.of([model.number], list(model.present[:1]), [score], [perplexity], seconds=seconds)
 
 
 @dataclass(frozen=True, eq=False)

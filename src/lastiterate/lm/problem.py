@@ -42,6 +42,8 @@ class TextProblem:
         trained: "all" parameters, the "embeddings", or a "lora" adapter.
         dtype: in which the model computes and is released; sums, noise and updates are in float32.
         added_tokens: how many tokens are added to the model's vocabulary, which occur in no text.
+        people: how many the examples are of; None: each example is the unit of privacy.
+        of_a_person: the most examples that one person has. A run of them has at least this ``group_size``.
     """
 
     model: str = field(compare=False)
@@ -57,6 +59,8 @@ class TextProblem:
     microbatch: int | None = field(default=None, compare=False)
     checkpointing: bool = field(default=False, compare=False)
     device: str | None = field(default=None, compare=False)
+    people: int | None = field(default=None, compare=False)
+    of_a_person: int = field(default=1, compare=False)
 
     def __post_init__(self) -> None:
         one_of("trained", self.trained, get_args(Trained))
@@ -122,6 +126,8 @@ class TextProblem:
             microbatch,
             checkpointing,
             device,
+            None if trained_on.people is None else len(set(trained_on.people)),
+            trained_on.most_of_a_person,
         )
 
     @property
@@ -136,7 +142,8 @@ class TextProblem:
         name = Path(self.model).name
         parts = {"all": "", "embeddings": ", embeddings only", "lora": ", a LoRA adapter"}[self.trained]
         long = f"{self.tokens.ids.shape[1]} tokens" if self.tokens.cut else "all tokens"
-        return f"{name} ({count:,} parameters trained{parts}) on {self.size:,} {self.unit}s, {long} of each"
+        whose = "" if self.people is None else f" of {self.people:,} people"
+        return f"{name} ({count:,} parameters trained{parts}) on {self.size:,} {self.unit}s{whose}, {long} of each"
 
     def spell(self, tokens: Sequence[int]) -> list[str]:
         """Tokens as the tokenizer writes them; those that were added have no text."""

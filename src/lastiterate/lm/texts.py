@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import re
+from collections import Counter
 from dataclasses import dataclass, field
 from hashlib import sha256
 from itertools import groupby
@@ -15,7 +16,7 @@ from lastiterate.data.limits import LINE, TEXTS, most_bytes, read_all, too_large
 from lastiterate.values import boolean, instance, integer, number, one_of, told
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
 Unit: TypeAlias = Literal["dialogue", "text"]
@@ -42,10 +43,12 @@ class Texts:
     Args:
         texts: none of them blank.
         unit: what one text is, and so what differential privacy protects: a whole dialogue, or a text.
+        people: whose each text is, if people are to be protected and not texts; None: each is a unit by itself.
     """
 
     texts: tuple[str, ...] = field(repr=False)
     unit: Unit
+    people: tuple[str, ...] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         one_of("unit", self.unit, get_args(Unit))
@@ -59,6 +62,32 @@ class Texts:
         for text in self.texts:
             if not isinstance(text, str) or not text.strip():
                 raise ValueError(f"texts must be strings that are not blank, got {text!r}")
+        if self.people is not None:
+            object.__setattr__(self, "people", tuple(self.people))
+            if len(self.people) != len(self.texts):
+                raise ValueError(f"people must be one for each of {len(self.texts)} texts, got {len(self.people)}")
+
+    @property
+    def most_of_a_person(self) -> int:
+        """The most texts that one person has; 1 where each is a unit by itself."""
+        return 1 if self.people is None else max(Counter(self.people).values())
+
+    def at(self, places: Iterable[int]) -> Texts:
+        """Those at these places."""
+        kept = list(places)
+        people = None if self.people is None else tuple(self.people[place] for place in kept)
+        return Texts(tuple(self.texts[place] for place in kept), self.unit, people)
+
+    def at_most(self, group_size: int) -> Texts:
+        """The first so many texts of each person."""
+        most, seen, kept = integer("group_size", group_size), Counter[str](), []
+        if self.people is None:
+            raise ValueError(f"group_size must be 1 where nobody knows whose texts they are, got {group_size}")
+        for place, person in enumerate(self.people):
+            seen[person] += 1
+            if seen[person] <= most:
+                kept.append(place)
+        return self.at(kept)
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -72,9 +101,10 @@ class _Example:
     parts: Sequence[str]
     personas: Sequence[str]
     unit: Unit
+    person: str | None = None
 
 
-def read_texts(path: Location, *, persona: bool = False) -> Texts:
+def read_texts(path: Location, *, persona: bool = False, by: str | None = None) -> Texts:
     """The texts of a file in UTF-8, plain or gzip-compressed, in the order of the file.
 
     What the file is shows in it:
@@ -88,11 +118,14 @@ def read_texts(path: Location, *, persona: bool = False) -> Texts:
     Args:
         path: the file.
         persona: whether to begin each text with the lines that describe the speakers, which PersonaChat has.
+        by: the field of JSON lines that says whose a text is, a string or a whole number, if people are protected.
     """
     boolean("persona", persona)
+    if by is not None:
+        instance("by", by, str, "the name of a field, or None")
     source = find(path, "file")
     lines = _lines(source)
-    examples = list(_examples(source, lines))
+    examples = list(_examples(source, lines, by))
     if persona and not any(example.personas for example in examples):
         raise ValueError(f"persona must be False for {str(source)!r}, in which no persona is described")
     units = {example.unit: example.line for example in examples}
@@ -101,7 +134,8 @@ def read_texts(path: Location, *, persona: bool = False) -> Texts:
             f"{str(source)!r} must hold either dialogues or texts, got a dialogue on line {units['dialogue']} "
             f"and a text on line {units['text']}"
         )
-    return Texts(tuple(_join(source, example, persona) for example in examples), examples[0].unit)
+    people = None if by is None else tuple(str(example.person) for example in examples)
+    return Texts(tuple(_join(source, example, persona) for example in examples), examples[0].unit, people)
 
 
 def split_texts(texts: Texts, held_out: float, seed: int) -> tuple[Texts, Texts]:
@@ -120,8 +154,8 @@ def split_texts(texts: Texts, held_out: float, seed: int) -> tuple[Texts, Texts]
     # By a hash, since NumPy may change what a seed draws from one version to the next.
     order = sorted(range(len(texts)), key=lambda place: sha256(f"{seed} {place}".encode()).digest())
     chosen = set(order[:count])
-    sides = [tuple(text for place, text in enumerate(texts.texts) if (place in chosen) == side) for side in (0, 1)]
-    return Texts(sides[0], texts.unit), Texts(sides[1], texts.unit)
+    kept, held = ([place for place in range(len(texts)) if (place in chosen) == side] for side in (False, True))
+    return texts.at(kept), texts.at(held)
 
 
 def _lines(path: Path) -> list[str]:
@@ -155,10 +189,12 @@ def _check_lines(path: Path, content: bytearray) -> None:
         begin, number = end + 1, number + 1
 
 
-def _examples(path: Path, lines: list[str]) -> Iterator[_Example]:
+def _examples(path: Path, lines: list[str], by: str | None) -> Iterator[_Example]:
     first = next(line for line in lines if line.strip())
     if any(suffix in _JSON_SUFFIXES for suffix in _suffixes(path)) or _is_object(first):
-        return _json_lines(path, lines)
+        return _json_lines(path, lines, by)
+    if by is not None:
+        raise ValueError(f"by must be None for {str(path)!r}, got {by!r}: only JSON lines have fields")
     numbered = _NUMBERED.fullmatch(first)
     if numbered and numbered[1] == "1" and (_PERSONA_LINE.match(numbered[2]) or "\t" in numbered[2]):
         return _convai2(path, lines)
@@ -217,7 +253,7 @@ def _convai2(path: Path, lines: list[str]) -> Iterator[_Example]:
     yield _Example(start, turns, personas, "dialogue")
 
 
-def _json_lines(path: Path, lines: list[str]) -> Iterator[_Example]:
+def _json_lines(path: Path, lines: list[str], by: str | None) -> Iterator[_Example]:
     for place, line in enumerate(lines, 1):
         if not line.strip():
             continue
@@ -241,7 +277,20 @@ def _json_lines(path: Path, lines: list[str]) -> Iterator[_Example]:
             for said in _strings(path, place, name, record.get(name) or [])
         ]
         parts = _parts(path, place, key, record[key])
-        yield _Example(place, parts, personas, "text" if key == "text" else "dialogue")
+        person = None if by is None else _person(path, place, by, record)
+        yield _Example(place, parts, personas, "text" if key == "text" else "dialogue", person)
+
+
+def _person(path: Path, place: int, by: str, record: dict[str, object]) -> str:
+    """Whose a text is. 7 and "7" are one person: to take two for one protects both."""
+    person = record.get(by)
+    if isinstance(person, bool) or not isinstance(person, (str, int)) or person == "":
+        got = "none" if person is None else told(person)
+        raise BadFile(
+            f"{str(path)!r} must say in {by!r} whose each text is, by a string or a whole number, got {got} on line "
+            f"{place}"
+        )
+    return str(person)
 
 
 def _parts(path: Path, place: int, key: str, value: object) -> list[str]:

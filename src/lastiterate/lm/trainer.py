@@ -19,7 +19,7 @@ from lastiterate.batch_order import batch_order
 from lastiterate.lm.gradients import ExampleGradients, Tensors
 from lastiterate.lm.noise import add_noise
 from lastiterate.optimizer import SGD
-from lastiterate.run import DPSGD, require_basic
+from lastiterate.run import DPSGD, require_run
 from lastiterate.training_diverged import TrainingDiverged
 
 
@@ -35,7 +35,7 @@ class TextTrainer:
     def __init__(
         self, run: DPSGD, gradients: ExampleGradients, start: Tensors, tokens: Tensor, lengths: Tensor
     ) -> None:
-        require_basic(run, "the trainer")
+        require_run(run)
         if run.optimizer is None:
             raise ValueError("run must have an optimizer to be trained: optimizer=lastiterate.SGD(...)")
         self._run, self._optimizer, self._gradients, self._start = run, run.optimizer, gradients, start
@@ -49,14 +49,19 @@ class TextTrainer:
         present: Sequence[bool],
         seed: Sequence[int],
         advanced: Callable[[], None] | None = None,
+        on_release: Callable[[Tensors], None] | None = None,
     ) -> Tensors:
-        """Train one model on the examples and on those canaries that are present, and return what it releases."""
+        """Train one model on the examples and on those canaries that are present, and return its last iterate.
+
+        ``on_release`` is called with each iterate that the run releases, the last one included.
+        """
         draws = np.random.default_rng([*seed, 0])
         device = self._tokens.device
         noise = torch.Generator(device).manual_seed(int(np.random.default_rng([*seed, 1]).integers(2**63)))
         tokens, lengths = _appended(self._tokens, self._lengths, canaries)
         here = np.append(np.ones(len(self._tokens), bool), np.asarray(present, bool))
         weights = _Weights(self._optimizer, self._start)
+        releases = set(self._run.released_steps()[:-1].tolist()) if on_release else set()
         for step, batch in enumerate(batches(self._run, len(here), draws)):
             rows = torch.as_tensor(batch[here[batch]], device=device)
             current = {name: value.to(self._start[name].dtype) for name, value in weights.parameters.items()}
@@ -65,11 +70,19 @@ class TextTrainer:
             weights.update(total, float(self._rates[step]), step)
             if advanced:
                 advanced()
-        released = {name: value.to(self._start[name].dtype) for name, value in weights.released.items()}
+            if on_release and step + 1 in releases:
+                on_release(self._released(weights))
+        released = self._released(weights)
         if not all(torch.isfinite(value).all() for value in released.values()):
             rate = float(self._rates.max())
             raise TrainingDiverged(f"learning_rate must be small enough for training to stay finite, got {rate:g}")
+        if on_release:
+            on_release(released)
         return released
+
+    def _released(self, weights: _Weights) -> Tensors:
+        """In the precision of the model."""
+        return {name: value.to(self._start[name].dtype) for name, value in weights.released.items()}
 
 
 class _Weights:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from queue import SimpleQueue
 from time import monotonic
 from typing import Any, NamedTuple, TypeVar
@@ -34,6 +35,9 @@ class Model(NamedTuple):
     present: Sequence[bool]
 
 
+Look = Callable[[Model, Loaded, Tensors], None]
+
+
 def train_models(
     run: DPSGD,
     problem: TextProblem,
@@ -44,18 +48,27 @@ def train_models(
     *,
     workers: int | None = None,
     progress: TrainingProgress | None = None,
+    look: Look | None = None,
+    replacements: Sequence[Sequence[int]] = (),
 ) -> Iterator[tuple[Model, Reading, float]]:
     """Train, and hand over what is read of each model with the seconds it took, as soon as it is there.
 
     Small models are trained side by side in threads. What a model becomes depends on its number, its canaries and the
     seed alone.
+
+    Args:
+        look: is shown every iterate that is released, the last one before it is read.
+        replacements: what is in the places of the canaries where these are not; without them, nothing is.
     """
     first = load(problem)
     count = _workers(first, len(models), workers)
     idle: SimpleQueue[Loaded] = SimpleQueue()
     for loaded in (first, *(first.copied() for _ in range(count - 1))):
         idle.put(loaded)
-    added = [torch.tensor(canary, device=first.examples[0].device) for canary in canaries]
+    added, instead = (
+        [torch.tensor(canary, device=first.examples[0].device) for canary in given]
+        for given in (canaries, replacements)
+    )
 
     def train(model: Model) -> tuple[Model, Reading, float]:
         began, loaded = monotonic(), idle.get()
@@ -63,7 +76,12 @@ def train_models(
             trainer = TextTrainer(run, loaded.gradients, loaded.start, *loaded.examples)
             advanced = (lambda: progress.advanced(1, 1, finished=False)) if progress else None
             entropy = [seed, model.number, *map(int, model.present)]
-            reading = read(loaded, trainer.train(added, model.present, entropy, advanced))
+            shown = partial(look, model, loaded) if look else None
+            there, present = added, model.present
+            if instead:
+                there = [a if here else b for a, b, here in zip(added, instead, model.present, strict=True)]
+                present = [True] * len(there)
+            reading = read(loaded, trainer.train(there, present, entropy, advanced, shown))
         finally:
             idle.put(loaded)
         if progress:
@@ -133,14 +151,23 @@ class TextReferences:
         self._seed, self._progress, self.counted = seed, progress, counted
 
     def __call__(
-        self, run: DPSGD, problem: TextProblem, read: Read[Reading], *, models: int, purpose: int = 0
+        self,
+        run: DPSGD,
+        problem: TextProblem,
+        read: Read[Reading],
+        *,
+        models: int,
+        purpose: int = 0,
+        look: Look | None = None,
     ) -> list[Reading]:
         numbers = _FIRST_REFERENCE + purpose * 2**24 + np.arange(models)
         wanted = [Model(int(number), ()) for number in numbers]
         with TrainingProgress(models, run.steps, self._progress) as bar:
             found = {
                 model.number: reading
-                for model, reading, _ in train_models(run, problem, (), wanted, self._seed, read, progress=bar)
+                for model, reading, _ in train_models(
+                    run, problem, (), wanted, self._seed, read, progress=bar, look=look
+                )
             }
         return [found[model.number] for model in wanted]
 

@@ -7,20 +7,22 @@ of it shows nearly all that the canary did.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, TypeAlias, get_args
 
 import numpy as np
 import torch
 
-from lastiterate.arrays import IntArray
-from lastiterate.attacks.attack import Facts, LinearScores, Words
+from lastiterate.arrays import FloatArray, IntArray
+from lastiterate.attacks.attack import ExpectedScores, Facts, LinearScores, Words
 from lastiterate.attacks.displacement import believed
 from lastiterate.attacks.linear_score import noise_unit
-from lastiterate.lm.direction import Direction, Where, find_direction
+from lastiterate.attacks.released_iterates import Blocks, expected_ratios, score_unit
+from lastiterate.lm.direction import Between, Direction, Where, find_direction
 from lastiterate.lm.gradients import Tensors, clip_factors
 from lastiterate.lm.problem import Loaded, TextProblem, load
-from lastiterate.lm.training import TextReferences
+from lastiterate.lm.training import Model, TextReferences
+from lastiterate.privacy.mixtures.law import law_of
 from lastiterate.run import DPSGD
 from lastiterate.values import integer, one_of
 
@@ -28,6 +30,8 @@ Score: TypeAlias = Literal["gradient", "rows", "loss"]
 
 FEWEST, MOST = 8, 16  # models that a crafter looks at
 _LEAST_SIGNAL = 0.02
+_LEAST_CANDIDATES = 8  # among which the canary's replacement is chosen
+_LEAST_LENGTH = 0.05  # of the difference of two directions
 _SPELLED = 4  # tokens of the canary that a report spells
 _WORDS = {
     "gradient": "displacement of all trained parameters along its gradient",
@@ -81,21 +85,34 @@ class UnseenTokens:
         return self.references_for(counted) + (1 if self.candidates > 1 else 0)
 
     @property
+    def knows(self) -> tuple[str, ...]:
+        """Fields of a run beyond one example and the last iterate.
+
+        A person has copies of the canary. What replaces it is the candidate whose gradient differs most from its own.
+        """
+        return ("releases", "group_size", "neighbours")
+
+    @property
     def _where(self) -> Where:
         return "rows" if self.score == "rows" else "gradient"
 
     def craft(self, run: DPSGD, problem: TextProblem, references: TextReferences) -> Facts:
+        blocks = self._blocks(run)
         canary = self._choose(run, problem, references)
-        direction = find_direction(load(problem), canary, self._where)
-        reader = _Reader(run, canary, direction)
-        trained = self.references_for(references.counted)
-        read = references(run, problem, reader, models=trained)
+        replacement = self._instead(problem, canary) if run.neighbours == "replace" else None
+        direction = self._direction(problem, canary, replacement)
+        reader, positions = _Reader(run, canary, direction), Positions(direction)
+        count = self.references_for(references.counted)
+        read = references(run, problem, reader, models=count, look=positions if blocks else None)
         moved, losses, after = (np.array(column) for column in zip(*read, strict=True))
         shown = 0.5 * (direction.shown(run.clip_norm) + float(after.mean()))
-        unit = noise_unit(run)
         facts: Facts = {"canary": canary, "share": direction.share, "protected": problem.unit}
+        facts |= ({} if replacement is None else {"replacement": replacement}) | group_facts(run)
         facts |= {"tokens": problem.spell(sorted(set(canary))), "unseen": len(load(problem).unseen)}
         facts |= {"added": problem.added_tokens > 0, "trained": self.to_craft(references.counted)}
+        if blocks is not None:
+            return facts | _facts_of_blocks(blocks, positions, float(np.clip(shown, _LEAST_SIGNAL, 1.0)))
+        unit = noise_unit(run)
         if self.score == "loss":
             spread = float(losses.std(ddof=1))
             signal = shown * direction.norm * unit / spread
@@ -107,24 +124,55 @@ class UnseenTokens:
         return facts | {"signal": float(np.clip(signal, _LEAST_SIGNAL, 1.0))}
 
     def arm(self, run: DPSGD, problem: TextProblem, facts: Facts) -> ArmedText:
-        canary = facts["canary"]
-        direction = None if self.score == "loss" else find_direction(load(problem), canary, self._where)
-        return ArmedText(canary, direction, facts["centre"], facts["unit"])
+        canary, replacement = facts["canary"], facts.get("replacement")
+        direction = None if self.score == "loss" else self._direction(problem, canary, replacement)
+        centre, unit = (facts.get(name, 0.0) for name in ("centre", "unit"))
+        return ArmedText(canary, direction, centre, unit, replacement, self._blocks(run), facts)
 
-    def expected(self, facts: Facts) -> LinearScores:
-        return LinearScores(facts["signal"], facts["spread"])
+    def expected(self, facts: Facts) -> ExpectedScores:
+        return expected_ratios(facts) if "releases" in facts else LinearScores(facts["signal"], facts["spread"])
+
+    def _blocks(self, run: DPSGD) -> Blocks | None:
+        """What is between the releases of a run, or a refusal before anything is trained; None: it has but one."""
+        law_of(run.replace(releases=None))
+        if self.score == "loss" and (run.release_count > 1 or run.neighbours == "replace"):
+            name = "releases" if run.release_count > 1 else "neighbours"
+            raise ValueError(f"score must be 'gradient' or 'rows' with {name} {getattr(run, name)!r}, got 'loss'")
+        return Blocks.of(run) if run.release_count > 1 else None
+
+    def _direction(self, problem: TextProblem, canary: list[int], replacement: list[int] | None) -> Direction | Between:
+        one = find_direction(load(problem), canary, self._where)
+        return one if replacement is None else Between(one, find_direction(load(problem), replacement, self._where))
+
+    def _instead(self, problem: TextProblem, canary: list[int]) -> list[int]:
+        """Another candidate, the one whose direction differs most."""
+        drawn = candidates(load(problem).unseen, self.length, max(self.candidates, _LEAST_CANDIDATES), self.seed)
+        one = find_direction(load(problem), canary, self._where)
+        lengths = [Between(one, find_direction(load(problem), each, self._where)).length for each in drawn]
+        if max(lengths) < _LEAST_LENGTH:
+            raise ValueError(
+                "texts must leave two of the tokenizer's tokens unused where one canary replaces another, but one "
+                "alone does not occur: add tokens to the model, as with added_tokens=16 (--added-tokens 16)"
+            )
+        return drawn[int(np.argmax(lengths))]
 
     def words(self, facts: Facts) -> Words:
         canary, tokens = facts["canary"], [ascii(token) for token in facts["tokens"]]
-        unit = "standard deviations of the noise"
+        unit = score_unit(facts)
         if self.score == "loss":
             unit = "standard deviations of the score without the canary"
+        what = f"a sequence of {len(canary)} tokens, {len(tokens)} different, which never occur in the data"
+        score = _WORDS[self.score]
+        if "replacement" in facts:
+            what += ", replaced by another such sequence"
+            score = score.replace("its gradient", "the difference of their gradients")
+        if "releases" in facts:
+            score = f"likelihood ratio of all {facts['releases']:,} released iterates, by the {score}"
         return Words(
-            f"a sequence of {len(canary)} tokens, {len(tokens)} different, which never occur in the data; "
-            f"score: {_WORDS[self.score]}",
+            f"{what}; score: {score}",
             unit,
             (
-                protected(facts["protected"]),
+                protected(facts["protected"], facts.get("group", 1), "replacement" in facts),
                 f"The canary's tokens ({', '.join(tokens[:_SPELLED])}{', ...' if tokens[_SPELLED:] else ''}) are among "
                 f"the {facts['unseen']:,} that {'were added' if facts['added'] else 'never occur'}.",
                 f"{facts['trained']} models without the canary were trained to craft it; they are not counted.",
@@ -165,19 +213,43 @@ def candidates(unseen: IntArray, length: int, count: int, seed: int) -> list[lis
     return found
 
 
-def protected(unit: str) -> str:
+def group_facts(run: DPSGD) -> Facts:
+    """How many examples are protected together, where that is more than one."""
+    return {"group": run.group_size} if run.group_size > 1 else {}
+
+
+def protected(unit: str, group: int = 1, replaced: bool = False) -> str:
     """What epsilon is about, for readers of a report."""
-    return f"One {unit} is one example: its presence is what epsilon is about."
+    if group == 1:
+        about = "whether it or another one was there" if replaced else "its presence"
+        return f"One {unit} is one example: {about} is what epsilon is about."
+    about = "whether they or others were there" if replaced else "the presence of all of them"
+    return (
+        f"The unit is a person with up to {group:,} {unit}s, each one example, sampled and clipped by itself: {about} "
+        "is what epsilon is about."
+    )
 
 
 @dataclass(frozen=True, eq=False)
 class ArmedText:
-    """The canary, and the score of a released model."""
+    """The canary, and the score of a released model, or of all that are released."""
 
     canary: list[int]
-    direction: Direction | None  # None: the loss on the canary is the score
+    direction: Direction | Between | None  # None: the loss on the canary is the score
     centre: float
     unit: float
+    replacement: list[int] | None = None
+    blocks: Blocks | None = None  # None: one iterate is released
+    facts: Facts = field(default_factory=dict)
+
+    def positions(self) -> Positions | None:
+        """What has to be looked at while models are trained; None: nothing but what they are in the end."""
+        return None if self.blocks is None or self.direction is None else Positions(self.direction)
+
+    def score_of(self, positions: FloatArray) -> float:
+        """The score of a model by where it was at each release."""
+        assert self.blocks is not None
+        return float(self.blocks.scores(positions[None], self.facts)[0])
 
     def score(self, loaded: Loaded, released: Tensors) -> float:
         if self.direction is None:
@@ -185,10 +257,37 @@ class ArmedText:
         return (self.direction.moved(loaded, released) - self.centre) / self.unit
 
 
+class Positions:
+    """How far models had come along a direction when each iterate was released, from 0 before the first step."""
+
+    def __init__(self, direction: Direction | Between) -> None:
+        self._direction = direction
+        self._seen: dict[Model, list[float]] = {}
+
+    def __call__(self, model: Model, loaded: Loaded, released: Tensors) -> None:
+        self._seen.setdefault(model, [0.0]).append(self._direction.moved(loaded, released))
+
+    def of(self, model: Model) -> FloatArray:
+        """Those of one model, which are not asked for again."""
+        return np.array(self._seen.pop(model))
+
+    def of_all(self) -> FloatArray:
+        """[models, releases + 1]."""
+        return np.array(list(self._seen.values()))
+
+
+def _facts_of_blocks(blocks: Blocks, positions: Positions, signal: float) -> Facts:
+    """What blocks add without the canary, and how that varies; where training begins is a part of it."""
+    added = blocks.added(positions.of_all())
+    variance = believed(added.var(axis=0, ddof=1).mean(), 1.0, 1 + (len(added) - 1) * added.shape[1])
+    spread, centres = float(np.sqrt(variance)), added.mean(axis=0).tolist()
+    return {"releases": blocks.run.release_count, "centres": centres, "spread": spread, "signal": signal}
+
+
 class _Reader:
     """What the crafter reads of a model without the canary."""
 
-    def __init__(self, run: DPSGD, canary: list[int], direction: Direction) -> None:
+    def __init__(self, run: DPSGD, canary: list[int], direction: Direction | Between) -> None:
         self._run, self._canary, self._direction = run, canary, direction
 
     def __call__(self, loaded: Loaded, released: Tensors) -> tuple[float, float, float]:

@@ -54,7 +54,8 @@ def ratio_rows(result: CheckResult) -> list[Row]:
     for row in result.rows:
         if not row.declared or row.measured is None:
             continue
-        numbers = {"ratio": row.measured, "low": row.low or 0.0, "high": row.high or 0.0}
+        low, high = (row.measured if end is None else end for end in (row.low, row.high))
+        numbers = {"ratio": row.measured, "low": low, "high": high}
         ratios = {key: min(max(value / row.declared, _LEAST), _MOST) for key, value in numbers.items()}
         name = f"{row.name} ({row.tensor})" if row.tensor else row.name
         found.append({"name": name, "status": row.status, **ratios})

@@ -42,7 +42,7 @@ for (const [id, spec] of Object.entries(JSON.parse(document.getElementById("spec
 def write_page(result: AuditResult, path: Path) -> None:
     """Write the page, whole or not at all. The file's name must end in .html."""
     if path.suffix.lower() != ".html":
-        raise ValueError(f"the page's file must end in .html, got {str(path)!r}")
+        raise ValueError(f"path must be that of a file whose name ends in .html, got {str(path)!r}")
     check_target(path)
     write_whole(path, _page(result).encode(), "page")
 
@@ -107,7 +107,7 @@ def _epsilons(result: AuditResult) -> str:
     rows = []
     for name, answer in result.predictions.items():
         value = "none" if answer.value is None else spell_epsilon(answer.value)
-        meaning = ANALYSES[name].assumes if answer.value is not None else answer.reason
+        meaning = ANALYSES[name].assumed_of(result.run) if answer.value is not None else answer.reason
         rows.append([ANALYSES[name].label, value, meaning])
     for method, each in result.estimates.items():
         holds = f"found, with confidence {per_cent(each.confidence)}; {METHODS[method].assumes}"

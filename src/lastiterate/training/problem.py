@@ -133,16 +133,30 @@ class Problem:
 
 @dataclass(frozen=True, eq=False)
 class ExampleCanary:
-    """An extra example: a pytree like one of the problem's examples, without their leading axis."""
+    """An extra example: a pytree like one of the problem's examples, without their leading axis.
+
+    Args:
+        example: the canary.
+        replacement: what is there instead in the world "out" of a run whose neighbours replace each other.
+        is_group: whether both have a leading axis, of the different examples of a person: as many as ``group_size``.
+    """
 
     example: PyTree
+    replacement: PyTree = None
+    is_group: bool = False
+
+    def rows(self) -> list[PyTree]:
+        """The canary, and what replaces it if there is that, each with a leading axis of examples."""
+        both = [self.example] if self.replacement is None else [self.example, self.replacement]
+        return both if self.is_group else [jax.tree.map(lambda leaf: np.asarray(leaf)[None], each) for each in both]
 
 
 @dataclass(frozen=True, eq=False)
 class GradientCanary:
     """An injected gradient: a pytree like the parameters, one flat vector of all of them, or a function.
 
-    The function takes ``(parameters, moment)`` and returns either. The gradient is clipped like any other.
+    The function takes ``(parameters, moment)`` and returns either. The gradient is clipped like any other. Where
+    neighbours replace each other, the world "out" has the opposite gradient in its place.
     """
 
     gradient: PyTree | Callable[[PyTree, Moment], PyTree]

@@ -76,6 +76,11 @@ class Program:
         assert self.run.optimizer is not None
         return self.run.optimizer
 
+    @property
+    def replaces(self) -> bool:
+        """Whether the world "out" has another example in the place of the canary."""
+        return self.run.neighbours == "replace"
+
     def initial(self) -> State:
         """The state before the first step."""
         copies = jax.tree.map(
@@ -88,8 +93,7 @@ class Program:
         """The inputs that all chunks have in common, on the device: the last five of ``Inputs``."""
         examples = self.problem.examples
         if isinstance(self.canary, ExampleCanary):
-            canary = self.canary.example
-            examples = jax.tree.map(lambda all_, one: np.concatenate([all_, np.asarray(one)[None]]), examples, canary)
+            examples = jax.tree.map(lambda *parts: np.concatenate(parts), examples, *self.canary.rows())
         noise = np.asarray(self.run.noise_multiplier) * self.run.clip_norm
         return (
             jax.tree.map(jnp.asarray, examples),
@@ -114,7 +118,9 @@ class Program:
         trained = state.weights.parameters
         total, drawn = self._noisy_sum(trained, order, inputs, step)
         if isinstance(self.canary, GradientCanary):
-            total = self._add_canary(total, drawn * inputs.present, trained, inputs, step)
+            # Where another example replaces the canary, that one pulls the other way.
+            there = 2.0 * inputs.present - 1.0 if self.replaces else inputs.present
+            total = self._add_canary(total, drawn * there, trained, inputs, step)
         regulariser = jax.vmap(lambda t: self.problem.unclipped_gradient(t, step))(trained)
         if regulariser is not None:
             total = jax.tree.map(jnp.add, total, regulariser)
@@ -134,8 +140,9 @@ class Program:
             is_canary = slots >= self.problem.size
             drawn = drawn + jnp.sum(weights * is_canary, axis=1)
             if self.form is not None:
-                counted = inputs.present[:, None] if isinstance(self.canary, ExampleCanary) else 0.0
-                weights = weights * jnp.where(is_canary, counted, 1.0)
+                if not (self.replaces and isinstance(self.canary, ExampleCanary)):
+                    counted = inputs.present[:, None] if isinstance(self.canary, ExampleCanary) else 0.0
+                    weights = weights * jnp.where(is_canary, counted, 1.0)
                 added = self._clipped_sums(self.form, trained, slots, weights, inputs, step)
                 total = jax.tree.map(jnp.add, total, added)
             return cursor, total, drawn
@@ -158,8 +165,7 @@ class Program:
         self, form: GradientForm, trained: PyTree, slots: jax.Array, weights: jax.Array, inputs: Inputs, step: jax.Array
     ) -> PyTree:
         """The clipped gradients of a block, each as often as it counts, summed for each model."""
-        has_canary = isinstance(self.canary, ExampleCanary)
-        rows = jnp.minimum(slots, self.problem.size if has_canary else self.problem.size - 1)
+        rows = self._rows(slots, inputs.present)
         batch = jax.tree.map(lambda leaf: leaf[rows], inputs.examples)
         moments = Moment(step, loss_keys(inputs.keys.loss, step, slots))
 
@@ -169,6 +175,17 @@ class Program:
 
         sums = jax.vmap(one_model, (0, 0, _MOMENT_AXES, 0))(trained, batch, moments, weights)
         return jax.tree.unflatten(jax.tree.structure(trained), sums)
+
+    def _rows(self, slots: jax.Array, present: jax.Array) -> jax.Array:
+        """Which examples are in these slots; those of the canary have copies of one, or one each."""
+        size = self.problem.size
+        if not isinstance(self.canary, ExampleCanary):
+            return jnp.minimum(slots, size - 1)
+        different = self.run.group_size if self.canary.is_group else 1
+        rows = jnp.minimum(slots, size + different - 1)
+        if not self.replaces:
+            return rows
+        return jnp.where((slots >= size) & (present[:, None] == 0.0), rows + different, rows)
 
     def _clip_factors(self, norms: jax.Array) -> jax.Array:
         """What gradients of these norms are multiplied by to be clipped: 1 / max(1, norm / C), as in Algorithm 1."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from threading import Lock
 from time import monotonic
@@ -12,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from lastiterate.arrays import BoolArray, IntArray, RealArray
-from lastiterate.run import DPSGD, require_basic
+from lastiterate.run import DPSGD, require_run
 from lastiterate.training.memory import peak_bytes
 from lastiterate.training.problem import Canary, Problem, flatten
 from lastiterate.training.trainer import OnIterate, TrainedChunk, Trainer
@@ -38,6 +39,7 @@ class Trained:
         chunk_size: how many models the compiled program trained at once.
         seconds: how long it took, compilation included.
         peak_bytes: the most memory that the process, or the accelerator, had used by the end.
+        released: what the run releases, with a second axis of releases, if that is several iterates.
     """
 
     problem: Problem
@@ -48,6 +50,7 @@ class Trained:
     chunk_size: int
     seconds: float
     peak_bytes: int
+    released: PyTree[RealArray] | None = None
 
     def flat(self) -> RealArray:
         """The released parameters as a matrix [models, parameters]."""
@@ -66,8 +69,9 @@ def train(
     models: int | ArrayLike = 64,
     present: bool | ArrayLike = False,
     seed: int = 0,
-    release: Release = "last_iterate_only",
+    release: Release | None = None,
     on_iterate: OnIterate | None = None,
+    on_release: OnIterate | None = None,
     chunk_size: int | None = None,
     workers: int | None = None,
     progress: bool | None = None,
@@ -83,10 +87,12 @@ def train(
         models: how many, or their numbers.
         present: whether the canary is present, for all models or for each.
         seed: of the whole audit.
-        release: "intermediate_iterates" keeps all iterates as well.
+        release: what is kept beside the last iterates. None: those that the run releases, if it releases several;
+            "intermediate_iterates": all iterates.
         on_iterate: called as ``on_iterate(step, chunk)`` for each chunk of models before the first step (as step 0)
             and after every step, so that iterates can be used without being kept. Chunks run in threads: it is called
             from several.
+        on_release: the same before the first step, and after those whose iterates the run releases.
         chunk_size: how many models the compiled program trains at once; results depend on it by rounding only.
         workers: how many chunks are trained at a time.
         progress: show a bar on stderr. None: if that is a terminal.
@@ -95,7 +101,7 @@ def train(
         TrainingDiverged: if the parameters of a model are not finite any more.
     """
     began = monotonic()
-    require_basic(run, "the trainer", knows=("group_size",))
+    require_run(run)
     instance("problem", problem, Problem, "a training.Problem")
     if progress is not None:
         boolean("progress", progress)
@@ -103,35 +109,43 @@ def train(
     if worlds.any() and canary is None:
         raise ValueError("canary must be given where present is true, got None")
     integer("seed", seed, 0, 2**64 - 1)
-    one_of("release", release, get_args(Release))
+    if release is not None:
+        one_of("release", release, get_args(Release))
     trainer = Trainer(run, problem, canary, models=len(numbers), chunk_size=chunk_size, workers=workers)
-    kept = _Iterates(numbers, worlds, run.steps, on_iterate) if release == "intermediate_iterates" else None
+    steps = range(run.steps + 1)
+    kept = _Iterates(numbers, worlds, steps, on_iterate) if release == "intermediate_iterates" else None
+    released = None
+    if release is None and run.release_count > 1:
+        released = _Iterates(numbers, worlds, run.released_steps().tolist(), on_release)
     with TrainingProgress(len(numbers), run.steps, progress) as bar:
-        parts = list(trainer.chunks(numbers, worlds, seed, bar, kept or on_iterate))
+        parts = list(trainer.chunks(numbers, worlds, seed, bar, kept or on_iterate, released or on_release))
     parameters = jax.tree.map(lambda *leaves: np.concatenate(leaves), *(part.parameters for part in parts))
-    iterates = kept.iterates if kept else None
+    all_of_them, some = (each.iterates if each else None for each in (kept, released))
     seconds = monotonic() - began
-    return Trained(problem, numbers, worlds, parameters, iterates, trainer.chunk_size, seconds, peak_bytes())
+    return Trained(problem, numbers, worlds, parameters, all_of_them, trainer.chunk_size, seconds, peak_bytes(), some)
 
 
 class _Iterates:
-    """Collects all iterates in arrays [models, steps + 1, ...]."""
+    """Collects the iterates after some steps in arrays [models, steps, ...]."""
 
-    def __init__(self, numbers: IntArray, worlds: BoolArray, steps: int, also: OnIterate | None) -> None:
+    def __init__(self, numbers: IntArray, worlds: BoolArray, steps: Sequence[int], also: OnIterate | None) -> None:
         self.iterates: PyTree[RealArray] | None = None
         self._rows = {which: row for row, which in enumerate(zip(numbers.tolist(), worlds.tolist(), strict=True))}
-        self._steps, self._also, self._lock = steps, also, Lock()
+        self._columns = {step: column for column, step in enumerate(steps)}
+        self._also, self._lock = also, Lock()
 
     def __call__(self, step: int, chunk: TrainedChunk) -> None:
         if self._also:
             self._also(step, chunk)
+        if step not in self._columns:
+            return
         with self._lock:
             if self.iterates is None:
-                size = (len(self._rows), self._steps + 1)
+                size = (len(self._rows), len(self._columns))
                 self.iterates = jax.tree.map(lambda leaf: np.empty(size + leaf.shape[1:], leaf.dtype), chunk.parameters)
         rows = [self._rows[which] for which in zip(chunk.models.tolist(), chunk.present.tolist(), strict=True)]
         for kept, leaf in zip(jax.tree.leaves(self.iterates), jax.tree.leaves(chunk.parameters), strict=True):
-            kept[rows, step] = leaf
+            kept[rows, self._columns[step]] = leaf
 
 
 def _models(models: int | ArrayLike, present: bool | ArrayLike) -> tuple[IntArray, BoolArray]:

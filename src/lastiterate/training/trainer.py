@@ -17,7 +17,7 @@ import numpy as np
 
 from lastiterate.arrays import BoolArray, IntArray, RealArray
 from lastiterate.machine import cores
-from lastiterate.run import DPSGD, require_basic
+from lastiterate.run import DPSGD, require_run
 from lastiterate.training.compilation_cache import use_compilation_cache
 from lastiterate.training.memory import available_bytes, choose_chunk_size, largest_block, total_bytes
 from lastiterate.training.problem import Canary, ExampleCanary, GradientCanary, Problem, same_structure
@@ -84,10 +84,10 @@ class Trainer:
         integer("models", models)
         if double is not None:
             boolean("double", double)
-        if require_basic(run, "the trainer", knows=("group_size",)).optimizer is None:
+        if require_run(run).optimizer is None:
             raise ValueError("optimizer must be given to train a run, got None: for example lastiterate.SGD(0.1)")
         if isinstance(canary, ExampleCanary):
-            _check_example_canary(problem, canary)
+            _check_example_canary(problem, canary, run)
         _check_single_precision(run)
         use_compilation_cache()
         default = cores() if jax.default_backend() == "cpu" else 1
@@ -146,7 +146,9 @@ class Trainer:
         if not slots:
             raise ValueError("examples must not be empty where there is no canary: there is nothing to train on")
         counts = self.problem.multiplicity
-        multiplicity = None if counts is None else np.append(np.asarray(counts, np.int64), [copies][:copies])
+        different = isinstance(self.canary, ExampleCanary) and self.canary.is_group
+        added = [1] * copies if different else [copies][:copies]
+        multiplicity = None if counts is None else np.append(np.asarray(counts, np.int64), added)
         sampler = make_sampler(self.run, slots, self.chunk_size, most, multiplicity)
         return Program(self.run, self.problem, self.canary, sampler, self._form, self.chunk_size)
 
@@ -157,21 +159,28 @@ class Trainer:
         seed: int,
         progress: TrainingProgress | None = None,
         on_iterate: OnIterate | None = None,
+        on_release: OnIterate | None = None,
     ) -> Iterator[TrainedChunk]:
-        """Train the models with these numbers, and yield them in their order, chunk by chunk as they are done."""
+        """Train the models with these numbers, and yield them in their order, chunk by chunk as they are done.
+
+        ``on_iterate`` is called before the first step and after every one, ``on_release`` before the first and after
+        those whose iterates the run releases, with what is released then.
+        """
         _check_models(models, present)
         integer("seed", seed, 0, 2**64 - 1)
         if progress is not None:
             instance("progress", progress, TrainingProgress, "a TrainingProgress or None")
-        if on_iterate is not None:
-            function("on_iterate", on_iterate, "a function of step and chunk, or None")
+        for name, called in (("on_iterate", on_iterate), ("on_release", on_release)):
+            if called is not None:
+                function(name, called, "a function of step and chunk, or None")
         stop = Event()
         waiting: deque[Future[TrainedChunk]] = deque()
         pool = ThreadPoolExecutor(self.workers, thread_name_prefix="lastiterate")
         try:
             for begin in range(0, len(models), self.chunk_size):
                 part = slice(begin, begin + self.chunk_size)
-                task = partial(self._train_chunk, models[part], present[part], seed, stop, progress, on_iterate)
+                shown = on_iterate, on_release
+                task = partial(self._train_chunk, models[part], present[part], seed, stop, progress, *shown)
                 waiting.append(pool.submit(self._in_thread, task))
                 if len(waiting) > 2 * self.workers:  # finished chunks that nobody has taken yet hold memory
                     yield waiting.popleft().result()
@@ -193,16 +202,20 @@ class Trainer:
         stop: Event,
         progress: TrainingProgress | None,
         on_iterate: OnIterate | None,
+        on_release: OnIterate | None,
     ) -> TrainedChunk:
         count = len(models)
+        releases = deque(self.run.released_steps().tolist() if on_release else ())
         padding = (0, self.chunk_size - count)
         inputs = self._program.inputs(seed, np.pad(models, padding), np.pad(present, padding), self._shared)
         state = self._program.initial()
         if on_iterate:
             on_iterate(0, TrainedChunk(models, present, _first(state.weights.parameters, count)))
+        if on_release:
+            on_release(0, TrainedChunk(models, present, _first(released(state.weights), count)))
         step, stride = 0, 1
         while step < self.run.steps and not stop.is_set():
-            end = min(step + stride, self.run.steps)
+            end = min(step + stride, releases[0] if releases else self.run.steps)
             began = monotonic()
             before, state = state, _wait(self._advance(state, inputs, np.int32(step), np.int32(end)))
             if not _finite(state, count).all():
@@ -211,6 +224,9 @@ class Trainer:
                 on_iterate(end, TrainedChunk(models, present, _first(state.weights.parameters, count)))
             else:
                 stride = _next_stride(end - step, monotonic() - began)
+            if on_release and end == releases[0]:
+                releases.popleft()
+                on_release(end, TrainedChunk(models, present, _first(released(state.weights), count)))
             if progress:
                 progress.advanced(count, end - step, finished=end == self.run.steps)
             step = end
@@ -262,11 +278,16 @@ def _check_models(models: IntArray, present: BoolArray) -> None:
         raise ValueError(f"present must be one for each of {np.size(models)} models, got {np.size(present)}")
 
 
-def _check_example_canary(problem: Problem, canary: ExampleCanary) -> None:
-    found = jax.tree.map(np.shape, canary.example)
-    one = jax.tree.map(lambda leaf: np.shape(leaf)[1:], problem.examples)
-    if not same_structure(problem.examples, canary.example) or one != found:
-        raise ValueError(f"canary must be an example like those of the problem, of shapes {one}, got {found}")
+def _check_example_canary(problem: Problem, canary: ExampleCanary, run: DPSGD) -> None:
+    if (run.neighbours == "replace") != (canary.replacement is not None):
+        needs = "have a replacement" if run.neighbours == "replace" else "have no replacement"
+        raise ValueError(f"canary must {needs} where neighbours is {run.neighbours!r}, got {told(canary.replacement)}")
+    leading = (run.group_size,) if canary.is_group else ()
+    one = jax.tree.map(lambda leaf: leading + np.shape(leaf)[1:], problem.examples)
+    for given in [canary.example, *([] if canary.replacement is None else [canary.replacement])]:
+        found = jax.tree.map(np.shape, given)
+        if not same_structure(problem.examples, given) or one != found:
+            raise ValueError(f"canary must be an example like those of the problem, of shapes {one}, got {found}")
 
 
 def _first(tree: PyTree[jax.Array], count: int) -> PyTree[RealArray]:

@@ -84,7 +84,12 @@ def test_bounds_hold_for_those_who_look_after_every_model_and_fixed_ones_do_not(
 
 @pytest.mark.parametrize("threshold", ["split", 0.5])
 def test_audits_stopped_at_their_best_moment_hardly_ever_exceed_the_truth(threshold):
-    assert too_much(100, threshold, "anytime", 0.9, seed=5) <= 10
+    """The stated error allows for 10. Both rates share it and seldom err together, so that far fewer do.
+
+    Bounds for a fixed number of models, looked at in the same way, claim too much in 7 of these where models choose the
+    threshold: this test would see it.
+    """
+    assert too_much(100, threshold, "anytime", 0.9, seed=5) <= 2
 
 
 def test_a_wager_refutes_a_true_claim_no_more_often_than_stated_and_a_false_one_soon():

@@ -206,6 +206,22 @@ class UniformNoise(Trainer):
         return rng.uniform(-1.0, 1.0, 650)
 
 
+@fault("noise", run=POISSON.replace(steps=1, sample_rate=0.5))
+class UniformNoiseOfTheDeclaredVariance(Trainer):
+    """No privacy at all; only one step shows it."""
+
+    def normal(self, rng):
+        return rng.uniform(-np.sqrt(3.0), np.sqrt(3.0), 650)
+
+
+@fault("noise")
+class NoiseThatIsUsedTwice(Trainer):
+    """A vector of noise that is half as long as the parameters."""
+
+    def normal(self, rng):
+        return np.tile(rng.normal(size=325), 2)
+
+
 # Clipping
 
 
@@ -318,6 +334,14 @@ class ClippingOfWeightsThatForgetsBiasesInTheNorm(Trainer):
         return rows / np.maximum(1.0, norms / self.run.clip_norm)
 
 
+@fault("clipping")
+class ClippingByTheLargestOfTheBatch(Trainer):
+    """All gradients are scaled by one factor, that of the largest."""
+
+    def clip(self, rows):
+        return rows / max(1.0, float(np.linalg.norm(rows, axis=1).max(initial=0.0)) / self.run.clip_norm)
+
+
 # Participation
 
 
@@ -380,6 +404,13 @@ class TwiceAnEpoch(Trainer):
 class DivisionByTheRealisedBatchSize(Trainer):
     def total(self, rows, noise, present):
         return super().total(rows, noise, present) * self.rate() * CANARY / max(1, len(rows))
+
+
+@fault("normalisation")
+class DivisionByTheRealisedSizeOfLargeBatches(Trainer):
+    def total(self, rows, noise, present):
+        expected = self.rate() * CANARY
+        return super().total(rows, noise, present) * expected / max(expected, len(rows))
 
 
 @fault("normalisation")

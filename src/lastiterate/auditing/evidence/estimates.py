@@ -61,8 +61,8 @@ class Estimates:
         match self._expected:
             case LinearScores(share, spread):
                 signal = expected_signal(self._run, share, spread)
-            case LikelihoodRatio(released):
-                drawn = likelihood_ratios(self._run, released)
+            case LikelihoodRatio() as ratio:
+                drawn = likelihood_ratios(self._run, ratio)
                 signal = signal_of(drawn.inside, drawn.outside)
         return failure_of(*self._scores, signal)
 
@@ -133,16 +133,16 @@ def a_priori_threshold(
         )
     if method == "composition":
         return telling_threshold(run)
-    drawn = likelihood_ratios(run, expected.released)
+    drawn = likelihood_ratios(run, expected)
     return threshold_of_draws(drawn, run, *sizes, delta, confidence, method, validity)
 
 
 @lru_cache(maxsize=8)
-def likelihood_ratios(run: DPSGD, released: bool) -> Worlds:
-    """Likelihood ratios over all steps, drawn as they would be if nothing but canary and noise moved the model.
-
-    With ``released``, over what the run releases.
-    """
-    draw = sample_released_scores if released else sample_likelihood_ratios
-    drawn = draw(run, np.arange(2 * DRAWS) % 2 == 0, np.random.default_rng(0))
+def likelihood_ratios(run: DPSGD, expected: LikelihoodRatio) -> Worlds:
+    """Likelihood ratios of all steps, or of what is released, drawn as if nothing but canary and noise moved models."""
+    worlds, generator = np.arange(2 * DRAWS) % 2 == 0, np.random.default_rng(0)
+    if expected.released:
+        drawn = sample_released_scores(run, worlds, generator, expected.signal, expected.noise)
+    else:
+        drawn = sample_likelihood_ratios(run, worlds, generator)
     return Worlds(np.sort(drawn[::2]), np.sort(drawn[1::2]))

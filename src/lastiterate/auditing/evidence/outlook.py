@@ -152,13 +152,15 @@ class OneRunOutlook:
 
 def perfect(outlook: Outlook | OneRunOutlook) -> Outlook | OneRunOutlook:
     """The same audit by an attack that sees all of the canary, and nothing but the noise beside it."""
-    return outlook if isinstance(outlook.expected, LikelihoodRatio) else replace(outlook, expected=IDEAL)
+    if isinstance(outlook.expected, LikelihoodRatio):
+        return replace(outlook, expected=replace(outlook.expected, signal=1.0))
+    return replace(outlook, expected=IDEAL)
 
 
 def error_rates(run: DPSGD, scores: ExpectedScores, threshold: float) -> tuple[float, float]:
     """The rates of false positives and of false negatives that such scores have."""
     if isinstance(scores, LikelihoodRatio):
-        drawn = likelihood_ratios(run, scores.released)
+        drawn = likelihood_ratios(run, scores)
         wrong = drawn.errors(np.float64(threshold))
         return float(wrong[0] / drawn.outside.size), float(wrong[1] / drawn.inside.size)
     linear = scores if isinstance(scores, LinearScores) else IDEAL

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from lastiterate.attacks.attack import ExpectedScores, LinearScores
+from lastiterate.attacks.attack import ExpectedScores, LikelihoodRatio, LinearScores
 from lastiterate.auditing.evidence.guarantee import guarantee_of
 from lastiterate.auditing.evidence.kinds import Kind
 from lastiterate.auditing.evidence.outlook import CHANCE, OneRunOutlook, Outlook
@@ -69,13 +69,16 @@ def power(
     Returns:
         A ``Power``, which prints as a table; ``rows`` has what each method finds, ``needed`` how many models refute.
     """
-    require_basic(run, "power")
-    question = Question(delta, confidence, methods, threshold, claim_epsilon, claim_noise, validity)
     kind = Kind.ONE_MODEL if boolean("one_run", one_run) else Kind.LAST_ITERATE
+    require_basic(run, "power of one run", knows=() if one_run else ("releases", "group_size", "neighbours"))
+    question = Question(delta, confidence, methods, threshold, claim_epsilon, claim_noise, validity)
     integer("models", models, 1, MOST_CANARIES if one_run else MOST_MODELS)
-    expected = LinearScores(
+    linear = LinearScores(
         number("signal", signal, 0.0, 1.0, open_low=True), number("spread", spread, 1.0, _MOST_SPREAD)
     )
+    if run.release_count > 1 and linear.spread > 1.0:
+        raise ValueError(f"spread must be 1 where a run has {run.release_count} releases, got {spread!r}")
+    expected = _expected(run, linear)
     if isinstance(threshold, str) and threshold != "a-priori":
         raise ValueError(f"threshold must be a-priori or a number, got {threshold!r}: others are chosen by scores")
     if one_run and threshold != "a-priori":
@@ -92,13 +95,13 @@ def power(
     needed, chances = chances_to_refute(outlook, claim, factor)
     leak = run.replace(noise_multiplier=run.noise_multiplier / factor)
     noise = float(np.max(leak.noise_multiplier))
-    allows = guarantee_of(leak)(leak).epsilon(delta)
+    allows = guarantee_of(leak)(leak).epsilon(question.delta)
     return Power(
         run=run,
         models=models,
         one_run=one_run,
-        delta=delta,
-        confidence=confidence,
+        delta=question.delta,
+        confidence=question.confidence,
         validity=validity,
         signal=float(signal),
         spread=float(spread),
@@ -136,7 +139,8 @@ def models_for(run: DPSGD, question: Question, *, is_known: bool = True) -> tupl
     claim = question.claim(run)
     factor = _factor(run, claim, question, None, None)
     most = counted(MOST_AUTO, question, is_known=is_known)
-    needed, chances = chances_to_refute(outlook_of(run, most, question, LinearScores()), claim, factor, most=most)
+    outlook = outlook_of(run, most, question, _expected(run, LinearScores()))
+    needed, chances = chances_to_refute(outlook, claim, factor, most=most)
     goal = f"a training with half of the claimed noise is refuted with probability {per_cent(CHANCE)}"
     if needed is None:
         return MOST_AUTO, (
@@ -149,6 +153,11 @@ def models_for(run: DPSGD, question: Question, *, is_known: bool = True) -> tupl
     return models, (
         f"models: {models:,} a world, so that {goal} (if the attack is perfect and losses are linear, a heuristic)"
     )
+
+
+def _expected(run: DPSGD, linear: LinearScores) -> LinearScores | LikelihoodRatio:
+    """What is expected of the scores: where several iterates are released, of their likelihood ratio."""
+    return linear if run.release_count == 1 else LikelihoodRatio(released=True, signal=linear.signal)
 
 
 def counted(models: int, question: Question, *, is_known: bool = True) -> int:

@@ -48,8 +48,9 @@ class Question:
 
     def __post_init__(self) -> None:
         check_claims(self.claim_epsilon, self.claim_noise)
-        number("delta", self.delta, 0.0, 1.0, open_low=True, open_high=True)
-        number("confidence", self.confidence, 0.0, 1.0, open_low=True, open_high=True)
+        for name in ("delta", "confidence"):  # plain numbers, as they are looked up by value
+            plain = number(name, getattr(self, name), 0.0, 1.0, open_low=True, open_high=True)
+            object.__setattr__(self, name, plain)
         if sharing_the_error(self.confidence) == 1.0:
             raise ValueError(
                 f"confidence must leave an error that can be shared, 1e-15 at least, got {self.confidence!r}"

@@ -11,7 +11,7 @@ from scipy.interpolate import PchipInterpolator
 from scipy.special import ndtr, ndtri
 
 from lastiterate.arrays import FloatArray, IntArray
-from lastiterate.attacks.attack import ExpectedScores, LinearScores
+from lastiterate.attacks.attack import ExpectedScores, LikelihoodRatio, LinearScores
 from lastiterate.auditing.evidence.error_counts import ErrorCounts, both
 from lastiterate.auditing.evidence.guarantee import guarantee_of
 from lastiterate.auditing.evidence.kinds import Kind
@@ -29,8 +29,10 @@ _NEARLY_SURE = 0.99  # chance at which a picture may end
 _NUMERICS = 1e-9  # of a rate: what a verdict leaves to the guarantee's numerics
 
 
-def leaking(expected: ExpectedScores, factor: float) -> LinearScores:
+def leaking(expected: ExpectedScores, factor: float) -> LinearScores | LikelihoodRatio:
     """The scores of a training with its noise divided by this factor, in units of the noise that was described."""
+    if isinstance(expected, LikelihoodRatio) and expected.released:
+        return replace(expected, noise=1.0 / factor)
     linear = expected if isinstance(expected, LinearScores) else IDEAL
     return replace(linear, spread=math.sqrt(max(linear.spread**2 - 1.0, 0.0) + factor**-2.0))
 
@@ -106,6 +108,7 @@ class _Curve:
 
 def _chance_of_one_run(outlook: OneRunOutlook, claim: Claim, factor: float) -> float:
     scores = leaking(outlook.expected, factor)
+    assert isinstance(scores, LinearScores)
     chances = []
     for test in claim.tests(Kind.ONE_MODEL, outlook.confidence):
         claimed = test.guarantee if test.run is None else test.run

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 
 from lastiterate.arrays import BoolArray, FloatArray
-from lastiterate.attacks.attack import ExpectedScores, LinearScores, Unknown, Words
+from lastiterate.attacks.attack import ExpectedScores, LikelihoodRatio, LinearScores, Unknown, Words
 from lastiterate.auditing.design import Design, OpenEnded, Quality
 from lastiterate.auditing.evidence.estimate import Estimate
-from lastiterate.auditing.evidence.estimates import Estimates, verdict_on
+from lastiterate.auditing.evidence.estimates import Estimates, likelihood_ratios, verdict_on
 from lastiterate.auditing.evidence.kinds import Kind, kind_of
 from lastiterate.auditing.evidence.outlook import OneRunOutlook, Outlook
 from lastiterate.auditing.evidence.question import Question, predictions_of
@@ -110,7 +110,7 @@ def report(evidence: Evidence, question: Question = Question()) -> AuditResult: 
         score_unit=words.unit,
         score_density=_density(run, expected, scores_in, scores_out),
         signal=signal_of(scores_in, scores_out),
-        ideal_signal=expected_signal(run) if isinstance(expected, LinearScores) else None,
+        ideal_signal=_ideal_signal(run, expected),
         accuracy=evidence.quality_of("accuracy"),
         models=evidence.design.models,
         store=evidence.store,
@@ -121,6 +121,17 @@ def report(evidence: Evidence, question: Question = Question()) -> AuditResult: 
         perplexity_before=evidence.quality_before if is_text else None,
         outlook=_outlook(run, expected, kind, question, found, horizon),
     )
+
+
+def _ideal_signal(run: DPSGD, expected: ExpectedScores) -> float | None:
+    """That of an attack that sees all of the canary, where the linear analysis knows it."""
+    match expected:
+        case LinearScores():
+            return expected_signal(run)
+        case LikelihoodRatio(True):
+            drawn = likelihood_ratios(run, LikelihoodRatio(released=True))
+            return signal_of(drawn.inside, drawn.outside)
+    return None
 
 
 def _outlook(

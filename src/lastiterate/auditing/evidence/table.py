@@ -18,7 +18,7 @@ def result_table(result: AuditResult) -> Table:
     rows = []
     for name, answer in result.predictions.items():
         value = "none" if answer.value is None else spell(answer.value, 5)
-        rows.append((ANALYSES[name].label, value, "", "", answer.reason or ANALYSES[name].assumes))
+        rows.append((ANALYSES[name].label, value, "", "", answer.reason or ANALYSES[name].assumed_of(result.run)))
     for name, estimate in result.estimates.items():
         share = per_cent(estimate.confidence)
         most = "-" if estimate.largest is None else spell(estimate.largest)

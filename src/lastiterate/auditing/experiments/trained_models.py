@@ -123,10 +123,29 @@ class TrainsReferences:
         models: int,
         present: bool = False,
         purpose: int = 0,
+        seen: Callable[[PyTree], FloatArray] | None = None,
     ) -> PyTree:
         numbers = _FIRST_REFERENCE + purpose * 2**24 + np.arange(models)
-        trained = train(run, problem, canary, models=numbers, present=present, seed=self._seed, progress=self._progress)
-        return trained.parameters
+        looks: dict[int, dict[int, FloatArray]] = {}  # by the first model of a chunk, and by step
+
+        def look(step: int, chunk: TrainedChunk) -> None:
+            if step and seen is not None:
+                looks.setdefault(int(chunk.models[0]), {})[step] = seen(chunk.parameters)
+
+        trained = train(
+            run,
+            problem,
+            canary,
+            models=numbers,
+            present=present,
+            seed=self._seed,
+            release="last_iterate_only",
+            on_release=look if seen else None,
+            progress=self._progress,
+        )
+        if seen is None:
+            return trained.parameters
+        return np.concatenate([np.stack(list(looks[first].values()), axis=1) for first in sorted(looks)])
 
 
 class _ModelTrials:
@@ -160,7 +179,8 @@ class _ModelTrials:
 
         began = monotonic()
         seed = self._experiment.seed
-        for chunk in self._trainer.chunks(models, present, seed, progress, watch if make_watch else None):
+        shown = {"on_release" if self._armed.released_only else "on_iterate": watch if make_watch else None}
+        for chunk in self._trainer.chunks(models, present, seed, progress, **shown):
             key = int(chunk.models[0]), bool(chunk.present[0])
             score = watches.pop(key).scores if make_watch else partial(self._armed.score, chunk.parameters)
             scores = self._experiment.asked(score, f"the scores of {len(chunk.models)} models")

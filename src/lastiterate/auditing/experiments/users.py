@@ -112,7 +112,7 @@ class UserTrainings:
         if self.attack is None and isinstance(result, (list, tuple, np.ndarray)) and np.ndim(result) != 0:
             raise ValueError(
                 f"attack must be given where the trainer returns parameters (here of shape {np.shape(result)}): for "
-                "example lastiterate.attacks.Displacement(canary)"
+                "example lastiterate.attacks.Displacement(canary); a score is one number for all that is released"
             )
         try:
             return _number(result if self.attack is None else self.attack.score(self.run, facts, result))

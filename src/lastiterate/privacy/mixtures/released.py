@@ -15,6 +15,7 @@ from lastiterate.privacy.mixtures.law import Law, epoch_length, law_of
 
 if TYPE_CHECKING:
     from lastiterate.run import DPSGD
+    from lastiterate.values import PerStep
 
 
 def released_laws(run: DPSGD) -> list[tuple[float, Law]]:
@@ -39,6 +40,26 @@ def released_laws(run: DPSGD) -> list[tuple[float, Law]]:
     if not laws:
         raise ValueError("weights must not all be zero: with these learning rates the run releases nothing")
     return [(counts[key], law) for key, law in laws.items()]
+
+
+def laws_in_order(run: DPSGD) -> list[Law | None]:
+    """The law of S of each block, one after the other; None: it adds nothing."""
+    if tells_every_step(run):
+        run = run.replace(optimizer=None, weights=None)
+    require_separable(run)
+    ends = np.concatenate(([0], run.released_steps())).tolist()
+    known: dict[object, Law] = {}  # equal ones are the same object
+
+    def law(start: int, stop: int) -> Law | None:
+        if _adds_nothing(run, start, stop):
+            return None
+        found = _one_sided(law_of(run.stretch(start, stop)))
+        return known.setdefault(_key(found), found)
+
+    if any(np.ndim(value) for value in _per_step(run)):
+        return [law(start, stop) for start, stop in pairwise(ends)]
+    of_length = {length: law(0, length) for length in set(np.diff(ends).tolist())}
+    return [of_length[stop - start] for start, stop in pairwise(ends)]
 
 
 def tells_every_step(run: DPSGD) -> bool:
@@ -74,12 +95,16 @@ def require_separable(run: DPSGD) -> None:
 def _blocks(run: DPSGD) -> list[tuple[int, int, float]]:
     """First and last step of blocks, and how many there are like them."""
     ends = np.concatenate(([0], run.released_steps()))
-    rate = 1.0 if run.optimizer is None else run.optimizer.learning_rate
-    per_step = (run.sample_rate, run.noise_multiplier, rate, 1.0 if run.weights is None else run.weights)
-    if any(np.ndim(value) for value in per_step):
+    if any(np.ndim(value) for value in _per_step(run)):
         return [(start, stop, 1.0) for start, stop in pairwise(ends.tolist())]
     lengths, numbers = np.unique(np.diff(ends), return_counts=True)
     return [(0, length, float(number)) for length, number in zip(lengths.tolist(), numbers.tolist(), strict=True)]
+
+
+def _per_step(run: DPSGD) -> tuple[PerStep, ...]:
+    """What may differ from step to step."""
+    rate = 1.0 if run.optimizer is None else run.optimizer.learning_rate
+    return run.sample_rate, run.noise_multiplier, rate, 1.0 if run.weights is None else run.weights
 
 
 def _adds_nothing(run: DPSGD, start: int, stop: int) -> bool:

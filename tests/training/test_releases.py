@@ -1,0 +1,167 @@
+"""Trained models that release checkpoints, or in which another example replaces the canary. About 20 seconds."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy.stats import ks_2samp
+
+import lastiterate as li
+from lastiterate import data
+from lastiterate.attacks import Adversarial, GradientSpace, InputSpace
+from lastiterate.attacks.adversarial import sample_scores
+from lastiterate.attacks.released_iterates import Blocks
+from lastiterate.auditing.reading import read
+from lastiterate.training import ExampleCanary, GradientCanary, problems, train
+from lastiterate.training.models import cross_entropy
+
+QUIET = 1e-6  # noise, next to which a canary is counted exactly
+DIGITS = problems.logistic(data.digits())
+GRADIENTS = np.random.default_rng(0).standard_normal((12, 3)).astype(np.float32)
+
+
+@pytest.mark.parametrize("optimizer", [li.SGD(0.1, weight_decay=0.5), li.SGD(0.1, momentum=0.9, averaging="uniform")])
+def test_released_iterates_are_what_shorter_runs_release(optimizer):
+    run = li.DPSGD(9, 0.4, 1.0, optimizer=optimizer, releases=[2, 5])
+    found = train(run, problems.linear(GRADIENTS), models=5, chunk_size=2, progress=False)
+    assert found.released.shape == (5, 3, 3)
+    np.testing.assert_array_equal(found.released[:, -1], found.parameters)
+    for column, steps in enumerate((2, 5)):
+        shorter = train(run.prefix(steps).replace(releases=None), problems.linear(GRADIENTS), models=5, progress=False)
+        np.testing.assert_allclose(found.released[:, column], shorter.parameters, rtol=1e-5, atol=1e-6)
+        assert shorter.released is None
+
+
+def test_what_is_between_releases_can_be_seen_without_being_kept():
+    run = li.DPSGD(9, 0.4, 1.0, optimizer=li.SGD(0.1), releases=3)
+    seen = []
+    found = train(
+        run,
+        problems.linear(GRADIENTS),
+        models=2,
+        release="last_iterate_only",
+        on_release=lambda step, chunk: seen.append((step, chunk.parameters)),
+        chunk_size=2,
+        progress=False,
+    )
+    assert [step for step, _ in seen] == [0, 3, 6, 9]
+    assert found.released is None
+    np.testing.assert_array_equal(seen[-1][1], found.parameters)
+
+
+def test_replaced_gradient_pulls_the_other_way_as_often():
+    run = li.DPSGD(40, 0.3, QUIET, optimizer=li.SGD(1.0), neighbours="replace", group_size=2)
+    canary = GradientCanary(np.array([10.0], np.float32))
+    for world, sign in ((True, -1), (False, 1)):
+        found = sign * train(run, problems.linear(), canary, models=2000, present=world, progress=False).flat()[:, 0]
+        assert ks_2samp(np.rint(found), np.random.default_rng(0).binomial(80, 0.3, 2000)).pvalue > 1e-3
+
+
+@pytest.mark.parametrize("is_group", [False, True])
+def test_examples_of_a_person_and_what_replaces_them_are_each_clipped_and_in_their_place(is_group):
+    run = li.DPSGD(3, 1.0, QUIET, "full", optimizer=li.SGD(1.0), neighbours="replace", group_size=2)
+    one, other = np.array([[9.0, 0.0], [0.0, 0.5]], np.float32), np.array([[0.0, -7.0], [0.25, 0.0]], np.float32)
+    if not is_group:
+        one, other = one[0], other[0]
+    problem = problems.linear(np.zeros((4, 2), np.float32))
+    canary = ExampleCanary(one, other, is_group)
+    inside, outside = (train(run, problem, canary, models=2, present=p, progress=False).flat() for p in (True, False))
+    np.testing.assert_allclose(inside, [[-3.0, -1.5]] * 2 if is_group else [[-6.0, 0.0]] * 2, atol=1e-4)
+    np.testing.assert_allclose(outside, [[-0.75, 3.0]] * 2 if is_group else [[0.0, 6.0]] * 2, atol=1e-4)
+
+
+def test_different_examples_of_a_person_are_drawn_one_by_one():
+    run = li.DPSGD(30, 0.3, QUIET, optimizer=li.SGD(1.0), group_size=2)
+    canary = ExampleCanary(np.eye(2, dtype=np.float32), is_group=True)
+    for multiplicity in (None, np.full(4, 2)):
+        problem = problems.linear(np.zeros((4, 2), np.float32))
+        problem = type(problem)(problem.parameters, problem.examples, None, problem.gradient, multiplicity=multiplicity)
+        counts = np.rint(-train(run, problem, canary, models=2000, present=True, progress=False).flat())
+        for column in counts.T:
+            assert ks_2samp(column, np.random.default_rng(0).binomial(30, 0.3, 2000)).pvalue > 1e-3
+        assert abs(np.corrcoef(counts.T)[0, 1]) < 0.1
+
+
+@pytest.mark.parametrize(
+    ("neighbours", "canary", "message"),
+    [
+        ("replace", ExampleCanary(np.zeros(2, np.float32)), "canary must have a replacement"),
+        ("add-remove", ExampleCanary(*np.zeros((2, 2), np.float32)), "canary must have no replacement"),
+        ("add-remove", ExampleCanary(np.zeros((3, 2), np.float32), is_group=True), r"of shapes \(2, 2\), got \(3, 2\)"),
+        ("replace", ExampleCanary(np.zeros(2, np.float32), np.zeros(3, np.float32)), r"of shapes \(2,\), got \(3,\)"),
+    ],
+)
+def test_canaries_that_do_not_fit_their_run_are_refused(neighbours, canary, message):
+    run = li.DPSGD(3, 0.5, 1.0, optimizer=li.SGD(1.0), neighbours=neighbours, group_size=2)
+    with pytest.raises(ValueError, match=message):
+        train(run, problems.linear(np.zeros((4, 2), np.float32)), canary, models=1)
+
+
+SCHEDULE = li.SGD(np.linspace(0.2, 0.1, 60), weight_decay=0.5)
+RUNS = {
+    "replaced": li.DPSGD(60, 0.1, 1.0, optimizer=li.SGD(0.3), neighbours="replace"),
+    "replaced people, checkpoints": li.DPSGD(
+        60, 0.1, 1.5, optimizer=SCHEDULE, releases=[7, 30], group_size=3, neighbours="replace"
+    ),
+    "all iterates, momentum": li.DPSGD(
+        30, 0.1, 1.0, optimizer=li.SGD(0.1, momentum=0.9, nesterov=True, weight_decay=0.1), releases=30
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RUNS)
+def test_trained_and_drawn_scores_have_one_distribution(name):
+    trained = li.audit(RUNS[name], None, Adversarial("trained"), models=2500, seed=5, methods=["gdp"])
+    drawn = sample_scores(RUNS[name], np.arange(5000) % 2 == 0, np.random.default_rng(5))
+    for world, scores in (("scores_in", drawn[::2]), ("scores_out", drawn[1::2])):
+        assert ks_2samp(getattr(trained, world), scores).pvalue > 1e-3
+    assert trained.verdict == "consistent"
+
+
+def test_trained_models_reach_the_prediction_for_checkpoints():
+    run = li.DPSGD(50, 0.1, 1.0, optimizer=li.SGD(0.3), releases=5)
+    result = li.audit(run, None, Adversarial("trained"), models=20_000, methods=["gdp"])
+    for rate in (0.02, 0.2, 0.6):  # no attack has fewer errors than the curve
+        threshold = np.quantile(result.scores_out, 1.0 - rate)
+        assert np.mean(result.scores_in < threshold) == pytest.approx(li.last_iterate(run).fnr(rate), abs=0.015)
+    last = li.last_iterate(run.replace(releases=None)).epsilon(1e-5)
+    assert last < result.last_iterate < result.composition
+    assert result.verdict == "consistent"
+
+
+def test_audit_of_checkpoints_of_digits_is_kept_and_says_what_is_released(tmp_path):
+    run = li.DPSGD(40, 0.1, 1.0, optimizer=li.SGD(0.02), releases=4)
+    asked = {"models": 64, "seed": 1, "methods": ["gdp"], "store": tmp_path / "s.sqlite"}
+    result = li.audit(run, DIGITS, GradientSpace("quiet", references=8), **asked)
+    assert abs(result.signal - result.ideal_signal) < 3 * np.sqrt(2 / 64)
+    assert "all 4 released iterates" in result.attack
+    assert "4 iterates released" in str(result).replace("\n", " ")
+    assert read(tmp_path / "s.sqlite").empirical["gdp"] == result.empirical["gdp"]
+    assert li.audit(run, DIGITS, GradientSpace(references=8), **asked).empirical == result.empirical  # from the store
+    others = run.replace(releases=[10, 20, 30])  # the same iterates, said in another way
+    assert Blocks.of(others).units == pytest.approx(Blocks.of(run).units)
+    with pytest.raises(ValueError, match="releases"):
+        li.audit(run.replace(releases=2), DIGITS, GradientSpace("quiet", references=8), **asked)
+
+
+@pytest.mark.parametrize("canary", ["mislabelled", "clipbkd"])
+def test_input_space_attacks_know_people_and_replaced_examples(canary):
+    run = li.DPSGD(40, 0.1, 1.0, optimizer=li.SGD(0.02), group_size=2, neighbours="replace")
+    attack = InputSpace(canary, pilots=8)
+    from lastiterate.auditing.experiments.trained_models import TrainsReferences
+
+    facts = attack.craft(run, DIGITS, TrainsReferences(0, False))
+    armed = attack.arm(run, DIGITS, facts)
+    labels = DIGITS.examples[1]
+    if canary == "mislabelled":
+        assert armed.problem.size == DIGITS.size - 2
+        np.testing.assert_array_equal(armed.canary.replacement[1], labels[facts["index"]])
+        assert np.all(armed.canary.example[1] != labels[facts["index"]])
+    trained = train(run, armed.problem, armed.canary, models=3, progress=False)
+    examples = [armed.canary.example, armed.canary.replacement]
+    rows = [list(zip(*each, strict=True)) if armed.canary.is_group else [each] for each in examples]
+    for position, score in enumerate(armed.score(trained.parameters)):
+        lost = [np.mean([cross_entropy(trained.model(position), example, None) for example in each]) for each in rows]
+        assert score == pytest.approx((lost[1] - lost[0] - facts["centre"]) / facts["unit"], rel=1e-3, abs=1e-3)
+    assert "replaces" in attack.words(facts).attack
