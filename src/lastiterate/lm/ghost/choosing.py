@@ -92,7 +92,7 @@ def _alone(model: CausalModel, watched: Tensors, others: Tensors, tokens: Tensor
 
 def _agrees(uses: Uses, example: int, name: str, expected: Tensor, largest: float) -> bool:
     """Whether both the norm and the gradient of one example in one parameter are those of autograd."""
-    norm = float(squared_norms(uses, 0.0)[example].clamp_min(0.0).sqrt())
+    norm = float(squared_norms(uses, 0.0)[example].sqrt())
     factors = torch.zeros(uses.examples, device=uses.device)
     factors[example] = 1.0
     found = {name: torch.zeros_like(expected)}

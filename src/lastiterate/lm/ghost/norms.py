@@ -40,7 +40,7 @@ def squared_norms(uses: Uses, clip_norm: float) -> Tensor:
     doubtful = (tokens > MOST_CANCELLED * total) & (total + tokens / MOST_CANCELLED > clip_norm**2)
     for example in doubtful.nonzero()[:, 0].tolist():
         total[example] = certain[example] + _written_out(uses, example)
-    return total
+    return total.clamp_min_(0.0)  # rounding may leave less than nothing
 
 
 class _Grams:
