@@ -6,14 +6,15 @@ import numpy as np
 import pytest
 
 import lastiterate as li
-from lastiterate.attacks import AllIterates, GradientSpace, InputSpace, OneRun
+from lastiterate.attacks import Adversarial, AllIterates, GradientSpace, InputSpace, OneRun
 from lastiterate.attacks.likelihood import log_likelihood_ratio
 from lastiterate.attacks.linear_score import noise_unit
 from lastiterate.auditing.evidence.score_law import score_below
 from lastiterate.auditing.evidence.signal import expected_signal
+from lastiterate.batch_order import batch_order
 from lastiterate.counterexamples.setting import require_plain
 from lastiterate.counterexamples.worst import worst
-from lastiterate.training import problems
+from lastiterate.training import Trainer, problems, train
 
 NEW = [
     ({"releases": 2}, "releases must be None for"),
@@ -40,11 +41,40 @@ READERS = {
     "counterexamples": require_plain,
     "worst": lambda run: worst(run, 1e-5),
 }
+# Correlated noise is known to whatever looks at one iterate. Trainers draw batches without regard to earlier ones.
+NO_FILTER = ("audit of all iterates", "likelihood", "counterexamples", "worst")
+TRAINERS = {
+    "train": lambda run: train(run, PROBLEM, models=1),
+    "trainer": lambda run: Trainer(run, PROBLEM, models=1),
+    "audit": lambda run: li.audit(run, PROBLEM, models=2),
+    "audit of exact steps": lambda run: li.audit(run, None, Adversarial("trained"), models=2),
+    "audit of one run": READERS["audit of one run"],
+    "batches": lambda run: batch_order(run, 10),
+}
 CASES = [
     pytest.param(reader, fields, message, id=f"{reader}-{next(iter(fields))}")
     for reader in READERS
     for fields, message in NEW
 ]
+CASES += [
+    pytest.param(reader, {"noise_filter": [1.0, -0.5]}, "noise_filter must be None for", id=f"{reader}-noise_filter")
+    for reader in NO_FILTER
+]
+
+
+@pytest.mark.parametrize("name", TRAINERS)
+def test_trainers_refuse_batches_that_keep_an_example_apart(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = li.DPSGD(4, 0.5, 1.0, optimizer=li.SGD(0.1), noise_filter=[1.0, -0.5], min_separation=2)
+    with pytest.raises(ValueError, match="min_separation must be 1 for"):
+        TRAINERS[name](run)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_users_trainer_may_keep_an_example_apart():
+    run = li.DPSGD(4, 0.5, 1.0, noise_filter=[1.0, -0.5], min_separation=2)
+    scores = li.audit(run, lambda seed, canary: float(canary) + seed % 7, models=8, methods=["clopper-pearson"])
+    assert scores.run == run
 
 
 @pytest.mark.parametrize("reader", [noise_unit, expected_signal, lambda run: score_below(run, SCORES)])

@@ -16,7 +16,16 @@ SOURCE = Path(__file__).parents[1] / "src" / "lastiterate"
 
 # What everything else stands on: what a run is, checks, arrays, rows, files, bars.
 FOUNDATIONS = {"arrays", "extras", "fields", "machine", "optimizer", "progress_bar", "rows", "run", "trainer_failure"}
-FOUNDATIONS |= {"breakdown", "schedules", "scratch", "training_diverged", "training_progress", "values", "whole_file"}
+FOUNDATIONS |= {
+    "breakdown",
+    "schedules",
+    "scratch",
+    "second_moment",
+    "training_diverged",
+    "training_progress",
+    "values",
+    "whole_file",
+}
 WORDS = {"answers", "reporting", "tables", "vocabulary", "wording"}
 PRIVACY = {"privacy.curve", "privacy.mixtures", "privacy.losses", "privacy.analyses"}
 TRAINING = {"batch_order", "data", "training"}
@@ -38,7 +47,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "values": {"arrays"},
     "optimizer": {"arrays", "values"},
     "schedules": {"arrays", "optimizer", "values"},
-    "run": {"arrays", "optimizer", "values", "integrations.opacus_run"},  # `DPSGD.from_opacus`
+    # `DPSGD.from_opacus` and `DPSGD.from_jax_privacy`
+    "run": {"arrays", "optimizer", "values", "integrations.jax_privacy_run", "integrations.opacus_run"},
+    "second_moment": {"arrays", "optimizer", "run", "values"},
     # From a run to a privacy curve. Privacy knows nothing of audits, and each of its rooms only of those before it.
     "privacy": set(),
     "privacy.curve": FOUNDATIONS,
@@ -52,7 +63,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "wording": FOUNDATIONS | {"vocabulary"},
     "tables": {"wording"},
     "answers": FOUNDATIONS | PRIVACY | {"lastiterate", "vocabulary", "wording"},
-    "reporting": FOUNDATIONS | {"answers", "wording"},
+    "reporting": FOUNDATIONS | {"answers", "vocabulary", "wording"},
     # Trainings, and attacks on them, which know nothing of engines, stores or estimates.
     "batch_order": FOUNDATIONS | {"privacy.mixtures"},
     "data": FOUNDATIONS,
@@ -96,7 +107,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     # Commands may ask anybody. Nobody imports them, but for the program itself.
     "cli": FOUNDATIONS
     | WORDS
-    | {"lastiterate", "attacks", "auditing", "checking", "counterexamples"}
+    | {"lastiterate", "attacks", "auditing", "checking", "counterexamples", "data"}
     | {"lm", "plot", "reproduce"},
     "__main__": {"cli"},
     "__init__": FOUNDATIONS | PRIVACY | {"auditing", "checking", "integrations", "reporting"},

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from lastiterate.integrations.dp_accounting import LastIterateAccountant
     from lastiterate.integrations.history import HeuristicWarning
     from lastiterate.integrations.opacus import register_opacus
-    from lastiterate.optimizer import SGD
+    from lastiterate.optimizer import SGD, Adam
     from lastiterate.privacy.analyses.calibrate import calibrate
     from lastiterate.privacy.analyses.composition import composition
     from lastiterate.privacy.analyses.full_batch import full_batch
@@ -31,6 +31,7 @@ __version__ = "0.1.0"
 __all__ = [
     "DPSGD",
     "SGD",
+    "Adam",
     "Estimate",
     "HeuristicWarning",
     "LastIterateAccountant",
@@ -59,6 +60,7 @@ __all__ = [
 _LOADED_WHEN_ASKED_FOR = {
     "DPSGD": "run",
     "SGD": "optimizer",
+    "Adam": "optimizer",
     "Estimate": "auditing.evidence.estimate",
     "HeuristicWarning": "integrations.history",
     "LastIterateAccountant": "integrations.dp_accounting",

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
+from lastiterate.optimizer import SGD, Adam
 from lastiterate.run import DPSGD, require_run
 from lastiterate.values import function, instance, number, one_of
-from lastiterate.vocabulary import ANALYSES, SIDE_BY_SIDE
+from lastiterate.vocabulary import ANALYSES, APPROXIMATION, SIDE_BY_SIDE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -103,9 +104,9 @@ def _noise_row(run: DPSGD, name: str, epsilon: float, delta: float) -> Fields:
     return {"analysis": name, "is_guarantee": ANALYSES[name].is_guarantee, **answered}
 
 
-def answer_fields(answers: dict[str, Answer]) -> Fields:
-    """Answers as JSON: ``name`` and, where that is null, ``name_reason``."""
-    fields: Fields = {}
+def answer_fields(answers: dict[str, Answer], run: DPSGD | None = None) -> Fields:
+    """Answers as JSON: ``name`` and, where that is null, ``name_reason``; before them what the prediction is."""
+    fields: Fields = prediction_fields(run)
     for name, answer in answers.items():
         fields[name] = answer.value
         if answer.value is None:
@@ -113,14 +114,26 @@ def answer_fields(answers: dict[str, Answer]) -> Fields:
     return fields
 
 
+def prediction_fields(run: DPSGD | None) -> Fields:
+    """What ``last_iterate`` is for a run, where it is not the heuristic itself."""
+    return {"prediction": f"an {APPROXIMATION}"} if run and isinstance(run.optimizer, Adam) else {}
+
+
 def run_fields(run: DPSGD) -> Fields:
     """A run as JSON: the fields that describe it, those that were not always there only where given."""
     fields = {name: _plain(getattr(run, name)) for name in ("steps", "sample_rate", "noise_multiplier", "sampling")}
     if run.weights is not None:
         fields["weights"] = _plain(run.weights)
-    if run.optimizer is not None:
-        fields["optimizer"] = {name: _plain(value) for name, value in vars(run.optimizer).items()}
-    return fields | released_fields(run)
+    return fields | optimizer_fields(run) | released_fields(run)
+
+
+def optimizer_fields(run: DPSGD) -> Fields:
+    """The optimizer, if there is one, with its name."""
+    optimizer = run.optimizer
+    if optimizer is None:
+        return {}
+    name = "sgd" if isinstance(optimizer, SGD) else "adamw" if optimizer.decoupled else "adam"
+    return {"optimizer": {"name": name, **{each: _plain(value) for each, value in vars(optimizer).items()}}}
 
 
 def released_fields(run: DPSGD) -> Fields:
@@ -132,6 +145,10 @@ def released_fields(run: DPSGD) -> Fields:
         fields["group_size"] = run.group_size
     if run.neighbours != "add-remove":
         fields["neighbours"] = run.neighbours
+    if run.noise_filter is not None:
+        fields["noise_filter"] = list(run.noise_filter)
+    if run.min_separation > 1:
+        fields["min_separation"] = run.min_separation
     return fields
 
 

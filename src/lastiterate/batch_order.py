@@ -8,7 +8,7 @@ import numpy as np
 
 from lastiterate.arrays import IntArray
 from lastiterate.privacy.mixtures.law import epoch_length
-from lastiterate.run import DPSGD, require_run
+from lastiterate.run import DPSGD, TRAINED, require_basic
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class BatchOrder:
 
 def batch_order(run: DPSGD, slots: int) -> BatchOrder:
     """The batches of a run over so many slots whose sampling is "full", "fixed" or "shuffled"."""
-    require_run(run)
+    require_basic(run, "batches", knows=TRAINED)
     rates = np.broadcast_to(np.asarray(run.sample_rate, np.float64), run.steps)
     if run.sampling == "full":
         nowhere = np.zeros(run.steps, np.int64)

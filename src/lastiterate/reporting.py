@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from lastiterate.answers import Answer, ask, guarantee_of
+from lastiterate.optimizer import Adam
 from lastiterate.run import require_run
 from lastiterate.values import number
+from lastiterate.vocabulary import APPROXIMATION
 from lastiterate.wording import describe, spell_up
 
 if TYPE_CHECKING:
@@ -17,6 +19,7 @@ _SEEN = {
     "composition": "for all iterates (composition)",
     "no_amplification": "for all iterates, even if it is known which batches an example is in (no amplification)",
 }
+_CORRELATED = "for all iterates and whichever of the batches that this allows an example is in (a Gaussian mechanism)"
 
 
 def sentence(run: DPSGD, delta: float) -> str:
@@ -37,7 +40,7 @@ def _guaranteed(run: DPSGD, delta: float) -> str:
         found = ask(run, name, lambda curve: curve.bracket(delta)[1])
         if found.value is not None:
             bound = f"({spell_up(found.value, _DIGITS)}, {spell_up(delta)})"
-            return f"It is {bound}-DP under {_neighbours(run)}, {_SEEN[name]}."
+            return f"It is {bound}-DP under {_neighbours(run)}, {_CORRELATED if run.noise_filter else _SEEN[name]}."
     return f"No guarantee can be stated: {found.reason}."
 
 
@@ -52,6 +55,8 @@ def _neighbours(run: DPSGD) -> str:
 def _predicted(run: DPSGD, delta: float) -> str:
     found = ask(run, "last_iterate", lambda curve: curve.epsilon(delta))
     heuristic = "the last-iterate heuristic (Steinke et al. 2025)"
+    if isinstance(run.optimizer, Adam):
+        heuristic = f"an {APPROXIMATION}, the last-iterate one (Steinke et al. 2025) with Adam's divisor fixed,"
     if found.value is None:
         return f"For {_released(run)}, {heuristic} predicts nothing: {found.reason}."
     return (

@@ -12,11 +12,14 @@ from numbers import Integral
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lastiterate.arrays import IntArray
-from lastiterate.optimizer import SGD, require_linear
+from lastiterate.optimizer import Adam, Optimizer, require_optimizer
 from lastiterate.values import (
+    LEAST_NOISE,
     MAX_STEPS,
+    MOST_NOISE,
     PerStep,
     PerStepGiven,
     cut,
@@ -25,6 +28,7 @@ from lastiterate.values import (
     key,
     noise_multipliers,
     number,
+    numbers,
     one_of,
     per_step,
     same,
@@ -37,6 +41,14 @@ Neighbours = Literal["add-remove", "replace"]
 LastBatch = Literal["keep", "drop"]
 MOST_OF_A_GROUP = 10**6
 MOST_RELEASES = 10**6  # but for all of them
+MOST_COEFFICIENTS = 10**6
+LINEAR = ("group_size", "neighbours", "noise_filter", "min_separation")  # what one linear score of a model may be of
+TRAINED = (
+    "releases",
+    "group_size",
+    "neighbours",
+    "noise_filter",
+)  # what trainers know, whose batches keep nothing apart
 _ONLY = "analyses, estimates and most audits of many models"
 
 
@@ -50,7 +62,8 @@ class DPSGD:
         noise_multiplier: standard deviation sigma of the noise, in units of ``clip_norm``.
         sampling: ``"poisson"`` (each example independently), ``"fixed"`` (batches of fixed size, drawn without
             replacement at each step), ``"shuffled"`` (each example once an epoch) or ``"full"`` (the whole data set).
-        clip_norm: norm to which per-example gradients are clipped. The analyses do not depend on it.
+        clip_norm: norm to which per-example gradients are clipped. The analyses do not depend on it, but for Adam's
+            ``eps`` and L2 decay.
         optimizer: how gradients become parameters; the weights follow from it. None: every step counts alike.
         weights: how much each step counts in the released model, instead of an optimizer. Only ratios matter.
         releases: which iterates are released. None: the last one. A number: so many, equally spaced. A sequence: those
@@ -59,6 +72,11 @@ class DPSGD:
             and clipped by itself.
         neighbours: what is told apart: ``"add-remove"``, whether an example was there, or ``"replace"``, which of two
             examples was there.
+        noise_filter: (c_0, c_1, ...), where noise is correlated, as in DP-FTRL: the noise of step t is the sum of
+            c_j z_(t-j), where z_s is drawn with the noise multiplier of step s, and there is none before the start.
+            These are the coefficients of jax-privacy's noising matrix C^-1. None: independent noise.
+        min_separation: with a noise filter, how many steps two batches with the same example are apart at least. With
+            Poisson sampling and more than 1, each example is in one of so many groups, which take turns.
     """
 
     steps: int
@@ -66,11 +84,13 @@ class DPSGD:
     noise_multiplier: PerStep
     sampling: Sampling = "poisson"
     clip_norm: float = 1.0
-    optimizer: SGD | None = None
+    optimizer: Optimizer | None = None
     weights: PerStep | None = None
     releases: int | tuple[int, ...] | None = None
     group_size: int = 1
     neighbours: Neighbours = "add-remove"
+    noise_filter: tuple[float, ...] | None = None
+    min_separation: int = 1
 
     if TYPE_CHECKING:  # lists may be given, and arrays are kept
 
@@ -81,11 +101,13 @@ class DPSGD:
             noise_multiplier: PerStepGiven,
             sampling: Sampling = "poisson",
             clip_norm: float = 1.0,
-            optimizer: SGD | None = None,
+            optimizer: Optimizer | None = None,
             weights: PerStepGiven | None = None,
             releases: int | Sequence[int] | None = None,
             group_size: int = 1,
             neighbours: Neighbours = "add-remove",
+            noise_filter: Sequence[float] | NDArray[np.floating] | None = None,
+            min_separation: int = 1,
         ) -> None: ...
 
     def __post_init__(self) -> None:
@@ -99,11 +121,13 @@ class DPSGD:
         fix("releases", _releases(self.releases, self.steps))
         fix("group_size", integer("group_size", self.group_size, 1, MOST_OF_A_GROUP))
         one_of("neighbours", self.neighbours, get_args(Neighbours))
+        fix("noise_filter", _noise_filter(self.noise_filter))
+        fix("min_separation", integer("min_separation", self.min_separation))
         self._check_sampling()
         if self.optimizer is not None:
             if self.weights is not None:
                 raise ValueError("optimizer and weights were both given, but the first determines the second: give one")
-            require_linear(self.optimizer)
+            require_optimizer(self.optimizer)
             per_step("learning_rate", self.optimizer.learning_rate, self.steps)
         if self.weights is not None:
             fix("weights", per_step("weights", self.weights, self.steps))
@@ -118,6 +142,9 @@ class DPSGD:
             raise ValueError(
                 f"sample_rate must be one number in (0, 1] with sampling 'shuffled', got {self.sample_rate}"
             )
+        if self.min_separation > 1 and (self.noise_filter is None or self.sampling == "full"):
+            where = "without noise_filter" if self.noise_filter is None else "with sampling 'full'"
+            raise ValueError(f"min_separation must be 1 {where}, got {self.min_separation}")
 
     @classmethod
     def from_batches(
@@ -129,11 +156,13 @@ class DPSGD:
         *,
         sampling: Sampling = "poisson",
         clip_norm: float = 1.0,
-        optimizer: SGD | None = None,
+        optimizer: Optimizer | None = None,
         weights: PerStepGiven | None = None,
         releases: int | Sequence[int] | None = None,
         group_size: int = 1,
         neighbours: Neighbours = "add-remove",
+        noise_filter: Sequence[float] | NDArray[np.floating] | None = None,
+        min_separation: int = 1,
         last_batch: LastBatch | None = None,
     ) -> DPSGD:
         """The run of ``epochs`` passes in batches of expected size ``batch_size``: steps = round(epochs n / batch).
@@ -156,6 +185,8 @@ class DPSGD:
             releases,
             group_size,
             neighbours,
+            noise_filter,
+            min_separation,
         )
 
     @classmethod
@@ -171,22 +202,46 @@ class DPSGD:
 
         Args:
             privacy_engine: the engine, after training.
-            optimizer: the one that ``make_private`` returned around a ``torch.optim.SGD``, with the hyperparameters and
-                the clipping norm of the whole training. Its learning rate is turned into one of the sum of gradients;
-                where sampling rates differ the run has ``weights`` instead. Or a ``lastiterate.SGD``, which is taken as
-                it is. None: every step counts alike.
+            optimizer: the one that ``make_private`` returned around a ``torch.optim.SGD``, ``Adam`` or ``AdamW``, with
+                the hyperparameters and the clipping norm of the whole training. They are turned into those for the sum
+                of gradients; where sampling rates differ SGD's run has ``weights`` instead. Or a ``lastiterate.SGD`` or
+                ``Adam``, which is taken as it is. None: every step counts alike.
             loader: the loader that ``make_private`` returned, from which it is read how batches are drawn. Samplers
                 that neither draw by Poisson sampling nor shuffle all of the data are refused. A shuffling one must have
                 been read to its end in every epoch.
             scheduler: the one of ``torch.optim.lr_scheduler`` that changed the optimizer's learning rate, stepped once
                 after each update or once after each epoch: which, is read off how often. A copy of it is run again for
                 the rate of each step. Those that look at losses or cycle the momentum are refused, and told by a
-                ``lastiterate.SGD`` with one learning rate a step. Opacus' schedulers of noise need not be passed.
+                ``lastiterate.SGD`` or ``Adam`` with one learning rate a step. Opacus' schedulers of noise need not be
+                passed.
             sampling: how batches are drawn, if there is no loader to tell.
         """
         from lastiterate.integrations.opacus_run import run_from_opacus
 
         return run_from_opacus(privacy_engine, optimizer, loader, scheduler, sampling)
+
+    @classmethod
+    def from_jax_privacy(
+        cls,
+        config: object,
+        optimizer: Optimizer | None = None,
+        steps: int | None = None,
+        noise_filter: Sequence[float] | NDArray[np.floating] | None = None,
+    ) -> DPSGD:
+        """The run that a configuration of jax-privacy describes.
+
+        Args:
+            config: a ``BandMFExecutionPlanConfig``, whose noise is correlated where it has several bands, or the
+                ``DpParams`` of an accountant. What neither Poisson sampling nor batches of fixed size are, as truncated
+                batches, and noise that is not the same filter at every step, is refused.
+            optimizer: how gradients become parameters, which no configuration says. Its learning rate is that of the
+                sum of gradients clipped to ``clip_norm``. None: every step counts alike.
+            steps: how many updates, for ``DpParams``, which does not say.
+            noise_filter: the coefficients of the noising matrix, for ``DpParams`` with a ``cycle_length``.
+        """
+        from lastiterate.integrations.jax_privacy_run import run_from_jax_privacy
+
+        return run_from_jax_privacy(config, optimizer, steps, noise_filter)
 
     @property
     def epochs(self) -> float:
@@ -205,7 +260,19 @@ class DPSGD:
         """The weight of each step in the released model; one number where all are equal."""
         if self.weights is not None:
             return self.weights
+        if isinstance(self.optimizer, Adam):
+            return self.optimizer.weights(self.steps, self.noise_root())
         return 1.0 if self.optimizer is None else self.optimizer.weights(self.steps)
+
+    def noise_root(self) -> PerStep:
+        """The root of Adam's second moment at each step if gradients were noise alone, as the analyses suppose."""
+        adam = instance("optimizer", self.optimizer, Adam, "a lastiterate.Adam")
+        if self.noise_filter is not None:
+            raise ValueError(
+                f"noise_filter must be None with Adam for a prediction, got {len(self.noise_filter)} coefficients: "
+                "what correlated noise makes of Adam's second moment is not known here; composition holds all the same"
+            )
+        return adam.noise_root(self.noise_multiplier * self.clip_norm, self.steps)
 
     def replace(self, **changes: Any) -> DPSGD:
         """A copy with some fields changed."""
@@ -297,6 +364,22 @@ def _releases(value: object, steps: int) -> int | tuple[int, ...] | None:
     return tuple(sorted(given | {steps})) if given - {steps} else None
 
 
+def _noise_filter(value: object) -> tuple[float, ...] | None:
+    """None, or coefficients of which the first is not 0."""
+    if value is None:
+        return None
+    if isinstance(value, (str, bytes)) or len(shape("noise_filter", value)) != 1:
+        raise ValueError(f"noise_filter must be None or a sequence of numbers, got {told(value)}")
+    given = numbers("noise_filter", value, -MOST_NOISE, MOST_NOISE)
+    if not 1 <= given.size <= MOST_COEFFICIENTS:
+        raise ValueError(f"noise_filter must have from 1 to {MOST_COEFFICIENTS} coefficients, got {given.size}")
+    if abs(given[0]) < LEAST_NOISE:
+        raise ValueError(
+            f"noise_filter must not begin with 0, got {float(given[0])!r}: a step would add no noise of its own"
+        )
+    return tuple(given.tolist())
+
+
 def require_run(run: object) -> DPSGD:
     """Refuse what is no run, for all that takes one."""
     return instance("run", run, DPSGD, "a lastiterate.DPSGD")
@@ -314,4 +397,14 @@ def require_basic(run: object, who: str, *, knows: Sequence[str] = ()) -> DPSGD:
         raise ValueError(f"group_size must be 1 for {who}, got {checked.group_size}: {_ONLY} know groups")
     if checked.neighbours != "add-remove" and "neighbours" not in knows:
         raise ValueError(f"neighbours must be 'add-remove' for {who}, got {checked.neighbours!r}: {_ONLY} know others")
+    if checked.noise_filter is not None and "noise_filter" not in knows:
+        raise ValueError(
+            f"noise_filter must be None for {who}, got {len(checked.noise_filter)} coefficients: it takes the noise of "
+            "steps to be independent"
+        )
+    if checked.min_separation > 1 and "min_separation" not in knows:
+        raise ValueError(
+            f"min_separation must be 1 for {who}, got {checked.min_separation}: {_ONLY} know batches that keep an "
+            "example apart"
+        )
     return checked

@@ -10,6 +10,10 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Literal, cast
 
+from lastiterate.optimizer import Adam
+
+APPROXIMATION = "approximation of a heuristic"  # what the prediction is with Adam, whose divisor is taken as given
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -44,11 +48,19 @@ class Analysis:
         """Whether no attack on such a run may find more."""
         return self.kind == "guarantee"
 
+    def label_of(self, run: DPSGD) -> str:
+        """The label for this run: with Adam, what was a heuristic is an approximation of one."""
+        return self.label.replace("heuristic", APPROXIMATION) if isinstance(run.optimizer, Adam) else self.label
+
     def assumed_of(self, run: DPSGD) -> str:
         """What it takes for granted of this run."""
+        words = self.assumes
+        if isinstance(run.optimizer, Adam) and self.kind != "guarantee":
+            words = words.replace("losses are linear", "losses are linear, Adam's divisor is fixed")
+            words = words.replace("the largest of the heuristic", f"the largest of the {APPROXIMATION}")
         if run.release_count == 1:
-            return self.assumes
-        return self.assumes.replace("the final model is", f"the {run.release_count:,} released models are")
+            return words
+        return words.replace("the final model is", f"the {run.release_count:,} released models are")
 
     @property
     def option(self) -> str:

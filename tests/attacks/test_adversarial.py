@@ -16,6 +16,9 @@ RUNS = {
     "momentum and schedule": li.DPSGD(
         40, 0.1, 1.0, clip_norm=3.0, optimizer=li.SGD(np.linspace(0.2, 0.1, 40), momentum=0.8, weight_decay=0.01)
     ),
+    "correlated noise": li.DPSGD(
+        40, 0.1, np.linspace(1.0, 2.0, 40), optimizer=li.SGD(0.3, momentum=0.5), noise_filter=[1.0, -0.5, -0.125, 0.3]
+    ),
     "shuffled": li.DPSGD(25, 0.1, 1.0, sampling="shuffled", optimizer=li.SGD(0.1, momentum=0.9)),
 }
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import argparse
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,16 @@ class Training:
 
     def check(self) -> CheckResult:
         return check(self.train.run, self.train, **self.options)
+
+
+FILTERS = ((1.0, -0.5, -0.125), (1.0, -0.95), (1.0, 0.8, 0.3), (1.0, -0.4, 0.2, -0.3), (2.0, -1.0, -0.5, -0.2, -0.1))
+
+
+def random_correlated_training(seed: int) -> Training:
+    """The same with correlated noise."""
+    plain = random_training(seed)
+    run = plain.train.run.replace(noise_filter=FILTERS[seed % len(FILTERS)])
+    return replace(plain, train=replace(plain.train, run=run, calls=[]))
 
 
 def random_training(seed: int) -> Training:
@@ -85,11 +96,13 @@ def random_training(seed: int) -> Training:
     return Training(train, options)
 
 
-def count(trainings: int, first: int = 0, show: bool = False) -> Counter[str]:
+def count(
+    trainings: int, first: int = 0, show: bool = False, kind: Callable[[int], Training] = random_training
+) -> Counter[str]:
     """How many trainings ended how."""
     found: Counter[str] = Counter()
     for seed in range(first, first + trainings):
-        training = random_training(seed)
+        training = kind(seed)
         result = training.check()
         found[result.verdict] += 1
         if show and result.verdict == "fault":
@@ -108,6 +121,8 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--trainings", type=int, default=1000)
     parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--correlated", action="store_true")
     asked = parser.parse_args()
-    for ending, times in sorted(count(asked.trainings, asked.first, show=True).items()):
+    kind = random_correlated_training if asked.correlated else random_training
+    for ending, times in sorted(count(asked.trainings, asked.first, show=True, kind=kind).items()):
         print(f"{times:6} {ending}")

@@ -144,6 +144,10 @@ class Numpy:
         run = self.run
         sigma = float(np.broadcast_to(run.noise_multiplier, run.steps)[step]) * run.clip_norm
         drawn = {k: sigma * rng.standard_normal(v.shape) for k, v in p.items()}
+        if run.noise_filter is not None and self.fault != "no filter":
+            past = kept.setdefault("past", [])
+            past.insert(0, drawn)
+            drawn = {k: sum(c * z[k] for c, z in zip(run.noise_filter, past, strict=False)) for k in p}
         match self.fault:
             case "noise":
                 return {k: self.size * v for k, v in drawn.items()}
@@ -210,6 +214,8 @@ class Numpy:
 
     def update(self, p: Tensors, gradient: Tensors, sgd: li.SGD, step: int, state: dict[str, Any]) -> Tensors:
         rate = float(np.broadcast_to(sgd.learning_rate, self.run.steps)[step])
+        if isinstance(sgd, li.Adam):
+            return {k: _adam(sgd, k, v, gradient[k], rate, step + 1, state) for k, v in p.items()}
         if self.fault == "no schedule":
             rate = float(np.mean(sgd.learning_rate))
         momentum = 0.0 if self.fault == "no momentum" else sgd.momentum
@@ -228,6 +234,19 @@ class Numpy:
             if isinstance(sgd.averaging, float):
                 state["moving"][k] = sgd.averaging * state["moving"][k] + (1.0 - sgd.averaging) * new[k]
         return new
+
+
+def _adam(
+    adam: li.Adam, k: str, p: np.ndarray, g: np.ndarray, rate: float, t: int, state: dict[str, Any]
+) -> np.ndarray:
+    if adam.decoupled:
+        p = p * (1.0 - rate * adam.weight_decay)
+    else:
+        g = g + adam.weight_decay * p
+    m = adam.beta1 * state.get(("m", k), 0.0) + (1.0 - adam.beta1) * g
+    v = adam.beta2 * state.get(("v", k), 0.0) + (1.0 - adam.beta2) * g**2
+    state["m", k], state["v", k] = m, v
+    return p - rate * m / (1.0 - adam.beta1**t) / (np.sqrt(v / (1.0 - adam.beta2**t)) + adam.eps)
 
 
 def _wide(factor: np.ndarray, like: np.ndarray) -> np.ndarray:

@@ -43,6 +43,7 @@ def make_files(folder: Path) -> None:
     (folder / "mine.py").write_text(_TRAINER)
     rows = [f"{world},{i + 9 * (world == 'in')}" for world in ("in", "out") for i in range(6)]
     (folder / "few.csv").write_text("\n".join(["world,score", *rows, ""]))
+    (folder / "filter.txt").write_text("1.0, -0.5\n-0.125\n")
     (folder / "junk").write_bytes(bytes(range(256)) * 4)
     (folder / "folder.png").mkdir()
     (folder / "loop").symlink_to("loop")

@@ -113,8 +113,8 @@ BASES = {
     "reproduce": ["figure1 --json"],
 }
 FILES = (
-    "audit.sqlite", "few.csv", "folder.png", "images.npz", "loop", "mine.py", "junk", "other.sqlite", "texts.txt",
-    "tiny",
+    "audit.sqlite", "few.csv", "filter.txt", "folder.png", "images.npz", "loop", "mine.py", "junk", "other.sqlite",
+    "texts.txt", "tiny",
 )  # fmt: skip
 
 _NUMBERS = ["0.1", "0.5", "1", "2", "1e-3"]
@@ -137,6 +137,8 @@ _GOOD_BY_NAME = {
     "--warmup-steps": ["1", "2"],
     "--releases": ["1", "2", "1,2", "5,10"],
     "--group-size": ["1", "2"],
+    "--noise-filter": ["1", "1,-.5", "2,.5,.1", "@filter.txt"],
+    "--min-separation": ["1", "2"],
     "--method": [*METHODS, "all"],
     "--attack": [*NAMED, "@mine.py:Attack"],
     "--engine": ["local"],

@@ -48,6 +48,14 @@ def test_adversarial_draws_know_people_releases_and_other_neighbours(cli, here, 
     assert again["empirical"] == fields["empirical"]
 
 
+@pytest.mark.parametrize("option", ["--noise-filter 1,-.4", "--noise-filter 1,.5 --min-separation 3"])
+def test_adversarial_draws_know_correlated_noise(cli, here, option):
+    fields = json.loads(cli(f"{DRAWN} --learning-rate 0.1 {option} --method last-iterate --json").stdout)
+    assert 0.5 * fields["last_iterate"] < fields["empirical"]["last-iterate"] < 1.05 * fields["last_iterate"]
+    again = json.loads(cli(f"report {fields['store']} --method last-iterate --json").stdout)
+    assert (again["empirical"], again["noise_filter"]) == (fields["empirical"], fields["noise_filter"])
+
+
 def test_the_usual_training_may_release_checkpoints_and_protect_people(cli, here):
     usual = cli.json(
         "audit --model logistic --attack adversarial --models 100 --method gdp --releases 3 --group-size 2"

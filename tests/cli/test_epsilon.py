@@ -32,14 +32,52 @@ def test_json_holds_the_run_and_the_analyses_of_python(cli):
         ("--releases 100,400,1000", {"releases": [100, 400, 1000]}),
         ("--group-size 4", {"group_size": 4}),
         ("--neighbours replace", {"neighbours": "replace"}),
+        ("--noise-filter 1,-.5,-.125", {"noise_filter": [1.0, -0.5, -0.125]}),
+        ("--noise-filter 2", {"noise_filter": [2.0]}),
+        ("--noise-filter 1,-.5 --min-separation 50", {"noise_filter": [1.0, -0.5], "min_separation": 50}),
     ],
 )
-def test_releases_groups_and_neighbours_are_options_and_fields_of_json(cli, options, fields):
+def test_releases_groups_neighbours_and_filters_are_options_and_fields_of_json(cli, options, fields):
     run = li.DPSGD(1000, 0.01, 1.0, **fields)
     answer = cli.json(f"{RUN} {options}")
     assert {name: answer[name] for name in fields} == fields
     assert answer["last_iterate"] == li.last_iterate(run).epsilon(1e-5)
     assert answer["composition"] == li.composition(run).epsilon(1e-5)
+
+
+def test_a_filter_may_be_a_file(cli, tmp_path):
+    file = tmp_path / "filter.txt"
+    file.write_text("1.0, -0.5\n-0.125 1e-3\n")
+    assert cli.json(f"{RUN} --noise-filter {file}")["noise_filter"] == [1.0, -0.5, -0.125, 1e-3]
+    assert "correlated noise (filter 1, -0.5, -0.125, 0.001)" in " ".join(
+        cli(f"{RUN} --noise-filter {file}").stdout.split()
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("x", "--noise-filter must be numbers separated by commas, or a file of them, got 'x'"),
+        ("1,,2", "--noise-filter must be a finite number in plain digits, got ''"),
+        ("0,1", "noise_filter must not begin with 0, got 0.0: a step would add no noise of its own"),
+        ("1 --min-separation 0", "min_separation must be an integer at least 1, got 0"),
+        ("empty.txt", "--noise-filter must be a file of numbers, got one without any: 'empty.txt'"),
+        ("words.txt", "--noise-filter must be a finite number in plain digits, got 'one'"),
+        (
+            "bytes.txt",
+            "--noise-filter cannot be read: 'bytes.txt' must be a text file of numbers, got a file that is damaged or "
+            "something else",
+        ),
+    ],
+)
+def test_bad_filters_are_one_line(cli, tmp_path, monkeypatch, text, words):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty.txt").write_text(" \n")
+    (tmp_path / "words.txt").write_text("one two")
+    (tmp_path / "bytes.txt").write_bytes(bytes(range(128, 256)))
+    result = cli(f"{RUN} --noise-filter {text}")
+    assert result.exit_code == 2
+    assert result.stderr == f"{words}\n"
 
 
 def test_tables_say_how_many_models_are_seen(cli):
@@ -165,6 +203,14 @@ def test_the_sentence_stands_in_the_place_of_the_table_and_is_a_key_of_json(cli)
     answer = cli.json(f"{RUN} --group-size 2 --sentence")
     assert answer.pop("sentence") == words
     assert answer == cli.json(f"{RUN} --group-size 2")
+
+
+def test_the_sentence_says_that_noise_is_correlated(cli):
+    options = "--noise-filter 1,-.5,-.125,.1,.1 --min-separation 50"
+    words = " ".join(cli(f"{RUN} {options} --sentence").stdout.split())
+    assert "correlated noise (filter 1, -0.5, -0.125, 0.1, ... (5 in all)), batches of an example at least 50" in words
+    assert "whichever of the batches that this allows an example is in (a Gaussian mechanism)" in words
+    assert "the last-iterate heuristic (Steinke et al. 2025) predicts epsilon" in words
 
 
 @pytest.mark.parametrize(("last_batch", "steps", "rate"), [("keep", 5880, 0.01024), ("drop", 5820, 1 / 97)])

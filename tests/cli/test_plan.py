@@ -41,6 +41,19 @@ def test_plan_knows_releases_and_people(cli):
         assert row["composition"] == li.composition(run).epsilon(1e-5)
 
 
+def test_plan_knows_correlated_noise(cli):
+    answer = cli.json(
+        "plan --dataset-size 1000 --epochs 10 --batch-sizes 50 --epsilon 3 --delta 1e-5 --noise-filter 1,-.5 "
+        "--min-separation 20"
+    )
+    assert (answer["noise_filter"], answer["min_separation"]) == ([1.0, -0.5], 20)
+    fields = {"noise_filter": [1.0, -0.5], "min_separation": 20}
+    for row in answer["rows"]:
+        run = li.DPSGD.from_batches(1000, 50, 10, row["noise_multiplier"], **fields)
+        assert row["last_iterate"] == li.last_iterate(run).epsilon(1e-5)
+        assert row["composition"] == li.composition(run).epsilon(1e-5)
+
+
 def test_plan_by_composition(cli):
     answer = cli.json(
         "plan --dataset-size 1000 --epochs 10 --batch-sizes 50 --epsilon 3 --delta 1e-5 --analysis composition"

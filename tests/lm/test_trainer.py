@@ -69,10 +69,13 @@ class Case(NamedTuple):
         drawn = list(batches(run, slots, np.random.default_rng([*seed, 0])))
         taken = [[slot for slot in batch if slot not in absent] for batch in drawn]
         generator = torch.Generator().manual_seed(int(np.random.default_rng([*seed, 1]).integers(2**63)))
-        noise = [
-            flat({name: torch.randn(value.shape, generator=generator) for name, value in self.start.items()})
-            for _ in range(run.steps)
-        ]
+        noise = []
+        for step in range(run.steps):
+            if run.noise_filter is not None:
+                generator.manual_seed(int(np.random.default_rng([*seed, 1, step]).integers(2**63)))
+            noise.append(
+                flat({name: torch.randn(value.shape, generator=generator) for name, value in self.start.items()})
+            )
         examples = [*self.examples, *canaries]
         found, _, clipped = dp_sgd(run, flat(self.start), self.gradient, examples, taken, np.array(noise))
         return found, clipped / max(1, sum(map(len, taken)))
@@ -127,12 +130,14 @@ def test_what_is_released_equals_what_numpy_makes_of_the_same_draws(llama, optim
     "changes",
     [
         {"noise_multiplier": np.linspace(0.02, 0.2, STEPS)},
+        {"noise_multiplier": np.linspace(0.02, 0.2, STEPS), "noise_filter": [1.0, -0.5, -0.3, 0.2]},
+        {"noise_filter": [0.7**k for k in range(2 * STEPS)]},
         {"sample_rate": np.linspace(0.0, 1.0, STEPS)},
         {"sampling": "fixed", "sample_rate": 0.3},
         {"sampling": "shuffled", "sample_rate": 0.3},
         {"sampling": "full", "sample_rate": 1.0},
     ],
-    ids=["noise", "rate", "fixed", "shuffled", "full"],
+    ids=["noise", "correlated noise", "long filter", "rate", "fixed", "shuffled", "full"],
 )
 def test_schedules_and_other_ways_to_draw_batches_equal_those_of_numpy(llama, changes):
     run, present = RUN.replace(**changes), (False, True)
@@ -331,7 +336,6 @@ def test_a_run_without_optimizer_is_refused(llama):
         llama.train(RUN.replace(optimizer=None))
 
 
-@pytest.mark.parametrize("fields", [{"releases": 2}, {"group_size": 2}, {"neighbours": "replace"}], ids=str)
-def test_runs_that_only_the_analyses_know_are_refused(llama, fields):
-    with pytest.raises(ValueError, match=rf"^{next(iter(fields))} must be .* for the trainer, got "):
-        llama.train(RUN.replace(**fields))
+def test_batches_that_keep_an_example_apart_are_refused(llama):
+    with pytest.raises(ValueError, match=r"^min_separation must be 1 for the trainer, got 2"):
+        llama.train(RUN.replace(noise_filter=[1.0, -0.5], min_separation=2))

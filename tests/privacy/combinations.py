@@ -18,9 +18,16 @@ ANALYSES = {
 OPTIMIZERS = {
     "plain, schedule, decay": {"optimizer": li.SGD([0.5] * 4 + [0.25] * 4, weight_decay=0.1)},
     "momentum, averaging": {"optimizer": li.SGD(momentum=0.9)},
+    "Adam": {"optimizer": li.Adam()},
     "weights of both signs": {"weights": [1.0, -1.0, 1.0, 1.0, 1.0, -0.5, 1.0, 1.0]},
 }
 RELEASES = {"one": None, "several": 2, "all": STEPS}
+EQUAL = {"equal": {}}
+CORRELATED = {  # and released: the last iterate, or several
+    "one": {"noise_filter": (1.0, -0.5, -0.125)},
+    "one, 2 apart": {"noise_filter": (1.0, -0.5, -0.125), "min_separation": 2},
+    "several": {"noise_filter": (1.0, -0.5, -0.125), "releases": 2},
+}
 COLUMNS = {
     "one example": {},
     "a person": {"group_size": 3},
@@ -38,6 +45,18 @@ def combinations():
             more = OPTIMIZERS[optimizer] | fields
             run = li.DPSGD(STEPS, rate, 2.0, sampling, releases=RELEASES[releases], **more)
             yield (sampling, optimizer, releases), column, run
+
+
+def correlated():
+    """The same for correlated noise. Full batches cannot be apart."""
+    samplings = ("poisson", "fixed", "shuffled", "full")
+    for sampling, optimizer, released in itertools.product(samplings, EQUAL | OPTIMIZERS, CORRELATED):
+        if (sampling, released) == ("full", "one, 2 apart"):
+            continue
+        for column, fields in COLUMNS.items():
+            rate = 1.0 if sampling == "full" else 0.25
+            more = (EQUAL | OPTIMIZERS)[optimizer] | fields | CORRELATED[released]
+            yield (sampling, optimizer, f"{released}, correlated"), column, li.DPSGD(STEPS, rate, 2.0, sampling, **more)
 
 
 def answers(run):
@@ -62,14 +81,15 @@ def documented():
     header = cells[0][3:]
     return {
         (*row[:3], column): "" if letters == "none" else letters.replace(" ", "")
-        for row in cells[1:]
+        for row in cells
+        if row[0] != "sampling"
         for column, letters in zip(header, row[3:], strict=True)
     }
 
 
-def table():
-    """The table as it should be, for whoever has changed it: python -m tests.privacy.combinations."""
-    found = {(*row, column): answers(run)[0] for row, column, run in combinations()}
+def table(of):
+    """A table as it should be, for whoever has changed it: python -m tests.privacy.combinations."""
+    found = {(*row, column): answers(run)[0] for row, column, run in of}
     lines = ["| sampling | steps | released | " + " | ".join(COLUMNS) + " |", "|---" * 7 + "|"]
     for row in dict.fromkeys(key[:3] for key in found):
         cells = [" ".join(found[*row, name]) or "none" for name in COLUMNS]
@@ -78,4 +98,4 @@ def table():
 
 
 if __name__ == "__main__":
-    print(table())
+    print(table(combinations()), table(correlated()), sep="\n\n")

@@ -37,7 +37,9 @@ def dp_sgd(
             total += clip(one, run.clip_norm)
         if regulariser_gradient is not None:
             total += regulariser_gradient(theta)
-        total += np.broadcast_to(run.noise_multiplier, run.steps)[step] * run.clip_norm * noise[step]
+        for ago, coefficient in enumerate((run.noise_filter or (1.0,))[: step + 1]):
+            scale = coefficient * np.broadcast_to(run.noise_multiplier, run.steps)[step - ago] * run.clip_norm
+            total += scale * noise[step - ago]
         rate = np.broadcast_to(sgd.learning_rate, run.steps)[step]
         if not sgd.decoupled:
             total += sgd.weight_decay * theta

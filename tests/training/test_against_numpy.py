@@ -171,6 +171,16 @@ def test_schedules_of_noise_and_sample_rate_equal_those_of_numpy():
     assert len(batches[-1]) == EXAMPLES
 
 
+@pytest.mark.parametrize(
+    ("name", "filter_"), [("logistic", [1.0, -0.5, 0.25, -0.7]), ("mlp", 0.9 ** np.arange(STEPS + 3))]
+)
+def test_correlated_noise_equals_that_of_numpy(name, filter_):
+    optimizer = li.SGD(RATE, momentum=0.8, weight_decay=0.2, averaging=0.95)
+    noise = np.linspace(0.2, 2, STEPS)
+    run = li.DPSGD(STEPS, 0.2, noise, clip_norm=0.8, optimizer=optimizer, noise_filter=filter_)
+    assert_equal_to_numpy(run, name)
+
+
 def test_all_iterates_equal_those_of_numpy_and_the_callback_sees_them():
     parameters, loss, gradient, scale = case("logistic")
     x, y = make_examples(scale)

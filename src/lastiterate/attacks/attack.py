@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, runtime_checkabl
 
 from lastiterate.arrays import FloatArray
 from lastiterate.fields import Fields
-from lastiterate.run import DPSGD
+from lastiterate.optimizer import Adam
+from lastiterate.run import DPSGD, TRAINED
 from lastiterate.values import one_of
 
 if TYPE_CHECKING:
@@ -167,11 +168,18 @@ def models_to_craft(attack: object) -> int:
     return int(getattr(attack, "to_craft", getattr(attack, "references", 0)))
 
 
+def require_attackable(run: DPSGD, attack: object) -> None:
+    """Refuse Adam for attacks that say by their ``needs_sgd`` why they are none on it."""
+    why = None if isinstance(attack, type) else getattr(attack, "needs_sgd", None)
+    if why and isinstance(run.optimizer, Adam):
+        raise ValueError(f"optimizer must be a lastiterate.SGD for {type(attack).__name__}, got Adam: {why}")
+
+
 def known_fields(attack: object) -> tuple[str, ...]:
-    """Which of releases, group_size and neighbours an attack knows what to do with, by its own word: ``knows``.
+    """Which fields of a run beyond the basic ones an attack knows what to do with, by its own word: ``knows``.
 
     All of them where none is given: those that suit a problem know them, and so must a trainer that returns scores.
     """
     if attack is None:
-        return "releases", "group_size", "neighbours"
+        return *TRAINED, "min_separation"
     return () if isinstance(attack, type) else tuple(getattr(attack, "knows", ()))

@@ -19,7 +19,7 @@ from lastiterate.attacks.linear_score import noise_unit
 from lastiterate.attacks.released_iterates import Blocks, expected_ratios, score_unit
 from lastiterate.privacy.mixtures.law import Law, law_of
 from lastiterate.privacy.mixtures.released import laws_in_order
-from lastiterate.run import DPSGD
+from lastiterate.run import DPSGD, LINEAR
 from lastiterate.values import integer, told
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class Displacement:
     @property
     def knows(self) -> tuple[str, ...]:
         """Fields of a run beyond one example and the last iterate."""
-        return ("releases", "group_size", "neighbours")
+        return ("releases", *LINEAR)
 
     def craft(self, run: DPSGD, references: list[object]) -> Facts:
         """From the parameters of models without the canary."""

@@ -66,7 +66,7 @@ class GradientSpace:
 
         A group is so many copies of the canary, and what replaces it has the opposite gradient.
         """
-        return ("releases", "group_size", "neighbours")
+        return ("releases", "group_size", "neighbours", "noise_filter")
 
     def craft(self, run: DPSGD, problem: Problem, references: References) -> Facts:
         from lastiterate.attacks.drift import measure_drift

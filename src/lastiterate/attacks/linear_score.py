@@ -9,7 +9,7 @@ import numpy as np
 
 from lastiterate.arrays import FloatArray
 from lastiterate.privacy.mixtures.law import law_of
-from lastiterate.run import DPSGD, require_basic
+from lastiterate.run import DPSGD, LINEAR, require_basic
 
 if TYPE_CHECKING:
     from jaxtyping import PyTree
@@ -32,5 +32,5 @@ class LinearScore:
 
 def noise_unit(run: DPSGD) -> float:
     """The standard deviation of the noise in one released parameter."""
-    size = float(np.max(np.abs(require_basic(run, "attacks", knows=("group_size", "neighbours")).effective_weights())))
+    size = float(np.max(np.abs(require_basic(run, "attacks", knows=LINEAR).effective_weights())))
     return size * law_of(run).noise * run.clip_norm

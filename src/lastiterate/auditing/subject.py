@@ -47,7 +47,7 @@ class Subject:
         run = self.run.replace(**fields)
         if run == self.run:
             return self
-        if run.optimizer is not None and 1 < run.release_count < run.steps:
+        if isinstance(run.optimizer, SGD) and 1 < run.release_count < run.steps:
             run = run.replace(optimizer=replace(run.optimizer, momentum=0.0, nesterov=False, dampening=0.0))
         return replace(self, run=calibrate(run, epsilon=DEFAULT_EPSILON, delta=DEFAULT_DELTA, analysis=composition))
 

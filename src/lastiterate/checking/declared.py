@@ -8,7 +8,8 @@ from functools import cached_property
 import numpy as np
 
 from lastiterate.arrays import FloatArray
-from lastiterate.optimizer import SGD
+from lastiterate.optimizer import SGD, Adam
+from lastiterate.privacy.mixtures.filtered import filtered_noise
 from lastiterate.privacy.mixtures.law import epoch_length
 from lastiterate.run import DPSGD
 
@@ -34,6 +35,8 @@ class Declared:
     @cached_property
     def variance(self) -> float:
         """Variance of the noise in each released parameter."""
+        if self.run.noise_filter is not None:
+            return (filtered_noise(self.run, self.weights) * self.run.clip_norm) ** 2
         sigma = np.broadcast_to(np.asarray(self.run.noise_multiplier, np.float64), (self.run.steps,))
         return float(np.sum((self.weights * sigma * self.run.clip_norm) ** 2))
 
@@ -41,7 +44,13 @@ class Declared:
     def last(self) -> float:
         """The share of the last step in the variance of the noise, which nothing after it can take away."""
         sigma = np.broadcast_to(np.asarray(self.run.noise_multiplier, np.float64), (self.run.steps,))
-        return float((self.weights[-1] * sigma[-1] * self.run.clip_norm) ** 2) / self.variance
+        own = 1.0 if self.run.noise_filter is None else self.run.noise_filter[0]
+        return float((self.weights[-1] * own * sigma[-1] * self.run.clip_norm) ** 2) / self.variance
+
+    @property
+    def is_correlated(self) -> bool:
+        """Whether later noise takes back or adds to earlier noise, which curvature then brings out of balance."""
+        return self.run.noise_filter is not None and any(self.run.noise_filter[1 : self.run.steps])
 
     @cached_property
     def squares(self) -> float:
@@ -56,6 +65,8 @@ class Declared:
     def reach(self, models: int, error: float) -> float:
         """How far the sum of an example's weights, over models, may be from its mean, by Bernstein's inequality."""
         doubt = float(np.log(2.0 / error))
+        if self.run.min_separation > 1:  # its batches depend on each other: Hoeffding's inequality
+            return self.most * float(np.sqrt(0.5 * models * doubt))
         variance = models * float(np.sum(self.weights**2 * self.rates * (1.0 - self.rates)))
         largest = float(np.abs(self.weights).max()) / 3.0
         return largest * doubt + float(np.sqrt((largest * doubt) ** 2 + 2.0 * variance * doubt))
@@ -63,12 +74,16 @@ class Declared:
     @cached_property
     def repeated(self) -> float:
         """By which factor the variance of the noise grows if every step adds the same noise."""
+        if self.is_correlated:
+            return 1.0  # nobody knows what would be the same
         return float(np.sum(self.weights)) ** 2 / self.squares
 
     @cached_property
     def memory(self) -> float:
         """How much of the initial parameters is in the released ones: what weight decay leaves."""
         sgd = self.run.optimizer
+        if isinstance(sgd, Adam):
+            return sgd.memory(self.run.steps, self.run.noise_root())
         return 1.0 if sgd is None or (not sgd.weight_decay and sgd.averaging is None) else _kept(sgd, self.run.steps)
 
     @property

@@ -111,9 +111,10 @@ class Measured:
     def dead_row(self, dead: IntArray, exact: bool) -> Row:
         """The noise where no gradient is: neither sampling nor curvature changes it, if effects are ``exact``."""
         spread = spread_between(self.plain, self.declared)
-        return dead_row(
-            spread.of(dead), self.declared, self.error, self._excess(spread).alike, 1.0 if exact else UNKNOWN
-        )
+        alike, least = self._excess(spread).alike, 1.0 if exact else UNKNOWN
+        if self.declared.is_correlated and not exact:
+            alike, least = False, min(UNKNOWN, self.declared.last)
+        return dead_row(spread.of(dead), self.declared, self.error, alike, least)
 
     def everywhere_rows(self, effects: Sequence[Effect], clip: float, has_fault: bool) -> list[Row]:
         """Whether noise is missing somewhere, or of another law; ``has_fault``: whether it is wrong on the whole."""
@@ -155,8 +156,13 @@ class Measured:
         return UNKNOWN if where is None else UNKNOWN_OF_A_TENSOR
 
     def _allowance(self, effects: Sequence[Effect], clip: float, where: slice | None = None) -> Allowance:
-        """What canaries say that curvature takes, of all or of a tensor."""
+        """What canaries say that curvature takes, of all or of a tensor.
+
+        Where noise is correlated, curvature may leave nothing but what the last step draws, whatever canaries say.
+        """
         seen = [effect for effect in effects if effect.took_part and effect.along > 0.0]
+        if self.declared.is_correlated:
+            return Allowance(1.0, self.declared.last, seen=bool(seen))
         if not seen:
             return Allowance(1.0, self._unknown(where), seen=False)
         least, expected = least_noise(seen, self.declared, clip, self.error)

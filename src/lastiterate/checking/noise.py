@@ -138,19 +138,21 @@ def _judge(
             "look where the generator of the noise is seeded"
         )
     most = 1.5 * batch_size if batch_size is not None else MOST_BATCH
-    if (needed > most or (excess.dead and low > _MORE)) and (
-        excess.alike or (batch_size is not None and excess.single)
-    ):
+    told = excess.alike or (batch_size is not None and excess.single)
+    if declared.is_correlated and not excess.dead:
+        told = False  # by curvature, noise that should take back earlier noise does so only in part
+    if (needed > most or (excess.dead and low > _MORE)) and told:
         return "fault", _too_much(measured, declared)
     if quiet > _NOTABLE:
         known = "" if batch_size is not None else "; with batch_size sampling is told apart"
         return "cannot tell", (
             f"{measured:.3g} times the variance declared: more noise than declared, or that of sampling, or initial "
-            f"values that follow the seed (give initial), which hide it{known}"
+            f"values that follow the seed (give initial), which hide it{_CURVED if declared.is_correlated else known}"
         )
     return "ok", ""
 
 
+_CURVED = ", or curvature, by which correlated noise cancels less"
 _UNSEEN = "noise that is too small, or curvature of the loss, which no canary showed"
 
 
@@ -233,7 +235,7 @@ def without_sampling(row: Row, models: FloatArray, shape: tuple[int, ...], decla
         return row
     sums = models.reshape(len(models), -1, shape[-1]).sum(axis=2) / np.sqrt(shape[-1])
     measured, low, high = spread_between(sums, declared).interval(error)
-    if high >= NOTHING:
+    if high >= (min(NOTHING, 0.5 * declared.last) if declared.is_correlated else NOTHING):
         return row
     why = "sums over the last axis, to which sampling adds nothing, have no noise: look whether this tensor gets any"
     return Row(NAME, row.tensor, measured, 1.0, low, high, "fault", why)

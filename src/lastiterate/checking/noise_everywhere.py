@@ -48,7 +48,8 @@ def without_row(models: FloatArray, effects: Sequence[Effect], declared: Declare
     freedom = len(models) - 1
     ratios = models.var(axis=0, ddof=1) / declared.variance
     # Where curvature takes most of all parameters' noise, as little in one of them is nothing special.
-    limit = min(_CONTRACTED, 0.5 * float(np.median(ratios))) * float(chi2.ppf(_RARE, freedom)) / freedom
+    contracted = min(_CONTRACTED, declared.last) if declared.is_correlated else _CONTRACTED
+    limit = min(contracted, 0.5 * float(np.median(ratios))) * float(chi2.ppf(_RARE, freedom)) / freedom
     touched = _touched(effects, len(ratios))
     count = int(np.count_nonzero((ratios < limit) & (touched if touched is not None else True)))
     most = int(binom.isf(error, len(ratios), _RARE))

@@ -18,6 +18,7 @@ from lastiterate.checking.weighted_spread import weighted_spread_row
 
 RATE, SPREAD = "participation", "participation over seeds"
 _LOST = "the effect of the canary is no sum of the weights of its batches, by curvature or else; train for fewer steps"
+_APART = "batches keep an example apart, so that they depend on each other"
 _KEPT = 0.6  # the least of an effect that curvature leaves, where the sums of weights lie too close to tell
 _WHOLE = 1e-4  # relative distance of a count from a whole number where curvature would have to hit it by accident
 _TELLS = 5.0  # an interval of the rate that ends above so many times the declared one tells nothing
@@ -39,6 +40,8 @@ def participation_rows(effects: Sequence[Effect], declared: Declared, clip: floa
         return [cannot_tell(RATE, rate, why), not_checked(SPREAD, why)]
     if not declared.is_plain:
         spread = weighted_spread_row(SPREAD, effects, declared, clip, error)
+        if declared.run.min_separation > 1:
+            spread = not_checked(SPREAD, _APART)
         return [_weighted_row(effects, declared, clip, error), spread]
     counts = _counted(effects, declared, clip)
     if counts is None:
@@ -50,6 +53,8 @@ def participation_rows(effects: Sequence[Effect], declared: Declared, clip: floa
     row = _rate_row(counts, declared, rate, error / 2.0)
     if row.status == "fault" and row.high is not None and row.high < rate and not whole:
         row = replace(row, status="cannot tell", advice=_LOST)
+    if declared.run.min_separation > 1:
+        return [row, not_checked(SPREAD, _APART)]
     return [_in_pairs(row, counts, declared, error / 2.0), _spread_row(counts, declared, error)]
 
 

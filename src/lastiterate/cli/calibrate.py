@@ -51,7 +51,7 @@ def _side_by_side(run: "DPSGD", epsilon: float, delta: float, json: bool) -> Non
         print_json({**fields, "epsilon": epsilon, "delta": delta, "rows": rows})
         return
     title = f"{describe(run, noise=False)}; noise for epsilon {spell(epsilon)} at delta {spell(delta)}"
-    print_noise([(title, [{"reached by": ANALYSES[row["analysis"]].label, **row} for row in rows])])
+    print_noise([(title, [{"reached by": ANALYSES[row["analysis"]].label_of(run), **row} for row in rows])], run)
 
 
 def _by(chosen: str, run: "DPSGD", epsilon: float, delta: float, json: bool) -> None:
@@ -60,16 +60,16 @@ def _by(chosen: str, run: "DPSGD", epsilon: float, delta: float, json: bool) -> 
     from lastiterate.cli.output import print_answers, print_json, print_note
     from lastiterate.cli.progress import tracker
     from lastiterate.vocabulary import ANALYSES
-    from lastiterate.wording import describe, spell, spell_up
+    from lastiterate.wording import describe, notes_on, spell, spell_up
 
     for uncalibrated in tracker("calibrating")([run]):
         run = lastiterate.calibrate(uncalibrated, epsilon=epsilon, delta=delta, analysis=ANALYSES[chosen].curve)
     answers = ask_all(run, lambda curve: curve.epsilon(delta), track=tracker("analysing"))
     if json:
         target: Fields = {"analysis": chosen, "epsilon": epsilon, "delta": delta}
-        print_json({**run_fields(run), **target, **answer_fields(answers)})
+        print_json({**run_fields(run), **target, **answer_fields(answers, run)})
         return
     noise = spell_up(float(run.noise_multiplier), 7)
     reached = f"epsilon {spell(epsilon)} at delta {spell(delta)}"
-    print_note(f"Noise multiplier {noise} for {reached} by {ANALYSES[chosen].label}.\n")
-    print_answers(f"{describe(run)}; delta {spell(delta)}", "epsilon", answers, run)
+    print_note(f"Noise multiplier {noise} for {reached} by {ANALYSES[chosen].label_of(run)}.\n")
+    print_answers(f"{describe(run)}; delta {spell(delta)}", "epsilon", answers, run, notes_on(run))

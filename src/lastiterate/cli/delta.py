@@ -24,12 +24,12 @@ def delta(
     from lastiterate.cli.output import print_answers, print_json
     from lastiterate.cli.progress import tracker
     from lastiterate.values import number
-    from lastiterate.wording import describe, spell
+    from lastiterate.wording import describe, notes_on, spell
 
     run = size.run(noise_multiplier, method)
     epsilon = number("epsilon", epsilon, 0.0)
     answers = ask_all(run, lambda curve: curve.delta(epsilon), "max_over_steps", track=tracker("analysing"))
     if json:
-        print_json({**run_fields(run), "epsilon": epsilon, **answer_fields(answers)})
+        print_json({**run_fields(run), "epsilon": epsilon, **answer_fields(answers, run)})
     else:
-        print_answers(f"{describe(run)}; epsilon {spell(epsilon)}", "delta", answers, run)
+        print_answers(f"{describe(run)}; epsilon {spell(epsilon)}", "delta", answers, run, notes_on(run))

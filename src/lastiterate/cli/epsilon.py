@@ -37,7 +37,7 @@ def epsilon(
     from lastiterate.cli.progress import tracker
     from lastiterate.values import number
     from lastiterate.vocabulary import SIDE_BY_SIDE
-    from lastiterate.wording import describe, spell
+    from lastiterate.wording import describe, notes_on, spell
 
     run = size.run(noise_multiplier, method)
     delta = number("delta", delta, 0.0, 1.0, open_low=True, open_high=True)
@@ -49,10 +49,10 @@ def epsilon(
         _say(run, delta, plot)
         return
     answers = ask_all(run, lambda curve: curve.epsilon(delta), "max_over_steps", track=tracker("analysing"))
-    notes = _earlier(answers)
+    notes = [*_earlier(answers), *notes_on(run)]
     if json:
         quoted = {"sentence": _sentence(run, delta)} if sentence else {}
-        print_json({**run_fields(run), "delta": delta, **answer_fields(answers), **quoted})
+        print_json({**run_fields(run), "delta": delta, **answer_fields(answers, run), **quoted})
     else:
         print_answers(f"{describe(run)}; delta {spell(delta)}", "epsilon", answers, run, notes)
     if plot is not None:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 from lastiterate.attacks import NAMED
 from lastiterate.cli.errors import OptionError
+from lastiterate.data.files import BadFile, decoding, find
+from lastiterate.data.limits import PARSED, read_all
 from lastiterate.values import written_integer, written_number
 from lastiterate.vocabulary import THRESHOLDS
 
@@ -58,6 +60,31 @@ def per_step(option: str) -> Callable[[str], float | list[float]]:
 
     def parse(text: str) -> float | list[float]:
         return [one(part) for part in text.split(",")] if "," in text else one(text)
+
+    return parse
+
+
+def coefficients(option: str) -> Callable[[str], list[float]]:
+    """Numbers separated by commas, or a text file of them, separated by commas, blanks or lines."""
+    one = number(option)
+
+    def parse(text: str) -> list[float]:
+        if written_number(text.partition(",")[0]) is not None:
+            return [one(part) for part in text.split(",")]
+        try:
+            path = find(text, "file")
+        except (OSError, ValueError):
+            raise OptionError(
+                f"{option} must be numbers separated by commas, or a file of them, got {text!a}"
+            ) from None
+        try:
+            with decoding(path, "a text file of numbers") as file:
+                words = read_all(file, path, PARSED).decode().replace(",", " ").split()
+        except BadFile as error:
+            raise OptionError(f"{option} cannot be read: {error}") from None
+        if not words:
+            raise OptionError(f"{option} must be a file of numbers, got one without any: {text!a}")
+        return [one(word) for word in words]
 
     return parse
 

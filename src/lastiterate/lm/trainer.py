@@ -2,8 +2,8 @@
 
     theta <- theta - eta (sum of clipped gradients over the batch + sigma C N(0, I))
 
-Sums, noise and the parameters between steps are in float32. The model computes in its own precision, and what is
-released is rounded to it.
+or what Adam makes of that sum. Sums, noise and the parameters between steps are in float32. The model computes in its
+own precision, and what is released is rounded to it.
 """
 
 from __future__ import annotations
@@ -18,9 +18,11 @@ from lastiterate.arrays import IntArray
 from lastiterate.batch_order import batch_order
 from lastiterate.lm.gradients import ExampleGradients, Tensors
 from lastiterate.lm.noise import add_noise
-from lastiterate.optimizer import SGD
-from lastiterate.run import DPSGD, require_run
+from lastiterate.optimizer import Adam, Optimizer
+from lastiterate.run import DPSGD, TRAINED, require_basic
 from lastiterate.training_diverged import TrainingDiverged
+
+Watched = Callable[[int, list[Tensor]], None]
 
 
 class TextTrainer:
@@ -35,13 +37,13 @@ class TextTrainer:
     def __init__(
         self, run: DPSGD, gradients: ExampleGradients, start: Tensors, tokens: Tensor, lengths: Tensor
     ) -> None:
-        require_run(run)
+        require_basic(run, "the trainer", knows=TRAINED)
         if run.optimizer is None:
             raise ValueError("run must have an optimizer to be trained: optimizer=lastiterate.SGD(...)")
         self._run, self._optimizer, self._gradients, self._start = run, run.optimizer, gradients, start
         self._tokens, self._lengths = tokens, lengths
         self._rates = np.broadcast_to(np.asarray(self._optimizer.learning_rate, float), run.steps)
-        self._noise = np.broadcast_to(np.asarray(run.noise_multiplier, float), run.steps) * run.clip_norm
+        self._scales = np.broadcast_to(np.asarray(run.noise_multiplier, float), run.steps) * run.clip_norm
 
     def train(
         self,
@@ -50,14 +52,16 @@ class TextTrainer:
         seed: Sequence[int],
         advanced: Callable[[], None] | None = None,
         on_release: Callable[[Tensors], None] | None = None,
+        watched: Watched | None = None,
     ) -> Tensors:
         """Train one model on the examples and on those canaries that are present, and return its last iterate.
 
-        ``on_release`` is called with each iterate that the run releases, the last one included.
+        ``on_release`` is called with each iterate that the run releases, the last one included, and ``watched`` after
+        each step, from 1, with Adam's running means of squared gradients.
         """
         draws = np.random.default_rng([*seed, 0])
         device = self._tokens.device
-        noise = torch.Generator(device).manual_seed(int(np.random.default_rng([*seed, 1]).integers(2**63)))
+        noise = self._independent_noise(seed) if self._run.noise_filter is None else self._correlated_noise(seed)
         tokens, lengths = _appended(self._tokens, self._lengths, canaries)
         here = np.append(np.ones(len(self._tokens), bool), np.asarray(present, bool))
         weights = _Weights(self._optimizer, self._start)
@@ -66,8 +70,10 @@ class TextTrainer:
             rows = torch.as_tensor(batch[here[batch]], device=device)
             current = {name: value.to(self._start[name].dtype) for name, value in weights.parameters.items()}
             total = self._gradients.clipped_sum(current, tokens[rows], lengths[rows], self._run.clip_norm)
-            add_noise(total, noise, float(self._noise[step]))
+            noise(total, step)
             weights.update(total, float(self._rates[step]), step)
+            if watched:
+                watched(step + 1, weights.second)
             if advanced:
                 advanced()
             if on_release and step + 1 in releases:
@@ -84,22 +90,37 @@ class TextTrainer:
         """In the precision of the model."""
         return {name: value.to(self._start[name].dtype) for name, value in weights.released.items()}
 
+    def _independent_noise(self, seed: Sequence[int]) -> Callable[[Tensors, int], None]:
+        """Adds noise to the sum of a step; steps must follow each other."""
+        device = self._tokens.device
+        noise = torch.Generator(device).manual_seed(int(np.random.default_rng([*seed, 1]).integers(2**63)))
+
+        def add(total: Tensors, step: int) -> None:
+            add_noise(total, noise, float(self._scales[step]))
+
+        return add
+
+    def _correlated_noise(self, seed: Sequence[int]) -> Callable[[Tensors, int], None]:
+        """Adds noise that earlier steps have drawn as well: drawn again, as models may be too large to keep it."""
+        device, coefficients = self._tokens.device, self._run.noise_filter or ()
+
+        def add(total: Tensors, step: int) -> None:
+            for drawn in range(step, max(step - len(coefficients), -1), -1):
+                start = int(np.random.default_rng([*seed, 1, drawn]).integers(2**63))
+                noise = torch.Generator(device).manual_seed(start)
+                scale = coefficients[step - drawn] * self._scales[drawn]
+                add_noise(total, noise, float(scale))
+
+        return add
+
 
 class _Weights:
     """Parameters in float32, what their optimizer remembers, and what would be released by now."""
 
-    def __init__(self, optimizer: SGD, start: Tensors) -> None:
-        self._sgd = optimizer
-        self.parameters = {name: value.float().clone() for name, value in start.items()}
-        coupled = 0.0 if optimizer.decoupled else optimizer.weight_decay
-        self._torch = torch.optim.SGD(
-            list(self.parameters.values()),
-            lr=1.0,
-            momentum=optimizer.momentum,
-            dampening=optimizer.dampening,
-            nesterov=optimizer.nesterov,
-            weight_decay=coupled,
-        )
+    def __init__(self, optimizer: Optimizer, start: Tensors, dtype: torch.dtype = torch.float32) -> None:
+        self._optimizer = optimizer
+        self.parameters = {name: value.to(dtype, copy=True) for name, value in start.items()}
+        self._torch = _torch_optimizer(optimizer, list(self.parameters.values()))
         self.released = self.parameters
         if optimizer.averaging is not None:
             self.released = {name: value.clone() for name, value in self.parameters.items()}
@@ -108,13 +129,40 @@ class _Weights:
         self._torch.param_groups[0]["lr"] = learning_rate
         for name, value in self.parameters.items():
             value.grad = gradient[name]
-            if self._sgd.decoupled:
-                value.mul_(1.0 - learning_rate * self._sgd.weight_decay)
+            if self._optimizer.decoupled and not isinstance(self._optimizer, Adam):  # which does that itself
+                value.mul_(1.0 - learning_rate * self._optimizer.weight_decay)
         self._torch.step()
-        if self._sgd.averaging is not None:
-            taken = 1.0 / (step + 1) if self._sgd.averaging == "uniform" else 1.0 - float(self._sgd.averaging)
+        if self._optimizer.averaging is not None:
+            averaging = self._optimizer.averaging
+            taken = 1.0 / (step + 1) if averaging == "uniform" else 1.0 - float(averaging)
             for name, value in self.released.items():
                 value.lerp_(self.parameters[name], taken)
+
+    @property
+    def second(self) -> list[Tensor]:
+        """Adam's running means of squared gradients, with their bias."""
+        return [self._torch.state[value]["exp_avg_sq"] for value in self.parameters.values()]
+
+
+def _torch_optimizer(optimizer: Optimizer, parameters: list[Tensor]) -> torch.optim.Optimizer:
+    """PyTorch's own, but for SGD's decoupled decay, which PyTorch does not have."""
+    if isinstance(optimizer, Adam):
+        kind = torch.optim.AdamW if optimizer.decoupled else torch.optim.Adam
+        return kind(
+            parameters,
+            lr=1.0,
+            betas=(optimizer.beta1, optimizer.beta2),
+            eps=optimizer.eps,
+            weight_decay=optimizer.weight_decay,
+        )
+    return torch.optim.SGD(
+        parameters,
+        lr=1.0,
+        momentum=optimizer.momentum,
+        dampening=optimizer.dampening,
+        nesterov=optimizer.nesterov,
+        weight_decay=0.0 if optimizer.decoupled else optimizer.weight_decay,
+    )
 
 
 def batches(run: DPSGD, slots: int, draws: np.random.Generator) -> Iterator[IntArray]:

@@ -15,14 +15,14 @@ import torch
 
 from lastiterate.lm.gradients import Tensors
 from lastiterate.lm.problem import Loaded, TextProblem, load
-from lastiterate.lm.trainer import TextTrainer
+from lastiterate.lm.trainer import TextTrainer, Watched
 from lastiterate.machine import cores
 from lastiterate.run import DPSGD
 from lastiterate.training_progress import TrainingProgress
 
 _SMALL = 20_000_000  # parameters: up to here models are trained side by side, one a core
 _TIMED_STEPS = 6
-_FIRST_REFERENCE = 2**31  # numbers that no audit's models reach
+FIRST_REFERENCE = 2**31  # numbers that no audit's models reach
 
 Reading = TypeVar("Reading")
 Read = Callable[[Loaded, Tensors], Reading]  # what is kept of a released model; all of it may be too much to keep
@@ -50,6 +50,7 @@ def train_models(
     progress: TrainingProgress | None = None,
     look: Look | None = None,
     replacements: Sequence[Sequence[int]] = (),
+    watched: Callable[[int], Watched] | None = None,
 ) -> Iterator[tuple[Model, Reading, float]]:
     """Train, and hand over what is read of each model with the seconds it took, as soon as it is there.
 
@@ -59,6 +60,7 @@ def train_models(
     Args:
         look: is shown every iterate that is released, the last one before it is read.
         replacements: what is in the places of the canaries where these are not; without them, nothing is.
+        watched: gives, for the number of a model, what is called after each of its steps.
     """
     first = load(problem)
     count = _workers(first, len(models), workers)
@@ -77,11 +79,12 @@ def train_models(
             advanced = (lambda: progress.advanced(1, 1, finished=False)) if progress else None
             entropy = [seed, model.number, *map(int, model.present)]
             shown = partial(look, model, loaded) if look else None
+            watch = watched(model.number) if watched else None
             there, present = added, model.present
             if instead:
                 there = [a if here else b for a, b, here in zip(added, instead, model.present, strict=True)]
                 present = [True] * len(there)
-            reading = read(loaded, trainer.train(there, present, entropy, advanced, shown))
+            reading = read(loaded, trainer.train(there, present, entropy, advanced, shown, watch))
         finally:
             idle.put(loaded)
         if progress:
@@ -160,7 +163,7 @@ class TextReferences:
         purpose: int = 0,
         look: Look | None = None,
     ) -> list[Reading]:
-        numbers = _FIRST_REFERENCE + purpose * 2**24 + np.arange(models)
+        numbers = FIRST_REFERENCE + purpose * 2**24 + np.arange(models)
         wanted = [Model(int(number), ()) for number in numbers]
         with TrainingProgress(models, run.steps, self._progress) as bar:
             found = {

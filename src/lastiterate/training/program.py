@@ -2,9 +2,9 @@
 
     theta <- theta - eta (sum of clipped gradients over the batch + gradient of the regulariser + sigma C N(0, I))
 
-where C is the clipping norm, 1 in the paper. The program advances a chunk from one step to another. Which steps, which
-models have the canary, the noise and the data are inputs of it: it is compiled once for all chunks, and once for all
-runs that differ in noise or learning rate only.
+where C is the clipping norm, 1 in the paper; noise may be correlated over steps. The program advances a chunk from one
+step to another. Which steps, which models have the canary, the noise and the data are inputs of it: it is compiled once
+for all chunks, and once for all runs that differ in noise or learning rate only.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from jax.stages import Compiled
 from jax.typing import DTypeLike
 
 from lastiterate.arrays import BoolArray, IntArray
-from lastiterate.optimizer import SGD
+from lastiterate.optimizer import Optimizer
 from lastiterate.run import DPSGD
 from lastiterate.training import update
 from lastiterate.training.draws import Keys, loss_keys, model_keys, normal_counters, normals
@@ -72,7 +72,7 @@ class Program:
     chunk_size: int
 
     @property
-    def optimizer(self) -> SGD:
+    def optimizer(self) -> Optimizer:
         assert self.run.optimizer is not None
         return self.run.optimizer
 
@@ -152,7 +152,24 @@ class Program:
         return total, drawn
 
     def _noise(self, trained: PyTree, inputs: Inputs, step: jax.Array) -> PyTree:
-        """Noise of standard deviation sigma times the clipping norm, for each parameter of each model."""
+        """Noise of a step, for each parameter of each model: what was drawn for it, or for earlier steps as well.
+
+        Earlier draws are not kept, but drawn again: each has an address.
+        """
+        if self.run.noise_filter is None:
+            return self._draw(trained, inputs, step)
+        coefficients = jnp.asarray(self.run.noise_filter[: self.run.steps])
+
+        def more(ago: jax.Array, total: PyTree) -> PyTree:
+            drawn = self._draw(trained, inputs, step - ago)
+            return jax.tree.map(lambda a, b: a + coefficients[ago].astype(b.dtype) * b, total, drawn)
+
+        last = jnp.minimum(step + 1, coefficients.size)
+        noise: PyTree = jax.lax.fori_loop(0, last, more, jax.tree.map(jnp.zeros_like, trained))
+        return noise
+
+    def _draw(self, trained: PyTree, inputs: Inputs, step: jax.Array) -> PyTree:
+        """Normals of standard deviation sigma times the clipping norm, those of a step."""
         leaves, structure = jax.tree.flatten(trained)
         scale, offset, result = _at(inputs.noise, step), 0, []
         for leaf in leaves:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from lastiterate.arrays import BoolArray, IntArray, RealArray
-from lastiterate.run import DPSGD, require_run
+from lastiterate.run import DPSGD, TRAINED, require_basic
 from lastiterate.training.memory import peak_bytes
 from lastiterate.training.problem import Canary, Problem, flatten
 from lastiterate.training.trainer import OnIterate, TrainedChunk, Trainer
@@ -101,7 +101,7 @@ def train(
         TrainingDiverged: if the parameters of a model are not finite any more.
     """
     began = monotonic()
-    require_run(run)
+    require_basic(run, "the trainer", knows=TRAINED)
     instance("problem", problem, Problem, "a training.Problem")
     if progress is not None:
         boolean("progress", progress)

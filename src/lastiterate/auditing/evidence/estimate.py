@@ -29,12 +29,12 @@ from lastiterate.auditing.evidence.threshold import (
     predicted_threshold,
     rule_of,
 )
-from lastiterate.run import DPSGD, require_basic
+from lastiterate.run import DPSGD, LINEAR, require_basic
 from lastiterate.values import integer, number, one_of
 from lastiterate.vocabulary import METHODS, THRESHOLDS
 from lastiterate.wording import per_cent, spell
 
-_KNOWN = ("releases", "group_size", "neighbours")
+_KNOWN = ("releases", *LINEAR)
 INDEPENDENT = (
     "one-run-independent holds only if no canary changes the score of another; for a mechanism that may reveal all of "
     "them at once it is no bound."
@@ -167,7 +167,7 @@ def estimate(
     confidence = number("confidence", confidence, 0.0, 1.0, open_low=True, open_high=True)
     threshold = check_threshold(threshold)
     if run is not None:
-        require_basic(run, f"method {method!r}", knows=() if METHODS[method].is_one_run else _KNOWN)
+        require_basic(run, f"method {method!r}", knows=("noise_filter",) if METHODS[method].is_one_run else _KNOWN)
         if run.release_count > 1 and threshold == "a-priori":
             raise ValueError(
                 f"threshold must be a number, split or corrected where a run has {run.release_count} releases, got "

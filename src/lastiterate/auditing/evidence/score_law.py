@@ -14,7 +14,7 @@ from scipy.special import ndtr
 from lastiterate.arrays import FloatArray
 from lastiterate.privacy.mixtures.distribution import density, probability_below
 from lastiterate.privacy.mixtures.law import Law, law_of
-from lastiterate.run import DPSGD, require_basic
+from lastiterate.run import DPSGD, LINEAR, require_basic
 
 
 def score_below(run: DPSGD, scores: FloatArray, *, spread: float = 1.0, signal: float = 1.0) -> FloatArray:
@@ -44,5 +44,5 @@ def density_without(run: DPSGD, scores: FloatArray, *, spread: float = 1.0, sign
 
 
 def _law(run: DPSGD, spread: float, signal: float) -> Law:
-    law = law_of(require_basic(run, "linear scores", knows=("group_size", "neighbours")))
+    law = law_of(require_basic(run, "linear scores", knows=LINEAR))
     return law.scaled(signal / law.noise, spread)

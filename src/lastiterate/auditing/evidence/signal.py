@@ -10,7 +10,7 @@ from scipy.special import ndtri
 
 from lastiterate.arrays import FloatArray
 from lastiterate.privacy.mixtures.law import law_of
-from lastiterate.run import DPSGD, require_basic
+from lastiterate.run import DPSGD, LINEAR, require_basic
 from lastiterate.wording import spell
 
 _LEAST_SHARE = 0.1  # of the expected signal: an attack that has less, of that we are sure, failed
@@ -29,7 +29,7 @@ def expected_signal(run: DPSGD, signal: float = 1.0, spread: float = 1.0) -> flo
 
     Where one example replaces another, against the mirror image of the first.
     """
-    law = law_of(require_basic(run, "linear scores", knows=("group_size", "neighbours")))
+    law = law_of(require_basic(run, "linear scores", knows=LINEAR))
     scale = signal / law.noise
     if run.neighbours == "replace":
         return float(2.0 * scale * law.mean / np.sqrt(spread**2 + scale**2 * law.variance))

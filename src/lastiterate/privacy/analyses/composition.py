@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from lastiterate.privacy.analyses.correlated import correlated_pair, without_filter
 from lastiterate.privacy.analyses.no_amplification import (
     TOLD_NOTHING,
     KnownParticipations,
@@ -46,8 +47,16 @@ def composition(run: DPSGD) -> PrivacyCurve:
 
     It holds for Poisson sampling and for full batches. Amplification by sampling has not been shown to carry over to
     shuffled batches or to batches of fixed size, so these are refused.
+
+    Where noise is correlated it does not count on sampling at all: a Gaussian mechanism, for the batches that tell most
+    of those that ``sampling`` and ``min_separation`` allow.
     """
-    if not require_run(run).amplifies:
+    if require_run(run).noise_filter is not None:
+        plain = without_filter(run)
+        if plain is None or not plain.amplifies:
+            return PrivacyCurve(correlated_pair(run), "composition", is_guarantee=True)
+        run = plain
+    if not run.amplifies:
         raise ValueError(_refusal(run))
     pair = pair_of_steps(loss_cumulant(run))
     if isinstance(pair, CompositionPair):

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from scipy.special import log_ndtr, ndtr, xlog1py, xlogy
 
+from lastiterate.privacy.analyses.correlated import correlated_pair, without_filter
 from lastiterate.privacy.curve import PrivacyCurve
 from lastiterate.privacy.mixtures import binomial
 from lastiterate.privacy.mixtures.law import epoch_length
@@ -36,9 +37,14 @@ def no_amplification(run: DPSGD) -> PrivacyCurve:
     as a whole one. With Poisson sampling and batches of fixed size the number of its batches is Binomial(steps, q).
     A schedule of noise counts by its smallest, a schedule of rates by its largest value. Examples of a group may all be
     in the same batches, unless they are sampled each by itself. Where one example replaces another, gradients differ by
-    twice the clipping norm, which is half of the noise.
+    twice the clipping norm, which is half of the noise. Where noise is correlated it is what ``composition`` is.
     """
-    return PrivacyCurve(told_run(require_run(run)), "no_amplification", is_guarantee=True)
+    if require_run(run).noise_filter is not None:
+        plain = without_filter(run)
+        if plain is None:
+            return PrivacyCurve(correlated_pair(run), "no_amplification", is_guarantee=True)
+        run = plain
+    return PrivacyCurve(told_run(run), "no_amplification", is_guarantee=True)
 
 
 def told_run(run: DPSGD) -> KnownParticipations:

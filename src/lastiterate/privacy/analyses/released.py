@@ -16,7 +16,7 @@ from lastiterate.privacy.losses.flat_values import fnr_of
 from lastiterate.privacy.losses.loss_cumulant import loss_cumulant
 from lastiterate.privacy.mixtures.law import Law, law_of, require_independence
 from lastiterate.privacy.mixtures.pairs import NothingPair, pair_of
-from lastiterate.privacy.mixtures.released import released_laws, tells_every_step
+from lastiterate.privacy.mixtures.released import released_laws, require_independent_noise, tells_every_step
 from lastiterate.privacy.mixtures.replaced import TOO_LITTLE_NOISE, replaced_pair_of
 from lastiterate.run import DPSGD
 
@@ -31,6 +31,7 @@ def released_pair(run: DPSGD) -> Pair:
     mirrored = run.neighbours == "replace"
     if run.release_count == 1:
         return replaced_pair_of(law_of(run)) if mirrored else pair_of(law_of(run))
+    require_independent_noise(run)
     if tells_every_step(run):
         require_independence(run)
         return pair_of_steps(loss_cumulant(run))

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from lastiterate.privacy.mixtures.filtered import filtered_noise
+
 if TYPE_CHECKING:
     from lastiterate.arrays import FloatArray, IntArray
     from lastiterate.run import DPSGD
@@ -103,7 +105,8 @@ class Law:
         return Law(self.noise, -self.constant, self.counts, self.rates, -self.weights, blocks)
 
 
-NOTHING = Law(1.0, 0.0, np.empty(0), np.empty(0), np.empty(0))
+_NO_TERMS = (np.empty(0), np.empty(0), np.empty(0))
+NOTHING = Law(1.0, 0.0, *_NO_TERMS)
 
 
 def law_of(run: DPSGD) -> Law:
@@ -114,19 +117,24 @@ def law_of(run: DPSGD) -> Law:
     require_independence(run)
     weights = run.effective_weights()
     if np.ndim(weights) == 0 and np.ndim(run.noise_multiplier) == 0 and run.sampling != "shuffled":
-        return _independent(run, np.ones(()), float(run.noise_multiplier) * math.sqrt(run.steps))
+        noise = float(run.noise_multiplier) * math.sqrt(run.steps)
+        return _independent(run, np.ones(()), noise if run.noise_filter is None else filtered_noise(run, 1.0))
     size = float(np.max(np.abs(weights)))
     if size == 0.0:
         raise ValueError("weights must not all be zero: with these learning rates the run releases nothing")
     weights = np.asarray(weights) / size
-    spread = weights * np.asarray(run.noise_multiplier)
-    largest = float(np.max(np.abs(spread)))
-    spread /= largest
-    noise = largest * math.sqrt(float(np.sum(spread * spread)) * (1 if spread.ndim else run.steps))
-    del spread  # long runs have few megabytes to spare
+    noise = _noise(run, weights) if run.noise_filter is None else filtered_noise(run, weights)
     if run.sampling == "shuffled":
         return _shuffled(run, weights, noise)
     return _independent(run, weights, noise)
+
+
+def _noise(run: DPSGD, weights: FloatArray) -> float:
+    """The standard deviation of the noise in what is released, where that of the steps is independent."""
+    spread = weights * np.asarray(run.noise_multiplier)
+    largest = float(np.max(np.abs(spread)))
+    spread /= largest
+    return largest * math.sqrt(float(np.sum(spread * spread)) * (1 if spread.ndim else run.steps))
 
 
 def require_independence(run: DPSGD) -> None:
@@ -143,6 +151,8 @@ def _independent(run: DPSGD, weights: FloatArray, noise: float) -> Law:
 
     A group has as many such terms a step as it has examples.
     """
+    if run.min_separation > 1:
+        return _in_turns(run, weights, noise)
     if weights.ndim == 0 and np.ndim(run.sample_rate) == 0 and 0.0 < run.sample_rate < 1.0:
         one = np.ones(1)
         return Law(noise, 0.0, one * run.steps * run.group_size, one * run.sample_rate, one * weights)
@@ -153,6 +163,43 @@ def _independent(run: DPSGD, weights: FloatArray, noise: float) -> Law:
     random = matters & ~certain
     constant = float(np.sum(counts[certain] * values[certain]))
     return Law(noise, constant, counts[random], rates[random], values[random])
+
+
+def _in_turns(run: DPSGD, weights: FloatArray, noise: float) -> Law:
+    """Poisson sampling of groups that take turns, of which one, by chance, is the canary's.
+
+    Its group has k turns whichever it is, and one more with probability r / b: as many independent terms.
+    """
+    apart, rate = run.min_separation, float(np.max(run.sample_rate))
+    alike = weights.ndim == 0 or bool(np.all(weights == weights[0]))
+    always = apart * rate > 1.0 - 1e-9
+    if run.sampling != "poisson" or np.ndim(run.sample_rate) or not (alike or always):
+        raise ValueError(
+            f"min_separation must be 1 for the heuristic, got {apart}, but for Poisson sampling at one sample_rate of "
+            "steps that count alike (or of all of a group at each of its turns), and for shuffled batches: otherwise "
+            "batches depend on each other in a way that is not known"
+        )
+    if apart * rate > 1.0 + 1e-9:
+        raise ValueError(
+            f"sample_rate must be at most 1 / min_separation = {1.0 / apart:g} for the heuristic, got {rate!r}: an "
+            "example can be in no more batches than its group has turns"
+        )
+    if not alike:
+        return Law(noise, 0.0, *_NO_TERMS, (_in_order(weights, np.full(apart, 1.0 / apart)),) * run.group_size)
+    turns, rest = divmod(run.steps, apart)
+    counts = np.array([turns, 1.0 if rest else 0.0]) * run.group_size
+    rates = np.array([min(apart * rate, 1.0), rest * min(rate, 1.0 / apart)])
+    values = np.full(2, float(weights if weights.ndim == 0 else weights[0]))
+    matters = (counts > 0.0) & (rates > 0.0)
+    certain, random = matters & (rates == 1.0), matters & (rates < 1.0)
+    return Law(noise, float(np.sum((counts * values)[certain])), counts[random], rates[random], values[random])
+
+
+def _in_order(weights: FloatArray, chances: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """The canary has one place, with these probabilities, in an order in which batches come again and again."""
+    sums = np.array([float(np.sum(weights[place :: chances.size])) for place in range(chances.size)])
+    values, index = np.unique(sums, return_inverse=True)
+    return values, _sums_of_groups(index, chances)
 
 
 def distinct(first: FloatArray, second: FloatArray, steps: int) -> tuple[FloatArray, FloatArray, FloatArray]:
@@ -186,6 +233,7 @@ def _shuffled(run: DPSGD, weights: FloatArray, noise: float) -> Law:
     rate = float(run.sample_rate)
     length = epoch_length(rate)
     none = np.empty(0)
+    require_separable_epochs(run)
     if weights.ndim == 0 or np.all(weights == weights[0]):
         value = float(weights if weights.ndim == 0 else weights[0])
         epochs, rest = divmod(run.steps, length)
@@ -195,16 +243,39 @@ def _shuffled(run: DPSGD, weights: FloatArray, noise: float) -> Law:
         counts, rates, values = np.array([[1.0], [rest * rate], [value]]) if rest else (none, none, none)
         return Law(noise, epochs * value, counts, rates, values)
     _require_one(run)
+    if run.min_separation == length:  # all epochs have the order of the first
+        return Law(noise, 0.0, *_NO_TERMS, (_in_order(weights, _places(rate, length)),))
+    if run.min_separation > 1:
+        raise ValueError(
+            f"min_separation must be 1 for the heuristic with sampling 'shuffled', or the {length} batches of an "
+            f"epoch, got {run.min_separation}, unless steps count alike: epochs whose shuffles depend on each other "
+            "are not independent"
+        )
     constant, blocks = 0.0, []
     for start in range(0, run.steps, length):
         values, index = np.unique(_epoch(weights[start : start + length], length), return_inverse=True)
         if values.size == 1:
             constant += float(values[0])
         else:
-            chances = np.full(index.size, rate)
-            chances[-1] = 1.0 - rate * (index.size - 1)
-            blocks.append((values, _sums_of_groups(index, chances)))
+            blocks.append((values, _sums_of_groups(index, _places(rate, index.size))))
     return Law(noise, constant, none, none, none, tuple(blocks))
+
+
+def _places(rate: float, count: int) -> FloatArray:
+    """The probability of each place in an epoch; the last is the rest, as of a smaller batch."""
+    chances = np.full(count, rate)
+    chances[-1] = 1.0 - rate * (count - 1)
+    return chances
+
+
+def require_separable_epochs(run: DPSGD) -> None:
+    """Refuse a separation that batches in which every example is once an epoch cannot keep."""
+    length = epoch_length(float(run.sample_rate))
+    if run.min_separation > length:
+        raise ValueError(
+            f"min_separation must be at most the {length} batches of an epoch with sampling 'shuffled', got "
+            f"{run.min_separation}"
+        )
 
 
 def _require_one(run: DPSGD) -> None:

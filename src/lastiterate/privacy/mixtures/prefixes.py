@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from lastiterate.arrays import Floats
+from lastiterate.optimizer import Adam
+from lastiterate.privacy.mixtures.filtered import filtered_noise
 from lastiterate.privacy.mixtures.law import NOTHING, Law, law_of
 from lastiterate.values import PerStep, cut
 
@@ -35,6 +37,8 @@ class Prefixes:
 def prefixes_of(run: DPSGD) -> Prefixes:
     """The prefixes of a run, each with the weights that its optimizer gives it."""
     weights = _nested_weights(run)
+    if run.noise_filter is not None and (isinstance(weights, np.ndarray) or np.ndim(run.noise_multiplier)):
+        weights = None  # the noise of a longer run may be less
     first = _first_that_counts(run)
     if weights is None:
         return Prefixes(run.steps, lambda t: law_of(run.prefix(t)) if t >= first else NOTHING, None)
@@ -67,6 +71,8 @@ def _first_that_counts(run: DPSGD) -> int:
 
 def _energy(weights: PerStep, run: DPSGD) -> Callable[[int], float]:
     """The variance of the noise in a prefix, in the units of the weights."""
+    if run.noise_filter is not None:  # with equal weights it grows with every step
+        return lambda t: filtered_noise(run.prefix(t), 1.0) ** 2
     spread = np.asarray(weights) * np.asarray(run.noise_multiplier)
     if spread.ndim == 0:
         return lambda t: t * float(spread) ** 2
@@ -80,6 +86,8 @@ def _nested_weights(run: DPSGD) -> PerStep | None:
     if optimizer is None or optimizer.is_memoryless:
         weights = run.effective_weights()
         return weights if np.min(weights) >= 0.0 else None
+    if isinstance(optimizer, Adam):  # the correction of its bias depends on when a step was
+        return None
     steady = all(np.ndim(value) == 0 for value in (run.sample_rate, run.noise_multiplier, optimizer.learning_rate))
     if steady and run.sampling != "shuffled" and (optimizer.dampening == 0.0 or optimizer.momentum == 0.0):
         # The weight of a step then depends only on how long ago it was.

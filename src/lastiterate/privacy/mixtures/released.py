@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from lastiterate.optimizer import Adam
 from lastiterate.privacy.mixtures.law import Law, epoch_length, law_of
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ def released_laws(run: DPSGD) -> list[tuple[float, Law]]:
     """
     if run.release_count == 1:
         return [(1.0, law_of(run))]
+    require_independent_noise(run)
     if tells_every_step(run):
         run = run.replace(optimizer=None, weights=None)
     require_separable(run)
@@ -65,7 +67,7 @@ def laws_in_order(run: DPSGD) -> list[Law | None]:
 def tells_every_step(run: DPSGD) -> bool:
     """Whether every noisy gradient is known from the iterates: all are released, and each moved by its step.
 
-    This holds with momentum, decay and averaging as well.
+    This holds with momentum, decay and averaging as well, and for Adam with its divisor taken as given.
     """
     if run.release_count != run.steps or (run.sampling == "shuffled" and float(run.sample_rate) < 1.0):
         return False
@@ -73,11 +75,20 @@ def tells_every_step(run: DPSGD) -> bool:
     return schedule is None or bool(np.all(np.asarray(schedule) != 0.0))
 
 
+def require_independent_noise(run: DPSGD) -> None:
+    """Refuse several releases of a run whose noise is correlated."""
+    if run.noise_filter is not None and run.release_count > 1:
+        raise ValueError(
+            f"releases must be None with noise_filter, got {run.release_count} of them: the noise of a block then "
+            "depends on earlier blocks; the bound that holds is lastiterate.composition"
+        )
+
+
 def require_separable(run: DPSGD) -> None:
     """Refuse several releases where what a block adds cannot be told from the iterates around it."""
     optimizer = run.optimizer
-    if optimizer is not None and (optimizer.momentum or optimizer.averaging is not None):
-        what = "momentum" if optimizer.momentum else "averaging"
+    if isinstance(optimizer, Adam) or (optimizer and (optimizer.momentum or optimizer.averaging is not None)):
+        what = "Adam" if isinstance(optimizer, Adam) else "momentum" if optimizer.momentum else "averaging"
         raise ValueError(
             f"releases must be 1, or all {run.steps} steps, with {what}, got {run.release_count}: what is between two "
             "iterates then depends on earlier blocks; the bound that holds is lastiterate.composition"

@@ -1,0 +1,138 @@
+"""Runs that configurations of jax-privacy describe; the noise is that which jax-privacy itself adds."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from scipy.stats import chi2
+
+import lastiterate as li
+from lastiterate.privacy.mixtures.filtered import filtered_noise, influences
+from lastiterate.privacy.mixtures.law import law_of
+
+jax = pytest.importorskip("jax")
+dp_accounting = pytest.importorskip("dp_accounting")
+execution_plan = pytest.importorskip("jax_privacy.experimental.execution_plan")
+analysis = pytest.importorskip("jax_privacy.accounting.analysis")
+toeplitz = pytest.importorskip("jax_privacy.matrix_factorization.toeplitz")
+
+STRATEGY = np.array([1.0, 0.5, 0.4, 0.2])
+DELTA = 1e-5
+
+
+def bands(**changes):
+    usual = dict(
+        strategy=STRATEGY,
+        iterations=24,
+        epsilon=None,
+        delta=None,
+        noise_multiplier=2.0,
+        sampling_prob=0.4,
+        l2_clip_norm=3.0,
+        rescale_to_unit_norm=False,
+        noise_seed=3,
+    )
+    return execution_plan.BandMFExecutionPlanConfig(**(usual | changes))
+
+
+def test_the_noise_that_jax_privacy_adds_has_the_variance_that_is_predicted():
+    config = bands()
+    run = li.DPSGD.from_jax_privacy(config, optimizer=li.SGD(np.linspace(1.0, 0.5, 24), momentum=0.5))
+    weights = np.asarray(run.effective_weights())
+    zeros = np.zeros(20_000, np.float32)
+    privatizer = config.plan.noise_addition_transform
+    state, total, update = privatizer.init(zeros), np.zeros(zeros.size), jax.jit(privatizer.update)
+    for weight in weights:
+        noise, state = update(zeros, state)
+        total += weight * np.asarray(noise, np.float64)
+    predicted = (filtered_noise(run, weights) * run.clip_norm) ** 2
+    low, high = chi2.ppf([1e-4, 1.0 - 1e-4], zeros.size) / zeros.size
+    assert low < total.var() / predicted < high
+    assert predicted < 0.6 * np.sum((weights * run.noise_multiplier * run.clip_norm) ** 2)  # correlation matters
+
+
+def test_the_matrix_of_jax_privacy_gives_the_same_influences():
+    run = li.DPSGD.from_jax_privacy(bands(), optimizer=li.SGD(1.0, momentum=0.9))
+    with jax.enable_x64(True):
+        matrix = np.asarray(toeplitz.inverse_as_streaming_matrix(jax.numpy.asarray(STRATEGY)).materialize(24))
+    weights = np.asarray(run.effective_weights())
+    assert influences(run, weights)[0] == pytest.approx(matrix.T @ weights, rel=1e-12)
+    assert run.noise_multiplier == pytest.approx(2.0 * np.linalg.norm(STRATEGY))
+
+
+def test_bands_are_a_cycle_of_groups_and_the_guarantee_counts_participations():
+    run = li.DPSGD.from_jax_privacy(bands())
+    assert (run.steps, run.sample_rate, run.sampling, run.clip_norm) == (24, 0.1, "poisson", 3.0)
+    assert (run.min_separation, run.neighbours) == (4, "add-remove")
+    law = law_of(run)
+    assert (law.counts.tolist(), law.rates.tolist()) == ([6.0], [0.4])
+    gaussian = li.DPSGD(1, 1.0, 2.0 / math.sqrt(6.0))
+    assert li.composition(run).epsilon(DELTA) == pytest.approx(li.composition(gaussian).epsilon(DELTA), rel=1e-9)
+
+
+def test_the_accountant_says_which_neighbours():
+    accountant = dp_accounting.pld.PLDAccountant(dp_accounting.NeighboringRelation.REPLACE_ONE)
+    run = li.DPSGD.from_jax_privacy(bands(accountant=accountant))
+    assert run.neighbours == "replace"
+    assert run.noise_multiplier == pytest.approx(4.0 * np.linalg.norm(STRATEGY))
+
+
+def test_one_band_is_plain_dp_sgd_with_the_noise_that_jax_privacy_calibrates():
+    config = bands(strategy=np.array([2.0]), noise_multiplier=None, epsilon=1.0, delta=DELTA, sampling_prob=0.1)
+    run = li.DPSGD.from_jax_privacy(config)
+    assert (run.noise_filter, run.min_separation, run.sample_rate) == (None, 1, 0.1)
+    assert li.composition(run).epsilon(DELTA) == pytest.approx(1.0, abs=1e-3)
+
+
+def test_parameters_of_an_accountant_are_a_run_once_the_steps_are_given():
+    parameters = analysis.DpParams(
+        noise_multipliers=[(0, 1.0), (5, 2.0)],
+        num_samples=1000,
+        delta=DELTA,
+        batch_size=10,
+        batch_size_scale_schedule={3: 2},
+        examples_per_user=2,
+    )
+    run = li.DPSGD.from_jax_privacy(parameters, steps=8)
+    assert run.sample_rate.tolist() == [0.01] * 3 + [0.02] * 5
+    assert run.noise_multiplier.tolist() == [1.0] * 5 + [2.0] * 3
+    assert (run.sampling, run.group_size) == ("poisson", 2)
+    fixed = analysis.DpParams(
+        noise_multipliers=1.0,
+        num_samples=100,
+        delta=DELTA,
+        batch_size=10,
+        sampling_method=analysis.SamplingMethod.FIXED_BATCH_SIZE,
+    )
+    assert li.DPSGD.from_jax_privacy(fixed, steps=8) == li.DPSGD(8, 0.1, 1.0, "fixed")
+    cycles = analysis.DpParams(noise_multipliers=1.0, num_samples=100, delta=DELTA, batch_size=5, cycle_length=4)
+    run = li.DPSGD.from_jax_privacy(cycles, steps=8, noise_filter=[1.0, -0.5])
+    assert run == li.DPSGD(8, 0.05, 1.0, noise_filter=[1.0, -0.5], min_separation=4)
+
+
+def parameters(**changes):
+    usual = dict(noise_multipliers=1.0, num_samples=100, delta=DELTA, batch_size=10)
+    return analysis.DpParams(**(usual | changes))
+
+
+@pytest.mark.parametrize(
+    ("make", "given", "words"),
+    [
+        (lambda: bands(column_normalize=True), {}, "column_normalize must be False"),
+        (lambda: bands(truncated_batch_size=3, num_examples=100), {}, "truncated_batch_size must be None, got 3"),
+        (lambda: bands(l2_clip_norm=math.inf), {}, "l2_clip_norm must be greater than 0 and finite"),
+        (bands, {"steps": 3}, "steps must be None for a BandMFExecutionPlanConfig"),
+        (bands, {"optimizer": "sgd"}, "optimizer must be a lastiterate.SGD or None"),
+        (parameters, {}, "steps must be given for DpParams"),
+        (lambda: parameters(noise_multipliers=None), {"steps": 3}, "config must have noise_multipliers"),
+        (lambda: parameters(cycle_length=4), {"steps": 3}, "noise_filter must be given with a cycle_length above 1"),
+        (parameters, {"steps": 3, "noise_filter": [1.0]}, "noise_filter must be given with a cycle_length above 1"),
+        (lambda: parameters(truncated_batch_size=3), {"steps": 3}, "truncated_batch_size must be None, got 3"),
+        (lambda: 1.0, {}, "config must be jax-privacy's BandMFExecutionPlanConfig or DpParams, got 1.0"),
+    ],
+)
+def test_what_cannot_be_read_is_asked_for_or_refused(make, given, words):
+    with pytest.raises(ValueError, match=words):
+        li.DPSGD.from_jax_privacy(make(), **given)
