@@ -231,6 +231,7 @@ GOOD: dict[str, list[Make]] = {
     "check.initial": _values(None),
     "check.told": _values(None),
     "privacy_engine": [lambda: _opacus()[0]],
+    "training.second_moment.run": [lambda: PLAIN.replace(optimizer=li.Adam(0.1))],
     "DPSGD.from_opacus.optimizer": [lambda: None, lambda: _opacus()[2]],
     "DPSGD.from_opacus.loader": [lambda: _opacus()[3]],
     "DPSGD.from_opacus.sampling": _values(None, "poisson"),

@@ -10,12 +10,14 @@ if TYPE_CHECKING:
     from lastiterate.auditing.evidence.reach import Power
     from lastiterate.auditing.experiments.trained import Trained
     from lastiterate.checking.check import check
+    from lastiterate.contraction import Contraction
     from lastiterate.integrations.dp_accounting import LastIterateAccountant
     from lastiterate.integrations.history import HeuristicWarning
     from lastiterate.integrations.opacus import register_opacus
-    from lastiterate.optimizer import SGD
+    from lastiterate.optimizer import SGD, Adam
     from lastiterate.privacy.analyses.calibrate import calibrate
     from lastiterate.privacy.analyses.composition import composition
+    from lastiterate.privacy.analyses.convex import convex
     from lastiterate.privacy.analyses.full_batch import full_batch
     from lastiterate.privacy.analyses.grid import last_iterate_epsilon
     from lastiterate.privacy.analyses.last_iterate import last_iterate
@@ -25,12 +27,15 @@ if TYPE_CHECKING:
     from lastiterate.reporting import sentence
     from lastiterate.run import DPSGD
     from lastiterate.trainer_failure import TrainerFailed
+    from lastiterate.training.contraction import contraction_of
 
 __version__ = "0.1.0"
 
 __all__ = [
     "DPSGD",
     "SGD",
+    "Adam",
+    "Contraction",
     "Estimate",
     "HeuristicWarning",
     "LastIterateAccountant",
@@ -42,6 +47,8 @@ __all__ = [
     "calibrate",
     "check",
     "composition",
+    "contraction_of",
+    "convex",
     "estimate",
     "full_batch",
     "last_iterate",
@@ -57,8 +64,10 @@ __all__ = [
 # Everything is loaded when it is first asked for: some takes long, few need all, and the command line must be able to
 # say what Ctrl-C does before NumPy is loaded. Type checkers read the imports above.
 _LOADED_WHEN_ASKED_FOR = {
+    "Contraction": "contraction",
     "DPSGD": "run",
     "SGD": "optimizer",
+    "Adam": "optimizer",
     "Estimate": "auditing.evidence.estimate",
     "HeuristicWarning": "integrations.history",
     "LastIterateAccountant": "integrations.dp_accounting",
@@ -70,6 +79,8 @@ _LOADED_WHEN_ASKED_FOR = {
     "calibrate": "privacy.analyses.calibrate",
     "check": "checking.check",
     "composition": "privacy.analyses.composition",
+    "contraction_of": "training.contraction",
+    "convex": "privacy.analyses.convex",
     "estimate": "auditing.evidence.estimate",
     "full_batch": "privacy.analyses.full_batch",
     "last_iterate": "privacy.analyses.last_iterate",

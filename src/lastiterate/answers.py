@@ -9,16 +9,19 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
+from lastiterate.optimizer import SGD, Adam
 from lastiterate.run import DPSGD, require_run
 from lastiterate.values import function, instance, number, one_of
-from lastiterate.vocabulary import ANALYSES, SIDE_BY_SIDE
+from lastiterate.vocabulary import ANALYSES, APPROXIMATION, SIDE_BY_SIDE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from lastiterate.fields import Fields
     from lastiterate.privacy.curve import PrivacyCurve
     from lastiterate.rows import Track
+
+    Curves = Mapping[str, Callable[[DPSGD], PrivacyCurve]]
 
 
 QUICK_STEPS = 1000
@@ -33,8 +36,15 @@ class Answer:
     reason: str = ""
 
 
-def ask(run: DPSGD, name: str, question: Callable[[PrivacyCurve], float]) -> Answer:
-    """What one analysis says. The maximum over steps is asked for only where it does not keep people waiting.
+def ask(
+    run: DPSGD,
+    name: str,
+    question: Callable[[PrivacyCurve], float],
+    curve: Callable[[DPSGD], PrivacyCurve] | None = None,
+) -> Answer:
+    """What one analysis says, or ``curve`` in its name where it needs more than the run.
+
+    The maximum over steps is asked for only where it does not keep people waiting.
 
     Whatever the analysis refuses, the run or the question, is its reason and leaves the others alone. What nobody could
     answer, such as a delta of 2, must therefore be refused before anyone is asked.
@@ -45,21 +55,27 @@ def ask(run: DPSGD, name: str, question: Callable[[PrivacyCurve], float]) -> Ans
     try:
         if name == "max_over_steps" and run.steps > QUICK_STEPS and np.ndim(run.effective_weights()):
             return Answer(None, f"not computed for more than {QUICK_STEPS} steps of different weight: it takes long")
-        value = question(ANALYSES[name].curve(run))
+        value = question((curve or ANALYSES[name].curve)(run))
     except ValueError as refusal:
         return Answer(None, str(refusal))
     return Answer(value) if math.isfinite(value) else Answer(None, "larger than a floating-point number holds")
 
 
 def ask_all(
-    run: DPSGD, question: Callable[[PrivacyCurve], float], *also: str, track: Track = iter
+    run: DPSGD,
+    question: Callable[[PrivacyCurve], float],
+    *also: str,
+    track: Track = iter,
+    curves: Curves | None = None,
 ) -> dict[str, Answer]:
-    """What each analysis says, by its name; ``also`` names more than the three.
+    """What each analysis says, by its name; ``also`` names more than the three, and ``curves`` has those that need more
+    than the run, such as a contraction.
 
     Where the standard one does not hold, the bound that does comes with them.
     """
-    names = dict.fromkeys([*SIDE_BY_SIDE, guarantee_of(run), *also])
-    return {name: ask(run, name, question) for name in track(list(names))}
+    curves = curves or {}
+    names = dict.fromkeys([*SIDE_BY_SIDE, guarantee_of(run), *curves, *also])
+    return {name: ask(run, name, question, curves.get(name)) for name in track(list(names))}
 
 
 def guarantee_of(run: DPSGD) -> str:
@@ -68,7 +84,12 @@ def guarantee_of(run: DPSGD) -> str:
 
 
 def noise_rows(
-    runs: dict[_Key, DPSGD], names: Sequence[str], epsilon: float, delta: float, track: Track = iter
+    runs: dict[_Key, DPSGD],
+    names: Sequence[str],
+    epsilon: float,
+    delta: float,
+    track: Track = iter,
+    curves: Curves | None = None,
 ) -> list[tuple[_Key, Fields]]:
     """For each analysis and each run, under its key: the noise with which the one brings the other to the target.
 
@@ -83,29 +104,30 @@ def noise_rows(
     if not names or not runs:
         raise ValueError("names and runs must hold one each at least, got none")
     asked = [(key, run, name) for name in names for key, run in runs.items()]
-    rows = [(key, _noise_row(run, name, epsilon, delta)) for key, run, name in track(asked)]
+    rows = [(key, _noise_row(run, name, epsilon, delta, curves or {})) for key, run, name in track(asked)]
     if all(row["noise_multiplier"] is None for _, row in rows):
         raise ValueError(rows[0][1]["noise_multiplier_reason"])
     return rows
 
 
-def _noise_row(run: DPSGD, name: str, epsilon: float, delta: float) -> Fields:
+def _noise_row(run: DPSGD, name: str, epsilon: float, delta: float, curves: Curves) -> Fields:
     import lastiterate
 
     try:
-        run = lastiterate.calibrate(run, epsilon=epsilon, delta=delta, analysis=ANALYSES[name].curve)
+        analysis = curves.get(name) or ANALYSES[name].curve
+        run = lastiterate.calibrate(run, epsilon=epsilon, delta=delta, analysis=analysis)
         noise = Answer(float(run.noise_multiplier))
-        answers = ask_all(run, lambda curve: curve.epsilon(delta))
+        answers = ask_all(run, lambda curve: curve.epsilon(delta), curves=curves)
     except ValueError as refusal:
         noise = Answer(None, str(refusal))
-        answers = dict.fromkeys([*SIDE_BY_SIDE, guarantee_of(run)], noise)
+        answers = dict.fromkeys([*SIDE_BY_SIDE, guarantee_of(run), *curves], noise)
     answered = answer_fields({"noise_multiplier": noise, **answers})
     return {"analysis": name, "is_guarantee": ANALYSES[name].is_guarantee, **answered}
 
 
-def answer_fields(answers: dict[str, Answer]) -> Fields:
-    """Answers as JSON: ``name`` and, where that is null, ``name_reason``."""
-    fields: Fields = {}
+def answer_fields(answers: dict[str, Answer], run: DPSGD | None = None) -> Fields:
+    """Answers as JSON: ``name`` and, where that is null, ``name_reason``; before them what the prediction is."""
+    fields: Fields = prediction_fields(run)
     for name, answer in answers.items():
         fields[name] = answer.value
         if answer.value is None:
@@ -113,14 +135,26 @@ def answer_fields(answers: dict[str, Answer]) -> Fields:
     return fields
 
 
+def prediction_fields(run: DPSGD | None) -> Fields:
+    """What ``last_iterate`` is for a run, where it is not the heuristic itself."""
+    return {"prediction": f"an {APPROXIMATION}"} if run and isinstance(run.optimizer, Adam) else {}
+
+
 def run_fields(run: DPSGD) -> Fields:
     """A run as JSON: the fields that describe it, those that were not always there only where given."""
     fields = {name: _plain(getattr(run, name)) for name in ("steps", "sample_rate", "noise_multiplier", "sampling")}
     if run.weights is not None:
         fields["weights"] = _plain(run.weights)
-    if run.optimizer is not None:
-        fields["optimizer"] = {name: _plain(value) for name, value in vars(run.optimizer).items()}
-    return fields | released_fields(run)
+    return fields | optimizer_fields(run) | released_fields(run)
+
+
+def optimizer_fields(run: DPSGD) -> Fields:
+    """The optimizer, if there is one, with its name."""
+    optimizer = run.optimizer
+    if optimizer is None:
+        return {}
+    name = "sgd" if isinstance(optimizer, SGD) else "adamw" if optimizer.decoupled else "adam"
+    return {"optimizer": {"name": name, **{each: _plain(value) for each, value in vars(optimizer).items()}}}
 
 
 def released_fields(run: DPSGD) -> Fields:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from lastiterate.answers import Answer, ask, guarantee_of
+from lastiterate.optimizer import Adam
 from lastiterate.run import require_run
 from lastiterate.values import number
+from lastiterate.vocabulary import APPROXIMATION
 from lastiterate.wording import describe, spell_up
 
 if TYPE_CHECKING:
@@ -77,6 +79,8 @@ def _guaranteed(run: DPSGD, delta: float) -> str:
 def _predicted(run: DPSGD, delta: float) -> str:
     found = ask(run, "last_iterate", lambda curve: curve.epsilon(delta))
     heuristic = "the last-iterate heuristic (Steinke et al. 2025)"
+    if isinstance(run.optimizer, Adam):
+        heuristic = f"an {APPROXIMATION}, the last-iterate one (Steinke et al. 2025) with Adam's divisor fixed,"
     if found.value is None:
         return f"For {released_by(run)}, {heuristic} predicts nothing: {found.reason}."
     return (

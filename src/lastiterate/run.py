@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lastiterate.arrays import IntArray
-from lastiterate.optimizer import SGD, require_linear
+from lastiterate.optimizer import Adam, Optimizer, require_optimizer
 from lastiterate.values import (
     LEAST_NOISE,
     MAX_STEPS,
@@ -62,7 +62,8 @@ class DPSGD:
         noise_multiplier: standard deviation sigma of the noise, in units of ``clip_norm``.
         sampling: ``"poisson"`` (each example independently), ``"fixed"`` (batches of fixed size, drawn without
             replacement at each step), ``"shuffled"`` (each example once an epoch) or ``"full"`` (the whole data set).
-        clip_norm: norm to which per-example gradients are clipped. The analyses do not depend on it.
+        clip_norm: norm to which per-example gradients are clipped. The analyses do not depend on it, but for Adam's
+            ``eps`` and L2 decay.
         optimizer: how gradients become parameters; the weights follow from it. None: every step counts alike.
         weights: how much each step counts in the released model, instead of an optimizer. Only ratios matter.
         releases: which iterates are released. None: the last one. A number: so many, equally spaced. A sequence: those
@@ -83,7 +84,7 @@ class DPSGD:
     noise_multiplier: PerStep
     sampling: Sampling = "poisson"
     clip_norm: float = 1.0
-    optimizer: SGD | None = None
+    optimizer: Optimizer | None = None
     weights: PerStep | None = None
     releases: int | tuple[int, ...] | None = None
     group_size: int = 1
@@ -100,7 +101,7 @@ class DPSGD:
             noise_multiplier: PerStepGiven,
             sampling: Sampling = "poisson",
             clip_norm: float = 1.0,
-            optimizer: SGD | None = None,
+            optimizer: Optimizer | None = None,
             weights: PerStepGiven | None = None,
             releases: int | Sequence[int] | None = None,
             group_size: int = 1,
@@ -126,7 +127,7 @@ class DPSGD:
         if self.optimizer is not None:
             if self.weights is not None:
                 raise ValueError("optimizer and weights were both given, but the first determines the second: give one")
-            require_linear(self.optimizer)
+            require_optimizer(self.optimizer)
             per_step("learning_rate", self.optimizer.learning_rate, self.steps)
         if self.weights is not None:
             fix("weights", per_step("weights", self.weights, self.steps))
@@ -155,7 +156,7 @@ class DPSGD:
         *,
         sampling: Sampling = "poisson",
         clip_norm: float = 1.0,
-        optimizer: SGD | None = None,
+        optimizer: Optimizer | None = None,
         weights: PerStepGiven | None = None,
         releases: int | Sequence[int] | None = None,
         group_size: int = 1,
@@ -201,17 +202,18 @@ class DPSGD:
 
         Args:
             privacy_engine: the engine, after training.
-            optimizer: the one that ``make_private`` returned around a ``torch.optim.SGD``, with the hyperparameters and
-                the clipping norm of the whole training. Its learning rate is turned into one of the sum of gradients;
-                where sampling rates differ the run has ``weights`` instead. Or a ``lastiterate.SGD``, which is taken as
-                it is. None: every step counts alike.
+            optimizer: the one that ``make_private`` returned around a ``torch.optim.SGD``, ``Adam`` or ``AdamW``, with
+                the hyperparameters and the clipping norm of the whole training. They are turned into those for the sum
+                of gradients; where sampling rates differ SGD's run has ``weights`` instead. Or a ``lastiterate.SGD`` or
+                ``Adam``, which is taken as it is. None: every step counts alike.
             loader: the loader that ``make_private`` returned, from which it is read how batches are drawn. Samplers
                 that neither draw by Poisson sampling nor shuffle all of the data are refused. A shuffling one must have
                 been read to its end in every epoch.
             scheduler: the one of ``torch.optim.lr_scheduler`` that changed the optimizer's learning rate, stepped once
                 after each update or once after each epoch: which, is read off how often. A copy of it is run again for
                 the rate of each step. Those that look at losses or cycle the momentum are refused, and told by a
-                ``lastiterate.SGD`` with one learning rate a step. Opacus' schedulers of noise need not be passed.
+                ``lastiterate.SGD`` or ``Adam`` with one learning rate a step. Opacus' schedulers of noise need not be
+                passed.
             sampling: how batches are drawn, if there is no loader to tell.
         """
         from lastiterate.integrations.opacus_run import run_from_opacus
@@ -222,7 +224,7 @@ class DPSGD:
     def from_jax_privacy(
         cls,
         config: object,
-        optimizer: SGD | None = None,
+        optimizer: Optimizer | None = None,
         steps: int | None = None,
         noise_filter: Sequence[float] | NDArray[np.floating] | None = None,
     ) -> DPSGD:
@@ -258,7 +260,19 @@ class DPSGD:
         """The weight of each step in the released model; one number where all are equal."""
         if self.weights is not None:
             return self.weights
+        if isinstance(self.optimizer, Adam):
+            return self.optimizer.weights(self.steps, self.noise_root())
         return 1.0 if self.optimizer is None else self.optimizer.weights(self.steps)
+
+    def noise_root(self) -> PerStep:
+        """The root of Adam's second moment at each step if gradients were noise alone, as the analyses suppose."""
+        adam = instance("optimizer", self.optimizer, Adam, "a lastiterate.Adam")
+        if self.noise_filter is not None:
+            raise ValueError(
+                f"noise_filter must be None with Adam for a prediction, got {len(self.noise_filter)} coefficients: "
+                "what correlated noise makes of Adam's second moment is not known here; composition holds all the same"
+            )
+        return adam.noise_root(self.noise_multiplier * self.clip_norm, self.steps)
 
     def replace(self, **changes: Any) -> DPSGD:
         """A copy with some fields changed."""

@@ -8,12 +8,20 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from lastiterate.optimizer import SGD, Adam
+from lastiterate.vocabulary import APPROXIMATION
+
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
+    from lastiterate.optimizer import Optimizer
     from lastiterate.run import DPSGD
 
 CAVEAT = "The heuristic predicts, it does not guarantee."
+ADAM_CAVEAT = (
+    f"With Adam the prediction is an {APPROXIMATION}: Adam's divisor is taken as fixed, as if noise alone made up its "
+    "second moment. It does not guarantee anything."
+)
 
 # By Unicode's categories: separators of lines and paragraphs become blanks; control characters and halves of pairs,
 # like the two code points that XML does not know, become the character that stands for what cannot be shown.
@@ -41,6 +49,17 @@ def per_cent(fraction: float) -> str:
     return f"{100.0 * fraction:.6g}%"
 
 
+def caveat_of(*runs: DPSGD) -> str:
+    """What must be said where a person reads the prediction for these runs."""
+    adam = [isinstance(run.optimizer, Adam) for run in runs]
+    return " ".join([*([] if adam and all(adam) else [CAVEAT]), *([ADAM_CAVEAT] if any(adam) else [])])
+
+
+def notes_on(run: DPSGD) -> list[str]:
+    """What must be said beside a table that says already that the heuristic does not guarantee."""
+    return [ADAM_CAVEAT] if isinstance(run.optimizer, Adam) else []
+
+
 def describe(run: DPSGD, *, noise: bool = True) -> str:
     """The run in one line, with its noise or without."""
     parts = [
@@ -58,18 +77,7 @@ def training(run: DPSGD) -> list[str]:
     if run.weights is not None:
         parts.append(f"weights {spell(run.weights)}")
     if run.optimizer is not None:
-        sgd = run.optimizer
-        if np.ndim(sgd.learning_rate):
-            rates = np.asarray(sgd.learning_rate)
-            peak = f" (at most {spell(rates.max())})" if rates.max() > max(rates[0], rates[-1]) else ""
-            parts.append(f"learning rate {spell(rates)}{peak}")
-        if sgd.momentum:
-            parts.append(f"{'Nesterov ' if sgd.nesterov else ''}momentum {spell(sgd.momentum)}")
-        if sgd.weight_decay:
-            rate = "" if np.ndim(sgd.learning_rate) else f" at learning rate {spell(sgd.learning_rate)}"
-            parts.append(f"{'decoupled ' if sgd.decoupled else ''}weight decay {spell(sgd.weight_decay)}{rate}")
-        if sgd.averaging is not None:
-            parts.append("uniform averaging" if sgd.averaging == "uniform" else f"EMA {spell(sgd.averaging)}")
+        parts += _optimizer(run.optimizer)
     return parts + noise_words(run) + released(run)
 
 
@@ -81,6 +89,25 @@ def noise_words(run: DPSGD) -> list[str]:
     more = f", ... ({len(run.noise_filter):,} in all)" if len(run.noise_filter) > _SHOWN_COEFFICIENTS else ""
     apart = [f"batches of an example at least {run.min_separation:,} steps apart"] if run.min_separation > 1 else []
     return [f"correlated noise (filter {first}{more})", *apart]
+
+
+def _optimizer(optimizer: Optimizer) -> list[str]:
+    """What makes its steps count differently."""
+    parts, rate = [], optimizer.learning_rate
+    if isinstance(optimizer, Adam):
+        parts.append(f"Adam{'W' if optimizer.decoupled else ''} {spell(optimizer.beta1)}, {spell(optimizer.beta2)}")
+    if np.ndim(rate):
+        rates = np.asarray(rate)
+        peak = f" (at most {spell(rates.max())})" if rates.max() > max(rates[0], rates[-1]) else ""
+        parts.append(f"learning rate {spell(rates)}{peak}")
+    if isinstance(optimizer, SGD) and optimizer.momentum:
+        parts.append(f"{'Nesterov ' if optimizer.nesterov else ''}momentum {spell(optimizer.momentum)}")
+    if optimizer.weight_decay:
+        at = "" if np.ndim(rate) else f" at learning rate {spell(rate)}"
+        parts.append(f"{'decoupled ' if optimizer.decoupled else ''}weight decay {spell(optimizer.weight_decay)}{at}")
+    if optimizer.averaging is not None:
+        parts.append("uniform averaging" if optimizer.averaging == "uniform" else f"EMA {spell(optimizer.averaging)}")
+    return parts
 
 
 def released(run: DPSGD) -> list[str]:

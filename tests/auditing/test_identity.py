@@ -275,3 +275,22 @@ def test_one_model_is_another_audit_than_many():
 
 def trained():
     return RUN.replace(optimizer=li.SGD(0.1))
+
+
+def test_the_identity_of_sgd_is_what_it_was_before_there_was_adam():
+    """Stores of before are resumed: their digests are written here."""
+    run = li.DPSGD(30, 0.1, 1.0, optimizer=li.SGD([0.5] * 30, momentum=0.9, weight_decay=0.01), clip_norm=2.0)
+    assert describe_run(run)["optimizer"].keys() == vars(li.SGD()).keys()
+    assert fingerprint(describe_run(run)) == "fef471666600464b"
+    assert read_run(describe_run(run)) == run
+
+
+@pytest.mark.parametrize("decoupled", [False, True])
+def test_a_run_with_adam_is_read_as_it_was_described(decoupled):
+    run = li.DPSGD(3, 0.1, 1.0, optimizer=li.Adam([0.1, 0.2, 0.3], 0.8, 0.9, 1e-3, 0.5, decoupled))
+    described = json.loads(json.dumps(describe_run(run)))
+    assert described["optimizer"]["name"] == ("adamw" if decoupled else "adam")
+    assert read_run(described) == run
+    named = {**described, "optimizer": described["optimizer"] | {"name": "lion"}}
+    with pytest.raises(ValueError, match="optimizer must be one of sgd, adam, adamw, got 'lion'"):
+        read_run(named)

@@ -214,6 +214,8 @@ class Numpy:
 
     def update(self, p: Tensors, gradient: Tensors, sgd: li.SGD, step: int, state: dict[str, Any]) -> Tensors:
         rate = float(np.broadcast_to(sgd.learning_rate, self.run.steps)[step])
+        if isinstance(sgd, li.Adam):
+            return {k: _adam(sgd, k, v, gradient[k], rate, step + 1, state) for k, v in p.items()}
         if self.fault == "no schedule":
             rate = float(np.mean(sgd.learning_rate))
         momentum = 0.0 if self.fault == "no momentum" else sgd.momentum
@@ -232,6 +234,19 @@ class Numpy:
             if isinstance(sgd.averaging, float):
                 state["moving"][k] = sgd.averaging * state["moving"][k] + (1.0 - sgd.averaging) * new[k]
         return new
+
+
+def _adam(
+    adam: li.Adam, k: str, p: np.ndarray, g: np.ndarray, rate: float, t: int, state: dict[str, Any]
+) -> np.ndarray:
+    if adam.decoupled:
+        p = p * (1.0 - rate * adam.weight_decay)
+    else:
+        g = g + adam.weight_decay * p
+    m = adam.beta1 * state.get(("m", k), 0.0) + (1.0 - adam.beta1) * g
+    v = adam.beta2 * state.get(("v", k), 0.0) + (1.0 - adam.beta2) * g**2
+    state["m", k], state["v", k] = m, v
+    return p - rate * m / (1.0 - adam.beta1**t) / (np.sqrt(v / (1.0 - adam.beta2**t)) + adam.eps)
 
 
 def _wide(factor: np.ndarray, like: np.ndarray) -> np.ndarray:

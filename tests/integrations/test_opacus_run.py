@@ -7,7 +7,7 @@ import dp_accounting
 import numpy as np
 import pytest
 
-from lastiterate import DPSGD, SGD, composition, last_iterate, no_amplification
+from lastiterate import DPSGD, SGD, Adam, composition, last_iterate, no_amplification
 from tests.integrations.opacus_helpers import engine_of, make_private, model_and_optimizer, train, trains
 
 DELTA = 1e-5
@@ -374,8 +374,47 @@ def test_larger_batches_count_less_where_opacus_averages_over_them(opacus, digit
     assert DPSGD.from_opacus(engine, optimizer, sampling="poisson").optimizer == SGD(0.5, **options)
 
 
-@pytest.mark.parametrize("name", ["Adam", "AdamW", "RMSprop"])
-def test_optimizers_that_are_not_linear_are_refused(digits, trained_engine, name):
+@trains
+@pytest.mark.parametrize(("name", "decay"), [("Adam", 0.0), ("Adam", 0.2), ("AdamW", 0.2)])
+def test_adam_is_read_with_eps_and_l2_decay_in_terms_of_sums(opacus, digits, name, decay):
+    import torch
+
+    engine = engine_of(opacus)
+    options = {"lr": 0.01, "betas": (0.8, 0.99), "eps": 1e-3, "weight_decay": decay}
+    model, optimizer, loader = make_private(engine, digits, *model_and_optimizer(name, **options), noise_multiplier=1.5)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+    for _ in range(3):
+        train(model, optimizer, loader, steps=1)
+        scheduler.step()
+    decoupled = name == "AdamW"
+    of_sums = decay if decoupled else decay * 160
+    expected = Adam([0.01, 0.005, 0.0025], 0.8, 0.99, 1e-3 * 160, of_sums, decoupled)
+    run = DPSGD.from_opacus(engine, optimizer, loader, scheduler)
+    assert run == DPSGD(3, 0.1, 1.5, clip_norm=0.7, optimizer=expected)
+    optimizer.loss_reduction = "sum"
+    of_sums = Adam([0.01, 0.005, 0.0025], 0.8, 0.99, 1e-3, decay, decoupled)
+    assert DPSGD.from_opacus(engine, optimizer, loader, scheduler).optimizer == of_sums
+    assert DPSGD.from_opacus(engine, expected, loader).optimizer == expected
+    with pytest.raises(ValueError, match=r"got a lastiterate\.Adam, which has its own learning rates"):
+        DPSGD.from_opacus(engine, expected, loader, scheduler)
+
+
+@trains
+def test_adam_that_is_not_one_adam_on_sums_is_refused(opacus, digits, trained_engine):
+    private = make_private(trained_engine, digits, *model_and_optimizer("Adam", amsgrad=True), noise_multiplier=1.0)[1]
+    with pytest.raises(ValueError, match="optimizer must be Adam without amsgrad"):
+        DPSGD.from_opacus(trained_engine, private, sampling="poisson")
+    engine = engine_of(opacus)
+    model, optimizer, loader = make_private(engine, digits, *model_and_optimizer("Adam"), noise_multiplier=1.0)
+    train(model, optimizer, loader, steps=1)
+    model, optimizer, loader = make_private(engine, digits, model, optimizer, batch_size=320, noise_multiplier=1.0)
+    train(model, optimizer, loader, steps=1)
+    with pytest.raises(ValueError, match=r"one sample rate with Adam, got 0\.1 to 0\.2"):
+        DPSGD.from_opacus(engine, optimizer, sampling="poisson")
+
+
+@pytest.mark.parametrize("name", ["NAdam", "RMSprop"])
+def test_optimizers_that_divide_by_something_else_are_refused(digits, trained_engine, name):
     model, optimizer = model_and_optimizer(name)
     private = make_private(trained_engine, digits, model, optimizer, noise_multiplier=1.0)[1]
     for given_optimizer in (optimizer, private):

@@ -18,6 +18,7 @@ ANALYSES = {
 OPTIMIZERS = {
     "plain, schedule, decay": {"optimizer": li.SGD([0.5] * 4 + [0.25] * 4, weight_decay=0.1)},
     "momentum, averaging": {"optimizer": li.SGD(momentum=0.9)},
+    "Adam": {"optimizer": li.Adam()},
     "weights of both signs": {"weights": [1.0, -1.0, 1.0, 1.0, 1.0, -0.5, 1.0, 1.0]},
 }
 RELEASES = {"one": None, "several": 2, "all": STEPS}

@@ -5,14 +5,14 @@ import pytest
 pytest.importorskip("starlette", reason="pages need the extra web")
 pytest.importorskip("uvicorn", reason="pages need the extra web")
 
-from lastiterate.cli.run_texts import integers_of, number_of, run_of
+from lastiterate.cli.run_texts import curves_of, integers_of, number_of, run_of
 from lastiterate.web.reading import Reader
 from tests.web.running import Running
 
 
 @pytest.fixture(scope="session")
 def reader():
-    return Reader(run_of, number_of, integers_of)
+    return Reader(run_of, curves_of, number_of, integers_of)
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 import lastiterate as li
 from lastiterate.cli.app import app
-from lastiterate.cli.options import MethodOptions, SizeOptions
+from lastiterate.cli.options import ConvexOptions, MethodOptions, SizeOptions
 from lastiterate.vocabulary import ANALYSES
 from lastiterate.web import explorer
 from lastiterate.web.fields import FIELDS, ONLY_HERE, PRESETS, counting
@@ -28,6 +28,9 @@ ODD = {
     "people": {"group_size": "3"},
     "replaced": {"neighbours": "replace"},
     "shuffled": {"sampling": "shuffled"},
+    "adam": {"optimizer": "adam", "learning_rate": "0.001", "length": "steps", "steps": "200"},
+    "adamw": {"optimizer": "adamw", "learning_rate": "0.001", "weight_decay": "0.1", "length": "steps", "steps": "200"},
+    "convex": {"convex": "0.99", "length": "steps", "steps": "500", "noise_multiplier": "2"},
     "correlated": {"noise_filter": "1,-0.5", "min_separation": "4"},
     **PRESETS,
 }
@@ -44,6 +47,10 @@ def test_the_table_is_that_of_the_analyses(reader, name):
     run, delta = reader.run(options(texts)), float(texts["delta"])
     found = explorer.answer(reader, texts)
     assert [row["analysis"] for row in found["rows"]][:3] == ["last_iterate", "composition", "full_batch"]
+    if name == "convex":
+        convex = found["rows"].pop()
+        assert (convex["analysis"], convex["kind"]) == ("convex", "guarantee")
+        assert convex["epsilon"] == li.convex(run, contraction=0.99).epsilon(delta)
     for row in found["rows"]:
         if row["epsilon"] is None:
             with pytest.raises(ValueError, match=r".") as refused:
@@ -176,7 +183,13 @@ def test_options_that_are_no_fields_are_refused(server):
 
 
 def test_every_field_is_an_option():
-    known = {*SizeOptions.__dataclass_fields__, *MethodOptions.__dataclass_fields__, "noise_multiplier", "delta"}
+    known = {
+        *ConvexOptions.__dataclass_fields__,
+        *SizeOptions.__dataclass_fields__,
+        *MethodOptions.__dataclass_fields__,
+        "noise_multiplier",
+        "delta",
+    }
     for field in FIELDS:
         assert field.name in known or field.name in ONLY_HERE
         if field.needs:

@@ -55,6 +55,13 @@ class Adversarial(BringsProblem):
         fields = ("releases", "group_size", "neighbours", "noise_filter")
         return (*fields, "min_separation") if self.iterates == "exact" else fields
 
+    @property
+    def needs_sgd(self) -> str | None:
+        """Why this attack is none on Adam; None: it is one."""
+        if self.iterates == "trained":
+            return None
+        return "only the prediction would be drawn, not what Adam does; iterates='trained' (adversarial-trained) is"
+
     def craft(self, run: DPSGD, problem: Problem | None, references: References) -> Facts:
         return facts_of(run)
 

@@ -17,6 +17,7 @@ from lastiterate.attacks.attack import Armed, Facts, LikelihoodRatio, References
 from lastiterate.attacks.gradient_space import GradientSpace
 from lastiterate.attacks.likelihood import log_likelihood_ratio
 from lastiterate.attacks.recovered import recovered_gradient
+from lastiterate.optimizer import SGD
 from lastiterate.run import DPSGD, require_basic
 from lastiterate.training.problem import Problem, flatten
 from lastiterate.values import integer, one_of, per_step
@@ -40,6 +41,11 @@ class AllIterates:
     def __post_init__(self) -> None:
         one_of("others", self.others, ("natural", "zero"))
         integer("references", self.references, 2)
+
+    @property
+    def needs_sgd(self) -> str:
+        """Why this attack is none on Adam."""
+        return "a step of Adam does not tell the gradient, whose likelihood ratio is the score"
 
     @property
     def to_craft(self) -> int:
@@ -83,7 +89,7 @@ class Increments:
     """Recovers the gradient of each step along one parameter from the iterates, and adds up likelihood ratios."""
 
     def __init__(self, run: DPSGD, index: int) -> None:
-        assert run.optimizer is not None
+        assert isinstance(run.optimizer, SGD)
         self._run, self._optimizer, self._index = run, run.optimizer, index
         self._rates = np.broadcast_to(per_step("learning_rate", run.optimizer.learning_rate, run.steps), run.steps)
         self._last = self._buffer = self._total = np.zeros(1)

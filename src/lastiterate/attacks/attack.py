@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, runtime_checkabl
 
 from lastiterate.arrays import FloatArray
 from lastiterate.fields import Fields
+from lastiterate.optimizer import Adam
 from lastiterate.run import DPSGD, TRAINED
 from lastiterate.values import one_of
 
@@ -165,6 +166,13 @@ class Words:
 def models_to_craft(attack: object) -> int:
     """How many models a crafter trains that are not counted, by its own word: ``to_craft`` or ``references``."""
     return int(getattr(attack, "to_craft", getattr(attack, "references", 0)))
+
+
+def require_attackable(run: DPSGD, attack: object) -> None:
+    """Refuse Adam for attacks that say by their ``needs_sgd`` why they are none on it."""
+    why = None if isinstance(attack, type) else getattr(attack, "needs_sgd", None)
+    if why and isinstance(run.optimizer, Adam):
+        raise ValueError(f"optimizer must be a lastiterate.SGD for {type(attack).__name__}, got Adam: {why}")
 
 
 def known_fields(attack: object) -> tuple[str, ...]:

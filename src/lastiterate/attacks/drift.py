@@ -2,6 +2,7 @@
 
 The noise of a model has an address (seed, model, step, parameter). So the same model can be trained once on the data
 and once on nothing: SGD is linear in its gradients, and the difference of the two is what the natural gradients did.
+Of Adam it is what they did and how they changed its steps.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import numpy as np
 
 from lastiterate.arrays import FloatArray
 from lastiterate.attacks.attack import References
+from lastiterate.optimizer import Adam
 from lastiterate.run import DPSGD
 from lastiterate.training.problem import GradientCanary, Problem, flatten
 
@@ -38,10 +40,13 @@ def measure_drift(run: DPSGD, problem: Problem, references: References, models: 
     """Train ``models`` models without a canary on the data, and the same ones on nothing."""
     nothing = replace(problem, examples=None, loss=None, gradient=None, multiplicity=None)
     absent = GradientCanary(np.zeros(flatten_one(problem).size, np.float32))
-    silent = run.replace(noise_multiplier=1e-30)
     trained = flatten(references(run, problem, models=models)).astype(np.float64)
     noise = flatten(references(run, nothing, absent, models=models)).astype(np.float64)
-    start = flatten(references(silent, nothing, absent, models=1)).astype(np.float64)[0]
+    if isinstance(run.optimizer, Adam):  # by symmetry, where decay is decoupled or none; there is no silent Adam
+        start = flatten_one(problem).astype(np.float64) * run.optimizer.memory(run.steps, run.noise_root())
+    else:
+        silent = run.replace(noise_multiplier=1e-30)
+        start = flatten(references(silent, nothing, absent, models=1)).astype(np.float64)[0]
     return Drift(start, trained - noise)
 
 

@@ -18,6 +18,7 @@ from lastiterate.attacks.attack import Armed, Facts, LikelihoodRatio, References
 from lastiterate.attacks.linear_score import noise_unit
 from lastiterate.attacks.recovered import recovered_gradient
 from lastiterate.attacks.released_scores import released_ratios
+from lastiterate.optimizer import SGD, Adam
 from lastiterate.privacy.mixtures.released import laws_in_order, tells_every_step
 from lastiterate.run import DPSGD
 from lastiterate.values import per_step
@@ -50,6 +51,11 @@ class Blocks:
                 f"averaging must be None for an attack on {run.release_count} releases, got "
                 f"{run.optimizer.averaging!r}: averages are not taken apart"
             )
+        if isinstance(run.optimizer, Adam):
+            raise ValueError(
+                f"optimizer must be a lastiterate.SGD for an attack on {run.release_count} releases, got Adam: a step "
+                "of it does not tell the gradient"
+            )
         ends = np.concatenate(([0], run.released_steps())).tolist()
         if _by_gradients(run):
             noise = np.broadcast_to(np.asarray(run.noise_multiplier, np.float64), run.steps)
@@ -71,7 +77,7 @@ class Blocks:
 
     def _gradients(self, positions: FloatArray) -> FloatArray:
         sgd, run = self.run.optimizer, self.run
-        assert sgd is not None
+        assert isinstance(sgd, SGD)
         rates = np.broadcast_to(per_step("learning_rate", sgd.learning_rate, run.steps), run.steps)
         buffer, found = np.zeros(len(positions)), np.empty((len(positions), run.steps))
         for step in range(run.steps):

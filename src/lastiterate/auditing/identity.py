@@ -20,8 +20,9 @@ import numpy as np
 from lastiterate.answers import run_fields
 from lastiterate.auditing.design import Design, OpenEnded, kind_name
 from lastiterate.auditing.sources import Code, globals_of, is_installed, is_ours, own_source
-from lastiterate.optimizer import SGD
+from lastiterate.optimizer import SGD, Adam
 from lastiterate.run import DPSGD
+from lastiterate.values import one_of
 
 Plain: TypeAlias = "str | int | float | bool | list[Plain] | dict[str, Plain] | None"
 
@@ -64,15 +65,20 @@ def identify(run: DPSGD, problem: object, attack: object, design: Design, seed: 
 
 
 def describe_run(run: DPSGD) -> dict[str, Plain]:
-    """A run as plain values."""
-    return {**run_fields(run), "clip_norm": run.clip_norm}
+    """A run as plain values. SGD has no name: stores had it before there were other optimizers."""
+    described: dict[str, Plain] = {**run_fields(run), "clip_norm": run.clip_norm}
+    if isinstance(run.optimizer, SGD) and isinstance(sgd := described["optimizer"], dict):
+        described["optimizer"] = {name: value for name, value in sgd.items() if name != "name"}
+    return described
 
 
 def read_run(described: Mapping[str, object]) -> DPSGD:
     """The run that was described."""
     given = dict(described)
-    if isinstance(sgd := given.get("optimizer"), dict):
-        given["optimizer"] = SGD(**sgd)
+    if isinstance(optimizer := given.get("optimizer"), dict):
+        values = {name: value for name, value in optimizer.items() if name != "name"}
+        kinds = {"sgd": SGD, "adam": Adam, "adamw": Adam}
+        given["optimizer"] = kinds[one_of("optimizer", optimizer.get("name", "sgd"), kinds)](**values)
     return DPSGD(**given)  # type: ignore[arg-type]
 
 

@@ -37,6 +37,7 @@ def evidence_in(store: Store) -> Evidence:
         quality_before=crafted.quality_before,
         seconds=store.seconds,
         store=store.path,
+        second_moment=crafted.second_moment,
     )
 
 

@@ -47,7 +47,7 @@ class Subject:
         run = self.run.replace(**fields)
         if run == self.run:
             return self
-        if run.optimizer is not None and 1 < run.release_count < run.steps:
+        if isinstance(run.optimizer, SGD) and 1 < run.release_count < run.steps:
             run = run.replace(optimizer=replace(run.optimizer, momentum=0.0, nesterov=False, dampening=0.0))
         return replace(self, run=calibrate(run, epsilon=DEFAULT_EPSILON, delta=DEFAULT_DELTA, analysis=composition))
 
@@ -65,10 +65,11 @@ def find_subject(data: str, model: str, trainer: str | None, run: Callable[[int 
     if trainer is not None:
         return _users(trainer, run(None))
     from lastiterate.data import load
-    from lastiterate.training.recipes import recipe
 
     dataset = load(data)
     described = run(len(dataset.x_train))
+    from lastiterate.training.recipes import recipe  # JAX: not before it is known that there is something to train
+
     usual = recipe(dataset, model)
     name = f"{re.sub('[^a-z0-9]+', '-', dataset.name.lower()).strip('-')}-{model}"
     words = f"{model} on {dataset.name}, {len(dataset.x_train):,} examples"

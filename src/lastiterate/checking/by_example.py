@@ -25,7 +25,7 @@ def example_rows(measured: Measured) -> tuple[list[Row], list[str]]:
             return [*_noise_rows(measured), Row(NORM, None, None, 1.0, None, None, "fault", why)], []
         effects.append(found)
     rows = _noise_rows(measured)
-    rows += [_size_row(measured, effects), _taking_part_row(measured, effects)]
+    rows += [_size_row(measured, effects), taking_part_row(measured, effects)]
     rows += [not_checked(name, _WHY_NOT) for name in ("normalisation", "size of steps")]
     return rows, []
 
@@ -54,7 +54,7 @@ def _size_row(measured: Measured, effects: list[FloatArray]) -> Row:
     )
 
 
-def _taking_part_row(measured: Measured, effects: list[FloatArray]) -> Row:
+def taking_part_row(measured: Measured, effects: list[FloatArray]) -> Row:
     """At how many seeds the canary had an effect."""
     declared = measured.declared
     expected = 1.0 - float(np.prod(1.0 - declared.rates))

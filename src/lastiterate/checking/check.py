@@ -8,6 +8,7 @@ from typing import Literal
 
 import numpy as np
 
+from lastiterate.checking.by_adam import adam_rows
 from lastiterate.checking.by_example import example_rows
 from lastiterate.checking.by_gradient import gradient_rows
 from lastiterate.checking.declared import Declared
@@ -17,6 +18,7 @@ from lastiterate.checking.parameters import Foreign
 from lastiterate.checking.result import CheckResult
 from lastiterate.checking.seeds import different_row, equal_row, initial_row
 from lastiterate.checking.trials import LEAST_MODELS, MOST_MODELS, ROWS, Trainer, Trainings, plan
+from lastiterate.optimizer import Adam
 from lastiterate.run import DPSGD, require_run
 from lastiterate.values import function, integer, number, one_of
 
@@ -107,7 +109,10 @@ def _checked(
         seeds.append(initial_row(starts))
         plain = plain - declared.memory * starts
     measured = Measured(declared, trainings, plain, planned, error / (len(trainings.first.names) + ROWS), batch_size)
-    rows, notes = (gradient_rows if with_gradients else example_rows)(measured)
+    if isinstance(declared.run.optimizer, Adam):
+        rows, notes = adam_rows(measured, with_gradients=with_gradients)
+    else:
+        rows, notes = (gradient_rows if with_gradients else example_rows)(measured)
     if trainings.complaint:
         rows.append(trainings.complaint)
     return CheckResult(declared.run, (*rows, *seeds), trainings.trained, error, (*notes, *_not_looked_at(declared.run)))

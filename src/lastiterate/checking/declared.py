@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 
 from lastiterate.arrays import FloatArray
-from lastiterate.optimizer import SGD
+from lastiterate.optimizer import SGD, Adam
 from lastiterate.privacy.mixtures.filtered import filtered_noise
 from lastiterate.privacy.mixtures.law import epoch_length
 from lastiterate.run import DPSGD
@@ -82,6 +82,8 @@ class Declared:
     def memory(self) -> float:
         """How much of the initial parameters is in the released ones: what weight decay leaves."""
         sgd = self.run.optimizer
+        if isinstance(sgd, Adam):
+            return sgd.memory(self.run.steps, self.run.noise_root())
         return 1.0 if sgd is None or (not sgd.weight_decay and sgd.averaging is None) else _kept(sgd, self.run.steps)
 
     @property

@@ -96,7 +96,7 @@ def _drawings(result: AuditResult, files: Sequence[Path]) -> list[Beside]:
 
 def result_fields(result: AuditResult) -> Fields:
     """A result as JSON."""
-    fields: Fields = {**run_fields(result.run), "delta": result.delta, **answer_fields(result.predictions)}
+    fields: Fields = {**run_fields(result.run), "delta": result.delta, **answer_fields(result.predictions, result.run)}
     finite = {name: value if math.isfinite(value) else None for name, value in result.empirical.items()}
     fields["empirical"] = finite
     fields |= {f"empirical_{name}_reason": _INFINITE["epsilon"] for name, value in finite.items() if value is None}
@@ -114,6 +114,9 @@ def result_fields(result: AuditResult) -> Fields:
     if result.ideal_signal is None:
         fields["ideal_signal_reason"] = "the linear analysis does not predict this attack's scores"
     fields |= {"attack": result.attack, "data": result.data, "caveats": list(result.caveats)}
+    if (moment := result.second_moment) is not None:
+        shares = {"noise_share": moment.noise_share, "busy_noise_share": moment.busy_noise_share}
+        fields["second_moment"] = {**shares, "growth": moment.growth, **moment.fields()}
     seen = {method: value if math.isfinite(value) else None for method, value in result.detectable.items()}
     fields["detectable"] = seen
     fields |= {f"detectable_{method}_reason": _INFINITE["largest"] for method, value in seen.items() if value is None}

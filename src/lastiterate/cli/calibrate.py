@@ -2,10 +2,11 @@
 
 from typing import TYPE_CHECKING
 
-from lastiterate.cli.options import Analysis, Delta, Epsilon, Json, MethodOptions, SizeOptions
+from lastiterate.cli.options import Analysis, ConvexOptions, Delta, Epsilon, Json, MethodOptions, SizeOptions
 from lastiterate.cli.unfold import unfold
 
 if TYPE_CHECKING:
+    from lastiterate.answers import Curves
     from lastiterate.rows import Fields
     from lastiterate.run import DPSGD
 
@@ -16,6 +17,7 @@ def calibrate(
     epsilon: Epsilon,
     delta: Delta,
     method: MethodOptions,
+    convex: ConvexOptions,
     analysis: Analysis = None,
     json: Json = False,
 ) -> None:
@@ -30,12 +32,12 @@ def calibrate(
     """
     run = size.run(1.0, method)
     if analysis is None:
-        _side_by_side(run, epsilon, delta, json)
+        _side_by_side(run, epsilon, delta, convex.curves(), json)
     else:
-        _by(analysis.replace("-", "_"), run, epsilon, delta, json)
+        _by(analysis.replace("-", "_"), run, epsilon, delta, convex.curves(analysis), json)
 
 
-def _side_by_side(run: "DPSGD", epsilon: float, delta: float, json: bool) -> None:
+def _side_by_side(run: "DPSGD", epsilon: float, delta: float, curves: "Curves", json: bool) -> None:
     from lastiterate.answers import guarantee_of, noise_rows, run_fields
     from lastiterate.cli.noise_output import print_noise
     from lastiterate.cli.output import print_json
@@ -43,33 +45,34 @@ def _side_by_side(run: "DPSGD", epsilon: float, delta: float, json: bool) -> Non
     from lastiterate.vocabulary import ANALYSES
     from lastiterate.wording import describe, spell
 
-    names = (guarantee_of(run), "last_iterate")
-    rows = [row for _, row in noise_rows({None: run}, names, epsilon, delta, tracker("calibrating"))]
+    names = (guarantee_of(run), *curves, "last_iterate")
+    rows = [row for _, row in noise_rows({None: run}, names, epsilon, delta, tracker("calibrating"), curves)]
     if json:
         fields = run_fields(run)
         del fields["noise_multiplier"]  # each row has its own
         print_json({**fields, "epsilon": epsilon, "delta": delta, "rows": rows})
         return
     title = f"{describe(run, noise=False)}; noise for epsilon {spell(epsilon)} at delta {spell(delta)}"
-    print_noise([(title, [{"reached by": ANALYSES[row["analysis"]].label, **row} for row in rows])])
+    print_noise([(title, [{"reached by": ANALYSES[row["analysis"]].label_of(run), **row} for row in rows])], run)
 
 
-def _by(chosen: str, run: "DPSGD", epsilon: float, delta: float, json: bool) -> None:
+def _by(chosen: str, run: "DPSGD", epsilon: float, delta: float, curves: "Curves", json: bool) -> None:
     import lastiterate
     from lastiterate.answers import answer_fields, ask_all, run_fields
     from lastiterate.cli.output import print_answers, print_json, print_note
     from lastiterate.cli.progress import tracker
     from lastiterate.vocabulary import ANALYSES
-    from lastiterate.wording import describe, spell, spell_up
+    from lastiterate.wording import describe, notes_on, spell, spell_up
 
+    curve = curves.get(chosen, ANALYSES[chosen].curve)
     for uncalibrated in tracker("calibrating")([run]):
-        run = lastiterate.calibrate(uncalibrated, epsilon=epsilon, delta=delta, analysis=ANALYSES[chosen].curve)
-    answers = ask_all(run, lambda curve: curve.epsilon(delta), track=tracker("analysing"))
+        run = lastiterate.calibrate(uncalibrated, epsilon=epsilon, delta=delta, analysis=curve)
+    answers = ask_all(run, lambda curve: curve.epsilon(delta), track=tracker("analysing"), curves=curves)
     if json:
         target: Fields = {"analysis": chosen, "epsilon": epsilon, "delta": delta}
-        print_json({**run_fields(run), **target, **answer_fields(answers)})
+        print_json({**run_fields(run), **target, **answer_fields(answers, run)})
         return
     noise = spell_up(float(run.noise_multiplier), 7)
     reached = f"epsilon {spell(epsilon)} at delta {spell(delta)}"
-    print_note(f"Noise multiplier {noise} for {reached} by {ANALYSES[chosen].label}.\n")
-    print_answers(f"{describe(run)}; delta {spell(delta)}", "epsilon", answers, run)
+    print_note(f"Noise multiplier {noise} for {reached} by {ANALYSES[chosen].label_of(run)}.\n")
+    print_answers(f"{describe(run)}; delta {spell(delta)}", "epsilon", answers, run, notes_on(run))

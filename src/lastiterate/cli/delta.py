@@ -1,6 +1,6 @@
 """``lastiterate delta``: what a run's released model leaks, as delta at a given epsilon."""
 
-from lastiterate.cli.options import Epsilon, Json, MethodOptions, NoiseMultiplier, SizeOptions
+from lastiterate.cli.options import ConvexOptions, Epsilon, Json, MethodOptions, NoiseMultiplier, SizeOptions
 from lastiterate.cli.unfold import unfold
 
 
@@ -10,6 +10,7 @@ def delta(
     noise_multiplier: NoiseMultiplier,
     epsilon: Epsilon,
     method: MethodOptions,
+    convex: ConvexOptions,
     json: Json = False,
 ) -> None:
     """Delta of the released model, by three analyses.
@@ -24,12 +25,14 @@ def delta(
     from lastiterate.cli.output import print_answers, print_json
     from lastiterate.cli.progress import tracker
     from lastiterate.values import number
-    from lastiterate.wording import describe, spell
+    from lastiterate.wording import describe, notes_on, spell
 
     run = size.run(noise_multiplier, method)
     epsilon = number("epsilon", epsilon, 0.0)
-    answers = ask_all(run, lambda curve: curve.delta(epsilon), "max_over_steps", track=tracker("analysing"))
+    answers = ask_all(
+        run, lambda curve: curve.delta(epsilon), "max_over_steps", track=tracker("analysing"), curves=convex.curves()
+    )
     if json:
-        print_json({**run_fields(run), "epsilon": epsilon, **answer_fields(answers)})
+        print_json({**run_fields(run), "epsilon": epsilon, **answer_fields(answers, run)})
     else:
-        print_answers(f"{describe(run)}; epsilon {spell(epsilon)}", "delta", answers, run)
+        print_answers(f"{describe(run)}; epsilon {spell(epsilon)}", "delta", answers, run, notes_on(run))

@@ -4,7 +4,16 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from lastiterate.cli.options import Delta, Json, MethodOptions, NoiseMultiplier, Plot, Sentence, SizeOptions
+from lastiterate.cli.options import (
+    ConvexOptions,
+    Delta,
+    Json,
+    MethodOptions,
+    NoiseMultiplier,
+    Plot,
+    Sentence,
+    SizeOptions,
+)
 from lastiterate.cli.unfold import unfold
 
 if TYPE_CHECKING:
@@ -20,13 +29,15 @@ def epsilon(
     noise_multiplier: NoiseMultiplier,
     delta: Delta,
     method: MethodOptions,
+    convex: ConvexOptions,
     plot: Plot = None,
     sentence: Sentence = False,
     json: Json = False,
 ) -> None:
     """Epsilon of the released model, by three analyses.
 
-    They are the last-iterate heuristic, the standard composition analysis and the full-batch baseline.
+    They are the last-iterate heuristic, the standard composition analysis and the full-batch baseline. With --convex
+    or --diameter there is a guarantee for the last iterate beside them.
 
     \b
     Example:
@@ -37,10 +48,11 @@ def epsilon(
     from lastiterate.cli.progress import tracker
     from lastiterate.values import number
     from lastiterate.vocabulary import SIDE_BY_SIDE
-    from lastiterate.wording import describe, spell
+    from lastiterate.wording import describe, notes_on, spell
 
     run = size.run(noise_multiplier, method)
     delta = number("delta", delta, 0.0, 1.0, open_low=True, open_high=True)
+    curves = convex.curves()
     if plot is not None:
         from lastiterate.plot.file import check_target
 
@@ -48,11 +60,13 @@ def epsilon(
     if sentence and not json:
         _say(run, delta, plot)
         return
-    answers = ask_all(run, lambda curve: curve.epsilon(delta), "max_over_steps", track=tracker("analysing"))
-    notes = _earlier(answers)
+    answers = ask_all(
+        run, lambda curve: curve.epsilon(delta), "max_over_steps", track=tracker("analysing"), curves=curves
+    )
+    notes = [*_earlier(answers), *notes_on(run)]
     if json:
         quoted = {"sentence": _sentence(run, delta)} if sentence else {}
-        print_json({**run_fields(run), "delta": delta, **answer_fields(answers), **quoted})
+        print_json({**run_fields(run), "delta": delta, **answer_fields(answers, run), **quoted})
     else:
         print_answers(f"{describe(run)}; delta {spell(delta)}", "epsilon", answers, run, notes)
     if plot is not None:

@@ -5,16 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from lastiterate.cli.output import print_note, print_rows
+from lastiterate.optimizer import Adam
 from lastiterate.rows import number
-from lastiterate.wording import spell_up
+from lastiterate.wording import ADAM_CAVEAT, spell_up
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from lastiterate.rows import Row
+    from lastiterate.run import DPSGD
 
 
-def print_noise(tables: Sequence[tuple[str, list[Row]]], notes: Sequence[str] = ()) -> None:
+def print_noise(tables: Sequence[tuple[str, list[Row]]], run: DPSGD, notes: Sequence[str] = ()) -> None:
     """Titles and rows, one table after the other; what to know comes last.
 
     The analysis of a row is for its title or a column of its own to tell. Analyses without any value have no column.
@@ -27,16 +29,18 @@ def print_noise(tables: Sequence[tuple[str, list[Row]]], notes: Sequence[str] = 
     for index, (title, of_table) in enumerate(tables, start=1):
         shown = [{key: row[key] for key in row if key.removesuffix("_reason") not in hidden} for row in of_table]
         is_last = index == len(tables)
-        print_rows(title, shown, [*reasons, _caution(rows), *notes] if is_last else [])
+        print_rows(title, shown, [*reasons, _caution(rows, run), *notes] if is_last else [])
         if not is_last:
             print_note("")
 
 
-def _caution(rows: list[Row]) -> str:
+def _caution(rows: list[Row], run: DPSGD) -> str:
     """Which analysis is a guarantee, and what it guarantees with the noise of the one that is not."""
     name = "no_amplification" if "no_amplification" in rows[0] else "composition"
     label = name.replace("_", " ").capitalize()
     note = f"{label} is a guarantee. Last iterate is a heuristic: it predicts, it does not guarantee."
+    if isinstance(run.optimizer, Adam):
+        note = f"{label} is a guarantee. {ADAM_CAVEAT}"
     promised = [number(row, name) for row in rows if row["analysis"] == "last_iterate" and row[name] is not None]
     if not promised:
         return note

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from functools import partial
 from inspect import Parameter, signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeAlias, get_args
@@ -18,8 +19,9 @@ from lastiterate.vocabulary import ANALYSES
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from lastiterate.answers import Curves
     from lastiterate.fields import Fields
-    from lastiterate.optimizer import SGD
+    from lastiterate.optimizer import Optimizer
 
 
 def option(name: str, kind: Callable[[str], Callable[[str], object]] | None, metavar: str | None, help_: str) -> object:
@@ -113,7 +115,13 @@ class MethodOptions:
         option("--averaging", values.average, "uniform|DECAY", "Release the mean of the iterates, or their EMA."),
     ] = None
     optimizer: Annotated[
-        str | None, option("--optimizer", None, "sgd|adam", "Only sgd is linear; others are refused.")
+        str | None,
+        choice("--optimizer", ("sgd", "adam", "adamw"), "With Adam, predictions are approximations of a heuristic."),
+    ] = None
+    beta1: Annotated[float | None, number_option("--beta1", "Adam's, of gradients (default: 0.9).")] = None
+    beta2: Annotated[float | None, number_option("--beta2", "Adam's, of their squares (default: 0.999).")] = None
+    eps: Annotated[
+        float | None, number_option("--eps", "Adam's, on the scale of sums of gradients (default: 1e-8).")
     ] = None
     weights: Annotated[
         PerStepOption | None,
@@ -147,7 +155,7 @@ class MethodOptions:
         """The fields of a DPSGD that these options give."""
         names = ("sampling", "weights", "releases", "neighbours", "noise_filter", "min_separation")
         group = 1 if self.group_size is None else self.group_size
-        return {"optimizer": self._sgd(), "group_size": group, **{name: getattr(self, name) for name in names}}
+        return {"optimizer": self._optimizer(), "group_size": group, **{name: getattr(self, name) for name in names}}
 
     def scheduled(self, run: DPSGD) -> DPSGD:
         """The run with the named schedule, which needs to know how many steps there are."""
@@ -172,19 +180,49 @@ class MethodOptions:
                 raise OptionError(f"{_spelled(name)} must be given with --schedule {self.schedule}")
         return given
 
-    def _sgd(self) -> SGD | None:
-        from lastiterate.optimizer import SGD, require_linear
+    def _optimizer(self) -> Optimizer | None:
+        """The optimizer that the options describe, or a complaint about one that belongs to another."""
+        from lastiterate.optimizer import SGD, Adam
 
-        if self.optimizer not in (None, "sgd"):
-            require_linear(self.optimizer)
-        if self.weight_decay and self.learning_rate is None:
+        kind = Adam if self.optimizer in ("adam", "adamw") else SGD
+        names = [each.name for each in fields(kind)]
+        values = {name: getattr(self, name) for name in _OF_OPTIMIZERS}
+        given = {name: value for name, value in values.items() if value is not None and value is not False}
+        for name in given:
+            if name not in names:
+                owner, got = ("adam or adamw", self.optimizer or "none") if kind is SGD else ("sgd", self.optimizer)
+                raise OptionError(f"{_spelled(name)} belongs to --optimizer {owner}, got {got}")
+        if kind is SGD and self.weight_decay and self.learning_rate is None:
             raise OptionError("--weight-decay needs --learning-rate: their product says how fast a step is forgotten")
         if self.schedule and not isinstance(self.learning_rate, float):
             got = "none" if self.learning_rate is None else f"{len(self.learning_rate)} numbers"
             raise OptionError(f"--learning-rate must be one number with --schedule, its largest, got {got}")
-        names = ("learning_rate", "momentum", "dampening", "nesterov", "weight_decay", "decoupled", "averaging")
-        given = {name: value for name in names if (value := getattr(self, name)) is not None and value is not False}
-        return SGD(**given) if given or self.optimizer else None
+        if self.optimizer == "adamw":
+            given = {"weight_decay": ADAMW_DECAY} | given | {"decoupled": True}
+        return kind(**given) if given or self.optimizer else None
+
+
+@dataclass(frozen=True)
+class ConvexOptions:
+    """What makes a guarantee for the last iterate of convex training; nothing where neither is given."""
+
+    convex: Annotated[
+        float | None,
+        number_option("--convex", "Losses are convex and steps contract by this factor: guarantee the last iterate."),
+    ] = None
+    diameter: Annotated[
+        float | None, number_option("--diameter", "Losses are convex; parameters stay in a set so wide.")
+    ] = None
+
+    def curves(self, analysis: str | None = None) -> Curves:
+        """The analysis with these numbers, by its name."""
+        import lastiterate
+
+        if self.convex is None and self.diameter is None:
+            if analysis == "convex":
+                raise OptionError("--convex or --diameter must be given with --analysis convex")
+            return {}
+        return {"convex": partial(lastiterate.convex, contraction=self.convex, diameter=self.diameter)}
 
 
 @dataclass(frozen=True)
@@ -227,6 +265,9 @@ class SizeOptions:
         return method.scheduled(DPSGD(**by_rate, noise_multiplier=noise_multiplier, **method.fields()))
 
 
+ADAMW_DECAY = 0.01  # as that of torch.optim.AdamW
+_OF_SGD = ("learning_rate", "momentum", "dampening", "nesterov", "weight_decay", "decoupled", "averaging")
+_OF_OPTIMIZERS = (*_OF_SGD, "beta1", "beta2", "eps")
 _EITHER = (
     "describe the run either by --steps and --sample-rate or by --dataset-size, --batch-size and --epochs (or --steps)"
 )

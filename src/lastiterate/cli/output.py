@@ -30,12 +30,14 @@ def print_answers(title: str, quantity: str, answers: dict[str, Answer], run: DP
     """The analyses beside each other, each with what it assumes."""
     shown = {name: answer for name, answer in answers.items() if name != "max_over_steps"}
     rows = [
-        (ANALYSES[name].label, "none", "see below")
+        (ANALYSES[name].label_of(run), "none", "see below")
         if answer.value is None
-        else (ANALYSES[name].label, spell(answer.value, 5), ANALYSES[name].assumed_of(run))
+        else (ANALYSES[name].label_of(run), spell(answer.value, 5), ANALYSES[name].assumed_of(run))
         for name, answer in shown.items()
     ]
-    reasons = [f"{ANALYSES[name].label}: {answer.reason}" for name, answer in shown.items() if answer.value is None]
+    reasons = [
+        f"{ANALYSES[name].label_of(run)}: {answer.reason}" for name, answer in shown.items() if answer.value is None
+    ]
     print_table(title, ("analysis", quantity, "what it assumes"), rows, {1}, [*reasons, *notes])
 
 

@@ -7,6 +7,7 @@ import typer
 from lastiterate.cli import values
 from lastiterate.cli.options import (
     Analysis,
+    ConvexOptions,
     Delta,
     Epsilon,
     Json,
@@ -36,6 +37,7 @@ def plan(
     epsilon: Epsilon,
     delta: Delta,
     method: MethodOptions,
+    convex: ConvexOptions,
     analysis: Analysis = None,
     last_batch: LastBatchOption = None,
     plot: Plot = None,
@@ -50,14 +52,14 @@ def plan(
     Example:
       lastiterate plan --dataset-size 50000 --epochs 60 --batch-sizes 256,512,4096 --epsilon 6 --delta 1e-5
     """
-    from lastiterate.answers import guarantee_of, noise_rows, released_fields
+    from lastiterate.answers import guarantee_of, noise_rows, optimizer_fields, prediction_fields, released_fields
     from lastiterate.cli.noise_output import print_noise
     from lastiterate.cli.output import print_json
     from lastiterate.cli.progress import tracker
     from lastiterate.rows import among
     from lastiterate.run import DPSGD
     from lastiterate.vocabulary import ANALYSES
-    from lastiterate.wording import spell, training
+    from lastiterate.wording import caveat_of, spell, training
 
     if plot is not None:
         from lastiterate.plot.file import check_target
@@ -68,8 +70,9 @@ def plan(
         size: method.scheduled(DPSGD.from_batches(dataset_size, size, epochs, 1.0, **fields)) for size in batch_sizes
     }
     any_run = runs[batch_sizes[0]]
-    names = [analysis.replace("-", "_")] if analysis else [guarantee_of(any_run), "last_iterate"]
-    found = noise_rows(runs, names, epsilon, delta, tracker("calibrating"))
+    curves = convex.curves(analysis)
+    names = [analysis.replace("-", "_")] if analysis else [guarantee_of(any_run), *curves, "last_iterate"]
+    found = noise_rows(runs, names, epsilon, delta, tracker("calibrating"), curves)
     rows = [_row(runs[size], size, row) for size, row in found]
     words = (
         f"{dataset_size:,} examples, {spell(epochs)} epochs, {', '.join(training(any_run))}; "
@@ -77,17 +80,17 @@ def plan(
     )
     if json:
         asked: Fields = {"dataset_size": dataset_size, "epochs": epochs, "sampling": method.sampling}
-        asked |= released_fields(any_run)
+        asked |= optimizer_fields(any_run) | released_fields(any_run) | prediction_fields(any_run)
         chosen = {"analysis": names[0]} if analysis else {}
         print_json({**asked, "epsilon": epsilon, "delta": delta, **chosen, "rows": rows})
     else:
-        tables = [(f"{words} by {ANALYSES[name].label}", among(rows, "analysis", name)) for name in names]
-        print_noise(tables)
+        tables = [(f"{words} by {ANALYSES[name].label_of(any_run)}", among(rows, "analysis", name)) for name in names]
+        print_noise(tables, any_run)
     if plot is not None:
         from lastiterate.cli.pictures import pictures, write_beside
         from lastiterate.plot.plan import plan_chart
 
-        drawn = pictures(lambda: plan_chart(rows, delta, words), [plot])
+        drawn = pictures(lambda: plan_chart(rows, delta, words, caveat_of(any_run)), [plot])
         raise typer.Exit(write_beside(drawn, quiet=json))
 
 

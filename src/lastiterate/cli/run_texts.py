@@ -4,26 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import fields
-from typing import Any, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
 
 from lastiterate.cli import values
 from lastiterate.cli.errors import OptionError
-from lastiterate.cli.options import MethodOptions, SizeOptions
+from lastiterate.cli.options import ConvexOptions, MethodOptions, SizeOptions
 from lastiterate.run import DPSGD
 
-_Options = TypeVar("_Options", SizeOptions, MethodOptions)
+if TYPE_CHECKING:
+    from lastiterate.answers import Curves
+
+_Options = TypeVar("_Options", SizeOptions, MethodOptions, ConvexOptions)
+_KINDS = (SizeOptions, MethodOptions, ConvexOptions)
 _Value = TypeVar("_Value")
 
 
 def run_of(texts: Mapping[str, str]) -> DPSGD:
     """The run that options of these names and texts describe; a ValueError is the command line's sentence."""
-    known = {field.name for kind in (SizeOptions, MethodOptions) for field in fields(kind)} | {"noise_multiplier"}
+    known = {field.name for kind in _KINDS for field in fields(kind)} | {"noise_multiplier"}
     for name in texts:
         if name not in known:
             raise ValueError(f"there is no option {_spelled(name)}")
     if "noise_multiplier" not in texts:
         raise ValueError("--noise-multiplier must be given")
     return _told(lambda: _run(texts))
+
+
+def curves_of(texts: Mapping[str, str]) -> Curves:
+    """The analyses that need more than the run, by the options of these names and texts."""
+    return _told(lambda: _options(ConvexOptions, texts).curves())
 
 
 def number_of(name: str, text: str) -> float:

@@ -31,7 +31,7 @@ class ServerOptions:
 
     def serve(self, path: str, folder: Path | None, json: bool) -> None:
         """Print the address, open a browser there, and answer until the program is stopped."""
-        from lastiterate.cli.run_texts import integers_of, number_of, run_of
+        from lastiterate.cli.run_texts import curves_of, integers_of, number_of, run_of
         from lastiterate.values import integer
         from lastiterate.web.guarding import is_loopback
         from lastiterate.web.reading import Reader
@@ -52,7 +52,7 @@ class ServerOptions:
             if not self.no_browser:
                 threading.Thread(target=_open_browser, args=(url,), daemon=True).start()
         with leaving_with("stopped"):
-            serve(Reader(run_of, number_of, integers_of), listening, folder, is_remote=is_remote)
+            serve(Reader(run_of, curves_of, number_of, integers_of), listening, folder, is_remote=is_remote)
 
 
 def _open_browser(url: str) -> None:

@@ -79,7 +79,8 @@ class Setting:
 def require_plain(run: DPSGD) -> float:
     """The learning rate of a run of plain SGD with Poisson sampling, which is all that the counterexamples know."""
     require_basic(run, "counterexamples")
-    if run.optimizer is None or not run.optimizer.is_memoryless or not isinstance(run.optimizer.learning_rate, float):
+    sgd = run.optimizer
+    if not isinstance(sgd, SGD) or not sgd.is_memoryless or not isinstance(sgd.learning_rate, float):
         raise ValueError(
             f"optimizer must be lastiterate.SGD with one learning rate and nothing else, got {run.optimizer}"
         )
@@ -87,7 +88,7 @@ def require_plain(run: DPSGD) -> float:
         raise ValueError(f"sampling must be 'poisson' or 'full' for a counterexample, got {run.sampling!r}")
     for name in ("sample_rate", "noise_multiplier"):
         number(name, getattr(run, name))
-    return run.optimizer.learning_rate
+    return sgd.learning_rate
 
 
 def required(name: str, value: Given | None) -> Given:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lastiterate.integrations.opacus import Foreign
-from lastiterate.optimizer import SGD
+from lastiterate.optimizer import SGD, Adam, Optimizer
 from lastiterate.privacy.mixtures.causal import inverse
 from lastiterate.run import DPSGD, Neighbours, Sampling
 from lastiterate.values import PerStep, instance, integer, told
@@ -28,13 +28,14 @@ _MOST_ERROR = 1e-9
 
 def run_from_jax_privacy(
     config: object,
-    optimizer: SGD | None = None,
+    optimizer: Optimizer | None = None,
     steps: int | None = None,
     noise_filter: Sequence[float] | NDArray[np.floating] | None = None,
 ) -> DPSGD:
     """See ``DPSGD.from_jax_privacy``."""
     if optimizer is not None:
-        instance("optimizer", optimizer, SGD, "a lastiterate.SGD or None, as one of optax does not say what it does")
+        expected = "a lastiterate.SGD, a lastiterate.Adam or None, as one of optax does not say what it does"
+        instance("optimizer", optimizer, (SGD, Adam), expected)
     kind = type(config)
     name = kind.__name__ if kind.__module__.partition(".")[0] == "jax_privacy" else ""
     if name == "BandMFExecutionPlanConfig":
@@ -50,7 +51,7 @@ def run_from_jax_privacy(
     )
 
 
-def _of_bands(config: Foreign, optimizer: SGD | None) -> DPSGD:
+def _of_bands(config: Foreign, optimizer: Optimizer | None) -> DPSGD:
     if config.truncated_batch_size is not None:
         raise ValueError(_truncated(config.truncated_batch_size))
     strategy = np.asarray(config.strategy, np.float64)
@@ -98,7 +99,7 @@ def _noise_multiplier(config: Foreign) -> float:
 
 def _of_parameters(
     config: Foreign,
-    optimizer: SGD | None,
+    optimizer: Optimizer | None,
     steps: int | None,
     noise_filter: Sequence[float] | NDArray[np.floating] | None,
 ) -> DPSGD:

@@ -12,11 +12,14 @@ import numpy as np
 
 from lastiterate.integrations.opacus import Foreign, extra, history_from_opacus
 from lastiterate.integrations.torch_schedule import INSTEAD, scheduled_rates, unwrapped
-from lastiterate.optimizer import SGD, require_linear
+from lastiterate.optimizer import SGD, Adam, Optimizer, require_optimizer
 from lastiterate.run import DPSGD, Sampling
 from lastiterate.values import PerStep
 
-_HYPERPARAMETERS = ("lr", "momentum", "dampening", "nesterov", "weight_decay")
+_HYPERPARAMETERS = {
+    SGD: ("lr", "momentum", "dampening", "nesterov", "weight_decay"),
+    Adam: ("lr", "betas", "eps", "weight_decay", "amsgrad"),
+}
 _SAME = 1e-9  # relative; sample rates are quotients of whole numbers
 _RARE = 1e-12  # chance of an empty batch that a sampler may skip without anyone noticing
 
@@ -38,9 +41,9 @@ def run_from_opacus(
     drawn = None if loader is None else _read(loader)
     run = recorded.replace(sampling=_sampling(drawn, sampling), sample_rate=_sample_rate(recorded, drawn, sampling))
     scheduler = _of_learning_rates(scheduler, optimizer)
-    if optimizer is None or isinstance(optimizer, SGD):
+    if optimizer is None or isinstance(optimizer, (SGD, Adam)):
         return run.replace(optimizer=optimizer)
-    return _with_optimizer(run, optimizer, drawn, _sgd_from_torch(optimizer, scheduler, recorded))
+    return _with_optimizer(run, optimizer, drawn, _from_torch(optimizer, scheduler, recorded))
 
 
 def _of_learning_rates(scheduler: Foreign, optimizer: object) -> Foreign:
@@ -55,8 +58,9 @@ def _of_learning_rates(scheduler: Foreign, optimizer: object) -> Foreign:
             f"scheduler must leave the clipping norm alone, got {name}: how much a step counts then depends on norms "
             "that Opacus does not record"
         )
-    if optimizer is None or isinstance(optimizer, SGD):
-        got = "none" if optimizer is None else "a lastiterate.SGD, which has its own learning rates"
+    if optimizer is None or isinstance(optimizer, (SGD, Adam)):
+        own = f"a lastiterate.{type(optimizer).__name__}, which has its own learning rates"
+        got = "none" if optimizer is None else own
         raise ValueError(f"optimizer must be the one that make_private returned if there is a scheduler, got {got}")
     return scheduler
 
@@ -154,11 +158,11 @@ def _sample_rate(run: DPSGD, drawn: Drawn | None, given: Sampling | None) -> Per
     return float(rates[0]) if drawn is None else drawn.share * round(float(rates[0]) * drawn.batches)
 
 
-def _with_optimizer(run: DPSGD, optimizer: Foreign, drawn: Drawn | None, sgd: SGD) -> DPSGD:
+def _with_optimizer(run: DPSGD, optimizer: Foreign, drawn: Drawn | None, described: Optimizer) -> DPSGD:
     """With the optimizer that Opacus wraps, its learning rate and decay in terms of the sum of gradients.
 
     Opacus divides sums by the expected size of a batch: theta -= lr (sum / size + decay theta), and that is
-    theta -= lr / size (sum + size decay theta).
+    theta -= lr / size (sum + size decay theta). Adam's steps do not depend on the scale of gradients, but for eps.
     """
     if not hasattr(optimizer, "expected_batch_size"):
         raise ValueError(
@@ -170,26 +174,40 @@ def _with_optimizer(run: DPSGD, optimizer: Foreign, drawn: Drawn | None, sgd: SG
             f"optimizer must clip to a constant norm, got {type(optimizer).__name__}: how much a step counts then "
             "depends on a norm that Opacus does not record"
         )
-    run = run.replace(optimizer=sgd, clip_norm=float(optimizer.max_grad_norm))
+    run = run.replace(optimizer=described, clip_norm=float(optimizer.max_grad_norm))
     if optimizer.loss_reduction == "sum":
         return run
     rates = np.asarray(run.sample_rate)
     size = float(optimizer.expected_batch_size) * getattr(optimizer, "world_size", 1)
+    if rates.ndim and isinstance(described, Adam):
+        raise ValueError(
+            f"privacy_engine must have recorded one sample rate with Adam, got {rates.min():g} to {rates.max():g}: "
+            "what its sums are divided by changes its second moment; pass optimizer=lastiterate.Adam(...)"
+        )
     if rates.ndim:  # and the size of a batch with them
         return run.replace(optimizer=None, weights=run.effective_weights() * rates[-1] / rates / size)
     if drawn is not None:
         size *= round(float(rates) / drawn.share)
-    return run.replace(
-        optimizer=replace(sgd, learning_rate=sgd.learning_rate / size, weight_decay=sgd.weight_decay * size)
-    )
+    return run.replace(optimizer=_of_sums(described, size))
 
 
-def _sgd_from_torch(wrapped: Foreign, scheduler: Foreign, recorded: DPSGD) -> SGD:
-    optimizer = unwrapped(wrapped)
-    if not isinstance(optimizer, extra("torch.optim").SGD):
-        require_linear(optimizer)
+def _of_sums(optimizer: Optimizer, size: float) -> Optimizer:
+    """The optimizer that does with sums of gradients what this one does with sums divided by ``size``."""
+    if isinstance(optimizer, SGD):
+        return replace(
+            optimizer, learning_rate=optimizer.learning_rate / size, weight_decay=optimizer.weight_decay * size
+        )
+    decay = optimizer.weight_decay * (1.0 if optimizer.decoupled else size)
+    return replace(optimizer, eps=optimizer.eps * size, weight_decay=decay)
+
+
+def _from_torch(wrapped: Foreign, scheduler: Foreign, recorded: DPSGD) -> Optimizer:
+    optimizer, torch = unwrapped(wrapped), extra("torch.optim")
+    kind = SGD if isinstance(optimizer, torch.SGD) else Adam
+    if not isinstance(optimizer, (torch.SGD, torch.Adam, torch.AdamW)):
+        require_optimizer(optimizer)
     first, *others = optimizer.param_groups
-    different = [name for name in _HYPERPARAMETERS if any(other[name] != first[name] for other in others)]
+    different = [name for name in _HYPERPARAMETERS[kind] if any(other[name] != first[name] for other in others)]
     if different:
         raise ValueError(
             f"optimizer must treat all its parameter groups alike, got groups that differ in {', '.join(different)}"
@@ -203,6 +221,12 @@ def _sgd_from_torch(wrapped: Foreign, scheduler: Foreign, recorded: DPSGD) -> SG
             f"{INSTEAD}"
         )
     decay = float(first["weight_decay"])
+    if kind is Adam:
+        if first["amsgrad"]:
+            raise ValueError("optimizer must be Adam without amsgrad, got amsgrad=True: its divisor is another one")
+        decoupled = isinstance(optimizer, torch.AdamW) or bool(first.get("decoupled_weight_decay"))
+        beta1, beta2 = (float(beta) for beta in first["betas"])
+        return Adam(rate, beta1, beta2, float(first["eps"]), decay, decoupled)
     rest = {name: first[name] for name in ("momentum", "dampening", "nesterov")}
     return SGD(learning_rate=rate, weight_decay=decay, **rest)
 

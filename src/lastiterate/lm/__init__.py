@@ -14,7 +14,8 @@ except ImportError as error:
 from lastiterate.lm import experiment as _experiment  # noqa: F401 - registers how texts are audited
 from lastiterate.lm.one_run_tokens import OneRunTokens
 from lastiterate.lm.problem import TextProblem
+from lastiterate.lm.second_moment import second_moment
 from lastiterate.lm.texts import Texts, read_texts, split_texts
 from lastiterate.lm.unseen_tokens import UnseenTokens
 
-__all__ = ["OneRunTokens", "TextProblem", "Texts", "UnseenTokens", "read_texts", "split_texts"]
+__all__ = ["OneRunTokens", "TextProblem", "Texts", "UnseenTokens", "read_texts", "second_moment", "split_texts"]

@@ -18,14 +18,20 @@ from lastiterate.auditing.stores.trials import ScoredTrials
 from lastiterate.lm.gradients import Tensors
 from lastiterate.lm.one_run_tokens import ArmedTexts, OneRunTokens
 from lastiterate.lm.problem import Loaded, TextProblem, load
-from lastiterate.lm.training import Model, TextReferences, time_steps, train_models
+from lastiterate.lm.second_moment import second_moment
+from lastiterate.lm.training import FIRST_REFERENCE, Model, TextReferences, time_parts, train_models
 from lastiterate.lm.unseen_tokens import ArmedText, UnseenTokens
 from lastiterate.machine import process_peak_bytes
+from lastiterate.optimizer import Adam
 from lastiterate.run import DPSGD
+from lastiterate.second_moment import SecondMoment
 from lastiterate.values import number
 
 if TYPE_CHECKING:
     from lastiterate.training_progress import TrainingProgress
+
+
+_WATCHED = 2  # a purpose that no attack has
 
 
 @experiment_on.register
@@ -69,15 +75,17 @@ class FineTunings:
         return identify(self.run, self.problem, self.attack, self.design, self.seed)
 
     def craft(self, progress: bool | None) -> Crafted:
-        facts = self.attack.craft(self.run, self.problem, TextReferences(self.seed, progress))
+        facts = self.attack.craft(self.run, self.problem, TextReferences(self.seed, progress, self.design.trials))
         words = self.attack.words(facts)
-        return Crafted(facts, self.attack.expected(facts), words, perplexity_before(self.problem))
+        moment = _second_moment(self.run, self.problem, self.seed, progress)
+        return Crafted(facts, self.attack.expected(facts), words, perplexity_before(self.problem), moment)
 
     def trials(self, crafted: Crafted, chunk_size: int | None, workers: int | None, sharers: int = 1) -> Trials:
         return _ModelByModel(self, self.attack.arm(self.run, self.problem, crafted.facts), workers)
 
     def cost(self) -> Cost:
-        return _cost(self.run, self.problem, models_to_craft(self.attack), self.design.trials)
+        counted = self.design.trials
+        return _cost(self.run, self.problem, self.attack.to_craft(counted), counted, self.attack.candidates)
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,13 +151,14 @@ class OneFineTuning:
         references = TextReferences(self.seed, progress)
         facts = self.attack.craft_many(self.run, self.problem, references, self.models)
         words = self.attack.words(facts)
-        return Crafted(facts, self.attack.expected(facts), words, perplexity_before(self.problem))
+        moment = _second_moment(self.run, self.problem, self.seed, progress)
+        return Crafted(facts, self.attack.expected(facts), words, perplexity_before(self.problem), moment)
 
     def trials(self, crafted: Crafted, chunk_size: int | None, workers: int | None, sharers: int = 1) -> Trials:
         return _AllCanaries(self, crafted, self.models)
 
     def cost(self) -> Cost:
-        return _cost(self.run, self.problem, models_to_craft(self.attack), 1)
+        return _cost(self.run, self.problem, models_to_craft(self.attack), 1, self.models)
 
 
 @dataclass(frozen=True, eq=False)
@@ -176,6 +185,13 @@ class _AllCanaries:
         yield ScoredTrials.of(models, present, scores, np.full(len(models), perplexity), seconds=seconds)
 
 
+def _second_moment(run: DPSGD, problem: TextProblem, seed: int, progress: bool | None) -> SecondMoment | None:
+    """Adam's second moment on models without a canary; None: it is not Adam."""
+    if not isinstance(run.optimizer, Adam):
+        return None
+    return second_moment(run, problem, seed=seed, first=FIRST_REFERENCE + _WATCHED * 2**24, progress=progress)
+
+
 def perplexity_before(problem: TextProblem) -> float | None:
     """Of the model as it comes, on the held-out texts; None: there are none."""
     loaded = load(problem)
@@ -186,7 +202,9 @@ def _perplexity(loaded: Loaded, released: Tensors) -> float:
     return float("nan") if loaded.held_out is None else loaded.perplexity(released)
 
 
-def _cost(run: DPSGD, problem: TextProblem, references: int, counted: int) -> Cost:
-    total = references + counted
-    seconds = time_steps(run, problem) * total * run.steps
+def _cost(run: DPSGD, problem: TextProblem, references: int, counted: int, candidates: int) -> Cost:
+    """By the parts of an audit: steps, perplexities, and gradients of the canaries that are looked at."""
+    took, total = time_parts(run, problem), references + counted
+    gradients = 2 * candidates + references
+    seconds = total * run.steps * took.step + counted * took.perplexity + gradients * took.gradient
     return Cost(total, references, seconds, process_peak_bytes(), "from a few steps trained")

@@ -2,8 +2,8 @@
 
     theta <- theta - eta (sum of clipped gradients over the batch + sigma C N(0, I))
 
-Sums, noise and the parameters between steps are in float32. The model computes in its own precision, and what is
-released is rounded to it.
+or what Adam makes of that sum. Sums, noise and the parameters between steps are in float32. The model computes in its
+own precision, and what is released is rounded to it.
 """
 
 from __future__ import annotations
@@ -17,9 +17,12 @@ from torch import Tensor
 from lastiterate.arrays import IntArray
 from lastiterate.batch_order import batch_order
 from lastiterate.lm.gradients import ExampleGradients, Tensors
-from lastiterate.optimizer import SGD
+from lastiterate.lm.noise import add_noise
+from lastiterate.optimizer import Adam, Optimizer
 from lastiterate.run import DPSGD, TRAINED, require_basic
 from lastiterate.training_diverged import TrainingDiverged
+
+Watched = Callable[[int, list[Tensor]], None]
 
 
 class TextTrainer:
@@ -49,10 +52,12 @@ class TextTrainer:
         seed: Sequence[int],
         advanced: Callable[[], None] | None = None,
         on_release: Callable[[Tensors], None] | None = None,
+        watched: Watched | None = None,
     ) -> Tensors:
         """Train one model on the examples and on those canaries that are present, and return its last iterate.
 
-        ``on_release`` is called with each iterate that the run releases, the last one included.
+        ``on_release`` is called with each iterate that the run releases, the last one included, and ``watched`` after
+        each step, from 1, with Adam's running means of squared gradients.
         """
         draws = np.random.default_rng([*seed, 0])
         device = self._tokens.device
@@ -67,6 +72,8 @@ class TextTrainer:
             total = self._gradients.clipped_sum(current, tokens[rows], lengths[rows], self._run.clip_norm)
             noise(total, step)
             weights.update(total, float(self._rates[step]), step)
+            if watched:
+                watched(step + 1, weights.second)
             if advanced:
                 advanced()
             if on_release and step + 1 in releases:
@@ -89,8 +96,7 @@ class TextTrainer:
         noise = torch.Generator(device).manual_seed(int(np.random.default_rng([*seed, 1]).integers(2**63)))
 
         def add(total: Tensors, step: int) -> None:
-            for value in total.values():
-                value += self._scales[step] * torch.randn(value.shape, generator=noise, device=device)
+            add_noise(total, noise, float(self._scales[step]))
 
         return add
 
@@ -103,8 +109,7 @@ class TextTrainer:
                 start = int(np.random.default_rng([*seed, 1, drawn]).integers(2**63))
                 noise = torch.Generator(device).manual_seed(start)
                 scale = coefficients[step - drawn] * self._scales[drawn]
-                for value in total.values():
-                    value += scale * torch.randn(value.shape, generator=noise, device=device)
+                add_noise(total, noise, float(scale))
 
         return add
 
@@ -112,18 +117,10 @@ class TextTrainer:
 class _Weights:
     """Parameters in float32, what their optimizer remembers, and what would be released by now."""
 
-    def __init__(self, optimizer: SGD, start: Tensors) -> None:
-        self._sgd = optimizer
-        self.parameters = {name: value.float().clone() for name, value in start.items()}
-        coupled = 0.0 if optimizer.decoupled else optimizer.weight_decay
-        self._torch = torch.optim.SGD(
-            list(self.parameters.values()),
-            lr=1.0,
-            momentum=optimizer.momentum,
-            dampening=optimizer.dampening,
-            nesterov=optimizer.nesterov,
-            weight_decay=coupled,
-        )
+    def __init__(self, optimizer: Optimizer, start: Tensors, dtype: torch.dtype = torch.float32) -> None:
+        self._optimizer = optimizer
+        self.parameters = {name: value.to(dtype, copy=True) for name, value in start.items()}
+        self._torch = _torch_optimizer(optimizer, list(self.parameters.values()))
         self.released = self.parameters
         if optimizer.averaging is not None:
             self.released = {name: value.clone() for name, value in self.parameters.items()}
@@ -132,13 +129,40 @@ class _Weights:
         self._torch.param_groups[0]["lr"] = learning_rate
         for name, value in self.parameters.items():
             value.grad = gradient[name]
-            if self._sgd.decoupled:
-                value.mul_(1.0 - learning_rate * self._sgd.weight_decay)
+            if self._optimizer.decoupled and not isinstance(self._optimizer, Adam):  # which does that itself
+                value.mul_(1.0 - learning_rate * self._optimizer.weight_decay)
         self._torch.step()
-        if self._sgd.averaging is not None:
-            taken = 1.0 / (step + 1) if self._sgd.averaging == "uniform" else 1.0 - float(self._sgd.averaging)
+        if self._optimizer.averaging is not None:
+            averaging = self._optimizer.averaging
+            taken = 1.0 / (step + 1) if averaging == "uniform" else 1.0 - float(averaging)
             for name, value in self.released.items():
                 value.lerp_(self.parameters[name], taken)
+
+    @property
+    def second(self) -> list[Tensor]:
+        """Adam's running means of squared gradients, with their bias."""
+        return [self._torch.state[value]["exp_avg_sq"] for value in self.parameters.values()]
+
+
+def _torch_optimizer(optimizer: Optimizer, parameters: list[Tensor]) -> torch.optim.Optimizer:
+    """PyTorch's own, but for SGD's decoupled decay, which PyTorch does not have."""
+    if isinstance(optimizer, Adam):
+        kind = torch.optim.AdamW if optimizer.decoupled else torch.optim.Adam
+        return kind(
+            parameters,
+            lr=1.0,
+            betas=(optimizer.beta1, optimizer.beta2),
+            eps=optimizer.eps,
+            weight_decay=optimizer.weight_decay,
+        )
+    return torch.optim.SGD(
+        parameters,
+        lr=1.0,
+        momentum=optimizer.momentum,
+        dampening=optimizer.dampening,
+        nesterov=optimizer.nesterov,
+        weight_decay=0.0 if optimizer.decoupled else optimizer.weight_decay,
+    )
 
 
 def batches(run: DPSGD, slots: int, draws: np.random.Generator) -> Iterator[IntArray]:

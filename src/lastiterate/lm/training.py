@@ -15,14 +15,14 @@ import torch
 
 from lastiterate.lm.gradients import Tensors
 from lastiterate.lm.problem import Loaded, TextProblem, load
-from lastiterate.lm.trainer import TextTrainer
+from lastiterate.lm.trainer import TextTrainer, Watched
 from lastiterate.machine import cores
 from lastiterate.run import DPSGD
 from lastiterate.training_progress import TrainingProgress
 
 _SMALL = 20_000_000  # parameters: up to here models are trained side by side, one a core
-_TIMED_STEPS = 3
-_FIRST_REFERENCE = 2**31  # numbers that no audit's models reach
+_TIMED_STEPS = 6
+FIRST_REFERENCE = 2**31  # numbers that no audit's models reach
 
 Reading = TypeVar("Reading")
 Read = Callable[[Loaded, Tensors], Reading]  # what is kept of a released model; all of it may be too much to keep
@@ -50,6 +50,7 @@ def train_models(
     progress: TrainingProgress | None = None,
     look: Look | None = None,
     replacements: Sequence[Sequence[int]] = (),
+    watched: Callable[[int], Watched] | None = None,
 ) -> Iterator[tuple[Model, Reading, float]]:
     """Train, and hand over what is read of each model with the seconds it took, as soon as it is there.
 
@@ -59,6 +60,7 @@ def train_models(
     Args:
         look: is shown every iterate that is released, the last one before it is read.
         replacements: what is in the places of the canaries where these are not; without them, nothing is.
+        watched: gives, for the number of a model, what is called after each of its steps.
     """
     first = load(problem)
     count = _workers(first, len(models), workers)
@@ -77,11 +79,12 @@ def train_models(
             advanced = (lambda: progress.advanced(1, 1, finished=False)) if progress else None
             entropy = [seed, model.number, *map(int, model.present)]
             shown = partial(look, model, loaded) if look else None
+            watch = watched(model.number) if watched else None
             there, present = added, model.present
             if instead:
                 there = [a if here else b for a, b, here in zip(added, instead, model.present, strict=True)]
                 present = [True] * len(there)
-            reading = read(loaded, trainer.train(there, present, entropy, advanced, shown))
+            reading = read(loaded, trainer.train(there, present, entropy, advanced, shown, watch))
         finally:
             idle.put(loaded)
         if progress:
@@ -103,21 +106,52 @@ def train_models(
                 future.cancel()
 
 
-def time_steps(run: DPSGD, problem: TextProblem) -> float:
-    """Seconds a step of a model, of as many models as are trained side by side."""
-    short = run.prefix(min(_TIMED_STEPS, run.steps))
-    count = _workers(load(problem), cores(), None)
-    began = monotonic()
-    for _ in train_models(short, problem, (), [Model(i, ()) for i in range(count)], 0, lambda *_: None):
-        pass
-    return (monotonic() - began) / (count * short.steps)
+class Seconds(NamedTuple):
+    """Of what an audit spends its time on, in as many models as are trained side by side.
+
+    Attributes:
+        step: of one model.
+        perplexity: on the held-out texts, of one model.
+        gradient: of one example alone, as crafters want it.
+    """
+
+    step: float
+    perplexity: float
+    gradient: float
+
+
+def time_parts(run: DPSGD, problem: TextProblem) -> Seconds:
+    """What each part takes, once it has been done before: the first time takes longer."""
+    loaded = load(problem)
+    count = _workers(loaded, cores(), None)
+
+    def steps(number: int) -> float:
+        short, began = run.prefix(min(number, run.steps)), monotonic()
+        for _ in train_models(short, problem, (), [Model(i, ()) for i in range(count)], 0, lambda *_: None):
+            pass
+        return (monotonic() - began) / (count * short.steps)
+
+    def gradients(loaded: Loaded) -> None:
+        tokens, lengths = loaded.examples
+        loaded.gradients.one(loaded.start, tokens[0, : int(lengths[0])])
+
+    def reading(read: Callable[[Loaded], object]) -> float:
+        with _threads(loaded):
+            read(loaded)
+            began = monotonic()
+            read(loaded)
+            return (monotonic() - began) / count
+
+    steps(1)
+    perplexity = reading(lambda loaded: loaded.perplexity(loaded.start)) if loaded.held_out is not None else 0.0
+    return Seconds(steps(_TIMED_STEPS), perplexity, reading(gradients))
 
 
 class TextReferences:
-    """Trains models without canaries that are not counted, and reads them."""
+    """Trains models without canaries that are not counted, and reads them; ``counted`` are those that will be."""
 
-    def __init__(self, seed: int, progress: bool | None) -> None:
-        self._seed, self._progress = seed, progress
+    def __init__(self, seed: int, progress: bool | None, counted: int = 0) -> None:
+        self._seed, self._progress, self.counted = seed, progress, counted
 
     def __call__(
         self,
@@ -129,7 +163,7 @@ class TextReferences:
         purpose: int = 0,
         look: Look | None = None,
     ) -> list[Reading]:
-        numbers = _FIRST_REFERENCE + purpose * 2**24 + np.arange(models)
+        numbers = FIRST_REFERENCE + purpose * 2**24 + np.arange(models)
         wanted = [Model(int(number), ()) for number in numbers]
         with TrainingProgress(models, run.steps, self._progress) as bar:
             found = {

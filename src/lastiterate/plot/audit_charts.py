@@ -9,7 +9,7 @@ from lastiterate.plot.histogram import histogram_panel
 from lastiterate.plot.roc import roc_panel
 from lastiterate.plot.style import chart_of, layered, styled, verdict_colour
 from lastiterate.plot.waterfall import waterfall_panel
-from lastiterate.wording import CAVEAT, describe, spell
+from lastiterate.wording import caveat_of, describe, spell
 
 if TYPE_CHECKING:
     from altair import HConcatChart, LayerChart, VConcatChart
@@ -35,7 +35,7 @@ def audit_chart(result: AuditResult) -> VConcatChart:
         f"{describe(result.run)}; delta {spell(result.delta)}",
         f"Attack: {result.attack}",
         result.reason,
-        f"{CAVEAT} An empirical epsilon is a lower bound, for this attack.",
+        f"{caveat_of(result.run)} An empirical epsilon is a lower bound, for this attack.",
     ]
     return styled(panels, "What an attack found in the released model", words, width=145)
 

@@ -12,7 +12,7 @@ from lastiterate.plot.epsilons import spell_epsilon
 from lastiterate.plot.style import chart_of, colour_of, layered, styled, verdict_colour
 from lastiterate.rows import Row
 from lastiterate.vocabulary import ANALYSES, LAST_ITERATE, METHODS
-from lastiterate.wording import CAVEAT, spell
+from lastiterate.wording import caveat_of, spell
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -52,7 +52,7 @@ def comparison_chart(audits: Sequence[ComparedAudit]) -> VConcatChart:
         f"Epsilons at delta {spell(audits[0].result.delta)}. Marks, for each audit's own run: blue, what the heuristic "
         "predicts; orange, what is guaranteed; grey, the ideal signal of linear losses.",
         *trust(audits),
-        CAVEAT,
+        caveat_of(*(audit.result.run for audit in audits)),
     ]
     return styled(alt.vconcat(*rows, spacing=24), "What several attacks found in the released model", words, width=125)
 

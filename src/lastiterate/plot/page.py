@@ -19,7 +19,7 @@ from lastiterate.plot.rendering import render, scripts
 from lastiterate.plot.style import verdict_colour
 from lastiterate.vocabulary import ANALYSES, METHODS, THRESHOLDS, VERDICTS
 from lastiterate.whole_file import write_whole
-from lastiterate.wording import CAVEAT, describe, per_cent, printable, spell
+from lastiterate.wording import caveat_of, describe, per_cent, printable, spell
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -118,7 +118,7 @@ def caveats(result: AuditResult) -> list[str]:
         *result.caveats,
         "An empirical epsilon is a lower bound that this attack found. It does not prove privacy: a better attack may "
         "find more.",
-        f"{CAVEAT} Only the standard analysis (composition) does, where its assumptions hold.",
+        f"{caveat_of(result.run)} Only the standard analysis (composition) does, where its assumptions hold.",
         *([] if _is_one_run(result) else joint),
         "The confidence holds for each method by itself, not for all of them together.",
         "A method that is called a family assumes that the mechanism belongs to it; where that is wrong, so may be its "
@@ -162,7 +162,7 @@ def _epsilons(result: AuditResult) -> str:
     for name, answer in result.predictions.items():
         value = "none" if answer.value is None else spell_epsilon(answer.value)
         meaning = ANALYSES[name].assumed_of(result.run) if answer.value is not None else answer.reason
-        rows.append([ANALYSES[name].label, value, meaning])
+        rows.append([ANALYSES[name].label_of(result.run), value, meaning])
     for method, each in result.estimates.items():
         holds = f"found, with confidence {per_cent(each.confidence)}; {METHODS[method].assumes}"
         valid = THRESHOLDS[each.threshold_choice].is_valid

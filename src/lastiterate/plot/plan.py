@@ -18,10 +18,10 @@ _NARROW = 320
 _DRAWN = (*SIDE_BY_SIDE, "no_amplification")
 
 
-def plan_chart(rows: list[Row], delta: float, words: str) -> HConcatChart:
+def plan_chart(rows: list[Row], delta: float, words: str, caveat: str = CAVEAT) -> HConcatChart:
     """Panels over batch sizes: epsilon with the noise by which each analysis reaches the target, and that noise.
 
-    ``words`` say what is planned.
+    ``words`` say what is planned, and ``caveat`` what a prediction is.
     """
     import altair as alt
 
@@ -54,4 +54,4 @@ def plan_chart(rows: list[Row], delta: float, words: str) -> HConcatChart:
     )
     reasons = {name: row[f"{name}_reason"] for row in rows for name in _DRAWN if f"{name}_reason" in row}
     notes = [f"Without {ANALYSES[name].label}: {why}" for name, why in reasons.items() if name not in shown]
-    return styled(alt.hconcat(*leaks, noise, spacing=36), "Which batch size?", [words, CAVEAT, *notes])
+    return styled(alt.hconcat(*leaks, noise, spacing=36), "Which batch size?", [words, caveat, *notes])

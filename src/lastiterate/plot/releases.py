@@ -10,7 +10,7 @@ from lastiterate.plot.axes import epsilon_y, log_x
 from lastiterate.plot.style import chart_of, styled
 from lastiterate.rows import Row, Track
 from lastiterate.vocabulary import LAST_ITERATE
-from lastiterate.wording import CAVEAT, describe
+from lastiterate.wording import caveat_of, describe
 
 if TYPE_CHECKING:
     from altair import Chart
@@ -46,8 +46,8 @@ def releases_chart(runs: list[DPSGD], delta: float, track: Track = iter) -> Char
             strokeDash=alt.StrokeDash("run:N", scale=dashes, legend=legend),
         )
     )
-    words = ["On the left the last iterate only, at the right end of each line every one: composition.", CAVEAT]
-    return styled(chart, "What do checkpoints cost?", words)
+    left = "On the left the last iterate only, at the right end of each line every one: composition."
+    return styled(chart, "What do checkpoints cost?", [left, caveat_of(*runs)])
 
 
 def _rows(label: str, run: DPSGD, delta: float, track: Track) -> list[Row]:

@@ -10,7 +10,7 @@ from lastiterate.plot.axes import epsilon_y, log_x
 from lastiterate.plot.style import chart_of, layered, long, looks, styled
 from lastiterate.rows import Row, Track
 from lastiterate.vocabulary import ANALYSES, SIDE_BY_SIDE
-from lastiterate.wording import CAVEAT, describe, spell
+from lastiterate.wording import caveat_of, describe, spell
 
 if TYPE_CHECKING:
     from altair import Chart, HConcatChart, LayerChart
@@ -30,7 +30,7 @@ def run_chart(run: DPSGD, delta: float, track: Track = iter) -> HConcatChart:
 
     curves, reasons = _curves(run)
     panels = alt.hconcat(_epsilon_panel(run, delta, list(curves), track), _trade_off_panel(curves, track), spacing=36)
-    words = [f"{describe(run)}; delta {spell(delta)}", CAVEAT]
+    words = [f"{describe(run)}; delta {spell(delta)}", caveat_of(run)]
     words += [f"Without {ANALYSES[name].label}: {why}" for name, why in reasons.items()]
     return styled(panels, "What the released model leaks", words)
 

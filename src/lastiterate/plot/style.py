@@ -24,6 +24,7 @@ _LOOKS = {
     ANALYSES["max_over_steps"].label: ("#0072B2", [2, 3]),
     ANALYSES["composition"].label: ("#D55E00", [1, 0]),
     ANALYSES["no_amplification"].label: ("#D55E00", [7, 5]),
+    ANALYSES["convex"].label: ("#E69F00", [1, 0]),
     ANALYSES["full_batch"].label: ("#009E73", [7, 5]),
     EXACT: ("#CC79A7", [1, 0]),
     FOUND: ("#222222", [1, 0]),

@@ -11,6 +11,7 @@ except ImportError as error:
     ) from error
 
 from lastiterate.training.problem import ExampleCanary, GradientCanary, Moment, Problem
+from lastiterate.training.second_moment import second_moment
 from lastiterate.training.train import Trained, train
 from lastiterate.training.trainer import TrainedChunk, Trainer
 from lastiterate.training_diverged import TrainingDiverged
@@ -24,5 +25,6 @@ __all__ = [
     "TrainedChunk",
     "Trainer",
     "TrainingDiverged",
+    "second_moment",
     "train",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import jax
@@ -39,6 +40,31 @@ def logistic(dataset: Dataset) -> Problem:
     return Problem(zeros, _flat_examples(dataset), cross_entropy)
 
 
+@dataclass(frozen=True, eq=False)
+class ScalarLink(Problem):
+    """A regression whose loss is a convex function of one number, the product of parameters and features.
+
+    Its gradient is that function's derivative times the features. Clipping bounds the derivative, which leaves it
+    increasing: a clipped example is a convex loss still.
+    """
+
+    curvature: float = 1.0  # largest second derivative of that function
+
+
+def binary_logistic(features: ArrayLike, labels: ArrayLike) -> ScalarLink:
+    """Logistic regression with labels -1 and 1, begun at 0. Add a feature that is 1 for an intercept."""
+    x, y = _regression(features, labels)
+    if not np.all(np.abs(y) == 1.0):
+        raise ValueError("labels must be -1 or 1 for logistic regression")
+    return ScalarLink(np.zeros(x.shape[1], np.float32), (x, y), _logistic_loss, curvature=0.25)
+
+
+def ridge(features: ArrayLike, targets: ArrayLike) -> ScalarLink:
+    """Linear regression by half the squared error, begun at 0; the penalty is the optimizer's weight decay."""
+    x, y = _regression(features, targets)
+    return ScalarLink(np.zeros(x.shape[1], np.float32), (x, y), _squared_loss, curvature=1.0)
+
+
 def mlp(dataset: Dataset, hidden: int = 128, seed: int = 0) -> Problem:
     """A tanh network with one hidden layer; ``seed`` chooses its initial parameters, the same for all models."""
     inputs = int(np.prod(_checked(dataset).x_train.shape[1:]))
@@ -58,6 +84,23 @@ def wide_resnet(dataset: Dataset, augmentations: int = 16, seed: int = 0) -> Pro
     count = integer("augmentations", augmentations)
     loss = augmentation_multiplicity(cross_entropy, count)
     return Problem(model, (dataset.x_train, dataset.y_train), loss)
+
+
+def _regression(features: ArrayLike, labels: ArrayLike) -> tuple[Float32Array, Float32Array]:
+    x, y = (np.asarray(as_array(*given), dtype=np.float32) for given in (("features", features), ("labels", labels)))
+    if x.ndim != 2 or y.shape != x.shape[:1]:
+        raise ValueError(
+            f"features must have shape [examples, features] and labels [examples], got {x.shape}, {y.shape}"
+        )
+    return x, y
+
+
+def _logistic_loss(parameters: jax.Array, example: tuple[jax.Array, jax.Array], moment: Moment) -> jax.Array:
+    return jax.nn.softplus(-example[1] * jnp.dot(example[0], parameters))
+
+
+def _squared_loss(parameters: jax.Array, example: tuple[jax.Array, jax.Array], moment: Moment) -> jax.Array:
+    return 0.5 * jnp.square(jnp.dot(example[0], parameters) - example[1])
 
 
 def _checked(dataset: Dataset) -> Dataset:

@@ -20,7 +20,7 @@ from jax.stages import Compiled
 from jax.typing import DTypeLike
 
 from lastiterate.arrays import BoolArray, IntArray
-from lastiterate.optimizer import SGD
+from lastiterate.optimizer import Optimizer
 from lastiterate.run import DPSGD
 from lastiterate.training import update
 from lastiterate.training.draws import Keys, loss_keys, model_keys, normal_counters, normals
@@ -72,7 +72,7 @@ class Program:
     chunk_size: int
 
     @property
-    def optimizer(self) -> SGD:
+    def optimizer(self) -> Optimizer:
         assert self.run.optimizer is not None
         return self.run.optimizer
 

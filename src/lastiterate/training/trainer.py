@@ -17,6 +17,7 @@ import numpy as np
 
 from lastiterate.arrays import BoolArray, IntArray, RealArray
 from lastiterate.machine import cores
+from lastiterate.optimizer import Adam
 from lastiterate.run import DPSGD, TRAINED, require_basic
 from lastiterate.training.compilation_cache import use_compilation_cache
 from lastiterate.training.memory import available_bytes, choose_chunk_size, largest_block, total_bytes
@@ -42,12 +43,14 @@ SEGMENT_SECONDS = 0.3  # how often a chunk returns to Python: to show progress, 
 class TrainedChunk:
     """Some of the models: their numbers, whether the canary is present for each, and their parameters.
 
-    ``parameters`` is a pytree of NumPy arrays with a leading axis of models.
+    ``parameters`` is a pytree of NumPy arrays with a leading axis of models. ``second_moment`` is one like it, of
+    Adam's running mean of squared gradients with its bias, while they train.
     """
 
     models: IntArray
     present: BoolArray
     parameters: PyTree[RealArray]
+    second_moment: PyTree[RealArray] | None = None
 
 
 OnIterate = Callable[[int, TrainedChunk], None]
@@ -118,7 +121,7 @@ class Trainer:
         optimizer = self.run.optimizer
         assert optimizer is not None
         leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(self.problem.trainable)]
-        copies = 3 + bool(optimizer.momentum) + (optimizer.averaging is not None)
+        copies = 3 + bool(optimizer.momentum) + (optimizer.averaging is not None) + 2 * isinstance(optimizer, Adam)
         example = sum(leaf[0].nbytes for leaf in map(np.asarray, jax.tree.leaves(self.problem.examples)))
         numbers = self._form.numbers if self._form else 1
         return copies * sum(leaf.nbytes for leaf in leaves), example + numbers * leaves[0].itemsize
@@ -210,7 +213,7 @@ class Trainer:
         inputs = self._program.inputs(seed, np.pad(models, padding), np.pad(present, padding), self._shared)
         state = self._program.initial()
         if on_iterate:
-            on_iterate(0, TrainedChunk(models, present, _first(state.weights.parameters, count)))
+            on_iterate(0, _chunk_of(models, present, state))
         if on_release:
             on_release(0, TrainedChunk(models, present, _first(released(state.weights), count)))
         step, stride = 0, 1
@@ -221,7 +224,7 @@ class Trainer:
             if not _finite(state, count).all():
                 self._report_divergence(before, inputs, step, models, present)
             if on_iterate:
-                on_iterate(end, TrainedChunk(models, present, _first(state.weights.parameters, count)))
+                on_iterate(end, _chunk_of(models, present, state))
             else:
                 stride = _next_stride(end - step, monotonic() - began)
             if on_release and end == releases[0]:
@@ -252,6 +255,12 @@ class Trainer:
         )
 
 
+def _chunk_of(models: IntArray, present: BoolArray, state: State) -> TrainedChunk:
+    """Where models stand while they train."""
+    weights, count = state.weights, len(models)
+    return TrainedChunk(models, present, _first(weights.parameters, count), _first(weights.second, count))
+
+
 def _finite(state: State, count: int) -> BoolArray:
     """Whether all parameters of each of the first ``count`` models are finite."""
     leaves = [np.asarray(leaf)[:count].reshape(count, -1) for leaf in jax.tree.leaves(state.weights.parameters)]
@@ -265,7 +274,11 @@ def _check_single_precision(run: DPSGD) -> None:
     assert optimizer is not None
     number("clip_norm", run.clip_norm, _LEAST, _MOST)
     most = max(1.0, *map(abs, run.noise_filter or (1.0,))) * float(np.max(run.noise_multiplier))
-    number("clip_norm times noise_multiplier", run.clip_norm * most, 0.0, _MOST)
+    noise = run.clip_norm * most
+    number("clip_norm times noise_multiplier", noise, 0.0, _MOST)
+    if isinstance(optimizer, Adam):  # which squares it
+        number("clip_norm times noise_multiplier", noise, _LEAST**0.5, _MOST**0.5)
+        number("eps", optimizer.eps, 0.0, _MOST)
     number("learning_rate", float(np.max(optimizer.learning_rate)), 0.0, float(np.finfo(np.float32).max))
     number("weight_decay", optimizer.weight_decay, 0.0, _MOST)
 

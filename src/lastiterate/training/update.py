@@ -1,34 +1,46 @@
-"""One step of SGD as ``SGD`` describes it, in PyTorch's convention, and what is released in the end."""
+"""One step of SGD or Adam, in PyTorch's convention, and what is released in the end."""
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from lastiterate.optimizer import SGD
+from lastiterate.optimizer import SGD, Adam, Optimizer
 
 if TYPE_CHECKING:
     from jaxtyping import PyTree
 
 
 class Weights(NamedTuple):
-    """Parameters of a chunk of models, with what their optimizer remembers. None: it does not need it."""
+    """Parameters of a chunk of models, with what their optimizer remembers. None: it does not need it.
+
+    ``second`` is Adam's running mean of squared gradients, with its bias.
+    """
 
     parameters: PyTree[jax.Array]
     momentum: PyTree[jax.Array] | None
     average: PyTree[jax.Array] | None
+    second: PyTree[jax.Array] | None = None
 
 
-def start(optimizer: SGD, parameters: PyTree[jax.Array]) -> Weights:
+def start(optimizer: Optimizer, parameters: PyTree[jax.Array]) -> Weights:
     """The weights before the first step."""
-    momentum = jax.tree.map(jnp.zeros_like, parameters) if optimizer.momentum else None
+    zeros = jax.tree.map(jnp.zeros_like, parameters)
+    if isinstance(optimizer, Adam):
+        return Weights(parameters, zeros, None, zeros)
+    momentum = zeros if optimizer.momentum else None
     return Weights(parameters, momentum, None if optimizer.averaging is None else jax.tree.map(jnp.array, parameters))
 
 
 def update(
-    optimizer: SGD, weights: Weights, gradient: PyTree[jax.Array], learning_rate: jax.Array, step: jax.Array
+    optimizer: Optimizer,
+    weights: Weights,
+    gradient: PyTree[jax.Array],
+    learning_rate: jax.Array,
+    step: jax.Array,
 ) -> Weights:
     """The weights after one more step.
 
@@ -37,8 +49,16 @@ def update(
         learning_rate: that of this step.
         step: the number of this step, from 0.
     """
+    if isinstance(optimizer, Adam):
+        return _adam(optimizer, weights, gradient, learning_rate, step)
+    return _sgd(optimizer, weights, gradient, learning_rate, step)
+
+
+def _sgd(
+    optimizer: SGD, weights: Weights, gradient: PyTree[jax.Array], learning_rate: jax.Array, step: jax.Array
+) -> Weights:
     tree = jax.tree.map
-    parameters, buffer, average = weights
+    parameters, buffer, average, _ = weights
     decay = optimizer.weight_decay
     if decay and not optimizer.decoupled:
         gradient = tree(lambda g, p: g + decay * p, gradient, parameters)
@@ -57,6 +77,31 @@ def update(
         rate = float(optimizer.averaging)
         average = tree(lambda a, p: rate * a + (1.0 - rate) * p, average, parameters)
     return Weights(parameters, buffer, average)
+
+
+def _adam(
+    adam: Adam, weights: Weights, gradient: PyTree[jax.Array], learning_rate: jax.Array, step: jax.Array
+) -> Weights:
+    tree, decay = jax.tree.map, adam.weight_decay
+    parameters = weights.parameters
+    if decay and not adam.decoupled:
+        gradient = tree(lambda g, p: g + decay * p, gradient, parameters)
+    mean = tree(lambda m, g: m + (1.0 - adam.beta1) * (g - m), weights.momentum, gradient)
+    second = tree(lambda v, g: adam.beta2 * v + (1.0 - adam.beta2) * g * g, weights.second, gradient)
+    kept = 1.0 - learning_rate * decay if adam.decoupled else 1.0
+
+    def moved(p: jax.Array, m: jax.Array, v: jax.Array) -> jax.Array:
+        count = (step + 1).astype(p.dtype)
+        size = learning_rate.astype(p.dtype) / bias(adam.beta1, count)
+        divisor = jnp.sqrt(v) / jnp.sqrt(bias(adam.beta2, count)) + adam.eps
+        return p * jnp.asarray(kept, p.dtype) - size * m / divisor
+
+    return Weights(tree(moved, parameters, mean, second), mean, None, second)
+
+
+def bias(beta: float, count: jax.Array) -> jax.Array:
+    """1 - beta^count, of which single precision would lose four digits where beta is 0.999."""
+    return -jnp.expm1(count * math.log(beta)) if beta else jnp.ones_like(count)
 
 
 def released(weights: Weights) -> PyTree[jax.Array]:

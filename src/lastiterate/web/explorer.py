@@ -31,13 +31,14 @@ _SPAN = 5.0  # of the noise in the picture, up and down
 _SECONDS = 2.5  # after which a line has the points that it has
 _MARKED = 60  # released iterates that a picture can mark
 _KINDS = {"heuristic": "prediction", "guarantee": "guarantee", "baseline": "comparison"}
+_NOT_HERE = ("max_over_steps", "convex")  # analyses that reach no target on a page
 _SIZES = 8  # batch sizes of a plan at most
 
 
 def answer(reader: Reader, texts: Mapping[str, str]) -> Fields:
     """The table of analyses, what the best attack can do, and the run to take along."""
     run, delta, given = _question(reader, texts)
-    answers = ask_all(run, lambda curve: curve.epsilon(delta))
+    answers = ask_all(run, lambda curve: curve.epsilon(delta), curves=reader.curves(given))
     return {
         "words": f"{describe(run)}; delta {spell(delta)}",
         "steps": run.steps,
@@ -129,8 +130,8 @@ def _analyses(run: DPSGD, texts: Mapping[str, str]) -> list[str]:
     asked = texts.get("analysis", "").replace("-", "_")
     if not asked:
         return [guarantee_of(run), "last_iterate"]
-    if asked not in ANALYSES or asked == "max_over_steps":
-        allowed = [each.option for each in ANALYSES.values() if each.name != "max_over_steps"]
+    if asked not in ANALYSES or asked in _NOT_HERE:
+        allowed = [each.option for each in ANALYSES.values() if each.name not in _NOT_HERE]
         raise ValueError(f"--analysis must be one of {', '.join(allowed)}, got {texts['analysis']!a}")
     return [asked]
 
@@ -140,6 +141,7 @@ def _row(run: DPSGD, name: str, found: Answer) -> Fields:
     return {
         "analysis": name,
         "label": analysis.label,
+        "title": analysis.label_of(run),
         "kind": _KINDS[analysis.kind],
         "epsilon": found.value,
         "text": "none" if found.value is None else spell(found.value, 5),
@@ -175,7 +177,12 @@ def _noise_row(run: DPSGD, row: Row) -> Fields:
     """A row of noise with its words; what is guaranteed with it stands beside, since a prediction is no guarantee."""
     name = str(row["analysis"])
     guarantee = guarantee_of(run)
-    fields: Fields = {**row, "label": ANALYSES[name].label, "kind": _KINDS[ANALYSES[name].kind]}
+    fields: Fields = {
+        **row,
+        "label": ANALYSES[name].label,
+        "title": ANALYSES[name].label_of(run),
+        "kind": _KINDS[ANALYSES[name].kind],
+    }
     fields["guaranteed"] = row.get(guarantee)
     if isinstance(needed := row["noise_multiplier"], float):
         fields["text"] = spell_up(needed)

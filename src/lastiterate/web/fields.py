@@ -68,10 +68,10 @@ FIELDS = (
         is_whole=True, needs=("noise_filter", ()),
     ),
     Field("sampling", "batches are drawn", "training", usual="poisson", choices=get_args(Sampling)),
-    Field("optimizer", "optimizer", "optimizer", "none: every step counts alike", "", choices=("", "sgd")),
+    Field("optimizer", "optimizer", "optimizer", "none: every step counts alike", "", choices=("", "sgd", "adam", "adamw")),
     Field(
         "learning_rate", "learning rate", "optimizer", "any, if it is constant", "0.1", low=1e-4, high=10,
-        needs=("optimizer", ("sgd",)),
+        needs=("optimizer", ("sgd", "adam", "adamw")),
     ),
     Field(
         "momentum", "momentum", "optimizer", "0 to 1", "0.9", low=0, high=0.99, is_log=False,
@@ -79,11 +79,12 @@ FIELDS = (
     ),
     Field(
         "weight_decay", "weight decay", "optimizer", "0 or more", "0", low=0, high=0.1, is_log=False,
-        needs=("optimizer", ("sgd",)),
+        needs=("optimizer", ("sgd", "adam", "adamw")),
     ),
     Field(
         "averaging", "averaging", "optimizer", "uniform, or a decay; empty: none", needs=("optimizer", ("sgd",))
     ),
+    Field("convex", "contraction", "optimizer", "if losses are convex: how steps contract, in (0, 1]"),
     Field("releases", "released models", "release", "how many, or after which steps: 100,400", "1"),
     Field("group_size", "examples of a person", "release", "", "1", low=1, high=100, is_whole=True),
     Field("neighbours", "neighbours", "release", usual="add-remove", choices=get_args(Neighbours)),

@@ -5,8 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from lastiterate.run import DPSGD
+
+if TYPE_CHECKING:
+    from lastiterate.answers import Curves
 
 
 @dataclass(frozen=True)
@@ -14,12 +18,14 @@ class Reader:
     """The command line's ways to read texts, each of which refuses by a ValueError with the command line's sentence.
 
     Attributes:
-        run: a run by the names and texts of its options.
+        run: a run by the names and texts of its options; those that are no run's are ignored.
+        curves: analyses that need more than the run, by the same texts.
         number: the number that the text of an option is.
         integers: whole numbers with commas between them.
     """
 
     run: Callable[[Mapping[str, str]], DPSGD]
+    curves: Callable[[Mapping[str, str]], Curves]
     number: Callable[[str, str], float]
     integers: Callable[[str, str], list[int]]
 

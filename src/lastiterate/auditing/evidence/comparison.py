@@ -10,7 +10,7 @@ from lastiterate.auditing.evidence.result import AuditResult
 from lastiterate.run import DPSGD
 from lastiterate.tables import Table
 from lastiterate.vocabulary import ANALYSES, CONSISTENT, METHODS, THRESHOLDS
-from lastiterate.wording import CAVEAT, describe, per_cent, spell
+from lastiterate.wording import caveat_of, describe, per_cent, spell
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,7 +77,7 @@ def comparison_table(audits: Sequence[ComparedAudit]) -> Table:
 def _notes(audits: Sequence[ComparedAudit]) -> list[str]:
     first = audits[0]
     predicted = [
-        f"{ANALYSES[name].label} {spell(answer.value)}"
+        f"{ANALYSES[name].label_of(first.result.run)} {spell(answer.value)}"
         for name in ("last_iterate", guarantee_of(first.result.run))
         if (answer := first.result.predictions.get(name)) is not None and answer.value is not None
     ]
@@ -93,7 +93,7 @@ def _notes(audits: Sequence[ComparedAudit]) -> list[str]:
     )
     notes += [f"* {difference(audit, first)}" for audit in audits if audit.differs]
     notes += trust(audits)
-    return [*notes, CAVEAT]
+    return [*notes, caveat_of(*(audit.result.run for audit in audits))]
 
 
 def difference(audit: ComparedAudit, first: ComparedAudit) -> str:

@@ -20,10 +20,11 @@ from lastiterate.auditing.evidence.refuting import (
 )
 from lastiterate.auditing.evidence.threshold import CHOOSING
 from lastiterate.auditing.evidence.verdict import Claim
+from lastiterate.optimizer import Adam
 from lastiterate.privacy.analyses.calibrate import calibrate
 from lastiterate.run import DPSGD, LINEAR, require_basic
 from lastiterate.values import boolean, integer, number
-from lastiterate.wording import per_cent, spell
+from lastiterate.wording import ADAM_CAVEAT, per_cent, spell
 
 MOST_AUTO = 4096  # models a world that are chosen without being asked
 _MOST_SPREAD = 1000.0
@@ -113,7 +114,7 @@ def power(
         chance=chance,
         needed=needed,
         chances=tuple(sorted({**chances, models: chance}.items())),
-        notes=_notes(kind, validity),
+        notes=_notes(run, kind, validity),
     )
 
 
@@ -201,11 +202,13 @@ def _factor(run: DPSGD, claim: Claim, question: Question, epsilon: float | None,
     return factor
 
 
-def _notes(kind: Kind, validity: str) -> tuple[str, ...]:
+def _notes(run: DPSGD, kind: Kind, validity: str) -> tuple[str, ...]:
     notes = [
         "All of it supposes scores as linear losses make them (a heuristic). Where they are not, an audit finds less "
         "or more; its bounds hold all the same.",
     ]
+    if isinstance(run.optimizer, Adam):
+        notes.append(ADAM_CAVEAT)
     if kind is Kind.ONE_MODEL:
         notes.append("Two tests judge a claim; the probability is that of the better one alone, so a little low.")
     elif validity == "anytime":

@@ -17,9 +17,11 @@ from lastiterate.auditing.evidence.outlook import OneRunOutlook, Outlook
 from lastiterate.auditing.evidence.question import Question, predictions_of
 from lastiterate.auditing.evidence.result import AuditResult
 from lastiterate.auditing.evidence.score_law import density_without, score_density
+from lastiterate.auditing.evidence.second_moment_words import second_moment_sentences
 from lastiterate.auditing.evidence.signal import expected_signal, signal_of
 from lastiterate.auditing.evidence.threshold import CHOOSING
 from lastiterate.run import DPSGD
+from lastiterate.second_moment import SecondMoment
 from lastiterate.vocabulary import METHODS
 from lastiterate.wording import spell
 
@@ -42,6 +44,7 @@ class Evidence:
         quality_before: of the model before training.
         seconds: that training and scoring took.
         store: where the scores are.
+        second_moment: Adam's, where it was measured.
     """
 
     run: DPSGD
@@ -57,6 +60,7 @@ class Evidence:
     quality_before: float | None
     seconds: float
     store: Path
+    second_moment: SecondMoment | None = None
 
     def worlds(self, validity: str = "fixed") -> tuple[FloatArray, FloatArray]:
         """The scores with the canary, and those without.
@@ -120,6 +124,7 @@ def report(evidence: Evidence, question: Question = Question()) -> AuditResult: 
         perplexity=evidence.quality_of("perplexity"),
         perplexity_before=evidence.quality_before if is_text else None,
         outlook=_outlook(run, expected, kind, question, found, horizon),
+        second_moment=evidence.second_moment,
     )
 
 
@@ -158,7 +163,7 @@ def _outlook(
 
 
 def _remarks(evidence: Evidence, question: Question) -> list[str]:
-    """What is odd about the claim, or missing."""
+    """What is odd about the claim, or missing, and how Adam trained."""
     remark = question.remark(evidence.run)
     sentences = [] if remark is None else [remark]
     done, planned = len(evidence.scores), evidence.design.trials
@@ -171,7 +176,7 @@ def _remarks(evidence: Evidence, question: Question) -> list[str]:
         sentences.append(
             f"Only {done} of {planned} trials are done: who stops when it looks good has no confidence left."
         )
-    return sentences
+    return [*sentences, *second_moment_sentences(evidence.run, evidence.second_moment, question.delta)]
 
 
 def _usefulness(evidence: Evidence) -> list[str]:

@@ -16,6 +16,7 @@ from lastiterate.auditing.evidence.table import result_table
 from lastiterate.auditing.evidence.waterfall import Step, waterfall_of
 from lastiterate.extras import MissingExtra
 from lastiterate.run import DPSGD
+from lastiterate.second_moment import SecondMoment
 from lastiterate.values import told
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ class AuditResult:
         reason: why, in a sentence or two; of an inconclusive verdict, also what it would take.
         perplexity: of language models on held-out text, the geometric mean over the models; None: not measured.
         perplexity_before: that of the model with which training began.
+        second_moment: Adam's, on models that are not counted; None: not Adam, or not measured.
         outlook: how an audit of so many models was expected to turn out, if training is exactly as described.
     """
 
@@ -76,6 +78,7 @@ class AuditResult:
     perplexity: float | None = None
     perplexity_before: float | None = None
     outlook: Outlook | OneRunOutlook | None = None
+    second_moment: SecondMoment | None = None
 
     @cached_property
     def detectable(self) -> dict[str, float]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from lastiterate.tables import Table
 from lastiterate.vocabulary import ANALYSES, METHODS
-from lastiterate.wording import CAVEAT, describe, per_cent, spell
+from lastiterate.wording import caveat_of, describe, per_cent, spell
 
 if TYPE_CHECKING:
     from lastiterate.auditing.evidence.result import AuditResult
@@ -15,15 +15,16 @@ if TYPE_CHECKING:
 
 def result_table(result: AuditResult) -> Table:
     """Predictions and estimates, one below the other; the first note is the verdict."""
-    rows = []
+    rows, run = [], result.run
     for name, answer in result.predictions.items():
         value = "none" if answer.value is None else spell(answer.value, 5)
-        rows.append((ANALYSES[name].label, value, "", "", answer.reason or ANALYSES[name].assumed_of(result.run)))
+        analysis = ANALYSES[name]
+        rows.append((analysis.label_of(run), value, "", "", answer.reason or analysis.assumed_of(run)))
     for name, estimate in result.estimates.items():
         share = per_cent(estimate.confidence)
         most = "-" if estimate.largest is None else spell(estimate.largest)
         rows.append((METHODS[name].label, spell(estimate.epsilon, 5), share, most, METHODS[name].assumes))
-    notes = [verdict_sentence(result.verdict, result.reason), *_about(result), *result.caveats, CAVEAT]
+    notes = [verdict_sentence(result.verdict, result.reason), *_about(result), *result.caveats, caveat_of(run)]
     if result.store:
         notes.append(f"Scores: {result.store}")
     title = f"{result.data or 'your trainer'}: {describe(result.run)}; delta {spell(result.delta)}\n{result.attack}"

@@ -10,8 +10,9 @@ from lastiterate.answers import Answer
 from lastiterate.auditing.evidence.estimate import Estimate
 from lastiterate.auditing.evidence.kinds import sees_every_step
 from lastiterate.auditing.evidence.outlook import OneRunOutlook, Outlook, perfect
+from lastiterate.optimizer import Adam
 from lastiterate.run import DPSGD
-from lastiterate.vocabulary import ANALYSES, METHODS
+from lastiterate.vocabulary import ANALYSES, APPROXIMATION, METHODS
 from lastiterate.wording import spell
 
 _HEADLINES = ("last-iterate", "one-run-last-iterate", "composition", "clopper-pearson", "one-run")  # the first there is
@@ -64,11 +65,12 @@ def waterfall_of(
 def _hidden(before: list[Step], heuristic: float, run: DPSGD) -> str:
     seen = "the last iterate" if run.release_count == 1 else f"the {run.release_count:,} released iterates"
     verb = "is" if run.release_count == 1 else "are"
+    what = f"an {APPROXIMATION}" if isinstance(run.optimizer, Adam) else "a heuristic"
     if not before:
-        return f"Predicted for {seen} (a heuristic)."
+        return f"Predicted for {seen} ({what})."
     if (lost := before[-1].epsilon - heuristic) < 0.0:
         return f"The heuristic is {spell(-lost, 3)} above the guarantee, which holds all the same."
-    return f"Hidden: {spell(lost, 3)}, as only {seen} {verb} seen (predicted, a heuristic)."
+    return f"Hidden: {spell(lost, 3)}, as only {seen} {verb} seen (predicted, {what})."
 
 
 def _sample(before: list[Step], median: float, many: str) -> str:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import singledispatch
 
 from lastiterate.arrays import IntegerArray, RealArray
-from lastiterate.attacks.attack import known_fields
+from lastiterate.attacks.attack import known_fields, require_attackable
 from lastiterate.auditing.design import OpenEnded, Paired
 from lastiterate.auditing.experiments.protocol import Experiment
 from lastiterate.run import DPSGD, require_basic
@@ -39,6 +39,7 @@ class Given:
 
     def __post_init__(self) -> None:
         require_basic(self.run, "this audit", knows=("noise_filter", *known_fields(self.attack)))
+        require_attackable(self.run, self.attack)
         instance("data", self.data, str, "words that say what the problem is")
         integer("models", self.models)
         integer("seed", self.seed, 0, 2**63 - 1)

@@ -14,7 +14,12 @@ from lastiterate.attacks.attack import models_to_craft
 from lastiterate.attacks.one_run import OneRun
 from lastiterate.auditing.design import OneModel, Quality
 from lastiterate.auditing.experiments.protocol import Cost, Crafted, Trials
-from lastiterate.auditing.experiments.trained_models import TrainsReferences, describe_problem, shipped_cost
+from lastiterate.auditing.experiments.trained_models import (
+    TrainsReferences,
+    describe_problem,
+    second_moment_of,
+    shipped_cost,
+)
 from lastiterate.auditing.identity import Identity, identify
 from lastiterate.auditing.stores.trials import ScoredTrials
 from lastiterate.run import DPSGD
@@ -55,7 +60,8 @@ class OneTraining:
     def craft(self, progress: bool | None) -> Crafted:
         references = TrainsReferences(self.seed, progress)
         facts = self.attack.craft_many(self.run, self.problem, references, self.models)
-        return Crafted(facts, self.attack.expected(facts), self.attack.words(facts))
+        moment = second_moment_of(self.run, self.problem, self.seed, progress)
+        return Crafted(facts, self.attack.expected(facts), self.attack.words(facts), second_moment=moment)
 
     def trials(self, crafted: Crafted, chunk_size: int | None, workers: int | None, sharers: int = 1) -> Trials:
         return _Canaries(self, crafted, self.models)

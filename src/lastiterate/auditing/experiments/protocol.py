@@ -13,6 +13,7 @@ from lastiterate.auditing.identity import Identity
 from lastiterate.auditing.stores.trials import ScoredTrials
 from lastiterate.fields import Fields
 from lastiterate.run import DPSGD
+from lastiterate.second_moment import SecondMoment
 
 if TYPE_CHECKING:
     from lastiterate.training_progress import TrainingProgress
@@ -27,16 +28,19 @@ class Crafted:
         expected: what the linear analysis expects of the scores.
         words: the attack for people.
         quality_before: of the model before training, where that is measured.
+        second_moment: of Adam, on models that are not counted, where that is measured.
     """
 
     facts: Facts
     expected: ExpectedScores
     words: Words
     quality_before: float | None = None
+    second_moment: SecondMoment | None = None
 
     def fields(self) -> Fields:
         """As what JSON has."""
-        return {
+        measured: Fields = {} if self.second_moment is None else {"second_moment": self.second_moment.fields()}
+        return measured | {
             "facts": self.facts,
             "expected": expected_fields(self.expected),
             "words": asdict(self.words),
@@ -48,7 +52,9 @@ class Crafted:
         """What was decided, from what was written."""
         words = fields["words"]
         told = Words(words["attack"], words["unit"], tuple(words["caveats"]))
-        return cls(fields["facts"], Expected(**fields["expected"]), told, fields["quality_before"])
+        measured = fields.get("second_moment")
+        moment = None if measured is None else SecondMoment.of_fields(measured)
+        return cls(fields["facts"], Expected(**fields["expected"]), told, fields["quality_before"], moment)
 
 
 @dataclass(frozen=True)

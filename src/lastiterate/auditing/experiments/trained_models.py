@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, TypeVar, cast
@@ -13,16 +13,18 @@ import jax
 import numpy as np
 
 from lastiterate.arrays import BoolArray, FloatArray, IntArray, IntegerArray, RealArray
-from lastiterate.attacks.attack import Attack, Watch, models_to_craft
+from lastiterate.attacks.attack import Attack, BringsProblem, Watch, models_to_craft
 from lastiterate.attacks.drift import flatten_one
 from lastiterate.auditing.design import OpenEnded, Paired, Quality
 from lastiterate.auditing.experiments.protocol import Cost, Crafted, Trials
 from lastiterate.auditing.identity import Identity, identify
 from lastiterate.auditing.sources import is_installed
 from lastiterate.auditing.stores.trials import ScoredTrials
+from lastiterate.optimizer import Adam
 from lastiterate.run import DPSGD
+from lastiterate.second_moment import SecondMoment
 from lastiterate.trainer_failure import AttackFailed, guarded
-from lastiterate.training import GradientCanary, Problem, Trainer, train
+from lastiterate.training import GradientCanary, Problem, Trainer, second_moment, train
 from lastiterate.training.memory import peak_bytes
 from lastiterate.training.models import accuracy
 from lastiterate.training.problem import Canary
@@ -40,6 +42,7 @@ _STEPS = 20  # that are timed
 _COMPILING = 6.0  # seconds: the crafter and the audit compile about four programs
 _OPEN_ENDED = 256  # models for which chunks are made where nobody knows how many there will be
 _FIRST_REFERENCE = 2**31  # numbers that no audit's models reach
+_WATCHED = 100  # a purpose that no attack has
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,7 +83,9 @@ class TrainedModels:
             facts = self.attack.craft(self.run, problem, references)
             return Crafted(facts, self.attack.expected(facts), self.attack.words(facts))
 
-        return self.asked(crafted, "crafting the canary")
+        trained = None if isinstance(self.attack, BringsProblem) else self.problem
+        moment = second_moment_of(self.run, trained, self.seed, progress)
+        return replace(self.asked(crafted, "crafting the canary"), second_moment=moment)
 
     def asked(self, call: Callable[[], _Result], what: str) -> _Result:
         """What the attack answers; where a user's own fails, that is neither bad input nor a fault of ours."""
@@ -99,6 +104,13 @@ class TrainedModels:
     def cost(self) -> Cost:
         references = models_to_craft(self.attack)
         return shipped_cost(self.run, self.problem, references, self.design.trials)
+
+
+def second_moment_of(run: DPSGD, problem: Problem | None, seed: int, progress: bool | None) -> SecondMoment | None:
+    """Adam's second moment on models without the canary; None: it is not Adam, or there are no data to look at."""
+    if not isinstance(run.optimizer, Adam) or problem is None or not problem.size:
+        return None
+    return second_moment(run, problem, seed=seed, first=_FIRST_REFERENCE + _WATCHED * 2**24, progress=progress)
 
 
 def _share(design: Paired, sharers: int) -> int:

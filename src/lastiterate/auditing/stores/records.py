@@ -13,6 +13,7 @@ from lastiterate.auditing.design import Design, OneModel, OpenEnded, Paired, Qua
 from lastiterate.auditing.identity import describe_run, read_run
 from lastiterate.fields import Fields
 from lastiterate.run import DPSGD
+from lastiterate.second_moment import SecondMoment
 from lastiterate.values import integer, number
 
 _MOST_MODELS, _MOST_CANARIES = 2**53, 2**24
@@ -86,7 +87,10 @@ def _design(kind: str, models: object, **more: object) -> Design:
 
 def check_crafted(crafted: Fields) -> None:
     """Refuse what no crafter has decided: a TypeError, a ValueError or a KeyError."""
-    _object(crafted, "facts", "expected", "words", "quality_before", "chunk_size")
+    measured = {name: crafted[name] for name in ("second_moment",) if name in _object(crafted)}  # since there is Adam
+    _object(crafted, "facts", "expected", "words", "quality_before", "chunk_size", *measured)
+    for moment in measured.values():
+        SecondMoment.of_fields(_object(moment))
     expected, words, before = crafted["expected"], crafted["words"], crafted["quality_before"]
     _object(crafted["facts"])
     all_of_them = {"signal": 1.0, "spread": 1.0, "released": False, **_object(expected)}

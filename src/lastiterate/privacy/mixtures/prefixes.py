@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from lastiterate.arrays import Floats
+from lastiterate.optimizer import Adam
 from lastiterate.privacy.mixtures.filtered import filtered_noise
 from lastiterate.privacy.mixtures.law import NOTHING, Law, law_of
 from lastiterate.values import PerStep, cut
@@ -85,6 +86,8 @@ def _nested_weights(run: DPSGD) -> PerStep | None:
     if optimizer is None or optimizer.is_memoryless:
         weights = run.effective_weights()
         return weights if np.min(weights) >= 0.0 else None
+    if isinstance(optimizer, Adam):  # the correction of its bias depends on when a step was
+        return None
     steady = all(np.ndim(value) == 0 for value in (run.sample_rate, run.noise_multiplier, optimizer.learning_rate))
     if steady and run.sampling != "shuffled" and (optimizer.dampening == 0.0 or optimizer.momentum == 0.0):
         # The weight of a step then depends only on how long ago it was.

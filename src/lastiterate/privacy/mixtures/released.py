@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from lastiterate.optimizer import Adam
 from lastiterate.privacy.mixtures.law import Law, epoch_length, law_of
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ def laws_in_order(run: DPSGD) -> list[Law | None]:
 def tells_every_step(run: DPSGD) -> bool:
     """Whether every noisy gradient is known from the iterates: all are released, and each moved by its step.
 
-    This holds with momentum, decay and averaging as well.
+    This holds with momentum, decay and averaging as well, and for Adam with its divisor taken as given.
     """
     if run.release_count != run.steps or (run.sampling == "shuffled" and float(run.sample_rate) < 1.0):
         return False
@@ -86,8 +87,8 @@ def require_independent_noise(run: DPSGD) -> None:
 def require_separable(run: DPSGD) -> None:
     """Refuse several releases where what a block adds cannot be told from the iterates around it."""
     optimizer = run.optimizer
-    if optimizer is not None and (optimizer.momentum or optimizer.averaging is not None):
-        what = "momentum" if optimizer.momentum else "averaging"
+    if isinstance(optimizer, Adam) or (optimizer and (optimizer.momentum or optimizer.averaging is not None)):
+        what = "Adam" if isinstance(optimizer, Adam) else "momentum" if optimizer.momentum else "averaging"
         raise ValueError(
             f"releases must be 1, or all {run.steps} steps, with {what}, got {run.release_count}: what is between two "
             "iterates then depends on earlier blocks; the bound that holds is lastiterate.composition"

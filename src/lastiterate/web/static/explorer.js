@@ -133,7 +133,7 @@ const badge = (kind) => make("span", {className: `badge ${kind}`}, kind);
 function tile(row) {
   const value = make("p", {className: "value"}, row.epsilon === null ? "none" : row.text);
   value.dataset.analysis = row.analysis;
-  return make("article", {className: `tile ${row.kind}`}, make("h3", {}, row.label), badge(row.kind), value, make("p", {className: "soft"}, row.words));
+  return make("article", {className: `tile ${row.kind}`}, make("h3", {}, row.title), badge(row.kind), value, make("p", {className: "soft"}, row.words));
 }
 
 function sample(label) {
@@ -185,7 +185,7 @@ function needed(row) {
   const but = row.kind === "guarantee" ? "" : row.guaranteed === null ? " Nothing is guaranteed with it." : ` With it the guarantee is epsilon ${spell(row.guaranteed)}.`;
   const value = make("strong", {}, row.text);
   value.dataset.needed = row.analysis;
-  return make("p", {}, badge(row.kind), " noise ", value, ` by ${row.label}.${but} `, use);
+  return make("p", {}, badge(row.kind), " noise ", value, ` by ${row.title}.${but} `, use);
 }
 
 function searchPlan() {

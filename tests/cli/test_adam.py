@@ -1,0 +1,84 @@
+"""Adam on the command line: every command that describes a run knows it, and calls its prediction what it is."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+import lastiterate as li
+
+RUN = "--steps 100 --sample-rate .1 --noise-multiplier 1"
+WHAT = "approximation of a heuristic"
+
+
+def test_epsilon_and_delta_predict_for_adam_and_say_what_that_is(cli):
+    run = li.DPSGD(100, 0.1, 1.0, optimizer=li.Adam(0.01, 0.8, 0.99, 1e-6, 0.5))
+    options = "--optimizer adam --learning-rate .01 --beta1 .8 --beta2 .99 --eps 1e-6 --weight-decay .5"
+    found = cli.json(f"epsilon {RUN} --delta 1e-5 {options} --sentence")
+    assert found["last_iterate"] == pytest.approx(li.last_iterate(run).epsilon(1e-5))
+    assert found["prediction"] == f"an {WHAT}"
+    assert found["optimizer"] == {"name": "adam", **vars(run.optimizer)}
+    assert WHAT in found["sentence"]
+    assert cli.json(f"delta {RUN} --epsilon 1 {options}")["prediction"] == f"an {WHAT}"
+    for command in (f"epsilon {RUN} --delta 1e-5 {options}", f"delta {RUN} --epsilon 1 {options}"):
+        assert WHAT in " ".join(cli(command).output.split())
+
+
+def test_adamw_has_the_decay_of_torch_unless_another_is_given(cli):
+    found = cli.json(f"epsilon {RUN} --delta 1e-5 --optimizer adamw")["optimizer"]
+    assert (found["name"], found["weight_decay"], found["decoupled"]) == ("adamw", 0.01, True)
+    found = cli.json(f"epsilon {RUN} --delta 1e-5 --optimizer adamw --weight-decay 0")["optimizer"]
+    assert (found["weight_decay"], found["decoupled"]) == (0.0, True)
+    rates = cli.json(f"epsilon {RUN} --delta 1e-5 --optimizer adam --learning-rate 1 --schedule cosine")["optimizer"]
+    assert len(rates["learning_rate"]) == 100
+
+
+def test_sgd_is_named_too_and_its_prediction_is_the_heuristic(cli):
+    found = cli.json(f"epsilon {RUN} --delta 1e-5 --momentum .9")
+    assert found["optimizer"]["name"] == "sgd"
+    assert "prediction" not in found
+
+
+def test_noise_is_calibrated_and_planned_for_adam(cli):
+    goal = "--epsilon 4 --delta 1e-5 --optimizer adam"
+    found = cli.json(f"calibrate --steps 100 --sample-rate .1 {goal} --analysis last-iterate")
+    assert found["last_iterate"] == pytest.approx(4.0, abs=1e-5)
+    assert found["prediction"] == f"an {WHAT}"
+    planned = cli.json(f"plan --dataset-size 100 --epochs 2 --batch-sizes 10,20 {goal}")
+    assert planned["prediction"] == f"an {WHAT}"
+    assert planned["optimizer"]["name"] == "adam"
+    for command in (
+        f"calibrate --steps 100 --sample-rate .1 {goal}",
+        f"plan --dataset-size 100 --epochs 2 --batch-sizes 10,20 {goal}",
+    ):
+        assert WHAT in " ".join(cli(command).output.split())
+
+
+def test_power_says_what_its_prediction_is(cli):
+    found = cli.json(f"power {RUN} --models 100 --method last-iterate --optimizer adam")
+    assert any(WHAT in note for note in found["notes"])
+    assert found["optimizer"]["name"] == "adam"
+
+
+def test_an_audit_trains_with_adam_reports_its_second_moment_and_keeps_it(cli, tmp_path):
+    pytest.importorskip("jax")
+    store = tmp_path / "adam.sqlite"
+    run = "--steps 5 --sample-rate .1 --noise-multiplier 1 --optimizer adamw --learning-rate .01"
+    audit = f"audit --model logistic {run} --models 8 --method gdp --store {store}"
+    found = cli.json(audit)
+    assert found["optimizer"]["name"] == "adamw"
+    assert found["prediction"] == f"an {WHAT}"
+    assert 0.0 < found["second_moment"]["noise_share"] < 1.1
+    assert any("Adam's second moment" in caveat for caveat in found["caveats"])
+    again = cli.json(f"report {store} --method gdp")
+    assert again["second_moment"] == found["second_moment"]
+    assert again["optimizer"] == found["optimizer"]
+    assert WHAT in " ".join(cli(f"report {store} --method gdp").output.split())
+    assert json.dumps(again)
+
+
+@pytest.mark.parametrize("attack", ["adversarial", "all-iterates"])
+def test_attacks_that_need_sgd_are_refused(cli, tmp_path, attack):
+    run = f"{RUN} --optimizer adam --models 2 --store {tmp_path / 's.sqlite'}"
+    assert "optimizer must be a lastiterate.SGD for" in cli.refusal(f"audit {run} --attack {attack}")

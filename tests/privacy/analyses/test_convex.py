@@ -1,0 +1,165 @@
+"""The guarantee for the last iterate of convex training."""
+
+import math
+
+import numpy as np
+import pytest
+
+import lastiterate as li
+from lastiterate.privacy.mixtures.distances import distances, geometric_sum
+from tests.privacy.convex_search import TOLERANCE, Setting, draw_setting, largest_ratio
+
+RUN = li.DPSGD(10_000, 0.01, 1.0)
+
+
+def split(steps: int, rate: float, sigma: float, contraction: float, length: int, share: float) -> float:
+    """The bound that splits the noise: a Gaussian mechanism and the last steps, as composition evaluates them."""
+    first, second = sigma * math.sqrt(share), sigma * math.sqrt(1.0 - share)
+    distance = geometric_sum(contraction, steps - length)
+    mu = contraction**length * distance / (first * math.sqrt(geometric_sum(contraction**2, length)))
+    run = li.DPSGD(length + 1, [1.0] + [rate] * length, [1.0 / mu] + [second] * length)
+    return li.composition(run).epsilon(1e-5)
+
+
+def test_the_split_bound_of_the_literature_is_reproduced_and_is_never_sharper() -> None:
+    assert min(split(10_000, 0.01, 1.0, 0.99, 704, share) for share in (0.02, 0.03, 0.04)) == pytest.approx(
+        1.615, abs=0.01
+    )
+    assert li.convex(RUN, contraction=0.99).epsilon(1e-5) < 1.22
+
+
+@pytest.mark.parametrize(("contraction", "most", "heuristic"), [(0.99, 0.94, 0.569), (0.999, 2.55, 1.843)])
+def test_long_training_is_guaranteed_between_heuristic_and_composition(
+    contraction: float, most: float, heuristic: float
+) -> None:
+    weights = contraction ** np.arange(10_000.0)[::-1]
+    predicted = li.last_iterate(RUN.replace(weights=weights)).epsilon(1e-5)
+    assert predicted == pytest.approx(heuristic, abs=1e-3)
+    epsilon = li.convex(RUN, contraction=contraction).epsilon(1e-5)
+    assert predicted < epsilon < most < li.composition(RUN).epsilon(1e-5)
+
+
+def test_the_guarantee_does_not_grow_with_the_length_of_training() -> None:
+    longer = li.convex(RUN.replace(steps=100_000), contraction=0.999).epsilon(1e-5)
+    assert longer == pytest.approx(li.convex(RUN, contraction=0.999).epsilon(1e-5), rel=2e-3)
+
+
+@pytest.mark.parametrize("contraction", [0.3, 0.9, 0.999, 1.0])
+def test_full_batches_are_the_heuristic_with_decaying_weights(contraction: float) -> None:
+    steps, sigma = 40, 3.0
+    run = li.DPSGD(steps, 1.0, sigma, sampling="full")
+    guaranteed = li.convex(run, contraction=contraction)
+    predicted = li.last_iterate(run.replace(weights=contraction ** np.arange(float(steps))[::-1]))
+    assert guaranteed.epsilon(1e-5) == pytest.approx(predicted.epsilon(1e-5), rel=1e-9)
+    if contraction < 1.0:
+        power = contraction**steps
+        mu = math.sqrt((1 - power) * (1 + contraction) / ((1 + power) * (1 - contraction))) / sigma
+        one_step = li.DPSGD(1, 1.0, 1.0 / mu)
+        assert guaranteed.epsilon(1e-5) == pytest.approx(li.composition(one_step).epsilon(1e-5), rel=1e-9)
+
+
+def test_a_diameter_bounds_how_far_apart_the_trainings_can_be() -> None:
+    run = li.DPSGD(2_000, 0.02, 2.0, optimizer=li.SGD(0.1))
+    narrow = li.convex(run, diameter=0.05).epsilon(1e-5)
+    wide = li.convex(run, diameter=50.0).epsilon(1e-5)
+    assert narrow < wide <= li.composition(run).epsilon(1e-5)
+    assert li.convex(run.replace(optimizer=None), diameter=0.05, learning_rate=0.1).epsilon(1e-5) == narrow
+
+
+@pytest.mark.parametrize(("steps", "rate", "contraction"), [(8, 0.3, 0.7), (12, 0.3, 0.7), (200, 0.02, 0.9)])
+def test_distances_are_rounded_up_and_not_by_much(steps: int, rate: float, contraction: float) -> None:
+    law = distances(steps, rate, contraction)
+    mass = np.exp(law.log_mass)
+    generator = np.random.default_rng(0)
+    draws = (generator.random((40_000, steps)) < rate) @ contraction ** np.arange(float(steps))
+    above = [(float(np.mean(draws > value)), float(mass[law.values > value].sum())) for value in law.values[::7]]
+    assert all(seen <= bound + 4.0 * math.sqrt(bound / len(draws)) + 1e-4 for seen, bound in above)
+    assert float(mass @ law.values) < rate * geometric_sum(contraction, steps) * 1.15
+
+
+def test_no_small_training_leaks_more_than_is_guaranteed() -> None:
+    generator = np.random.default_rng(3)
+    # In the first setting a shift must not be hidden before the canary was there: that would be a hundredth too low.
+    settings = [Setting(3, 0.05, 1.6121266090767699, 0.95), Setting(5, 0.2, 0.8, 0.6), draw_setting(generator)]
+    ratios = [largest_ratio(setting, 60 if setting.steps == 3 else 20, generator) for setting in settings]
+    assert max(ratios) <= 1.0 + TOLERANCE
+    assert max(ratios) > 0.5
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_linear_trainings_of_any_length_leak_less(seed: int) -> None:
+    generator = np.random.default_rng(seed)
+    steps, rate = int(generator.integers(50, 800)), float(10.0 ** generator.uniform(-2.5, -0.5))
+    contraction, sigma = 1.0 - float(10.0 ** generator.uniform(-3.0, -0.7)), float(generator.uniform(0.6, 3.0))
+    run = li.DPSGD(steps, rate, sigma)
+    curve = li.convex(run, contraction=contraction)
+    exact = li.last_iterate(run.replace(weights=contraction ** np.arange(float(steps))[::-1]))
+    for delta in (1e-3, 1e-6):
+        assert exact.epsilon(delta) <= curve.epsilon(delta) <= li.composition(run).epsilon(delta) * (1.0 + 1e-9)
+
+
+def test_curve_is_one_curve() -> None:
+    curve = li.convex(li.DPSGD(400, 0.02, 1.0), contraction=0.95)
+    epsilon = curve.epsilon(1e-5)
+    assert curve.delta(epsilon) == pytest.approx(1e-5, rel=1e-4)
+    lower, upper = curve.bracket(1e-5)
+    assert lower <= epsilon <= upper
+    assert curve.is_guarantee
+    fnr = curve.fnr(0.1)
+    assert 1.0 - fnr - math.exp(0.5) * 0.1 <= curve.delta(0.5) + 1e-4
+    assert 0.0 <= fnr <= 0.9
+
+
+def test_failure_goes_into_delta() -> None:
+    run = li.DPSGD(400, 0.02, 1.0)
+    sure = li.convex(run, contraction=0.95)
+    unsure = li.convex(run, contraction=li.Contraction(0.95, failure=1e-3))
+    both = (1.0 - 1e-3) * sure.delta(1.0) + 1e-3 * li.composition(run).delta(1.0)
+    assert unsure.delta(1.0) == pytest.approx(both, rel=1e-9)
+    epsilon = unsure.epsilon(1e-5)
+    assert sure.epsilon(1e-5) <= epsilon <= li.composition(run).epsilon(1e-5)
+    assert unsure.delta(epsilon) <= 1e-5 * (1.0 + 1e-4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"sampling": "fixed"}, "sampling"),
+        ({"sampling": "shuffled"}, "sampling"),
+        ({"optimizer": li.SGD(0.1, momentum=0.9)}, "momentum"),
+        ({"optimizer": li.SGD(0.1, averaging="uniform")}, "averaging"),
+        ({"optimizer": li.SGD([0.1] * 10)}, "learning_rate"),
+        ({"noise_multiplier": [1.0] * 5 + [2.0] * 5}, "noise_multiplier"),
+        ({"sample_rate": [0.1] * 5 + [0.2] * 5}, "sample_rate"),
+        ({"weights": np.linspace(0.1, 1.0, 10)}, "weights"),
+        ({"releases": 2}, "releases"),
+        ({"noise_filter": (1.0, 0.5)}, "noise_filter"),
+        ({"group_size": 2}, "group_size"),
+        ({"neighbours": "replace"}, "neighbours"),
+    ],
+)
+def test_what_is_not_proved_is_refused(changes: dict[str, object], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        li.convex(li.DPSGD(10, 0.1, 1.0).replace(**changes), contraction=0.9)
+
+
+def test_arguments_are_checked() -> None:
+    run = li.DPSGD(10, 0.1, 1.0)
+    for contraction in (0.0, 1.5, -1.0, math.nan):
+        with pytest.raises(ValueError, match="contraction"):
+            li.convex(run, contraction=contraction)
+    with pytest.raises(ValueError, match="contraction or diameter"):
+        li.convex(run)
+    with pytest.raises(ValueError, match="learning_rate"):
+        li.convex(run, diameter=1.0)
+    with pytest.raises(ValueError, match="at least"):
+        li.convex(run.replace(optimizer=li.SGD(0.1, weight_decay=0.5)), contraction=0.9)
+
+
+def test_noise_is_calibrated_by_it() -> None:
+    run = li.DPSGD(20, 1.0, 1.0, sampling="full")
+    found = li.calibrate(run, epsilon=1.0, delta=1e-5, analysis=lambda run: li.convex(run, contraction=0.9))
+    assert li.convex(found, contraction=0.9).epsilon(1e-5) <= 1.0
+    assert float(found.noise_multiplier) < float(
+        li.calibrate(run, epsilon=1.0, delta=1e-5, analysis=li.composition).noise_multiplier
+    )

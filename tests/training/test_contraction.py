@@ -1,0 +1,55 @@
+"""By how much steps of shipped regressions contract."""
+
+import jax
+import numpy as np
+import pytest
+
+import lastiterate as li
+from lastiterate.training.problems import binary_logistic, linear, ridge
+
+GENERATOR = np.random.default_rng(0)
+FEATURES = GENERATOR.normal(size=(60, 3))
+LABELS = np.where(FEATURES[:, 0] > 0.0, 1.0, -1.0)
+RUN = li.DPSGD(100, 0.1, 1.0, clip_norm=0.3, optimizer=li.SGD(0.02, weight_decay=0.5))
+
+
+@pytest.mark.parametrize("problem", [binary_logistic(FEATURES, LABELS), ridge(FEATURES, LABELS)])
+def test_clipped_steps_contract_as_stated(problem: object) -> None:
+    stated = li.contraction_of(problem, RUN.replace(optimizer=li.SGD(0.002, weight_decay=0.5))).value
+    rate = 0.002
+    x, y = problem.examples
+
+    def step(w: jax.Array, batch: np.ndarray) -> np.ndarray:
+        gradients = np.array([jax.grad(problem.loss)(w, (x[i], y[i]), None) for i in batch])
+        norms = np.linalg.norm(gradients, axis=1, keepdims=True)
+        clipped = gradients * np.minimum(1.0, 0.3 / np.maximum(norms, 1e-12))
+        return (1.0 - rate * 0.5) * w - rate * clipped.sum(axis=0)
+
+    generator = np.random.default_rng(1)
+    for _ in range(12):
+        first, second = (generator.normal(size=3).astype(np.float32) * 3.0 for _ in range(2))
+        batch = generator.permutation(60)[: generator.integers(1, 12)]
+        moved = np.linalg.norm(step(first, batch) - step(second, batch))
+        assert moved <= stated * np.linalg.norm(first - second) * (1.0 + 1e-5)
+
+
+def test_decay_is_the_contraction_where_the_learning_rate_is_small_enough() -> None:
+    factor = li.contraction_of(binary_logistic(FEATURES, LABELS), RUN)
+    assert factor.value == pytest.approx(1.0 - 0.02 * 0.5)
+    assert 0.0 < factor.failure <= 1e-12
+
+
+def test_what_may_expand_is_refused() -> None:
+    from lastiterate.data import digits
+    from lastiterate.training.problems import logistic
+
+    with pytest.raises(ValueError, match="learning_rate"):
+        li.contraction_of(ridge(FEATURES, LABELS), RUN.replace(optimizer=li.SGD(1.0)))
+    with pytest.raises(ValueError, match="clip_norm"):
+        li.contraction_of(logistic(digits()), RUN)
+    with pytest.raises(ValueError, match="problem"):
+        li.contraction_of(linear(FEATURES), RUN)
+    with pytest.raises(ValueError, match="optimizer"):
+        li.contraction_of(ridge(FEATURES, LABELS), RUN.replace(optimizer=None))
+    with pytest.raises(ValueError, match="labels"):
+        binary_logistic(FEATURES, np.zeros(60))
