@@ -68,7 +68,9 @@ FIELDS = (
         is_whole=True, needs=("noise_filter", ()),
     ),
     Field("sampling", "batches are drawn", "training", usual="poisson", choices=get_args(Sampling)),
-    Field("optimizer", "optimizer", "optimizer", "none: every step counts alike", "", choices=("", "sgd", "adam", "adamw")),
+    Field(
+        "optimizer", "optimizer", "optimizer", "none: every step counts alike", "", ("", "sgd", "adam", "adamw"),
+    ),
     Field(
         "learning_rate", "learning rate", "optimizer", "any, if it is constant", "0.1", low=1e-4, high=10,
         needs=("optimizer", ("sgd", "adam", "adamw")),
