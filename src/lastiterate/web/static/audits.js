@@ -109,7 +109,8 @@ function head(row) {
 }
 
 async function show(found) {
-  head({...found, store: shown.store});
+  const row = rows.find((each) => each.store === shown.store);
+  head(row?.done >= found.done ? row : {...found, store: shown.store}); // the list may know more by now
   byId("waits").replaceChildren(...(found.waits ? [make("p", {}, found.waits)] : []));
   byId("figures-section").hidden = !found.figures;
   if (!found.figures) return;
