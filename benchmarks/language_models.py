@@ -1,7 +1,7 @@
-"""DP-SGD on a language model: tokens a second and memory, ours and Opacus' side by side.
+"""DP-SGD on language models: tokens a second and memory, beside plain training and Opacus.
 
-Run it with `python benchmarks/language_models.py [--model FOLDER]`; the README beside it says what is measured. Exit
-status 1 if a requirement fails.
+Run it with `python benchmarks/language_models.py [--only NAME] [--busy]`; the README beside it says what is measured.
+Exit status 1 if a requirement fails.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import json
 import math
 import multiprocessing
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
@@ -21,24 +20,72 @@ from typing import Any
 
 import numpy as np
 import torch
+from opacus_language_models import WAYS, opacus_step
 from rich.console import Console
 from rich.table import Table
-from transformers import AutoModelForCausalLM, Gemma2Config, Gemma2ForCausalLM, LlamaConfig, LlamaForCausalLM
-from transformers.utils.logging import disable_progress_bar
+from transformers import AutoModelForCausalLM, Gemma2Config, GPT2Config, LlamaConfig
+from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
 import lastiterate as li
 from lastiterate.lm.gradients import ExampleGradients
+from lastiterate.lm.trained import choose_trained
 from lastiterate.lm.trainer import TextTrainer
 from lastiterate.machine import process_peak_bytes
 
-BATCH, LENGTH = 64, 128
+LENGTH = 128
 NOISE, CLIP, RATE = 1.0, 1.0, 1e-3
-REPEATS = 5
+STEPS, REPEATS = 2, 4
+LEAST_OF_PLAIN, AIM_OF_PLAIN, LEAST_OF_OPACUS, MOST_MEMORY = 0.85, 0.95, 1.7, 1.3
+
+_SMALL: dict[str, Any] = {
+    "vocab_size": 512,
+    "hidden_size": 64,
+    "intermediate_size": 172,
+    "num_hidden_layers": 5,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 8,
+}
+_LARGE: dict[str, Any] = {
+    "vocab_size": 8000,
+    "hidden_size": 512,
+    "intermediate_size": 1376,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 8,
+}
+_GPT2: dict[str, Any] = {"vocab_size": 8000, "n_embd": 512, "n_layer": 6, "n_head": 8, "n_positions": 256}
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A model with random weights, and a batch of so many examples.
+
+    Attributes:
+        untied: whether Opacus, which cannot tie, is given the same with a head of its own.
+    """
+
+    name: str
+    config: Callable[[], Any]
+    examples: int
+    is_large: bool
+    lora: bool = False
+    untied: bool = False
+
+
+WORKLOADS = (
+    Workload("Llama, 260,032, tied", lambda: LlamaConfig(**_SMALL, tie_word_embeddings=True), 64, False, untied=True),
+    Workload("Gemma 2, same sizes", lambda: Gemma2Config(**_SMALL, sliding_window=64), 64, False, untied=True),
+    Workload("Llama, 27 million", lambda: LlamaConfig(**_LARGE, tie_word_embeddings=False), 16, True),
+    Workload("Llama, 23 million, tied", lambda: LlamaConfig(**_LARGE, tie_word_embeddings=True), 16, True, untied=True),
+    Workload("GPT-2, 23 million, tied", lambda: GPT2Config(**_GPT2), 16, True, untied=True),
+    Workload("LoRA on the Llama", lambda: LlamaConfig(**_LARGE, tie_word_embeddings=False), 16, True, lora=True),
+)
+SIDES = ("plain", "ours", "written out", *(f"Opacus, {way}" for way in WAYS))
 
 
 @dataclass(frozen=True)
 class Side:
-    """What one library reaches, in a process of its own; ``megabytes`` is what its steps add to the loaded model."""
+    """What one way of training reaches; ``megabytes`` is what its steps add to the loaded model's process."""
 
     tokens_per_second: float
     megabytes: float
@@ -46,111 +93,147 @@ class Side:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", type=Path, help="the folder of a model (default: stories260k's sizes at random)")
-    parser.add_argument("--batch", type=int, default=BATCH)
-    parser.add_argument("--length", type=int, default=LENGTH)
+    parser.add_argument("--only", default="", help="workloads whose names begin so")
+    parser.add_argument("--sides", default="", help="some of them, separated by commas")
+    parser.add_argument(
+        "--busy", action="store_true", help="one thread, by processor time: the machine does other work"
+    )
     parser.add_argument("--json", type=Path, help="also write the rows there")
     asked = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        models = {"given": asked.model} if asked.model else random_models(Path(folder))
-        rows = [compare(name, path, asked.batch, asked.length) for name, path in models.items()]
-    table = Table(title=f"{asked.batch} examples of {asked.length} tokens, {torch.get_num_threads()} threads")
-    for column in ("model", "weights", "library", "tokens/s", "MB", "ratio", "required"):
-        table.add_column(column, justify="left" if column in ("model", "weights", "library") else "right")
-    for row in rows:
-        for each in ("tied", "untied"):
-            table.add_row(row["model"], each, "lastiterate", *_cells(row[each]))
-        ratio = "-" if row["ratio"] is None else f"{row['ratio']:.2f}"
-        table.add_row(row["model"], "untied", "Opacus", *_cells(row["opacus"]), ratio, "1")
-    Console(width=110).print(table)
+    chosen = [workload for workload in WORKLOADS if workload.name.startswith(asked.only)]
+    sides = tuple(asked.sides.split(",")) if asked.sides else SIDES
+    rows = [compare(workload, sides, asked.busy) for workload in chosen]
+    print_rows(rows, asked.busy)
     if asked.json:
         asked.json.write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
-    sys.exit(0 if all(row["ratio"] is None or row["ratio"] >= 1.0 for row in rows) else 1)
+    sys.exit(0 if all(row["passed"] for row in rows) else 1)
 
 
-def random_models(folder: Path) -> dict[str, Path]:
-    """Both architectures at a small size."""
-    disable_progress_bar()
-    sizes: dict[str, Any] = {
-        "vocab_size": 512,
-        "hidden_size": 64,
-        "intermediate_size": 172,
-        "num_hidden_layers": 5,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 4,
-        "head_dim": 8,
-    }
-    LlamaForCausalLM(LlamaConfig(**sizes, tie_word_embeddings=True)).save_pretrained(folder / "llama")
-    Gemma2ForCausalLM(Gemma2Config(**sizes, sliding_window=64)).save_pretrained(folder / "gemma2")
-    return {"Llama, 260,032": folder / "llama", "Gemma 2, same sizes": folder / "gemma2"}
+def print_rows(rows: list[dict[str, Any]], busy: bool) -> None:
+    threads = "one thread, by processor time" if busy else f"{torch.get_num_threads()} threads"
+    table = Table(title=f"Steps of DP-SGD, examples of {LENGTH} tokens, {threads}")
+    for column in ("model", "side", "tokens/s", "MB"):
+        table.add_column(column, justify="left" if column in ("model", "side") else "right")
+    for row in rows:
+        for name, side in row["sides"].items():
+            table.add_row(row["model"], name, *_cells(side))
+    Console(width=110).print(table)
+    table = Table(title="Requirements")
+    for column in ("model", "what", "found", "required", ""):
+        table.add_column(column, justify="right" if column in ("found", "required") else "left")
+    for row in rows:
+        for what, found, required, passed in row["checks"]:
+            table.add_row(row["model"], what, f"{found:.2f}", required, "" if passed else "FAILS")
+    Console(width=110).print(table)
 
 
-def compare(name: str, path: Path, batch: int, length: int) -> dict[str, Any]:
-    """Both libraries on the untied model, in turns, and ours on the tied one; Opacus cannot tie."""
+def compare(workload: Workload, wanted: tuple[str, ...], busy: bool) -> dict[str, Any]:
+    """All sides on the same model and tokens, each in a process of its own."""
     sides: dict[str, Side | None] = {}
-    for key, work, tied in (("tied", ours, True), ("untied", ours, False), ("opacus", opacus, False)):
+    for side in (each for each in SIDES if each in wanted):
         with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-            sides[key] = pool.submit(measure, work, path, tied, batch, length).result()
-    ours_, theirs = sides["untied"], sides["opacus"]
-    ratio = ours_.tokens_per_second / theirs.tokens_per_second if ours_ and theirs else None
-    return {"model": name, **{key: side and asdict(side) for key, side in sides.items()}, "ratio": ratio}
+            sides[side] = pool.submit(measure, WORKLOADS.index(workload), side, busy).result()
+    checks = list(requirements(workload, sides))
+    shown = {side: found and asdict(found) for side, found in sides.items()}
+    return {"model": workload.name, "sides": shown, "checks": checks, "passed": all(check[3] for check in checks)}
 
 
-def measure(
-    work: Callable[[Any, torch.Tensor], Callable[[], None] | None], path: Path, tied: bool, *size: int
-) -> Side | None:
-    """The best of some steps; memory is the growth of the process' peak. None: the library refuses the model."""
+def requirements(workload: Workload, sides: dict[str, Side | None]) -> list[tuple[str, float, str, bool]]:
+    """What is asked of this workload: what, how much was found, the bound in words, and whether it holds."""
+    ours, plain, written = (sides.get(side) for side in ("ours", "plain", "written out"))
+    peers = [side.tokens_per_second for name, side in sides.items() if name.startswith("Opacus") and side]
+    found = []
+    if ours and plain and workload.is_large:
+        ratio, memory = ours.tokens_per_second / plain.tokens_per_second, ours.megabytes / plain.megabytes
+        bound = f">= {LEAST_OF_PLAIN} (aim {AIM_OF_PLAIN})"
+        found.append(("rate over plain training", ratio, bound, ratio >= LEAST_OF_PLAIN))
+        found.append(("memory over plain training", memory, f"<= {MOST_MEMORY}", memory <= MOST_MEMORY))
+    if ours and written:
+        ratio = ours.tokens_per_second / written.tokens_per_second
+        found.append(("rate over written out", ratio, ">= 1", ratio >= 1.0))
+    if ours and peers:
+        least = LEAST_OF_OPACUS if workload.is_large else 1.0
+        ratio = ours.tokens_per_second / max(peers)
+        found.append(("rate over Opacus' best", ratio, f">= {least}", ratio >= least))
+    return found
+
+
+def measure(number: int, side: str, busy: bool) -> Side | None:
+    """The best of some repeats; memory is the growth of the process' peak. None: the library refuses the model."""
     disable_progress_bar()
-    model = AutoModelForCausalLM.from_pretrained(path, attn_implementation="eager").eval()
-    if not tied:
-        head = torch.nn.Linear(model.config.hidden_size, model.config.vocab_size, bias=False)
-        head.weight.data.copy_(model.get_input_embeddings().weight.data)
-        model.lm_head, model.config.tie_word_embeddings = head, False
+    set_verbosity_error()
+    if busy:
+        torch.set_num_threads(1)
+    clock = time.process_time if busy else time.perf_counter
+    workload = WORKLOADS[number]
+    model = build(workload, untied=workload.untied and side.startswith("Opacus"))
+    size = (workload.examples, LENGTH)
     tokens = torch.as_tensor(np.random.default_rng(0).integers(0, model.config.vocab_size, size))
     before = process_peak_bytes()
-    step = work(model, tokens)
+    step = step_of(side, model, tokens)
     if step is None:
         return None
     best = math.inf
-    for _ in range(REPEATS):
-        began = time.perf_counter()
-        step()
-        best = min(best, time.perf_counter() - began)
-    return Side(tokens.numel() / best, (process_peak_bytes() - before) / 2**20)
-
-
-def ours(model: Any, tokens: torch.Tensor) -> Callable[[], None]:
-    start = {name: value.detach() for name, value in model.named_parameters()}
-    gradients = ExampleGradients(model, start, tokens.shape[1])
-    run = li.DPSGD(1, 1.0, NOISE, clip_norm=CLIP, sampling="full", optimizer=li.SGD(RATE))
-    trainer = TextTrainer(run, gradients, start, tokens, torch.full((len(tokens),), tokens.shape[1]))
-    return lambda: trainer.train([], [], [0]) and None
-
-
-def opacus(model: Any, tokens: torch.Tensor) -> Callable[[], None] | None:
-    from opacus.grad_sample import GradSampleModule
-    from opacus.optimizers import DPOptimizer
-
-    if GradSampleModule.validate(model.train()):  # what it cannot train
+    try:
+        for _ in range(REPEATS):
+            began = clock()
+            step()
+            best = min(best, clock() - began)
+    except (RuntimeError, ValueError, NotImplementedError, AttributeError) as error:
+        print(f"{workload.name}, {side}: {str(error).splitlines()[0][:100]}", file=sys.stderr)
         return None
-    sampled = GradSampleModule(model.train(), batch_first=True, loss_reduction="mean", force_functorch=True)
-    optimizer = DPOptimizer(
-        torch.optim.SGD(sampled.parameters(), lr=RATE),
-        noise_multiplier=NOISE,
-        max_grad_norm=CLIP,
-        expected_batch_size=len(tokens),
-    )
+    return Side(STEPS * tokens.numel() / best, (process_peak_bytes() - before) / 2**20)
 
-    # One mask and one row of positions for each example, since Opacus takes everything to have a row an example.
-    positions = torch.arange(tokens.shape[1]).repeat(len(tokens), 1)
+
+def build(workload: Workload, *, untied: bool) -> Any:
+    torch.manual_seed(0)
+    model: Any = AutoModelForCausalLM.from_config(workload.config(), attn_implementation="eager").eval()
+    if untied:
+        head = torch.nn.Linear(model.config.hidden_size, model.config.vocab_size, bias=False)
+        head.weight.data.copy_(model.get_input_embeddings().weight.data)
+        model.lm_head, model.config.tie_word_embeddings = head, False
+    return choose_trained(model, "lora") if workload.lora else model
+
+
+def step_of(side: str, model: Any, tokens: torch.Tensor) -> Callable[[], None] | None:
+    """What trains ``STEPS`` steps."""
+    if side == "plain":
+        once = plain_step(model, tokens)
+    elif side.startswith("Opacus"):
+        way = side.removeprefix("Opacus, ")
+        found = opacus_step(model, tokens, way, noise=NOISE, clip_norm=CLIP, rate=RATE)
+        if found is None:
+            return None
+        once = found
+    else:
+        return our_steps(model, tokens, written_out=side == "written out")
+
+    def several() -> None:
+        for _ in range(STEPS):
+            once()
+
+    return several
+
+
+def plain_step(model: Any, tokens: torch.Tensor) -> Callable[[], None]:
+    """Training without privacy."""
+    optimizer = torch.optim.SGD([value for value in model.parameters() if value.requires_grad], lr=RATE)
 
     def step() -> None:
         optimizer.zero_grad()
-        logits = sampled(input_ids=tokens, position_ids=positions, use_cache=False).logits[:, :-1]
+        logits = model(input_ids=tokens, use_cache=False).logits[:, :-1]
         torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten()).backward()
         optimizer.step()
 
     return step
+
+
+def our_steps(model: Any, tokens: torch.Tensor, *, written_out: bool) -> Callable[[], None]:
+    start = {name: value.detach() for name, value in model.named_parameters() if value.requires_grad}
+    gradients = ExampleGradients(model, start, tokens.shape[1], written_out=written_out)
+    run = li.DPSGD(STEPS, 1.0, NOISE, clip_norm=CLIP, sampling="full", optimizer=li.SGD(RATE))
+    trainer = TextTrainer(run, gradients, start, tokens, torch.full((len(tokens),), tokens.shape[1]))
+    return lambda: trainer.train([], [], [0]) and None
 
 
 def _cells(side: dict[str, float] | None) -> tuple[str, str]:

@@ -6,22 +6,17 @@ pages take their words from here.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from importlib import import_module
+from typing import TYPE_CHECKING, Literal, cast
 
-# Not heavy: ``import lastiterate`` has loaded them already.
 from lastiterate.optimizer import Adam
-from lastiterate.privacy.analyses.composition import composition
-from lastiterate.privacy.analyses.convex import convex
-from lastiterate.privacy.analyses.full_batch import full_batch
-from lastiterate.privacy.analyses.last_iterate import last_iterate
-from lastiterate.privacy.analyses.max_over_steps import max_over_steps
-from lastiterate.privacy.analyses.no_amplification import no_amplification
 
 APPROXIMATION = "approximation of a heuristic"  # what the prediction is with Adam, whose divisor is taken as given
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from lastiterate.privacy.curve import PrivacyCurve
     from lastiterate.run import DPSGD
 
@@ -31,18 +26,22 @@ class Analysis:
     """A way from a run to its privacy.
 
     Attributes:
-        name: in Python and JSON; the command line spells it with hyphens.
+        name: in Python and JSON, and of its module; the command line spells it with hyphens.
         label: in tables and legends.
         assumes: what it takes for granted, and so what its numbers are.
         kind: whether it predicts, holds for every attack, or is only there to compare with.
-        curve: the analysis itself.
     """
 
     name: str
     label: str
     assumes: str
     kind: Literal["heuristic", "guarantee", "baseline"]
-    curve: Callable[[DPSGD], PrivacyCurve]
+
+    @property
+    def curve(self) -> Callable[[DPSGD], PrivacyCurve]:
+        """The analysis itself, which is loaded when it is asked for: words must be there at once."""
+        module = import_module(f"lastiterate.privacy.analyses.{self.name}")
+        return cast("Callable[[DPSGD], PrivacyCurve]", getattr(module, self.name))
 
     @property
     def is_guarantee(self) -> bool:
@@ -104,38 +103,33 @@ LAST_ITERATE = Analysis(
     "last iterate (heuristic)",
     "only the final model is seen, losses are linear: predicts, does not guarantee",
     "heuristic",
-    last_iterate,
 )
 COMPOSITION = Analysis(
-    "composition", "composition (standard)", "every intermediate model is seen: a guarantee", "guarantee", composition
+    "composition", "composition (standard)", "every intermediate model is seen: a guarantee", "guarantee"
 )
 FULL_BATCH = Analysis(
     "full_batch",
     "full batch (baseline)",
     "all data in every step, the same noise: for comparison, not a guarantee",
     "baseline",
-    full_batch,
 )
 NO_AMPLIFICATION = Analysis(
     "no_amplification",
     "no amplification (bound)",
     "every intermediate model is seen, and which batches an example is in: a guarantee",
     "guarantee",
-    no_amplification,
 )
 CONVEX = Analysis(
     "convex",
     "last iterate, convex (guarantee)",
     "only the final model is seen, losses are convex, steps contract as stated: a guarantee",
     "guarantee",
-    convex,
 )
 MAX_OVER_STEPS = Analysis(
     "max_over_steps",
     "largest up to T (heuristic)",
     "the largest of the heuristic for this run stopped at any step",
     "heuristic",
-    max_over_steps,
 )
 _ANALYSES = LAST_ITERATE, COMPOSITION, FULL_BATCH, NO_AMPLIFICATION, CONVEX, MAX_OVER_STEPS
 ANALYSES = {each.name: each for each in _ANALYSES}

@@ -129,9 +129,11 @@ def test_losses_are_hugging_faces_in_the_order_of_the_examples(case, microbatch)
     assert found.numpy() == pytest.approx(case.losses, abs=TOLERANCE, rel=TOLERANCE)
 
 
+@pytest.mark.parametrize("written_out", [False, True])
 @pytest.mark.parametrize("microbatch", MICROBATCHES)
-def test_the_clipped_sum_is_the_same_for_every_microbatch(case, microbatch):
-    gradients = case.gradients(microbatch=microbatch)
+def test_the_clipped_sum_is_the_same_for_every_microbatch(case, microbatch, written_out):
+    gradients = case.gradients(microbatch=microbatch, written_out=written_out)
+    assert gradients.ghosts == (frozenset() if written_out else frozenset(case.start))
     case.assert_clipped(gradients)
     assert gradients.microbatch == microbatch
 
@@ -198,7 +200,7 @@ def test_a_model_that_looks_at_its_data_is_computed_one_example_at_a_time(case, 
         return inner(tokens, **options)
 
     monkeypatch.setattr(case.model, "forward", looking)
-    gradients = case.gradients(microbatch=4)
+    gradients = case.gradients(microbatch=4, written_out=True)
     case.assert_clipped(gradients)
     assert gradients.microbatch == 1
     assert len(calls) == 1 + len(case.tokens)
@@ -207,14 +209,14 @@ def test_a_model_that_looks_at_its_data_is_computed_one_example_at_a_time(case, 
 
 
 def test_a_microbatch_is_halved_until_it_fits(llama, monkeypatch):
-    gradients = llama.gradients(microbatch=32)
+    gradients = llama.gradients(microbatch=32, written_out=True)
     inner, tried = gradients.several, []
 
-    def small(parameters, tokens, lengths):
+    def small(parameters, tokens, *others):
         tried.append(len(tokens))
         if len(tokens) > 2:
             raise torch.OutOfMemoryError("no memory left")
-        return inner(parameters, tokens, lengths)
+        return inner(parameters, tokens, *others)
 
     monkeypatch.setattr(gradients, "several", small)
     llama.assert_clipped(gradients)
@@ -226,7 +228,7 @@ def test_memory_that_suffices_for_no_two_examples_is_enough_for_one(llama, monke
     def never(*_):
         raise torch.OutOfMemoryError("no memory left")
 
-    gradients = llama.gradients(microbatch=5)
+    gradients = llama.gradients(microbatch=5, written_out=True)
     monkeypatch.setattr(gradients, "several", never)
     llama.assert_clipped(gradients)
     assert gradients.microbatch == 1
@@ -336,10 +338,10 @@ def moved(case):
     return case.changed(start=start, losses=np.array(losses), expected=list(expected))
 
 
-def test_gradients_in_bfloat16_are_added_up_in_float32(tiny_llama, llama):
+def test_written_out_gradients_in_bfloat16_are_added_up_in_float32(tiny_llama, llama):
     model = load_model(tiny_llama, dtype="bfloat16")
     start = {name: value.detach() for name, value in model.named_parameters()}
-    gradients = ExampleGradients(model, start, llama.tokens.shape[1], microbatch=1)
+    gradients = ExampleGradients(model, start, llama.tokens.shape[1], microbatch=1, written_out=True)
     each = [gradients.one(start, row[:length]) for row, length in zip(llama.tokens, llama.lengths, strict=True)]
     found = gradients.clipped_sum(start, llama.tokens, llama.lengths, 1e6)
     expected = {name: sum(gradient[name].double().numpy() for gradient in each) for name in start}

@@ -180,3 +180,11 @@ def test_rows_are_refused_where_embeddings_are_not_trained(tiny_llama, tiny_text
 def test_bad_arguments_are_named(given, words):
     with pytest.raises(ValueError, match=words):
         UnseenTokens(**given)
+
+
+def test_crafting_trains_as_many_models_as_those_counted_call_for():
+    assert [UnseenTokens().references_for(counted) for counted in (2, 128, 192, 256, 4096)] == [8, 8, 12, 16, 16]
+    assert UnseenTokens("loss").references_for(2) == 16  # its noise is measured on them
+    assert UnseenTokens(references=40).references_for(2) == 40
+    assert UnseenTokens(candidates=1).to_craft(2) == 8
+    assert UnseenTokens().to_craft(2) == 9  # another one to choose the canary by

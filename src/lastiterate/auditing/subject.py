@@ -65,10 +65,11 @@ def find_subject(data: str, model: str, trainer: str | None, run: Callable[[int 
     if trainer is not None:
         return _users(trainer, run(None))
     from lastiterate.data import load
-    from lastiterate.training.recipes import recipe
 
     dataset = load(data)
     described = run(len(dataset.x_train))
+    from lastiterate.training.recipes import recipe  # JAX: not before it is known that there is something to train
+
     usual = recipe(dataset, model)
     name = f"{re.sub('[^a-z0-9]+', '-', dataset.name.lower()).strip('-')}-{model}"
     words = f"{model} on {dataset.name}, {len(dataset.x_train):,} examples"

@@ -6,22 +6,11 @@ from typing import Annotated
 
 import typer
 
-from lastiterate.cli.audit import audit
-from lastiterate.cli.audit_lm import audit_lm
-from lastiterate.cli.calibrate import calibrate
-from lastiterate.cli.check import check
-from lastiterate.cli.delta import delta
-from lastiterate.cli.epsilon import epsilon
-from lastiterate.cli.errors import PlainGroup
-from lastiterate.cli.estimate import estimate
-from lastiterate.cli.plan import plan
-from lastiterate.cli.power import power
-from lastiterate.cli.probe import probe
-from lastiterate.cli.report import report
-from lastiterate.cli.reproduce import reproduce
+from lastiterate import __version__
+from lastiterate.cli.commands import LazyGroup
 
 app = typer.Typer(
-    cls=PlainGroup,
+    cls=LazyGroup,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -45,13 +34,7 @@ def lastiterate(
       lastiterate probe zeroing
     """
     if version:
-        from importlib.metadata import version as installed
-
-        print(installed("lastiterate"))
+        print(__version__)
         raise typer.Exit
     if context.invoked_subcommand is None:
         print(context.get_help())
-
-
-for command in (epsilon, delta, calibrate, plan, check, power, audit, audit_lm, report, estimate, probe, reproduce):
-    app.command()(command)

@@ -23,6 +23,7 @@ from lastiterate.cli.pictures import check_page
 from lastiterate.cli.streams import talk_on_stderr
 from lastiterate.cli.training_options import EngineOptions
 from lastiterate.cli.unfold import unfold
+from lastiterate.values import integer
 
 Data = Annotated[
     str,
@@ -74,6 +75,8 @@ def audit(
       lastiterate audit --attack mislabelled --models 1024 --store runs/mislabelled.sqlite
       lastiterate audit --releases 10
     """
+    if isinstance(models, int):
+        integer("models", models)
     from lastiterate.auditing.subject import find_subject
     from lastiterate.cli.audit_options import find_attack
 

@@ -187,6 +187,9 @@ def audit_lm(
       lastiterate audit-lm --model google/gemma-2-2b --text train.txt --held-out valid.txt --dtype bfloat16
       lastiterate audit-lm --model stories260k --text dialogues.jsonl --unit person --by user
     """
+    texts.check()
+    if isinstance(models, int):
+        integer("models", models)
     asked = question.question()
     check_page(options.output)
     if one_run and score == "loss":

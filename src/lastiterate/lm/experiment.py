@@ -19,7 +19,7 @@ from lastiterate.lm.gradients import Tensors
 from lastiterate.lm.one_run_tokens import ArmedTexts, OneRunTokens
 from lastiterate.lm.problem import Loaded, TextProblem, load
 from lastiterate.lm.second_moment import second_moment
-from lastiterate.lm.training import FIRST_REFERENCE, Model, TextReferences, time_steps, train_models
+from lastiterate.lm.training import FIRST_REFERENCE, Model, TextReferences, time_parts, train_models
 from lastiterate.lm.unseen_tokens import ArmedText, UnseenTokens
 from lastiterate.machine import process_peak_bytes
 from lastiterate.optimizer import Adam
@@ -75,7 +75,7 @@ class FineTunings:
         return identify(self.run, self.problem, self.attack, self.design, self.seed)
 
     def craft(self, progress: bool | None) -> Crafted:
-        facts = self.attack.craft(self.run, self.problem, TextReferences(self.seed, progress))
+        facts = self.attack.craft(self.run, self.problem, TextReferences(self.seed, progress, self.design.trials))
         words = self.attack.words(facts)
         moment = _second_moment(self.run, self.problem, self.seed, progress)
         return Crafted(facts, self.attack.expected(facts), words, perplexity_before(self.problem), moment)
@@ -84,7 +84,8 @@ class FineTunings:
         return _ModelByModel(self, self.attack.arm(self.run, self.problem, crafted.facts), workers)
 
     def cost(self) -> Cost:
-        return _cost(self.run, self.problem, models_to_craft(self.attack), self.design.trials)
+        counted = self.design.trials
+        return _cost(self.run, self.problem, self.attack.to_craft(counted), counted, self.attack.candidates)
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,7 +158,7 @@ class OneFineTuning:
         return _AllCanaries(self, crafted, self.models)
 
     def cost(self) -> Cost:
-        return _cost(self.run, self.problem, models_to_craft(self.attack), 1)
+        return _cost(self.run, self.problem, models_to_craft(self.attack), 1, self.models)
 
 
 @dataclass(frozen=True, eq=False)
@@ -201,7 +202,9 @@ def _perplexity(loaded: Loaded, released: Tensors) -> float:
     return float("nan") if loaded.held_out is None else loaded.perplexity(released)
 
 
-def _cost(run: DPSGD, problem: TextProblem, references: int, counted: int) -> Cost:
-    total = references + counted
-    seconds = time_steps(run, problem) * total * run.steps
+def _cost(run: DPSGD, problem: TextProblem, references: int, counted: int, candidates: int) -> Cost:
+    """By the parts of an audit: steps, perplexities, and gradients of the canaries that are looked at."""
+    took, total = time_parts(run, problem), references + counted
+    gradients = 2 * candidates + references
+    seconds = total * run.steps * took.step + counted * took.perplexity + gradients * took.gradient
     return Cost(total, references, seconds, process_peak_bytes(), "from a few steps trained")

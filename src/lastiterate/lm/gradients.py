@@ -7,12 +7,18 @@ right: attention is causal, so no token of an example sees the padding, and its 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.func import functional_call, grad, vmap
+
+from lastiterate.lm.ghost.choosing import choose
+from lastiterate.lm.ghost.following import follow
+from lastiterate.lm.ghost.norms import squared_norms
+from lastiterate.lm.ghost.sums import add_weighted
+from lastiterate.lm.ghost.uses import UnforeseenUse, Uses
+from lastiterate.lm.token_loss import by_length, token_weights
 
 if TYPE_CHECKING:
     from lastiterate.lm.causal_model import CausalModel
@@ -29,10 +35,13 @@ class ExampleGradients:
     Args:
         microbatch: how many examples at once. None: as many as fit.
         checkpointing: compute activations twice instead of keeping them, one example at a time.
+        written_out: write out the gradients of every example in all parameters. Otherwise only in those that the model
+            uses in a way that is not understood.
 
     Attributes:
         microbatch: how many examples are computed at once. It is halved when memory runs out, and 1 for models whose
             code cannot be mapped over examples.
+        ghosts: the parameters whose gradients are not written out.
     """
 
     def __init__(
@@ -43,12 +52,18 @@ class ExampleGradients:
         *,
         microbatch: int | None = None,
         checkpointing: bool = False,
+        written_out: bool = False,
     ) -> None:
         self._model = model
+        self.ghosts: frozenset[str] = frozenset()
         if checkpointing:
             _checkpoint(model)
-        fits = max(1, min(MOST_AT_ONCE, _BUDGET // _bytes_an_example(model, trained, length)))
+        elif not written_out:
+            self.ghosts = _worthwhile(choose(model, trained, length), trained)
+        written = sum(value.numel() for name, value in trained.items() if name not in self.ghosts)
+        fits = max(1, min(MOST_AT_ONCE, _BUDGET // _bytes_an_example(model, written, length)))
         self.microbatch = 1 if checkpointing else microbatch or fits
+        self._one_by_one = False
 
     def with_model(self, model: CausalModel) -> ExampleGradients:
         """The same for a copy of the model."""
@@ -65,60 +80,75 @@ class ExampleGradients:
         """The loss of every example."""
         found = []
         with torch.no_grad():
-            for rows in _by_length(lengths, self.microbatch or 1):
+            for rows in by_length(lengths, self.microbatch or 1):
                 trimmed = tokens[rows, : int(lengths[rows].max())]
                 logits = functional_call(self._model, parameters, (trimmed,), {"use_cache": False}).logits[:, :-1]
                 each = torch.log_softmax(logits.float(), -1).gather(2, trimmed[:, 1:, None])[:, :, 0]
-                found.append(-(each * _weights(lengths[rows], trimmed.shape[1])).sum(1))
-            order = torch.cat(_by_length(lengths, self.microbatch or 1))
+                found.append(-(each * token_weights(lengths[rows], trimmed.shape[1])).sum(1))
+            order = torch.cat(by_length(lengths, self.microbatch or 1))
         return torch.cat(found)[torch.argsort(order)]
 
-    def one(self, parameters: Tensors, tokens: Tensor) -> Tensors:
-        """The gradient of one example that has no padding."""
+    def one(self, parameters: Tensors, tokens: Tensor, fixed: Tensors | None = None) -> Tensors:
+        """The gradient of one example that has no padding; ``fixed`` are parameters in which it is not wanted."""
         leaves = {name: value.detach().requires_grad_() for name, value in parameters.items()}
-        weights = _weights(torch.tensor([len(tokens)]), len(tokens))[0].to(tokens.device)
-        inside = {f"model.{name}": leaf for name, leaf in leaves.items()}
+        weights = token_weights(torch.tensor([len(tokens)]), len(tokens))[0].to(tokens.device)
+        inside = {f"model.{name}": leaf for name, leaf in {**(fixed or {}), **leaves}.items()}
         found = functional_call(_Gradient(self._model), inside, (tokens, weights, list(leaves.values())))
         return {
             name: torch.zeros_like(leaf) if each is None else each
             for (name, leaf), each in zip(leaves.items(), found, strict=True)
         }
 
-    def several(self, parameters: Tensors, tokens: Tensor, lengths: Tensor) -> Tensors:
+    def several(self, parameters: Tensors, tokens: Tensor, lengths: Tensor, fixed: Tensors | None = None) -> Tensors:
         """The gradients of some examples at once, along a leading axis."""
-        weights = _weights(lengths, tokens.shape[1])
-        found: Tensors = vmap(grad(self.loss), (None, 0, 0))(parameters, tokens, weights)
+        weights = token_weights(lengths, tokens.shape[1])
+
+        def loss(varied: Tensors, tokens: Tensor, weights: Tensor) -> Tensor:
+            return self.loss({**(fixed or {}), **varied}, tokens, weights)
+
+        found: Tensors = vmap(grad(loss), (None, 0, 0))(parameters, tokens, weights)
         return found
 
     def clipped_sum(self, parameters: Tensors, tokens: Tensor, lengths: Tensor, clip_norm: float) -> Tensors:
         """The sum of the clipped gradients in float32: each has a norm over all parameters of at most ``clip_norm``."""
-        while self.microbatch > 1:
+        while True:
             try:
-                return self._sum(parameters, tokens, lengths, clip_norm, self.several)
+                return self._sum(parameters, tokens, lengths, clip_norm)
             except torch.OutOfMemoryError:
+                if self.microbatch == 1:
+                    raise
                 self.microbatch //= 2
+            except UnforeseenUse:
+                self.ghosts = frozenset()
             except RuntimeError:  # code that looks at its data; where it is a fault of another kind, it comes again
-                self.microbatch = 1
-        return self._sum(parameters, tokens, lengths, clip_norm, self._alone)
+                if self._one_by_one or self.microbatch == 1 or self.ghosts.issuperset(parameters):
+                    raise
+                self._one_by_one = True
+                if not self.ghosts:
+                    self.microbatch = 1
 
-    def _alone(self, parameters: Tensors, tokens: Tensor, lengths: Tensor) -> Tensors:
-        return {name: value[None] for name, value in self.one(parameters, tokens[0]).items()}
-
-    def _sum(
-        self,
-        parameters: Tensors,
-        tokens: Tensor,
-        lengths: Tensor,
-        clip_norm: float,
-        gradients: Callable[[Tensors, Tensor, Tensor], Tensors],
-    ) -> Tensors:
+    def _sum(self, parameters: Tensors, tokens: Tensor, lengths: Tensor, clip_norm: float) -> Tensors:
         total = {name: torch.zeros_like(value, dtype=torch.float32) for name, value in parameters.items()}
-        for rows in _by_length(lengths, self.microbatch):
-            found = gradients(parameters, tokens[rows, : int(lengths[rows].max())], lengths[rows])
-            factors = clip_factors(found, clip_norm)
-            for name, each in found.items():
-                total[name] += torch.tensordot(factors, each.float(), 1)
+        ghosts = {name: value for name, value in parameters.items() if name in self.ghosts}
+        rest = {name: value for name, value in parameters.items() if name not in self.ghosts}
+        for rows in by_length(lengths, self.microbatch):
+            trimmed, counts = tokens[rows, : int(lengths[rows].max())], lengths[rows]
+            written = self._written_out(rest, trimmed, counts, ghosts) if rest else {}
+            uses = Uses(len(rows), tokens.device)
+            if ghosts:
+                uses = follow(self._model, ghosts, rest, trimmed, token_weights(counts, trimmed.shape[1]))
+            uses.written.update(written)
+            norms = squared_norms(uses, clip_norm).sqrt()
+            add_weighted(total, uses, torch.clamp(clip_norm / norms, max=1.0).float())  # 1 for a gradient of zero
         return total
+
+    def _written_out(self, parameters: Tensors, tokens: Tensor, lengths: Tensor, fixed: Tensors) -> Tensors:
+        if self.microbatch > 1 and not self._one_by_one:
+            return self.several(parameters, tokens, lengths, fixed)
+        each = [self.one(parameters, row[:length], fixed) for row, length in zip(tokens, lengths.tolist(), strict=True)]
+        if len(each) == 1:  # without a copy
+            return {name: value[None] for name, value in each[0].items()}
+        return {name: torch.stack([gradient[name] for gradient in each]) for name in parameters}
 
 
 class _Gradient(torch.nn.Module):
@@ -152,26 +182,21 @@ def clip_factors(gradients: Tensors, clip_norm: float) -> Tensor:
     return torch.clamp(clip_norm / norms, max=1.0)  # 1 for a gradient of zero
 
 
-def _weights(lengths: Tensor, width: int) -> Tensor:
-    """What each prediction counts, [examples, width - 1]: the same for an example's own tokens, 0 for padding."""
-    predictions = (lengths - 1)[:, None]
-    counted = torch.arange(width - 1, device=lengths.device) < predictions
-    return counted.float() / predictions.clamp_min(1)
+def _worthwhile(understood: frozenset[str], trained: Tensors) -> frozenset[str]:
+    """None, if most parameters would have to be written out all the same, in a pass of their own."""
+    sizes = {name: value.numel() for name, value in trained.items()}
+    share = sum(sizes[name] for name in understood) / sum(sizes.values())
+    return understood if share > 0.5 else frozenset()
 
 
-def _by_length(lengths: Tensor, size: int) -> list[Tensor]:
-    """The rows of the examples in groups of at most ``size``, sorted by length, so that there is little padding."""
-    return list(torch.split(torch.argsort(lengths, stable=True), size)) if len(lengths) else []
-
-
-def _bytes_an_example(model: CausalModel, trained: Tensors, length: int) -> int:
-    """About how many bytes one example takes: its gradient, which is there twice, and the activations."""
+def _bytes_an_example(model: CausalModel, written: int, length: int) -> int:
+    """About how many bytes one example takes: activations, and gradients written out, which are there twice."""
     config = model.config.get_text_config()
     width, layers = config.hidden_size, config.num_hidden_layers
     inner = getattr(config, "intermediate_size", None) or 4 * width
     attention = 3 * getattr(config, "num_attention_heads", 1) * length
     activations = length * (layers * (12 * width + 4 * inner + attention) + 4 * config.vocab_size)
-    return int(4 * (2 * sum(value.numel() for value in trained.values()) + activations))
+    return int(4 * (2 * written + activations))
 
 
 def _checkpoint(model: CausalModel) -> None:

@@ -17,6 +17,7 @@ from torch import Tensor
 from lastiterate.arrays import IntArray
 from lastiterate.batch_order import batch_order
 from lastiterate.lm.gradients import ExampleGradients, Tensors
+from lastiterate.lm.noise import add_noise
 from lastiterate.optimizer import Adam, Optimizer
 from lastiterate.run import DPSGD, TRAINED, require_basic
 from lastiterate.training_diverged import TrainingDiverged
@@ -95,8 +96,7 @@ class TextTrainer:
         noise = torch.Generator(device).manual_seed(int(np.random.default_rng([*seed, 1]).integers(2**63)))
 
         def add(total: Tensors, step: int) -> None:
-            for value in total.values():
-                value += self._scales[step] * torch.randn(value.shape, generator=noise, device=device)
+            add_noise(total, noise, float(self._scales[step]))
 
         return add
 
@@ -109,8 +109,7 @@ class TextTrainer:
                 start = int(np.random.default_rng([*seed, 1, drawn]).integers(2**63))
                 noise = torch.Generator(device).manual_seed(start)
                 scale = coefficients[step - drawn] * self._scales[drawn]
-                for value in total.values():
-                    value += scale * torch.randn(value.shape, generator=noise, device=device)
+                add_noise(total, noise, float(scale))
 
         return add
 

@@ -21,7 +21,7 @@ from lastiterate.run import DPSGD
 from lastiterate.training_progress import TrainingProgress
 
 _SMALL = 20_000_000  # parameters: up to here models are trained side by side, one a core
-_TIMED_STEPS = 3
+_TIMED_STEPS = 6
 FIRST_REFERENCE = 2**31  # numbers that no audit's models reach
 
 Reading = TypeVar("Reading")
@@ -106,21 +106,52 @@ def train_models(
                 future.cancel()
 
 
-def time_steps(run: DPSGD, problem: TextProblem) -> float:
-    """Seconds a step of a model, of as many models as are trained side by side."""
-    short = run.prefix(min(_TIMED_STEPS, run.steps))
-    count = _workers(load(problem), cores(), None)
-    began = monotonic()
-    for _ in train_models(short, problem, (), [Model(i, ()) for i in range(count)], 0, lambda *_: None):
-        pass
-    return (monotonic() - began) / (count * short.steps)
+class Seconds(NamedTuple):
+    """Of what an audit spends its time on, in as many models as are trained side by side.
+
+    Attributes:
+        step: of one model.
+        perplexity: on the held-out texts, of one model.
+        gradient: of one example alone, as crafters want it.
+    """
+
+    step: float
+    perplexity: float
+    gradient: float
+
+
+def time_parts(run: DPSGD, problem: TextProblem) -> Seconds:
+    """What each part takes, once it has been done before: the first time takes longer."""
+    loaded = load(problem)
+    count = _workers(loaded, cores(), None)
+
+    def steps(number: int) -> float:
+        short, began = run.prefix(min(number, run.steps)), monotonic()
+        for _ in train_models(short, problem, (), [Model(i, ()) for i in range(count)], 0, lambda *_: None):
+            pass
+        return (monotonic() - began) / (count * short.steps)
+
+    def gradients(loaded: Loaded) -> None:
+        tokens, lengths = loaded.examples
+        loaded.gradients.one(loaded.start, tokens[0, : int(lengths[0])])
+
+    def reading(read: Callable[[Loaded], object]) -> float:
+        with _threads(loaded):
+            read(loaded)
+            began = monotonic()
+            read(loaded)
+            return (monotonic() - began) / count
+
+    steps(1)
+    perplexity = reading(lambda loaded: loaded.perplexity(loaded.start)) if loaded.held_out is not None else 0.0
+    return Seconds(steps(_TIMED_STEPS), perplexity, reading(gradients))
 
 
 class TextReferences:
-    """Trains models without canaries that are not counted, and reads them."""
+    """Trains models without canaries that are not counted, and reads them; ``counted`` are those that will be."""
 
-    def __init__(self, seed: int, progress: bool | None) -> None:
-        self._seed, self._progress = seed, progress
+    def __init__(self, seed: int, progress: bool | None, counted: int = 0) -> None:
+        self._seed, self._progress, self.counted = seed, progress, counted
 
     def __call__(
         self,

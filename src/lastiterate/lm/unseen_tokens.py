@@ -28,6 +28,7 @@ from lastiterate.values import integer, one_of
 
 Score: TypeAlias = Literal["gradient", "rows", "loss"]
 
+FEWEST, MOST = 8, 16  # models that a crafter looks at
 _LEAST_SIGNAL = 0.02
 _LEAST_CANDIDATES = 8  # among which the canary's replacement is chosen
 _LEAST_LENGTH = 0.05  # of the difference of two directions
@@ -49,27 +50,39 @@ class UnseenTokens:
             model loses on the canary: for who cannot see parameters).
         length: of the sequence, in tokens.
         candidates: among so many sequences the one is chosen that should show best.
-        references: how many models without the canary are trained first; they are not counted.
+        references: how many models without the canary are trained first; they are not counted. None: 8 to 16, by how
+            many are counted.
         seed: draws the candidates.
     """
 
     score: Score = "gradient"
     length: int = 16
     candidates: int = 32
-    references: int = 16
+    references: int | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
         one_of("score", self.score, get_args(Score))
         integer("length", self.length, 2)
         integer("candidates", self.candidates)
-        integer("references", self.references, 8)
+        if self.references is not None:
+            integer("references", self.references, FEWEST)
         integer("seed", self.seed, 0)
 
-    @property
-    def to_craft(self) -> int:
-        """How many models are trained that are not counted."""
-        return self.references + (1 if self.candidates > 1 else 0)
+    def references_for(self, counted: int) -> int:
+        """How many models without the canary are needed where so many models are counted.
+
+        They say where scores without the canary lie: 8 to a third of the noise, 16 to a quarter. With few counted ones
+        that is little beside what their number leaves open. The loss has no noise that is known before, so that it
+        always takes the most.
+        """
+        if self.references is not None:
+            return self.references
+        return MOST if self.score == "loss" else max(FEWEST, min(MOST, counted // 16))
+
+    def to_craft(self, counted: int) -> int:
+        """How many models are trained that are not counted, where so many are."""
+        return self.references_for(counted) + (1 if self.candidates > 1 else 0)
 
     @property
     def knows(self) -> tuple[str, ...]:
@@ -89,13 +102,14 @@ class UnseenTokens:
         replacement = self._instead(problem, canary) if run.neighbours == "replace" else None
         direction = self._direction(problem, canary, replacement)
         reader, positions = _Reader(run, canary, direction), Positions(direction)
-        read = references(run, problem, reader, models=self.references, look=positions if blocks else None)
+        count = self.references_for(references.counted)
+        read = references(run, problem, reader, models=count, look=positions if blocks else None)
         moved, losses, after = (np.array(column) for column in zip(*read, strict=True))
         shown = 0.5 * (direction.shown(run.clip_norm) + float(after.mean()))
         facts: Facts = {"canary": canary, "share": direction.share, "protected": problem.unit}
         facts |= ({} if replacement is None else {"replacement": replacement}) | group_facts(run)
         facts |= {"tokens": problem.spell(sorted(set(canary))), "unseen": len(load(problem).unseen)}
-        facts["added"] = problem.added_tokens > 0
+        facts |= {"added": problem.added_tokens > 0, "trained": self.to_craft(references.counted)}
         if blocks is not None:
             return facts | _facts_of_blocks(blocks, positions, float(np.clip(shown, _LEAST_SIGNAL, 1.0)))
         unit = noise_unit(run)
@@ -161,7 +175,7 @@ class UnseenTokens:
                 protected(facts["protected"], facts.get("group", 1), "replacement" in facts),
                 f"The canary's tokens ({', '.join(tokens[:_SPELLED])}{', ...' if tokens[_SPELLED:] else ''}) are among "
                 f"the {facts['unseen']:,} that {'were added' if facts['added'] else 'never occur'}.",
-                f"{self.to_craft} models without the canary were trained to craft it; they are not counted.",
+                f"{facts['trained']} models without the canary were trained to craft it; they are not counted.",
             ),
         )
 

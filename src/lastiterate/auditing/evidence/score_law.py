@@ -6,8 +6,10 @@ another, "without it" is the mirror image, -signal * S / s + N(0, spread^2).
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
 from scipy.special import ndtr
-from scipy.stats import norm
 
 from lastiterate.arrays import FloatArray
 from lastiterate.privacy.mixtures.distribution import density, probability_below
@@ -37,7 +39,7 @@ def density_without(run: DPSGD, scores: FloatArray, *, spread: float = 1.0, sign
     """The density of the score of a model without it."""
     if run.neighbours == "replace":
         return score_density(run, -scores, spread=spread, signal=signal)
-    values: FloatArray = norm.pdf(scores, scale=spread)
+    values: FloatArray = np.exp(-0.5 * np.square(scores / spread)) / (spread * math.sqrt(2.0 * math.pi))
     return values
 
 

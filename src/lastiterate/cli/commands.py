@@ -1,0 +1,77 @@
+"""The commands, each of which is loaded when it is called: most need much that others do without."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+import typer
+from typer.core import TyperCommand
+
+from lastiterate.cli.errors import PlainGroup
+
+if TYPE_CHECKING:
+    from _collections_abc import dict_items, dict_values
+
+# What each is for, as its own help begins, in the order in which they are listed.
+SUMMARIES = {
+    "epsilon": "Epsilon of the released model, by three analyses.",
+    "delta": "Delta of the released model, by three analyses.",
+    "calibrate": "The least noise that reaches a target epsilon.",
+    "plan": "Which batch size? The noise that each needs.",
+    "explore": "Runs in the browser: move a slider, see epsilon.",
+    "check": "Is a training what its run says? Seconds, for CI.",
+    "power": "How much can an audit see, and how many models does it take?",
+    "audit": "Attack a training, and see what leaks.",
+    "audit-lm": "Attack the fine-tuning of a language model, and see what leaks.",
+    "report": "What an audit's stored scores say, or those of several audits side by side.",
+    "watch": "Audits in the browser, finished and as they run.",
+    "estimate": "What do my attack's scores show? An empirical epsilon.",
+    "probe": "A counterexample of the paper: analyse it, run it, attack its last iterates.",
+    "reproduce": "Recompute a figure or table of the paper.",
+}
+
+
+class LazyCommands(dict[str, Any]):
+    """The commands by name. They are in modules of the same name."""
+
+    def __init__(self) -> None:
+        super().__init__(dict.fromkeys(SUMMARIES))
+
+    def __getitem__(self, name: str) -> Any:
+        if super().__getitem__(name) is None:
+            self[name] = _load(name)
+        return super().__getitem__(name)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        if name not in self:
+            return default
+        return self[name]
+
+    def values(self) -> dict_values[str, Any]:
+        return {name: self[name] for name in self}.values()
+
+    def items(self) -> dict_items[str, Any]:
+        return {name: self[name] for name in self}.items()
+
+
+class LazyGroup(PlainGroup):
+    """The commands and their list, for which none is loaded."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.commands = LazyCommands()
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """The list, with as much of each summary as there is room for."""
+        room = formatter.width - 6 - max(map(len, SUMMARIES))
+        brief = {name: TyperCommand(name, help=words).get_short_help_str(room) for name, words in SUMMARIES.items()}
+        with formatter.section("Commands"):
+            formatter.write_dl(list(brief.items()))
+
+
+def _load(name: str) -> Any:
+    word = name.replace("-", "_")
+    one = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+    one.command(name)(getattr(import_module(f"lastiterate.cli.{word}"), word))
+    return typer.main.get_command(one)

@@ -1,0 +1,45 @@
+"""Sums of gradients, each times a factor, from what they are computed from."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from lastiterate.lm.ghost.uses import Product, Uses, is_same
+
+Tensors = dict[str, Tensor]
+
+
+def add_weighted(total: Tensors, uses: Uses, factors: Tensor) -> None:
+    """Add each example's gradient times its factor to the sums. What is not needed any more is let go on the way."""
+    for name in list(uses.written):
+        written = uses.written.pop(name)
+        total[name].view(-1).addmv_(written.float().flatten(1).t(), factors)
+    for name in list(uses.lookups):
+        (lookup,) = uses.lookups.pop(name)
+        weighted = lookup.gradient.float() * factors[:, None, None]
+        total[name].index_add_(0, lookup.rows.flatten(), weighted.flatten(0, 1))
+    weighted_inputs = _Weighted(factors)
+    for name in list(uses.products):
+        (product,) = uses.products.pop(name)
+        left, right = weighted_inputs.both(product)
+        if product.transposed:
+            left, right = right, left
+        total[name].addmm_(left.t(), right)
+
+
+class _Weighted:
+    """Gradients and inputs of products, of which the narrower is multiplied with the factors."""
+
+    def __init__(self, factors: Tensor) -> None:
+        self._factors = factors[:, None, None]
+        self._inputs: Tensor | None = None
+        self._weighted: Tensor | None = None
+
+    def both(self, product: Product) -> tuple[Tensor, Tensor]:
+        """As [tokens of all examples, width]. Layers that have the same inputs share the multiplied ones."""
+        inputs, gradient = product.inputs, product.gradient
+        if gradient.shape[2] < inputs.shape[2]:
+            return (gradient.float() * self._factors).flatten(0, 1), inputs.float().flatten(0, 1)
+        if self._weighted is None or not is_same(self._inputs, inputs):
+            self._inputs, self._weighted = inputs, (inputs.float() * self._factors).flatten(0, 1)
+        return gradient.float().flatten(0, 1), self._weighted

@@ -1,0 +1,237 @@
+"""Sees where a model uses its parameters, whatever its modules are called, and keeps what their gradients need.
+
+PyTorch shows every function that is called to a function mode. Those that use a watched parameter in a way known here
+are replaced by an operation that keeps inputs and gradients. How examples lie in a tensor is told by its shape:
+they are the first axis, or the model has laid examples and tokens out along one (``view``, ``reshape``, ``flatten``).
+``choosing.py`` compares the outcome with autograd before any of it is believed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+from lastiterate.lm.ghost.operations import LookUp, Multiply, Names, Scale, Shift
+from lastiterate.lm.ghost.uses import Uses
+
+_LAID_OUT = "_lastiterate_laid_out"  # set on tensors whose first axis is examples and tokens, example by example
+
+_RESHAPES = {torch.Tensor.view, torch.Tensor.reshape, torch.Tensor.flatten, torch.reshape, torch.flatten}
+_ENTRYWISE = {
+    *(functional.relu, functional.gelu, functional.silu, functional.dropout, functional.tanh, functional.mish),
+    *(torch.relu, torch.tanh, torch.sigmoid, torch.Tensor.relu, torch.Tensor.tanh, torch.Tensor.sigmoid),
+    *(torch.Tensor.to, torch.Tensor.float, torch.Tensor.contiguous),
+}
+_MUL: set[Callable[..., Any]] = {torch.Tensor.mul, torch.mul}
+_ADD: set[Callable[..., Any]] = {torch.Tensor.add, torch.add}
+_VECTOR_CHANGES = {torch.Tensor.to, torch.Tensor.float, torch.Tensor.type_as, torch.Tensor.contiguous} | _MUL | _ADD
+
+
+class Vector(NamedTuple):
+    """A watched parameter with one axis, or what became of it entry by entry (Gemma's norms multiply with 1 + w)."""
+
+    name: str
+    parameter: Tensor
+    value: Tensor
+
+    def slope(self) -> Tensor | None:
+        """What each entry gains if that of the parameter grows by one; None: as much."""
+        if self.value is self.parameter:
+            return None
+        (found,) = torch.autograd.grad(self.value.sum(), self.parameter, retain_graph=True)
+        return found.float()
+
+
+class Watch(TorchFunctionMode):
+    """While it is on, uses of the parameters are kept in ``uses``.
+
+    Args:
+        parameters: by name; those with one axis must need a gradient, no other may.
+        shape: how many examples and tokens the model gets.
+
+    Attributes:
+        unforeseen: names of parameters that were used in a way that is not known.
+    """
+
+    def __init__(self, parameters: dict[str, Tensor], shape: Sequence[int], uses: Uses) -> None:
+        super().__init__()
+        self._examples, self._length = shape
+        self._uses = uses
+        self._matrices = {id(value): name for name, value in parameters.items() if value.dim() != 1}
+        vectors = [Vector(name, value, value) for name, value in parameters.items() if value.dim() == 1]
+        self._vectors = {id(vector.value): vector for vector in vectors}
+        self._anchor = torch.zeros((), device=uses.device, requires_grad=True)
+        self._known: dict[Callable[..., Any], Callable[..., Tensor | None]] = {
+            functional.linear: self._linear,
+            torch.addmm: self._addmm,
+            functional.embedding: self._embedding,
+            functional.layer_norm: self._layer_norm,
+            functional.rms_norm: self._rms_norm,
+            **dict.fromkeys(_MUL, self._scale),
+            **dict.fromkeys(_ADD, self._shift),
+        }
+        self.unforeseen: set[str] = set()
+
+    @property
+    def anchor(self) -> Tensor:
+        """What to differentiate in, so that autograd goes through all uses."""
+        return self._anchor
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        matrices, vectors = self._matrices, self._vectors
+        named = [each for each in _flat((args, kwargs)) if id(each) in matrices or id(each) in vectors]
+        if not named:
+            return self._without(func, args, kwargs)
+        if func in self._known:
+            found = self._known[func](*args, **kwargs)
+            if found is not None:
+                return found
+        result = func(*args, **kwargs)
+        harmless = not isinstance(result, Tensor) or any(result is each for each in named)
+        if not harmless and not self._becomes_vector(func, args, result):
+            self.unforeseen.update(matrices.get(id(each)) or vectors[id(each)].name for each in named)
+        return result
+
+    def _without(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call that uses no parameter; what is laid out stays so."""
+        result = func(*args, **kwargs)
+        if func in _RESHAPES:
+            before, rows = args[0], self._examples * self._length
+            begins = before.shape[:2] == (self._examples, self._length) and result.shape == (rows, *before.shape[2:])
+            if begins or (getattr(before, _LAID_OUT, False) and result.shape[0] == rows):
+                setattr(result, _LAID_OUT, True)
+        elif func in _ENTRYWISE and getattr(args[0] if args else None, _LAID_OUT, False):
+            setattr(result, _LAID_OUT, True)
+        return result
+
+    def _becomes_vector(self, func: Callable[..., Any], args: tuple[Any, ...], result: Tensor) -> bool:
+        vector = next((self._vectors[id(each)] for each in args if id(each) in self._vectors), None)
+        if vector is None or func not in _VECTOR_CHANGES or result.shape != vector.parameter.shape:
+            return False
+        others = [each for each in args if isinstance(each, Tensor) and id(each) not in self._vectors]
+        if (others and func is not torch.Tensor.type_as) or sum(id(each) in self._vectors for each in args) != 1:
+            return False
+        self._vectors[id(result)] = Vector(vector.name, vector.parameter, result)
+        return True
+
+    def _linear(self, inputs: Tensor, matrix: Tensor, bias: Tensor | None = None) -> Tensor | None:
+        return self._multiply(inputs, matrix, bias, transposed=False)
+
+    def _addmm(self, bias: Tensor, inputs: Tensor, matrix: Tensor, **scaled: float) -> Tensor | None:
+        return None if scaled else self._multiply(inputs, matrix, bias, transposed=True)
+
+    def _multiply(self, inputs: Tensor, matrix: Tensor, bias: Tensor | None, *, transposed: bool) -> Tensor | None:
+        rows = self._by_example(inputs)
+        if rows is None or matrix.dim() != 2 or id(inputs) in self._vectors or id(inputs) in self._matrices:
+            return None
+        vector = None if bias is None else self._vectors.get(id(bias))
+        if vector is not None and vector.value is not vector.parameter:
+            return None
+        names = Names(self._uses, self._matrices.get(id(matrix)), vector and vector.name)
+        plain = None if bias is None else bias.detach()
+        flat = rows.flatten(1, -2) if rows.dim() > 3 else rows
+        found: Tensor = Multiply.apply(flat, matrix, plain, self._anchor, names, transposed)  # type: ignore[no-untyped-call]
+        return self._like(inputs, found.view(*rows.shape[:-1], found.shape[-1]))
+
+    def _embedding(
+        self,
+        rows: Tensor,
+        table: Tensor,
+        padding_idx: int | None = None,
+        max_norm: float | None = None,
+        norm_type: float = 2.0,
+        scale_grad_by_freq: bool = False,
+        sparse: bool = False,
+    ) -> Tensor | None:
+        if max_norm is not None or scale_grad_by_freq or sparse or id(table) not in self._matrices:
+            return None
+        expected = (self._examples, self._length)
+        if rows.shape not in (expected, expected[1:], (1, self._length)):
+            return None
+        if padding_idx is not None and padding_idx < 0:
+            padding_idx += len(table)
+        names = Names(self._uses, self._matrices[id(table)])
+        rows = rows.expand(expected)
+        found: Tensor = LookUp.apply(rows, table, self._anchor, names, padding_idx)  # type: ignore[no-untyped-call]
+        return found
+
+    def _layer_norm(
+        self,
+        inputs: Tensor,
+        normalized_shape: Sequence[int],
+        weight: Tensor | None = None,
+        bias: Tensor | None = None,
+        eps: float = 1e-5,
+    ) -> Tensor | None:
+        return self._affine(inputs, functional.layer_norm(inputs, normalized_shape, None, None, eps), weight, bias)
+
+    def _rms_norm(
+        self,
+        inputs: Tensor,
+        normalized_shape: Sequence[int],
+        weight: Tensor | None = None,
+        eps: float | None = None,
+    ) -> Tensor | None:
+        return self._affine(inputs, functional.rms_norm(inputs, normalized_shape, None, eps), weight, None)
+
+    def _affine(self, inputs: Tensor, normal: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor | None:
+        found: Tensor | None = self._like(inputs, normal)
+        for operation, vector in ((self._scale, weight), (self._shift, bias)):
+            if vector is not None and found is not None:
+                found = operation(found, vector)
+        return found
+
+    def _scale(self, one: Tensor, other: Tensor) -> Tensor | None:
+        return self._entrywise(Scale, one, other)
+
+    def _shift(self, one: Tensor, other: Tensor) -> Tensor | None:
+        return self._entrywise(Shift, one, other)
+
+    def _entrywise(self, operation: type[Scale | Shift], one: Tensor, other: Tensor) -> Tensor | None:
+        """Of a tensor and a vector in either order."""
+        inputs, value = (other, one) if id(one) in self._vectors else (one, other)
+        rows = self._by_example(inputs) if isinstance(inputs, Tensor) and id(inputs) not in self._vectors else None
+        if rows is None or rows.shape[-1:] != value.shape:
+            return None
+        if id(value) not in self._vectors:  # not trained
+            return inputs * value if operation is Scale else inputs + value
+        vector = self._vectors[id(value)]
+        names = Names(self._uses, None, vector.name)
+        found = operation.apply(rows, value.detach(), self._anchor, names, vector.slope())  # type: ignore[no-untyped-call]
+        return self._like(inputs, found)
+
+    def _by_example(self, inputs: Tensor) -> Tensor | None:
+        """The tensor with examples along its first axis and tokens along others; None: it is not known where."""
+        if getattr(inputs, _LAID_OUT, False):
+            return inputs.view(self._examples, self._length, *inputs.shape[1:])
+        if inputs.dim() < 3 or inputs.shape[0] not in (self._examples, 1):
+            return None
+        return inputs.expand(self._examples, *inputs.shape[1:])
+
+    def _like(self, inputs: Tensor, found: Tensor) -> Tensor:
+        """The outcome, laid out as the inputs were."""
+        if not getattr(inputs, _LAID_OUT, False):
+            return found
+        if found.dim() > inputs.dim():
+            found = found.flatten(0, 1)
+        setattr(found, _LAID_OUT, True)
+        return found
+
+
+def _flat(given: object) -> list[Tensor]:
+    """All tensors among the arguments, in lists and dictionaries too."""
+    if isinstance(given, Tensor):
+        return [given]
+    if isinstance(given, (list, tuple)):
+        return [each for part in given for each in _flat(part)]
+    if isinstance(given, dict):
+        return [each for part in given.values() for each in _flat(part)]
+    return []
