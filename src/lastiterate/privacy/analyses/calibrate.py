@@ -97,24 +97,12 @@ def _bracket(run: DPSGD, spent: Callable[[float], float], target: float, delta: 
 
 
 def _solve(spent: Callable[[float], float], target: float, low: float, high: float) -> float:
-    """A factor that is enough, and hardly more: by secants, then nudged to the safe side.
-
-    The first that is near enough ends the search: analyses may take seconds, and some are no smoother than that.
-    """
-    least = target - _NEAR_ENOUGH * max(1.0, target)
-    goal = -math.log(max(0.5 * (least + target), 1e-300))
-
-    def shortfall(log_factor: float) -> float:
-        value = spent(log_factor)
-        return goal if least <= value <= target else -math.log(max(value, 1e-300))
-
-    secants = Secants(shortfall)
-    rise = (secants(np.float64(low))[0], secants(np.float64(high))[0])
-    share = (goal - rise[0]) / (rise[1] - rise[0]) if rise[1] > rise[0] and math.isfinite(rise[0]) else 0.5
-    start = np.float64(low + min(max(share, 0.01), 0.99) * (high - low))
-    root = float(invert(secants, np.float64(goal), start, np.float64(low), np.float64(high)))
+    """The smallest factor found that is enough: a root, by secants, then nudged to the safe side."""
+    shortfall = Secants(lambda log_factor: -math.log(max(spent(log_factor), 1e-300)))
+    start = np.float64(0.5 * (low + high))
+    root = float(invert(shortfall, np.float64(-math.log(target)), start, np.float64(low), np.float64(high)))
     nudge = 1e-13
-    while not least <= (value := spent(root)) <= target:
+    while not target - _NEAR_ENOUGH * max(1.0, target) <= (value := spent(root)) <= target:
         root += nudge if value > target else -nudge
         nudge = 2.0 * nudge if value > target else 0.5 * nudge
         if abs(nudge) < 1e-18 or nudge > 1.0:
