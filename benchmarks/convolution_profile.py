@@ -57,17 +57,18 @@ class Timed:
     """A compiled function, called many times within one program, so that calls from Python do not count."""
 
     def __init__(self, function: Callable[..., Any], *arguments: Any) -> None:
-        def repeat(count: jax.Array, *arguments: Any) -> jax.Array:
-            def again(_: jax.Array, before: jax.Array) -> jax.Array:
+        def repeat(count: jax.Array, *arguments: Any) -> Any:
+            def again(_: jax.Array, before: Any) -> Any:
                 # Inputs depend on the repetition before, by 0, so that no repetition can be left out.
-                zero = 0.0 * before
+                zero = 0.0 * jax.tree.leaves(before)[0].ravel()[0]
                 moved = jax.tree.map(
                     lambda leaf: leaf + zero if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf, arguments
                 )
-                # The largest number of each result, so that none can be computed in part only.
-                return sum(jnp.max(leaf) for leaf in jax.tree.leaves(function(*moved)))
+                return function(*moved)
 
-            return jax.lax.fori_loop(0, count, again, jnp.float32(0))
+            shapes = jax.eval_shape(function, *arguments)
+            start = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+            return jax.lax.fori_loop(0, count, again, start)
 
         self.arguments = arguments
         self.program = jax.jit(repeat).lower(jnp.int32(1), *arguments).compile(compiler_options=ONE_THREAD)
