@@ -34,22 +34,46 @@ def sentence(run: DPSGD, delta: float) -> str:
     return f"Training was DP-SGD: {describe(plain)}. {_guaranteed(run, delta)} {_predicted(run, delta)}"
 
 
-def _guaranteed(run: DPSGD, delta: float) -> str:
-    found = Answer(None)
+def guaranteed(run: DPSGD, delta: float) -> tuple[str, Answer]:
+    """What is guaranteed, by the upper end of its bracket, and by which analysis; or why nothing is."""
+    found, name = Answer(None), ""
     for name in dict.fromkeys([guarantee_of(run), "no_amplification"]):
         found = ask(run, name, lambda curve: curve.bracket(delta)[1])
         if found.value is not None:
-            bound = f"({spell_up(found.value, _DIGITS)}, {spell_up(delta)})"
-            return f"It is {bound}-DP under {_neighbours(run)}, {_CORRELATED if run.noise_filter else _SEEN[name]}."
-    return f"No guarantee can be stated: {found.reason}."
+            break
+    return name, found
 
 
-def _neighbours(run: DPSGD) -> str:
+def seen_by(run: DPSGD, name: str) -> str:
+    """What the attacks see that a guarantee of this analysis is about."""
+    return _CORRELATED if run.noise_filter else _SEEN[name]
+
+
+def neighbours_of(run: DPSGD) -> str:
+    """What is told apart, in words: whose presence a guarantee hides."""
     one, others, apart = "one example", "another", ""
     if run.group_size > 1:
         one, others = f"up to {run.group_size:,} examples of one person", "others"
         apart = ", each of which is sampled and clipped by itself"
     return (f"adding or removing {one}" if run.neighbours == "add-remove" else f"replacing {one} by {others}") + apart
+
+
+def released_by(run: DPSGD) -> str:
+    """What an attack on this run sees."""
+    if run.release_count > 1:
+        every = run.release_count == run.steps
+        return f"all {run.steps:,} iterates" if every else f"the {run.release_count:,} released checkpoints alone"
+    if run.optimizer is not None and run.optimizer.averaging is not None:
+        return "the released average of the iterates alone"
+    return "the final model alone"
+
+
+def _guaranteed(run: DPSGD, delta: float) -> str:
+    name, found = guaranteed(run, delta)
+    if found.value is None:
+        return f"No guarantee can be stated: {found.reason}."
+    bound = f"({spell_up(found.value, _DIGITS)}, {spell_up(delta)})"
+    return f"It is {bound}-DP under {neighbours_of(run)}, {seen_by(run, name)}."
 
 
 def _predicted(run: DPSGD, delta: float) -> str:
@@ -58,17 +82,8 @@ def _predicted(run: DPSGD, delta: float) -> str:
     if isinstance(run.optimizer, Adam):
         heuristic = f"an {APPROXIMATION}, the last-iterate one (Steinke et al. 2025) with Adam's divisor fixed,"
     if found.value is None:
-        return f"For {_released(run)}, {heuristic} predicts nothing: {found.reason}."
+        return f"For {released_by(run)}, {heuristic} predicts nothing: {found.reason}."
     return (
-        f"For {_released(run)}, {heuristic} predicts epsilon {spell_up(found.value, _DIGITS)} at the same delta; "
+        f"For {released_by(run)}, {heuristic} predicts epsilon {spell_up(found.value, _DIGITS)} at the same delta; "
         "this is not a guarantee."
     )
-
-
-def _released(run: DPSGD) -> str:
-    if run.release_count > 1:
-        every = run.release_count == run.steps
-        return f"all {run.steps:,} iterates" if every else f"the {run.release_count:,} released checkpoints alone"
-    if run.optimizer is not None and run.optimizer.averaging is not None:
-        return "the released average of the iterates alone"
-    return "the final model alone"

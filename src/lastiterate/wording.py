@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import unicodedata
-from decimal import ROUND_CEILING, Decimal
+from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -122,9 +122,18 @@ def released(run: DPSGD) -> list[str]:
 
 def spell_up(value: float, digits: int = 5) -> str:
     """A number rounded up: of noise, too much is safe and too little is not."""
+    return _rounded(value, digits, ROUND_CEILING)
+
+
+def spell_down(value: float, digits: int = 5) -> str:
+    """A number rounded down, as befits a lower bound."""
+    return _rounded(value, digits, ROUND_FLOOR)
+
+
+def _rounded(value: float, digits: int, way: str) -> str:
     exact = Decimal(repr(float(value)))
     unit = Decimal(1).scaleb(exact.adjusted() + 1 - digits)
-    return spell(float(exact.quantize(unit, ROUND_CEILING)), digits)
+    return spell(float(exact.quantize(unit, way)), digits)
 
 
 def spell(value: ArrayLike, digits: int = 4) -> str:

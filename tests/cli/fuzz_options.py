@@ -36,6 +36,7 @@ from tests.cli.option_cases import FILES, cases
 ANSWERS = (0, 1, 4)  # judged and not refuted, refuted, inconclusive
 REFUSED, BROKE = 2, 3
 TRAINING = ("audit", "check", "audit-lm", "probe", "reproduce")  # may take as long as the options ask for
+SERVERS = ("explore", "watch")  # are done when they have said where they are
 _FROM_SCRATCH = 50
 _MEMORY = 8 * 2**30
 _ENVIRONMENT = {
@@ -44,6 +45,7 @@ _ENVIRONMENT = {
     "JAX_PLATFORMS": "cpu",
     "PYTHONDONTWRITEBYTECODE": "1",
     "COLUMNS": "120",
+    "BROWSER": "true",
 }
 
 
@@ -116,22 +118,25 @@ class Fuzzer:
             for pid, (real, place, began, _, before) in list(running.items()):
                 ended, status = os.waitpid(pid, os.WNOHANG)
                 seconds = time.monotonic() - began
-                if not ended and (seconds < self.limit or self._has_had_little(pid, real, seconds)):
+                serves = not ended and real[0] in SERVERS and "http://" in self._said(place, "out")
+                is_early = seconds < self.limit or (not ended and self._has_had_little(pid, real, seconds))
+                if not ended and not serves and is_early:
                     continue
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(pid, signal.SIGKILL)
                 if not ended:
                     os.waitpid(pid, 0)
                 del running[pid]
-                code = os.waitstatus_to_exitcode(status) if ended else None
-                texts = [
-                    (self.folder / f"{place.name}.{kind}").read_text("utf-8", "replace") for kind in ("out", "err")
-                ]
+                code = os.waitstatus_to_exitcode(status) if ended else 0 if serves else None
+                texts = [self._said(place, kind) for kind in ("out", "err")]
                 yield Ended(real, code, texts[0], texts[1], _changes(before, _listing(place)), seconds)
                 shutil.rmtree(place)
                 for kind in ("out", "err"):
                     (self.folder / f"{place.name}.{kind}").unlink()
             time.sleep(0.002)
+
+    def _said(self, place: Path, kind: str) -> str:
+        return (self.folder / f"{place.name}.{kind}").read_text("utf-8", "replace")
 
     def _has_had_little(self, pid: int, arguments: list[str], seconds: float) -> bool:
         """Whether a command that must not take long has had less of a processor than it may: others are busy, too."""

@@ -111,6 +111,8 @@ BASES = {
         "--list",
     ],
     "reproduce": ["figure1 --json"],
+    "explore": ["--port 0 --json", "--port 0 --no-browser"],
+    "watch": [". --port 0 --json", ". --port 0 --no-browser"],
 }
 FILES = (
     "audit.sqlite", "few.csv", "filter.txt", "folder.png", "images.npz", "loop", "mine.py", "junk", "other.sqlite",
@@ -150,6 +152,9 @@ _GOOD_BY_NAME = {
     "--text": ["@texts.txt"],
     "--held-out": ["0.2", "@texts.txt"],
     "--export": ["scores.csv", "scores.parquet"],
+    "--summary": ["page.html", "page.md"],
+    "--port": ["0"],
+    "--host": ["127.0.0.1", "localhost"],
     "--junit": ["found.xml"],
     "--plot": ["p.svg", "p.png", "p.html"],
     "--store": ["s.sqlite", "new/s.sqlite"],
@@ -161,6 +166,7 @@ _GOOD_BY_NAME = {
     "--examples": ["10", "20"],
     "--canary-length": ["2", "4"],
     "file": ["@few.csv"],
+    "folder": ["."],
     "stores": ["@audit.sqlite", "@other.sqlite"],
 }
 _NAMES_OF = {"probe": list(COUNTEREXAMPLES), "reproduce": [*FIGURES, "all"]}

@@ -10,8 +10,22 @@ from importlib.metadata import version
 import pytest
 
 RUN = ["epsilon", "--steps", "1000", "--sample-rate", "0.01", "--noise-multiplier", "1", "--delta", "1e-5"]
-COMMANDS = ["epsilon", "delta", "calibrate", "plan", "check", "audit", "report", "estimate", "probe", "reproduce"]
+COMMANDS = [
+    "epsilon",
+    "delta",
+    "calibrate",
+    "plan",
+    "explore",
+    "check",
+    "audit",
+    "report",
+    "watch",
+    "estimate",
+    "probe",
+    "reproduce",
+]
 ELSEWHERE = ["check", "audit", "report", "estimate"]  # whose examples CI runs, or tests that have their files
+ELSEWHERE += ["explore", "watch"]  # or that do not end by themselves
 
 
 def start(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -19,8 +19,10 @@ import lastiterate as li
 from lastiterate.answers import Answer
 from lastiterate.auditing.evidence.estimate import Estimate
 from lastiterate.auditing.evidence.result import AuditResult
-from lastiterate.plot.audit_charts import audit_chart, epsilon_chart, histogram_chart, roc_chart
-from lastiterate.plot.epsilons import epsilon_rows
+from lastiterate.plot.audit_charts import audit_chart
+from lastiterate.plot.epsilons import epsilon_panel, epsilon_rows
+from lastiterate.plot.histogram import histogram_panel
+from lastiterate.plot.roc import roc_panel
 from lastiterate.plot.style import verdict_colour
 from lastiterate.privacy.mixtures.law import law_of
 from lastiterate.vocabulary import VERDICTS
@@ -173,7 +175,7 @@ def result():
 
 @pytest.fixture(scope="module")
 def roc(result):
-    return roc_chart(result).to_dict()["layer"]
+    return roc_panel(result, 620, 360).to_dict()["layer"]
 
 
 def values(layer):
@@ -186,7 +188,7 @@ def texts(chart):
 
 
 def test_histograms_of_both_worlds_have_the_same_bins_and_unit_mass(result):
-    out, into = (values(layer) for layer in histogram_chart(result).to_dict()["layer"][:2])
+    out, into = (values(layer) for layer in histogram_panel(result, 620, 360).to_dict()["layer"][:2])
     assert {row["world"] for row in out} == {"without the canary"}
     assert {row["world"] for row in into} == {"with the canary"}
     width = out[0]["high"] - out[0]["low"]
@@ -197,7 +199,7 @@ def test_histograms_of_both_worlds_have_the_same_bins_and_unit_mass(result):
 
 
 def test_histogram_shows_the_predicted_densities_the_threshold_and_the_unit(result):
-    chart = histogram_chart(result).to_dict()
+    chart = histogram_panel(result, 620, 360).to_dict()
     out, into = (values(layer) for layer in chart["layer"][2:4])
     known = {row[0]: row[1:].tolist() for row in result.score_density}
     assert len(out) == len(into) > 50
@@ -210,10 +212,10 @@ def test_histogram_shows_the_predicted_densities_the_threshold_and_the_unit(resu
 
 
 def test_infinite_and_far_scores_are_counted_at_the_ends():
-    chart = histogram_chart(infinite()).to_dict()
+    chart = histogram_panel(infinite(), 620, 360).to_dict()
     assert sum(row["count"] for row in values(chart["layer"][1])) == 200
     assert "8 scores beyond the picture" in " ".join(chart["title"]["subtitle"])
-    chart = histogram_chart(ODD["outlier"]()).to_dict()
+    chart = histogram_panel(ODD["outlier"](), 620, 360).to_dict()
     assert max(row["high"] for row in values(chart["layer"][1])) < 20.0
     assert "1 score beyond" in " ".join(chart["title"]["subtitle"])
 
@@ -251,7 +253,7 @@ def test_roc_shows_the_predicted_curves_and_what_the_estimates_use(result, roc):
 
 
 def test_roc_of_many_models_stays_small_and_on_log_axes():
-    chart = roc_chart(odd("many")).to_dict()
+    chart = roc_panel(odd("many"), 620, 360).to_dict()
     assert all(len(values(layer)) < 4_000 for layer in chart["layer"])
     for layer in chart["layer"]:
         assert min(min(row["fpr"], row["fnr"]) for row in values(layer)) > 0.0
@@ -259,7 +261,7 @@ def test_roc_of_many_models_stays_small_and_on_log_axes():
 
 
 def test_roc_without_composition_says_why():
-    chart = roc_chart(shuffled()).to_dict()
+    chart = roc_panel(shuffled(), 620, 360).to_dict()
     assert "Without composition (standard)" in " ".join(chart["title"]["subtitle"])
     assert not any(row.get("analysis") == "composition (standard)" for each in chart["layer"] for row in values(each))
 
@@ -277,7 +279,7 @@ def test_epsilons_are_those_of_the_audit(result):
 
 
 def test_epsilons_beyond_the_picture_are_arrows_and_invalid_ones_say_so():
-    chart = epsilon_chart(infinite()).to_dict()
+    chart = epsilon_panel(infinite(), 760).to_dict()
     arrows = [layer for layer in chart["layer"] if layer["mark"].get("shape") == "triangle-right"]
     assert {row["name"] for row in values(arrows[0])} == {"last-iterate family", "composition family"}
     words = {row["name"]: row["text"] for row in epsilon_rows(infinite())}
@@ -288,7 +290,7 @@ def test_epsilons_beyond_the_picture_are_arrows_and_invalid_ones_say_so():
 
 def test_a_loose_guarantee_does_not_dwarf_the_rest(result):
     loose = replace(result, predictions={**result.predictions, "composition": Answer(1e4)})
-    (low, high) = epsilon_chart(loose).to_dict()["layer"][0]["encoding"]["x"]["scale"]["domain"]
+    (low, high) = epsilon_panel(loose, 760).to_dict()["layer"][0]["encoding"]["x"]["scale"]["domain"]
     assert low == 0.0
     assert high < 40.0
 

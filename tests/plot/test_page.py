@@ -7,14 +7,15 @@ import re
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
-from types import SimpleNamespace
+from xml.etree import ElementTree
 
 import pytest
 
 from lastiterate.answers import Answer
 from lastiterate.plot import page as plot_page
-from lastiterate.plot.audit_charts import epsilon_chart, histogram_chart, roc_chart
 from lastiterate.plot.page import caveats, write_page
+from lastiterate.plot.page_charts import page_charts
+from lastiterate.plot.rendering import render
 from lastiterate.vocabulary import METHODS, VERDICTS
 from tests.plot.test_audit_charts import ODD, QUICK, fake, infinite, odd, shuffled, wordy
 
@@ -37,8 +38,7 @@ def still(monkeypatch):
 @pytest.fixture
 def quick(monkeypatch, still):
     """Pages without pictures at all, which other tests look at."""
-    for name in ("histogram_chart", "roc_chart", "epsilon_chart"):
-        monkeypatch.setattr(plot_page, name, lambda result: SimpleNamespace(to_dict=dict))
+    monkeypatch.setattr(plot_page, "page_charts", lambda result, width: {})
 
 
 class Reader(HTMLParser):
@@ -84,8 +84,8 @@ def test_a_page_tells_its_story_in_order(page):
     words = " ".join(reader.words)
     assert words.index("Verdict: consistent") < words.index("last iterate (heuristic)")
     assert reader.headings == [
-        "Epsilon",
         "Pictures",
+        "Epsilon",
         "What was run",
         "What these numbers do not say",
         "How to compute them again",
@@ -99,7 +99,7 @@ def test_a_page_tells_its_story_in_order(page):
         assert each in words
 
 
-CHARTS = {"scores": histogram_chart, "errors": roc_chart, "epsilons": epsilon_chart}
+PICTURES = ("scores", "errors", "epsilons")
 
 
 def specs_in(page):
@@ -107,16 +107,31 @@ def specs_in(page):
 
 
 def test_every_picture_of_a_page_has_its_place_and_its_specification(page):
-    assert re.findall(r'<figure id="(.*?)"', page) == list(specs_in(page)) == list(CHARTS)
+    assert re.findall(r'<figure id="(.*?)"', page) == list(specs_in(page)) == list(PICTURES)
 
 
 @pytest.mark.usefixtures("still")
 def test_the_specifications_in_a_page_are_those_of_the_pictures(tmp_path):
     result = fake(run=QUICK)
     write_page(result, tmp_path / "page.html")
-    for name, spec in specs_in((tmp_path / "page.html").read_text()).items():
-        assert len(spec.pop("description")) > 40
-        assert spec == json.loads(json.dumps(CHARTS[name](result).to_dict()))
+    written = specs_in((tmp_path / "page.html").read_text())
+    for place, width in enumerate((446, 330)):
+        charts = page_charts(result, width)
+        assert written.keys() == charts.keys()
+        for name, chart in charts.items():
+            assert len(chart.description) > 40
+            assert written[name][place] == json.loads(json.dumps(chart.spec))
+
+
+@pytest.mark.parametrize("width", [330, 446, 900])
+def test_pictures_of_pages_are_as_wide_as_there_is_room(width):
+    def across(tree):
+        return float(ElementTree.fromstring(tree).get("width"))
+
+    charts = page_charts(fake(64, run=QUICK), width)
+    drawn = render("svg", *(chart.spec for chart in charts.values()))
+    widths = {name: across(svg) for name, svg in zip(charts, drawn, strict=True)}
+    assert all(0.8 * width < each <= width + 4 for each in widths.values()), widths
 
 
 @pytest.mark.usefixtures("still")

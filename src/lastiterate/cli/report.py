@@ -22,6 +22,11 @@ Export = Annotated[
     Path | None, option("--export", None, "FILE.csv|FILE.parquet", "Also write every trial's score into a file.")
 ]
 
+Summary = Annotated[
+    Path | None,
+    option("--summary", None, "FILE.html|FILE.md", "Also write one page to sign, and a .json that says the same."),
+]
+
 
 @unfold
 def report(
@@ -29,6 +34,7 @@ def report(
     question: QuestionOptions,
     output: Output = None,
     export: Export = None,
+    summary: Summary = None,
     strict: Strict = False,
     json: Json = False,
 ) -> None:
@@ -50,13 +56,23 @@ def report(
     asked = question.question()
     check_page(output)
     if len(stores) == 1:
-        raise typer.Exit(_one(stores[0], asked, output, export, strict, json))
-    if export is not None:
-        raise OptionError(f"--export must be of one store, got {len(stores)} of them: report each by itself")
+        raise typer.Exit(_one(stores[0], asked, output, export, summary, strict, json))
+    for name, given in (("--export", export), ("--summary", summary)):
+        if given is not None:
+            raise OptionError(f"{name} must be of one store, got {len(stores)} of them: report each by itself")
     raise typer.Exit(_several(stores, asked, output, strict, json))
 
 
-def _one(store: Path, question: "Question", output: Path | None, export: Path | None, strict: bool, json: bool) -> int:
+def _one(
+    store: Path,
+    question: "Question",
+    output: Path | None,
+    export: Path | None,
+    summary: Path | None,
+    strict: bool,
+    json: bool,
+) -> int:
+    from lastiterate.auditing.card import card_of
     from lastiterate.auditing.evidence.report import report as ask
     from lastiterate.auditing.reading import evidence_in
     from lastiterate.auditing.stores import export as files
@@ -65,13 +81,19 @@ def _one(store: Path, question: "Question", output: Path | None, export: Path | 
     from lastiterate.cli.outputs import check_apart, store_files
     from lastiterate.cli.pictures import Beside, audit_files
     from lastiterate.cli.progress import tracker
+    from lastiterate.plot.summary import check_summary, write_summary
 
     exported = [] if export is None else [files.check_target(export)]
+    summarised = [] if summary is None else check_summary(summary)
     pictures = audit_files(store, output or store.parent, "-report")
-    check_apart({"--export": exported, "the pictures": pictures}, {"STORE": store_files(store)})
+    written = {"--export": exported, "--summary": summarised, "the pictures": pictures}
+    check_apart(written, {"STORE": store_files(store)})
     with Store.read(store) as kept:
         (result,) = [ask(evidence_in(each), question) for each in tracker("analysing")([kept])]
         also = [Beside(file, partial(files.export, kept), "Trials") for file in exported]
+        also += [
+            Beside(file, lambda path: write_summary(card_of(kept, result), path), "Summary") for file in summarised[:1]
+        ]
         return finish(result, question, output, strict, json, "-report", also)
 
 

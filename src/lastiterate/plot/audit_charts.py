@@ -1,4 +1,4 @@
-"""Pictures of an audit: scores, errors and epsilons, alone and together."""
+"""The picture of an audit: scores, errors and epsilons together."""
 
 from __future__ import annotations
 
@@ -19,29 +19,8 @@ if TYPE_CHECKING:
     Concatenated = TypeVar("Concatenated", HConcatChart, VConcatChart)
 
 _WIDTH, _HEIGHT = 420, 300  # of a panel that has a neighbour
-_WIDE, _HIGH = 620, 360  # of one that stands alone
 _BOTH = 2 * _WIDTH + 100  # of one below two, with what is between these
 _WORD = 24  # of the verdict's height
-
-
-def histogram_chart(result: AuditResult) -> LayerChart:
-    """Scores of both worlds, with the predicted densities and the thresholds of the estimates."""
-    return _alone(histogram_panel(result, _WIDE, _HIGH))
-
-
-def roc_chart(result: AuditResult) -> LayerChart:
-    """False negatives against false positives on log axes, with confidence band and predicted trade-off curves."""
-    return _alone(roc_panel(result, _WIDE, _HIGH))
-
-
-def epsilon_chart(result: AuditResult) -> LayerChart:
-    """Epsilon by every analysis and by every method of estimation."""
-    return _alone(epsilon_panel(result, _WIDE + 140))
-
-
-def waterfall_chart(result: AuditResult) -> LayerChart:
-    """From the guarantee down to what was found, and what lies between."""
-    return _alone(waterfall_panel(result, _WIDE + 140))
 
 
 def audit_chart(result: AuditResult) -> VConcatChart:
@@ -77,8 +56,3 @@ def _verdict(result: AuditResult) -> LayerChart:
     word = row.mark_text(align="left", baseline="middle", fontSize=17, fontWeight="bold", color=colour)
     text = word.encode(x=alt.value(18), y=alt.value(_WORD / 2), text="verdict:N")
     return layered(bar, text).properties(width=_BOTH, height=_WORD, view=alt.ViewBackground(stroke=None))
-
-
-def _alone(panel: LayerChart) -> LayerChart:
-    """A panel that is a whole picture: its title becomes the picture's."""
-    return styled(panel, panel.title.text, panel.title.subtitle)

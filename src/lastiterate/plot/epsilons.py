@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from lastiterate.plot.bar_rows import BAR, BarRow
 from lastiterate.plot.style import FOUND, chart_of, colour_of, layered, panel_title
 from lastiterate.rows import Row, Value
 from lastiterate.vocabulary import ANALYSES, LAST_ITERATE, METHODS, THRESHOLDS
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
     from lastiterate.auditing.evidence.result import AuditResult
 
-_BAR, _NAMES, _NUMBERS = 30, 232, 170  # pixels: of a bar's height, and beside it
+_NAMES, _NUMBERS = 232, 170  # pixels beside a bar
 _CLAIMS = {"heuristic": "predicted (heuristic)", "guarantee": "guaranteed", "baseline": "for comparison"}
 
 
@@ -28,17 +29,16 @@ def epsilon_panel(result: AuditResult, width: int) -> LayerChart:
 
     rows = epsilon_rows(result)
     edge = _edge(rows)
-    scale = alt.Scale(domain=[0.0, edge], range=[_NAMES, width - _NUMBERS], nice=False)
-    x = alt.X("end:Q", title=f"epsilon at delta {spell(result.delta)}", scale=scale, axis=alt.Axis(tickCount=8))
-    y = alt.Y("name:N", axis=None, sort=None, scale=alt.Scale(domain=[row["name"] for row in rows]))
-    text = chart_of(rows).mark_text(baseline="middle", fontSize=13, color="#222", align="right", dx=-8)
-    numbers = chart_of(rows).mark_text(baseline="middle", fontSize=13, color="#222", align="left", dx=8)
+    row = BarRow.of(width, _NAMES, _NUMBERS)
+    scale = alt.Scale(domain=[0.0, edge], range=row.across, nice=False)
+    ticks = alt.Axis(tickCount=8 if row.is_wide else 5)
+    x = alt.X("end:Q", title=f"epsilon at delta {spell(result.delta)}", scale=scale, axis=ticks)
+    y = alt.Y("name:N", axis=None, sort=None, scale=alt.Scale(domain=[each["name"] for each in rows]))
     layers = [
-        *_bars(rows, edge, x, y),
-        *_largest(rows, edge, x, y),
+        *_bars(rows, edge, x, y, row),
+        *_largest(rows, edge, x, y, row),
         *_rule_of_heuristic(result, edge, x),
-        text.encode(x=alt.value(_NAMES), y=y, text="name:N"),
-        numbers.encode(x=alt.value(width - _NUMBERS), y=y, text="text:N"),
+        *row.texts(rows, y, "name", "text"),
     ]
     words = []
     if result.estimates:
@@ -46,7 +46,7 @@ def epsilon_panel(result: AuditResult, width: int) -> LayerChart:
     without = {ANALYSES[name].label: answer for name, answer in result.predictions.items() if answer.value is None}
     words += [f"Without {label}: {answer.reason.partition(':')[0]}." for label, answer in without.items()]
     title = panel_title("Epsilon, predicted and found", words, width // 7)
-    height = _BAR * max(len(rows), 1)
+    height = row.height * max(len(rows), 1)
     return layered(*layers).properties(width=width, height=height, title=title, view=alt.ViewBackground(stroke=None))
 
 
@@ -98,17 +98,17 @@ def _edge(rows: list[Row]) -> float:
     return 1.06 * max([edge, *(value for value in largest if value <= 1.5 * edge)])
 
 
-def _bars(rows: list[Row], edge: float, x: X, y: Y) -> list[Chart]:
+def _bars(rows: list[Row], edge: float, x: X, y: Y, row: BarRow) -> list[Chart]:
     import altair as alt
 
-    ends = [(row, _number(row["epsilon"])) for row in rows]
-    drawn = [{**row, "end": min(value, edge)} for row, value in ends if value is not None]
-    beyond = [{**row, "end": edge} for row, value in ends if value is not None and value > edge]
+    ends = [(each, _number(each["epsilon"])) for each in rows]
+    drawn = [{**each, "end": min(value, edge)} for each, value in ends if value is not None]
+    beyond = [{**each, "end": edge} for each, value in ends if value is not None and value > edge]
     # An uncorrected maximum over thresholds is no bound: its bar is hollow.
     opacity = alt.FillOpacity("valid:N", scale=alt.Scale(domain=[True, False], range=[0.85, 0.0]), legend=None)
     bars = (
         chart_of(drawn)
-        .mark_bar(height=0.6 * _BAR, strokeWidth=1.5)
+        .mark_bar(**row.bar, strokeWidth=1.5)
         .encode(
             x=x,
             y=y,
@@ -118,26 +118,26 @@ def _bars(rows: list[Row], edge: float, x: X, y: Y) -> list[Chart]:
             tooltip=["name:N", "epsilon:N", "largest:N"],
         )
     )
-    return [bars, *_arrows(beyond, "#fff", x, y)]
+    return [bars, *_arrows(beyond, "#fff", x, y, row)]
 
 
-def _arrows(rows: list[Row], colour: str, x: X, y: Y) -> list[Chart]:
+def _arrows(rows: list[Row], colour: str, x: X, y: Y, row: BarRow) -> list[Chart]:
     if not rows:
         return []
     arrow = chart_of(rows).mark_point(
-        shape="triangle-right", size=110, filled=True, opacity=1.0, color=colour, xOffset=-9
+        shape="triangle-right", size=110, filled=True, opacity=1.0, color=colour, xOffset=-9, yOffset=row.below
     )
     return [arrow.encode(x=x, y=y)]
 
 
-def _largest(rows: list[Row], edge: float, x: X, y: Y) -> list[Chart]:
+def _largest(rows: list[Row], edge: float, x: X, y: Y, row: BarRow) -> list[Chart]:
     """A light mark where an audit without a single error would have ended, an arrow where that is out of sight."""
-    ends = [(row, _number(row["largest"])) for row in rows]
-    near = [{**row, "end": value} for row, value in ends if value is not None and value <= edge]
-    far = [{**row, "end": edge} for row, value in ends if value is not None and value > edge]
-    tick = chart_of(near).mark_tick(color="#999", thickness=3, height=0.8 * _BAR)
+    ends = [(each, _number(each["largest"])) for each in rows]
+    near = [{**each, "end": value} for each, value in ends if value is not None and value <= edge]
+    far = [{**each, "end": edge} for each, value in ends if value is not None and value > edge]
+    tick = chart_of(near).mark_tick(color="#999", thickness=3, height=0.8 * BAR, yOffset=row.below)
     ticks = [tick.encode(x=x, y=y, tooltip=["name:N", "largest:N"])] if near else []
-    return [*ticks, *_arrows(far, "#999", x, y)]
+    return [*ticks, *_arrows(far, "#999", x, y, row)]
 
 
 def _rule_of_heuristic(result: AuditResult, edge: float, x: X) -> list[Chart]:

@@ -25,6 +25,7 @@ WORLDS = {"out": "without the canary", "in": "with the canary"}
 _FILLS = {"out": "#8C8C8C", "in": "#CC79A7"}
 _LINES = {"out": ("#333333", [6, 4]), "in": ("#8F2F66", [1, 0])}
 _MOST_BINS, _LABELLED = 60, 4
+_TWO_COLUMNS = 340  # pixels from which on a legend has room for two
 _LARGEST = 1e150  # a score that is shown where it is: widths of bins and their inverses are still numbers
 
 
@@ -43,7 +44,7 @@ def histogram_panel(result: AuditResult, width: int, height: int) -> LayerChart:
     unit = textwrap.wrap(f"score ({result.score_unit})", width // 8)
     x = alt.X("low:Q", title=unit, scale=alt.Scale(domain=[low, high], nice=False, zero=False))
     y = alt.Y("density:Q", title="density", scale=alt.Scale(domain=[0.0, top], nice=False), axis=alt.Axis(tickCount=5))
-    layers = [_bar_layer(bars, world, x, y) for world in WORLDS]
+    layers = [_bar_layer(bars, world, x, y, 2 if width >= _TWO_COLUMNS else 1) for world in WORLDS]
     layers += [_line_layer(lines, world, x, y) for world in WORLDS if lines]
     layers += _threshold_layers(result, low, high, x)
     words = ["Bars: found. Lines: predicted by the linear analysis." if lines else "No prediction of the scores."]
@@ -102,11 +103,11 @@ def _predicted(result: AuditResult, low: float, high: float) -> list[Row]:
     ]
 
 
-def _bar_layer(bars: list[Row], world: str, x: X, y: Y) -> Chart:
+def _bar_layer(bars: list[Row], world: str, x: X, y: Y, columns: int) -> Chart:
     import altair as alt
 
     colours = alt.Scale(domain=list(WORLDS.values()), range=list(_FILLS.values()))
-    legend = alt.Legend(title=None, orient="bottom", labelLimit=0, symbolType="square", symbolSize=160, columns=2)
+    legend = alt.Legend(title=None, orient="bottom", labelLimit=0, symbolType="square", symbolSize=160, columns=columns)
     outline: dict[str, Any] = {"stroke": _FILLS[world], "strokeWidth": 1.4} if world == "in" else {}
     chart: Chart = (
         chart_of(among(bars, "world", WORLDS[world]))

@@ -6,12 +6,14 @@ import base64
 import html
 import math
 import shlex
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from lastiterate.plot.audit_charts import epsilon_chart, histogram_chart, roc_chart, waterfall_chart
+from lastiterate.answers import guarantee_of
 from lastiterate.plot.epsilons import spell_epsilon
-from lastiterate.plot.escaping import for_script, harmless
+from lastiterate.plot.escaping import for_script
 from lastiterate.plot.file import check_target
+from lastiterate.plot.page_charts import page_charts
 from lastiterate.plot.page_style import STYLE
 from lastiterate.plot.rendering import render, scripts
 from lastiterate.plot.style import verdict_colour
@@ -22,21 +24,48 @@ from lastiterate.wording import caveat_of, describe, per_cent, printable, spell
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from altair import LayerChart
-
     from lastiterate.auditing.evidence.estimate import Estimate
     from lastiterate.auditing.evidence.result import AuditResult
+    from lastiterate.plot.page_charts import PageChart
 
 _TITLE = "What an attack found in the released model"
 
-# Each picture is there as an image at once, for paper and for readers without scripts; a script makes it answer.
+_WIDE, _NARROW = 446, 330  # pixels of a picture: two beside each other, and on a phone
+
+# Each picture is there as an image at once, for paper and for readers without scripts; a script makes it answer, in the
+# width that there is.
 _DRAW = """
-for (const [id, spec] of Object.entries(JSON.parse(document.getElementById("specs").textContent))) {
-  const place = document.getElementById(id), still = place.innerHTML;
-  const options = {mode: "vega-lite", renderer: "svg", actions: false};
-  vegaEmbed(place, spec, options).catch(() => { place.innerHTML = still; });
+const specs = JSON.parse(document.getElementById("specs").textContent);
+const stills = {}, drawn = {};
+function draw() {
+  for (const [id, [wide, narrow]] of Object.entries(specs)) {
+    const place = document.querySelector(`#${id} .chart`), size = place.clientWidth < 430 ? narrow : wide;
+    stills[id] ??= place.innerHTML;
+    if (drawn[id] === size || matchMedia("print").matches) continue;
+    drawn[id] = size;
+    const options = {mode: "vega-lite", renderer: "svg", actions: false};
+    vegaEmbed(place, size, options).then(() => place.querySelector("svg").setAttribute("aria-hidden", "true"))
+      .catch(() => { place.innerHTML = stills[id]; });
+  }
 }
+draw();
+addEventListener("resize", draw);
 """
+
+
+@dataclass(frozen=True)
+class Parts:
+    """A page in pieces of HTML, for whoever puts it together with its pictures.
+
+    Attributes:
+        answer: the verdict, and the numbers that it is about.
+        tables: what these rest on.
+        about: what was run, what the numbers do not say, and how to compute them again.
+    """
+
+    answer: str
+    tables: str
+    about: str
 
 
 def write_page(result: AuditResult, path: Path) -> None:
@@ -47,27 +76,30 @@ def write_page(result: AuditResult, path: Path) -> None:
     write_whole(path, _page(result).encode(), "page")
 
 
+def parts_of(result: AuditResult) -> Parts:
+    """All but the pictures."""
+    return Parts(
+        _verdict(result) + _answer(result),
+        _section("Epsilon", _epsilons(result) + _estimates(result) + _quality(result)) + _waterfall(result),
+        _section("What was run", _what_was_run(result))
+        + _section("What these numbers do not say", _list(caveats(result)))
+        + _section("How to compute them again", _recompute(result)),
+    )
+
+
 def _page(result: AuditResult) -> str:
-    charts: dict[str, tuple[LayerChart, str]] = {
-        "scores": (histogram_chart(result), "Histograms of the scores of models with and without the canary."),
-        "errors": (roc_chart(result), "False negative rate against false positive rate of the attack, on log axes."),
-        "epsilons": (epsilon_chart(result), "Epsilon by each analysis and by each method of estimation."),
-    }
-    if result.waterfall:
-        charts["waterfall"] = waterfall_chart(result), "From the guarantee down to what was found, level by level."
-    specs = {name: harmless({**chart.to_dict(), "description": words}) for name, (chart, words) in charts.items()}
-    images = render("svg", *specs.values())
-    pictures = "".join(_picture(name, charts[name][1], image) for name, image in zip(specs, images, strict=True))
+    charts, narrow = page_charts(result, _WIDE), page_charts(result, _NARROW)
+    specs = {name: [chart.spec, narrow[name].spec] for name, chart in charts.items()}
+    images = render("svg", *(chart.spec for chart in charts.values()))
+    pictures = "".join(_picture(name, charts[name], image) for name, image in zip(charts, images, strict=True))
+    parts = parts_of(result)
     body = "".join(
         [
             f"<h1>{_TITLE}</h1>",
-            _verdict(result),
-            _section("Epsilon", _epsilons(result) + _estimates(result) + _quality(result)),
-            _waterfall(result),
-            _section("Pictures", pictures),
-            _section("What was run", _what_was_run(result)),
-            _section("What these numbers do not say", _list(caveats(result))),
-            _section("How to compute them again", _recompute(result)),
+            parts.answer,
+            _section("Pictures", f'<div class="figures">{pictures}</div>'),
+            parts.tables,
+            parts.about,
         ]
     )
     return (
@@ -103,6 +135,28 @@ def _verdict(result: AuditResult) -> str:
     )
 
 
+def _answer(result: AuditResult) -> str:
+    """The three numbers that people ask for: guaranteed, predicted and found."""
+    tiles = []
+    guarantee = guarantee_of(result.run)
+    for name, kind in ((guarantee, "guaranteed"), ("last_iterate", "predicted")):
+        answer = result.predictions.get(name)
+        if answer is None or (answer.value is None and kind == "guaranteed"):
+            continue
+        value = "none" if answer.value is None else spell_epsilon(answer.value)
+        words = answer.reason if answer.value is None else ANALYSES[name].assumes
+        tiles.append((kind, "guarantee" if kind == "guaranteed" else "prediction", value, words))
+    for method, each in list(result.estimates.items())[:1]:
+        words = f"{METHODS[method].label}, with confidence {per_cent(each.confidence)}: a lower bound for this attack"
+        tiles.append(("found", "found", _least(each), words))
+    made = "".join(
+        f'<article class="tile {kind}"><p class="title">Epsilon {name}</p><p class="value">{escape(value)}</p>'
+        f'<p class="soft">{escape(words)}</p></article>'
+        for name, kind, value, words in tiles
+    )
+    return f'<div class="tiles">{made}</div>'
+
+
 def _epsilons(result: AuditResult) -> str:
     rows = []
     for name, answer in result.predictions.items():
@@ -113,7 +167,7 @@ def _epsilons(result: AuditResult) -> str:
         holds = f"found, with confidence {per_cent(each.confidence)}; {METHODS[method].assumes}"
         valid = THRESHOLDS[each.threshold_choice].is_valid
         rows.append([METHODS[method].label, _least(each), holds if valid else "uncorrected: not a valid bound"])
-    return _table(["", f"epsilon at delta {spell(result.delta)}", "what it is"], rows)
+    return _table(["by", f"epsilon at delta {spell(result.delta)}", "what it is"], rows)
 
 
 def _estimates(result: AuditResult) -> str:
@@ -155,7 +209,7 @@ def _waterfall(result: AuditResult) -> str:
     rows = [[step.name, spell_epsilon(step.epsilon), step.words] for step in result.waterfall]
     seen = ", ".join(f"{spell_epsilon(value)} ({METHODS[name].label})" for name, value in result.detectable.items())
     words = f"As described, such a training shows with probability 80% at least {seen}."
-    table = _table(["", f"epsilon at delta {spell(result.delta)}", "what lies between"], rows)
+    table = _table(["level", f"epsilon at delta {spell(result.delta)}", "what lies between"], rows)
     return _section("Why is the number so low?", f"{table}<p>{escape(words)}</p>")
 
 
@@ -224,10 +278,15 @@ def _recompute(result: AuditResult) -> str:
     return f"<p>{words}</p><pre><code>{escape(command)}</code></pre>"
 
 
-def _picture(name: str, words: str, svg: bytes) -> str:
+def _picture(name: str, chart: PageChart, svg: bytes) -> str:
     image = base64.b64encode(svg).decode()
-    shown = f'<img alt="{escape(words)}" src="data:image/svg+xml;base64,{image}">'
-    return f'<figure id="{name}" aria-label="{escape(words)}">{shown}</figure>\n'
+    shown = f'<img alt="{escape(chart.description)}" src="data:image/svg+xml;base64,{image}">'
+    words = f'<span class="soft">{escape(chart.words)}</span>' if chart.words else ""
+    caption = f"<figcaption><strong>{escape(chart.title)}</strong>{words}</figcaption>"
+    return (
+        f'<figure id="{name}">{caption}<div class="chart" role="img" aria-label="{escape(chart.description)}">'
+        f"{shown}</div></figure>\n"
+    )
 
 
 def _models(each: Estimate) -> str:
@@ -251,7 +310,7 @@ def _table(columns: list[str], rows: list[list[str]]) -> str:
         f'<tr><th scope="row">{escape(first)}</th>' + "".join(f"<td>{escape(cell)}</td>" for cell in rest) + "</tr>"
         for first, *rest in rows
     )
-    return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+    return f'<div class="wide" tabindex="0"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
 def _facts(facts: dict[str, str]) -> str:

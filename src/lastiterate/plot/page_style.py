@@ -1,36 +1,67 @@
-"""How the web page of an audit looks: on a desk, on a phone, in the dark and on paper."""
+"""How web pages look: on a desk, on a phone, in the dark and on paper. ``BASE`` is what all of them share."""
 
-STYLE = """
-:root { color-scheme: light dark; --ink: #1c1c1c; --soft: #555; --line: #d8d8d8; --paper: #fff; --shade: #f5f5f5; }
+BASE = """
+:root { color-scheme: light dark; --ink: #1c1c1c; --soft: #5a5a5a; --line: #d9dbde; --paper: #fff; --shade: #f4f5f6;
+  --card: #fff; --mark: #fdeeb5; --accent: #0072b2; --blue: #00649c; --orange: #a84800; --green: #006e50;
+  --bad: #a3290c; }
 @media (prefers-color-scheme: dark) {
-  :root { --ink: #e8e8e8; --soft: #aaa; --line: #444; --paper: #181818; --shade: #242424; }
+  :root { --ink: #e6e6e6; --soft: #adb0b4; --line: #3a3d41; --paper: #16181a; --shade: #202327; --card: #1d1f22;
+    --mark: #5a4a10; --accent: #56b4e9; --blue: #56b4e9; --orange: #f08a48; --green: #3cc79c; --bad: #ff8f70; }
 }
 * { box-sizing: border-box; }
-body { margin: 0; background: var(--paper); color: var(--ink); line-height: 1.5;
+body { margin: 0; background: var(--paper); color: var(--ink);
   font: 16px/1.5 Helvetica, Arial, "Liberation Sans", "DejaVu Sans", sans-serif; }
 main { max-width: 62rem; margin: 0 auto; padding: 1.5rem 1rem 4rem; }
 h1 { font-size: 1.7rem; line-height: 1.2; margin: 0 0 1rem; }
-h2 { font-size: 1.25rem; margin: 2.2rem 0 .6rem; }
+h2 { font-size: 1.2rem; margin: 2.2rem 0 .6rem; }
 h3 { font-size: 1rem; margin: 1.6rem 0 .4rem; }
 p, li, dd { max-width: 46rem; overflow-wrap: anywhere; }
+a { color: var(--blue); }
+.soft { color: var(--soft); }
 .verdict { border-left: .4rem solid; padding: .7rem 1rem; background: var(--shade); }
 .verdict p { margin: .3rem 0; }
 .verdict .word { font-size: 1.15rem; font-weight: bold; }
 .wide { overflow-x: auto; }
 table { border-collapse: collapse; font-size: .92rem; }
 th, td { text-align: left; vertical-align: top; padding: .4rem .9rem .4rem 0; border-bottom: 1px solid var(--line); }
-thead th:nth-child(2) { white-space: nowrap; }
 thead th { color: var(--soft); font-weight: normal; vertical-align: bottom; }
-tbody th { font-weight: bold; } td { font-variant-numeric: tabular-nums; min-width: 4.5rem; }
+tbody th { font-weight: bold; } td { font-variant-numeric: tabular-nums; }
 dl { margin: 1rem 0; } dt { color: var(--soft); margin-top: .6rem; } dd { margin: 0; }
-figure { margin: 1rem 0; padding: .3rem; background: #fff; border: 1px solid var(--line); border-radius: 4px; }
+figure { margin: 1rem 0; padding: .8rem; background: var(--card); border: 1px solid var(--line); border-radius: 4px; }
+figcaption { font-size: .95rem; margin-bottom: .4rem; } figcaption strong { display: block; }
+.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 12rem), 1fr)); gap: 1rem;
+  margin: .9rem 0; }
+.tile { border: 1px solid var(--line); border-top: 3px solid var(--soft); border-radius: 4px;
+  padding: .7rem .9rem .8rem; background: var(--card); }
+.tile.prediction { border-top-color: var(--blue); } .tile.guarantee { border-top-color: var(--orange); }
+.tile.comparison { border-top-color: var(--green); } .tile.found { border-top-color: var(--ink); }
+.tile h3, .tile .title { margin: 0 0 .3rem; font-size: .95rem; font-weight: bold; } .tile p { margin: .2rem 0 0; }
+.tile .soft { font-size: .86rem; line-height: 1.35; }
+.tile .value { font-size: 1.9rem; line-height: 1.25; font-variant-numeric: tabular-nums; }
+.figures { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 27rem), 1fr)); gap: 1rem; }
+.figures figure { margin: 0; min-width: 0; overflow: hidden; }
+.figures .soft { font-size: .86rem; line-height: 1.35; display: block; }
+pre { background: var(--shade); padding: .8rem; overflow-x: auto; border-radius: 4px; }
+button, input, select { font: inherit; color: inherit; background: var(--card); border: 1px solid #8a8d91;
+  border-radius: 4px; padding: .25rem .5rem; min-width: 0; }
+button { cursor: pointer; padding: .3rem .8rem; } button:hover { background: var(--shade); }
+button.quiet { padding: .05rem .5rem; font-size: .85rem; }
+input[type="range"] { padding: 0; width: 100%; accent-color: var(--accent); margin: .15rem 0 .1rem; }
+:focus-visible { outline: 2px solid var(--accent); outline-offset: 2px; }
+@media print { :root { --ink: #000; --soft: #444; --line: #bbb; --paper: #fff; --shade: #fff; --card: #fff; } }
+"""
+
+STYLE = (
+    BASE
+    + """
+thead th:nth-child(2) { white-space: nowrap; } td { min-width: 4.5rem; }
+@media (max-width: 40rem) { table { font-size: .85rem; } thead th:nth-child(2) { white-space: normal; } }
+figure { background: #fff; } figcaption { color: #1c1c1c; } figcaption .soft { color: #555; }
 figure img, figure svg { display: block; max-width: 100%; height: auto; margin: 0 auto; }
-figure.vega-embed { display: block; }
-@media screen and (max-width: 40rem) { figure { overflow-x: auto; } figure img, figure svg { min-width: 36rem; } }
-pre { background: var(--shade); padding: .8rem; overflow-x: auto; }
+figure .chart.vega-embed { display: block; }
 @media print {
-  :root { --ink: #000; --soft: #444; --line: #bbb; --paper: #fff; --shade: #fff; }
   main { max-width: none; padding: 0; } figure, tr, .verdict { break-inside: avoid; } body { font-size: 11pt; }
   table { font-size: 8.5pt; } pre { white-space: pre-wrap; }
 }
 """
+)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from lastiterate.auditing.evidence.result import AuditResult
 
 _POINTS = {"last_iterate": 31, "composition": 16}  # composition takes long where steps are few
+_TWO_COLUMNS = 400  # pixels from which on a legend has room for two
 _FINEST = 24  # points of the curve for each factor of e in a rate: some three pixels apart
 
 
@@ -46,10 +47,10 @@ def roc_panel(result: AuditResult, width: int, height: int) -> LayerChart:
         chance.mark_line(color="#999", strokeWidth=1, clip=True).encode(x=x, y=y, order="fpr:Q"),
         chart_of(found)
         .mark_line(strokeWidth=2.8, interpolate="step-before", clip=True)
-        .encode(x=x, y=y, order="order:Q", **looks(shown, columns=2)),
+        .encode(x=x, y=y, order="order:Q", **looks(shown, columns=2 if width >= _TWO_COLUMNS else 1)),
         chart_of(predicted)
         .mark_line(strokeWidth=2, interpolate="monotone", clip=True)
-        .encode(x=x, y=y, order="fpr:Q", **looks(shown, columns=2)),
+        .encode(x=x, y=y, order="fpr:Q", **looks(shown, columns=2 if width >= _TWO_COLUMNS else 1)),
         chart_of(_bounds(result, low))
         .mark_point(size=75, filled=True, opacity=1.0, color=colour_of(FOUND), stroke="white", strokeWidth=1.2)
         .encode(x=x, y=y, tooltip=["methods:N", "fpr_upper:Q", "fnr_upper:Q"]),

@@ -49,6 +49,11 @@ def colour_of(label: str) -> str:
     return _LOOKS[label][0] if label in _LOOKS else "#777777"
 
 
+def dash_of(label: str) -> list[int]:
+    """The dash that its lines have."""
+    return _LOOKS[label][1] if label in _LOOKS else [1, 0]
+
+
 def chart_of(rows: Sequence[Mapping[str, Value]]) -> Chart:
     """A chart of these rows, to be given marks and encodings."""
     import altair as alt
@@ -127,9 +132,13 @@ def styled(chart: Drawn, title: str, words: Sequence[str], width: int = 120) -> 
     heading = alt.TitleParams(
         title, subtitle=lines, anchor="start", fontSize=19, subtitleFontSize=14, subtitleColor="#444", offset=16
     )
+    return configured(chart.properties(title=heading, background="white", padding=14))
+
+
+def configured(chart: Drawn) -> Drawn:
+    """Fonts, sizes and greys of every picture."""
     finished: Drawn = (
-        chart.properties(title=heading, background="white", padding=14)
-        .configure(font="Helvetica, Arial, Liberation Sans, DejaVu Sans, sans-serif")
+        chart.configure(font="Helvetica, Arial, Liberation Sans, DejaVu Sans, sans-serif")
         .configure_axis(
             labelFontSize=13, titleFontSize=14, titleFontWeight="normal", gridColor="#e6e6e6", titlePadding=8
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from lastiterate.plot.bar_rows import BarRow
 from lastiterate.plot.style import FOUND, chart_of, colour_of, layered, panel_title
 from lastiterate.rows import Row, number
 from lastiterate.vocabulary import COMPOSITION, LAST_ITERATE
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
     from lastiterate.auditing.evidence.result import AuditResult
 
-_BAR, _NAMES, _NUMBERS = 30, 150, 90  # pixels: of a bar's height, and beside it
+_NAMES, _NUMBERS = 150, 90  # pixels beside a bar
 _COLOURS = {
     "guarantee": colour_of(COMPOSITION.label),
     "heuristic": colour_of(LAST_ITERATE.label),
@@ -29,26 +30,24 @@ def waterfall_panel(result: AuditResult, width: int) -> LayerChart:
     import altair as alt
 
     rows = _rows(result)
-    most = max([1e-9, *(number(row, name) for row in rows for name in ("before", "epsilon"))])
-    scale = alt.Scale(domain=[0.0, 1.03 * most], range=[_NAMES, width - _NUMBERS], nice=False)
+    most = max([1e-9, *(number(each, name) for each in rows for name in ("before", "epsilon"))])
+    row = BarRow.of(width, _NAMES, _NUMBERS)
+    scale = alt.Scale(domain=[0.0, 1.03 * most], range=row.across, nice=False)
     title = f"epsilon at delta {spell(result.delta)}"
-    y = alt.Y("name:N", axis=None, sort=None, scale=alt.Scale(domain=[row["name"] for row in rows]))
-    x = alt.X("epsilon:Q", title=title, scale=scale, axis=alt.Axis(tickCount=8))
-    bars = chart_of(rows).mark_bar(height=0.6 * _BAR, opacity=0.85)
-    lost = chart_of(rows).mark_bar(height=0.6 * _BAR, opacity=0.25)
-    text = chart_of(rows).mark_text(baseline="middle", fontSize=13, color="#222", align="right", dx=-8)
-    value = chart_of(rows).mark_text(baseline="middle", fontSize=13, color="#222", align="left", dx=8)
+    y = alt.Y("name:N", axis=None, sort=None, scale=alt.Scale(domain=[each["name"] for each in rows]))
+    x = alt.X("epsilon:Q", title=title, scale=scale, axis=alt.Axis(tickCount=8 if row.is_wide else 5))
+    bars = chart_of(rows).mark_bar(**row.bar, opacity=0.85)
+    lost = chart_of(rows).mark_bar(**row.bar, opacity=0.25)
     words = ["words:N", "epsilon:Q"]
     layers = (
         lost.encode(x=x, x2="before:Q", y=y, color=alt.Color("colour:N", scale=None), tooltip=words),
         bars.encode(x=x, y=y, color=alt.Color("colour:N", scale=None), tooltip=words),
-        text.encode(x=alt.value(_NAMES), y=y, text="name:N"),
-        value.encode(x=alt.value(width - _NUMBERS), y=y, text="value:N"),
+        *row.texts(rows, y, "name", "value"),
     )
     sentences = [step.words for step in result.waterfall]
     heading = panel_title("Why is the number so low?", sentences, width // 7)
     bare = alt.ViewBackground(stroke=None)
-    return layered(*layers).properties(title=heading, width=width, height=_BAR * len(rows), view=bare)
+    return layered(*layers).properties(title=heading, width=width, height=row.height * len(rows), view=bare)
 
 
 def _rows(result: AuditResult) -> list[Row]:

@@ -7,7 +7,7 @@ import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from hashlib import blake2b
+from hashlib import blake2b, sha256
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -87,6 +87,12 @@ class Contents:
         """Whether all values and trials are the same, bit for bit."""
         one, two = (_packed(each.trials.ordered()).tobytes() for each in (self, other))
         return self.values == other.values and one == two
+
+    def digest(self) -> str:
+        """SHA-256 of values and trials, the latter in the order of the models, however they were handed over."""
+        hashed = sha256(json.dumps(self.values, sort_keys=True).encode())
+        hashed.update(_packed(self.trials.ordered()).tobytes())
+        return hashed.hexdigest()
 
     def _value(self, name: str) -> Any:
         return json.loads(self.values[name]) if name in self.values else None

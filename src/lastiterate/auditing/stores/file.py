@@ -83,8 +83,11 @@ def close_written(database: sqlite3.Connection) -> None:
     database.close()
 
 
-def connect_to_read(path: Path, without_log: bool = False) -> sqlite3.Connection:
-    """A connection that changes nothing and keeps no writer waiting, to a sound store of a known format."""
+def connect_to_read(path: Path, without_log: bool = False, *, repairs: bool = True) -> sqlite3.Connection:
+    """A connection that changes nothing and keeps no writer waiting, to a sound store of a known format.
+
+    What a writer that was killed has left half done is undone first, if ``repairs``, and otherwise refused.
+    """
     if without_log:
         return _sound(path, _AS_IT_IS)
     # Python must not open the file itself: when it closes a file, SQLite's locks on that are lost.
@@ -95,6 +98,10 @@ def connect_to_read(path: Path, without_log: bool = False) -> sqlite3.Connection
         return _sound(path, "mode=ro")
     except sqlite3.OperationalError as error:
         name = getattr(error, "sqlite_errorname", "")
+        if name == "SQLITE_READONLY_ROLLBACK" and not repairs:
+            raise BadFile(
+                f"the store {str(path)!r} has half of a write in it: `lastiterate report` undoes that, and reads it"
+            ) from None
         if name == "SQLITE_READONLY_ROLLBACK":
             _undo_half_a_write(path)
             return _sound(path, "mode=ro")

@@ -106,13 +106,13 @@ class Store:
             raise
 
     @classmethod
-    def read(cls, path: Location) -> Self:
-        """A store to look at, also while an audit writes to it."""
+    def read(cls, path: Location, *, repairs: bool = True) -> Self:
+        """A store to look at, also while an audit writes to it; without ``repairs`` nothing in it is ever changed."""
         place = store_file.locate(path)
         if not place.exists():
             raise BadFile(f"the store must exist, but nothing is at {str(place)!r}")
         with explaining(place):
-            database = store_file.connect_to_read(place)
+            database = store_file.connect_to_read(place, repairs=repairs)
             try:
                 return cls(place, database, None)
             except BaseException:
@@ -162,6 +162,17 @@ class Store:
         held = self._contents()
         found = None if held.format == 1 else held.identity.get("problem")
         return None if found == fingerprint(None) else found
+
+    @property
+    def seed(self) -> int | None:
+        """Of all randomness; None: the store is too old to know."""
+        held = self._contents()
+        found = None if held.format == 1 else held.identity.get("seed")
+        return found if isinstance(found, int) else None
+
+    def digest(self) -> str:
+        """A digest of all that is stored, scores and all: it tells this store from any other."""
+        return self._contents().digest()
 
     @property
     def crafted(self) -> Fields | None:

@@ -1,0 +1,250 @@
+"""What the explorer is asked, and what it answers: plain values, from texts that people typed.
+
+These functions run in the processes of ``workers.py``. Whatever is refused is a ValueError with one sentence.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from time import monotonic
+
+import numpy as np
+
+from lastiterate.answers import Answer, ask, ask_all, guarantee_of, noise_rows
+from lastiterate.privacy.curve import PrivacyCurve
+from lastiterate.reporting import sentence
+from lastiterate.rows import Fields, Row
+from lastiterate.run import DPSGD
+from lastiterate.values import number, written_number
+from lastiterate.vocabulary import ANALYSES
+from lastiterate.web.copying import command_of, python_of
+from lastiterate.web.fields import ASKED, NAMES, counting
+from lastiterate.web.reading import Reader
+from lastiterate.wording import describe, per_cent, spell, spell_up
+
+ATTACK_FPR = 0.01
+QUICK = ("last_iterate", "full_batch")
+_POINTS = {"steps": 25, "errors": 41, "noise": 25}  # of a line that is quick
+_FEW = {"steps": 9, "errors": 13, "noise": 9}  # of one that is slow
+_SPAN = 5.0  # of the noise in the picture, up and down
+_SECONDS = 2.5  # after which a line has the points that it has
+_MARKED = 60  # released iterates that a picture can mark
+_KINDS = {"heuristic": "prediction", "guarantee": "guarantee", "baseline": "comparison"}
+_NOT_HERE = ("max_over_steps", "convex")  # analyses that reach no target on a page
+_SIZES = 8  # batch sizes of a plan at most
+
+
+def answer(reader: Reader, texts: Mapping[str, str]) -> Fields:
+    """The table of analyses, what the best attack can do, and the run to take along."""
+    run, delta, given = _question(reader, texts)
+    answers = ask_all(run, lambda curve: curve.epsilon(delta), curves=reader.curves(given))
+    return {
+        "words": f"{describe(run)}; delta {spell(delta)}",
+        "steps": run.steps,
+        "delta": delta,
+        "rows": [_row(run, name, found) for name, found in answers.items()],
+        "guarantee": guarantee_of(run),
+        "attacks": _attacks(run, "last_iterate"),
+        "command": command_of(given, texts["delta"].strip()),
+        "python": python_of(run, delta),
+    }
+
+
+def lines(reader: Reader, texts: Mapping[str, str], quick: bool) -> Fields:
+    """Points of the three pictures, of the analyses that are quick or of the guarantee, which may not be."""
+    run, delta, _ = _question(reader, texts)
+    names = QUICK if quick else (guarantee_of(run),)
+    counts = _POINTS if quick else _FEW
+    found: Fields = {
+        "steps": [row for name in names for row in _over_steps(run, name, delta, counts["steps"])],
+        "errors": [row for name in names for row in _over_rates(run, name, counts["errors"])],
+        "noise": [row for name in names for row in _over_noise(run, name, delta, counts["noise"])],
+        "at": float(np.max(run.noise_multiplier)),
+        "attacks": [] if quick else _attacks(run, guarantee_of(run)),
+    }
+    if quick and run.release_count > 1:
+        marked = run.released_steps()
+        found["released"] = marked[:: max(1, math.ceil(len(marked) / _MARKED))].tolist()
+    return found
+
+
+def quoted(reader: Reader, texts: Mapping[str, str]) -> Fields:
+    """The sentence in which this may be quoted."""
+    run, delta, _ = _question(reader, texts)
+    return {"sentence": sentence(run, delta)}
+
+
+def noise(reader: Reader, texts: Mapping[str, str]) -> Fields:
+    """How much noise for a target epsilon, by the analysis that is asked for, or by guarantee and heuristic."""
+    run, delta, _ = _question(reader, {**texts, "noise_multiplier": "1"})
+    target = _target(reader, texts)
+    names = _analyses(run, texts)
+    rows = [row for _, row in noise_rows({None: run}, names, target, delta)]
+    return {"epsilon": target, "rows": [_noise_row(run, row) for row in rows]}
+
+
+def plan(reader: Reader, texts: Mapping[str, str]) -> Fields:
+    """Which batch size: the noise that each needs, with the number of epochs fixed."""
+    target = _target(reader, texts)
+    base, delta, given = _question(reader, {**texts, "noise_multiplier": "1"})
+    sizes = list(dict.fromkeys(reader.integers("batch_sizes", texts.get("batch_sizes", ""))))
+    if not 0 < len(sizes) <= _SIZES:
+        raise ValueError(f"--batch-sizes must be 1 to {_SIZES} whole numbers, got {len(sizes)}")
+    runs = {}
+    for size in sizes:
+        if "dataset_size" not in given:
+            raise ValueError("--dataset-size must be given to compare batch sizes")
+        options = {name: text for name, text in given.items() if name not in ("steps", "sample_rate")}
+        runs[size] = reader.run({"epochs": repr(base.epochs), **options, "batch_size": str(size)})
+    names = _analyses(base, texts)
+    found = noise_rows(runs, names, target, delta)
+    rows = [{"batch_size": size, "steps": runs[size].steps, **_noise_row(runs[size], row)} for size, row in found]
+    epochs = reader.number("epochs", given["epochs"]) if "epochs" in given else base.epochs
+    return {"epsilon": target, "epochs": epochs, "rows": rows}
+
+
+def _question(reader: Reader, texts: Mapping[str, str]) -> tuple[DPSGD, float, dict[str, str]]:
+    """The run, delta, and the texts of the run's options."""
+    for name in texts:
+        if name not in NAMES and name not in ASKED:  # other options may name files, which are not for pages to read
+            raise ValueError(f"there is no field {name!a}")
+    given = counting(dict(texts))
+    options = {name: text for name, text in given.items() if name != "delta" and name not in ASKED}
+    if "noise_filter" in options and written_number(options["noise_filter"].partition(",")[0]) is None:  # no file
+        got = options["noise_filter"]
+        raise ValueError(f"--noise-filter must be numbers separated by commas, or a file of them, got {got!a}")
+    run = reader.run(options)
+    if "delta" not in given:
+        raise ValueError("--delta must be given")
+    delta = number("delta", reader.number("delta", given["delta"]), 0.0, 1.0, open_low=True, open_high=True)
+    return run, delta, options
+
+
+def _target(reader: Reader, texts: Mapping[str, str]) -> float:
+    return number("epsilon", reader.number("epsilon", texts.get("epsilon", "")), 0.0, open_low=True)
+
+
+def _analyses(run: DPSGD, texts: Mapping[str, str]) -> list[str]:
+    """The analyses that are to reach a target: the one asked for, or the guarantee and the heuristic."""
+    asked = texts.get("analysis", "").replace("-", "_")
+    if not asked:
+        return [guarantee_of(run), "last_iterate"]
+    if asked not in ANALYSES or asked in _NOT_HERE:
+        allowed = [each.option for each in ANALYSES.values() if each.name not in _NOT_HERE]
+        raise ValueError(f"--analysis must be one of {', '.join(allowed)}, got {texts['analysis']!a}")
+    return [asked]
+
+
+def _row(run: DPSGD, name: str, found: Answer) -> Fields:
+    analysis = ANALYSES[name]
+    return {
+        "analysis": name,
+        "label": analysis.label,
+        "title": analysis.label_of(run),
+        "kind": _KINDS[analysis.kind],
+        "epsilon": found.value,
+        "text": "none" if found.value is None else spell(found.value, 5),
+        "words": analysis.assumed_of(run) if found.value is not None else found.reason,
+    }
+
+
+def _attacks(run: DPSGD, name: str) -> list[Fields]:
+    """What the best attack can do by an analysis: its power at few false alarms, its advantage. Empty: not known."""
+    power = ask(run, name, lambda curve: 1.0 - curve.fnr(ATTACK_FPR))
+    advantage = ask(run, name, lambda curve: curve.advantage())
+    if power.value is None or advantage.value is None:
+        return []
+    who = "is predicted to find" if name == "last_iterate" else "finds at most"
+    share = min(1.0, 0.5 + 0.5 * advantage.value)
+    words = (
+        f"The best attack {who} {_share(power.value)} of the members at {per_cent(ATTACK_FPR)} false alarms; shown a "
+        f"member or a stranger, it is right in {_share(share)} of all cases, where guessing is in 50%."
+    )
+    kind = _KINDS[ANALYSES[name].kind]
+    held: Fields = {"analysis": name, "kind": kind, "power": power.value, "advantage": advantage.value, "words": words}
+    return [held]
+
+
+def _share(value: float) -> str:
+    """A rate in per cent, rounded up: three digits, more where it is near to all."""
+    if value > 0.999:
+        return "more than 99.9%" if value < 1.0 else "100%"
+    return f"{spell_up(100.0 * value, 3)}%"
+
+
+def _noise_row(run: DPSGD, row: Row) -> Fields:
+    """A row of noise with its words; what is guaranteed with it stands beside, since a prediction is no guarantee."""
+    name = str(row["analysis"])
+    guarantee = guarantee_of(run)
+    fields: Fields = {
+        **row,
+        "label": ANALYSES[name].label,
+        "title": ANALYSES[name].label_of(run),
+        "kind": _KINDS[ANALYSES[name].kind],
+    }
+    fields["guaranteed"] = row.get(guarantee)
+    if isinstance(needed := row["noise_multiplier"], float):
+        fields["text"] = spell_up(needed)
+    return fields
+
+
+def _over_steps(run: DPSGD, name: str, delta: float, count: int) -> list[Row]:
+    steps = np.unique(np.rint(np.geomspace(1, run.steps, count)).astype(np.int64)).tolist()
+
+    def at(step: float) -> float:
+        return ANALYSES[name].curve(run.prefix(int(step))).epsilon(delta)
+
+    return [{"analysis": ANALYSES[name].label, "steps": x, "epsilon": y} for x, y in _points(at, steps)]
+
+
+def _over_noise(run: DPSGD, name: str, delta: float, count: int) -> list[Row]:
+    noise = run.noise_multiplier
+    shown = float(np.max(noise))
+    factors = np.geomspace(1 / _SPAN, _SPAN, count).tolist()
+
+    def at(factor: float) -> float:
+        return ANALYSES[name].curve(run.replace(noise_multiplier=noise * factor)).epsilon(delta)
+
+    return [{"analysis": ANALYSES[name].label, "noise": shown * x, "epsilon": y} for x, y in _points(at, factors)]
+
+
+def _over_rates(run: DPSGD, name: str, count: int) -> list[Row]:
+    try:
+        curve: PrivacyCurve = ANALYSES[name].curve(run)
+    except ValueError:
+        return []
+    rates = (np.linspace(0.0, 1.0, count) ** 3).tolist()  # dense near 0, where the curves are steep
+    return [{"analysis": ANALYSES[name].label, "fpr": x, "fnr": y} for x, y in _points(curve.fnr, rates)]
+
+
+def _points(value: Callable[[float], float], places: Sequence[float]) -> list[tuple[float, float]]:
+    """Points of a line, in order. They are found from coarse to fine, so that a slow line is there in time, with fewer.
+
+    Where there is no value, as before anything is learnt, the line has a gap.
+    """
+    until = monotonic() + _SECONDS
+    found: dict[int, tuple[float, float]] = {}
+    for index in _coarse_to_fine(len(places)):
+        try:
+            y = value(places[index])
+        except ValueError:
+            continue
+        if math.isfinite(y):
+            found[index] = (places[index], y)
+        if monotonic() > until:
+            break
+    return [found[index] for index in sorted(found)]
+
+
+def _coarse_to_fine(count: int) -> Iterator[int]:
+    """All numbers below ``count``: first the ends, then what halves the gaps."""
+    seen: set[int] = set()
+    parts = 1
+    while len(seen) < count:
+        places: Iterable[int] = np.unique(np.rint(np.linspace(0, count - 1, parts + 1)).astype(int)).tolist()
+        for place in places:
+            if place not in seen:
+                seen.add(place)
+                yield place
+        parts *= 2

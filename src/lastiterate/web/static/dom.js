@@ -1,0 +1,35 @@
+// Small helpers: elements, numbers as people read them, and questions to the server.
+
+export const byId = (id) => document.getElementById(id);
+
+export function make(tag, attributes = {}, ...children) {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (name in element && name !== "list") element[name] = value;
+    else element.setAttribute(name, value);
+  }
+  element.append(...children.filter((child) => child !== null && child !== undefined));
+  return element;
+}
+
+export function spell(value, digits = 4) {
+  if (value === null || value === undefined) return "none";
+  const text = Number(value).toPrecision(digits);
+  return text.includes("e") ? String(Number(text)) : text.includes(".") ? text.replace(/\.?0+$/, "") : text;
+}
+
+export const isDark = () => matchMedia("(prefers-color-scheme: dark)").matches;
+
+// An answer, or an error with the server's sentence and the field that it names.
+export async function ask(path, texts, signal) {
+  const query = texts ? `?${new URLSearchParams(texts)}` : "";
+  const response = await fetch(path + query, {signal});
+  const found = await response.json().catch(() => ({error: `the server answered with status ${response.status}`}));
+  if (response.ok) return found;
+  const error = new Error(found.error ?? "the server could not answer");
+  error.field = found.field ?? null;
+  error.status = response.status;
+  throw error;
+}
+
+export const isAborted = (error) => error.name === "AbortError";

@@ -1,0 +1,34 @@
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("starlette", reason="pages need the extra web")
+pytest.importorskip("uvicorn", reason="pages need the extra web")
+
+from lastiterate.cli.run_texts import curves_of, integers_of, number_of, run_of
+from lastiterate.web.reading import Reader
+from tests.web.running import Running
+
+
+@pytest.fixture(scope="session")
+def reader():
+    return Reader(run_of, curves_of, number_of, integers_of)
+
+
+@pytest.fixture(scope="session")
+def runs(tmp_path_factory):
+    """A folder of stores: one audit that is finished, one folder deeper."""
+    import lastiterate as li
+    from lastiterate.attacks import Adversarial
+
+    folder = tmp_path_factory.mktemp("runs")
+    run = li.DPSGD(steps=20, sample_rate=0.2, noise_multiplier=1.0)
+    li.audit(run, None, Adversarial("exact"), models=60, store=folder / "deep" / "exact.sqlite", progress=False)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def server(runs):
+    running = Running("watch", str(runs))
+    yield running
+    running.stop()

@@ -1,0 +1,204 @@
+"""What the explorer answers is what the Python API and the command line say."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import shlex
+
+import pytest
+from typer.testing import CliRunner
+
+import lastiterate as li
+from lastiterate.cli.app import app
+from lastiterate.cli.options import ConvexOptions, MethodOptions, SizeOptions
+from lastiterate.vocabulary import ANALYSES
+from lastiterate.web import explorer
+from lastiterate.web.fields import FIELDS, ONLY_HERE, PRESETS, counting
+from lastiterate.web.reading import blamed
+
+USUAL = {field.name: field.usual for field in FIELDS}
+ODD = {
+    "usual": {},
+    "steps": {"length": "steps", "steps": "300"},
+    "momentum": {"optimizer": "sgd", "learning_rate": "0.1", "momentum": "0.9", "weight_decay": "0.001"},
+    "averaged": {"optimizer": "sgd", "averaging": "0.99", "momentum": "0", "length": "steps", "steps": "200"},
+    "released": {"releases": "5"},
+    "listed": {"releases": "100,400", "length": "steps", "steps": "900"},
+    "people": {"group_size": "3"},
+    "replaced": {"neighbours": "replace"},
+    "shuffled": {"sampling": "shuffled"},
+    "adam": {"optimizer": "adam", "learning_rate": "0.001", "length": "steps", "steps": "200"},
+    "adamw": {"optimizer": "adamw", "learning_rate": "0.001", "weight_decay": "0.1", "length": "steps", "steps": "200"},
+    "convex": {"convex": "0.99", "length": "steps", "steps": "500", "noise_multiplier": "2"},
+    "correlated": {"noise_filter": "1,-0.5", "min_separation": "4"},
+    **PRESETS,
+}
+
+
+def options(texts):
+    given = counting(texts)
+    return {name: text for name, text in given.items() if name != "delta"}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_the_table_is_that_of_the_analyses(reader, name):
+    texts = {**USUAL, **ODD[name]}
+    run, delta = reader.run(options(texts)), float(texts["delta"])
+    found = explorer.answer(reader, texts)
+    assert [row["analysis"] for row in found["rows"]][:3] == ["last_iterate", "composition", "full_batch"]
+    if name == "convex":
+        convex = found["rows"].pop()
+        assert (convex["analysis"], convex["kind"]) == ("convex", "guarantee")
+        assert convex["epsilon"] == li.convex(run, contraction=0.99).epsilon(delta)
+    for row in found["rows"]:
+        if row["epsilon"] is None:
+            with pytest.raises(ValueError, match=r".") as refused:
+                ANALYSES[row["analysis"]].curve(run).epsilon(delta)
+            assert row["words"] == str(refused.value)
+        else:
+            assert row["epsilon"] == ANALYSES[row["analysis"]].curve(run).epsilon(delta)
+    slow = explorer.lines(reader, texts, quick=False)
+    assert [each["kind"] for each in found["attacks"] + slow["attacks"]] in (["prediction", "guarantee"], ["guarantee"])
+    for attack in found["attacks"] + slow["attacks"]:
+        curve = ANALYSES[attack["analysis"]].curve(run)
+        assert attack["power"] == 1.0 - curve.fnr(0.01)
+        assert attack["advantage"] == curve.advantage()
+        assert ("predicted" in attack["words"]) == (attack["kind"] == "prediction")
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_what_is_copied_says_the_same(reader, name):
+    texts = {**USUAL, **ODD[name]}
+    found = explorer.answer(reader, texts)
+    said = CliRunner().invoke(app, [*shlex.split(found["command"])[1:], "--json"])
+    assert said.exit_code == 0, said.stderr
+    names: dict[str, object] = {}
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        exec(found["python"], names)
+    assert names["run"] == reader.run(options(texts))
+    heuristic = found["rows"][0]["epsilon"]
+    assert f'"last_iterate": {heuristic!r}' in said.stdout
+    assert printed.getvalue().startswith(f"{heuristic!r}\n")
+    assert explorer.quoted(reader, texts)["sentence"] == li.sentence(names["run"], float(texts["delta"]))
+    assert explorer.quoted(reader, texts)["sentence"] in printed.getvalue()
+
+
+def test_pictures_have_the_values_of_the_analyses(reader):
+    texts = {**USUAL, "length": "steps", "steps": "1000", "releases": "4"}
+    run = reader.run(options(texts))
+    both = [explorer.lines(reader, texts, quick=True), explorer.lines(reader, texts, quick=False)]
+    assert both[0]["released"] == [250, 500, 750, 1000]
+    for found in both:
+        for row in found["steps"]:
+            assert row["epsilon"] == by_label(row).curve(run.prefix(row["steps"])).epsilon(1e-5)
+        for row in found["errors"]:
+            assert row["fnr"] == pytest.approx(by_label(row).curve(run).fnr(row["fpr"]), abs=1e-12)
+        for row in found["noise"]:
+            other = run.replace(noise_multiplier=row["noise"])
+            assert row["epsilon"] == pytest.approx(by_label(row).curve(other).epsilon(1e-5), rel=1e-9)
+        assert {row["steps"] for row in found["steps"]} >= {1, 1000}
+    assert {row["analysis"] for row in both[1]["steps"]} == {"composition (standard)"}
+
+
+def by_label(row):
+    return next(each for each in ANALYSES.values() if each.label == row["analysis"])
+
+
+def test_a_slow_line_has_fewer_points_but_both_ends(monkeypatch):
+    monkeypatch.setattr(explorer, "_SECONDS", -1.0)
+    assert explorer._points(lambda x: x, [1.0, 2.0, 3.0]) == [(1.0, 1.0)]
+    assert list(explorer._coarse_to_fine(9))[:3] == [0, 8, 4]
+    assert sorted(explorer._coarse_to_fine(9)) == list(range(9))
+
+
+def test_how_much_noise_is_what_calibrate_says(reader):
+    texts = {**USUAL, "epsilon": "8"}
+    run = reader.run(options(USUAL))
+    found = explorer.noise(reader, texts)["rows"]
+    for row, analysis in zip(found, (li.composition, li.last_iterate), strict=True):
+        needed = li.calibrate(run, epsilon=8.0, delta=1e-5, analysis=analysis)
+        assert row["noise_multiplier"] == pytest.approx(needed.noise_multiplier, rel=1e-6)
+        assert row["guaranteed"] == pytest.approx(li.composition(needed).epsilon(1e-5), rel=1e-6)
+    (only,) = explorer.noise(reader, {**texts, "analysis": "full-batch"})["rows"]
+    assert only["kind"] == "comparison"
+
+
+def test_a_plan_keeps_the_epochs(reader):
+    texts = {**USUAL, "epsilon": "6", "batch_sizes": "256,1024"}
+    said = CliRunner().invoke(
+        app, shlex.split("plan --dataset-size 50000 --epochs 60 --batch-sizes 256,1024 --epsilon 6 --delta 1e-5 --json")
+    )
+    rows = explorer.plan(reader, texts)["rows"]
+    assert [(row["batch_size"], row["analysis"]) for row in rows] == [
+        (256, "composition"), (1024, "composition"), (256, "last_iterate"), (1024, "last_iterate"),
+    ]  # fmt: skip
+    for row in rows:
+        assert f'"noise_multiplier": {row["noise_multiplier"]!r}' in said.stdout
+
+
+BAD = [
+    ({"batch_size": "5x"}, "batch_size"),
+    ({"batch_size": "0"}, "batch_size"),
+    ({"batch_size": "60000"}, "batch_size"),
+    ({"dataset_size": "1e5"}, "dataset_size"),
+    ({"epochs": "-1"}, "epochs"),
+    ({"noise_multiplier": "0"}, "noise_multiplier"),
+    ({"noise_multiplier": "nan"}, "noise_multiplier"),
+    ({"noise_multiplier": "1,2"}, "noise_multiplier"),
+    ({"delta": "2"}, "delta"),
+    ({"delta": "tiny"}, "delta"),
+    ({"sampling": "lottery"}, "sampling"),
+    ({"neighbours": "both"}, "neighbours"),
+    ({"group_size": "0"}, "group_size"),
+    ({"releases": "9999999"}, "releases"),
+    ({"optimizer": "sgd", "momentum": "1"}, "momentum"),
+    ({"optimizer": "sgd", "learning_rate": "", "momentum": "0", "weight_decay": "1"}, "weight_decay"),
+    ({"optimizer": "sgd", "averaging": "mean"}, "averaging"),
+    ({"length": "steps", "steps": "1.5"}, "steps"),
+    ({"noise_filter": "no such file"}, "noise_filter"),
+]
+
+
+@pytest.mark.parametrize(("changes", "field"), BAD)
+def test_bad_input_is_refused_with_the_sentence_of_the_command_line(server, changes, field):
+    texts = {**USUAL, **changes}
+    status, found = server.json("/api/answer", **{name: text for name, text in texts.items() if text})
+    assert status == 422
+    words = [word for name, text in counting(texts).items() for word in (f"--{name.replace('_', '-')}", text)]
+    refused = CliRunner().invoke(app, ["epsilon", *words], prog_name="lastiterate")
+    assert refused.exit_code == 2
+    assert found["error"] == refused.stderr.strip()
+    assert found["field"] == field
+
+
+def test_options_that_are_no_fields_are_refused(server):
+    for name in ("weights", "trainer", "sample_rate", "__class__"):
+        status, found = server.json("/api/answer", **{**options(USUAL), "delta": "1e-5", name: "/etc/passwd"})
+        assert (status, found["error"]) == (422, f"there is no field {name!r}")
+    for path in ("/etc/hostname", "/etc/passwd", "."):  # where the command line would read a file
+        status, found = server.json("/api/answer", **{**options(USUAL), "delta": "1e-5", "noise_filter": path})
+        assert (status, found["field"]) == (422, "noise_filter")
+        assert found["error"].endswith(f"got {path!r}")
+
+
+def test_every_field_is_an_option():
+    known = {
+        *ConvexOptions.__dataclass_fields__,
+        *SizeOptions.__dataclass_fields__,
+        *MethodOptions.__dataclass_fields__,
+        "noise_multiplier",
+        "delta",
+    }
+    for field in FIELDS:
+        assert field.name in known or field.name in ONLY_HERE
+        if field.needs:
+            assert field.needs[0] in {each.name for each in FIELDS}
+
+
+def test_what_is_blamed_is_what_a_sentence_names_first():
+    names = ["steps", "warmup_steps", "epochs", "batch_size"]
+    assert blamed("--batch-size must be given with --steps", names) == "batch_size"
+    assert blamed("warmup_steps must be an integer", names) == "warmup_steps"
+    assert blamed("epochs * dataset_size / batch_size must be in [0, 9]", names) == "epochs"
+    assert blamed("something else", names) is None
