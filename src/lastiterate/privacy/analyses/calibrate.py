@@ -17,6 +17,7 @@ from lastiterate.values import function, number
 _FACTOR_AT_ONCE = 4.0  # while the root is being bracketed
 _LEAST, _MOST = 1e-4, 1e12  # noise multipliers that are tried
 _NEAR_ENOUGH = 1e-7  # to the target, from below
+_ROUGHLY, _QUESTIONS = 1e-3, 12  # the same for an analysis that jumps, if so many questions find it
 
 
 def calibrate(
@@ -24,8 +25,9 @@ def calibrate(
 ) -> DPSGD:
     """The run with its noise multipliers scaled by one factor, so that ``analysis`` gives ``epsilon`` at ``delta``.
 
-    Never more than ``epsilon``, and less by at most 1e-6. The noise of ``run`` itself matters only as a shape: any
-    positive number will do where it is constant.
+    Never more than ``epsilon``, and less by at most 1e-6; for ``convex``, which jumps where another of its bounds becomes
+    the least, by some thousandths. The noise of ``run`` itself matters only as a shape: any positive number will do where
+    it is constant.
     """
     require_run(run)
     function("analysis", analysis, "a function such as lastiterate.composition")
@@ -39,7 +41,8 @@ def calibrate(
 
     low, high = _bracket(run, spent, target, delta)
     with np.errstate(all="ignore"):
-        log_factor = _solve(spent, target, low, high)
+        solve = _solve_roughly if _is_rough(analysis) else _solve
+        log_factor = solve(spent, target, low, high)
     return run.replace(noise_multiplier=run.noise_multiplier * math.exp(log_factor))
 
 
@@ -108,3 +111,22 @@ def _solve(spent: Callable[[float], float], target: float, low: float, high: flo
         if abs(nudge) < 1e-18 or nudge > 1.0:
             break
     return root
+
+
+def _is_rough(analysis: Callable[[DPSGD], PrivacyCurve]) -> bool:
+    """Whether an analysis is the least of many bounds, which takes a second and jumps from one to another."""
+    return getattr(getattr(analysis, "func", analysis), "__name__", "") == "convex"
+
+
+def _solve_roughly(spent: Callable[[float], float], target: float, low: float, high: float) -> float:
+    """A factor that is enough and hardly too large, by a line through the two that are nearest to it."""
+    least = target - _ROUGHLY * max(1.0, target)
+    goal = math.log(max(0.5 * (least + target), 0.5 * target))
+    for _ in range(_QUESTIONS):
+        if spent(high) >= least:
+            break
+        too_much, enough = (math.log(max(spent(end), 1e-300)) for end in (low, high))
+        share = (too_much - goal) / (too_much - enough) if too_much < math.inf else 0.5
+        middle = low + min(max(share, 0.02), 0.98) * (high - low)
+        low, high = (low, middle) if spent(middle) <= target else (middle, high)
+    return high
