@@ -25,9 +25,9 @@ def calibrate(
 ) -> DPSGD:
     """The run with its noise multipliers scaled by one factor, so that ``analysis`` gives ``epsilon`` at ``delta``.
 
-    Never more than ``epsilon``, and less by at most 1e-6; for ``convex``, which jumps where another of its bounds is the
-    least, by some thousandths. The noise of ``run`` itself matters only as a shape: any positive number will do where it
-    is constant.
+    Never more than ``epsilon``, and less by at most 1e-6; for ``convex``, which jumps where another of its bounds
+    is the least, by some thousandths. The noise of ``run`` itself matters only as a shape: any positive number will
+    do where it is constant.
     """
     require_run(run)
     function("analysis", analysis, "a function such as lastiterate.composition")
