@@ -73,7 +73,7 @@ def ask_all(
 
     Where the standard one does not hold, the bound that does comes with them.
     """
-    curves = curves or {}
+    curves = instance("curves", curves or {}, dict, "a dictionary of analyses by their names, or None")
     names = dict.fromkeys([*SIDE_BY_SIDE, guarantee_of(run), *curves, *also])
     return {name: ask(run, name, question, curves.get(name)) for name in track(list(names))}
 
@@ -150,7 +150,7 @@ def run_fields(run: DPSGD) -> Fields:
 
 def optimizer_fields(run: DPSGD) -> Fields:
     """The optimizer, if there is one, with its name."""
-    optimizer = run.optimizer
+    optimizer = require_run(run).optimizer
     if optimizer is None:
         return {}
     name = "sgd" if isinstance(optimizer, SGD) else "adamw" if optimizer.decoupled else "adam"

@@ -261,18 +261,8 @@ class DPSGD:
         if self.weights is not None:
             return self.weights
         if isinstance(self.optimizer, Adam):
-            return self.optimizer.weights(self.steps, self.noise_root())
+            return self.optimizer.weights(self.steps, noise_root(self))
         return 1.0 if self.optimizer is None else self.optimizer.weights(self.steps)
-
-    def noise_root(self) -> PerStep:
-        """The root of Adam's second moment at each step if gradients were noise alone, as the analyses suppose."""
-        adam = instance("optimizer", self.optimizer, Adam, "a lastiterate.Adam")
-        if self.noise_filter is not None:
-            raise ValueError(
-                f"noise_filter must be None with Adam for a prediction, got {len(self.noise_filter)} coefficients: "
-                "what correlated noise makes of Adam's second moment is not known here; composition holds all the same"
-            )
-        return adam.noise_root(self.noise_multiplier * self.clip_norm, self.steps)
 
     def replace(self, **changes: Any) -> DPSGD:
         """A copy with some fields changed."""
@@ -378,6 +368,17 @@ def _noise_filter(value: object) -> tuple[float, ...] | None:
             f"noise_filter must not begin with 0, got {float(given[0])!r}: a step would add no noise of its own"
         )
     return tuple(given.tolist())
+
+
+def noise_root(run: DPSGD) -> PerStep:
+    """The root of Adam's second moment at each step if gradients were noise alone, as the analyses suppose."""
+    adam = instance("run", require_run(run).optimizer, Adam, "one whose optimizer is a lastiterate.Adam")
+    if run.noise_filter is not None:
+        raise ValueError(
+            f"noise_filter must be None with Adam for a prediction, got {len(run.noise_filter)} coefficients: "
+            "what correlated noise makes of Adam's second moment is not known here; composition holds all the same"
+        )
+    return adam.noise_root(run.noise_multiplier * run.clip_norm, run.steps)
 
 
 def require_run(run: object) -> DPSGD:

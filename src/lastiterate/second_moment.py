@@ -16,7 +16,7 @@ import numpy as np
 
 from lastiterate.arrays import FloatArray, IntArray, RealArray
 from lastiterate.optimizer import Adam, bias_of
-from lastiterate.run import DPSGD, require_run
+from lastiterate.run import DPSGD, noise_root, require_run
 from lastiterate.values import instance, integer, numbers
 
 LEAST_MODELS = 2  # one half of the models says which parameters are busy, the other half is measured
@@ -104,7 +104,7 @@ class SecondMomentWatch:
         self._adam = instance("run.optimizer", require_run(run).optimizer, Adam, "a lastiterate.Adam")
         looks = np.unique(np.rint(np.linspace(1, run.steps, min(_LOOKS, run.steps))).astype(int))
         self._rows = {int(step): row for row, step in enumerate(looks)}
-        self._noise = np.broadcast_to(np.asarray(run.noise_root(), np.float64) ** 2, run.steps)[looks - 1]
+        self._noise = np.broadcast_to(np.asarray(noise_root(run), np.float64) ** 2, run.steps)[looks - 1]
         self._which: IntArray | None = None
         if parameters > _MOST_PARAMETERS:
             self._which = np.sort(np.random.default_rng(0).choice(parameters, _MOST_PARAMETERS, replace=False))

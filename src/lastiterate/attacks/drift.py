@@ -14,7 +14,7 @@ import numpy as np
 from lastiterate.arrays import FloatArray
 from lastiterate.attacks.attack import References
 from lastiterate.optimizer import Adam
-from lastiterate.run import DPSGD
+from lastiterate.run import DPSGD, noise_root
 from lastiterate.training.problem import GradientCanary, Problem, flatten
 
 
@@ -43,7 +43,7 @@ def measure_drift(run: DPSGD, problem: Problem, references: References, models: 
     trained = flatten(references(run, problem, models=models)).astype(np.float64)
     noise = flatten(references(run, nothing, absent, models=models)).astype(np.float64)
     if isinstance(run.optimizer, Adam):  # by symmetry, where decay is decoupled or none; there is no silent Adam
-        start = flatten_one(problem).astype(np.float64) * run.optimizer.memory(run.steps, run.noise_root())
+        start = flatten_one(problem).astype(np.float64) * run.optimizer.memory(run.steps, noise_root(run))
     else:
         silent = run.replace(noise_multiplier=1e-30)
         start = flatten(references(silent, nothing, absent, models=1)).astype(np.float64)[0]

@@ -11,7 +11,7 @@ from lastiterate.arrays import FloatArray
 from lastiterate.optimizer import SGD, Adam
 from lastiterate.privacy.mixtures.filtered import filtered_noise
 from lastiterate.privacy.mixtures.law import epoch_length
-from lastiterate.run import DPSGD
+from lastiterate.run import DPSGD, noise_root
 
 _MOST_SUMS = 2**17
 
@@ -83,7 +83,7 @@ class Declared:
         """How much of the initial parameters is in the released ones: what weight decay leaves."""
         sgd = self.run.optimizer
         if isinstance(sgd, Adam):
-            return sgd.memory(self.run.steps, self.run.noise_root())
+            return sgd.memory(self.run.steps, noise_root(self.run))
         return 1.0 if sgd is None or (not sgd.weight_decay and sgd.averaging is None) else _kept(sgd, self.run.steps)
 
     @property

@@ -14,7 +14,7 @@ from lastiterate.arrays import Float32Array, Int32Array
 from lastiterate.data import Dataset
 from lastiterate.training.models import CNN, MLP, Dense, WideResNet, augmentation_multiplicity, cross_entropy
 from lastiterate.training.problem import Moment, Problem
-from lastiterate.values import as_array, instance, integer
+from lastiterate.values import as_array, instance, integer, numbers
 
 if TYPE_CHECKING:
     from jaxtyping import PyTree
@@ -53,7 +53,7 @@ class ScalarLink(Problem):
 
 def binary_logistic(features: ArrayLike, labels: ArrayLike) -> ScalarLink:
     """Logistic regression with labels -1 and 1, begun at 0. Add a feature that is 1 for an intercept."""
-    x, y = _regression(features, labels)
+    x, y = _regression(features, "labels", labels)
     if not np.all(np.abs(y) == 1.0):
         raise ValueError("labels must be -1 or 1 for logistic regression")
     return ScalarLink(np.zeros(x.shape[1], np.float32), (x, y), _logistic_loss, curvature=0.25)
@@ -61,7 +61,7 @@ def binary_logistic(features: ArrayLike, labels: ArrayLike) -> ScalarLink:
 
 def ridge(features: ArrayLike, targets: ArrayLike) -> ScalarLink:
     """Linear regression by half the squared error, begun at 0; the penalty is the optimizer's weight decay."""
-    x, y = _regression(features, targets)
+    x, y = _regression(features, "targets", targets)
     return ScalarLink(np.zeros(x.shape[1], np.float32), (x, y), _squared_loss, curvature=1.0)
 
 
@@ -86,11 +86,11 @@ def wide_resnet(dataset: Dataset, augmentations: int = 16, seed: int = 0) -> Pro
     return Problem(model, (dataset.x_train, dataset.y_train), loss)
 
 
-def _regression(features: ArrayLike, labels: ArrayLike) -> tuple[Float32Array, Float32Array]:
-    x, y = (np.asarray(as_array(*given), dtype=np.float32) for given in (("features", features), ("labels", labels)))
+def _regression(features: ArrayLike, name: str, labels: ArrayLike) -> tuple[Float32Array, Float32Array]:
+    x, y = (numbers(*given).astype(np.float32) for given in (("features", features), (name, labels)))
     if x.ndim != 2 or y.shape != x.shape[:1]:
         raise ValueError(
-            f"features must have shape [examples, features] and labels [examples], got {x.shape}, {y.shape}"
+            f"features must have shape [examples, features] and {name} [examples], got {x.shape}, {y.shape}"
         )
     return x, y
 
