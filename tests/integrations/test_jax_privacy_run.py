@@ -124,7 +124,7 @@ def parameters(**changes):
         (lambda: bands(truncated_batch_size=3, num_examples=100), {}, "truncated_batch_size must be None, got 3"),
         (lambda: bands(l2_clip_norm=math.inf), {}, "l2_clip_norm must be greater than 0 and finite"),
         (bands, {"steps": 3}, "steps must be None for a BandMFExecutionPlanConfig"),
-        (bands, {"optimizer": "sgd"}, "optimizer must be a lastiterate.SGD or None"),
+        (bands, {"optimizer": "sgd"}, "optimizer must be a lastiterate.SGD, a lastiterate.Adam or None"),
         (parameters, {}, "steps must be given for DpParams"),
         (lambda: parameters(noise_multipliers=None), {"steps": 3}, "config must have noise_multipliers"),
         (lambda: parameters(cycle_length=4), {"steps": 3}, "noise_filter must be given with a cycle_length above 1"),
