@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import typer
 from typer.core import TyperCommand
@@ -12,6 +12,8 @@ from lastiterate.cli.errors import PlainGroup
 
 if TYPE_CHECKING:
     from _collections_abc import dict_items, dict_values
+
+Foreign: TypeAlias = Any  # Typer's commands, contexts and options
 
 # What each is for, as its own help begins, in the order in which they are listed.
 SUMMARIES = {
@@ -32,37 +34,37 @@ SUMMARIES = {
 }
 
 
-class LazyCommands(dict[str, Any]):
+class LazyCommands(dict[str, Foreign]):
     """The commands by name. They are in modules of the same name."""
 
     def __init__(self) -> None:
         super().__init__(dict.fromkeys(SUMMARIES))
 
-    def __getitem__(self, name: str) -> Any:
+    def __getitem__(self, name: str) -> Foreign:
         if super().__getitem__(name) is None:
             self[name] = _load(name)
         return super().__getitem__(name)
 
-    def get(self, name: str, default: Any = None) -> Any:
+    def get(self, name: str, default: Foreign = None) -> Foreign:
         if name not in self:
             return default
         return self[name]
 
-    def values(self) -> dict_values[str, Any]:
+    def values(self) -> dict_values[str, Foreign]:
         return {name: self[name] for name in self}.values()
 
-    def items(self) -> dict_items[str, Any]:
+    def items(self) -> dict_items[str, Foreign]:
         return {name: self[name] for name in self}.items()
 
 
 class LazyGroup(PlainGroup):
     """The commands and their list, for which none is loaded."""
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, **options: Foreign) -> None:
         super().__init__(**options)
         self.commands = LazyCommands()
 
-    def format_commands(self, ctx: Any, formatter: Any) -> None:
+    def format_commands(self, ctx: Foreign, formatter: Foreign) -> None:
         """The list, with as much of each summary as there is room for."""
         room = formatter.width - 6 - max(map(len, SUMMARIES))
         brief = {name: TyperCommand(name, help=words).get_short_help_str(room) for name, words in SUMMARIES.items()}
@@ -70,7 +72,7 @@ class LazyGroup(PlainGroup):
             formatter.write_dl(list(brief.items()))
 
 
-def _load(name: str) -> Any:
+def _load(name: str) -> Foreign:
     word = name.replace("-", "_")
     one = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
     one.command(name)(getattr(import_module(f"lastiterate.cli.{word}"), word))

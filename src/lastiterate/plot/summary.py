@@ -6,8 +6,8 @@ import html
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
+from lastiterate.fields import Fields
 from lastiterate.plot.page_style import BASE
 from lastiterate.plot.style import verdict_colour
 from lastiterate.whole_file import check_writable, write_whole
@@ -42,7 +42,7 @@ def check_summary(path: Path) -> list[Path]:
     return files
 
 
-def write_summary(card: dict[str, Any], path: Path) -> None:
+def write_summary(card: Fields, path: Path) -> None:
     """Write it in the format that the file's name ends in, and the card as JSON beside it."""
     shown = summary_page(card) if path.suffix.lower() == ".html" else summary_markdown(card)
     write_whole(path, shown.encode(), "summary")
@@ -50,7 +50,7 @@ def write_summary(card: dict[str, Any], path: Path) -> None:
     write_whole(path.with_suffix(".json"), beside.encode(), "card")
 
 
-def summary_page(card: dict[str, Any]) -> str:
+def summary_page(card: Fields) -> str:
     """One page of HTML, which prints on one page of paper."""
     colour = verdict_colour(card["verdict"])
     caveats = "".join(f"<li>{_e(each)}</li>" for each in _caveats(card))
@@ -74,7 +74,7 @@ def summary_page(card: dict[str, Any]) -> str:
     )
 
 
-def summary_markdown(card: dict[str, Any]) -> str:
+def summary_markdown(card: Fields) -> str:
     """The same as Markdown."""
     lines = [f"# {TITLE}", "", f"**Verdict: {_m(card['verdict'])}.** {_m(card['reason'])} {_m(card['verdict_words'])}"]
     lines += ["", "| | |", "|---|---|"]
@@ -90,7 +90,7 @@ def summary_markdown(card: dict[str, Any]) -> str:
 Facts = list[tuple[str, list[str]]]
 
 
-def _facts(card: dict[str, Any]) -> Facts:
+def _facts(card: Fields) -> Facts:
     models = card["models"]
     return [
         ("trained", [card["trained"], card["run_words"]]),
@@ -105,7 +105,7 @@ def _facts(card: dict[str, Any]) -> Facts:
     ]
 
 
-def _origins(card: dict[str, Any]) -> Facts:
+def _origins(card: Fields) -> Facts:
     versions = ", ".join(f"{name} {version}" for name, version in card["versions"].items())
     return [
         ("audited", [f"{card['audited'] or 'date not known'}; summarised {card['summarised']}"]),
@@ -115,12 +115,12 @@ def _origins(card: dict[str, Any]) -> Facts:
     ]
 
 
-def _words(card: dict[str, Any], name: str) -> str:
+def _words(card: Fields, name: str) -> str:
     held = card[name]
     return f"none: {card[f'{name}_reason']}" if held is None else str(held["words"])
 
 
-def _caveats(card: dict[str, Any]) -> Sequence[str]:
+def _caveats(card: Fields) -> Sequence[str]:
     """What a signer must know: of this audit, and of all."""
     general = "An audit finds lower bounds for one attack: it can refute a claim of privacy, and cannot prove one."
     return [*card["caveats"], general]

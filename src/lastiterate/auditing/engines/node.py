@@ -14,12 +14,14 @@ import socket
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
+
+Foreign: TypeAlias = Any  # what is sent, and modules that another version may have otherwise
 
 _WORKER = "lastiterate.auditing.engines.ray_worker"
 
 
-def report(modules: Iterable[str], folders: Iterable[str] = ()) -> dict[str, Any]:
+def report(modules: Iterable[str], folders: Iterable[str] = ()) -> dict[str, Foreign]:
     """What this process would import: plain values, with digests of sources.
 
     Args:
@@ -28,7 +30,7 @@ def report(modules: Iterable[str], folders: Iterable[str] = ()) -> dict[str, Any
     """
     sys.path += [folder for folder in folders if folder not in sys.path and Path(folder).is_dir()]
     specified = importlib.util.find_spec("lastiterate")
-    found: dict[str, Any] = {"node": socket.gethostname(), "version": None, "sources": None, "versions": {}}
+    found: dict[str, Foreign] = {"node": socket.gethostname(), "version": None, "sources": None, "versions": {}}
     if specified is not None and specified.origin is not None:
         found["sources"] = digest_of_folder(Path(specified.origin).parent)
         try:
@@ -39,7 +41,7 @@ def report(modules: Iterable[str], folders: Iterable[str] = ()) -> dict[str, Any
     return found
 
 
-def disagreement(ours: dict[str, Any], theirs: dict[str, Any]) -> str | None:
+def disagreement(ours: dict[str, Foreign], theirs: dict[str, Foreign]) -> str | None:
     """Why scores from there could be others, in one sentence; None: they are the same program."""
     if theirs["sources"] != ours["sources"]:
         there = "none" if theirs["sources"] is None else f"{theirs['version']} with sources {theirs['sources']}"
@@ -57,7 +59,7 @@ def disagreement(ours: dict[str, Any], theirs: dict[str, Any]) -> str | None:
     return None
 
 
-def probe(modules: list[str], folders: list[str]) -> dict[str, Any]:
+def probe(modules: list[str], folders: list[str]) -> dict[str, Foreign]:
     """The report of a node's worker, with its name and, if it has this lastiterate, versions of other packages."""
     found = {**report(modules, folders), "node": node_name()}
     try:
@@ -67,7 +69,7 @@ def probe(modules: list[str], folders: list[str]) -> dict[str, Any]:
     return found
 
 
-def call(ours: dict[str, Any], function: str, sent: Any, *arguments: Any) -> tuple[str, Any]:
+def call(ours: dict[str, Foreign], function: str, sent: Foreign, *arguments: Foreign) -> tuple[str, Foreign]:
     """What a function of ``ray_worker`` answers, unless this worker is another program than the one that asks.
 
     Compared once in the life of a worker: what it has imported it keeps, whatever becomes of the files.
@@ -82,7 +84,7 @@ def call(ours: dict[str, Any], function: str, sent: Any, *arguments: Any) -> tup
         importlib.import_module(_WORKER).AGREED.update(theirs["modules"], lastiterate=theirs["sources"])
     if Path(ours["cwd"]).is_dir():  # where paths that are not absolute begin
         os.chdir(ours["cwd"])
-    worker: Any = importlib.import_module(_WORKER)
+    worker: Foreign = importlib.import_module(_WORKER)
     return "answered", worker.answer(function, sent, arguments)
 
 

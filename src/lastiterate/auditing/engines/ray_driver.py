@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from time import monotonic
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from lastiterate.auditing.engines import node
 from lastiterate.auditing.engines.cluster_lost import ClusterLost
@@ -17,6 +17,8 @@ from lastiterate.auditing.engines.parcel import Parcel
 from lastiterate.auditing.engines.ray_cluster import first_line, import_ray
 from lastiterate.auditing.engines.ray_worker import SentTask
 from lastiterate.fields import Fields
+
+Foreign: TypeAlias = Any  # Ray itself, and what is sent through it
 
 NODE_LOSSES = 100  # of one task
 NO_ROOM = 60.0  # seconds for which a cluster may be without any node that a task fits into
@@ -59,8 +61,8 @@ class Driver(Protocol):
         """What every node runs that has room for a task."""
 
     def run(
-        self, parcel: Parcel, demand: Demand, function: str, calls: list[tuple[Any, ...]]
-    ) -> Iterator[tuple[str, Any]]:
+        self, parcel: Parcel, demand: Demand, function: str, calls: list[tuple[Foreign, ...]]
+    ) -> Iterator[tuple[str, Foreign]]:
         """What workers answer to these calls of a function of ``ray_worker``, in any order."""
 
 
@@ -97,15 +99,15 @@ class ConnectedDriver:
         return found
 
     def run(
-        self, parcel: Parcel, demand: Demand, function: str, calls: list[tuple[Any, ...]]
-    ) -> Iterator[tuple[str, Any]]:
+        self, parcel: Parcel, demand: Demand, function: str, calls: list[tuple[Foreign, ...]]
+    ) -> Iterator[tuple[str, Foreign]]:
         ray = import_ray()
         ray.cloudpickle.register_pickle_by_value(node)
         sent = SentTask(ray.put(parcel.pickled), demand.cpus, demand.gpus, parcel.double)
         remote = ray.remote(num_cpus=demand.cpus, num_gpus=demand.gpus, max_retries=0)(node.call)
         left = list(reversed(range(len(calls))))
         deaths, losses = [0] * len(calls), [0] * len(calls)
-        waiting: dict[Any, int] = {}
+        waiting: dict[Foreign, int] = {}
         self._had_room = monotonic()
         while left or waiting:
             while left and len(waiting) <= max(1, demand.slots(self.resources())):
@@ -136,7 +138,7 @@ class ConnectedDriver:
                 else:
                     yield answer
 
-    def _look(self, ray: Any, demand: Demand) -> None:
+    def _look(self, ray: Foreign, demand: Demand) -> None:
         """Whether the cluster still is one that can do the tasks."""
         now = monotonic()
         if now - self._looked < _LOOK:
@@ -151,7 +153,7 @@ class ConnectedDriver:
         elif now - self._had_room > NO_ROOM:
             raise ClusterLost("no node is left that has room for a task")
 
-    def _check_own_node(self, ray: Any) -> None:
+    def _check_own_node(self, ray: Foreign) -> None:
         """Where the node of this process is lost, Ray says of all tasks that their workers have crashed."""
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -164,12 +166,12 @@ class ConnectedDriver:
             raise ClusterLost("the node that this process belongs to runs no more tasks") from None
 
 
-def _node_losses(ray: Any) -> tuple[type[Exception], ...]:
+def _node_losses(ray: Foreign) -> tuple[type[Exception], ...]:
     known = ray.exceptions
     return known.NodeDiedError, known.ObjectLostError, known.GetTimeoutError
 
 
-def _death(ray: Any, error: Exception, times: int) -> str:
+def _death(ray: Foreign, error: Exception, times: int) -> str:
     times_said = "once" if times == 1 else f"each of {times} times"
     if isinstance(error, ray.exceptions.OutOfMemoryError):
         return f"its process was ended for lack of memory, {times_said}: {first_line(error)}"

@@ -20,13 +20,15 @@ from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from threading import Lock, Thread
 from time import monotonic
-from typing import Any
+from typing import Any, TypeAlias
 
 from lastiterate.auditing.engines.cluster_lost import ClusterLost
 from lastiterate.auditing.engines.parcel import Parcel
 from lastiterate.auditing.engines.ray_cluster import connect, disconnect, given_address
 from lastiterate.auditing.engines.ray_driver import ConnectedDriver, Demand
 from lastiterate.fields import Fields
+
+Foreign: TypeAlias = Any  # what is sent through Ray
 
 STARTING, JOINING = 180.0, 30.0  # seconds until a cluster must have been started, or joined
 SILENCE = 180.0  # seconds without a word after which the process is given up; Ray itself waits 60 s for a lost head
@@ -77,8 +79,8 @@ class DriverProcess:
         return list(found)
 
     def run(
-        self, parcel: Parcel, demand: Demand, function: str, calls: list[tuple[Any, ...]]
-    ) -> Iterator[tuple[str, Any]]:
+        self, parcel: Parcel, demand: Demand, function: str, calls: list[tuple[Foreign, ...]]
+    ) -> Iterator[tuple[str, Foreign]]:
         yield from self._ask(SILENCE, "run", parcel, demand, function, calls)
 
     def end(self, at_once: bool) -> None:
@@ -93,7 +95,7 @@ class DriverProcess:
         self._connection.close()
         self._said.close()
 
-    def _ask(self, patience: float, request: str, *arguments: Any) -> Iterator[Any]:
+    def _ask(self, patience: float, request: str, *arguments: Foreign) -> Iterator[Foreign]:
         """What the child answers, one by one. What it raises is raised here, and its silence or its end as well."""
         try:
             self._connection.send((request, arguments))
@@ -147,7 +149,7 @@ class _Child:
         self._spoke = monotonic()
         self._driver = ConnectedDriver(self._alive)
 
-    def answers(self, request: str, arguments: tuple[Any, ...]) -> Iterator[Any]:
+    def answers(self, request: str, arguments: tuple[Foreign, ...]) -> Iterator[Foreign]:
         if request == "join":
             connect(*arguments)
         elif request == "run":

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -13,6 +13,8 @@ from torch.autograd.function import FunctionCtx
 from torch.nn import functional
 
 from lastiterate.lm.ghost.uses import Lookup, Product, Uses
+
+Context: TypeAlias = Any  # what PyTorch hands from a forward pass to its backward pass
 
 
 class Names:
@@ -28,14 +30,20 @@ class Multiply(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, inputs: Tensor, matrix: Tensor, vector: Tensor | None, anchor: Tensor, names: Names, transposed: bool
+        ctx: Context,
+        inputs: Tensor,
+        matrix: Tensor,
+        vector: Tensor | None,
+        anchor: Tensor,
+        names: Names,
+        transposed: bool,
     ) -> Tensor:
         ctx.save_for_backward(inputs, matrix)
         ctx.names, ctx.transposed = names, transposed
         return functional.linear(inputs, matrix.t() if transposed else matrix, vector)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, gradient: Tensor) -> tuple[Tensor | None, ...]:
         inputs, matrix = ctx.saved_tensors
         names: Names = ctx.names
         if names.vector is not None:
@@ -50,13 +58,13 @@ class LookUp(torch.autograd.Function):
     """Rows [examples, tokens] of a table; those of padding get no gradient."""
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, table: Tensor, anchor: Tensor, names: Names, padding: int | None) -> Tensor:
+    def forward(ctx: Context, rows: Tensor, table: Tensor, anchor: Tensor, names: Names, padding: int | None) -> Tensor:
         ctx.save_for_backward(rows)
         ctx.names, ctx.padding = names, padding
         return functional.embedding(rows, table)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[None, ...]:
+    def backward(ctx: Context, gradient: Tensor) -> tuple[None, ...]:
         (rows,) = ctx.saved_tensors
         names: Names = ctx.names
         if ctx.padding is not None:
@@ -70,13 +78,15 @@ class Scale(torch.autograd.Function):
     """Inputs [examples, ..., d] times a vector; ``slope`` is what the vector gains if its parameter grows by one."""
 
     @staticmethod
-    def forward(ctx: Any, inputs: Tensor, vector: Tensor, anchor: Tensor, names: Names, slope: Tensor | None) -> Tensor:
+    def forward(
+        ctx: Context, inputs: Tensor, vector: Tensor, anchor: Tensor, names: Names, slope: Tensor | None
+    ) -> Tensor:
         ctx.save_for_backward(inputs, vector)
         ctx.names, ctx.slope = names, slope
         return inputs * vector
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, gradient: Tensor) -> tuple[Tensor | None, ...]:
         inputs, vector = ctx.saved_tensors
         _keep(ctx, gradient.float() * inputs.float())
         back = (gradient * vector).to(inputs.dtype) if ctx.needs_input_grad[0] else None
@@ -87,12 +97,14 @@ class Shift(torch.autograd.Function):
     """Inputs [examples, ..., d] plus a vector."""
 
     @staticmethod
-    def forward(ctx: Any, inputs: Tensor, vector: Tensor, anchor: Tensor, names: Names, slope: Tensor | None) -> Tensor:
+    def forward(
+        ctx: Context, inputs: Tensor, vector: Tensor, anchor: Tensor, names: Names, slope: Tensor | None
+    ) -> Tensor:
         ctx.names, ctx.slope, ctx.dtype = names, slope, inputs.dtype
         return inputs + vector
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, gradient: Tensor) -> tuple[Tensor | None, ...]:
         _keep(ctx, gradient)
         return gradient.to(ctx.dtype), None, None, None, None
 

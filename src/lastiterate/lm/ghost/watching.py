@@ -9,7 +9,7 @@ they are the first axis, or the model has laid examples and tokens out along one
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -19,6 +19,8 @@ from torch.overrides import TorchFunctionMode
 from lastiterate.lm.ghost.operations import LookUp, Multiply, Names, Scale, Shift
 from lastiterate.lm.ghost.uses import Uses
 
+Foreign: TypeAlias = Any  # whatever PyTorch's functions take and return
+
 _LAID_OUT = "_lastiterate_laid_out"  # set on tensors whose first axis is examples and tokens, example by example
 
 _RESHAPES = {torch.Tensor.view, torch.Tensor.reshape, torch.Tensor.flatten, torch.reshape, torch.flatten}
@@ -27,8 +29,8 @@ _ENTRYWISE = {
     *(torch.relu, torch.tanh, torch.sigmoid, torch.Tensor.relu, torch.Tensor.tanh, torch.Tensor.sigmoid),
     *(torch.Tensor.to, torch.Tensor.float, torch.Tensor.contiguous),
 }
-_MUL: set[Callable[..., Any]] = {torch.Tensor.mul, torch.mul}
-_ADD: set[Callable[..., Any]] = {torch.Tensor.add, torch.add}
+_MUL: set[Callable[..., Foreign]] = {torch.Tensor.mul, torch.mul}
+_ADD: set[Callable[..., Foreign]] = {torch.Tensor.add, torch.add}
 _VECTOR_CHANGES = {torch.Tensor.to, torch.Tensor.float, torch.Tensor.type_as, torch.Tensor.contiguous} | _MUL | _ADD
 
 
@@ -66,7 +68,7 @@ class Watch(TorchFunctionMode):
         vectors = [Vector(name, value, value) for name, value in parameters.items() if value.dim() == 1]
         self._vectors = {id(vector.value): vector for vector in vectors}
         self._anchor = torch.zeros((), device=uses.device, requires_grad=True)
-        self._known: dict[Callable[..., Any], Callable[..., Tensor | None]] = {
+        self._known: dict[Callable[..., Foreign], Callable[..., Tensor | None]] = {
             functional.linear: self._linear,
             torch.addmm: self._addmm,
             functional.embedding: self._embedding,
@@ -83,8 +85,12 @@ class Watch(TorchFunctionMode):
         return self._anchor
 
     def __torch_function__(
-        self, func: Callable[..., Any], types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+        self,
+        func: Callable[..., Foreign],
+        types: object,
+        args: tuple[Foreign, ...] = (),
+        kwargs: dict[str, Foreign] | None = None,
+    ) -> Foreign:
         kwargs = kwargs or {}
         matrices, vectors = self._matrices, self._vectors
         named = [each for each in _flat((args, kwargs)) if id(each) in matrices or id(each) in vectors]
@@ -100,7 +106,7 @@ class Watch(TorchFunctionMode):
             self.unforeseen.update(matrices.get(id(each)) or vectors[id(each)].name for each in named)
         return result
 
-    def _without(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _without(self, func: Callable[..., Foreign], args: tuple[Foreign, ...], kwargs: dict[str, Foreign]) -> Foreign:
         """A call that uses no parameter; what is laid out stays so."""
         result = func(*args, **kwargs)
         if func in _RESHAPES:
@@ -112,7 +118,7 @@ class Watch(TorchFunctionMode):
             setattr(result, _LAID_OUT, True)
         return result
 
-    def _becomes_vector(self, func: Callable[..., Any], args: tuple[Any, ...], result: Tensor) -> bool:
+    def _becomes_vector(self, func: Callable[..., Foreign], args: tuple[Foreign, ...], result: Tensor) -> bool:
         vector = next((self._vectors[id(each)] for each in args if id(each) in self._vectors), None)
         if vector is None or func not in _VECTOR_CHANGES or result.shape != vector.parameter.shape:
             return False
