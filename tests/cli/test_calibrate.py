@@ -117,5 +117,5 @@ def test_noise_for_a_guarantee_of_the_last_iterate_of_convex_training(cli):
     run = li.DPSGD(60, 0.1, answer["noise_multiplier"])
     assert (answer["analysis"], answer["contraction"]) == ("convex", 0.8)
     assert 2.0 - 0.01 <= answer["convex"] <= 2.0
-    assert answer["last_iterate"] < 2.0 < answer["composition"]
+    assert answer["composition"] > answer["last_iterate"] > 2.0  # linear losses forget nothing, these do
     assert answer["convex"] == li.convex(run, contraction=0.8).epsilon(1e-5)

@@ -21,13 +21,12 @@ from lastiterate.wording import describe, printable, spell
 
 def summary(path: str) -> Fields:
     """A line of the list."""
-    began = monotonic()
     with Store.read(Path(path), repairs=False) as store:
         fields = _begun(store)
         evidence = evidence_in(store) if store.crafted is not None else None
     if evidence is not None and _has_both(evidence):
         fields |= _judged(report(evidence, Question()))
-    return fields | {"cost": monotonic() - began}
+    return fields
 
 
 def detail(path: str, name: str, width: int) -> Fields:
@@ -35,12 +34,11 @@ def detail(path: str, name: str, width: int) -> Fields:
     from lastiterate.plot.page import parts_of
     from lastiterate.plot.page_charts import page_charts
 
-    began = monotonic()
     with Store.read(Path(path), repairs=False) as store:
         fields = _begun(store)
         evidence = evidence_in(store) if store.crafted is not None else None
     if evidence is None or not _has_both(evidence):
-        return fields | {"waits": "No model of both worlds is there yet.", "cost": monotonic() - began}
+        return fields | {"waits": "No model of both worlds is there yet."}
     question = Question()
     result = report(evidence, question)
     parts = parts_of(result)
@@ -52,7 +50,7 @@ def detail(path: str, name: str, width: int) -> Fields:
         if (chart := charts.get(each)) is not None
     ]
     fields |= {"answer": parts.answer, "tables": parts.tables, "about": parts.about, "figures": figures}
-    return fields | _judged(result) | {"name": name, "cost": monotonic() - began}
+    return fields | _judged(result) | {"name": name}
 
 
 def one_page(path: str) -> Fields:
@@ -74,6 +72,7 @@ def _begun(store: Store) -> Fields:
         "run": describe(record.run),
         "attack": printable(crafted["words"]["attack"]) if crafted else "the canary is being crafted",
         "done": len(trials),
+        "read": monotonic(),  # pages ask twice, for the list and for one audit: the newer of both is shown
         "planned": record.design.trials,
         "is_open": isinstance(record.design, OpenEnded),
         "trial_seconds": float(trials.seconds.mean()) if len(trials) else 0.0,

@@ -7,6 +7,7 @@ const STATES = {finished: "finished", running: "running", stopped: "stopped befo
 let rows = [];
 let shown = {store: null, key: null};
 let asking = null;
+let newest = null; // what the head shows: the list and the page of one audit are read apart, and either may be older
 
 const chosen = () => new URLSearchParams(location.search).get("store");
 
@@ -97,7 +98,9 @@ async function one() {
   if (mine.again) one();
 }
 
-function head(row) {
+function head(read) {
+  const row = newest?.store === read.store && newest.read > read.read ? newest : read;
+  newest = row;
   byId("title").textContent = row.data ?? row.name;
   document.title = `${row.data ?? row.name} · lastiterate`;
   byId("about-run").textContent = row.run ? `${row.run}. ${row.attack}` : "";
@@ -109,8 +112,7 @@ function head(row) {
 }
 
 async function show(found) {
-  const row = rows.find((each) => each.store === shown.store);
-  head(row?.done >= found.done ? row : {...found, store: shown.store}); // the list may know more by now
+  head({...found, store: shown.store});
   byId("waits").replaceChildren(...(found.waits ? [make("p", {}, found.waits)] : []));
   byId("figures-section").hidden = !found.figures;
   if (!found.figures) return;
