@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import shlex
+from functools import partial
 
 import pytest
 from typer.testing import CliRunner
@@ -58,7 +59,7 @@ def test_the_table_is_that_of_the_analyses(reader, name):
             assert row["words"] == str(refused.value)
         else:
             assert row["epsilon"] == ANALYSES[row["analysis"]].curve(run).epsilon(delta)
-    slow = explorer.lines(reader, texts, quick=False)
+    slow = explorer.lines(reader, texts, part="slow")
     assert [each["kind"] for each in found["attacks"] + slow["attacks"]] in (["prediction", "guarantee"], ["guarantee"])
     for attack in found["attacks"] + slow["attacks"]:
         curve = ANALYSES[attack["analysis"]].curve(run)
@@ -80,14 +81,16 @@ def test_what_is_copied_says_the_same(reader, name):
     heuristic = found["rows"][0]["epsilon"]
     assert f'"last_iterate": {heuristic!r}' in said.stdout
     assert printed.getvalue().startswith(f"{heuristic!r}\n")
-    assert explorer.quoted(reader, texts)["sentence"] == li.sentence(names["run"], float(texts["delta"]))
+    assert explorer.quoted(reader, texts)["sentence"] == li.sentence(
+        names["run"], float(texts["delta"]), names.get("curves")
+    )
     assert explorer.quoted(reader, texts)["sentence"] in printed.getvalue()
 
 
 def test_pictures_have_the_values_of_the_analyses(reader):
     texts = {**USUAL, "length": "steps", "steps": "1000", "releases": "4"}
     run = reader.run(options(texts))
-    both = [explorer.lines(reader, texts, quick=True), explorer.lines(reader, texts, quick=False)]
+    both = [explorer.lines(reader, texts, part="quick"), explorer.lines(reader, texts, part="slow")]
     assert both[0]["released"] == [250, 500, 750, 1000]
     for found in both:
         for row in found["steps"]:
@@ -99,6 +102,27 @@ def test_pictures_have_the_values_of_the_analyses(reader):
             assert row["epsilon"] == pytest.approx(by_label(row).curve(other).epsilon(1e-5), rel=1e-9)
         assert {row["steps"] for row in found["steps"]} >= {1, 1000}
     assert {row["analysis"] for row in both[1]["steps"]} == {"composition (standard)"}
+
+
+def test_pictures_noise_and_plan_have_the_guarantee_of_convex_losses(reader):
+    texts = {**USUAL, **ODD["convex"], "epsilon": "2", "batch_sizes": "512"}
+    run = reader.run(options({**USUAL, **ODD["convex"]}))
+    curve = partial(li.convex, contraction=0.99)
+    found = explorer.lines(reader, texts, part="convex")
+    assert {row["analysis"] for name in ("steps", "errors", "noise") for row in found[name]} == {
+        ANALYSES["convex"].label
+    }
+    assert found["steps"][-1]["epsilon"] == curve(run).epsilon(1e-5)
+    for row in (found["noise"][0], found["noise"][-1]):
+        other = run.replace(noise_multiplier=row["noise"])
+        assert row["epsilon"] == pytest.approx(curve(other).epsilon(1e-5), rel=1e-9)
+    rows = explorer.noise(reader, texts)["rows"]
+    assert [row["analysis"] for row in rows] == ["composition", "convex", "last_iterate"]
+    assert 1.99 <= curve(run.replace(noise_multiplier=rows[1]["noise_multiplier"])).epsilon(1e-5) <= 2.0
+    (planned,) = explorer.plan(reader, {**texts, "analysis": "convex"})["rows"]
+    assert (planned["analysis"], planned["kind"]) == ("convex", "guarantee")
+    with pytest.raises(ValueError, match="--convex must be given with --analysis convex"):
+        explorer.noise(reader, {**USUAL, "epsilon": "2", "analysis": "convex"})
 
 
 def by_label(row):

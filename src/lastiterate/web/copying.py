@@ -21,17 +21,14 @@ def command_of(texts: Mapping[str, str], delta: str) -> str:
     return " ".join(["lastiterate epsilon", *options])
 
 
-def python_of(run: DPSGD, delta: float) -> str:
-    """The same in Python."""
-    return "\n".join(
-        [
-            "import lastiterate as li",
-            "",
-            f"run = {_made(run)}",
-            f"print(li.last_iterate(run).epsilon({delta!r}))  # a heuristic",
-            f"print(li.sentence(run, {delta!r}))",
-        ]
-    )
+def python_of(run: DPSGD, delta: float, contraction: float | None = None) -> str:
+    """The same in Python. With a contraction there is the guarantee of convex losses, too."""
+    lines = ["import lastiterate as li", "", f"run = {_made(run)}"]
+    lines += [f"print(li.last_iterate(run).epsilon({delta!r}))  # a heuristic"]
+    if contraction is None:
+        return "\n".join([*lines, f"print(li.sentence(run, {delta!r}))"])
+    lines += [f'curves = {{"convex": lambda run: li.convex(run, contraction={contraction!r})}}']
+    return "\n".join([*lines, f"print(li.sentence(run, {delta!r}, curves))"])
 
 
 def _made(value: object) -> str:

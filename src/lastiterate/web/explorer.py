@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from time import monotonic
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
 
@@ -23,6 +24,12 @@ from lastiterate.web.fields import ASKED, NAMES, counting
 from lastiterate.web.reading import Reader
 from lastiterate.wording import describe, per_cent, spell, spell_up
 
+if TYPE_CHECKING:
+    from lastiterate.answers import Curves
+
+Part = Literal["quick", "slow", "convex"]
+_Analysis: TypeAlias = Callable[[DPSGD], PrivacyCurve]
+
 ATTACK_FPR = 0.01
 QUICK = ("last_iterate", "full_batch")
 _POINTS = {"steps": 25, "errors": 41, "noise": 25}  # of a line that is quick
@@ -31,7 +38,7 @@ _SPAN = 5.0  # of the noise in the picture, up and down
 _SECONDS = 2.5  # after which a line has the points that it has
 _MARKED = 60  # released iterates that a picture can mark
 _KINDS = {"heuristic": "prediction", "guarantee": "guarantee", "baseline": "comparison"}
-_NOT_HERE = ("max_over_steps", "convex")  # analyses that reach no target on a page
+_NOT_HERE = "max_over_steps"  # reaches no target on a page
 _SIZES = 8  # batch sizes of a plan at most
 
 
@@ -47,23 +54,27 @@ def answer(reader: Reader, texts: Mapping[str, str]) -> Fields:
         "guarantee": guarantee_of(run),
         "attacks": _attacks(run, "last_iterate"),
         "command": command_of(given, texts["delta"].strip()),
-        "python": python_of(run, delta),
+        "python": python_of(run, delta, reader.number("convex", given["convex"]) if "convex" in given else None),
     }
 
 
-def lines(reader: Reader, texts: Mapping[str, str], quick: bool) -> Fields:
-    """Points of the three pictures, of the analyses that are quick or of the guarantee, which may not be."""
-    run, delta, _ = _question(reader, texts)
-    names = QUICK if quick else (guarantee_of(run),)
-    counts = _POINTS if quick else _FEW
+def lines(reader: Reader, texts: Mapping[str, str], part: Part) -> Fields:
+    """Points of the three pictures: of the analyses that are quick, of the guarantee, which may not be, or of convex
+    losses' guarantee, which is not.
+    """
+    run, delta, given = _question(reader, texts)
+    curves: Curves = reader.curves(given) if part == "convex" else {}
+    names = {"quick": QUICK, "slow": (guarantee_of(run),), "convex": tuple(curves)}[part]
+    analyses = {name: curves.get(name, ANALYSES[name].curve) for name in names}
+    counts = _POINTS if part == "quick" else _FEW
     found: Fields = {
-        "steps": [row for name in names for row in _over_steps(run, name, delta, counts["steps"])],
-        "errors": [row for name in names for row in _over_rates(run, name, counts["errors"])],
-        "noise": [row for name in names for row in _over_noise(run, name, delta, counts["noise"])],
+        "steps": [row for name in names for row in _over_steps(run, name, analyses[name], delta, counts["steps"])],
+        "errors": [row for name in names for row in _over_rates(run, name, analyses[name], counts["errors"])],
+        "noise": [row for name in names for row in _over_noise(run, name, analyses[name], delta, counts["noise"])],
         "at": float(np.max(run.noise_multiplier)),
-        "attacks": [] if quick else _attacks(run, guarantee_of(run)),
+        "attacks": _attacks(run, guarantee_of(run)) if part == "slow" else [],
     }
-    if quick and run.release_count > 1:
+    if part == "quick" and run.release_count > 1:
         marked = run.released_steps()
         found["released"] = marked[:: max(1, math.ceil(len(marked) / _MARKED))].tolist()
     return found
@@ -71,16 +82,17 @@ def lines(reader: Reader, texts: Mapping[str, str], quick: bool) -> Fields:
 
 def quoted(reader: Reader, texts: Mapping[str, str]) -> Fields:
     """The sentence in which this may be quoted."""
-    run, delta, _ = _question(reader, texts)
-    return {"sentence": sentence(run, delta)}
+    run, delta, given = _question(reader, texts)
+    return {"sentence": sentence(run, delta, reader.curves(given))}
 
 
 def noise(reader: Reader, texts: Mapping[str, str]) -> Fields:
     """How much noise for a target epsilon, by the analysis that is asked for, or by guarantee and heuristic."""
-    run, delta, _ = _question(reader, {**texts, "noise_multiplier": "1"})
+    run, delta, given = _question(reader, {**texts, "noise_multiplier": "1"})
     target = _target(reader, texts)
-    names = _analyses(run, texts)
-    rows = [row for _, row in noise_rows({None: run}, names, target, delta)]
+    curves = reader.curves(given)
+    names = _analyses(run, texts, curves)
+    rows = [row for _, row in noise_rows({None: run}, names, target, delta, curves=curves)]
     return {"epsilon": target, "rows": [_noise_row(run, row) for row in rows]}
 
 
@@ -97,8 +109,9 @@ def plan(reader: Reader, texts: Mapping[str, str]) -> Fields:
             raise ValueError("--dataset-size must be given to compare batch sizes")
         options = {name: text for name, text in given.items() if name not in ("steps", "sample_rate")}
         runs[size] = reader.run({"epochs": repr(base.epochs), **options, "batch_size": str(size)})
-    names = _analyses(base, texts)
-    found = noise_rows(runs, names, target, delta)
+    curves = reader.curves(given)
+    names = _analyses(base, texts, curves)
+    found = noise_rows(runs, names, target, delta, curves=curves)
     rows = [{"batch_size": size, "steps": runs[size].steps, **_noise_row(runs[size], row)} for size, row in found]
     epochs = reader.number("epochs", given["epochs"]) if "epochs" in given else base.epochs
     return {"epsilon": target, "epochs": epochs, "rows": rows}
@@ -125,13 +138,15 @@ def _target(reader: Reader, texts: Mapping[str, str]) -> float:
     return number("epsilon", reader.number("epsilon", texts.get("epsilon", "")), 0.0, open_low=True)
 
 
-def _analyses(run: DPSGD, texts: Mapping[str, str]) -> list[str]:
-    """The analyses that are to reach a target: the one asked for, or the guarantee and the heuristic."""
+def _analyses(run: DPSGD, texts: Mapping[str, str], curves: Curves) -> list[str]:
+    """The analyses that are to reach a target: the one asked for, or the guarantees and the heuristic."""
     asked = texts.get("analysis", "").replace("-", "_")
     if not asked:
-        return [guarantee_of(run), "last_iterate"]
-    if asked not in ANALYSES or asked in _NOT_HERE:
-        allowed = [each.option for each in ANALYSES.values() if each.name not in _NOT_HERE]
+        return [guarantee_of(run), *curves, "last_iterate"]
+    if asked == "convex" and not curves:
+        raise ValueError("--convex must be given with --analysis convex: a contraction in (0, 1]")
+    if asked not in ANALYSES or asked == _NOT_HERE:
+        allowed = [each.option for each in ANALYSES.values() if each.name != _NOT_HERE]
         raise ValueError(f"--analysis must be one of {', '.join(allowed)}, got {texts['analysis']!a}")
     return [asked]
 
@@ -189,29 +204,29 @@ def _noise_row(run: DPSGD, row: Row) -> Fields:
     return fields
 
 
-def _over_steps(run: DPSGD, name: str, delta: float, count: int) -> list[Row]:
+def _over_steps(run: DPSGD, name: str, analysis: _Analysis, delta: float, count: int) -> list[Row]:
     steps = np.unique(np.rint(np.geomspace(1, run.steps, count)).astype(np.int64)).tolist()
 
     def at(step: float) -> float:
-        return ANALYSES[name].curve(run.prefix(int(step))).epsilon(delta)
+        return analysis(run.prefix(int(step))).epsilon(delta)
 
     return [{"analysis": ANALYSES[name].label, "steps": x, "epsilon": y} for x, y in _points(at, steps)]
 
 
-def _over_noise(run: DPSGD, name: str, delta: float, count: int) -> list[Row]:
+def _over_noise(run: DPSGD, name: str, analysis: _Analysis, delta: float, count: int) -> list[Row]:
     noise = run.noise_multiplier
     shown = float(np.max(noise))
     factors = np.geomspace(1 / _SPAN, _SPAN, count).tolist()
 
     def at(factor: float) -> float:
-        return ANALYSES[name].curve(run.replace(noise_multiplier=noise * factor)).epsilon(delta)
+        return analysis(run.replace(noise_multiplier=noise * factor)).epsilon(delta)
 
     return [{"analysis": ANALYSES[name].label, "noise": shown * x, "epsilon": y} for x, y in _points(at, factors)]
 
 
-def _over_rates(run: DPSGD, name: str, count: int) -> list[Row]:
+def _over_rates(run: DPSGD, name: str, analysis: _Analysis, count: int) -> list[Row]:
     try:
-        curve: PrivacyCurve = ANALYSES[name].curve(run)
+        curve = analysis(run)
     except ValueError:
         return []
     rates = (np.linspace(0.0, 1.0, count) ** 3).tolist()  # dense near 0, where the curves are steep

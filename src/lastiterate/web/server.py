@@ -10,10 +10,9 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from lastiterate.extras import MissingExtra
-from lastiterate.fields import Fields
 from lastiterate.plot.file import missing_libraries
 from lastiterate.plot.page_style import BASE
 from lastiterate.web import explorer
@@ -90,8 +89,10 @@ def application(reader: Reader, hosts: Hosts, folder: Path | None = None, limits
         Route("/audits", _page("audits.html")),
         Route("/api/description", partial(_description, audits is not None)),
         Route("/api/answer", asking(answers, explorer.answer)),
-        Route("/api/lines/quick", asking(lines, _quick_lines)),
-        Route("/api/lines/slow", asking(lines, _slow_lines)),
+        *(
+            Route(f"/api/lines/{part}", asking(lines, partial(explorer.lines, part=part)))
+            for part in get_args(explorer.Part)
+        ),
         Route("/api/sentence", asking(searches, explorer.quoted)),
         Route("/api/noise", asking(searches, explorer.noise)),
         Route("/api/plan", asking(searches, explorer.plan)),
@@ -101,14 +102,6 @@ def application(reader: Reader, hosts: Hosts, folder: Path | None = None, limits
         *([] if audits is None else audit_routes(audits)),
     ]
     return Guard(Starlette(routes=routes, lifespan=lifespan), hosts)
-
-
-def _quick_lines(reader: Reader, texts: dict[str, str]) -> Fields:
-    return explorer.lines(reader, texts, quick=True)
-
-
-def _slow_lines(reader: Reader, texts: dict[str, str]) -> Fields:
-    return explorer.lines(reader, texts, quick=False)
 
 
 def _page(name: str) -> Callable[[Request], Response]:

@@ -154,6 +154,16 @@ def test_more_of_anything_that_tells_tells_more(steps: int, rate: float, sigma: 
     assert usual < epsilon(steps, rate, sigma, contraction, 0.9e-5)
 
 
+@pytest.mark.parametrize(
+    ("steps", "rate", "sigma", "contraction"), [(60, 0.1, 1.2229, 0.8), (500, 0.01024, 0.7586, 0.99)]
+)
+def test_a_little_more_noise_changes_little(steps: int, rate: float, sigma: float, contraction: float) -> None:
+    low, high = (
+        li.convex(li.DPSGD(steps, rate, noise), contraction=contraction).epsilon(1e-5) for noise in (sigma, 1.004 * sigma)
+    )
+    assert 0.98 * low < high < low  # 0.95 where exp(M) has zeros that interpolation gave up on
+
+
 @pytest.mark.parametrize("delta", [1e-2, 1e-6])
 def test_bracket_has_room_for_the_errors_of_interpolation(delta: float, monkeypatch: pytest.MonkeyPatch) -> None:
     run, contraction = li.DPSGD(60, 0.2, 1.5), 0.8

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 _RATIO = 1.25  # of the lengths of one window and the next
 _TILTS = np.geomspace(0.1, 300.0, 33)  # of Chernoff's bounds, by which windows are compared at first
 _SMALL_SHIFT = 0.05
+_FORGOTTEN = 1e-7  # what is left of a distance
 _LOG_RARE = math.log(1e-4)  # of the delta whose window, and whose thresholds, are tried for a false negative rate
 _TRIALS = 14  # of thresholds: near the best one the rate changes by a square
 _MOST_WINDOWS = 8  # that one question is put to
@@ -86,12 +87,12 @@ class ConvexPair:
 
     def _of_windows(self, log_delta: float, side: float = 1.0) -> float:
         foretold = np.min((self._exponents - log_delta) / _TILTS[:, None], axis=0)
-        return self._least(foretold, lambda index: self._epsilon_of(index, log_delta, side))
+        return self._least(foretold, lambda index, least: self._epsilon_of(index, log_delta, side, least))
 
     def _least_log_delta(self, epsilon: float) -> float:
         others = [float(pair.log_delta(np.float64(epsilon))) for pair in (self.composition, self.always_in)]
         foretold = np.min(self._exponents - _TILTS[:, None] * epsilon, axis=0)
-        return min(*others, self._least(foretold, lambda index: self._log_delta_of(index, epsilon)))
+        return min(*others, self._least(foretold, lambda index, least: self._log_delta_of(index, epsilon, least)))
 
     def _largest_fnr(self, fpr: float) -> float:
         others = [float(pair.fnr(np.float64(fpr))) for pair in (self.composition, self.always_in)]
@@ -100,36 +101,43 @@ class ConvexPair:
         foretold = np.min((self._exponents - _LOG_RARE) / _TILTS[:, None], axis=0)
         return max(*others, self._fnr_of(int(np.argmin(foretold)), fpr))
 
-    def _least(self, foretold: FloatArray, cost: Callable[[int], float]) -> float:
-        """The least cost of all windows, found by going downhill from the one that promises most."""
+    def _least(self, foretold: FloatArray, cost: Callable[[int, float], float]) -> float:
+        """The least cost of all windows, found by going downhill from the one that promises most.
+
+        Of a window that costs more than the least so far, which is handed over, only that need be found.
+        """
         if not foretold.size:
             return math.inf
         here = int(np.argmin(foretold))
-        known = {here: cost(here)}
+        known = {here: cost(here, math.inf)}
         while len(known) < _MOST_WINDOWS:
             for beside in (here - 1, here + 1):
                 if 0 <= beside < foretold.size and beside not in known:
-                    known[beside] = cost(beside)
+                    known[beside] = cost(beside, min(known.values()))
             best = min(known, key=lambda index: (known[index], abs(index - here)))
             if best == here:
                 break
             here = best
         return min(known.values())
 
-    def _epsilon_of(self, index: int, log_delta: float, side: float) -> float:
+    def _epsilon_of(self, index: int, log_delta: float, side: float, least: float) -> float:
         window = self._window(index)
         if window is None or window[1] >= log_delta - 1.0:
             return math.inf
-        directions, log_lost = window
+        (remove, add), log_lost = window
         log_delta += math.log1p(-math.exp(log_lost - log_delta))
-        return max(direction.epsilon(log_delta, side) for direction in directions)
+        if side > 0.0 and least < math.inf and remove.log_delta(least) > log_delta:
+            return math.inf
+        value = remove.epsilon(log_delta, side)
+        return value if add.log_delta(value) <= log_delta else max(value, add.epsilon(log_delta, side))
 
-    def _log_delta_of(self, index: int, epsilon: float) -> float:
+    def _log_delta_of(self, index: int, epsilon: float, least: float) -> float:
         window = self._window(index)
         if window is None:
             return math.inf
-        directions, log_lost = window
-        return float(np.logaddexp(max(direction.log_delta(epsilon) for direction in directions), log_lost))
+        (remove, add), log_lost = window
+        value = remove.log_delta(epsilon)
+        return float(np.logaddexp(value if value > least else max(value, add.log_delta(epsilon)), log_lost))
 
     def _fnr_of(self, index: int, fpr: float) -> float:
         """The largest 1 - delta(x) - e^x fpr of all x, by which delta bounds the rate from below.
@@ -169,8 +177,14 @@ class ConvexPair:
         return self._known_windows[index]
 
     def _before(self, length: int) -> Distances:
-        """How far apart the two trainings are before a window of this length."""
-        return distances(self.steps - length, self.rate, self.contraction, self.most)
+        """How far apart the two trainings are before a window of this length.
+
+        Where the first steps are forgotten by then, as far as in a longer training, which need not be computed anew.
+        """
+        steps = self.steps - length
+        if self.contraction**steps < _FORGOTTEN:
+            steps = self.steps
+        return distances(steps, self.rate, self.contraction, self.most)
 
     @cached_property
     def _lengths(self) -> IntArray:

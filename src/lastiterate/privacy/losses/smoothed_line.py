@@ -19,7 +19,7 @@ from functools import cached_property
 
 import numpy as np
 
-from lastiterate.privacy.losses.loss_cumulant import LossCumulant
+from lastiterate.privacy.losses.shifted_cumulant import ShiftedCumulant
 from lastiterate.privacy.mixtures.contour import Line, Unreliable
 
 TILTS: list[float] = np.geomspace(0.05, 400.0, 34).tolist()
@@ -34,7 +34,7 @@ _TURNS = 3  # of choosing a line for an epsilon, and an epsilon by the line
 class SmoothedLoss:
     """One direction of a pair."""
 
-    cumulant: LossCumulant
+    cumulant: ShiftedCumulant
     least_scale: float  # width of what the smoothing left
     error: float = 0.0  # of exp(K) along a line, in units of its largest value, and of K at real points
 
@@ -86,20 +86,21 @@ class SmoothedLoss:
         return high
 
     def _on_line(self, index: int, epsilon: float, log_goal: float, side: float) -> float:
-        line = self._line(index, epsilon, log_goal)
+        line, errors = self._line(index, epsilon, log_goal)
         kernel = line.z * (line.z + 1.0)
         exponent = line.log_values - line.z * epsilon
         scale = float(exponent.real.max())
         total = float((np.exp(exponent - scale) / kernel).real.sum()) * line.spacing / math.pi
         at_zero = math.exp(self._moments(index)[0] - TILTS[index] * epsilon - scale)
-        total += side * self.error * at_zero * float((1.0 / np.abs(kernel)).sum()) * line.spacing / math.pi
+        total += side * self.error * errors * at_zero * float((1.0 / np.abs(kernel)).sum()) * line.spacing / math.pi
         if not total > 1e-12:
             if side < 0.0:
                 return -math.inf  # nothing is left that is known to be there
             raise Unreliable  # nothing but rounding
         return scale + math.log(total)
 
-    def _line(self, index: int, epsilon: float, log_goal: float) -> Line:
+    def _line(self, index: int, epsilon: float, log_goal: float) -> tuple[Line, float]:
+        """A line, and its error in units of the usual one."""
         if index in self._lines:
             return self._lines[index]
         theta = TILTS[index]
@@ -113,13 +114,13 @@ class SmoothedLoss:
         spacing = max(2.0 * math.pi / period, end / _MOST_NODES)  # where that is too wide, delta is too high
         for part in (end / 16.0, end / 4.0, end):
             count = math.ceil(part / spacing) + 1
-            values = self.cumulant.along(theta, spacing, count)
+            values, errors = self.cumulant.with_error(theta, spacing, count)
             if float(values[2 * count // 3 :].real.max()) < values[0].real - _NEGLIGIBLE - rise:
                 break
         values[0] -= math.log(2.0)  # half weight: the trapezoid rule
         z = np.empty(count, dtype=np.complex128)
         z.real, z.imag = theta, spacing * np.arange(count)
-        self._lines[index] = Line(z, values, spacing)
+        self._lines[index] = Line(z, values, spacing), errors
         return self._lines[index]
 
     def _reach(self, theta: float, epsilon: float, goal: float) -> float:
@@ -156,11 +157,11 @@ class SmoothedLoss:
         return min(range(low, high + 1), key=cost)
 
     @cached_property
-    def _lines(self) -> dict[int, Line]:
+    def _lines(self) -> dict[int, tuple[Line, float]]:
         return {}
 
 
-def smoothed(cumulant: LossCumulant, least_scale: float, error: float) -> tuple[SmoothedLoss, SmoothedLoss]:
+def smoothed(cumulant: ShiftedCumulant, least_scale: float, error: float) -> tuple[SmoothedLoss, SmoothedLoss]:
     """Both directions."""
     other = cumulant.other_direction()
     return SmoothedLoss(cumulant, least_scale, error), SmoothedLoss(other, least_scale, error)

@@ -15,8 +15,8 @@ byId("views").hidden = !description.has_audits;
 
 let version = 0; // of what is asked
 let flying = null; // the quick question under way
-const shown = {answer: 0, quick: 0, slow: 0};
-let lines = {quick: null, slow: null};
+const shown = {answer: 0, quick: 0, slow: 0, convex: 0};
+let lines = {quick: null, slow: null, convex: null};
 let current = null; // the newest answer
 
 const form = new Form(description, byId("fields"), changed);
@@ -75,6 +75,8 @@ function askTheRest(asked) {
   const texts = form.asked();
   byId("slow").textContent = "";
   askAlso("quick", "/api/lines/quick", texts, (found) => { lines.quick = found; shown.quick = asked; draw(); });
+  if (current.rows.some((row) => row.analysis === "convex" && row.epsilon !== null))
+    askAlso("convex", "/api/lines/convex", texts, (found) => { lines.convex = found; shown.convex = asked; draw(); });
   const waiting = setTimeout(() => { byId("slow").textContent = "The guarantee's lines take a little longer…"; }, 400);
   askAlso("slow", "/api/lines/slow", texts, (found) => {
     lines.slow = found;
@@ -150,7 +152,8 @@ function sample(label) {
 const labels = () => (current ? current.rows.map((row) => row.label) : Object.keys(looks));
 
 function draw() {
-  const of = (picture) => [...(lines.quick?.[picture] ?? []), ...(shown.slow === version ? lines.slow[picture] : [])];
+  const later = ["slow", "convex"].filter((part) => shown[part] === version);
+  const of = (picture) => [...(lines.quick?.[picture] ?? []), ...later.flatMap((part) => lines[part][picture])];
   const key = JSON.stringify([labels(), current?.delta]);
   const target = Number(byId("epsilon").value);
   const inSight = of("noise").some((row) => row.epsilon <= target) && of("noise").some((row) => row.epsilon >= target);
@@ -250,7 +253,7 @@ function recall() {
 // --- what people press
 
 for (const [index, preset] of description.presets.entries()) byId("preset").append(make("option", {value: String(index)}, preset.title));
-for (const name of ["last-iterate", "composition", "full-batch", "no-amplification"]) byId("analysis").append(make("option", {value: name}, name.replace("-", " ")));
+for (const name of ["last-iterate", "composition", "full-batch", "no-amplification", "convex"]) byId("analysis").append(make("option", {value: name}, name.replace("-", " ")));
 byId("preset").addEventListener("change", (event) => {
   const chosen = event.target.value;
   if (chosen === "") return;
