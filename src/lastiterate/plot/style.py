@@ -58,7 +58,8 @@ def chart_of(rows: Sequence[Mapping[str, Value]]) -> Chart:
     """A chart of these rows, to be given marks and encodings."""
     import altair as alt
 
-    return alt.Chart(alt.Data(values=rows))  # type: ignore[no-untyped-call]
+    # A tuple is kept as it is, where every combination of charts would copy all rows of a list, one by one.
+    return alt.Chart(alt.Data(values=tuple(rows)))  # type: ignore[no-untyped-call]
 
 
 def layered(*layers: Chart | LayerChart) -> LayerChart:

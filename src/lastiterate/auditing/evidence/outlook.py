@@ -8,14 +8,13 @@ no simulation.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy.interpolate import PchipInterpolator
 from scipy.special import ndtr, ndtri
 
-from lastiterate.arrays import FloatArray
+from lastiterate.arrays import FloatArray, IntArray
 from lastiterate.attacks.attack import ExpectedScores, LikelihoodRatio, LinearScores, Unknown
 from lastiterate.auditing.evidence.error_counts import ErrorCounts
 from lastiterate.auditing.evidence.estimates import a_priori_threshold, likelihood_ratios
@@ -223,8 +222,12 @@ def _least_factor(
     """The least factor of the noise whose curve is above the rates with this probability; 0 and infinity as there."""
     fpr, fnr = upper
 
-    def enough(log_factor: float) -> bool:
-        return chance_within(errors, fnr, fnr_of(family.curve(math.exp(log_factor)), fpr)) >= chance
+    def fitting(log_factor: float, rows: IntArray) -> IntArray:
+        """How many numbers of false negatives are below the curve, at these numbers of false positives."""
+        return np.searchsorted(fnr, fnr_of(family.curve(math.exp(log_factor)), fpr[rows]), side="right")
+
+    def enough(counts: IntArray) -> bool:
+        return float(errors[0].masses @ errors[1].at_most[counts]) >= chance
 
     if chance_within(errors, fnr, 1.0 - fpr, "left") < chance:
         return math.inf
@@ -232,22 +235,25 @@ def _least_factor(
         return 0.0
     least = family.least_log_factor
     most = math.log(MOST_NOISE / float(np.max(family.run.noise_multiplier)))
+    rows = np.arange(fpr.size)
     low = high = 0.0
-    while high < most and not enough(high):
-        low, high = high, min(high + _STEP, most)
+    below = above = fitting(0.0, rows)
+    while high < most and not enough(above):
+        low, high, below = high, min(high + _STEP, most), above
+        above = fitting(high, rows)
     if high == 0.0:
-        while enough(low):
+        while enough(below):
             if low <= least:
                 return 0.0
-            low, high = max(low - _STEP, least), low
-    return math.exp(_bisected(enough, low, high))
-
-
-def _bisected(enough: Callable[[float], bool], low: float, high: float) -> float:
-    while high - low > _NEAR:
+            low, high, above = max(low - _STEP, least), low, below
+            below = fitting(low, rows)
+    while high - low > _NEAR and np.any(below != above):
         middle = 0.5 * (low + high)
-        low, high = (low, middle) if enough(middle) else (middle, high)
-    return high
+        rows = np.flatnonzero(below != above)  # curves rise with the noise: nothing changes in between elsewhere
+        counts = below.copy()
+        counts[rows] = fitting(middle, rows)
+        low, high, below, above = (low, middle, below, counts) if enough(counts) else (middle, high, counts, above)
+    return math.exp(high)
 
 
 def _epsilon_of(family: Family, factor: float, delta: float) -> float:
