@@ -207,6 +207,7 @@ def beside_an_undisturbed_audit() -> Iterator[tuple[Place, list[str], Undisturbe
 
 def signals(seed: int, numbers: list[int] | None = None, repeat: int = 3, elsewhere: int = 24) -> list[Row]:
     """Send signals to an audit at random moments, and Ctrl-C and SIGTERM to other commands."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # what `nohup` ignores, the audits would ignore as well
     real_time = set(range(signal.SIGRTMIN + 1, signal.SIGRTMAX))
     numbers = sorted(signal.valid_signals() - real_time) if numbers is None else numbers
     stopping = Row("Ctrl-C and SIGTERM", "130 and 143, one sentence; the same command resumes, same trials")

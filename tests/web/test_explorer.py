@@ -105,21 +105,25 @@ def test_pictures_have_the_values_of_the_analyses(reader):
 
 
 def test_pictures_noise_and_plan_have_the_guarantee_of_convex_losses(reader):
-    texts = {**USUAL, **ODD["convex"], "epsilon": "2", "batch_sizes": "512"}
-    run = reader.run(options({**USUAL, **ODD["convex"]}))
-    curve = partial(li.convex, contraction=0.99)
+    length = {"length": "steps", "steps": "50", "noise_multiplier": "9"}
+    texts = {**USUAL, **length, "sampling": "full", "batch_size": "50000", "convex": "0.9"}
+    run = reader.run(options(texts))
+    curve = partial(li.convex, contraction=0.9)
+    assert curve(run).epsilon(1e-5) < 0.8 * li.composition(run).epsilon(1e-5)
     found = explorer.lines(reader, texts, part="convex")
-    assert {row["analysis"] for name in ("steps", "errors", "noise") for row in found[name]} == {
-        ANALYSES["convex"].label
-    }
+    labels = {row["analysis"] for name in ("steps", "errors", "noise") for row in found[name]}
+    assert labels == {ANALYSES["convex"].label}
     assert found["steps"][-1]["epsilon"] == curve(run).epsilon(1e-5)
-    for row in (found["noise"][0], found["noise"][-1]):
+    for row in found["noise"]:
         other = run.replace(noise_multiplier=row["noise"])
         assert row["epsilon"] == pytest.approx(curve(other).epsilon(1e-5), rel=1e-9)
-    rows = explorer.noise(reader, texts)["rows"]
+    for row in found["errors"]:
+        assert row["fnr"] == pytest.approx(curve(run).fnr(row["fpr"]), abs=1e-12)
+    asked = {**texts, "epsilon": "2", "batch_sizes": "50000"}
+    rows = explorer.noise(reader, asked)["rows"]
     assert [row["analysis"] for row in rows] == ["composition", "convex", "last_iterate"]
     assert 1.99 <= curve(run.replace(noise_multiplier=rows[1]["noise_multiplier"])).epsilon(1e-5) <= 2.0
-    (planned,) = explorer.plan(reader, {**texts, "analysis": "convex"})["rows"]
+    (planned,) = explorer.plan(reader, {**asked, "analysis": "convex"})["rows"]
     assert (planned["analysis"], planned["kind"]) == ("convex", "guarantee")
     with pytest.raises(ValueError, match="--convex must be given with --analysis convex"):
         explorer.noise(reader, {**USUAL, "epsilon": "2", "analysis": "convex"})

@@ -159,7 +159,8 @@ def test_more_of_anything_that_tells_tells_more(steps: int, rate: float, sigma: 
 )
 def test_a_little_more_noise_changes_little(steps: int, rate: float, sigma: float, contraction: float) -> None:
     low, high = (
-        li.convex(li.DPSGD(steps, rate, noise), contraction=contraction).epsilon(1e-5) for noise in (sigma, 1.004 * sigma)
+        li.convex(li.DPSGD(steps, rate, noise), contraction=contraction).epsilon(1e-5)
+        for noise in (sigma, 1.004 * sigma)
     )
     assert 0.98 * low < high < low  # 0.95 where exp(M) has zeros that interpolation gave up on
 

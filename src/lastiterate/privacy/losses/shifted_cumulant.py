@@ -25,7 +25,7 @@ from lastiterate.privacy.mixtures.contour import Complex, Unreliable
 from lastiterate.privacy.mixtures.distances import Distances, geometric_sum
 
 _NODES = 6  # of the interpolation in a panel, at first
-_MOST_NODES = 63
+_MOST_NODES = 96
 _CHECK = 0.47  # where it is compared in each panel
 _ERROR, _ERROR_OF_SLOPES = 1e-6, 1e-3  # of the interpolation at real orders, relative to the largest value
 _ERROR_ALONG = 1e-6  # of K along a line, where exp(K) still counts
@@ -100,7 +100,7 @@ class ShiftedCumulant(LossCumulant):
         smaller a.
         """
         panels = self._panels(max(spacing * (count - 1), abs(theta) / float(self.sigmas[0])))
-        nodes = _NODES
+        nodes = self._usual_nodes.get(panels, _NODES)
         u = spacing * np.arange(count)
         best: tuple[Complex, float] | None = None
         while nodes <= _MOST_NODES and nodes * panels * count <= _MOST_VALUES:
@@ -119,8 +119,9 @@ class ShiftedCumulant(LossCumulant):
             if best is None or off < best[1]:
                 best = result, max(off, 1.0)
             if off < 1.0:
+                self._usual_nodes[panels] = nodes
                 return best
-            nodes += nodes // 2
+            nodes *= 2
         if best is None or not best[1] < _MOST_ERRORS:
             raise Unreliable
         return best
@@ -179,6 +180,11 @@ class ShiftedCumulant(LossCumulant):
         sigma = float(self.sigmas[0])
         rate, slope = float(self.rates[0]), 1.0 / sigma
         return ShiftedLoss(rate, slope, shift * slope, self.remove, self._left_out_of_each)
+
+    @cached_property
+    def _usual_nodes(self) -> dict[int, int]:
+        """How many the last line needed, by panels: its neighbours need about as many."""
+        return {}
 
     @cached_property
     def _known_table(self) -> dict[tuple[int, int], _Table]:
