@@ -94,14 +94,14 @@ class Side:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", help="workloads whose names begin so")
-    parser.add_argument("--sides", default="", help="some of them, separated by commas")
+    parser.add_argument("--sides", default="", help="how their names end, separated by commas: plain,ours,hooks")
     parser.add_argument(
         "--busy", action="store_true", help="one thread, by processor time: the machine does other work"
     )
     parser.add_argument("--json", type=Path, help="also write the rows there")
     asked = parser.parse_args()
     chosen = [workload for workload in WORKLOADS if workload.name.startswith(asked.only)]
-    sides = tuple(asked.sides.split(",")) if asked.sides else SIDES
+    sides = tuple(side for side in SIDES if side.endswith(tuple(asked.sides.split(","))))
     rows = []
     for workload in chosen:
         rows.append(compare(workload, sides, asked.busy))

@@ -128,7 +128,7 @@ class ExampleGradients:
                     self.microbatch = 1
 
     def _sum(self, parameters: Tensors, tokens: Tensor, lengths: Tensor, clip_norm: float) -> Tensors:
-        total = {name: torch.zeros_like(value, dtype=torch.float32) for name, value in parameters.items()}
+        total: Tensors = {}
         ghosts = {name: value for name, value in parameters.items() if name in self.ghosts}
         rest = {name: value for name, value in parameters.items() if name not in self.ghosts}
         for rows in by_length(lengths, self.microbatch):
@@ -139,8 +139,12 @@ class ExampleGradients:
                 uses = follow(self._model, ghosts, rest, trimmed, token_weights(counts, trimmed.shape[1]))
             uses.written.update(written)
             norms = squared_norms(uses, clip_norm).sqrt()
-            add_weighted(total, uses, torch.clamp(clip_norm / norms, max=1.0).float())  # 1 for a gradient of zero
-        return total
+            factors = torch.clamp(clip_norm / norms, max=1.0).float()  # 1 for a gradient of zero
+            add_weighted(total, parameters, uses, factors)
+        return {
+            name: total.pop(name) if name in total else torch.zeros_like(value, dtype=torch.float32)
+            for name, value in parameters.items()
+        }
 
     def _written_out(self, parameters: Tensors, tokens: Tensor, lengths: Tensor, fixed: Tensors) -> Tensors:
         if self.microbatch > 1 and not self._one_by_one:

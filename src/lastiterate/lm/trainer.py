@@ -72,6 +72,7 @@ class TextTrainer:
             total = self._gradients.clipped_sum(current, tokens[rows], lengths[rows], self._run.clip_norm)
             noise(total, step)
             weights.update(total, float(self._rates[step]), step)
+            del total  # before the next one takes memory
             if watched:
                 watched(step + 1, weights.second)
             if advanced:
@@ -132,6 +133,8 @@ class _Weights:
             if self._optimizer.decoupled and not isinstance(self._optimizer, Adam):  # which does that itself
                 value.mul_(1.0 - learning_rate * self._optimizer.weight_decay)
         self._torch.step()
+        for value in self.parameters.values():
+            value.grad = None  # or else it would be kept while the next one is computed
         if self._optimizer.averaging is not None:
             averaging = self._optimizer.averaging
             taken = 1.0 / (step + 1) if averaging == "uniform" else 1.0 - float(averaging)

@@ -95,8 +95,10 @@ def _agrees(uses: Uses, example: int, name: str, expected: Tensor, largest: floa
     norm = float(squared_norms(uses, 0.0)[example].sqrt())
     factors = torch.zeros(uses.examples, device=uses.device)
     factors[example] = 1.0
-    found = {name: torch.zeros_like(expected)}
-    add_weighted(found, uses, factors)
+    found: Tensors = {}
+    add_weighted(found, {name: expected}, uses, factors)
+    if name not in found:
+        return not bool(expected.any())
     bound = _RELATIVE * float(expected.abs().max()) + _ABSOLUTE * largest
     near = float((found[name] - expected).abs().max()) <= bound
     return near and abs(norm - float(expected.norm())) <= bound * expected.numel() ** 0.5

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from lastiterate.lm.ghost.uses import Product, Uses, is_same
@@ -9,22 +10,31 @@ from lastiterate.lm.ghost.uses import Product, Uses, is_same
 Tensors = dict[str, Tensor]
 
 
-def add_weighted(total: Tensors, uses: Uses, factors: Tensor) -> None:
-    """Add each example's gradient times its factor to the sums. What is not needed any more is let go on the way."""
+def add_weighted(total: Tensors, parameters: Tensors, uses: Uses, factors: Tensor) -> None:
+    """Add each example's gradient times its factor to the sums, which begin with zeros in the form of ``parameters``.
+
+    Sums take memory from when they are needed, and what is not needed any more is let go on the way.
+    """
+
+    def of(name: str) -> Tensor:
+        if name not in total:
+            total[name] = torch.zeros_like(parameters[name], dtype=torch.float32)
+        return total[name]
+
     for name in list(uses.written):
         written = uses.written.pop(name)
-        total[name].view(-1).addmv_(written.float().flatten(1).t(), factors)
+        of(name).view(-1).addmv_(written.float().flatten(1).t(), factors)
     for name in list(uses.lookups):
         (lookup,) = uses.lookups.pop(name)
         weighted = lookup.gradient.float() * factors[:, None, None]
-        total[name].index_add_(0, lookup.rows.flatten(), weighted.flatten(0, 1))
+        of(name).index_add_(0, lookup.rows.flatten(), weighted.flatten(0, 1))
     weighted_inputs = _Weighted(factors)
     for name in list(uses.products):
         (product,) = uses.products.pop(name)
         left, right = weighted_inputs.both(product)
         if product.transposed:
             left, right = right, left
-        total[name].addmm_(left.t(), right)
+        of(name).addmm_(left.t(), right)
 
 
 class _Weighted:
