@@ -25,21 +25,27 @@ _LAST = 8.5  # frequency, in 1 / noise, after which a Gaussian's characteristic 
 def probability_below(law: Law, y: FloatArray) -> FloatArray:
     """P(S + N <= y) for each y, by the formula of Gil-Pelaez (1951)."""
     step, frequencies, transform = _characteristic_function(law)
-    waves = np.exp(-1j * np.multiply.outer(y, frequencies))
+    near = np.clip(y, -_farthest(law), _farthest(law))
+    waves = np.exp(-1j * np.multiply.outer(near, frequencies))
     return np.clip(0.5 - step / math.pi * (waves @ (transform / frequencies)).imag, 0.0, 1.0)
 
 
 def density(law: Law, y: FloatArray) -> FloatArray:
     """The density of S + N at each y."""
     step, frequencies, transform = _characteristic_function(law)
-    waves = np.exp(-1j * np.multiply.outer(y, frequencies))
+    near = np.clip(y, -_farthest(law), _farthest(law))
+    waves = np.exp(-1j * np.multiply.outer(near, frequencies))
     return np.maximum(step / math.pi * (waves @ transform).real, 0.0)
+
+
+def _farthest(law: Law) -> float:
+    """How far from 0 there is anything to be seen."""
+    return abs(law.mean) + _FURTHEST * math.hypot(math.sqrt(law.variance), law.noise)
 
 
 def _characteristic_function(law: Law) -> tuple[float, FloatArray, Complex]:
     """The distance of frequencies, these, and the characteristic function of S + N there."""
-    # Half a period of the grid: from any y to be asked for to any that occurs.
-    reach = 2.0 * (abs(law.mean) + _FURTHEST * math.hypot(math.sqrt(law.variance), law.noise))
+    reach = 2.0 * _farthest(law)  # half a period of the grid: from any y to be asked for to any that occurs
     step = math.pi / reach
     frequencies = (np.arange(float(math.ceil(_LAST / (law.noise * step)))) + 0.5) * step
     with np.errstate(divide="ignore"):  # where it vanishes, its logarithm does not exist
