@@ -214,7 +214,7 @@ def main() -> int:
         (Workload("digits CNN, batch 50", "cnn", 50, 5, 8), embedded),
     ]
     if arguments.npz:
-        workloads.append((Workload("28x28 CNN, batch 256", "cnn", 256, 2, 2), load_npz(arguments.npz)))
+        workloads.append((Workload("28x28 CNN, batch 256", "cnn", 256, 2, 4), load_npz(arguments.npz)))
     machine = measure_machine()
     rows = [compare(workload, data, machine, arguments.seconds) for workload, data in workloads]
     comparisons = [row for row, _ in rows]
