@@ -119,12 +119,16 @@ def test_curve_is_one_curve() -> None:
         (li.DPSGD(6, 0.3, 0.9), 0.7, 1e-3, 0.05),
         (li.DPSGD(10, 0.05, 2.0), 0.9, 1e-9, 0.3),
         (li.DPSGD(12, 0.6, 4.0), 1.0, 0.02, 0.2),
+        (li.DPSGD(20, 1.0, 4.0, sampling="full"), li.Contraction(0.7, failure=1e-4), 1e-3, 0.05),
+        (li.DPSGD(5, 1.0, 2.0, sampling="full"), li.Contraction(0.9, failure=0.01), 1e-6, 0.3),
     ],
 )
 def test_the_contract_of_curves_holds(
     run: li.DPSGD, contraction: float | li.Contraction, delta: float, fpr: float
 ) -> None:
-    factor = contraction.value if isinstance(contraction, li.Contraction) else contraction
+    factor, failure = (
+        (contraction.value, contraction.failure) if isinstance(contraction, li.Contraction) else (contraction, 0.0)
+    )
     linear = mixture_of(run.replace(weights=factor ** np.arange(float(run.steps))[::-1]))
     question = Question(
         li.convex(run, contraction=contraction),
@@ -134,7 +138,7 @@ def test_the_contract_of_curves_holds(
         truth=[linear.delta],
         most=[lambda epsilon: (float(li.composition(run).delta(epsilon)), 0.0)],
         tolerance=2e-4,
-        tolerance_of_fnr=2e-3,
+        tolerance_of_fnr=2e-3 + failure,  # where it fails, nothing is taken to be missed
         exact=False,
         evaluations=0,
     )
