@@ -133,9 +133,11 @@ def by_label(row):
     return next(each for each in ANALYSES.values() if each.label == row["analysis"])
 
 
-def test_a_slow_line_has_fewer_points_but_both_ends(monkeypatch):
-    monkeypatch.setattr(explorer, "_SECONDS", -1.0)
-    assert explorer._points(lambda x: x, [1.0, 2.0, 3.0]) == [(1.0, 1.0)]
+def test_a_slow_line_has_fewer_points_but_both_ends():
+    places = [float(place) for place in range(9)]
+    few = explorer._points(lambda x: x, places, seconds=-1.0)
+    assert [x for x, _ in few] == [0.0, 2.0, 4.0, 6.0, 8.0]
+    assert len(explorer._points(lambda x: x, places, seconds=60.0)) == 9
     assert list(explorer._coarse_to_fine(9))[:3] == [0, 8, 4]
     assert sorted(explorer._coarse_to_fine(9)) == list(range(9))
 

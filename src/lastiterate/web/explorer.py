@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import chain
 from time import monotonic
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
@@ -29,13 +31,15 @@ if TYPE_CHECKING:
 
 Part = Literal["quick", "slow", "convex"]
 _Analysis: TypeAlias = Callable[[DPSGD], PrivacyCurve]
+_Points: TypeAlias = Callable[[Callable[[float], float], Sequence[float]], list[tuple[float, float]]]
 
 ATTACK_FPR = 0.01
 QUICK = ("last_iterate", "full_batch")
 _POINTS = {"steps": 25, "errors": 41, "noise": 25}  # of a line that is quick
 _FEW = {"steps": 9, "errors": 13, "noise": 9}  # of one that is slow
 _SPAN = 5.0  # of the noise in the picture, up and down
-_SECONDS = 2.5  # after which a line has the points that it has
+_SECONDS = {"quick": 2.5, "slow": 2.5, "convex": 8.0}  # after which a line has the points that it has
+_LEAST = 5  # points, with which a line shows how it goes: it may take longer for these
 _MARKED = 60  # released iterates that a picture can mark
 _KINDS = {"heuristic": "prediction", "guarantee": "guarantee", "baseline": "comparison"}
 _NOT_HERE = "max_over_steps"  # reaches no target on a page
@@ -67,10 +71,14 @@ def lines(reader: Reader, texts: Mapping[str, str], part: Part) -> Fields:
     names = {"quick": QUICK, "slow": (guarantee_of(run),), "convex": tuple(curves)}[part]
     analyses = {name: curves.get(name, ANALYSES[name].curve) for name in names}
     counts = _POINTS if part == "quick" else _FEW
+    points = partial(_points, seconds=_SECONDS[part])
+    steps = (_over_steps(run, name, analyses[name], delta, counts["steps"], points) for name in names)
+    errors = (_over_rates(run, name, analyses[name], counts["errors"], points) for name in names)
+    noise = (_over_noise(run, name, analyses[name], delta, counts["noise"], points) for name in names)
     found: Fields = {
-        "steps": [row for name in names for row in _over_steps(run, name, analyses[name], delta, counts["steps"])],
-        "errors": [row for name in names for row in _over_rates(run, name, analyses[name], counts["errors"])],
-        "noise": [row for name in names for row in _over_noise(run, name, analyses[name], delta, counts["noise"])],
+        "steps": list(chain.from_iterable(steps)),
+        "errors": list(chain.from_iterable(errors)),
+        "noise": list(chain.from_iterable(noise)),
         "at": float(np.max(run.noise_multiplier)),
         "attacks": _attacks(run, guarantee_of(run)) if part == "slow" else [],
     }
@@ -204,16 +212,16 @@ def _noise_row(run: DPSGD, row: Row) -> Fields:
     return fields
 
 
-def _over_steps(run: DPSGD, name: str, analysis: _Analysis, delta: float, count: int) -> list[Row]:
+def _over_steps(run: DPSGD, name: str, analysis: _Analysis, delta: float, count: int, points: _Points) -> list[Row]:
     steps = np.unique(np.rint(np.geomspace(1, run.steps, count)).astype(np.int64)).tolist()
 
     def at(step: float) -> float:
         return analysis(run.prefix(int(step))).epsilon(delta)
 
-    return [{"analysis": ANALYSES[name].label, "steps": x, "epsilon": y} for x, y in _points(at, steps)]
+    return [{"analysis": ANALYSES[name].label, "steps": x, "epsilon": y} for x, y in points(at, steps)]
 
 
-def _over_noise(run: DPSGD, name: str, analysis: _Analysis, delta: float, count: int) -> list[Row]:
+def _over_noise(run: DPSGD, name: str, analysis: _Analysis, delta: float, count: int, points: _Points) -> list[Row]:
     noise = run.noise_multiplier
     shown = float(np.max(noise))
     factors = np.geomspace(1 / _SPAN, _SPAN, count).tolist()
@@ -221,24 +229,24 @@ def _over_noise(run: DPSGD, name: str, analysis: _Analysis, delta: float, count:
     def at(factor: float) -> float:
         return analysis(run.replace(noise_multiplier=noise * factor)).epsilon(delta)
 
-    return [{"analysis": ANALYSES[name].label, "noise": shown * x, "epsilon": y} for x, y in _points(at, factors)]
+    return [{"analysis": ANALYSES[name].label, "noise": shown * x, "epsilon": y} for x, y in points(at, factors)]
 
 
-def _over_rates(run: DPSGD, name: str, analysis: _Analysis, count: int) -> list[Row]:
+def _over_rates(run: DPSGD, name: str, analysis: _Analysis, count: int, points: _Points) -> list[Row]:
     try:
         curve = analysis(run)
     except ValueError:
         return []
     rates = (np.linspace(0.0, 1.0, count) ** 3).tolist()  # dense near 0, where the curves are steep
-    return [{"analysis": ANALYSES[name].label, "fpr": x, "fnr": y} for x, y in _points(curve.fnr, rates)]
+    return [{"analysis": ANALYSES[name].label, "fpr": x, "fnr": y} for x, y in points(curve.fnr, rates)]
 
 
-def _points(value: Callable[[float], float], places: Sequence[float]) -> list[tuple[float, float]]:
+def _points(value: Callable[[float], float], places: Sequence[float], seconds: float) -> list[tuple[float, float]]:
     """Points of a line, in order. They are found from coarse to fine, so that a slow line is there in time, with fewer.
 
     Where there is no value, as before anything is learnt, the line has a gap.
     """
-    until = monotonic() + _SECONDS
+    until = monotonic() + seconds
     found: dict[int, tuple[float, float]] = {}
     for index in _coarse_to_fine(len(places)):
         try:
@@ -247,7 +255,7 @@ def _points(value: Callable[[float], float], places: Sequence[float]) -> list[tu
             continue
         if math.isfinite(y):
             found[index] = (places[index], y)
-        if monotonic() > until:
+        if monotonic() > until and len(found) >= _LEAST:
             break
     return [found[index] for index in sorted(found)]
 
