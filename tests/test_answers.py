@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import lastiterate as li
-from lastiterate.answers import answer_fields, ask, ask_all, guarantee_of
+from lastiterate.answers import answer_fields, ask, ask_all, guarantee_of, noise_rows, prediction_fields
 
 RUN = li.DPSGD(100, 0.1, 1.0)
 
@@ -46,3 +46,11 @@ def test_the_guarantee_is_one_that_holds_for_the_sampling(sampling, name):
     assert list(ask_all(run, lambda curve: curve.epsilon(1e-5))) == list(
         dict.fromkeys(["last_iterate", "composition", "full_batch", name])
     )
+
+
+def test_what_is_no_dictionary_of_analyses_and_no_run_is_refused_by_name():
+    run = li.DPSGD(steps=10, sample_rate=0.1, noise_multiplier=1.0)
+    with pytest.raises(ValueError, match=r"^curves must be a dictionary of analyses"):
+        noise_rows({None: run}, ["last_iterate"], 1.0, 1e-5, curves="1_000")
+    with pytest.raises(ValueError, match=r"^run must be a lastiterate.DPSGD"):
+        prediction_fields({"a": 1})

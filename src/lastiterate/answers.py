@@ -73,7 +73,7 @@ def ask_all(
 
     Where the standard one does not hold, the bound that does comes with them.
     """
-    curves = instance("curves", curves or {}, dict, "a dictionary of analyses by their names, or None")
+    curves = _checked(curves)
     names = dict.fromkeys([*SIDE_BY_SIDE, guarantee_of(run), *curves, *also])
     return {name: ask(run, name, question, curves.get(name)) for name in track(list(names))}
 
@@ -103,11 +103,16 @@ def noise_rows(
         require_run(run)
     if not names or not runs:
         raise ValueError("names and runs must hold one each at least, got none")
+    curves = _checked(curves)
     asked = [(key, run, name) for name in names for key, run in runs.items()]
-    rows = [(key, _noise_row(run, name, epsilon, delta, curves or {})) for key, run, name in track(asked)]
+    rows = [(key, _noise_row(run, name, epsilon, delta, curves)) for key, run, name in track(asked)]
     if all(row["noise_multiplier"] is None for _, row in rows):
         raise ValueError(rows[0][1]["noise_multiplier_reason"])
     return rows
+
+
+def _checked(curves: Curves | None) -> Curves:
+    return instance("curves", curves or {}, dict, "a dictionary of analyses by their names, or None")
 
 
 def _noise_row(run: DPSGD, name: str, epsilon: float, delta: float, curves: Curves) -> Fields:
@@ -137,7 +142,9 @@ def answer_fields(answers: dict[str, Answer], run: DPSGD | None = None) -> Field
 
 def prediction_fields(run: DPSGD | None) -> Fields:
     """What ``last_iterate`` is for a run, where it is not the heuristic itself."""
-    return {"prediction": f"an {APPROXIMATION}"} if run and isinstance(run.optimizer, Adam) else {}
+    if run is None or not isinstance(require_run(run).optimizer, Adam):
+        return {}
+    return {"prediction": f"an {APPROXIMATION}"}
 
 
 def run_fields(run: DPSGD) -> Fields:
