@@ -65,6 +65,7 @@ _INNER = re.compile(
 _PATHS = ("path", "folder", "store", "model")
 # What a user's own function raises is heard as it is.
 _FUNCTIONS = {"question", "on_iterate", "loss", "gradient", "regulariser", "regulariser_gradient", "model", "analysis"}
+_FUNCTIONS |= {"initial", "curve"}
 _SECONDS = 60
 
 

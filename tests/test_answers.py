@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 import lastiterate as li
@@ -52,5 +53,12 @@ def test_what_is_no_dictionary_of_analyses_and_no_run_is_refused_by_name():
     run = li.DPSGD(steps=10, sample_rate=0.1, noise_multiplier=1.0)
     with pytest.raises(ValueError, match=r"^curves must be a dictionary of analyses"):
         noise_rows({None: run}, ["last_iterate"], 1.0, 1e-5, curves="1_000")
-    with pytest.raises(ValueError, match=r"^run must be a lastiterate.DPSGD"):
-        prediction_fields({"a": 1})
+    with pytest.raises(ValueError, match=r"^curves must be a dictionary of analyses"):
+        li.sentence(run, 1e-5, np.zeros((0, 3)))
+    with pytest.raises(ValueError, match=r"^curve must be a function of a run"):
+        ask(run, "convex", lambda curve: curve.epsilon(1e-5), 0.5)
+    with pytest.raises(ValueError, match=r"^contraction must be"):
+        li.convex(run.replace(sampling="shuffled"), contraction="much")
+    for wrong in ({"a": 1}, np.zeros(4)):
+        with pytest.raises(ValueError, match=r"^run must be a lastiterate.DPSGD"):
+            prediction_fields(wrong)

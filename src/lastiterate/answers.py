@@ -52,6 +52,8 @@ def ask(
     require_run(run)
     one_of("name", name, ANALYSES)
     function("question", question, "a function of a PrivacyCurve")
+    if curve is not None:
+        function("curve", curve, "a function of a run, or None")
     try:
         if name == "max_over_steps" and run.steps > QUICK_STEPS and np.ndim(run.effective_weights()):
             return Answer(None, f"not computed for more than {QUICK_STEPS} steps of different weight: it takes long")
@@ -73,7 +75,7 @@ def ask_all(
 
     Where the standard one does not hold, the bound that does comes with them.
     """
-    curves = _checked(curves)
+    curves = require_curves(curves)
     names = dict.fromkeys([*SIDE_BY_SIDE, guarantee_of(run), *curves, *also])
     return {name: ask(run, name, question, curves.get(name)) for name in track(list(names))}
 
@@ -103,7 +105,7 @@ def noise_rows(
         require_run(run)
     if not names or not runs:
         raise ValueError("names and runs must hold one each at least, got none")
-    curves = _checked(curves)
+    curves = require_curves(curves)
     asked = [(key, run, name) for name in names for key, run in runs.items()]
     rows = [(key, _noise_row(run, name, epsilon, delta, curves)) for key, run, name in track(asked)]
     if all(row["noise_multiplier"] is None for _, row in rows):
@@ -111,8 +113,11 @@ def noise_rows(
     return rows
 
 
-def _checked(curves: Curves | None) -> Curves:
-    return instance("curves", curves or {}, dict, "a dictionary of analyses by their names, or None")
+def require_curves(curves: Curves | None) -> Curves:
+    """The analyses that need more than a run, by name, or a refusal."""
+    if curves is None:
+        return {}
+    return instance("curves", curves, dict, "a dictionary of analyses by their names, or None")
 
 
 def _noise_row(run: DPSGD, name: str, epsilon: float, delta: float, curves: Curves) -> Fields:

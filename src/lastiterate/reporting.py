@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from lastiterate.answers import Answer, ask, guarantee_of
+from lastiterate.answers import Answer, ask, guarantee_of, require_curves
 from lastiterate.optimizer import Adam
 from lastiterate.run import require_run
 from lastiterate.values import number
@@ -34,7 +34,7 @@ def sentence(run: DPSGD, delta: float, curves: Curves | None = None) -> str:
     require_run(run)
     delta = number("delta", delta, 0.0, 1.0, open_low=True, open_high=True)
     plain = run.replace(releases=None, group_size=1, neighbours="add-remove")  # what these are is said where it matters
-    words = [_guaranteed(run, delta), *_of_convex(run, delta, curves or {}), _predicted(run, delta)]
+    words = [_guaranteed(run, delta), *_of_convex(run, delta, require_curves(curves)), _predicted(run, delta)]
     return f"Training was DP-SGD: {describe(plain)}. {' '.join(words)}"
 
 

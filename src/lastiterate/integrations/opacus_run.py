@@ -7,6 +7,7 @@ here guesses: Poisson sampling hides an example far better than batches of shuff
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import get_args
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from lastiterate.integrations.opacus import Foreign, extra, history_from_opacus
 from lastiterate.integrations.torch_schedule import INSTEAD, scheduled_rates, unwrapped
 from lastiterate.optimizer import SGD, Adam, Optimizer, require_optimizer
 from lastiterate.run import DPSGD, Sampling
-from lastiterate.values import PerStep
+from lastiterate.values import PerStep, one_of
 
 _HYPERPARAMETERS = {
     SGD: ("lr", "momentum", "dampening", "nesterov", "weight_decay"),
@@ -37,6 +38,8 @@ def run_from_opacus(
         raise ValueError(f"privacy_engine must be an Opacus PrivacyEngine, got {type(privacy_engine).__name__}")
     if not history:
         raise ValueError("privacy_engine has recorded no steps yet: train first, then describe the run")
+    if sampling is not None:
+        one_of("sampling", sampling, get_args(Sampling))
     recorded = history_from_opacus(history).run()
     drawn = None if loader is None else _read(loader)
     run = recorded.replace(sampling=_sampling(drawn, sampling), sample_rate=_sample_rate(recorded, drawn, sampling))

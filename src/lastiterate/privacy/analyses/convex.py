@@ -56,7 +56,10 @@ def convex(
     Both worlds begin at the same parameters, and the last step has noise. What is not met is refused where the run
     tells, and stated in docs/method.md.
     """
-    _require_convergent(require_run(run))
+    require_run(run)
+    if contraction is not None and not isinstance(contraction, Contraction):
+        contraction = Contraction(number("contraction", contraction, 0.0, 1.0, open_low=True))
+    _require_convergent(run)
     factor = _factor(run, contraction, diameter)
     most = math.inf if diameter is None else _relative(run, diameter, learning_rate)
     if diameter is None and learning_rate is not None:
@@ -108,7 +111,7 @@ def _require_convergent(run: DPSGD) -> None:
         raise ValueError("learning_rate must be one number for the convex guarantee, got one for each step")
 
 
-def _factor(run: DPSGD, contraction: float | Contraction | None, diameter: float | None) -> Contraction:
+def _factor(run: DPSGD, contraction: Contraction | None, diameter: float | None) -> Contraction:
     if contraction is None:
         if diameter is None:
             raise ValueError(
@@ -116,8 +119,6 @@ def _factor(run: DPSGD, contraction: float | Contraction | None, diameter: float
                 "lastiterate.contraction_of knows the contraction of some problems"
             )
         return Contraction(1.0)
-    if not isinstance(contraction, Contraction):
-        contraction = Contraction(number("contraction", contraction, 0.0, 1.0, open_low=True))
     if isinstance(run.optimizer, SGD) and float(run.sample_rate) < 1.0:
         of_decay = abs(1.0 - float(run.optimizer.learning_rate) * run.optimizer.weight_decay)
         if contraction.value < of_decay - _ROUNDING:
