@@ -65,7 +65,7 @@ _INNER = re.compile(
 _PATHS = ("path", "folder", "store", "model")
 # What a user's own function raises is heard as it is.
 _FUNCTIONS = {"question", "on_iterate", "loss", "gradient", "regulariser", "regulariser_gradient", "model", "analysis"}
-_FUNCTIONS |= {"initial", "curve"}
+_FUNCTIONS |= {"initial", "curve", "on_release"}
 _SECONDS = 60
 
 
