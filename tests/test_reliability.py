@@ -14,7 +14,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="it looks into /
 @pytest.mark.parametrize(
     "part",
     [
-        lambda: reliability.kills(4, seed=2, shares={"trainer": 1, "exact draws": 1}),
+        lambda: reliability.kills(2, seed=2, shares={"trainer": 1, "exact draws": 1}),
         lambda: reliability.signals(
             seed=2, numbers=[signal.SIGTERM, signal.SIGHUP, signal.SIGTSTP], repeat=1, elsewhere=0
         ),
