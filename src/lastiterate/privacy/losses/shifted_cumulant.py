@@ -101,6 +101,8 @@ class ShiftedCumulant(LossCumulant):
         """
         panels = self._panels(max(spacing * (count - 1), abs(theta) / float(self.sigmas[0])))
         nodes = self._usual_nodes.get(panels, _NODES)
+        while nodes > _NODES and nodes * panels * count > _MOST_VALUES:
+            nodes //= 2
         u = spacing * np.arange(count)
         best: tuple[Complex, float] | None = None
         while nodes <= _MOST_NODES and nodes * panels * count <= _MOST_VALUES:
@@ -116,11 +118,11 @@ class ShiftedCumulant(LossCumulant):
             result = self._mean_over_distances(table.shares(self), logs) + 0.5 * self.smoothing**2 * z * (z + 1.0)
             fallen = np.maximum(0.5 * squares * np.square(u), result[0].real - result.real)
             off = float(np.max(error * np.exp(-np.minimum(fallen, _VANISHED)))) / _ERROR_ALONG
-            if best is None or off < best[1]:
-                best = result, max(off, 1.0)
             if off < 1.0:
                 self._usual_nodes[panels] = nodes
-                return best
+                return result, 1.0
+            if off < (math.inf if best is None else best[1]):
+                best = result, off
             nodes *= 2
         if best is None or not best[1] < _MOST_ERRORS:
             raise Unreliable
