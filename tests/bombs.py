@@ -120,7 +120,7 @@ def answers(commands: dict[str, list[str]], folder: Path) -> dict[str, Answer]:
     return {name: Answer(*rest) for name, *rest in lines}
 
 
-def check(answer: Answer, words: str) -> None:
+def assert_refused(answer: Answer, words: str) -> None:
     """Bad input, told in one sentence that has these words and shows nothing of Python."""
     assert (answer.status, answer.out) == (2, "")
     assert words in answer.sentence

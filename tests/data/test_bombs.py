@@ -13,7 +13,7 @@ import pytest
 
 from lastiterate.data import load_npz
 from lastiterate.data.limits import VARIABLE, most_bytes
-from tests.bombs import Answer, Member, answers, check, deflated, gzipped, npy_header, zipped
+from tests.bombs import Answer, Member, answers, assert_refused, deflated, gzipped, npy_header, zipped
 from tests.data.writers import arrays, refusal, write_cifar10, write_idx
 
 GIGABYTES = 2**31
@@ -48,7 +48,7 @@ def told(tmp_path_factory) -> dict[str, Answer]:
 
 @pytest.mark.parametrize("name", BOMBS)
 def test_a_bomb_is_refused_in_a_sentence_that_names_the_limit(told, name):
-    check(told[name], BOMBS[name])
+    assert_refused(told[name], BOMBS[name])
 
 
 def _command(name, folder):

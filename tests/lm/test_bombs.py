@@ -13,7 +13,7 @@ pytest.importorskip("transformers", reason="language models need transformers")
 
 from lastiterate.data.limits import VARIABLE
 from lastiterate.lm.growth import described_growth
-from tests.bombs import Answer, answers, check, gzipped
+from tests.bombs import Answer, answers, assert_refused, gzipped
 
 WHOLE = f"at most 1,073,741,824 bytes, the limit {VARIABLE}"
 TEXTS = f"at most 268,435,456 bytes, a quarter of the limit {VARIABLE}"
@@ -89,7 +89,7 @@ def told(tiny_llama, tiny_texts, tmp_path_factory) -> dict[str, Answer]:
 
 @pytest.mark.parametrize("name", WORDS)
 def test_a_bomb_is_refused_in_a_sentence_that_names_the_limit(told, name):
-    check(told[name], WORDS[name])
+    assert_refused(told[name], WORDS[name])
 
 
 def _harm(model, name):
