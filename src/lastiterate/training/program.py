@@ -26,7 +26,7 @@ from lastiterate.training import update
 from lastiterate.training.draws import Keys, loss_keys, model_keys, normal_counters, normals
 from lastiterate.training.gradients import GradientForm, gradient_form
 from lastiterate.training.problem import Canary, ExampleCanary, GradientCanary, Moment, Problem
-from lastiterate.training.sampling import Sampler
+from lastiterate.training.sampling import GroupSampler, Sampler
 
 if TYPE_CHECKING:
     from jaxtyping import PyTree
@@ -140,6 +140,9 @@ class Program:
             is_canary = slots >= self.problem.size
             drawn = drawn + jnp.sum(weights * is_canary, axis=1)
             if self.form is not None:
+                if isinstance(sampler, GroupSampler) and not isinstance(self.canary, ExampleCanary):
+                    # Slots come in their order, so that those of a canary that is no example can be left out.
+                    slots, weights, is_canary = (each[:, : self.problem.size] for each in (slots, weights, is_canary))
                 if not (self.replaces and isinstance(self.canary, ExampleCanary)):
                     counted = inputs.present[:, None] if isinstance(self.canary, ExampleCanary) else 0.0
                     weights = weights * jnp.where(is_canary, counted, 1.0)
