@@ -11,11 +11,11 @@ import math
 from typing import NamedTuple
 
 import numpy as np
-from scipy.fft import next_fast_len, rfft
 
 from lastiterate.arrays import FloatArray
 
 TERMS = 20
+_ODD = (1, 3, 5, 9, 15, 25, 27, 45, 75)  # factors of sizes for which transforms are fast
 _AT_ONCE = 2**16  # numbers in one transform of several rows
 
 
@@ -42,13 +42,21 @@ class Characteristic(NamedTuple):
         return (0.5 * math.pi) ** TERMS / math.factorial(TERMS) * (self.far + self.near)
 
 
+def _fast_size(least: int) -> int:
+    """The smallest size that is quickly transformed: one of few odd factors times a power of two.
+
+    SciPy has the like, but loading its transforms takes as long as the composition of a thousand steps.
+    """
+    return min(odd << (-(-least // odd) - 1).bit_length() for odd in _ODD)
+
+
 def characteristic(loss: FloatArray, mass: FloatArray, spacing: float, count: int) -> Characteristic:
     """E exp(iu loss) at u = 0, spacing, ..., (count - 1) spacing; ``mass`` adds up to one.
 
     Losses around 0 are summed without a transform, so that the parts are accurate relative to their own size, however
     many steps they will be multiplied by.
     """
-    size = next_fast_len(2 * count, real=True)
+    size = _fast_size(2 * count)
     step = 2.0 * math.pi / (size * spacing)
     place = loss / step
     cell = np.rint(place)
@@ -67,7 +75,7 @@ def characteristic(loss: FloatArray, mass: FloatArray, spacing: float, count: in
         for stop in range(TERMS, 0, -together):
             orders = range(max(stop - together, 0), stop)
             binned = np.array([np.bincount(cells, powers[order], size) for order in orders])
-            transformed = rfft(binned)[:, :count]
+            transformed = np.fft.rfft(binned)[:, :count]
             for order in reversed(orders):  # rfft has exp(-iu loss), whence the conjugates
                 total *= angle * (-1j / (order + 1.0))
                 total += transformed[order - orders.start]
