@@ -87,11 +87,11 @@ def test_each_score_of_a_model_is_what_it_says(problem):
     share = float(gradient[table][UNSEEN].norm()) / norm
     assert rows.score(loaded, moved) == pytest.approx((share - 0.25) / 2.0, rel=1e-4)
     loss = UnseenTokens("loss").arm(RUN, problem, facts)
+    model = loaded.copied().model  # the start of every training is in the other's own parameters
     with torch.no_grad():
-        loaded.model.load_state_dict(moved, strict=False)
+        model.load_state_dict(moved, strict=False)
         tokens = torch.tensor([facts["canary"]])
-        expected = -float(loaded.model(input_ids=tokens, labels=tokens).loss)
-        loaded.model.load_state_dict(loaded.start, strict=False)
+        expected = -float(model(input_ids=tokens, labels=tokens).loss)
     assert loss.score(loaded, moved) == pytest.approx((expected - 0.25) / 2.0, rel=1e-4)
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from lastiterate.arrays import IntArray
 from lastiterate.batch_order import batch_order
 from lastiterate.lm.gradients import ExampleGradients, Tensors
-from lastiterate.lm.noise import add_noise
+from lastiterate.lm.noise import add_noise, streams
 from lastiterate.optimizer import Adam, Optimizer
 from lastiterate.run import DPSGD, TRAINED, require_basic
 from lastiterate.training_diverged import TrainingDiverged
@@ -93,26 +93,27 @@ class TextTrainer:
 
     def _independent_noise(self, seed: Sequence[int]) -> Callable[[Tensors, int], None]:
         """Adds noise to the sum of a step; steps must follow each other."""
-        device = self._tokens.device
-        noise = torch.Generator(device).manual_seed(int(np.random.default_rng([*seed, 1]).integers(2**63)))
+        generators = self._streams([*seed, 1])
 
         def add(total: Tensors, step: int) -> None:
-            add_noise(total, noise, float(self._scales[step]))
+            add_noise(total, generators, float(self._scales[step]))
 
         return add
 
     def _correlated_noise(self, seed: Sequence[int]) -> Callable[[Tensors, int], None]:
         """Adds noise that earlier steps have drawn as well: drawn again, as models may be too large to keep it."""
-        device, coefficients = self._tokens.device, self._run.noise_filter or ()
+        coefficients = self._run.noise_filter or ()
 
         def add(total: Tensors, step: int) -> None:
             for drawn in range(step, max(step - len(coefficients), -1), -1):
-                start = int(np.random.default_rng([*seed, 1, drawn]).integers(2**63))
-                noise = torch.Generator(device).manual_seed(start)
                 scale = coefficients[step - drawn] * self._scales[drawn]
-                add_noise(total, noise, float(scale))
+                add_noise(total, self._streams([*seed, 1, drawn]), float(scale))
 
         return add
+
+    def _streams(self, seed: Sequence[int]) -> list[torch.Generator]:
+        entries = sum(value.numel() for value in self._start.values())
+        return streams(entries, self._tokens.device, np.random.default_rng(seed))
 
 
 class _Weights:

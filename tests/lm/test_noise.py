@@ -1,0 +1,80 @@
+"""Noise on sums of gradients: normal, independent, and the same on any number of cores."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import kstest
+
+from lastiterate.lm import noise
+
+CPU = torch.device("cpu")
+SHAPES = {"embedding": (1100, 1031), "weight": (33, 40), "transposed": (1500, 700), "bias": (8,)}
+ENTRIES = sum(int(np.prod(shape)) for shape in SHAPES.values())
+
+
+def sums() -> dict[str, torch.Tensor]:
+    made = {name: torch.zeros(shape) for name, shape in SHAPES.items()}
+    return {**made, "transposed": torch.zeros(700, 1500).t()}
+
+
+def noise_of(seed: int, scale: float = 1.0) -> torch.Tensor:
+    total = sums()
+    noise.add_noise(total, noise.streams(ENTRIES, CPU, np.random.default_rng(seed)), scale)
+    return torch.cat([value.reshape(-1) for value in total.values()])
+
+
+@pytest.fixture
+def threads():
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+def test_several_streams_are_normal_in_every_stretch():
+    drawn = noise_of(3, scale=0.25).numpy() / 0.25
+    assert len(noise.streams(ENTRIES, CPU, np.random.default_rng(3))) == 2
+    for part in np.array_split(drawn, 5):
+        assert kstest(part, "norm").pvalue > 1e-4
+    assert len(np.unique(drawn)) > 0.95 * len(drawn)  # float32 has ties, but no stretch is there twice
+
+
+def test_streams_do_not_follow_each_other():
+    first, second = noise_of(4).chunk(2)
+    correlations = [torch.corrcoef(torch.stack([first, second.roll(by)]))[0, 1].item() for by in (0, 1, -1)]
+    assert max(map(abs, correlations)) < 5.0 / len(first) ** 0.5
+
+
+def test_noise_is_the_same_on_any_number_of_cores(threads):
+    threads(1)
+    alone = noise_of(5)
+    threads(3)
+    assert torch.equal(alone, noise_of(5))
+    assert not torch.equal(alone, noise_of(6))
+
+
+def test_noise_is_added_to_what_is_there():
+    total = {name: value + 2.0 for name, value in sums().items()}
+    noise.add_noise(total, noise.streams(ENTRIES, CPU, np.random.default_rng(5)), 0.5)
+    added = torch.cat([value.reshape(-1) for value in total.values()])
+    assert torch.allclose(added, 2.0 + noise_of(5, scale=0.5))
+
+
+def test_streams_have_seeds_of_their_own():
+    class Twice:
+        """Draws seeds that PyTorch would take for equal ones, then others."""
+
+        def __init__(self) -> None:
+            self.drawn = [np.array([7, 7 + 2**32]), np.array([7, 8])]
+
+        def integers(self, most: int, size: int) -> np.ndarray:
+            return self.drawn.pop(0)
+
+    made = noise.streams(2 * 2**20, CPU, Twice())  # type: ignore[arg-type]
+    assert [each.initial_seed() for each in made] == [7, 8]
+
+
+def test_small_models_have_one_stream_as_they_always_had():
+    (made,) = noise.streams(260_032, CPU, np.random.default_rng([1, 2]))
+    assert made.initial_seed() == int(np.random.default_rng([1, 2]).integers(2**63))
