@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 import lastiterate as li
@@ -14,6 +15,8 @@ from tests.checking.zoo.faults import (
     TensorsThatChange,
 )
 from tests.checking.zoo.own import OTHERS, own
+from tests.checking.zoo.subtle import FEW_STEPS  # whose faults are registered with the others
+from tests.checking.zoo.trainer import Trainer
 
 # What a row that names a fault of a category may be called. How far a step carries is in all of them, so that a wrong
 # optimizer shows as noise or as participation where sums of weights are too many to tell apart.
@@ -26,6 +29,7 @@ ROWS = {
         "parameters without noise",
         "noise that is used again",
         "law of the noise",
+        "noise in parameters without gradients",
     },
     "clipping": {
         "clipping norm",
@@ -60,6 +64,16 @@ def test_the_fault_is_found(fault):
 def test_the_fault_is_found_in_our_own_trainer(name):
     pytest.importorskip("jax")
     assert_found(own(name))
+
+
+@pytest.mark.parametrize("momentum", [0.5, 0.9])
+def test_a_correct_training_in_single_precision_passes(momentum):
+    class Single(Trainer):
+        def __call__(self, seed, canary):
+            return {name: value.astype(np.float32) for name, value in super().__call__(seed, canary).items()}
+
+    run = FEW_STEPS.replace(optimizer=li.SGD(2e-4, momentum=momentum))
+    assert li.check(run, Single(run), models=32).passed
 
 
 def test_our_own_trainer_is_correct():

@@ -82,13 +82,13 @@ def test_a_fit_names_the_sum_of_weights():
 
 
 def test_contraction_that_was_seen_late_may_be_more_in_all():
-    few = least_noise([_effect(0.9)], PLAIN, 1.0, 1e-4)[0]
-    many = least_noise([_effect(8.9) for _ in range(8)], PLAIN, 1.0, 1e-4)[0]
-    none = least_noise([_effect(3), _effect(4)], PLAIN, 1.0, 1e-4)[0]
+    few = least_noise([_effect(0.9)], PLAIN, 1.0, 1e-4, several=False)[0]
+    many = least_noise([_effect(8.9) for _ in range(8)], PLAIN, 1.0, 1e-4, several=False)[0]
+    none = least_noise([_effect(3), _effect(4)], PLAIN, 1.0, 1e-4, several=False)[0]
     assert few == pytest.approx(PLAIN.last)
     assert few < many < none
     assert none == pytest.approx(1.0)
-    assert least_noise([_effect(1)], PLAIN, 1.0, 1e-4)[0] == UNKNOWN  # it may have been the last step
+    assert least_noise([_effect(1)], PLAIN, 1.0, 1e-4, several=False)[0] == UNKNOWN  # it may have been the last step
 
 
 def test_the_law_of_the_range_is_that_of_simulation():
@@ -146,7 +146,7 @@ def test_a_tensor_of_one_number_that_others_pull_is_no_fault():
 
 def test_curvature_at_one_seed_explains_no_lack_of_noise():
     bent = _effect(1, 1.0 + RNG.choice([-0.5, 0.5], 400))
-    least, likely = least_noise([bent, _effect(3), _effect(2), _effect(2)], PLAIN, 1.0, 1e-4)
+    least, likely = least_noise([bent, _effect(3), _effect(2), _effect(2)], PLAIN, 1.0, 1e-4, several=False)
     assert least <= 0.1  # it might have taken nearly all
     assert likely > 0.95
 
@@ -154,9 +154,11 @@ def test_curvature_at_one_seed_explains_no_lack_of_noise():
 def test_steps_of_one_other_size_are_told_through_accidents():
     """Five steps of 1.2 times the size are six of the declared ones."""
     effects = [_effect(1.2 * count) for count in (1, 5, 2, 3, 1, 2)]
-    row = steps_row(effects, PLAIN, 1.0, 1e-4, False)
+    row = steps_row(effects, PLAIN, 1.0, 1e-4, still=False, several=False)
     assert row.status == "fault"
     assert row.measured == pytest.approx(1.2)
     nearly = [_effect(1.2 * count * bend) for count, bend in ((1, 1.0), (5, 0.99), (2, 1.01), (1, 0.98))]
-    assert steps_row(nearly, PLAIN, 1.0, 1e-4, False).status == "cannot tell"
-    assert steps_row([_effect(count) for count in (1, 5, 2)], PLAIN, 1.0, 1e-4, False).status == "ok"
+    assert steps_row(nearly, PLAIN, 1.0, 1e-4, still=False, several=False).status == "cannot tell"
+    assert (
+        steps_row([_effect(count) for count in (1, 5, 2)], PLAIN, 1.0, 1e-4, still=False, several=False).status == "ok"
+    )

@@ -49,7 +49,7 @@ def test_noise_that_is_used_again_is_told_by_its_distance(moved):
     noise = RNG.standard_normal((6, 600))
     for begin in range(moved, 600, 2 * moved):
         noise[:, begin : begin + moved] = noise[:, begin - moved : begin][:, : 600 - begin]
-    row = again_row(noise, ONE, 1e-3)
+    row = again_row(noise, ONE, 1.0, 1e-3)
     if moved == 299:
         assert row.status == "fault"
         assert "299 places" in row.advice
@@ -58,13 +58,13 @@ def test_noise_that_is_used_again_is_told_by_its_distance(moved):
 
 
 def test_independent_noise_is_not_used_again():
-    rows = [again_row(RNG.standard_normal((5, 200)), ONE, ERROR) for _ in range(200)]
+    rows = [again_row(RNG.standard_normal((5, 200)), ONE, 1.0, ERROR) for _ in range(200)]
     assert all(row.status == "ok" for row in rows)
 
 
 def test_parameters_that_batches_make_alike_are_not_looked_at():
     common = 2.0 * RNG.standard_normal((6, 1))
-    assert again_row(RNG.standard_normal((6, 600)) + common, ONE, ERROR).status == "not checked"
+    assert again_row(RNG.standard_normal((6, 600)) + common, ONE, 1.0, ERROR).status == "not checked"
 
 
 @pytest.mark.parametrize("kind", ["gradient", "example"])

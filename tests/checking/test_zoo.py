@@ -118,7 +118,9 @@ def test_a_fault_shows_in_what_is_trained(each):
     right = Trainer(each.run, each.train.model)
     canary = tensors(np.random.default_rng(0).normal(size=vector(right(0, False)).size) * 9.0, right.model.shapes)
     small = {name: leaf / 9.0 / np.sqrt(vector(canary).size) / 2.0 for name, leaf in canary.items()}
-    worlds = [(seed, given) for seed in range(3) for given in (False, canary, small)]
+    norm = each.run.clip_norm / float(np.linalg.norm(vector(canary)))
+    near = [{name: share * norm * leaf for name, leaf in canary.items()} for share in (0.8, 1.3)]
+    worlds = [(seed, given) for seed in range(3) for given in (False, canary, small, *near)]
     assert any(not np.allclose(vector(each.train(*w)), vector(right(*w)), rtol=1e-6, atol=1e-9) for w in worlds)
 
 

@@ -16,8 +16,6 @@ from lastiterate.auditing.experiments.choose import Given, experiment_on
 from lastiterate.auditing.experiments.protocol import Experiment
 from lastiterate.auditing.trainer_files import import_file, is_python
 from lastiterate.optimizer import SGD
-from lastiterate.privacy.analyses.calibrate import calibrate
-from lastiterate.privacy.analyses.composition import composition
 from lastiterate.run import DPSGD
 from lastiterate.trainer_failure import AttackFailed, TrainerFailed, guarded
 
@@ -49,7 +47,7 @@ class Subject:
             return self
         if isinstance(run.optimizer, SGD) and 1 < run.release_count < run.steps:
             run = run.replace(optimizer=replace(run.optimizer, momentum=0.0, nesterov=False, dampening=0.0))
-        return replace(self, run=calibrate(run, epsilon=DEFAULT_EPSILON, delta=DEFAULT_DELTA, analysis=composition))
+        return replace(self, run=_calibrated(run))
 
     def experiment(self, attack: object, models: int, seed: int, open_ended: bool = False) -> Experiment:
         """The audit of it by this attack; None: by the one that suits it."""
@@ -92,6 +90,15 @@ def with_defaults(
             "noise_multiplier must be given for a trainer, and for shuffled batches or those of fixed size: the "
             "default, epsilon 8 by composition, is for Poisson sampling"
         )
+    return _calibrated(run)
+
+
+def _calibrated(run: DPSGD) -> DPSGD:
+    """The run with the noise that is audited if none is given."""
+    # Here, because a mistyped file should be refused before all that analyses need is loaded.
+    from lastiterate.privacy.analyses.calibrate import calibrate
+    from lastiterate.privacy.analyses.composition import composition
+
     return calibrate(run, epsilon=DEFAULT_EPSILON, delta=DEFAULT_DELTA, analysis=composition)
 
 

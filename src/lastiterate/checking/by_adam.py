@@ -48,7 +48,7 @@ def adam_rows(measured: Measured, *, with_gradients: bool) -> tuple[list[Row], l
     rows = [
         *_noise_rows(measured, effects),
         *_unmoved_rows(measured, any(each.any() for each in found)),
-        noise.repeated_row(measured.plain, like, measured.moved, measured.error),
+        noise.repeated_row(measured.plain, like, measured.moved, measured.error, np.ones(len(measured.moved))),
         _clipping_row(measured, effects, direction),
         taking_part_row(measured, found),
     ]

@@ -9,7 +9,7 @@ import numpy as np
 
 from lastiterate.arrays import FloatArray, IntArray
 from lastiterate.checking import clipping
-from lastiterate.checking.canaries import ABOVE, HALF, SMALL, loud, one_coordinate, spread
+from lastiterate.checking.canaries import ABOVE, LARGER, SMALL, loud, one_coordinate, spread
 from lastiterate.checking.dead import dead_parameters
 from lastiterate.checking.effects import Effect, effect_of, quiet, restricted, share_batches, still_at
 from lastiterate.checking.measured import Measured
@@ -88,7 +88,7 @@ def gradient_rows(measured: Measured) -> tuple[list[Row], list[str]]:
     rows = measured.noise_rows(effects, clip, found.unmoved, still)
     if dead is not None:
         parts = [restricted(effect, dead) for effect in effects]
-        rows.append(measured.dead_row(dead, are_exact(parts, measured.declared, clip, measured.floor)))
+        rows.append(measured.dead_row(dead, are_exact(parts, measured.declared, clip, measured.floor, measured.error)))
     else:
         rows[0] = measured.unless_hidden(rows[0])
     rows += measured.everywhere_rows(effects, clip, any(row.status == "fault" for row in rows))
@@ -101,7 +101,13 @@ def gradient_rows(measured: Measured) -> tuple[list[Row], list[str]]:
         rows += participation_rows(effects, measured.declared, clip, PARTICIPATION_SHARES * measured.error)
         rows.append(
             steps_row(
-                effects, measured.declared, clip, measured.error, _is_still(rows), measured.floor if exact else None
+                effects,
+                measured.declared,
+                clip,
+                measured.error,
+                _is_still(rows),
+                measured.has_several(),
+                measured.floor if exact else None,
             )
         )
     return rows, _notes(found.pairs)
@@ -163,7 +169,7 @@ def _other_shapes(found: _Canaries, number: int, direction: FloatArray) -> None:
     found.tensors = {"coordinate": of, "tensor": largest}
     asked: list[tuple[str, FloatArray, FloatArray]] = [
         ("small", SMALL * clip_norm * direction, direction),
-        ("half", HALF * clip_norm * direction, direction),
+        ("larger", LARGER * clip_norm * direction, direction),
         ("coordinate", loud(coordinate, clip_norm), coordinate),
         ("tensor", loud(alone, clip_norm), alone),
         ("above", ABOVE * clip_norm * direction, direction),
@@ -191,19 +197,19 @@ def _clipping_rows(found: _Canaries, clip: float) -> list[Row]:
             return [cannot_tell(name, None, _TOO_RARE) for name in names]
         loud = next(effect for effect in found.pairs if effect.number == above.number)
         return [*(cannot_tell(name, None, _BESIDES) for name in names), clipping.others_row(loud, above, floor)]
-    small, half = shapes["small"], shapes["half"]
+    small, larger = shapes["small"], shapes["larger"]
     best = next(effect for effect in found.pairs if effect.number == small.number)
-    bent, coordinate = clipping.bent(half, small), like.names[found.tensors["coordinate"]]
+    bent, coordinate = clipping.bent(larger, small), like.names[found.tensors["coordinate"]]
     rows = [
         clipping.norm_row(best, small, like, measured.moved, bent),
-        clipping.small_row(half, small, bent),
+        clipping.small_row(larger, small, bent),
         clipping.coordinate_row(shapes["coordinate"], small, found.still(), coordinate, bent),
     ]
     if "tensor" in shapes and len(like.names) > 1:
         rows.append(clipping.tensor_row(shapes["tensor"], small, like.names[found.tensors["tensor"]], bent))
     if "above" in shapes:
         rows.append(clipping.others_row(best, shapes["above"], floor))
-    return [*rows, presence_row(small, half, best, clip, floor)]
+    return [*rows, presence_row(small, larger, best, clip, floor)]
 
 
 def _is_still(rows: list[Row]) -> bool:
@@ -217,7 +223,8 @@ def _notes(effects: list[Effect]) -> list[str]:
     if effects and not all(effect.shared for effect in effects):
         notes.append(
             "Models with and without a canary do not share noise and batches at equal seeds; if they did, its effect "
-            "could be seen without noise: let the canary have a place in both worlds, which is empty in one."
+            "could be seen without noise: let the canary have a place in both worlds, which is empty in one. If it has "
+            "one, noise or batches depend on the data, which they must not."
         )
     seen = [effect.spread for effect in effects if effect.took_part]
     if seen and max(seen) > _CURVED:

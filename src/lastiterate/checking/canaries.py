@@ -14,8 +14,8 @@ import numpy as np
 from lastiterate.arrays import FloatArray
 from lastiterate.checking.parameters import Parameters
 
-SMALL, HALF = 0.2, 0.5  # norms of canaries that must not be clipped, in clipping norms
-ABOVE = 3.0  # the norm of one that must be, in clipping norms
+SMALL, LARGER = 0.2, 0.75  # norms of canaries that must not be clipped, in clipping norms
+ABOVE = 1.4  # the norm of one that must be, in clipping norms: near, to see a norm that is taken for its square
 LOUD = 100.0  # clipping norms in the least coordinate of another one that must be
 
 

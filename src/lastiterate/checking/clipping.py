@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from lastiterate.arrays import FloatArray, IntArray
-from lastiterate.checking.canaries import HALF, SMALL
+from lastiterate.checking.canaries import LARGER, SMALL
 from lastiterate.checking.effects import Effect, along_at_random, restricted
 from lastiterate.checking.parameters import Parameters
 from lastiterate.checking.row import Row, Status, cannot_tell
@@ -21,8 +21,8 @@ NORM, SMALLER, COORDINATE = "clipping norm", "clipping of small gradients", "cli
 TENSOR, OTHERS = "clipping of one tensor", "clipping of others"
 EXACT = 0.02  # relative: of float32 and of curvature of second order, for canaries of one direction
 _DIRECTIONS = 0.3  # relative: by which effects in different directions may differ by curvature
-_BENDING = 5.0  # how much more a canary above the clipping norm bends than one of half of it, with a margin of two
-_ANYWAY = 0.3  # relative difference of two rests that are one; those of a half and of a fifth differ by 1.5
+_BENDING = 3.0  # how much more a canary above the clipping norm bends than the larger one below, with a margin of two
+_ANYWAY = 0.3  # relative difference of two rests that are one; those of both canaries differ by 2.7
 _BESIDES = 4.0  # times what effects are besides: by how much two directions may differ
 _WIDE = 0.25  # an interval of a ratio that is wider, relatively, tells nothing
 
@@ -40,7 +40,7 @@ def ratio_row(
         return replace(row, status="fault")
     if low > 1.0 + around or high < 1.0 - around:
         return replace(row, status="cannot tell", advice=_BENT)
-    wide = high - low > 2.0 * _WIDE * max(abs(measured), 1.0)
+    wide = not np.isfinite(measured) or high - low > 2.0 * _WIDE * max(abs(measured), 1.0)
     return replace(row, status="cannot tell", advice=_UNSHARED) if wide else row
 
 
@@ -67,16 +67,16 @@ def ratio(top: Effect, bottom: Effect, scale: float) -> tuple[float, float, floa
     return scale * top.along / bottom.along, min(ends), max(ends)
 
 
-def bent(half: Effect, small: Effect) -> float:
+def bent(larger: Effect, small: Effect) -> float:
     """By how much the effect of a canary five times as large may differ by curvature, relatively."""
-    if not (half.shared and small.shared and half.along and small.along) or is_there_anyway(half, small):
+    if not (larger.shared and small.shared and larger.along and small.along) or is_there_anyway(larger, small):
         return 0.0
-    return _BENDING * float(np.linalg.norm(unlike(half, small))) / abs(half.along)
+    return _BENDING * float(np.linalg.norm(unlike(larger, small))) / abs(larger.along)
 
 
-def is_there_anyway(half: Effect, small: Effect) -> bool:
+def is_there_anyway(larger: Effect, small: Effect) -> bool:
     """Whether what canaries do besides does not depend on their size, as it must, by curvature or else."""
-    return float(np.linalg.norm(half.rest - small.rest)) < _ANYWAY * float(np.linalg.norm(small.rest))
+    return float(np.linalg.norm(larger.rest - small.rest)) < _ANYWAY * float(np.linalg.norm(small.rest))
 
 
 def unlike(top: Effect, bottom: Effect) -> FloatArray:
@@ -127,9 +127,9 @@ def _kind(measured: float, like: Parameters, tensors: Sequence[int]) -> str:
     return f"a gradient counts only {measured:.3g} clipping norms: look at the norm that is clipped to"
 
 
-def small_row(half: Effect, small: Effect, bent: float) -> Row:
+def small_row(larger: Effect, small: Effect, bent: float) -> Row:
     """Whether gradients below the clipping norm are left as they are."""
-    row = ratio_row(SMALLER, None, half, small, SMALL / HALF, EXACT, bent)
+    row = ratio_row(SMALLER, None, larger, small, SMALL / LARGER, EXACT, bent)
     if row.status != "fault":
         return row
     why = "gradients below the clipping norm are scaled: they are normalised, or clipped to less than the norm declared"

@@ -19,6 +19,12 @@ from lastiterate.checking.effects import Effect
 SLACK = 0.01  # relative: of float32, and of curvature that does not show besides the canary
 _CLOSE = 0.003  # relative distance of an effect from a sum of weights that is no accident
 _SPREADS = 3.0  # how many times the rest of an effect the contraction along it may be
+_FAR = 0.2  # of a sum of weights: how much of it is missing where it matters what took it
+_STRAIGHT = 0.02  # rest of an effect over what is missing along it; that of curvature is larger, by far
+_BENT = 0.08  # the least rest of an effect over what curvature took along it, in models of several tensors
+_DOUBTFUL = 0.1  # how often effects of a training without curvature are taken for smaller than they should be
+_MOSTLY = 0.8  # of what canaries should do on average, from which on they seem to have done it
+_SEEDS = 3  # at which effects must show it
 UNKNOWN = 0.55  # the least noise of a correct training where effects do not tell how much curvature took
 UNKNOWN_OF_A_TENSOR = 0.1  # the same of one tensor, which may be pulled more than others
 
@@ -88,8 +94,22 @@ def _largest_below_one(ratios: FloatArray) -> float:
     return float(below.max()) if len(below) else 1.0
 
 
-def least_noise(effects: Sequence[Effect], declared: Declared, clip: float, error: float) -> tuple[float, float]:
+def are_short(effects: Sequence[Effect], declared: Declared, clip: float) -> bool:
+    """Whether effects are far below sums of weights, and yet straight: curvature bends what it takes from.
+
+    Unless it is the same in all directions, as that of a mean of points is: ask for models of several tensors only.
+    """
+    pairs = [(effect, 1.0 - fit(effect, declared, clip).ratio) for effect in effects if effect.took_part]
+    bends = [effect.bend / lost for effect, lost in pairs if lost > _FAR]
+    return len(bends) >= _SEEDS and float(np.median(bends)) < _STRAIGHT
+
+
+def least_noise(
+    effects: Sequence[Effect], declared: Declared, clip: float, error: float, several: bool
+) -> tuple[float, float]:
     """The least ratio of variances that contraction can bring about in a correct training, and the likely one.
+
+    ``several``: there are tensors that curvature does not pull alike, so that it bends what it takes from.
 
     Contraction goes on from step to step. If N participations fall on steps at random, all of them are in the last
     error^(1/N) of the training with probability ``error``: what was lost over that part is lost so many times in all.
@@ -114,6 +134,41 @@ def least_noise(effects: Sequence[Effect], declared: Declared, clip: float, erro
             declared.run.steps ** -float(taken) < error
         )  # else all may have been in the last step, which shows nothing
     least = kept ** (2.0 * power)
-    if not tells or declared.sums is None or not (declared.is_plain or declared.is_certain):
-        least = min(least, UNKNOWN)
+    # What a model of several tensors may lose that bends canaries no more than it does.
+    lost = float(np.median([effect.bend for effect in effects])) / _BENT if several else 1.0
+    straight = (1.0 - min(lost, 1.0)) ** 2
+    by_participation = least_by_participation(effects, declared, clip, error)
+    if by_participation < 1.0:
+        least = min(least, max(straight, by_participation))
+    elif not tells or declared.sums is None or not (declared.is_plain or declared.is_certain):
+        least = min(
+            least, max(straight, UNKNOWN * min(1.0, _share(effects, declared, clip) / _MOSTLY) ** _power(declared))
+        )
     return float(np.clip(least, declared.last, 1.0)), float(np.mean(likely)) ** 2
+
+
+def least_by_participation(effects: Sequence[Effect], declared: Declared, clip: float, error: float) -> float:
+    """What effects leave of the noise that are smaller than those of canaries in so many batches mostly are.
+
+    If contraction leaves a part of all that canaries do, then of the variance no less than a power of it.
+    """
+    expected = len(effects) * float(np.sum(declared.weights * declared.rates))
+    found = expected * _share(effects, declared, clip)
+    if found > expected - declared.reach(len(effects), _DOUBTFUL):
+        return 1.0
+    return (max(found, 0.0) / (expected + declared.reach(len(effects), error))) ** _power(declared)
+
+
+def _share(effects: Sequence[Effect], declared: Declared, clip: float) -> float:
+    """How much canaries did, of what they do on average if nothing takes from it."""
+    return (
+        float(np.mean([effect.along for effect in effects])) / clip / float(np.sum(declared.weights * declared.rates))
+    )
+
+
+def _power(declared: Declared) -> float:
+    """Of a part of all effects, so that it is no more than that of the variance: two, by Jensen's inequality.
+
+    Where early steps weigh more than late ones, most of the variance is theirs, of which contraction takes most.
+    """
+    return 2.0 if declared.is_plain else 4.0

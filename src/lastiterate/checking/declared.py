@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import combinations
+from math import comb
 
 import numpy as np
 
@@ -125,6 +127,17 @@ class Declared:
             sums = np.concatenate([sums, sums + weights[step]])
         return np.unique(sums)
 
+    def sums_of_few(self, most: int) -> FloatArray:
+        """What an example can weigh that is in at most so many batches, and in one at least; sorted."""
+        steps = np.flatnonzero(self.rates > 0.0)
+        least, counts = [np.zeros(1)], 0
+        for count in range(1, most + 1):
+            counts += comb(len(steps), count)
+            if counts > _MOST_SUMS:
+                break
+            least.append(_sums_of(self.weights[steps], count))
+        return np.unique(np.concatenate(least[1:])) if len(least) > 1 else np.zeros(0)
+
     def _shuffled_sums(self) -> FloatArray | None:
         """Each example once in a whole epoch, and once or never in a last part of one."""
         whole = max(len(range(*self.epochs[0].indices(self.run.steps))), epoch_length(float(self.rates[0])))
@@ -137,6 +150,12 @@ class Declared:
             if len(sums) > _MOST_SUMS:
                 return None
         return sums
+
+
+def _sums_of(weights: FloatArray, count: int) -> FloatArray:
+    """The sums of each ``count`` of these weights."""
+    chosen = np.array(list(combinations(range(len(weights)), count)))
+    return np.asarray(weights[chosen].sum(axis=1), np.float64)
 
 
 def _kept(sgd: SGD, steps: int) -> float:

@@ -38,6 +38,7 @@ class Effect:
         direction: of the canary, with norm 1.
         shared: whether both models had the same noise and, but for the canary, the same batches.
         bound: how many standard deviations a sum with random signs may be, at the error that was asked for.
+        bend: the rest over what is along the canary, of all coordinates, where only some are looked at.
     """
 
     number: int
@@ -47,6 +48,7 @@ class Effect:
     direction: FloatArray
     shared: bool
     bound: float
+    bend: float
 
     @property
     def spread(self) -> float:
@@ -75,7 +77,8 @@ def effect_of(
         margin = bound * along_at_random(rest, direction)
     else:  # one coordinate: as much as another one, or two models' noise in one
         margin = bound * float(np.sqrt(squares / max(len(rest) - 1, 1) if shared else noise / len(rest)))
-    return Effect(number, along, margin, rest, direction, shared, bound)
+    bend = float(np.sqrt(squares)) / abs(along) if along else 0.0
+    return Effect(number, along, margin, rest, direction, shared, bound, bend)
 
 
 def along_at_random(rest: FloatArray, direction: FloatArray) -> float:
@@ -124,7 +127,7 @@ def restricted(effect: Effect, which: IntArray) -> Effect:
     along = float(scaled @ direction)
     rest = scaled - along * direction
     margin = effect.bound * along_at_random(rest, direction)
-    return Effect(effect.number, along, margin, rest, direction, effect.shared, effect.bound)
+    return Effect(effect.number, along, margin, rest, direction, effect.shared, effect.bound, effect.bend)
 
 
 def in_tensor(effect: Effect, where: slice) -> float:

@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 
 from lastiterate.arrays import FloatArray, IntArray
-from lastiterate.checking.contraction import UNKNOWN, UNKNOWN_OF_A_TENSOR, least_noise
+from lastiterate.checking.contraction import UNKNOWN, UNKNOWN_OF_A_TENSOR, are_short, least_noise
 from lastiterate.checking.declared import Declared
 from lastiterate.checking.effects import Effect, in_tensor, is_dead, restricted, still_at
 from lastiterate.checking.noise import (
@@ -19,6 +19,7 @@ from lastiterate.checking.noise import (
     Spread,
     dead_row,
     hidden_by_sampling,
+    most_shared,
     noise_row,
     repeated_row,
     spread_between,
@@ -32,6 +33,8 @@ from lastiterate.checking.row import Row, not_checked
 from lastiterate.checking.trials import Plan, Trainings
 
 _SOME = 8  # parameters that a tensor must have to be compared with others
+_MANY = 40  # that all tensors must have together
+_FEW = 3  # that it must have where canaries are compared, whose effects are without noise
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,6 +65,11 @@ class Measured:
     def unmoved(self) -> list[int]:
         """Tensors that are the same in all models, where others are not."""
         return [i for i, where in enumerate(self.like.slices) if i not in self.moved and where.stop > where.start]
+
+    def has_several(self, least: int = _FEW) -> bool:
+        """Whether there are several tensors of that size at least, which curvature does not treat all alike."""
+        sizes = [len(self._within(tensor)) for tensor in self.moved]
+        return sum(sizes) >= _MANY and len([size for size in sizes if size >= least]) > 1
 
     @cached_property
     def variance(self) -> float:
@@ -101,7 +109,7 @@ class Measured:
                 )
             )
         rows += [unmoved_row(names[tensor], unmoved) for tensor in self.unmoved]
-        return [*rows, repeated_row(self.plain, like, self.moved, self.error)]
+        return [*rows, repeated_row(self.plain, like, self.moved, self.error, self._most_shared(spread, effects, clip))]
 
     def unless_hidden(self, row: Row) -> Row:
         """The noise of all parameters, unless batches may hide it."""
@@ -126,7 +134,7 @@ class Measured:
         return [
             closest_row(models, self.declared, least, self.error),
             without_row(self.plain, effects, self.declared, self.error),
-            again_row(models, self.declared, self.error),
+            again_row(models, self.declared, least, self.error),
             law_row(models, self.declared, self.error),
         ]
 
@@ -136,6 +144,15 @@ class Measured:
 
     def _noise_row(self, spread: Spread, tensor: str | None, allowance: Allowance, excess: Excess | None) -> Row:
         return noise_row(spread, tensor, self.declared, allowance, self.error, self.batch_size, excess)
+
+    def _most_shared(self, spread: Spread, effects: Sequence[Effect], clip: float) -> FloatArray:
+        """For each tensor that moves, how much of its standard deviation it may have in common with others."""
+        found = []
+        for tensor in self.moved:
+            least = self._allowance(effects, clip, self.like.slices[tensor]).least
+            high = spread.of(self._within(tensor)).interval(self.error)[2]
+            found.append(most_shared(high, least))
+        return np.asarray(np.sqrt(found), np.float64)
 
     def _excess(self, spread: Spread) -> Excess:
         ends = [spread.of(self._within(tensor)).interval(self.error)[1:] for tensor in self.moved]
@@ -150,8 +167,7 @@ class Measured:
         """
         if self.declared.run.steps == 1:
             return 1.0
-        slices = [self.like.slices[tensor] for tensor in self.moved]
-        if sum(each.stop - each.start >= _SOME for each in slices) < 2:
+        if not self.has_several(_SOME):
             return min(UNKNOWN_OF_A_TENSOR, 0.5 * self.declared.last)
         return UNKNOWN if where is None else UNKNOWN_OF_A_TENSOR
 
@@ -163,9 +179,9 @@ class Measured:
         seen = [effect for effect in effects if effect.took_part and effect.along > 0.0]
         if self.declared.is_correlated:
             return Allowance(1.0, self.declared.last, seen=bool(seen))
-        if not seen:
+        if not seen or (self.has_several() and are_short(seen, self.declared, clip)):
             return Allowance(1.0, self._unknown(where), seen=False)
-        least, expected = least_noise(seen, self.declared, clip, self.error)
+        least, expected = least_noise(seen, self.declared, clip, self.error, self.has_several())
         if where is not None and self.declared.run.steps > 1:
             shares = [in_tensor(effect, where) / effect.along for effect in seen]
             least = max(least * min(1.0, max(min(shares), 0.0)) ** 2, self.declared.last)

@@ -20,17 +20,19 @@ from lastiterate.checking.row import Row, Status, not_checked
 NAME, QUIET, DEAD = "noise", "noise in quiet parameters", "noise in parameters without gradients"
 ROUNDING = 0.01  # a ratio of variances so close to the limit is not told from it
 MOST_BATCH = 1e5  # examples in a batch, where nobody says how many there are
-LARGE_BATCH = 200.0  # examples that would have to be in a batch to add what repeated noise does
+LARGE_BATCH = 2000.0  # examples that would have to be in a batch to add what repeated noise does
 _LEAST_REPEATED = 3.0  # the factor of repeated noise that is told from sampling
 _FEW_EXAMPLES = 50.0  # of a batch, where nobody says how many there are: most have as many
 _QUARTER, _LOUD = 0.25, 0.9
 _SHARP = 1.6  # width of an interval that tells one factor from another
+_LESS = 0.9  # less than so many times the declared variance needs an explanation
 _MORE = 1.1  # more than so many times the declared variance, where nothing adds to it, is too much
 _NOTABLE = 1.5  # more than so many times the declared variance: sampling hides the noise
 _BATCH_HINT = 3.0  # from this factor on a mistaken batch size is worth a word
 _FEWEST = 30  # numbers that two tensors must have for their noise to be compared
 NOTHING = 0.05  # so little of the declared variance is none
-_ALIKE = 0.5  # correlation of the noise of two tensors above which it is the same noise
+ALIKE = 0.5  # correlation above which noise is the same noise, whatever curvature does
+_ANYWAY = 0.05  # a correlation that is nothing to speak of
 
 
 @dataclass(frozen=True)
@@ -166,6 +168,11 @@ def dead_row(spread: Spread, declared: Declared, error: float, alike: bool, leas
     advice = ""
     if high < least * (1.0 - ROUNDING):
         status, advice = "fault", _too_little(measured, declared)
+    elif high < _LESS:
+        status = "cannot tell"
+        advice = (
+            "less than declared: too little noise, or a loss that pulls all parameters alike; check a run of one step"
+        )
     elif low > _MORE:
         status = "fault" if alike else "cannot tell"
         advice = (
@@ -235,7 +242,8 @@ def without_sampling(row: Row, models: FloatArray, shape: tuple[int, ...], decla
         return row
     sums = models.reshape(len(models), -1, shape[-1]).sum(axis=2) / np.sqrt(shape[-1])
     measured, low, high = spread_between(sums, declared).interval(error)
-    if high >= (min(NOTHING, 0.5 * declared.last) if declared.is_correlated else NOTHING):
+    nothing = min(NOTHING, 0.5 * declared.last) if declared.is_correlated else NOTHING
+    if high >= nothing * min(1.0, row.measured or 0.0):  # curvature takes from sums as from the rest
         return row
     why = "sums over the last axis, to which sampling adds nothing, have no noise: look whether this tensor gets any"
     return Row(NAME, row.tensor, measured, 1.0, low, high, "fault", why)
@@ -251,14 +259,19 @@ def unmoved_row(tensor: str, moved: bool | None) -> Row:
     return Row(NAME, tensor, 0.0, 1.0, 0.0, 0.0, "fault", why)
 
 
-def repeated_row(models: FloatArray, like: Parameters, tensors: list[int], error: float) -> Row:
-    """Whether two tensors have the same noise, as if the generator were seeded anew for each."""
+def repeated_row(models: FloatArray, like: Parameters, tensors: list[int], error: float, shared: FloatArray) -> Row:
+    """Whether two tensors have the same noise, as if the generator were seeded anew for each.
+
+    Args:
+        shared: for each tensor, the most of its standard deviation that batches and curvature may have in common with
+            that of another.
+    """
     name = "noise in two tensors"
     around = models - models.mean(axis=0)
-    pairs = [(one, two) for i, one in enumerate(tensors) for two in tensors[i + 1 :]]
-    found: list[tuple[float, int, str]] = []
-    for one, two in pairs[:200]:
-        a, b = like.slices[one], like.slices[two]
+    pairs = [(i, j) for i in range(len(tensors)) for j in range(i + 1, len(tensors))][:200]
+    found: list[tuple[float, float, float, float, str]] = []
+    for i, j in pairs:
+        a, b = like.slices[tensors[i]], like.slices[tensors[j]]
         size = min(a.stop - a.start, b.stop - b.start)
         numbers = size * (len(models) - 1)
         if numbers < _FEWEST:
@@ -266,13 +279,31 @@ def repeated_row(models: FloatArray, like: Parameters, tensors: list[int], error
         x, y = around[:, a][:, :size].ravel(), around[:, b][:, :size].ravel()
         scale = float(np.sqrt((x @ x) * (y @ y)))
         if scale > 0.0:
-            found.append((abs(float(x @ y)) / scale, numbers, f"{like.names[one]}, {like.names[two]}"))
+            correlation = abs(float(x @ y)) / scale
+            low, high = correlation_interval(correlation, numbers, error / len(pairs))
+            allowed = min(ALIKE, float(shared[i] * shared[j]))
+            names = f"{like.names[tensors[i]]}, {like.names[tensors[j]]}"
+            found.append((low - allowed, correlation, low, high, names))
     if not found:
         return not_checked(name, "there are no two tensors that are large enough")
-    correlation, numbers, names = max(found)
-    half = float(norm.isf(error / 2.0 / len(found))) / np.sqrt(max(numbers - 3, 1))
-    centre = np.arctanh(min(correlation, 1.0 - 1e-12))
-    low, high = max(0.0, float(np.tanh(centre - half))), float(np.tanh(centre + half))
-    status: Status = "fault" if low > _ALIKE else "ok"
-    advice = f"{names} have the same noise: look where its generator is seeded" if status == "fault" else ""
+    above, correlation, low, high, names = max(found)
+    status: Status = "fault" if above > 0.0 else "ok"
+    advice = f"{names} have the same noise, or partly: look where its generator is seeded" if status == "fault" else ""
     return Row(name, names if status == "fault" else None, correlation, 0.0, low, high, status, advice)
+
+
+def correlation_interval(correlation: float, numbers: int, error: float) -> tuple[float, float]:
+    """Ends of a correlation of so many pairs of normal numbers, by Fisher's transform."""
+    half = float(norm.isf(error / 2.0)) / np.sqrt(max(numbers - 3, 1))
+    centre = np.arctanh(min(correlation, 1.0 - 1e-12))
+    return max(0.0, float(np.tanh(centre - half))), float(np.tanh(centre + half))
+
+
+def most_shared(ratio: float, least: float) -> float:
+    """The most of the variance between models that batches and curvature may have in common among parameters.
+
+    Noise is independent. What batches add, and what curvature takes away, need not be: two parameters have in common at
+    most what they have of it. ``least`` is what curvature leaves of the declared variance, and ``ratio`` what there is.
+    """
+    added, taken = max(ratio - least, 0.0), 1.0 - least
+    return min(1.0, (added + taken) / max(ratio, 1e-300) + _ANYWAY)

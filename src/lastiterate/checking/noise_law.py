@@ -11,6 +11,7 @@ from scipy.stats import norm
 
 from lastiterate.arrays import FloatArray
 from lastiterate.checking.declared import Declared
+from lastiterate.checking.noise import ALIKE, correlation_interval, most_shared
 from lastiterate.checking.row import Row, Status, not_checked
 
 LAW, AGAIN = "law of the noise", "noise that is used again"
@@ -18,7 +19,6 @@ _UNIFORM = -1.2  # excess kurtosis of uniform noise
 _CERTAIN = -2.0  # the least that there is, of a coin
 _FEWEST = 400  # numbers
 _MOST_ADDED = 1.25  # times the declared variance: with more, what batches add may have any law and be alike anywhere
-_ALIKE = 0.5  # correlation above which noise is the same noise
 
 
 def law_row(models: FloatArray, declared: Declared, error: float) -> Row:
@@ -51,8 +51,11 @@ def _share_of_fourth_powers(declared: Declared) -> float:
     return float(np.sum(scales**4) / np.sum(scales**2) ** 2)
 
 
-def again_row(models: FloatArray, declared: Declared, error: float) -> Row:
-    """The largest correlation of the vector of parameters with itself, moved by up to half of its length."""
+def again_row(models: FloatArray, declared: Declared, least: float, error: float) -> Row:
+    """The largest correlation of the vector of parameters with itself, moved by up to half of its length.
+
+    ``least`` is what curvature leaves of the declared variance at least.
+    """
     count, size = models.shape
     around = models - models.mean(axis=0)
     added = float((models.var(axis=0, ddof=1) / declared.variance).mean())
@@ -69,12 +72,10 @@ def again_row(models: FloatArray, declared: Declared, error: float) -> Row:
     correlations = np.abs(products) / np.maximum(scales, 1e-300)
     best = int(np.argmax(correlations))
     measured, numbers = float(correlations[best]), (size - best - 1) * (count - 1)
-    half = float(norm.isf(error / 2.0 / len(correlations)) / np.sqrt(numbers - 3))
-    centre = np.arctanh(min(measured, 1.0 - 1e-12))
-    low, high = max(0.0, float(np.tanh(centre - half))), float(np.tanh(centre + half))
-    status: Status = "fault" if low > _ALIKE else "ok"
+    low, high = correlation_interval(measured, numbers, error / len(correlations))
+    status: Status = "fault" if low > min(ALIKE, most_shared(added, least)) else "ok"
     why = (
-        f"the noise of a parameter is, or nearly, that of the one {best + 1:,} places before: look where its generator "
+        f"the noise of a parameter is, or partly, that of the one {best + 1:,} places before: look where its generator "
         "is seeded, and whether a draw is used for several parts"
     )
     return Row(AGAIN, None, measured, 0.0, low, high, status, why if status == "fault" else "")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from lastiterate.arrays import FloatArray
-from lastiterate.checking.canaries import HALF, SMALL
+from lastiterate.checking.canaries import LARGER, SMALL
 from lastiterate.checking.clipping import is_there_anyway
 from lastiterate.checking.effects import Effect
 from lastiterate.checking.row import Row, Status, cannot_tell
@@ -20,19 +20,19 @@ _UNCLEAR = 0.3  # clipping norms that are too many, even if curvature may explai
 _DISPLACED = 0.05  # clipping norms a participation
 
 
-def presence_row(small: Effect, half: Effect, loud: Effect, clip: float, floor: float) -> Row:
+def presence_row(small: Effect, larger: Effect, loud: Effect, clip: float, floor: float) -> Row:
     """What the mere presence of a canary does, in clipping norms for each time that it took part."""
-    if not (small.shared and half.shared) or not small.along:
+    if not (small.shared and larger.shared) or not small.along:
         why = "models with and without a canary do not share noise and batches"
         return cannot_tell(PRESENCE, 0.0, why)
-    share = SMALL / (HALF - SMALL)
-    nothing = (1.0 + share) * small.rest - share * half.rest
+    share = SMALL / (LARGER - SMALL)
+    nothing = (1.0 + share) * small.rest - share * larger.rest
     unit = abs(small.along) / SMALL
     measured = float(np.linalg.norm(nothing)) / unit
     # The parabola through all three: what it says otherwise is curvature of higher order, or clipping.
-    bent = _at_zero([SMALL, HALF, max(clip, 1.1 * HALF)], [small.rest, half.rest, loud.rest])
+    bent = _at_zero([SMALL, LARGER, max(clip, 1.1 * LARGER)], [small.rest, larger.rest, loud.rest])
     unsure = floor * (1.0 + 2.0 * share) / unit + _CURVATURES * float(np.linalg.norm(nothing - bent)) / unit
-    if is_there_anyway(half, small):
+    if is_there_anyway(larger, small):
         unsure = floor * (1.0 + 2.0 * share) / unit
     low, high = max(0.0, measured - unsure), measured + unsure
     status: Status = "fault" if low > _DISPLACED else "ok" if measured < _UNCLEAR else "cannot tell"

@@ -7,11 +7,13 @@ and division by the size of each batch by factors on both sides of one.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
+from scipy.stats import binom
 
 from lastiterate.arrays import FloatArray
-from lastiterate.checking.contraction import Fit, fit, fit_freely
+from lastiterate.checking.contraction import Fit, are_short, fit, fit_freely
 from lastiterate.checking.declared import Declared
 from lastiterate.checking.effects import Effect
 from lastiterate.checking.row import Row, Status, cannot_tell, not_checked
@@ -20,7 +22,11 @@ NAME = "size of steps"
 _NO_CURVATURE = 1.3  # ratios above this are no matter of curvature
 _COMMON = 0.003  # ratios so close to each other, relatively, have one cause
 _PULLED = 0.7  # the least of an effect that a loss leaves which pulls all parameters alike
+_ROUNDED = 1e-6  # relative distance from a sum of weights that lies close to others
+_AROUND = 0.05  # relative distance within which sums of weights are counted
+_SELDOM = 1e-3  # how often a canary is in more batches than are looked at
 _EXACT = 2e-4  # relative distance from a sum of weights that rounding does not explain
+_SEEDS = 3  # at which a canary must have taken part for steps to go the wrong way
 _MORE = 0.05  # by which curvature may make effects larger, without a word
 _FEW_STEPS = (1, 2, 3)  # that the canary may have been in where it was in fewest
 _TWICE = 2.0  # times the declared size: more is told otherwise
@@ -28,11 +34,20 @@ _HARMLESS = 0.9  # curvature of such a size needs no word
 
 
 def steps_row(
-    effects: Sequence[Effect], declared: Declared, clip: float, error: float, still: bool, floor: float | None = None
+    effects: Sequence[Effect],
+    declared: Declared,
+    clip: float,
+    error: float,
+    still: bool,
+    several: bool,
+    floor: float | None = None,
 ) -> Row:
-    """The effect of a canary over the nearest sum of weights; ``still``: the noise shows that nothing contracts.
+    """The effect of a canary over the nearest sum of weights.
 
-    ``floor`` is what rounding does to effects that are exact but for it, of parameters that no gradient moves.
+    Args:
+        still: the noise shows that nothing contracts.
+        several: there are tensors that curvature does not pull alike.
+        floor: what rounding does to effects that are exact but for it, of parameters that no gradient moves.
     """
     if not all(effect.shared for effect in effects):
         return _unshared_row(effects, declared, error)
@@ -41,7 +56,12 @@ def steps_row(
         return cannot_tell(NAME, 1.0, "the canary was in no batch: more models, or more steps")
     if declared.sums is None:
         return not_checked(NAME, "too many sums of weights are possible: see participation, or check fewer steps")
-    exactly = None if floor is None else _exact_row(seen, declared, clip, floor)
+    backwards = [fit_freely(replace(effect, along=-effect.along), declared, clip) for effect in seen]
+    if len(seen) >= _SEEDS and all(e.along < 0.0 and b.explained for e, b in zip(seen, backwards, strict=True)):
+        ratio = -float(np.mean([each.ratio for each in backwards]))
+        why = "steps go the wrong way: look at the sign with which gradients are taken off the parameters"
+        return Row(NAME, None, ratio, 1.0, ratio, ratio, "fault", why)
+    exactly = None if floor is None else _exact_row(seen, declared, clip, floor, error)
     if exactly is not None and exactly.status == "fault":
         return exactly
     fits = [fit(effect, declared, clip) for effect in seen]
@@ -55,29 +75,55 @@ def steps_row(
         ratios = _by_one_factor(np.array([effect.along / clip for effect in seen]) / declared.weights[0], ratios)
     low, high = float(ratios.min()), float(ratios.max())
     status, advice = _judge(fits, ratios, declared, error, still)
+    if status != "fault" and several and are_short(effects, declared, clip):
+        status, advice = "fault", _SHORT
     if exactly is not None and status != "fault":
         return exactly
     return Row(NAME, None, float(ratios.mean()), 1.0, low, high, status, advice)
 
 
-def are_exact(effects: Sequence[Effect], declared: Declared, clip: float, floor: float) -> bool:
-    """Whether effects are sums of weights so closely that nothing pulled them back; not known where sums are dense."""
+_SHORT = (
+    "steps count less in the end than declared, and nothing else of a canary's effect is bent, as it would be by "
+    "curvature: look at the schedule of the learning rate, and whether iterates are averaged"
+)
+
+
+def are_exact(effects: Sequence[Effect], declared: Declared, clip: float, floor: float, error: float) -> bool:
+    """Whether effects are sums of weights so closely that nothing pulled them back.
+
+    Where steps have weights of their own, sums lie close to each other: effects that were pulled back are then near one
+    by accident, with a probability that must be small for all of them together.
+    """
     seen = [effect for effect in effects if effect.took_part]
-    if declared.free_sums is None or not seen:
+    if not seen:
         return False
-    near = [abs(fit_freely(effect, declared, clip).near - 1.0) for effect in seen]
-    least = [max(_EXACT if declared.is_plain else 1e-6, 10.0 * floor / abs(effect.along)) for effect in seen]
-    sparse = declared.is_plain or len(declared.free_sums) * max(least) < 0.01
-    return sparse and all(one <= most for one, most in zip(near, least, strict=True))
+    alongs, margins = (np.array(each) / clip for each in zip(*((e.along, e.margin) for e in seen), strict=True))
+    if declared.is_plain or declared.is_certain:
+        sums, within = declared.free_sums, np.maximum(_EXACT * np.abs(alongs), 10.0 * floor)
+    else:
+        often = int(binom.isf(_SELDOM, declared.run.steps, float(declared.rates.max())))
+        sums, within = declared.sums_of_few(max(often, 1)), np.maximum(_ROUNDED * np.abs(alongs), margins)
+    if sums is None or not len(sums):
+        return False
+    if any(np.abs(sums - along).min() > width for along, width in zip(alongs, within, strict=True)):
+        return False
+    return declared.is_plain or declared.is_certain or _accident(alongs, within, sums) < error
 
 
-def _exact_row(seen: Sequence[Effect], declared: Declared, clip: float, floor: float) -> Row | None:
+def _accident(alongs: FloatArray, within: FloatArray, sums: FloatArray) -> float:
+    """The probability that numbers of about this size are all so near to some of the sums."""
+    around = _AROUND * np.abs(alongs)
+    counts = np.searchsorted(sums, alongs + around, "right") - np.searchsorted(sums, alongs - around)
+    return float(np.prod(np.minimum(1.0, counts * within / around)))
+
+
+def _exact_row(seen: Sequence[Effect], declared: Declared, clip: float, floor: float, error: float) -> Row | None:
     """A fault, if effects in parameters without gradients are far from sums of weights of any steps; or None.
 
     Not far below a sum may be decay, or a loss that pulls all parameters alike, as that of a mean.
     """
     sums = declared.free_sums
-    if sums is None or are_exact(seen, declared, clip, floor):
+    if sums is None or are_exact(seen, declared, clip, floor, error):
         return None
     alongs = np.array([effect.along / clip for effect in seen])
     above = [float(np.min(sums[sums >= along * (1.0 - _EXACT)], initial=np.inf)) for along in alongs]

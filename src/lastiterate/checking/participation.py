@@ -20,7 +20,7 @@ RATE, SPREAD = "participation", "participation over seeds"
 _LOST = "the effect of the canary is no sum of the weights of its batches, by curvature or else; train for fewer steps"
 _APART = "batches keep an example apart, so that they depend on each other"
 _KEPT = 0.6  # the least of an effect that curvature leaves, where the sums of weights lie too close to tell
-_WHOLE = 1e-4  # relative distance of a count from a whole number where curvature would have to hit it by accident
+_ACCIDENT = 3e-4  # probability with which curvature makes a count as good as whole that is not
 _TELLS = 5.0  # an interval of the rate that ends above so many times the declared one tells nothing
 
 
@@ -171,9 +171,10 @@ def _fixed_row(effects: Sequence[Effect], counts: Counts, declared: Declared, cl
     if all(explained):
         return Row(RATE, None, rate, rate, rate, rate, "ok")
     free = [fit_freely(effect, declared, clip) for effect in effects]
-    away = any(
-        not fine and (not one.took_part or (other.is_close and abs(other.ratio - 1.0) < _WHOLE))
-        for fine, one, other in zip(explained, effects, free, strict=True)
+    others = [(one, other) for fine, one, other in zip(explained, effects, free, strict=True) if not fine]
+    away = all(
+        not one.took_part or (other.is_close and 2.0 * steps * abs(other.ratio - 1.0) < _ACCIDENT)
+        for one, other in others
     )
     often = "every batch" if declared.is_certain else "one batch of every epoch"
     if away:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from lastiterate.arrays import FloatArray
+from lastiterate.checking.contraction import least_by_participation
 from lastiterate.checking.declared import Declared
 from lastiterate.checking.effects import Effect
 from lastiterate.checking.row import Row, Status, not_checked
@@ -27,6 +28,8 @@ def weighted_spread_row(name: str, effects: Sequence[Effect], declared: Declared
         return not_checked(name, "batches do not differ so, or there are too few seeds")
     if declared.run.steps * _DRAWS > _MOST_NUMBERS:
         return not_checked(name, "there are too many steps of different weights")
+    if least_by_participation(effects, declared, clip, error) < 1.0:
+        return not_checked(name, "the canary weighs less than its batches should: see participation")
     unit = float(np.mean(np.abs(declared.weights)))
     found = float(np.ptp([effect.along / clip for effect in effects]))
     drawn = _drawn(declared)
