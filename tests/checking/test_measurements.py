@@ -88,7 +88,7 @@ def test_contraction_that_was_seen_late_may_be_more_in_all():
     assert few == pytest.approx(PLAIN.last)
     assert few < many < none
     assert none == pytest.approx(1.0)
-    assert least_noise([_effect(1)], PLAIN, 1.0, 1e-4, several=False)[0] == UNKNOWN  # it may have been the last step
+    assert least_noise([_effect(1)], PLAIN, 1.0, 1e-4, several=False)[0] <= UNKNOWN  # it may have been the last step
 
 
 def test_the_law_of_the_range_is_that_of_simulation():

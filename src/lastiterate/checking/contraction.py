@@ -141,9 +141,8 @@ def least_noise(
     if by_participation < 1.0:
         least = min(least, max(straight, by_participation))
     elif not tells or declared.sums is None or not (declared.is_plain or declared.is_certain):
-        least = min(
-            least, max(straight, UNKNOWN * min(1.0, _share(effects, declared, clip) / _MOSTLY) ** _power(declared))
-        )
+        did = min(1.0, _share(effects, declared, clip) / _MOSTLY)
+        least = min(least, max(straight, UNKNOWN * did ** _power(declared)))
     return float(np.clip(least, declared.last, 1.0)), float(np.mean(likely)) ** 2
 
 
@@ -156,19 +155,19 @@ def least_by_participation(effects: Sequence[Effect], declared: Declared, clip: 
     found = expected * _share(effects, declared, clip)
     if found > expected - declared.reach(len(effects), _DOUBTFUL):
         return 1.0
-    return (max(found, 0.0) / (expected + declared.reach(len(effects), error))) ** _power(declared)
+    share = max(found, 0.0) / (expected + declared.reach(len(effects), error))
+    return float(share ** _power(declared))
 
 
 def _share(effects: Sequence[Effect], declared: Declared, clip: float) -> float:
     """How much canaries did, of what they do on average if nothing takes from it."""
-    return (
-        float(np.mean([effect.along for effect in effects])) / clip / float(np.sum(declared.weights * declared.rates))
-    )
+    on_average = float(np.sum(declared.weights * declared.rates))
+    return float(np.mean([effect.along for effect in effects])) / clip / on_average
 
 
-def _power(declared: Declared) -> float:
+def _power(declared: Declared) -> int:
     """Of a part of all effects, so that it is no more than that of the variance: two, by Jensen's inequality.
 
     Where early steps weigh more than late ones, most of the variance is theirs, of which contraction takes most.
     """
-    return 2.0 if declared.is_plain else 4.0
+    return 2 if declared.is_plain else 4
