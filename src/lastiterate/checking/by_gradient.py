@@ -207,7 +207,7 @@ def _clipping_rows(found: _Canaries, clip: float) -> list[Row]:
     ]
     if "tensor" in shapes and len(like.names) > 1:
         rows.append(clipping.tensor_row(shapes["tensor"], small, like.names[found.tensors["tensor"]], bent))
-    if "above" in shapes:
+    if "above" in shapes and not (rows[0].status == "fault" and (rows[0].measured or 0.0) > ABOVE):
         rows.append(clipping.others_row(best, shapes["above"], floor))
     return [*rows, presence_row(small, larger, best, clip, floor)]
 
