@@ -1,6 +1,8 @@
 """Shared by all tests: hypothesis draws the same examples every time, however slow the machine."""
 
+import compileall
 import os
+from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # threads wait for each other busily, and tests run in parallel
 
@@ -22,3 +24,9 @@ settings.load_profile("lastiterate")
 def pytest_xdist_auto_num_workers() -> int:
     """One more than there are cores: many tests wait for processes, browsers and clusters."""
     return (os.cpu_count() or 1) + 1
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Compile the package once: hundreds of tests begin a program of their own, which may not write what it compiled."""
+    if not hasattr(config, "workerinput"):
+        compileall.compile_dir(Path(__file__).parents[1] / "src", quiet=1)

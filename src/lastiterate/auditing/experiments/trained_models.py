@@ -38,8 +38,9 @@ if TYPE_CHECKING:
 
 _Result = TypeVar("_Result")
 
-_STEPS = 20  # that are timed
-_COMPILING = 6.0  # seconds: the crafter and the audit compile about four programs
+_STEPS = 20  # that are timed first
+_LONG = 10.0  # seconds, in which many more are timed
+_AROUND = 11.0  # seconds: loading, about four programs to compile, and the report
 _OPEN_ENDED = 256  # models for which chunks are made where nobody knows how many there will be
 _FIRST_REFERENCE = 2**31  # numbers that no audit's models reach
 _WATCHED = 100  # a purpose that no attack has
@@ -218,15 +219,29 @@ def describe_problem(problem: Problem | None) -> str:
 
 
 def shipped_cost(run: DPSGD, problem: Problem | None, references: int, models: int) -> Cost:
-    """What training so many models would take, from a few steps of a few."""
-    seconds = 0.0 if problem is None else _seconds_a_model_step(run, problem) * (references + models) * run.steps
-    basis = f"from {min(_STEPS, run.steps)} steps trained" if problem is not None else "of a problem that is not timed"
-    return Cost(references + models, references, seconds + _COMPILING, peak_bytes(), basis)
+    """What training so many models would take, from some steps of a few."""
+    if problem is None:
+        return Cost(references + models, references, _AROUND, peak_bytes(), "of a problem that is not timed")
+    seconds, steps = _seconds_a_model(run, problem)
+    total = references + models
+    return Cost(total, references, seconds * total + _AROUND, peak_bytes(), f"from {steps} steps trained")
 
 
-def _seconds_a_model_step(run: DPSGD, problem: Problem) -> float:
-    short = run.prefix(min(_STEPS, run.steps))
-    trainer = Trainer(short, problem, GradientCanary(np.zeros(flatten_one(problem).size, np.float32)))
+def _seconds_a_model(run: DPSGD, problem: Problem) -> tuple[float, int]:
+    """How long a model takes, and by how many steps that is known. A chunk costs something beside its steps."""
+    few = min(_STEPS, run.steps)
+    began = monotonic()
+    first = _timed(run.prefix(few), problem)
+    more = min(run.steps, max(2 * few, int(few * _LONG / max(monotonic() - began, 1e-9))))
+    if more == few:
+        return first, few
+    second = _timed(run.prefix(more), problem)
+    return second + (run.steps - more) * max(second - first, 0.0) / (more - few), more
+
+
+def _timed(run: DPSGD, problem: Problem) -> float:
+    """Seconds a model, where all cores train."""
+    trainer = Trainer(run, problem, GradientCanary(np.zeros(flatten_one(problem).size, np.float32)))
     count = trainer.chunk_size * trainer.workers
     seconds = 0.0
     for _ in range(2):  # the first time JAX compiles what is around the steps, too
@@ -234,4 +249,4 @@ def _seconds_a_model_step(run: DPSGD, problem: Problem) -> float:
         for _ in trainer.chunks(np.arange(count), np.zeros(count, bool), 0):
             pass
         seconds = monotonic() - began
-    return seconds / (count * short.steps)
+    return seconds / count
