@@ -27,6 +27,6 @@ def pytest_xdist_auto_num_workers() -> int:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Compile the package once: hundreds of tests begin a program of their own, which may not write what it compiled."""
+    """Compile the package once: hundreds of tests begin programs of their own, which may not keep what they compile."""
     if not hasattr(config, "workerinput"):
         compileall.compile_dir(Path(__file__).parents[1] / "src", quiet=1)

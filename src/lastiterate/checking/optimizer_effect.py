@@ -126,7 +126,8 @@ def _exact_row(seen: Sequence[Effect], declared: Declared, clip: float, floor: f
     if sums is None or are_exact(seen, declared, clip, floor, error):
         return None
     alongs = np.array([effect.along / clip for effect in seen])
-    above = [float(np.min(sums[sums >= along * (1.0 - _EXACT)], initial=np.inf)) for along in alongs]
+    some = sums[sums > 0.0]
+    above = [float(np.min(some[some >= along * (1.0 - _EXACT)], initial=np.inf)) for along in alongs]
     kept = alongs / np.array(above)
     low, high = float(kept.min()), float(kept.max())
     status: Status = "fault" if low < _PULLED else "cannot tell"

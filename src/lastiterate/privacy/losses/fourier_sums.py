@@ -61,7 +61,7 @@ def characteristic(loss: FloatArray, mass: FloatArray, spacing: float, count: in
     place = loss / step
     cell = np.rint(place)
     moved = 2.0 * (place - cell)
-    angle = np.arange(count) * (math.pi / size)  # u times half a step
+    angle = np.arange(count, dtype=np.float64) * (math.pi / size)  # u times half a step
     far = cell != 0.0
     real, imaginary, near = _near(moved[~far], mass[~far], angle)
     outside, norm = float(mass[far].sum()), 0.0
