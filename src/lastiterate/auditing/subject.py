@@ -16,6 +16,8 @@ from lastiterate.auditing.experiments.choose import Given, experiment_on
 from lastiterate.auditing.experiments.protocol import Experiment
 from lastiterate.auditing.trainer_files import import_file, is_python
 from lastiterate.optimizer import SGD
+from lastiterate.privacy.analyses.calibrate import calibrate
+from lastiterate.privacy.analyses.composition import composition
 from lastiterate.run import DPSGD
 from lastiterate.trainer_failure import AttackFailed, TrainerFailed, guarded
 
@@ -95,10 +97,6 @@ def with_defaults(
 
 def _calibrated(run: DPSGD) -> DPSGD:
     """The run with the noise that is audited if none is given."""
-    # Here, because a mistyped file should be refused before all that analyses need is loaded.
-    from lastiterate.privacy.analyses.calibrate import calibrate
-    from lastiterate.privacy.analyses.composition import composition
-
     return calibrate(run, epsilon=DEFAULT_EPSILON, delta=DEFAULT_DELTA, analysis=composition)
 
 
