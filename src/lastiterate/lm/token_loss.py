@@ -6,18 +6,22 @@ import torch
 from torch import Tensor
 
 
-def logit_gradient(logits: Tensor, tokens: Tensor, weights: Tensor) -> Tensor:
+def logit_gradient(logits: Tensor, tokens: Tensor, weights: Tensor, *, overwrite: bool = False) -> Tensor:
     """The gradient of the sum of all losses, as cross-entropy has it, without its copies of the logits.
 
     Args:
         logits: [examples, tokens, vocabulary].
         tokens: [examples, tokens].
         weights: what the prediction of the next token counts, [examples, tokens - 1].
+        overwrite: whether the gradient may take the place of the logits.
     """
     targets = torch.nn.functional.pad(tokens[:, 1:], (0, 1))[..., None]
     counted = torch.nn.functional.pad(weights, (0, 1))[..., None]
-    found = torch.softmax(logits.detach().float(), -1).mul_(counted)
-    return found.scatter_add_(-1, targets, -counted).to(logits.dtype)
+    found = logits.data if overwrite else torch.empty_like(logits)
+    for example, of_one in enumerate(logits.data):  # one at a time stays in the cache
+        part = torch.softmax(of_one.float(), -1).mul_(counted[example])
+        found[example] = part.scatter_add_(-1, targets[example], -counted[example])
+    return found
 
 
 def token_weights(lengths: Tensor, width: int) -> Tensor:

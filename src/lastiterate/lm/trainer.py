@@ -80,7 +80,7 @@ class TextTrainer:
             if on_release and step + 1 in releases:
                 on_release(self._released(weights))
         released = self._released(weights)
-        if not all(torch.isfinite(value).all() for value in released.values()):
+        if not all(map(_is_finite, released.values())):
             rate = float(self._rates.max())
             raise TrainingDiverged(f"learning_rate must be small enough for training to stay finite, got {rate:g}")
         if on_release:
@@ -167,6 +167,11 @@ def _torch_optimizer(optimizer: Optimizer, parameters: list[Tensor]) -> torch.op
         nesterov=optimizer.nesterov,
         weight_decay=0.0 if optimizer.decoupled else optimizer.weight_decay,
     )
+
+
+def _is_finite(value: Tensor) -> bool:
+    """Whether all entries are: their sum tells at once, unless it is too large itself."""
+    return bool(torch.isfinite(value.sum(dtype=torch.float32))) or bool(torch.isfinite(value).all())
 
 
 def batches(run: DPSGD, slots: int, draws: np.random.Generator) -> Iterator[IntArray]:

@@ -35,7 +35,15 @@ def follow(model: CausalModel, watched: Tensors, others: Tensors, tokens: Tensor
         if watch.unforeseen:
             raise UnforeseenUse(watch.unforeseen)
         if logits.requires_grad:
-            gradient = logit_gradient(logits, tokens, weights)
+            gradient = logit_gradient(logits, tokens, weights, overwrite=_is_product(logits))
             torch.autograd.grad(logits, watch.anchor, gradient, allow_unused=True)
     uses.join()
     return uses
+
+
+def _is_product(logits: Tensor) -> bool:
+    """Whether the logits are the outcome of a product as it is, which the way back does not look at."""
+    node = logits.grad_fn
+    while node is not None and node.name() in ("ViewBackward0", "UnsafeViewBackward0"):
+        node = node.next_functions[0][0]
+    return node is not None and node.name() in ("MultiplyBackward", "MultiplyFixedBackward")

@@ -22,7 +22,8 @@ def squared_norms(uses: Uses, clip_norm: float) -> Tensor:
     """The squared norm of each example's gradient in all the parameters that were used, in float64."""
     certain, summed, tokens = uses.zeros(), uses.zeros(), uses.zeros()
     for written in uses.written.values():
-        certain += torch.linalg.vector_norm(written.flatten(1), dim=1, dtype=torch.float32).double().square()
+        axes = tuple(range(1, written.dim()))
+        certain += torch.linalg.vector_norm(written, dim=axes, dtype=torch.float32).double().square()
     for name, lookup in uses.each_lookup():
         own = _of_lookup(lookup)
         if name in uses.products:

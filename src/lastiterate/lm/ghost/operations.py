@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx
 from torch.nn import functional
 
+from lastiterate.lm.ghost.products import linear
 from lastiterate.lm.ghost.uses import Lookup, Product, Uses
 
 Context: TypeAlias = Any  # what PyTorch hands from a forward pass to its backward pass
@@ -40,7 +41,7 @@ class Multiply(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(inputs, matrix)
         ctx.names, ctx.transposed = names, transposed
-        return functional.linear(inputs, matrix.t() if transposed else matrix, vector)
+        return linear(inputs, matrix.t() if transposed else matrix, vector)
 
     @staticmethod
     def backward(ctx: Context, gradient: Tensor) -> tuple[Tensor | None, ...]:
@@ -50,8 +51,22 @@ class Multiply(torch.autograd.Function):
             names.uses.add_written(names.vector, gradient.sum(1, dtype=torch.float32))
         if names.matrix is not None:
             names.uses.add_product(names.matrix, Product(inputs.detach(), gradient.detach(), ctx.transposed))
-        back = gradient.matmul(matrix.t() if ctx.transposed else matrix) if ctx.needs_input_grad[0] else None
+        back = linear(gradient, matrix if ctx.transposed else matrix.t()) if ctx.needs_input_grad[0] else None
         return back, None, None, None, None, None
+
+
+class MultiplyFixed(torch.autograd.Function):
+    """Inputs times a matrix that is not trained, plus a vector: nothing is kept, it is only quicker."""
+
+    @staticmethod
+    def forward(ctx: Context, inputs: Tensor, matrix: Tensor, vector: Tensor | None) -> Tensor:
+        ctx.save_for_backward(matrix)
+        return linear(inputs, matrix, vector)
+
+    @staticmethod
+    def backward(ctx: Context, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        (matrix,) = ctx.saved_tensors
+        return linear(gradient, matrix.t()), None, None
 
 
 class LookUp(torch.autograd.Function):

@@ -23,7 +23,7 @@ def add_weighted(total: Tensors, parameters: Tensors, uses: Uses, factors: Tenso
 
     for name in list(uses.written):
         written = uses.written.pop(name)
-        of(name).view(-1).addmv_(written.float().flatten(1).t(), factors)
+        of(name).add_(_weighted_sum(written.float(), factors))
     for name in list(uses.lookups):
         (lookup,) = uses.lookups.pop(name)
         weighted = lookup.gradient.float() * factors[:, None, None]
@@ -34,7 +34,17 @@ def add_weighted(total: Tensors, parameters: Tensors, uses: Uses, factors: Tenso
         left, right = weighted_inputs.both(product)
         if product.transposed:
             left, right = right, left
-        of(name).addmm_(left.t(), right)
+        if name in total:
+            total[name].addmm_(left.t(), right)
+        else:
+            total[name] = left.t() @ right
+
+
+def _weighted_sum(written: Tensor, factors: Tensor) -> Tensor:
+    """The sum of written out gradients, each times its factor."""
+    if written.dim() == 3 and written.stride(1) == 1:  # transposed: as it lies in memory, without a copy
+        return torch.tensordot(factors, written.transpose(1, 2), 1).t()
+    return torch.tensordot(factors, written, 1)
 
 
 class _Weighted:

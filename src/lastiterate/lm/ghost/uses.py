@@ -15,6 +15,9 @@ import torch
 from torch import Tensor
 
 
+_NARROW = 16  # a factor of so few columns is better on the left: the product of an adapter takes a quarter of the time
+
+
 class Product(NamedTuple):
     """Inputs [examples, tokens, d] were multiplied with a matrix; their gradient is [examples, tokens, p].
 
@@ -34,6 +37,8 @@ class Product(NamedTuple):
     def written_out(self) -> Tensor:
         """The gradient of each example, in the shape of the matrix."""
         left, right = (self.inputs, self.gradient) if self.transposed else (self.gradient, self.inputs)
+        if right.shape[2] <= _NARROW < left.shape[2]:
+            return torch.bmm(right.float().transpose(1, 2), left.float()).transpose(1, 2)
         return torch.bmm(left.float().transpose(1, 2), right.float())
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from lastiterate.lm.ghost.operations import LookUp, Multiply, Names, Scale, Shift
+from lastiterate.lm.ghost.operations import LookUp, Multiply, MultiplyFixed, Names, Scale, Shift
 from lastiterate.lm.ghost.uses import Uses
 
 Foreign: TypeAlias = Any  # whatever PyTorch's functions take and return
@@ -108,6 +108,8 @@ class Watch(TorchFunctionMode):
 
     def _without(self, func: Callable[..., Foreign], args: tuple[Foreign, ...], kwargs: dict[str, Foreign]) -> Foreign:
         """A call that uses no parameter; what is laid out stays so."""
+        if func is functional.linear and (found := _multiply_fixed(*args, **kwargs)) is not None:
+            return found
         result = func(*args, **kwargs)
         if func in _RESHAPES:
             before, rows = args[0], self._examples * self._length
@@ -230,6 +232,14 @@ class Watch(TorchFunctionMode):
             found = found.flatten(0, 1)
         setattr(found, _LAID_OUT, True)
         return found
+
+
+def _multiply_fixed(inputs: Tensor, matrix: Tensor, bias: Tensor | None = None) -> Tensor | None:
+    """A product with a matrix that is not trained; None: autograd has to see it."""
+    if not inputs.requires_grad or matrix.requires_grad or (bias is not None and bias.requires_grad):
+        return None
+    found: Tensor = MultiplyFixed.apply(inputs, matrix, bias)  # type: ignore[no-untyped-call]
+    return found
 
 
 def _flat(given: object) -> list[Tensor]:
