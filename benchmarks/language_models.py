@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -27,14 +28,15 @@ from transformers import AutoModelForCausalLM, Gemma2Config, GPT2Config, LlamaCo
 from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
 import lastiterate as li
+from lastiterate.lm.ghost.products import linear
 from lastiterate.lm.gradients import ExampleGradients
 from lastiterate.lm.trained import choose_trained
 from lastiterate.lm.trainer import TextTrainer
-from lastiterate.machine import process_peak_bytes
+from lastiterate.machine import kept_memory, process_peak_bytes
 
 LENGTH = 128
 NOISE, CLIP, RATE = 1.0, 1.0, 1e-3
-STEPS, REPEATS = 2, 4
+STEPS, REPEATS = 3, 4
 LEAST_OF_PLAIN, AIM_OF_PLAIN, LEAST_OF_OPACUS, MOST_MEMORY = 0.85, 0.95, 1.7, 1.3
 
 _SMALL: dict[str, Any] = {
@@ -90,6 +92,13 @@ class Side:
     tokens_per_second: float
     megabytes: float
 
+    def or_better(self, other: Side | None) -> Side:
+        """The better rate of both, and the larger memory."""
+        if other is None:
+            return self
+        rate = max(self.tokens_per_second, other.tokens_per_second)
+        return Side(rate, max(self.megabytes, other.megabytes))
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
@@ -119,6 +128,8 @@ def print_rows(rows: list[dict[str, Any]], busy: bool) -> None:
     for row in rows:
         for name, side in row["sides"].items():
             table.add_row(row["model"], name, *_cells(side))
+        rate = f"products alone, at {row['flops'] / 1e9:.0f} Gflop/s"
+        table.add_row(row["model"], rate, f"{row['limit']:,.0f}", "-", end_section=True)
     Console(width=110).print(table)
     table = Table(title="Requirements")
     for column in ("model", "what", "found", "required", ""):
@@ -130,14 +141,23 @@ def print_rows(rows: list[dict[str, Any]], busy: bool) -> None:
 
 
 def compare(workload: Workload, wanted: tuple[str, ...], busy: bool) -> dict[str, Any]:
-    """All sides on the same model and tokens, each in a process of its own."""
-    sides: dict[str, Side | None] = {}
-    for side in (each for each in SIDES if each in wanted):
-        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-            sides[side] = pool.submit(measure, WORKLOADS.index(workload), side, busy).result()
+    """All sides on the same model and tokens, each in a process of its own. They take turns: a machine's speed changes."""
+    names = [side for side in SIDES if side in wanted]
+    with ExitStack() as open_pools:
+        spawn = multiprocessing.get_context("spawn")
+        pools = {side: open_pools.enter_context(ProcessPoolExecutor(1, spawn)) for side in names}
+        number, rates, sides = WORKLOADS.index(workload), [], dict[str, Side | None]()
+        for _ in range(REPEATS):
+            rates.append(pools[names[0]].submit(product_rate, busy).result())
+            for side in names:
+                if side not in sides or sides[side] is not None:
+                    found = pools[side].submit(measure, number, side, busy).result()
+                    sides[side] = found and found.or_better(sides.get(side))
     checks = list(requirements(workload, sides))
     shown = {side: found and asdict(found) for side, found in sides.items()}
-    return {"model": workload.name, "sides": shown, "checks": checks, "passed": all(check[3] for check in checks)}
+    limit = max(rates) / flops_of_token(workload)
+    passed = all(check[3] for check in checks)
+    return {"model": workload.name, "sides": shown, "limit": limit, "flops": max(rates), "checks": checks, "passed": passed}
 
 
 def requirements(workload: Workload, sides: dict[str, Side | None]) -> list[tuple[str, float, str, bool]]:
@@ -160,31 +180,66 @@ def requirements(workload: Workload, sides: dict[str, Side | None]) -> list[tupl
     return found
 
 
+_steps: dict[str, Callable[[], None] | None] = {}  # of this process: what trains some steps, once it is built
+_before = 0  # the process' peak before
+_lasting = ExitStack()  # until the process ends
+
+
 def measure(number: int, side: str, busy: bool) -> Side | None:
-    """The best of some repeats; memory is the growth of the process' peak. None: the library refuses the model."""
+    """One repeat; the first has one more before it. None: the library refuses the model."""
+    global _before
     disable_progress_bar()
     set_verbosity_error()
     if busy:
         torch.set_num_threads(1)
     clock = time.process_time if busy else time.perf_counter
     workload = WORKLOADS[number]
-    model = build(workload, untied=workload.untied and side.startswith("Opacus"))
-    size = (workload.examples, LENGTH)
-    tokens = torch.as_tensor(np.random.default_rng(0).integers(0, model.config.vocab_size, size))
-    before = process_peak_bytes()
-    step = step_of(side, model, tokens)
-    if step is None:
-        return None
-    best = math.inf
     try:
-        for _ in range(REPEATS):
-            began = clock()
-            step()
-            best = min(best, clock() - began)
+        if side not in _steps:
+            model = build(workload, untied=workload.untied and side.startswith("Opacus"))
+            size = (workload.examples, LENGTH)
+            tokens = torch.as_tensor(np.random.default_rng(0).integers(0, model.config.vocab_size, size))
+            _before = process_peak_bytes()
+            _steps[side] = step_of(side, model, tokens)
+            if (first := _steps[side]) is not None:
+                first()
+        step = _steps[side]
+        if step is None:
+            return None
+        began = clock()
+        step()
+        seconds = clock() - began
     except (RuntimeError, ValueError, NotImplementedError, AttributeError) as error:
         print(f"{workload.name}, {side}: {str(error).splitlines()[0][:100]}", file=sys.stderr)
         return None
-    return Side(STEPS * tokens.numel() / best, (process_peak_bytes() - before) / 2**20)
+    return Side(STEPS * workload.examples * LENGTH / seconds, (process_peak_bytes() - _before) / 2**20)
+
+
+def product_rate(busy: bool) -> float:
+    """Multiplications and additions a second in a large product of matrices, by the quicker of PyTorch's two ways."""
+    if busy:
+        torch.set_num_threads(1)
+    square, best = torch.ones(2048, 2048), math.inf
+    for way in (torch.mm, linear) * 3:
+        began = time.perf_counter()
+        way(square, square)
+        best = min(best, time.perf_counter() - began)
+    return 2 * 2048.0**3 / best
+
+
+def flops_of_token(workload: Workload) -> float:
+    """Of the products of a step that no implementation can do without: forwards, to inputs, and to what is trained."""
+    model = build(workload, untied=False)
+    width, layers = model.config.hidden_size, model.config.num_hidden_layers
+    flops = 12.0 * layers * LENGTH * width  # of attention
+    for name, value in model.named_parameters():
+        if value.dim() == 2 and not (name.endswith(("embed_tokens.weight", "wpe.weight")) and not is_tied(model)):
+            flops += (6.0 if value.requires_grad else 4.0) * value.numel() * ("wpe" not in name)
+    return flops
+
+
+def is_tied(model: Any) -> bool:
+    return model.get_input_embeddings().weight is model.get_output_embeddings().weight
 
 
 def build(workload: Workload, *, untied: bool) -> Any:
@@ -235,6 +290,7 @@ def our_steps(model: Any, tokens: torch.Tensor, *, written_out: bool) -> Callabl
     gradients = ExampleGradients(model, start, tokens.shape[1], written_out=written_out)
     run = li.DPSGD(STEPS, 1.0, NOISE, clip_norm=CLIP, sampling="full", optimizer=li.SGD(RATE))
     trainer = TextTrainer(run, gradients, start, tokens, torch.full((len(tokens),), tokens.shape[1]))
+    _lasting.enter_context(kept_memory())  # as while an audit trains its models
     return lambda: trainer.train([], [], [0]) and None
 
 

@@ -1,10 +1,17 @@
-"""The machine's cores, the memory that this process has used, and where a user's caches are."""
+"""The machine's cores, the memory that this process uses and keeps, and where a user's caches are."""
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+# Of glibc's malloc.h: at how much free memory some is given back, and from which size on an array has pages of its own.
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
+_LARGE = 32 * 2**20  # the most to which glibc raises the second by itself; the first is then twice that
 
 
 def cores() -> int:
@@ -20,6 +27,27 @@ def process_peak_bytes() -> int:
         return 0
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return int(peak if sys.platform == "darwin" else peak * 1024)
+
+
+@contextmanager
+def kept_memory() -> Iterator[None]:
+    """Keeps what is freed inside for what is needed next, instead of giving it back to the system and asking again.
+
+    A step of training frees as much as the next one takes, and pages that come from the system are cleared first, which
+    costs up to a tenth of a step. On systems without glibc this does nothing.
+    """
+    library = ctypes.CDLL(None) if sys.platform == "linux" else None
+    if not (hasattr(library, "mallopt") and hasattr(library, "malloc_trim")):
+        yield
+        return
+    library.mallopt(_TRIM_THRESHOLD, 2**31 - 1)
+    library.mallopt(_MMAP_THRESHOLD, 2**30)
+    try:
+        yield
+    finally:
+        library.mallopt(_TRIM_THRESHOLD, 2 * _LARGE)
+        library.mallopt(_MMAP_THRESHOLD, _LARGE)
+        library.malloc_trim(0)
 
 
 def cache_folder(name: str) -> Path:

@@ -16,7 +16,7 @@ import torch
 from lastiterate.lm.gradients import Tensors
 from lastiterate.lm.problem import Loaded, TextProblem, load
 from lastiterate.lm.trainer import TextTrainer, Watched
-from lastiterate.machine import cores
+from lastiterate.machine import cores, kept_memory
 from lastiterate.run import DPSGD
 from lastiterate.training_progress import TrainingProgress
 
@@ -91,7 +91,7 @@ def train_models(
             progress.advanced(1, 0, finished=True)
         return model, reading, monotonic() - began
 
-    with _threads(first), ThreadPoolExecutor(count) as pool:
+    with _threads(first), kept_memory(), ThreadPoolExecutor(count) as pool:
         waiting: list[Future[Any]] = []
         done: SimpleQueue[Future[Any]] = SimpleQueue()
         try:
