@@ -42,8 +42,12 @@ def test_a_chunk_is_no_larger_than_each_worker_gets_and_never_empty():
 
 
 def test_a_block_shrinks_with_the_size_of_examples_down_to_the_least():
-    assert largest_block(1_000, 1) > largest_block(10_000, 1) > LEAST_BLOCK
-    assert largest_block(10**12, 1) == LEAST_BLOCK
+    assert largest_block(1_000, 1, False) > largest_block(10_000, 1, False) > LEAST_BLOCK
+    assert largest_block(10**12, 1, False) == largest_block(10**12, 1, True) == LEAST_BLOCK
+
+
+def test_a_block_of_convolutions_is_small_however_small_examples_are():
+    assert LEAST_BLOCK < largest_block(1, 1, True) < largest_block(1, 1, False)
 
 
 def test_what_is_measured_of_the_machine_makes_sense():

@@ -98,8 +98,13 @@ class Product:
         return product.reshape(free).transpose(self.permutation)
 
     def _written_out(self, left: jax.Array, right: jax.Array) -> jax.Array:
-        """The gradients themselves. Norms from inner products of terms would lose all digits where terms cancel."""
-        return jnp.einsum("ksi,ksj->kij", left, right)
+        """The gradients themselves. Norms from inner products of terms would lose all digits where terms cancel.
+
+        XLA's quickest products of many small matrices want the narrower factor on the left, with its terms last.
+        """
+        if left.shape[2] <= right.shape[2]:
+            return jnp.einsum("kis,ksj->kij", left.transpose(0, 2, 1), right)
+        return jnp.einsum("kjs,ksi->kji", right.transpose(0, 2, 1), left).transpose(0, 2, 1)
 
 
 Leaf = Plain | Product
@@ -116,6 +121,11 @@ class GradientForm:
     def numbers(self) -> int:
         """About how many numbers an example needs in memory."""
         return sum(leaf.numbers for leaf in self.leaves)
+
+    @property
+    def has_sums(self) -> bool:
+        """Whether the gradient of an example in some leaf is a sum of products, as that of a convolution is."""
+        return any(isinstance(leaf, Product) and leaf.terms > 1 for leaf in self.leaves)
 
     def _split(self, arrays: list[jax.Array]) -> list[tuple[Leaf, list[jax.Array]]]:
         ends = np.cumsum([leaf.count for leaf in self.leaves])

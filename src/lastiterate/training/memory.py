@@ -15,6 +15,7 @@ from lastiterate.machine import process_peak_bytes
 CACHE_BYTES = 2 * 2**20
 LARGEST_CHUNK = 4096
 LEAST_BLOCK = 16  # examples; below it products of matrices lose their efficiency
+LARGEST_BLOCK_OF_SUMS = 32  # of a convolution an example has many rows in such products: more only adds padding
 
 
 def available_bytes() -> int:
@@ -60,9 +61,10 @@ def choose_chunk_size(model_bytes: int, example_bytes: int, batch: float, models
     return max(1, min(int(working_bytes() / each), math.ceil(models / workers), LARGEST_CHUNK))
 
 
-def largest_block(example_bytes: int, chunk_size: int) -> int:
-    """How many examples of each model of a chunk to work on at once."""
-    return max(LEAST_BLOCK, working_bytes() // (example_bytes * chunk_size))
+def largest_block(example_bytes: int, chunk_size: int, has_sums: bool) -> int:
+    """How many examples of each model of a chunk to work on at once; ``has_sums`` as a ``GradientForm`` has it."""
+    fits = max(LEAST_BLOCK, working_bytes() // (example_bytes * chunk_size))
+    return min(fits, LARGEST_BLOCK_OF_SUMS) if has_sums and jax.default_backend() == "cpu" else fits
 
 
 def _machine_bytes() -> int:

@@ -128,7 +128,8 @@ class Trainer:
 
     def _compile(self) -> tuple[Program, Compiled]:
         """The program, with blocks halved until it fits into memory: only compiling shows what activations take."""
-        most = largest_block(self._bytes()[1], self.chunk_size)
+        has_sums = self._form is not None and self._form.has_sums
+        most = largest_block(self._bytes()[1], self.chunk_size, has_sums)
         while True:
             program = self._make_program(most)
             compiled = compile_program(program, self.workers)
