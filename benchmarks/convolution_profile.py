@@ -1,4 +1,4 @@
-"""What each part of a training step of the CNN costs, in processor time of one thread.
+"""What each part of a training step of the CNN costs, by JAX's own profiler.
 
 Run it with `python benchmarks/convolution_profile.py [--npz FILE]`; the README beside it says what is measured.
 """
@@ -6,12 +6,15 @@ Run it with `python benchmarks/convolution_profile.py [--npz FILE]`; the README 
 from __future__ import annotations
 
 import argparse
+import gzip
 import json
+import math
+import re
+import tempfile
 import time
-from collections.abc import Callable
+from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,223 +24,195 @@ from rich.table import Table
 
 import lastiterate as li
 from lastiterate.data import Dataset, digits, load_npz
+from lastiterate.machine import cores
 from lastiterate.training import Trainer, problems
-from lastiterate.training.models.cnn import CNN
-from lastiterate.training.models.layers import Conv, image_patches, max_pool
-from lastiterate.training.problem import Moment
-from lastiterate.training.program import Program
 
-ONE_THREAD = {"xla_cpu_prefer_vector_width": "512", "xla_cpu_multi_thread_eigen": False}
-_AXES = Moment._make((None, 0))
+WORKERS = 2  # with one, XLA would start threads of its own
+PRODUCTS = ("products forward", "products to inputs, and of clipped sums", "kernel gradients, an example each")
+OTHERS = ("patches, and what is moved", "pooling and tanh", "random numbers", "norms, losses, update")
+BETWEEN = "between operations"
+
+# An instruction of a compiled program: its name, shape and operation.
+_INSTRUCTION = re.compile(
+    r"^\s*(?:ROOT )?%(?P<name>[\w.-]+) = \w+\[(?P<shape>[\d,]*)\]\S* (?P<operation>[\w-]+)\((?P<rest>.*)"
+)
+_COMPUTATION = re.compile(r"^%(?P<name>[\w.-]+) \(.*\{$")
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """One line of a compiled program."""
+
+    name: str
+    shape: tuple[int, ...]
+    operation: str
+    rest: str  # operands and attributes
 
 
 @dataclass(frozen=True)
 class Part:
-    """Microseconds a model-step spends in a part, and its multiplications and additions, where it is a product."""
+    """Microseconds of processor time that a model-step spends in a part; flops, where it is a product."""
 
     name: str
     microseconds: float
-    flops: float = 0.0
-    of_whole: bool = True  # False: it is within another part
+    flops: float
 
 
 @dataclass(frozen=True)
 class Profile:
-    """The parts of a step. ``padding`` is the share of examples that only fill blocks up."""
+    """The parts of a step. They add up to ``traced``; ``step`` is without the profiler, which slows it down."""
 
     workload: str
     block: int
-    padding: float
+    padding: float  # the share of examples that only fill blocks up
     step: float
-    peak: float  # flops a second of a large product, on one thread
+    traced: float
+    peak: float  # flops a second of a large product, a core's share
     parts: list[Part]
 
 
-class Timed:
-    """A compiled function, called many times within one program, so that calls from Python do not count."""
-
-    def __init__(self, function: Callable[..., Any], *arguments: Any) -> None:
-        def repeat(count: jax.Array, *arguments: Any) -> Any:
-            def again(_: jax.Array, before: Any) -> Any:
-                # Inputs depend on the repetition before, by 0, so that no repetition can be left out.
-                zero = 0.0 * jax.tree.leaves(before)[0].ravel()[0]
-                moved = jax.tree.map(
-                    lambda leaf: leaf + zero if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf, arguments
-                )
-                return function(*moved)
-
-            shapes = jax.eval_shape(function, *arguments)
-            start = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-            return jax.lax.fori_loop(0, count, again, start)
-
-        self.arguments = arguments
-        self.program = jax.jit(repeat).lower(jnp.int32(1), *arguments).compile(compiler_options=ONE_THREAD)
-        self.count = 1
-        seconds = self.seconds()
-        self.count = max(1, int(0.03 / max(self.seconds(), seconds / 100, 1e-6)))
-
-    def seconds(self) -> float:
-        start = time.process_time()
-        jax.block_until_ready(self.program(jnp.int32(self.count), *self.arguments))
-        return (time.process_time() - start) / self.count
+def profile(workload: str, data: Dataset, batch_size: int, steps: int, turns: int) -> Profile:
+    size = len(data.x_train)
+    run = li.DPSGD(steps, batch_size / size, 1.0, optimizer=li.SGD(0.002))
+    trainer = Trainer(run, problems.cnn(data), chunk_size=1, workers=WORKERS)
+    seconds = [_train(trainer) for _ in range(turns + 1)]
+    traced, took, calls = min((_traced(trainer) for _ in range(turns)), key=lambda found: found[0])
+    block = trainer._program.sampler.block
+    classes = _Classes(trainer._advance.as_text())
+    microseconds, flops = Counter[str](), Counter[str]()
+    for name, total in took.items():
+        if (part := classes.part(name)) is not None:
+            microseconds[part] += total / (WORKERS * steps)
+            flops[part] += classes.flops(name) * calls[name] / (WORKERS * steps)
+    step, traced = 1e6 * min(seconds[1:]) / steps, 1e6 * traced / steps
+    microseconds[BETWEEN] = traced - sum(microseconds.values())
+    parts = [Part(name, microseconds[name], flops[name]) for name in (*PRODUCTS, *OTHERS, BETWEEN)]
+    return Profile(workload, block, _padding(block, size, batch_size), step, traced, _peak(), parts)
 
 
-def best(timed: dict[str, Timed], turns: int) -> dict[str, float]:
-    """Microseconds of each, the best of several turns: other work on the machine makes some of them slow."""
-    rounds = [{name: one.seconds() for name, one in timed.items()} for _ in range(turns)]
-    return {name: 1e6 * min(seconds[name] for seconds in rounds) for name in timed}
+def _train(trainer: Trainer) -> float:
+    began = time.perf_counter()
+    for _ in trainer.chunks(np.arange(WORKERS), np.zeros(WORKERS, bool), 0):
+        pass
+    return time.perf_counter() - began
 
 
-def stages(program: Program) -> dict[str, Timed]:
-    """A block of one model, each stage with all those before it; and what a step does once."""
-    assert program.form is not None
-    form, problem = program.form, program.problem
-    block = program.sampler.block
-    trained = jax.tree.map(jnp.asarray, problem.trainable)
-    batch = jax.tree.map(lambda leaf: jnp.asarray(leaf[:block]), problem.examples)
-    moments = Moment(jnp.int32(0), jax.random.split(jax.random.key(0, impl="threefry2x32"), block))
-    assert problem.loss is not None
-    loss = problem.loss
-
-    def forward(trained: Any, batch: Any) -> Any:
-        model = problem.model(trained)
-        return jax.vmap(lambda example, moment: loss(model, example, moment), (0, _AXES))(batch, moments)
-
-    def describe(trained: Any, batch: Any) -> Any:
-        return jax.vmap(form.describe, (None, 0, _AXES))(trained, batch, moments)
-
-    def norms(trained: Any, batch: Any) -> Any:
-        return form.norms(describe(trained, batch))
-
-    def clipped(trained: Any, batch: Any) -> Any:
-        described = describe(trained, batch)
-        return form.weighted_sum(1.0 / jnp.maximum(1.0, form.norms(described)), described)
-
-    copies = program.initial().weights.parameters
-    inputs = program.inputs(0, np.zeros(1, np.int64), np.zeros(1, bool), program.shared_inputs())
-
-    def sampled(unused: jax.Array, examples: Any) -> Any:
-        cursor = program.sampler.cursor(1)
-        step = jnp.int32(1) + unused.astype(jnp.int32)
-        slots, weights, _ = program.sampler.take(inputs.sampling, (), inputs.keys.sampling, step, cursor)
-        return weights, jax.tree.map(lambda leaf: leaf[jnp.minimum(slots, problem.size - 1)], examples)
-
-    small = jax.tree.map(lambda leaf: leaf[: min(len(leaf), 2048)], inputs.examples)
-    return {
-        "forward": Timed(forward, trained, batch),
-        "describe": Timed(describe, trained, batch),
-        "norms": Timed(norms, trained, batch),
-        "clipped": Timed(clipped, trained, batch),
-        "sampled": Timed(lambda unused: sampled(unused, small), jnp.float32(0)),
-        "noise": Timed(lambda trained: program._draw(trained, inputs, trained.first.bias[0, 0].astype(int)), copies),
-    }
+def _traced(trainer: Trainer) -> tuple[float, Counter[str], Counter[str]]:
+    """How long all took, microseconds in each operation of the compiled program, and how often it ran."""
+    took, calls = Counter[str](), Counter[str]()
+    with tempfile.TemporaryDirectory() as folder:
+        with jax.profiler.trace(folder, create_perfetto_trace=True):
+            seconds = _train(trainer)
+        (file,) = Path(folder).rglob("perfetto_trace.json.gz")
+        events = json.loads(gzip.decompress(file.read_bytes()))["traceEvents"]
+    for event in events:
+        if event.get("ph") == "X":
+            took[event["name"]] += event["dur"]
+            calls[event["name"]] += 1
+    return seconds, took, calls
 
 
-def pieces(model: CNN, image: tuple[int, int, int], block: int) -> tuple[dict[str, Timed], dict[str, float]]:
-    """What layers do, each by itself on arrays of the same shapes, and the flops of the products among them."""
-    timed: dict[str, Timed] = {}
-    flops: dict[str, float] = {}
-    shape = image
-    for name, layer in (("first", model.first), ("second", model.second)):
-        rows, inputs = shape[0] + 2 * layer.padding, layer.weight.shape[0]
-        channels = layer.weight.shape[1]
-        x = jnp.ones((block, rows, rows, shape[2]))
-        side = (rows - layer.kernel) // layer.stride + 1
-        patches, outputs = jnp.ones((block, side * side, inputs)), jnp.ones((block, side * side, channels))
-        cut = _cutter(layer)
-        timed[f"patches {name}"] = Timed(cut, x)
-        products: dict[str, Callable[..., Any]] = {
-            "forward": lambda x, y, w: x.reshape(-1, x.shape[-1]) @ w,
-            "kernels": lambda x, y, w: jnp.einsum("ksi,ksj->kij", x, y),
-        }
-        if name == "second":  # nothing before the first layer is trained
-            products["inputs"] = lambda x, y, w: y.reshape(-1, y.shape[-1]) @ w.T
-            transposed = jax.linear_transpose(cut, x)
-            timed["patches second, backward"] = Timed(lambda g, t=transposed: t(g), cut(x))
-        for direction, product in products.items():
-            timed[f"product {name} {direction}"] = Timed(product, patches, outputs, layer.weight)
-            flops[f"product {name} {direction}"] = 2.0 * block * side * side * inputs * channels
-        drawn = jax.random.normal(jax.random.key(0), (block, side, side, channels))
-        timed[f"tanh {name}"] = Timed(jnp.tanh, drawn)
-        timed[f"pool {name}"] = Timed(jax.vmap(max_pool), drawn)
-        timed[f"pool {name} and backward"] = Timed(
-            lambda x, g: jax.vjp(jax.vmap(max_pool), x)[1](g), drawn, drawn[:, 1:, 1:]
-        )
-        shape = (side - 1, side - 1, channels)
-    return timed, flops
+class _Classes:
+    """Which part of a step each operation of a compiled program belongs to."""
+
+    def __init__(self, text: str) -> None:
+        self._all: dict[str, Instruction] = {}
+        self._inside: dict[str, list[Instruction]] = {}
+        computation = ""
+        for line in text.splitlines():
+            if header := _COMPUTATION.match(line):
+                computation = header["name"]
+            elif found := _INSTRUCTION.match(line):
+                shape = tuple(int(size) for size in found["shape"].split(",") if size)
+                one = Instruction(found["name"], shape, found["operation"], found["rest"])
+                self._all[one.name] = one
+                self._inside.setdefault(computation, []).append(one)
+
+    def part(self, name: str) -> str | None:
+        """None: not an operation of the program, or a loop, whose operations count themselves."""
+        one = self._all.get(name)
+        if one is None or one.operation in ("while", "call", "conditional"):
+            return None
+        if (product := self._product(one)) is not None:
+            return self._part_of_product(product)
+        operations = {each.operation for each in self._operations(one)}
+        if operations & {"xor", "shift-right-logical"}:
+            return "random numbers"
+        if (operations & {"tanh", "maximum"} and len(one.shape) > 2) or {"compare", "select", "pad"} <= operations:
+            return "pooling and tanh"
+        if operations & {"pad", "concatenate", "slice", "copy", "transpose"}:
+            return "patches, and what is moved"
+        return "norms, losses, update"
+
+    def flops(self, name: str) -> float:
+        product = self._product(self._all[name])
+        return 0.0 if product is None else 2.0 * math.prod(product.shape) * self._contracted(product)
+
+    def _operations(self, one: Instruction) -> list[Instruction]:
+        called = re.search(r"calls=%([\w.-]+)", one.rest)
+        return self._inside.get(called[1], []) if called else [one]
+
+    def _product(self, one: Instruction) -> Instruction | None:
+        return next((each for each in self._operations(one) if each.operation == "dot"), None)
+
+    def _contracted(self, product: Instruction) -> int:
+        left = self._all[re.findall(r"%([\w.-]+)", product.rest)[0]]
+        axes = re.search(r"lhs_contracting_dims=\{([\d,]+)\}", product.rest)
+        assert axes is not None
+        return math.prod(left.shape[int(axis)] for axis in axes[1].split(","))
+
+    def _part_of_product(self, product: Instruction) -> str:
+        forward, others, kernels = PRODUCTS
+        if "lhs_batch_dims" in product.rest:
+            return kernels
+        return forward if self._contracted(product) > product.shape[-1] else others
 
 
-def _cutter(layer: Conv) -> Callable[[jax.Array], jax.Array]:
-    return jax.vmap(lambda image: image_patches(image, layer.kernel, layer.stride))
-
-
-def blocks_of(program: Program, batch_size: int) -> tuple[float, float]:
-    """How many blocks a step takes on average, and the share of their examples that is padding."""
-    block, size = program.sampler.block, program.problem.size
+def _padding(block: int, size: int, batch_size: int) -> float:
     batch = np.random.default_rng(0).binomial(size, batch_size / size, 100_000)
     blocks = float(np.mean(batch // block + 1))  # a batch ends with a draw beyond the last example
-    return blocks, 1.0 - batch_size / (blocks * block)
+    return 1.0 - batch_size / (blocks * block)
 
 
-def profile(workload: str, data: Dataset, batch_size: int, turns: int) -> Profile:
-    problem, size = problems.cnn(data), len(data.x_train)
-    run = li.DPSGD(20, batch_size / size, 1.0, optimizer=li.SGD(0.002))
-    trainer = Trainer(run, problem, chunk_size=1, workers=2)  # with one worker, XLA would start threads
-    program = trainer._program
-    blocks, padding = blocks_of(program, batch_size)
-    timed = stages(program)
-    layers, flops = pieces(problem.parameters, data.x_train.shape[1:], program.sampler.block)
-    square = jnp.ones((1024, 1024))
-    timed |= layers | {"large product": Timed(jnp.matmul, square, square)}
-    inputs = program.inputs(0, np.zeros(1, np.int64), np.zeros(1, bool), program.shared_inputs())
-
-    def step() -> float:
-        start = time.process_time()
-        jax.block_until_ready(trainer._advance(program.initial(), inputs, np.int32(0), np.int32(run.steps)))
-        return (time.process_time() - start) / run.steps
-
-    whole = 1e6 * min(step() for _ in range(turns))
-    took = best(timed, turns)
-    whole = min(whole, 1e6 * min(step() for _ in range(turns)))
-    parts = [
-        Part("sampling, gathering images", blocks * took["sampled"]),
-        Part("forward", blocks * took["forward"]),
-        Part("backward to activations", blocks * (took["describe"] - took["forward"])),
-        Part("kernel gradients and norms", blocks * (took["norms"] - took["describe"])),
-        Part("clipped sum", blocks * (took["clipped"] - took["norms"])),
-        Part("noise", took["noise"]),
-    ]
-    parts.append(Part("the rest (update, loops)", whole - sum(part.microseconds for part in parts)))
-    parts += [Part(name, blocks * took[name], blocks * flops.get(name, 0.0), of_whole=False) for name in layers]
-    peak = 2 * 1024.0**3 / (took["large product"] * 1e-6)
-    return Profile(workload, program.sampler.block, padding, whole, peak, parts)
+def _peak() -> float:
+    square = jnp.ones((2048, 2048))
+    product = jax.jit(jnp.matmul).lower(square, square).compile()
+    best = math.inf
+    for _ in range(10):
+        began = time.perf_counter()
+        jax.block_until_ready(product(square, square))
+        best = min(best, time.perf_counter() - began)
+    return 2 * 2048.0**3 / best / cores()
 
 
 def show(result: Profile) -> None:
     console = Console(width=110)
     console.print(
-        f"{result.workload}: {result.step:,.0f} microseconds a model-step; blocks of {result.block} examples, "
-        f"{result.padding:.0%} of them padding; a large product runs at {result.peak / 1e9:.0f} GFlop/s."
+        f"{result.workload}: {result.step:,.0f} microseconds of a core for a model-step, {result.traced:,.0f} with the "
+        f"profiler; blocks of {result.block} examples, {result.padding:.0%} of them padding; a core's share of a large "
+        f"product is {result.peak / 1e9:.0f} GFlop/s."
     )
     table = Table("part", "microseconds", "of the step", "GFlop/s", "at the peak")
+    for column in table.columns[1:]:
+        column.justify = "right"
     for part in result.parts:
-        cells = [f"{part.microseconds:,.0f}", f"{part.microseconds / result.step:.0%}"]
+        cells = [f"{part.microseconds:,.0f}", f"{part.microseconds / result.traced:.0%}"]
         if part.flops:
             cells += [f"{part.flops / part.microseconds / 1e3:.0f}", f"{part.flops / result.peak * 1e6:,.0f}"]
-        table.add_row(part.name if part.of_whole else f"  {part.name}", *cells)
+        table.add_row(part.name, *cells)
     console.print(table)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="What each part of a training step of the CNN costs.")
     parser.add_argument("--npz", type=Path, metavar="FILE", help="28x28 images such as Fashion-MNIST, as well")
-    parser.add_argument("--turns", type=int, default=7, help="of which the best counts")
+    parser.add_argument("--turns", type=int, default=5, help="of which the best counts")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results to FILE as well")
     arguments = parser.parse_args()
 
-    workloads = [("digits CNN, batch 50", digits(), 50)]
+    workloads = [("digits CNN, batch 50", digits(), 50, 600)]
     if arguments.npz:
-        workloads.append(("28x28 CNN, batch 256", load_npz(arguments.npz), 256))
+        workloads.append(("28x28 CNN, batch 256", load_npz(arguments.npz), 256, 40))
     results = []
     for workload in workloads:
         results.append(profile(*workload, arguments.turns))

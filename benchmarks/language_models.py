@@ -141,7 +141,7 @@ def print_rows(rows: list[dict[str, Any]], busy: bool) -> None:
 
 
 def compare(workload: Workload, wanted: tuple[str, ...], busy: bool) -> dict[str, Any]:
-    """All sides on the same model and tokens, each in a process of its own. They take turns: a machine's speed changes."""
+    """All sides on the same model and tokens, each in a process of its own; in turns, since a machine's speed changes."""
     names = [side for side in SIDES if side in wanted]
     with ExitStack() as open_pools:
         spawn = multiprocessing.get_context("spawn")
@@ -157,7 +157,14 @@ def compare(workload: Workload, wanted: tuple[str, ...], busy: bool) -> dict[str
     shown = {side: found and asdict(found) for side, found in sides.items()}
     limit = max(rates) / flops_of_token(workload)
     passed = all(check[3] for check in checks)
-    return {"model": workload.name, "sides": shown, "limit": limit, "flops": max(rates), "checks": checks, "passed": passed}
+    return {
+        "model": workload.name,
+        "sides": shown,
+        "limit": limit,
+        "flops": max(rates),
+        "checks": checks,
+        "passed": passed,
+    }
 
 
 def requirements(workload: Workload, sides: dict[str, Side | None]) -> list[tuple[str, float, str, bool]]:

@@ -1,6 +1,6 @@
 """Products of a batch with a matrix, by the fastest way that PyTorch has for them on this machine.
 
-For float32 on processors, PyTorch's ``linear`` asks MKL, which on processors that are not Intel's takes a tenth more time
+For float32 on processors, PyTorch's ``linear`` asks MKL. On processors that are not Intel's that takes a tenth more time
 than oneDNN, and up to four times as much where a side is narrow, as in adapters. PyTorch's compiler reaches oneDNN by
 an operation that is called here as well; versions of PyTorch that do not have it multiply as they always do.
 """
@@ -22,7 +22,7 @@ _ONEDNN = _has_onednn()
 
 
 def linear(inputs: Tensor, matrix: Tensor, vector: Tensor | None = None) -> Tensor:
-    """Inputs [..., d] times the transpose of a matrix [p, d], plus a vector; as ``functional.linear``, not for autograd."""
+    """What ``functional.linear`` gives, but not for autograd: inputs [..., d] times a matrix [p, d], plus a vector."""
     if not _ONEDNN or not _is_ordinary(inputs) or not _is_ordinary(matrix):
         return functional.linear(inputs, matrix, vector)
     if inputs.numel() * len(matrix) < _WORTHWHILE:

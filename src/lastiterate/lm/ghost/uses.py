@@ -14,7 +14,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-
 _NARROW = 16  # a factor of so few columns is better on the left: the product of an adapter takes a quarter of the time
 
 
