@@ -36,7 +36,7 @@ from lastiterate.machine import kept_memory, process_peak_bytes
 
 LENGTH = 128
 NOISE, CLIP, RATE = 1.0, 1.0, 1e-3
-STEPS, REPEATS = 3, 4
+STEPS, REPEATS = 2, 4
 LEAST_OF_PLAIN, AIM_OF_PLAIN, LEAST_OF_OPACUS, MOST_MEMORY = 0.85, 0.95, 1.7, 1.3
 
 _SMALL: dict[str, Any] = {
@@ -141,7 +141,7 @@ def print_rows(rows: list[dict[str, Any]], busy: bool) -> None:
 
 
 def compare(workload: Workload, wanted: tuple[str, ...], busy: bool) -> dict[str, Any]:
-    """All sides on the same model and tokens, each in a process of its own; in turns, since a machine's speed changes."""
+    """All sides on the same model and tokens, each in a process of its own, in turns: a machine's speed changes."""
     names = [side for side in SIDES if side in wanted]
     with ExitStack() as open_pools:
         spawn = multiprocessing.get_context("spawn")

@@ -37,7 +37,7 @@ def kept_memory() -> Iterator[None]:
     costs up to a tenth of a step. On systems without glibc this does nothing.
     """
     library = ctypes.CDLL(None) if sys.platform == "linux" else None
-    if not (hasattr(library, "mallopt") and hasattr(library, "malloc_trim")):
+    if library is None or not (hasattr(library, "mallopt") and hasattr(library, "malloc_trim")):
         yield
         return
     library.mallopt(_TRIM_THRESHOLD, 2**31 - 1)

@@ -9,6 +9,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="language models need PyTorch")
 transformers = pytest.importorskip("transformers", reason="language models need transformers")
 
+from lastiterate.lm.ghost import products  # noqa: E402
 from lastiterate.lm.gradients import ExampleGradients  # noqa: E402
 from lastiterate.lm.trained import choose_trained  # noqa: E402
 
@@ -92,6 +93,18 @@ def assert_same(model, lengths, understood=None, **options):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_parameter_of_the_family_is_understood(family, padding):
     assert_same(build(family), LENGTHS[padding])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_products_by_onednn_give_the_same(family, monkeypatch):
+    monkeypatch.setattr(products, "_WORTHWHILE", 0)
+    assert_same(build(family), LENGTHS["padded"])
+
+
+@pytest.mark.parametrize("family", ["Llama, tied", "GPT-2"])
+def test_products_by_onednn_give_the_same_beside_an_adapter(family, monkeypatch):
+    monkeypatch.setattr(products, "_WORTHWHILE", 0)
+    test_adapters_and_embeddings_alone_are_understood(family, "lora")
 
 
 @pytest.mark.parametrize("family", ["Llama, tied", "GPT-2"])

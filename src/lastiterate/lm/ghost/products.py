@@ -1,8 +1,8 @@
 """Products of a batch with a matrix, by the fastest way that PyTorch has for them on this machine.
 
-For float32 on processors, PyTorch's ``linear`` asks MKL. On processors that are not Intel's that takes a tenth more time
-than oneDNN, and up to four times as much where a side is narrow, as in adapters. PyTorch's compiler reaches oneDNN by
-an operation that is called here as well; versions of PyTorch that do not have it multiply as they always do.
+For float32 on processors, PyTorch's ``linear`` asks MKL. Where the processor is not Intel's, that takes a tenth more
+time than oneDNN, and up to four times as much where a side is narrow, as in adapters. PyTorch's compiler reaches
+oneDNN by an operation that is called here as well; versions of PyTorch that do not have it multiply as they always do.
 """
 
 from __future__ import annotations
@@ -12,13 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 _WORTHWHILE = 2**21  # multiplications and additions: below, preparing takes longer than is gained
-
-
-def _has_onednn() -> bool:
-    return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-
-
-_ONEDNN = _has_onednn()
+_ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")  # type: ignore[no-untyped-call]
 
 
 def linear(inputs: Tensor, matrix: Tensor, vector: Tensor | None = None) -> Tensor:

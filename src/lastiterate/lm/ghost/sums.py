@@ -43,8 +43,8 @@ def add_weighted(total: Tensors, parameters: Tensors, uses: Uses, factors: Tenso
 def _weighted_sum(written: Tensor, factors: Tensor) -> Tensor:
     """The sum of written out gradients, each times its factor."""
     if written.dim() == 3 and written.stride(1) == 1:  # transposed: as it lies in memory, without a copy
-        return torch.tensordot(factors, written.transpose(1, 2), 1).t()
-    return torch.tensordot(factors, written, 1)
+        return _weighted_sum(written.transpose(1, 2).contiguous(), factors).t()
+    return (factors @ written.flatten(1)).view(written.shape[1:])
 
 
 class _Weighted:
