@@ -32,7 +32,7 @@ from lastiterate.lm.ghost.products import linear
 from lastiterate.lm.gradients import ExampleGradients
 from lastiterate.lm.trained import choose_trained
 from lastiterate.lm.trainer import TextTrainer
-from lastiterate.machine import kept_memory, process_peak_bytes
+from lastiterate.machine import cores, kept_memory, process_peak_bytes
 
 LENGTH = 128
 NOISE, CLIP, RATE = 1.0, 1.0, 1e-3
@@ -121,7 +121,7 @@ def main() -> None:
 
 
 def print_rows(rows: list[dict[str, Any]], busy: bool) -> None:
-    threads = "one thread, by processor time" if busy else f"{torch.get_num_threads()} threads"
+    threads = "one thread, by processor time" if busy else f"{cores()} threads, small models one"
     table = Table(title=f"Steps of DP-SGD, examples of {LENGTH} tokens, {threads}")
     for column in ("model", "side", "tokens/s", "MB"):
         table.add_column(column, justify="left" if column in ("model", "side") else "right")
@@ -148,7 +148,7 @@ def compare(workload: Workload, wanted: tuple[str, ...], busy: bool) -> dict[str
         pools = {side: open_pools.enter_context(ProcessPoolExecutor(1, spawn)) for side in names}
         number, rates, sides = WORKLOADS.index(workload), [], dict[str, Side | None]()
         for _ in range(REPEATS):
-            rates.append(pools[names[0]].submit(product_rate, busy).result())
+            rates.append(pools[names[0]].submit(product_rate, 1 if busy or not workload.is_large else cores()).result())
             for side in names:
                 if side not in sides or sides[side] is not None:
                     found = pools[side].submit(measure, number, side, busy).result()
@@ -197,10 +197,10 @@ def measure(number: int, side: str, busy: bool) -> Side | None:
     global _before
     disable_progress_bar()
     set_verbosity_error()
-    if busy:
+    workload = WORKLOADS[number]
+    if busy or not workload.is_large:  # small models are trained side by side, one on each core
         torch.set_num_threads(1)
     clock = time.process_time if busy else time.perf_counter
-    workload = WORKLOADS[number]
     try:
         if side not in _steps:
             model = build(workload, untied=workload.untied and side.startswith("Opacus"))
@@ -222,10 +222,9 @@ def measure(number: int, side: str, busy: bool) -> Side | None:
     return Side(STEPS * workload.examples * LENGTH / seconds, (process_peak_bytes() - _before) / 2**20)
 
 
-def product_rate(busy: bool) -> float:
+def product_rate(threads: int) -> float:
     """Multiplications and additions a second in a large product of matrices, by the quicker of PyTorch's two ways."""
-    if busy:
-        torch.set_num_threads(1)
+    torch.set_num_threads(threads)
     square, best = torch.ones(2048, 2048), math.inf
     for way in (torch.mm, linear) * 3:
         began = time.perf_counter()

@@ -179,6 +179,9 @@ class OrderSampler:
         return jnp.broadcast_to(slots, shape), weights, cursor + self.block
 
 
+_BLOCK_COST = 4  # what a block of a convolution costs beside its examples, in examples
+
+
 def make_sampler(run: DPSGD, slots: int, chunk_size: int, most: int, multiplicity: IntArray | None = None) -> Sampler:
     """The sampler of a run over so many slots, in blocks of at most ``most``."""
     rates = np.broadcast_to(np.asarray(run.sample_rate, np.float64), run.steps)
@@ -202,3 +205,16 @@ def poisson_block(slots: int, rate: float, chunk_size: int) -> int:
     """A block that in 19 of 20 steps holds the batches of all models of a chunk; a multiple of 8, or all slots."""
     size = int(binom.isf(0.05 / chunk_size, slots, rate))
     return min(max(8, -(-size // 8) * 8), slots)
+
+
+def tight_block(slots: int, rate: float, chunk_size: int, most: int) -> int:
+    """A block of half of ``most`` to ``most`` slots that makes the expected work on a chunk's batches least.
+
+    A step goes through blocks until the largest batch of its chunk has ended, and the last block is padded.
+    """
+    blocks = np.arange(max(1, most // 2), most + 1)
+    sizes = np.arange(slots + 1)
+    probabilities = np.diff(binom.cdf(sizes, slots, rate) ** chunk_size, prepend=0.0)
+    likely = probabilities > 1e-9
+    taken = (sizes[likely] // blocks[:, None] + 1) @ probabilities[likely]  # a batch ends with a draw beyond all slots
+    return int(blocks[np.argmin(taken * (blocks + _BLOCK_COST))])

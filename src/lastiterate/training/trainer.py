@@ -16,14 +16,14 @@ import jax
 import numpy as np
 
 from lastiterate.arrays import BoolArray, IntArray, RealArray
-from lastiterate.machine import cores
+from lastiterate.machine import cores, kept_memory
 from lastiterate.optimizer import Adam
 from lastiterate.run import DPSGD, TRAINED, require_basic
 from lastiterate.training.compilation_cache import use_compilation_cache
 from lastiterate.training.memory import available_bytes, choose_chunk_size, largest_block, total_bytes
 from lastiterate.training.problem import Canary, ExampleCanary, GradientCanary, Problem, same_structure
 from lastiterate.training.program import Inputs, Program, State, compile_program, describe_gradients
-from lastiterate.training.sampling import make_sampler
+from lastiterate.training.sampling import make_sampler, tight_block
 from lastiterate.training.update import released
 from lastiterate.training_diverged import TrainingDiverged
 from lastiterate.training_progress import TrainingProgress
@@ -130,6 +130,8 @@ class Trainer:
         """The program, with blocks halved until it fits into memory: only compiling shows what activations take."""
         has_sums = self._form is not None and self._form.has_sums
         most = largest_block(self._bytes()[1], self.chunk_size, has_sums)
+        if has_sums and self.run.sampling == "poisson":
+            most = tight_block(self.problem.size, float(np.max(self.run.sample_rate)), self.chunk_size, most)
         while True:
             program = self._make_program(most)
             compiled = compile_program(program, self.workers)
@@ -181,15 +183,16 @@ class Trainer:
         waiting: deque[Future[TrainedChunk]] = deque()
         pool = ThreadPoolExecutor(self.workers, thread_name_prefix="lastiterate")
         try:
-            for begin in range(0, len(models), self.chunk_size):
-                part = slice(begin, begin + self.chunk_size)
-                shown = on_iterate, on_release
-                task = partial(self._train_chunk, models[part], present[part], seed, stop, progress, *shown)
-                waiting.append(pool.submit(self._in_thread, task))
-                if len(waiting) > 2 * self.workers:  # finished chunks that nobody has taken yet hold memory
+            with kept_memory():
+                for begin in range(0, len(models), self.chunk_size):
+                    part = slice(begin, begin + self.chunk_size)
+                    shown = on_iterate, on_release
+                    task = partial(self._train_chunk, models[part], present[part], seed, stop, progress, *shown)
+                    waiting.append(pool.submit(self._in_thread, task))
+                    if len(waiting) > 2 * self.workers:  # finished chunks that nobody has taken yet hold memory
+                        yield waiting.popleft().result()
+                while waiting:
                     yield waiting.popleft().result()
-            while waiting:
-                yield waiting.popleft().result()
         finally:
             stop.set()
             pool.shutdown(cancel_futures=True)

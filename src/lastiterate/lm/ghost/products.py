@@ -17,9 +17,8 @@ _ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_l
 
 def linear(inputs: Tensor, matrix: Tensor, vector: Tensor | None = None) -> Tensor:
     """What ``functional.linear`` gives, but not for autograd: inputs [..., d] times a matrix [p, d], plus a vector."""
-    if not _ONEDNN or not _is_ordinary(inputs) or not _is_ordinary(matrix):
-        return functional.linear(inputs, matrix, vector)
-    if inputs.numel() * len(matrix) < _WORTHWHILE:
+    ordinary = _ONEDNN and inputs.dim() > 1 and _is_ordinary(inputs) and _is_ordinary(matrix)
+    if not ordinary or inputs.numel() * len(matrix) < _WORTHWHILE:
         return functional.linear(inputs, matrix, vector)
     found: Tensor = torch.ops.mkldnn._linear_pointwise(inputs, matrix, vector, "none", [], "")
     return found

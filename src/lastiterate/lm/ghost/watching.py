@@ -236,7 +236,8 @@ class Watch(TorchFunctionMode):
 
 def _multiply_fixed(inputs: Tensor, matrix: Tensor, bias: Tensor | None = None) -> Tensor | None:
     """A product with a matrix that is not trained; None: autograd has to see it."""
-    if not inputs.requires_grad or matrix.requires_grad or (bias is not None and bias.requires_grad):
+    trained = matrix.requires_grad or (bias is not None and bias.requires_grad)
+    if trained or not inputs.requires_grad or matrix.dim() != 2:
         return None
     found: Tensor = MultiplyFixed.apply(inputs, matrix, bias)  # type: ignore[no-untyped-call]
     return found
