@@ -24,6 +24,7 @@ from lastiterate.training.sampling import (
     Sampler,
     make_sampler,
     poisson_block,
+    tight_block,
 )
 
 FALSE_ALARM = 1e-4
@@ -367,3 +368,21 @@ def test_more_slots_than_float32_can_count_are_refused(sampling, rate):
         ValueError, match=f"examples must be at most {MOST_SLOTS}, got {MOST_SLOTS + 1}: give identical"
     ):
         sampler_of(sampling, rate, MOST_SLOTS + 1, 2)
+
+
+@pytest.mark.parametrize(
+    ("slots", "rate", "chunk", "most"), [(1437, 0.035, 1, 32), (1437, 0.035, 4, 63), (200, 0.5, 1, 16)]
+)
+def test_a_tight_block_wastes_less_than_the_largest(slots, rate, chunk, most):
+    batches = np.random.default_rng(0).binomial(slots, rate, (20_000, chunk)).max(axis=1)
+
+    def work(block):
+        return np.mean((batches // block + 1) * (block + 4))
+
+    block = tight_block(slots, rate, chunk, most)
+    assert most // 2 <= block <= most
+    assert work(block) <= 1.01 * min(work(other) for other in range(most // 2, most + 1))
+
+
+def test_a_tight_block_of_one_slot_is_possible():
+    assert tight_block(1, 1.0, 1, 1) == tight_block(3, 0.0, 1, 1) == 1
