@@ -238,9 +238,10 @@ def flops_of_token(workload: Workload) -> float:
     model = build(workload, untied=False)
     width, layers = model.config.hidden_size, model.config.num_hidden_layers
     flops = 12.0 * layers * LENGTH * width  # of attention
+    looked_up = ("wpe.weight",) if is_tied(model) else ("wpe.weight", "embed_tokens.weight")
     for name, value in model.named_parameters():
-        if value.dim() == 2 and not (name.endswith(("embed_tokens.weight", "wpe.weight")) and not is_tied(model)):
-            flops += (6.0 if value.requires_grad else 4.0) * value.numel() * ("wpe" not in name)
+        if value.dim() == 2 and not name.endswith(looked_up):
+            flops += (6.0 if value.requires_grad else 4.0) * value.numel()
     return flops
 
 

@@ -37,7 +37,7 @@ def test_other_precisions_are_left_to_pytorch(dtype, monkeypatch):
 
 
 @pytest.mark.parametrize("transposed", [False, True])
-@pytest.mark.parametrize(("inputs", "outputs"), [(3, 40), (40, 3), (3, 4), (40, 50)])
+@pytest.mark.parametrize(("inputs", "outputs"), [(3, 40), (40, 3), (3, 4), (40, 50), (1, 40), (40, 1), (1, 1)])
 def test_written_out_gradients_have_the_shape_of_the_matrix_in_either_order(inputs, outputs, transposed):
     product = Product(random(0, 5, 6, inputs), random(1, 5, 6, outputs), transposed)
     expected = torch.einsum("kti,ktj->kij" if transposed else "kti,ktj->kji", product.inputs, product.gradient)

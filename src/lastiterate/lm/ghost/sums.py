@@ -42,8 +42,9 @@ def add_weighted(total: Tensors, parameters: Tensors, uses: Uses, factors: Tenso
 
 def _weighted_sum(written: Tensor, factors: Tensor) -> Tensor:
     """The sum of written out gradients, each times its factor."""
-    if written.dim() == 3 and written.stride(1) == 1:  # transposed: as it lies in memory, without a copy
-        return _weighted_sum(written.transpose(1, 2).contiguous(), factors).t()
+    if written.dim() == 3 and not written.is_contiguous():  # transposed: as it lies in memory, without a copy
+        lying = written.transpose(1, 2)
+        return (factors @ lying.flatten(1)).view(lying.shape[1:]).t()
     return (factors @ written.flatten(1)).view(written.shape[1:])
 
 
