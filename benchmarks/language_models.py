@@ -234,7 +234,10 @@ def product_rate(threads: int) -> float:
 
 
 def flops_of_token(workload: Workload) -> float:
-    """Of the products of a step that no implementation can do without: forwards, to inputs, and to what is trained."""
+    """Of the products of a step: forwards, to inputs, and to what is trained.
+
+    Those of the first layer to inputs are counted, though nothing before it may be trained: at most 2% of all.
+    """
     model = build(workload, untied=False)
     width, layers = model.config.hidden_size, model.config.num_hidden_layers
     flops = 12.0 * layers * LENGTH * width  # of attention
