@@ -19,7 +19,7 @@ from lastiterate.training import Trainer, problems, train
 NEW = [
     ({"releases": 2}, "releases must be None for"),
     ({"group_size": 2}, "group_size must be 1 for"),
-    ({"neighbours": "replace"}, "neighbours must be 'add-remove' for"),
+    ({"neighbours": "replace"}, "neighbours must be 'add-remove' or 'zero-out' for"),
 ]
 PROBLEM = problems.linear(np.eye(4, dtype=np.float32))
 SCORES = np.arange(8.0)

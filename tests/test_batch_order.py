@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from lastiterate import DPSGD
 from lastiterate.batch_order import batch_order
-from lastiterate.privacy.mixtures.law import epoch_length
+from tests.shuffling import epoch_length, epochs_of
 
 ROUNDING = 1e-9  # of a slot: a rate that was meant to give whole batches may be below it by rounding
 SLOTS = st.integers(1, 500)
@@ -48,7 +48,7 @@ def test_batches_of_fixed_size_are_the_largest_that_are_not_above_the_sample_rat
 def test_shuffled_batches_follow_each_other_and_have_every_slot_once_an_epoch(rate, slots, epochs, rest):
     length = epoch_length(rate)
     steps = epochs * length + rest
-    order = batch_order(DPSGD(steps, rate, 1.0, "shuffled"), slots)
+    order = batch_order(DPSGD(steps, rate, 1.0, "shuffled", batches_per_epoch=length), slots)
     assert order.steps_per_order == length
     assert len(order.begins) == len(order.sizes) == steps
     assert (order.sizes >= 0).all()
@@ -63,7 +63,7 @@ def test_shuffled_batches_follow_each_other_and_have_every_slot_once_an_epoch(ra
 @given(rate=RATES, slots=SLOTS)
 def test_shuffled_slots_are_used_by_no_step_of_an_epoch_with_more_than_the_probability_analysed(rate, slots):
     length = epoch_length(rate)
-    used = ends_of(batch_order(DPSGD(length, rate, 1.0, "shuffled"), slots))
+    used = ends_of(batch_order(DPSGD(length, rate, 1.0, "shuffled", batches_per_epoch=length), slots))
     analysed = np.minimum(np.arange(1, length + 1) * rate, 1.0) * slots
     analysed[-1] = slots  # 1/q is whole up to rounding
     assert (used <= analysed + 2 * ROUNDING).all()
@@ -90,5 +90,5 @@ def test_a_rate_that_was_meant_for_whole_batches_gives_them_whatever_it_was_roun
     ],
 )
 def test_sizes_by_hand(sampling, rate, slots, sizes):
-    order = batch_order(DPSGD(len(sizes), rate, 1.0, sampling), slots)
+    order = batch_order(DPSGD(len(sizes), rate, 1.0, sampling, **epochs_of(sampling, rate)), slots)
     assert order.sizes.tolist() == sizes

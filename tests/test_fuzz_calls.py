@@ -61,7 +61,7 @@ def _score(seed, canary):
         li.full_batch,
         li.no_amplification,
         li.max_over_steps,
-        lambda run: li.calibrate(run, epsilon=1.0, delta=1e-5),
+        lambda run: li.calibrate(run, epsilon=1.0, delta=1e-5, analysis=li.composition),
         lambda run: li.check(run, _score),
         lambda run: li.power(run, 20),
         lambda run: li.sentence(run, 1e-5),

@@ -68,7 +68,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "privacy.mixtures": FOUNDATIONS | {"privacy.curve"},
     "privacy.losses": FOUNDATIONS | {"privacy.curve", "privacy.mixtures"},
     "privacy.analyses": FOUNDATIONS | {"privacy.curve", "privacy.mixtures", "privacy.losses"},
-    "integrations": FOUNDATIONS | PRIVACY,
+    "integrations": FOUNDATIONS | PRIVACY | {"wording"},
     "integrations.canary_own": FOUNDATIONS | TRAINING,
     # Words: of analyses and methods, for numbers and runs.
     "vocabulary": FOUNDATIONS | PRIVACY,

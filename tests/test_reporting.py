@@ -20,8 +20,9 @@ def test_the_sentence_has_run_unit_neighbours_sampling_release_guarantee_and_pre
     assert li.sentence(RUN, 1e-5) == (
         "Training was DP-SGD: 1,000 steps, sample rate 0.01, noise multiplier 1, Poisson sampling. It is "
         "(1.829, 1e-5)-DP under adding or removing one example, for all iterates (composition). For the final model "
-        "alone, the last-iterate heuristic (Steinke et al. 2025) predicts epsilon 1.278 at the same delta; this is not "
-        "a guarantee."
+        "alone, the last-iterate heuristic (Steinke et al. 2025) predicts epsilon 1.278 at the same delta for the same "
+        "neighbours; this is not a guarantee. These numbers are for one training: choosing hyperparameters on the same "
+        "data costs extra privacy."
     )
 
 
@@ -41,7 +42,7 @@ def test_what_is_protected_and_what_is_released_is_said(changes, words):
     said = li.sentence(run, 1e-5)
     assert words in said
     assert li.composition(run).bracket(1e-5)[1] <= guaranteed(said) <= li.composition(run).epsilon(1e-5) * 1.001
-    assert said.endswith("this is not a guarantee.")
+    assert "this is not a guarantee. These numbers are for one training" in said
 
 
 @pytest.mark.parametrize("sampling", ["shuffled", "fixed"])
@@ -51,6 +52,8 @@ def test_without_poisson_sampling_the_guarantee_is_the_one_that_holds(sampling):
     assert guaranteed(said) >= li.no_amplification(run).epsilon(1e-5)
     assert "even if it is known which batches an example is in (no amplification)" in said
     assert "composition" not in said
+    assert "-DP under replacing one example by one without gradient (zero-out)" in said
+    assert "adding or removing" not in said
 
 
 def test_what_the_heuristic_refuses_it_does_not_predict():
@@ -61,7 +64,10 @@ def test_what_the_heuristic_refuses_it_does_not_predict():
 
 def test_a_guarantee_that_no_number_holds_is_not_stated(monkeypatch):
     monkeypatch.setattr("lastiterate.privacy.curve.PrivacyCurve.bracket", lambda self, delta: (0.0, float("inf")))
-    assert "No guarantee can be stated: larger than a floating-point number holds." in li.sentence(RUN, 1e-5)
+    assert (
+        "No guarantee can be stated under adding or removing one example: larger than a floating-point number holds."
+        in li.sentence(RUN, 1e-5)
+    )
 
 
 def test_delta_is_rounded_up_and_checked():

@@ -77,7 +77,7 @@ GOOD = {"steps": 3, "sample_rate": 0.1, "noise_multiplier": 1.0}
         ({"releases": 2 * 10**6, "steps": 10**7}, "releases must be at most 1000000, or all 10000000, got 2000000"),
         ({"group_size": 0}, "group_size must be an integer in [1, 1000000], got 0"),
         ({"group_size": 2.0}, "group_size must be an integer in [1, 1000000], got 2.0"),
-        ({"neighbours": "zero-out"}, "neighbours must be one of add-remove, replace, got 'zero-out'"),
+        ({"neighbours": "swap"}, "neighbours must be one of add-remove, zero-out, replace, got 'swap'"),
     ],
 )
 def test_bad_input_is_refused_in_a_sentence_that_names_it(changes, message):

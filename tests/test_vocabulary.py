@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import lastiterate as li
-from lastiterate.vocabulary import ANALYSES, FAMILIES, METHODS, ONE_RUN_METHODS, PAIRED_METHODS, SIDE_BY_SIDE
+from lastiterate.vocabulary import ANALYSES, FAMILIES, METHODS, ONE_RUN_METHODS, OWN_COIN, PAIRED_METHODS, SIDE_BY_SIDE
 
 SMALL = li.DPSGD(2, 0.5, 1.0)
 
@@ -22,7 +22,17 @@ def test_every_method_is_for_models_or_for_canaries_of_one_and_families_assume_s
     assert {*PAIRED_METHODS, *ONE_RUN_METHODS} == METHODS.keys()
     assert not {*PAIRED_METHODS} & {*ONE_RUN_METHODS}
     assert all("nothing" not in METHODS[name].assumes for name in FAMILIES)
-    assert all("nothing" in each.assumes for each in METHODS.values() if each.is_assumption_free)
+    assert METHODS["clopper-pearson"].assumes == "assumes nothing about the mechanism"
+
+
+@pytest.mark.parametrize("name", ONE_RUN_METHODS)
+def test_no_method_of_one_run_is_said_to_assume_nothing(name):
+    method = METHODS[name]
+    for words in (method.label, method.assumes, *method.assumptions("corrected")):
+        assert "nothing" not in words
+        assert "assumption-free" not in words
+    assert OWN_COIN in method.assumes
+    assert OWN_COIN in method.assumptions("corrected")[0]
 
 
 def test_labels_tell_words_apart():

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
+import pytest
+
 import lastiterate as li
-from lastiterate.wording import describe, printable, spell, spell_up
+from lastiterate.wording import describe, printable, spell, spell_down, spell_exact, spell_up
 
 
 def test_runs_are_described_in_plain_words():
@@ -26,3 +30,12 @@ def test_runs_are_described_in_plain_words():
 def test_texts_of_others_are_one_line_without_commands():
     assert printable("a\tb\nc\u2028d\x1b[31m\x00\ud800\uffff") == "a b c d\ufffd[31m\ufffd\ufffd\ufffd"
     assert printable("é א 😀 \\ \" '") == "é א 😀 \\ \" '"
+
+
+@pytest.mark.parametrize("value", [1.27749, 1e-5, 1 / 60000, 8.0, 0.1, 1e20])
+def test_a_number_that_others_depend_on_is_spelled_exactly(value):
+    assert float(spell_exact(value)) == value
+
+
+def test_infinite_numbers_can_be_rounded():
+    assert (spell_up(math.inf), spell_down(math.inf)) == ("inf", "inf")

@@ -155,6 +155,8 @@ def prediction_fields(run: DPSGD | None) -> Fields:
 def run_fields(run: DPSGD) -> Fields:
     """A run as JSON: the fields that describe it, those that were not always there only where given."""
     fields = {name: _plain(getattr(run, name)) for name in ("steps", "sample_rate", "noise_multiplier", "sampling")}
+    if run.batches_per_epoch is not None:
+        fields["batches_per_epoch"] = run.batches_per_epoch
     if run.weights is not None:
         fields["weights"] = _plain(run.weights)
     return fields | optimizer_fields(run) | released_fields(run)
@@ -170,7 +172,7 @@ def optimizer_fields(run: DPSGD) -> Fields:
 
 
 def released_fields(run: DPSGD) -> Fields:
-    """What is released, and what is told apart by it, where that is not whether one example is in the last iterate."""
+    """What is released, and which neighbours are told apart, where that is not one example's presence in the model."""
     fields: Fields = {}
     if run.releases is not None:
         fields["releases"] = list(run.releases) if isinstance(run.releases, tuple) else run.releases

@@ -39,7 +39,7 @@ def batch_order(run: DPSGD, slots: int) -> BatchOrder:
                 f"got {rates.max():g}"
             )
         return BatchOrder(np.zeros_like(sizes), sizes, 1)
-    length = epoch_length(float(rates[0]))
+    length = epoch_length(run)
     # Ends rounded down, so that after k steps of an epoch no slot was used with a probability above k q.
     ends = np.floor(np.arange(1, length) * float(rates[0]) * slots + 1e-9).astype(np.int64)
     begins, ends = np.append(0, ends), np.append(ends, slots)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 import numpy as np
 
 from lastiterate.arrays import FloatArray
-from lastiterate.values import PerStep, PerStepGiven, boolean, cut, integer, key, number, per_step, same, shape
+from lastiterate.values import PerStep, PerStepGiven, boolean, call_of, cut, integer, key, number, per_step, same, shape
 
 MOST_STEPS_WITH_MEMORY = 10**6
 
@@ -129,6 +129,9 @@ class SGD:
 
     def __hash__(self) -> int:
         return hash(key(self))
+
+    def __repr__(self) -> str:
+        return call_of(self)
 
 
 @dataclass(frozen=True, eq=False)
@@ -249,6 +252,9 @@ class Adam:
 
     def __hash__(self) -> int:
         return hash(key(self))
+
+    def __repr__(self) -> str:
+        return call_of(self)
 
 
 Optimizer: TypeAlias = SGD | Adam

@@ -9,7 +9,7 @@ from lastiterate.optimizer import Adam
 from lastiterate.run import require_run
 from lastiterate.values import number
 from lastiterate.vocabulary import APPROXIMATION
-from lastiterate.wording import describe, spell_up
+from lastiterate.wording import ONE_TRAINING, describe, neighbours_of, spell_up
 
 if TYPE_CHECKING:
     from lastiterate.answers import Curves
@@ -26,6 +26,7 @@ _CORRELATED = "for all iterates and whichever of the batches that this allows an
 def sentence(run: DPSGD, delta: float, curves: Curves | None = None) -> str:
     """What may be written about a run: its guarantee, for which neighbours, and the heuristic, labelled as such.
 
+    The run's numbers are exact, so that the sentence gives the same run back.
     Epsilons and delta are rounded up, and the guarantee's epsilon is the upper end of its bracket. Where the standard
     analysis does not hold, the guarantee is the one that does. ``curves`` may have "convex", which is
     ``lastiterate.convex`` with a contraction or a diameter: what it guarantees for the final model is added, with its
@@ -33,9 +34,8 @@ def sentence(run: DPSGD, delta: float, curves: Curves | None = None) -> str:
     """
     require_run(run)
     delta = number("delta", delta, 0.0, 1.0, open_low=True, open_high=True)
-    plain = run.replace(releases=None, group_size=1, neighbours="add-remove")  # what these are is said where it matters
     words = [_guaranteed(run, delta), *_of_convex(run, delta, require_curves(curves)), _predicted(run, delta)]
-    return f"Training was DP-SGD: {describe(plain)}. {' '.join(words)}"
+    return f"Training was DP-SGD: {describe(run, quoted=True)}. {' '.join(words)} {ONE_TRAINING}"
 
 
 def guaranteed(run: DPSGD, delta: float) -> tuple[str, Answer]:
@@ -65,15 +65,6 @@ def seen_by(run: DPSGD, name: str) -> str:
     return _CORRELATED if run.noise_filter else _SEEN[name]
 
 
-def neighbours_of(run: DPSGD) -> str:
-    """What is told apart, in words: whose presence a guarantee hides."""
-    one, others, apart = "one example", "another", ""
-    if run.group_size > 1:
-        one, others = f"up to {run.group_size:,} examples of one person", "others"
-        apart = ", each of which is sampled and clipped by itself"
-    return (f"adding or removing {one}" if run.neighbours == "add-remove" else f"replacing {one} by {others}") + apart
-
-
 def released_by(run: DPSGD) -> str:
     """What an attack on this run sees."""
     if run.release_count > 1:
@@ -87,7 +78,7 @@ def released_by(run: DPSGD) -> str:
 def _guaranteed(run: DPSGD, delta: float) -> str:
     name, found = guaranteed(run, delta)
     if found.value is None:
-        return f"No guarantee can be stated: {found.reason}."
+        return f"No guarantee can be stated under {neighbours_of(run)}: {found.reason}."
     bound = f"({spell_up(found.value, _DIGITS)}, {spell_up(delta)})"
     return f"It is {bound}-DP under {neighbours_of(run)}, {seen_by(run, name)}."
 
@@ -100,6 +91,6 @@ def _predicted(run: DPSGD, delta: float) -> str:
     if found.value is None:
         return f"For {released_by(run)}, {heuristic} predicts nothing: {found.reason}."
     return (
-        f"For {released_by(run)}, {heuristic} predicts epsilon {spell_up(found.value, _DIGITS)} at the same delta; "
-        "this is not a guarantee."
+        f"For {released_by(run)}, {heuristic} predicts epsilon {spell_up(found.value, _DIGITS)} at the same delta "
+        "for the same neighbours; this is not a guarantee."
     )

@@ -6,6 +6,7 @@ whether the canary is in batch t. The optimizer (or ``weights``) gives w_t, ``sa
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from numbers import Integral
@@ -22,6 +23,7 @@ from lastiterate.values import (
     MOST_NOISE,
     PerStep,
     PerStepGiven,
+    call_of,
     cut,
     instance,
     integer,
@@ -37,11 +39,17 @@ from lastiterate.values import (
 )
 
 Sampling = Literal["poisson", "fixed", "shuffled", "full"]
-Neighbours = Literal["add-remove", "replace"]
+Neighbours = Literal["add-remove", "zero-out", "replace"]
 LastBatch = Literal["keep", "drop"]
 MOST_OF_A_GROUP = 10**6
 MOST_RELEASES = 10**6  # but for all of them
 MOST_COEFFICIENTS = 10**6
+USUAL_NEIGHBOURS: dict[Sampling, Neighbours] = {  # those for which the analyses of a sampling hold
+    "poisson": "add-remove",
+    "full": "add-remove",
+    "fixed": "zero-out",  # one example more or less moves others between batches
+    "shuffled": "zero-out",
+}
 LINEAR = ("group_size", "neighbours", "noise_filter", "min_separation")  # what one linear score of a model may be of
 TRAINED = (
     "releases",
@@ -70,13 +78,17 @@ class DPSGD:
             after these steps; the last one is always among them.
         group_size: how many examples a person has, all of which are to be protected together. Each of them is sampled
             and clipped by itself.
-        neighbours: what is told apart: ``"add-remove"``, whether an example was there, or ``"replace"``, which of two
-            examples was there.
+        neighbours: which data sets are told apart: ``"add-remove"``, with and without an example, ``"zero-out"``, with
+            an example or with one without gradient in its place, or ``"replace"``, with one example or another. None:
+            add-remove with sampling ``"poisson"`` or ``"full"``; zero-out with ``"fixed"`` or ``"shuffled"``, where an
+            example more or less also moves others between batches.
         noise_filter: (c_0, c_1, ...), where noise is correlated, as in DP-FTRL: the noise of step t is the sum of
             c_j z_(t-j), where z_s is drawn with the noise multiplier of step s, and there is none before the start.
             These are the coefficients of jax-privacy's noising matrix C^-1. None: independent noise.
         min_separation: with a noise filter, how many steps two batches with the same example are apart at least. With
             Poisson sampling and more than 1, each example is in one of so many groups, which take turns.
+        batches_per_epoch: with shuffled batches, how many are an epoch. None: 1 / ``sample_rate``, which must be whole.
+            If the last batch of an epoch is smaller it is 1 / ``sample_rate`` rounded up, and must be given.
     """
 
     steps: int
@@ -88,9 +100,10 @@ class DPSGD:
     weights: PerStep | None = None
     releases: int | tuple[int, ...] | None = None
     group_size: int = 1
-    neighbours: Neighbours = "add-remove"
+    neighbours: Neighbours = None  # type: ignore[assignment]  # by the sampling, once the run is made
     noise_filter: tuple[float, ...] | None = None
     min_separation: int = 1
+    batches_per_epoch: int | None = None
 
     if TYPE_CHECKING:  # lists may be given, and arrays are kept
 
@@ -105,9 +118,10 @@ class DPSGD:
             weights: PerStepGiven | None = None,
             releases: int | Sequence[int] | None = None,
             group_size: int = 1,
-            neighbours: Neighbours = "add-remove",
+            neighbours: Neighbours | None = None,
             noise_filter: Sequence[float] | NDArray[np.floating] | None = None,
             min_separation: int = 1,
+            batches_per_epoch: int | None = None,
         ) -> None: ...
 
     def __post_init__(self) -> None:
@@ -120,10 +134,11 @@ class DPSGD:
         fix("clip_norm", number("clip_norm", self.clip_norm, 0.0, open_low=True))
         fix("releases", _releases(self.releases, self.steps))
         fix("group_size", integer("group_size", self.group_size, 1, MOST_OF_A_GROUP))
-        one_of("neighbours", self.neighbours, get_args(Neighbours))
         fix("noise_filter", _noise_filter(self.noise_filter))
         fix("min_separation", integer("min_separation", self.min_separation))
         self._check_sampling()
+        fix("neighbours", _neighbours(self.neighbours, self.sampling))
+        fix("batches_per_epoch", _batches_per_epoch(self))
         if self.optimizer is not None:
             if self.weights is not None:
                 raise ValueError("optimizer and weights were both given, but the first determines the second: give one")
@@ -160,7 +175,7 @@ class DPSGD:
         weights: PerStepGiven | None = None,
         releases: int | Sequence[int] | None = None,
         group_size: int = 1,
-        neighbours: Neighbours = "add-remove",
+        neighbours: Neighbours | None = None,
         noise_filter: Sequence[float] | NDArray[np.floating] | None = None,
         min_separation: int = 1,
         last_batch: LastBatch | None = None,
@@ -168,9 +183,10 @@ class DPSGD:
         """The run of ``epochs`` passes in batches of expected size ``batch_size``: steps = round(epochs n / batch).
 
         ``last_batch`` says what a loader does with the smaller batch that is left at the end of an epoch, and so how
-        many steps an epoch has: ``"keep"``, n / batch rounded up, or ``"drop"``, rounded down.
+        many steps an epoch has: ``"keep"``, n / batch rounded up, or ``"drop"``, rounded down. With shuffled batches it
+        must be given where ``batch_size`` does not divide ``dataset_size``.
         """
-        batches, share = batches_of_epoch(dataset_size, batch_size, last_batch)
+        batches, share = batches_of_epoch(dataset_size, batch_size, last_batch, sampling)
         passes = number("epochs", epochs, 0.0, open_low=True)
         steps = passes * int(dataset_size) / float(batch_size) if last_batch is None else passes * batches
         number("epochs * dataset_size / batch_size", steps, 0.0, float(MAX_STEPS))
@@ -187,6 +203,7 @@ class DPSGD:
             neighbours,
             noise_filter,
             min_separation,
+            round(batches) if sampling == "shuffled" else None,
         )
 
     @classmethod
@@ -265,8 +282,19 @@ class DPSGD:
         return 1.0 if self.optimizer is None else self.optimizer.weights(self.steps)
 
     def replace(self, **changes: Any) -> DPSGD:
-        """A copy with some fields changed."""
-        return DPSGD(**({f.name: getattr(self, f.name) for f in fields(self)} | changes))
+        """A copy with some fields changed.
+
+        Neighbours that are the default of the sampling become the default of the new sampling.
+        """
+        kept = {f.name: getattr(self, f.name) for f in fields(self)}
+        if changes.get("sampling", self.sampling) != self.sampling:
+            kept["batches_per_epoch"] = None
+            if self.neighbours == USUAL_NEIGHBOURS[self.sampling]:
+                kept["neighbours"] = None
+        rate = changes.get("sample_rate", self.sample_rate)
+        if self.sampling == "shuffled" and not np.array_equal(rate, self.sample_rate):
+            kept["batches_per_epoch"] = None
+        return DPSGD(**(kept | changes))
 
     @property
     def release_count(self) -> int:
@@ -322,8 +350,14 @@ class DPSGD:
     def __hash__(self) -> int:
         return hash(key(self))
 
+    def __repr__(self) -> str:
+        whole = whole_batches(self.sample_rate) if self.sampling == "shuffled" else None
+        return call_of(self, {"neighbours": USUAL_NEIGHBOURS[self.sampling], "batches_per_epoch": whole})
 
-def batches_of_epoch(dataset_size: int, batch_size: float, last_batch: LastBatch | None = None) -> tuple[float, float]:
+
+def batches_of_epoch(
+    dataset_size: int, batch_size: float, last_batch: LastBatch | None = None, sampling: Sampling = "poisson"
+) -> tuple[float, float]:
     """How many batches are an epoch, and the probability that an example is in one of them.
 
     Where the last batch is dropped, an example that is not dropped with it is in one of those that remain: with this
@@ -332,11 +366,62 @@ def batches_of_epoch(dataset_size: int, batch_size: float, last_batch: LastBatch
     size = integer("dataset_size", dataset_size)
     batch = number("batch_size", batch_size, 0.0, size, open_low=True)
     if last_batch is None:
+        if sampling == "shuffled" and size % batch:
+            raise ValueError(
+                "last_batch must be 'keep' or 'drop' with sampling 'shuffled' where batch_size does not divide "
+                f"dataset_size, got None with batches of {batch:g} out of {size} examples"
+            )
         return size / batch, batch / size
     one_of("last_batch", last_batch, get_args(LastBatch))
     if last_batch == "keep":
         return -(-size // batch), batch / size
     return size // batch, 1.0 / (size // batch)
+
+
+def _neighbours(value: object, sampling: Sampling) -> Neighbours:
+    """The neighbours that were asked for, or the default of the sampling."""
+    usual = USUAL_NEIGHBOURS[sampling]
+    found = usual if value is None else cast("Neighbours", one_of("neighbours", value, get_args(Neighbours)))
+    if found == "add-remove" != usual:
+        raise ValueError(
+            f"neighbours must be 'zero-out' or 'replace' with sampling {sampling!r}, got 'add-remove': one example "
+            "more or less moves others between batches; use 'zero-out', or Poisson sampling"
+        )
+    return found
+
+
+def whole_batches(rate: PerStep) -> int | None:
+    """1 / rate, if that is a whole number within rounding; None: it is not."""
+    if np.ndim(rate) or not rate:
+        return None
+    clear = max(float(rate), 1e-300)
+    batches = round(1.0 / clear)
+    return batches if abs(batches * clear - 1.0) <= max(min(1e-9, 0.1 / batches), 4e-16) else None
+
+
+def _batches_per_epoch(run: DPSGD) -> int | None:
+    """The number of batches of an epoch of shuffled batches; None with other samplings."""
+    given = run.batches_per_epoch
+    if run.sampling != "shuffled":
+        if given is not None:
+            raise ValueError(f"batches_per_epoch must be None with sampling {run.sampling!r}, got {told(given)}")
+        return None
+    rate, whole = float(run.sample_rate), whole_batches(run.sample_rate)
+    if given is None and whole is not None:
+        return whole
+    most = whole or math.ceil(1.0 / rate)
+    if given is None:
+        raise ValueError(
+            f"sample_rate must be 1 over a whole number of batches with sampling 'shuffled', got {rate!r}: write "
+            f"1/{round(1.0 / rate)}, or batches_per_epoch={most} if the last batch of an epoch is smaller"
+        )
+    count = integer("batches_per_epoch", given)
+    if not (count - 1) * rate < 1.0 <= count * rate * (1.0 + 1e-9):
+        raise ValueError(
+            f"batches_per_epoch must be {most} with sample_rate {rate!r}, got {count}: it is 1 / sample_rate, "
+            "rounded up if the last batch of an epoch is smaller"
+        )
+    return count
 
 
 def _releases(value: object, steps: int) -> int | tuple[int, ...] | None:
@@ -396,8 +481,10 @@ def require_basic(run: object, who: str, *, knows: Sequence[str] = ()) -> DPSGD:
         raise ValueError(f"releases must be None for {who}, got {checked.release_count} of them: {_ONLY} know them")
     if checked.group_size > 1 and "group_size" not in knows:
         raise ValueError(f"group_size must be 1 for {who}, got {checked.group_size}: {_ONLY} know groups")
-    if checked.neighbours != "add-remove" and "neighbours" not in knows:
-        raise ValueError(f"neighbours must be 'add-remove' for {who}, got {checked.neighbours!r}: {_ONLY} know others")
+    if checked.neighbours == "replace" and "neighbours" not in knows:
+        raise ValueError(
+            f"neighbours must be 'add-remove' or 'zero-out' for {who}, got 'replace': {_ONLY} know replaced examples"
+        )
     if checked.noise_filter is not None and "noise_filter" not in knows:
         raise ValueError(
             f"noise_filter must be None for {who}, got {len(checked.noise_filter)} coefficients: it takes the noise of "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from numbers import Integral
 from typing import Any, TypeAlias, TypeVar, overload
@@ -195,6 +195,17 @@ def key(value: object) -> tuple[Hashable, ...]:
     """A hashable image of a dataclass whose fields may be arrays."""
     items = (getattr(value, field.name) for field in fields(value))  # type: ignore[arg-type]
     return tuple(item.tobytes() if isinstance(item, np.ndarray) else item for item in items)
+
+
+def call_of(value: object, usual: Mapping[str, object] | None = None) -> str:
+    """The call that makes a dataclass again; fields that are as usual, which is their default, are left out."""
+    given = []
+    for field in fields(value):  # type: ignore[arg-type]
+        held, default = getattr(value, field.name), (usual or {}).get(field.name, field.default)
+        if type(held) is not type(default) or held != default:
+            shown = held.tolist() if isinstance(held, np.ndarray) else held
+            given.append(f"{field.name}={shown!r}")
+    return f"{type(value).__name__}({', '.join(given)})"
 
 
 def _is_no_number(value: object) -> bool:

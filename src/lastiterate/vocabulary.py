@@ -75,7 +75,7 @@ class Method:
     Attributes:
         name: in Python, in JSON and on the command line.
         label: in tables and legends.
-        assumes: of the mechanism.
+        mechanism: what the method assumes of the mechanism; empty: nothing.
         family: the analysis whose mechanism is assumed, with its noise unknown: such a method needs the run.
         is_assumption_free: whether the bound holds whatever the mechanism is.
         is_one_run: whether the scores are those of many canaries in one model, instead of one of many models each.
@@ -83,10 +83,29 @@ class Method:
 
     name: str
     label: str
-    assumes: str
+    mechanism: str = ""
     family: Analysis | None = None
     is_assumption_free: bool = False
     is_one_run: bool = False
+
+    @property
+    def assumes(self) -> str:
+        """The assumptions in the words of a table: about the mechanism, and for one run about the coins."""
+        if self.is_one_run:
+            return f"assumes {self.mechanism}; {OWN_COIN}" if self.mechanism else f"assumes that {OWN_COIN}"
+        return f"assumes {self.mechanism or 'nothing about the mechanism'}"
+
+    def assumptions(self, threshold_choice: str, validity: str = "fixed") -> tuple[str, ...]:
+        """All that a bound of this method rests on, in sentences."""
+        conditions = [OWN_COIN] if self.is_one_run else ["models are independent of each other"]
+        if not self.is_one_run and validity == "fixed":
+            conditions.append("their number was fixed in advance")
+        if threshold_choice == "a-priori":
+            what = "how to guess" if self.is_one_run else "the threshold"
+            conditions.append(f"{what} was fixed before the scores were seen")
+        *first, last = conditions
+        holds = f"The bound holds only if {', '.join(first)}{' and ' if first else ''}{last}."
+        return (holds, f"{self.name} assumes {self.mechanism}.") if self.mechanism else (holds,)
 
 
 @dataclass(frozen=True)
@@ -135,36 +154,28 @@ _ANALYSES = LAST_ITERATE, COMPOSITION, FULL_BATCH, NO_AMPLIFICATION, CONVEX, MAX
 ANALYSES = {each.name: each for each in _ANALYSES}
 SIDE_BY_SIDE = ("last_iterate", "composition", "full_batch")  # those of every answer, in the order in which they stand
 
-_NOTHING = "assumes nothing about the mechanism"
-_UNKNOWN = "with the noise unknown"
-_CANARIES = "many canaries in one training"
+OWN_COIN = "each canary was included by its own fair coin"
+_OF_HEURISTIC = "the heuristic's mechanism, with the noise unknown"
+_OF_STANDARD = "the mechanism of the standard analysis, with the noise unknown"
 _METHODS = (
-    Method("clopper-pearson", "Clopper-Pearson (assumption-free)", _NOTHING, is_assumption_free=True),
-    Method("gdp", "Gaussian DP family", "assumes that the best attack is one on Gaussian noise"),
-    Method("last-iterate", "last-iterate family", f"assumes the heuristic's mechanism, {_UNKNOWN}", LAST_ITERATE),
-    Method("composition", "composition family", f"assumes that of the standard analysis, {_UNKNOWN}", COMPOSITION),
-    Method(
-        "one-run", "one run (assumption-free)", f"{_NOTHING}; {_CANARIES}", is_assumption_free=True, is_one_run=True
-    ),
-    Method("one-run-fdp", "one run, f-DP (Gaussian family)", f"assumes Gaussian DP; {_CANARIES}", is_one_run=True),
+    Method("clopper-pearson", "Clopper-Pearson (any mechanism)", is_assumption_free=True),
+    Method("gdp", "Gaussian DP family", "that the best attack is one on Gaussian noise"),
+    Method("last-iterate", "last-iterate family", _OF_HEURISTIC, LAST_ITERATE),
+    Method("composition", "composition family", _OF_STANDARD, COMPOSITION),
+    Method("one-run", "one run (any mechanism)", is_assumption_free=True, is_one_run=True),
+    Method("one-run-fdp", "one run, f-DP (Gaussian family)", "Gaussian DP", is_one_run=True),
     Method(
         "one-run-last-iterate",
         "one run, last-iterate family (a prediction's)",
-        f"assumes the heuristic's mechanism, {_UNKNOWN}: tests a prediction; {_CANARIES}",
+        f"{_OF_HEURISTIC}: tests a prediction",
         LAST_ITERATE,
         is_one_run=True,
     ),
-    Method(
-        "one-run-composition",
-        "one run, composition family",
-        f"assumes that of the standard analysis, {_UNKNOWN}; {_CANARIES}",
-        COMPOSITION,
-        is_one_run=True,
-    ),
+    Method("one-run-composition", "one run, composition family", _OF_STANDARD, COMPOSITION, is_one_run=True),
     Method(
         "one-run-independent",
         "one run, canaries independent",
-        f"assumes that no canary changes another's score; {_CANARIES}",
+        "that no canary changes another's score, and is no bound otherwise",
         is_one_run=True,
     ),
 )
@@ -197,11 +208,11 @@ VERDICTS = {  # and what they mean
         "This is worth a look: for this training the heuristic is too low, or it differs from its description."
     ),
     INCONCLUSIVE: (
-        "This audit could not have told, or its attack did not work. It says neither that the training is as private "
-        "as claimed nor that it is not."
+        "This audit lacked power, or its attack did not work. It says neither that the training is as private as "
+        "claimed nor that it is not."
     ),
     CONSISTENT: (
-        "The attack found no more than was predicted. This does not prove that the training is private: another "
-        "attack, or more models, might find more."
+        "The claim was not refuted, and this audit had the power to catch the stated fault. This does not prove that "
+        "the training is private: another attack, or more models, might find more."
     ),
 }

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import unicodedata
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
+from fractions import Fraction
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -28,6 +30,9 @@ ADAM_CAVEAT = (
 _SHOWN = {"Zl": " ", "Zp": " ", "Cc": "\ufffd", "Cs": "\ufffd"}
 _BLANKS = str.maketrans("\t\n\r\v\f\x85\ufffe\uffff", "      \ufffd\ufffd")
 
+ONE_TRAINING = "These numbers are for one training: choosing hyperparameters on the same data costs extra privacy."
+_EXACT_DIGITS = 6  # of a number that is shown as it is
+_MOST_DENOMINATOR = 10**6  # of a sample rate that is shown as a fraction
 _SHOWN_COEFFICIENTS = 4  # of a noise filter
 _SAMPLING = {
     "poisson": "Poisson sampling",
@@ -60,68 +65,104 @@ def notes_on(run: DPSGD) -> list[str]:
     return [ADAM_CAVEAT] if isinstance(run.optimizer, Adam) else []
 
 
-def describe(run: DPSGD, *, noise: bool = True) -> str:
-    """The run in one line, with its noise or without."""
+def describe(run: DPSGD, *, noise: bool = True, quoted: bool = False) -> str:
+    """The run in one line, with its noise or without; a number that is rounded is called "about".
+
+    To be quoted every number is exact, and what is released and which neighbours are told apart is left to the words
+    around it.
+    """
+    rounded = not quoted
     parts = [
         f"{run.steps:,} step{'s' if run.steps > 1 else ''}",
-        f"sample rate {spell(run.sample_rate)}",
-        *([f"noise multiplier {spell(run.noise_multiplier)}"] if noise else []),
-        *training(run),
+        f"sample rate {exact(run.sample_rate, rounded, as_fraction=True)}",
+        *([f"noise multiplier {exact(run.noise_multiplier, rounded)}"] if noise else []),
+        *([f"clipping norm {exact(run.clip_norm, rounded)}"] if run.clip_norm != 1.0 else []),
+        *training(run, rounded),
+        *([] if quoted else released(run)),
     ]
     return ", ".join(parts)
 
 
-def training(run: DPSGD) -> list[str]:
-    """How the run samples and what makes its steps count differently."""
+def training(run: DPSGD, rounded: bool = True, epochs: bool = True) -> list[str]:
+    """How the run samples, with the batches per epoch or without, and what makes its steps count differently."""
     parts = [_SAMPLING[run.sampling]]
+    if epochs and run.batches_per_epoch is not None:
+        parts.append(f"{run.batches_per_epoch:,} batch{'es' if run.batches_per_epoch > 1 else ''} per epoch")
     if run.weights is not None:
-        parts.append(f"weights {spell(run.weights)}")
+        parts.append(f"weights {exact(run.weights, rounded)}")
     if run.optimizer is not None:
-        parts += _optimizer(run.optimizer)
-    return parts + noise_words(run) + released(run)
+        parts += _optimizer(run.optimizer, rounded)
+    return parts + noise_words(run, rounded)
 
 
-def noise_words(run: DPSGD) -> list[str]:
+def noise_words(run: DPSGD, rounded: bool = True) -> list[str]:
     """That noise is correlated, and how far apart the batches of an example are, where that is so."""
     if run.noise_filter is None:
         return []
-    first = ", ".join(spell(each) for each in run.noise_filter[:_SHOWN_COEFFICIENTS])
+    first = ", ".join(exact(each, rounded) for each in run.noise_filter[:_SHOWN_COEFFICIENTS])
     more = f", ... ({len(run.noise_filter):,} in all)" if len(run.noise_filter) > _SHOWN_COEFFICIENTS else ""
     apart = [f"batches of an example at least {run.min_separation:,} steps apart"] if run.min_separation > 1 else []
     return [f"correlated noise (filter {first}{more})", *apart]
 
 
-def _optimizer(optimizer: Optimizer) -> list[str]:
-    """What makes its steps count differently."""
+def _optimizer(optimizer: Optimizer, rounded: bool) -> list[str]:
+    """The optimizer's hyperparameters that are not as usual, and its learning rate."""
     parts, rate = [], optimizer.learning_rate
     if isinstance(optimizer, Adam):
-        parts.append(f"Adam{'W' if optimizer.decoupled else ''} {spell(optimizer.beta1)}, {spell(optimizer.beta2)}")
-    if np.ndim(rate):
-        rates = np.asarray(rate)
-        peak = f" (at most {spell(rates.max())})" if rates.max() > max(rates[0], rates[-1]) else ""
-        parts.append(f"learning rate {spell(rates)}{peak}")
+        betas = f"{exact(optimizer.beta1, rounded)}, {exact(optimizer.beta2, rounded)}"
+        parts.append(f"Adam{'W' if optimizer.decoupled else ''} {betas}")
+        if optimizer.eps != Adam.eps:
+            parts.append(f"eps {exact(optimizer.eps, rounded)}")
+    rates = np.atleast_1d(rate)
+    peak = f" (at most {exact(rates.max(), rounded)})" if rates.max() > max(rates[0], rates[-1]) else ""
+    parts.append(f"learning rate {exact(rate, rounded)}{peak}")
     if isinstance(optimizer, SGD) and optimizer.momentum:
-        parts.append(f"{'Nesterov ' if optimizer.nesterov else ''}momentum {spell(optimizer.momentum)}")
-    if optimizer.weight_decay:
-        at = "" if np.ndim(rate) else f" at learning rate {spell(rate)}"
-        parts.append(f"{'decoupled ' if optimizer.decoupled else ''}weight decay {spell(optimizer.weight_decay)}{at}")
+        parts.append(f"{'Nesterov ' if optimizer.nesterov else ''}momentum {exact(optimizer.momentum, rounded)}")
+    if isinstance(optimizer, SGD) and optimizer.dampening:
+        parts.append(f"dampening {exact(optimizer.dampening, rounded)}")
+    if optimizer.weight_decay or (isinstance(optimizer, SGD) and optimizer.decoupled):
+        kind = "decoupled weight decay" if optimizer.decoupled else "weight decay"
+        parts.append(f"{kind} {exact(optimizer.weight_decay, rounded)}")
     if optimizer.averaging is not None:
-        parts.append("uniform averaging" if optimizer.averaging == "uniform" else f"EMA {spell(optimizer.averaging)}")
+        uniform = optimizer.averaging == "uniform"
+        parts.append("uniform averaging" if uniform else f"EMA {exact(float(optimizer.averaging), rounded)}")
     return parts
 
 
 def released(run: DPSGD) -> list[str]:
-    """What is released, and what is told apart by it, where that is not whether one example is in the last iterate."""
+    """What is released, and which neighbours are told apart, where that is not one example's presence in the model."""
     parts = [f"{run.release_count:,} iterates released"] if run.release_count > 1 else []
     if run.group_size > 1:
         parts.append(f"{run.group_size:,} examples a person")
+    one, others = ("one example", "another") if run.group_size == 1 else ("all of them", "others")
     if run.neighbours == "replace":
-        parts.append("one example replaced by another" if run.group_size == 1 else "all of them replaced by others")
+        parts.append(f"{one} replaced by {others}")
+    if run.neighbours == "zero-out":
+        parts.append(f"{one} replaced by {'one' if run.group_size == 1 else 'ones'} without gradient (zero-out)")
     return parts
 
 
+def neighbours_of(run: DPSGD) -> str:
+    """Which data sets a guarantee makes hard to tell apart, in words."""
+    one, other, empty, apart = "one example", "another", "one", ""
+    if run.group_size > 1:
+        one, other, empty = f"up to {run.group_size:,} examples of one person", "others", "ones"
+        apart = ", each of which is sampled and clipped by itself"
+    words = {
+        "add-remove": f"adding or removing {one}",
+        "zero-out": f"replacing {one} by {empty} without gradient (zero-out)",
+        "replace": f"replacing {one} by {other}",
+    }
+    return words[run.neighbours] + apart
+
+
+def spell_exact(value: float) -> str:
+    """A number with all its digits: the epsilon or delta for which others are told."""
+    return exact(value, rounded=False)
+
+
 def spell_up(value: float, digits: int = 5) -> str:
-    """A number rounded up: of noise, too much is safe and too little is not."""
+    """A number rounded up: noise, a guarantee or a prediction, of which too little would be too kind."""
     return _rounded(value, digits, ROUND_CEILING)
 
 
@@ -131,9 +172,27 @@ def spell_down(value: float, digits: int = 5) -> str:
 
 
 def _rounded(value: float, digits: int, way: str) -> str:
+    if not math.isfinite(value):
+        return spell(value)
     exact = Decimal(repr(float(value)))
     unit = Decimal(1).scaleb(exact.adjusted() + 1 - digits)
     return spell(float(exact.quantize(unit, way)), digits)
+
+
+def exact(value: ArrayLike, rounded: bool = True, *, as_fraction: bool = False) -> str:
+    """A number in a form that reads back as the same number, or, if it is long and may be rounded, "about" so much."""
+    numbers = np.asarray(value, np.float64)
+    if numbers.ndim:
+        ends = [exact(end, rounded, as_fraction=as_fraction) for end in (numbers[0], numbers[-1])]
+        return " to ".join(ends if numbers.size > 1 else ends[:1])
+    number = float(numbers)
+    short = spell(number, _EXACT_DIGITS)
+    if float(short) == number:
+        return short
+    ratio = Fraction(number).limit_denominator(_MOST_DENOMINATOR)
+    if as_fraction and float(ratio) == number:
+        return f"{ratio.numerator}/{ratio.denominator}"
+    return f"about {spell(number)}" if rounded else _tidy(repr(number))
 
 
 def spell(value: ArrayLike, digits: int = 4) -> str:
@@ -142,5 +201,10 @@ def spell(value: ArrayLike, digits: int = 4) -> str:
     if numbers.ndim:
         ends = [spell(end, digits) for end in (numbers[0], numbers[-1])]
         return " to ".join(ends if numbers.size > 1 else ends[:1])
-    mantissa, _, exponent = f"{float(numbers):.{digits}g}".partition("e")
+    return _tidy(f"{float(numbers):.{digits}g}")
+
+
+def _tidy(number: str) -> str:
+    """A number's text without zeros in its exponent."""
+    mantissa, _, exponent = number.partition("e")
     return f"{mantissa}e{int(exponent)}" if exponent else mantissa

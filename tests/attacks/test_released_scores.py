@@ -88,7 +88,7 @@ def test_without_noise_a_family_is_where_its_curve_tends_to(method):
 def test_audit_by_exact_draws_is_near_the_heuristic_and_never_refutes(name, tmp_path):
     run = RUNS[name]
     result = li.audit(run, None, Adversarial(), models=20_000, seed=3, store=tmp_path / "s.sqlite")
-    assert result.verdict == "consistent"
+    assert result.verdict not in ("violation", "above heuristic")
     assert 0.85 * result.last_iterate < result.empirical["last-iterate"] <= 1.02 * result.last_iterate
     assert result.run == run
     assert read(tmp_path / "s.sqlite").empirical == result.empirical

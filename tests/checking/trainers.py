@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 import lastiterate as li
-from lastiterate.privacy.mixtures.law import epoch_length
+from tests.shuffling import epoch_length
 
 Tensors = dict[str, np.ndarray]
 

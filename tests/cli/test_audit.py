@@ -23,7 +23,7 @@ def test_json_has_predictions_estimates_and_what_they_rest_on(cli, here):
     assert set(fields["empirical"]) == {"clopper-pearson", "gdp", "last-iterate", "composition"}
     assert all(value <= fields["last_iterate"] for value in fields["empirical"].values())
     assert (fields["confidence"], fields["models"], fields["verdict"]) == (0.95, 8, "inconclusive")
-    assert "It takes at least" in fields["reason"]
+    assert fields["strength"]["chance"] < 0.8
     assert 0.05 < fields["accuracy"] < 1.0
     assert fields["seconds"] > 0.0
     assert (here / fields["store"]).exists()
@@ -127,7 +127,7 @@ def test_an_inconclusive_audit_is_status_4_with_a_claim_or_if_strict(cli, here):
         result = cli(f"report x.sqlite --json {options}")
         assert (result.exit_code, json.loads(result.stdout)["verdict"]) == (status, "inconclusive")
     table = " ".join(cli("report x.sqlite").stdout.split())
-    assert "Verdict: inconclusive. The 8 and 8 scores that count could not have refuted the claim" in table
+    assert "Verdict: inconclusive." in table
 
 
 def test_a_claim_below_the_runs_own_is_remarked_before_training_and_in_the_report(cli, here):

@@ -25,14 +25,14 @@ def trainers(tmp_path):
     return file
 
 
-def test_a_correct_trainer_exits_with_0_and_a_broken_one_with_1(cli, trainers, tmp_path):
-    for name, status, verdict in (("train", 0, "consistent"), ("bug", 1, "violation")):
+def test_a_correct_trainer_is_not_refuted_and_a_broken_one_exits_with_1(cli, trainers, tmp_path):
+    for name, status, verdict in (("train", 4, "inconclusive"), ("bug", 1, "violation")):
         store = tmp_path / f"{name}.sqlite"
         result = cli(f"audit --trainer {trainers}:{name} {OPTIONS} --store {store} --json")
         assert result.exit_code == status, result.output
         fields = json.loads(result.stdout)
         assert fields["verdict"] == verdict
-        assert "noise multiplier 1.5" in fields["reason"]
+        assert verdict == "inconclusive" or "noise multiplier 1.5" in fields["reason"]
         assert fields["data"] == f"trainers.py:{name}"
         assert (fields["models"], fields["store"]) == (96, str(store))
         assert store.is_file()
@@ -45,7 +45,7 @@ def test_the_scores_of_a_trainer_need_no_attack_and_options_describe_the_run(cli
     )
     run = "--steps 1 --sampling full --noise-multiplier 1"
     fields = cli.json(f"audit --trainer {file}:train {run} --models 64 --store {tmp_path / 'scores.sqlite'}")
-    assert fields["verdict"] == "consistent"
+    assert fields["verdict"] == "inconclusive"  # 64 models are too few
     assert fields["steps"] == 1
     assert fields["estimates"][0]["threshold_choice"] == "split"
 

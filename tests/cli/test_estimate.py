@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import lastiterate as li
+from lastiterate.vocabulary import ONE_RUN_METHODS
 from tests.test_readme import assert_same, blocks
 
 KEYS = [
@@ -49,7 +50,7 @@ def test_json_is_the_estimate(cli, scores):
     generator = np.random.default_rng(0)
     found = li.estimate(generator.normal(3.0, 1.0, 200), generator.normal(size=200), 1e-4, 0.9, threshold=1.5)
     assert all(answer[key] == getattr(found, key) for key in KEYS if key != "caveats")
-    assert answer["caveats"] == []
+    assert tuple(answer["caveats"]) == found.caveats
 
 
 def test_defaults_are_those_of_the_function(cli, scores):
@@ -125,7 +126,7 @@ def test_four_models_a_world_refute_nothing_and_confirm_nothing(cli, tmp_path, o
 
 
 def test_a_claim_of_enough_models_is_judged(cli, scores):
-    for claim, status, verdict in ((1.0, 1, "violation"), (3.6, 0, "consistent")):
+    for claim, status, verdict in ((1.0, 1, "violation"), (3.6, 4, "inconclusive")):
         shown = cli(f"estimate {scores} --claim-epsilon {claim} --threshold 1.5 --json")
         assert (shown.exit_code, json.loads(shown.stdout)["verdict"]) == (status, verdict)
     assert "verdict" not in cli.json(f"estimate {scores}")
@@ -146,6 +147,44 @@ def test_scores_of_the_wrong_sign_are_found_by_a_split_and_remarked_otherwise(cl
     assert "Verdict: inconclusive. The scores tell the two worlds apart the other way" in " ".join(
         judged.stdout.split()
     )
+
+
+@pytest.mark.parametrize("method", ONE_RUN_METHODS)
+def test_counts_that_fair_coins_do_not_have_are_refused_and_judge_nothing(cli, tmp_path, method):
+    generator = np.random.default_rng(0)
+    file = write(tmp_path / "unfair.csv", generator.normal(size=1000), generator.normal(size=30))
+    asked = f"estimate {file} --method {method} --steps 10 --sample-rate .5"
+    refused = cli(asked)
+    assert refused.exit_code == 2
+    assert "1,000 canaries in and 30 out are not the counts of fair coins" in refused.stderr
+    for strict in ("", "--strict"):
+        judged = cli(f"{asked} --claim-epsilon 1 {strict} --json")
+        assert judged.exit_code == 4
+        answer = json.loads(judged.stdout)
+        assert (answer["verdict"], answer["epsilon"]) == ("inconclusive", 0.0)
+        assert "p = 1.1e-252, and at least 0.001 is needed" in answer["reason"]
+    table = cli(f"{asked} --claim-epsilon 1").stdout
+    assert " ".join(table.split()).count("fair coins") == 1
+    assert "violation" not in table
+
+
+@pytest.mark.parametrize("column", ["coin", "canary"])
+def test_a_file_of_one_run_may_name_the_coins_and_none_may_be_shared(cli, tmp_path, column):
+    def file(coins):
+        rows = [f"{'in' if i % 2 else 'out'},{i % 7},{coin}" for i, coin in enumerate(coins)]
+        path = tmp_path / "coins.csv"
+        path.write_text("\n".join([f"world,score,{column}", *rows]), encoding="utf-8")
+        return path
+
+    assert cli(f"estimate {file(range(40))} --method one-run").exit_code == 0
+    shared = cli(f"estimate {file([*range(39), 3])} --method one-run")
+    assert shared.exit_code == 2
+    assert f"coins.csv line 41: {column} '3' is that of line 5, too." in shared.stderr
+    assert "a fair coin of its own for each canary" in " ".join(shared.stderr.split())
+    assert cli(f"estimate {file([*range(39), 3])}").exit_code == 0  # of models, rows may be what they like
+    unnamed = cli(f"estimate {file([*range(39), ' '])} --method one-run")
+    assert unnamed.exit_code == 2
+    assert f"coins.csv line 41 must name its {column}" in unnamed.stderr
 
 
 def test_columns_in_any_order_with_others_between(cli, tmp_path):

@@ -65,10 +65,10 @@ def test_plan_by_composition(cli):
 
 
 def test_shuffled_plan_is_guaranteed_by_no_amplification_and_says_why_not_by_composition(cli):
-    answer = cli.json(f"{PLAN} --sampling shuffled")
+    answer = cli.json(f"{PLAN} --sampling shuffled --last-batch keep")
     assert {row["analysis"] for row in answer["rows"][:3]} == {"no_amplification"}
     assert all(row["composition"] is None and row["composition_reason"] for row in answer["rows"])
-    shown = cli(f"{PLAN} --sampling shuffled").stdout
+    shown = cli(f"{PLAN} --sampling shuffled --last-batch keep").stdout
     assert shown.count("No composition: composition is not valid") == 1
     assert "No amplification is a guarantee." in shown
     assert max(map(len, shown.splitlines())) <= 80
@@ -104,13 +104,13 @@ def test_the_picture_has_both_analyses(tmp_path, cli, monkeypatch):
     charts = []
     monkeypatch.setattr("lastiterate.plot.file.save", lambda chart, path: charts.append(chart.to_dict()))
     for sampling, guarantee in (("poisson", "composition (standard)"), ("shuffled", "no amplification (bound)")):
-        assert cli(f"{PLAN} --sampling {sampling} --plot {tmp_path / 'plan.png'}").exit_code == 0
+        assert cli(f"{PLAN} --last-batch keep --sampling {sampling} --plot {tmp_path / 'plan.png'}").exit_code == 0
         *leaks, noise = charts.pop()["hconcat"]
         assert [panel["title"] for panel in leaks] == [
             f"Epsilon with the noise by {label}" for label in (guarantee, "last iterate (heuristic)")
         ]
         found = {(row["analysis"], row["batch_size"]): row["noise_multiplier"] for row in noise["data"]["values"]}
-        expected = cli.json(f"{PLAN} --sampling {sampling}")["rows"]
+        expected = cli.json(f"{PLAN} --last-batch keep --sampling {sampling}")["rows"]
         assert list(found.values()) == [row["noise_multiplier"] for row in expected]
         assert {analysis for analysis, _ in found} == {guarantee, "last iterate (heuristic)"}
         for panel in leaks:

@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 
 from lastiterate import DPSGD, composition, last_iterate
 from lastiterate.integrations.dp_accounting import LastIterateAccountant
+from lastiterate.wording import spell_up
 from tests.integrations.conftest import heuristic_warnings
 
 DELTA = 1e-5
@@ -188,10 +189,10 @@ def test_dp_accounting_is_told_once_a_line_what_composition_guarantees(recorded)
         LastIterateAccountant().compose(sampled(0.01, 1.0), 1000).get_epsilon(DELTA)
     LastIterateAccountant().compose(sampled(0.01, 1.0), 1000).get_delta(1.0)
     about = "is what the last-iterate heuristic predicts for 1,000 steps at noise multiplier 1, not a guarantee"
-    delta, guaranteed = last_iterate(run).delta(1.0), composition(run).delta(1.0)
+    delta, guaranteed = last_iterate(run).delta(1.0), spell_up(composition(run).delta(1.0), 4)
     assert heuristic_warnings(recorded) == [
-        f"epsilon 1.278 at delta 1e-05 {about}: composition guarantees 1.828 if sampling is Poisson",
-        f"delta {delta:.4g} at epsilon 1 {about}: composition guarantees {guaranteed:.4g} if sampling is Poisson",
+        f"epsilon 1.278 at delta 1e-5 {about}: composition guarantees 1.829 if sampling is Poisson",
+        f"delta {spell_up(delta, 4)} at epsilon 1 {about}: composition guarantees {guaranteed} if sampling is Poisson",
     ]
 
 

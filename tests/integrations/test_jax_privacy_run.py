@@ -65,7 +65,7 @@ def test_the_matrix_of_jax_privacy_gives_the_same_influences():
 def test_bands_are_a_cycle_of_groups_and_the_guarantee_counts_participations():
     run = li.DPSGD.from_jax_privacy(bands())
     assert (run.steps, run.sample_rate, run.sampling, run.clip_norm) == (24, 0.1, "poisson", 3.0)
-    assert (run.min_separation, run.neighbours) == (4, "add-remove")
+    assert (run.min_separation, run.neighbours) == (4, "zero-out")
     law = law_of(run)
     assert (law.counts.tolist(), law.rates.tolist()) == ([6.0], [0.4])
     gaussian = li.DPSGD(1, 1.0, 2.0 / math.sqrt(6.0))

@@ -19,9 +19,9 @@ from lastiterate import DPSGD, SGD  # noqa: E402
 from lastiterate.lm.gradients import ExampleGradients  # noqa: E402
 from lastiterate.lm.hub import load_model  # noqa: E402
 from lastiterate.lm.trainer import TextTrainer, batches  # noqa: E402
-from lastiterate.privacy.mixtures.law import epoch_length  # noqa: E402
 from lastiterate.training_diverged import TrainingDiverged  # noqa: E402
 from lastiterate.values import LEAST_NOISE  # noqa: E402
+from tests.shuffling import epoch_length, epochs_of  # noqa: E402
 from tests.training.reference import clip, dp_sgd  # noqa: E402
 
 FALSE_ALARM = 1e-4
@@ -134,7 +134,7 @@ def test_what_is_released_equals_what_numpy_makes_of_the_same_draws(llama, optim
         {"noise_filter": [0.7**k for k in range(2 * STEPS)]},
         {"sample_rate": np.linspace(0.0, 1.0, STEPS)},
         {"sampling": "fixed", "sample_rate": 0.3},
-        {"sampling": "shuffled", "sample_rate": 0.3},
+        {"sampling": "shuffled", "sample_rate": 0.3, "batches_per_epoch": 4},
         {"sampling": "full", "sample_rate": 1.0},
     ],
     ids=["noise", "correlated noise", "long filter", "rate", "fixed", "shuffled", "full"],
@@ -211,7 +211,9 @@ def test_batches_of_fixed_size_are_uniform_over_all_subsets():
 @pytest.mark.parametrize(("slots", "rate"), [(12, 0.25), (10, 0.34), (7, 1.0), (3, 0.2)])
 def test_shuffled_batches_have_every_slot_once_an_epoch(slots, rate):
     length = epoch_length(rate)
-    drawn = list(batches(DPSGD(3 * length, rate, 1.0, "shuffled"), slots, np.random.default_rng(4)))
+    drawn = list(
+        batches(DPSGD(3 * length, rate, 1.0, "shuffled", batches_per_epoch=length), slots, np.random.default_rng(4))
+    )
     for epoch in range(3):
         whole = np.concatenate(drawn[epoch * length : (epoch + 1) * length])
         assert sorted(whole.tolist()) == list(range(slots))
@@ -242,7 +244,7 @@ def test_a_canary_that_is_present_adds_its_clipped_gradient_and_nothing_else(lla
 
 @pytest.mark.parametrize(("sampling", "rate"), [("poisson", 0.5), ("fixed", 0.4), ("shuffled", 0.4), ("full", 1.0)])
 def test_of_a_canary_that_is_absent_only_the_slot_is_there(llama, sampling, rate):
-    run = RUN.replace(sampling=sampling, sample_rate=rate)
+    run = RUN.replace(sampling=sampling, sample_rate=rate, **epochs_of(sampling, rate))
     first, second, present = (
         flat(llama.train(run, [canary], [here]))
         for canary, here in ((CANARIES[0], False), (CANARIES[1], False), (CANARIES[0], True))

@@ -19,6 +19,7 @@ import lastiterate as li
 from lastiterate.answers import Answer
 from lastiterate.auditing.evidence.estimate import Estimate
 from lastiterate.auditing.evidence.result import AuditResult
+from lastiterate.auditing.evidence.strength import Strength
 from lastiterate.plot.audit_charts import audit_chart
 from lastiterate.plot.epsilons import epsilon_panel, epsilon_rows
 from lastiterate.plot.histogram import histogram_panel
@@ -84,6 +85,7 @@ def fake(models=512, seed=0, signal=True, **changes):
         seconds=93.0,
         verdict="consistent",
         reason="No empirical epsilon exceeds what the heuristic predicts.",
+        strength=Strength(1.0, 0.5, 0.95, 0.62, None, 4096, "This audit would have caught noise below 0.62."),
     )
     return replace(result, **changes)
 
@@ -272,7 +274,7 @@ def test_epsilons_are_those_of_the_audit(result):
     assert shown["last iterate (heuristic)"]["epsilon"] == result.last_iterate
     assert "heuristic" in shown["last iterate (heuristic)"]["text"]
     assert "guaranteed" in shown["composition (standard)"]["text"]
-    for method, label in (("clopper-pearson", "Clopper-Pearson (assumption-free)"), ("gdp", "Gaussian DP family")):
+    for method, label in (("clopper-pearson", "Clopper-Pearson (any mechanism)"), ("gdp", "Gaussian DP family")):
         assert shown[label]["epsilon"] == result.estimates[method].epsilon
         assert shown[label]["largest"] == result.estimates[method].largest
         assert shown[label]["text"].endswith("found, 95%")

@@ -38,7 +38,7 @@ def test_a_method_that_only_one_audit_has_leaves_the_other_a_gap(result):
     spec = comparison_chart([ComparedAudit("both", result), ComparedAudit("one", other)]).to_dict()
     panels = [panel["title"]["text"] for row in spec["vconcat"] for panel in row["hconcat"]]
     assert [" ".join(title) for title in panels] == [
-        "signal d'", "Clopper-Pearson (assumption-free)", "Gaussian DP family", "cost in seconds"
+        "signal d'", "Clopper-Pearson (any mechanism)", "Gaussian DP family", "cost in seconds"
     ]  # fmt: skip
     assert '"text": "-"' in json.dumps(spec)
 

@@ -91,7 +91,7 @@ def test_a_page_tells_its_story_in_order(page):
         "How to compute them again",
     ]
     result = fake()
-    said = ["7.39", "7.97", "6.88", "≥ 5.62", "95%", "joint over both error rates", "512", "4.93", "23.4", "1.9"]
+    said = ["7.4", "7.98", "6.89", "≥ 5.62", "95%", "joint over both error rates", "512", "4.93", "23.4", "1.9"]
     said += ["a-priori: chosen before training", "87.32%", "d' = 1.61", "of the ideal 1.47", result.attack, result.data]
     said += ["225 steps", *result.caveats, "does not prove privacy", "does not guarantee"]
     said += ["lastiterate report runs/digits.sqlite --method clopper-pearson --confidence 0.95 --delta 1e-5"]

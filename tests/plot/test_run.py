@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 
 import lastiterate as li
+from lastiterate.answers import guarantee_of
 from lastiterate.plot import run as plot_run
 from lastiterate.plot.file import check_target, save
 from lastiterate.plot.plan import plan_chart
 from lastiterate.plot.run import run_chart
+from lastiterate.vocabulary import ANALYSES
 
 SIGNATURES = {"png": b"\x89PNG\r\n\x1a\n", "svg": b"<svg", "pdf": b"%PDF", "html": b"<!DOCTYPE html>"}
 RUN = li.DPSGD(100, 0.05, 1.0)
@@ -100,6 +102,27 @@ def test_a_picture_without_composition_says_why():
     chart = run_chart(li.DPSGD(20, 0.1, 1.0, sampling="shuffled"), 1e-5).to_dict()
     assert "Without composition" in " ".join(chart["title"]["subtitle"])
     assert all("composition" not in row["analysis"] for row in chart["hconcat"][0]["data"]["values"])
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        li.DPSGD(20, 0.1, 1.0, sampling="shuffled"),
+        li.DPSGD(20, 0.1, 1.0, sampling="fixed"),
+        li.DPSGD(20, 0.1, 1.0, sampling="shuffled", releases=2),
+        li.DPSGD(20, 0.1, 1.0, sampling="fixed", group_size=2),
+        li.DPSGD(20, 0.1, 1.0, sampling="shuffled", neighbours="replace"),
+        li.DPSGD(20, 0.1, 1.0, sampling="shuffled", noise_filter=(1.0, -0.5)),
+        li.DPSGD(20, 0.1, 1.0, sampling="shuffled", optimizer=li.Adam(0.1)),
+        li.DPSGD(20, 0.1, 5.0, noise_filter=(1.0, -0.5)),
+    ],
+)
+def test_the_guarantee_is_drawn_beside_the_prediction(run):
+    guarantee = ANALYSES[guarantee_of(run)]
+    leaks, errors = run_chart(run, 1e-5).to_dict()["hconcat"]
+    shown = {row["steps"]: row["epsilon"] for row in leaks["data"]["values"] if row["analysis"] == guarantee.label}
+    assert shown[run.steps] == guarantee.curve(run).epsilon(1e-5)
+    assert guarantee.label in {row["analysis"] for row in errors["layer"][-1]["data"]["values"]}
 
 
 def test_steps_before_anything_is_learnt_are_left_out():

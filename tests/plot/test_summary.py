@@ -18,6 +18,7 @@ from lastiterate.auditing.evidence.report import report
 from lastiterate.auditing.reading import evidence_in
 from lastiterate.auditing.stores.store import Store
 from lastiterate.plot.summary import check_summary, summary_markdown, summary_page, write_summary
+from lastiterate.wording import ONE_TRAINING
 
 RUN = li.DPSGD(steps=20, sample_rate=0.2, noise_multiplier=1.0)
 
@@ -72,6 +73,7 @@ def test_a_card_has_the_numbers_of_the_audit(card, path):
     for each in card["found"]:
         shown = float(re.search(r"at least ([\d.e-]+)", each["words"])[1])
         assert shown <= each["epsilon"] <= shown * 1.01 + 1e-12
+    assert ONE_TRAINING in card["caveats"]
     assert card["seed"] == 7
     assert card["versions"]["lastiterate"]
     assert card["models"] == {"in": 60, "out": 60, "planned": 60}

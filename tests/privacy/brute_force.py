@@ -228,9 +228,9 @@ def _two_steps(rates, sigmas, epsilon: float, add: bool) -> float:
         edges = _finer(edges, _where_loss_is(-math.log1p(-other) + (-epsilon if add else epsilon), rate, sigma))
     half = 0.5 * np.diff(edges)
     x = ((0.5 * (edges[1:] + edges[:-1]))[:, None] + half[:, None] * _NODES).ravel()
-    q = np.exp(-0.5 * (x / sigma) ** 2) / (sigma * math.sqrt(2.0 * math.pi))
+    log_q = -0.5 * (x / sigma) ** 2 - math.log(sigma * math.sqrt(2.0 * math.pi))
     loss = _one_loss(x, rate, sigma)
-    weight = (half[:, None] * _WEIGHTS).ravel() * (q if add else q * np.exp(loss))
+    weight = (half[:, None] * _WEIGHTS).ravel() * np.exp(log_q if add else log_q + loss)
     return float(weight @ _one_step(epsilon + loss if add else epsilon - loss, other, other_sigma, add))
 
 
@@ -262,9 +262,9 @@ def _one_step(epsilon: np.ndarray, rate: float, sigma: float, add: bool) -> np.n
     with np.errstate(all="ignore"):
         x = sigma**2 * (target + np.log(-np.expm1(-gap)) - math.log(rate)) + 0.5
         side = 1.0 if add else -1.0
-        q = np.exp(log_ndtr(side * x / sigma))
-        p = (1.0 - rate) * q + rate * np.exp(log_ndtr(side * (x - 1.0) / sigma))
-        inside = q - np.exp(epsilon) * p if add else p - np.exp(epsilon) * q
+        log_q = log_ndtr(side * x / sigma)
+        log_p = np.logaddexp(np.log1p(-rate) + log_q, math.log(rate) + log_ndtr(side * (x - 1.0) / sigma))
+        inside = np.exp(log_q) - np.exp(epsilon + log_p) if add else np.exp(log_p) - np.exp(epsilon + log_q)
         return np.where(gap > 0.0, inside, 0.0 if add else -np.expm1(epsilon))  # or the loss is always larger
 
 

@@ -27,6 +27,7 @@ from tests.privacy.brute_force import (
     told_delta,
     two_step_delta,
 )
+from tests.shuffling import epochs_of
 
 ANALYSES = {
     analysis.__name__: analysis
@@ -135,7 +136,14 @@ def draw_run(draw: Draw, kind: str, longest: int = 8) -> li.DPSGD:
             steps = min(steps, 6)
             weights = [1.0] + [draw.number(-0.5, 1.0) for _ in range(steps - 1)]
             rate = draw.choice([0.5, 1.0 / 3.0, 0.4])
-            return li.DPSGD(steps, rate, sigma, sampling="shuffled", weights=draw.choice([1.0, weights]))
+            return li.DPSGD(
+                steps,
+                rate,
+                sigma,
+                sampling="shuffled",
+                weights=draw.choice([1.0, weights]),
+                **epochs_of("shuffled", rate),
+            )
         case "fixed":
             return li.DPSGD(steps, rate, sigma, sampling="fixed")
         case "full":

@@ -11,6 +11,7 @@ import lastiterate as li
 from lastiterate.training import ExampleCanary, GradientCanary, Problem, Trainer, train
 from lastiterate.training.draws import model_keys, normal_counters, normals
 from lastiterate.training.problem import flatten
+from tests.shuffling import epochs_of
 from tests.training.reference import dp_sgd, linear_gradient, logistic_gradient, mlp_gradient
 
 STEPS, EXAMPLES, INPUTS, HIDDEN, CLASSES = 50, 40, 6, 5, 3
@@ -160,7 +161,7 @@ def assert_equal_to_numpy(run: li.DPSGD, name: str) -> list[list[int]]:
 
 @pytest.mark.parametrize(("sampling", "rate", "size"), [("fixed", 0.15, 6), ("shuffled", 0.15, 6), ("full", 1.0, 40)])
 def test_other_ways_to_draw_batches_equal_those_of_numpy(sampling, rate, size):
-    run = li.DPSGD(STEPS, rate, 0.7, sampling=sampling, optimizer=li.SGD(0.05))
+    run = li.DPSGD(STEPS, rate, 0.7, sampling=sampling, optimizer=li.SGD(0.05), **epochs_of(sampling, rate))
     assert len(assert_equal_to_numpy(run, "logistic")[0]) == size
 
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import lastiterate as li
-from lastiterate.training.problems import binary_logistic, linear, ridge
+from lastiterate.training.problems import binary_logistic, clip_features, linear, ridge
 
 GENERATOR = np.random.default_rng(0)
 FEATURES = GENERATOR.normal(size=(60, 3))
@@ -15,7 +15,7 @@ RUN = li.DPSGD(100, 0.1, 1.0, clip_norm=0.3, optimizer=li.SGD(0.02, weight_decay
 
 @pytest.mark.parametrize("problem", [binary_logistic(FEATURES, LABELS), ridge(FEATURES, LABELS)])
 def test_clipped_steps_contract_as_stated(problem: object) -> None:
-    stated = li.contraction_of(problem, RUN.replace(optimizer=li.SGD(0.002, weight_decay=0.5))).value
+    stated = li.contraction_of(problem, RUN.replace(optimizer=li.SGD(0.002, weight_decay=0.5)), feature_norm=4.0).value
     rate = 0.002
     x, y = problem.examples
 
@@ -34,7 +34,7 @@ def test_clipped_steps_contract_as_stated(problem: object) -> None:
 
 
 def test_decay_is_the_contraction_where_the_learning_rate_is_small_enough() -> None:
-    factor = li.contraction_of(binary_logistic(FEATURES, LABELS), RUN)
+    factor = li.contraction_of(binary_logistic(FEATURES, LABELS), RUN, feature_norm=3.5)
     assert factor.value == pytest.approx(1.0 - 0.02 * 0.5)
     assert 0.0 < factor.failure <= 1e-12
 
@@ -44,12 +44,45 @@ def test_what_may_expand_is_refused() -> None:
     from lastiterate.training.problems import logistic
 
     with pytest.raises(ValueError, match="learning_rate"):
-        li.contraction_of(ridge(FEATURES, LABELS), RUN.replace(optimizer=li.SGD(1.0)))
+        li.contraction_of(ridge(FEATURES, LABELS), RUN.replace(optimizer=li.SGD(1.0)), feature_norm=4.0)
     with pytest.raises(ValueError, match="clip_norm"):
-        li.contraction_of(logistic(digits()), RUN)
+        li.contraction_of(logistic(digits()), RUN, feature_norm=9.0)
     with pytest.raises(ValueError, match="problem"):
-        li.contraction_of(linear(FEATURES), RUN)
+        li.contraction_of(linear(FEATURES), RUN, feature_norm=4.0)
     with pytest.raises(ValueError, match="optimizer"):
-        li.contraction_of(ridge(FEATURES, LABELS), RUN.replace(optimizer=None))
+        li.contraction_of(ridge(FEATURES, LABELS), RUN.replace(optimizer=None), feature_norm=4.0)
     with pytest.raises(ValueError, match="labels"):
         binary_logistic(FEATURES, np.zeros(60))
+
+
+def test_the_contraction_does_not_depend_on_the_features() -> None:
+    problems = [ridge(scale * FEATURES, LABELS) for scale in (1.0, 0.1, 0.0)]
+    steep = RUN.replace(optimizer=li.SGD(0.004, weight_decay=0.5))
+    assert len({li.contraction_of(problem, steep, feature_norm=4.0) for problem in problems}) == 1
+    refusals = []
+    for problem in problems:
+        with pytest.raises(ValueError, match="learning_rate") as refusal:
+            li.contraction_of(problem, RUN.replace(optimizer=li.SGD(1.0)), feature_norm=4.0)
+        refusals.append(str(refusal.value))
+    assert len(set(refusals)) == 1
+
+
+def test_features_above_the_bound_are_refused_without_telling_their_norm() -> None:
+    with pytest.raises(ValueError, match=r"^feature_norm must bound .* some exceed 1\.0: .*clip_features"):
+        li.contraction_of(ridge(FEATURES, LABELS), RUN, feature_norm=1.0)
+    for bound in (0.0, -1.0, np.inf, None):
+        with pytest.raises(ValueError, match="feature_norm"):
+            li.contraction_of(ridge(FEATURES, LABELS), RUN, feature_norm=bound)
+
+
+def test_clipped_features_are_what_is_trained_on() -> None:
+    problem = ridge(FEATURES, LABELS)
+    clipped = clip_features(problem, 1.0)
+    norms = np.linalg.norm(clipped.examples[0], axis=1)
+    assert norms.max() == pytest.approx(1.0)
+    short = np.linalg.norm(FEATURES, axis=1) < 1.0
+    assert short.any()
+    assert np.array_equal(clipped.examples[0][short], problem.examples[0][short])
+    assert np.array_equal(clipped.examples[1], problem.examples[1])
+    assert clipped.curvature == problem.curvature
+    assert 0.0 < li.contraction_of(clipped, RUN, feature_norm=1.0).value < 1.0

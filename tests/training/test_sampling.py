@@ -15,7 +15,6 @@ import pytest
 from scipy import stats
 
 from lastiterate import DPSGD
-from lastiterate.privacy.mixtures.law import epoch_length
 from lastiterate.training.draws import model_keys
 from lastiterate.training.sampling import (
     MOST_SLOTS,
@@ -26,6 +25,7 @@ from lastiterate.training.sampling import (
     poisson_block,
     tight_block,
 )
+from tests.shuffling import epoch_length, epochs_of
 
 FALSE_ALARM = 1e-4
 KEYS = np.asarray(model_keys(3, np.arange(100_000), np.zeros(100_000, bool)).sampling)
@@ -90,7 +90,7 @@ def poisson(slots: int, block: int, *rates: float) -> PoissonSampler:
 
 
 def sampler_of(sampling: str, rate: float, slots: int, steps: int, most: int = 10**6) -> Sampler:
-    return make_sampler(DPSGD(steps, rate, 1.0, sampling), slots, 64, most)
+    return make_sampler(DPSGD(steps, rate, 1.0, sampling, **epochs_of(sampling, rate)), slots, 64, most)
 
 
 def assert_frequencies(counts: np.ndarray, trials: int, probability: float) -> None:

@@ -32,14 +32,20 @@ def total_log_likelihood_ratio(run: DPSGD, observed: FloatArray) -> FloatArray:
     return total
 
 
-def sample_likelihood_ratios(run: DPSGD, present: FloatArray, generator: np.random.Generator) -> FloatArray:
-    """Draws of the score if nothing but the canary and the noise moved the model."""
+def sample_likelihood_ratios(
+    run: DPSGD, present: FloatArray, generator: np.random.Generator, signal: float = 1.0, noise: float = 1.0
+) -> FloatArray:
+    """Draws of the score if nothing but the canary and the noise moved the model.
+
+    ``signal`` is the share of the canary that the attack sees, ``noise`` the share of the noise that was added.
+    """
     here = np.asarray(present, bool)
     total = np.zeros(here.size)
     rates, noises = (np.broadcast_to(value, run.steps) for value in (run.sample_rate, run.noise_multiplier))
     for step in range(run.steps):
         taken = here & (generator.random(here.size) < rates[step])
-        total += log_likelihood_ratio(run, taken + noises[step] * generator.standard_normal(here.size), step)
+        seen = signal * taken + noise * noises[step] * generator.standard_normal(here.size)
+        total += log_likelihood_ratio(run, seen, step)
     return total
 
 

@@ -1,4 +1,4 @@
-"""One run: many canaries in a single training, each in or out by a fair coin (Steinke et al. 2023).
+"""One run: many canaries in a single training, each included by its own fair coin (Steinke et al. 2023).
 
 For people who cannot train twice. The scores of one training are not independent of each other, so that only the
 one-run methods may turn them into an epsilon.
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class OneRun:
     """Many canaries at once; an audit's ``models`` are the canaries then, about half of which are in the one model.
+
+    Each canary is included by its own fair coin. The coins follow from the audit's seed, and from nothing else.
 
     Args:
         canary: "gradient" (a Dirac gradient for each, on the quietest parameters) or "mislabelled" (natural examples
@@ -107,7 +109,7 @@ class OneRun:
         what = "Dirac gradients on quiet parameters" if self.canary == "gradient" else "natural examples, mislabelled"
         unit = "standard deviations of the noise" if self.canary == "gradient" else "nats of loss"
         count = len(facts["indices"])
-        caveat = f"One model with {count} canaries, each in by a fair coin: it is less accurate than without them."
+        caveat = f"One model with {count} canaries, about half of them included: it is less accurate than without them."
         return Words(f"one run: {count} canaries ({what})", unit, (caveat,))
 
     @staticmethod

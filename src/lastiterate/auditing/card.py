@@ -3,22 +3,32 @@
 from __future__ import annotations
 
 import math
+from dataclasses import asdict
 from datetime import UTC, datetime
 
 from lastiterate.answers import run_fields
 from lastiterate.auditing.evidence.result import AuditResult
 from lastiterate.auditing.stores.store import Store
 from lastiterate.fields import Fields
-from lastiterate.reporting import guaranteed, neighbours_of, released_by, seen_by
+from lastiterate.reporting import guaranteed, released_by, seen_by
 from lastiterate.vocabulary import LAST_ITERATE, METHODS, THRESHOLDS, VALIDITIES, VERDICTS
-from lastiterate.wording import describe, per_cent, printable, spell, spell_down, spell_up
+from lastiterate.wording import (
+    ONE_TRAINING,
+    describe,
+    neighbours_of,
+    per_cent,
+    printable,
+    spell_down,
+    spell_up,
+)
 
 VERSION = 1  # of what a card says
 _POWER = 0.8  # with which probability an audit shows what is called detectable
 TERMS = {
     "epsilon": "How much better than guessing the best attack may be; 0 is no better, and each step of 1 multiplies "
     "the odds by 2.7.",
-    "delta": "The probability with which epsilon may fail; it should be far below one in the number of examples.",
+    "delta": "How far the probabilities that epsilon compares may differ beyond it; it should be far below one in the "
+    "number of examples.",
     "canary": "An example that was made to be found: the audit trains with it and without it.",
     "world": "Trainings with the canary are one world, those without it the other; the attack tells them apart.",
 }
@@ -48,7 +58,8 @@ def card_of(store: Store, result: AuditResult) -> Fields:
         "verdict": result.verdict,
         "verdict_words": VERDICTS[result.verdict],
         "reason": printable(result.reason),
-        "caveats": [printable(each) for each in result.caveats],
+        "strength": asdict(result.strength),
+        "caveats": [*(printable(each) for each in result.caveats), ONE_TRAINING],
         "audited": _text(record.setup.get("created")),
         "summarised": datetime.now(UTC).isoformat(timespec="seconds"),
         "versions": _versions(store),
@@ -110,10 +121,10 @@ def _power(result: AuditResult) -> Fields:
         return {"power": None, "power_reason": "not known for this audit"}
     method, value = next(iter(result.detectable.items()))
     seen = {name: each if math.isfinite(each) else None for name, each in result.detectable.items()}
-    value_words = spell(value, 3) if math.isfinite(value) else "any"
+    value_words = spell_down(value, 3) if math.isfinite(value) else "any"
     words = (
-        f"if training is as described, so many models show with probability {per_cent(_POWER)} at least epsilon "
-        f"{value_words} ({METHODS[method].label})"
+        f"if training is correct, {per_cent(_POWER)} of perfect attacks find at least epsilon {value_words} "
+        f"({METHODS[method].label})"
     )
     return {"power": {"probability": _POWER, "detectable": seen, "words": words}}
 

@@ -23,6 +23,7 @@ from lastiterate.auditing.evidence.kinds import kind_of
 from lastiterate.auditing.evidence.question import METHODS_OF, Question
 from lastiterate.auditing.evidence.report import report
 from lastiterate.auditing.evidence.result import AuditResult
+from lastiterate.auditing.evidence.verdict import refutation_of
 from lastiterate.auditing.experiments.choose import Given, experiment_on
 from lastiterate.auditing.experiments.protocol import Crafted, Experiment, Trials
 from lastiterate.auditing.looks import Looks
@@ -31,7 +32,7 @@ from lastiterate.auditing.stores.records import Record
 from lastiterate.auditing.stores.store import Store
 from lastiterate.auditing.stores.trials import ScoredTrials
 from lastiterate.auditing.stores.trouble import damaged
-from lastiterate.auditing.until import Until, Watch, read_until
+from lastiterate.auditing.until import Look, Until, Watch, read_until
 from lastiterate.auditing.versions import versions
 from lastiterate.breakdown import Breakdown
 from lastiterate.contraction import Contraction
@@ -65,6 +66,7 @@ def audit(
     validity: str = "fixed",
     until: str | None = None,
     contraction: float | Contraction | None = None,
+    fault: float = 0.5,
 ) -> AuditResult:
     """Train models with and without a canary, and find out how well they can be told apart.
 
@@ -94,8 +96,10 @@ def audit(
             them with commas between.
         contraction: of steps with convex losses, as ``lastiterate.convex`` takes it: what that guarantees for the last
             iterate is shown too.
+        fault: the noise of a faulty training that this audit must be able to refute, as a share of the declared noise.
+            If it would refute that training with a probability below 80%, the verdict is "inconclusive".
     """
-    question = Question(delta, confidence, methods, threshold, claim_epsilon, claim_noise, validity, contraction)
+    question = Question(delta, confidence, methods, threshold, claim_epsilon, claim_noise, validity, contraction, fault)
     ends = read_until(until)
     if ends is not None and validity != "anytime":
         raise ValueError(f"validity must be 'anytime' with until, got {validity!r}: who stops early has fixed nothing")
@@ -264,16 +268,21 @@ def _new(store: Store, chunk: ScoredTrials) -> ScoredTrials:
 
 
 def _reason_to_stop(watch: Watch, store: Store, question: Question) -> str | None:
-    """Why an audit that one may stop at any time should be stopped now."""
+    """The reason to stop now an audit that may be stopped at any time."""
 
-    def result() -> AuditResult | None:
+    def look() -> Look | None:
         evidence = evidence_in(store)
         if not evidence.prefix:
             return None
-        first = question.methods_for(evidence.run, kind_of(evidence.design, evidence.expected))[:1]
-        return report(evidence, replace(question, methods=first))
+        run, kind, claim = evidence.run, kind_of(evidence.design, evidence.expected), question.claim(evidence.run)
+        horizon = evidence.design.horizon if isinstance(evidence.design, OpenEnded) else evidence.design.models
+        estimates = Estimates(run, evidence.expected, *evidence.worlds("anytime"), question, horizon)
+        first = estimates(question.methods_for(run, kind)[0], question.confidence)
+        deciding = estimates.deciding(claim)
+        refuted = refutation_of(claim, kind, deciding, question.confidence, deciding.wager(claim, kind))
+        return Look(refuted is not None, first.epsilon)
 
-    return watch.reason(result)
+    return watch.reason(look)
 
 
 def _look(experiment: Experiment, crafted: Crafted, store: Store, question: Question) -> str:

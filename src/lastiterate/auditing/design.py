@@ -46,7 +46,7 @@ class OpenEnded(Paired):
 
 @dataclass(frozen=True)
 class OneModel:
-    """One model with many canaries, each in by the toss of a fair coin: a trial is a canary.
+    """One model with many canaries, each included by its own fair coin: a trial is a canary.
 
     Attributes:
         models: how many canaries there are.

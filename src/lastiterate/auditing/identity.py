@@ -9,6 +9,7 @@ from __future__ import annotations
 import copyreg
 import functools
 import hashlib
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from pickle import PicklingError
@@ -21,8 +22,8 @@ from lastiterate.answers import run_fields
 from lastiterate.auditing.design import Design, OpenEnded, kind_name
 from lastiterate.auditing.sources import Code, globals_of, is_installed, is_ours, own_source
 from lastiterate.optimizer import SGD, Adam
-from lastiterate.run import DPSGD
-from lastiterate.values import one_of
+from lastiterate.run import DPSGD, USUAL_NEIGHBOURS
+from lastiterate.values import number, one_of
 
 Plain: TypeAlias = "str | int | float | bool | list[Plain] | dict[str, Plain] | None"
 
@@ -65,16 +66,28 @@ def identify(run: DPSGD, problem: object, attack: object, design: Design, seed: 
 
 
 def describe_run(run: DPSGD) -> dict[str, Plain]:
-    """A run as plain values. SGD has no name: stores had it before there were other optimizers."""
+    """A run as plain values, as stores have always had it.
+
+    SGD has no name: stores had it before there were other optimizers. Neighbours that are the default of the sampling,
+    and batches per epoch, which follow from the sample rate, are left out.
+    """
     described: dict[str, Plain] = {**run_fields(run), "clip_norm": run.clip_norm}
+    described.pop("batches_per_epoch", None)
+    if run.neighbours == USUAL_NEIGHBOURS[run.sampling]:
+        described.pop("neighbours", None)
     if isinstance(run.optimizer, SGD) and isinstance(sgd := described["optimizer"], dict):
         described["optimizer"] = {name: value for name, value in sgd.items() if name != "name"}
     return described
 
 
 def read_run(described: Mapping[str, object]) -> DPSGD:
-    """The run that was described."""
+    """The run that was described; what former versions called add-remove is zero-out with some samplings."""
     given = dict(described)
+    if given.get("neighbours") == "add-remove":
+        del given["neighbours"]  # the default, or zero-out
+    if given.get("sampling") == "shuffled":
+        batches = 1.0 / number("sample_rate", given.get("sample_rate"), 1e-300, 1.0)
+        given["batches_per_epoch"] = math.ceil(batches - max(1e-9, 1e-12 * batches))
     if isinstance(optimizer := given.get("optimizer"), dict):
         values = {name: value for name, value in optimizer.items() if name != "name"}
         kinds = {"sgd": SGD, "adam": Adam, "adamw": Adam}

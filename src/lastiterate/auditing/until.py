@@ -5,14 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from time import monotonic
+from typing import NamedTuple
 
-from lastiterate.auditing.evidence.result import AuditResult
 from lastiterate.values import instance, number, written_number
-from lastiterate.vocabulary import VIOLATION
-from lastiterate.wording import spell
+from lastiterate.wording import spell, spell_down
 
 _ALLOWED = "refuted, minutes=NUMBER or epsilon=NUMBER, several of them with commas between"
 _PAUSE = 19.0  # times what a look takes: looking takes at most a twentieth of the time
+
+
+class Look(NamedTuple):
+    """The state of an audit: whether the claim is refuted, and the epsilon that the first method finds."""
+
+    refuted: bool
+    epsilon: float
 
 
 @dataclass(frozen=True)
@@ -29,17 +35,17 @@ class Until:
     minutes: float | None = None
     epsilon: float | None = None
 
-    def reason(self, seconds: float, result: Callable[[], AuditResult | None]) -> str | None:
-        """Why to stop now, after so many seconds; None: there is no reason. ``result``: None: there is none yet."""
+    def reason(self, seconds: float, look: Callable[[], Look | None]) -> str | None:
+        """The reason to stop after this many seconds; None: there is none. A look is None before the first model."""
         if self.minutes is not None and seconds >= 60.0 * self.minutes:
             return f"{spell(self.minutes)} minutes are over"
-        found = result() if self.refuted or self.epsilon is not None else None
+        found = look() if self.refuted or self.epsilon is not None else None
         if found is None:
             return None
-        if self.refuted and found.verdict == VIOLATION:
+        if self.refuted and found.refuted:
             return "the claim is refuted"
-        if self.epsilon is not None and (shown := next(iter(found.empirical.values()))) >= self.epsilon:
-            return f"an epsilon of {spell(shown)} is found"
+        if self.epsilon is not None and found.epsilon >= self.epsilon:
+            return f"an epsilon of {spell_down(found.epsilon, 4)} is found"
         return None
 
 
@@ -66,12 +72,12 @@ class Watch:
         self._began = self._next = clock()
         self._pause = 0.0  # after the first look, which also prepares the others
 
-    def reason(self, result: Callable[[], AuditResult | None]) -> str | None:
-        """Why to stop, if this is the time to look and there is a reason."""
+    def reason(self, look: Callable[[], Look | None]) -> str | None:
+        """The reason to stop, if this is the time to look and there is one."""
         began = self._clock()
         if began < self._next:
             return None
-        reason = self._until.reason(began - self._began, result)
+        reason = self._until.reason(began - self._began, look)
         now = self._clock()
         self._next, self._pause = now + self._pause * (now - began), _PAUSE
         return reason

@@ -126,7 +126,7 @@ def _not_looked_at(run: DPSGD) -> list[str]:
             f"Of the {run.release_count:,} released iterates only the last one is looked at: others are what the same "
             "steps had made by then."
         )
-    if run.group_size > 1 or run.neighbours != "add-remove":
+    if run.group_size > 1 or run.neighbours == "replace":
         notes.append(
             "Canaries are single examples that are there or not: group_size and neighbours say whom a run protects, "
             "and change nothing in its training."

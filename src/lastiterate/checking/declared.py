@@ -101,7 +101,7 @@ class Declared:
     @cached_property
     def epochs(self) -> list[slice]:
         """The steps of each epoch of shuffled batches."""
-        length = epoch_length(float(self.rates[0]))
+        length = epoch_length(self.run)
         return [slice(begin, min(begin + length, self.run.steps)) for begin in range(0, self.run.steps, length)]
 
     @cached_property
@@ -140,7 +140,7 @@ class Declared:
 
     def _shuffled_sums(self) -> FloatArray | None:
         """Each example once in a whole epoch, and once or never in a last part of one."""
-        whole = max(len(range(*self.epochs[0].indices(self.run.steps))), epoch_length(float(self.rates[0])))
+        whole = max(len(range(*self.epochs[0].indices(self.run.steps))), epoch_length(self.run))
         sums = np.zeros(1)
         for epoch in self.epochs:
             weights = np.unique(self.weights[epoch])

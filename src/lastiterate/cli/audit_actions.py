@@ -169,7 +169,7 @@ def rehearse(
         f"{subject.words}: {describe(subject.run)}\n"
         f"{plan.models:,} models of {subject.run.steps:,} steps, {plan.reference_models:,} of them not counted\n"
         f"about {_duration(plan.seconds)} and {plan.bytes / 2**30:.1f} GiB of memory here ({plan.basis})\n"
-        "nothing was trained to the end, and nothing is kept"
+        "Dry run: nothing was trained to the end or saved."
     )
     print_note(_one_run_words(one_run) if one_run else _detectable_words(found, models))
 
@@ -179,13 +179,13 @@ def _detectable(subject: "Subject", attack: object, models: int, question: "Ques
     from lastiterate.attacks import AllIterates
     from lastiterate.attacks.attack import LikelihoodRatio, LinearScores, known_fields
     from lastiterate.auditing.evidence.kinds import Kind
-    from lastiterate.auditing.evidence.planning import counted, outlook_of
+    from lastiterate.auditing.evidence.planning import outlook_of
 
     sees_all = isinstance(attack, AllIterates)
     sees_released = subject.run.release_count > 1 and "releases" in known_fields(attack)
     expected = LikelihoodRatio(sees_released) if sees_all or sees_released else LinearScores()
     kind = Kind.ALL_ITERATES if sees_all else Kind.LAST_ITERATE
-    outlook = outlook_of(subject.run, counted(models, question, is_known=attack is not None), question, expected)
+    outlook = outlook_of(subject.run, models, question, expected, is_known=attack is not None)
     found = {method: outlook.reached(method) for method in question.methods_for(subject.run, kind)}
     return {method: value if math.isfinite(value) else None for method, value in found.items()}
 
@@ -195,8 +195,8 @@ def _detectable_words(found: dict[str, float | None], models: int) -> str:
 
     seen = ", ".join(f"{'infinite' if value is None else spell(value, 3)} ({name})" for name, value in found.items())
     return (
-        f"detectable: with {models:,} models a world and a threshold fixed in advance, a perfect attack finds with "
-        f"probability 80% at least {seen}, if losses are linear (a heuristic)"
+        f"power: with {models:,} models a world, 80% of audits by a perfect attack find at least {seen}, if losses are "
+        "linear (a heuristic)"
     )
 
 
@@ -210,11 +210,13 @@ def _one_run_fields(plan: "OneRunPlan") -> dict[str, Any]:
 
 
 def _one_run_words(plan: "OneRunPlan") -> str:
+    from lastiterate.vocabulary import OWN_COIN
     from lastiterate.wording import spell
 
     found = _one_run_fields(plan)["median"]
     return (
         f"{plan.canaries:,} canaries, of which {plan.guesses:,} would be guessed, {100 * plan.accuracy:.0f}% of them "
         f"rightly if losses are linear (a heuristic); then half of the audits find an epsilon of at least "
-        f"{spell(found['one-run'], 3)} without assumption and {spell(found['one-run-fdp'], 3)} for a Gaussian mechanism"
+        f"{spell(found['one-run'], 3)} for any mechanism and {spell(found['one-run-fdp'], 3)} for a Gaussian one; "
+        f"{OWN_COIN}"
     )

@@ -37,6 +37,10 @@ Anytime = Annotated[
 ]
 ClaimEpsilon = Annotated[float | None, number_option("--claim-epsilon", "Judge the claim of this epsilon.")]
 ClaimNoise = Annotated[float | None, number_option("--claim-noise", "Judge the claim of this noise multiplier.")]
+Fault = Annotated[
+    float,
+    number_option("--fault", "Share of the declared noise that must be caught with 80%, or inconclusive (0.5)."),
+]
 
 
 @dataclass(frozen=True)
@@ -62,6 +66,7 @@ class QuestionOptions:
     ] = "a-priori"
     claim_epsilon: ClaimEpsilon = None
     claim_noise: ClaimNoise = None
+    fault: Fault = 0.5
     anytime: Anytime = False
     convex: Convex = None
 
@@ -71,7 +76,8 @@ class QuestionOptions:
 
         methods = None if self.method in (None, "all") else self.method.split(",")
         claims = self.claim_epsilon, self.claim_noise
-        return Question(self.delta, self.confidence, methods, self.threshold, *claims, self.validity, self.convex)
+        asked = self.delta, self.confidence, methods, self.threshold
+        return Question(*asked, *claims, self.validity, self.convex, self.fault)
 
     @property
     def validity(self) -> str:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from lastiterate.auditing.evidence.estimate import Estimate
     from lastiterate.auditing.evidence.question import Question
     from lastiterate.auditing.evidence.result import AuditResult
+    from lastiterate.auditing.evidence.strength import Strength
     from lastiterate.auditing.evidence.waterfall import Step
     from lastiterate.rows import Fields
 
@@ -114,7 +115,7 @@ def result_fields(result: AuditResult) -> Fields:
         fields |= {"perplexity": result.perplexity, "perplexity_before": result.perplexity_before}
     fields["store"] = None if result.store is None else str(result.store)
     fields["seconds"] = result.seconds
-    fields |= {"verdict": result.verdict, "reason": result.reason}
+    fields |= {"verdict": result.verdict, "reason": result.reason, "strength": strength_fields(result.strength)}
     fields |= {"signal": result.signal, "ideal_signal": result.ideal_signal}
     if result.ideal_signal is None:
         fields["ideal_signal_reason"] = "the linear analysis does not predict this attack's scores"
@@ -128,6 +129,13 @@ def result_fields(result: AuditResult) -> Fields:
     fields["waterfall"] = [_step_fields(step) for step in result.waterfall]
     fields["estimates"] = [estimate_fields(estimate) for estimate in result.estimates.values()]
     return fields
+
+
+def strength_fields(strength: Strength) -> Fields:
+    """The strength of a verdict as JSON."""
+    fields: Fields = asdict(strength)
+    absent = {"signal": "no signal is seen", "caught": "no such fault would be caught", "needed": strength.why_not}
+    return fields | {f"{name}_reason": reason for name, reason in absent.items() if fields[name] is None}
 
 
 def _step_fields(step: Step) -> Fields:

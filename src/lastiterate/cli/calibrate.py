@@ -42,7 +42,7 @@ def _side_by_side(run: "DPSGD", epsilon: float, delta: float, convex: ConvexOpti
     from lastiterate.cli.output import print_json
     from lastiterate.cli.progress import tracker
     from lastiterate.vocabulary import ANALYSES
-    from lastiterate.wording import describe, spell
+    from lastiterate.wording import describe, spell_exact
 
     curves = convex.curves()
     names = (guarantee_of(run), *curves, "last_iterate")
@@ -52,7 +52,7 @@ def _side_by_side(run: "DPSGD", epsilon: float, delta: float, convex: ConvexOpti
         del fields["noise_multiplier"]  # each row has its own
         print_json({**fields, **convex.fields(), "epsilon": epsilon, "delta": delta, "rows": rows})
         return
-    title = f"{describe(run, noise=False)}; noise for epsilon {spell(epsilon)} at delta {spell(delta)}"
+    title = f"{describe(run, noise=False)}; noise for epsilon {spell_exact(epsilon)} at delta {spell_exact(delta)}"
     print_noise([(title, [{"reached by": ANALYSES[row["analysis"]].label_of(run), **row} for row in rows])], run)
 
 
@@ -62,7 +62,7 @@ def _by(chosen: str, run: "DPSGD", epsilon: float, delta: float, convex: ConvexO
     from lastiterate.cli.output import print_answers, print_json, print_note
     from lastiterate.cli.progress import tracker
     from lastiterate.vocabulary import ANALYSES
-    from lastiterate.wording import describe, notes_on, spell, spell_up
+    from lastiterate.wording import describe, notes_on, spell_exact, spell_up
 
     curves = convex.curves(chosen)
     curve = curves.get(chosen, ANALYSES[chosen].curve)
@@ -74,6 +74,6 @@ def _by(chosen: str, run: "DPSGD", epsilon: float, delta: float, convex: ConvexO
         print_json({**run_fields(run), **convex.fields(), **target, **answer_fields(answers, run)})
         return
     noise = spell_up(float(run.noise_multiplier), 7)
-    reached = f"epsilon {spell(epsilon)} at delta {spell(delta)}"
+    reached = f"epsilon {spell_exact(epsilon)} at delta {spell_exact(delta)}"
     print_note(f"Noise multiplier {noise} for {reached} by {ANALYSES[chosen].label_of(run)}.\n")
-    print_answers(f"{describe(run)}; delta {spell(delta)}", "epsilon", answers, run, notes_on(run))
+    print_answers(f"{describe(run)}; delta {spell_exact(delta)}", "epsilon", answers, run, notes_on(run))

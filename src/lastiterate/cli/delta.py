@@ -25,7 +25,7 @@ def delta(
     from lastiterate.cli.output import print_answers, print_json
     from lastiterate.cli.progress import tracker
     from lastiterate.values import number
-    from lastiterate.wording import describe, notes_on, spell
+    from lastiterate.wording import describe, notes_on, spell_exact
 
     run = size.run(noise_multiplier, method)
     epsilon = number("epsilon", epsilon, 0.0)
@@ -35,4 +35,4 @@ def delta(
     if json:
         print_json({**run_fields(run), **convex.fields(), "epsilon": epsilon, **answer_fields(answers, run)})
     else:
-        print_answers(f"{describe(run)}; epsilon {spell(epsilon)}", "delta", answers, run, notes_on(run))
+        print_answers(f"{describe(run)}; epsilon {spell_exact(epsilon)}", "delta", answers, run, notes_on(run))

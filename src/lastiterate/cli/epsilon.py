@@ -48,7 +48,7 @@ def epsilon(
     from lastiterate.cli.progress import tracker
     from lastiterate.values import number
     from lastiterate.vocabulary import SIDE_BY_SIDE
-    from lastiterate.wording import describe, notes_on, spell
+    from lastiterate.wording import describe, notes_on, spell_exact
 
     run = size.run(noise_multiplier, method)
     delta = number("delta", delta, 0.0, 1.0, open_low=True, open_high=True)
@@ -68,7 +68,7 @@ def epsilon(
         quoted = {"sentence": _sentence(run, delta, curves)} if sentence else {}
         print_json({**run_fields(run), **convex.fields(), "delta": delta, **answer_fields(answers, run), **quoted})
     else:
-        print_answers(f"{describe(run)}; delta {spell(delta)}", "epsilon", answers, run, notes)
+        print_answers(f"{describe(run)}; delta {spell_exact(delta)}", "epsilon", answers, run, notes)
     if plot is not None:
         has_notes = bool(notes) or any(answers[name].value is None for name in SIDE_BY_SIDE)
         _draw(run, delta, curves, plot, quiet=json, has_notes=has_notes)
@@ -92,12 +92,12 @@ def _say(run: "DPSGD", delta: float, curves: "Curves", plot: "Path | None") -> N
 
 def _earlier(answers: "dict[str, Answer]") -> list[str]:
     """The paper's non-monotone case: training on made the heuristic smaller."""
-    from lastiterate.wording import spell
+    from lastiterate.wording import spell_up
 
     last, largest = answers["last_iterate"].value, answers["max_over_steps"].value
     if last is None or largest is None or largest <= last + 1e-6 * max(1.0, last):
         return []
-    return [f"A model released earlier leaks more: the heuristic reaches {spell(largest, 5)} on the way."]
+    return [f"A model released earlier leaks more: the heuristic reaches {spell_up(largest)} on the way."]
 
 
 def _draw(run: "DPSGD", delta: float, curves: "Curves", path: "Path", *, quiet: bool, has_notes: bool) -> None:

@@ -6,25 +6,30 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lastiterate.cli import values
-from lastiterate.cli.audit_options import Anytime, ClaimEpsilon, ClaimNoise, Strict, UsualDelta
+from lastiterate.cli.audit_options import Anytime, ClaimEpsilon, ClaimNoise, Fault, Strict, UsualDelta
 from lastiterate.cli.errors import OptionError
 from lastiterate.cli.options import Json, MethodOptions, PerStepOption, SizeOptions, choice, number_option, option
 from lastiterate.cli.unfold import unfold
 from lastiterate.vocabulary import METHODS, ONE_RUN_METHODS, PAIRED_METHODS, THRESHOLDS
 
 if TYPE_CHECKING:
+    from rich.text import Text
+
     from lastiterate.auditing.evidence.estimate import Estimate
     from lastiterate.rows import Fields
     from lastiterate.run import DPSGD
 
-File = Annotated[Path, typer.Argument(metavar="FILE", help="CSV with columns world (in or out) and score.")]
+File = Annotated[
+    Path, typer.Argument(metavar="FILE", help="CSV with columns world (in or out) and score; for one run also coin.")
+]
 Confidence = Annotated[float, number_option("--confidence", "With which the bound holds, jointly (default: 0.95).")]
 Method = Annotated[
     str,
     choice(
         "--method",
         (*METHODS, "all"),
-        "What is assumed (default: clopper-pearson, nothing). The families last-iterate and composition need the run.",
+        "What is assumed (default: clopper-pearson, any mechanism). The families last-iterate and composition need the "
+        "run.",
     ),
 ]
 Threshold = Annotated[
@@ -51,6 +56,7 @@ def estimate(
     threshold: Threshold = "split",
     claim_epsilon: ClaimEpsilon = None,
     claim_noise: ClaimNoise = None,
+    fault: Fault = 0.5,
     anytime: Anytime = False,
     strict: Strict = False,
     json: Json = False,
@@ -59,7 +65,7 @@ def estimate(
 
     FILE has one row a model: world, which is "in" if it was trained with the canary and "out" if not, and score, which
     is larger the more it speaks for the canary. The result is a lower bound that holds with the given confidence. A
-    claim is judged, too.
+    claim is judged, too. For a one-run method a row is a canary, and a column coin (or canary) names its fair coin.
 
     \b
     Exit status 1: the claim is refuted. 4: the scores cannot tell.
@@ -69,11 +75,13 @@ def estimate(
       lastiterate estimate scores.csv --delta 1e-5 --confidence 0.95
     """
     import lastiterate
+    from lastiterate.auditing.evidence.claims import check_fault, claim_of
+    from lastiterate.auditing.evidence.estimate import estimate_or_zero
     from lastiterate.auditing.evidence.kinds import Kind
     from lastiterate.auditing.evidence.one_run import usual_guesses
     from lastiterate.auditing.evidence.score_file import read_scores
-    from lastiterate.auditing.evidence.verdict import claim_of, judge_scores
-    from lastiterate.cli.audit_output import estimate_fields, status_of, verdict_note
+    from lastiterate.auditing.evidence.verdict import judge_scores
+    from lastiterate.cli.audit_output import estimate_fields, status_of, strength_fields, verdict_note
     from lastiterate.cli.output import print_json, print_rows
 
     run = _run(size, training, noise_multiplier)
@@ -88,22 +96,27 @@ def estimate(
     if strict and not claimed:
         raise OptionError("--strict needs --claim-epsilon or --claim-noise: without a claim nothing is judged")
     claim = claim_of(run, delta, claim_epsilon, claim_noise) if claimed else None
-    scores = read_scores(file)
+    scores = read_scores(file, one_run=method in ONE_RUN_METHODS)
     guesses = usual_guesses(len(scores[0]) + len(scores[1])) if noise_multiplier is None else None
+    estimated = lastiterate.estimate if claim is None else estimate_or_zero  # a claim gets a verdict, not an error
     found = [
-        lastiterate.estimate(*scores, delta, confidence, name, threshold, run, validity, guesses)
-        for name in _methods(method, run)
+        estimated(*scores, delta, confidence, name, threshold, run, validity, guesses) for name in _methods(method, run)
     ]
-    verdict, reason = "", ""
+    verdict = ""
+    notes_on_verdict: list[str | Text] = []
+    judged: Fields = {}
     if claim is not None:
         kind = Kind.ALL_ITERATES if method == "composition" else Kind.LAST_ITERATE
         kind = Kind.ONE_MODEL if method in ONE_RUN_METHODS else kind
-        verdict, reason = judge_scores(*scores, claim, kind, delta, confidence, threshold, run, validity)
-    judged: Fields = {"verdict": verdict, "reason": reason} if claimed else {}
+        judgement = judge_scores(*scores, claim, kind, delta, confidence, threshold, run, validity, check_fault(fault))
+        verdict = judgement.verdict
+        judged = {"verdict": verdict, "reason": judgement.reason, "strength": strength_fields(judgement.strength)}
+        notes_on_verdict = [verdict_note(verdict, judgement.reason), judgement.strength.words]
     rows = [estimate_fields(each) for each in found]
     if not json:
         title, notes = _words(found, len(scores[0]), len(scores[1]))
-        print_rows(title, _table(rows), [*([verdict_note(verdict, reason)] if claimed else []), *notes])
+        notes = [note for note in notes if note != judged.get("reason")]
+        print_rows(title, _table(rows), [*notes_on_verdict, *notes])
     elif method == "all":
         print_json({"delta": delta, "confidence": confidence, "rows": rows, **judged})
     else:
@@ -135,13 +148,13 @@ def _table(rows: "list[Fields]") -> "list[Fields]":
 
 def _words(found: "list[Estimate]", models_in: int, models_out: int) -> tuple[str, list[str]]:
     """The title of the table, and the notes under it."""
-    from lastiterate.wording import spell
+    from lastiterate.wording import spell, spell_exact
 
     first = found[0]
     one_run = METHODS[first.method].is_one_run
     what = "canaries of one run" if one_run else "models"
     title = (
-        f"{models_in:,} {what} in, {models_out:,} out; delta {spell(first.delta)}, "
+        f"{models_in:,} {what} in, {models_out:,} out; delta {spell_exact(first.delta)}, "
         f"{spell(100 * first.confidence)}% confidence{'' if one_run else ' (joint for both error rates)'}; "
         f"threshold {first.threshold_choice}"
     )
@@ -156,6 +169,4 @@ def _words(found: "list[Estimate]", models_in: int, models_out: int) -> tuple[st
         notes.append("It holds for every number of models at once: one may have looked and stopped at any time.")
     if not THRESHOLDS[first.threshold_choice].is_valid:
         notes.append("The best of all thresholds was taken without correction: this is not a valid bound.")
-    if not all(METHODS[each.method].is_assumption_free for each in found):
-        notes.append("Only clopper-pearson and one-run assume nothing; the others assume their family of mechanisms.")
     return title, [*notes, *dict.fromkeys(sentence for each in found for sentence in each.caveats)]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from lastiterate.cli.output import print_note, print_rows
 from lastiterate.optimizer import Adam
 from lastiterate.rows import number
-from lastiterate.wording import ADAM_CAVEAT, spell_up
+from lastiterate.wording import ADAM_CAVEAT, neighbours_of, spell_up
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,11 +25,12 @@ def print_noise(tables: Sequence[tuple[str, list[Row]]], run: DPSGD, notes: Sequ
     answers = [key for key in rows[0] if not key.endswith("_reason") and key != "noise_multiplier"]
     empty = [key for key in answers if all(row[key] is None for row in rows)]
     reasons = dict.fromkeys(f"No {key.replace('_', ' ')}: {row[f'{key}_reason']}" for key in empty for row in rows)
+    about = f"Neighbours: {neighbours_of(run)}."
     hidden = {"analysis", "is_guarantee", *empty}
     for index, (title, of_table) in enumerate(tables, start=1):
         shown = [{key: row[key] for key in row if key.removesuffix("_reason") not in hidden} for row in of_table]
         is_last = index == len(tables)
-        print_rows(title, shown, [*reasons, _caution(rows, run), *notes] if is_last else [])
+        print_rows(title, shown, [*reasons, about, _caution(rows, run), *notes] if is_last else [])
         if not is_last:
             print_note("")
 

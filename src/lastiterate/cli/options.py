@@ -138,9 +138,13 @@ class MethodOptions:
     ] = None
     group_size: Annotated[int | None, integer_option("--group-size", "Examples of one person (default: 1).")] = None
     neighbours: Annotated[
-        Neighbours,
-        choice("--neighbours", get_args(Neighbours), "Whether one example is there, or which (default: add-remove)."),
-    ] = "add-remove"
+        Neighbours | None,
+        choice(
+            "--neighbours",
+            get_args(Neighbours),
+            "What happens to one example (default: add-remove; zero-out with shuffled or fixed batches).",
+        ),
+    ] = None
 
     noise_filter: Annotated[
         list[float] | None,
@@ -239,23 +243,34 @@ class SizeOptions:
     sample_rate: Annotated[
         PerStepOption | None,
         option(
-            "--sample-rate", values.per_step, "NUMBER", "Probability that an example is in a batch; or one per step."
+            "--sample-rate",
+            values.rates,
+            "NUMBER",
+            "Probability that an example is in a batch, as 0.01 or 1/3; or one per step.",
         ),
     ] = None
     dataset_size: Annotated[int | None, integer_option("--dataset-size", "Number of examples.")] = None
     batch_size: Annotated[int | None, integer_option("--batch-size", "(Expected) size of a batch.")] = None
     epochs: Annotated[float | None, number_option("--epochs", "Passes over the data; or say --steps.")] = None
     last_batch: LastBatchOption = None
+    batches_per_epoch: Annotated[
+        int | None,
+        integer_option("--batches-per-epoch", "Of shuffled batches, if the last one is smaller (default: 1 / rate)."),
+    ] = None
 
     def run(self, noise_multiplier: PerStepOption, method: MethodOptions) -> DPSGD:
         """The run that the options describe."""
         sizes: Fields = {"dataset_size": self.dataset_size, "batch_size": self.batch_size}
         if _given(sizes) and self.steps is not None and self.sample_rate is None and self.epochs is None:
             _require(sizes)
-            share = batches_of_epoch(**sizes, last_batch=self.last_batch)[1]
-            return method.scheduled(DPSGD(self.steps, share, noise_multiplier, **method.fields()))
+            batches, share = batches_of_epoch(**sizes, last_batch=self.last_batch, sampling=method.sampling)
+            whole = round(batches) if method.sampling == "shuffled" else self.batches_per_epoch
+            fields = {**method.fields(), "batches_per_epoch": whole}
+            return method.scheduled(DPSGD(self.steps, share, noise_multiplier, **fields))
         by_rate: Fields = {"steps": self.steps, "sample_rate": self.sample_rate}
         by_batch: Fields = {**sizes, "epochs": self.epochs}
+        if self.batches_per_epoch is not None and _given(by_batch):
+            raise OptionError("--batches-per-epoch belongs to --sample-rate: with --batch-size say --last-batch")
         if self.last_batch is not None and not _given(by_batch):
             raise OptionError("--last-batch must be given with --dataset-size and --batch-size, got neither")
         if _given(by_rate) and _given(by_batch):
@@ -268,6 +283,7 @@ class SizeOptions:
         if method.sampling == "full" and self.steps is not None and self.sample_rate is None:
             by_rate["sample_rate"] = 1.0
         _require(by_rate)
+        by_rate["batches_per_epoch"] = self.batches_per_epoch
         return method.scheduled(DPSGD(**by_rate, noise_multiplier=noise_multiplier, **method.fields()))
 
 

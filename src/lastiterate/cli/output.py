@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from lastiterate.tables import Table, shown, text_of
 from lastiterate.vocabulary import ANALYSES
-from lastiterate.wording import spell, spell_up
+from lastiterate.wording import neighbours_of, spell, spell_up
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -32,13 +32,14 @@ def print_answers(title: str, quantity: str, answers: dict[str, Answer], run: DP
     rows = [
         (ANALYSES[name].label_of(run), "none", "see below")
         if answer.value is None
-        else (ANALYSES[name].label_of(run), spell(answer.value, 5), ANALYSES[name].assumed_of(run))
+        else (ANALYSES[name].label_of(run), spell_up(answer.value), ANALYSES[name].assumed_of(run))
         for name, answer in shown.items()
     ]
     reasons = [
         f"{ANALYSES[name].label_of(run)}: {answer.reason}" for name, answer in shown.items() if answer.value is None
     ]
-    print_table(title, ("analysis", quantity, "what it assumes"), rows, {1}, [*reasons, *notes])
+    below = [*reasons, f"Neighbours: {neighbours_of(run)}.", *notes]
+    print_table(title, ("analysis", quantity, "what it assumes"), rows, {1}, below)
 
 
 def print_rows(title: str, rows: Sequence[Mapping[str, Json]], notes: Iterable[str | Text] = ()) -> None:
@@ -56,7 +57,7 @@ def _cell(key: str, value: Json) -> str:
             return "none"
         case str():
             return value
-        case int() | float() if key == "noise_multiplier":
+        case int() | float() if key == "noise_multiplier" or key in ANALYSES:
             return spell_up(value)
         case int():
             return f"{value:,}"

@@ -59,7 +59,7 @@ def plan(
     from lastiterate.rows import among
     from lastiterate.run import DPSGD
     from lastiterate.vocabulary import ANALYSES
-    from lastiterate.wording import caveat_of, spell, training
+    from lastiterate.wording import caveat_of, released, spell, spell_exact, training
 
     if plot is not None:
         from lastiterate.plot.file import check_target
@@ -74,9 +74,10 @@ def plan(
     names = [analysis.replace("-", "_")] if analysis else [guarantee_of(any_run), *curves, "last_iterate"]
     found = noise_rows(runs, names, epsilon, delta, tracker("calibrating"), curves)
     rows = [_row(runs[size], size, row) for size, row in found]
+    described = ", ".join(training(any_run, epochs=False) + released(any_run))
     words = (
-        f"{dataset_size:,} examples, {spell(epochs)} epochs, {', '.join(training(any_run))}; "
-        f"noise for epsilon {spell(epsilon)} at delta {spell(delta)}"
+        f"{dataset_size:,} examples, {spell(epochs)} epochs, {described}; "
+        f"noise for epsilon {spell_exact(epsilon)} at delta {spell_exact(delta)}"
     )
     if json:
         asked: Fields = {"dataset_size": dataset_size, "epochs": epochs, "sampling": method.sampling}

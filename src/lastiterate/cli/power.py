@@ -13,6 +13,7 @@ from lastiterate.cli.options import (
     NoiseMultiplier,
     Plot,
     SizeOptions,
+    choice,
     flag,
     integer_option,
     number_option,
@@ -29,7 +30,8 @@ Confidence = Annotated[float, number_option("--confidence", "Of the bounds, and 
 Signal = Annotated[float, number_option("--signal", "Share of the canary that the attack sees (default: 1).")]
 Spread = Annotated[float, number_option("--spread", "Of its scores, in deviations of the noise (default: 1).")]
 Threshold = Annotated[
-    float | str, option("--threshold", values.threshold, "a-priori|NUMBER", "Fixed in advance (default: a-priori).")
+    float | str,
+    option("--threshold", values.threshold, "a-priori|split|corrected|NUMBER", "As in the audit (default: a-priori)."),
 ]
 Method = Annotated[str | None, option("--method", None, "M1,M2,...", "Of estimation (default: all that apply).")]
 LeaksEpsilon = Annotated[
@@ -39,6 +41,10 @@ LeaksNoise = Annotated[
     float | None, number_option("--leaks-noise", "The same by its noise (default: half of what is claimed).")
 ]
 OneRun = Annotated[bool, flag("--one-run", "One training with many canaries: --models of them.")]
+Scores = Annotated[
+    str,
+    choice("--scores", ("known", "own", "all-iterates"), "known: of our attacks (default); own: of your trainer."),
+]
 
 
 @unfold
@@ -59,6 +65,7 @@ def power(
     leaks_epsilon: LeaksEpsilon = None,
     leaks_noise: LeaksNoise = None,
     one_run: OneRun = False,
+    scores: Scores = "known",
     plot: Plot = None,
     json: Json = False,
 ) -> None:
@@ -97,6 +104,7 @@ def power(
             leaks_epsilon=leaks_epsilon,
             leaks_noise=leaks_noise,
             one_run=one_run,
+            scores=scores,
         )
     if json:
         print_json(_fields(found))

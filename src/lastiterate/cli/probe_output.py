@@ -10,7 +10,7 @@ from lastiterate.cli.output import print_json, print_note, print_table
 from lastiterate.cli.probe_sentences import STORIES, tell_range
 from lastiterate.plot.style import FOUND
 from lastiterate.vocabulary import ANALYSES
-from lastiterate.wording import describe, per_cent, spell
+from lastiterate.wording import describe, per_cent, spell, spell_down, spell_exact, spell_up
 
 if TYPE_CHECKING:
     from lastiterate.counterexamples.finding import Case, Probe
@@ -48,7 +48,7 @@ def _print_table(found: Probe) -> None:
     rows = [
         (
             ANALYSES[name].label,
-            "none" if answer.value is None else spell(answer.value, 5),
+            "none" if answer.value is None else spell_up(answer.value),
             answer.reason or ANALYSES[name].assumes,
         )
         for name, answer in found.predictions.items()
@@ -56,7 +56,7 @@ def _print_table(found: Probe) -> None:
     for case in found.cases:
         rows += _case_rows(case, setting)
     print_note(f"{story.title}.\n\n{story.story}\n")
-    title = f"{describe(found.run)}; delta {spell(setting.delta)}"
+    title = f"{describe(found.run)}; delta {spell_exact(setting.delta)}"
     print_table(title, ("", "epsilon", "what it is"), rows, {1}, story.sentences(found))
 
 
@@ -66,13 +66,15 @@ def _case_rows(case: Case, setting: Setting) -> list[tuple[str, str, str]]:
     models = f"{setting.models:,} + {setting.models:,} models"
     sure = f"at least this, at {per_cent(setting.confidence)} confidence, from {models}"
     if case.at_most.value is not None:
-        sure = f"at least this and at most {spell(case.at_most.value, 4)}, each {sure.removeprefix('at least this, ')}"
+        sure = (
+            f"at least this and at most {spell_up(case.at_most.value, 4)}, each {sure.removeprefix('at least this, ')}"
+        )
     rows = [
         (f"true epsilon{label}", exact, _exactness(case)),
-        (f"{FOUND}{label}", spell(case.empirical, 5), f"{sure}; {case.method}"),
+        (f"{FOUND}{label}", spell_down(case.empirical), f"{sure}; {case.method}"),
     ]
     if case.by_composition is not None:
-        rows.append((f"{FOUND}{label}", spell(case.by_composition, 5), "the same scores, by the composition family"))
+        rows.append((f"{FOUND}{label}", spell_down(case.by_composition), "the same scores, by the composition family"))
     return rows
 
 
@@ -114,11 +116,11 @@ def print_worst(run: DPSGD, delta: float, found: list[Violation], json: bool) ->
         return
     table = [(each.family, spell(each.epsilon, 5), f"{each.ratio:.4f}", _spell_parameters(each)) for each in found]
     notes = [
-        f"If all steps count alike, the heuristic predicts {spell(largest, 5)} at most, whenever stopped. Ratio: how "
+        f"If all steps count alike, the heuristic predicts {spell_up(largest)} at most, whenever stopped. Ratio: how "
         "much more leaks if they count as stated; the worst that was found, so at least this.",
         "Give the weights, or the optimizer, to the run, and the heuristic itself predicts these epsilons.",
     ]
-    title = f"{describe(run)}; delta {spell(delta)}\nThe worst weights of the steps, family by family"
+    title = f"{describe(run)}; delta {spell_exact(delta)}\nThe worst weights of the steps, family by family"
     print_table(title, ("family", "epsilon", "ratio", "at"), table, {1, 2}, notes)
 
 

@@ -9,7 +9,7 @@ from lastiterate.counterexamples.finding import Case, Probe, known
 from lastiterate.counterexamples.shift import is_one_number
 from lastiterate.counterexamples.zeroing import MOST_STEPS
 from lastiterate.rows import Row, largest, number
-from lastiterate.wording import CAVEAT, spell
+from lastiterate.wording import CAVEAT, spell, spell_down
 
 _EQUAL = 1e-6  # relative: what differs less is told as equal
 _MATCHES = 0.999  # of an epsilon: as good as equal
@@ -174,7 +174,11 @@ def tell_steps(steps: int) -> str:
 
 def tell_found(case: Case) -> str:
     """What the attack found, in words."""
-    return f"the attack found at least {spell(case.empirical)}" if case.empirical > 0.0 else "the attack found nothing"
+    return (
+        f"the attack found at least {spell_down(case.empirical, 4)}"
+        if case.empirical > 0.0
+        else "the attack found nothing"
+    )
 
 
 def tell_range(lower: float, upper: float) -> str:

@@ -64,6 +64,24 @@ def per_step(option: str) -> Callable[[str], float | list[float]]:
     return parse
 
 
+def rates(option: str) -> Callable[[str], float | list[float]]:
+    """The same, where a number may also be a fraction of whole numbers, as 1/3."""
+
+    def one(text: str) -> float:
+        above, _, below = text.partition("/")
+        whole = [written_integer(part) for part in (above, below)]
+        if "/" not in text:
+            return number(option)(text)
+        if whole[0] is None or not whole[1]:
+            raise OptionError(f"{option} must be a finite number in plain digits or a fraction as 1/3, got {text!a}")
+        return whole[0] / whole[1]
+
+    def parse(text: str) -> float | list[float]:
+        return [one(part) for part in str(text).split(",")] if "," in str(text) else one(str(text))
+
+    return parse
+
+
 def coefficients(option: str) -> Callable[[str], list[float]]:
     """Numbers separated by commas, or a text file of them, separated by commas, blanks or lines."""
     one = number(option)

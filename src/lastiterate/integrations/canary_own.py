@@ -33,7 +33,7 @@ def own_trainer(run: DPSGD, problem: Problem) -> Callable[[int, Gradient | Liter
     """
     instance("problem", problem, Problem, "a training.Problem")
     # A canary is one example here, and is there or not.
-    run = require_run(run).replace(group_size=1, neighbours="add-remove")
+    run = require_run(run).replace(group_size=1, neighbours=None)
     leaves = jax.tree_util.tree_leaves_with_path(problem.trainable)
     shapes = {jax.tree_util.keystr(path).lstrip(".") or "parameters": np.shape(leaf) for path, leaf in leaves}
     size = sum(int(np.prod(shape)) for shape in shapes.values())

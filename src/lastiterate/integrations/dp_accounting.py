@@ -15,10 +15,16 @@ from dp_accounting import NeighboringRelation
 
 from lastiterate.integrations.history import HeuristicWarning, History, Step, tell_epsilon
 from lastiterate.privacy.curve import PrivacyCurve
-from lastiterate.run import DPSGD
+from lastiterate.run import DPSGD, Neighbours
 from lastiterate.values import integer, number
+from lastiterate.wording import spell_exact, spell_up
 
 _WARNED_AT: set[tuple[str, int]] = set()  # lines that have asked a LastIterateAccountant
+_NEIGHBOURS: dict[NeighboringRelation, Neighbours] = {
+    NeighboringRelation.ADD_OR_REMOVE_ONE: "add-remove",
+    NeighboringRelation.REPLACE_SPECIAL: "zero-out",
+    NeighboringRelation.REPLACE_ONE: "replace",
+}
 _Refusal: TypeAlias = dp_accounting.PrivacyAccountant.CompositionErrorDetails
 
 
@@ -61,9 +67,8 @@ class LastIterateAccountant(dp_accounting.PrivacyAccountant):  # type: ignore[mi
         epsilon = number("target_epsilon", target_epsilon, 0.0)
         delta = self._history.delta(epsilon)
         if delta < 1.0:
-            self._warn(
-                sys._getframe(1), f"delta {delta:.4g} at epsilon {epsilon:.4g}", lambda curve: curve.delta(epsilon)
-            )
+            answer = f"delta {spell_up(delta, 4)} at epsilon {spell_exact(epsilon)}"
+            self._warn(sys._getframe(1), answer, lambda curve: curve.delta(epsilon))
         return delta
 
     def _warn(self, caller: FrameType, answer: str, question: Callable[[PrivacyCurve], float]) -> None:
@@ -74,8 +79,7 @@ class LastIterateAccountant(dp_accounting.PrivacyAccountant):  # type: ignore[mi
 
     @property
     def _history(self) -> History:
-        replaced = self.neighboring_relation == NeighboringRelation.REPLACE_ONE
-        return History(tuple(self._steps.items()), "replace" if replaced else "add-remove")
+        return History(tuple(self._steps.items()), _NEIGHBOURS[self.neighboring_relation])
 
     def _maybe_compose(self, event: dp_accounting.DpEvent, count: int, do_compose: bool) -> _Refusal | None:
         match event:

@@ -12,16 +12,21 @@ import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 import numpy as np
 
 from lastiterate.privacy.analyses.composition import composition
+from lastiterate.privacy.analyses.no_amplification import no_amplification
 from lastiterate.privacy.curve import PrivacyCurve
 from lastiterate.privacy.mixtures.law import Law
 from lastiterate.privacy.mixtures.pairs import pair_of
 from lastiterate.privacy.mixtures.replaced import replaced_pair_of
 from lastiterate.run import DPSGD, Neighbours
 from lastiterate.values import PerStep, number
+from lastiterate.wording import spell_exact, spell_up
+
+Drawing: TypeAlias = Literal["poisson", "shuffled", "other"]  # how a data loader draws its batches
 
 MOST_STEPS_WRITTEN_OUT = 10**7  # 80 MB an array; epsilon and delta need no arrays and have no such limit
 MOST_KINDS_OF_STEPS = 8  # composition takes seconds where steps differ in many ways, too long for a warning
@@ -68,18 +73,35 @@ class History:
         """The heuristic's delta for an epsilon in [0, inf]."""
         return 1.0 if self._is_exposed else float(self._curve(self._law()).delta(epsilon))
 
-    def caution(self, answer: str, question: Callable[[PrivacyCurve], float]) -> str:
-        """One sentence: the heuristic's answer is no guarantee, and what composition's is."""
+    def caution(self, answer: str, question: Callable[[PrivacyCurve], float], sampling: Drawing | None = None) -> str:
+        """One sentence: the heuristic's answer is no guarantee, and what is guaranteed for this way of drawing batches.
+
+        ``sampling`` is None if nobody knows how batches were drawn.
+        """
         noises = {step.noise_multiplier for step, _ in self.segments}
         noise = f" at noise multiplier {min(noises):.4g}" if len(noises) == 1 else ""
         steps = f"{self._total:,} step{'s' if self._total > 1 else ''}{noise}"
         sentence = f"{answer} is what the last-iterate heuristic predicts for {steps}, not a guarantee: "
+        if sampling == "other":
+            return f"{sentence}composition's does not hold for this data loader, whose batches are not Poisson samples"
+        if sampling == "shuffled":
+            return sentence + self._without_amplification(question)
         if len({step for step, _ in self.segments}) > MOST_KINDS_OF_STEPS:
             return f"{sentence}that is composition's, which takes longer where steps differ (lastiterate.composition)"
         try:
-            return f"{sentence}composition guarantees {question(composition(self.run())):.4g} if sampling is Poisson"
+            guaranteed = spell_up(question(composition(self.run())), 4)
+            condition = "" if sampling == "poisson" else " if sampling is Poisson"
+            return f"{sentence}composition guarantees {guaranteed}{condition}"
         except ValueError as refusal:
             return f"{sentence}that is composition's, which has no value here ({refusal})"
+
+    def _without_amplification(self, question: Callable[[PrivacyCurve], float]) -> str:
+        words = "batches are shuffled, which composition does not cover"
+        try:
+            run = self.run().replace(sampling="shuffled")
+            return f"{words}; no_amplification guarantees {spell_up(question(no_amplification(run)), 4)}"
+        except ValueError as refusal:
+            return f"{words}; no_amplification has no value here ({refusal})"
 
     def run(self) -> DPSGD:
         """The segments as one run: numbers where all steps are equal, arrays otherwise."""
@@ -125,4 +147,4 @@ class History:
 
 def tell_epsilon(epsilon: float, delta: float) -> str:
     """An answer in words, for `History.caution`."""
-    return f"epsilon {epsilon:.4g} at delta {delta:.4g}"
+    return f"epsilon {spell_up(epsilon, 4)} at delta {spell_exact(delta)}"

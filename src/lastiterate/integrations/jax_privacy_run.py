@@ -20,7 +20,7 @@ from lastiterate.values import PerStep, instance, integer, told
 
 _RELATIONS: dict[str, tuple[Neighbours, float]] = {  # and how much further apart their gradients are
     "ADD_OR_REMOVE_ONE": ("add-remove", 1.0),
-    "REPLACE_SPECIAL": ("add-remove", 1.0),  # an example or none in its place
+    "REPLACE_SPECIAL": ("zero-out", 1.0),
     "REPLACE_ONE": ("replace", 2.0),
 }
 _MOST_ERROR = 1e-9

@@ -41,8 +41,8 @@ def run_from_opacus(
     if sampling is not None:
         one_of("sampling", sampling, get_args(Sampling))
     recorded = history_from_opacus(history).run()
-    drawn = None if loader is None else _read(loader)
-    run = recorded.replace(sampling=_sampling(drawn, sampling), sample_rate=_sample_rate(recorded, drawn, sampling))
+    drawn = None if loader is None else read_loader(loader)
+    run = _drawn_run(recorded, drawn, _sampling(drawn, sampling))
     scheduler = _of_learning_rates(scheduler, optimizer)
     if optimizer is None or isinstance(optimizer, (SGD, Adam)):
         return run.replace(optimizer=optimizer)
@@ -77,7 +77,7 @@ class Drawn:
     share: float
 
 
-def _read(loader: Foreign) -> Drawn:
+def read_loader(loader: Foreign) -> Drawn:
     """How a loader draws its batches. Exact types only: a subclass may draw in any way."""
     data, uniform = extra("torch.utils.data"), extra("opacus.utils.uniform_sampler")
     if not isinstance(loader, data.DataLoader):
@@ -139,9 +139,12 @@ def _sampling(drawn: Drawn | None, given: Sampling | None) -> Sampling:
     return given
 
 
-def _sample_rate(run: DPSGD, drawn: Drawn | None, given: Sampling | None) -> PerStep:
-    """The recorded rates, checked. Of shuffled batches the share of the data, where the last of an epoch is smaller."""
-    rates, sampling = np.unique(run.sample_rate), _sampling(drawn, given)
+def _drawn_run(run: DPSGD, drawn: Drawn | None, sampling: Sampling) -> DPSGD:
+    """The recorded run with this sampling; its rates are checked.
+
+    With shuffled batches the rate is a batch's share of the data: the last batch of an epoch may be smaller.
+    """
+    rates = np.unique(run.sample_rate)
     if drawn is not None:
         together = rates * drawn.batches  # batches whose gradients are accumulated into one step
         allowed = np.round(together) if sampling == "shuffled" else np.ones_like(together)
@@ -152,13 +155,14 @@ def _sample_rate(run: DPSGD, drawn: Drawn | None, given: Sampling | None) -> Per
                 f"recorded sample rates are {shown}: pass sampling= alone if all steps were drawn in the same way"
             )
     if sampling != "shuffled":
-        return run.sample_rate
+        return run.replace(sampling=sampling)
     if rates.size > 1 or abs(round(1.0 / rates[0]) * rates[0] - 1.0) > _SAME:
         raise ValueError(
             "privacy_engine must have recorded the same whole number of steps in every epoch of shuffled batches, got "
             f"sample rates from {rates[0]:g} to {rates[-1]:g}: an example could be in one step twice"
         )
-    return float(rates[0]) if drawn is None else drawn.share * round(float(rates[0]) * drawn.batches)
+    share = float(rates[0]) if drawn is None else min(1.0, drawn.share * round(float(rates[0]) * drawn.batches))
+    return run.replace(sampling=sampling, sample_rate=share, batches_per_epoch=round(1.0 / float(rates[0])))
 
 
 def _with_optimizer(run: DPSGD, optimizer: Foreign, drawn: Drawn | None, described: Optimizer) -> DPSGD:

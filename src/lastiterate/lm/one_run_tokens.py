@@ -1,4 +1,4 @@
-"""One fine-tuning with many canaries of unseen tokens, each in or out by a fair coin (Steinke et al. 2023).
+"""One fine-tuning with many canaries of unseen tokens, each included by its own fair coin (Steinke et al. 2023).
 
 Canaries move a model in directions that have much in common, so each is looked for where the others are not: along the
 part of its gradient that is orthogonal to all of theirs.
@@ -92,7 +92,7 @@ class OneRunTokens:
     def words(self, facts: Facts) -> Words:
         count = len(facts["canaries"])
         where = "the whole of its gradient" if self.score == "gradient" else "its token's rows of the embeddings"
-        caveat = f"One model with {count} canaries, each in by a fair coin: it is less useful than without them."
+        caveat = f"One model with {count} canaries, about half of them included: it is less useful than without them."
         return Words(
             f"one run: {count} canaries, each a token that never occurs in the data, {self.length} times; score: "
             f"displacement along {where}, apart from what it shares with the others",

@@ -9,7 +9,7 @@ from lastiterate.plot.histogram import histogram_panel
 from lastiterate.plot.roc import roc_panel
 from lastiterate.plot.style import chart_of, layered, styled, verdict_colour
 from lastiterate.plot.waterfall import waterfall_panel
-from lastiterate.wording import caveat_of, describe, spell
+from lastiterate.wording import caveat_of, describe, spell_exact
 
 if TYPE_CHECKING:
     from altair import HConcatChart, LayerChart, VConcatChart
@@ -32,7 +32,7 @@ def audit_chart(result: AuditResult) -> VConcatChart:
     below = [epsilon_panel(result, _BOTH), *([waterfall_panel(result, _BOTH)] if result.waterfall else [])]
     panels = _with_own_legends(alt.vconcat(_verdict(result), above, *below, spacing=28))
     words = [
-        f"{describe(result.run)}; delta {spell(result.delta)}",
+        f"{describe(result.run)}; delta {spell_exact(result.delta)}",
         f"Attack: {result.attack}",
         result.reason,
         f"{caveat_of(result.run)} An empirical epsilon is a lower bound, for this attack.",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, TypedDict
 
-from lastiterate.wording import spell
+from lastiterate.wording import spell_exact
 
 if TYPE_CHECKING:
     from altair import Axis, Scale, X, Y
@@ -36,7 +36,7 @@ def epsilon_y(delta: float, log: tuple[float, float] | None = None, between: tup
     """The vertical axis of epsilon: from zero; or logarithmic, or linear, between two bounds."""
     import altair as alt
 
-    title = f"epsilon at delta {spell(delta)}"
+    title = f"epsilon at delta {spell_exact(delta)}"
     if log is not None:
         return alt.Y("epsilon:Q", title=f"{title} (log scale)", **_logarithmic(*log))
     if between is not None:

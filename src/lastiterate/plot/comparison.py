@@ -12,7 +12,7 @@ from lastiterate.plot.epsilons import spell_epsilon
 from lastiterate.plot.style import chart_of, colour_of, layered, styled, verdict_colour
 from lastiterate.rows import Row
 from lastiterate.vocabulary import ANALYSES, LAST_ITERATE, METHODS
-from lastiterate.wording import caveat_of, spell
+from lastiterate.wording import caveat_of, spell, spell_exact
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -49,8 +49,8 @@ def comparison_chart(audits: Sequence[ComparedAudit]) -> VConcatChart:
     words = [
         *(f"{audit.label}: {audit.result.attack}" for audit in audits),
         *(f"* {difference(audit, audits[0])}" for audit in audits if audit.differs),
-        f"Epsilons at delta {spell(audits[0].result.delta)}. Marks, for each audit's own run: blue, what the heuristic "
-        "predicts; orange, what is guaranteed; grey, the ideal signal of linear losses.",
+        f"Epsilons at delta {spell_exact(audits[0].result.delta)}. Marks, for each audit's own run: blue, what the "
+        "heuristic predicts; orange, what is guaranteed; grey, the ideal signal of linear losses.",
         *trust(audits),
         caveat_of(*(audit.result.run for audit in audits)),
     ]
@@ -106,7 +106,7 @@ def _found(audit: ComparedAudit, method: str) -> Row:
     if method not in audit.result.estimates:
         return _row(audit, None, "-")
     epsilon = audit.result.estimates[method].epsilon
-    return _row(audit, epsilon, spell_epsilon(epsilon), **values)
+    return _row(audit, epsilon, spell_epsilon(epsilon, found=True), **values)
 
 
 def _cost(audit: ComparedAudit) -> Row:

@@ -6,12 +6,14 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
+from lastiterate.answers import ask, guarantee_of
 from lastiterate.counterexamples.finding import known
 from lastiterate.plot.axes import epsilon_y, log_x
+from lastiterate.plot.epsilons import spell_epsilon
 from lastiterate.plot.style import EXACT, FOUND, chart_of, colour_of, found_shape, layered, long, looks, styled
 from lastiterate.rows import Row, largest, number, text
 from lastiterate.vocabulary import ANALYSES, MAX_OVER_STEPS
-from lastiterate.wording import CAVEAT, describe, per_cent, spell
+from lastiterate.wording import CAVEAT, describe, per_cent, spell, spell_exact, spell_up
 
 if TYPE_CHECKING:
     from altair import Chart, LayerChart, X, Y
@@ -101,7 +103,7 @@ def _malicious(found: Probe, title: str) -> LayerChart:
     import altair as alt
 
     y = alt.Y("what:N", title=None, sort=None, axis=alt.Axis(labelLimit=0, labelFontSize=14))
-    x = alt.X("epsilon:Q", title=f"epsilon at delta {spell(found.setting.delta)}", scale=alt.Scale(zero=True))
+    x = alt.X("epsilon:Q", title=f"epsilon at delta {spell_exact(found.setting.delta)}", scale=alt.Scale(zero=True))
     names = {
         ANALYSES[name].label: answer.value for name, answer in found.predictions.items() if name != "max_over_steps"
     }
@@ -109,7 +111,12 @@ def _malicious(found: Probe, title: str) -> LayerChart:
         names[f"{case.label}, {EXACT}"] = case.exact.value
         names[f"{case.label}, {FOUND}"] = case.empirical
     bars: list[Row] = [
-        {"what": name, "epsilon": value, "text": spell(value, 3), "colour": colour_of(name.split(", ")[-1])}
+        {
+            "what": name,
+            "epsilon": value,
+            "text": spell_epsilon(value, found=name.endswith(FOUND)),
+            "colour": colour_of(name.split(", ")[-1]),
+        }
         for name, value in names.items()
         if value is not None
     ]
@@ -152,4 +159,6 @@ def _picture(found: Probe, title: str, layers: Sequence[Chart], *more: str) -> L
         "in each world.",
         f"Method: {found.cases[-1].method}.",
     ]
-    return styled(layered(*layers).properties(width=620, height=340), title, [*words, *more, CAVEAT], width=92)
+    guaranteed = ask(found.run, guarantee_of(found.run), lambda curve: curve.epsilon(setting.delta)).value
+    promise = [] if guaranteed is None else [f"{CAVEAT} For this run epsilon {spell_up(guaranteed, 4)} is guaranteed."]
+    return styled(layered(*layers).properties(width=620, height=340), title, [*words, *more, *promise], width=92)

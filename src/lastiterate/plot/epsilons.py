@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from lastiterate.plot.bar_rows import BAR, BarRow
 from lastiterate.plot.style import FOUND, chart_of, colour_of, layered, panel_title
 from lastiterate.rows import Row, Value
-from lastiterate.vocabulary import ANALYSES, LAST_ITERATE, METHODS, THRESHOLDS
-from lastiterate.wording import per_cent, spell
+from lastiterate.vocabulary import ANALYSES, LAST_ITERATE, METHODS, OWN_COIN, THRESHOLDS
+from lastiterate.wording import per_cent, spell_down, spell_exact, spell_up
 
 if TYPE_CHECKING:
     from altair import Chart, LayerChart, X, Y
@@ -32,7 +32,7 @@ def epsilon_panel(result: AuditResult, width: int) -> LayerChart:
     row = BarRow.of(width, _NAMES, _NUMBERS)
     scale = alt.Scale(domain=[0.0, edge], range=row.across, nice=False)
     ticks = alt.Axis(tickCount=8 if row.is_wide else 5)
-    x = alt.X("end:Q", title=f"epsilon at delta {spell(result.delta)}", scale=scale, axis=ticks)
+    x = alt.X("end:Q", title=f"epsilon at delta {spell_exact(result.delta)}", scale=scale, axis=ticks)
     y = alt.Y("name:N", axis=None, sort=None, scale=alt.Scale(domain=[each["name"] for each in rows]))
     layers = [
         *_bars(rows, edge, x, y, row),
@@ -43,6 +43,8 @@ def epsilon_panel(result: AuditResult, width: int) -> LayerChart:
     words = []
     if result.estimates:
         words.append("Light mark: the most that so many models could have shown. Arrow: beyond the picture.")
+    if any(METHODS[method].is_one_run for method in result.estimates):
+        words.append(f"One run: {OWN_COIN}.")
     without = {ANALYSES[name].label: answer for name, answer in result.predictions.items() if answer.value is None}
     words += [f"Without {label}: {answer.reason.partition(':')[0]}." for label, answer in without.items()]
     title = panel_title("Epsilon, predicted and found", words, width // 7)
@@ -64,7 +66,8 @@ def epsilon_rows(result: AuditResult) -> list[Row]:
 
 
 def _row(name: str, epsilon: float | None, largest: float | None, claim: str, colour: str, valid: bool = True) -> Row:
-    text = f"{spell_epsilon(epsilon)} {claim}" if epsilon is not None else "no value"
+    found = colour == colour_of(FOUND)
+    text = f"{spell_epsilon(epsilon, found=found)} {claim}" if epsilon is not None else "no value"
     return {
         "name": name,
         "epsilon": _plain(epsilon),
@@ -75,9 +78,9 @@ def _row(name: str, epsilon: float | None, largest: float | None, claim: str, co
     }
 
 
-def spell_epsilon(epsilon: float) -> str:
-    """An epsilon as people read it: three digits, or that it is infinite."""
-    return spell(epsilon, 3) if math.isfinite(epsilon) else "infinite"
+def spell_epsilon(epsilon: float, *, found: bool = False) -> str:
+    """An epsilon as people read it: three digits, or that it is infinite. What was found is rounded down."""
+    return (spell_down if found else spell_up)(epsilon, 3) if math.isfinite(epsilon) else "infinite"
 
 
 def _plain(value: float | None) -> float | str | None:

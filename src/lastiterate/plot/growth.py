@@ -8,7 +8,7 @@ from lastiterate.plot.axes import log_x
 from lastiterate.plot.style import FOUND, chart_of, colour_of, layered, panel_title
 from lastiterate.rows import Row
 from lastiterate.vocabulary import ANALYSES
-from lastiterate.wording import spell
+from lastiterate.wording import spell_exact, spell_up
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,7 +25,7 @@ def growth_panel(result: AuditResult, points: Sequence[tuple[int, float]], width
     import altair as alt
 
     rows: list[Row] = [{"models": models, "epsilon": epsilon} for models, epsilon in points]
-    title = f"epsilon is at least, at delta {spell(result.delta)}"
+    title = f"epsilon is at least, at delta {spell_exact(result.delta)}"
     x = log_x("models", "models a world (log scale)", max(1, points[0][0]), max(result.models, points[-1][0]))
     y = alt.Y("epsilon:Q", title=title, scale=alt.Scale(zero=True, nice=True), axis=alt.Axis(tickCount=5))
     dots = alt.OverlayMarkDef(color=colour_of(FOUND), size=24, filled=True)
@@ -38,7 +38,7 @@ def growth_panel(result: AuditResult, points: Sequence[tuple[int, float]], width
         if answer.value is None or ANALYSES[name].kind == "baseline":
             continue
         if answer.value > _DWARFING * most and ANALYSES[name].is_guarantee:
-            words.append(f"Beyond the picture: {label}, {spell(answer.value, 3)}.")
+            words.append(f"Beyond the picture: {label}, {spell_up(answer.value, 3)}.")
             continue
         at = chart_of([{"epsilon": answer.value, "label": label}])
         rule = at.mark_rule(color=colour_of(label), strokeWidth=1.6, strokeDash=[5, 3])

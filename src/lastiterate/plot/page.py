@@ -17,9 +17,9 @@ from lastiterate.plot.page_charts import page_charts
 from lastiterate.plot.page_style import STYLE
 from lastiterate.plot.rendering import render, scripts
 from lastiterate.plot.style import verdict_colour
-from lastiterate.vocabulary import ANALYSES, METHODS, THRESHOLDS, VERDICTS
+from lastiterate.vocabulary import ANALYSES, METHODS, OWN_COIN, THRESHOLDS, VERDICTS
 from lastiterate.whole_file import write_whole
-from lastiterate.wording import caveat_of, describe, per_cent, printable, spell
+from lastiterate.wording import caveat_of, describe, per_cent, printable, spell, spell_exact
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -131,7 +131,7 @@ def _verdict(result: AuditResult) -> str:
     return (
         f'<div class="verdict" style="border-color: {verdict_colour(result.verdict)}">'
         f'<p class="word">Verdict: {escape(result.verdict)}</p>'
-        f"<p>{escape(result.reason)}</p><p>{escape(meaning)}</p></div>"
+        f"<p>{escape(result.reason)} {escape(result.strength.words)}</p><p>{escape(meaning)}</p></div>"
     )
 
 
@@ -147,7 +147,9 @@ def _answer(result: AuditResult) -> str:
         words = answer.reason if answer.value is None else ANALYSES[name].assumes
         tiles.append((kind, "guarantee" if kind == "guaranteed" else "prediction", value, words))
     for method, each in list(result.estimates.items())[:1]:
+        coins = f", if {OWN_COIN}" if METHODS[method].is_one_run else ""
         words = f"{METHODS[method].label}, with confidence {per_cent(each.confidence)}: a lower bound for this attack"
+        words += coins
         tiles.append(("found", "found", _least(each), words))
     made = "".join(
         f'<article class="tile {kind}"><p class="title">Epsilon {name}</p><p class="value">{escape(value)}</p>'
@@ -167,7 +169,7 @@ def _epsilons(result: AuditResult) -> str:
         holds = f"found, with confidence {per_cent(each.confidence)}; {METHODS[method].assumes}"
         valid = THRESHOLDS[each.threshold_choice].is_valid
         rows.append([METHODS[method].label, _least(each), holds if valid else "uncorrected: not a valid bound"])
-    return _table(["by", f"epsilon at delta {spell(result.delta)}", "what it is"], rows)
+    return _table(["by", f"epsilon at delta {spell_exact(result.delta)}", "what it is"], rows)
 
 
 def _estimates(result: AuditResult) -> str:
@@ -206,10 +208,14 @@ def _waterfall(result: AuditResult) -> str:
     """Why the number found is below the guarantee, and what such an audit finds as a rule."""
     if not result.waterfall:
         return ""
-    rows = [[step.name, spell_epsilon(step.epsilon), step.words] for step in result.waterfall]
-    seen = ", ".join(f"{spell_epsilon(value)} ({METHODS[name].label})" for name, value in result.detectable.items())
-    words = f"As described, such a training shows with probability 80% at least {seen}."
-    table = _table(["level", f"epsilon at delta {spell(result.delta)}", "what lies between"], rows)
+    rows = [
+        [step.name, spell_epsilon(step.epsilon, found=step.name == "found"), step.words] for step in result.waterfall
+    ]
+    seen = ", ".join(
+        f"{spell_epsilon(value, found=True)} ({METHODS[name].label})" for name, value in result.detectable.items()
+    )
+    words = f"Power: if training is correct, 80% of perfect attacks with these models find at least {seen}."
+    table = _table(["level", f"epsilon at delta {spell_exact(result.delta)}", "what lies between"], rows)
     return _section("Why is the number so low?", f"{table}<p>{escape(words)}</p>")
 
 
@@ -270,7 +276,7 @@ def _recompute(result: AuditResult) -> str:
     method = next(iter(result.estimates), "clopper-pearson")
     command = (
         f"lastiterate report {shlex.quote(str(result.store))} --method {shlex.quote(method)} "
-        f"--confidence {result.confidence:g} --delta {spell(result.delta)}"
+        f"--confidence {result.confidence:g} --delta {spell_exact(result.delta)}"
     )
     words = (
         "Estimates come from the stored scores, so no model is trained again for another method, confidence or delta:"
@@ -297,7 +303,7 @@ def _models(each: Estimate) -> str:
 
 def _least(each: Estimate) -> str:
     bound = math.isfinite(each.epsilon) and THRESHOLDS[each.threshold_choice].is_valid
-    return f"{'≥ ' if bound else ''}{spell_epsilon(each.epsilon)}"
+    return f"{'≥ ' if bound else ''}{spell_epsilon(each.epsilon, found=True)}"
 
 
 def _section(heading: str, content: str) -> str:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 _WIDTH, _HEIGHT = 420, 320
 _NARROW = 320
-_DRAWN = (*SIDE_BY_SIDE, "no_amplification")
+_DRAWN = (*SIDE_BY_SIDE, "no_amplification", "convex")
 
 
 def plan_chart(rows: list[Row], delta: float, words: str, caveat: str = CAVEAT) -> HConcatChart:

@@ -8,7 +8,7 @@ from lastiterate.auditing.evidence.outlook import CHANCE
 from lastiterate.plot.axes import log_x
 from lastiterate.plot.style import chart_of, layered, styled
 from lastiterate.rows import Row
-from lastiterate.vocabulary import METHODS
+from lastiterate.vocabulary import METHODS, OWN_COIN
 from lastiterate.wording import describe, spell
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def power_chart(found: Power) -> LayerChart:
         describe(found.run),
         *found.sentences(),
         f"If training is as described, they find epsilon {spell(best.detectable)} with probability 80% "
-        f"({METHODS[best.method].label}).",
+        f"({METHODS[best.method].label}{f', if {OWN_COIN}' if found.one_run else ''}).",
         *found.notes[:1],
     ]
     return styled(

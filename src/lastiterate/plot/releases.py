@@ -46,7 +46,7 @@ def releases_chart(runs: list[DPSGD], delta: float, track: Track = iter) -> Char
             strokeDash=alt.StrokeDash("run:N", scale=dashes, legend=legend),
         )
     )
-    left = "On the left the last iterate only, at the right end of each line every one: composition."
+    left = "On the left the last iterate only, at the right end of each line every one: what composition guarantees."
     return styled(chart, "What do checkpoints cost?", [left, caveat_of(*runs)])
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from lastiterate.answers import guarantee_of
 from lastiterate.auditing.evidence.rates import upper_bound
 from lastiterate.plot.axes import log_x, log_y
 from lastiterate.plot.style import FOUND, chart_of, colour_of, layered, looks, panel_title
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from lastiterate.arrays import FloatArray, IntArray
     from lastiterate.auditing.evidence.result import AuditResult
 
-_POINTS = {"last_iterate": 31, "composition": 16}  # composition takes long where steps are few
+_POINTS = {"last_iterate": 31, "composition": 16, "no_amplification": 31}  # composition takes long for few steps
 _TWO_COLUMNS = 400  # pixels from which on a legend has room for two
 _FINEST = 24  # points of the curve for each factor of e in a rate: some three pixels apart
 
@@ -72,7 +73,8 @@ def predicted_rates(result: AuditResult) -> tuple[list[Row], dict[str, str]]:
     low = lowest_rate(result)
     rows: list[Row] = []
     reasons = {}
-    for name, points in _POINTS.items():
+    for name in dict.fromkeys(("last_iterate", "composition", guarantee_of(result.run))):
+        points = _POINTS[name]
         try:
             curve = ANALYSES[name].curve(result.run)
             bend = np.linspace(0.2, 1.0, points // 2, endpoint=False)  # where logarithmic axes bend the curve

@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from lastiterate.answers import guarantee_of
 from lastiterate.plot.axes import epsilon_y, log_x
 from lastiterate.plot.style import chart_of, layered, long, looks, styled
 from lastiterate.rows import Row, Track
 from lastiterate.vocabulary import ANALYSES, SIDE_BY_SIDE
-from lastiterate.wording import caveat_of, describe, spell
+from lastiterate.wording import caveat_of, describe, spell_exact
 
 if TYPE_CHECKING:
     from altair import Chart, HConcatChart, LayerChart
@@ -20,8 +21,8 @@ if TYPE_CHECKING:
     from lastiterate.run import DPSGD
 
 # Points of each curve; composition takes long where steps are few, and the convex guarantee always.
-_STEPS = {"last_iterate": 46, "full_batch": 46, "composition": 16, "convex": 7}
-_RATES = {"last_iterate": 49, "full_batch": 49, "composition": 13, "convex": 9}
+_STEPS = {"last_iterate": 46, "full_batch": 46, "composition": 16, "no_amplification": 46, "convex": 7}
+_RATES = {"last_iterate": 49, "full_batch": 49, "composition": 13, "no_amplification": 49, "convex": 9}
 _WIDTH, _HEIGHT = 420, 320
 
 
@@ -32,11 +33,11 @@ def run_chart(run: DPSGD, delta: float, track: Track = iter, more: Curves | None
     """
     import altair as alt
 
-    analyses = {name: ANALYSES[name].curve for name in SIDE_BY_SIDE} | dict(more or {})
+    analyses = {name: ANALYSES[name].curve for name in (*SIDE_BY_SIDE, guarantee_of(run))} | dict(more or {})
     curves, reasons = _curves(run, analyses)
     valid = {name: analyses[name] for name in curves}
     panels = alt.hconcat(_epsilon_panel(run, delta, valid, track), _trade_off_panel(curves, track), spacing=36)
-    words = [f"{describe(run)}; delta {spell(delta)}", caveat_of(run)]
+    words = [f"{describe(run)}; delta {spell_exact(delta)}", caveat_of(run)]
     words += [f"Without {ANALYSES[name].label}: {why}" for name, why in reasons.items()]
     return styled(panels, "What the released model leaks", words)
 

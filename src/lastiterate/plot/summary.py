@@ -11,7 +11,7 @@ from lastiterate.fields import Fields
 from lastiterate.plot.page_style import BASE
 from lastiterate.plot.style import verdict_colour
 from lastiterate.whole_file import check_writable, write_whole
-from lastiterate.wording import spell
+from lastiterate.wording import spell_exact
 
 FORMATS = (".html", ".md")
 TITLE = "Privacy of a training: summary of an audit"
@@ -59,7 +59,7 @@ def summary_page(card: Fields) -> str:
         [
             f"<h1>{TITLE}</h1>",
             f'<div class="verdict" style="border-color: {colour}"><p class="word">Verdict: {_e(card["verdict"])}</p>',
-            f"<p>{_e(card['reason'])}</p><p>{_e(card['verdict_words'])}</p></div>",
+            f"<p>{_e(card['reason'])} {_e(card['strength']['words'])}</p><p>{_e(card['verdict_words'])}</p></div>",
             _list(_facts(card)),
             f'<h2>What to know</h2><ul class="small">{caveats}</ul>',
             f'<div class="small">{_list(_origins(card))}</div>',
@@ -76,7 +76,8 @@ def summary_page(card: Fields) -> str:
 
 def summary_markdown(card: Fields) -> str:
     """The same as Markdown."""
-    lines = [f"# {TITLE}", "", f"**Verdict: {_m(card['verdict'])}.** {_m(card['reason'])} {_m(card['verdict_words'])}"]
+    words = " ".join(_m(each) for each in (card["reason"], card["strength"]["words"], card["verdict_words"]))
+    lines = [f"# {TITLE}", "", f"**Verdict: {_m(card['verdict'])}.** {words}"]
     lines += ["", "| | |", "|---|---|"]
     lines += [f"| {name} | {'<br>'.join(map(_m, texts))} |" for name, texts in _facts(card)]
     lines += ["", "## What to know", "", *(f"- {_m(each)}" for each in _caveats(card))]
@@ -97,7 +98,7 @@ def _facts(card: Fields) -> Facts:
         ("released", [card["released"]]),
         ("unit of privacy", [card["unit_of_privacy"]]),
         ("neighbours", [f"{card['neighbours']}: {card['neighbours_words']}"]),
-        (f"guaranteed, at delta {spell(card['delta'])}", [_words(card, "guaranteed")]),
+        (f"guaranteed, at delta {spell_exact(card['delta'])}", [_words(card, "guaranteed")]),
         ("predicted", [_words(card, "predicted")]),
         ("found by the attack", [each["words"] for each in card["found"]]),
         ("power", [_words(card, "power")]),

@@ -6,10 +6,11 @@ import math
 from typing import TYPE_CHECKING
 
 from lastiterate.plot.bar_rows import BarRow
+from lastiterate.plot.epsilons import spell_epsilon
 from lastiterate.plot.style import FOUND, chart_of, colour_of, layered, panel_title
 from lastiterate.rows import Row, number
 from lastiterate.vocabulary import COMPOSITION, LAST_ITERATE
-from lastiterate.wording import spell
+from lastiterate.wording import spell_exact
 
 if TYPE_CHECKING:
     from altair import LayerChart
@@ -33,7 +34,7 @@ def waterfall_panel(result: AuditResult, width: int) -> LayerChart:
     most = max([1e-9, *(number(each, name) for each in rows for name in ("before", "epsilon"))])
     row = BarRow.of(width, _NAMES, _NUMBERS)
     scale = alt.Scale(domain=[0.0, 1.03 * most], range=row.across, nice=False)
-    title = f"epsilon at delta {spell(result.delta)}"
+    title = f"epsilon at delta {spell_exact(result.delta)}"
     y = alt.Y("name:N", axis=None, sort=None, scale=alt.Scale(domain=[each["name"] for each in rows]))
     x = alt.X("epsilon:Q", title=title, scale=scale, axis=alt.Axis(tickCount=8 if row.is_wide else 5))
     bars = chart_of(rows).mark_bar(**row.bar, opacity=0.85)
@@ -59,7 +60,7 @@ def _rows(result: AuditResult) -> list[Row]:
             "name": step.name,
             "epsilon": step.epsilon,
             "before": before,
-            "value": spell(step.epsilon, 3),
+            "value": spell_epsilon(step.epsilon, found=step.name == "found"),
             "colour": _COLOURS[step.name],
             "words": step.words,
         }

@@ -152,7 +152,8 @@ def _column(panel: str, rate: float) -> list[Row]:
 def _noise(panel: str, rate: float) -> float:
     import lastiterate
 
-    run = lastiterate.calibrate(lastiterate.DPSGD(1, rate, 1.0), epsilon=ONE_STEP[panel], delta=DELTA)
+    one_step = lastiterate.DPSGD(1, rate, 1.0)
+    run = lastiterate.calibrate(one_step, epsilon=ONE_STEP[panel], delta=DELTA, analysis=lastiterate.last_iterate)
     return float(run.noise_multiplier)
 
 

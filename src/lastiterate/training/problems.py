@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import jax
@@ -10,11 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike
 
-from lastiterate.arrays import Float32Array, Int32Array
+from lastiterate.arrays import Float32Array, FloatArray, Int32Array
 from lastiterate.data import Dataset
 from lastiterate.training.models import CNN, MLP, Dense, WideResNet, augmentation_multiplicity, cross_entropy
 from lastiterate.training.problem import Moment, Problem
-from lastiterate.values import as_array, instance, integer, numbers
+from lastiterate.values import as_array, instance, integer, number, numbers
 
 if TYPE_CHECKING:
     from jaxtyping import PyTree
@@ -63,6 +63,29 @@ def ridge(features: ArrayLike, targets: ArrayLike) -> ScalarLink:
     """Linear regression by half the squared error, begun at 0; the penalty is the optimizer's weight decay."""
     x, y = _regression(features, "targets", targets)
     return ScalarLink(np.zeros(x.shape[1], np.float32), (x, y), _squared_loss, curvature=1.0)
+
+
+def clip_features(problem: Problem, feature_norm: float) -> Problem:
+    """Return the problem with the features of every example scaled down to a norm of at most ``feature_norm``.
+
+    Each example is clipped by itself, so no example changes another. Features are the first array of the examples.
+    """
+    instance("problem", problem, Problem, "a lastiterate.training.Problem")
+    most = number("feature_norm", feature_norm, 0.0, open_low=True)
+    arrays, tree = jax.tree.flatten(problem.examples)
+    if not arrays:
+        return problem
+    features = np.asarray(arrays[0])
+    norms = np.maximum(feature_norms(problem), 1e-300).reshape(-1, *[1] * (features.ndim - 1))
+    clipped = (features * np.minimum(1.0, most / norms)).astype(features.dtype)
+    return replace(problem, examples=jax.tree.unflatten(tree, [clipped, *arrays[1:]]))
+
+
+def feature_norms(problem: Problem) -> FloatArray:
+    """Return the norm of each example's features, in 64 bits."""
+    features = np.asarray(jax.tree.leaves(problem.examples)[0], dtype=np.float64)
+    norms: FloatArray = np.linalg.norm(features.reshape(len(features), -1), axis=1)
+    return norms
 
 
 def mlp(dataset: Dataset, hidden: int = 128, seed: int = 0) -> Problem:

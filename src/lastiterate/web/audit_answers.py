@@ -15,8 +15,8 @@ from lastiterate.auditing.reading import evidence_in
 from lastiterate.auditing.stores.store import Store
 from lastiterate.fields import Fields
 from lastiterate.plot.style import verdict_colour
-from lastiterate.vocabulary import METHODS
-from lastiterate.wording import describe, printable, spell
+from lastiterate.vocabulary import METHODS, OWN_COIN
+from lastiterate.wording import describe, printable, spell_down, spell_exact, spell_up
 
 
 def summary(path: str) -> Fields:
@@ -89,16 +89,16 @@ def _judged(result: AuditResult) -> Fields:
         "verdict": result.verdict,
         "reason": printable(result.reason),
         "colour": verdict_colour(result.verdict),
-        "found": spell(first.epsilon, 3),
-        "found_by": METHODS[method].label,
+        "found": spell_down(first.epsilon, 3),
+        "found_if": OWN_COIN if METHODS[method].is_one_run else None,
         "predicted": _spelled(result.last_iterate),
         "guaranteed": _spelled(None if guarantee is None else guarantee.value),
-        "delta": spell(result.delta),
+        "delta": spell_exact(result.delta),
     }
 
 
 def _spelled(value: float | None) -> str:
-    return "none" if value is None else spell(value, 3)
+    return "none" if value is None else spell_up(value, 3)
 
 
 def _has_both(evidence: Evidence) -> bool:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Mapping
-from dataclasses import MISSING, fields, is_dataclass
-
-import numpy as np
 
 from lastiterate.run import DPSGD
 
 # What need not be said.
-_USUAL = {"sampling": "poisson", "group_size": "1", "neighbours": "add-remove", "min_separation": "1"}
+_USUAL = {"sampling": "poisson", "group_size": "1", "min_separation": "1"}
 
 
 def command_of(texts: Mapping[str, str], delta: str) -> str:
@@ -23,29 +21,9 @@ def command_of(texts: Mapping[str, str], delta: str) -> str:
 
 def python_of(run: DPSGD, delta: float, contraction: float | None = None) -> str:
     """The same in Python. With a contraction there is the guarantee of convex losses, too."""
-    lines = ["import lastiterate as li", "", f"run = {_made(run)}"]
+    lines = ["import lastiterate as li", "", "run = " + re.sub(r"\b(DPSGD|SGD|Adam)\(", r"li.\1(", repr(run))]
     lines += [f"print(li.last_iterate(run).epsilon({delta!r}))  # a heuristic"]
     if contraction is None:
         return "\n".join([*lines, f"print(li.sentence(run, {delta!r}))"])
     lines += [f'curves = {{"convex": lambda run: li.convex(run, contraction={contraction!r})}}']
     return "\n".join([*lines, f"print(li.sentence(run, {delta!r}, curves))"])
-
-
-def _made(value: object) -> str:
-    """A dataclass of ours as the call that makes it; what is as usual is left out."""
-    given = []
-    for field in fields(value):  # type: ignore[arg-type]
-        held = getattr(value, field.name)
-        if field.default is MISSING or not _same(held, field.default):
-            given.append(f"{field.name}={_plain(held)}")
-    return f"li.{type(value).__name__}({', '.join(given)})"
-
-
-def _same(one: object, other: object) -> bool:
-    return type(one) is type(other) and bool(np.all(one == other))
-
-
-def _plain(value: object) -> str:
-    if is_dataclass(value):
-        return _made(value)
-    return repr(value.tolist()) if isinstance(value, np.ndarray) else repr(value)

@@ -24,7 +24,7 @@ from lastiterate.vocabulary import ANALYSES
 from lastiterate.web.copying import command_of, python_of
 from lastiterate.web.fields import ASKED, NAMES, counting
 from lastiterate.web.reading import Reader
-from lastiterate.wording import describe, per_cent, spell, spell_up
+from lastiterate.wording import describe, per_cent, spell_exact, spell_up
 
 if TYPE_CHECKING:
     from lastiterate.answers import Curves
@@ -51,7 +51,7 @@ def answer(reader: Reader, texts: Mapping[str, str]) -> Fields:
     run, delta, given = _question(reader, texts)
     answers = ask_all(run, lambda curve: curve.epsilon(delta), curves=reader.curves(given))
     return {
-        "words": f"{describe(run)}; delta {spell(delta)}",
+        "words": f"{describe(run)}; delta {spell_exact(delta)}",
         "steps": run.steps,
         "delta": delta,
         "rows": [_row(run, name, found) for name, found in answers.items()],
@@ -167,7 +167,7 @@ def _row(run: DPSGD, name: str, found: Answer) -> Fields:
         "title": analysis.label_of(run),
         "kind": _KINDS[analysis.kind],
         "epsilon": found.value,
-        "text": "none" if found.value is None else spell(found.value, 5),
+        "text": "none" if found.value is None else spell_up(found.value),
         "words": analysis.assumed_of(run) if found.value is not None else found.reason,
     }
 

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Literal, get_args
 
 from lastiterate.rows import Fields
-from lastiterate.run import Neighbours, Sampling
+from lastiterate.run import LastBatch, Neighbours, Sampling
 
 Group = Literal["data", "privacy", "training", "optimizer", "release"]
 GROUPS: dict[Group, str] = {
@@ -33,6 +33,7 @@ class Field:
         hint: what to type, in a few words.
         usual: its text where nobody has said anything; empty: not given.
         choices: the words that it may be; empty: a number.
+        unset: what an empty choice is called.
         low, high: ends of its slider. Typed values may be beyond. None: no slider.
         is_log: whether the slider goes by factors.
         is_whole: whether the slider goes by whole numbers.
@@ -45,6 +46,7 @@ class Field:
     hint: str = ""
     usual: str = ""
     choices: tuple[str, ...] = ()
+    unset: str = "none"
     low: float | None = None
     high: float | None = None
     is_log: bool = True
@@ -69,6 +71,10 @@ FIELDS = (
     ),
     Field("sampling", "batches are drawn", "training", usual="poisson", choices=get_args(Sampling)),
     Field(
+        "last_batch", "smaller last batch", "training", usual="keep", choices=get_args(LastBatch),
+        needs=("sampling", ("shuffled",)),
+    ),
+    Field(
         "optimizer", "optimizer", "optimizer", "none: every step counts alike", "", ("", "sgd", "adam", "adamw"),
     ),
     Field(
@@ -89,7 +95,10 @@ FIELDS = (
     Field("convex", "contraction", "optimizer", "if losses are convex: how steps contract, in (0, 1]"),
     Field("releases", "released models", "release", "how many, or after which steps: 100,400", "1"),
     Field("group_size", "examples of a person", "release", "", "1", low=1, high=100, is_whole=True),
-    Field("neighbours", "neighbours", "release", usual="add-remove", choices=get_args(Neighbours)),
+    Field(
+        "neighbours", "neighbours", "release", "empty: add-remove, or zero-out if batches are shuffled or fixed", "",
+        ("", *get_args(Neighbours)), "default",
+    ),
 )  # fmt: skip
 NAMES = tuple(field.name for field in FIELDS)
 ONLY_HERE = ("length",)  # of the page, and no option

@@ -10,9 +10,11 @@ from scipy.stats import norm
 
 import lastiterate as li
 from lastiterate.auditing.evidence.betting import Odds, Wager
+from lastiterate.auditing.evidence.claims import claim_of
+from lastiterate.auditing.evidence.kinds import Kind
 from lastiterate.auditing.evidence.rates import anytime_bound, upper_bound
 from lastiterate.auditing.evidence.threshold import CHOOSING
-from lastiterate.auditing.evidence.verdict import Kind, claim_of, judge_scores
+from lastiterate.auditing.evidence.verdict import judge_scores
 from tests.auditing.evidence.stopped_audits import GAUSSIAN, refuted, too_much
 
 ERROR = 0.025
@@ -129,13 +131,6 @@ def test_scores_of_the_wrong_sign_lose_a_wager_nothing():
     )
 
 
-def test_a_perfect_attack_needs_as_many_models_as_is_said():
-    odds = Odds.of_curve(li.composition(GAUSSIAN).delta)
-    needed = Wager(np.zeros(0), np.zeros(0), odds, ERROR).least_models(10_000)
-    for models, could in ((needed - 1, False), (needed, True)):
-        assert Wager(np.ones(models), np.zeros(models), odds, ERROR).could_refute() is could
-
-
 def test_an_extended_audit_has_the_threshold_that_it_began_with():
     random = np.random.default_rng(0)
     inside, outside = random.normal(2.0, 1.0, 1000), random.normal(0.0, 1.0, 1000)
@@ -170,14 +165,13 @@ def test_a_false_claim_is_refuted_by_looking_and_a_true_one_is_not():
     claim = claim_of(GAUSSIAN, 1e-5)
     for distance, verdict in ((1.0, "consistent"), (3.0, "violation")):
         scores = norm.rvs(distance, size=300, random_state=random), norm.rvs(size=300, random_state=random)
-        found, reason = judge_scores(*scores, claim, Kind.LAST_ITERATE, 1e-5, 0.95, "split", GAUSSIAN, "anytime")
+        found, reason, _ = judge_scores(*scores, claim, Kind.LAST_ITERATE, 1e-5, 0.95, "split", GAUSSIAN, "anytime")
         assert found == verdict, reason
 
 
-def test_too_few_models_for_any_wager_are_inconclusive_and_say_how_many_it_takes():
+def test_too_few_models_for_any_wager_are_inconclusive():
     claim = claim_of(None, 1e-5, epsilon=4.0)
-    found, reason = judge_scores(
-        np.ones(20), np.zeros(20), claim, Kind.LAST_ITERATE, 1e-5, 0.95, "split", None, "anytime"
-    )
+    scores = np.random.default_rng(0).normal(3.0, 1.0, 100), np.random.default_rng(1).normal(size=100)
+    found, reason, _ = judge_scores(*scores, claim, Kind.LAST_ITERATE, 1e-5, 0.95, "split", None, "anytime")
     assert found == "inconclusive"
-    assert "It takes at least" in reason
+    assert "lacks power" in reason

@@ -87,14 +87,14 @@ def test_it_is_no_bound_where_canaries_interact_and_the_others_are():
     assert share > allowed(0.05)
     assert share_above(sometimes_all, 0.0, delta=0.1, canaries=60, method="one-run") <= allowed(0.05)
     found = li.estimate([1.0], [0.0], method=METHOD, threshold=0.5)
-    assert "only if no canary changes the score of another" in found.caveats[0]
+    assert "that no canary changes another's score, and is no bound otherwise" in str(found)
 
 
 def test_its_threshold_does_not_know_how_many_canaries_are_in():
     run = li.DPSGD(1, 1.0, 1.0)
     scores = np.random.default_rng(0).normal(size=100)
     cuts = {
-        li.estimate(scores[:k], scores[k:], method=METHOD, threshold="a-priori", run=run).threshold for k in (9, 50)
+        li.estimate(scores[:k], scores[k:], method=METHOD, threshold="a-priori", run=run).threshold for k in (35, 50)
     }
     assert len(cuts) == 1
     with pytest.raises(ValueError, match="run must be given with threshold 'a-priori'"):

@@ -17,7 +17,7 @@ from tests.privacy.helpers import sample_rates, weighted_runs
 def test_epsilon_is_on_the_safe_side_of_the_target_and_within_a_millionth(steps, rate, epsilon, delta):
     assume(delta < 0.5 * -math.expm1(steps * math.log1p(-rate)))  # else any noise will do
     run = li.DPSGD(steps=steps, sample_rate=rate, noise_multiplier=1.0)
-    value = li.last_iterate(li.calibrate(run, epsilon=epsilon, delta=delta)).epsilon(delta)
+    value = li.last_iterate(li.calibrate(run, epsilon=epsilon, delta=delta, analysis=li.last_iterate)).epsilon(delta)
     assert epsilon - 1e-6 * max(1.0, epsilon) <= value <= epsilon
 
 
@@ -34,7 +34,7 @@ def test_every_analysis_can_be_calibrated(analysis, epsilon):
 @settings(max_examples=15)
 @given(weighted_runs(longest=12), st.floats(0.1, 10.0))
 def test_a_schedule_of_noise_keeps_its_shape(run, epsilon):
-    found = li.calibrate(run, epsilon=epsilon, delta=1e-6)
+    found = li.calibrate(run, epsilon=epsilon, delta=1e-6, analysis=li.last_iterate)
     ratio = np.asarray(found.noise_multiplier) / np.asarray(run.noise_multiplier)
     assert np.ptp(ratio) < 1e-12 * ratio[0]
     assert epsilon - 1e-6 <= li.last_iterate(found).epsilon(1e-6) <= epsilon
@@ -52,14 +52,25 @@ def test_composition_asks_for_more_noise_than_the_heuristic():
 def test_a_target_that_any_noise_meets_is_said_so():
     run = li.DPSGD(steps=3, sample_rate=0.01, noise_multiplier=1.0)
     with pytest.raises(ValueError, match="met with any noise"):
-        li.calibrate(run, epsilon=1.0, delta=0.1)
+        li.calibrate(run, epsilon=1.0, delta=0.1, analysis=li.last_iterate)
 
 
 @pytest.mark.parametrize("epsilon", [0.0, -1.0, math.nan, math.inf])
 def test_bad_targets_are_named(epsilon):
     run = li.DPSGD(steps=3, sample_rate=0.01, noise_multiplier=1.0)
     with pytest.raises(ValueError, match=r"^epsilon must be"):
-        li.calibrate(run, epsilon=epsilon, delta=1e-5)
+        li.calibrate(run, epsilon=epsilon, delta=1e-5, analysis=li.last_iterate)
+
+
+def test_noise_by_guarantee_or_by_prediction_is_for_the_user_to_say():
+    run = li.DPSGD(steps=30, sample_rate=0.1, noise_multiplier=1.0)
+    with pytest.raises(TypeError, match="'analysis'"):
+        li.calibrate(run, epsilon=1.0, delta=1e-5)
+    for wrong in (None, "composition"):
+        with pytest.raises(
+            ValueError, match=r"analysis must be .*composition.* guarantee, or last_iterate .* prediction"
+        ):
+            li.calibrate(run, epsilon=1.0, delta=1e-5, analysis=wrong)
 
 
 def test_a_refused_analysis_stays_refused():

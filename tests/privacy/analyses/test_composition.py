@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 import lastiterate as li
 from lastiterate.privacy.losses import proved_ends
 from lastiterate.privacy.losses.loss_cumulant import LossCumulant
+from tests.privacy.brute_force import two_step_delta
 from tests.privacy.helpers import deltas, relative_error, runs, weighted_runs
 from tests.privacy.random_compositions import checked, random_run
 
@@ -279,3 +280,40 @@ def test_full_batches_compose_like_one_gaussian():
     single = li.DPSGD(steps=1, sample_rate=1.0, noise_multiplier=1.0)
     assert li.composition(run).epsilon(1e-5) == pytest.approx(li.last_iterate(single).epsilon(1e-5), rel=1e-12)
     assert math.isfinite(li.composition(run).epsilon(1e-300))
+
+
+FEW = [
+    ((0.143, 0.0055), (0.0322, 0.0365)),
+    ((0.0814, 0.00645), (0.0121, 0.0108)),
+    ((0.233, 0.0468), (0.0279, 0.13)),
+]
+
+
+@pytest.mark.parametrize(("rates", "sigmas"), FEW)
+def test_delta_of_two_steps_with_little_noise_falls_and_is_exact(rates, sigmas):
+    curve = li.composition(li.DPSGD(2, rates, sigmas))
+    epsilons = [0.0, 1e-6, 0.3, 0.4 / max(sigmas) ** 2]
+    found = np.array([curve.delta(epsilon) for epsilon in epsilons])
+    truth = np.array([two_step_delta(rates, sigmas, epsilon)[0] for epsilon in epsilons])
+    assert found == pytest.approx(truth, rel=1e-7)
+    assert np.all(np.diff(found) <= 1e-8 * found[:-1])
+
+
+@settings(max_examples=4, deadline=None)
+@given(st.data())
+def test_delta_of_few_steps_falls_with_epsilon_and_is_never_too_low(data):
+    steps = data.draw(st.integers(2, 3))
+    rates = [data.draw(st.floats(-3.0, -0.05).map(lambda x: 10.0**x)) for _ in range(steps)]
+    sigmas = [data.draw(st.floats(-2.0, 0.0).map(lambda x: 10.0**x)) for _ in range(steps)]
+    curve = li.composition(li.DPSGD(steps, rates, sigmas))
+    epsilons = [0.0, 0.3, 5.0, data.draw(st.floats(5.0, 1.0 / min(sigmas) ** 2 + 5.0))]
+    found = np.array([curve.delta(epsilon) for epsilon in epsilons])
+    assert np.all(np.diff(found) <= 1e-6 * found[:-1])
+    two = np.array([two_step_delta(rates[:2], sigmas[:2], epsilon)[0] for epsilon in epsilons])  # of all steps
+    assert np.all(found >= (1.0 - 1e-6) * two - 1e-13)
+
+
+def test_a_line_that_proves_nothing_is_no_crash():
+    rates, sigmas = (0.0515, 0.00191), (0.0606, 0.014)
+    found = li.composition(li.DPSGD(2, rates, sigmas)).delta(0.0)
+    assert found == pytest.approx(two_step_delta(rates, sigmas, 0.0)[0], rel=1e-7)

@@ -1,6 +1,7 @@
 """The guarantee for the last iterate of convex training."""
 
 import math
+import time
 
 import numpy as np
 import pytest
@@ -59,6 +60,20 @@ def test_full_batches_are_the_heuristic_with_decaying_weights(contraction: float
         mu = math.sqrt((1 - power) * (1 + contraction) / ((1 + power) * (1 - contraction))) / sigma
         one_step = li.DPSGD(1, 1.0, 1.0 / mu)
         assert guaranteed.epsilon(1e-5) == pytest.approx(li.composition(one_step).epsilon(1e-5), rel=1e-9)
+
+
+@pytest.mark.parametrize("contraction", [0.05, 0.5, 0.9, 0.999, 1.0])
+@pytest.mark.parametrize("distance", [0.0, 0.3, 40.0])
+def test_shifts_of_a_canary_in_every_batch_never_exceed_the_distance(contraction: float, distance: float) -> None:
+    for steps in (1, 2, 7, 60):
+        weights = contraction ** np.arange(float(steps))[::-1]
+        total = contraction**steps * distance + geometric_sum(contraction, steps)
+        shifts = total / geometric_sum(contraction**2, steps) * weights
+        left = distance
+        for shift in shifts:
+            left = contraction * left + 1.0 - shift
+            assert left >= -1e-12 * total
+        assert left == pytest.approx(0.0, abs=1e-12 * total)
 
 
 def test_a_diameter_bounds_how_far_apart_the_trainings_can_be() -> None:
@@ -183,6 +198,41 @@ def test_bracket_has_room_for_the_errors_of_interpolation(delta: float, monkeypa
     finer = li.convex(run, contraction=contraction).epsilon(delta)
     assert lower < finer < upper
     assert abs(finer - curve.epsilon(delta)) > 1e-8  # so that it matters
+
+
+@pytest.mark.parametrize(
+    ("steps", "rate", "sigma", "contraction", "delta"),
+    [
+        (50, 1e-6, 0.3, 0.5, 1e-8),
+        (3, 1e-6, 0.05, 0.1, 1e-12),
+        (50, 1e-3, 0.05, 0.999, 1e-12),
+        (100_000, 1e-3, 50.0, 0.5, 1e-12),
+        (100_000, 0.9, 0.3, 0.999, 1e-8),
+        (50, 1e-3, 0.3, 0.1, 0.1),
+    ],
+)
+def test_an_answer_takes_limited_work_and_is_never_above_composition(
+    steps: int, rate: float, sigma: float, contraction: float, delta: float
+) -> None:
+    run = li.DPSGD(steps, rate, sigma)
+    curve = li.convex(run, contraction=contraction)
+    began = time.process_time()
+    epsilon = curve.epsilon(delta)
+    assert time.process_time() - began < 20.0  # a few seconds on a machine that does nothing else
+    weights = contraction ** np.arange(float(steps))[::-1]
+    exact = li.last_iterate(run.replace(weights=np.maximum(weights, 1e-300))).bracket(delta)[0]
+    assert exact * (1.0 - 1e-9) <= epsilon <= li.composition(run).epsilon(delta)
+    assert curve.epsilon(delta) == epsilon
+
+
+def test_without_any_work_it_is_composition(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lastiterate.privacy.analyses.convex_windows._MOST_EFFORT", 0.0)
+    run = li.DPSGD(400, 0.02, 1.0)
+    curve, composed = li.convex(run, contraction=0.95), li.composition(run)
+    assert curve.epsilon(1e-5) == composed.epsilon(1e-5)
+    assert curve.delta(1.0) == composed.delta(1.0)
+    assert curve.fnr(0.1) == composed.fnr(0.1)
+    assert curve.bracket(1e-5)[1] >= composed.epsilon(1e-5)
 
 
 def test_failure_goes_into_delta() -> None:

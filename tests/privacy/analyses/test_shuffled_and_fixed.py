@@ -14,6 +14,7 @@ from scipy.stats import binom, norm
 
 from lastiterate import DPSGD, SGD, composition, full_batch, last_iterate, no_amplification
 from tests.privacy.helpers import brute_force_delta, gaussian_delta
+from tests.shuffling import epochs_of, shuffled_run
 
 DELTAS = np.array([1e-2, 1e-5, 1e-9])
 EPSILONS = np.array([0.0, 0.1, 1.0, 4.0])
@@ -74,7 +75,7 @@ def shuffled_support(weights, dataset_size, batch_size):
 def test_shuffled_schedules_agree_with_enumeration(steps, dataset_size, batch_size, decreasing):
     """Whole and partial epochs; batches that divide the data and batches that do not."""
     weights = np.linspace(1.0, 0.2, steps) if decreasing else np.ones(steps)
-    run = DPSGD(steps, batch_size / dataset_size, 0.5, sampling="shuffled", weights=weights)
+    run = shuffled_run(steps, batch_size / dataset_size, 0.5, weights=weights)
     points, masses = shuffled_support(weights, dataset_size, batch_size)
     noise = 0.5 * float(np.linalg.norm(weights))
     curve = last_iterate(run)
@@ -105,7 +106,7 @@ def test_the_tradeoff_of_a_shuffled_schedule_agrees_with_simulation(dataset_size
     sigma = 0.4
     released_out = sigma * np.linalg.norm(weights) * rng.normal(size=models)
     released_in = signal + sigma * np.linalg.norm(weights) * rng.normal(size=models)
-    curve = last_iterate(DPSGD(steps, batch_size / dataset_size, sigma, sampling="shuffled", weights=weights))
+    curve = last_iterate(shuffled_run(steps, batch_size / dataset_size, sigma, weights=weights))
     for threshold in np.linspace(-0.5, 4.0, 10):
         fpr, fnr = norm.sf(threshold / (sigma * np.linalg.norm(weights))), float(np.mean(released_in < threshold))
         assert np.mean(released_out >= threshold) == pytest.approx(fpr, abs=4.5 * math.sqrt(fpr * (1 - fpr) / models))
@@ -161,7 +162,7 @@ def test_without_amplification_schedules_count_by_their_worst_step():
 
 def test_without_amplification_epochs_end_with_a_smaller_batch_as_in_the_heuristic():
     """Ten examples in batches of three: four steps an epoch, and the canary in exactly one of them."""
-    assert_gaussian(no_amplification(DPSGD(8, 0.3, 2.0, sampling="shuffled")), math.sqrt(2) / 2.0)
+    assert_gaussian(no_amplification(shuffled_run(8, 0.3, 2.0)), math.sqrt(2) / 2.0)
 
 
 def naive_delta(steps, rate, sigma, epsilon):
@@ -242,11 +243,12 @@ def any_runs(draw):
         case _:
             rate = column(st.floats(1e-4, 1.0) | st.sampled_from([0.0, 1.0]))
     weights = draw(st.none() | st.lists(st.floats(0.05, 1.0), min_size=count, max_size=count))
-    return DPSGD(count, rate, column(st.floats(0.5, 5.0)), sampling=sampling, weights=weights)
+    noise = column(st.floats(0.5, 5.0))
+    return DPSGD(count, rate, noise, sampling=sampling, weights=weights, **epochs_of(sampling, rate))
 
 
 @given(any_runs())
-@example(DPSGD(7, 0.3, 0.5, sampling="shuffled"))
+@example(shuffled_run(7, 0.3, 0.5))
 @example(DPSGD(30, 0.999, 1.0))
 def test_the_bound_without_amplification_is_never_below_the_heuristic(run):
     bound, heuristic = no_amplification(run), last_iterate(run)

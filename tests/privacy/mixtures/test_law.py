@@ -104,7 +104,8 @@ def shuffled(draw):
     batch_size = draw(st.integers(1, dataset_size))
     steps = draw(st.integers(1, 3 * math.ceil(dataset_size / batch_size)))
     weights = draw(st.none() | st.lists(some_weights, min_size=steps, max_size=steps).filter(any))
-    run = DPSGD(steps, batch_size / dataset_size, 1.0, sampling="shuffled", weights=weights)
+    rate = batch_size / dataset_size
+    run = DPSGD(steps, rate, 1.0, "shuffled", weights=weights, batches_per_epoch=math.ceil(dataset_size / batch_size))
     return run, dataset_size, batch_size
 
 
@@ -206,7 +207,7 @@ def test_a_partial_epoch_is_there_with_its_probability():
 
 def test_the_last_batch_of_an_epoch_is_the_smaller_one_where_batches_do_not_divide_the_data():
     """Ten examples in batches of four: 4, 4 and 2."""
-    law = law_of(DPSGD(3, 0.4, 1.0, sampling="shuffled", weights=[0.25, 0.5, 1.0]))
+    law = law_of(DPSGD(3, 0.4, 1.0, sampling="shuffled", weights=[0.25, 0.5, 1.0], batches_per_epoch=3))
     ((values, probabilities),) = law.blocks
     assert values.tolist() == [0.25, 0.5, 1.0]
     assert probabilities == pytest.approx([0.4, 0.4, 0.2])

@@ -205,7 +205,7 @@ def test_weights_that_cancel_but_for_rounding_are_taken_as_if_they_did(steps):
 def test_shuffled_batches_of_both_signs_agree_with_brute_force(steps):
     """Three batches an epoch, of two, two and one of five examples; the last epoch whole or not."""
     weights = np.array([1.0, -0.6, 0.3, -0.9, 0.5, 0.2, -0.4, 0.8])[:steps]
-    run = DPSGD(steps, 0.4, 0.6, sampling="shuffled", weights=weights)
+    run = DPSGD(steps, 0.4, 0.6, sampling="shuffled", weights=weights, batches_per_epoch=3)
     outcomes = [
         sum(weights[3 * epoch + place // 2] for epoch, place in enumerate(places) if 3 * epoch + place // 2 < steps)
         for places in itertools.product(range(5), repeat=-(-steps // 3))

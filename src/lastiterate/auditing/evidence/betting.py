@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lastiterate.arrays import FloatArray
+from lastiterate.arrays import FloatArray, IntArray
 
 _FIRST = 4  # models a world before the first bet
 _GROWTH = 1.08  # of the number of models from one choice of a bet to the next
@@ -64,77 +64,112 @@ class Wager:
 
         Whether larger or smaller scores speak for the canary shows by itself.
         """
-        return self._first(self.scores_in, self.scores_out)
-
-    def could_refute(self) -> bool:
-        """Whether so many models could have, with a perfect attack."""
         models = min(len(self.scores_in), len(self.scores_out))
-        return self._first(np.ones(models), np.zeros(models)) is not None
-
-    def least_models(self, most: int) -> int | None:
-        """How many models a world a perfect attack needs; None: more than ``most``."""
-        models = 64
-        while True:
-            found = self._first(np.ones(models), np.zeros(models))
-            if found is not None or models >= most:
-                return found
-            models = min(8 * models, most)
-
-    def _first(self, inside: FloatArray, outside: FloatArray) -> int | None:
-        models = min(len(inside), len(outside))
-        enough = np.flatnonzero(_log_money(inside[:models], outside[:models], self.odds) >= -np.log(self.error))
-        return int(enough[0]) + 1 if enough.size else None
+        inside, outside = (scores[None, :models] for scores in (self.scores_in, self.scores_out))
+        return int(refuted_after(inside, outside, self.odds, self.error)[0]) or None
 
 
-def _log_money(inside: FloatArray, outside: FloatArray, odds: Odds) -> FloatArray:
-    """The logarithm of the money after each model, which began as 1.
+def refuted_after(
+    inside: FloatArray, outside: FloatArray, odds: Odds, error: float, *, coarse: bool = False
+) -> IntArray:
+    """For each audit, a row of scores, the number of models a world after which the claim is refuted; 0: never.
+
+    ``coarse`` leaves out prices that hardly matter, which is quicker: for simulated audits.
+    """
+    enough = _log_money(inside, outside, odds, coarse) >= -np.log(error)
+    return np.where(enough.any(axis=1), enough.argmax(axis=1) + 1, 0)
+
+
+def _log_money(inside: FloatArray, outside: FloatArray, odds: Odds, coarse: bool = False) -> FloatArray:
+    """The logarithm of the money of each audit after each of its models; it began as 1.
 
     Half of it is bet on models with the canary, half on models without, since a claim holds in both directions.
     """
-    money: FloatArray = np.logaddexp(_money(inside, outside, odds), _money(-outside, -inside, odds)) - np.log(2.0)
+    # Only the order of scores matters, so ranks stand for them: equal scores have equal ranks.
+    models = inside.shape[1]
+    both = [np.unique(row, return_inverse=True)[1] for row in np.concatenate((inside, outside), axis=1)]
+    ranks = np.reshape(both, (len(inside), 2 * models)).astype(np.int64)
+    ins, outs = ranks[:, :models], ranks[:, models:]
+    bets = _Bets.of(odds, coarse)
+    top = 2 * models - 1
+    gains = np.zeros((2, *ins.shape))
+    begin = _FIRST
+    while begin < models:
+        end = min(max(begin + 1, int(begin * _GROWTH)), models)
+        seen = np.sort(ins[:, :begin], axis=1), np.sort(outs[:, :begin], axis=1)
+        now = ins[:, begin:end], outs[:, begin:end]
+        gains[0, :, begin:end] = bets.gains(*seen, *now, top)
+        mirrored = _flipped(seen[1], top), _flipped(seen[0], top), top - now[1], top - now[0]
+        gains[1, :, begin:end] = bets.gains(*mirrored, top)
+        begin = end
+    money: FloatArray = np.logaddexp(*np.cumsum(gains, axis=2)) - np.log(2.0)
     return money
 
 
-def _money(winning: FloatArray, losing: FloatArray, odds: Odds) -> FloatArray:
-    """The logarithm of the money after each model, of one who bets that scores of the one world are larger."""
-    gains = np.zeros(winning.size)
-    begin = _FIRST
-    while begin < winning.size:
-        end = min(max(begin + 1, int(begin * _GROWTH)), winning.size)
-        chosen = _choose(winning[:begin], losing[:begin], odds)
-        if chosen is not None:
-            sign, threshold, price, delta, stake = chosen
-            won = sign * winning[begin:end] >= threshold
-            lost = sign * losing[begin:end] >= threshold
-            gains[begin:end] = np.log1p(stake * (won - price * lost - delta))
-        begin = end
-    return np.cumsum(gains)
+def _flipped(ranks: IntArray, top: int) -> IntArray:
+    """Sorted ranks of scores with the other sign."""
+    return top - ranks[:, ::-1]
 
 
-def _choose(winning: FloatArray, losing: FloatArray, odds: Odds) -> tuple[float, float, float, float, float] | None:
-    """The bet that would have grown the money most, by the scores seen; None: none would.
+@dataclass(frozen=True, eq=False)
+class _Bets:
+    """The bets to choose from: prices, deltas and stakes.
 
-    Sign and threshold of the scores that win, what a loss costs, delta, and the stake.
+    ``growths`` has the growth of the money if only the first world wins, if both do, only the second, or neither.
     """
-    prices = np.exp(odds.epsilons)
-    deltas = odds.deltas
-    stakes = _STAKES[:, None] / (prices + deltas)
-    best, chosen = 0.0, None
-    for sign in (1.0, -1.0):
-        ups, downs = np.sort(sign * winning), np.sort(sign * losing)
-        thresholds = np.quantile(np.concatenate((ups, downs)), _PLACES, method="higher")
-        wins, losses = (
-            (values.size - np.searchsorted(values, thresholds) + 0.5) / (values.size + 1.0) for values in (ups, downs)
-        )
-        up, down = wins[:, None, None], losses[:, None, None]
-        growth = (
-            up * (1.0 - down) * np.log1p(stakes * (1.0 - deltas))
-            + up * down * np.log1p(stakes * (1.0 - prices - deltas))
-            + (1.0 - up) * down * np.log1p(-stakes * (prices + deltas))
-            + (1.0 - up) * (1.0 - down) * np.log1p(-stakes * deltas)
-        )
-        place, part, index = np.unravel_index(int(np.argmax(growth)), growth.shape)
-        if growth[place, part, index] > best:
-            best = float(growth[place, part, index])
-            chosen = (sign, thresholds[place], prices[index], deltas[index], stakes[part, index])
-    return chosen
+
+    prices: FloatArray
+    deltas: FloatArray
+    stakes: FloatArray
+    growths: FloatArray
+
+    @classmethod
+    def of(cls, odds: Odds, coarse: bool) -> _Bets:
+        """All bets against a claim."""
+        kept = slice(None)
+        if coarse:  # where delta is nearly 0, a higher price only costs more
+            kept = slice(max(int(np.searchsorted(-odds.deltas, -1e-6)) + 1, 2))
+        prices, deltas = np.exp(odds.epsilons[kept]), odds.deltas[kept]
+        stakes = _STAKES[:, None] / (prices + deltas)
+        growths = np.log1p(
+            [
+                stakes * (1.0 - deltas),
+                stakes * (1.0 - prices - deltas),
+                -stakes * (prices + deltas),
+                -stakes * deltas,
+            ]
+        ).reshape(4, -1)
+        prices, deltas = (np.broadcast_to(each, stakes.shape).ravel() for each in (prices, deltas))
+        return cls(prices, deltas, stakes.ravel(), growths.astype(np.float32))  # these only choose a bet
+
+    def gains(self, ups: IntArray, downs: IntArray, won: IntArray, lost: IntArray, top: int) -> FloatArray:
+        """The logarithmic gains of the next models, by the bet that is best for the scores seen (sorted)."""
+        both = np.sort(np.concatenate((ups, downs), axis=1), axis=1)
+        best, gains = np.zeros(len(ups)), np.zeros(won.shape)
+        for sign in (1, -1):
+            views = (ups, downs, both) if sign > 0 else [_flipped(each, top) for each in (ups, downs, both)]
+            growth, at, part = self._choose(*views)
+            wins, losses = (each if sign > 0 else top - each for each in (won, lost))
+            price, delta, stake = (each[part][:, None] for each in (self.prices, self.deltas, self.stakes))
+            threshold = at[:, None]
+            new = np.log1p(stake * ((wins >= threshold) - price * (losses >= threshold) - delta))
+            better = growth > best
+            best, gains = np.where(better, growth, best), np.where(better[:, None], new, gains)
+        return gains
+
+    def _choose(self, ups: IntArray, downs: IntArray, both: IntArray) -> tuple[FloatArray, IntArray, IntArray]:
+        """For each audit, the bet that would have grown its money most: that growth, the threshold and the stake."""
+        audits, seen = ups.shape
+        thresholds = both[:, np.ceil(_PLACES * (2 * seen - 1)).astype(np.int64)]
+        rows = np.arange(audits)[:, None]
+        offsets = rows << 40  # sorted rows with growing offsets are one sorted array
+        shares = []
+        for values in (ups, downs):
+            below = np.searchsorted((values + offsets).ravel(), (thresholds + offsets).ravel()).reshape(audits, -1)
+            shares.append(((seen - (below - rows * seen) + 0.5) / (seen + 1.0)).astype(np.float32))
+        up, down = shares
+        chances = np.stack([up * (1.0 - down), up * down, (1.0 - up) * down, (1.0 - up) * (1.0 - down)], axis=-1)
+        growth = (chances @ self.growths).reshape(audits, -1)
+        best = growth.argmax(axis=1)
+        places, parts = np.divmod(best, self.growths.shape[1])
+        return growth[rows[:, 0], best], thresholds[rows[:, 0], places], parts

@@ -9,8 +9,8 @@ from lastiterate.answers import guarantee_of, run_fields
 from lastiterate.auditing.evidence.result import AuditResult
 from lastiterate.run import DPSGD
 from lastiterate.tables import Table
-from lastiterate.vocabulary import ANALYSES, CONSISTENT, METHODS, THRESHOLDS
-from lastiterate.wording import caveat_of, describe, per_cent, spell
+from lastiterate.vocabulary import ANALYSES, CONSISTENT, METHODS, OWN_COIN, THRESHOLDS
+from lastiterate.wording import caveat_of, describe, per_cent, spell, spell_down, spell_exact, spell_up
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,14 +70,14 @@ def comparison_table(audits: Sequence[ComparedAudit]) -> Table:
     ]
     columns = [method.replace("-", "- ") for method in methods]
     header = ("audit", "signal", *columns, "models", "seconds", "verdict")
-    title = f"{len(audits)} audits; epsilons at delta {spell(first.delta)}"
+    title = f"{len(audits)} audits; epsilons at delta {spell_exact(first.delta)}"
     return Table(title, header, rows, set(range(1, len(header) - 1)), _notes(audits))
 
 
 def _notes(audits: Sequence[ComparedAudit]) -> list[str]:
     first = audits[0]
     predicted = [
-        f"{ANALYSES[name].label_of(first.result.run)} {spell(answer.value)}"
+        f"{ANALYSES[name].label_of(first.result.run)} {spell_up(answer.value, 4)}"
         for name in ("last_iterate", guarantee_of(first.result.run))
         if (answer := first.result.predictions.get(name)) is not None and answer.value is not None
     ]
@@ -120,13 +120,15 @@ def trust(audits: Sequence[ComparedAudit]) -> list[str]:
     if any(audit.validity == "anytime" for audit in audits):
         words.append("Anytime: these bounds hold at every moment, and are a little lower for it.")
     found = [estimate for audit in audits for estimate in audit.result.estimates.values()]
+    if any(METHODS[each.method].is_one_run for each in found):
+        words.append(f"Epsilons of one run hold only if {OWN_COIN}.")
     if not all(THRESHOLDS[each.threshold_choice].is_valid for each in found):
         words.append("The threshold is the best of all, uncorrected for that choice: these are not valid bounds.")
     return words
 
 
 def _epsilon(result: AuditResult, method: str) -> str:
-    return spell(result.estimates[method].epsilon, 4) if method in result.estimates else "-"
+    return spell_down(result.estimates[method].epsilon, 4) if method in result.estimates else "-"
 
 
 def _models(audit: ComparedAudit) -> str:

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 from lastiterate.arrays import FloatArray
 from lastiterate.auditing.evidence.direction import OTHER_WAY, SMALLER, separates_the_other_way
 from lastiterate.auditing.evidence.family import Family
-from lastiterate.auditing.evidence.one_run import bound_of
+from lastiterate.auditing.evidence.one_run import bound_of, unfair_coins
 from lastiterate.auditing.evidence.one_run_independent import independent_bound
 from lastiterate.auditing.evidence.one_run_power import best_guesses
 from lastiterate.auditing.evidence.rates import bound_on_rates
@@ -32,13 +32,9 @@ from lastiterate.auditing.evidence.threshold import (
 from lastiterate.run import DPSGD, LINEAR, require_basic
 from lastiterate.values import integer, number, one_of
 from lastiterate.vocabulary import METHODS, THRESHOLDS
-from lastiterate.wording import per_cent, spell
+from lastiterate.wording import per_cent, spell, spell_down, spell_exact, spell_up
 
 _KNOWN = ("releases", *LINEAR)
-INDEPENDENT = (
-    "one-run-independent holds only if no canary changes the score of another; for a mechanism that may reveal all of "
-    "them at once it is no bound."
-)
 
 
 @dataclass(frozen=True)
@@ -63,7 +59,7 @@ class Estimate:
         noise_multiplier: for a family, the largest noise multiplier (of the first step) that the scores allow.
         direction: 1 if larger scores were taken to speak for the canary, -1 if smaller ones, which only the choosing
             half of a split can find.
-        caveats: what a reader must know about this bound, in sentences.
+        caveats: what a reader must know about this bound, in sentences; the last are all that it assumes.
         validity: "fixed", for a number of models that was fixed before, or "anytime", for all of them at once.
         guesses: for one run, how many canaries were to be guessed, fixed in advance. None: this method guesses all.
         guessed: how many were; fewer where scores are equal.
@@ -92,19 +88,24 @@ class Estimate:
     def __float__(self) -> float:
         return self.epsilon
 
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """All that the bound rests on, in sentences; the last of its caveats."""
+        return METHODS[self.method].assumptions(self.threshold_choice, self.validity)
+
     def __str__(self) -> str:
         """In one line: what it says, how far it may be trusted, and what it rests on."""
         method = METHODS[self.method]
         if THRESHOLDS[self.threshold_choice].is_valid:
             when = ", at every moment" if self.validity == "anytime" else ""
-            says = f">= {spell(self.epsilon, 5)} with {per_cent(self.confidence)} confidence{when}"
+            says = f">= {spell_down(self.epsilon)} with {per_cent(self.confidence)} confidence{when}"
         else:
             says = f"{spell(self.epsilon, 5)}, not a valid bound"
         what = "canaries" if method.is_one_run else "models"
-        most = "" if self.largest is None else f", which show at most {spell(self.largest)}"
+        most = "" if self.largest is None else f", which show at most {spell_up(self.largest, 4)}"
         return (
-            f"epsilon {says}, at delta {spell(self.delta)}: {method.label}, threshold {self.threshold_choice}, "
-            f"{self.models_in:,} + {self.models_out:,} {what}{most}"
+            f"epsilon {says}, at delta {spell_exact(self.delta)}: {method.label}, threshold {self.threshold_choice}, "
+            f"{self.models_in:,} + {self.models_out:,} {what}{most}. {' '.join(self.caveats)}"
         )
 
 
@@ -126,15 +127,18 @@ def estimate(
     positive and false negative rate are wrong with probability (1 - confidence) / 2 each, so that both hold with
     ``confidence``; scores without signal give 0. What the two rates imply for epsilon is the method:
 
-    - "clopper-pearson": the definition of (epsilon, delta)-DP. No assumption.
+    - "clopper-pearson": the definition of (epsilon, delta)-DP, for any mechanism.
     - "gdp": a Gaussian mechanism of unknown noise.
     - "last-iterate", "composition": ``run`` with its noise scaled by an unknown factor, as that analysis sees it.
     - "one-run", "one-run-fdp", "one-run-last-iterate", "one-run-composition": the scores are those of canaries in one
-      single run, each in by a fair coin: without assumption, for a Gaussian mechanism, and for ``run`` with its noise
-      scaled, as one of the analyses sees it. The last-iterate one tests a prediction. Right guesses are counted
+      single run, each included by its own fair coin: for any mechanism, for a Gaussian one, and for ``run`` with its
+      noise scaled, as one of the analyses sees it. The last-iterate one tests a prediction. Right guesses are counted
       instead of rates, which are NaN.
     - "one-run-independent": the same scores, on the assumption that no canary changes the score of another. Rates
       are bounded as if each canary were a model of its own.
+
+    The methods of one run refuse numbers of canaries in and out that fair coins have in fewer than one of 1,000 audits.
+    One coin for several canaries does not show in the scores, and no bound holds for it.
 
     A family gives the largest noise that the rates allow, and its epsilon. Where they are below what the family reaches
     without any noise, that is 0 and epsilon infinite: this is not such a mechanism. The composition family, and that
@@ -160,6 +164,24 @@ def estimate(
     models; "split" lets the first 64 a world choose, "a-priori" predicts for 512 a world, however many there are; and
     "corrected", "uncorrected" and one run are refused.
     """
+    found = estimate_or_zero(scores_in, scores_out, delta, confidence, method, threshold, run, validity, guesses)
+    if METHODS[method].is_one_run and (unfair := unfair_coins(np.size(scores_in), np.size(scores_out))):
+        raise ValueError(f"scores_in and scores_out must be those of fair coins with method {method!r}: {unfair}")
+    return found
+
+
+def estimate_or_zero(
+    scores_in: ArrayLike,
+    scores_out: ArrayLike,
+    delta: float,
+    confidence: float,
+    method: str,
+    threshold: float | str,
+    run: DPSGD | None,
+    validity: str = "fixed",
+    guesses: int | None = None,
+) -> Estimate:
+    """As ``estimate``, but coins that are visibly unfair give epsilon 0 and a caveat instead of an error."""
     inside, outside = _scores("scores_in", scores_in), _scores("scores_out", scores_out)
     one_of("method", method, METHODS)
     gaussian = not METHODS[method].is_assumption_free  # noise leaves no pure epsilon
@@ -179,7 +201,9 @@ def estimate(
         integer("guesses", guesses, 1, inside.size + outside.size)
     if METHODS[method].is_one_run and validity == "anytime":
         raise ValueError(f"validity must be 'fixed' with method {method!r}, which looks once, got 'anytime'")
-    if method == "one-run-independent":
+    if METHODS[method].is_one_run and (unfair := unfair_coins(inside.size, outside.size)):
+        found = _of_nothing(worlds, delta, confidence, method, threshold, unfair)
+    elif method == "one-run-independent":
         found = _of_independent(worlds, delta, confidence, threshold, run)
     elif METHODS[method].is_one_run:
         found = _of_one_run(worlds, delta, confidence, method, threshold, run, guesses)
@@ -187,7 +211,7 @@ def estimate(
         found = _of_rates(inside, outside, delta, confidence, method, threshold, run, validity)
     if found.threshold_choice != "split" and separates_the_other_way(worlds):
         found = replace(found, caveats=(*found.caveats, OTHER_WAY))
-    return found
+    return replace(found, caveats=(*found.caveats, *found.assumptions))
 
 
 def _scores(name: str, given: ArrayLike) -> FloatArray:
@@ -322,5 +346,29 @@ def _of_independent(
         fpr_upper=bound.fpr,
         fnr_upper=bound.fnr,
         largest=bound.largest,
-        caveats=(INDEPENDENT,),
+    )
+
+
+def _of_nothing(
+    worlds: Worlds, delta: float, confidence: float, method: str, threshold: float | str, why: str
+) -> Estimate:
+    """The estimate without a single guess."""
+    threshold = "corrected" if threshold == "split" else threshold
+    return Estimate(
+        epsilon=0.0,
+        method=method,
+        delta=delta,
+        confidence=confidence,
+        threshold=math.inf,
+        threshold_choice=threshold if isinstance(threshold, str) else "a-priori",
+        models_in=worlds.inside.size,
+        models_out=worlds.outside.size,
+        false_positives=0,
+        false_negatives=0,
+        fpr_upper=math.nan,
+        fnr_upper=math.nan,
+        largest=0.0,
+        caveats=(why,),
+        guesses=0,
+        guessed=0,
     )

@@ -12,14 +12,20 @@ from lastiterate.attacks.attack import ExpectedScores, LikelihoodRatio, LinearSc
 from lastiterate.attacks.likelihood import DRAWS, sample_likelihood_ratios, telling_threshold
 from lastiterate.attacks.released_scores import sample_released_scores
 from lastiterate.auditing.evidence.betting import Wager
-from lastiterate.auditing.evidence.estimate import Estimate, estimate
+from lastiterate.auditing.evidence.claims import Claim
+from lastiterate.auditing.evidence.estimate import Estimate, estimate_or_zero
 from lastiterate.auditing.evidence.kinds import Kind, sees_every_step
 from lastiterate.auditing.evidence.one_run import usual_guesses
 from lastiterate.auditing.evidence.one_run_power import OneRunPlan, best_guesses, refuting_guesses
 from lastiterate.auditing.evidence.question import Question
 from lastiterate.auditing.evidence.signal import expected_signal, failure_of, signal_of
-from lastiterate.auditing.evidence.threshold import EXPECTED, Worlds, predicted_threshold, threshold_of_draws
-from lastiterate.auditing.evidence.verdict import Claim, deciding, judge
+from lastiterate.auditing.evidence.threshold import (
+    EXPECTED,
+    Worlds,
+    deciding,
+    predicted_threshold,
+    threshold_of_draws,
+)
 from lastiterate.run import DPSGD
 from lastiterate.vocabulary import METHODS
 
@@ -38,40 +44,41 @@ class Estimates:
         claim: Claim | None = None,
     ) -> None:
         """``planned``: models a world, for which a threshold is predicted where one may stop at any time."""
-        self.question, self._planned, self._claim = question, planned, claim
-        self._run, self._expected = run, expected
-        self._scores = scores_in, scores_out
+        self.question, self.planned, self._claim = question, planned, claim
+        self.run, self.expected = run, expected
+        self.scores = scores_in, scores_out
         self._known: dict[tuple[str, float], Estimate] = {}
 
     def deciding(self, claim: Claim) -> Estimates:
         """The same at the threshold, and with the number of guesses, that decide about a claim."""
         question = replace(self.question, threshold=deciding(self.question.threshold))
-        decides = Estimates(self._run, self._expected, *self._scores, question, self._planned, claim)
+        decides = Estimates(self.run, self.expected, *self.scores, question, self.planned, claim)
         if question == self.question:  # only canaries of one run are guessed
             decides._known = {key: found for key, found in self._known.items() if found.guesses is None}
         return decides
 
     def wager(self, claim: Claim, kind: Kind) -> Wager | None:
         """The bet of these scores against a claim."""
-        return claim.wager(kind, *self._scores, self.question.delta, self.question.confidence)
+        return claim.wager(kind, *self.scores, self.question.delta, self.question.confidence)
 
     def failure(self) -> str | None:
         """Why the attack, not the training, gave scores that tell nothing; None: it did its work."""
         signal = None
-        match self._expected:
+        match self.expected:
             case LinearScores(share, spread):
-                signal = expected_signal(self._run, share, spread)
+                signal = expected_signal(self.run, share, spread)
             case LikelihoodRatio() as ratio:
-                drawn = likelihood_ratios(self._run, ratio)
+                drawn = likelihood_ratios(self.run, ratio)
                 signal = signal_of(drawn.inside, drawn.outside)
-        return failure_of(*self._scores, signal)
+        return failure_of(*self.scores, signal)
 
     def __call__(self, method: str, confidence: float) -> Estimate:
         if (method, confidence) not in self._known:
             threshold, guesses = self._threshold(method, confidence), self._guesses(method, confidence)
             delta, validity = self.question.delta, self.question.validity
-            found = estimate(*self._scores, delta, confidence, method, threshold, self._run, validity, guesses)
-            self._known[method, confidence] = found
+            self._known[method, confidence] = estimate_or_zero(
+                *self.scores, delta, confidence, method, threshold, self.run, validity, guesses
+            )
         return self._known[method, confidence]
 
     def _threshold(self, method: str, confidence: float) -> float | str:
@@ -79,39 +86,31 @@ class Estimates:
         is_one_run = METHODS[method].is_one_run
         if asked != "a-priori" or (is_one_run and method != "one-run-independent"):
             return asked
-        if isinstance(self._expected, Unknown):
+        if isinstance(self.expected, Unknown):
             return "split"
-        sizes = len(self._scores[0]), len(self._scores[1])
+        sizes = len(self.scores[0]), len(self.scores[1])
         if is_one_run:  # how many canaries really are in says something about the coins
             sizes = (max(sum(sizes) // 2, 1),) * 2
         if self.question.validity == "anytime":
-            sizes = self._planned, self._planned
+            sizes = self.planned, self.planned
         return a_priori_threshold(
-            self._run, self._expected, sizes, self.question.delta, confidence, method, self.question.validity
+            self.run, self.expected, sizes, self.question.delta, confidence, method, self.question.validity
         )
 
     def _guesses(self, method: str, confidence: float) -> int | None:
         """How many canaries of one run to guess, by what was expected of the scores; None: it is not asked."""
         if not METHODS[method].is_one_run or self.question.threshold != "a-priori":
             return None
-        canaries = len(self._scores[0]) + len(self._scores[1])
-        if not isinstance(self._expected, LinearScores):
+        canaries = len(self.scores[0]) + len(self.scores[1])
+        if not isinstance(self.expected, LinearScores):
             return usual_guesses(canaries)
-        options = self.question.delta, confidence, self._expected.signal, self._expected.spread
-        best = best_guesses(self._run, canaries, method, *options)
+        options = self.question.delta, confidence, self.expected.signal, self.expected.spread
+        best = best_guesses(self.run, canaries, method, *options)
         if self._claim is None:
             return best
         is_free = METHODS[method].is_assumption_free or self._claim.run is None
         claim = self._claim.guarantee if is_free else self._claim.run
-        return refuting_guesses(OneRunPlan(self._run, canaries, best, *options), claim)
-
-
-def verdict_on(claim: Claim, kind: Kind, estimates: Estimates) -> tuple[str, str]:
-    """The verdict on a claim, and its reason."""
-    bound = estimates.deciding(claim)
-    question = bound.question
-    wager = bound.wager(claim, kind) if question.validity == "anytime" else None
-    return judge(claim, kind, bound, question.confidence, question.threshold, bound.failure(), wager)
+        return refuting_guesses(OneRunPlan(self.run, canaries, best, *options), claim)
 
 
 @lru_cache(maxsize=256)
@@ -144,5 +143,5 @@ def likelihood_ratios(run: DPSGD, expected: LikelihoodRatio) -> Worlds:
     if expected.released:
         drawn = sample_released_scores(run, worlds, generator, expected.signal, expected.noise)
     else:
-        drawn = sample_likelihood_ratios(run, worlds, generator)
+        drawn = sample_likelihood_ratios(run, worlds, generator, expected.signal, expected.noise)
     return Worlds(np.sort(drawn[::2]), np.sort(drawn[1::2]))

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
-from scipy.special import bdtrc, expit
+from scipy.special import bdtr, bdtrc, expit
 
 from lastiterate.arrays import Floats
 from lastiterate.auditing.evidence.family import Family, family_of
@@ -23,10 +23,12 @@ from lastiterate.auditing.evidence.threshold import Worlds
 from lastiterate.privacy.mixtures.solve import invert
 from lastiterate.run import DPSGD
 from lastiterate.vocabulary import METHODS, ONE_RUN_METHODS
+from lastiterate.wording import spell
 
 _SHARE = 0.25  # of the canaries are guessed if nothing is known: the top eighth as "in", the bottom eighth as "out"
 FEWEST = 16  # guesses: with fewer, even all of them right, next to nothing can be shown
 _MOST = 1e6  # epsilons and mus that are tried
+LEAST_FAIRNESS = 1e-3  # fair coins have a smaller p-value in at most one of 1,000 audits
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,22 @@ class OneRunBound:
     noise_multiplier: float | None
 
 
+def fairness(canaries_in: int, canaries_out: int) -> float:
+    """The p-value of the exact two-sided binomial test that the coins were fair."""
+    return float(min(2.0 * bdtr(min(canaries_in, canaries_out), canaries_in + canaries_out, 0.5), 1.0))
+
+
+def unfair_coins(canaries_in: int, canaries_out: int) -> str | None:
+    """Why these counts are not those of fair coins, on which every one-run bound rests; None: they may be."""
+    if (chance := fairness(canaries_in, canaries_out)) >= LEAST_FAIRNESS:
+        return None
+    return (
+        f"{canaries_in:,} canaries in and {canaries_out:,} out are not the counts of fair coins: the exact two-sided "
+        f"binomial test has p = {spell(chance, 2)}, and at least {LEAST_FAIRNESS:g} is needed. Include each canary by "
+        "its own fair coin, and give the scores of all canaries."
+    )
+
+
 def guess_all(worlds: Worlds, threshold: float) -> Guesses:
     """Every canary is guessed, by one threshold."""
     wrong = [int(count) for count in worlds.errors(np.float64(threshold))]
@@ -94,7 +112,7 @@ def guess_extremes(worlds: Worlds, choice: str, count: int | None = None) -> lis
         false_negatives = np.searchsorted(worlds.inside, scores[low - 1], side="right") if low else 0
         return Guesses(threshold, ins + outs, low + scores.size - high, int(false_positives), int(false_negatives))
 
-    return [guess(*ends) for ends in _ways(scores.size, choice, count)]
+    return [guess(*ends) for ends in ways_of(scores.size, choice, count)]
 
 
 def usual_guesses(canaries: int) -> int:
@@ -104,10 +122,10 @@ def usual_guesses(canaries: int) -> int:
 
 def ways_to_guess(canaries: int, threshold: float | str) -> int:
     """How many ways to guess a threshold means; they share the error."""
-    return len(_ways(canaries, "corrected")) if threshold == "corrected" else 1
+    return len(ways_of(canaries, "corrected")) if threshold == "corrected" else 1
 
 
-def _ways(canaries: int, choice: str, count: int | None = None) -> list[tuple[int, int]]:
+def ways_of(canaries: int, choice: str, count: int | None = None) -> list[tuple[int, int]]:
     """How many of the largest scores are called "in", and how many of the smallest "out".
 
     "a-priori" is one way, with ``count`` guesses; "corrected" and "uncorrected" are several: all canaries, half of

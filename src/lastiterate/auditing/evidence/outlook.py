@@ -1,8 +1,8 @@
-"""What an audit will show if a training is exactly as described: how its bounds are distributed, before it begins.
+"""Forecasts of an audit: the distribution of its bounds, before it begins.
 
 At a threshold that is fixed in advance the numbers of false positives and of false negatives are binomial, and their
-rates follow from the law of the scores (`score_law`). So the probability that a bound reaches an epsilon is a sum, and
-no simulation.
+rates follow from the law of the scores (`score_law`). So the probability that a bound reaches an epsilon is a sum.
+Where the scores choose the threshold, audits are simulated (`simulated`).
 """
 
 from __future__ import annotations
@@ -19,11 +19,13 @@ from lastiterate.attacks.attack import ExpectedScores, LikelihoodRatio, LinearSc
 from lastiterate.auditing.evidence.error_counts import ErrorCounts
 from lastiterate.auditing.evidence.estimates import a_priori_threshold, likelihood_ratios
 from lastiterate.auditing.evidence.family import MOST_NOISE, Family, family_of
-from lastiterate.auditing.evidence.one_run import usual_guesses
+from lastiterate.auditing.evidence.kinds import Kind, sees_every_step
+from lastiterate.auditing.evidence.one_run import usual_guesses, ways_of
 from lastiterate.auditing.evidence.one_run_power import OneRunPlan, best_guesses
 from lastiterate.auditing.evidence.rates import bound_on_rates, epsilon_of, upper_bound
 from lastiterate.auditing.evidence.score_law import false_alarms, score_below
-from lastiterate.auditing.evidence.threshold import predicted_threshold
+from lastiterate.auditing.evidence.simulated import Procedure
+from lastiterate.auditing.evidence.threshold import predicted_threshold, rule_of
 from lastiterate.privacy.curve import PrivacyCurve
 from lastiterate.run import DPSGD
 from lastiterate.vocabulary import FAMILIES
@@ -47,8 +49,9 @@ class Outlook:
         confidence: of the bounds.
         expected: what the linear analysis expects of the scores; thresholds are predicted by it.
         validity: "fixed" or "anytime", as in ``estimate``.
-        threshold: a number that was chosen before; None: the predicted one.
+        threshold: a number that was chosen before, "split" or "corrected"; None: the predicted one.
         horizon: models a world for which thresholds are predicted; None: as many as there are.
+        scores: the law of the scores; None: as expected.
     """
 
     run: DPSGD
@@ -57,11 +60,25 @@ class Outlook:
     confidence: float = 0.95
     expected: ExpectedScores = IDEAL
     validity: str = "fixed"
-    threshold: float | None = None
+    threshold: float | str | None = None
     horizon: int | None = None
+    scores: ExpectedScores | None = None
+
+    @property
+    def kind(self) -> Kind:
+        """What the scores are about."""
+        return Kind.ALL_ITERATES if sees_every_step(self.expected) else Kind.LAST_ITERATE
+
+    def procedure(self) -> Procedure:
+        """How such an audit is simulated."""
+        rule = self.threshold if isinstance(self.threshold, str) else self.threshold_for
+        return Procedure(self.run, self.models, self.delta, self.confidence, self.kind, rule, self.validity)
 
     def reached(self, method: str, chance: float = CHANCE) -> float:
         """The largest epsilon that the bound of this method reaches with at least this probability."""
+        if isinstance(self.threshold, str):
+            fpr, fnr = self.procedure().reached(method, chance, self.expected)
+            return rule_of(method, self.run).epsilon(fpr, fnr, self.delta)
         if method in FAMILIES and (slow := family_of(method, self.run)).is_slow:
             return self._slowly(slow, chance)
         errors = self.errors_at(self.threshold_for(method, self.confidence), self.expected)
@@ -75,7 +92,7 @@ class Outlook:
     def threshold_for(self, method: str, confidence: float) -> float:
         """The threshold that is fixed in advance for this method."""
         if self.threshold is not None:
-            return self.threshold
+            return float(self.threshold)
         sizes = (self.horizon or self.models,) * 2
         expected = IDEAL if isinstance(self.expected, Unknown) else self.expected
         return a_priori_threshold(self.run, expected, sizes, self.delta, confidence, method, self.validity)
@@ -120,11 +137,24 @@ class OneRunOutlook:
     delta: float = 1e-5
     confidence: float = 0.95
     expected: ExpectedScores = IDEAL
+    threshold: float | str | None = None
+    scores: ExpectedScores | None = None
+
+    def procedure(self) -> Procedure:
+        """How such an audit is simulated."""
+        rule = self.threshold or "a-priori"
+        fixed = rule if isinstance(rule, str) else lambda method, confidence: float(rule)
+        return Procedure(self.run, self.models, self.delta, self.confidence, Kind.ONE_MODEL, fixed, plans=self.plan)
 
     def reached(self, method: str, chance: float = CHANCE) -> float:
         """The largest epsilon that the bound of this method reaches with at least this probability."""
         if method == "one-run-independent":
             return self._independent(chance)
+        if self.threshold == "corrected":
+            ways = ways_of(self.models, "corrected")
+            plan = self.plan(method, 1.0 - (1.0 - self.confidence) / len(ways))
+            counts = sorted({top + bottom for top, bottom in ways if bottom})
+            return max(replace(plan, guesses=count).reached(method, chance) for count in counts)
         return self.plan(method, self.confidence).reached(method, chance)
 
     def plan(self, method: str, confidence: float) -> OneRunPlan:

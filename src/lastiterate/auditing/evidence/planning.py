@@ -1,4 +1,4 @@
-"""``lastiterate.power``: what so many models can show, and how many it takes to refute a claim."""
+"""``lastiterate.power``: the epsilon that an audit can show, and the number of models that refute a claim."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from lastiterate.attacks.attack import ExpectedScores, LikelihoodRatio, LinearScores
+from lastiterate.auditing.evidence.claims import Claim
 from lastiterate.auditing.evidence.guarantee import guarantee_of
 from lastiterate.auditing.evidence.kinds import Kind
 from lastiterate.auditing.evidence.outlook import CHANCE, OneRunOutlook, Outlook
@@ -17,14 +18,15 @@ from lastiterate.auditing.evidence.refuting import (
     MOST_MODELS,
     chance_to_refute,
     chances_to_refute,
+    is_simulated,
 )
-from lastiterate.auditing.evidence.threshold import CHOOSING
-from lastiterate.auditing.evidence.verdict import Claim
+from lastiterate.auditing.evidence.strength import HALF
+from lastiterate.auditing.evidence.threshold import deciding
 from lastiterate.optimizer import Adam
 from lastiterate.privacy.analyses.calibrate import calibrate
 from lastiterate.run import DPSGD, LINEAR, require_basic
-from lastiterate.values import boolean, integer, number
-from lastiterate.wording import ADAM_CAVEAT, per_cent, spell
+from lastiterate.values import boolean, integer, number, one_of
+from lastiterate.wording import ADAM_CAVEAT, per_cent, spell, spell_up
 
 MOST_AUTO = 4096  # models a world that are chosen without being asked
 _MOST_SPREAD = 1000.0
@@ -47,8 +49,11 @@ def power(
     leaks_epsilon: float | None = None,
     leaks_noise: float | None = None,
     one_run: bool = False,
+    scores: str = "known",
 ) -> Power:
-    """How much can an audit see? Before anything is trained, by the law of the scores of linear losses (a heuristic).
+    """Compute the power of an audit before anything is trained, for scores of linear losses (a heuristic).
+
+    The audit is judged as ``audit`` and ``estimate`` judge it, with the same threshold rule and validity.
 
     Args:
         run: what is trained.
@@ -59,36 +64,38 @@ def power(
         spread: the standard deviation of scores without the canary, in that of the noise: 1 where nothing but noise
             moves them.
         methods: of estimation. None: all that apply.
-        threshold: "a-priori", or a number in standard deviations of the noise. One run takes the first only.
+        threshold: "a-priori", "split", "corrected", or a number in standard deviations of the noise.
         validity: "fixed" or "anytime", as in ``estimate``.
         claim_epsilon: the claim to refute, instead of what the run says.
         claim_noise: the claim to refute, as a noise multiplier.
         leaks_epsilon: the training that is to be found out, by the epsilon that its guarantee would be.
         leaks_noise: the same by its noise multiplier. None: half of the noise that is claimed.
         one_run: one training with many canaries.
+        scores: "known", if the linear analysis predicts them, as for the attacks of this package; "own", those of a
+            user's trainer or attack, whose threshold "a-priori" is "split"; "all-iterates", if every step is seen.
 
     Returns:
         A ``Power``, which prints as a table; ``rows`` has what each method finds, ``needed`` how many models refute.
     """
     kind = Kind.ONE_MODEL if boolean("one_run", one_run) else Kind.LAST_ITERATE
-    knows = ("noise_filter", "min_separation") if one_run else ("releases", *LINEAR)
-    require_basic(run, "power of one run", knows=knows)
+    if one_of("scores", scores, ("known", "own", "all-iterates")) == "all-iterates":
+        if one_run:
+            raise ValueError("scores must be 'known' or 'own' with one_run, got 'all-iterates'")
+        kind = Kind.ALL_ITERATES
+    knows = {Kind.ONE_MODEL: ("noise_filter", "min_separation"), Kind.ALL_ITERATES: ()}.get(kind, ("releases", *LINEAR))
+    require_basic(run, "power of one run" if one_run else "power of this audit", knows=knows)
     question = Question(delta, confidence, methods, threshold, claim_epsilon, claim_noise, validity)
     integer("models", models, 1, MOST_CANARIES if one_run else MOST_MODELS)
     linear = LinearScores(
         number("signal", signal, 0.0, 1.0, open_low=True), number("spread", spread, 1.0, _MOST_SPREAD)
     )
-    if run.release_count > 1 and linear.spread > 1.0:
-        raise ValueError(f"spread must be 1 where a run has {run.release_count} releases, got {spread!r}")
-    expected = _expected(run, linear)
-    if isinstance(threshold, str) and threshold != "a-priori":
-        raise ValueError(f"threshold must be a-priori or a number, got {threshold!r}: others are chosen by scores")
-    if one_run and threshold != "a-priori":
-        raise ValueError(f"threshold must be a-priori with one_run, got {threshold!r}")
+    if (run.release_count > 1 or kind is Kind.ALL_ITERATES) and linear.spread > 1.0:
+        raise ValueError(f"spread must be 1 where several iterates are seen, got {spread!r}")
     question.check(run, kind)
+    expected = _expected(run, linear, kind)
+    outlook = outlook_of(run, models, question, expected, one_run=one_run, is_known=scores != "own")
     claim = question.claim(run)
     factor = _factor(run, claim, question, leaks_epsilon, leaks_noise)
-    outlook = outlook_of(run, models, question, expected, one_run=one_run)
     rows = tuple(
         Detectable(method, outlook.reached(method), outlook.reached(method, 0.5))
         for method in question.methods_for(run, kind)
@@ -109,68 +116,63 @@ def power(
         spread=float(spread),
         rows=rows,
         claim=claim.words,
-        leak=f"noise multiplier {spell(noise)}, epsilon {spell(allows)}",
+        leak=f"noise multiplier {spell(noise)}, epsilon {spell_up(allows, 4)}",
         noise_multiplier=noise,
         chance=chance,
         needed=needed,
         chances=tuple(sorted({**chances, models: chance}.items())),
-        notes=_notes(run, kind, validity),
+        notes=_notes(run, outlook),
     )
 
 
 def outlook_of(
-    run: DPSGD, models: int, question: Question, expected: ExpectedScores, *, one_run: bool = False
+    run: DPSGD,
+    models: int,
+    question: Question,
+    expected: ExpectedScores,
+    *,
+    one_run: bool = False,
+    is_known: bool = True,
 ) -> Outlook | OneRunOutlook:
-    """How an audit of so many models, or canaries, is expected to turn out."""
+    """The forecast of an audit with this number of models, or canaries.
+
+    ``is_known``: whether the attack's scores can be predicted; if not, the scores choose the threshold.
+    """
+    rule: float | str | None = deciding(question.threshold)
     if one_run:
-        return OneRunOutlook(run, models, question.delta, question.confidence, expected)
-    given = None if isinstance(question.threshold, str) else float(question.threshold)
-    return Outlook(run, models, question.delta, question.confidence, expected, question.validity, given)
+        rule = {"split": "corrected", "a-priori": None}.get(str(rule), rule)
+        return OneRunOutlook(run, models, question.delta, question.confidence, expected, rule)
+    if rule == "a-priori":
+        rule = None if is_known else "split"
+    return Outlook(run, models, question.delta, question.confidence, expected, question.validity, rule)
 
 
 def models_for(run: DPSGD, question: Question, *, is_known: bool = True) -> tuple[int, str]:
-    """The least number of models a world that finds half of the claimed noise, and a sentence that says so.
+    """The least number of models a world that finds the fault of the question, and a sentence that says so.
 
-    ``is_known``: whether anything is expected of the scores; if not, some of the models choose the threshold.
+    ``is_known``: as in ``outlook_of``.
     """
-    if question.threshold in ("corrected", "uncorrected"):
-        raise ValueError(
-            f"models must be a number where the threshold is {question.threshold}, got 'auto': it is planned for one "
-            "that is fixed in advance, or split"
-        )
     claim = question.claim(run)
     factor = _factor(run, claim, question, None, None)
-    most = counted(MOST_AUTO, question, is_known=is_known)
-    outlook = outlook_of(run, most, question, _expected(run, LinearScores()))
-    needed, chances = chances_to_refute(outlook, claim, factor, most=most)
-    goal = f"a training with half of the claimed noise is refuted with probability {per_cent(CHANCE)}"
+    expected = _expected(run, LinearScores(), Kind.LAST_ITERATE)
+    outlook = outlook_of(run, MOST_AUTO, question, expected, is_known=is_known)
+    needed, chances = chances_to_refute(outlook, claim, factor, most=MOST_AUTO)
+    noise = "half of" if question.fault == HALF else f"{spell(question.fault)} of"
+    goal = f"a training with {noise} the claimed noise is refuted with probability {per_cent(CHANCE)}"
+    supposed = "if the attack is perfect and losses are linear, a heuristic"
     if needed is None:
         return MOST_AUTO, (
-            f"models: {MOST_AUTO:,} a world, the most that are chosen so; it would take more until {goal} (with these: "
-            f"{spell(chances[most], 2)}, if the attack is perfect and losses are linear, a heuristic)"
+            f"models: {MOST_AUTO:,} a world, the largest number that is chosen automatically; more are needed until "
+            f"{goal} (with these: {spell(chances[MOST_AUTO], 2)}, {supposed})"
         )
-    models = needed
-    if _splits(question, is_known):
-        models = needed + CHOOSING if question.validity == "anytime" else 2 * needed
-    return models, (
-        f"models: {models:,} a world, so that {goal} (if the attack is perfect and losses are linear, a heuristic)"
-    )
+    return needed, f"models: {needed:,} a world, so that {goal} ({supposed})"
 
 
-def _expected(run: DPSGD, linear: LinearScores) -> LinearScores | LikelihoodRatio:
-    """What is expected of the scores: where several iterates are released, of their likelihood ratio."""
+def _expected(run: DPSGD, linear: LinearScores, kind: Kind) -> LinearScores | LikelihoodRatio:
+    """What is expected of the scores: a likelihood ratio, if several iterates are seen."""
+    if kind is Kind.ALL_ITERATES:
+        return LikelihoodRatio(signal=linear.signal)
     return linear if run.release_count == 1 else LikelihoodRatio(released=True, signal=linear.signal)
-
-
-def counted(models: int, question: Question, *, is_known: bool = True) -> int:
-    """How many of so many models a world count, where others choose the threshold; arguments as in ``models_for``."""
-    if not _splits(question, is_known):
-        return models
-    return max(models - CHOOSING if question.validity == "anytime" else models // 2, 1)
-
-
-def _splits(question: Question, is_known: bool) -> bool:
-    return question.threshold == "split" or (question.threshold == "a-priori" and not is_known)
 
 
 def _factor(run: DPSGD, claim: Claim, question: Question, epsilon: float | None, noise: float | None) -> float:
@@ -193,7 +195,7 @@ def _factor(run: DPSGD, claim: Claim, question: Question, epsilon: float | None,
         name, given = "claim_epsilon", question.claim_epsilon or 0.0
         if question.claim_noise is not None:
             name, given = "claim_noise", question.claim_noise
-        noise = 0.5 * float(np.max(claimed.noise_multiplier))
+        noise = question.fault * float(np.max(claimed.noise_multiplier))
     factor = own / noise
     if not 1.0 / _MOST_FACTOR <= factor <= _MOST_FACTOR:
         raise ValueError(
@@ -202,18 +204,17 @@ def _factor(run: DPSGD, claim: Claim, question: Question, epsilon: float | None,
     return factor
 
 
-def _notes(run: DPSGD, kind: Kind, validity: str) -> tuple[str, ...]:
+def _notes(run: DPSGD, outlook: Outlook | OneRunOutlook) -> tuple[str, ...]:
     notes = [
-        "All of it supposes scores as linear losses make them (a heuristic). Where they are not, an audit finds less "
-        "or more; its bounds hold all the same.",
+        "All numbers suppose scores as linear losses make them (a heuristic). Otherwise an audit finds less or more, "
+        "and its bounds still hold.",
     ]
     if isinstance(run.optimizer, Adam):
         notes.append(ADAM_CAVEAT)
-    if kind is Kind.ONE_MODEL:
-        notes.append("Two tests judge a claim; the probability is that of the better one alone, so a little low.")
-    elif validity == "anytime":
+    if is_simulated(outlook):
+        audits = outlook.procedure().audits()
+        error = 50.0 / audits**0.5
         notes.append(
-            "The probability is that of one look at the end and without the wager against the claim, so too low: who "
-            "looks often refutes sooner."
+            f"Probabilities are from {audits:,} simulated audits: their standard error is at most {error:.1f}%."
         )
     return tuple(notes)

@@ -7,9 +7,16 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 
 from lastiterate.answers import Answer, ask_all
+from lastiterate.auditing.evidence.claims import (
+    Claim,
+    check_claims,
+    check_fault,
+    claim_of,
+    remark_on,
+    sharing_the_error,
+)
 from lastiterate.auditing.evidence.kinds import Kind
 from lastiterate.auditing.evidence.threshold import check_threshold, check_validity
-from lastiterate.auditing.evidence.verdict import Claim, check_claims, claim_of, remark_on, sharing_the_error
 from lastiterate.contraction import Contraction
 from lastiterate.privacy.analyses.convex import convex
 from lastiterate.run import DPSGD
@@ -27,7 +34,8 @@ METHODS_OF = {
 class Question:
     """What is asked of the scores. ``methods`` None: all that apply; ``threshold``, ``validity`` as in ``estimate``.
 
-    With a ``contraction`` there is also what ``lastiterate.convex`` guarantees for the last iterate.
+    With a ``contraction`` there is also what ``lastiterate.convex`` guarantees for the last iterate. ``fault`` is the
+    noise of the training that an audit must be able to refute, as a share of the declared noise.
     """
 
     delta: float = 1e-5
@@ -38,6 +46,7 @@ class Question:
     claim_noise: float | None = None
     validity: str = "fixed"
     contraction: float | Contraction | None = None
+    fault: float = 0.5
 
     @property
     def has_claim(self) -> bool:
@@ -57,6 +66,7 @@ class Question:
         for name in ("delta", "confidence"):  # plain numbers, as they are looked up by value
             plain = number(name, getattr(self, name), 0.0, 1.0, open_low=True, open_high=True)
             object.__setattr__(self, name, plain)
+        object.__setattr__(self, "fault", check_fault(self.fault))
         if sharing_the_error(self.confidence) == 1.0:
             raise ValueError(
                 f"confidence must leave an error that can be shared, 1e-15 at least, got {self.confidence!r}"

@@ -10,7 +10,7 @@ from lastiterate.extras import MissingExtra
 from lastiterate.run import DPSGD
 from lastiterate.tables import Table
 from lastiterate.vocabulary import METHODS
-from lastiterate.wording import describe, per_cent, spell
+from lastiterate.wording import describe, per_cent, spell, spell_down, spell_exact
 
 if TYPE_CHECKING:
     from altair import LayerChart
@@ -78,11 +78,16 @@ class Power:
         if (self.signal, self.spread) != (1.0, 1.0):
             attack = f"an attack of signal {spell(self.signal)} and spread {spell(self.spread)}"
         title = (
-            f"{describe(self.run)}; delta {spell(self.delta)}\n"
+            f"{describe(self.run)}; delta {spell_exact(self.delta)}\n"
             f"{self.counted()}, {attack}, {per_cent(self.confidence)} confidence{held}"
         )
         rows = [
-            (METHODS[each.method].label, spell(each.detectable, 5), spell(each.median, 5), METHODS[each.method].assumes)
+            (
+                METHODS[each.method].label,
+                spell_down(each.detectable),
+                spell_down(each.median),
+                METHODS[each.method].assumes,
+            )
             for each in self.rows
         ]
         header = ("", "detectable", "median", "what it assumes")
@@ -118,10 +123,7 @@ class Power:
         return power_chart(self)
 
 
-_MEANING = (
-    "Detectable: the epsilon that the audit of a training exactly as described finds with probability 80%; median: "
-    "with 50%."
-)
+_MEANING = "Detectable: if training is correct, 80% of such audits find at least this epsilon. Median: 50% of them do."
 
 
 def _rounded(chance: float) -> str:

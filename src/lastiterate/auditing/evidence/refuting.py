@@ -4,34 +4,27 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from functools import lru_cache
 
 import numpy as np
-from scipy.interpolate import PchipInterpolator
-from scipy.special import ndtr, ndtri
 
-from lastiterate.arrays import FloatArray, IntArray
+from lastiterate.arrays import IntArray
 from lastiterate.attacks.attack import ExpectedScores, LikelihoodRatio, LinearScores
+from lastiterate.auditing.evidence.claims import Claim, Test
 from lastiterate.auditing.evidence.error_counts import ErrorCounts, both
-from lastiterate.auditing.evidence.guarantee import guarantee_of
-from lastiterate.auditing.evidence.kinds import Kind
-from lastiterate.auditing.evidence.one_run_power import refuting_guesses
 from lastiterate.auditing.evidence.outlook import CHANCE, IDEAL, OneRunOutlook, Outlook, allowed_fnr
-from lastiterate.auditing.evidence.power import Test
-from lastiterate.auditing.evidence.verdict import Claim, sharing_the_error
-from lastiterate.run import DPSGD
+from lastiterate.auditing.evidence.simulated import quantile_curve
 
 FEWEST = 8  # models a world, or canaries, that are tried first
 MOST_MODELS = 2**16  # a world, that are thought of
 MOST_CANARIES = 10_000
-_FURTHEST, _NODES = 5.0, 129  # normal quantiles, and how many, at which a guarantee's curve is evaluated once for all
+MOST_SIMULATED, MOST_ANYTIME = 2**12, 2**10  # models a world, where audits are simulated
 _NEARLY_SURE = 0.99  # chance at which a picture may end
 _NUMERICS = 1e-9  # of a rate: what a verdict leaves to the guarantee's numerics
 
 
 def leaking(expected: ExpectedScores, factor: float) -> LinearScores | LikelihoodRatio:
     """The scores of a training with its noise divided by this factor, in units of the noise that was described."""
-    if isinstance(expected, LikelihoodRatio) and expected.released:
+    if isinstance(expected, LikelihoodRatio):
         return replace(expected, noise=1.0 / factor)
     linear = expected if isinstance(expected, LinearScores) else IDEAL
     return replace(linear, spread=math.sqrt(max(linear.spread**2 - 1.0, 0.0) + factor**-2.0))
@@ -40,15 +33,14 @@ def leaking(expected: ExpectedScores, factor: float) -> LinearScores | Likelihoo
 def chance_to_refute(outlook: Outlook | OneRunOutlook, claim: Claim, factor: float) -> float:
     """The probability that a verdict refutes the claim, if the noise is the run's divided by this factor.
 
-    Many models: by the two tests of a verdict, which look at the same scores at two thresholds. Where one may look at
-    any time it is that of one look at the end, and without the wager: more looks refute more often. One run: that of
-    the better of the two tests, which both together exceed.
+    The two tests of a verdict look at the same scores at two thresholds. If these are fixed in advance, the probability
+    is a sum; otherwise audits are simulated, with the wager against the claim if bounds hold at any time.
     """
-    if isinstance(outlook, OneRunOutlook):
-        return _chance_of_one_run(outlook, claim, factor)
-    confidence = outlook.confidence if outlook.validity == "fixed" else sharing_the_error(outlook.confidence)
-    tests = claim.tests(Kind.LAST_ITERATE, confidence)
-    scores = leaking(outlook.expected, factor)
+    scores = leaking(outlook.scores or outlook.expected, factor)
+    if is_simulated(outlook):
+        return outlook.procedure().chance(claim, scores)
+    assert isinstance(outlook, Outlook)
+    tests = claim.tests(outlook.kind, outlook.confidence)
     placed = sorted((outlook.threshold_for(test.method, test.confidence), index) for index, test in enumerate(tests))
     seen = []
     for threshold, index in placed:
@@ -60,13 +52,27 @@ def chance_to_refute(outlook: Outlook | OneRunOutlook, claim: Claim, factor: flo
     return 1.0 - _neither(seen[0], seen[1])
 
 
+def is_simulated(outlook: Outlook | OneRunOutlook) -> bool:
+    """Whether a chance comes from simulated audits; if not, it is exact."""
+    return isinstance(outlook, OneRunOutlook) or isinstance(outlook.threshold, str) or outlook.validity == "anytime"
+
+
+def most_models(outlook: Outlook | OneRunOutlook) -> int:
+    """The largest number of models a world, or canaries, that is considered."""
+    if isinstance(outlook, OneRunOutlook):
+        return MOST_CANARIES
+    if outlook.validity == "anytime":
+        return MOST_ANYTIME
+    return MOST_SIMULATED if is_simulated(outlook) else MOST_MODELS
+
+
 def _refuting(test: Test, outlook: Outlook, errors: tuple[ErrorCounts, ErrorCounts]) -> IntArray:
     """For each number of false positives, how many of the numbers of false negatives refute."""
     fpr, fnr = outlook.upper_bounds(errors, test.confidence)
     if test.run is None:
         limit = allowed_fnr(test.guarantee, fpr, outlook.delta)
     else:
-        limit = _least_fnr(test.run)(fpr) - _NUMERICS
+        limit = quantile_curve(test.run)(fpr) - _NUMERICS
     return np.searchsorted(fnr, limit, side="left")
 
 
@@ -87,37 +93,6 @@ def _neither(low: Seen, high: Seen) -> float:
     return float(np.clip(np.sum(pairs * tails[refuted_low[None, :], refuted_high[:, None]]), 0.0, 1.0))
 
 
-@lru_cache(maxsize=16)
-def _least_fnr(run: DPSGD) -> _Curve:
-    return _Curve(run)
-
-
-class _Curve:
-    """The trade-off curve of a run's guarantee, between normal quantiles of rates, in which it is nearly straight."""
-
-    def __init__(self, run: DPSGD) -> None:
-        nodes = np.linspace(-_FURTHEST, _FURTHEST, _NODES)
-        rates = np.clip(np.asarray(guarantee_of(run)(run).fnr(ndtr(nodes))), 1e-300, 1.0 - 1e-16)
-        self._between = PchipInterpolator(nodes, ndtri(rates))
-
-    def __call__(self, fpr: FloatArray) -> FloatArray:
-        at = np.clip(ndtri(np.clip(fpr, 1e-300, 1.0 - 1e-16)), -_FURTHEST, _FURTHEST)
-        rates: FloatArray = ndtr(self._between(at))
-        return rates
-
-
-def _chance_of_one_run(outlook: OneRunOutlook, claim: Claim, factor: float) -> float:
-    scores = leaking(outlook.expected, factor)
-    assert isinstance(scores, LinearScores)
-    chances = []
-    for test in claim.tests(Kind.ONE_MODEL, outlook.confidence):
-        claimed = test.guarantee if test.run is None else test.run
-        plan = outlook.plan(test.method, test.confidence)
-        plan = replace(plan, guesses=refuting_guesses(plan, claimed))
-        chances.append(replace(plan, signal=scores.signal, spread=scores.spread).chance_to_refute(claimed))
-    return max(chances)
-
-
 def chances_to_refute(
     outlook: Outlook | OneRunOutlook, claim: Claim, factor: float, chance: float = CHANCE, most: int | None = None
 ) -> tuple[int | None, dict[int, float]]:
@@ -127,8 +102,7 @@ def chances_to_refute(
     chance rises in steps that at times go back, with few models far back: at the number found it is as large as it
     says, while another number near it may have less, or do with less.
     """
-    if most is None:
-        most = MOST_CANARIES if isinstance(outlook, OneRunOutlook) else MOST_MODELS
+    most = most_models(outlook) if most is None else most
     tried: dict[int, float] = {}
 
     def enough(models: int) -> bool:
@@ -140,11 +114,12 @@ def chances_to_refute(
         if high == most:
             return None, tried
         low, high = high, min(2 * high, most)
-    while high - low > max(1, low // 64):  # to within 2%
+    simulated = is_simulated(outlook)
+    while high - low > max(1, low // (10 if simulated else 64)):  # to within 10% or 2%
         middle = (low + high) // 2
         low, high = (low, middle) if enough(middle) else (middle, high)
     larger = high
     while tried[larger] < _NEARLY_SURE and larger < most:  # the rest of the way up, for a picture
-        larger = min(larger + max(1, larger // 4), most)
+        larger = min(larger + max(1, larger // (1 if simulated else 4)), most)
         enough(larger)
     return high, dict(sorted(tried.items()))

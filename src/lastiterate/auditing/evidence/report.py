@@ -12,7 +12,7 @@ from lastiterate.arrays import BoolArray, FloatArray
 from lastiterate.attacks.attack import ExpectedScores, LikelihoodRatio, LinearScores, Unknown, Words
 from lastiterate.auditing.design import Design, OpenEnded, Quality
 from lastiterate.auditing.evidence.estimate import Estimate
-from lastiterate.auditing.evidence.estimates import Estimates, likelihood_ratios, verdict_on
+from lastiterate.auditing.evidence.estimates import Estimates, likelihood_ratios
 from lastiterate.auditing.evidence.kinds import Kind, kind_of
 from lastiterate.auditing.evidence.outlook import OneRunOutlook, Outlook
 from lastiterate.auditing.evidence.question import Question, predictions_of
@@ -20,11 +20,12 @@ from lastiterate.auditing.evidence.result import AuditResult
 from lastiterate.auditing.evidence.score_law import density_without, score_density
 from lastiterate.auditing.evidence.second_moment_words import second_moment_sentences
 from lastiterate.auditing.evidence.signal import expected_signal, signal_of
-from lastiterate.auditing.evidence.threshold import CHOOSING
+from lastiterate.auditing.evidence.threshold import CHOOSING, deciding
+from lastiterate.auditing.evidence.verdict import verdict_on
 from lastiterate.run import DPSGD
 from lastiterate.second_moment import SecondMoment
 from lastiterate.vocabulary import CONVEX, METHODS, THRESHOLDS
-from lastiterate.wording import spell
+from lastiterate.wording import spell, spell_down, spell_up
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,8 +100,9 @@ def report(evidence: Evidence, question: Question = Question()) -> AuditResult: 
     estimates = Estimates(run, expected, scores_in, scores_out, question, horizon)
     found = {method: estimates(method, question.confidence) for method in methods}
     predictions = dict(predictions_of(run, question.delta, question.contraction))
-    verdict, reason = verdict_on(question.claim(run), kind, estimates)
+    verdict, reason, strength = verdict_on(question.claim(run), kind, estimates)
     heuristic = None if kind is Kind.ALL_ITERATES else predictions["last_iterate"].value
+    limits = [sentence for sentence in _limits(found, heuristic) if sentence != reason]
     is_text = evidence.quality == Quality("perplexity")
     return AuditResult(
         run=run,
@@ -109,7 +111,7 @@ def report(evidence: Evidence, question: Question = Question()) -> AuditResult: 
         caveats=(
             *words.caveats,
             *_remarks(evidence, question),
-            *_limits(found, heuristic),
+            *limits,
             *_above_convex(predictions, found),
             *_usefulness(evidence),
         ),
@@ -129,9 +131,10 @@ def report(evidence: Evidence, question: Question = Question()) -> AuditResult: 
         seconds=evidence.seconds,
         verdict=verdict,
         reason=reason,
+        strength=strength,
         perplexity=evidence.quality_of("perplexity"),
         perplexity_before=evidence.quality_before if is_text else None,
-        outlook=_outlook(run, expected, kind, question, found, horizon),
+        outlook=_outlook(run, expected, kind, question, (len(scores_in), len(scores_out)), horizon),
         second_moment=evidence.second_moment,
     )
 
@@ -148,24 +151,25 @@ def _ideal_signal(run: DPSGD, expected: ExpectedScores) -> float | None:
 
 
 def _outlook(
-    run: DPSGD, expected: ExpectedScores, kind: Kind, question: Question, found: dict[str, Estimate], horizon: int
+    run: DPSGD, expected: ExpectedScores, kind: Kind, question: Question, sizes: tuple[int, int], horizon: int
 ) -> Outlook | OneRunOutlook:
-    """How an audit of as many scores as count was expected to turn out, at a threshold fixed in advance.
+    """The forecast of an audit with this number of scores and this threshold rule.
 
-    Where nothing is known of the scores, by a perfect attack.
+    If nothing is known of the scores, the forecast is that of a perfect attack.
     """
-    one = next(iter(found.values()))
+    threshold: float | str | None = deciding(question.threshold)
     asked = run, question.delta, question.confidence, expected
     if kind is Kind.ONE_MODEL:
-        return OneRunOutlook(asked[0], one.models_in + one.models_out, *asked[1:])
-    is_known = not isinstance(expected, Unknown) and not isinstance(question.threshold, str)
-    given = float(question.threshold) if is_known else None
+        rule = {"split": "corrected", "a-priori": None}.get(str(threshold), threshold)
+        return OneRunOutlook(asked[0], sum(sizes), *asked[1:], threshold=rule)
+    if isinstance(expected, Unknown) and threshold != "corrected":
+        threshold = "split"  # the unit of the scores is not known, so that no other rule can be forecast
     return Outlook(
         asked[0],
-        max(min(one.models_in, one.models_out), 1),
+        min(sizes),
         *asked[1:],
         validity=question.validity,
-        threshold=given,
+        threshold=None if threshold == "a-priori" else threshold,
         horizon=horizon if question.validity == "anytime" else None,
     )
 
@@ -205,8 +209,8 @@ def _limits(found: dict[str, Estimate], predicted: float | None) -> list[str]:
         most = each.largest if METHODS[method].is_assumption_free else None
         if most is not None and predicted is not None and most < predicted:
             sentences.append(
-                f"{each.models_in:,} and {each.models_out:,} scores show at most epsilon {spell(most)} without "
-                f"assumptions, which is below the heuristic's {spell(predicted)}: they could not have refuted it so."
+                f"{each.models_in:,} and {each.models_out:,} scores show at most epsilon {spell_up(most, 4)} for any "
+                f"mechanism, which is below the heuristic's {spell_up(predicted, 4)}: they cannot refute it that way."
             )
         if each.threshold_choice == "split":
             sentences.append(
@@ -219,7 +223,7 @@ def _limits(found: dict[str, Estimate], predicted: float | None) -> list[str]:
                 f"{METHODS[method].label}: the threshold is the best of all, uncorrected for that choice: not a valid "
                 "bound."
             )
-        sentences += each.caveats
+        sentences += [caveat for caveat in each.caveats if caveat not in each.assumptions]  # the table has them
     return list(dict.fromkeys(sentences))
 
 
@@ -234,8 +238,8 @@ def _above_convex(predictions: dict[str, Answer], found: dict[str, Estimate]) ->
     if proved is None or not free or max(free) <= proved:
         return []
     return [
-        f"Epsilon {spell(max(free))} was found, more than the {spell(proved)} that is guaranteed for convex losses: "
-        "steps do not contract as stated, or training is not as described."
+        f"Epsilon {spell_down(max(free), 4)} was found, more than the {spell_up(proved, 4)} that is guaranteed for "
+        "convex losses: steps do not contract as stated, or training is not as described."
     ]
 
 

@@ -12,6 +12,7 @@ from lastiterate.answers import Answer
 from lastiterate.arrays import FloatArray
 from lastiterate.auditing.evidence.estimate import Estimate
 from lastiterate.auditing.evidence.outlook import OneRunOutlook, Outlook
+from lastiterate.auditing.evidence.strength import Strength
 from lastiterate.auditing.evidence.table import result_table
 from lastiterate.auditing.evidence.waterfall import Step, waterfall_of
 from lastiterate.extras import MissingExtra
@@ -49,6 +50,7 @@ class AuditResult:
         seconds: that training and scoring took, over all sessions.
         verdict: "violation", "above heuristic", "inconclusive" or "consistent".
         reason: why, in a sentence or two; of an inconclusive verdict, also what it would take.
+        strength: what the verdict would have caught.
         perplexity: of language models on held-out text, the geometric mean over the models; None: not measured.
         perplexity_before: that of the model with which training began.
         second_moment: Adam's, on models that are not counted; None: not Adam, or not measured.
@@ -75,6 +77,7 @@ class AuditResult:
     seconds: float
     verdict: str
     reason: str
+    strength: Strength
     perplexity: float | None = None
     perplexity_before: float | None = None
     outlook: Outlook | OneRunOutlook | None = None

@@ -1,4 +1,4 @@
-"""Scores from a CSV file: a row a model, its world and its score."""
+"""Scores from a CSV file: a row a model, or a canary of one run, with its world and its score."""
 
 from __future__ import annotations
 
@@ -20,11 +20,15 @@ if TYPE_CHECKING:
     from lastiterate.arrays import FloatArray
 
 _COLUMNS = ("world", "score")
+_COINS = ("coin", "canary")  # columns that a file of one run may have: no two rows share a value
 _LONGEST_SHOWN = 100  # characters of what is wrong
 
 
-def read_scores(path: Path) -> tuple[FloatArray, FloatArray]:
-    """Scores in and out. What is wrong with a file is said in one sentence that names the line."""
+def read_scores(path: Path, one_run: bool = False) -> tuple[FloatArray, FloatArray]:
+    """Scores in and out. What is wrong with a file is said in one sentence that names the line.
+
+    With ``one_run`` the rows are canaries: a column ``coin`` or ``canary``, if there is one, must not repeat a value.
+    """
     worlds = {"in": array("d"), "out": array("d")}
     try:
         size = find(path, "file").stat().st_size
@@ -34,9 +38,13 @@ def read_scores(path: Path) -> tuple[FloatArray, FloatArray]:
             rows = csv.reader(_lines(path, file))
             header = [name.strip() for name in next(rows, [])]
             world, score = (_column(path, header, name) for name in _COLUMNS)
+            coins: dict[str, dict[str, int]] = {name: {} for name in _COINS if one_run and name in header}
             for row in rows:
                 if row:
-                    _add(worlds, row, world, score, f"{path.name} line {rows.line_num}")
+                    where = f"{path.name} line {rows.line_num}"
+                    _add(worlds, row, world, score, where)
+                    for name, used in coins.items():
+                        _toss(used, name, row[header.index(name) :][:1], where, rows.line_num)
     except UnicodeDecodeError:
         raise BadFile(f"{str(path)!r} must be a CSV file in UTF-8, and is none") from None
     except csv.Error as error:
@@ -72,6 +80,18 @@ def _add(worlds: dict[str, array[float]], row: list[str], world: int, score: int
     if value is None:
         raise ValueError(f"{where}: score must be a number in plain digits or inf, got {_shortened(text)!r}")
     worlds[name].append(value)
+
+
+def _toss(used: dict[str, int], name: str, cell: list[str], where: str, line: int) -> None:
+    """Refuse a coin that another canary had: a one-run bound would count one coin as several."""
+    coin = "".join(cell).strip()
+    if not coin:
+        raise ValueError(f"{where} must name its {name}, as the first line has that column, got nothing")
+    if (before := used.setdefault(coin, line)) != line:
+        raise ValueError(
+            f"{where}: {name} {_shortened(coin)!r} is that of line {before}, too. One-run methods need a fair coin of "
+            "its own for each canary: give one row for each coin"
+        )
 
 
 def _shortened(text: str) -> str:

@@ -15,6 +15,7 @@ from lastiterate.wording import spell
 
 _LEAST_SHARE = 0.1  # of the expected signal: an attack that has less, of that we are sure, failed
 _SURE = 0.99
+_CONFIDENCE = 0.95  # of the lower bound on the signal by which a verdict is judged
 _LARGE = 1e100
 
 
@@ -24,16 +25,58 @@ def signal_of(scores_in: FloatArray, scores_out: FloatArray) -> float:
     return 0.0 if found is None else found
 
 
+def is_defined(scores_in: FloatArray, scores_out: FloatArray) -> bool:
+    """Whether the scores have a d'."""
+    return _defined_signal(scores_in, scores_out) is not None
+
+
 def expected_signal(run: DPSGD, signal: float = 1.0, spread: float = 1.0) -> float:
     """The d' of scores signal * S / s + N(0, spread^2) against N(0, spread^2), as the linear analysis expects them.
 
     Where one example replaces another, against the mirror image of the first.
     """
+    mean, variance = _shift(run)
+    return signal * mean / math.sqrt(spread**2 + signal**2 * variance)
+
+
+def _shift(run: DPSGD) -> tuple[float, float]:
+    """The mean distance of the two worlds, and half the sum of their variances without noise, in units of the noise."""
     law = law_of(require_basic(run, "linear scores", knows=LINEAR))
-    scale = signal / law.noise
-    if run.neighbours == "replace":
-        return float(2.0 * scale * law.mean / np.sqrt(spread**2 + scale**2 * law.variance))
-    return float(scale * law.mean / np.sqrt(spread**2 + 0.5 * scale**2 * law.variance))
+    worlds = 2.0 if run.neighbours == "replace" else 1.0  # in which an example is used
+    return float(worlds * law.mean / law.noise), float(0.5 * worlds * law.variance / law.noise**2)
+
+
+def signal_bound(scores_in: FloatArray, scores_out: FloatArray, models: int | None = None) -> float | None:
+    """The lower end of a one-sided 95% confidence interval of d'; None: too few scores, or all are equal.
+
+    ``models``: for this number of scores a world with the same d'. Infinite scores count as the largest finite ones.
+    """
+    finite = np.concatenate((scores_in, scores_out))
+    finite = finite[np.isfinite(finite)]
+    low, high = (finite.min(), finite.max()) if finite.size else (0.0, 1.0)
+    found = _defined_signal(np.clip(scores_in, low, high), np.clip(scores_out, low, high))
+    if found is None:
+        return math.inf if _is_separated(scores_in, scores_out) else None
+    sizes = (models, models) if models is not None else (len(scores_in), len(scores_out))
+    return found - float(ndtri(_CONFIDENCE)) * _standard_error(found, sizes)
+
+
+def _is_separated(scores_in: FloatArray, scores_out: FloatArray) -> bool:
+    """Whether all scores are equal within a world, and larger with the canary."""
+    return min(len(scores_in), len(scores_out)) > 1 and bool(scores_in.min() > scores_out.max())
+
+
+def share_of(run: DPSGD, signal: float, spread: float) -> float:
+    """The share of the canary with which linear scores of this spread have the signal d', at most 1."""
+    mean, variance = _shift(run)
+    left = mean**2 - signal**2 * variance
+    return 1.0 if left <= (signal * spread) ** 2 else signal * spread / math.sqrt(left)
+
+
+def spread_of(run: DPSGD, signal: float) -> float:
+    """The spread of linear scores that show all of the canary and have the signal d', at least 1."""
+    mean, variance = _shift(run)
+    return math.sqrt(max((mean / signal) ** 2 - variance, 1.0))
 
 
 def failure_of(scores_in: FloatArray, scores_out: FloatArray, expected: float | None) -> str | None:
@@ -43,15 +86,18 @@ def failure_of(scores_in: FloatArray, scores_out: FloatArray, expected: float | 
     found = _defined_signal(scores_in, scores_out)
     if found is None or expected is None:
         return None
-    sizes = len(scores_in), len(scores_out)
-    error = math.sqrt(1.0 / sizes[0] + 1.0 / sizes[1] + found**2 / (2.0 * sum(sizes)))  # Hedges and Olkin (1985)
-    most = found + float(ndtri(_SURE)) * error
+    most = found + float(ndtri(_SURE)) * _standard_error(found, (len(scores_in), len(scores_out)))
     if most >= _LEAST_SHARE * expected:
         return None
     return (
         f"The attack failed, which says nothing about the training: its signal d' is {spell(found, 3)}, with 99% "
         f"confidence below {spell(most, 3)}, where {spell(expected, 3)} was expected."
     )
+
+
+def _standard_error(signal: float, sizes: tuple[int, int]) -> float:
+    """The standard error of d' (Hedges and Olkin 1985)."""
+    return math.sqrt(1.0 / sizes[0] + 1.0 / sizes[1] + signal**2 / (2.0 * sum(sizes)))
 
 
 def _defined_signal(scores_in: FloatArray, scores_out: FloatArray) -> float | None:

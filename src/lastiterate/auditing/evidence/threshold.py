@@ -37,6 +37,11 @@ def check_threshold(threshold: float | str) -> float | str:
     return threshold
 
 
+def deciding(threshold: float | str) -> float | str:
+    """The threshold by which a claim is judged: a maximum over thresholds is corrected for, whatever is shown."""
+    return "corrected" if threshold == "uncorrected" else threshold
+
+
 class Rule(Protocol):
     """How upper bounds on the two error rates become a lower bound on epsilon."""
 

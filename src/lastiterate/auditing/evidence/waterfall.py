@@ -93,5 +93,6 @@ def _missed(median: float, found: float, heuristic: float | None) -> str:
     if abs(lost := median - found) < 0.0005:
         return "This attack misses nothing: it finds what half of the perfect attacks find at least."
     if lost < 0.0:
-        return f"Found: {spell(-lost, 3)} more than half of the perfect attacks find. This one was lucky."
+        more = f"Found: {spell(-lost, 3)} more than half of the perfect attacks find"
+        return f"{more}, by luck or because training is not as described."
     return f"This attack misses {spell(lost, 3)}, by what it does not see of the canary, or by bad luck."

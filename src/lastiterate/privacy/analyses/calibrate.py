@@ -8,7 +8,6 @@ from functools import cache
 
 import numpy as np
 
-from lastiterate.privacy.analyses.last_iterate import last_iterate
 from lastiterate.privacy.curve import PrivacyCurve
 from lastiterate.privacy.mixtures.solve import Secants, invert
 from lastiterate.run import DPSGD, require_run
@@ -20,17 +19,19 @@ _NEAR_ENOUGH = 1e-7  # to the target, from below
 _ROUGHLY, _QUESTIONS = 1e-3, 12  # the same for an analysis that jumps, if so many questions find it
 
 
-def calibrate(
-    run: DPSGD, *, epsilon: float, delta: float, analysis: Callable[[DPSGD], PrivacyCurve] = last_iterate
-) -> DPSGD:
+def calibrate(run: DPSGD, *, analysis: Callable[[DPSGD], PrivacyCurve], epsilon: float, delta: float) -> DPSGD:
     """The run with its noise multipliers scaled by one factor, so that ``analysis`` gives ``epsilon`` at ``delta``.
+
+    Noise by ``composition`` guarantees ``epsilon`` (by ``no_amplification`` for shuffled or fixed batches). Noise by
+    ``last_iterate`` is less, and ``epsilon`` is then a prediction, not a guarantee.
 
     Never more than ``epsilon``, and less by at most 1e-6; for ``convex``, which jumps where another of its bounds
     is the least, by some thousandths. The noise of ``run`` itself matters only as a shape: any positive number will
     do where it is constant.
     """
     require_run(run)
-    function("analysis", analysis, "a function such as lastiterate.composition")
+    choices = "lastiterate.composition or no_amplification for a guarantee, or last_iterate for a prediction"
+    function("analysis", analysis, f"a function: {choices}")
     target = number("epsilon", epsilon, 0.0, open_low=True)
     number("delta", delta, 0.0, 1.0, open_low=True, open_high=True)
 

@@ -19,7 +19,7 @@ from lastiterate.privacy.analyses.correlated import correlated_pair, without_fil
 from lastiterate.privacy.analyses.no_amplification import (
     TOLD_NOTHING,
     KnownParticipations,
-    told_group,
+    told_kinds,
     told_participations,
 )
 from lastiterate.privacy.curve import Pair, PrivacyCurve
@@ -138,9 +138,9 @@ class CompositionPair:
         """
         steps, rates, sigmas = int(self.cumulant.counts.sum()), self.cumulant.rates, self.cumulant.sigmas
         if self.cumulant.mirrored:
-            return TOLD_NOTHING, told_group(steps, float(rates.max()), 0.5 * float(sigmas.min()), self.cumulant.group)
+            return TOLD_NOTHING, told_kinds(self.cumulant.counts, rates, 0.5 * sigmas, self.cumulant.group)
         lower = told_participations(steps, float(rates.min()), float(sigmas.max()), upper=False)
-        return lower, told_group(steps, float(rates.max()), float(sigmas.min()), self.cumulant.group)
+        return lower, told_kinds(self.cumulant.counts, rates, sigmas, self.cumulant.group)
 
     def _epsilon(self, log_delta: float) -> float:
         try:

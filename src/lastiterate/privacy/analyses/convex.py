@@ -89,8 +89,8 @@ def _require_convergent(run: DPSGD) -> None:
         )
     if run.group_size > 1:
         raise ValueError(f"group_size must be 1 for the convex guarantee, got {run.group_size}: it is one example's")
-    if run.neighbours != "add-remove":
-        raise ValueError(f"neighbours must be 'add-remove' for the convex guarantee, got {run.neighbours!r}")
+    if run.neighbours == "replace":
+        raise ValueError("neighbours must be 'add-remove' or 'zero-out' for the convex guarantee, got 'replace'")
     for name in ("noise_multiplier", "sample_rate"):
         if np.ndim(getattr(run, name)):
             raise ValueError(f"{name} must be one number for the convex guarantee, got one for each step")

@@ -20,7 +20,7 @@ from lastiterate.privacy.losses.shifted_cumulant import ALLOWANCE, shifted_cumul
 from lastiterate.privacy.losses.shifted_loss import ShiftedLoss
 from lastiterate.privacy.losses.smoothed_line import SmoothedLoss, smoothed
 from lastiterate.privacy.losses.step_loss import Loss, moments_of
-from lastiterate.privacy.mixtures.contour import Unreliable
+from lastiterate.privacy.mixtures.contour import Effort, Unreliable
 from lastiterate.privacy.mixtures.distances import Distances, distances, geometric_sum
 from lastiterate.privacy.mixtures.rows import each
 
@@ -35,6 +35,8 @@ _FORGOTTEN = 1e-7  # what is left of a distance
 _LOG_RARE = math.log(1e-4)  # of the delta whose window, and whose thresholds, are tried for a false negative rate
 _TRIALS = 14  # of thresholds: near the best one the rate changes by a square
 _MOST_WINDOWS = 8  # that one question is put to
+_MOST_EFFORT = 1.5e7  # numbers that are computed for one answer, a few seconds; other bounds hold anyway
+_LARGEST = 600.0  # threshold whose exponential is a float
 _ROUNDING = 1e-11  # of max(1, epsilon), in the bisection on a line
 
 
@@ -58,22 +60,36 @@ class ConvexPair:
     always_in: Pair
 
     def epsilon(self, log_delta: Floats) -> Floats:
-        return each(lambda value: self._least_epsilon(float(value)), log_delta)
+        return each(lambda value: self._answer(self._least_epsilon, float(value)), log_delta)
 
     def log_delta(self, epsilon: Floats) -> Floats:
-        return each(lambda value: self._least_log_delta(float(value)), epsilon)
+        return each(lambda value: self._answer(self._least_log_delta, float(value)), epsilon)
 
     def fnr(self, fpr: Floats) -> Floats:
-        return each(lambda value: self._largest_fnr(float(value)), fpr)
+        return each(lambda value: self._answer(self._largest_fnr, float(value)), fpr)
 
     def bracket(self, log_delta: Floats) -> tuple[Floats, Floats]:
         """Around the least bound as if it were exact: all errors are added for one end, and taken off for the other."""
         value = self.epsilon(log_delta)
         lower, upper = (
-            each(lambda at: self._end(float(at), 0), log_delta),
-            each(lambda at: self._end(float(at), 1), log_delta),
+            each(lambda at: self._answer(self._lower_end, float(at)), log_delta),
+            each(lambda at: self._answer(self._upper_end, float(at)), log_delta),
         )
         return np.minimum(lower, value)[()], np.maximum(upper, value)[()]
+
+    def _answer(self, question: Callable[[float], float], value: float) -> float:
+        """Answer with limited effort. A question that was asked before has the same answer."""
+        key = question.__name__, value
+        if key not in self._known_answers:
+            self._effort.left = _MOST_EFFORT
+            self._known_answers[key] = question(value)
+        return self._known_answers[key]
+
+    def _lower_end(self, log_delta: float) -> float:
+        return self._end(log_delta, 0)
+
+    def _upper_end(self, log_delta: float) -> float:
+        return self._end(log_delta, 1)
 
     def _end(self, log_delta: float, end: int) -> float:
         others = [float(pair.bracket(np.float64(log_delta))[end]) for pair in (self.composition, self.always_in)]
@@ -82,17 +98,17 @@ class ConvexPair:
         return min(*others, of_windows + side * _ROUNDING * max(1.0, of_windows))
 
     def _least_epsilon(self, log_delta: float) -> float:
-        others = [float(pair.epsilon(np.float64(log_delta))) for pair in (self.composition, self.always_in)]
-        return min(*others, self._of_windows(log_delta))
+        least = min(float(pair.epsilon(np.float64(log_delta))) for pair in (self.composition, self.always_in))
+        return min(least, self._of_windows(log_delta, least=least)) if least > 0.0 else least
 
-    def _of_windows(self, log_delta: float, side: float = 1.0) -> float:
+    def _of_windows(self, log_delta: float, side: float = 1.0, least: float = math.inf) -> float:
         foretold = np.min((self._exponents - log_delta) / _TILTS[:, None], axis=0)
-        return self._least(foretold, lambda index, least: self._epsilon_of(index, log_delta, side, least))
+        return self._least(foretold, lambda index, least: self._epsilon_of(index, log_delta, side, least), least)
 
     def _least_log_delta(self, epsilon: float) -> float:
-        others = [float(pair.log_delta(np.float64(epsilon))) for pair in (self.composition, self.always_in)]
+        least = min(float(pair.log_delta(np.float64(epsilon))) for pair in (self.composition, self.always_in))
         foretold = np.min(self._exponents - _TILTS[:, None] * epsilon, axis=0)
-        return min(*others, self._least(foretold, lambda index, least: self._log_delta_of(index, epsilon, least)))
+        return min(least, self._least(foretold, lambda index, least: self._log_delta_of(index, epsilon, least), least))
 
     def _largest_fnr(self, fpr: float) -> float:
         others = [float(pair.fnr(np.float64(fpr))) for pair in (self.composition, self.always_in)]
@@ -101,19 +117,19 @@ class ConvexPair:
         foretold = np.min((self._exponents - _LOG_RARE) / _TILTS[:, None], axis=0)
         return max(*others, self._fnr_of(int(np.argmin(foretold)), fpr))
 
-    def _least(self, foretold: FloatArray, cost: Callable[[int, float], float]) -> float:
+    def _least(self, foretold: FloatArray, cost: Callable[[int, float], float], least: float) -> float:
         """The least cost of all windows, found by going downhill from the one that promises most.
 
-        Of a window that costs more than the least so far, which is handed over, only that need be found.
+        Of a window that costs more than the ``least`` so far, which is handed over, only that need be found.
         """
         if not foretold.size:
             return math.inf
         here = int(np.argmin(foretold))
         known = {here: cost(here, math.inf)}
-        while len(known) < _MOST_WINDOWS:
+        while len(known) < _MOST_WINDOWS and self._effort.left > 0.0:
             for beside in (here - 1, here + 1):
                 if 0 <= beside < foretold.size and beside not in known:
-                    known[beside] = cost(beside, min(known.values()))
+                    known[beside] = cost(beside, min(least, *known.values()))
             best = min(known, key=lambda index: (known[index], abs(index - here)))
             if best == here:
                 break
@@ -129,6 +145,8 @@ class ConvexPair:
         if side > 0.0 and least < math.inf and remove.log_delta(least) > log_delta:
             return math.inf
         value = remove.epsilon(log_delta, side)
+        if value >= least:
+            return value
         return value if add.log_delta(value) <= log_delta else max(value, add.epsilon(log_delta, side))
 
     def _log_delta_of(self, index: int, epsilon: float, least: float) -> float:
@@ -154,7 +172,7 @@ class ConvexPair:
                 return 1.0 - math.exp(remove.log_delta(x)) - math.exp(x) * fpr
             return math.exp(x) * (1.0 - math.exp(add.log_delta(-x)) - fpr)
 
-        high = remove.epsilon(_LOG_RARE) + 0.1
+        high = min(remove.epsilon(_LOG_RARE) + 0.1, _LARGEST)
         low = -high
         for _ in range(_TRIALS):
             left, right = low + 0.382 * (high - low), low + 0.618 * (high - low)
@@ -170,8 +188,8 @@ class ConvexPair:
             length = int(self._lengths[index])
             before = self._before(length).at_least_part_of_mean()
             try:
-                cumulant = shifted_cumulant(length, self.rate, self.sigma, self.contraction, before)
-                self._known_windows[index] = smoothed(cumulant, cumulant.smallest_spread(), ALLOWANCE), before.log_lost
+                cumulant = shifted_cumulant(length, self.rate, self.sigma, self.contraction, before, self._effort)
+                self._known_windows[index] = smoothed(cumulant, ALLOWANCE), before.log_lost
             except ArithmeticError:
                 self._known_windows[index] = None
         return self._known_windows[index]
@@ -222,7 +240,8 @@ class ConvexPair:
     def _sampled(self) -> tuple[FloatArray, FloatArray]:
         """M(0, s), and about the part of its slope in a that sampling is to blame for, at every tilt."""
         slope = 1.0 / self.sigma
-        steps: list[Loss] = [ShiftedLoss(self.rate, slope, shift, True, -90.0) for shift in (0.0, _SMALL_SHIFT)]
+        shifts = 0.0, _SMALL_SHIFT
+        steps: list[Loss] = [ShiftedLoss(self.rate, slope, shift, True, -90.0, self._effort) for shift in shifts]
         rows = []
         for tilt in _TILTS.tolist():
             try:
@@ -234,6 +253,14 @@ class ConvexPair:
         with np.errstate(invalid="ignore"):
             linear = np.nan_to_num((shifted - at_zero - gaussian) / (_SMALL_SHIFT * self.sigma), nan=np.inf)
         return at_zero, linear
+
+    @cached_property
+    def _effort(self) -> Effort:
+        return Effort(_MOST_EFFORT)
+
+    @cached_property
+    def _known_answers(self) -> dict[tuple[str, float], float]:
+        return {}
 
     @cached_property
     def _known_windows(self) -> dict[int, _Window | None]:

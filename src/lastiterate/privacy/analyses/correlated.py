@@ -34,7 +34,7 @@ def correlated_pair(run: DPSGD) -> Pair:
     epoch = None
     if run.sampling == "shuffled":
         require_separable_epochs(run)
-        epoch = epoch_length(float(run.sample_rate))
+        epoch = epoch_length(run)
     size = largest_norm(run.noise_filter, run.steps, run.min_separation, epoch)
     apart = run.group_size * (2.0 if run.neighbours == "replace" else 1.0)
     none = np.empty(0)

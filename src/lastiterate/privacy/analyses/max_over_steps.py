@@ -44,8 +44,8 @@ def max_over_steps(run: DPSGD) -> PrivacyCurve:
         )
     if run.neighbours == "replace":
         raise ValueError(
-            "neighbours must be 'add-remove' for max_over_steps, got 'replace': its search is for the presence of one "
-            "example"
+            "neighbours must be 'add-remove' or 'zero-out' for max_over_steps, got 'replace': its search is for the "
+            "presence of one example"
         )
     return PrivacyCurve(MaxOverSteps(prefixes_of(run)), "max_over_steps", is_guarantee=False)
 

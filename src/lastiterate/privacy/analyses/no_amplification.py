@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 _MOST_COUNTS = 20_000
 _ONE = np.float64(1.0)
+_UP = 1.0 + 1e-14  # more than rounding takes off a sum of squares
 
 
 def no_amplification(run: DPSGD) -> PrivacyCurve:
@@ -53,7 +54,7 @@ def told_run(run: DPSGD) -> KnownParticipations:
     if run.neighbours == "replace":
         sigma *= 0.5  # gradients differ by twice the clipping norm
     if run.sampling == "shuffled":
-        epochs = np.array([float(-(-run.steps // epoch_length(rate)))])
+        epochs = np.array([float(-(-run.steps // epoch_length(run)))])
         return KnownParticipations(sigma / group, epochs, np.zeros(1), np.zeros(1))
     if run.sampling == "fixed":
         return told_participations(run.steps, min(group * rate, 1.0), sigma / group, upper=True)
@@ -69,6 +70,24 @@ def told_group(steps: int, rate: float, sigma: float, group: int) -> KnownPartic
     if group == 1 or rate < 1.0:
         return told_participations(steps * group, rate, sigma / math.sqrt(group), upper=True)
     return told_participations(steps, rate, sigma / group, upper=True)
+
+
+def told_kinds(counts: FloatArray, rates: FloatArray, sigmas: FloatArray, group: int) -> KnownParticipations:
+    """An upper bound for steps of several kinds, of each of which the number with the canary is told.
+
+    If there are too many such numbers, every step counts as the worst one.
+    """
+    worst = told_group(int(counts.sum()), float(rates.max()), float(sigmas.min()), group)
+    count, log_mass = np.zeros(1), np.zeros(1)
+    if counts.size == 1:
+        return worst
+    for steps, rate, sigma in zip(counts.tolist(), rates.tolist(), sigmas.tolist(), strict=True):
+        kind = told_group(int(steps), rate, sigma, group)
+        if count.size * kind.count.size > _MOST_COUNTS:
+            return worst
+        count = np.add.outer(count, kind.count * (worst.sigma / kind.sigma) ** 2 * _UP).ravel()
+        log_mass = np.add.outer(log_mass, kind.log_mass).ravel()
+    return KnownParticipations(worst.sigma, count, log_mass, np.zeros_like(count))
 
 
 def told_participations(steps: int, rate: float, sigma: float, *, upper: bool) -> KnownParticipations:

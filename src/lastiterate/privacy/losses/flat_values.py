@@ -20,6 +20,7 @@ from lastiterate.privacy.losses.loss_line import (
     beside,
     between,
     capped_for,
+    chernoff,
     chernoff_bound_at,
     flat_line,
     flat_width,
@@ -40,6 +41,7 @@ _LEFT_OUT = math.log(1e-12)  # of delta, in large losses that are left out; so m
 _AGREEMENT_OF_DELTA = 1e-7  # of two lines on log delta
 _AGREEMENT_OF_FNR = 1e-7
 _AGREEMENT_AT_ZERO = 1e-3  # of two lines on log delta(0), where that is less than asked for
+_ALL_BELOW = 100.0  # the tilt, in units of 1 / (epsilon - edge): losses at the edge are exp(-_ALL_BELOW) of delta
 _UNDERFLOW = -750.0  # log of a delta that is 0 as a float
 _OF_LOSSES = 1e-12  # relative error of a mean of losses
 _LEFT_OUT_OF_KL = 1e-34  # far more than losses add that are left out, with probability exp(-90)
@@ -139,6 +141,8 @@ def log_delta_of(cumulant: LossCumulant, epsilon: float) -> float:
         return -math.inf
     if epsilon > 0.0 and (bound := chernoff_bound_at(cumulant, epsilon)) < _UNDERFLOW:
         return bound
+    if (apart := _log_apart(cumulant, epsilon)) is not None:
+        return apart
     cumulant = _leaving_out_for(cumulant, epsilon)
     before = math.inf
     for which in range(_MOST_LINES):
@@ -148,6 +152,22 @@ def log_delta_of(cumulant: LossCumulant, epsilon: float) -> float:
             return min(value + math.exp(cumulant.log_left_out - value), 0.0)
         before = value
     raise Unreliable
+
+
+def _log_apart(cumulant: LossCumulant, epsilon: float) -> float | None:
+    """log delta where the losses apart are all of it: Chernoff's bound on the others is next to nothing."""
+    if not cumulant.remove or epsilon < 0.0:
+        return None
+    capped = capped_for(cumulant, epsilon, flat_width(cumulant, epsilon))
+    apart, _ = capped.apart(epsilon)
+    if not (math.isfinite(capped.cap) and apart > 0.0):
+        return None
+    try:
+        others = chernoff(capped, _ALL_BELOW / (epsilon - capped.edge()), epsilon)
+    except Unreliable:
+        return None
+    share = math.exp(float(np.logaddexp(others, capped.log_left_out)) - math.log(apart))
+    return min(math.log(apart) + share, 0.0) if share < math.exp(_LEFT_OUT) else None
 
 
 def _log_delta_on(cumulant: LossCumulant, epsilon: float, width: float, which: int) -> float:

@@ -223,9 +223,10 @@ def _excess(near: float) -> float:
 def proved_log_delta(cumulant: LossCumulant, epsilon: float) -> float:
     """log of an upper bound on delta(epsilon) of one direction; 0 is always right."""
     bound = chernoff_bound_at(cumulant, epsilon)
+    near = epsilon if epsilon * _EXCESS_OF_SMALL > _EXCESS else 0.0  # smoothing need not be finer for a smaller one
     try:
         for _ in range(3):  # what is left out, and how far a line goes, depend on the result
-            bound = min(bound, smoothed_line(cumulant, min(bound, -1e-3), epsilon).bounds(epsilon)[0])
+            bound = min(bound, smoothed_line(cumulant, min(bound, -1e-3), near).bounds(epsilon)[0])
     except (Unreliable, OverflowError):
         pass
     return bound

@@ -114,6 +114,8 @@ def _log_total(
 ) -> tuple[float, float]:
     """log E exp(s L) at a real s, and its largest error."""
     if not abs(value) < 0.5:
+        if not of_mass + quadrature < 1.0:
+            raise Unreliable
         return value, -math.log1p(-of_mass - quadrature) + 4.0 * ULP * abs(value)
     rise = weighted_rise(nodes, order)
     with_canary, without = step.outside

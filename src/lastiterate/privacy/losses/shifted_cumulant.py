@@ -21,7 +21,7 @@ from lastiterate.arrays import BoolArray, FloatArray
 from lastiterate.privacy.losses.loss_cumulant import LossCumulant
 from lastiterate.privacy.losses.shifted_loss import ShiftedLoss
 from lastiterate.privacy.losses.step_loss import Loss, Segments, moments_of
-from lastiterate.privacy.mixtures.contour import Complex, Unreliable
+from lastiterate.privacy.mixtures.contour import Complex, Effort, Unreliable
 from lastiterate.privacy.mixtures.distances import Distances, geometric_sum
 
 _NODES = 6  # of the interpolation in a panel, at first
@@ -34,8 +34,10 @@ ALLOWANCE = 10.0 * _ERROR_ALONG  # for errors of K: between the places where it 
 _VANISHED = 45.0  # minus log of what does not count any more
 _CLEAR = 4.0  # frequency times a, in units of the noise, up to which log E exp(sL) keeps its digits
 _MOST_PANELS = 12
-_MOST_VALUES = 500_000  # of M along a line
+_MOST_VALUES = 600_000  # of M along a line
+_CONVERGES = 8.0  # factor by which twice the nodes lower the error, where they ever will
 _SMOOTHING = 0.1  # noise of one more release, in units of the standard deviation of the loss
+_QUICKER = 10.0  # are weights of an interpolation than what is interpolated
 _GROUPS = 200  # of steps, whose a are rounded up to the largest of them
 
 
@@ -52,15 +54,11 @@ class ShiftedCumulant(LossCumulant):
     relative: FloatArray = field(kw_only=True)
     log_mass: FloatArray = field(kw_only=True)
     smoothing: float = field(kw_only=True)
+    effort: Effort = field(default_factory=Effort, kw_only=True)
 
     def other_direction(self) -> ShiftedCumulant:
         """Q over P; losses are unbounded here, and nothing can be left out by a cap."""
         return replace(self, remove=False)
-
-    def smallest_spread(self) -> float:
-        """The standard deviation of a Gaussian part that the loss has at every distance."""
-        of_distance = float(self.relative[0]) * math.sqrt(self._fall) * float(self.shifts[0])
-        return math.hypot(self.smoothing, of_distance)
 
     @property
     def _cannot_be_capped(self) -> bool:
@@ -106,6 +104,7 @@ class ShiftedCumulant(LossCumulant):
         u = spacing * np.arange(count)
         best: tuple[Complex, float] | None = None
         while nodes <= _MOST_NODES and nodes * panels * count <= _MOST_VALUES:
+            self.effort.spend((2 * nodes * panels + self.relative.size) * count)
             table = self._table(nodes, panels)
             logs, checks = (
                 np.array(list(self._logs(steps, theta, spacing, count, fineness)))
@@ -121,8 +120,11 @@ class ShiftedCumulant(LossCumulant):
             if off < 1.0:
                 self._usual_nodes[panels] = nodes
                 return result, 1.0
-            if off < (math.inf if best is None else best[1]):
+            last = math.inf if best is None else best[1]
+            if off < last:
                 best = result, off
+            if not off < last / _CONVERGES:
+                break
             nodes *= 2
         if best is None or not best[1] < _MOST_ERRORS:
             raise Unreliable
@@ -153,6 +155,7 @@ class ShiftedCumulant(LossCumulant):
             if nodes > _MOST_NODES:
                 raise Unreliable
             table = self._table(nodes, panels)
+            self.effort.spend(self.relative.size * self.shifts.size * nodes * panels / _QUICKER)
             values = table.moments(order)
             size = np.abs(values).max(axis=0)
             size[0] = max(size[0], size[1])
@@ -181,7 +184,7 @@ class ShiftedCumulant(LossCumulant):
         """The loss of a step with this a."""
         sigma = float(self.sigmas[0])
         rate, slope = float(self.rates[0]), 1.0 / sigma
-        return ShiftedLoss(rate, slope, shift * slope, self.remove, self._left_out_of_each)
+        return ShiftedLoss(rate, slope, shift * slope, self.remove, self._left_out_of_each, self.effort)
 
     @cached_property
     def _usual_nodes(self) -> dict[int, int]:
@@ -197,7 +200,7 @@ class _Table:
     """Steps at the nodes of a piecewise interpolation in a; each panel but the first is as wide as all before it."""
 
     def __init__(self, cumulant: ShiftedCumulant, nodes: int, panels: int) -> None:
-        self.nodes, self.panels = nodes, panels
+        self.nodes, self.panels, self.effort = nodes, panels, cumulant.effort
         largest = float(cumulant.shifts[0])
         self.ends = largest * np.concatenate(([0.0], 0.5 ** np.arange(panels - 1, -1, -1.0)))
         places = self.ends[:-1, None] + np.diff(self.ends)[:, None] * _places(nodes)
@@ -210,7 +213,9 @@ class _Table:
 
     def moments(self, order: float) -> FloatArray:
         """log E exp(s L), and mean and variance of L under the tilt, at every node."""
-        return moments_of(self.steps, order, self._known)
+        result = moments_of(self.steps, order, self._known)
+        self.effort.spend(max(segments.loss.size for segments in self._known.values()))
+        return result
 
     def shares(self, cumulant: ShiftedCumulant) -> FloatArray:
         """For each distance, how often M at each node counts in the sum over all steps."""
@@ -229,7 +234,9 @@ class _Table:
         return result.reshape(shifts.size, -1)
 
 
-def shifted_cumulant(steps: int, rate: float, sigma: float, contraction: float, before: Distances) -> ShiftedCumulant:
+def shifted_cumulant(
+    steps: int, rate: float, sigma: float, contraction: float, before: Distances, effort: Effort
+) -> ShiftedCumulant:
     """The direction "remove" of the last ``steps``, before which the two trainings are ``before`` apart.
 
     The a that cost least fall by the contraction from each step to the one before it (docs/method.md).
@@ -247,6 +254,7 @@ def shifted_cumulant(steps: int, rate: float, sigma: float, contraction: float, 
         relative=before.values / largest,
         log_mass=before.log_mass,
         smoothing=0.0,
+        effort=effort,
     )
     return replace(rough, smoothing=_SMOOTHING * math.sqrt(max(rough.real(0.0)[2], 0.0)))
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -15,7 +15,9 @@ from scipy.special import ndtr, ndtri_exp
 
 from lastiterate.arrays import FloatArray
 from lastiterate.privacy.losses.step_loss import BEND, RISE, TURN, Loss, Nodes, StepLoss
-from lastiterate.privacy.mixtures.contour import Unreliable
+from lastiterate.privacy.mixtures.contour import Effort, Unreliable
+
+_OF_A_STEP = 3000.0  # numbers, which take as long as all else in a step
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,6 +29,13 @@ class ShiftedLoss(Loss):
     shift: float
     remove: bool
     log_left_out: float
+    effort: Effort = field(default_factory=Effort)
+
+    def nodes(self, order: float, frequency: float, fineness: float = 1.0) -> Nodes:
+        self.effort.spend(0.0)
+        nodes = super().nodes(order, frequency, fineness)
+        self.effort.spend(_OF_A_STEP + nodes.x.size)
+        return nodes
 
     def loss(self, x: FloatArray) -> FloatArray:
         return self.shift * (x - 0.5 * self.shift) + self._sampled.loss(x - self.shift)

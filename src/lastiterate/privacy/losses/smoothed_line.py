@@ -5,9 +5,13 @@ cumulant), which only adds to what is told. So the integrand along
 
     delta(epsilon) = 1/pi  integral_0^inf  Re exp(K(z) - z epsilon) / (z (z + 1)) du,     z = theta + iu,  theta > 0,
 
-falls like a Gaussian. The trapezoid rule with step h adds to it the positive terms e^(theta k P) delta(epsilon + k P),
-P = 2 pi / h: what it is off by, it is too high by. What exp(K) itself may be off by (``error``) is added to the
-integrand too, so that delta is an upper bound; ``side`` -1 subtracts it instead, for the lower end of a bracket.
+falls like a Gaussian: |exp K(theta + iu)| <= exp(K(theta) - w^2 u^2 / 2), whatever the loss is (w is the smoothing).
+The line ends where this bound is negligible, and not where the integrand happens to be small: with little noise losses
+lie close to a lattice, and the integrand comes back at the frequencies that fit it.
+
+The trapezoid rule with step h adds the positive terms e^(theta k P) delta(epsilon + k P), P = 2 pi / h: what it is off
+by, it is too high by. What exp(K) itself may be off by (``error``) is added to the integrand too, so that delta is an
+upper bound; ``side`` -1 subtracts it instead, for the lower end of a bracket.
 """
 
 from __future__ import annotations
@@ -35,7 +39,6 @@ class SmoothedLoss:
     """One direction of a pair."""
 
     cumulant: ShiftedCumulant
-    least_scale: float  # width of what the smoothing left
     error: float = 0.0  # of exp(K) along a line, in units of its largest value, and of K at real points
 
     def log_delta(self, epsilon: float) -> float:
@@ -101,8 +104,15 @@ class SmoothedLoss:
 
     def _line(self, index: int, epsilon: float, log_goal: float) -> tuple[Line, float]:
         """A line, and its error in units of the usual one."""
-        if index in self._lines:
-            return self._lines[index]
+        if index not in self._lines:
+            self._lines[index] = None  # if it cannot be had once, it is not tried again
+            self._lines[index] = self._new_line(index, epsilon, log_goal)
+        found = self._lines[index]
+        if found is None:
+            raise Unreliable
+        return found
+
+    def _new_line(self, index: int, epsilon: float, log_goal: float) -> tuple[Line, float]:
         theta = TILTS[index]
         deviation = math.sqrt(max(self._moments(index)[2], 0.0))
         if not deviation > 0.0:
@@ -110,18 +120,14 @@ class SmoothedLoss:
         goal = min(log_goal, self._moments(index)[0] - theta * epsilon) - 4.0
         period = max((_LITTLE - goal) / theta, self._reach(theta, epsilon, goal), 8.0 * deviation)
         rise = max(self._moments(index)[0] - theta * epsilon - goal, 0.0)
-        end = math.sqrt(2.0 * (_NEGLIGIBLE + rise)) / self.least_scale
+        end = math.sqrt(2.0 * (_NEGLIGIBLE + rise)) / self.cumulant.smoothing
         spacing = max(2.0 * math.pi / period, end / _MOST_NODES)  # where that is too wide, delta is too high
-        for part in (end / 16.0, end / 4.0, end):
-            count = math.ceil(part / spacing) + 1
-            values, errors = self.cumulant.with_error(theta, spacing, count)
-            if float(values[2 * count // 3 :].real.max()) < values[0].real - _NEGLIGIBLE - rise:
-                break
+        count = math.ceil(end / spacing) + 1
+        values, errors = self.cumulant.with_error(theta, spacing, count)
         values[0] -= math.log(2.0)  # half weight: the trapezoid rule
         z = np.empty(count, dtype=np.complex128)
         z.real, z.imag = theta, spacing * np.arange(count)
-        self._lines[index] = Line(z, values, spacing), errors
-        return self._lines[index]
+        return Line(z, values, spacing), errors
 
     def _reach(self, theta: float, epsilon: float, goal: float) -> float:
         """How far above epsilon there may be losses that count, by Chernoff's bound with larger tilts."""
@@ -157,11 +163,10 @@ class SmoothedLoss:
         return min(range(low, high + 1), key=cost)
 
     @cached_property
-    def _lines(self) -> dict[int, tuple[Line, float]]:
+    def _lines(self) -> dict[int, tuple[Line, float] | None]:
         return {}
 
 
-def smoothed(cumulant: ShiftedCumulant, least_scale: float, error: float) -> tuple[SmoothedLoss, SmoothedLoss]:
+def smoothed(cumulant: ShiftedCumulant, error: float) -> tuple[SmoothedLoss, SmoothedLoss]:
     """Both directions."""
-    other = cumulant.other_direction()
-    return SmoothedLoss(cumulant, least_scale, error), SmoothedLoss(other, least_scale, error)
+    return SmoothedLoss(cumulant, error), SmoothedLoss(cumulant.other_direction(), error)

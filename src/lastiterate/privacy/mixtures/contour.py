@@ -23,6 +23,19 @@ class Unreliable(ArithmeticError):
     """The integral cancels, or would take too many nodes."""
 
 
+@dataclass
+class Effort:
+    """A limit on work: how many more numbers may be computed, whatever the speed of the machine."""
+
+    left: float = math.inf
+
+    def spend(self, numbers: float) -> None:
+        """Count work that is about to be done, or was. Raise Unreliable once there was too much."""
+        self.left -= numbers
+        if self.left < 0.0:
+            raise Unreliable
+
+
 @dataclass(frozen=True)
 class Line:
     """The nodes of a line, and K there."""

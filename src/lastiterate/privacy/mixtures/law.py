@@ -222,16 +222,16 @@ def _sums_of_groups(groups: IntArray, values: FloatArray) -> FloatArray:
     return sums
 
 
-def epoch_length(rate: float) -> int:
-    """How many batches of an epoch of shuffled data: where 1/q is not whole, the last one is smaller."""
-    batches = 1.0 / max(rate, 1e-300)
-    return math.ceil(batches - max(1e-9, 1e-12 * batches))  # 1/q is whole up to rounding, of q too
+def epoch_length(run: DPSGD) -> int:
+    """The number of batches of an epoch of shuffled batches."""
+    assert run.batches_per_epoch is not None
+    return run.batches_per_epoch
 
 
 def _shuffled(run: DPSGD, weights: FloatArray, noise: float) -> Law:
     """Each example once an epoch; all of a group, each of which counts as much wherever it is, or else none."""
     rate = float(run.sample_rate)
-    length = epoch_length(rate)
+    length = epoch_length(run)
     none = np.empty(0)
     require_separable_epochs(run)
     if weights.ndim == 0 or np.all(weights == weights[0]):
@@ -270,7 +270,7 @@ def _places(rate: float, count: int) -> FloatArray:
 
 def require_separable_epochs(run: DPSGD) -> None:
     """Refuse a separation that batches in which every example is once an epoch cannot keep."""
-    length = epoch_length(float(run.sample_rate))
+    length = epoch_length(run)
     if run.min_separation > length:
         raise ValueError(
             f"min_separation must be at most the {length} batches of an epoch with sampling 'shuffled', got "

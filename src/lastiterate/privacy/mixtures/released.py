@@ -94,7 +94,7 @@ def require_separable(run: DPSGD) -> None:
             "iterates then depends on earlier blocks; the bound that holds is lastiterate.composition"
         )
     if run.sampling == "shuffled":
-        length = epoch_length(float(run.sample_rate))
+        length = epoch_length(run)
         inside = [int(step) for step in run.released_steps()[:-1] if step % length]
         if inside:
             raise ValueError(

@@ -58,7 +58,7 @@ function line(row) {
   const what = make("th", {scope: "row"}, link, make("div", {className: "soft"}, row.error ?? row.data ?? STATES[row.state]));
   const done = row.planned ? make("span", {}, progress(row), ` ${count(row.done)} of ${count(row.planned)}, ${STATES[row.state]}`, row.left ? `, ${lasting(row.left)} left` : "") : STATES[row.state];
   const cell = (title, ...content) => make("td", {"data-title": title, className: ["found", "predicted", "guaranteed"].includes(title) ? "number" : ""}, ...content);
-  const tr = make("tr", {}, what, cell("verdict", verdict(row)), cell("progress", done), cell("found", row.found ? `≥ ${row.found}` : "—"), cell("predicted", row.predicted ?? "—"), cell("guaranteed", row.guaranteed ?? "—"), cell("last score", since(row)));
+  const tr = make("tr", {}, what, cell("verdict", verdict(row)), cell("progress", done), cell("found", row.found ? `≥ ${row.found}` : "—", row.found_if ? make("div", {className: "soft"}, `if ${row.found_if}`) : null), cell("predicted", row.predicted ?? "—"), cell("guaranteed", row.guaranteed ?? "—"), cell("last score", since(row)));
   tr.dataset.store = row.store;
   tr.dataset.state = row.state;
   return tr;

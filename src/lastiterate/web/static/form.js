@@ -64,7 +64,7 @@ export class Form {
 
   #row(field) {
     const id = field.name;
-    const input = field.choices.length ? make("select", {id}, ...field.choices.map((word) => make("option", {value: word}, word || "none")))
+    const input = field.choices.length ? make("select", {id}, ...field.choices.map((word) => make("option", {value: word}, word || field.unset)))
       : make("input", {id, inputMode: field.low === null ? "text" : "decimal", spellcheck: false, autocomplete: "off"});
     input.setAttribute("aria-describedby", `${id}-error ${id}-hint`);
     input.addEventListener("input", () => { this.#slide(field); this.#unfold(); this.changed(); });
