@@ -6,6 +6,7 @@ python -m tests.checking.correct --trainings 1000
 from __future__ import annotations
 
 import argparse
+import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -75,6 +76,7 @@ def random_training(seed: int) -> Training:
         rate,
         float(rng.choice([0.5, 1.0, 2.0, 5.0])),
         sampling=sampling,  # type: ignore[arg-type]
+        batches_per_epoch=math.ceil(1.0 / rate) if sampling == "shuffled" else None,
         clip_norm=float(rng.choice([0.1, 1.0, 5.0])),
         optimizer=sgd,
     )

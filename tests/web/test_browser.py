@@ -14,7 +14,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 import lastiterate as li
-from lastiterate.wording import spell
+from lastiterate.wording import spell_up
 from tests.web.running import Running
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="browser tests need playwright")
@@ -75,7 +75,7 @@ def expected(**changes):
     run = li.DPSGD.from_batches(
         **{"dataset_size": 50_000, "batch_size": 512, "epochs": 60, "noise_multiplier": 0.7} | changes
     )
-    return {name: spell(getattr(li, name)(run).epsilon(1e-5), 5) for name in ("last_iterate", "composition")}
+    return {name: spell_up(getattr(li, name)(run).epsilon(1e-5), 5) for name in ("last_iterate", "composition")}
 
 
 def test_a_slider_moves_and_the_numbers_are_those_of_python(visit):
@@ -160,7 +160,7 @@ def test_the_address_holds_all_of_it_and_runs_are_compared(visit):
     page.fill("#noise_multiplier", "1")
     page.select_option("#neighbours", "replace")
     run = li.DPSGD.from_batches(50_000, 512, 60, 1.0, neighbours="replace")
-    settled(page, "composition", spell(li.composition(run).epsilon(1e-5), 5))
+    settled(page, "composition", spell_up(li.composition(run).epsilon(1e-5), 5))
     marked = page.locator("#compared tr.different th[scope=row]").all_inner_texts()
     assert [text.partition("  ")[0].replace(" differs", "") for text in marked][:2] == [
         "noise multiplier",
@@ -174,7 +174,7 @@ def test_the_address_holds_all_of_it_and_runs_are_compared(visit):
     again.locator("#compared mark").first.wait_for()
     assert again.locator("#neighbours").input_value() == "replace"
     again.select_option("#preset", index=1)
-    settled(again, "last_iterate", spell(li.last_iterate(li.DPSGD(1000, 0.01, 1.0)).epsilon(1e-5), 5))
+    settled(again, "last_iterate", spell_up(li.last_iterate(li.DPSGD(1000, 0.01, 1.0)).epsilon(1e-5), 5))
 
 
 def test_a_plan_is_a_picture(visit):

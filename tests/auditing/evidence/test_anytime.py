@@ -163,8 +163,8 @@ def test_what_does_not_hold_at_any_time_is_refused(options, sentence):
 def test_a_false_claim_is_refuted_by_looking_and_a_true_one_is_not():
     random = np.random.default_rng(1)
     claim = claim_of(GAUSSIAN, 1e-5)
-    for distance, verdict in ((1.0, "consistent"), (3.0, "violation")):
-        scores = norm.rvs(distance, size=300, random_state=random), norm.rvs(size=300, random_state=random)
+    for distance, models, verdict in ((1.0, 800, "consistent"), (3.0, 300, "violation")):
+        scores = norm.rvs(distance, size=models, random_state=random), norm.rvs(size=models, random_state=random)
         found, reason, _ = judge_scores(*scores, claim, Kind.LAST_ITERATE, 1e-5, 0.95, "split", GAUSSIAN, "anytime")
         assert found == verdict, reason
 

@@ -14,8 +14,11 @@ import lastiterate as li
 from lastiterate.attacks import OneRun
 from lastiterate.auditing.card import card_of
 from lastiterate.auditing.design import OneModel
+from lastiterate.auditing.evidence.claims import claim_of
 from lastiterate.auditing.evidence.estimate import estimate_or_zero
+from lastiterate.auditing.evidence.kinds import Kind
 from lastiterate.auditing.evidence.one_run import fairness, unfair_coins
+from lastiterate.auditing.evidence.verdict import judge_scores
 from lastiterate.auditing.stores.store import Store
 from lastiterate.plot.audit_charts import audit_chart
 from lastiterate.plot.page import parts_of
@@ -151,13 +154,11 @@ def test_every_number_of_one_run_says_what_it_assumes_of_the_coins(problem, tmp_
 
 
 def test_a_refutation_by_one_run_names_the_coins():
-    from lastiterate.auditing.evidence.kinds import Kind
-    from lastiterate.auditing.evidence.verdict import claim_of, judge_scores
-
     scores = np.ones(200) + NOISE[:200] / 10, NOISE[200:400] / 10
     asked = Kind.ONE_MODEL, 1e-5, 0.95, "corrected"
     for claim, run in ((claim_of(None, 1e-5, 0.1), None), (claim_of(RUN, 1e-5, None, 50.0), RUN)):
-        verdict, reason = judge_scores(*scores, claim, *asked, run)
+        verdict, reason, _ = judge_scores(*scores, claim, *asked, run)
         assert verdict == "violation"
         assert OWN_COIN in reason
-    assert judge_scores(*UNFAIR, claim_of(None, 1e-5, 0.1), *asked, None) == ("inconclusive", unfair_coins(1000, 30))
+    unfair = judge_scores(*UNFAIR, claim_of(None, 1e-5, 0.1), *asked, None)
+    assert unfair[:2] == ("inconclusive", unfair_coins(1000, 30))

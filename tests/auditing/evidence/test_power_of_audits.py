@@ -13,7 +13,7 @@ from lastiterate.auditing.design import OneModel, Paired
 from lastiterate.auditing.evidence.estimates import Estimates
 from lastiterate.auditing.evidence.kinds import kind_of
 from lastiterate.auditing.evidence.question import Question
-from lastiterate.auditing.evidence.verdict import tests_on
+from lastiterate.auditing.evidence.verdict import deciding_tests
 from lastiterate.privacy.mixtures.law import law_of
 
 DENSE, SPARSE = li.DPSGD(50, 0.2, 1.0), li.DPSGD(100, 0.1, 1.2)
@@ -72,7 +72,7 @@ def share_refuted(run, models, noise, signal, options, audits, seed=1):
         bound = Estimates(run, expected, *scores, question, models).deciding(claim)
         wager = bound.wager(claim, kind) if question.validity == "anytime" else None
         by_wager = wager is not None and wager.refuted_after() is not None
-        tests = tests_on(claim, kind, question.confidence, wager)
+        tests = deciding_tests(claim, kind, question.confidence, wager)
         refuted += by_wager or any(test.refutes(bound(test.method, test.confidence)) for test in tests)
     return refuted / audits
 

@@ -100,15 +100,30 @@ def _standard_error(signal: float, sizes: tuple[int, int]) -> float:
     return math.sqrt(1.0 / sizes[0] + 1.0 / sizes[1] + signal**2 / (2.0 * sum(sizes)))
 
 
+def standardised(value: float, scores: FloatArray) -> float:
+    """Return the distance of a value from the mean of the scores in standard deviations; 0 if they have none."""
+    largest = max(np.abs(scores).max(), abs(value))
+    if not np.isfinite(largest):
+        return 0.0
+    power = _rescaling(largest)
+    scaled = np.ldexp(scores, power)
+    spread = float(np.std(scaled))
+    return float((np.ldexp(value, power) - np.mean(scaled)) / spread) if spread > 0.0 else 0.0
+
+
+def _rescaling(largest: float) -> int:
+    """Return the power of two by which scores are multiplied so that their squares stay in the range of floats."""
+    return -int(np.frexp(largest)[1]) if largest > _LARGE or 0.0 < largest < 1.0 / _LARGE else 0
+
+
 def _defined_signal(scores_in: FloatArray, scores_out: FloatArray) -> float | None:
     if min(len(scores_in), len(scores_out)) < 2:
         return None
     largest = max(np.abs(scores_in).max(), np.abs(scores_out).max())
     if not np.isfinite(largest):
         return None
-    if largest > _LARGE or 0.0 < largest < 1.0 / _LARGE:  # squares would leave the range of floats
-        power = -int(np.frexp(largest)[1])
-        scores_in, scores_out = np.ldexp(scores_in, power), np.ldexp(scores_out, power)
+    power = _rescaling(largest)
+    scores_in, scores_out = np.ldexp(scores_in, power), np.ldexp(scores_out, power)
     with warnings.catch_warnings(), np.errstate(invalid="ignore"):
         warnings.simplefilter("ignore")
         spread = np.sqrt(0.5 * (scores_in.var(ddof=1) + scores_out.var(ddof=1)))

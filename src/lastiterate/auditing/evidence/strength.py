@@ -21,7 +21,7 @@ from lastiterate.auditing.evidence.estimates import likelihood_ratios
 from lastiterate.auditing.evidence.kinds import Kind
 from lastiterate.auditing.evidence.outlook import CHANCE, OneRunOutlook, Outlook
 from lastiterate.auditing.evidence.refuting import chance_to_refute, most_models
-from lastiterate.auditing.evidence.signal import share_of, signal_bound, signal_of, spread_of
+from lastiterate.auditing.evidence.signal import share_of, signal_bound, signal_of, spread_of, standardised
 from lastiterate.privacy.analyses.calibrate import calibrate
 from lastiterate.privacy.analyses.last_iterate import last_iterate
 from lastiterate.run import DPSGD
@@ -101,8 +101,7 @@ def strength_of(
         words = f"The strength of this audit is not known: its scores have {values} values only."
         return Strength(None, fault, 0.0, None, None, 0, words, run is None, True)
     if isinstance(expected, Unknown) and not isinstance(threshold, str):  # the unit of the scores is their spread
-        width = float(np.std(outside)) if np.all(np.isfinite(outside)) else 0.0
-        threshold = (direction * threshold - float(np.mean(outside))) / width if width > 0.0 else 0.0
+        threshold = standardised(direction * threshold, outside)
     models = len(inside) + len(outside) if kind is Kind.ONE_MODEL else min(len(inside), len(outside))
 
     def audit(count: int) -> Outlook | OneRunOutlook | None:

@@ -117,7 +117,7 @@ def judge(
     any time, there is a ``wager`` against the claim as well, which gets half of the error.
     """
     sure = per_cent(confidence)
-    first = tests_on(claim, kind, confidence, wager)[0]
+    first = deciding_tests(claim, kind, confidence, wager)[0]
     found = bound(first.method, first.confidence)
     power = strength(found.direction)
     coins = f", if {OWN_COIN}" if kind is Kind.ONE_MODEL else ""
@@ -152,7 +152,7 @@ def refutation_of(
             f"multiplied its money by {1.0 / wager.error:.0f}; the other tests that can refute have the other half of "
             "the error."
         )
-    tests = tests_on(claim, kind, confidence, wager)
+    tests = deciding_tests(claim, kind, confidence, wager)
     for test in tests:
         found = bound(test.method, test.confidence)
         if test.refutes(found):
@@ -161,7 +161,7 @@ def refutation_of(
     return None
 
 
-def tests_on(claim: Claim, kind: Kind, confidence: float, wager: Wager | None) -> list[Test]:
+def deciding_tests(claim: Claim, kind: Kind, confidence: float, wager: Wager | None) -> list[Test]:
     """The tests that decide about a claim; they share the error with a wager."""
     return claim.tests(kind, confidence if wager is None else sharing_the_error(confidence))
 
