@@ -223,5 +223,25 @@ def test_a_warning_without_a_value_says_why(recorded):
     long = LastIterateAccountant().compose(sampled(1e-5, 1.0), 10**9).compose(sampled(0.5, 2.0))
     long.get_epsilon(DELTA)
     first, second = heuristic_warnings(recorded)
-    assert "for 19 steps, not a guarantee: that is composition's, which takes longer where steps differ" in first
+    assert "for 19 steps, not a guarantee: composition guarantees " in first
     assert "which has no value here (steps must be at most 10000000 for a run whose steps differ" in second
+
+
+def test_every_run_that_a_line_asks_about_is_told_its_own_guarantee(recorded):
+    for noise in (1.0, 0.3, 0.3):
+        LastIterateAccountant().compose(sampled(0.01, noise), 1000).get_epsilon(DELTA)
+    told = heuristic_warnings(recorded)
+    assert len(told) == 2
+    for noise, sentence in zip((1.0, 0.3), told, strict=True):
+        guaranteed = spell_up(composition(DPSGD(1000, 0.01, noise)).epsilon(DELTA), 4)
+        assert f"composition guarantees {guaranteed}" in sentence
+
+
+def test_steps_of_many_kinds_are_told_an_upper_bound(recorded):
+    many = LastIterateAccountant()
+    for kind in range(301):
+        many.compose(sampled(0.01, 1.0 + kind / 100), 2)
+    many.get_epsilon(DELTA)
+    bound = spell_up(composition(DPSGD(602, 0.01, 1.0)).epsilon(DELTA), 4)
+    assert f"composition guarantees {bound} (all steps with the least noise" in heuristic_warnings(recorded)[0]
+    assert float(bound) > composition(many.run).epsilon(DELTA)

@@ -19,7 +19,8 @@ from lastiterate.run import DPSGD, Neighbours
 from lastiterate.values import integer, number
 from lastiterate.wording import spell_exact, spell_up
 
-_WARNED_AT: set[tuple[str, int]] = set()  # lines that have asked a LastIterateAccountant
+# Lines that have asked a LastIterateAccountant, with the steps they asked about.
+_WARNED_AT: set[tuple[str, int, frozenset[tuple[Step, int]] | None]] = set()
 _NEIGHBOURS: dict[NeighboringRelation, Neighbours] = {
     NeighboringRelation.ADD_OR_REMOVE_ONE: "add-remove",
     NeighboringRelation.REPLACE_SPECIAL: "zero-out",
@@ -39,8 +40,8 @@ class LastIterateAccountant(dp_accounting.PrivacyAccountant):  # type: ignore[mi
     infinite; everything else is refused. With ``REPLACE_ONE`` it is one example against another, instead of against
     none.
 
-    Each line of code that asks is told once, by a ``HeuristicWarning``, what composition guarantees. Not once for each
-    accountant: dp-accounting's search for noise makes a new one for every noise that it tries.
+    A ``HeuristicWarning`` states what composition guarantees: once for each line of code that asks and for each run
+    that it asks about. dp-accounting's own search for noise, which tries many runs, is warned once.
     """
 
     def __init__(self, neighboring_relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE) -> None:
@@ -72,7 +73,9 @@ class LastIterateAccountant(dp_accounting.PrivacyAccountant):  # type: ignore[mi
         return delta
 
     def _warn(self, caller: FrameType, answer: str, question: Callable[[PrivacyCurve], float]) -> None:
-        line = (caller.f_code.co_filename, caller.f_lineno)
+        is_search = caller.f_globals.get("__name__", "").partition(".")[0] == "dp_accounting"
+        asked = None if is_search else frozenset(self._steps.items())
+        line = (caller.f_code.co_filename, caller.f_lineno, asked)
         if line not in _WARNED_AT and self._history.segments:
             _WARNED_AT.add(line)
             warnings.warn(self._history.caution(answer, question), HeuristicWarning, stacklevel=3)

@@ -29,7 +29,7 @@ from lastiterate.wording import spell_exact, spell_up
 Drawing: TypeAlias = Literal["poisson", "shuffled", "other"]  # how a data loader draws its batches
 
 MOST_STEPS_WRITTEN_OUT = 10**7  # 80 MB an array; epsilon and delta need no arrays and have no such limit
-MOST_KINDS_OF_STEPS = 8  # composition takes seconds where steps differ in many ways, too long for a warning
+MOST_KINDS_OF_STEPS = 300  # above that, composition takes longer than 0.3 s, and a warning states an upper bound
 
 
 class HeuristicWarning(UserWarning):
@@ -86,12 +86,13 @@ class History:
             return f"{sentence}composition's does not hold for this data loader, whose batches are not Poisson samples"
         if sampling == "shuffled":
             return sentence + self._without_amplification(question)
-        if len({step for step, _ in self.segments}) > MOST_KINDS_OF_STEPS:
-            return f"{sentence}that is composition's, which takes longer where steps differ (lastiterate.composition)"
+        condition = "" if sampling == "poisson" else " if sampling is Poisson"
+        is_bounded = len({step for step, _ in self.segments}) > MOST_KINDS_OF_STEPS
         try:
-            guaranteed = spell_up(question(composition(self.run())), 4)
-            condition = "" if sampling == "poisson" else " if sampling is Poisson"
-            return f"{sentence}composition guarantees {guaranteed}{condition}"
+            run = self._worst_run() if is_bounded else self.run()
+            guaranteed = spell_up(question(composition(run)), 4)
+            worst = " (all steps with the least noise and the largest sample rate)" if is_bounded else ""
+            return f"{sentence}composition guarantees {guaranteed}{worst}{condition}"
         except ValueError as refusal:
             return f"{sentence}that is composition's, which has no value here ({refusal})"
 
@@ -110,6 +111,12 @@ class History:
         rates = self._per_step([step.sample_rate for step, _ in self.segments])
         noises = self._per_step([step.noise_multiplier for step, _ in self.segments])
         return DPSGD(steps=self._total, sample_rate=rates, noise_multiplier=noises, neighbours=self.neighbours)
+
+    def _worst_run(self) -> DPSGD:
+        """Return a run with equal steps that leaks at least as much: the least noise and the largest sample rate."""
+        rate = max(step.sample_rate for step, _ in self.segments)
+        noise = min(step.noise_multiplier for step, _ in self.segments)
+        return DPSGD(self._total, rate, noise, neighbours=self.neighbours)
 
     def _per_step(self, values: list[float]) -> PerStep:
         if len(set(values)) == 1:

@@ -108,6 +108,10 @@ def _of_parameters(
     count = integer("steps", steps)
     if config.noise_multipliers is None:
         raise ValueError("config must have noise_multipliers, got None: calibrate it first")
+    if not config.is_finite_guarantee:
+        raise ValueError(
+            "is_finite_guarantee must be True, got False: gradients without a finite clipping norm have no guarantee"
+        )
     if config.truncated_batch_size is not None:
         raise ValueError(_truncated(config.truncated_batch_size))
     cycle = config.cycle_length or 1
@@ -115,11 +119,11 @@ def _of_parameters(
         got = "none" if noise_filter is None else "one"
         raise ValueError(f"noise_filter must be given with a cycle_length above 1, and only then, got {got}")
     sampling: Sampling = "poisson" if config.sampling_method.name == "POISSON" else "fixed"
-    rates = _per_step(config.batch_sizes, count)
+    rates = _per_step("batch_sizes", config.batch_sizes, count)
     return DPSGD(
         count,
         rates / config.num_samples,
-        _per_step(config.noise_multipliers, count),
+        _per_step("noise_multipliers", config.noise_multipliers, count),
         sampling,
         optimizer=optimizer,
         group_size=config.examples_per_user or 1,
@@ -128,12 +132,15 @@ def _of_parameters(
     )
 
 
-def _per_step(schedule: Foreign, steps: int) -> PerStep:
-    """One number, or what changes at steps that are listed as (step, value)."""
+def _per_step(name: str, schedule: Foreign, steps: int) -> PerStep:
+    """Return a number, or one value per step from a list of (step, value) pairs."""
     if np.ndim(schedule) == 0:
         return float(schedule)
+    changes = sorted(((int(begin), float(value)) for begin, value in schedule), key=lambda pair: pair[0])
+    if not changes or changes[0][0] != 0:
+        raise ValueError(f"{name} must begin at step 0, got {told(schedule)}: nothing says what earlier steps have")
     values = np.empty(steps)
-    for begin, value in sorted(((int(begin), float(value)) for begin, value in schedule), key=lambda pair: pair[0]):
+    for begin, value in changes:
         values[begin:] = value
     return values
 
