@@ -12,7 +12,7 @@ import numpy as np
 from lastiterate.optimizer import SGD, Adam
 from lastiterate.run import DPSGD, require_run
 from lastiterate.values import function, instance, number, one_of
-from lastiterate.vocabulary import ANALYSES, APPROXIMATION, SIDE_BY_SIDE
+from lastiterate.vocabulary import ANALYSES, SIDE_BY_SIDE, kind_of_prediction
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -149,7 +149,7 @@ def prediction_fields(run: DPSGD | None) -> Fields:
     """What ``last_iterate`` is for a run, where it is not the heuristic itself."""
     if run is None or not isinstance(require_run(run).optimizer, Adam):
         return {}
-    return {"prediction": f"an {APPROXIMATION}"}
+    return {"prediction": kind_of_prediction(run)}
 
 
 def run_fields(run: DPSGD) -> Fields:

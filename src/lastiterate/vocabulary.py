@@ -117,6 +117,11 @@ class ThresholdChoice:
     is_valid: bool = True
 
 
+def kind_of_prediction(run: DPSGD) -> str:
+    """Return "a heuristic", or what the prediction is for an optimizer that the heuristic does not cover exactly."""
+    return f"an {APPROXIMATION}" if isinstance(run.optimizer, Adam) else "a heuristic"
+
+
 LAST_ITERATE = Analysis(
     "last_iterate",
     "last iterate (heuristic)",

@@ -11,7 +11,7 @@ from lastiterate.auditing.evidence.result import AuditResult
 from lastiterate.auditing.stores.store import Store
 from lastiterate.fields import Fields
 from lastiterate.reporting import guaranteed, released_by, seen_by
-from lastiterate.vocabulary import LAST_ITERATE, METHODS, THRESHOLDS, VALIDITIES, VERDICTS
+from lastiterate.vocabulary import LAST_ITERATE, METHODS, THRESHOLDS, VALIDITIES, VERDICTS, kind_of_prediction
 from lastiterate.wording import (
     ONE_TRAINING,
     describe,
@@ -88,7 +88,8 @@ def _predicted(result: AuditResult) -> Fields:
     answer = result.predictions["last_iterate"]
     if answer.value is None:
         return {"predicted": None, "predicted_reason": answer.reason}
-    words = f"epsilon {spell_up(answer.value, 4)}, for {released_by(result.run)}; a heuristic, not a guarantee"
+    kind = kind_of_prediction(result.run)
+    words = f"epsilon {spell_up(answer.value, 4)}, for {released_by(result.run)}; {kind}, not a guarantee"
     return {
         "predicted": {"epsilon": answer.value, "analysis": LAST_ITERATE.name, "is_guarantee": False, "words": words}
     }

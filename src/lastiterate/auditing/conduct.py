@@ -42,7 +42,7 @@ from lastiterate.run import DPSGD
 from lastiterate.scratch import scratch_folder
 from lastiterate.trainer_failure import TrainerFailed
 from lastiterate.values import boolean, told
-from lastiterate.wording import spell
+from lastiterate.wording import spell_down
 
 
 def audit(
@@ -297,7 +297,7 @@ def _look(experiment: Experiment, crafted: Crafted, store: Store, question: Ques
         return ""
     method = METHODS_OF[kind_of(experiment.design, crafted.expected)][0]
     estimates = Estimates(experiment.run, crafted.expected, inside, outside, question, horizon)
-    found = spell(estimates(method, question.confidence).epsilon, 3)
+    found = spell_down(estimates(method, question.confidence).epsilon, 3)
     if question.validity == "anytime":
         return f", epsilon >= {found}, which holds at any time: you may stop"
     return f", so far epsilon >= {found}"

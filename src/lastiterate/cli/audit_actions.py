@@ -191,9 +191,11 @@ def _detectable(subject: "Subject", attack: object, models: int, question: "Ques
 
 
 def _detectable_words(found: dict[str, float | None], models: int) -> str:
-    from lastiterate.wording import spell
+    from lastiterate.wording import spell_down
 
-    seen = ", ".join(f"{'infinite' if value is None else spell(value, 3)} ({name})" for name, value in found.items())
+    seen = ", ".join(
+        f"{'infinite' if value is None else spell_down(value, 3)} ({name})" for name, value in found.items()
+    )
     return (
         f"power: with {models:,} models a world, 80% of audits by a perfect attack find at least {seen}, if losses are "
         "linear (a heuristic)"
@@ -211,12 +213,13 @@ def _one_run_fields(plan: "OneRunPlan") -> dict[str, Any]:
 
 def _one_run_words(plan: "OneRunPlan") -> str:
     from lastiterate.vocabulary import OWN_COIN
-    from lastiterate.wording import spell
+    from lastiterate.wording import spell_down
 
-    found = _one_run_fields(plan)["median"]
+    median = _one_run_fields(plan)["median"]
+    free, gaussian = (spell_down(median[method], 3) for method in ("one-run", "one-run-fdp"))
     return (
         f"{plan.canaries:,} canaries, of which {plan.guesses:,} would be guessed, {100 * plan.accuracy:.0f}% of them "
         f"rightly if losses are linear (a heuristic); then half of the audits find an epsilon of at least "
-        f"{spell(found['one-run'], 3)} for any mechanism and {spell(found['one-run-fdp'], 3)} for a Gaussian one; "
+        f"{free} for any mechanism and {gaussian} for a Gaussian one; "
         f"{OWN_COIN}"
     )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from lastiterate.tables import Table, shown, text_of
 from lastiterate.vocabulary import ANALYSES
-from lastiterate.wording import neighbours_of, spell, spell_up
+from lastiterate.wording import neighbours_of, spell, spell_down, spell_up
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -59,6 +59,8 @@ def _cell(key: str, value: Json) -> str:
             return value
         case int() | float() if key == "noise_multiplier" or key in ANALYSES:
             return spell_up(value)
+        case int() | float() if key == "epsilon":  # a lower bound
+            return spell_down(value)
         case int():
             return f"{value:,}"
         case float():

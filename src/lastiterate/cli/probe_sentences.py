@@ -9,7 +9,7 @@ from lastiterate.counterexamples.finding import Case, Probe, known
 from lastiterate.counterexamples.shift import is_one_number
 from lastiterate.counterexamples.zeroing import MOST_STEPS
 from lastiterate.rows import Row, largest, number
-from lastiterate.wording import CAVEAT, spell, spell_down
+from lastiterate.wording import CAVEAT, spell, spell_down, spell_up
 
 _EQUAL = 1e-6  # relative: what differs less is told as equal
 _MATCHES = 0.999  # of an epsilon: as good as equal
@@ -44,7 +44,7 @@ def _zeroing(found: Probe) -> tuple[str, ...]:
     return (
         f"Only the last step is left in the model, so that it leaks what one step leaks, epsilon {spell(exact)}, after "
         f"{steps} as after any number; {tell_found(case)}.",
-        f"The heuristic predicts {spell(predicted)} for {steps}: {compare(exact, predicted)}.",
+        f"The heuristic predicts {spell_up(predicted, 4)} for {steps}: {compare(exact, predicted)}.",
         where,
         f"{CAVEAT} The example needs an unclipped regulariser that erases the whole model at every step, which no "
         "ordinary training has.",
@@ -58,7 +58,7 @@ def _quadratic(found: Probe) -> tuple[str, ...]:
     hidden = "; so small a difference takes more models to show" if case.empirical < predicted < exact else ""
     return (
         f"With alpha = {spell(found.setting.alpha)} the last iterate leaks epsilon {spell(exact, 5)}. The largest "
-        f"heuristic of any run of up to {tell_steps(found.run.steps)} is {spell(predicted, 5)}: "
+        f"heuristic of any run of up to {tell_steps(found.run.steps)} is {spell_up(predicted)}: "
         f"{compare(exact, predicted)}.",
         f"With {found.setting.models:,} models in each world {tell_found(case)}{hidden}.",
         f"Of the values of alpha in the picture, {spell(alpha)} leaks most: epsilon {spell(most, 5)}, where "
@@ -76,9 +76,9 @@ def _shift(found: Probe) -> tuple[str, ...]:
     where = f"is above the heuristic from growth {spell(above[0])} on" if above else "is never above the heuristic"
     return (
         f"With growth {spell(found.setting.growth)} the last iterate leaks epsilon {_spell_exact(asked)}, "
-        f"{_share(known(case.exact), standard)} of the standard analysis' {spell(standard)}; {tell_found(case)} "
+        f"{_share(known(case.exact), standard)} of the standard analysis' {spell_up(standard, 4)}; {tell_found(case)} "
         f"({_share(case.empirical, standard)}).",
-        f"The heuristic predicts {spell(heuristic)}: {compare(number(asked, 'exact_lower'), heuristic)}.",
+        f"The heuristic predicts {spell_up(heuristic, 4)}: {compare(number(asked, 'exact_lower'), heuristic)}.",
         f"The larger the growth, the closer to the standard analysis: epsilon is {_spell_exact(rows[0])} at growth "
         f"{spell(number(rows[0], 'growth'))} and {_spell_exact(rows[-1])} at {spell(number(rows[-1], 'growth'))}. Of "
         f"the growths in the picture it {where}.",
@@ -105,15 +105,15 @@ def _malicious(found: Probe) -> tuple[str, ...]:
             matches = "cannot match" if share < _MATCHES else "matches"
             sentences.append(
                 f"One bit a step, the paper's encoding, leaks an epsilon of {spell(exact)}, where the heuristic says "
-                f"{spell(heuristic)} and composition {spell(standard)}: with {spell(share, 2)} of composition it "
-                f"{matches} the standard analysis."
+                f"{spell_up(heuristic, 4)} and composition {spell_up(standard, 4)}: with {spell(share, 2)} of "
+                f"composition it {matches} the standard analysis."
             )
         elif exact <= heuristic * (2.0 - _MATCHES):
             sentences.append(f"The value of every step leaks {spell(exact, 5)}: this is no counterexample.")
         else:
             sentences.append(
                 f"The value of every step leaks {spell(exact, 5)}: the last iterate is as good as all iterates; "
-                f"where the heuristic says {spell(heuristic)}, {compare(exact, heuristic)}."
+                f"where the heuristic says {spell_up(heuristic, 4)}, {compare(exact, heuristic)}."
             )
     return (
         *sentences,
@@ -183,4 +183,4 @@ def tell_found(case: Case) -> str:
 
 def tell_range(lower: float, upper: float) -> str:
     """An epsilon between two bounds, by one number where they are as good as equal."""
-    return spell(upper) if is_one_number(lower, upper) else f"{spell(lower)} to {spell(upper)}"
+    return spell(upper) if is_one_number(lower, upper) else f"{spell_down(lower, 4)} to {spell_up(upper, 4)}"

@@ -55,7 +55,7 @@ def epsilon_panel(result: AuditResult, width: int) -> LayerChart:
 def epsilon_rows(result: AuditResult) -> list[Row]:
     """What is shown: predictions first, then estimates. Numbers that JSON does not know are texts."""
     rows = [
-        _row(analysis.label, answer.value, None, _CLAIMS[analysis.kind], colour_of(analysis.label))
+        _row(analysis.label_of(result.run), answer.value, None, _CLAIMS[analysis.kind], colour_of(analysis.label))
         for analysis, answer in ((ANALYSES[name], answer) for name, answer in result.predictions.items())
     ]
     for method, each in result.estimates.items():

@@ -19,7 +19,7 @@ from lastiterate.plot.rendering import render, scripts
 from lastiterate.plot.style import verdict_colour
 from lastiterate.vocabulary import ANALYSES, METHODS, OWN_COIN, THRESHOLDS, VERDICTS
 from lastiterate.whole_file import write_whole
-from lastiterate.wording import caveat_of, describe, per_cent, printable, spell, spell_exact
+from lastiterate.wording import caveat_of, describe, per_cent, printable, spell, spell_exact, spell_up
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -144,7 +144,7 @@ def _answer(result: AuditResult) -> str:
         if answer is None or (answer.value is None and kind == "guaranteed"):
             continue
         value = "none" if answer.value is None else spell_epsilon(answer.value)
-        words = answer.reason if answer.value is None else ANALYSES[name].assumes
+        words = answer.reason if answer.value is None else ANALYSES[name].assumed_of(result.run)
         tiles.append((kind, "guarantee" if kind == "guaranteed" else "prediction", value, words))
     for method, each in list(result.estimates.items())[:1]:
         coins = f", if {OWN_COIN}" if METHODS[method].is_one_run else ""
@@ -208,9 +208,7 @@ def _waterfall(result: AuditResult) -> str:
     """Why the number found is below the guarantee, and what such an audit finds as a rule."""
     if not result.waterfall:
         return ""
-    rows = [
-        [step.name, spell_epsilon(step.epsilon, found=step.name == "found"), step.words] for step in result.waterfall
-    ]
+    rows = [[step.name, step.rounded, step.words] for step in result.waterfall]
     seen = ", ".join(
         f"{spell_epsilon(value, found=True)} ({METHODS[name].label})" for name, value in result.detectable.items()
     )
@@ -225,7 +223,7 @@ def _is_one_run(result: AuditResult) -> bool:
 
 
 def _errors(count: int, rate: float) -> str:
-    return f"{count:,} (rate below {spell(rate, 3)})" if math.isfinite(rate) else f"{count:,} among the guesses"
+    return f"{count:,} (rate at most {spell_up(rate, 3)})" if math.isfinite(rate) else f"{count:,} among the guesses"
 
 
 def _quality(result: AuditResult) -> str:

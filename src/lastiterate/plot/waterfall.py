@@ -6,7 +6,6 @@ import math
 from typing import TYPE_CHECKING
 
 from lastiterate.plot.bar_rows import BarRow
-from lastiterate.plot.epsilons import spell_epsilon
 from lastiterate.plot.style import FOUND, chart_of, colour_of, layered, panel_title
 from lastiterate.rows import Row, number
 from lastiterate.vocabulary import COMPOSITION, LAST_ITERATE
@@ -60,7 +59,7 @@ def _rows(result: AuditResult) -> list[Row]:
             "name": step.name,
             "epsilon": step.epsilon,
             "before": before,
-            "value": spell_epsilon(step.epsilon, found=step.name == "found"),
+            "value": step.rounded,
             "colour": _COLOURS[step.name],
             "words": step.words,
         }

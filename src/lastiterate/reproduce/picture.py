@@ -11,7 +11,7 @@ from lastiterate.plot.style import FOUND, chart_of, colour_of, found_shape, laye
 from lastiterate.reproduce.audits import METHOD
 from lastiterate.rows import Row, number, text
 from lastiterate.vocabulary import ANALYSES, METHODS
-from lastiterate.wording import CAVEAT, per_cent, spell
+from lastiterate.wording import CAVEAT, per_cent, spell, spell_up
 
 if TYPE_CHECKING:
     from altair import Chart, HConcatChart, LayerChart, X, Y
@@ -80,7 +80,7 @@ def _panel(panel: Panel, delta: float, attacks: dict[str, str] | None) -> LayerC
     words = panel.parameters
     if far > _TALLEST * near:
         beyond = [number(row, "composition") for row in panel.rows]
-        words += f"; composition, {spell(min(beyond), 3)} to {spell(max(beyond), 3)}, is above the picture"
+        words += f"; composition, {spell_up(min(beyond), 3)} to {spell_up(max(beyond), 3)}, is above the picture"
     x = log_x("steps", "steps T (log scale)", min(steps) / 1.15, max(steps) * 1.15)
     top = near if far > _TALLEST * near else max(near, far)
     y = epsilon_y(delta, between=(0.0, _ABOVE * top))

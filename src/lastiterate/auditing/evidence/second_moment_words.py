@@ -6,7 +6,7 @@ from lastiterate.answers import ask
 from lastiterate.optimizer import Adam
 from lastiterate.run import DPSGD
 from lastiterate.second_moment import SecondMoment
-from lastiterate.wording import per_cent, spell
+from lastiterate.wording import per_cent, spell, spell_up
 
 _DOMINATES = 0.5  # of the second moment is noise
 _GROWS = 1.05  # more than so much
@@ -45,7 +45,8 @@ def _growth(run: DPSGD, moment: SecondMoment, delta: float) -> list[str]:
     known = [value for value in found if value is not None]
     words = ""
     if known and predicted is not None:
-        words = f": with steps of these sizes the prediction would be {spell(max(known))} instead of {spell(predicted)}"
+        measured, supposed = spell_up(max(known), 4), spell_up(predicted, 4)
+        words = f": with steps of these sizes the prediction would be {measured} instead of {supposed}"
     return [
         "Adam's second moment shrinks while training goes on, and later steps grow, by "
         f"{spell(moment.growth, 3)} more than the prediction supposes{words}."

@@ -75,6 +75,6 @@ def _reach(result: AuditResult) -> list[str]:
             f"Power: if training is correct, 80% of perfect attacks with this many models find at least {seen}."
         )
     if result.waterfall:
-        levels = " -> ".join(f"{spell(step.epsilon, 3)} {step.name}" for step in result.waterfall)
+        levels = " -> ".join(f"{step.rounded} {step.name}" for step in result.waterfall)
         words.append(f"Why not more? {levels}. {' '.join(step.words for step in result.waterfall[1:])}")
     return words

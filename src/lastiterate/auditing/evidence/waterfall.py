@@ -10,10 +10,9 @@ from lastiterate.answers import Answer
 from lastiterate.auditing.evidence.estimate import Estimate
 from lastiterate.auditing.evidence.kinds import sees_every_step
 from lastiterate.auditing.evidence.outlook import OneRunOutlook, Outlook, perfect
-from lastiterate.optimizer import Adam
 from lastiterate.run import DPSGD
-from lastiterate.vocabulary import ANALYSES, APPROXIMATION, METHODS
-from lastiterate.wording import spell
+from lastiterate.vocabulary import ANALYSES, METHODS, kind_of_prediction
+from lastiterate.wording import spell, spell_down, spell_up
 
 _HEADLINES = ("last-iterate", "one-run-last-iterate", "composition", "clopper-pearson", "one-run")  # the first there is
 
@@ -31,6 +30,12 @@ class Step:
     name: str
     epsilon: float
     words: str
+
+    @property
+    def rounded(self) -> str:
+        """The epsilon for people: guarantee and prediction rounded up, lower bounds rounded down."""
+        spell_level = spell_up if self.name in ("guarantee", "heuristic") else spell_down
+        return spell_level(self.epsilon, 3) if math.isfinite(self.epsilon) else "infinite"
 
 
 def headline(estimates: Mapping[str, Estimate], sees_all: bool) -> Estimate:
@@ -65,7 +70,7 @@ def waterfall_of(
 def _hidden(before: list[Step], heuristic: float, run: DPSGD) -> str:
     seen = "the last iterate" if run.release_count == 1 else f"the {run.release_count:,} released iterates"
     verb = "is" if run.release_count == 1 else "are"
-    what = f"an {APPROXIMATION}" if isinstance(run.optimizer, Adam) else "a heuristic"
+    what = kind_of_prediction(run)
     if not before:
         return f"Predicted for {seen} ({what})."
     if (lost := before[-1].epsilon - heuristic) < 0.0:

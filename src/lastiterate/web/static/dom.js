@@ -18,6 +18,14 @@ export function spell(value, digits = 4) {
   return text.includes("e") ? String(Number(text)) : text.includes(".") ? text.replace(/\.?0+$/, "") : text;
 }
 
+// A guarantee, rounded up so that the claim stays true.
+export function spellUp(value, digits = 4) {
+  if (value === null || value === undefined || !Number.isFinite(Number(value)) || Number(value) <= 0) return spell(value, digits);
+  const unit = 10 ** (Math.floor(Math.log10(Number(value))) + 1 - digits);
+  const rounded = Number(Number(value).toPrecision(digits));
+  return spell(rounded < Number(value) ? rounded + unit : rounded, digits);
+}
+
 export const isDark = () => matchMedia("(prefers-color-scheme: dark)").matches;
 
 // An answer, or an error with the server's sentence and the field that it names.

@@ -2,7 +2,7 @@
 
 import {Chart} from "/static/charts.js";
 import {Comparison} from "/static/compare.js";
-import {ask, byId, isAborted, isDark, make, spell} from "/static/dom.js";
+import {ask, byId, isAborted, isDark, make, spell, spellUp} from "/static/dom.js";
 import {Form} from "/static/form.js";
 import {overBatches, overNoise, overRates, overSteps} from "/static/pictures.js";
 
@@ -185,7 +185,7 @@ function needed(row) {
   const use = make("button", {type: "button", className: "quiet"}, "use it");
   use.addEventListener("click", () => { form.set("noise_multiplier", row.text); changed(); });
   use.setAttribute("aria-label", `use noise ${row.text}`);
-  const but = row.kind === "guarantee" ? "" : row.guaranteed === null ? " Nothing is guaranteed with it." : ` With it the guarantee is epsilon ${spell(row.guaranteed)}.`;
+  const but = row.kind === "guarantee" ? "" : row.guaranteed === null ? " Nothing is guaranteed with it." : ` With it the guarantee is epsilon ${spellUp(row.guaranteed)}.`;
   const value = make("strong", {}, row.text);
   value.dataset.needed = row.analysis;
   return make("p", {}, badge(row.kind), " noise ", value, ` by ${row.title}.${but} `, use);
@@ -209,7 +209,7 @@ function searchPlan() {
 function planTable(rows) {
   const head = ["batch size", "reached by", "steps", "noise", "guaranteed"].map((text) => make("th", {scope: "col"}, text));
   const body = rows.map((row) => make("tr", {}, make("th", {scope: "row"}, row.batch_size.toLocaleString("en")),
-    make("td", {}, badge(row.kind), ` ${row.label}`), make("td", {}, row.steps.toLocaleString("en")), make("td", {}, row.text ?? "none"), make("td", {}, spell(row.guaranteed))));
+    make("td", {}, badge(row.kind), ` ${row.label}`), make("td", {}, row.steps.toLocaleString("en")), make("td", {}, row.text ?? "none"), make("td", {}, spellUp(row.guaranteed))));
   return make("table", {}, make("thead", {}, make("tr", {}, ...head)), make("tbody", {}, ...body));
 }
 
