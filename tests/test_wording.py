@@ -17,7 +17,7 @@ def test_runs_are_described_in_plain_words():
         "Nesterov momentum 0.9, weight decay 0.0001, uniform averaging"
     )
     warm = li.DPSGD(3, 0.1, 1.0, optimizer=li.SGD([0.0, 0.2, 0.1]))
-    assert describe(warm).endswith("Poisson sampling, learning rate 0 to 0.1 (at most 0.2)")
+    assert describe(warm).endswith("Poisson sampling, learning rate 0 to 0.1, between 0 and 0.2")
     released = li.DPSGD(1000, 0.1, 1.0, releases=10, group_size=4, neighbours="replace")
     assert describe(released) == (
         "1,000 steps, sample rate 0.1, noise multiplier 1, Poisson sampling, 10 iterates released, "
@@ -39,3 +39,10 @@ def test_a_number_that_others_depend_on_is_spelled_exactly(value):
 
 def test_infinite_numbers_can_be_rounded():
     assert (spell_up(math.inf), spell_down(math.inf)) == ("inf", "inf")
+
+
+def test_a_schedule_is_described_by_its_range_if_its_ends_are_not():
+    assert spell([0.1, 0.9, 0.1]) == "0.1 to 0.1, between 0.1 and 0.9"
+    assert spell([1.0, 0.5]) == "1 to 0.5"
+    assert spell([2.0, 2.0]) == "2"
+    assert "noise multiplier 1 to 1, between 0.2 and 1" in describe(li.DPSGD(3, 0.1, [1.0, 0.2, 1.0]))

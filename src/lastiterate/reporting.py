@@ -26,7 +26,8 @@ _CORRELATED = "for all iterates and whichever of the batches that this allows an
 def sentence(run: DPSGD, delta: float, curves: Curves | None = None) -> str:
     """What may be written about a run: its guarantee, for which neighbours, and the heuristic, labelled as such.
 
-    The run's numbers are exact, so that the sentence gives the same run back.
+    The run's numbers are exact, so that the sentence gives the same run back. Schedules are described by their first
+    and last values and their range.
     Epsilons and delta are rounded up, and the guarantee's epsilon is the upper end of its bracket. Where the standard
     analysis does not hold, the guarantee is the one that does. ``curves`` may have "convex", which is
     ``lastiterate.convex`` with a contraction or a diameter: what it guarantees for the final model is added, with its

@@ -217,7 +217,7 @@ VERDICTS = {  # and what they mean
         "claimed nor that it is not."
     ),
     CONSISTENT: (
-        "The claim was not refuted, and this audit had the power to catch the stated fault. This does not prove that "
-        "the training is private: another attack, or more models, might find more."
+        "The claim was not refuted, and this audit had the power to catch the fault that its reason names. This does "
+        "not prove that the training is private: another attack, or more models, might find more."
     ),
 }

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import unicodedata
+from collections.abc import Callable
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from lastiterate.arrays import FloatArray
 from lastiterate.optimizer import SGD, Adam
 from lastiterate.vocabulary import APPROXIMATION
 
@@ -113,9 +115,7 @@ def _optimizer(optimizer: Optimizer, rounded: bool) -> list[str]:
         parts.append(f"Adam{'W' if optimizer.decoupled else ''} {betas}")
         if optimizer.eps != Adam.eps:
             parts.append(f"eps {exact(optimizer.eps, rounded)}")
-    rates = np.atleast_1d(rate)
-    peak = f" (at most {exact(rates.max(), rounded)})" if rates.max() > max(rates[0], rates[-1]) else ""
-    parts.append(f"learning rate {exact(rate, rounded)}{peak}")
+    parts.append(f"learning rate {exact(rate, rounded)}")
     if isinstance(optimizer, SGD) and optimizer.momentum:
         parts.append(f"{'Nesterov ' if optimizer.nesterov else ''}momentum {exact(optimizer.momentum, rounded)}")
     if isinstance(optimizer, SGD) and optimizer.dampening:
@@ -183,8 +183,7 @@ def exact(value: ArrayLike, rounded: bool = True, *, as_fraction: bool = False) 
     """A number in a form that reads back as the same number, or, if it is long and may be rounded, "about" so much."""
     numbers = np.asarray(value, np.float64)
     if numbers.ndim:
-        ends = [exact(end, rounded, as_fraction=as_fraction) for end in (numbers[0], numbers[-1])]
-        return " to ".join(ends if numbers.size > 1 else ends[:1])
+        return _schedule(numbers, lambda each: exact(each, rounded, as_fraction=as_fraction))
     number = float(numbers)
     short = spell(number, _EXACT_DIGITS)
     if float(short) == number:
@@ -196,12 +195,19 @@ def exact(value: ArrayLike, rounded: bool = True, *, as_fraction: bool = False) 
 
 
 def spell(value: ArrayLike, digits: int = 4) -> str:
-    """A number, or a schedule by its first and last."""
+    """A number, or a schedule by its first and last values and, if these are not its range, its range."""
     numbers = np.asarray(value, np.float64)
     if numbers.ndim:
-        ends = [spell(end, digits) for end in (numbers[0], numbers[-1])]
-        return " to ".join(ends if numbers.size > 1 else ends[:1])
+        return _schedule(numbers, lambda each: spell(each, digits))
     return _tidy(f"{float(numbers):.{digits}g}")
+
+
+def _schedule(numbers: FloatArray, write: Callable[[float], str]) -> str:
+    first, last, low, high = (float(each) for each in (numbers[0], numbers[-1], numbers.min(), numbers.max()))
+    if low == high:
+        return write(first)
+    ends = f"{write(first)} to {write(last)}"
+    return ends if {first, last} == {low, high} else f"{ends}, between {write(low)} and {write(high)}"
 
 
 def _tidy(number: str) -> str:

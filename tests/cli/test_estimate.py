@@ -273,3 +273,9 @@ def test_the_page_shows_what_is_printed(cli, tmp_path, monkeypatch):
             assert_same(json.loads(result.stdout), json.loads(expected))
         else:
             assert result.stdout == expected
+
+
+def test_canaries_of_one_run_are_not_taken_for_models(cli, tmp_path):
+    file = tmp_path / "scores.csv"
+    file.write_text("world,score,coin\nin,1,a\nout,0,b\n", encoding="utf-8")
+    assert "choose a one-run method" in cli.refusal(f"estimate {file}")

@@ -97,10 +97,11 @@ class History:
             return f"{sentence}that is composition's, which has no value here ({refusal})"
 
     def _without_amplification(self, question: Callable[[PrivacyCurve], float]) -> str:
-        words = "batches are shuffled, which composition does not cover"
+        words = "batches are shuffled, which composition does not cover (the prediction is for Poisson sampling)"
         try:
             run = self.run().replace(sampling="shuffled")
-            return f"{words}; no_amplification guarantees {spell_up(question(no_amplification(run)), 4)}"
+            guaranteed = spell_up(question(no_amplification(run)), 4)
+            return f"{words}; no_amplification guarantees {guaranteed} for zero-out neighbours, not for add/remove"
         except ValueError as refusal:
             return f"{words}; no_amplification has no value here ({refusal})"
 

@@ -38,11 +38,14 @@ def roc_panel(result: AuditResult, width: int, height: int) -> LayerChart:
     guess = np.geomspace(low, 0.5, 30)
     guesses = np.concatenate((guess, 1.0 - guess[::-1])).tolist()
     chance = chart_of([{"fpr": rate, "fnr": 1.0 - rate} for rate in guesses])
-    error_text = f"Band: {per_cent(result.confidence)}, pointwise, half the error to each rate."
-    words = [f"{error_text} Dots: bounds that the estimates use. Grey: guessing."]
+    if is_one_run := any(METHODS[method].is_one_run for method in result.estimates):
+        words = ["No band: canaries of one training are not independent. Grey: guessing."]
+    else:
+        error_text = f"Band: {per_cent(result.confidence)}, pointwise, half the error to each rate."
+        words = [f"{error_text} Dots: bounds that the estimates use. Grey: guessing."]
     words += [f"Without {ANALYSES[name].label}: {why.partition(':')[0]}." for name, why in without.items()]
     layers = [
-        chart_of(band)
+        chart_of([] if is_one_run else band)
         .mark_line(filled=True, fill=colour_of(FOUND), fillOpacity=0.16, strokeWidth=0, clip=True)
         .encode(x=x, y=y, order="order:Q"),
         chance.mark_line(color="#999", strokeWidth=1, clip=True).encode(x=x, y=y, order="fpr:Q"),
@@ -52,7 +55,7 @@ def roc_panel(result: AuditResult, width: int, height: int) -> LayerChart:
         chart_of(predicted)
         .mark_line(strokeWidth=2, interpolate="monotone", clip=True)
         .encode(x=x, y=y, order="fpr:Q", **looks(shown, columns=2 if width >= _TWO_COLUMNS else 1)),
-        chart_of(_bounds(result, low))
+        chart_of([] if is_one_run else _bounds(result, low))
         .mark_point(size=75, filled=True, opacity=1.0, color=colour_of(FOUND), stroke="white", strokeWidth=1.2)
         .encode(x=x, y=y, tooltip=["methods:N", "fpr_upper:Q", "fnr_upper:Q"]),
     ]

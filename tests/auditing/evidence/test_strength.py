@@ -129,3 +129,10 @@ def test_the_strength_of_known_scores_counts_the_spread_that_was_measured():
 
     assert chance(1.0, LinearScores()) > 0.9 > 0.5 > chance(1.5, LinearScores())
     assert chance(1.5, Unknown()) < 0.5
+
+
+def test_a_consistent_verdict_names_the_fault_and_its_probability():
+    weak, strong = (audit(trainer(1.0), 300, fault=fault) for fault in (0.5, 0.2))
+    assert weak.verdict == "inconclusive"
+    assert strong.verdict == "consistent"
+    assert "A training with 0.2 of the declared noise would have been refuted with probability" in strong.reason

@@ -206,8 +206,8 @@ def _factor(run: DPSGD, claim: Claim, question: Question, epsilon: float | None,
 
 def _notes(run: DPSGD, outlook: Outlook | OneRunOutlook) -> tuple[str, ...]:
     notes = [
-        "All numbers suppose scores as linear losses make them (a heuristic). Otherwise an audit finds less or more, "
-        "and its bounds still hold.",
+        "All numbers suppose scores as linear losses make them (a heuristic). Otherwise an audit finds less or more. "
+        "Bounds that assume nothing about the mechanism hold all the same; those of a family need not.",
     ]
     if isinstance(run.optimizer, Adam):
         notes.append(ADAM_CAVEAT)

@@ -38,6 +38,11 @@ def read_scores(path: Path, one_run: bool = False) -> tuple[FloatArray, FloatArr
             rows = csv.reader(_lines(path, file))
             header = [name.strip() for name in next(rows, [])]
             world, score = (_column(path, header, name) for name in _COLUMNS)
+            if not one_run and "coin" in header:
+                raise ValueError(
+                    f"{str(path)!r} has a column coin, so its rows are canaries of one run, which are not independent "
+                    "models: choose a one-run method"
+                )
             coins: dict[str, dict[str, int]] = {name: {} for name in _COINS if one_run and name in header}
             for row in rows:
                 if row:

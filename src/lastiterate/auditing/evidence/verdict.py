@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import cache
 from typing import NamedTuple
@@ -136,7 +137,11 @@ def judge(
             return Judgement(ABOVE_HEURISTIC, reason, power)
     if (obstacle := _cannot_tell(found, failure, power)) is not None:
         return Judgement(INCONCLUSIVE, obstacle, power)
-    return Judgement(CONSISTENT, f"Nothing refutes the claim ({claim.words}) with {sure} confidence.", power)
+    reason = (
+        f"Nothing refutes the claim ({claim.words}) with {sure} confidence. A training with {_fault_words(power)} "
+        f"would have been refuted with probability {_chance_words(power)}."
+    )
+    return Judgement(CONSISTENT, reason, power)
 
 
 def refutation_of(
@@ -187,14 +192,24 @@ def _cannot_tell(found: Estimate, failure: str | None, power: Strength) -> str |
         return None
     what = "canaries" if one_run else "models a world"
     takes = f"About {power.needed:,} {what} would do." if power.needed else f"Even {power.most:,} {what} would not do."
-    noise = "half the declared noise" if power.fault == HALF else f"{spell(power.fault)} of the declared noise"
-    if power.is_epsilon:
-        noise = f"{spell(1.0 / power.fault)} times the claimed epsilon"
-    chance = "below 0.1%" if power.chance < 0.0005 else per_cent(round(power.chance, 3))
     return (
-        f"This audit lacks power: it refutes a training with {noise} with probability {chance}, and "
-        f"{per_cent(CHANCE)} is required. {takes}"
+        f"This audit lacks power: it refutes a training with {_fault_words(power)} with probability "
+        f"{_chance_words(power)}, and {per_cent(CHANCE)} is required. {takes}"
     )
+
+
+def _fault_words(power: Strength) -> str:
+    """The fault that the audit must be able to catch."""
+    if power.is_epsilon:
+        return f"{spell(1.0 / power.fault)} times the claimed epsilon"
+    return "half the declared noise" if power.fault == HALF else f"{spell(power.fault)} of the declared noise"
+
+
+def _chance_words(power: Strength) -> str:
+    """The probability of catching the fault, rounded down."""
+    if power.chance < 0.001:
+        return "below 0.1%"
+    return "above 99.9%" if power.chance > 0.999 else per_cent(math.floor(1000 * power.chance) / 1000)
 
 
 def _found(test: Test, found: Estimate, bound: Callable[[str, float], Estimate]) -> str:

@@ -16,6 +16,8 @@ from lastiterate.values import function, number
 _FACTOR_AT_ONCE = 4.0  # while the root is being bracketed
 _LEAST, _MOST = 1e-4, 1e12  # noise multipliers that are tried
 _NEAR_ENOUGH = 1e-7  # to the target, from below
+_CERTIFYING = 6  # times that noise is added until the upper end of a guarantee's bracket meets the target
+_NEAR_CERTAIN = 1e-4  # relative: a wider bracket does not say that more noise is needed
 _ROUGHLY, _QUESTIONS = 1e-3, 12  # the same for an analysis that jumps, if so many questions find it
 
 
@@ -25,9 +27,9 @@ def calibrate(run: DPSGD, *, analysis: Callable[[DPSGD], PrivacyCurve], epsilon:
     Noise by ``composition`` guarantees ``epsilon`` (by ``no_amplification`` for shuffled or fixed batches). Noise by
     ``last_iterate`` is less, and ``epsilon`` is then a prediction, not a guarantee.
 
-    Never more than ``epsilon``, and less by at most 1e-6; for ``convex``, which jumps where another of its bounds
-    is the least, by some thousandths. The noise of ``run`` itself matters only as a shape: any positive number will
-    do where it is constant.
+    Never more than ``epsilon``, by the upper end of a guarantee's bracket, and less by about 1e-6. ``convex`` jumps
+    where another of its bounds is the least, and may end some thousandths below. The noise of ``run`` matters only as a
+    shape: any positive number will do if it is constant.
     """
     require_run(run)
     choices = "lastiterate.composition or no_amplification for a guarantee, or last_iterate for a prediction"
@@ -44,7 +46,17 @@ def calibrate(run: DPSGD, *, analysis: Callable[[DPSGD], PrivacyCurve], epsilon:
     with np.errstate(all="ignore"):
         solve = _solve_roughly if _is_rough(analysis) else _solve
         log_factor = solve(spent, target, low, high)
-    return run.replace(noise_multiplier=run.noise_multiplier * math.exp(log_factor))
+
+    def scaled(log_factor: float) -> DPSGD:
+        return run.replace(noise_multiplier=run.noise_multiplier * math.exp(log_factor))
+
+    for doublings in range(_CERTIFYING):
+        curve = analysis(scaled(log_factor))
+        upper = curve.bracket(delta)[1] if curve.is_guarantee else target
+        if upper <= target or upper > target * (1.0 + _NEAR_CERTAIN):
+            break
+        log_factor += 2.0 ** (doublings - 2) * (upper / target - 1.0)
+    return scaled(log_factor)
 
 
 def bracket_noise(
