@@ -23,8 +23,8 @@ from rich.console import Console
 from rich.table import Table
 
 import lastiterate as li
+from lastiterate.common.system import cores
 from lastiterate.data import Dataset, digits, load_npz
-from lastiterate.machine import cores
 from lastiterate.training import Trainer, problems
 
 WORKERS = 2  # with one, XLA would start threads of its own

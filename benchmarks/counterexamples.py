@@ -17,9 +17,9 @@ from rich.console import Console
 from rich.table import Table
 
 import lastiterate as li
-from lastiterate.counterexamples.repeaters import Malicious
-from lastiterate.counterexamples.setting import Encoding
-from lastiterate.reproduce import figure5
+from lastiterate.paper.counterexamples.malicious import Malicious
+from lastiterate.paper.counterexamples.setting import Encoding
+from lastiterate.paper.reproduce import figure5
 from lastiterate.training import Trainer
 from lastiterate.training.memory import peak_bytes
 

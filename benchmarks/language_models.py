@@ -28,11 +28,11 @@ from transformers import AutoModelForCausalLM, Gemma2Config, GPT2Config, LlamaCo
 from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
 import lastiterate as li
-from lastiterate.lm.ghost.products import linear
-from lastiterate.lm.gradients import ExampleGradients
-from lastiterate.lm.trained import choose_trained
-from lastiterate.lm.trainer import TextTrainer
-from lastiterate.machine import cores, kept_memory, process_peak_bytes
+from lastiterate.common.system import cores, kept_memory, process_peak_bytes
+from lastiterate.lm.dp_sgd import TextTrainer
+from lastiterate.lm.example_gradients import ExampleGradients
+from lastiterate.lm.ghost.parameter_uses import linear
+from lastiterate.lm.text_problem import choose_trained
 
 LENGTH = 128
 NOISE, CLIP, RATE = 1.0, 1.0, 1e-3

@@ -21,7 +21,7 @@ from jax_privacy import batch_selection, clipping, noise_addition
 
 import lastiterate as li
 from lastiterate.data import digits
-from lastiterate.integrations.canary import PlantedGradient
+from lastiterate.integrations.gradient_canary import PlantedGradient
 
 FAULT = bool(os.environ.get("FAULT"))
 PADDING = 256  # batches are filled up to a multiple of it, so that few shapes are compiled

@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import lastiterate as li
 from lastiterate.data import digits
-from lastiterate.integrations.canary_opacus import plant
+from lastiterate.integrations.opacus import plant
 
 EPOCHS, BATCH_SIZE, LEARNING_RATE, MOMENTUM, NOISE_MULTIPLIER, CLIP_NORM = 5, 144, 0.02, 0.9, 1.0, 0.5
 FAULTS = {

@@ -17,7 +17,7 @@ from torch.nn.functional import cross_entropy
 
 import lastiterate as li
 from lastiterate.data import digits
-from lastiterate.integrations.canary import PlantedGradient
+from lastiterate.integrations.gradient_canary import PlantedGradient
 
 FAULT = bool(os.environ.get("FAULT"))
 

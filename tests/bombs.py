@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import lastiterate
-from lastiterate.data.limits import VARIABLE
+from lastiterate.data.files import VARIABLE
 
 MOST_RESIDENT = 3 * 2**29  # bytes of a process that refuses them, with JAX or PyTorch in it
 MOST_SECONDS = 120

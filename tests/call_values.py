@@ -17,7 +17,7 @@ import torch
 
 import lastiterate as li
 from lastiterate import attacks, data, lm, training
-from lastiterate.integrations.canary import PlantedGradient
+from lastiterate.integrations.gradient_canary import PlantedGradient
 from lastiterate.training import problems
 
 Make = Callable[[], Any]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import lastiterate as li
-from lastiterate.answers import answer_fields, ask, ask_all, guarantee_of, noise_rows, prediction_fields
+from lastiterate.compare_analyses import answer_fields, ask, ask_all, guarantee_of, noise_rows, prediction_fields
 
 RUN = li.DPSGD(100, 0.1, 1.0)
 

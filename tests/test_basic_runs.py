@@ -7,13 +7,12 @@ import pytest
 
 import lastiterate as li
 from lastiterate.attacks import Adversarial, AllIterates, GradientSpace, InputSpace, OneRun
-from lastiterate.attacks.likelihood import log_likelihood_ratio
-from lastiterate.attacks.linear_score import noise_unit
-from lastiterate.auditing.evidence.score_law import score_below
-from lastiterate.auditing.evidence.signal import expected_signal
-from lastiterate.batch_order import batch_order
-from lastiterate.counterexamples.setting import require_plain
-from lastiterate.counterexamples.worst import worst
+from lastiterate.attacks.all_iterates import log_likelihood_ratio
+from lastiterate.attacks.released_iterates import noise_unit
+from lastiterate.auditing.evidence.score_signal import expected_signal, score_below
+from lastiterate.common.batch_order import batch_order
+from lastiterate.paper.counterexamples.setting import require_plain
+from lastiterate.paper.counterexamples.worst import worst
 from lastiterate.training import Trainer, problems, train
 
 NEW = [

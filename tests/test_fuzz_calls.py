@@ -10,8 +10,7 @@ pytest.importorskip("jax", reason="training needs the extra audit")
 
 import lastiterate as li
 from lastiterate import attacks, training
-from lastiterate.integrations.canary import PlantedGradient
-from lastiterate.integrations.canary_own import own_trainer
+from lastiterate.integrations.gradient_canary import PlantedGradient, own_trainer
 from lastiterate.training import problems
 from tests.fuzz_calls import Called, run_calls, targets
 

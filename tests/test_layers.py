@@ -182,7 +182,7 @@ def test_imports_go_one_way(module):
     ("module", "text"),
     [
         ("privacy.mixtures.law", "def late():\n    from lastiterate.privacy.analyses.composition import composition"),
-        ("privacy.losses.step_loss", "import lastiterate.privacy.analyses.grid"),
+        ("privacy.losses.step_loss", "import lastiterate.privacy.analyses.last_iterate"),
         ("privacy.analyses.grid", "from lastiterate import auditing"),
         ("privacy.curve", "from lastiterate import last_iterate"),
         ("attacks.attack", "if TYPE_CHECKING:\n    from lastiterate.auditing.engines.engine import Engine"),

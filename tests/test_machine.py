@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lastiterate.machine import kept_memory
+from lastiterate.common.system import kept_memory
 
 SCRIPT = """
 import resource

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from lastiterate.rows import among, largest, number, text
+from lastiterate.common.types import among, largest, number_in, text_in
 
 ROWS = [{"name": "a", "x": 1.0}, {"name": "b", "x": 3}, {"name": "a", "x": None}]
 
 
 def test_a_number_is_a_number_and_a_text_a_text():
-    assert number(ROWS[1], "x") == 3
-    assert text(ROWS[1], "name") == "b"
+    assert number_in(ROWS[1], "x") == 3
+    assert text_in(ROWS[1], "name") == "b"
     with pytest.raises(TypeError, match="x is no number in this row: None"):
-        number(ROWS[2], "x")
+        number_in(ROWS[2], "x")
     with pytest.raises(TypeError, match=r"x is no text in this row: 1\.0"):
-        text(ROWS[0], "x")
+        text_in(ROWS[0], "x")
 
 
 def test_rows_are_found_by_their_values():

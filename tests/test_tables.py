@@ -2,7 +2,7 @@
 
 import pytest
 
-from lastiterate.tables import Table
+from lastiterate.common.formatting import Table
 
 
 @pytest.mark.parametrize("width", range(40, 100, 3))

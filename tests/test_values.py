@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lastiterate.values import (
+from lastiterate.common.validation import (
     MAX_STEPS,
     cut,
     integer,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import lastiterate as li
-from lastiterate.vocabulary import ANALYSES, FAMILIES, METHODS, ONE_RUN_METHODS, OWN_COIN, PAIRED_METHODS, SIDE_BY_SIDE
+from lastiterate.registry import ANALYSES, FAMILIES, METHODS, ONE_RUN_METHODS, OWN_COIN, PAIRED_METHODS, SIDE_BY_SIDE
 
 SMALL = li.DPSGD(2, 0.5, 1.0)
 

@@ -12,8 +12,20 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
 
-from lastiterate.arrays import FloatArray
-from lastiterate.values import PerStep, PerStepGiven, boolean, call_of, cut, integer, key, number, per_step, same, shape
+from lastiterate.common.types import FloatArray
+from lastiterate.common.validation import (
+    PerStep,
+    PerStepGiven,
+    boolean,
+    call_of,
+    cut,
+    integer,
+    key,
+    number,
+    per_step,
+    same,
+    shape,
+)
 
 MOST_STEPS_WITH_MEMORY = 10**6
 

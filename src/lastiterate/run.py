@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from lastiterate.arrays import IntArray
-from lastiterate.optimizer import Adam, Optimizer, require_optimizer
-from lastiterate.values import (
+from lastiterate.common.types import IntArray
+from lastiterate.common.validation import (
     LEAST_NOISE,
     MAX_STEPS,
     MOST_NOISE,
@@ -37,6 +36,7 @@ from lastiterate.values import (
     shape,
     told,
 )
+from lastiterate.optimizer import Adam, Optimizer, require_optimizer
 
 Sampling = Literal["poisson", "fixed", "shuffled", "full"]
 Neighbours = Literal["add-remove", "zero-out", "replace"]

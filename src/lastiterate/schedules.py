@@ -9,9 +9,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from lastiterate.arrays import FloatArray
+from lastiterate.common.types import FloatArray
+from lastiterate.common.validation import integer, number
 from lastiterate.optimizer import MOST_STEPS_WITH_MEMORY
-from lastiterate.values import integer, number
 
 
 def cosine(learning_rate: float, steps: int, final_rate: float = 0.0) -> FloatArray:

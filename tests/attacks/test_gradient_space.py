@@ -7,7 +7,7 @@ import pytest
 import lastiterate as li
 from lastiterate import data, training
 from lastiterate.attacks import GradientSpace
-from lastiterate.attacks.drift import measure_drift
+from lastiterate.attacks.gradient_space import measure_drift
 from lastiterate.privacy.mixtures.law import law_of
 from lastiterate.training import problems
 from lastiterate.training.problem import flatten

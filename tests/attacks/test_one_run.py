@@ -6,8 +6,8 @@ import pytest
 import lastiterate as li
 from lastiterate import data, training
 from lastiterate.attacks import OneRun
+from lastiterate.registry import ONE_RUN_METHODS
 from lastiterate.training import problems
-from lastiterate.vocabulary import ONE_RUN_METHODS
 
 RUN = li.DPSGD(60, 0.1, 1.0, clip_norm=0.5, optimizer=li.SGD(0.02))
 PROBLEM = problems.logistic(data.digits())

@@ -10,10 +10,9 @@ import lastiterate as li
 from lastiterate.attacks import Adversarial
 from lastiterate.attacks.adversarial import sample_scores
 from lastiterate.auditing.evidence.family import family_of
-from lastiterate.auditing.evidence.score_law import false_alarms, score_below
-from lastiterate.auditing.evidence.signal import expected_signal, signal_of
+from lastiterate.auditing.evidence.score_signal import expected_signal, false_alarms, score_below, signal_of
 from lastiterate.auditing.evidence.threshold import predicted_threshold
-from lastiterate.auditing.reading import read
+from lastiterate.auditing.load_evidence import read
 
 RUN = li.DPSGD(100, 0.05, 1.0)
 DECAYED = li.DPSGD(60, 0.1, 1.0, optimizer=li.SGD(np.linspace(0.2, 0.1, 60), weight_decay=0.2))

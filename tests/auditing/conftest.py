@@ -6,7 +6,7 @@ import sys
 import pytest
 
 import lastiterate as li
-from lastiterate.auditing.subject import find_subject
+from lastiterate.auditing.audit_target import find_subject
 
 RUN = li.DPSGD(steps=30, sample_rate=0.1, noise_multiplier=1.0)
 

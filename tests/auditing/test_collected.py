@@ -12,8 +12,8 @@ import pytest
 import lastiterate as li
 from lastiterate.attacks import AllIterates, GradientSpace
 from lastiterate.attacks.attack import Armed, BringsProblem, Unknown, Words
-from lastiterate.auditing.conduct import collected
 from lastiterate.auditing.experiments.choose import Given, experiment_on
+from lastiterate.auditing.run_audit import collected
 from lastiterate.training import GradientCanary, Problem, problems
 from tests.reproduce.conftest import Idle
 

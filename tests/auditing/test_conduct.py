@@ -5,8 +5,8 @@ import pytest
 
 import lastiterate as li
 from lastiterate import attacks, data
-from lastiterate.auditing.evidence.question import Question
-from lastiterate.auditing.reading import read
+from lastiterate.auditing.evidence.estimates import Question
+from lastiterate.auditing.load_evidence import read
 from lastiterate.auditing.stores.store import Store
 from lastiterate.training import problems
 
@@ -67,7 +67,7 @@ def test_finished_audit_is_read_and_not_trained_again(tmp_path, monkeypatch):
     def never(*arguments):
         raise AssertionError("trained again")
 
-    monkeypatch.setattr("lastiterate.auditing.experiments.users._UserTrials.chunks", never)
+    monkeypatch.setattr("lastiterate.auditing.experiments.user_trainer._UserTrials.chunks", never)
     again = li.audit(RUN, noisy_sum, models=20, store=path)
     assert again.estimates == first.estimates
     assert again.seconds >= first.seconds

@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 
-from lastiterate.auditing.looks import Looks
+from lastiterate.auditing.stopping_rules import Looks
 
 
 class Clock:

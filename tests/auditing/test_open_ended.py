@@ -5,10 +5,10 @@ import pytest
 
 import lastiterate as li
 from lastiterate.attacks import Adversarial, Displacement
-from lastiterate.auditing.evidence.question import Question
-from lastiterate.auditing.reading import evidence_in, read
+from lastiterate.auditing.evidence.estimates import Question
+from lastiterate.auditing.load_evidence import evidence_in, read
+from lastiterate.auditing.stopping_rules import Until, Watch, read_until
 from lastiterate.auditing.stores.store import Store
-from lastiterate.auditing.until import Until, Watch, read_until
 from lastiterate.training import problems
 from tests.auditing.broken_trainers import BUGS, CANARY, RUN, Correct, unflatten
 
@@ -71,13 +71,13 @@ def test_the_threshold_is_that_of_the_number_of_models_that_it_began_with(tmp_pa
 
 
 def test_models_behind_one_that_is_missing_do_not_count(tmp_path):
-    from lastiterate.auditing.stores.trials import ScoredTrials
+    from lastiterate.auditing.stores.audit_record import ScoredTrials
 
     run, problem, attack = GAUSSIAN, gaussian, None
     store = tmp_path / "x.sqlite"
     li.audit(run, problem, attack, 3, store=store, validity="anytime")
-    from lastiterate.auditing.conduct import _open
     from lastiterate.auditing.experiments.choose import Given, experiment_on
+    from lastiterate.auditing.run_audit import _open
 
     experiment = experiment_on(problem, Given(run, attack, 10, 0, None, "", open_ended=True))
     with _open(store, experiment) as kept:

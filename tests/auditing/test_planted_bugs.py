@@ -11,10 +11,10 @@ import pytest
 import lastiterate as li
 from lastiterate.attacks import Displacement
 from lastiterate.auditing.engines.engine import Local
-from lastiterate.auditing.evidence.question import Question
+from lastiterate.auditing.evidence.estimates import Question
 from lastiterate.auditing.experiments.protocol import Trials
-from lastiterate.auditing.reading import read
-from lastiterate.auditing.stores.trials import ScoredTrials
+from lastiterate.auditing.load_evidence import read
+from lastiterate.auditing.stores.audit_record import ScoredTrials
 from tests.auditing.broken_trainers import BUGS, CANARY, RUN, Correct, example_gradients, losses, unflatten
 
 CONFIDENCE = 0.999

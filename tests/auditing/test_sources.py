@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from lastiterate.attacks import GradientSpace
-from lastiterate.auditing.sources import is_installed, is_ours, neighbours, own_source
+from lastiterate.auditing.user_code import is_installed, is_ours, neighbours, own_source
 from lastiterate.training import problems
 
 MINE = "import helper\ndef train(seed, canary):\n    return helper.score(seed) + canary\n"
@@ -128,7 +128,7 @@ def _file(function):
 
 
 def _in_another_process(folder, code, expression):
-    program = f"from lastiterate.auditing.sources import own_source\n{code}\nprint({expression})"
+    program = f"from lastiterate.auditing.user_code import own_source\n{code}\nprint({expression})"
     command = [sys.executable, "-c", program]
     found = subprocess.run(command, cwd=folder, env=_environment(), capture_output=True, text=True, check=True)
     return found.stdout.strip()

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 import lastiterate
-from lastiterate.auditing.sources import loaded_modules, own_source
-from lastiterate.auditing.trainer_files import import_file
+from lastiterate.auditing.user_code import import_file, loaded_modules, own_source
 
 RUN = "--steps 1 --sampling full --noise-multiplier 1 --models 4"
 PLAIN = "def train(seed, canary):\n    return float(canary)\n"

@@ -17,16 +17,15 @@ from typing import Any
 import numpy as np
 
 import lastiterate as li
+from lastiterate.attacks.all_iterates import sample_likelihood_ratios
 from lastiterate.attacks.attack import ExpectedScores, LikelihoodRatio, LinearScores, Unknown
-from lastiterate.attacks.likelihood import sample_likelihood_ratios
 from lastiterate.auditing.design import OneModel, Paired
-from lastiterate.auditing.evidence.estimates import Estimates
-from lastiterate.auditing.evidence.kinds import Kind, kind_of
-from lastiterate.auditing.evidence.outlook import OneRunOutlook, Outlook
-from lastiterate.auditing.evidence.question import Question
-from lastiterate.auditing.evidence.refuting import chance_to_refute
+from lastiterate.auditing.evidence.estimates import Estimates, Question
+from lastiterate.auditing.evidence.forecast import OneRunOutlook, Outlook
+from lastiterate.auditing.evidence.score_signal import Kind, kind_of
 from lastiterate.auditing.evidence.threshold import deciding
 from lastiterate.auditing.evidence.verdict import Judgement, verdict_on
+from lastiterate.auditing.evidence.verdict_strength import chance_to_refute
 from lastiterate.privacy.mixtures.law import law_of
 
 RUNS = (

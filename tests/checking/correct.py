@@ -16,7 +16,7 @@ import numpy as np
 
 import lastiterate as li
 from lastiterate.checking.check import check
-from lastiterate.checking.result import CheckResult
+from lastiterate.checking.check_result import CheckResult
 from tests.checking.trainers import Numpy
 
 

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 import lastiterate as li
-from lastiterate.checking.dead import dead_parameters
-from lastiterate.checking.effects import effect_of
+from lastiterate.checking.canary_effects import dead_parameters, effect_of
 from tests.checking.correct import random_training
 
 EXAMPLES, STEPS, RATE, LEARNING = 200, 10, 0.2, 0.005

@@ -7,11 +7,10 @@ import pytest
 from scipy.stats import chi2
 
 import lastiterate as li
-from lastiterate.checking.by_gradient import _telling
+from lastiterate.checking.canary_effects import UNKNOWN, effect_of, fit, is_dead, least_noise, quiet, restricted
 from lastiterate.checking.clipping import others_row, ratio_row, tensor_row
-from lastiterate.checking.contraction import UNKNOWN, fit, least_noise
 from lastiterate.checking.declared import Declared
-from lastiterate.checking.effects import effect_of, is_dead, quiet, restricted
+from lastiterate.checking.gradient_checks import _telling
 from lastiterate.checking.noise import Spread
 from lastiterate.checking.optimizer_effect import steps_row
 from lastiterate.checking.participation import _range_law, participation_rows

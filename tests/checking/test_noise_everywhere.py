@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from lastiterate.checking.canary_effects import effect_of
 from lastiterate.checking.declared import Declared
-from lastiterate.checking.effects import effect_of
-from lastiterate.checking.noise_everywhere import closest_row, without_row
+from lastiterate.checking.noise_tests import closest_row, without_row
 from lastiterate.run import DPSGD
 
 DECLARED = Declared(DPSGD(4, 0.5, 1.0))

@@ -5,7 +5,7 @@ import pytest
 
 import lastiterate as li
 from lastiterate.checking.declared import Declared
-from lastiterate.checking.noise_law import again_row, law_row
+from lastiterate.checking.noise_tests import again_row, law_row
 
 ERROR = 0.02
 ONE = Declared(li.DPSGD(1, 0.5, 1.0, optimizer=li.SGD(1.0)))

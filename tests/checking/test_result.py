@@ -6,9 +6,7 @@ from xml.etree import ElementTree
 import pytest
 
 import lastiterate as li
-from lastiterate.checking.junit import junit
-from lastiterate.checking.result import CheckResult
-from lastiterate.checking.row import Row, cannot_tell, not_checked
+from lastiterate.checking.check_result import CheckResult, Row, cannot_tell, junit, not_checked
 from lastiterate.plot.check import ratio_rows
 from tests.checking.trainers import Numpy, short
 

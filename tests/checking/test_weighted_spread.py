@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from lastiterate.checking.canary_effects import effect_of
 from lastiterate.checking.declared import Declared
-from lastiterate.checking.effects import effect_of
-from lastiterate.checking.weighted_spread import _chance_of_a_range, weighted_spread_row
+from lastiterate.checking.optimizer_effect import _chance_of_a_range, weighted_spread_row
 from lastiterate.optimizer import SGD
 from lastiterate.run import DPSGD
 

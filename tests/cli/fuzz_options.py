@@ -198,7 +198,7 @@ def _be_the_program(here: Path, environment: dict[str, str], outputs: list[Any],
             os.dup2(source, target)
         resource.setrlimit(resource.RLIMIT_DATA, (_MEMORY, _MEMORY))
         from lastiterate.cli.app import app
-        from lastiterate.reproduce import figure1
+        from lastiterate.paper.reproduce import figure1
 
         figure1._POINTS = {"quick": 3, "full": 4}  # figures are computed in full by their own tests
         figure1._STEPS = {"a": (10, 1000), "b": (1000, 100_000), "c": (300, 10_000)}
@@ -224,8 +224,8 @@ def _import_everything() -> None:
     import transformers.models.auto  # noqa: F401
 
     import lastiterate.attacks.input_space
-    import lastiterate.auditing.conduct
-    import lastiterate.auditing.experiments.shipped
+    import lastiterate.auditing.experiments.choose
+    import lastiterate.auditing.run_audit
     import lastiterate.cli.audit_output
     import lastiterate.lm  # noqa: F401
 

@@ -5,7 +5,7 @@ import sqlite3
 
 import pytest
 
-from lastiterate.vocabulary import ONE_RUN_METHODS
+from lastiterate.registry import ONE_RUN_METHODS
 
 SMALL = "audit --model logistic --steps 20 --sample-rate 0.1 --noise-multiplier 1 --learning-rate 0.02 --models 8"
 DRAWN = "audit --attack adversarial --steps 100 --sample-rate 0.1 --noise-multiplier 1 --models 3000"
@@ -92,7 +92,7 @@ def test_pictures_go_into_a_new_folder_but_not_into_a_file(cli, here):
 
 def test_report_recomputes_and_exports_without_training(cli, here, monkeypatch):
     cli(f"{DRAWN} --store x.sqlite --json")
-    monkeypatch.setattr("lastiterate.auditing.conduct._fill", None)
+    monkeypatch.setattr("lastiterate.auditing.run_audit._fill", None)
     strict = json.loads(
         cli(
             "report x.sqlite --method gdp --confidence 0.999 --delta 1e-6 --threshold split --export s.csv --json"

@@ -110,7 +110,7 @@ def test_bad_plot_paths_are_refused_before_computing_and_leave_nothing(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "folder.png").mkdir()
     (tmp_path / "file.txt").touch()
-    monkeypatch.setattr("lastiterate.answers.ask", _unreachable)
+    monkeypatch.setattr("lastiterate.compare_analyses.ask", _unreachable)
     monkeypatch.setattr("lastiterate.calibrate", _unreachable)
     assert word in cli.refusal(f"{command} --plot {target}")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file.txt", "folder.png"]
@@ -118,7 +118,7 @@ def test_bad_plot_paths_are_refused_before_computing_and_leave_nothing(
 
 
 def test_output_that_cannot_be_a_folder_is_refused_before_computing(cli, tmp_path, monkeypatch):
-    monkeypatch.setattr("lastiterate.reproduce.figure1.rows", _unreachable)
+    monkeypatch.setattr("lastiterate.paper.reproduce.figure1.rows", _unreachable)
     (tmp_path / "file.txt").touch()
     assert "file.txt" in cli.refusal(f"reproduce figure1 --output {tmp_path / 'file.txt'}")
     assert "file.txt" in cli.refusal(f"reproduce figure1 --output {tmp_path / 'file.txt' / 'picture.png'}")

@@ -9,8 +9,7 @@ import sys
 import pytest
 import typer
 
-from lastiterate.cli.app import app
-from lastiterate.cli.commands import SUMMARIES
+from lastiterate.cli.app import SUMMARIES, app
 
 HEAVY = ["scipy", "jax", "torch", "transformers", "altair", "pandas"]
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import lastiterate as li
-from lastiterate.vocabulary import ONE_RUN_METHODS
+from lastiterate.registry import ONE_RUN_METHODS
 from tests.test_readme import assert_same, blocks
 
 KEYS = [

@@ -142,7 +142,7 @@ def test_a_broken_pipe_is_quiet_and_says_neither_done_nor_refuted(folder, comman
 
 def test_a_library_that_ends_the_program_is_something_that_broke(folder):
     code = (
-        "import sys, lastiterate.answers\nlastiterate.answers.ask = lambda *asked: sys.exit(0)\n"
+        "import sys, lastiterate.compare_analyses\nlastiterate.compare_analyses.ask = lambda *asked: sys.exit(0)\n"
         f"from lastiterate.cli.app import app\napp({f'epsilon {RUN}'.split()!r})"
     )
     process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

@@ -6,10 +6,10 @@ import os
 
 import pytest
 
-from lastiterate.auditing.stores.export import export
+from lastiterate.auditing.load_evidence import export
 from lastiterate.auditing.stores.store import Store
-from lastiterate.cli.errors import OptionError
-from lastiterate.cli.outputs import check_apart, store_files
+from lastiterate.cli.exit_status import OptionError
+from lastiterate.cli.output import check_apart, store_files
 
 TRAINER = """
 import lastiterate as li

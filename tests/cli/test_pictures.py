@@ -114,7 +114,7 @@ def test_output_onto_a_full_disk_is_one_sentence_and_status_3(tmp_path, command)
 
 
 def test_scripts_of_pages_are_kept_and_believed_only_if_whole_and_ones_own(tmp_path, monkeypatch):
-    from lastiterate.plot.scripts_cache import keep_scripts, kept_scripts
+    from lastiterate.plot.page_assets import keep_scripts, kept_scripts
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(sys, "platform", "linux")

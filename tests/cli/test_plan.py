@@ -102,7 +102,7 @@ def test_a_batch_size_that_the_heuristic_cannot_plan_for_does_not_stop_the_other
 
 def test_the_picture_has_both_analyses(tmp_path, cli, monkeypatch):
     charts = []
-    monkeypatch.setattr("lastiterate.plot.file.save", lambda chart, path: charts.append(chart.to_dict()))
+    monkeypatch.setattr("lastiterate.plot.chart_file.save", lambda chart, path: charts.append(chart.to_dict()))
     for sampling, guarantee in (("poisson", "composition (standard)"), ("shuffled", "no amplification (bound)")):
         assert cli(f"{PLAN} --last-batch keep --sampling {sampling} --plot {tmp_path / 'plan.png'}").exit_code == 0
         *leaks, noise = charts.pop()["hconcat"]

@@ -7,7 +7,7 @@ import pytest
 
 import lastiterate as li
 from lastiterate.cli.power import _row
-from lastiterate.vocabulary import ONE_RUN_METHODS, PAIRED_METHODS
+from lastiterate.registry import ONE_RUN_METHODS, PAIRED_METHODS
 
 RUN = "--steps 100 --sample-rate 0.1 --noise-multiplier 0.94"
 POWER = f"power {RUN} --method clopper-pearson"
@@ -39,7 +39,7 @@ def folder(tmp_path, monkeypatch):
 @pytest.fixture
 def at_every_model(monkeypatch):
     """Looks are not put off though these trainers are quicker than a look."""
-    monkeypatch.setattr("lastiterate.auditing.until._PAUSE", 0.0)
+    monkeypatch.setattr("lastiterate.auditing.stopping_rules._PAUSE", 0.0)
 
 
 def test_json_has_what_python_finds(cli):

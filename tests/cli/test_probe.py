@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 import lastiterate as li
-from lastiterate.counterexamples import NAMES, shift, zeroing
+from lastiterate.paper.counterexamples import NAMES, shift, zeroing
 from tests.cli.conftest import Cli
 
 RUN = "--steps 10 --sample-rate .3 --noise-multiplier 1 --delta 1e-3"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from lastiterate.cli.probe_sentences import STORIES, compare, tell_range
-from lastiterate.counterexamples import NAMES
+from lastiterate.cli.probe_output import STORIES, compare, tell_range
+from lastiterate.paper.counterexamples import NAMES
 
 
 def test_every_counterexample_has_its_story():

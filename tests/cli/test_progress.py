@@ -3,7 +3,7 @@ from __future__ import annotations
 import io
 import time
 
-from lastiterate.cli import progress
+from lastiterate.cli import output as progress
 
 
 class Terminal(io.StringIO):

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from lastiterate.reproduce import figure1, figure2, figure3
+from lastiterate.paper.reproduce import figure1, figure2, figure3
 
 KEYS = ["panel", "steps", "sample_rate", "noise_multiplier", "last_iterate", "composition", "full_batch"]
 

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from lastiterate.cli.training_options import resumable
+from lastiterate.cli.audit_options import resumable
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -9,8 +9,8 @@ import pytest
 from scipy.stats import binom, norm
 
 import lastiterate as li
-from lastiterate.cli.probe_sentences import STORIES
-from lastiterate.counterexamples import malicious
+from lastiterate.cli.probe_output import STORIES
+from lastiterate.paper.counterexamples import malicious
 from lastiterate.plot.counterexample import counterexample_chart
 
 SETTING = replace(malicious.DEFAULTS, steps=30, sample_rate=0.1, models=2000, seed=1)
@@ -104,7 +104,7 @@ def test_other_settings_are_other_files(tmp_path, monkeypatch):
         files.append(store)
         raise KeyboardInterrupt  # nothing has to be trained to see this
 
-    monkeypatch.setattr("lastiterate.auditing.conduct.collected", look)
+    monkeypatch.setattr("lastiterate.auditing.run_audit.collected", look)
     for change in ({}, {"seed": 2}, {"models": 20}, {"steps": 4}, {"sample_rate": 0.2}, {"delta": 1e-6}, {}):
         setting = replace(SETTING, noise_multiplier=1.0, store=tmp_path, encoding="one-bit", **change)
         with pytest.raises(KeyboardInterrupt):

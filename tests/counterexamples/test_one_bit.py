@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy.stats import binom, norm
 
 import lastiterate as li
-from lastiterate.counterexamples.one_bit import best_threshold, bits, epsilon_bounds, one_bit, pass_rates
+from lastiterate.paper.counterexamples.malicious import best_threshold, bits, epsilon_bounds, one_bit, pass_rates
 
 
 def epsilon_by_tails(steps, a, c, delta):

@@ -11,10 +11,10 @@ from scipy.stats import ks_2samp, kstest, norm
 
 import lastiterate as li
 from lastiterate.attacks.adversarial import sample_scores
-from lastiterate.cli.probe_sentences import STORIES
-from lastiterate.counterexamples import quadratic
-from lastiterate.counterexamples.finding import last_iterate_scores
-from lastiterate.counterexamples.quadratic import DEFAULTS, Regularised
+from lastiterate.cli.probe_output import STORIES
+from lastiterate.paper.counterexamples import quadratic
+from lastiterate.paper.counterexamples.quadratic import DEFAULTS, Regularised
+from lastiterate.paper.counterexamples.setting import last_iterate_scores
 from lastiterate.plot.counterexample import counterexample_chart
 from lastiterate.privacy.mixtures.law import law_of
 from lastiterate.training import train

@@ -12,11 +12,17 @@ import pytest
 from scipy.stats import binom, chisquare, ks_2samp
 
 import lastiterate as li
-from lastiterate.attacks.likelihood import sample_likelihood_ratios
-from lastiterate.counterexamples.finding import last_iterate_scores
-from lastiterate.counterexamples.malicious import DEFAULTS
-from lastiterate.counterexamples.one_bit import best_threshold, pass_rates
-from lastiterate.counterexamples.repeaters import Malicious, Reader, amplification, seen
+from lastiterate.attacks.all_iterates import sample_likelihood_ratios
+from lastiterate.paper.counterexamples.malicious import (
+    DEFAULTS,
+    Malicious,
+    Reader,
+    amplification,
+    best_threshold,
+    pass_rates,
+    seen,
+)
+from lastiterate.paper.counterexamples.setting import last_iterate_scores
 from lastiterate.training import TrainingDiverged, train
 from lastiterate.training.draws import model_keys, normals
 from lastiterate.training.problem import Moment

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import lastiterate as li
-from lastiterate.counterexamples.rounded_support import rounded_law, rounded_support
+from lastiterate.paper.counterexamples.quadratic import rounded_law, rounded_support
 
 
 def enumerated(steps, rate):

@@ -13,12 +13,11 @@ from hypothesis import strategies as st
 from scipy.stats import ks_2samp
 
 import lastiterate as li
-from lastiterate.attacks.likelihood import sample_likelihood_ratios
-from lastiterate.cli.probe_sentences import STORIES
-from lastiterate.counterexamples import shift
-from lastiterate.counterexamples.finding import last_iterate_scores
-from lastiterate.counterexamples.shift import DEFAULTS
-from lastiterate.counterexamples.shifter import Shift, noise_factors
+from lastiterate.attacks.all_iterates import sample_likelihood_ratios
+from lastiterate.cli.probe_output import STORIES
+from lastiterate.paper.counterexamples import shift
+from lastiterate.paper.counterexamples.setting import last_iterate_scores
+from lastiterate.paper.counterexamples.shift import DEFAULTS, Shift, noise_factors
 from lastiterate.plot.counterexample import counterexample_chart
 from lastiterate.training import train
 from lastiterate.training.draws import model_keys, normals

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy.special import ndtr
 
 import lastiterate as li
-from lastiterate.counterexamples.worst import worst
+from lastiterate.paper.counterexamples.worst import worst
 
 DELTA = 1e-6
 RUN = li.DPSGD(5, 0.09, 0.9)

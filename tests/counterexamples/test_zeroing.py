@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import lastiterate as li
-from lastiterate.cli.probe_sentences import STORIES
-from lastiterate.counterexamples import zeroing
-from lastiterate.counterexamples.quadratic import Regularised
-from lastiterate.counterexamples.zeroing import DEFAULTS, Region, find_region
+from lastiterate.cli.probe_output import STORIES
+from lastiterate.paper.counterexamples import zeroing
+from lastiterate.paper.counterexamples.quadratic import Regularised
+from lastiterate.paper.counterexamples.zeroing import DEFAULTS, Region, find_region
 from lastiterate.plot.counterexample import counterexample_chart
 from lastiterate.training import train
 from lastiterate.training.draws import model_keys, normals

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from lastiterate.data import load_npz
-from lastiterate.data.limits import VARIABLE, most_bytes
+from lastiterate.data.files import VARIABLE, most_bytes
 from tests.bombs import Answer, Member, answers, assert_refused, deflated, gzipped, npy_header, zipped
 from tests.data.writers import arrays, refusal, write_cifar10, write_idx
 

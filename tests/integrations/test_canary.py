@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lastiterate.integrations.canary import PlantedGradient
+from lastiterate.integrations.gradient_canary import PlantedGradient
 
 PLACE = 7
 GRADIENTS = {"weight": np.arange(24.0).reshape(4, 2, 3), "bias": np.ones((4, 3))}

@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 opacus = pytest.importorskip("opacus")
 
-from lastiterate.integrations.canary_opacus import plant  # noqa: E402
+from lastiterate.integrations.opacus import plant
 
 EXAMPLES, CLIP_NORM, RATE = 60, 0.7, 0.25
 CANARY = {"0.weight": torch.full((3, 5), 4.0), "0.bias": torch.ones(3), "2.weight": torch.ones(2, 3)}

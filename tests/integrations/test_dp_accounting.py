@@ -21,8 +21,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lastiterate import DPSGD, composition, last_iterate
+from lastiterate.common.formatting import spell_up
 from lastiterate.integrations.dp_accounting import LastIterateAccountant
-from lastiterate.wording import spell_up
 from tests.integrations.conftest import heuristic_warnings
 
 DELTA = 1e-5

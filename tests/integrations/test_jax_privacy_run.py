@@ -9,7 +9,7 @@ import pytest
 from scipy.stats import chi2
 
 import lastiterate as li
-from lastiterate.privacy.mixtures.filtered import filtered_noise, influences
+from lastiterate.privacy.mixtures.correlated_noise import filtered_noise, influences
 from lastiterate.privacy.mixtures.law import law_of
 
 jax = pytest.importorskip("jax")

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from lastiterate import DPSGD, composition, last_iterate, no_amplification
+from lastiterate.common.formatting import spell_up
 from lastiterate.integrations.opacus import register_opacus
-from lastiterate.wording import spell_up
 from tests.integrations.conftest import heuristic_warnings
 from tests.integrations.opacus_helpers import engine_of, make_private, model_and_optimizer, train, trains
 

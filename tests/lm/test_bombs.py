@@ -11,8 +11,8 @@ import pytest
 pytest.importorskip("torch", reason="language models need PyTorch")
 pytest.importorskip("transformers", reason="language models need transformers")
 
-from lastiterate.data.limits import VARIABLE
-from lastiterate.lm.growth import described_growth
+from lastiterate.data.files import VARIABLE
+from lastiterate.lm.tokens import described_growth
 from tests.bombs import Answer, answers, assert_refused, gzipped
 
 WHOLE = f"at most 1,073,741,824 bytes, the limit {VARIABLE}"

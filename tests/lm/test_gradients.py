@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 torch = pytest.importorskip("torch", reason="language models need PyTorch")
 transformers = pytest.importorskip("transformers", reason="language models need transformers")
 
-from lastiterate.lm.gradients import MOST_AT_ONCE, ExampleGradients, clip_factors  # noqa: E402
-from lastiterate.lm.hub import load_model  # noqa: E402
-from tests.lm.conftest import SIZES, SLIDING_WINDOW  # noqa: E402
+from lastiterate.lm.example_gradients import MOST_AT_ONCE, ExampleGradients, clip_factors
+from lastiterate.lm.hub import load_model
+from tests.lm.conftest import SIZES, SLIDING_WINDOW
 
 TOLERANCE = 1e-5  # some hundred roundings of float32, in units of the largest entry of the gradient
 FAMILIES = ["tiny_llama", "tiny_llama_untied", "tiny_gemma2"]

@@ -13,13 +13,13 @@ import pytest
 torch = pytest.importorskip("torch", reason="language models need PyTorch")
 transformers = pytest.importorskip("transformers", reason="language models need transformers")
 
-import huggingface_hub  # noqa: E402
-from safetensors.torch import load_file, save_file  # noqa: E402
+import huggingface_hub
+from safetensors.torch import load_file, save_file
 
-from lastiterate.extras import MissingExtra  # noqa: E402
-from lastiterate.lm.hub import load_model, load_tokenizer, model_folder, weights_digest  # noqa: E402
-from tests.data.writers import SHARED, refusal  # noqa: E402
-from tests.lm.conftest import SIZES, SLIDING_WINDOW, SPOKEN, UNSPOKEN, into_shards, logits  # noqa: E402
+from lastiterate.common.errors import MissingExtra
+from lastiterate.lm.hub import load_model, load_tokenizer, model_folder, weights_digest
+from tests.data.writers import SHARED, refusal
+from tests.lm.conftest import SIZES, SLIDING_WINDOW, SPOKEN, UNSPOKEN, into_shards, logits
 
 
 def set_config(folder, **changes):

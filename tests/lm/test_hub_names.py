@@ -9,11 +9,11 @@ import pytest
 torch = pytest.importorskip("torch", reason="language models need PyTorch")
 pytest.importorskip("transformers", reason="language models need transformers")
 
-import huggingface_hub  # noqa: E402
+import huggingface_hub
 
-from lastiterate.lm.hub import load_model, load_tokenizer, model_folder, weights_digest  # noqa: E402
-from tests.data.writers import refusal  # noqa: E402
-from tests.lm.conftest import into_shards, logits  # noqa: E402
+from lastiterate.lm.hub import load_model, load_tokenizer, model_folder, weights_digest
+from tests.data.writers import refusal
+from tests.lm.conftest import into_shards, logits
 
 COMMIT = "0123456789abcdef" * 2 + "01234567"
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy.stats import kstest
 
-from lastiterate.lm import noise
+from lastiterate.lm import dp_sgd as noise
 
 CPU = torch.device("cpu")
 SHAPES = {"embedding": (1100, 1031), "weight": (33, 40), "transposed": (1500, 700), "bias": (8,)}

@@ -8,12 +8,12 @@ import pytest
 torch = pytest.importorskip("torch", reason="language models need the extra lm")
 pytest.importorskip("transformers", reason="language models need the extra lm")
 
-import lastiterate as li  # noqa: E402
-from lastiterate.attacks.linear_score import noise_unit  # noqa: E402
-from lastiterate.lm import OneRunTokens, TextProblem  # noqa: E402
-from lastiterate.lm.problem import load  # noqa: E402
-from lastiterate.lm.training import TextReferences  # noqa: E402
-from lastiterate.vocabulary import ONE_RUN_METHODS  # noqa: E402
+import lastiterate as li
+from lastiterate.attacks.released_iterates import noise_unit
+from lastiterate.lm import OneRunTokens, TextProblem
+from lastiterate.lm.fine_tuning import TextReferences
+from lastiterate.lm.text_problem import load
+from lastiterate.registry import ONE_RUN_METHODS
 
 RUN = li.DPSGD(4, 0.5, 0.3, optimizer=li.SGD(0.02))
 

@@ -8,13 +8,13 @@ import pytest
 torch = pytest.importorskip("torch", reason="language models need the extra lm")
 pytest.importorskip("transformers", reason="language models need the extra lm")
 
-import lastiterate as li  # noqa: E402
-from lastiterate.auditing.evidence.signal import signal_of  # noqa: E402
-from lastiterate.lm import OneRunTokens, TextProblem, Texts, UnseenTokens  # noqa: E402
-from lastiterate.lm.direction import Between, find_direction  # noqa: E402
-from lastiterate.lm.problem import load  # noqa: E402
-from lastiterate.lm.training import Model, train_models  # noqa: E402
-from tests.lm.conftest import SPECIAL, SPOKEN  # noqa: E402
+import lastiterate as li
+from lastiterate.auditing.evidence.score_signal import signal_of
+from lastiterate.lm import OneRunTokens, TextProblem, Texts, UnseenTokens
+from lastiterate.lm.fine_tuning import Model, train_models
+from lastiterate.lm.text_problem import load
+from lastiterate.lm.unseen_tokens import Between, find_direction
+from tests.lm.conftest import SPECIAL, SPOKEN
 
 RUN = li.DPSGD(6, 0.5, 0.6, clip_norm=0.5, optimizer=li.SGD(0.02))
 QUICK = {"methods": ["clopper-pearson"], "progress": False}
@@ -91,7 +91,7 @@ def test_scores_have_the_signal_that_is_expected(problem, name):
         assert "released iterates" in result.attack
         assert result.ideal_signal > ideal
     else:
-        from lastiterate.auditing.evidence.signal import expected_signal
+        from lastiterate.auditing.evidence.score_signal import expected_signal
 
         ideal = expected_signal(run, expected.signal, expected.spread)
     assert abs(result.signal - ideal) < 4 * np.sqrt(2 / 24 + ideal**2 / 96)

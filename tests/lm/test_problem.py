@@ -14,18 +14,21 @@ import pytest
 torch = pytest.importorskip("torch", reason="language models need PyTorch")
 transformers = pytest.importorskip("transformers", reason="language models need transformers")
 
-from safetensors.torch import load_file, save_file  # noqa: E402
+from safetensors.torch import load_file, save_file
 
-from lastiterate import DPSGD, SGD  # noqa: E402
-from lastiterate.auditing.identity import fingerprint  # noqa: E402
-from lastiterate.extras import MissingExtra  # noqa: E402
-from lastiterate.lm.experiment import perplexity_before  # noqa: E402
-from lastiterate.lm.problem import TextProblem, load  # noqa: E402
-from lastiterate.lm.texts import Texts  # noqa: E402
-from lastiterate.lm.tokens import Tokens  # noqa: E402
-from lastiterate.lm.trained import LORA_RANK  # noqa: E402
-from lastiterate.lm.training import Model, train_models  # noqa: E402
-from tests.lm.conftest import SIZES, SPECIAL, SPOKEN, UNSPOKEN, _tokenizer  # noqa: E402
+from lastiterate import DPSGD, SGD
+from lastiterate.auditing.identity import fingerprint
+from lastiterate.common.errors import MissingExtra
+from lastiterate.lm.fine_tuning import Model, train_models
+from lastiterate.lm.lm_experiment import perplexity_before
+from lastiterate.lm.text_problem import (
+    LORA_RANK,
+    TextProblem,
+    load,
+)
+from lastiterate.lm.texts import Texts
+from lastiterate.lm.tokens import Tokens
+from tests.lm.conftest import SIZES, SPECIAL, SPOKEN, UNSPOKEN, _tokenizer
 
 WORDS = [*SPECIAL, *SPOKEN, *UNSPOKEN]
 RUN = DPSGD(3, 0.3, 0.5, optimizer=SGD(0.02))

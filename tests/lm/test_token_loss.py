@@ -6,7 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="language models need PyTorch")
 
-from lastiterate.lm.token_loss import logit_gradient, token_weights  # noqa: E402
+from lastiterate.lm.tokens import logit_gradient, token_weights
 
 LENGTHS = torch.tensor([7, 4, 2])
 

@@ -11,12 +11,12 @@ torch = pytest.importorskip("torch", reason="language models need PyTorch")
 transformers = pytest.importorskip("transformers", reason="language models need transformers")
 tokenizers = pytest.importorskip("tokenizers")
 
-from hypothesis import given  # noqa: E402
-from hypothesis import strategies as st  # noqa: E402
+from hypothesis import given
+from hypothesis import strategies as st
 
-from lastiterate.lm.hub import load_tokenizer  # noqa: E402
-from lastiterate.lm.tokens import encode, pad, unseen_tokens  # noqa: E402
-from tests.lm.conftest import SPECIAL, SPOKEN, UNSPOKEN  # noqa: E402
+from lastiterate.lm.hub import load_tokenizer
+from lastiterate.lm.tokens import encode, pad, unseen_tokens
+from tests.lm.conftest import SPECIAL, SPOKEN, UNSPOKEN
 
 NUMBERS = {word: number for number, word in enumerate([*SPECIAL, *SPOKEN, *UNSPOKEN])}
 BEGIN, LINE = NUMBERS["<bos>"], NUMBERS["\n"]

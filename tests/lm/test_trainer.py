@@ -15,14 +15,14 @@ from scipy import stats
 torch = pytest.importorskip("torch", reason="language models need PyTorch")
 transformers = pytest.importorskip("transformers", reason="language models need transformers")
 
-from lastiterate import DPSGD, SGD  # noqa: E402
-from lastiterate.lm.gradients import ExampleGradients  # noqa: E402
-from lastiterate.lm.hub import load_model  # noqa: E402
-from lastiterate.lm.trainer import TextTrainer, batches  # noqa: E402
-from lastiterate.training_diverged import TrainingDiverged  # noqa: E402
-from lastiterate.values import LEAST_NOISE  # noqa: E402
-from tests.shuffling import epoch_length, epochs_of  # noqa: E402
-from tests.training.reference import clip, dp_sgd  # noqa: E402
+from lastiterate import DPSGD, SGD
+from lastiterate.common.errors import TrainingDiverged
+from lastiterate.common.validation import LEAST_NOISE
+from lastiterate.lm.dp_sgd import TextTrainer, batches
+from lastiterate.lm.example_gradients import ExampleGradients
+from lastiterate.lm.hub import load_model
+from tests.shuffling import epoch_length, epochs_of
+from tests.training.reference import clip, dp_sgd
 
 FALSE_ALARM = 1e-4
 TOLERANCE = 1e-5  # some hundred roundings of float32

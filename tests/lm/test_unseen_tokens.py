@@ -10,16 +10,18 @@ import pytest
 torch = pytest.importorskip("torch", reason="language models need the extra lm")
 pytest.importorskip("transformers", reason="language models need the extra lm")
 
-import lastiterate as li  # noqa: E402
-from lastiterate.attacks import GradientSpace  # noqa: E402
-from lastiterate.attacks.linear_score import noise_unit  # noqa: E402
-from lastiterate.auditing.stores.store import Store  # noqa: E402
-from lastiterate.lm import TextProblem, Texts, UnseenTokens  # noqa: E402
-from lastiterate.lm.direction import find_direction  # noqa: E402
-from lastiterate.lm.problem import load  # noqa: E402
-from lastiterate.lm.training import Model, TextReferences, train_models  # noqa: E402
-from lastiterate.lm.unseen_tokens import candidates  # noqa: E402
-from tests.lm.conftest import SPECIAL, SPOKEN  # noqa: E402
+import lastiterate as li
+from lastiterate.attacks import GradientSpace
+from lastiterate.attacks.released_iterates import noise_unit
+from lastiterate.auditing.stores.store import Store
+from lastiterate.lm import TextProblem, Texts, UnseenTokens
+from lastiterate.lm.fine_tuning import Model, TextReferences, train_models
+from lastiterate.lm.text_problem import load
+from lastiterate.lm.unseen_tokens import (
+    candidates,
+    find_direction,
+)
+from tests.lm.conftest import SPECIAL, SPOKEN
 
 RUN = li.DPSGD(4, 0.5, 0.6, clip_norm=0.5, optimizer=li.SGD(0.02))
 QUICK = {"methods": ["clopper-pearson"], "progress": False}

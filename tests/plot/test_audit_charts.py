@@ -16,17 +16,17 @@ import vl_convert
 from scipy.stats import beta, norm
 
 import lastiterate as li
-from lastiterate.answers import Answer
+from lastiterate.auditing.evidence.audit_result import AuditResult
 from lastiterate.auditing.evidence.estimate import Estimate
-from lastiterate.auditing.evidence.result import AuditResult
-from lastiterate.auditing.evidence.strength import Strength
+from lastiterate.auditing.evidence.verdict_strength import Strength
+from lastiterate.compare_analyses import Answer
 from lastiterate.plot.audit_charts import audit_chart
 from lastiterate.plot.epsilons import epsilon_panel, epsilon_rows
 from lastiterate.plot.histogram import histogram_panel
 from lastiterate.plot.roc import roc_panel
 from lastiterate.plot.style import verdict_colour
 from lastiterate.privacy.mixtures.law import law_of
-from lastiterate.vocabulary import VERDICTS
+from lastiterate.registry import VERDICTS
 
 RUN = li.DPSGD(steps=225, sample_rate=0.178, noise_multiplier=1.8, optimizer=li.SGD(0.002, momentum=0.9))
 QUICK = li.DPSGD(100, 1.0, 20.0, sampling="full")  # its analyses have closed forms

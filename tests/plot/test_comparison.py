@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 import lastiterate as li
-from lastiterate.auditing.evidence.comparison import ComparedAudit, comparison_table
-from lastiterate.plot.comparison import comparison_chart
-from lastiterate.plot.file import save
+from lastiterate.auditing.evidence.audit_comparison import ComparedAudit, comparison_table
+from lastiterate.plot.chart_file import save
+from lastiterate.plot.epsilons import comparison_chart
 
 
 @pytest.fixture(scope="module")

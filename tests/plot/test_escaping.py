@@ -9,12 +9,11 @@ from html import unescape
 
 import pytest
 
+from lastiterate.common.formatting import printable
 from lastiterate.plot.audit_charts import audit_chart
-from lastiterate.plot.escaping import for_script, harmless
-from lastiterate.plot.file import save
+from lastiterate.plot.chart_file import PictureFailed, render, save
 from lastiterate.plot.page import write_page
-from lastiterate.plot.rendering import PictureFailed, render
-from lastiterate.wording import printable
+from lastiterate.plot.page_assets import for_script, harmless
 from tests.plot.test_audit_charts import QUICK, fake
 
 HOSTILE = [

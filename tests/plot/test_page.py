@@ -11,12 +11,12 @@ from xml.etree import ElementTree
 
 import pytest
 
-from lastiterate.answers import Answer
+from lastiterate.compare_analyses import Answer
 from lastiterate.plot import page as plot_page
+from lastiterate.plot.audit_charts import page_charts
+from lastiterate.plot.chart_file import render
 from lastiterate.plot.page import caveats, write_page
-from lastiterate.plot.page_charts import page_charts
-from lastiterate.plot.rendering import render
-from lastiterate.vocabulary import METHODS, VERDICTS
+from lastiterate.registry import METHODS, VERDICTS
 from tests.plot.test_audit_charts import ODD, QUICK, fake, infinite, odd, shuffled, wordy
 
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 import lastiterate as li
-from lastiterate.plot.file import save
-from lastiterate.plot.waterfall import waterfall_panel
+from lastiterate.plot.chart_file import save
+from lastiterate.plot.roc import waterfall_panel
 
 RUN = li.DPSGD(100, 0.1, 0.94)
 

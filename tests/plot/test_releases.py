@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import lastiterate as li
-from lastiterate.plot.releases import releases_chart
+from lastiterate.plot.run_charts import releases_chart
 
 
 def test_lines_begin_at_the_heuristic_and_end_at_composition():

@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 
 import lastiterate as li
-from lastiterate.answers import guarantee_of
-from lastiterate.plot import run as plot_run
-from lastiterate.plot.file import check_target, save
-from lastiterate.plot.plan import plan_chart
-from lastiterate.plot.run import run_chart
-from lastiterate.vocabulary import ANALYSES
+from lastiterate.compare_analyses import guarantee_of
+from lastiterate.plot import run_charts as plot_run
+from lastiterate.plot.chart_file import check_target, save
+from lastiterate.plot.run_charts import plan_chart, run_chart
+from lastiterate.registry import ANALYSES
 
 SIGNATURES = {"png": b"\x89PNG\r\n\x1a\n", "svg": b"<svg", "pdf": b"%PDF", "html": b"<!DOCTYPE html>"}
 RUN = li.DPSGD(100, 0.05, 1.0)

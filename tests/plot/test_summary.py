@@ -11,14 +11,12 @@ import pytest
 
 import lastiterate as li
 from lastiterate.attacks import Adversarial
-from lastiterate.auditing.card import TERMS, card_of
-from lastiterate.auditing.evidence.growth import growth_of
-from lastiterate.auditing.evidence.question import Question
-from lastiterate.auditing.evidence.report import report
-from lastiterate.auditing.reading import evidence_in
+from lastiterate.auditing.evidence.estimates import Question
+from lastiterate.auditing.evidence.report import growth_of, report
+from lastiterate.auditing.load_evidence import TERMS, card_of, evidence_in
 from lastiterate.auditing.stores.store import Store
+from lastiterate.common.formatting import ONE_TRAINING
 from lastiterate.plot.summary import check_summary, summary_markdown, summary_page, write_summary
-from lastiterate.wording import ONE_TRAINING
 
 RUN = li.DPSGD(steps=20, sample_rate=0.2, noise_multiplier=1.0)
 

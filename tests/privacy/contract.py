@@ -17,7 +17,7 @@ from scipy.special import ndtr
 
 import lastiterate as li
 from lastiterate.privacy.curve import PrivacyCurve
-from lastiterate.privacy.mixtures.discrete import DiscretePair
+from lastiterate.privacy.mixtures.distributions import DiscretePair
 from lastiterate.privacy.mixtures.law import law_of
 from tests.privacy.brute_force import (
     Mixture,

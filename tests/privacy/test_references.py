@@ -5,7 +5,7 @@ import pytest
 
 import lastiterate as li
 from lastiterate.privacy.mixtures import mixture
-from lastiterate.privacy.mixtures.contour import Unreliable
+from lastiterate.privacy.mixtures.fourier import Unreliable
 from lastiterate.privacy.mixtures.kernels import FourierKernel
 from lastiterate.privacy.mixtures.law import law_of
 from tests.privacy.helpers import references, relative_error, run_of

@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 
 import lastiterate as li
-from lastiterate.answers import Answer
-from lastiterate.auditing.subject import Subject
-from lastiterate.reproduce import NAMES, audits, find
-from lastiterate.reproduce.audits import Audits, Case, empirical_fields, measure, subject_of
+from lastiterate.auditing.audit_target import Subject
+from lastiterate.compare_analyses import Answer
+from lastiterate.paper.reproduce import NAMES, find
+from lastiterate.paper.reproduce import audited_figures as audits
+from lastiterate.paper.reproduce.audited_figures import Audits, Case, empirical_fields, measure, subject_of
 
 
 def test_full_scale_is_refused_without_data():

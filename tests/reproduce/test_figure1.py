@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 import lastiterate as li
-from lastiterate.reproduce import NAMES, figure1, find
+from lastiterate.paper.reproduce import NAMES, figure1, find
 from tests.reproduce.conftest import values
 
 

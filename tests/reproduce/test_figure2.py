@@ -4,8 +4,8 @@ import pytest
 
 import lastiterate as li
 from lastiterate.attacks import GradientSpace
-from lastiterate.reproduce import figure2
-from lastiterate.reproduce.audits import Audits
+from lastiterate.paper.reproduce import figure2
+from lastiterate.paper.reproduce.audited_figures import Audits
 from tests.reproduce.conftest import COMMON, FOUND, SIGNAL, Idle, assert_shows, audited, stopped_after
 
 

@@ -6,8 +6,8 @@ import pytest
 from scipy.stats import binom
 
 import lastiterate as li
-from lastiterate.reproduce import figure3
-from lastiterate.reproduce.audits import Audits
+from lastiterate.paper.reproduce import figure3
+from lastiterate.paper.reproduce.audited_figures import Audits
 from tests.reproduce.conftest import COMMON, FOUND, assert_shows
 
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 import lastiterate as li
-from lastiterate.counterexamples.rounded_support import rounded_support
-from lastiterate.reproduce import figure5
+from lastiterate.paper.counterexamples.quadratic import rounded_support
+from lastiterate.paper.reproduce import figure5
 
 KEYS = {"panel", "sample_rate", "steps", "noise_multiplier", "ratio_lower", "ratio_upper", "paper_method_ratio"}
 

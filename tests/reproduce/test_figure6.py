@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 import lastiterate as li
-from lastiterate.counterexamples.setting import Setting
-from lastiterate.plot.file import save
-from lastiterate.reproduce import figure6
-from lastiterate.reproduce.audits import Audits
+from lastiterate.paper.counterexamples.setting import Setting
+from lastiterate.paper.reproduce import figure6
+from lastiterate.paper.reproduce.audited_figures import Audits
+from lastiterate.plot.chart_file import save
 from tests.reproduce.conftest import FOUND, Idle, stopped_after, values
 
 COLUMNS = ["sample_rate", "steps", "noise_multiplier", "encoding", "last_iterate", "composition", "exact", *FOUND]
@@ -87,7 +87,7 @@ def test_rows_have_randomness_of_their_own_and_as_many_models_as_asked_for(monke
         settings.append((setting.seed, setting.models, setting.encoding))
         raise KeyboardInterrupt  # nothing has to be trained to see this
 
-    monkeypatch.setattr("lastiterate.counterexamples.malicious.last_iterate_scores", look)
+    monkeypatch.setattr("lastiterate.paper.counterexamples.malicious.last_iterate_scores", look)
     for number in range(2):
         with pytest.raises(KeyboardInterrupt):
             figure6.rows("quick", lambda points, number=number: points[number:], Audits(models=asked))
@@ -95,14 +95,14 @@ def test_rows_have_randomness_of_their_own_and_as_many_models_as_asked_for(monke
 
 
 def test_no_models_are_refused(monkeypatch):
-    monkeypatch.setattr("lastiterate.auditing.conduct._fill", _unreachable)
+    monkeypatch.setattr("lastiterate.auditing.run_audit._fill", _unreachable)
     with pytest.raises(ValueError, match="models must be"):
         figure6.rows("quick", audits=Audits(models=0))
 
 
 def test_so_few_bits_that_there_is_no_upper_bound_are_no_number(monkeypatch):
     none_set = np.zeros(3), np.zeros(3)
-    monkeypatch.setattr("lastiterate.counterexamples.malicious.last_iterate_scores", lambda *_: none_set)
+    monkeypatch.setattr("lastiterate.paper.counterexamples.malicious.last_iterate_scores", lambda *_: none_set)
     (row,) = figure6.rows("quick", lambda points: points[:1], Audits(models=3))
     assert row["encoding"] == "one-bit"
     assert row["empirical_upper"] is None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lastiterate.reproduce.picture import Panel, by_batch_size, by_steps
+from lastiterate.paper.reproduce.audited_figures import Panel, by_batch_size, by_steps
 from tests.reproduce.conftest import assert_shows, audited, values
 
 ATTACKS = {"dirac": "a random parameter", "quiet": "the quietest parameter"}

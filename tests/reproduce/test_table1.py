@@ -9,8 +9,8 @@ import pytest
 pytest.importorskip("torch", reason="language models need the extra lm")
 pytest.importorskip("transformers", reason="language models need the extra lm")
 
-from lastiterate.reproduce import table1
-from lastiterate.reproduce.audits import Audits
+from lastiterate.paper.reproduce import table1
+from lastiterate.paper.reproduce.audited_figures import Audits
 from tests.lm.conftest import tiny_gemma2, tiny_texts  # noqa: F401
 from tests.reproduce.conftest import values
 
@@ -50,7 +50,7 @@ def test_full_scale_is_the_papers(audits, monkeypatch):
     monkeypatch.setattr(
         "lastiterate.lm.TextProblem.of", lambda model, *_, **options: asked.update(options, model=model)
     )
-    monkeypatch.setattr("lastiterate.lm.subject.text_subject", lambda problem, run: None)
+    monkeypatch.setattr("lastiterate.lm.text_problem.text_subject", lambda problem, run: None)
     table1.subject_of("full", Audits(text=audits.text))
     assert asked["model"] == "google/gemma-2-2b"
     assert asked["dtype"] == "bfloat16"

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 import lastiterate as li
-from lastiterate.reproduce import table2
-from lastiterate.reproduce.audits import Audits
+from lastiterate.paper.reproduce import table2
+from lastiterate.paper.reproduce.audited_figures import Audits
 from tests.reproduce.conftest import COMMON, FOUND, SIGNAL, Idle, values
 
 

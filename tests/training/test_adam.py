@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import lastiterate as li
-from lastiterate.second_moment import SecondMoment
+from lastiterate.common.adam_second_moment import SecondMoment
 from lastiterate.training import Problem, problems, second_moment, train
 from lastiterate.training.update import start, update
 
@@ -57,7 +57,7 @@ def test_every_step_is_that_of_torch(name, dtype, tolerance):
 def test_the_language_models_steps_are_those_of_torch(name):
     torch = pytest.importorskip("torch")
     pytest.importorskip("transformers")
-    from lastiterate.lm.trainer import _Weights
+    from lastiterate.lm.dp_sgd import _Weights
 
     adam = ADAMS[name]
     for dtype in ("float32", "float64"):

@@ -14,8 +14,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from lastiterate.training.binomial_draws import MOST_ENTRIES, binomial_counts, binomial_tables
-from lastiterate.training.draws import model_keys, words
+from lastiterate.training.draws import MOST_ENTRIES, binomial_counts, binomial_tables, model_keys, words
 
 FALSE_ALARM = 1e-4
 CASES = [(1, 0.3), (50, 0.1), (10**6, 0.01), (2 * 10**9, 0.1)]

@@ -9,7 +9,7 @@ from scipy.stats import ks_2samp
 import lastiterate as li
 from lastiterate import data
 from lastiterate.attacks import Adversarial, GradientSpace
-from lastiterate.auditing.evidence.signal import expected_signal
+from lastiterate.auditing.evidence.score_signal import expected_signal
 from lastiterate.training import ExampleCanary, GradientCanary, problems, train
 
 QUIET = 1e-6  # noise, next to which a canary is counted exactly

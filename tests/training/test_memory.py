@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from lastiterate.machine import cache_folder, cores
+from lastiterate.common.system import cache_folder, cores
 from lastiterate.training.memory import (
     LARGEST_CHUNK,
     LEAST_BLOCK,

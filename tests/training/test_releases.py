@@ -11,7 +11,7 @@ from lastiterate import data
 from lastiterate.attacks import Adversarial, GradientSpace, InputSpace
 from lastiterate.attacks.adversarial import sample_scores
 from lastiterate.attacks.released_iterates import Blocks
-from lastiterate.auditing.reading import read
+from lastiterate.auditing.load_evidence import read
 from lastiterate.training import ExampleCanary, GradientCanary, problems, train
 from lastiterate.training.models import cross_entropy
 
@@ -149,7 +149,7 @@ def test_audit_of_checkpoints_of_digits_is_kept_and_says_what_is_released(tmp_pa
 def test_input_space_attacks_know_people_and_replaced_examples(canary):
     run = li.DPSGD(40, 0.1, 1.0, optimizer=li.SGD(0.02), group_size=2, neighbours="replace")
     attack = InputSpace(canary, pilots=8)
-    from lastiterate.auditing.experiments.trained_models import TrainsReferences
+    from lastiterate.auditing.experiments.shipped_trainer import TrainsReferences
 
     facts = attack.craft(run, DIGITS, TrainsReferences(0, False))
     armed = attack.arm(run, DIGITS, facts)

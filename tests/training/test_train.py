@@ -176,7 +176,7 @@ def test_the_result_tells_chunk_size_time_and_memory():
 def test_the_progress_bar_tells_models_and_rate(capfd, monkeypatch):
     monkeypatch.setenv("FORCE_COLOR", "1")  # as on a terminal
     monkeypatch.setenv("COLUMNS", "150")
-    monkeypatch.setattr("lastiterate.training_progress.PATIENCE", 0.0)  # as if it took long, on any machine
+    monkeypatch.setattr("lastiterate.common.progress.PATIENCE", 0.0)  # as if it took long, on any machine
     train(RUN, PROBLEM, models=8, chunk_size=4, progress=True)
     shown = capfd.readouterr().err
     assert f"models of {RUN.steps} steps" in shown

@@ -5,8 +5,8 @@ import pytest
 pytest.importorskip("starlette", reason="pages need the extra web")
 pytest.importorskip("uvicorn", reason="pages need the extra web")
 
-from lastiterate.cli.run_texts import curves_of, integers_of, number_of, run_of
-from lastiterate.web.reading import Reader
+from lastiterate.cli.form_options import curves_of, integers_of, number_of, run_of
+from lastiterate.web.form_fields import Reader
 from tests.web.running import Running
 
 

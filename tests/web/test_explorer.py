@@ -13,10 +13,9 @@ from typer.testing import CliRunner
 import lastiterate as li
 from lastiterate.cli.app import app
 from lastiterate.cli.options import ConvexOptions, MethodOptions, SizeOptions
-from lastiterate.vocabulary import ANALYSES
+from lastiterate.registry import ANALYSES
 from lastiterate.web import explorer
-from lastiterate.web.fields import FIELDS, ONLY_HERE, PRESETS, counting
-from lastiterate.web.reading import blamed
+from lastiterate.web.form_fields import FIELDS, ONLY_HERE, PRESETS, blamed, counting
 
 USUAL = {field.name: field.usual for field in FIELDS}
 ODD = {

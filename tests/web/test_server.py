@@ -19,10 +19,10 @@ import lastiterate as li
 from lastiterate.attacks import Adversarial
 from lastiterate.auditing.stores.store import Store
 from lastiterate.cli.app import app
-from lastiterate.vocabulary import VERDICTS
+from lastiterate.registry import VERDICTS
 from lastiterate.web import server as server_module
-from lastiterate.web.guarding import Hosts, is_loopback
-from lastiterate.web.stores import find_stores, locate
+from lastiterate.web.audit_pages import find_stores, locate
+from lastiterate.web.server import Hosts, is_loopback
 from lastiterate.web.workers import Broke, TooLong, Workers
 from tests.web.running import Running
 
@@ -260,7 +260,7 @@ def test_a_missing_extra_and_a_missing_folder_are_one_sentence(monkeypatch, tmp_
 
 
 def test_no_browser_is_one_sentence(monkeypatch, capsys):
-    from lastiterate.cli import serving
+    from lastiterate.cli import serve as serving
 
     monkeypatch.setattr(serving.webbrowser, "open", lambda url: False)
     serving._open_browser("http://127.0.0.1:1/")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Literal
 
-from lastiterate.values import one_of
+from lastiterate.common.validation import one_of
 
 if TYPE_CHECKING:
     from lastiterate.attacks.adversarial import Adversarial

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from numpy.typing import ArrayLike
 
-from lastiterate.arrays import BoolArray, FloatArray
 from lastiterate.attacks.attack import (
     Armed,
     BringsProblem,
@@ -23,12 +22,17 @@ from lastiterate.attacks.attack import (
     References,
     Words,
 )
-from lastiterate.attacks.linear_score import LinearScore, noise_unit
-from lastiterate.attacks.released_iterates import armed_for_releases, score_unit
-from lastiterate.attacks.released_scores import sample_released_scores
+from lastiterate.attacks.released_iterates import (
+    LinearScore,
+    armed_for_releases,
+    noise_unit,
+    sample_released_scores,
+    score_unit,
+)
+from lastiterate.common.types import BoolArray, FloatArray
+from lastiterate.common.validation import one_of
 from lastiterate.privacy.mixtures.law import law_of
 from lastiterate.run import DPSGD
-from lastiterate.values import one_of
 
 if TYPE_CHECKING:
     from lastiterate.training import Problem

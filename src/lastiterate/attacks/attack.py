@@ -10,11 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, runtime_checkable
 
-from lastiterate.arrays import FloatArray
-from lastiterate.fields import Fields
+from lastiterate.common.types import Fields, FloatArray
+from lastiterate.common.validation import one_of
 from lastiterate.optimizer import Adam
 from lastiterate.run import DPSGD, TRAINED
-from lastiterate.values import one_of
 
 if TYPE_CHECKING:
     from jaxtyping import PyTree

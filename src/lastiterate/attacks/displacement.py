@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 from scipy.stats import chi2
 
-from lastiterate.arrays import FloatArray
 from lastiterate.attacks.attack import ExpectedScores, Facts, LinearScores, Words
-from lastiterate.attacks.linear_score import noise_unit
-from lastiterate.attacks.released_iterates import Blocks, expected_ratios, score_unit
+from lastiterate.attacks.released_iterates import Blocks, expected_ratios, noise_unit, score_unit
+from lastiterate.common.types import FloatArray
+from lastiterate.common.validation import integer, told
 from lastiterate.privacy.mixtures.law import Law, law_of
-from lastiterate.privacy.mixtures.released import laws_in_order
+from lastiterate.privacy.mixtures.released_blocks import laws_in_order
 from lastiterate.run import DPSGD, LINEAR
-from lastiterate.values import integer, told
 
 if TYPE_CHECKING:
     from jaxtyping import PyTree

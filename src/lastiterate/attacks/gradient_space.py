@@ -6,25 +6,27 @@ if the index is a busy one. Which ones are quiet can be measured without the can
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 import numpy as np
 
-from lastiterate.arrays import FloatArray
 from lastiterate.attacks.attack import Armed, ExpectedScores, Facts, LinearScores, References, Words
-from lastiterate.attacks.linear_score import LinearScore, noise_unit
 from lastiterate.attacks.released_iterates import (
     Blocks,
+    LinearScore,
     armed_for_releases,
     expected_ratios,
     natural_blocks,
+    noise_unit,
     score_unit,
     score_words,
 )
-from lastiterate.run import DPSGD
-from lastiterate.training.problem import GradientCanary, Problem
-from lastiterate.values import integer, number, one_of
+from lastiterate.common.types import FloatArray
+from lastiterate.common.validation import integer, number, one_of
+from lastiterate.optimizer import Adam
+from lastiterate.run import DPSGD, noise_root
+from lastiterate.training.problem import GradientCanary, Problem, flatten
 
 Direction = Literal["quiet", "layers", "dirac", "random"]
 
@@ -69,7 +71,6 @@ class GradientSpace:
         return ("releases", "group_size", "neighbours", "noise_filter")
 
     def craft(self, run: DPSGD, problem: Problem, references: References) -> Facts:
-        from lastiterate.attacks.drift import measure_drift
 
         blocks = Blocks.of(run) if run.release_count > 1 else None  # or a refusal, before anything is trained
         drift = measure_drift(run.replace(releases=None), problem, references, self.references)
@@ -130,3 +131,50 @@ def _sizes(problem: Problem) -> list[int]:
     import jax
 
     return [int(np.size(leaf)) for leaf in jax.tree.leaves(problem.trainable)]
+
+
+# How natural gradients move the parameters, told apart from the noise.
+#
+# The noise of a model has an address (seed, model, step, parameter). So the same model can be trained once on the
+# data and once on nothing: SGD is linear in its gradients, and the difference of the two is what the natural
+# gradients did. Of Adam it is what they did and how they changed its steps.
+
+
+@dataclass(frozen=True, eq=False)
+class Drift:
+    """Where parameters go without noise or canary: ``start`` if there were no data, plus ``natural`` [models, d]."""
+
+    start: FloatArray
+    natural: FloatArray
+
+    @property
+    def mean(self) -> FloatArray:
+        mean: FloatArray = self.start + self.natural.mean(axis=0)
+        return mean
+
+    @property
+    def variance(self) -> FloatArray:
+        variance: FloatArray = self.natural.var(axis=0, ddof=1)
+        return variance
+
+
+def measure_drift(run: DPSGD, problem: Problem, references: References, models: int) -> Drift:
+    """Train ``models`` models without a canary on the data, and the same ones on nothing."""
+    nothing = replace(problem, examples=None, loss=None, gradient=None, multiplicity=None)
+    absent = GradientCanary(np.zeros(flatten_one(problem).size, np.float32))
+    trained = flatten(references(run, problem, models=models)).astype(np.float64)
+    noise = flatten(references(run, nothing, absent, models=models)).astype(np.float64)
+    if isinstance(run.optimizer, Adam):  # by symmetry, where decay is decoupled or none; there is no silent Adam
+        start = flatten_one(problem).astype(np.float64) * run.optimizer.memory(run.steps, noise_root(run))
+    else:
+        silent = run.replace(noise_multiplier=1e-30)
+        start = flatten(references(silent, nothing, absent, models=1)).astype(np.float64)[0]
+    return Drift(start, trained - noise)
+
+
+def flatten_one(problem: Problem) -> FloatArray:
+    """The initial parameters of a problem as one vector."""
+    import jax
+
+    flat: FloatArray = flatten(jax.tree.map(lambda leaf: np.asarray(leaf)[None], problem.trainable))[0]
+    return flat

@@ -10,12 +10,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lastiterate.arrays import FloatArray, IntArray
 from lastiterate.attacks.attack import Armed, Facts, LinearScores, References, Words
+from lastiterate.common.types import FloatArray, IntArray
+from lastiterate.common.validation import integer, one_of
 from lastiterate.privacy.mixtures.law import law_of
 from lastiterate.run import DPSGD
 from lastiterate.training.problem import ExampleCanary, Moment, Problem
-from lastiterate.values import integer, one_of
 
 if TYPE_CHECKING:
     from jaxtyping import PyTree

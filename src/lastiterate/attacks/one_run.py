@@ -13,14 +13,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lastiterate.arrays import BoolArray, FloatArray, IntArray
 from lastiterate.attacks.attack import ExpectedScores, Facts, LinearScores, References, Unknown, Words
-from lastiterate.attacks.drift import measure_drift
+from lastiterate.attacks.gradient_space import measure_drift
 from lastiterate.attacks.input_space import _images, _losses_by_label
-from lastiterate.attacks.linear_score import noise_unit
+from lastiterate.attacks.released_iterates import noise_unit
+from lastiterate.common.types import BoolArray, FloatArray, IntArray
+from lastiterate.common.validation import integer, number, one_of
 from lastiterate.run import DPSGD
 from lastiterate.training.problem import Moment, Problem, flatten
-from lastiterate.values import integer, number, one_of
 
 if TYPE_CHECKING:
     from jaxtyping import PyTree

@@ -13,20 +13,123 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from lastiterate.arrays import FloatArray
 from lastiterate.attacks.attack import Armed, Facts, LikelihoodRatio, References
-from lastiterate.attacks.linear_score import noise_unit
-from lastiterate.attacks.recovered import recovered_gradient
-from lastiterate.attacks.released_scores import released_ratios
+from lastiterate.common.types import BoolArray, FloatArray
+from lastiterate.common.validation import per_step
 from lastiterate.optimizer import SGD, Adam
-from lastiterate.privacy.mixtures.released import laws_in_order, tells_every_step
-from lastiterate.run import DPSGD
-from lastiterate.values import per_step
+from lastiterate.privacy.losses.mixture_loss import mixture_of
+from lastiterate.privacy.mixtures.law import Law, law_of
+from lastiterate.privacy.mixtures.released_blocks import laws_in_order, released_laws, tells_every_step
+from lastiterate.run import DPSGD, LINEAR, require_basic
 
 if TYPE_CHECKING:
     from jaxtyping import PyTree
 
     from lastiterate.training.problem import Canary, Problem
+
+
+# Scores by all released iterates: the log of the likelihood ratio of what each block between two of them adds.
+#
+# Blocks are independent, so that the sum of theirs is the ratio of all: no attack on linear losses does better.
+
+
+def sample_released_scores(
+    run: DPSGD, present: BoolArray, generator: np.random.Generator, signal: float = 1.0, noise: float = 1.0
+) -> FloatArray:
+    """Draws of the score with the canary and without it, or with the example that replaces it.
+
+    ``signal`` is the share of the canary that the attack sees, ``noise`` what there is of the noise it reckons with.
+    """
+    mirrored = run.neighbours == "replace"
+    total = np.zeros(present.size)
+    for count, law in released_laws(run):
+        shown = law.scaled(1.0, law.noise / signal)
+        for _ in range(int(count)):
+            seen = noise * generator.standard_normal(present.size)
+            seen[present] += shown.sample(int(present.sum()), generator) / shown.noise
+            if mirrored:
+                seen[~present] -= shown.sample(int((~present).sum()), generator) / shown.noise
+            total += block_ratio(shown, seen, mirrored=mirrored)
+    return total
+
+
+def released_ratios(run: DPSGD, seen: FloatArray, signal: float = 1.0) -> FloatArray:
+    """Scores of models, by what each block was seen to add, [models, blocks], in units of its noise."""
+    total = np.zeros(len(seen))
+    blocks: dict[int, tuple[Law, list[int]]] = {}
+    for column, law in enumerate(laws_in_order(run)):
+        if law is not None:
+            blocks.setdefault(id(law), (law, []))[1].append(column)
+    for law, columns in blocks.values():
+        shown, there = law.scaled(1.0, law.noise / signal), seen[:, columns]
+        ratios = block_ratio(shown, there.ravel(), mirrored=run.neighbours == "replace")
+        total += ratios.reshape(there.shape).sum(axis=1)
+    return total
+
+
+def block_ratio(law: Law, seen: FloatArray, *, mirrored: bool) -> FloatArray:
+    """The log-likelihood ratio of what a block adds, in units of its noise: S + N against N, or against -S + N.
+
+    S is not negative. Where noise is too little for its exact law, weights are rounded up: a score all the same.
+    """
+    if law.low == law.high:
+        size = law.high / law.noise
+        return 2.0 * size * seen if mirrored else size * seen - 0.5 * size**2
+    if not seen.size:
+        return np.zeros(0)
+    mixture = mixture_of(law, up=True)[0]
+    farthest = float(np.max(np.abs(seen)))
+    low, high = (-farthest, farthest) if mirrored else (float(seen.min()), float(seen.max()))
+    loss = mixture.within(low, max(high, low + 1e-9)).loss
+    return loss(seen) - loss(-seen) if mirrored else loss(seen)
+
+
+# The distinguisher of gradient-space attacks: a projection of the released parameters, in units of the noise.
+
+
+@dataclass(frozen=True, eq=False)
+class LinearScore:
+    """score = (-<parameters, weights> - centre) / unit. Descent moves parameters against the canary, hence the sign."""
+
+    weights: FloatArray  # one a parameter, flat
+    centre: float
+    unit: float
+
+    def __call__(self, parameters: PyTree) -> FloatArray:
+        from lastiterate.training.problem import flatten
+
+        along: FloatArray = flatten(parameters).astype(np.float64) @ self.weights
+        return (-along - self.centre) / self.unit
+
+
+def noise_unit(run: DPSGD) -> float:
+    """The standard deviation of the noise in one released parameter."""
+    size = float(np.max(np.abs(require_basic(run, "attacks", knows=LINEAR).effective_weights())))
+    return size * law_of(run).noise * run.clip_norm
+
+
+# The gradient of a step, recovered from the iterates around it.
+
+
+def recovered_gradient(
+    sgd: SGD, before: FloatArray, after: FloatArray, buffer: FloatArray, rate: float, step: int
+) -> tuple[FloatArray, FloatArray]:
+    """The gradient that moved a parameter from ``before`` to ``after``, and the momentum buffer then."""
+    if rate == 0.0:
+        raise ValueError("learning_rate must not be 0 at any step for the likelihood ratio: that step shows nothing")
+    kept = 1.0 - rate * sgd.weight_decay if sgd.decoupled else 1.0
+    direction = (kept * before - after) / rate
+    gradient = direction
+    if sgd.momentum:
+        entering = 1.0 if step == 0 else 1.0 - sgd.dampening
+        if sgd.nesterov:
+            gradient = (direction - sgd.momentum**2 * buffer) / (1.0 + sgd.momentum * entering)
+        else:
+            gradient = (direction - sgd.momentum * buffer) / entering
+        buffer = sgd.momentum * buffer + entering * gradient
+    if sgd.weight_decay and not sgd.decoupled:
+        gradient = gradient - sgd.weight_decay * before
+    return gradient, buffer
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,7 +244,7 @@ def natural_blocks(
 
     The noise of a model has an address, so that the difference of the two is what natural gradients did.
     """
-    from lastiterate.attacks.drift import flatten_one
+    from lastiterate.attacks.gradient_space import flatten_one
     from lastiterate.training.problem import GradientCanary
 
     nothing = replace(problem, examples=None, loss=None, gradient=None, multiplicity=None)

@@ -7,7 +7,7 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from lastiterate.arrays import BoolArray, IntArray
+from lastiterate.common.types import BoolArray, IntArray
 
 QualityName = Literal["accuracy", "perplexity"]
 

@@ -10,20 +10,22 @@ import copyreg
 import functools
 import hashlib
 import math
+import platform
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
+from importlib.metadata import PackageNotFoundError, version
 from pickle import PicklingError
 from types import CellType, FunctionType, MethodType, ModuleType
 from typing import TypeAlias
 
 import numpy as np
 
-from lastiterate.answers import run_fields
 from lastiterate.auditing.design import Design, OpenEnded, kind_name
-from lastiterate.auditing.sources import Code, globals_of, is_installed, is_ours, own_source
+from lastiterate.auditing.user_code import Code, globals_of, is_installed, is_ours, own_source
+from lastiterate.common.validation import number, one_of
+from lastiterate.compare_analyses import run_fields
 from lastiterate.optimizer import SGD, Adam
 from lastiterate.run import DPSGD, USUAL_NEIGHBOURS
-from lastiterate.values import number, one_of
 
 Plain: TypeAlias = "str | int | float | bool | list[Plain] | dict[str, Plain] | None"
 
@@ -268,3 +270,19 @@ def _state(value: object) -> object:
     except (TypeError, ValueError, AttributeError, RuntimeError, PicklingError):
         return None
     return made[:3] if isinstance(made, tuple) else made
+
+
+# Versions of what scores may depend on, as installed where a model is trained.
+
+PACKAGES = ("lastiterate", "numpy", "scipy", "jax", "jaxlib", "torch", "transformers")
+
+
+def versions() -> dict[str, str]:
+    """Python's version, and those of the packages that are installed."""
+    found = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found

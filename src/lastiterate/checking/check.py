@@ -8,19 +8,17 @@ from typing import Literal
 
 import numpy as np
 
-from lastiterate.checking.by_adam import adam_rows
-from lastiterate.checking.by_example import example_rows
-from lastiterate.checking.by_gradient import gradient_rows
+from lastiterate.checking.adam_checks import adam_rows
+from lastiterate.checking.check_result import CheckResult
+from lastiterate.checking.check_trials import LEAST_MODELS, MOST_MODELS, ROWS, Trainer, Trainings, plan
 from lastiterate.checking.declared import Declared
-from lastiterate.checking.initial import Initial, initial_values
-from lastiterate.checking.measured import Measured
+from lastiterate.checking.gradient_checks import example_rows, gradient_rows
+from lastiterate.checking.measurements import Measured
+from lastiterate.checking.noise_tests import Initial, different_row, equal_row, initial_row, initial_values
 from lastiterate.checking.parameters import Foreign
-from lastiterate.checking.result import CheckResult
-from lastiterate.checking.seeds import different_row, equal_row, initial_row
-from lastiterate.checking.trials import LEAST_MODELS, MOST_MODELS, ROWS, Trainer, Trainings, plan
+from lastiterate.common.validation import function, integer, number, one_of
 from lastiterate.optimizer import Adam
 from lastiterate.run import DPSGD, require_run
-from lastiterate.values import function, integer, number, one_of
 
 MODELS, ERROR = 16, 1e-3
 MOST_STEPS = 10**6  # of each of which it is known how much it counts

@@ -9,9 +9,9 @@ from math import comb
 
 import numpy as np
 
-from lastiterate.arrays import FloatArray
+from lastiterate.common.types import FloatArray
 from lastiterate.optimizer import SGD, Adam
-from lastiterate.privacy.mixtures.filtered import filtered_noise
+from lastiterate.privacy.mixtures.correlated_noise import filtered_noise
 from lastiterate.privacy.mixtures.law import epoch_length
 from lastiterate.run import DPSGD, noise_root
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy.stats import chi2, norm
 
-from lastiterate.arrays import FloatArray, IntArray
+from lastiterate.checking.check_result import Row, Status, not_checked
 from lastiterate.checking.declared import Declared
 from lastiterate.checking.parameters import Parameters
-from lastiterate.checking.row import Row, Status, not_checked
+from lastiterate.common.types import FloatArray, IntArray
 
 NAME, QUIET, DEAD = "noise", "noise in quiet parameters", "noise in parameters without gradients"
 ROUNDING = 0.01  # a ratio of variances so close to the limit is not told from it

@@ -15,9 +15,9 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from lastiterate.arrays import FloatArray
-from lastiterate.auditing.experiments.trained import Trained
-from lastiterate.values import told
+from lastiterate.auditing.experiments.user_trainer import Trained
+from lastiterate.common.types import FloatArray
+from lastiterate.common.validation import told
 
 Foreign: TypeAlias = Any  # arrays, and trees of them, of libraries that need not be installed
 _TAKEN = "arrays, a dict, list or tuple of them, a PyTorch module or a state dict"

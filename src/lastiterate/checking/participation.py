@@ -8,13 +8,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy.stats import beta, binom, norm
 
-from lastiterate.arrays import FloatArray
-from lastiterate.checking.contraction import Fit, fit, fit_freely
+from lastiterate.checking.canary_effects import Effect, Fit, fit, fit_freely
+from lastiterate.checking.check_result import Row, Status, cannot_tell, not_checked
+from lastiterate.checking.check_trials import models_for
 from lastiterate.checking.declared import Declared
-from lastiterate.checking.effects import Effect
-from lastiterate.checking.row import Row, Status, cannot_tell, not_checked
-from lastiterate.checking.trials import models_for
-from lastiterate.checking.weighted_spread import weighted_spread_row
+from lastiterate.checking.optimizer_effect import weighted_spread_row
+from lastiterate.common.types import FloatArray
 
 RATE, SPREAD = "participation", "participation over seeds"
 _LOST = "the effect of the canary is no sum of the weights of its batches, by curvature or else; train for fewer steps"

@@ -2,12 +2,131 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
+from typer.core import TyperCommand, TyperOption
 
 from lastiterate import __version__
-from lastiterate.cli.commands import LazyGroup
+from lastiterate.cli.exit_status import PlainGroup
+
+if TYPE_CHECKING:
+    from _collections_abc import dict_items, dict_values
+
+
+# The commands, each of which is loaded when it is called: most need much that others do without.
+
+Foreign: TypeAlias = Any  # Typer's commands, contexts and options
+
+# What each is for, as its own help begins, in the order in which they are listed.
+SUMMARIES = {
+    "epsilon": "Epsilon of the released model, by three analyses.",
+    "delta": "Delta of the released model, by three analyses.",
+    "calibrate": "The least noise that reaches a target epsilon.",
+    "plan": "Which batch size? The noise that each needs.",
+    "explore": "Runs in the browser: move a slider, see epsilon.",
+    "check": "Is a training what its run says? Seconds, for CI.",
+    "power": "How much can an audit see, and how many models does it take?",
+    "audit": "Attack a training, and see what leaks.",
+    "audit-lm": "Attack the fine-tuning of a language model, and see what leaks.",
+    "report": "What an audit's stored scores say, or those of several audits side by side.",
+    "watch": "Audits in the browser, finished and as they run.",
+    "estimate": "What do my attack's scores show? An empirical epsilon.",
+    "probe": "A counterexample of the paper: analyse it, run it, attack its last iterates.",
+    "reproduce": "Recompute a figure or table of the paper.",
+}
+
+
+_HOMES = {
+    "delta": "epsilon",
+    "plan": "calibrate",
+    "explore": "serve",
+    "watch": "serve",
+}  # modules of commands that have another name
+
+
+class LazyCommands(dict[str, Foreign]):
+    """The commands by name. They are in modules of the same name."""
+
+    def __init__(self) -> None:
+        super().__init__(dict.fromkeys(SUMMARIES))
+
+    def __getitem__(self, name: str) -> Foreign:
+        if super().__getitem__(name) is None:
+            self[name] = _load(name)
+        return super().__getitem__(name)
+
+    def get(self, name: str, default: Foreign = None) -> Foreign:
+        if name not in self:
+            return default
+        return self[name]
+
+    def values(self) -> dict_values[str, Foreign]:
+        return {name: self[name] for name in self}.values()
+
+    def items(self) -> dict_items[str, Foreign]:
+        return {name: self[name] for name in self}.items()
+
+
+class LazyGroup(PlainGroup):
+    """The commands and their list, for which none is loaded."""
+
+    def __init__(self, **options: Foreign) -> None:
+        super().__init__(**options)
+        self.commands = LazyCommands()
+
+    def get_params(self, ctx: Foreign) -> Foreign:
+        return _read_plainly(super().get_params(ctx))
+
+    def format_commands(self, ctx: Foreign, formatter: Foreign) -> None:
+        """The list, with as much of each summary as there is room for."""
+        room = formatter.width - 6 - max(map(len, SUMMARIES))
+        brief = {name: TyperCommand(name, help=words).get_short_help_str(room) for name, words in SUMMARIES.items()}
+        with formatter.section("Commands"):
+            formatter.write_dl(list(brief.items()))
+
+
+class PlainCommand(TyperCommand):
+    """A command whose options are read by our own parsers."""
+
+    def get_params(self, ctx: Foreign) -> Foreign:
+        return _read_plainly(super().get_params(ctx))
+
+
+def _load(name: str) -> Foreign:
+    word = name.replace("-", "_")
+    one = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+    one.command(name, cls=PlainCommand)(getattr(import_module(f"lastiterate.cli.{_HOMES.get(word, word)}"), word))
+    return typer.main.get_command(one)
+
+
+def _read_plainly(parameters: Foreign) -> Foreign:
+    """Typer would load pydantic even for options that are not given, which takes a quick command a fifth of its time.
+
+    Versions that have no such attribute read options without it anyway.
+    """
+    for parameter in parameters:
+        if isinstance(parameter, TyperOption) and not parameter.multiple and parameter.nargs == 1:
+            parameter._runtime_param = _Plainly()  # type: ignore[assignment]
+    return parameters
+
+
+class _Plainly:
+    """Reads an option by our parser or as the text or path that it is; anything else is left to typer."""
+
+    def coerce(self, value: Foreign, param: Foreign, ctx: Foreign) -> Foreign:
+        if value is None:
+            return None
+        parser = param.type_descriptor.parameter_info.parser
+        if parser is not None:
+            return parser(value)
+        if param.type_descriptor.annotation in (str, Path):
+            return param.type_descriptor.annotation(value)
+        param._runtime_param = None
+        return param.get_runtime_param().coerce(value, param=param, ctx=ctx)
+
 
 app = typer.Typer(
     cls=LazyGroup,

@@ -1,29 +1,237 @@
 """``lastiterate audit``: attack a training, and put what was found beside what was predicted."""
 
-from typing import Annotated
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from lastiterate.attacks import NAMED
-from lastiterate.cli import values
-from lastiterate.cli.audit_actions import (
-    check_audit,
-    described_run,
-    perform,
-    planned_canaries,
-    planned_models,
-    rehearse,
-    released_fields,
-)
-from lastiterate.cli.audit_options import AttackName, AuditOptions, Others, QuestionOptions
-from lastiterate.cli.errors import OptionError
+from lastiterate.cli import option_values as values
+from lastiterate.cli.audit_options import AttackName, AuditOptions, EngineOptions, Others, QuestionOptions, resumable
+from lastiterate.cli.exit_status import OptionError
+from lastiterate.cli.option_values import unfold
 from lastiterate.cli.options import Json, MethodOptions, SizeOptions, choice, option
-from lastiterate.cli.outputs import given_files
-from lastiterate.cli.pictures import check_page
-from lastiterate.cli.streams import talk_on_stderr
-from lastiterate.cli.training_options import EngineOptions
-from lastiterate.cli.unfold import unfold
-from lastiterate.values import integer
+from lastiterate.cli.output import audit_files, check_apart, check_page, given_files, store_files, talk_on_stderr
+from lastiterate.common.validation import integer
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from lastiterate.auditing.audit_target import Subject
+    from lastiterate.auditing.engines.engine import Engine
+    from lastiterate.auditing.evidence.estimates import Question
+    from lastiterate.auditing.one_run.one_run_power import OneRunPlan
+    from lastiterate.cli.output import Files
+    from lastiterate.common.types import Fields
+    from lastiterate.optimizer import SGD
+    from lastiterate.run import DPSGD
+
+
+# What ``audit`` and ``audit-lm`` do alike, once they know their subject.
+
+
+@dataclass(frozen=True)
+class Planned:
+    """How many models a world, or canaries of one run; what may come of the latter; what to say about the choice."""
+
+    count: int
+    one_run: OneRunPlan | None = None
+    remark: str | None = None
+
+
+def described_run(
+    size: SizeOptions,
+    method: MethodOptions,
+    options: AuditOptions,
+    examples: int | None,
+    usual: Callable[[float], SGD] | None = None,
+) -> DPSGD | None:
+    """The run that the options describe; None: they describe none. ``usual`` as in ``with_defaults``."""
+    from lastiterate.auditing.audit_target import with_defaults
+
+    noise, clip_norm = options.noise_multiplier, options.clip_norm
+    given = any(vars(size).values())
+    if not given:
+        usual_training = replace(method, **released_fields(MethodOptions())) == MethodOptions()
+        if (
+            noise is not None
+            or clip_norm is not None
+            or not usual_training
+            or (method != MethodOptions() and not examples)
+        ):
+            raise OptionError(
+                "--steps and --sample-rate, or --batch-size and --epochs, must be given with other options of the run"
+            )
+        return None
+    if size.dataset_size is None and (size.batch_size or size.epochs) and examples:
+        size = replace(size, dataset_size=examples)
+    run = size.run(1.0 if noise is None else noise, method)
+    run = run.replace(clip_norm=1.0 if clip_norm is None else clip_norm)
+    return with_defaults(run, calibrated=noise is not None, examples=examples, usual=usual)
+
+
+def released_fields(method: MethodOptions) -> Fields:
+    """What the options say about whom a run protects and what it releases, and not about its training."""
+    return {name: getattr(method, name) for name in ("releases", "group_size", "neighbours")}
+
+
+def planned_canaries(subject: Subject, attack: Any, models: int | str | None, question: Question) -> Planned:
+    """How many canaries to put into the one run, and what may come of it, if anything is known of their scores."""
+    from lastiterate.attacks.attack import LinearScores
+    from lastiterate.auditing.one_run.one_run_power import OneRunPlan, best_guesses, best_plan
+
+    models = None if isinstance(models, str) else models  # one run chooses by itself, if nobody says how many
+    if not isinstance(attack.expected({"signal": 1.0}), LinearScores):
+        return Planned(attack.most_canaries(subject.problem) if models is None else models)
+    asked = question.delta, question.confidence
+    if models is None:
+        plan = best_plan(subject.run, attack.most_canaries(subject.problem), "one-run-fdp", *asked)
+    else:
+        guesses = best_guesses(subject.run, models, "one-run-fdp", *asked)
+        plan = OneRunPlan(subject.run, models, guesses, *asked)
+    return Planned(plan.canaries, plan)
+
+
+def planned_models(subject: Subject, attack: object, models: int | str, question: Question) -> Planned:
+    """How many models a world to train; "auto" chooses, and has something to say."""
+    if not isinstance(models, str):
+        return Planned(models)
+    from lastiterate.auditing.evidence.audit_power import models_for
+
+    chosen, words = models_for(subject.run, question, is_known=attack is not None)
+    return Planned(chosen, remark=words)
+
+
+def perform(
+    subject: Subject,
+    attack: Any,
+    planned: Planned,
+    options: AuditOptions,
+    engine: str | Engine,
+    question: Question,
+    inputs: Files,
+    json: bool,
+) -> int:
+    """Audit the subject, show what was found, and say with which status to exit; Ctrl-C says how to resume."""
+    from lastiterate.auditing.run_audit import conduct
+    from lastiterate.auditing.stopping_rules import read_until
+    from lastiterate.cli.audit_output import finish
+
+    until = read_until(options.until)
+    is_open = question.validity == "anytime"
+    if until is not None and not is_open:
+        raise OptionError("--until needs --anytime: who stops early has not fixed the number of models")
+    experiment = subject.experiment(attack, planned.count, options.seed, is_open)
+    store = options.store or subject.default_store(experiment)
+    check_audit(store, options, inputs, json)
+    with resumable(store), talk_on_stderr():
+        remarks = [planned.remark] if planned.remark else []
+        result = conduct(experiment, question, store, engine, until=until, remarks=remarks)
+    return finish(result, question, options.output, options.strict, json)
+
+
+def check_audit(store: Path, options: AuditOptions, inputs: Files, json: bool) -> None:
+    """Refuse a store and pictures that would replace each other, or what is read."""
+    folder = options.output or (None if json else store.parent)
+    pictures = audit_files(store, folder) if folder else []
+    check_apart({"--store": store_files(store), "the pictures": pictures}, inputs)
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.0f} seconds" if seconds < 100 else f"{seconds / 60:.0f} minutes"
+
+
+def rehearse(
+    subject: Subject,
+    attack: Any,
+    planned: Planned,
+    json: bool,
+    question: Question,
+    unseen: list[str] | None = None,
+) -> None:
+    """Say what an audit would train and how long it would take, and of which tokens canaries could be made."""
+    from lastiterate.cli.output import print_json, print_note
+    from lastiterate.common.formatting import describe
+    from lastiterate.compare_analyses import run_fields
+
+    models, one_run = planned.count, planned.one_run
+    with talk_on_stderr():
+        plan = subject.experiment(attack, models, 0).cost()
+    found = {} if one_run else _detectable(subject, attack, models, question)
+    if planned.remark:
+        print(planned.remark, file=sys.stderr)
+    if json:
+        tokens = {} if unseen is None else {"unseen_tokens": unseen}
+        outlook = {"one_run": _one_run_fields(one_run)} if one_run else {"detectable": found}
+        print_json({**run_fields(subject.run), "data": subject.words, **vars(plan), **tokens, **outlook})
+        return
+    if unseen is not None:
+        some = ", ".join([*map(ascii, unseen[:8]), *(["..."] if unseen[8:] else [])])
+        print_note(f"{len(unseen):,} tokens never occur in the data: {some} (--json lists all)")
+    print_note(
+        f"{subject.words}: {describe(subject.run)}\n"
+        f"{plan.models:,} models of {subject.run.steps:,} steps, {plan.reference_models:,} of them not counted\n"
+        f"about {_duration(plan.seconds)} and {plan.bytes / 2**30:.1f} GiB of memory here ({plan.basis})\n"
+        "Dry run: nothing was trained to the end or saved."
+    )
+    print_note(_one_run_words(one_run) if one_run else _detectable_words(found, models))
+
+
+def _detectable(subject: Subject, attack: object, models: int, question: Question) -> dict[str, float | None]:
+    """What each method finds with probability 80%; None: infinite. Attacks without scores to expect are perfect."""
+    from lastiterate.attacks import AllIterates
+    from lastiterate.attacks.attack import LikelihoodRatio, LinearScores, known_fields
+    from lastiterate.auditing.evidence.audit_power import outlook_of
+    from lastiterate.auditing.evidence.score_signal import Kind
+
+    sees_all = isinstance(attack, AllIterates)
+    sees_released = subject.run.release_count > 1 and "releases" in known_fields(attack)
+    expected = LikelihoodRatio(sees_released) if sees_all or sees_released else LinearScores()
+    kind = Kind.ALL_ITERATES if sees_all else Kind.LAST_ITERATE
+    outlook = outlook_of(subject.run, models, question, expected, is_known=attack is not None)
+    found = {method: outlook.reached(method) for method in question.methods_for(subject.run, kind)}
+    return {method: value if math.isfinite(value) else None for method, value in found.items()}
+
+
+def _detectable_words(found: dict[str, float | None], models: int) -> str:
+    from lastiterate.common.formatting import spell_down
+
+    seen = ", ".join(
+        f"{'infinite' if value is None else spell_down(value, 3)} ({name})" for name, value in found.items()
+    )
+    return (
+        f"power: with {models:,} models a world, 80% of audits by a perfect attack find at least {seen}, if losses are "
+        "linear (a heuristic)"
+    )
+
+
+def _one_run_fields(plan: OneRunPlan) -> dict[str, Any]:
+    return {
+        "canaries": plan.canaries,
+        "guesses": plan.guesses,
+        "right_guesses": plan.accuracy,
+        "median": {method: plan.median(method) for method in ("one-run", "one-run-fdp", "one-run-last-iterate")},
+    }
+
+
+def _one_run_words(plan: OneRunPlan) -> str:
+    from lastiterate.common.formatting import spell_down
+    from lastiterate.registry import OWN_COIN
+
+    median = _one_run_fields(plan)["median"]
+    free, gaussian = (spell_down(median[method], 3) for method in ("one-run", "one-run-fdp"))
+    return (
+        f"{plan.canaries:,} canaries, of which {plan.guesses:,} would be guessed, {100 * plan.accuracy:.0f}% of them "
+        f"rightly if losses are linear (a heuristic); then half of the audits find an epsilon of at least "
+        f"{free} for any mechanism and {gaussian} for a Gaussian one; "
+        f"{OWN_COIN}"
+    )
+
 
 Data = Annotated[
     str,
@@ -77,7 +285,7 @@ def audit(
     """
     if isinstance(models, int):
         integer("models", models)
-    from lastiterate.auditing.subject import find_subject
+    from lastiterate.auditing.audit_target import find_subject
     from lastiterate.cli.audit_options import find_attack
 
     asked = question.question()

@@ -7,24 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
 import typer
 
-from lastiterate.cli import values
-from lastiterate.cli.audit_actions import (
-    check_audit,
-    described_run,
-    perform,
-    planned_canaries,
-    planned_models,
-    rehearse,
-)
-from lastiterate.cli.audit_options import AuditOptions, QuestionOptions
-from lastiterate.cli.errors import OptionError
+from lastiterate.cli import option_values as values
+from lastiterate.cli.audit import check_audit, described_run, perform, planned_canaries, planned_models, rehearse
+from lastiterate.cli.audit_options import AuditOptions, EngineOptions, QuestionOptions
+from lastiterate.cli.exit_status import OptionError
+from lastiterate.cli.option_values import unfold
 from lastiterate.cli.options import Json, MethodOptions, SizeOptions, choice, flag, integer_option, option
-from lastiterate.cli.outputs import given_files
-from lastiterate.cli.pictures import check_page
-from lastiterate.cli.streams import talk_on_stderr
-from lastiterate.cli.training_options import EngineOptions
-from lastiterate.cli.unfold import unfold
-from lastiterate.values import integer, written_number
+from lastiterate.cli.output import check_page, given_files, talk_on_stderr
+from lastiterate.common.validation import integer, written_number
 
 if TYPE_CHECKING:
     from lastiterate.lm import TextProblem, Texts
@@ -126,7 +116,7 @@ class TextOptions:
 
     def _held_out(self) -> "float | Texts":
         from lastiterate.lm import read_texts
-        from lastiterate.lm.problem import HELD_OUT
+        from lastiterate.lm.text_problem import HELD_OUT
 
         if self.held_out is None:
             return HELD_OUT
@@ -152,7 +142,7 @@ Models = Annotated[
 
 def usual_size(examples: int) -> SizeOptions:
     """The paper's epochs, in batches of an eighth of the examples."""
-    from lastiterate.lm.subject import EPOCHS
+    from lastiterate.lm.text_problem import EPOCHS
 
     return SizeOptions(batch_size=max(1, examples // 8), epochs=EPOCHS)
 
@@ -202,7 +192,7 @@ def audit_lm(
         check_audit(options.store, options, inputs, json)
     computer = engine.find()
     from lastiterate.lm import OneRunTokens, UnseenTokens
-    from lastiterate.lm.subject import text_subject, usual_optimizer
+    from lastiterate.lm.text_problem import text_subject, usual_optimizer
 
     def described(n: int) -> "DPSGD":
         how_long = size if any(vars(size).values()) else usual_size(n)

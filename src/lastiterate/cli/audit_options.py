@@ -7,12 +7,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from lastiterate.attacks import NAMED
-from lastiterate.cli import values
-from lastiterate.cli.errors import OptionError
+from lastiterate.cli import option_values as values
+from lastiterate.cli.exit_status import OptionError, leaving_with
 from lastiterate.cli.options import Convex, PerStepOption, choice, flag, integer_option, number_option, option
+from lastiterate.common.formatting import printable
 
 if TYPE_CHECKING:
-    from lastiterate.auditing.evidence.question import Question
+    from contextlib import AbstractContextManager
+    from pathlib import Path
+
+    from lastiterate.auditing.engines.engine import Engine
+    from lastiterate.auditing.evidence.estimates import Question
 
 Others = Annotated[
     str | None,
@@ -72,7 +77,7 @@ class QuestionOptions:
 
     def question(self) -> Question:
         """The question that the options put."""
-        from lastiterate.auditing.evidence.question import Question
+        from lastiterate.auditing.evidence.estimates import Question
 
         methods = None if self.method in (None, "all") else self.method.split(",")
         claims = self.claim_epsilon, self.claim_noise
@@ -122,7 +127,7 @@ class AuditOptions:
 def find_attack(name: str, others: str | None = None) -> object:
     """The attack of this name, among these other examples, or the one of a user's file."""
     if name not in NAMED:
-        from lastiterate.auditing.subject import users_attack
+        from lastiterate.auditing.audit_target import users_attack
 
         if others is not None:
             raise OptionError(f"--others must not be given with an attack of your own, got {others!r}")
@@ -132,3 +137,30 @@ def find_attack(name: str, others: str | None = None) -> object:
         also = f" or {named.others}" if named.others else ""
         raise OptionError(f"--others must be natural{also} with {name}, got {others!r}")
     return named.make(others)
+
+
+# What all commands that train share: where to train, and how to leave.
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """Which engine trains."""
+
+    engine: Annotated[str, choice("--engine", ("local", "ray"), "Where to train (default: local).")] = "local"
+    address: Annotated[str | None, option("--address", None, "ADDRESS", "Of the Ray cluster.")] = None
+    gpus: Annotated[float, number_option("--gpus", "GPUs of each Ray task (default: 0).")] = 0.0
+
+    def find(self) -> str | Engine:
+        """The engine that the options name."""
+        if self.engine == "local":
+            if self.address is not None or self.gpus:
+                raise OptionError("--address and --gpus belong to --engine ray")
+            return "local"
+        from lastiterate.auditing.engines.ray_engine import Ray
+
+        return Ray(address=self.address, gpus=self.gpus)
+
+
+def resumable(store: Path) -> AbstractContextManager[None]:
+    """Ctrl-C and SIGTERM say how to resume, and end the program at once."""
+    return leaving_with(f"stopped; what was trained is in {printable(str(store))}: the same command resumes")

@@ -9,24 +9,23 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lastiterate.answers import answer_fields, run_fields
-from lastiterate.auditing.evidence.table import result_table, verdict_sentence
-from lastiterate.cli.output import print_json, print_whole
-from lastiterate.cli.pictures import Beside, audit_files, write_beside
-from lastiterate.cli.progress import tracker
-from lastiterate.contraction import Contraction
-from lastiterate.plot.file import missing_libraries
+from lastiterate.auditing.evidence.audit_comparison import comparison_table
+from lastiterate.auditing.evidence.audit_result import result_table, verdict_sentence
+from lastiterate.cli.output import Beside, audit_files, pictures, print_json, print_whole, tracker, write_beside
+from lastiterate.compare_analyses import answer_fields, run_fields
+from lastiterate.plot.chart_file import missing_libraries
 from lastiterate.plot.style import verdict_colour
+from lastiterate.privacy.convex.distances import Contraction
 
 if TYPE_CHECKING:
     from rich.text import Text
 
+    from lastiterate.auditing.evidence.audit_comparison import ComparedAudit
+    from lastiterate.auditing.evidence.audit_result import AuditResult, Step
     from lastiterate.auditing.evidence.estimate import Estimate
-    from lastiterate.auditing.evidence.question import Question
-    from lastiterate.auditing.evidence.result import AuditResult
-    from lastiterate.auditing.evidence.strength import Strength
-    from lastiterate.auditing.evidence.waterfall import Step
-    from lastiterate.rows import Fields
+    from lastiterate.auditing.evidence.estimates import Question
+    from lastiterate.auditing.evidence.verdict_strength import Strength
+    from lastiterate.common.types import JsonObject
 
 REFUTED, INCONCLUSIVE = 1, 4  # exit statuses
 
@@ -50,7 +49,7 @@ def finish(
     undrawn = missing_libraries() if folder else None  # a report without pictures is still one
     if json:
         given = question.contraction
-        told: Fields = (
+        told: JsonObject = (
             {} if given is None else {"contraction": given.value if isinstance(given, Contraction) else given}
         )
         print_json({**result_fields(result), **told})
@@ -89,7 +88,7 @@ def _drawings(result: AuditResult, files: Sequence[Path]) -> list[Beside]:
 
     def draw(file: Path) -> None:
         from lastiterate.plot.audit_charts import audit_chart
-        from lastiterate.plot.file import save
+        from lastiterate.plot.chart_file import save
         from lastiterate.plot.page import write_page
 
         if file.suffix == ".html":
@@ -100,9 +99,13 @@ def _drawings(result: AuditResult, files: Sequence[Path]) -> list[Beside]:
     return [Beside(file, draw, "Page" if file.suffix == ".html" else "Picture") for file in files]
 
 
-def result_fields(result: AuditResult) -> Fields:
+def result_fields(result: AuditResult) -> JsonObject:
     """A result as JSON."""
-    fields: Fields = {**run_fields(result.run), "delta": result.delta, **answer_fields(result.predictions, result.run)}
+    fields: JsonObject = {
+        **run_fields(result.run),
+        "delta": result.delta,
+        **answer_fields(result.predictions, result.run),
+    }
     finite = {name: value if math.isfinite(value) else None for name, value in result.empirical.items()}
     fields["empirical"] = finite
     fields |= {f"empirical_{name}_reason": _INFINITE["epsilon"] for name, value in finite.items() if value is None}
@@ -131,14 +134,14 @@ def result_fields(result: AuditResult) -> Fields:
     return fields
 
 
-def strength_fields(strength: Strength) -> Fields:
+def strength_fields(strength: Strength) -> JsonObject:
     """The strength of a verdict as JSON."""
-    fields: Fields = asdict(strength)
+    fields: JsonObject = asdict(strength)
     absent = {"signal": "no signal is seen", "caught": "no such fault would be caught", "needed": strength.why_not}
     return fields | {f"{name}_reason": reason for name, reason in absent.items() if fields[name] is None}
 
 
-def _step_fields(step: Step) -> Fields:
+def _step_fields(step: Step) -> JsonObject:
     """A level of the waterfall as JSON."""
     if math.isfinite(step.epsilon):
         return {"name": step.name, "epsilon": step.epsilon, "words": step.words}
@@ -160,9 +163,9 @@ _ABSENT = {
 _OF_GUESSES = ("guesses", "guessed")  # which only some methods of one run have
 
 
-def estimate_fields(estimate: Estimate) -> Fields:
+def estimate_fields(estimate: Estimate) -> JsonObject:
     """An estimate as JSON; what has no finite value is null, with the reason beside it."""
-    fields: Fields = {}
+    fields: JsonObject = {}
     for name, value in asdict(estimate).items():
         if name in _OF_GUESSES and value is None:
             continue
@@ -172,3 +175,42 @@ def estimate_fields(estimate: Estimate) -> Fields:
         elif isinstance(value, float) and not math.isfinite(value):
             fields[name], fields[f"{name}_reason"] = None, _INFINITE[name]
     return fields
+
+
+# What ``report`` prints and draws of several stores.
+
+SUFFIX = "-compared"  # of the pictures' names, which begin with that of the first store
+
+_FROM_BEST_TO_WORST = (0, INCONCLUSIVE, REFUTED)
+
+
+def names_of(stores: Sequence[Path]) -> list[str]:
+    """What stores are called beside each other: by their files' names, or whole paths where those do not tell."""
+    stems = [store.stem for store in stores]
+    return stems if len(set(stems)) == len(stems) else [str(store) for store in stores]
+
+
+def finish_comparison(
+    audits: Sequence[ComparedAudit], question: Question, store: Path, output: Path | None, strict: bool, json: bool
+) -> int:
+    """Print, then draw, and give the worst status of all; a verdict's goes before that of a picture that failed."""
+    from lastiterate.plot.epsilons import comparison_chart
+
+    folder = output or (None if json or not os.access(store.parent, os.W_OK) else store.parent)
+    undrawn = missing_libraries() if folder else None
+    if json:
+        print_json({"rows": [_fields(audit) for audit in audits]})
+    else:
+        table = comparison_table(audits)
+        print_whole(replace(table, notes=[*table.notes, *([f"No picture: {undrawn}"] if undrawn else [])]))
+    files = audit_files(store, folder, SUFFIX) if folder and not undrawn else []
+    drawn = pictures(lambda: comparison_chart(audits), files)
+    written = write_beside(drawn, quiet=json, track=tracker("drawing"))
+    statuses = [status_of(audit.result.verdict, question.has_claim, strict) for audit in audits]
+    return max(statuses, key=_FROM_BEST_TO_WORST.index) or written
+
+
+def _fields(audit: ComparedAudit) -> JsonObject:
+    """An audit as JSON: all that a report of it alone has, and how it compares."""
+    about: JsonObject = {"name": audit.name, "differs": list(audit.differs), "validity": audit.validity}
+    return about | result_fields(audit.result)

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lastiterate.cli.audit_options import AuditOptions
-from lastiterate.cli.errors import OptionError
+from lastiterate.cli.exit_status import OptionError
+from lastiterate.cli.option_values import per_step, unfold
 from lastiterate.cli.options import (
     Json,
     MethodOptions,
@@ -18,12 +19,10 @@ from lastiterate.cli.options import (
     number_option,
     option,
 )
-from lastiterate.cli.unfold import unfold
-from lastiterate.cli.values import per_step
 
 if TYPE_CHECKING:
-    from lastiterate.auditing.subject import Subject
-    from lastiterate.checking.result import CheckResult
+    from lastiterate.auditing.audit_target import Subject
+    from lastiterate.checking.check_result import CheckResult
 
 Trainer = Annotated[str, option("--trainer", None, "FILE.py:NAME", "Your trainer, (seed, canary) -> parameters.")]
 Noise = Annotated[
@@ -73,8 +72,7 @@ def check(
     Example:
       lastiterate check --trainer mine.py:train
     """
-    from lastiterate.cli.outputs import check_apart, given_files
-    from lastiterate.cli.streams import talk_on_stderr
+    from lastiterate.cli.output import check_apart, given_files, talk_on_stderr
 
     given = [path for path in (plot, junit) if path is not None]
     check_apart(
@@ -96,11 +94,11 @@ def _written(path: Path | None) -> list[Path]:
 
 def _check_files(plot: Path | None, junit: Path | None) -> None:
     if plot is not None:
-        from lastiterate.plot.file import check_target
+        from lastiterate.plot.chart_file import check_target
 
         check_target(plot)
     if junit is not None:
-        from lastiterate.whole_file import check_writable
+        from lastiterate.common.atomic_write import check_writable
 
         check_writable(junit, "JUnit file")
 
@@ -108,8 +106,8 @@ def _check_files(plot: Path | None, junit: Path | None) -> None:
 def _subject(
     trainer: str, size: SizeOptions, method: MethodOptions, noise: PerStepOption | None, clip_norm: float | None
 ) -> "Subject":
-    from lastiterate.auditing.subject import find_subject
-    from lastiterate.cli.audit_actions import described_run
+    from lastiterate.auditing.audit_target import find_subject
+    from lastiterate.cli.audit import described_run
 
     if not trainer:
         raise OptionError("--trainer must be FILE.py:NAME, got ''")
@@ -121,7 +119,7 @@ def _checked(
     subject: "Subject", canary: str, models: int, error: float, seed: int, batch_size: float | None
 ) -> "CheckResult":
     import lastiterate
-    from lastiterate.cli.progress import tracker
+    from lastiterate.cli.output import tracker
 
     trained = iter(tracker("training")(range(models if models > 0 else 1)))
     next(trained, None)
@@ -144,10 +142,9 @@ def _checked(
 
 def _finish(result: "CheckResult", subject: "Subject", plot: Path | None, junit: Path | None, json: bool) -> int:
     """Print, then write files, and say with which status to exit: a fault's goes before that of a file that failed."""
-    from lastiterate.answers import run_fields
     from lastiterate.cli.audit_output import INCONCLUSIVE, REFUTED
-    from lastiterate.cli.output import print_json
-    from lastiterate.cli.pictures import Beside, pictures, write_beside
+    from lastiterate.cli.output import Beside, pictures, print_json, write_beside
+    from lastiterate.compare_analyses import run_fields
 
     if json:
         fields = {**run_fields(subject.run), "clip_norm": subject.run.clip_norm, "trainer": subject.words}
@@ -156,8 +153,8 @@ def _finish(result: "CheckResult", subject: "Subject", plot: Path | None, junit:
         _print(result, subject.words)
 
     def write(file: Path) -> None:
-        from lastiterate.checking.junit import junit as as_junit
-        from lastiterate.whole_file import write_whole
+        from lastiterate.checking.check_result import junit as as_junit
+        from lastiterate.common.atomic_write import write_whole
 
         write_whole(file, as_junit(result), "JUnit file")
 
@@ -168,9 +165,9 @@ def _finish(result: "CheckResult", subject: "Subject", plot: Path | None, junit:
 
 
 def _print(result: "CheckResult", words: str) -> None:
-    from lastiterate.checking.result import spell_or_none
+    from lastiterate.checking.check_result import spell_or_none
     from lastiterate.cli.output import print_table
-    from lastiterate.wording import describe
+    from lastiterate.common.formatting import describe
 
     cells = [
         [

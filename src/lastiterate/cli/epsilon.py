@@ -1,12 +1,16 @@
 """``lastiterate epsilon``: what a run's released model leaks, as epsilon at a given delta."""
 
+from __future__ import annotations
+
 from typing import TYPE_CHECKING
 
 import typer
 
+from lastiterate.cli.option_values import unfold
 from lastiterate.cli.options import (
     ConvexOptions,
     Delta,
+    Epsilon,
     Json,
     MethodOptions,
     NoiseMultiplier,
@@ -14,12 +18,11 @@ from lastiterate.cli.options import (
     Sentence,
     SizeOptions,
 )
-from lastiterate.cli.unfold import unfold
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from lastiterate.answers import Answer, Curves
+    from lastiterate.compare_analyses import Answer, Curves
     from lastiterate.run import DPSGD
 
 
@@ -43,18 +46,17 @@ def epsilon(
     Example:
       lastiterate epsilon --steps 1000 --sample-rate 0.01 --noise-multiplier 1 --delta 1e-5
     """
-    from lastiterate.answers import answer_fields, ask_all, run_fields
-    from lastiterate.cli.output import print_answers, print_json
-    from lastiterate.cli.progress import tracker
-    from lastiterate.values import number
-    from lastiterate.vocabulary import SIDE_BY_SIDE
-    from lastiterate.wording import describe, notes_on, spell_exact
+    from lastiterate.cli.output import print_answers, print_json, tracker
+    from lastiterate.common.formatting import describe, notes_on, spell_exact
+    from lastiterate.common.validation import number
+    from lastiterate.compare_analyses import answer_fields, ask_all, run_fields
+    from lastiterate.registry import SIDE_BY_SIDE
 
     run = size.run(noise_multiplier, method)
     delta = number("delta", delta, 0.0, 1.0, open_low=True, open_high=True)
     curves = convex.curves()
     if plot is not None:
-        from lastiterate.plot.file import check_target
+        from lastiterate.plot.chart_file import check_target
 
         check_target(plot)
     if sentence and not json:
@@ -74,15 +76,15 @@ def epsilon(
         _draw(run, delta, curves, plot, quiet=json, has_notes=has_notes)
 
 
-def _sentence(run: "DPSGD", delta: float, curves: "Curves") -> str:
-    from lastiterate.cli.progress import tracker
-    from lastiterate.reporting import sentence
+def _sentence(run: DPSGD, delta: float, curves: Curves) -> str:
+    from lastiterate.citation import sentence
+    from lastiterate.cli.output import tracker
 
     (words,) = [sentence(each, delta, curves) for each in tracker("analysing")([run])]
     return words
 
 
-def _say(run: "DPSGD", delta: float, curves: "Curves", plot: "Path | None") -> None:
+def _say(run: DPSGD, delta: float, curves: Curves, plot: Path | None) -> None:
     from lastiterate.cli.output import print_note
 
     print_note(_sentence(run, delta, curves))
@@ -90,9 +92,9 @@ def _say(run: "DPSGD", delta: float, curves: "Curves", plot: "Path | None") -> N
         _draw(run, delta, curves, plot, quiet=False, has_notes=False)
 
 
-def _earlier(answers: "dict[str, Answer]") -> list[str]:
+def _earlier(answers: dict[str, Answer]) -> list[str]:
     """The paper's non-monotone case: training on made the heuristic smaller."""
-    from lastiterate.wording import spell_up
+    from lastiterate.common.formatting import spell_up
 
     last, largest = answers["last_iterate"].value, answers["max_over_steps"].value
     if last is None or largest is None or largest <= last + 1e-6 * max(1.0, last):
@@ -100,10 +102,45 @@ def _earlier(answers: "dict[str, Answer]") -> list[str]:
     return [f"A model released earlier leaks more: the heuristic reaches {spell_up(largest)} on the way."]
 
 
-def _draw(run: "DPSGD", delta: float, curves: "Curves", path: "Path", *, quiet: bool, has_notes: bool) -> None:
-    from lastiterate.cli.pictures import pictures, write_beside
-    from lastiterate.cli.progress import tracker
-    from lastiterate.plot.run import run_chart
+def _draw(run: DPSGD, delta: float, curves: Curves, path: Path, *, quiet: bool, has_notes: bool) -> None:
+    from lastiterate.cli.output import pictures, tracker, write_beside
+    from lastiterate.plot.run_charts import run_chart
 
     drawn = pictures(lambda: run_chart(run, delta, tracker("drawing"), curves), [path])
     raise typer.Exit(write_beside(drawn, quiet=quiet, has_notes=has_notes))
+
+
+# ``lastiterate delta``: what a run's released model leaks, as delta at a given epsilon.
+
+
+@unfold
+def delta(
+    size: SizeOptions,
+    noise_multiplier: NoiseMultiplier,
+    epsilon: Epsilon,
+    method: MethodOptions,
+    convex: ConvexOptions,
+    json: Json = False,
+) -> None:
+    """Delta of the released model, by three analyses.
+
+    They are the last-iterate heuristic, the standard composition analysis and the full-batch baseline.
+
+    \b
+    Example:
+      lastiterate delta --steps 1000 --sample-rate 0.01 --noise-multiplier 1 --epsilon 1
+    """
+    from lastiterate.cli.output import print_answers, print_json, tracker
+    from lastiterate.common.formatting import describe, notes_on, spell_exact
+    from lastiterate.common.validation import number
+    from lastiterate.compare_analyses import answer_fields, ask_all, run_fields
+
+    run = size.run(noise_multiplier, method)
+    epsilon = number("epsilon", epsilon, 0.0)
+    answers = ask_all(
+        run, lambda curve: curve.delta(epsilon), "max_over_steps", track=tracker("analysing"), curves=convex.curves()
+    )
+    if json:
+        print_json({**run_fields(run), **convex.fields(), "epsilon": epsilon, **answer_fields(answers, run)})
+    else:
+        print_answers(f"{describe(run)}; epsilon {spell_exact(epsilon)}", "delta", answers, run, notes_on(run))

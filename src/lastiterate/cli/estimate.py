@@ -5,18 +5,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lastiterate.cli import values
+from lastiterate.cli import option_values as values
 from lastiterate.cli.audit_options import Anytime, ClaimEpsilon, ClaimNoise, Fault, Strict, UsualDelta
-from lastiterate.cli.errors import OptionError
+from lastiterate.cli.exit_status import OptionError
+from lastiterate.cli.option_values import unfold
 from lastiterate.cli.options import Json, MethodOptions, PerStepOption, SizeOptions, choice, number_option, option
-from lastiterate.cli.unfold import unfold
-from lastiterate.vocabulary import METHODS, ONE_RUN_METHODS, PAIRED_METHODS, THRESHOLDS
+from lastiterate.registry import METHODS, ONE_RUN_METHODS, PAIRED_METHODS, THRESHOLDS
 
 if TYPE_CHECKING:
     from rich.text import Text
 
     from lastiterate.auditing.evidence.estimate import Estimate
-    from lastiterate.rows import Fields
+    from lastiterate.common.types import JsonObject
     from lastiterate.run import DPSGD
 
 File = Annotated[
@@ -77,10 +77,10 @@ def estimate(
     import lastiterate
     from lastiterate.auditing.evidence.claims import check_fault, claim_of
     from lastiterate.auditing.evidence.estimate import estimate_or_zero
-    from lastiterate.auditing.evidence.kinds import Kind
-    from lastiterate.auditing.evidence.one_run import usual_guesses
-    from lastiterate.auditing.evidence.score_file import read_scores
+    from lastiterate.auditing.evidence.score_signal import Kind
     from lastiterate.auditing.evidence.verdict import judge_scores
+    from lastiterate.auditing.load_evidence import read_scores
+    from lastiterate.auditing.one_run.guesses import usual_guesses
     from lastiterate.cli.audit_output import estimate_fields, status_of, strength_fields, verdict_note
     from lastiterate.cli.output import print_json, print_rows
 
@@ -104,7 +104,7 @@ def estimate(
     ]
     verdict = ""
     notes_on_verdict: list[str | Text] = []
-    judged: Fields = {}
+    judged: JsonObject = {}
     if claim is not None:
         kind = Kind.ALL_ITERATES if method == "composition" else Kind.LAST_ITERATE
         kind = Kind.ONE_MODEL if method in ONE_RUN_METHODS else kind
@@ -140,7 +140,7 @@ def _methods(method: str, run: "DPSGD | None") -> tuple[str, ...]:
     return tuple(name for name in PAIRED_METHODS if name != "composition" or run.amplifies)
 
 
-def _table(rows: "list[Fields]") -> "list[Fields]":
+def _table(rows: "list[JsonObject]") -> "list[JsonObject]":
     """What fits into a table, with the reasons for what is missing."""
     shown = ("method", "epsilon", "largest", "threshold", "false_positives", "false_negatives")
     return [{key: row[key] for name in shown for key in (name, f"{name}_reason") if key in row} for row in rows]
@@ -148,7 +148,7 @@ def _table(rows: "list[Fields]") -> "list[Fields]":
 
 def _words(found: "list[Estimate]", models_in: int, models_out: int) -> tuple[str, list[str]]:
     """The title of the table, and the notes under it."""
-    from lastiterate.wording import spell, spell_exact
+    from lastiterate.common.formatting import spell, spell_exact
 
     first = found[0]
     one_run = METHODS[first.method].is_one_run

@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias, get_args
 
 import typer
 
-from lastiterate.cli import values
-from lastiterate.cli.errors import OptionError
+from lastiterate.cli import option_values as values
+from lastiterate.cli.exit_status import OptionError
+from lastiterate.registry import ANALYSES
 from lastiterate.run import DPSGD, LastBatch, Neighbours, Sampling, batches_of_epoch
 from lastiterate.schedules import SCHEDULES
-from lastiterate.vocabulary import ANALYSES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from lastiterate.answers import Curves
-    from lastiterate.fields import Fields
+    from lastiterate.common.types import Fields
+    from lastiterate.compare_analyses import Curves
     from lastiterate.optimizer import Optimizer
 
 

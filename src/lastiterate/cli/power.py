@@ -5,8 +5,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lastiterate.cli import values
+from lastiterate.cli import option_values as values
 from lastiterate.cli.audit_options import Anytime, ClaimEpsilon, ClaimNoise, UsualDelta
+from lastiterate.cli.option_values import unfold
 from lastiterate.cli.options import (
     Json,
     MethodOptions,
@@ -19,11 +20,10 @@ from lastiterate.cli.options import (
     number_option,
     option,
 )
-from lastiterate.cli.unfold import unfold
 
 if TYPE_CHECKING:
-    from lastiterate.auditing.evidence.reach import Power
-    from lastiterate.rows import Fields, Row
+    from lastiterate.auditing.evidence.audit_power import Power
+    from lastiterate.common.types import JsonObject, Row
 
 Models = Annotated[int, integer_option("--models", "Models a world, or canaries of one run (default: 512).")]
 Confidence = Annotated[float, number_option("--confidence", "Of the bounds, and of a verdict (default: 0.95).")]
@@ -80,12 +80,11 @@ def power(
       lastiterate power --steps 100 --sample-rate 0.1 --noise-multiplier 0.94 --leaks-noise 0.7 --plot power.png
     """
     import lastiterate
-    from lastiterate.cli.output import print_json, print_whole
-    from lastiterate.cli.progress import tracker
+    from lastiterate.cli.output import print_json, print_whole, tracker
 
     run = size.run(noise_multiplier, training)
     if plot is not None:
-        from lastiterate.plot.file import check_target
+        from lastiterate.plot.chart_file import check_target
 
         check_target(plot)
     for each in tracker("weighing")([run]):
@@ -111,16 +110,16 @@ def power(
     else:
         print_whole(found.table())
     if plot is not None:
-        from lastiterate.cli.pictures import pictures, write_beside
-        from lastiterate.plot.power import power_chart
+        from lastiterate.cli.output import pictures, write_beside
+        from lastiterate.plot.run_charts import power_chart
 
         raise typer.Exit(write_beside(pictures(lambda: power_chart(found), [plot]), quiet=json))
 
 
-def _fields(found: "Power") -> "Fields":
-    from lastiterate.answers import run_fields
+def _fields(found: "Power") -> "JsonObject":
+    from lastiterate.compare_analyses import run_fields
 
-    fields: Fields = {
+    fields: JsonObject = {
         **run_fields(found.run),
         "delta": found.delta,
         "models": found.models,

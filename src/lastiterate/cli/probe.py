@@ -6,18 +6,17 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
-from lastiterate.cli.errors import OptionError
+from lastiterate.cli.audit_options import EngineOptions, resumable
+from lastiterate.cli.exit_status import OptionError
+from lastiterate.cli.option_values import unfold
 from lastiterate.cli.options import Json, Steps, choice, flag, integer_option, number_option, option
-from lastiterate.cli.outputs import check_apart, store_files
-from lastiterate.cli.training_options import EngineOptions, resumable
-from lastiterate.cli.unfold import unfold
-from lastiterate.counterexamples import NAMES
-from lastiterate.counterexamples.setting import Encoding
+from lastiterate.cli.output import check_apart, store_files
+from lastiterate.paper.counterexamples import NAMES
+from lastiterate.paper.counterexamples.setting import Encoding
 
 if TYPE_CHECKING:
-    from lastiterate.counterexamples import Counterexample
-    from lastiterate.counterexamples.finding import Probe
-    from lastiterate.counterexamples.setting import Setting
+    from lastiterate.paper.counterexamples import Counterexample
+    from lastiterate.paper.counterexamples.setting import Probe, Setting
 
 STORE = Path("runs") / "probe"
 
@@ -93,7 +92,7 @@ def probe(
       lastiterate probe quadratic --worst --steps 10 --sample-rate 0.1 --noise-multiplier 1 --delta 1e-6
     """
     from lastiterate.cli.probe_output import print_list, print_probe
-    from lastiterate.counterexamples import find
+    from lastiterate.paper.counterexamples import find
 
     if list_:
         if name is not None:
@@ -132,22 +131,22 @@ def _check_worst(given: list[str]) -> None:
 
 def _search(setting: "Setting", json: bool) -> None:
     """Find the worst cases of the run, family by family, and print them."""
+    from lastiterate.cli.output import tracker
     from lastiterate.cli.probe_output import print_worst
-    from lastiterate.cli.progress import tracker
-    from lastiterate.counterexamples.worst import worst
+    from lastiterate.paper.counterexamples.worst import worst
 
     run = setting.calibrated_run()
     print_worst(run, setting.delta, worst(run, setting.delta, tracker("searching")), json)
 
 
 def _files(name: str, output: Path | None, json: bool) -> list[Path]:
-    from lastiterate.cli.pictures import picture_files
+    from lastiterate.cli.output import picture_files
 
     return [] if json and output is None else picture_files(f"probe-{name}", output or Path())
 
 
 def _probe(example: "Counterexample", name: str, setting: "Setting") -> "Probe":
-    from lastiterate.cli.progress import announcer
+    from lastiterate.cli.output import announcer
 
     with resumable(setting.store or STORE):
         return example.probe(setting, announcer(name))

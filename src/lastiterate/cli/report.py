@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lastiterate.cli.audit_options import Output, QuestionOptions, Strict
-from lastiterate.cli.errors import OptionError
+from lastiterate.cli.exit_status import OptionError
+from lastiterate.cli.option_values import unfold
 from lastiterate.cli.options import Json, option
-from lastiterate.cli.unfold import unfold
 
 if TYPE_CHECKING:
-    from lastiterate.auditing.evidence.question import Question
+    from lastiterate.auditing.evidence.estimates import Question
 
 StoresArgument = Annotated[
     list[Path], typer.Argument(metavar="STORE...", help="The audit's file, or several to compare.", show_default=False)
@@ -51,7 +51,7 @@ def report(
       lastiterate report runs/quiet.sqlite runs/mislabelled.sqlite
       lastiterate report runs/x.sqlite --method clopper-pearson,gdp --confidence 0.99 --export scores.csv
     """
-    from lastiterate.cli.pictures import check_page
+    from lastiterate.cli.output import check_page
 
     asked = question.question()
     check_page(output)
@@ -72,15 +72,12 @@ def _one(
     strict: bool,
     json: bool,
 ) -> int:
-    from lastiterate.auditing.card import card_of
+    from lastiterate.auditing import load_evidence as files
     from lastiterate.auditing.evidence.report import report as ask
-    from lastiterate.auditing.reading import evidence_in
-    from lastiterate.auditing.stores import export as files
+    from lastiterate.auditing.load_evidence import card_of, evidence_in
     from lastiterate.auditing.stores.store import Store
     from lastiterate.cli.audit_output import finish
-    from lastiterate.cli.outputs import check_apart, store_files
-    from lastiterate.cli.pictures import Beside, audit_files
-    from lastiterate.cli.progress import tracker
+    from lastiterate.cli.output import Beside, audit_files, check_apart, store_files, tracker
     from lastiterate.plot.summary import check_summary, write_summary
 
     exported = [] if export is None else [files.check_target(export)]
@@ -98,13 +95,11 @@ def _one(
 
 
 def _several(stores: list[Path], question: "Question", output: Path | None, strict: bool, json: bool) -> int:
-    from lastiterate.auditing.evidence.comparison import compared
-    from lastiterate.auditing.reading import read_with_problem
-    from lastiterate.cli.comparison_output import SUFFIX, finish_comparison, names_of
-    from lastiterate.cli.outputs import check_apart, store_files
-    from lastiterate.cli.pictures import audit_files
-    from lastiterate.cli.progress import tracker
-    from lastiterate.whole_file import is_same_file
+    from lastiterate.auditing.evidence.audit_comparison import compared
+    from lastiterate.auditing.load_evidence import read_with_problem
+    from lastiterate.cli.audit_output import SUFFIX, finish_comparison, names_of
+    from lastiterate.cli.output import audit_files, check_apart, store_files, tracker
+    from lastiterate.common.atomic_write import is_same_file
 
     for one, other in combinations(stores, 2):
         if is_same_file(one, other):

@@ -6,19 +6,19 @@ from typing import TYPE_CHECKING, Annotated, get_args
 
 import typer
 
-from lastiterate.cli.errors import OptionError
+from lastiterate.cli.audit_options import EngineOptions, resumable
+from lastiterate.cli.exit_status import OptionError
+from lastiterate.cli.option_values import unfold
 from lastiterate.cli.options import Json, choice, integer_option, option
-from lastiterate.cli.outputs import check_apart, given_files, store_files
-from lastiterate.cli.training_options import EngineOptions, resumable
-from lastiterate.cli.unfold import unfold
-from lastiterate.reproduce import NAMES, Scale
-from lastiterate.rows import text as text_in
+from lastiterate.cli.output import check_apart, given_files, store_files
+from lastiterate.common.types import text_in
+from lastiterate.paper.reproduce import NAMES, Scale
 
 if TYPE_CHECKING:
-    from lastiterate.cli.pictures import Beside
-    from lastiterate.reproduce import Reproduction
-    from lastiterate.reproduce.audits import Audits
-    from lastiterate.rows import Fields, Row
+    from lastiterate.cli.output import Beside
+    from lastiterate.common.types import JsonObject, Row
+    from lastiterate.paper.reproduce import Reproduction
+    from lastiterate.paper.reproduce.audited_figures import Audits
 
 STORE = Path("runs") / "reproduce"
 
@@ -73,10 +73,9 @@ def reproduce(
       lastiterate reproduce table1 --model stories260k --text personachat.jsonl
       lastiterate reproduce table2 --scale full --data cifar-10-batches-py --engine ray --gpus 1
     """
-    from lastiterate.cli.output import print_json, print_rows
-    from lastiterate.cli.pictures import picture_files, pictures, write_beside
-    from lastiterate.reproduce import find
-    from lastiterate.reproduce.audits import Audits
+    from lastiterate.cli.output import picture_files, pictures, print_json, print_rows, write_beside
+    from lastiterate.paper.reproduce import find
+    from lastiterate.paper.reproduce.audited_figures import Audits
 
     names = tuple(each for each in NAMES if each != "table1" or text is not None) if name == "all" else (name,)
     wanted = {each: find(each) for each in names}
@@ -101,7 +100,7 @@ def reproduce(
     read = {"--data": given_files(data), "--model": given_files(model), "--text": given_files(text)}
     check_apart({"--output": drawn, "--store": store_files(store or STORE)}, read)
     audits = Audits(data, model, text, store or STORE, models, engine.find())
-    results: list[Fields] = []
+    results: list[JsonObject] = []
     beside: list[Beside] = []
     status = 0
     for each, found in wanted.items():
@@ -118,7 +117,7 @@ def reproduce(
 
 
 def _rows(found: "Reproduction", name: str, scale: Scale, audits: "Audits") -> "list[Row]":
-    from lastiterate.cli.progress import announcer, tracker
+    from lastiterate.cli.output import announcer, tracker
 
     if "store" not in found.TAKES:
         return found.rows(scale, tracker(name), audits)

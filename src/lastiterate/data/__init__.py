@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from lastiterate.data.cifar10 import is_cifar10, load_cifar10
 from lastiterate.data.dataset import Dataset
-from lastiterate.data.digits import digits
 from lastiterate.data.files import Location, as_path, kind
-from lastiterate.data.idx import is_idx, load_idx
-from lastiterate.data.npz import load_npz
+from lastiterate.data.loaders import digits, is_cifar10, is_idx, load_cifar10, load_idx, load_npz
 
 __all__ = ["Dataset", "digits", "load", "load_cifar10", "load_idx", "load_npz"]
 

@@ -8,8 +8,8 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from lastiterate.arrays import Float32Array, Int32Array, NumberArray
-from lastiterate.values import integer
+from lastiterate.common.types import Float32Array, Int32Array, NumberArray
+from lastiterate.common.validation import integer
 
 _Scalar = TypeVar("_Scalar", bound=np.generic)
 

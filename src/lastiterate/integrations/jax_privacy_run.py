@@ -12,11 +12,11 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from lastiterate.common.validation import PerStep, instance, integer, told
 from lastiterate.integrations.opacus import Foreign
 from lastiterate.optimizer import SGD, Adam, Optimizer
-from lastiterate.privacy.mixtures.causal import inverse
+from lastiterate.privacy.mixtures.correlated_noise import inverse
 from lastiterate.run import DPSGD, Neighbours, Sampling
-from lastiterate.values import PerStep, instance, integer, told
 
 _RELATIONS: dict[str, tuple[Neighbours, float]] = {  # and how much further apart their gradients are
     "ADD_OR_REMOVE_ONE": ("add-remove", 1.0),

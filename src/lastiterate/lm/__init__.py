@@ -1,6 +1,6 @@
 """Hugging Face causal language models: fine-tune privately, audit with tokens that never occur in the data."""
 
-from lastiterate.extras import MissingExtra
+from lastiterate.common.errors import MissingExtra
 
 try:
     import safetensors as _safetensors  # noqa: F401
@@ -11,10 +11,10 @@ except ImportError as error:
         f'language models need {error.name}, which is not installed: pip install "lastiterate[lm]"'
     ) from error
 
-from lastiterate.lm import experiment as _experiment  # noqa: F401 - registers how texts are audited
+from lastiterate.lm import lm_experiment as _experiment  # noqa: F401 - registers how texts are audited
+from lastiterate.lm.fine_tuning import second_moment
 from lastiterate.lm.one_run_tokens import OneRunTokens
-from lastiterate.lm.problem import TextProblem
-from lastiterate.lm.second_moment import second_moment
+from lastiterate.lm.text_problem import TextProblem
 from lastiterate.lm.texts import Texts, read_texts, split_texts
 from lastiterate.lm.unseen_tokens import UnseenTokens
 

@@ -14,8 +14,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias, TypedDict, get_args
 
+from lastiterate.common.errors import MissingExtra
+from lastiterate.common.validation import one_of
 from lastiterate.data.files import BadFile, as_path, decoding, kind
-from lastiterate.extras import MissingExtra
 from lastiterate.lm.model_files import (
     SMALL_FILES,
     check_built,
@@ -25,7 +26,6 @@ from lastiterate.lm.model_files import (
     read_object,
     sets_key,
 )
-from lastiterate.values import one_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,8 +33,7 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedConfig
 
-    from lastiterate.lm.causal_model import CausalModel
-    from lastiterate.lm.tokens import Tokenizer
+    from lastiterate.lm.tokens import CausalModel, Tokenizer
 
 Precision: TypeAlias = Literal["float32", "bfloat16"]
 

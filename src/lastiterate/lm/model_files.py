@@ -1,7 +1,7 @@
 """The small files of a model, looked at before transformers reads them: a line in one can describe a giant.
 
 A model is built, and a tokenizer loaded, as these files say. So their sizes, the counts in a configuration and what a
-tokenizer does to texts are held against the limit of :mod:`lastiterate.data.limits` first.
+tokenizer does to texts are held against the limit of :mod:`lastiterate.data.files` first.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lastiterate.data.files import BadFile, decoding, find
-from lastiterate.data.limits import PARSED, most_bytes, read_all, too_large
-from lastiterate.lm.growth import described_growth
+from lastiterate.data.files import PARSED, BadFile, decoding, find, most_bytes, read_all, too_large
+from lastiterate.lm.tokens import described_growth
 
 if TYPE_CHECKING:
     from types import ModuleType

@@ -11,16 +11,15 @@ from typing import get_args
 
 import numpy as np
 
-from lastiterate.arrays import FloatArray
 from lastiterate.attacks.attack import Facts, LinearScores, Words
-from lastiterate.attacks.linear_score import noise_unit
-from lastiterate.lm.direction import Direction, Where, find_direction
-from lastiterate.lm.gradients import Tensors
-from lastiterate.lm.problem import Loaded, TextProblem, load
-from lastiterate.lm.training import TextReferences
-from lastiterate.lm.unseen_tokens import protected
+from lastiterate.attacks.released_iterates import noise_unit
+from lastiterate.common.types import FloatArray
+from lastiterate.common.validation import integer, one_of
+from lastiterate.lm.example_gradients import Tensors
+from lastiterate.lm.fine_tuning import TextReferences
+from lastiterate.lm.text_problem import Loaded, TextProblem, load
+from lastiterate.lm.unseen_tokens import Direction, Where, find_direction, protected
 from lastiterate.run import DPSGD
-from lastiterate.values import integer, one_of
 
 _MOST = 256  # canaries, if their number is not given
 _MEMORY = 2**31  # bytes, for the gradients of canaries whose number is not given

@@ -11,9 +11,8 @@ from hashlib import sha256
 from itertools import groupby
 from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
-from lastiterate.data.files import BadFile, Location, decoding, find
-from lastiterate.data.limits import LINE, TEXTS, most_bytes, read_all, too_large
-from lastiterate.values import boolean, instance, integer, number, one_of, told
+from lastiterate.common.validation import boolean, instance, integer, number, one_of, told
+from lastiterate.data.files import LINE, TEXTS, BadFile, Location, decoding, find, most_bytes, read_all, too_large
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

@@ -2,15 +2,71 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import base64
+import json
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
+import torch
+from torch import Tensor
 
-from lastiterate.arrays import Int32Array, IntArray
-from lastiterate.data.limits import PARSED, most_bytes, too_large
-from lastiterate.lm.growth import tokenizer_growth
+from lastiterate.common.types import Int32Array, IntArray
+from lastiterate.data.files import PARSED, most_bytes, too_large
+
+# How much longer a tokenizer can make a text before it splits it: told from its description, as it is too late after.
+#
+# Each of its steps may replace a character by several. A sequence of thirty that double makes gigabytes of one
+# letter.
+
+# The most characters that one can become. Of the Unicode forms, by the tables of Unicode's annex 15.
+_STEPS = {"NFC": 3, "NFD": 4, "NFKC": 18, "NFKD": 18, "Lowercase": 3, "BertNormalizer": 12, "ByteLevel": 4}
+_STEPS |= {"Metaspace": 2}
+_KEEPS_LENGTH = {"Strip", "StripAccents", "Nmt", "Split", "Digits", "Punctuation", "Whitespace", "WhitespaceSplit"}
+_KEEPS_LENGTH |= {"BertPreTokenizer", "CharDelimiterSplit", "UnicodeScripts", "FixedLength"}
+_UNKNOWN = 4  # a step of a later version
+
+
+def described_growth(description: Mapping[str, Any]) -> float:
+    """Of a tokenizer.json: how many characters one can become, at most."""
+    return _of(description.get("normalizer")) * _of(description.get("pre_tokenizer"))
+
+
+def tokenizer_growth(tokenizer: object) -> float:
+    """Of a tokenizer that was loaded, from whatever file; 1 for those that are written in Python."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    parts = {name: getattr(backend, name, None) for name in ("normalizer", "pre_tokenizer")}
+    return described_growth({name: json.loads(part.__getstate__()) for name, part in parts.items() if part is not None})
+
+
+def _of(step: Any) -> float:
+    if step is None:
+        return 1.0
+    kind = step["type"]
+    if kind == "Sequence":
+        return _product(map(_of, step.get("normalizers") or step.get("pretokenizers") or ()))
+    if kind == "Replace":
+        pattern = step["pattern"].get("String", "")  # a regular expression may match nothing, which is everywhere
+        return max(1.0, len(step["content"]) / len(pattern)) if pattern else 1.0 + len(step["content"])
+    if kind == "Prepend":
+        return 1.0 + len(step["prepend"])
+    if kind == "Precompiled":
+        return _longest_entry(step["precompiled_charsmap"])
+    return 1.0 if kind in _KEEPS_LENGTH else float(_STEPS.get(kind, _UNKNOWN))
+
+
+def _product(factors: Iterable[float]) -> float:
+    return math.prod(factors, start=1.0)  # which becomes infinite, and raises nothing
+
+
+def _longest_entry(charsmap: str) -> float:
+    """Of SentencePiece's table: the length of a trie in four bytes, the trie, and texts that end with a zero byte."""
+    content = base64.b64decode(charsmap)
+    texts = content[4 + int.from_bytes(content[:4], "little") :]
+    return float(max(1, *map(len, texts.split(b"\0")))) if texts else 1.0
+
 
 _CHARACTERS_AT_ONCE = 2**20
 
@@ -100,3 +156,63 @@ def unseen_tokens(tokenizer: Tokenizer, encoded: Iterable[Sequence[int] | Int32A
     for ids in encoded:
         known.difference_update(np.unique(ids).tolist())
     return np.array(sorted(known), np.int64)
+
+
+# What we use of a Hugging Face language model, as a type: transformers' own classes say less about themselves.
+
+
+class TextConfig(Protocol):
+    """The sizes of a model."""
+
+    hidden_size: int
+    num_hidden_layers: int
+    vocab_size: int
+
+
+class Config(Protocol):
+    """The configuration of a model, which may be one for texts among others."""
+
+    def get_text_config(self) -> TextConfig: ...
+
+
+class CausalModel(torch.nn.Module):
+    """A causal language model of transformers, or one of peft around it. None is made from this class."""
+
+    config: Config
+    dtype: torch.dtype
+    get_input_embeddings: Callable[[], torch.nn.Embedding]
+    get_output_embeddings: Callable[[], torch.nn.Linear]
+    gradient_checkpointing_enable: Callable[..., None]
+
+
+# What each token of an example counts, and the gradient of the examples' losses in a model's logits.
+
+
+def logit_gradient(logits: Tensor, tokens: Tensor, weights: Tensor, *, overwrite: bool = False) -> Tensor:
+    """The gradient of the sum of all losses, as cross-entropy has it, without its copies of the logits.
+
+    Args:
+        logits: [examples, tokens, vocabulary].
+        tokens: [examples, tokens].
+        weights: what the prediction of the next token counts, [examples, tokens - 1].
+        overwrite: whether the gradient may take the place of the logits.
+    """
+    targets = torch.nn.functional.pad(tokens[:, 1:], (0, 1))[..., None]
+    counted = torch.nn.functional.pad(weights, (0, 1))[..., None]
+    found = logits.data if overwrite else torch.empty_like(logits)
+    for example, of_one in enumerate(logits.data):  # one at a time stays in the cache
+        part = torch.softmax(of_one.float(), -1).mul_(counted[example])
+        found[example] = part.scatter_add_(-1, targets[example], -counted[example])
+    return found
+
+
+def token_weights(lengths: Tensor, width: int) -> Tensor:
+    """What each prediction counts, [examples, width - 1]: the same for an example's own tokens, 0 for padding."""
+    predictions = (lengths - 1)[:, None]
+    counted = torch.arange(width - 1, device=lengths.device) < predictions
+    return counted.float() / predictions.clamp_min(1)
+
+
+def by_length(lengths: Tensor, size: int) -> list[Tensor]:
+    """The rows of the examples in groups of at most ``size``, sorted by length, so that there is little padding."""
+    return list(torch.split(torch.argsort(lengths, stable=True), size)) if len(lengths) else []

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
+from lastiterate.common.formatting import caveat_of, describe, spell_exact
+from lastiterate.plot.chart_file import Spec
 from lastiterate.plot.epsilons import epsilon_panel
 from lastiterate.plot.histogram import histogram_panel
-from lastiterate.plot.roc import roc_panel
-from lastiterate.plot.style import chart_of, layered, styled, verdict_colour
-from lastiterate.plot.waterfall import waterfall_panel
-from lastiterate.wording import caveat_of, describe, spell_exact
+from lastiterate.plot.page_assets import harmless
+from lastiterate.plot.roc import growth_panel, roc_panel, waterfall_panel
+from lastiterate.plot.style import chart_of, configured, layered, styled, verdict_colour
+
+if TYPE_CHECKING:
+    from altair import LayerChart
+
+    from lastiterate.auditing.evidence.audit_result import AuditResult
 
 if TYPE_CHECKING:
     from altair import HConcatChart, LayerChart, VConcatChart
 
-    from lastiterate.auditing.evidence.result import AuditResult
+    from lastiterate.auditing.evidence.audit_result import AuditResult
 
     Concatenated = TypeVar("Concatenated", HConcatChart, VConcatChart)
 
@@ -56,3 +64,61 @@ def _verdict(result: AuditResult) -> LayerChart:
     word = row.mark_text(align="left", baseline="middle", fontSize=17, fontWeight="bold", color=colour)
     text = word.encode(x=alt.value(18), y=alt.value(_WORD / 2), text="verdict:N")
     return layered(bar, text).properties(width=_BOTH, height=_WORD, view=alt.ViewBackground(stroke=None))
+
+
+# The pictures of an audit for pages: made to a width, and without titles, which are for the page to tell.
+
+LEAST, MOST = 300, 1200  # pixels that a picture may be wide
+_AXIS = 72  # pixels of an axis with its labels
+_MARGIN = 12
+_PAGE_HEIGHT = 270
+
+
+@dataclass(frozen=True)
+class PageChart:
+    """A picture, and what stands above it.
+
+    Attributes:
+        title: what it shows.
+        words: what its reader must know.
+        description: for those who do not see it.
+        spec: of Vega-Lite.
+    """
+
+    title: str
+    words: str
+    description: str
+    spec: Spec
+
+
+def page_charts(result: AuditResult, width: int, growth: Sequence[tuple[int, float]] = ()) -> dict[str, PageChart]:
+    """All pictures of an audit, by name; ``growth`` is the bound by numbers of models, if one may watch it."""
+    whole = min(max(width, LEAST), MOST)
+    inner, bars = whole - _AXIS, whole - _MARGIN
+    charts = {
+        "scores": _chart(
+            histogram_panel(result, inner, _PAGE_HEIGHT),
+            "Histograms of the scores of models with and without the canary.",
+        ),
+        "errors": _chart(
+            roc_panel(result, inner, _PAGE_HEIGHT),
+            "False negative rate against false positive rate of the attack, on log axes.",
+        ),
+        "epsilons": _chart(epsilon_panel(result, bars), "Epsilon by each analysis and by each method of estimation."),
+    }
+    if result.waterfall:
+        charts["waterfall"] = _chart(
+            waterfall_panel(result, bars), "From the guarantee down to what was found, level by level."
+        )
+    if growth:
+        panel = growth_panel(result, growth, inner, _PAGE_HEIGHT)
+        charts["growth"] = _chart(panel, "The bound on epsilon after each number of models.")
+    return charts
+
+
+def _chart(panel: LayerChart, description: str) -> PageChart:
+    title, lines = panel.title.text, panel.title.subtitle
+    spec = configured(panel.properties(background="white", padding=4)).to_dict(validate=False)
+    del spec["title"]
+    spec = harmless({**spec, "description": description})
+    return PageChart(str(title), " ".join(lines), description, spec)

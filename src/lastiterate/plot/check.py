@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from lastiterate.plot.axes import log_x
-from lastiterate.plot.style import chart_of, layered, styled
-from lastiterate.rows import Row
-from lastiterate.wording import describe, spell
+from lastiterate.common.formatting import describe, spell
+from lastiterate.common.types import Row
+from lastiterate.plot.style import chart_of, layered, log_x, styled
 
 if TYPE_CHECKING:
     from altair import LayerChart
 
-    from lastiterate.checking.result import CheckResult
+    from lastiterate.checking.check_result import CheckResult
 
 # Okabe and Ito's: bad, not known, good, and one that is none of these.
 _COLOURS = {"fault": "#D55E00", "cannot tell": "#0072B2", "ok": "#009E73"}

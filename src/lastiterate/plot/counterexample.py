@@ -6,19 +6,30 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
-from lastiterate.answers import ask, guarantee_of
-from lastiterate.counterexamples.finding import known
-from lastiterate.plot.axes import epsilon_y, log_x
+from lastiterate.common.formatting import CAVEAT, describe, per_cent, spell, spell_exact, spell_up
+from lastiterate.common.types import Row, largest, number_in, text_in
+from lastiterate.compare_analyses import ask, guarantee_of
+from lastiterate.paper.counterexamples.setting import known
 from lastiterate.plot.epsilons import spell_epsilon
-from lastiterate.plot.style import EXACT, FOUND, chart_of, colour_of, found_shape, layered, long, looks, styled
-from lastiterate.rows import Row, largest, number, text
-from lastiterate.vocabulary import ANALYSES, MAX_OVER_STEPS
-from lastiterate.wording import CAVEAT, describe, per_cent, spell, spell_exact, spell_up
+from lastiterate.plot.style import (
+    EXACT,
+    FOUND,
+    chart_of,
+    colour_of,
+    epsilon_y,
+    found_shape,
+    layered,
+    log_x,
+    long,
+    looks,
+    styled,
+)
+from lastiterate.registry import ANALYSES, MAX_OVER_STEPS
 
 if TYPE_CHECKING:
     from altair import Chart, LayerChart, X, Y
 
-    from lastiterate.counterexamples.finding import Probe
+    from lastiterate.paper.counterexamples.setting import Probe
 
     _Place = tuple[Literal["left", "right", "center"], int]  # of a text beside its point
 
@@ -34,7 +45,7 @@ def counterexample_chart(found: Probe, title: str) -> LayerChart:
 def _zeroing(found: Probe, title: str) -> LayerChart:
     """The heuristic over the number of steps against what the run with the regulariser leaks at each."""
     case = found.cases[-1]
-    exact, last = known(case.exact), number(found.rows[-1], "steps")
+    exact, last = known(case.exact), number_in(found.rows[-1], "steps")
     top = 1.6 * max(exact, case.empirical)
     x = log_x("steps", "steps T (log scale)", 1, last)
     y = epsilon_y(found.setting.delta, between=(0.0, top))
@@ -50,8 +61,8 @@ def _shade(region: Row, end: float, top: float, x: X, y: Y) -> list[Chart]:
     """The region where the heuristic is too low, if there is one."""
     if region["region_first"] is None:
         return []
-    first = number(region, "region_first")
-    last = end if region["region_last"] is None else number(region, "region_last")
+    first = number_in(region, "region_first")
+    last = end if region["region_last"] is None else number_in(region, "region_last")
     area = chart_of([{"steps": first, "end": last}]).mark_rect(color="#F0E442", opacity=0.25)
     middle = chart_of([{"steps": math.sqrt(first * last), "epsilon": top}])
     words = middle.mark_text(text="the heuristic is too low here", dy=16, fontSize=13, color="#444")
@@ -64,15 +75,15 @@ def _quadratic(found: Probe, title: str) -> LayerChart:
 
     predicted, case = known(found.predictions["max_over_steps"]), found.cases[-1]
     worst = largest(found.rows, "epsilon")
-    alpha = number(worst, "alpha")
-    epsilons = [predicted, case.empirical, *(number(row, "epsilon") for row in found.rows)]
+    alpha = number_in(worst, "alpha")
+    epsilons = [predicted, case.empirical, *(number_in(row, "epsilon") for row in found.rows)]
     margin = 0.12 * (max(epsilons) - min(epsilons))
     axis = alt.Axis(tickCount=10, format=".1f")
     x = alt.X("alpha:Q", title="alpha, the share that each step forgets", scale=alt.Scale(domain=[0, 1]), axis=axis)
     y = epsilon_y(found.setting.delta, between=(max(min(epsilons) - margin, 0.0), max(epsilons) + margin))
     curve = [{**row, "analysis": EXACT} for row in found.rows]
     flat = _level("alpha", (0.0, 1.0), MAX_OVER_STEPS.label, predicted)
-    words = f"largest: {spell(number(worst, 'epsilon'), 5)} at alpha {spell(alpha)}"
+    words = f"largest: {spell(number_in(worst, 'epsilon'), 5)} at alpha {spell(alpha)}"
     place: _Place = ("left", 8) if alpha < 0.2 else ("right", -8) if alpha > 0.8 else ("center", 0)
     peak = chart_of([worst]).mark_text(text=words, align=place[0], dx=place[1], dy=-12, fontSize=13, color="#444")
     layers = [
@@ -85,13 +96,13 @@ def _quadratic(found: Probe, title: str) -> LayerChart:
 
 def _shift(found: Probe, title: str) -> LayerChart:
     """Epsilon over growth between what the heuristic predicts and what the standard analysis guarantees."""
-    ends = number(found.rows[0], "growth") / _ASIDE, number(found.rows[-1], "growth") * _ASIDE
+    ends = number_in(found.rows[0], "growth") / _ASIDE, number_in(found.rows[-1], "growth") * _ASIDE
     drawn: list[Row] = [{"growth": row["growth"], "analysis": EXACT, "epsilon": row["exact"]} for row in found.rows]
     for name in ("last_iterate", "composition"):
         drawn += _level("growth", ends, ANALYSES[name].label, found.predictions[name].value)
     audited = [{**row, "epsilon": row["empirical"]} for row in found.rows if row["models"]]
     x = log_x("growth", "growth v of a coordinate at each step (log scale)", *ends)
-    top = 1.1 * max(number(row, "epsilon") for row in drawn + audited)
+    top = 1.1 * max(number_in(row, "epsilon") for row in drawn + audited)
     y = epsilon_y(found.setting.delta, between=(0.0, top))
     others = {row["models"] for row in audited} - {found.setting.models}
     more = [f"Points at other growths than {spell(found.setting.growth)}: {count:,} models." for count in others]
@@ -137,7 +148,7 @@ def _level(field: str, ends: tuple[float, float], label: str, epsilon: float | N
 def _lines(rows: list[Row], x: X, y: Y) -> Chart:
     """One line for each label under ``analysis``: analyses as in every picture, and the example's exact epsilon."""
     marks = chart_of(rows).mark_line(strokeWidth=2.5, interpolate="monotone", clip=True)
-    chart: Chart = marks.encode(x=x, y=y, **looks(text(row, "analysis") for row in rows))
+    chart: Chart = marks.encode(x=x, y=y, **looks(text_in(row, "analysis") for row in rows))
     return chart
 
 

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from lastiterate.common.formatting import spell
+from lastiterate.common.types import Row, among, number_in
 from lastiterate.plot.style import chart_of, layered, panel_title
-from lastiterate.rows import Row, among, number
-from lastiterate.vocabulary import THRESHOLDS
-from lastiterate.wording import spell
+from lastiterate.registry import THRESHOLDS
 
 if TYPE_CHECKING:
     from altair import Chart, LayerChart, X, Y
 
-    from lastiterate.arrays import FloatArray
-    from lastiterate.auditing.evidence.result import AuditResult
+    from lastiterate.auditing.evidence.audit_result import AuditResult
+    from lastiterate.common.types import FloatArray
 
 WORLDS = {"out": "without the canary", "in": "with the canary"}
 
@@ -40,7 +40,7 @@ def histogram_panel(result: AuditResult, width: int, height: int) -> LayerChart:
     bars = [row for world in WORLDS for row in _bars(world, scores[world], edges)]
     lines = _predicted(result, low, high)
     labels = min(len(_thresholds(result)), _LABELLED)
-    top = (1.06 + 0.08 * labels) * max([number(row, "density") for row in bars + lines], default=1.0)
+    top = (1.06 + 0.08 * labels) * max([number_in(row, "density") for row in bars + lines], default=1.0)
     unit = textwrap.wrap(f"score ({result.score_unit})", width // 8)
     x = alt.X("low:Q", title=unit, scale=alt.Scale(domain=[low, high], nice=False, zero=False))
     y = alt.Y("density:Q", title="density", scale=alt.Scale(domain=[0.0, top], nice=False), axis=alt.Axis(tickCount=5))

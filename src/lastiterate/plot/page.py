@@ -9,24 +9,22 @@ import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from lastiterate.answers import guarantee_of
+from lastiterate.common.atomic_write import write_whole
+from lastiterate.common.formatting import caveat_of, describe, per_cent, printable, spell, spell_exact, spell_up
+from lastiterate.compare_analyses import guarantee_of
+from lastiterate.plot.audit_charts import page_charts
+from lastiterate.plot.chart_file import check_target, render, scripts
 from lastiterate.plot.epsilons import spell_epsilon
-from lastiterate.plot.escaping import for_script
-from lastiterate.plot.file import check_target
-from lastiterate.plot.page_charts import page_charts
-from lastiterate.plot.page_style import STYLE
-from lastiterate.plot.rendering import render, scripts
+from lastiterate.plot.page_assets import STYLE, for_script
 from lastiterate.plot.style import verdict_colour
-from lastiterate.vocabulary import ANALYSES, METHODS, OWN_COIN, THRESHOLDS, VERDICTS
-from lastiterate.whole_file import write_whole
-from lastiterate.wording import caveat_of, describe, per_cent, printable, spell, spell_exact, spell_up
+from lastiterate.registry import ANALYSES, METHODS, OWN_COIN, THRESHOLDS, VERDICTS
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from lastiterate.auditing.evidence.audit_result import AuditResult
     from lastiterate.auditing.evidence.estimate import Estimate
-    from lastiterate.auditing.evidence.result import AuditResult
-    from lastiterate.plot.page_charts import PageChart
+    from lastiterate.plot.audit_charts import PageChart
 
 _TITLE = "What an attack found in the released model"
 

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from lastiterate.answers import guarantee_of
-from lastiterate.auditing.evidence.rates import upper_bound
-from lastiterate.plot.axes import log_x, log_y
-from lastiterate.plot.style import FOUND, chart_of, colour_of, layered, looks, panel_title
-from lastiterate.rows import Row, text
-from lastiterate.vocabulary import ANALYSES, METHODS
-from lastiterate.wording import per_cent
+from lastiterate.auditing.evidence.error_rates import upper_bound
+from lastiterate.common.formatting import per_cent, spell_exact, spell_up
+from lastiterate.common.types import Row, number_in, text_in
+from lastiterate.compare_analyses import guarantee_of
+from lastiterate.plot.epsilons import BarRow
+from lastiterate.plot.style import FOUND, chart_of, colour_of, layered, log_x, log_y, looks, panel_title
+from lastiterate.registry import ANALYSES, COMPOSITION, LAST_ITERATE, METHODS
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from altair import LayerChart
 
-    from lastiterate.arrays import FloatArray, IntArray
-    from lastiterate.auditing.evidence.result import AuditResult
+    from lastiterate.auditing.evidence.audit_result import AuditResult
+    from lastiterate.common.types import FloatArray, IntArray
 
 _POINTS = {"last_iterate": 31, "composition": 16, "no_amplification": 31}  # composition takes long for few steps
 _TWO_COLUMNS = 400  # pixels from which on a legend has room for two
@@ -34,7 +37,7 @@ def roc_panel(result: AuditResult, width: int, height: int) -> LayerChart:
     y = log_y("fnr", "false negative rate (log scale)", low, 1.0)
     predicted, without = predicted_rates(result)
     found, band = _rows(result, low)
-    shown = [FOUND, *dict.fromkeys(text(row, "analysis") for row in predicted)]
+    shown = [FOUND, *dict.fromkeys(text_in(row, "analysis") for row in predicted)]
     guess = np.geomspace(low, 0.5, 30)
     guesses = np.concatenate((guess, 1.0 - guess[::-1])).tolist()
     chance = chart_of([{"fpr": rate, "fnr": 1.0 - rate} for rate in guesses])
@@ -135,4 +138,90 @@ def _bounds(result: AuditResult, low: float) -> list[Row]:
         {"fpr": max(x, low), "fnr": max(y, low), "fpr_upper": x, "fnr_upper": y, "methods": ", ".join(methods)}
         for (x, y), methods in points.items()
         if np.isfinite([x, y]).all()
+    ]
+
+
+# The picture of a bound that one may watch: what it says after each number of models.
+
+_DWARFING = 4.0  # times all else, from which on a prediction is only told, not drawn
+
+
+def growth_panel(result: AuditResult, points: Sequence[tuple[int, float]], width: int, height: int) -> LayerChart:
+    """Epsilon by number of models, as steps, with what is predicted and guaranteed as lines across."""
+    import altair as alt
+
+    rows: list[Row] = [{"models": models, "epsilon": epsilon} for models, epsilon in points]
+    title = f"epsilon is at least, at delta {spell_exact(result.delta)}"
+    x = log_x("models", "models a world (log scale)", max(1, points[0][0]), max(result.models, points[-1][0]))
+    y = alt.Y("epsilon:Q", title=title, scale=alt.Scale(zero=True, nice=True), axis=alt.Axis(tickCount=5))
+    dots = alt.OverlayMarkDef(color=colour_of(FOUND), size=24, filled=True)
+    found = chart_of(rows).mark_line(strokeWidth=2.6, color=colour_of(FOUND), interpolate="step-after", point=dots)
+    layers = [found.encode(x=x, y=y, tooltip=["models:Q", "epsilon:Q"])]
+    words = ["This bound holds after every number of models at once: one may look at any time."]
+    most = max([0.1, *(epsilon for _, epsilon in points)])
+    for name, answer in result.predictions.items():
+        label = ANALYSES[name].label
+        if answer.value is None or ANALYSES[name].kind == "baseline":
+            continue
+        if answer.value > _DWARFING * most and ANALYSES[name].is_guarantee:
+            words.append(f"Beyond the picture: {label}, {spell_up(answer.value, 3)}.")
+            continue
+        at = chart_of([{"epsilon": answer.value, "label": label}])
+        rule = at.mark_rule(color=colour_of(label), strokeWidth=1.6, strokeDash=[5, 3])
+        text = at.mark_text(align="left", baseline="bottom", dx=4, dy=-2, fontSize=12, color=colour_of(label))
+        layers += [rule.encode(y=y), text.encode(x=alt.value(0), y=y, text="label:N")]
+    heading = panel_title("The bound as models come in", words, width // 6)
+    return layered(*layers).properties(width=width, height=height, title=heading)
+
+
+# The picture of why the number found is below the guarantee: levels, and what lies between them.
+
+_NAMES, _NUMBERS = 150, 90  # pixels beside a bar
+_COLOURS = {
+    "guarantee": colour_of(COMPOSITION.label),
+    "heuristic": colour_of(LAST_ITERATE.label),
+    "perfect attack": "#E69F00",
+    "found": colour_of(FOUND),
+}
+
+
+def waterfall_panel(result: AuditResult, width: int) -> LayerChart:
+    """A bar to each level, and a pale one for what is lost since the level before."""
+    import altair as alt
+
+    rows = _levels(result)
+    most = max([1e-9, *(number_in(each, name) for each in rows for name in ("before", "epsilon"))])
+    row = BarRow.of(width, _NAMES, _NUMBERS)
+    scale = alt.Scale(domain=[0.0, 1.03 * most], range=row.across, nice=False)
+    title = f"epsilon at delta {spell_exact(result.delta)}"
+    y = alt.Y("name:N", axis=None, sort=None, scale=alt.Scale(domain=[each["name"] for each in rows]))
+    x = alt.X("epsilon:Q", title=title, scale=scale, axis=alt.Axis(tickCount=8 if row.is_wide else 5))
+    bars = chart_of(rows).mark_bar(**row.bar, opacity=0.85)
+    lost = chart_of(rows).mark_bar(**row.bar, opacity=0.25)
+    words = ["words:N", "epsilon:Q"]
+    layers = (
+        lost.encode(x=x, x2="before:Q", y=y, color=alt.Color("colour:N", scale=None), tooltip=words),
+        bars.encode(x=x, y=y, color=alt.Color("colour:N", scale=None), tooltip=words),
+        *row.texts(rows, y, "name", "value"),
+    )
+    sentences = [step.words for step in result.waterfall]
+    heading = panel_title("Why is the number so low?", sentences, width // 7)
+    bare = alt.ViewBackground(stroke=None)
+    return layered(*layers).properties(title=heading, width=width, height=row.height * len(rows), view=bare)
+
+
+def _levels(result: AuditResult) -> list[Row]:
+    """One a level that is finite."""
+    steps = [step for step in result.waterfall if math.isfinite(step.epsilon)]
+    befores = [steps[0].epsilon, *(step.epsilon for step in steps[:-1])] if steps else []
+    return [
+        {
+            "name": step.name,
+            "epsilon": step.epsilon,
+            "before": before,
+            "value": step.rounded,
+            "colour": _COLOURS[step.name],
+            "words": step.words,
+        }
+        for step, before in zip(steps, befores, strict=True)
     ]

@@ -7,11 +7,11 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from lastiterate.fields import Fields
-from lastiterate.plot.page_style import BASE
+from lastiterate.common.atomic_write import check_writable, write_whole
+from lastiterate.common.formatting import spell_exact
+from lastiterate.common.types import Fields
+from lastiterate.plot.page_assets import BASE
 from lastiterate.plot.style import verdict_colour
-from lastiterate.whole_file import check_writable, write_whole
-from lastiterate.wording import spell_exact
 
 FORMATS = (".html", ".md")
 TITLE = "Privacy of a training: summary of an audit"

@@ -11,8 +11,8 @@ from typing import Literal, Protocol, overload
 
 import numpy as np
 
-from lastiterate.arrays import FloatArray, Floats
-from lastiterate.values import SomeNumbers, numbers
+from lastiterate.common.types import FloatArray, Floats
+from lastiterate.common.validation import SomeNumbers, numbers
 
 
 class Pair(Protocol):

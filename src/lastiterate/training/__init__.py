@@ -1,6 +1,6 @@
 """DP-SGD (Algorithm 1 of the paper) in JAX: one compiled program trains many models at once."""
 
-from lastiterate.extras import MissingExtra
+from lastiterate.common.errors import MissingExtra
 
 try:
     import equinox as _equinox  # noqa: F401
@@ -10,11 +10,10 @@ except ImportError as error:
         f'training needs {error.name}, which is not installed: pip install "lastiterate[audit]"'
     ) from error
 
+from lastiterate.common.errors import TrainingDiverged
 from lastiterate.training.problem import ExampleCanary, GradientCanary, Moment, Problem
-from lastiterate.training.second_moment import second_moment
-from lastiterate.training.train import Trained, train
+from lastiterate.training.train import Trained, second_moment, train
 from lastiterate.training.trainer import TrainedChunk, Trainer
-from lastiterate.training_diverged import TrainingDiverged
 
 __all__ = [
     "ExampleCanary",

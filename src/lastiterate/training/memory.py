@@ -6,10 +6,11 @@ import math
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import jax
 
-from lastiterate.machine import process_peak_bytes
+from lastiterate.common.system import cache_folder, process_peak_bytes
 
 # What a core's share of the caches holds. Work that fits into it is several times as fast as work that does not.
 CACHE_BYTES = 2 * 2**20
@@ -82,3 +83,14 @@ def _container_bytes() -> int:
         return limit - int((group / "memory.current").read_text(encoding="ascii"))
     except (OSError, ValueError):  # no such file, or "max"
         return sys.maxsize
+
+
+# Compiled programs are kept in the user's cache folder, so that the next process need not compile them again.
+
+
+def use_compilation_cache() -> None:
+    """Turn JAX's persistent cache on, unless the user has chosen a folder or switched it off."""
+    settings: Any = jax.config  # the names of its settings are not in its type
+    if settings.jax_compilation_cache_dir is None and settings.jax_enable_compilation_cache:
+        settings.update("jax_compilation_cache_dir", str(cache_folder("compiled")))
+        settings.update("jax_persistent_cache_min_compile_time_secs", 0.5)

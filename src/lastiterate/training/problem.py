@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike
 
-from lastiterate.arrays import NumberArray, RealArray
-from lastiterate.values import as_array, function
+from lastiterate.common.types import NumberArray, RealArray
+from lastiterate.common.validation import as_array, function
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -19,7 +19,7 @@ import numpy as np
 from jax.stages import Compiled
 from jax.typing import DTypeLike
 
-from lastiterate.arrays import BoolArray, IntArray
+from lastiterate.common.types import BoolArray, IntArray
 from lastiterate.optimizer import Optimizer
 from lastiterate.run import DPSGD
 from lastiterate.training import update

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lastiterate.arrays import Float32Array, FloatArray, Int32Array
+from lastiterate.common.types import Float32Array, FloatArray, Int32Array
+from lastiterate.common.validation import instance, one_of
 from lastiterate.data import Dataset, digits
 from lastiterate.optimizer import SGD
 from lastiterate.privacy.analyses.calibrate import calibrate
@@ -16,7 +17,6 @@ from lastiterate.training import problems
 from lastiterate.training.models import accuracy
 from lastiterate.training.problem import Problem
 from lastiterate.training.train import Trained
-from lastiterate.values import instance, one_of
 
 
 @dataclass(frozen=True, eq=False)

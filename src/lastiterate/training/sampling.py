@@ -15,11 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 from scipy.stats import binom
 
-from lastiterate.arrays import Float32Array, FloatArray, Int32Array, IntArray
-from lastiterate.batch_order import batch_order
+from lastiterate.common.batch_order import batch_order
+from lastiterate.common.types import Float32Array, FloatArray, Int32Array, IntArray
 from lastiterate.run import DPSGD
-from lastiterate.training.binomial_draws import HostTables, Tables, binomial_counts, binomial_tables
-from lastiterate.training.draws import exponentials, words
+from lastiterate.training.draws import HostTables, Tables, binomial_counts, binomial_tables, exponentials, words
 
 if TYPE_CHECKING:
     from jaxtyping import PyTree

@@ -12,13 +12,14 @@ import jax
 import numpy as np
 from numpy.typing import ArrayLike
 
-from lastiterate.arrays import BoolArray, IntArray, RealArray
+from lastiterate.common.adam_second_moment import LEAST_MODELS, SecondMoment, SecondMomentWatch
+from lastiterate.common.progress import TrainingProgress
+from lastiterate.common.types import BoolArray, IntArray, RealArray
+from lastiterate.common.validation import as_array, boolean, instance, integer, one_of, shape
 from lastiterate.run import DPSGD, TRAINED, require_basic
 from lastiterate.training.memory import peak_bytes
 from lastiterate.training.problem import Canary, Problem, flatten
 from lastiterate.training.trainer import OnIterate, TrainedChunk, Trainer
-from lastiterate.training_progress import TrainingProgress
-from lastiterate.values import as_array, boolean, instance, integer, one_of, shape
 
 if TYPE_CHECKING:
     from jaxtyping import PyTree
@@ -165,3 +166,41 @@ def _models(models: int | ArrayLike, present: bool | ArrayLike) -> tuple[IntArra
     if not given_count and len(set(zip(numbers.tolist(), worlds.tolist(), strict=True))) < len(numbers):
         raise ValueError("models must be different in number or in present: two equal ones would be the same model")
     return numbers, worlds
+
+
+# How far noise makes up Adam's second moment in trainings of a problem.
+
+MODELS = 8
+
+
+def second_moment(
+    run: DPSGD, problem: Problem, *, models: int = MODELS, seed: int = 0, first: int = 0, progress: bool | None = None
+) -> SecondMoment:
+    """Train a few models with Adam, and look at its second moment as they train.
+
+    Args:
+        run: its optimizer is a ``lastiterate.Adam``.
+        problem: what to train on.
+        models: how many, 2 at least.
+        seed: of the models' randomness.
+        first: the number of the first of them.
+        progress: show a bar on stderr. None: if that is a terminal.
+    """
+    count = integer("models", models, LEAST_MODELS, 2**20)
+    integer("seed", seed, 0, 2**64 - 1)
+    integer("first", first, 0, 2**32 - count)
+    if progress is not None:
+        boolean("progress", progress)
+    leaves = jax.tree.leaves(instance("problem", problem, Problem, "a training.Problem").trainable)
+    watch = SecondMomentWatch(run, sum(int(np.size(leaf)) for leaf in leaves), count)
+
+    def see(step: int, chunk: TrainedChunk) -> None:
+        if step and watch.wants(step):
+            watch.see(step, (chunk.models - first).tolist(), flatten(chunk.second_moment))
+
+    trainer = Trainer(run, problem, models=count)
+    numbers = first + np.arange(count)
+    with TrainingProgress(count, run.steps, progress) as bar:
+        for _ in trainer.chunks(numbers, np.zeros(count, bool), seed, bar, see):
+            pass
+    return watch.result()

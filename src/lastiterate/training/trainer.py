@@ -15,19 +15,24 @@ from typing import TYPE_CHECKING
 import jax
 import numpy as np
 
-from lastiterate.arrays import BoolArray, IntArray, RealArray
-from lastiterate.machine import cores, kept_memory
+from lastiterate.common.errors import TrainingDiverged
+from lastiterate.common.progress import TrainingProgress
+from lastiterate.common.system import cores, kept_memory
+from lastiterate.common.types import BoolArray, IntArray, RealArray
+from lastiterate.common.validation import boolean, function, instance, integer, number, told
 from lastiterate.optimizer import Adam
 from lastiterate.run import DPSGD, TRAINED, require_basic
-from lastiterate.training.compilation_cache import use_compilation_cache
-from lastiterate.training.memory import available_bytes, choose_chunk_size, largest_block, total_bytes
+from lastiterate.training.memory import (
+    available_bytes,
+    choose_chunk_size,
+    largest_block,
+    total_bytes,
+    use_compilation_cache,
+)
 from lastiterate.training.problem import Canary, ExampleCanary, GradientCanary, Problem, same_structure
 from lastiterate.training.program import Inputs, Program, State, compile_program, describe_gradients
 from lastiterate.training.sampling import make_sampler, tight_block
 from lastiterate.training.update import released
-from lastiterate.training_diverged import TrainingDiverged
-from lastiterate.training_progress import TrainingProgress
-from lastiterate.values import boolean, function, instance, integer, number, told
 
 if TYPE_CHECKING:
     from jax.stages import Compiled

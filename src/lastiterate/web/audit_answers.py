@@ -5,18 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from time import monotonic
 
-from lastiterate.answers import guarantee_of
 from lastiterate.auditing.design import OpenEnded
-from lastiterate.auditing.evidence.growth import growth_of
-from lastiterate.auditing.evidence.question import Question
-from lastiterate.auditing.evidence.report import Evidence, report
-from lastiterate.auditing.evidence.result import AuditResult
-from lastiterate.auditing.reading import evidence_in
+from lastiterate.auditing.evidence.audit_result import AuditResult
+from lastiterate.auditing.evidence.estimates import Question
+from lastiterate.auditing.evidence.report import Evidence, growth_of, report
+from lastiterate.auditing.load_evidence import evidence_in
 from lastiterate.auditing.stores.store import Store
-from lastiterate.fields import Fields
-from lastiterate.plot.style import verdict_colour
-from lastiterate.vocabulary import METHODS, OWN_COIN
-from lastiterate.wording import describe, printable, spell_down, spell_exact, spell_up
+from lastiterate.common.formatting import describe, printable, spell_down, spell_exact, spell_up
+from lastiterate.common.types import Fields, JsonObject
+from lastiterate.compare_analyses import guarantee_of
+from lastiterate.plot.style import colour_of, dash_of, verdict_colour
+from lastiterate.registry import ANALYSES, METHODS, OWN_COIN
 
 
 def summary(path: str) -> Fields:
@@ -31,8 +30,8 @@ def summary(path: str) -> Fields:
 
 def detail(path: str, name: str, width: int) -> Fields:
     """The page of one audit: pieces of HTML, and pictures of this width."""
+    from lastiterate.plot.audit_charts import page_charts
     from lastiterate.plot.page import parts_of
-    from lastiterate.plot.page_charts import page_charts
 
     with Store.read(Path(path), repairs=False) as store:
         fields = _begun(store)
@@ -55,7 +54,7 @@ def detail(path: str, name: str, width: int) -> Fields:
 
 def one_page(path: str) -> Fields:
     """The summary for whoever signs, as HTML."""
-    from lastiterate.auditing.card import card_of
+    from lastiterate.auditing.load_evidence import card_of
     from lastiterate.plot.summary import summary_page
 
     with Store.read(Path(path), repairs=False) as store:
@@ -108,3 +107,27 @@ def _has_both(evidence: Evidence) -> bool:
     except ValueError:
         return False
     return True
+
+
+# How analyses look in the pictures of pages: as in all others, and by lighter colours in the dark.
+
+# Okabe and Ito's sky blue and their like, which stand out from black as the others do from white.
+IN_THE_DARK = {
+    "#0072B2": "#56B4E9",
+    "#D55E00": "#F08A48",
+    "#009E73": "#3CC79C",
+    "#CC79A7": "#E0A3C4",
+    "#222222": "#E4E4E4",
+}
+
+
+def looks() -> JsonObject:
+    """Colour, colour in the dark and dash of each analysis, by its label."""
+    return {
+        each.label: {
+            "light": colour_of(each.label),
+            "dark": IN_THE_DARK.get(colour_of(each.label), colour_of(each.label)),
+            "dash": dash_of(each.label),
+        }
+        for each in ANALYSES.values()
+    }

@@ -6,6 +6,8 @@ These functions run in the processes of ``workers.py``. Whatever is refused is a
 from __future__ import annotations
 
 import math
+import re
+import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
@@ -14,20 +16,42 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
 
-from lastiterate.answers import Answer, ask, ask_all, guarantee_of, noise_rows
+from lastiterate.citation import sentence
+from lastiterate.common.formatting import describe, per_cent, spell_exact, spell_up
+from lastiterate.common.types import JsonObject, Row
+from lastiterate.common.validation import number, written_number
+from lastiterate.compare_analyses import Answer, ask, ask_all, guarantee_of, noise_rows
 from lastiterate.privacy.curve import PrivacyCurve
-from lastiterate.reporting import sentence
-from lastiterate.rows import Fields, Row
+from lastiterate.registry import ANALYSES
 from lastiterate.run import DPSGD
-from lastiterate.values import number, written_number
-from lastiterate.vocabulary import ANALYSES
-from lastiterate.web.copying import command_of, python_of
-from lastiterate.web.fields import ASKED, NAMES, counting
-from lastiterate.web.reading import Reader
-from lastiterate.wording import describe, per_cent, spell_exact, spell_up
+from lastiterate.web.form_fields import ASKED, NAMES, Reader, counting
 
 if TYPE_CHECKING:
-    from lastiterate.answers import Curves
+    from lastiterate.compare_analyses import Curves
+
+
+# A run that was found in the explorer, to be taken along: as a command and as Python.
+
+# What need not be said.
+_USUAL = {"sampling": "poisson", "group_size": "1", "min_separation": "1"}
+
+
+def command_of(texts: Mapping[str, str], delta: str) -> str:
+    """The command that answers the same; ``texts`` are those of options."""
+    given = {name: text.strip() for name, text in texts.items() if text.strip() != _USUAL.get(name)}
+    options = [f"--{name.replace('_', '-')} {shlex.quote(text)}" for name, text in {**given, "delta": delta}.items()]
+    return " ".join(["lastiterate epsilon", *options])
+
+
+def python_of(run: DPSGD, delta: float, contraction: float | None = None) -> str:
+    """The same in Python. With a contraction there is the guarantee of convex losses, too."""
+    lines = ["import lastiterate as li", "", "run = " + re.sub(r"\b(DPSGD|SGD|Adam)\(", r"li.\1(", repr(run))]
+    lines += [f"print(li.last_iterate(run).epsilon({delta!r}))  # a heuristic"]
+    if contraction is None:
+        return "\n".join([*lines, f"print(li.sentence(run, {delta!r}))"])
+    lines += [f'curves = {{"convex": lambda run: li.convex(run, contraction={contraction!r})}}']
+    return "\n".join([*lines, f"print(li.sentence(run, {delta!r}, curves))"])
+
 
 Part = Literal["quick", "slow", "convex"]
 _Analysis: TypeAlias = Callable[[DPSGD], PrivacyCurve]
@@ -46,7 +70,7 @@ _NOT_HERE = "max_over_steps"  # reaches no target on a page
 _SIZES = 8  # batch sizes of a plan at most
 
 
-def answer(reader: Reader, texts: Mapping[str, str]) -> Fields:
+def answer(reader: Reader, texts: Mapping[str, str]) -> JsonObject:
     """The table of analyses, what the best attack can do, and the run to take along."""
     run, delta, given = _question(reader, texts)
     answers = ask_all(run, lambda curve: curve.epsilon(delta), curves=reader.curves(given))
@@ -62,7 +86,7 @@ def answer(reader: Reader, texts: Mapping[str, str]) -> Fields:
     }
 
 
-def lines(reader: Reader, texts: Mapping[str, str], part: Part) -> Fields:
+def lines(reader: Reader, texts: Mapping[str, str], part: Part) -> JsonObject:
     """Points of the three pictures: of the analyses that are quick, of the guarantee, which may not be, or of convex
     losses' guarantee, which is not.
     """
@@ -75,7 +99,7 @@ def lines(reader: Reader, texts: Mapping[str, str], part: Part) -> Fields:
     steps = (_over_steps(run, name, analyses[name], delta, counts["steps"], points) for name in names)
     errors = (_over_rates(run, name, analyses[name], counts["errors"], points) for name in names)
     noise = (_over_noise(run, name, analyses[name], delta, counts["noise"], points) for name in names)
-    found: Fields = {
+    found: JsonObject = {
         "steps": list(chain.from_iterable(steps)),
         "errors": list(chain.from_iterable(errors)),
         "noise": list(chain.from_iterable(noise)),
@@ -88,13 +112,13 @@ def lines(reader: Reader, texts: Mapping[str, str], part: Part) -> Fields:
     return found
 
 
-def quoted(reader: Reader, texts: Mapping[str, str]) -> Fields:
+def quoted(reader: Reader, texts: Mapping[str, str]) -> JsonObject:
     """The sentence in which this may be quoted."""
     run, delta, given = _question(reader, texts)
     return {"sentence": sentence(run, delta, reader.curves(given))}
 
 
-def noise(reader: Reader, texts: Mapping[str, str]) -> Fields:
+def noise(reader: Reader, texts: Mapping[str, str]) -> JsonObject:
     """How much noise for a target epsilon, by the analysis that is asked for, or by guarantee and heuristic."""
     run, delta, given = _question(reader, {**texts, "noise_multiplier": "1"})
     target = _target(reader, texts)
@@ -104,7 +128,7 @@ def noise(reader: Reader, texts: Mapping[str, str]) -> Fields:
     return {"epsilon": target, "rows": [_noise_row(run, row) for row in rows]}
 
 
-def plan(reader: Reader, texts: Mapping[str, str]) -> Fields:
+def plan(reader: Reader, texts: Mapping[str, str]) -> JsonObject:
     """Which batch size: the noise that each needs, with the number of epochs fixed."""
     target = _target(reader, texts)
     base, delta, given = _question(reader, {**texts, "noise_multiplier": "1"})
@@ -159,7 +183,7 @@ def _analyses(run: DPSGD, texts: Mapping[str, str], curves: Curves) -> list[str]
     return [asked]
 
 
-def _row(run: DPSGD, name: str, found: Answer) -> Fields:
+def _row(run: DPSGD, name: str, found: Answer) -> JsonObject:
     analysis = ANALYSES[name]
     return {
         "analysis": name,
@@ -172,7 +196,7 @@ def _row(run: DPSGD, name: str, found: Answer) -> Fields:
     }
 
 
-def _attacks(run: DPSGD, name: str) -> list[Fields]:
+def _attacks(run: DPSGD, name: str) -> list[JsonObject]:
     """What the best attack can do by an analysis: its power at few false alarms, its advantage. Empty: not known."""
     power = ask(run, name, lambda curve: 1.0 - curve.fnr(ATTACK_FPR))
     advantage = ask(run, name, lambda curve: curve.advantage())
@@ -185,7 +209,13 @@ def _attacks(run: DPSGD, name: str) -> list[Fields]:
         f"member or a stranger, it is right in {_share(share)} of all cases, where guessing is in 50%."
     )
     kind = _KINDS[ANALYSES[name].kind]
-    held: Fields = {"analysis": name, "kind": kind, "power": power.value, "advantage": advantage.value, "words": words}
+    held: JsonObject = {
+        "analysis": name,
+        "kind": kind,
+        "power": power.value,
+        "advantage": advantage.value,
+        "words": words,
+    }
     return [held]
 
 
@@ -196,11 +226,11 @@ def _share(value: float) -> str:
     return f"{spell_up(100.0 * value, 3)}%"
 
 
-def _noise_row(run: DPSGD, row: Row) -> Fields:
+def _noise_row(run: DPSGD, row: Row) -> JsonObject:
     """A row of noise with its words; what is guaranteed with it stands beside, since a prediction is no guarantee."""
     name = str(row["analysis"])
     guarantee = guarantee_of(run)
-    fields: Fields = {
+    fields: JsonObject = {
         **row,
         "label": ANALYSES[name].label,
         "title": ANALYSES[name].label_of(run),

@@ -4,31 +4,175 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import ipaddress
+import json
 import socket
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, MutableMapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
-from lastiterate.extras import MissingExtra
-from lastiterate.plot.file import missing_libraries
-from lastiterate.plot.page_style import BASE
+from lastiterate.common.errors import MissingExtra
+from lastiterate.common.types import Fields
+from lastiterate.plot.chart_file import missing_libraries
+from lastiterate.plot.page_assets import BASE
 from lastiterate.web import explorer
-from lastiterate.web.answering import answered, json_of
-from lastiterate.web.fields import description
-from lastiterate.web.guarding import Guard, Hosts, is_loopback
-from lastiterate.web.looks import looks
-from lastiterate.web.reading import Reader
-from lastiterate.web.workers import Task, Workers
+from lastiterate.web.audit_answers import looks
+from lastiterate.web.form_fields import ASKED, NAMES, Reader, blamed, description
+from lastiterate.web.workers import Broke, Task, TooLong, Workers
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
     from starlette.requests import Request
     from starlette.responses import Response
 
-    from lastiterate.web.guarding import Application
+
+# From a question to a response: JSON, or one sentence about what is wrong.
+
+_LEFT = 499  # nobody reads it
+
+
+async def answered(request: Request, question: Awaitable[Fields | None]) -> Response | None:
+    """The answer; 422 and a sentence where the question is refused; None where there is none. Who leaves is let go."""
+    from starlette.responses import Response
+
+    asked = asyncio.ensure_future(question)
+    left = asyncio.ensure_future(_left(request))
+    try:
+        await asyncio.wait({asked, left}, return_when=asyncio.FIRST_COMPLETED)
+        if not asked.done():
+            return Response(status_code=_LEFT)
+        found = asked.result()
+        return None if found is None else json_of(found)
+    except ValueError as refusal:
+        sentence = " ".join(str(refusal).split())
+        return json_of({"error": sentence, "field": blamed(sentence, (*NAMES, *ASKED))}, 422)
+    except (TooLong, Broke) as trouble:
+        return json_of({"error": str(trouble), "field": None}, 503)
+    except RuntimeError as fault:
+        return json_of({"error": f"this should not have happened: {fault}", "field": None}, 500)
+    finally:
+        left.cancel()
+        asked.cancel()
+
+
+async def _left(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def json_of(fields: Fields, status: int = 200) -> Response:
+    """A JSON object as an answer."""
+    from starlette.responses import Response
+
+    return Response(json.dumps(fields, allow_nan=False), status, media_type="application/json")
+
+
+# Who may ask the server, and what browsers may do with its answers.
+
+Scope = MutableMapping[str, Any]  # the types of ASGI
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+Application = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+# Vega evaluates expressions by its interpreter, so that no script but ours ever runs.
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+_HEADERS = [
+    (b"content-security-policy", POLICY.encode()),
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cross-origin-opener-policy", b"same-origin"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+    (b"cache-control", b"no-store"),
+]
+_LONGEST = 8192  # characters of a question
+
+
+@dataclass(frozen=True)
+class Hosts:
+    """Under which names the server may be asked: by others, a page elsewhere might have itself led here.
+
+    A name that an attacker owns may point to this machine. A number cannot, nor can this machine's own name.
+    """
+
+    port: int
+    is_remote: bool
+
+    def allow(self, header: str) -> bool:
+        """Whether this Host header is one of ours."""
+        name, _, port = header.rpartition(":") if not header.endswith("]") else (header, "", "")
+        if not name:
+            name, port = header, ""
+        if (port or "80") != str(self.port):
+            return False
+        name = name.lower().rstrip(".")
+        if name in ("localhost", "127.0.0.1", "[::1]"):
+            return True
+        return self.is_remote and (_is_number(name) or name in (socket.gethostname().lower(), socket.getfqdn().lower()))
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can ask a server that listens there."""
+    if host.lower() == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+class Guard:
+    """Stands before the application: refuses foreign hosts and pages, and puts the policy on every answer."""
+
+    def __init__(self, application: Application, hosts: Hosts) -> None:
+        self._application, self._hosts = application, hosts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request."""
+        if scope["type"] != "http":
+            await self._application(scope, receive, send)
+            return
+
+        async def guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                own = {name for name, _ in _HEADERS}
+                message["headers"] = [each for each in message.get("headers", []) if each[0] not in own] + _HEADERS
+            await send(message)
+
+        if refusal := self._refusal(scope):
+            status, words = refusal
+            headers = [(b"content-type", b"text/plain; charset=utf-8")]
+            await guarded({"type": "http.response.start", "status": status, "headers": headers})
+            await guarded({"type": "http.response.body", "body": words.encode()})
+            return
+        await self._application(scope, receive, guarded)
+
+    def _refusal(self, scope: Scope) -> tuple[int, str] | None:
+        headers: dict[bytes, bytes] = dict(scope["headers"])
+        hosts = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
+        if len(hosts) != 1 or not self._hosts.allow(hosts[0]):
+            return 421, "This server answers only under its own address.\n"
+        is_question = not str(scope["path"]).startswith(("/static/", "/summary")) and str(scope["path"]).count("/") > 1
+        if is_question and headers.get(b"sec-fetch-site", b"none") not in (b"none", b"same-origin"):
+            return 403, "This server answers only its own pages.\n"
+        if len(scope["query_string"]) > _LONGEST or len(str(scope["path"])) > _LONGEST:
+            return 414, f"A question must be at most {_LONGEST} characters long.\n"
+        return None
+
+
+def _is_number(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name.strip("[]"))
+    except ValueError:
+        return False
+    return True
+
 
 PORT = 8765
 STATIC = Path(__file__).parent / "static"
@@ -62,7 +206,7 @@ def application(reader: Reader, hosts: Hosts, folder: Path | None = None, limits
     from starlette.routing import Mount, Route
     from starlette.staticfiles import StaticFiles
 
-    from lastiterate.web.audits import Audits, audit_routes
+    from lastiterate.web.audit_pages import Audits, audit_routes
 
     loaded = [explorer.__name__, reader.run.__module__]
     answers, lines, searches = (Workers(2, each, loaded) for each in (limits.answer, limits.lines, limits.search))
@@ -127,7 +271,7 @@ async def _scripts(request: Request) -> Response:
     """Vega, which is bundled once for each version of it; a page works, without pictures, until it is there."""
     from starlette.responses import Response
 
-    from lastiterate.plot.rendering import PictureFailed, scripts
+    from lastiterate.plot.chart_file import PictureFailed, scripts
 
     try:
         content = await asyncio.to_thread(scripts)

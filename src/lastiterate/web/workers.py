@@ -16,7 +16,7 @@ from contextlib import suppress
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 
-from lastiterate.fields import Fields
+from lastiterate.common.types import Fields
 
 Task = Callable[..., Fields]
 _FORGET_AFTER = 0.3  # seconds: what takes less may as well be finished when nobody waits for it

@@ -17,10 +17,10 @@ import numpy as np
 import pytest
 
 import lastiterate as li
-from lastiterate.auditing.engines.cluster_lost import ClusterLost
 from lastiterate.auditing.engines.ray_cluster import check_answer, connect
 from lastiterate.auditing.engines.ray_engine import Ray
 from lastiterate.auditing.experiments.choose import Given, experiment_on
+from lastiterate.common.errors import ClusterLost
 from tests.auditing.engines.lost_nodes import (
     QUICK,
     Nodes,

@@ -8,12 +8,12 @@ import sys
 import pytest
 
 import lastiterate as li
-from lastiterate.auditing.engines import node
+from lastiterate.auditing.engines import worker_fingerprint as node
 from lastiterate.auditing.engines.ray_worker import Task
 from lastiterate.auditing.experiments.choose import Given, experiment_on
 
 pytest.importorskip("ray")
-from lastiterate.auditing.engines.parcel import pack
+from lastiterate.auditing.engines.task_pickle import pack
 
 RUN = li.DPSGD(steps=12, sample_rate=0.1, noise_multiplier=1.0)
 MAIN = """

@@ -17,14 +17,14 @@ import pytest
 
 import lastiterate as li
 from lastiterate import attacks
+from lastiterate.auditing.audit_target import find_subject
 from lastiterate.auditing.engines.ray_cluster import check_answer, import_ray
 from lastiterate.auditing.engines.ray_driver import WorkerDied
 from lastiterate.auditing.engines.ray_engine import Ray
-from lastiterate.auditing.experiments.users import trainer_seed
-from lastiterate.auditing.subject import find_subject
+from lastiterate.auditing.experiments.user_trainer import trainer_seed
+from lastiterate.common.errors import TrainingDiverged
 from lastiterate.data import digits
 from lastiterate.training import problems
-from lastiterate.training_diverged import TrainingDiverged
 
 pytest.importorskip("ray")
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::FutureWarning", "ignore:os.fork")

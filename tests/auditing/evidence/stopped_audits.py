@@ -11,7 +11,7 @@ import argparse
 import numpy as np
 
 import lastiterate as li
-from lastiterate.auditing.evidence.betting import Odds, Wager
+from lastiterate.auditing.evidence.test_martingale import Odds, Wager
 from lastiterate.auditing.evidence.threshold import CHOOSING
 
 GAUSSIAN = li.DPSGD(steps=1, sample_rate=1.0, noise_multiplier=1.0)

@@ -9,10 +9,10 @@ from scipy.special import betainc, betaln
 from scipy.stats import norm
 
 import lastiterate as li
-from lastiterate.auditing.evidence.betting import Odds, Wager
 from lastiterate.auditing.evidence.claims import claim_of
-from lastiterate.auditing.evidence.kinds import Kind
-from lastiterate.auditing.evidence.rates import anytime_bound, upper_bound
+from lastiterate.auditing.evidence.error_rates import anytime_bound, upper_bound
+from lastiterate.auditing.evidence.score_signal import Kind
+from lastiterate.auditing.evidence.test_martingale import Odds, Wager
 from lastiterate.auditing.evidence.threshold import CHOOSING
 from lastiterate.auditing.evidence.verdict import judge_scores
 from tests.auditing.evidence.stopped_audits import GAUSSIAN, refuted, too_much

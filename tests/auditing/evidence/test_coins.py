@@ -12,18 +12,18 @@ from scipy.stats import binom, binomtest
 
 import lastiterate as li
 from lastiterate.attacks import OneRun
-from lastiterate.auditing.card import card_of
 from lastiterate.auditing.design import OneModel
 from lastiterate.auditing.evidence.claims import claim_of
 from lastiterate.auditing.evidence.estimate import estimate_or_zero
-from lastiterate.auditing.evidence.kinds import Kind
-from lastiterate.auditing.evidence.one_run import fairness, unfair_coins
+from lastiterate.auditing.evidence.score_signal import Kind
 from lastiterate.auditing.evidence.verdict import judge_scores
+from lastiterate.auditing.load_evidence import card_of
+from lastiterate.auditing.one_run.guesses import fairness, unfair_coins
 from lastiterate.auditing.stores.store import Store
 from lastiterate.plot.audit_charts import audit_chart
 from lastiterate.plot.page import parts_of
+from lastiterate.registry import METHODS, ONE_RUN_METHODS, OWN_COIN
 from lastiterate.training import problems
-from lastiterate.vocabulary import METHODS, ONE_RUN_METHODS, OWN_COIN
 from lastiterate.web.audit_answers import summary
 from tests.cli.conftest import Cli
 

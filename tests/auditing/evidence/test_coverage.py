@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import lastiterate as li
-from lastiterate.auditing.evidence.rates import upper_bound
+from lastiterate.auditing.evidence.error_rates import upper_bound
 from lastiterate.auditing.evidence.threshold import predicted_threshold
 
 AUDITS = 1000

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 import lastiterate as li
-from lastiterate.auditing.evidence.direction import OTHER_WAY, separates_the_other_way
-from lastiterate.auditing.evidence.threshold import Worlds
+from lastiterate.auditing.evidence.threshold import OTHER_WAY, Worlds, separates_the_other_way
 
 RUN = li.DPSGD(steps=100, sample_rate=0.1, noise_multiplier=1.0)
 

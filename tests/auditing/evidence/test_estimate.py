@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from scipy.stats import beta, binom
 
 import lastiterate as li
-from lastiterate.auditing.evidence.rates import ranks, upper_bound
-from lastiterate.auditing.evidence.score_law import score_below, score_density
+from lastiterate.auditing.evidence.error_rates import ranks, upper_bound
+from lastiterate.auditing.evidence.score_signal import score_below, score_density
 from lastiterate.auditing.evidence.threshold import predicted_threshold
 
 RUN = li.DPSGD(steps=100, sample_rate=0.1, noise_multiplier=1.0)

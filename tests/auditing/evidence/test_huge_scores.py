@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import lastiterate as li
-from lastiterate.auditing.evidence.signal import signal_of
+from lastiterate.auditing.evidence.score_signal import signal_of
 from lastiterate.cli.audit_output import result_fields
 from lastiterate.plot.histogram import _bars, _edges, _range
 

@@ -8,17 +8,15 @@ import pytest
 import lastiterate as li
 from lastiterate.attacks.adversarial import sample_scores
 from lastiterate.attacks.attack import LinearScores
+from lastiterate.auditing.evidence.audit_power import models_for
 from lastiterate.auditing.evidence.claims import claim_of
-from lastiterate.auditing.evidence.error_counts import ErrorCounts, both
-from lastiterate.auditing.evidence.estimates import Estimates
+from lastiterate.auditing.evidence.error_rates import ErrorCounts, both
+from lastiterate.auditing.evidence.estimates import Estimates, Question
 from lastiterate.auditing.evidence.family import family_of
-from lastiterate.auditing.evidence.guarantee import guarantee_of
-from lastiterate.auditing.evidence.kinds import Kind
-from lastiterate.auditing.evidence.outlook import Outlook
-from lastiterate.auditing.evidence.planning import models_for
-from lastiterate.auditing.evidence.question import Question
-from lastiterate.auditing.evidence.refuting import chance_to_refute, leaking
+from lastiterate.auditing.evidence.forecast import Outlook
+from lastiterate.auditing.evidence.score_signal import Kind, guarantee_of
 from lastiterate.auditing.evidence.verdict import verdict_on
+from lastiterate.auditing.evidence.verdict_strength import chance_to_refute, leaking
 
 RUN = li.DPSGD(100, 0.1, 0.94)
 AUDITS = 400
@@ -101,8 +99,10 @@ def test_between_its_nodes_a_curve_is_as_exact_as_at_them(run, monkeypatch):
     interpolated = [outlook.reached(method) for method in ("gdp", "last-iterate")]
     claim, sizes = claim_of(run, 1e-5), ((40, 4.0), (300, 2.0), (300, 1.5))
     chances = [chance_to_refute(Outlook(run, models), claim, factor) for models, factor in sizes]
-    monkeypatch.setattr("lastiterate.auditing.evidence.outlook._NODES", 10**9)
-    monkeypatch.setattr("lastiterate.auditing.evidence.refuting.quantile_curve", lambda run: guarantee_of(run)(run).fnr)
+    monkeypatch.setattr("lastiterate.auditing.evidence.forecast._NODES", 10**9)
+    monkeypatch.setattr(
+        "lastiterate.auditing.evidence.verdict_strength.quantile_curve", lambda run: guarantee_of(run)(run).fnr
+    )
     assert interpolated == pytest.approx([outlook.reached(method) for method in ("gdp", "last-iterate")], abs=1e-7)
     exact = [chance_to_refute(Outlook(run, models), claim, factor) for models, factor in sizes]
     assert chances == pytest.approx(exact, abs=1e-3)
@@ -132,7 +132,7 @@ def test_the_noise_of_a_leak_follows_from_its_epsilon():
 
 
 def test_one_run_is_planned_as_its_plan_says():
-    from lastiterate.auditing.evidence.one_run_power import OneRunPlan, best_guesses
+    from lastiterate.auditing.one_run.one_run_power import OneRunPlan, best_guesses
 
     found = li.power(RUN, 500, one_run=True, methods=["one-run-fdp"], leaks_noise=0.2)
     plan = OneRunPlan(RUN, 500, best_guesses(RUN, 500))

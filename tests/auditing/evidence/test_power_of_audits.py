@@ -6,13 +6,12 @@ import numpy as np
 import pytest
 
 import lastiterate as li
+from lastiterate.attacks.all_iterates import sample_likelihood_ratios
 from lastiterate.attacks.attack import LikelihoodRatio, LinearScores, Unknown
-from lastiterate.attacks.likelihood import sample_likelihood_ratios
-from lastiterate.attacks.released_scores import sample_released_scores
+from lastiterate.attacks.released_iterates import sample_released_scores
 from lastiterate.auditing.design import OneModel, Paired
-from lastiterate.auditing.evidence.estimates import Estimates
-from lastiterate.auditing.evidence.kinds import kind_of
-from lastiterate.auditing.evidence.question import Question
+from lastiterate.auditing.evidence.estimates import Estimates, Question
+from lastiterate.auditing.evidence.score_signal import kind_of
 from lastiterate.auditing.evidence.verdict import deciding_tests
 from lastiterate.privacy.mixtures.law import law_of
 

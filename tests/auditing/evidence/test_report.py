@@ -5,8 +5,8 @@ import pytest
 
 import lastiterate as li
 from lastiterate import attacks
-from lastiterate.auditing.evidence.question import Question
-from lastiterate.auditing.reading import read
+from lastiterate.auditing.evidence.estimates import Question
+from lastiterate.auditing.load_evidence import read
 
 RUN = li.DPSGD(100, 0.1, 1.2, optimizer=li.SGD(0.1))
 

@@ -6,8 +6,8 @@ import sys
 import pytest
 
 import lastiterate as li
-from lastiterate.auditing.reading import read
-from lastiterate.extras import MissingExtra
+from lastiterate.auditing.load_evidence import read
+from lastiterate.common.errors import MissingExtra
 from tests.cli.conftest import Cli
 
 RUN = li.DPSGD(100, 0.1, 1.0)

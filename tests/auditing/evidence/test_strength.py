@@ -7,11 +7,10 @@ import lastiterate as li
 from lastiterate import attacks
 from lastiterate.attacks.attack import LinearScores, Unknown
 from lastiterate.auditing.evidence.claims import claim_of
-from lastiterate.auditing.evidence.kinds import Kind
-from lastiterate.auditing.evidence.question import Question
-from lastiterate.auditing.evidence.signal import share_of, signal_bound, spread_of
-from lastiterate.auditing.evidence.strength import strength_of
+from lastiterate.auditing.evidence.estimates import Question
+from lastiterate.auditing.evidence.score_signal import Kind, share_of, signal_bound, spread_of
 from lastiterate.auditing.evidence.verdict import judge_scores
+from lastiterate.auditing.evidence.verdict_strength import strength_of
 
 RUN = li.DPSGD(50, 0.1, 1.0)
 
@@ -103,7 +102,7 @@ def test_an_epsilon_that_is_claimed_without_a_run_must_be_told_from_twice_as_muc
 
 
 def test_the_share_of_the_signal_and_the_spread_invert_the_expected_signal():
-    from lastiterate.auditing.evidence.signal import expected_signal
+    from lastiterate.auditing.evidence.score_signal import expected_signal
 
     for run in (RUN, RUN.replace(neighbours="replace")):
         assert share_of(run, expected_signal(run, 0.6, 1.2), 1.2) == pytest.approx(0.6)

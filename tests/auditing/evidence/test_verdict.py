@@ -8,18 +8,16 @@ import pytest
 
 import lastiterate as li
 from lastiterate import attacks
-from lastiterate.answers import Answer
 from lastiterate.attacks.attack import LikelihoodRatio, LinearScores, Unknown
 from lastiterate.auditing.design import Paired
 from lastiterate.auditing.evidence.claims import claim_of, remark_on
-from lastiterate.auditing.evidence.direction import OTHER_WAY
-from lastiterate.auditing.evidence.estimates import Estimates
-from lastiterate.auditing.evidence.kinds import Kind, kind_of
-from lastiterate.auditing.evidence.question import Question
-from lastiterate.auditing.evidence.signal import expected_signal, failure_of, signal_of
+from lastiterate.auditing.evidence.estimates import Estimates, Question
+from lastiterate.auditing.evidence.score_signal import Kind, expected_signal, failure_of, kind_of, signal_of
+from lastiterate.auditing.evidence.threshold import OTHER_WAY
 from lastiterate.auditing.evidence.verdict import judge_scores, verdict_on
-from lastiterate.auditing.reading import read
-from lastiterate.wording import spell_up
+from lastiterate.auditing.load_evidence import read
+from lastiterate.common.formatting import spell_up
+from lastiterate.compare_analyses import Answer
 
 RUN = li.DPSGD(50, 0.2, 1.0, optimizer=li.SGD(0.1))
 LAST, ONE = Kind.LAST_ITERATE, Kind.ONE_MODEL

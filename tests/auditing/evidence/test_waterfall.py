@@ -6,10 +6,10 @@ import pytest
 
 import lastiterate as li
 from lastiterate import attacks
-from lastiterate.answers import Answer
 from lastiterate.attacks.attack import LikelihoodRatio
-from lastiterate.auditing.evidence.outlook import OneRunOutlook, Outlook, perfect
-from lastiterate.auditing.evidence.waterfall import waterfall_of
+from lastiterate.auditing.evidence.audit_result import waterfall_of
+from lastiterate.auditing.evidence.forecast import OneRunOutlook, Outlook, perfect
+from lastiterate.compare_analyses import Answer
 
 RUN = li.DPSGD(100, 0.1, 1.2)
 EXACT = attacks.Adversarial()

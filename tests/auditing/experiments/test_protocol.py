@@ -10,14 +10,12 @@ import pytest
 import lastiterate as li
 from lastiterate import attacks, data
 from lastiterate.attacks.attack import LikelihoodRatio, LinearScores, Unknown
-from lastiterate.auditing.conduct import collected
 from lastiterate.auditing.design import OneModel, Paired, Quality
 from lastiterate.auditing.experiments.choose import Given, experiment_on
-from lastiterate.auditing.experiments.exact_draws import ExactDraws
-from lastiterate.auditing.experiments.one_training import OneTraining
 from lastiterate.auditing.experiments.protocol import Crafted
-from lastiterate.auditing.experiments.trained_models import TrainedModels
-from lastiterate.auditing.experiments.users import UserTrainings
+from lastiterate.auditing.experiments.shipped_trainer import ExactDraws, OneTraining, TrainedModels
+from lastiterate.auditing.experiments.user_trainer import UserTrainings
+from lastiterate.auditing.run_audit import collected
 from lastiterate.training.recipes import recipe
 from tests.lm.conftest import tiny_llama, tiny_texts  # noqa: F401 - fixtures
 

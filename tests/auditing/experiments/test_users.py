@@ -8,10 +8,10 @@ import pytest
 
 import lastiterate as li
 from lastiterate import attacks
-from lastiterate.auditing.experiments.users import FIRST_REFERENCE, trainer_seed
-from lastiterate.auditing.reading import read
+from lastiterate.auditing.experiments.user_trainer import FIRST_REFERENCE, trainer_seed
+from lastiterate.auditing.load_evidence import read
 from lastiterate.auditing.stores.store import Store
-from lastiterate.trainer_failure import TrainerFailed, guarded
+from lastiterate.common.errors import TrainerFailed, guarded
 
 RUN = li.DPSGD(steps=30, sample_rate=0.1, noise_multiplier=1.0)
 
@@ -61,7 +61,7 @@ def test_audits_of_different_seeds_have_different_scores():
 
 def test_a_store_begun_with_other_seeds_is_reported_and_not_continued(tmp_path, monkeypatch):
     path = tmp_path / "x.sqlite"
-    monkeypatch.setattr("lastiterate.auditing.experiments.users.SEED_NUMBERING", 1)
+    monkeypatch.setattr("lastiterate.auditing.experiments.user_trainer.SEED_NUMBERING", 1)
     train = failing(0, divide)
     li.audit(RUN, train, models=8, store=path)
     monkeypatch.undo()

@@ -10,9 +10,8 @@ from lastiterate.attacks.attack import LinearScores, Words
 from lastiterate.auditing.design import Paired, Quality
 from lastiterate.auditing.experiments.protocol import Crafted
 from lastiterate.auditing.identity import Identity
-from lastiterate.auditing.stores.records import Record
+from lastiterate.auditing.stores.audit_record import Record, ScoredTrials
 from lastiterate.auditing.stores.store import Store
-from lastiterate.auditing.stores.trials import ScoredTrials
 
 VALUES = {"run": {"steps": 10, "weights": [1.0, 0.5]}, "models": 64, "seed": 0}
 SETUP = {"versions": {"python": "3"}, "created": "today"}

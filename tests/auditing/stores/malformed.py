@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import lastiterate as li
-from lastiterate.auditing.reading import read
-from lastiterate.auditing.stores.export import export
+from lastiterate.auditing.load_evidence import export, read
 from lastiterate.auditing.stores.store import Store
 from lastiterate.data.files import BadFile
 
@@ -47,11 +46,11 @@ def unfinished(path: Path) -> Path:
     def stopping(self: object, facts: object, model: int, world: bool) -> float:
         if next(calls) == 9:
             raise KeyboardInterrupt
-        from lastiterate.auditing.experiments.users import trainer_seed
+        from lastiterate.auditing.experiments.user_trainer import trainer_seed
 
         return float(experiment_score(trainer_seed(0, model, world), world))
 
-    from lastiterate.auditing.experiments.users import UserTrainings
+    from lastiterate.auditing.experiments.user_trainer import UserTrainings
 
     original = UserTrainings.score
     UserTrainings.score = stopping  # type: ignore[method-assign, assignment]

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from lastiterate.auditing.stores.lost import DiskTrouble
 from lastiterate.auditing.stores.store import Store
+from lastiterate.common.errors import DiskTrouble
 from tests.auditing.stores.helpers import begin, chunk, contents, refusal
 
 

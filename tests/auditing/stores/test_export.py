@@ -3,10 +3,10 @@ import csv
 import numpy as np
 import pytest
 
+from lastiterate.auditing import load_evidence as module
 from lastiterate.auditing.design import Quality
-from lastiterate.auditing.stores import export as module
-from lastiterate.auditing.stores.export import export
-from lastiterate.auditing.stores.trials import ScoredTrials
+from lastiterate.auditing.load_evidence import export
+from lastiterate.auditing.stores.audit_record import ScoredTrials
 from tests.auditing.stores.helpers import begin, recorded
 
 COLUMNS = ("model", "world", "score", "accuracy", "seconds")

@@ -13,14 +13,12 @@ import lastiterate as li
 from lastiterate import attacks
 from lastiterate.attacks.attack import LinearScores, Unknown, Words
 from lastiterate.auditing.design import OneModel, Paired, Quality
-from lastiterate.auditing.evidence.question import Question
+from lastiterate.auditing.evidence.estimates import Question
 from lastiterate.auditing.experiments.protocol import Crafted
 from lastiterate.auditing.identity import Identity
-from lastiterate.auditing.reading import read
-from lastiterate.auditing.stores.export import export
-from lastiterate.auditing.stores.records import Record
+from lastiterate.auditing.load_evidence import export, read
+from lastiterate.auditing.stores.audit_record import Record, ScoredTrials
 from lastiterate.auditing.stores.store import Store
-from lastiterate.auditing.stores.trials import ScoredTrials
 from tests.auditing.stores.helpers import begin, contents, refusal
 
 RUN = li.DPSGD(30, 0.1, 1.0, optimizer=li.SGD(0.02, momentum=0.5))

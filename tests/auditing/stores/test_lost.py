@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import lastiterate as li
-from lastiterate.auditing.stores.lost import StoreLost
 from lastiterate.auditing.stores.store import Store
+from lastiterate.common.errors import StoreLost
 from tests.auditing.stores.helpers import begin, chunk
 
 RUN = li.DPSGD(steps=30, sample_rate=0.1, noise_multiplier=1.0)

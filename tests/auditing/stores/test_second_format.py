@@ -10,11 +10,11 @@ import pytest
 import lastiterate as li
 from lastiterate import attacks, data
 from lastiterate.auditing.experiments.choose import Given, experiment_on
-from lastiterate.auditing.reading import read
-from lastiterate.auditing.stores.records import Record
-from lastiterate.auditing.stores.schema import APPLICATION, SCHEMAS
+from lastiterate.auditing.identity import versions
+from lastiterate.auditing.load_evidence import read
+from lastiterate.auditing.stores.audit_record import Record
+from lastiterate.auditing.stores.serialization import APPLICATION, SCHEMAS
 from lastiterate.auditing.stores.store import Store
-from lastiterate.auditing.versions import versions
 from lastiterate.training import problems
 from tests.auditing.stores.helpers import CRAFTED, contents
 from tests.auditing.stores.malformed import MODELS, RUN, finished, train, unfinished
@@ -82,7 +82,7 @@ def test_going_on_with_other_versions_is_remarked(tmp_path, capsys, monkeypatch)
     path = unfinished(tmp_path / "s.sqlite")
     capsys.readouterr()
     now = {**versions(), "numpy": "9.9"}
-    monkeypatch.setattr("lastiterate.auditing.conduct.versions", lambda: now)
+    monkeypatch.setattr("lastiterate.auditing.run_audit.versions", lambda: now)
     li.audit(RUN, train, models=MODELS, store=path)
     assert capsys.readouterr().err == (
         f"trials in the store {str(path)!r} were trained with numpy {np.__version__}, here 9.9: scores may differ\n"

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from lastiterate.auditing.identity import Identity
+from lastiterate.auditing.stores.audit_record import ScoredTrials
 from lastiterate.auditing.stores.store import Store
-from lastiterate.auditing.stores.trials import ScoredTrials
 from tests.auditing.stores.helpers import CRAFTED, RECORD, SETUP, VALUES, begin, chunk, contents, recorded, refusal
 
 

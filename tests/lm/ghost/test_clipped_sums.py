@@ -9,9 +9,9 @@ import pytest
 torch = pytest.importorskip("torch", reason="language models need PyTorch")
 transformers = pytest.importorskip("transformers", reason="language models need transformers")
 
-from lastiterate.lm.ghost import products  # noqa: E402
-from lastiterate.lm.gradients import ExampleGradients  # noqa: E402
-from lastiterate.lm.trained import choose_trained  # noqa: E402
+from lastiterate.lm.example_gradients import ExampleGradients
+from lastiterate.lm.ghost import parameter_uses as products
+from lastiterate.lm.text_problem import choose_trained
 
 TOLERANCE = 1e-5  # some hundred roundings of float32, in units of the largest entry
 BFLOAT16 = 1e-2

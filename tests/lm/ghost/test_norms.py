@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch", reason="language models need PyTorch")
 
-from lastiterate.lm.ghost.norms import squared_norms  # noqa: E402
-from lastiterate.lm.ghost.uses import Lookup, Product, Uses  # noqa: E402
+from lastiterate.lm.ghost.norms_and_sums import squared_norms
+from lastiterate.lm.ghost.parameter_uses import Lookup, Product, Uses
 
 TOLERANCE = 1e-5  # what a clipped gradient may differ by
 

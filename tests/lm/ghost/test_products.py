@@ -6,9 +6,9 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="language models need PyTorch")
 
-from lastiterate.lm.ghost import products  # noqa: E402
-from lastiterate.lm.ghost.sums import add_weighted  # noqa: E402
-from lastiterate.lm.ghost.uses import Product, Uses  # noqa: E402
+from lastiterate.lm.ghost import parameter_uses as products
+from lastiterate.lm.ghost.norms_and_sums import add_weighted
+from lastiterate.lm.ghost.parameter_uses import Product, Uses
 
 
 def random(seed, *shape):

@@ -10,7 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import lastiterate as li
-from lastiterate.privacy.losses import proved_ends
+from lastiterate.privacy.losses import certified_bracket as proved_ends
 from lastiterate.privacy.losses.loss_cumulant import LossCumulant
 from tests.privacy.brute_force import two_step_delta
 from tests.privacy.helpers import deltas, relative_error, runs, weighted_runs

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import lastiterate as li
-from lastiterate.privacy.losses import shifted_cumulant
-from lastiterate.privacy.mixtures.distances import distances, geometric_sum
+from lastiterate.privacy.convex import shifted_loss as shifted_cumulant
+from lastiterate.privacy.convex.distances import distances, geometric_sum
 from tests.privacy.brute_force import mixture_of
 from tests.privacy.contract import Question, violations
 from tests.privacy.convex_search import TOLERANCE, Setting, draw_setting, largest_ratio
@@ -194,7 +194,7 @@ def test_bracket_has_room_for_the_errors_of_interpolation(delta: float, monkeypa
     monkeypatch.setattr(shifted_cumulant, "_NODES", 16)
     monkeypatch.setattr(shifted_cumulant, "_ERROR", 1e-9)
     monkeypatch.setattr(shifted_cumulant, "_ERROR_ALONG", 1e-8)
-    monkeypatch.setattr("lastiterate.privacy.analyses.convex_windows.ALLOWANCE", 0.0)
+    monkeypatch.setattr("lastiterate.privacy.convex.windows.ALLOWANCE", 0.0)
     finer = li.convex(run, contraction=contraction).epsilon(delta)
     assert lower < finer < upper
     assert abs(finer - curve.epsilon(delta)) > 1e-8  # so that it matters
@@ -226,7 +226,7 @@ def test_an_answer_takes_limited_work_and_is_never_above_composition(
 
 
 def test_without_any_work_it_is_composition(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lastiterate.privacy.analyses.convex_windows._MOST_EFFORT", 0.0)
+    monkeypatch.setattr("lastiterate.privacy.convex.windows._MOST_EFFORT", 0.0)
     run = li.DPSGD(400, 0.02, 1.0)
     curve, composed = li.convex(run, contraction=0.95), li.composition(run)
     assert curve.epsilon(1e-5) == composed.epsilon(1e-5)

@@ -15,10 +15,9 @@ from scipy.optimize import brentq
 from scipy.stats import norm
 
 import lastiterate as li
-from lastiterate.privacy.analyses import participations
-from lastiterate.privacy.analyses.participations import largest_norm
-from lastiterate.privacy.mixtures.causal import inverse
-from lastiterate.privacy.mixtures.filtered import filtered_noise
+from lastiterate.privacy.analyses import correlated as participations
+from lastiterate.privacy.analyses.correlated import largest_norm
+from lastiterate.privacy.mixtures.correlated_noise import filtered_noise, inverse
 from lastiterate.privacy.mixtures.law import law_of
 
 FILTER = (1.0, -0.5, -0.125)

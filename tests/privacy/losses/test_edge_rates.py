@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import lastiterate as li
-from lastiterate.privacy.losses.edge_rates import fnr_bounds
+from lastiterate.privacy.losses.composition_values import fnr_bounds
 from lastiterate.privacy.losses.loss_cumulant import loss_cumulant
 from tests.privacy.brute_force import two_step_fnr
 

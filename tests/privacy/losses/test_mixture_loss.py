@@ -10,11 +10,9 @@ import pytest
 from scipy.stats import binom, norm
 
 import lastiterate as li
-from lastiterate.privacy.losses.interpolated import interpolated
-from lastiterate.privacy.losses.mixture import Points, binomial_points
-from lastiterate.privacy.losses.mixture_loss import MixtureLoss
-from lastiterate.privacy.losses.mixture_of_law import Transformed, mixture_of
-from lastiterate.privacy.losses.proved_step import log_moment_bound
+from lastiterate.privacy.losses.certified_step import log_moment_bound
+from lastiterate.privacy.losses.gaussian_mixture import Points, binomial_points, interpolated
+from lastiterate.privacy.losses.mixture_loss import MixtureLoss, Transformed, mixture_of
 from lastiterate.privacy.losses.step_loss import StepLoss
 from lastiterate.privacy.mixtures.law import law_of
 

@@ -8,8 +8,8 @@ import pytest
 from scipy.special import ndtr
 from scipy.stats import binom
 
-from lastiterate.privacy.losses.smoothed_line import SmoothedLoss
-from lastiterate.privacy.mixtures.contour import Complex
+from lastiterate.privacy.convex.smoothed_line import SmoothedLoss
+from lastiterate.privacy.mixtures.fourier import Complex
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lastiterate.privacy.mixtures import causal
-from lastiterate.privacy.mixtures.causal import inverse, product
+from lastiterate.privacy.mixtures import correlated_noise as causal
+from lastiterate.privacy.mixtures.correlated_noise import inverse, product
 
 numbers = st.floats(-4.0, 4.0, allow_subnormal=False).filter(lambda value: value == 0.0 or abs(value) > 1e-30)
 filters = st.lists(numbers, min_size=1, max_size=12)

@@ -14,7 +14,7 @@ from scipy.optimize import linprog
 from scipy.stats import binom
 
 from lastiterate.privacy.curve import PrivacyCurve
-from lastiterate.privacy.mixtures.discrete import DiscretePair
+from lastiterate.privacy.mixtures.distributions import DiscretePair
 
 ROUNDING = 1e-9
 # No sum of the masses below equals one of these, where epsilon would jump.

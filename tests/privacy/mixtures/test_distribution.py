@@ -5,7 +5,7 @@ import pytest
 from scipy.stats import norm
 
 from lastiterate import DPSGD, SGD
-from lastiterate.privacy.mixtures.distribution import density, probability_below
+from lastiterate.privacy.mixtures.distributions import density, probability_below
 from lastiterate.privacy.mixtures.kernels import small_support
 from lastiterate.privacy.mixtures.law import law_of
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from lastiterate.training.models import WideResNet
-from lastiterate.training.models.wide_resnet import StandardisedConv
+from lastiterate.training.models.networks import StandardisedConv
 from tests.training.models.reference import array, channels_first, gradients, random_model, tensors, wide_resnet
 
 

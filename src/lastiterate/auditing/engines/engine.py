@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from lastiterate.auditing.experiments.protocol import Crafted, Experiment, Trials
-from lastiterate.values import told
+from lastiterate.common.validation import told
 
 
 @runtime_checkable

@@ -9,7 +9,7 @@ import warnings
 from typing import Any
 from urllib.parse import urlsplit
 
-from lastiterate.auditing.engines.cluster_lost import ClusterLost
+from lastiterate.common.errors import ClusterLost
 
 PATIENCE = 5.0  # seconds until a cluster must have answered
 

@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any, Protocol, TypeAlias
 
-from lastiterate.auditing.engines import node
-from lastiterate.auditing.engines.cluster_lost import ClusterLost
-from lastiterate.auditing.engines.parcel import Parcel
+from lastiterate.auditing.engines import worker_fingerprint as node
 from lastiterate.auditing.engines.ray_cluster import first_line, import_ray
 from lastiterate.auditing.engines.ray_worker import SentTask
-from lastiterate.fields import Fields
+from lastiterate.auditing.engines.task_pickle import Parcel
+from lastiterate.common.errors import ClusterLost
+from lastiterate.common.types import Fields
 
 Foreign: TypeAlias = Any  # Ray itself, and what is sent through it
 

@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from lastiterate.arrays import BoolArray, IntArray
 from lastiterate.auditing.engines.ray_cluster import import_ray
 from lastiterate.auditing.experiments.protocol import Crafted, Experiment, Trials
-from lastiterate.auditing.stores.trials import ScoredTrials
-from lastiterate.auditing.versions import versions
+from lastiterate.auditing.identity import versions
+from lastiterate.auditing.stores.audit_record import ScoredTrials
+from lastiterate.common.types import BoolArray, IntArray
 
 AGREED: dict[str, str | None] = {}  # digests of what this worker has imported, once they were found to be the driver's
 

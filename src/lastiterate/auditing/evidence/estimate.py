@@ -8,16 +8,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import ArrayLike
 
-from lastiterate.arrays import FloatArray
-from lastiterate.auditing.evidence.direction import OTHER_WAY, SMALLER, separates_the_other_way
+from lastiterate.auditing.evidence.error_rates import bound_on_rates
 from lastiterate.auditing.evidence.family import Family
-from lastiterate.auditing.evidence.one_run import bound_of, unfair_coins
-from lastiterate.auditing.evidence.one_run_independent import independent_bound
-from lastiterate.auditing.evidence.one_run_power import best_guesses
-from lastiterate.auditing.evidence.rates import bound_on_rates
 from lastiterate.auditing.evidence.threshold import (
     CHOOSING,
     EXPECTED,
+    OTHER_WAY,
+    SMALLER,
     Bounds,
     Rule,
     Worlds,
@@ -28,11 +25,15 @@ from lastiterate.auditing.evidence.threshold import (
     chosen_by_themselves,
     predicted_threshold,
     rule_of,
+    separates_the_other_way,
 )
+from lastiterate.auditing.one_run.guesses import bound_of, independent_bound, unfair_coins
+from lastiterate.auditing.one_run.one_run_power import best_guesses
+from lastiterate.common.formatting import per_cent, spell, spell_down, spell_exact, spell_up
+from lastiterate.common.types import FloatArray
+from lastiterate.common.validation import integer, number, one_of
+from lastiterate.registry import METHODS, THRESHOLDS
 from lastiterate.run import DPSGD, LINEAR, require_basic
-from lastiterate.values import integer, number, one_of
-from lastiterate.vocabulary import METHODS, THRESHOLDS
-from lastiterate.wording import per_cent, spell, spell_down, spell_exact, spell_up
 
 _KNOWN = ("releases", *LINEAR)
 

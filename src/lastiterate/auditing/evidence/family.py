@@ -14,13 +14,13 @@ from functools import cached_property, lru_cache
 import numpy as np
 from scipy.special import ndtr, ndtri
 
-from lastiterate.arrays import FloatArray
+from lastiterate.common.types import FloatArray
 from lastiterate.privacy.analyses.calibrate import bracket_noise, calibrate
 from lastiterate.privacy.analyses.composition import composition
 from lastiterate.privacy.analyses.last_iterate import last_iterate
 from lastiterate.privacy.curve import PrivacyCurve
 from lastiterate.privacy.mixtures.law import Law
-from lastiterate.privacy.mixtures.released import released_laws
+from lastiterate.privacy.mixtures.released_blocks import released_laws
 from lastiterate.privacy.mixtures.solve import Secants, invert
 from lastiterate.run import DPSGD
 

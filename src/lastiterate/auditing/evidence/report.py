@@ -2,30 +2,81 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
-from lastiterate.answers import Answer
-from lastiterate.arrays import BoolArray, FloatArray
 from lastiterate.attacks.attack import ExpectedScores, LikelihoodRatio, LinearScores, Unknown, Words
-from lastiterate.auditing.design import Design, OpenEnded, Quality
+from lastiterate.auditing.design import Design, OpenEnded, Paired, Quality
+from lastiterate.auditing.evidence.audit_result import AuditResult
 from lastiterate.auditing.evidence.estimate import Estimate
-from lastiterate.auditing.evidence.estimates import Estimates, likelihood_ratios
-from lastiterate.auditing.evidence.kinds import Kind, kind_of
-from lastiterate.auditing.evidence.outlook import OneRunOutlook, Outlook
-from lastiterate.auditing.evidence.question import Question, predictions_of
-from lastiterate.auditing.evidence.result import AuditResult
-from lastiterate.auditing.evidence.score_law import density_without, score_density
-from lastiterate.auditing.evidence.second_moment_words import second_moment_sentences
-from lastiterate.auditing.evidence.signal import expected_signal, signal_of
+from lastiterate.auditing.evidence.estimates import Estimates, Question, likelihood_ratios, predictions_of
+from lastiterate.auditing.evidence.forecast import OneRunOutlook, Outlook
+from lastiterate.auditing.evidence.score_signal import (
+    Kind,
+    density_without,
+    expected_signal,
+    kind_of,
+    score_density,
+    signal_of,
+)
 from lastiterate.auditing.evidence.threshold import CHOOSING, deciding
 from lastiterate.auditing.evidence.verdict import verdict_on
+from lastiterate.common.adam_second_moment import SecondMoment
+from lastiterate.common.formatting import per_cent, spell, spell_down, spell_up
+from lastiterate.common.types import BoolArray, FloatArray
+from lastiterate.compare_analyses import Answer, ask
+from lastiterate.optimizer import Adam
+from lastiterate.registry import CONVEX, METHODS, THRESHOLDS
 from lastiterate.run import DPSGD
-from lastiterate.second_moment import SecondMoment
-from lastiterate.vocabulary import CONVEX, METHODS, THRESHOLDS
-from lastiterate.wording import spell, spell_down, spell_up
+
+# What Adam's second moment says about the prediction, in sentences for a report.
+
+_DOMINATES = 0.5  # of the second moment is noise
+_GROWS = 1.05  # more than so much
+
+
+def second_moment_sentences(run: DPSGD, moment: SecondMoment | None, delta: float) -> list[str]:
+    """Whether noise makes up the second moment, and what it means that later steps grow, if they do."""
+    if not isinstance(run.optimizer, Adam):
+        return []
+    if moment is None:
+        return ["How far noise makes up Adam's second moment, as the prediction supposes, was not measured."]
+    return [_dominance(moment), *_growth(run, moment, delta)]
+
+
+def _dominance(moment: SecondMoment) -> str:
+    all_, busy = (per_cent(round(min(share, 1.0), 2)) for share in (moment.noise_share, moment.busy_noise_share))
+    shares = f"{all_} of it at least, and {busy} in the tenth of the parameters where it is largest"
+    if moment.noise_share < _DOMINATES:
+        return (
+            f"Noise does not dominate Adam's second moment, as the prediction supposes: it makes up {shares}. Steps "
+            "are smaller there than supposed, and not of one size: the prediction is less to be trusted."
+        )
+    if moment.busy_noise_share < _DOMINATES:
+        return (
+            f"Noise dominates Adam's second moment, as the prediction supposes, but not everywhere: it makes up "
+            f"{shares}."
+        )
+    return f"Noise dominates Adam's second moment, as the prediction supposes: it makes up {shares}."
+
+
+def _growth(run: DPSGD, moment: SecondMoment, delta: float) -> list[str]:
+    if moment.growth < _GROWS + moment.uncertainty:
+        return []
+    found = [ask(each, "last_iterate", lambda curve: curve.epsilon(delta)).value for each in moment.as_measured(run)]
+    predicted = ask(run, "last_iterate", lambda curve: curve.epsilon(delta)).value
+    known = [value for value in found if value is not None]
+    words = ""
+    if known and predicted is not None:
+        measured, supposed = spell_up(max(known), 4), spell_up(predicted, 4)
+        words = f": with steps of these sizes the prediction would be {measured} instead of {supposed}"
+    return [
+        "Adam's second moment shrinks while training goes on, and later steps grow, by "
+        f"{spell(moment.growth, 3)} more than the prediction supposes{words}."
+    ]
 
 
 @dataclass(frozen=True, eq=False)
@@ -253,3 +304,32 @@ def _density(run: DPSGD, expected: ExpectedScores, scores_in: FloatArray, scores
     at = np.linspace(low, high, 160)
     law = {"spread": expected.spread, "signal": expected.signal}
     return np.stack([at, density_without(run, at, **law), score_density(run, at, **law)], axis=1)
+
+
+# The bound that holds at any time, as models come in: what one would have seen who looked after each of them.
+
+_POINTS = 28
+_FIRST = 4  # models a world before which no bound says anything
+
+
+def growth_of(evidence: Evidence, question: Question) -> list[tuple[int, float]]:
+    """Numbers of models a world, and the bound by the first method after each; empty: this audit has no such bound."""
+    design = evidence.design
+    if not isinstance(design, Paired) or evidence.prefix < 2 * _FIRST:
+        return []
+    method = question.methods_for(evidence.run, kind_of(design, evidence.expected))[0]
+    anytime = replace(question, validity="anytime", threshold="a-priori", methods=None)
+    inside, outside = evidence.worlds("anytime")
+    most = min(len(inside), len(outside))
+    horizon = design.horizon if isinstance(design, OpenEnded) else design.models
+    counts = np.unique(np.rint(np.geomspace(_FIRST, most, _POINTS)).astype(np.int64)).tolist()
+    points = []
+    for count in counts:
+        estimates = Estimates(evidence.run, evidence.expected, inside[:count], outside[:count], anytime, horizon)
+        try:
+            epsilon = estimates(method, question.confidence).epsilon
+        except ValueError:  # too few models to choose a threshold by
+            continue
+        if math.isfinite(epsilon):
+            points.append((count, epsilon))
+    return points

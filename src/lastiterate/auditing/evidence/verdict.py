@@ -7,24 +7,21 @@ from collections.abc import Callable
 from functools import cache
 from typing import NamedTuple
 
-from lastiterate.arrays import FloatArray
 from lastiterate.attacks.attack import LinearScores, Unknown
-from lastiterate.auditing.evidence.betting import Wager
 from lastiterate.auditing.evidence.claims import Claim, Test, sharing_the_error
-from lastiterate.auditing.evidence.direction import OTHER_WAY
 from lastiterate.auditing.evidence.estimate import Estimate, estimate_or_zero
 from lastiterate.auditing.evidence.estimates import Estimates
-from lastiterate.auditing.evidence.guarantee import guarantee_of
-from lastiterate.auditing.evidence.kinds import Kind
-from lastiterate.auditing.evidence.one_run import unfair_coins
-from lastiterate.auditing.evidence.outlook import CHANCE
-from lastiterate.auditing.evidence.signal import failure_of
-from lastiterate.auditing.evidence.strength import HALF, Strength, strength_of
-from lastiterate.auditing.evidence.threshold import deciding
+from lastiterate.auditing.evidence.forecast import CHANCE
+from lastiterate.auditing.evidence.score_signal import Kind, failure_of, guarantee_of
+from lastiterate.auditing.evidence.test_martingale import Wager
+from lastiterate.auditing.evidence.threshold import OTHER_WAY, deciding
+from lastiterate.auditing.evidence.verdict_strength import HALF, Strength, strength_of
+from lastiterate.auditing.one_run.guesses import unfair_coins
+from lastiterate.common.formatting import per_cent, spell, spell_down, spell_up
+from lastiterate.common.types import FloatArray
 from lastiterate.privacy.analyses.composition import composition
+from lastiterate.registry import ABOVE_HEURISTIC, CONSISTENT, INCONCLUSIVE, METHODS, OWN_COIN, VIOLATION
 from lastiterate.run import DPSGD
-from lastiterate.vocabulary import ABOVE_HEURISTIC, CONSISTENT, INCONCLUSIVE, METHODS, OWN_COIN, VIOLATION
-from lastiterate.wording import per_cent, spell, spell_down, spell_up
 
 _PREDICTION = {Kind.LAST_ITERATE: "last-iterate", Kind.ONE_MODEL: "one-run-last-iterate"}  # families of the heuristic
 _GUESSED = 0.9  # of the planned guesses: the power of an audit with fewer is not known

@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import singledispatch
 
-from lastiterate.arrays import IntegerArray, RealArray
-from lastiterate.attacks.attack import known_fields, require_attackable
+from lastiterate.attacks.adversarial import Adversarial
+from lastiterate.attacks.attack import Attack, BringsProblem, known_fields, require_attackable
 from lastiterate.auditing.design import OpenEnded, Paired
 from lastiterate.auditing.experiments.protocol import Experiment
+from lastiterate.auditing.experiments.shipped_trainer import ExactDraws
+from lastiterate.common.types import IntegerArray, RealArray
+from lastiterate.common.validation import as_array, instance, integer, told
 from lastiterate.run import DPSGD, require_basic
-from lastiterate.values import as_array, instance, integer, told
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,9 +66,35 @@ def experiment_on(problem: object, given: Given) -> Experiment:
     example. A function is a user's trainer, and everything else is for the shipped trainer.
     """
     if callable(problem) and not isinstance(problem, type):
-        from lastiterate.auditing.experiments.users import UserTrainings
+        from lastiterate.auditing.experiments.user_trainer import UserTrainings
 
         return UserTrainings.of(problem, given)
-    from lastiterate.auditing.experiments.shipped import shipped_experiment
 
     return shipped_experiment(problem, given)
+
+
+# Which experiment the shipped trainer, or what stands in for it, makes of a problem and an attack.
+
+
+def shipped_experiment(problem: object, given: Given) -> Experiment:
+    """The experiment on a ``training.Problem``, or on None where the attack brings its own."""
+    if isinstance(given.attack, Adversarial) and given.attack.iterates == "exact":
+        return ExactDraws(given.run, given.attack, given.paired(), given.seed, given.data or "no data")
+    from lastiterate.attacks import GradientSpace, OneRun
+    from lastiterate.auditing.experiments.shipped_trainer import OneTraining, TrainedModels
+    from lastiterate.training import Problem
+
+    if problem is not None and not isinstance(problem, Problem):
+        raise ValueError(f"problem must be a training.Problem, a lm.TextProblem or a trainer, got {told(problem)}")
+    attack = GradientSpace() if given.attack is None else given.attack
+    if isinstance(attack, type) or not isinstance(attack, (Attack, OneRun)):
+        raise ValueError(
+            f"attack must be one of lastiterate.attacks for a problem, or have craft, arm, expected and words, got "
+            f"{told(attack)}"
+        )
+    if problem is None and not isinstance(attack, BringsProblem):
+        raise ValueError("problem must be a training.Problem or a trainer for this attack, got None")
+    if isinstance(attack, OneRun):
+        assert problem is not None
+        return OneTraining(given.run, problem, attack, given.models, given.seed, given.test, given.data)
+    return TrainedModels(given.run, problem, attack, given.paired(), given.seed, given.test, given.data)

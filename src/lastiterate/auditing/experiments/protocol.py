@@ -6,17 +6,16 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from lastiterate.arrays import BoolArray, IntArray
 from lastiterate.attacks.attack import Expected, ExpectedScores, Facts, Words, expected_fields
 from lastiterate.auditing.design import Design, Quality
 from lastiterate.auditing.identity import Identity
-from lastiterate.auditing.stores.trials import ScoredTrials
-from lastiterate.fields import Fields
+from lastiterate.auditing.stores.audit_record import ScoredTrials
+from lastiterate.common.adam_second_moment import SecondMoment
+from lastiterate.common.types import BoolArray, Fields, IntArray
 from lastiterate.run import DPSGD
-from lastiterate.second_moment import SecondMoment
 
 if TYPE_CHECKING:
-    from lastiterate.training_progress import TrainingProgress
+    from lastiterate.common.progress import TrainingProgress
 
 
 @dataclass(frozen=True)

@@ -12,27 +12,33 @@ from typing import TYPE_CHECKING
 
 from lastiterate.auditing.design import OpenEnded
 from lastiterate.auditing.identity import fingerprint
-from lastiterate.auditing.stores import file as store_file
-from lastiterate.auditing.stores import presence
-from lastiterate.auditing.stores.comparison import as_json, check_same, differences
-from lastiterate.auditing.stores.contents import (
+from lastiterate.auditing.stores import store_file
+from lastiterate.auditing.stores import store_file as presence
+from lastiterate.auditing.stores.audit_record import (
+    Record,
+    ScoredTrials,
+    as_json,
+    check_crafted,
+    check_same,
+    differences,
+)
+from lastiterate.auditing.stores.error_messages import explaining
+from lastiterate.auditing.stores.serialization import (
+    FORMAT,
     Contents,
     add_chunk,
     check_planned,
+    format_of,
     read,
     set_value,
     transaction,
     write,
 )
-from lastiterate.auditing.stores.lock import WriterLock
-from lastiterate.auditing.stores.lost import StoreLost
-from lastiterate.auditing.stores.records import Record, check_crafted
-from lastiterate.auditing.stores.schema import FORMAT, format_of
-from lastiterate.auditing.stores.trials import ScoredTrials
-from lastiterate.auditing.stores.trouble import explaining
+from lastiterate.auditing.stores.store_file import WriterLock
+from lastiterate.common.errors import StoreLost
+from lastiterate.common.types import Fields
+from lastiterate.common.validation import number
 from lastiterate.data.files import BadFile
-from lastiterate.fields import Fields
-from lastiterate.values import number
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -9,15 +9,28 @@ they are the first axis, or the model has laid examples and tokens out along one
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
+from torch.func import functional_call
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from lastiterate.lm.ghost.operations import LookUp, Multiply, MultiplyFixed, Names, Scale, Shift
-from lastiterate.lm.ghost.uses import Uses
+from lastiterate.lm.ghost.parameter_uses import (
+    LookUp,
+    Multiply,
+    MultiplyFixed,
+    Names,
+    Scale,
+    Shift,
+    UnforeseenUse,
+    Uses,
+)
+from lastiterate.lm.tokens import logit_gradient
+
+if TYPE_CHECKING:
+    from lastiterate.lm.tokens import CausalModel
 
 Foreign: TypeAlias = Any  # whatever PyTorch's functions take and return
 
@@ -252,3 +265,39 @@ def _flat(given: object) -> list[Tensor]:
     if isinstance(given, dict):
         return [each for part in given.values() for each in _flat(part)]
     return []
+
+
+# One pass of a model forwards and backwards, in which all uses of its parameters are kept.
+
+Tensors = dict[str, Tensor]
+
+
+def follow(model: CausalModel, watched: Tensors, others: Tensors, tokens: Tensor, weights: Tensor) -> Uses:
+    """The uses of the parameters ``watched``, with the gradients of the sum of the examples' losses.
+
+    Args:
+        watched, others: parameters and buffers that are put into the model.
+        tokens: of the examples, [examples, tokens].
+        weights: what each prediction counts.
+    """
+    leaves = {name: value.detach().requires_grad_(value.dim() == 1) for name, value in watched.items()}
+    uses = Uses(len(tokens), tokens.device)
+    watch = Watch(leaves, tokens.shape, uses)
+    with torch.enable_grad():
+        with watch:
+            logits = functional_call(model, {**others, **leaves}, (tokens,), {"use_cache": False}).logits
+        if watch.unforeseen:
+            raise UnforeseenUse(watch.unforeseen)
+        if logits.requires_grad:
+            gradient = logit_gradient(logits, tokens, weights, overwrite=_is_product(logits))
+            torch.autograd.grad(logits, watch.anchor, gradient, allow_unused=True)
+    uses.join()
+    return uses
+
+
+def _is_product(logits: Tensor) -> bool:
+    """Whether the logits are the outcome of a product as it is, which the way back does not look at."""
+    node = logits.grad_fn
+    while node is not None and node.name() in ("ViewBackward0", "UnsafeViewBackward0"):
+        node = node.next_functions[0][0]
+    return node is not None and node.name() in ("MultiplyBackward", "MultiplyFixedBackward")

@@ -8,10 +8,10 @@ from functools import cache
 
 import numpy as np
 
+from lastiterate.common.validation import function, number
 from lastiterate.privacy.curve import PrivacyCurve
 from lastiterate.privacy.mixtures.solve import Secants, invert
 from lastiterate.run import DPSGD, require_run
-from lastiterate.values import function, number
 
 _FACTOR_AT_ONCE = 4.0  # while the root is being bracketed
 _LEAST, _MOST = 1e-4, 1e12  # noise multipliers that are tried

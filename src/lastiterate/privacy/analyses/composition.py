@@ -23,20 +23,18 @@ from lastiterate.privacy.analyses.no_amplification import (
     told_participations,
 )
 from lastiterate.privacy.curve import Pair, PrivacyCurve
-from lastiterate.privacy.losses.edge_rates import fnr_bounds
-from lastiterate.privacy.losses.flat_values import costs_nothing, epsilon_of, fnr_of, log_delta_of
+from lastiterate.privacy.losses.certified_bracket import proved_chernoff_bound, proved_epsilon, proved_log_delta
+from lastiterate.privacy.losses.composition_values import costs_nothing, epsilon_of, fnr_bounds, fnr_of, log_delta_of
 from lastiterate.privacy.losses.loss_cumulant import LossCumulant, loss_cumulant
 from lastiterate.privacy.losses.loss_line import chernoff_bound
-from lastiterate.privacy.losses.proved_ends import proved_chernoff_bound, proved_epsilon, proved_log_delta
-from lastiterate.privacy.mixtures.contour import Unreliable
+from lastiterate.privacy.mixtures.fourier import Unreliable
 from lastiterate.privacy.mixtures.law import Law
-from lastiterate.privacy.mixtures.pairs import NothingPair, pair_of
-from lastiterate.privacy.mixtures.replaced import replaced_pair_of
-from lastiterate.privacy.mixtures.rows import each
+from lastiterate.privacy.mixtures.pairs import NothingPair, pair_of, replaced_pair_of
+from lastiterate.privacy.mixtures.solve import each
 from lastiterate.run import DPSGD, require_run
 
 if TYPE_CHECKING:
-    from lastiterate.arrays import Floats
+    from lastiterate.common.types import Floats
 
 _WIDE = 1e-3  # of a bracket, relative to max(1, epsilon): then other bounds may be closer
 _CLOSE_RATES = 1e-7, 1e-6  # bounds on an error rate that need no line: absolutely, and relative to the power

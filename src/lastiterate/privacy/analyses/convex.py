@@ -13,20 +13,19 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from lastiterate.contraction import Contraction
+from lastiterate.common.validation import number
 from lastiterate.optimizer import SGD
 from lastiterate.privacy.analyses.composition import composition
-from lastiterate.privacy.analyses.convex_windows import ConvexPair
+from lastiterate.privacy.convex.distances import Contraction, geometric_sum
+from lastiterate.privacy.convex.windows import ConvexPair
 from lastiterate.privacy.curve import Pair, PrivacyCurve
-from lastiterate.privacy.mixtures.distances import geometric_sum
 from lastiterate.privacy.mixtures.law import Law
 from lastiterate.privacy.mixtures.pairs import NothingPair, pair_of
-from lastiterate.privacy.mixtures.rows import each
+from lastiterate.privacy.mixtures.solve import each
 from lastiterate.run import DPSGD, require_run
-from lastiterate.values import number
 
 if TYPE_CHECKING:
-    from lastiterate.arrays import Floats
+    from lastiterate.common.types import Floats
 
 _TURNS = 3  # an odd number of them ends on the safe side
 _ROUNDING = 1e-12  # of a contraction

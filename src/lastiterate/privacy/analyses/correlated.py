@@ -9,17 +9,186 @@ mechanism whose changes are chosen as it goes, under such a bound, is one with t
 
 from __future__ import annotations
 
+import math
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from lastiterate.privacy.analyses.participations import largest_norm
+from lastiterate.common.types import BoolArray, FloatArray
+from lastiterate.privacy.mixtures.correlated_noise import inverse
 from lastiterate.privacy.mixtures.law import Law, epoch_length, require_separable_epochs
 from lastiterate.privacy.mixtures.pairs import NothingPair, pair_of
 from lastiterate.run import DPSGD
 
 if TYPE_CHECKING:
     from lastiterate.privacy.curve import Pair
+
+
+# The most that one example can change, where noise is correlated: the largest |C u| over all u that are allowed.
+#
+# C is the inverse of the noise filter's matrix, u says in which batches the example is. An example's gradient may
+# point in another direction at every step, so that |C u|^2 is a sum over pairs of steps in u of the absolute values
+# of the entries of X = C^T C. Where no entry of C is negative, that is |C u|^2 itself.
+#
+# For a filter a that falls and is never negative the worst u is 0, b, 2b, ...: the entry of X at (i, j) falls with
+# the later of the two steps and with their distance, and the k-th participation cannot be before step k b. Any filter
+# lies, by its absolute values, below one that falls: its running maximum from the end (``_envelope``). So that one
+# bounds all.
+
+MOST_STEPS = 10**6
+_MOST_DOUBT = 1e-7  # of the result, which is then taken as that much larger
+_MOST_PAIRS = 16_384  # steps whose pairs are all looked at
+_MOST_ROWS = 2048  # steps for which there is room for all of X
+_MOST_ENTRIES = 2**21  # ways to be in batches, times steps, that are all tried
+_MOST_PRODUCTS = 3 * 10**8
+_UNIT = 2.0**-53
+
+
+@lru_cache(maxsize=16)
+def largest_norm(coefficients: tuple[float, ...], steps: int, apart: int, epoch: int | None) -> float:
+    """An upper bound on |C u| for gradients of norm 1, over batches at least ``apart`` steps apart.
+
+    ``epoch``: the example is once in each stretch of so many steps; None: in any number of batches. The bound is what
+    it bounds, up to 1e-7, where ``apart`` is 1, ``epoch`` None, and there are at most 16,384 steps or no entry of C is
+    negative; where C falls, no entry is negative, and ``epoch`` is None or ``apart``; and where there are so few ways
+    to be in batches that all are tried.
+    """
+    if steps > MOST_STEPS:
+        raise ValueError(f"steps must be at most {MOST_STEPS} for a guarantee with noise_filter, got {steps}")
+    values, error = inverse(np.array(coefficients), steps)
+    count = -(-steps // apart) if epoch is None else -(-steps // epoch)
+    with np.errstate(all="ignore"):
+        doubt = error * math.sqrt(count)
+        found = _bound(values, apart, epoch)
+        if not (math.isfinite(found) and doubt <= _MOST_DOUBT * found):
+            raise ValueError(
+                "noise_filter must have an inverse that does not grow beyond what floats can hold, for a guarantee: "
+                "noise that this filter adds is nearly taken back by later steps"
+            )
+    return found + doubt
+
+
+def _bound(values: FloatArray, apart: int, epoch: int | None) -> float:
+    """The bound for a filter that is known exactly. Squares and sums of so many terms are rounded up."""
+    rounding = 1.0 + 8.0 * values.size * _UNIT
+    if apart == 1 and epoch is None:
+        return rounding * _of_all_steps(values)
+    falling = _envelope(values)
+    bounds = [_evenly(falling, apart, -(-values.size // (apart if epoch is None else epoch)))]
+    if epoch is not None and -(-values.size // epoch) * values.size <= _MOST_PRODUCTS:
+        bounds.append(_one_each_epoch(falling, apart, epoch))
+    if values.size <= _MOST_ROWS and not (np.array_equal(values, falling) and epoch in (None, apart)):
+        patterns = _patterns(values.size, apart, epoch)
+        bounds.append(_by_rows(values, apart, epoch) if patterns is None else _of_each(values, patterns))
+    if apart == 1:
+        bounds.append(_of_all_steps(values))
+    return rounding * min(bounds)
+
+
+def _of_all_steps(values: FloatArray) -> float:
+    """The example is in every batch."""
+    absolute = float(np.linalg.norm(np.cumsum(np.abs(values))))
+    if values.min() >= 0.0 or values.size > _MOST_PAIRS:
+        return absolute
+    total = 0.0
+    for lag in range(values.size):  # X at (i, i + lag) is a sum of the first products
+        entries = np.cumsum(values[: values.size - lag] * values[lag:])
+        total += (2.0 if lag else 1.0) * float(np.sum(np.abs(entries)))
+    return min(math.sqrt(total + 4.0 * values.size * _UNIT * absolute**2), absolute)
+
+
+def _envelope(values: FloatArray) -> FloatArray:
+    """The smallest filter that falls and is nowhere below the absolute values."""
+    result: FloatArray = np.maximum.accumulate(np.abs(values)[::-1])[::-1]
+    return result
+
+
+def _evenly(falling: FloatArray, apart: int, count: int) -> float:
+    """Participations at 0, b, 2b, ..., so many, the worst of all that are at least b apart."""
+    size = falling.size
+    padded = np.zeros(-(-size // apart) * apart)
+    padded[:size] = falling
+    sums = np.cumsum(padded.reshape(-1, apart), axis=0)
+    sums[count:] -= sums[:-count].copy()
+    return float(np.linalg.norm(sums.ravel()[:size]))
+
+
+def _one_each_epoch(falling: FloatArray, apart: int, epoch: int) -> float:
+    """One participation an epoch. Pairs of epochs are bounded one by one, by the nearest two steps that they may have.
+
+    Participations that are s epochs apart are at least (s - 1) epoch + 1 steps apart, and at least s times ``apart``;
+    the later of the two is not before its epoch begins.
+    """
+    size, count = falling.size, -(-falling.size // epoch)
+    total = 0.0
+    for later in range(count):
+        lag = max((later - 1) * epoch + 1, later * apart) if later else 0
+        entries = np.cumsum(falling[: size - lag] * falling[lag:])
+        begins = np.arange(later, count) * epoch
+        total += (2.0 if later else 1.0) * float(np.sum(entries[size - 1 - begins]))
+    return math.sqrt(total)
+
+
+def _patterns(steps: int, apart: int, epoch: int | None) -> BoolArray | None:
+    """All batches that an example may be in, one a row; None: they are too many."""
+    rows, last = np.zeros((1, steps), bool), np.full(1, -max(apart, steps + 1))
+    for step in range(steps):
+        free = step - last >= apart
+        if epoch is not None:
+            free &= last // epoch != step // epoch
+        more = rows[free]
+        more[:, step] = True
+        rows, last = np.concatenate([rows, more]), np.append(last, np.full(len(more), step))
+        if rows.size > _MOST_ENTRIES:
+            return None
+    return rows
+
+
+def _of_each(values: FloatArray, patterns: BoolArray) -> float:
+    """The largest of all."""
+    matrix, doubt = _absolute_gram(values)
+    rows = patterns.astype(np.float64)
+    return math.sqrt(float(np.max(np.vecdot(rows @ matrix, rows))) + doubt)
+
+
+def _by_rows(values: FloatArray, apart: int, epoch: int | None) -> float:
+    """The largest sum of rows of |X|, of each of which only the entries are counted that may be together with it.
+
+    As Algorithm 4 of Choquette-Choo et al. (2023), but that a row's own entry is always among those that are counted.
+    """
+    matrix, doubt = _absolute_gram(values)
+    steps = np.arange(values.size)
+    far = np.abs(steps[:, None] - steps) >= apart
+    if epoch is None:
+        own = np.diag(matrix) + _best(np.where(steps < steps[:, None], matrix * far, 0.0), apart)
+        own += _best(np.where(steps > steps[:, None], matrix * far, 0.0), apart)
+        return math.sqrt(float(_best(own[None], apart)[0]) + doubt)
+    begins = np.arange(0, values.size, epoch)
+    elsewhere = far & (steps[:, None] // epoch != steps // epoch)
+    own = np.diag(matrix) + np.maximum.reduceat(matrix * elsewhere, begins, axis=1).sum(axis=1)
+    return math.sqrt(float(np.maximum.reduceat(own, begins).sum()) + doubt)
+
+
+def _absolute_gram(values: FloatArray) -> tuple[FloatArray, float]:
+    """|X|, and a bound on the error of any sum of its entries."""
+    size = values.size
+    result = np.zeros((size, size))
+    for lag in range(size):
+        entries = np.abs(np.cumsum(values[: size - lag] * values[lag:]))[::-1]
+        places = np.arange(size - lag)
+        result[places, places + lag] = result[places + lag, places] = entries
+    return result, 4.0 * size * _UNIT * float(np.linalg.norm(np.cumsum(np.abs(values)))) ** 2
+
+
+def _best(rows: FloatArray, apart: int) -> FloatArray:
+    """Of each row, the largest sum of entries that are at least ``apart`` from each other."""
+    columns = rows.T
+    best = np.zeros((len(columns) + apart, len(rows)))
+    for place, column in enumerate(columns):
+        best[place + apart] = np.maximum(best[place + apart - 1], column + best[place])
+    result: FloatArray = best[-1]
+    return result
 
 
 def correlated_pair(run: DPSGD) -> Pair:

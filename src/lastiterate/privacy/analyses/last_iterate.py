@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
-from lastiterate.privacy.analyses.released import released_pair
+import math
+from typing import overload
+
+import numpy as np
+
+from lastiterate.common.types import FloatArray
+from lastiterate.common.validation import LEAST_NOISE, MAX_STEPS, MOST_NOISE, SomeNumbers, numbers
+from lastiterate.privacy.analyses.checkpoints import released_pair
 from lastiterate.privacy.curve import PrivacyCurve
-from lastiterate.run import DPSGD, require_run
+from lastiterate.privacy.mixtures import mixture
+from lastiterate.privacy.mixtures.kernels import BinomialKernel
+from lastiterate.privacy.mixtures.law import Law
+from lastiterate.privacy.mixtures.pairs import each_row, pair_of
+from lastiterate.privacy.mixtures.released_blocks import released_laws
+from lastiterate.run import DPSGD, MOST_OF_A_GROUP, require_run
 
 
 def last_iterate(run: DPSGD) -> PrivacyCurve:
@@ -14,3 +26,82 @@ def last_iterate(run: DPSGD) -> PrivacyCurve:
     several examples, and to examples that are replaced. Where a run releases several iterates, it is for all of them.
     """
     return PrivacyCurve(released_pair(require_run(run)), "last_iterate", is_guarantee=False)
+
+
+# The paper's baseline: full-batch DP-GD with the same expected steps and the same noise.
+
+
+def full_batch(run: DPSGD) -> PrivacyCurve:
+    """The run with q = 1, learning rates times q_t and noise multipliers over q_t (the paper's equation 4).
+
+    Every example then counts as much as it does on average, with certainty: the Gaussian mechanism with
+    mu = sum_t w_t q_t / sqrt(sum_t w_t^2 sigma_t^2). A baseline for comparison, not a guarantee for the run itself.
+    Blocks between released iterates are such mechanisms each, and their mu^2 add up.
+    """
+    laws, none = released_laws(require_run(run)), np.empty(0)
+    noise, mean = laws[0][1].noise, laws[0][1].mean
+    if run.release_count > 1:
+        noise, mean = 1.0, math.sqrt(math.fsum(count * (law.mean / law.noise) ** 2 for count, law in laws))
+    apart = 2.0 if run.neighbours == "replace" else 1.0
+    return PrivacyCurve(pair_of(Law(noise, apart * mean, none, none, none)), "full_batch", is_guarantee=False)
+
+
+# The heuristic for whole grids of runs at once.
+
+
+@overload
+def last_iterate_epsilon(  # type: ignore[overload-overlap]  # four numbers give a number, anything else an array
+    steps: float, sample_rate: float, noise_multiplier: float, delta: float, *, group_size: float = 1
+) -> float: ...
+@overload
+def last_iterate_epsilon(
+    steps: float | SomeNumbers,
+    sample_rate: float | SomeNumbers,
+    noise_multiplier: float | SomeNumbers,
+    delta: float | SomeNumbers,
+    *,
+    group_size: float | SomeNumbers = 1,
+) -> FloatArray: ...
+def last_iterate_epsilon(
+    steps: float | SomeNumbers,
+    sample_rate: float | SomeNumbers,
+    noise_multiplier: float | SomeNumbers,
+    delta: float | SomeNumbers,
+    *,
+    group_size: float | SomeNumbers = 1,
+) -> float | FloatArray:
+    """Epsilon of the last-iterate heuristic for runs with constant rate and noise; broadcasts like a NumPy ufunc.
+
+    The same values as ``last_iterate(DPSGD(...)).epsilon(delta)``, about ten times as fast for each item of a grid.
+    ``group_size`` is how many examples a person has.
+    """
+    count = _whole("steps", steps, MAX_STEPS)
+    group = _whole("group_size", group_size, MOST_OF_A_GROUP)
+    rate = numbers("sample_rate", sample_rate, 0.0, 1.0)
+    sigma = numbers("noise_multiplier", noise_multiplier, LEAST_NOISE, MOST_NOISE)
+    allowed = numbers("delta", delta, 0.0, 1.0, open_low=True, open_high=True)
+    items = np.broadcast_arrays(count, rate, sigma, np.log(allowed), group)
+    flat = [np.ravel(item) for item in items]
+    result = np.zeros(flat[0].shape)
+    with np.errstate(all="ignore"):
+        random = (flat[1] > 0.0) & (flat[1] < 1.0)
+        if random.any():
+            t, q, s, log_delta, m = (item[random] for item in flat)
+            result[random] = each_row(mixture.epsilon, BinomialKernel(t * m, q, np.sqrt(t) * s), log_delta)
+        for index in np.flatnonzero(flat[1] == 1.0):
+            t, _, s, log_delta, m = (item[index] for item in flat)
+            result[index] = pair_of(_certain(float(t), float(s), float(m))).epsilon(log_delta)
+    return float(result[0]) if items[0].ndim == 0 else result.reshape(items[0].shape)
+
+
+def _whole(name: str, value: float | SomeNumbers, most: int) -> FloatArray:
+    result = numbers(name, value, 1.0, float(most))
+    if np.any(result != np.floor(result)):
+        raise ValueError(f"{name} must be whole numbers, got {float(result[result != np.floor(result)].flat[0])!r}")
+    return result
+
+
+def _certain(steps: float, sigma: float, group: float) -> Law:
+    """The canary is in every batch."""
+    none = np.empty(0)
+    return Law(float(np.sqrt(steps)) * sigma, steps * group, none, none, none)

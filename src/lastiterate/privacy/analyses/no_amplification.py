@@ -16,15 +16,14 @@ from scipy.special import log_ndtr, ndtr, xlog1py, xlogy
 
 from lastiterate.privacy.analyses.correlated import correlated_pair, without_filter
 from lastiterate.privacy.curve import PrivacyCurve
-from lastiterate.privacy.mixtures import binomial
+from lastiterate.privacy.mixtures import support as binomial
 from lastiterate.privacy.mixtures.law import epoch_length
 from lastiterate.privacy.mixtures.pairs import RELATIVE_ERROR, larger_delta, smaller_delta
-from lastiterate.privacy.mixtures.rows import Side, each
-from lastiterate.privacy.mixtures.solve import a_little_less, invert, solve
+from lastiterate.privacy.mixtures.solve import Side, a_little_less, each, invert, solve
 from lastiterate.run import DPSGD, require_run
 
 if TYPE_CHECKING:
-    from lastiterate.arrays import FloatArray, Floats
+    from lastiterate.common.types import FloatArray, Floats
 
 _MOST_COUNTS = 20_000
 _ONE = np.float64(1.0)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lastiterate.arrays import FloatArray
+from lastiterate.common.types import FloatArray
 
 TERMS = 20
 _ODD = (1, 3, 5, 9, 15, 25, 27, 45, 75)  # factors of sizes for which transforms are fast

@@ -11,9 +11,9 @@ import math
 
 import numpy as np
 
-from lastiterate.arrays import FloatArray
+from lastiterate.common.types import FloatArray
 from lastiterate.privacy.losses.loss_cumulant import LossCumulant
-from lastiterate.privacy.mixtures.contour import Line, Unreliable
+from lastiterate.privacy.mixtures.fourier import Line, Unreliable
 
 _OF_GAUSSIAN = 4.5  # standard deviations over width of a cutoff that leaves a Gaussian alone
 _LITTLE = 0.5  # noise with which losses cluster by how often the canary was used

@@ -16,8 +16,8 @@ from functools import cached_property, lru_cache
 import numpy as np
 from scipy.special import expit, ndtr, ndtri_exp
 
-from lastiterate.arrays import FloatArray, IntArray
-from lastiterate.privacy.mixtures.contour import Unreliable
+from lastiterate.common.types import FloatArray, IntArray
+from lastiterate.privacy.mixtures.fourier import Unreliable
 
 _PANEL_NODES = 32
 TURN = 24.0  # radians that the integrand may turn, or units of log that it may grow, in half a panel

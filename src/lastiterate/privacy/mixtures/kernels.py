@@ -10,15 +10,14 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 from scipy.special import log_ndtr
 
-from lastiterate.privacy.mixtures import binomial
+from lastiterate.privacy.mixtures import support as binomial
 from lastiterate.privacy.mixtures.fourier import NEGLIGIBLE, Contour, Cumulant, contour
-from lastiterate.privacy.mixtures.interval import log_integral, log_interval
 from lastiterate.privacy.mixtures.mixture import Moving
-from lastiterate.privacy.mixtures.rows import Side, every, pick, some
-from lastiterate.privacy.mixtures.support import Support
+from lastiterate.privacy.mixtures.solve import Side, every, pick, some
+from lastiterate.privacy.mixtures.support import Support, log_integral, log_interval
 
 if TYPE_CHECKING:
-    from lastiterate.arrays import Bools, Floats
+    from lastiterate.common.types import Bools, Floats
     from lastiterate.privacy.mixtures.law import Law
     from lastiterate.privacy.mixtures.mixture import Kernel, Local
 

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from lastiterate.privacy.mixtures.filtered import filtered_noise
+from lastiterate.privacy.mixtures.correlated_noise import filtered_noise
 
 if TYPE_CHECKING:
-    from lastiterate.arrays import FloatArray, IntArray
+    from lastiterate.common.types import FloatArray, IntArray
     from lastiterate.run import DPSGD
 
 

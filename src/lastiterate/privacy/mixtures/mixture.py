@@ -10,16 +10,19 @@ arguments are problems of their own.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import numpy as np
 from scipy.special import log_ndtr, ndtri, ndtri_exp
 
-from lastiterate.privacy.mixtures.rows import Side, pick, some
-from lastiterate.privacy.mixtures.solve import invert, solve
+from lastiterate.privacy.mixtures.fourier import Unreliable
+from lastiterate.privacy.mixtures.solve import Side, each, invert, pick, solve, some
 
 if TYPE_CHECKING:
-    from lastiterate.arrays import Floats
+    from collections.abc import Callable
+
+    from lastiterate.common.types import Floats
 
 _ROUNDED_TO_ZERO = 1e-12  # an epsilon of rounding errors only
 _FAR_FETCHED = 1e6
@@ -178,3 +181,36 @@ def _at_least_add(kernel: Kernel, log_delta: Floats, epsilon: Floats) -> Floats:
     low = -_threshold(moving, -epsilon, -high)
     found, _ = solve(lambda r: moving.at(-r).add(r), log_delta, 0.5 * (low + high), low, high)
     return np.maximum(found, epsilon)
+
+
+# What pairs have in common whose kernels may be too inaccurate to answer: then they ask for more noise.
+
+
+class ReliablePair(ABC):
+    """Answers number by number, or says in a sentence why it cannot."""
+
+    too_little_noise: ClassVar[str]
+
+    def epsilon(self, log_delta: Floats) -> Floats:
+        return self._each(self._epsilon, log_delta)
+
+    def log_delta(self, epsilon: Floats) -> Floats:
+        return self._each(self._log_delta, epsilon)
+
+    def fnr(self, fpr: Floats) -> Floats:
+        return self._each(self._fnr, fpr)
+
+    @abstractmethod
+    def _epsilon(self, log_delta: Floats) -> Floats: ...
+
+    @abstractmethod
+    def _log_delta(self, epsilon: Floats) -> Floats: ...
+
+    @abstractmethod
+    def _fnr(self, fpr: Floats) -> Floats: ...
+
+    def _each(self, function: Callable[[Floats], Floats], values: Floats) -> Floats:
+        try:
+            return each(function, values)
+        except Unreliable:
+            raise ValueError(self.too_little_noise) from None

@@ -8,18 +8,73 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
+from scipy.special import ndtri_exp
 
-from lastiterate.arrays import Floats
-from lastiterate.privacy.mixtures import binomial, mixture
-from lastiterate.privacy.mixtures.contour import Unreliable
-from lastiterate.privacy.mixtures.kernels import BinomialKernel, kernel_of
-from lastiterate.privacy.mixtures.mixture import Kernel
-from lastiterate.privacy.mixtures.rounding import rounded
+from lastiterate.common.types import Floats
+from lastiterate.privacy.mixtures import mixture
+from lastiterate.privacy.mixtures import support as binomial
+from lastiterate.privacy.mixtures.fourier import Unreliable
+from lastiterate.privacy.mixtures.kernels import BinomialKernel, FiniteKernel, kernel_of
+from lastiterate.privacy.mixtures.law import Law
+from lastiterate.privacy.mixtures.mixture import Kernel, Moving, ReliablePair, log_delta_at
+from lastiterate.privacy.mixtures.solve import Side, a_little_less, invert, solve
+from lastiterate.privacy.mixtures.support import Support
 from lastiterate.privacy.mixtures.two_sided import TwoSidedPair
 
 if TYPE_CHECKING:
+    from lastiterate.common.types import FloatArray, Floats, IntArray
     from lastiterate.privacy.curve import Pair
     from lastiterate.privacy.mixtures.law import Law
+
+
+# Bounds where the noise is small against irregular gaps between the values of S and neither kernel holds.
+#
+# Weights are rounded to multiples of a spacing, once all down and once all up. More signal under the same noise is
+# never harder to see (Choquette-Choo et al. 2024, Lemma 4.5), so the two results enclose the truth.
+
+_FINENESS = 1e-3  # of the spacing, in units of the noise
+_MOST_POINTS = 50_000
+
+
+def rounded(law: Law) -> tuple[FiniteKernel, FiniteKernel]:
+    """Kernels of two laws between which this one lies."""
+    law = law.from_lowest()
+    spacing = max(_FINENESS * law.noise, law.high / _MOST_POINTS)
+    return _on_lattice(law, spacing, up=False), _on_lattice(law, spacing, up=True)
+
+
+def _on_lattice(law: Law, spacing: float, *, up: bool) -> FiniteKernel:
+    def steps(values: FloatArray) -> IntArray:
+        return (np.ceil(values / spacing) if up else np.floor(values / spacing)).astype(np.int64)
+
+    shift = int(steps(np.asarray(law.constant)))
+    weights = steps(law.weights)
+    blocks = [(steps(values), probabilities) for values, probabilities in law.blocks]
+    size = 1 + int(weights @ law.counts) + sum(int(jumps.max()) for jumps, _ in blocks)
+    mass = np.zeros(size)
+    mass[0], used = 1.0, 1
+    for count, rate, jump in zip(law.counts, law.rates, weights, strict=True):
+        for _ in range(int(count)):
+            used += int(jump)
+            mass[:used] = _convolve(mass[:used], np.array([0, jump]), np.array([1.0 - rate, rate]))
+    for jumps, probabilities in blocks:
+        used += int(jumps.max())
+        mass[:used] = _convolve(mass[:used], jumps, probabilities)
+    present = mass > 0.0
+    points = spacing * (np.flatnonzero(present) + shift).astype(np.float64)
+    support = Support(np.float64(law.noise), points, np.log(mass[present]))
+    on_lattice = tuple((jumps.astype(np.float64) * spacing, probabilities) for jumps, probabilities in blocks)
+    heights = weights.astype(np.float64) * spacing
+    return FiniteKernel(Law(law.noise, shift * spacing, law.counts, law.rates, heights, on_lattice), support)
+
+
+def _convolve(mass: FloatArray, jumps: IntArray, probabilities: FloatArray) -> FloatArray:
+    """The sum's law after one more term; all terms are positive, so that small masses keep their relative accuracy."""
+    result = np.zeros_like(mass)
+    for jump, probability in zip(jumps, probabilities, strict=True):
+        result[jump:] += probability * mass[: mass.size - jump]
+    return result
+
 
 RELATIVE_ERROR = 1e-10  # of max(1, epsilon): rounding and what the kernels neglect, with room to spare
 _RELATIVE_ERROR_OF_DELTA = 1e-11  # likewise; it matters where delta is so flat that it hardly determines epsilon
@@ -143,3 +198,98 @@ def each_row(function: Function, kernel: BinomialKernel, argument: Floats) -> Fl
         result[rows] = function(BinomialKernel(*picked[:3]), picked[3])
         start = stop
     return result.reshape(shape)
+
+
+# S + N against -S + N: one example is replaced by another, whose gradients point the other way.
+#
+# S is not negative. With l(y) the loss of S + N against N, the loss is f(y) = l(y) - l(-y), which increases along y.
+# P and Q are mirror images, so that both directions are the same.
+
+_HALF_LOG_TAU = 0.5 * np.log(2.0 * np.pi)
+TOO_LITTLE_NOISE = (
+    "noise_multiplier must be larger with neighbours 'replace' and many different weights: with so little noise "
+    "neither kernel is accurate"
+)
+_ZERO = np.float64(0.0)
+
+
+def replaced_pair_of(law: Law) -> Pair:
+    """S + N against -S + N, for any law of S of one sign."""
+    low, high = law.low, law.high
+    if low == high:
+        return pair_of(law.scaled(2.0, law.noise))
+    if low < 0.0 < high:
+        raise ValueError(
+            "weights must not have both signs with neighbours 'replace': then no threshold tells best which of two "
+            "examples was there"
+        )
+    return ReplacedPair(law.flipped() if low < 0.0 else law)
+
+
+@dataclass(frozen=True)
+class ReplacedPair(ReliablePair):
+    """S >= 0, and not constant."""
+
+    law: Law
+
+    too_little_noise = TOO_LITTLE_NOISE
+
+    def bracket(self, log_delta: Floats) -> tuple[Floats, Floats]:
+        lower, upper = self.epsilon(larger_delta(log_delta)), self.epsilon(smaller_delta(log_delta))
+        error = RELATIVE_ERROR * np.maximum(1.0, upper)
+        return lower - error, upper + error
+
+    @cached_property
+    def _kernel(self) -> Kernel:
+        return kernel_of(self.law)
+
+    def _epsilon(self, log_delta: Floats) -> Floats:
+        side = self._sides()
+        if side(_ZERO).log_delta <= a_little_less(log_delta):
+            return _ZERO
+        top = np.float64(self.law.high - self.law.noise * min(float(ndtri_exp(log_delta)), 0.0))
+        start = min(float(self._kernel.start(log_delta)[0]), 0.999 * float(top))
+        return np.maximum(solve(side, log_delta, np.float64(start), _ZERO, top)[0], 0.0)
+
+    def _log_delta(self, epsilon: Floats) -> Floats:
+        side, high = self._sides(), np.float64(self.law.noise)
+        while side(high).loss < epsilon:
+            high = 2.0 * high
+
+        def loss(y: Floats) -> tuple[Floats, Floats]:
+            now = side(y)
+            return now.loss, now.loss_slope
+
+        now = side(invert(loss, epsilon, 0.5 * high, _ZERO, high))
+        return log_delta_at(now, now.loss, epsilon)
+
+    def _fnr(self, fpr: Floats) -> Floats:
+        """The test says "in" above y, where -S + N is with probability ``fpr``: where S + N is below -y."""
+        noise = self.law.noise
+        below, above = Moving(self._kernel, upper=False), Moving(self._kernel, upper=False)
+
+        def log_lower(y: Floats) -> tuple[Floats, Floats]:
+            local = below.at(y)
+            log_mass = local.log_lower(y)
+            log_density = local.loss(y)[0] - 0.5 * (y / noise) ** 2 - np.log(noise) - _HALF_LOG_TAU
+            return log_mass, np.exp(log_density - log_mass)
+
+        goal = np.log(fpr)
+        low, high = np.float64(-40.0 * noise), np.float64(self.law.high + 40.0 * noise)
+        y = -invert(log_lower, goal, np.float64(self.law.mean + noise * float(ndtri_exp(goal))), low, high)
+        return np.exp(above.at(y).log_lower(y))
+
+    def _sides(self) -> Callable[[Floats], Side]:
+        """P over Q along y >= 0: the set {>= y}, which -S + N is in as often as S + N is below -y."""
+        right, left = Moving(self._kernel, upper=True), Moving(self._kernel, upper=False)
+
+        def side(y: Floats) -> Side:
+            here, there = right.at(y), left.at(-y)
+            (ahead, slope), (behind, other_slope) = here.loss(y), there.loss(-y)
+            loss, rise = ahead - behind, slope + other_slope
+            log_p, log_q = here.log_upper(y), loss + there.log_lower(-y)
+            share = np.exp(np.minimum(log_q - log_p, 0.0))
+            log_delta = log_p + np.log1p(-share) if share < 1.0 else np.float64(-np.inf)
+            return Side(loss, rise, log_delta, -rise * np.exp(log_q - log_delta))
+
+        return side

@@ -14,15 +14,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 from scipy.special import log_ndtr
 
-from lastiterate.privacy.mixtures.interval import log_interval
 from lastiterate.privacy.mixtures.kernels import signed_kernel_of
-from lastiterate.privacy.mixtures.mixture import Local, Moving, log_delta_at
-from lastiterate.privacy.mixtures.reliable import ReliablePair
-from lastiterate.privacy.mixtures.rows import Side
-from lastiterate.privacy.mixtures.solve import a_little_less, invert, solve
+from lastiterate.privacy.mixtures.mixture import Local, Moving, ReliablePair, log_delta_at
+from lastiterate.privacy.mixtures.solve import Side, a_little_less, invert, solve
+from lastiterate.privacy.mixtures.support import log_interval
 
 if TYPE_CHECKING:
-    from lastiterate.arrays import Floats
+    from lastiterate.common.types import Floats
     from lastiterate.privacy.mixtures.kernels import FiniteKernel, FourierKernel
     from lastiterate.privacy.mixtures.law import Law
 

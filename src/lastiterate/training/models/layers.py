@@ -9,12 +9,22 @@ are stored as matrices.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeAlias
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from numpy.typing import NDArray
 
-from lastiterate.values import integer, told
+from lastiterate.common.types import RealArray
+from lastiterate.common.validation import as_array, function, integer, told
+from lastiterate.training.problem import Loss, Moment
+
+if TYPE_CHECKING:
+    from jaxtyping import PyTree
 
 MOST = 2**31 - 1  # inputs, outputs or channels of a layer: indices are int32
 
@@ -126,3 +136,66 @@ def checked_key(key: object) -> jax.Array:
 def _check_sizes(**sizes: int) -> None:
     for name, size in sizes.items():
         integer(name, size, 1, MOST)
+
+
+# Augmentation multiplicity (De et al. 2022): an example's gradient is a mean over random views of it, then clipped.
+
+_REACH = 4  # pixels by which a view is moved at most
+
+
+def random_view(image: Array, key: Array) -> Array:
+    """The image, moved by up to four pixels into its mirror image at the border, and mirrored every second time."""
+    where, mirrored = jax.random.split(key)
+    padded = jnp.pad(image, ((_REACH, _REACH), (_REACH, _REACH), (0, 0)), mode="symmetric")
+    corner = jax.random.randint(where, (2,), 0, 2 * _REACH + 1)
+    moved = jax.lax.dynamic_slice(padded, (corner[0], corner[1], 0), image.shape)
+    return jnp.where(jax.random.bernoulli(mirrored), moved[:, ::-1], moved)
+
+
+def augmentation_multiplicity(loss: Loss, count: int) -> Loss:
+    """The loss of an example ``(image, label)`` as the mean over ``count`` random views of its image."""
+
+    function("loss", loss, "a function of parameters, example and moment")
+    integer("count", count, 1, 2**20)
+
+    def mean_loss(parameters: PyTree, example: tuple[Array, Array], moment: Moment) -> Array:
+        image, label = example
+
+        def one_view(key: Array) -> Array:
+            looking, losing = jax.random.split(key)
+            return loss(parameters, (random_view(image, looking), label), Moment(moment.step, losing))
+
+        return jnp.mean(jax.vmap(one_view)(jax.random.split(moment.key, count)))
+
+    return mean_loss
+
+
+# What a classifier loses on one example, and how often it is right.
+
+_BLOCK = 256  # images at a time
+
+Classifier: TypeAlias = Callable[[jax.Array], jax.Array]  # from one example to its logits
+
+
+def cross_entropy(model: Classifier, example: tuple[jax.Array, jax.Array], moment: Moment) -> jax.Array:
+    """Softmax cross-entropy of one example ``(x, label)``."""
+    x, label = example
+    logits = model(x)
+    return jax.nn.logsumexp(logits) - logits[label]
+
+
+def accuracy(model: Classifier, x: RealArray, y: NDArray[np.integer]) -> float:
+    """The fraction of examples whose largest logit is that of their label."""
+    function("model", model, "a function from one example to its logits")
+    images, labels = as_array("x", x), as_array("y", y)
+    if images.dtype.kind not in "biuf" or images.ndim < 1 or not len(images):
+        raise ValueError(f"x must be an array of examples, at least one, got {told(x)}")
+    if labels.dtype.kind not in "iu" or labels.shape != (len(images),):
+        raise ValueError(f"y must be {len(images)} integers, one for each example, got shape {labels.shape}")
+    parts = [np.asarray(_predictions(model, images[begin : begin + _BLOCK])) for begin in range(0, len(images), _BLOCK)]
+    return float(np.mean(np.concatenate(parts) == labels))
+
+
+@eqx.filter_jit
+def _predictions(model: Classifier, x: RealArray) -> jax.Array:
+    return jnp.argmax(jax.vmap(model)(jnp.asarray(x)), axis=1)

@@ -1,0 +1,153 @@
+"""What is audited from the command line: a data set and a model that ship, or a trainer in a user's file."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from inspect import signature
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from lastiterate.auditing.experiments.choose import Given, experiment_on
+from lastiterate.auditing.experiments.protocol import Experiment
+from lastiterate.auditing.user_code import import_file, is_python
+from lastiterate.common.errors import AttackFailed, TrainerFailed, guarded
+from lastiterate.common.types import IntegerArray, RealArray
+from lastiterate.optimizer import SGD
+from lastiterate.privacy.analyses.calibrate import calibrate
+from lastiterate.privacy.analyses.composition import composition
+from lastiterate.run import DPSGD
+
+DEFAULT_EPSILON, DEFAULT_DELTA = 8.0, 1e-5  # by composition, where no noise was given
+DEFAULT_MOMENTUM = 0.9
+_ALSO = ("attack", "initial", "batch_size")  # what a trainer's file may define beside ``run``
+
+
+@dataclass(frozen=True, eq=False)
+class Subject:
+    """A run, what it trains on, and what to call it; the last three are what a user's file says, if it does."""
+
+    run: DPSGD
+    problem: Any
+    words: str
+    name: str
+    test: tuple[RealArray, IntegerArray] | None = None
+    attack: object = None
+    initial: Any = None
+    batch_size: Any = None
+
+    def protecting(self, **fields: Any) -> Subject:
+        """The same with other releases, group_size or neighbours, and the noise that its guarantee then takes.
+
+        Where several iterates are released, without momentum: with it, what is between them is not independent.
+        """
+        run = self.run.replace(**fields)
+        if run == self.run:
+            return self
+        if isinstance(run.optimizer, SGD) and 1 < run.release_count < run.steps:
+            run = run.replace(optimizer=replace(run.optimizer, momentum=0.0, nesterov=False, dampening=0.0))
+        return replace(self, run=_calibrated(run))
+
+    def experiment(self, attack: object, models: int, seed: int, open_ended: bool = False) -> Experiment:
+        """The audit of it by this attack; None: by the one that suits it."""
+        return experiment_on(self.problem, Given(self.run, attack, models, seed, self.test, self.words, open_ended))
+
+    def default_store(self, experiment: Experiment) -> Path:
+        """A file of its own for every audit, so that the same command finds it again."""
+        return Path("runs") / f"{self.name}-{experiment.identity().digest()}.sqlite"
+
+
+def find_subject(data: str, model: str, trainer: str | None, run: Callable[[int | None], DPSGD | None]) -> Subject:
+    """The subject that the command line names. ``run(examples)`` is the run it describes, if it describes one."""
+    if trainer is not None:
+        return _users(trainer, run(None))
+    from lastiterate.data import load
+
+    dataset = load(data)
+    described = run(len(dataset.x_train))
+    from lastiterate.training.recipes import recipe  # JAX: not before it is known that there is something to train
+
+    usual = recipe(dataset, model)
+    name = f"{re.sub('[^a-z0-9]+', '-', dataset.name.lower()).strip('-')}-{model}"
+    words = f"{model} on {dataset.name}, {len(dataset.x_train):,} examples"
+    return Subject(described or usual.run, usual.problem, words, name, usual.test)
+
+
+def with_defaults(
+    run: DPSGD, *, calibrated: bool, examples: int | None, usual: Callable[[float], SGD] | None = None
+) -> DPSGD:
+    """The run with an optimizer, and with noise, where none was given; ``usual`` is the optimizer for a batch size."""
+    if run.optimizer is None and run.weights is None and examples:
+        batch = max(1.0, run.epochs / run.steps * examples)
+        # With momentum, what is between two releases is not independent.
+        momentum = DEFAULT_MOMENTUM if run.release_count in (1, run.steps) else 0.0
+        run = run.replace(optimizer=usual(batch) if usual else SGD(0.5 / batch, momentum=momentum))
+    if calibrated:
+        return run
+    if not examples or not run.amplifies:
+        raise ValueError(
+            "noise_multiplier must be given for a trainer, and for shuffled batches or those of fixed size: the "
+            "default, epsilon 8 by composition, is for Poisson sampling"
+        )
+    return _calibrated(run)
+
+
+def _calibrated(run: DPSGD) -> DPSGD:
+    """The run with the noise that is audited if none is given."""
+    return calibrate(run, epsilon=DEFAULT_EPSILON, delta=DEFAULT_DELTA, analysis=composition)
+
+
+def _users(where: str, run: DPSGD | None) -> Subject:
+    """A trainer in a Python file, which may also define ``run`` and ``attack``."""
+    file, name, module = _imported("trainer", where)
+    train = getattr(module, name, None)
+    if not callable(train):
+        raise ValueError(f"trainer must name a function in {str(file)!r}, got {name!r}")
+    own = getattr(module, "run", None)
+    if run is not None and own is not None:
+        raise ValueError(f"the run must be described either by options or in {str(file)!r}, not by both")
+    described = run or own
+    if not isinstance(described, DPSGD):
+        raise ValueError(f"the run must be described by options, or as run = lastiterate.DPSGD(...) in {str(file)!r}")
+    return Subject(
+        described, train, f"{file.name}:{name}", file.stem, None, *(getattr(module, each, None) for each in _ALSO)
+    )
+
+
+def users_attack(where: str) -> object:
+    """An attack in a Python file: an instance of its class, which is made here if the file names the class."""
+    file, name, module = _imported("attack", where)
+    if not hasattr(module, name):
+        raise ValueError(f"attack must name a class in {str(file)!r}, got {name!r}")
+    named = getattr(module, name)
+    return _made(named, where) if isinstance(named, type) else named
+
+
+def _made(kind: type, where: str) -> object:
+    """An instance of a user's class, which must not want anything for that."""
+    try:
+        signature(kind).bind()
+    except ValueError:  # Python does not know how it is called
+        pass
+    except TypeError as error:
+        raise ValueError(
+            f"attack must be a class that is made without arguments, or an instance, got {where!r}: {error}"
+        ) from None
+    return guarded(kind, f"the making of {where!r}", AttackFailed)
+
+
+def _imported(what: str, where: str) -> tuple[Path, str, ModuleType]:
+    """The file that FILE.py:NAME names, the name, and the module that the file is."""
+    path, _, name = where.rpartition(":")
+    file = Path(path)
+    if not path or not name.isidentifier():
+        raise ValueError(f"{what} must be FILE.py:NAME, got {where!r}")
+    if not file.is_file():
+        raise ValueError(f"{what} must be in a file that exists, got {str(file)!r}")
+    if not is_python(file):
+        raise ValueError(f"{what} must be in a Python file, got {str(file)!r}")
+    failure = AttackFailed if what == "attack" else TrainerFailed
+    return file, name, guarded(partial(import_file, file), f"the import of {str(file)!r}", failure)

@@ -1,0 +1,303 @@
+"""What an audit found, beside what was predicted."""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lastiterate.auditing.evidence.estimate import Estimate
+from lastiterate.auditing.evidence.forecast import OneRunOutlook, Outlook, perfect
+from lastiterate.auditing.evidence.score_signal import is_defined, sees_every_step
+from lastiterate.auditing.evidence.verdict_strength import Strength
+from lastiterate.common.adam_second_moment import SecondMoment
+from lastiterate.common.errors import MissingExtra
+from lastiterate.common.formatting import Table, caveat_of, describe, per_cent, spell, spell_down, spell_exact, spell_up
+from lastiterate.common.types import FloatArray
+from lastiterate.common.validation import told
+from lastiterate.compare_analyses import Answer
+from lastiterate.registry import ANALYSES, METHODS, kind_of_prediction
+from lastiterate.run import DPSGD
+
+if TYPE_CHECKING:
+    from altair import VConcatChart
+
+
+# Why the number found is below the guarantee: what is hidden, what the sample costs, and what the attack misses.
+
+_HEADLINES = ("last-iterate", "one-run-last-iterate", "composition", "clopper-pearson", "one-run")  # the first there is
+
+
+@dataclass(frozen=True)
+class Step:
+    """One level on the way from the guarantee down to what was found.
+
+    Attributes:
+        name: "guarantee", "heuristic", "perfect attack" or "found".
+        epsilon: at this level.
+        words: what lies between it and the level before, in a sentence.
+    """
+
+    name: str
+    epsilon: float
+    words: str
+
+    @property
+    def rounded(self) -> str:
+        """The epsilon for people: guarantee and prediction rounded up, lower bounds rounded down."""
+        spell_level = spell_up if self.name in ("guarantee", "heuristic") else spell_down
+        return spell_level(self.epsilon, 3) if math.isfinite(self.epsilon) else "infinite"
+
+
+def headline(estimates: Mapping[str, Estimate], sees_all: bool) -> Estimate:
+    """The estimate that is split: of the last-iterate family, or of composition's where all iterates are seen."""
+    names = [name for name in _HEADLINES if name in estimates and not (sees_all and name == "last-iterate")]
+    return estimates[names[0]] if names else next(iter(estimates.values()))
+
+
+def waterfall_of(
+    outlook: Outlook | OneRunOutlook, predictions: Mapping[str, Answer], estimates: Mapping[str, Estimate]
+) -> tuple[Step, ...]:
+    """The levels from the guarantee that there is down to the epsilon that was found, of one method throughout."""
+    sees_all = sees_every_step(outlook.expected)
+    found = headline(estimates, sees_all)
+    steps: list[Step] = []
+    known = ((name, predictions[name].value) for name in ("composition", "no_amplification") if name in predictions)
+    guarantee = next(((name, value) for name, value in known if value is not None), None)
+    if guarantee is not None:
+        steps.append(Step("guarantee", guarantee[1], f"Guaranteed, by {ANALYSES[guarantee[0]].label}."))
+    heuristic = predictions["last_iterate"].value
+    if heuristic is not None and not sees_all:
+        steps.append(Step("heuristic", heuristic, _hidden(steps, heuristic, outlook.run)))
+    median = perfect(outlook).reached(found.method, 0.5)
+    what = "canaries of one run" if isinstance(outlook, OneRunOutlook) else "models a world"
+    many = f"{outlook.models:,} {what}, {METHODS[found.method].label}"
+    steps.append(Step("perfect attack", median, _sample(steps, median, many)))
+    above = None if heuristic is None or sees_all else heuristic
+    steps.append(Step("found", found.epsilon, _missed(median, found.epsilon, above)))
+    return tuple(steps)
+
+
+def _hidden(before: list[Step], heuristic: float, run: DPSGD) -> str:
+    seen = "the last iterate" if run.release_count == 1 else f"the {run.release_count:,} released iterates"
+    verb = "is" if run.release_count == 1 else "are"
+    what = kind_of_prediction(run)
+    if not before:
+        return f"Predicted for {seen} ({what})."
+    if (lost := before[-1].epsilon - heuristic) < 0.0:
+        return f"The heuristic is {spell(-lost, 3)} above the guarantee, which holds all the same."
+    return f"Hidden: {spell(lost, 3)}, as only {seen} {verb} seen (predicted, {what})."
+
+
+def _sample(before: list[Step], median: float, many: str) -> str:
+    shows = f"half of the audits by a perfect attack find at least this ({many})"
+    if not before or not math.isfinite(median):
+        return f"The sample: {shows}."
+    if (lost := before[-1].epsilon - median) < 0.0:
+        return f"The sample costs nothing: {shows}, as a bound of so little confidence is often too high."
+    return f"The sample costs {spell(lost, 3)}: {shows}."
+
+
+def _missed(median: float, found: float, heuristic: float | None) -> str:
+    if heuristic is not None and found > heuristic:
+        return (
+            f"Found: {spell(found - heuristic, 3)} more than the heuristic predicts. The bound was lucky, losses are "
+            "not as linear as it assumes, or training is not as described."
+        )
+    if not math.isfinite(median) or not math.isfinite(found):
+        return "Found by this attack."
+    if abs(lost := median - found) < 0.0005:
+        return "This attack misses nothing: it finds what half of the perfect attacks find at least."
+    if lost < 0.0:
+        more = f"Found: {spell(-lost, 3)} more than half of the perfect attacks find"
+        return f"{more}, by luck or because training is not as described."
+    return f"This attack misses {spell(lost, 3)}, by what it does not see of the canary, or by bad luck."
+
+
+@dataclass(frozen=True, eq=False)
+class AuditResult:
+    """An audit, done or as far as it came. Epsilons are at ``delta``. It prints as the table of the command line.
+
+    Attributes:
+        run: what was trained, or is claimed to have been.
+        attack: how it was attacked, in one line of plain words.
+        data: what was trained on what, in one line of plain words.
+        caveats: what a reader must know about these numbers, in sentences.
+        delta: of (epsilon, delta)-DP.
+        confidence: of every empirical epsilon.
+        predictions: what each analysis says of the run, by its name.
+        estimates: empirical epsilons, by method.
+        scores_in: of the models with the canary; a larger score speaks for the canary.
+        scores_out: of those without.
+        score_unit: what a score counts, such as "standard deviations of the noise".
+        score_density: points (score, density without the canary, density with it) that the linear analysis predicts,
+            an array [points, 3]; None where it does not predict scores.
+        signal: d', the distance of the two means in standard deviations.
+        ideal_signal: the same if the losses were linear and nothing but noise moved the score; None: not known.
+        accuracy: the mean test accuracy of the models; None: not measured.
+        models: planned a world.
+        store: where the scores are.
+        seconds: that training and scoring took, over all sessions.
+        verdict: "violation", "above heuristic", "inconclusive" or "consistent".
+        reason: why, in a sentence or two; of an inconclusive verdict, also what it would take.
+        strength: what the verdict would have caught.
+        perplexity: of language models on held-out text, the geometric mean over the models; None: not measured.
+        perplexity_before: that of the model with which training began.
+        second_moment: Adam's, on models that are not counted; None: not Adam, or not measured.
+        outlook: how an audit of so many models was expected to turn out, if training is exactly as described.
+    """
+
+    run: DPSGD
+    attack: str
+    data: str
+    caveats: tuple[str, ...]
+    delta: float
+    confidence: float
+    predictions: dict[str, Answer]
+    estimates: dict[str, Estimate]
+    scores_in: FloatArray
+    scores_out: FloatArray
+    score_unit: str
+    score_density: FloatArray | None
+    signal: float
+    ideal_signal: float | None
+    accuracy: float | None
+    models: int
+    store: Path | None
+    seconds: float
+    verdict: str
+    reason: str
+    strength: Strength
+    perplexity: float | None = None
+    perplexity_before: float | None = None
+    outlook: Outlook | OneRunOutlook | None = None
+    second_moment: SecondMoment | None = None
+
+    @cached_property
+    def detectable(self) -> dict[str, float]:
+        """The epsilon that each method finds with probability 80%, if training and attack are as expected."""
+        return {} if self.outlook is None else {method: self.outlook.reached(method) for method in self.estimates}
+
+    @cached_property
+    def waterfall(self) -> tuple[Step, ...]:
+        """Why the number found is below the guarantee, level by level."""
+        if self.outlook is None or not self.estimates:
+            return ()
+        return waterfall_of(self.outlook, self.predictions, self.estimates)
+
+    @property
+    def last_iterate(self) -> float | None:
+        """Epsilon by the heuristic."""
+        return self.predictions["last_iterate"].value
+
+    @property
+    def composition(self) -> float | None:
+        """Epsilon by the standard analysis."""
+        return self.predictions["composition"].value
+
+    @property
+    def full_batch(self) -> float | None:
+        """Epsilon of the full-batch baseline."""
+        return self.predictions["full_batch"].value
+
+    @property
+    def empirical(self) -> dict[str, float]:
+        """The empirical epsilon of each method."""
+        return {method: estimate.epsilon for method, estimate in self.estimates.items()}
+
+    def __str__(self) -> str:
+        return str(result_table(self))
+
+    def _repr_html_(self) -> str:
+        """The same for notebooks."""
+        return f"<pre>{html.escape(str(self))}</pre>"
+
+    def plot(self) -> VConcatChart:
+        """Scores, errors and epsilons in one picture: an altair chart, which notebooks show and ``save`` writes."""
+        from lastiterate.plot.audit_charts import audit_chart
+        from lastiterate.plot.chart_file import missing_libraries
+
+        if sentence := missing_libraries():
+            raise MissingExtra(sentence)
+        return audit_chart(self)
+
+    def page(self, path: str | Path) -> None:
+        """Write all of it as one web page, which needs no network. The file's name must end in .html."""
+        from lastiterate.plot.page import write_page
+
+        if not isinstance(path, (str, Path)):
+            raise ValueError(f"path must be that of a file, got {told(path)}")
+        write_page(self, Path(path))
+
+
+# What an audit found as the table that people read, in print and on the command line.
+
+
+def result_table(result: AuditResult) -> Table:
+    """Predictions and estimates, one below the other; the first note is the verdict."""
+    rows, run = [], result.run
+    for name, answer in result.predictions.items():
+        value = "none" if answer.value is None else spell_up(answer.value)
+        analysis = ANALYSES[name]
+        rows.append((analysis.label_of(run), value, "", "", answer.reason or analysis.assumed_of(run)))
+    for name, estimate in result.estimates.items():
+        share = per_cent(estimate.confidence)
+        most = "-" if estimate.largest is None else spell_up(estimate.largest, 4)
+        rows.append((METHODS[name].label, spell_down(estimate.epsilon), share, most, METHODS[name].assumes))
+    verdict = [verdict_sentence(result.verdict, result.reason), result.strength.words]
+    notes = [*verdict, *_about(result), *result.caveats, caveat_of(run)]
+    if result.store:
+        notes.append(f"Scores: {result.store}")
+    title = (
+        f"{result.data or 'your trainer'}: {describe(result.run)}; delta {spell_exact(result.delta)}\n{result.attack}"
+    )
+    return Table(title, ("", "epsilon", "confidence", "limit", "what it assumes"), rows, {1, 2, 3}, notes)
+
+
+def verdict_sentence(verdict: str, reason: str) -> str:
+    """The verdict, and why."""
+    return f"Verdict: {verdict}. {reason}"
+
+
+def _about(result: AuditResult) -> list[str]:
+    """What the empirical rows rest on, and how good the attack and the models were."""
+    choices = {estimate.threshold_choice for estimate in result.estimates.values()}
+    one = next(iter(result.estimates.values()))
+    joint = "" if METHODS[one.method].is_one_run else ", joint over both error rates"
+    words = [
+        f"Empirical epsilons are lower bounds for this attack: {one.models_in:,} + {one.models_out:,} scores, "
+        f"threshold {' or '.join(sorted(choices))}; confidence for each method by itself{joint}. "
+        "Limit: the largest epsilon this many models can show."
+    ]
+    if result.accuracy is not None:
+        words.append(f"Accuracy of the models: {100 * result.accuracy:.1f}%.")
+    if result.perplexity is not None:
+        before = "" if result.perplexity_before is None else f", {spell(result.perplexity_before)} before training"
+        words.append(f"Perplexity of the models on held-out text: {spell(result.perplexity)}{before}.")
+    error = math.sqrt(1 / len(result.scores_in) + 1 / len(result.scores_out))  # of d', about
+    signal = f"Signal d' {spell(result.signal, 3)} (plus or minus {spell(error, 1)})"
+    if not is_defined(result.scores_in, result.scores_out):
+        signal = "Signal d': not defined for these scores"
+    if result.ideal_signal:
+        share = result.signal / result.ideal_signal
+        signal += f": {100 * share:.0f}% of {spell(result.ideal_signal, 3)}, the ideal of linear losses"
+    words.append(f"{signal}.")
+    return words + _reach(result)
+
+
+def _reach(result: AuditResult) -> list[str]:
+    """What so many models could see, and where the distance to the guarantee comes from."""
+    words = []
+    if result.detectable:
+        seen = ", ".join(f"{spell_down(value, 3)} ({method})" for method, value in result.detectable.items())
+        words.append(
+            f"Power: if training is correct, 80% of perfect attacks with this many models find at least {seen}."
+        )
+    if result.waterfall:
+        levels = " -> ".join(f"{step.rounded} {step.name}" for step in result.waterfall)
+        words.append(f"Why not more? {levels}. {' '.join(step.words for step in result.waterfall[1:])}")
+    return words

@@ -1,0 +1,203 @@
+"""From counted errors to upper bounds on error rates, and from these to epsilon without further assumptions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy.special import bdtr, bdtrik, betainc, betainccinv, betaln, gammaln, ndtri, xlog1py, xlogy
+
+from lastiterate.common.types import FloatArray, Floats, IntArray
+from lastiterate.privacy.mixtures.solve import invert
+
+RateBound: TypeAlias = Callable[[ArrayLike, int, float], FloatArray]
+
+CORRECTION_RATIO = 1.25  # of neighbouring ranks: finer costs confidence, coarser rounds counts up by more
+_TIE = 1e-9  # of epsilon, for a distance of one standard deviation
+_FURTHEST = 8.0  # standard deviations
+_OUTWARDS = 1e-12  # of a rate: more than the root-finder's error
+
+
+def upper_bound(errors: ArrayLike, models: int, error: float) -> FloatArray:
+    """Clopper and Pearson's upper bound on a rate, wrong with probability ``error`` at most."""
+    count = np.asarray(errors, dtype=np.float64)
+    all_wrong = count >= models
+    return np.where(all_wrong, 1.0, betainccinv(count + 1.0, np.where(all_wrong, 1.0, models - count), error))[()]
+
+
+def anytime_bound(errors: ArrayLike, models: int, error: float) -> FloatArray:
+    """An upper bound on a rate that holds for all numbers of models at once, but with probability ``error``.
+
+    So one may look after every model, and stop when one likes. Against a rate p speaks the mixture, over the rates r
+    below p with the weights of Jeffreys' prior, of the likelihood ratios of r to p. Where the true rate is p or larger
+    that is a supermartingale which begins at 1, and by Ville's inequality it ever exceeds 1 / error with probability
+    ``error`` at most. It increases in p wherever it is 2 or more (docs/method.md), hence the bound is its one crossing.
+    """
+    if not 0.0 < error <= 0.5:
+        raise ValueError(f"error must be above 0 and at most 0.5, got {error!r}")
+    counts, index = np.unique(np.asarray(errors, dtype=np.float64), return_inverse=True)
+    bounds = np.ones(counts.size)
+    some = counts < models
+    if np.any(some):
+        bounds[some] = _crossing(counts[some], models, error)
+    return bounds[index].reshape(np.shape(errors))[()]
+
+
+def _crossing(count: FloatArray, models: int, error: float) -> FloatArray:
+    """Where the evidence against a rate reaches 1 / error, for each of these numbers of errors, all of them below n."""
+    right = models - count
+    constant = betaln(count + 0.5, right + 0.5) - betaln(0.5, 0.5)
+
+    def evidence(log_rate: Floats) -> tuple[Floats, Floats]:
+        """Its logarithm, and the derivative of that."""
+        rate = np.minimum(np.exp(log_rate), 1.0 - 1e-16)
+        below = betainc(0.5, 0.5, rate)
+        logarithm = (
+            constant
+            + np.log(betainc(count + 0.5, right + 0.5, rate))
+            - np.log(below)
+            - count * log_rate
+            - right * np.log1p(-rate)
+        )
+        density = np.sqrt(rate / (1.0 - rate)) / np.pi  # of the prior, over the logarithm
+        slope = (models * rate - count) / (1.0 - rate) - density / below * (1.0 - np.exp(-np.maximum(logarithm, 0.0)))
+        return logarithm, slope
+
+    # One look needs no more than Clopper and Pearson's, by Markov's inequality: their bound is below.
+    low = np.log(upper_bound(count, models, error))
+    goal = np.full(count.size, -np.log(error))
+    found = np.exp(invert(evidence, goal, np.minimum(low + 0.2, 0.5 * low), low, np.zeros(count.size)))
+    bounds: FloatArray = np.minimum(found * (1.0 + _OUTWARDS), 1.0)
+    return bounds
+
+
+def bound_on_rates(choice: str, validity: str = "fixed") -> RateBound:
+    """How errors become an upper bound on their rate.
+
+    That is at one threshold, or for the choice "corrected" at all of them at once; for one number of models, or for the
+    validity "anytime" for all of them at once.
+    """
+    if choice == "corrected":
+        return simultaneous_bound
+    return anytime_bound if validity == "anytime" else upper_bound
+
+
+def simultaneous_bound(errors: ArrayLike, models: int, error: float) -> FloatArray:
+    """Upper bounds on the error rates of all thresholds at once, all of them right but with probability ``error``.
+
+    Take false positives. Let X be the score of the (k+1)-th largest of n models. A threshold with at most k false
+    positives lies above X, so its rate is at most the chance that a new score exceeds X. Scores are a decreasing
+    function of uniform numbers; a new one exceeds X only if its number is smaller than X's, which is the (k+1)-th
+    smallest of n and so has the law Beta(k+1, n-k); with ties it may have to be smaller still. So Clopper and Pearson's
+    bound for k errors, a quantile of that law, holds for every threshold with at most k errors together. It is used for
+    ranks k that are fixed before the scores are seen, with an equal share of ``error`` each, and a count is rounded up
+    to the next rank. False negatives are the same from below.
+    """
+    grid = ranks(models, CORRECTION_RATIO)
+    bounds = np.append(upper_bound(grid, models, error / grid.size), 1.0)
+    return bounds[np.searchsorted(grid, errors)]
+
+
+def ranks(models: int, ratio: float) -> IntArray:
+    """Numbers of errors, out of so many models, that stand for all others.
+
+    They are 0, 1, 2 and so on, soon each ``ratio`` times the one before, up to half of the models. From there on they
+    get as much denser again towards all models, which is not among them: a rate that is 1 shows nothing.
+    """
+    steps = [0]
+    while steps[-1] <= models // 2:
+        steps.append(max(steps[-1] + 1, int(np.ceil(steps[-1] * ratio))))
+    ends = np.array(steps[:-1])
+    return np.unique(np.concatenate((ends, models - ends[1:])))
+
+
+def epsilon_of(fpr: float | FloatArray, fnr: float | FloatArray, delta: float) -> FloatArray:
+    """The least epsilon >= 0 at which (epsilon, delta)-DP allows these two error rates."""
+    with np.errstate(divide="ignore"):
+        forward = np.log(np.maximum(1.0 - fnr - delta, 0.0)) - np.log(fpr)
+        backward = np.log(np.maximum(1.0 - fpr - delta, 0.0)) - np.log(fnr)
+    least: FloatArray = np.maximum(np.maximum(forward, backward), 0.0)
+    return least
+
+
+@dataclass(frozen=True)
+class AssumptionFree:
+    """The definition of (epsilon, delta)-DP, and nothing else."""
+
+    def epsilon(self, fpr: float, fnr: float, delta: float) -> float:
+        """The lower bound that upper bounds on the two rates imply."""
+        return float(epsilon_of(fpr, fnr, delta))
+
+    def noise_multiplier(self, fpr: float, fnr: float) -> float | None:
+        """None: no noise is assumed."""
+        return None
+
+    def merits(self, fpr: FloatArray, fnr: FloatArray, delta: float) -> FloatArray:
+        """How good each row of possible upper bounds is: the mean epsilon, and where that is equal, the distance.
+
+        That is between two normal distributions with these rates.
+        """
+        epsilons = epsilon_of(fpr[:, :, None], fnr[:, None, :], delta)
+        overlap = sum(np.clip(ndtri(rate), -_FURTHEST, _FURTHEST).mean(axis=1) for rate in (fpr, fnr))
+        merits: FloatArray = epsilons.mean(axis=(1, 2)) - _TIE * overlap
+        return merits
+
+
+# Numbers of errors before they are counted: binomial, at one threshold and at two of them at once.
+
+_LEFT_OUT = 1e-13  # of the probability, at either end
+
+
+@dataclass(frozen=True, eq=False)
+class ErrorCounts:
+    """How many of so many models are called wrongly: the numbers that occur, and how probable each is."""
+
+    models: int
+    rate: float
+    counts: IntArray
+
+    @classmethod
+    def of(cls, models: int, rate: float) -> ErrorCounts:
+        """The law at this rate of errors."""
+        rate = min(max(rate, 0.0), 1.0)
+        inside = min(max(rate, 1e-15), 1.0 - 1e-15)
+        low, high = (float(bdtrik(end, float(models), inside)) for end in (_LEFT_OUT, 1.0 - _LEFT_OUT))
+        first = 0 if np.isnan(low) else max(int(low) - 1, 0)
+        last = models if np.isnan(high) else min(int(np.ceil(high)) + 1, models)
+        return cls(models, rate, np.arange(first, last + 1))
+
+    @property
+    def masses(self) -> FloatArray:
+        """The probability of each of the numbers."""
+        return _binomial(self.counts, self.models, self.rate)
+
+    @property
+    def at_most(self) -> FloatArray:
+        """The probability of less than the first of the numbers, and of at most each of them."""
+        fewer = np.concatenate((self.counts[:1] - 1, self.counts))
+        return np.where(fewer < 0, 0.0, bdtr(np.maximum(fewer, 0), self.models, self.rate))
+
+
+def both(fewer: ErrorCounts, more: ErrorCounts) -> FloatArray:
+    """The probability of each number of errors at the threshold that makes fewer, with each at the other: a matrix.
+
+    Whoever is wrong at the first is wrong at the second, too.
+    """
+    left = more.models - fewer.counts[:, None]
+    rest = max(1.0 - fewer.rate, 1e-300)
+    share = min(max((more.rate - fewer.rate) / rest, 0.0), 1.0)
+    added = more.counts[None, :] - fewer.counts[:, None]
+    possible = (added >= 0) & (added <= left)
+    given = np.where(possible, _binomial(np.where(possible, added, 0), np.maximum(left, 0), share), 0.0)
+    joint: FloatArray = fewer.masses[:, None] * given
+    return joint
+
+
+def _binomial(count: IntArray, models: int | IntArray, rate: float) -> FloatArray:
+    """The probability of so many errors."""
+    ways = gammaln(np.add(models, 1.0)) - gammaln(count + 1.0) - gammaln(np.subtract(models, count) + 1.0)
+    mass: FloatArray = np.exp(ways + xlogy(count, rate) + xlog1py(np.subtract(models, count), -rate))
+    return mass

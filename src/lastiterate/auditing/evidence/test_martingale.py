@@ -1,0 +1,175 @@
+"""A wager against a claim: who wins much money in a game that the claim makes unfavourable has refuted the claim.
+
+If a training has the privacy that is claimed, then for every epsilon >= 0 and every set of scores, P(in) <= e^epsilon
+P(out) + delta(epsilon), and the same with the worlds exchanged. So a bet that wins 1 if a model with the canary scores
+at least y, loses e^epsilon if one without does, and costs delta(epsilon) in any case, wins nothing on average. Whoever
+stakes a share of the money, chosen by earlier models alone and never more than can be lost, has a supermartingale: by
+Ville's inequality the money ever reaches 1 / error times its beginning with probability ``error`` at most, however
+often one looks and whenever one stops.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from lastiterate.common.types import FloatArray, IntArray
+
+_FIRST = 4  # models a world before the first bet
+_GROWTH = 1.08  # of the number of models from one choice of a bet to the next
+_PLACES = (np.arange(24) + 0.5) / 24.0  # of thresholds among the scores seen
+_STAKES = np.array([0.05, 0.1, 0.2, 0.3, 0.45, 0.6, 0.75, 0.9])  # of the most that may be staked
+_SLACK = 1e-9  # of delta: what its numerics may be wrong by
+EPSILONS = np.concatenate((np.linspace(0.0, 4.0, 17), np.linspace(4.5, 12.0, 16), np.linspace(14.0, 40.0, 14)))
+
+
+@dataclass(frozen=True, eq=False)
+class Odds:
+    """A claim as a bookmaker has it: the ``deltas`` that it allows at ``epsilons``, the larger of both directions."""
+
+    epsilons: FloatArray
+    deltas: FloatArray
+
+    @classmethod
+    def of_curve(cls, delta_of: Callable[[FloatArray], FloatArray]) -> Odds:
+        """Of a claim that has a whole curve."""
+        deltas = np.minimum(np.asarray(delta_of(EPSILONS)) * (1.0 + _SLACK) + 1e-15, 1.0)
+        return cls(EPSILONS, deltas)
+
+    @classmethod
+    def of_epsilon(cls, epsilon: float, delta: float) -> Odds:
+        """Of the claim of one epsilon and delta, which bounds delta below that epsilon, too."""
+        epsilons = np.unique(np.minimum(EPSILONS, epsilon))
+        # The two slopes of its trade-off curve, -e^epsilon and -e^-epsilon, meet on the diagonal.
+        share = np.exp(np.logaddexp(0.0, epsilons) - np.logaddexp(0.0, epsilon))
+        return cls(epsilons, 1.0 - (1.0 - delta) * share)
+
+
+@dataclass(frozen=True, eq=False)
+class Wager:
+    """Scores of models with the canary and without it, in the order of the models, and the claim that they bet against.
+
+    ``error`` is the probability with which a claim that is true is refuted.
+    """
+
+    scores_in: FloatArray
+    scores_out: FloatArray
+    odds: Odds
+    error: float
+
+    def refuted_after(self) -> int | None:
+        """After how many models a world the claim was refuted; None: it is not.
+
+        Whether larger or smaller scores speak for the canary shows by itself.
+        """
+        models = min(len(self.scores_in), len(self.scores_out))
+        inside, outside = (scores[None, :models] for scores in (self.scores_in, self.scores_out))
+        return int(refuted_after(inside, outside, self.odds, self.error)[0]) or None
+
+
+def refuted_after(
+    inside: FloatArray, outside: FloatArray, odds: Odds, error: float, *, coarse: bool = False
+) -> IntArray:
+    """For each audit, a row of scores, the number of models a world after which the claim is refuted; 0: never.
+
+    ``coarse`` leaves out prices that hardly matter, which is quicker: for simulated audits.
+    """
+    enough = _log_money(inside, outside, odds, coarse) >= -np.log(error)
+    return np.where(enough.any(axis=1), enough.argmax(axis=1) + 1, 0)
+
+
+def _log_money(inside: FloatArray, outside: FloatArray, odds: Odds, coarse: bool = False) -> FloatArray:
+    """The logarithm of the money of each audit after each of its models; it began as 1.
+
+    Half of it is bet on models with the canary, half on models without, since a claim holds in both directions.
+    """
+    # Only the order of scores matters, so ranks stand for them: equal scores have equal ranks.
+    models = inside.shape[1]
+    both = [np.unique(row, return_inverse=True)[1] for row in np.concatenate((inside, outside), axis=1)]
+    ranks = np.reshape(both, (len(inside), 2 * models)).astype(np.int64)
+    ins, outs = ranks[:, :models], ranks[:, models:]
+    bets = _Bets.of(odds, coarse)
+    top = 2 * models - 1
+    gains = np.zeros((2, *ins.shape))
+    begin = _FIRST
+    while begin < models:
+        end = min(max(begin + 1, int(begin * _GROWTH)), models)
+        seen = np.sort(ins[:, :begin], axis=1), np.sort(outs[:, :begin], axis=1)
+        now = ins[:, begin:end], outs[:, begin:end]
+        gains[0, :, begin:end] = bets.gains(*seen, *now, top)
+        mirrored = _flipped(seen[1], top), _flipped(seen[0], top), top - now[1], top - now[0]
+        gains[1, :, begin:end] = bets.gains(*mirrored, top)
+        begin = end
+    money: FloatArray = np.logaddexp(*np.cumsum(gains, axis=2)) - np.log(2.0)
+    return money
+
+
+def _flipped(ranks: IntArray, top: int) -> IntArray:
+    """Sorted ranks of scores with the other sign."""
+    return top - ranks[:, ::-1]
+
+
+@dataclass(frozen=True, eq=False)
+class _Bets:
+    """The bets to choose from: prices, deltas and stakes.
+
+    ``growths`` has the growth of the money if only the first world wins, if both do, only the second, or neither.
+    """
+
+    prices: FloatArray
+    deltas: FloatArray
+    stakes: FloatArray
+    growths: FloatArray
+
+    @classmethod
+    def of(cls, odds: Odds, coarse: bool) -> _Bets:
+        """All bets against a claim."""
+        kept = slice(None)
+        if coarse:  # where delta is nearly 0, a higher price only costs more
+            kept = slice(max(int(np.searchsorted(-odds.deltas, -1e-6)) + 1, 2))
+        prices, deltas = np.exp(odds.epsilons[kept]), odds.deltas[kept]
+        stakes = _STAKES[:, None] / (prices + deltas)
+        growths = np.log1p(
+            [
+                stakes * (1.0 - deltas),
+                stakes * (1.0 - prices - deltas),
+                -stakes * (prices + deltas),
+                -stakes * deltas,
+            ]
+        ).reshape(4, -1)
+        prices, deltas = (np.broadcast_to(each, stakes.shape).ravel() for each in (prices, deltas))
+        return cls(prices, deltas, stakes.ravel(), growths.astype(np.float32))  # these only choose a bet
+
+    def gains(self, ups: IntArray, downs: IntArray, won: IntArray, lost: IntArray, top: int) -> FloatArray:
+        """The logarithmic gains of the next models, by the bet that is best for the scores seen (sorted)."""
+        both = np.sort(np.concatenate((ups, downs), axis=1), axis=1)
+        best, gains = np.zeros(len(ups)), np.zeros(won.shape)
+        for sign in (1, -1):
+            views = (ups, downs, both) if sign > 0 else [_flipped(each, top) for each in (ups, downs, both)]
+            growth, at, part = self._choose(*views)
+            wins, losses = (each if sign > 0 else top - each for each in (won, lost))
+            price, delta, stake = (each[part][:, None] for each in (self.prices, self.deltas, self.stakes))
+            threshold = at[:, None]
+            new = np.log1p(stake * ((wins >= threshold) - price * (losses >= threshold) - delta))
+            better = growth > best
+            best, gains = np.where(better, growth, best), np.where(better[:, None], new, gains)
+        return gains
+
+    def _choose(self, ups: IntArray, downs: IntArray, both: IntArray) -> tuple[FloatArray, IntArray, IntArray]:
+        """For each audit, the bet that would have grown its money most: that growth, the threshold and the stake."""
+        audits, seen = ups.shape
+        thresholds = both[:, np.ceil(_PLACES * (2 * seen - 1)).astype(np.int64)]
+        rows = np.arange(audits)[:, None]
+        offsets = rows << 40  # sorted rows with growing offsets are one sorted array
+        shares = []
+        for values in (ups, downs):
+            below = np.searchsorted((values + offsets).ravel(), (thresholds + offsets).ravel()).reshape(audits, -1)
+            shares.append(((seen - (below - rows * seen) + 0.5) / (seen + 1.0)).astype(np.float32))
+        up, down = shares
+        chances = np.stack([up * (1.0 - down), up * down, (1.0 - up) * down, (1.0 - up) * (1.0 - down)], axis=-1)
+        growth = (chances @ self.growths).reshape(audits, -1)
+        best = growth.argmax(axis=1)
+        places, parts = np.divmod(best, self.growths.shape[1])
+        return growth[rows[:, 0], best], thresholds[rows[:, 0], places], parts

@@ -1,0 +1,294 @@
+"""A user's own trainer, any function ``(seed, canary) -> score | parameters``: how it is called, how it may fail."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from hashlib import blake2b
+from inspect import signature
+from time import monotonic
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy.special import bdtr, bdtrc, gammainc, gammaincc
+
+from lastiterate.attacks.attack import ExpectedScores, Facts, Unknown, Words, models_to_craft
+from lastiterate.auditing.design import Paired, Quality
+from lastiterate.auditing.experiments.choose import Given
+from lastiterate.auditing.experiments.protocol import Cost, Crafted, Trials
+from lastiterate.auditing.identity import Identity, identify
+from lastiterate.auditing.stores.audit_record import ScoredTrials
+from lastiterate.common.errors import TrainerFailed, guarded
+from lastiterate.common.system import process_peak_bytes
+from lastiterate.common.types import BoolArray, FloatArray, IntArray
+from lastiterate.common.validation import integer, noise_multipliers, numbers, told
+from lastiterate.run import DPSGD
+
+if TYPE_CHECKING:
+    from lastiterate.common.progress import TrainingProgress
+
+
+# What a user's trainer says about the training it has done, to be compared with the run that was declared.
+
+IMPLAUSIBLE = 1e-6  # batch sizes that are rarer than this under the declared run are no accident
+_LARGE_ENOUGH = 5.0  # mean batch size from which the spread of sizes is close to chi-square
+
+
+@dataclass(frozen=True, eq=False)
+class Trained:
+    """What a trainer returns if it also wants to be compared with its run: a mismatch stops the audit.
+
+    Args:
+        result: the score, or the parameters that the attack scores.
+        steps: how many updates were made.
+        batch_sizes: how many examples each batch really had, empty ones included.
+        noise_multiplier: that was really used, one number or one for each step.
+        dataset_size: how many examples there were, the canary included where it was there. With it, batch sizes are
+            compared with the declared rate itself; without it only with each other.
+    """
+
+    result: object
+    steps: int | None = None
+    batch_sizes: ArrayLike | None = None
+    noise_multiplier: ArrayLike | None = None
+    dataset_size: int | None = None
+
+    def check(self, run: DPSGD) -> None:
+        """Refuse a training that was not this run."""
+        if self.steps is not None:
+            _check_steps("steps", integer("Trained.steps", self.steps, 0), run)
+        if self.noise_multiplier is not None:
+            used = noise_multipliers(self.noise_multiplier, run.steps)
+            if not np.allclose(used, run.noise_multiplier, rtol=1e-6, atol=0.0):
+                raise ValueError(
+                    f"noise_multiplier must be what was trained with, {_shown(used)}, but the run declares "
+                    f"{_shown(run.noise_multiplier)}"
+                )
+        if self.batch_sizes is not None:
+            sizes = numbers("Trained.batch_sizes", self.batch_sizes, 0.0)
+            _check_steps("batches", sizes.size, run)
+            examples = None if self.dataset_size is None else integer("Trained.dataset_size", self.dataset_size)
+            _check_sizes(sizes.reshape(-1), run, examples)
+
+
+def _check_steps(what: str, done: int, run: DPSGD) -> None:
+    if done != run.steps:
+        raise ValueError(
+            f"steps must be those of the training, which made {done} {what}, but the run declares {run.steps}"
+        )
+
+
+def _check_sizes(sizes: FloatArray, run: DPSGD, examples: int | None) -> None:
+    """Refuse batch sizes that the declared sampling gives with a probability below ``IMPLAUSIBLE``."""
+    rates = np.broadcast_to(np.asarray(run.sample_rate, np.float64), sizes.shape)
+    if examples is not None:
+        _check_total(sizes, rates, run, examples)
+    if run.sampling == "poisson":
+        _check_spread(sizes, rates)
+    elif run.sampling != "shuffled" and np.ndim(run.sample_rate) == 0 and np.ptp(sizes) > 1.0:
+        # Of a shuffled data set the last batch of an epoch may be smaller.
+        raise ValueError(
+            f"sampling {run.sampling!r} has batches of one size, but those of the training have "
+            f"{sizes.min():g} to {sizes.max():g} examples"
+        )
+
+
+def _check_total(sizes: FloatArray, rates: FloatArray, run: DPSGD, examples: int) -> None:
+    """Sums of batch sizes are binomial where sampling is Poisson, and known otherwise."""
+    total, expected = float(sizes.sum()), examples * float(rates.sum())
+    rate = float(rates.mean())
+    if run.sampling == "poisson" and rate < 1.0:
+        # Where rates differ by step the sum is less spread than this binomial (Hoeffding 1956): the test stays safe.
+        trials = examples * sizes.size
+        at_least = bdtrc(total - 1.0, trials, rate) if total else 1.0
+        plausible = 2.0 * min(bdtr(total, trials, rate), at_least) >= IMPLAUSIBLE
+    else:
+        plausible = abs(total - expected) <= sizes.size  # batches are whole numbers
+    if not plausible:
+        mean = total / sizes.size
+        raise ValueError(
+            f"sample_rate must be that of the training, whose batches had {mean:.6g} of {examples:,} examples on "
+            f"average, a rate of {mean / examples:.4g}, but the run declares {_shown(run.sample_rate)}"
+        )
+
+
+def _check_spread(sizes: FloatArray, rates: FloatArray) -> None:
+    """The spread of binomial batch sizes around their mean follows from the rate, whatever the number of examples."""
+    mean = sizes.sum() * rates / rates.sum()
+    variance = mean * (1.0 - rates)
+    if sizes.size < 2 or mean.mean() < _LARGE_ENOUGH or np.any(variance <= 0.0):
+        return
+    # Chi-square, but for rounding: a size may have been up to half an example away, in favour of the training.
+    distance, rounding = np.sqrt(np.sum((sizes - mean) ** 2 / variance)), np.sqrt(np.sum(0.25 / variance))
+    most, least = 0.5 * (distance + rounding) ** 2, 0.5 * max(distance - rounding, 0.0) ** 2
+    half = 0.5 * (sizes.size - 1.0)
+    if 2.0 * min(gammainc(half, most), gammaincc(half, least)) < IMPLAUSIBLE:
+        how = "less" if most < half else "more"
+        raise ValueError(
+            f"sampling 'poisson' at the declared sample_rate {_shown(rates)} gives batches whose sizes vary with a "
+            f"standard deviation of {np.sqrt(variance.mean()):.3g}, but those of the training vary {how}, with "
+            f"{sizes.std():.3g} (from {sizes.min():g} to {sizes.max():g} examples)"
+        )
+
+
+def _shown(value: ArrayLike) -> str:
+    distinct = np.unique(np.asarray(value, np.float64))
+    return f"{distinct[0]:g}" if distinct.size == 1 else f"{distinct[0]:g} to {distinct[-1]:g}"
+
+
+FIRST_REFERENCE = 2**20  # models that are not counted have numbers from here on
+SEED_NUMBERING = 2  # 1 was (seed << 22) + 2 * model + present, which repeated itself from one audit to another
+
+UserTrainer = Callable[[int, bool], object]
+
+
+@runtime_checkable
+class ParametersAttack(Protocol):
+    """An attack on whatever parameters a trainer returns; ``attacks.Displacement`` is one."""
+
+    def craft(self, run: DPSGD, references: list[object]) -> Facts:
+        """Decide what has to be decided from the parameters of models without the canary."""
+
+    def score(self, run: DPSGD, facts: Facts, parameters: object) -> float:
+        """How much the parameters speak for the canary."""
+
+    def expected(self, facts: Facts) -> ExpectedScores: ...
+    def words(self, facts: Facts) -> Words: ...
+
+
+@dataclass(frozen=True, eq=False)
+class UserTrainings:
+    """A user's trainer and, where it returns parameters, the attack that scores them."""
+
+    run: DPSGD
+    trainer: UserTrainer
+    attack: ParametersAttack | None
+    design: Paired
+    seed: int
+    data: str
+    quality: Quality | None = None
+
+    @classmethod
+    def of(cls, trainer: UserTrainer, given: Given) -> UserTrainings:
+        """The experiment, once it is known that its parts fit."""
+        integer("models", given.models, 1, FIRST_REFERENCE)
+        attack = given.attack
+        if attack is not None and (isinstance(attack, type) or not isinstance(attack, ParametersAttack)):
+            raise ValueError(
+                f"attack must be None or lastiterate.attacks.Displacement for a trainer, or have craft, score, "
+                f"expected and words, got {told(attack)}"
+            )
+        _check_arguments(trainer)
+        words = given.data or f"the trainer {getattr(trainer, '__qualname__', type(trainer).__name__)}"
+        return cls(given.run, trainer, attack, given.paired(), given.seed, words)
+
+    def identity(self) -> Identity:
+        return identify(self.run, self.trainer, self.attack, self.design, self.seed, trainer_seeds=SEED_NUMBERING)
+
+    def craft(self, progress: bool | None) -> Crafted:
+        attack = self.attack
+        if attack is None:
+            return Crafted({}, Unknown(), Words("your trainer's own scores", "score"))
+        count = models_to_craft(attack)
+        trained = [self.train(FIRST_REFERENCE + model, False) for model in range(count)]
+        try:
+            facts = attack.craft(self.run, trained)
+        except (TypeError, ValueError) as error:  # they are no parameters, or not of the canary's shapes
+            raise TrainerFailed(error, f"{count} reference models of world 'out'") from error
+        return Crafted(facts, attack.expected(facts), attack.words(facts))
+
+    def trials(self, crafted: Crafted, chunk_size: int | None, workers: int | None, sharers: int = 1) -> Trials:
+        return _UserTrials(self, crafted, chunk_size or 1)
+
+    def cost(self) -> Cost:
+        references = 0 if self.attack is None else models_to_craft(self.attack)
+        total = references + self.design.trials
+        began = monotonic()
+        self.train(0, False)
+        return Cost(total, references, total * (monotonic() - began), process_peak_bytes(), "from one model trained")
+
+    def train(self, model: int, world: bool) -> object:
+        """What the trainer returns for one model, once it is known to have trained the run that was declared."""
+        result = guarded(lambda: self.trainer(trainer_seed(self.seed, model, world), world), self.called(model, world))
+        if isinstance(result, Trained):
+            result.check(self.run)
+            return result.result
+        return result
+
+    def score(self, facts: Facts, model: int, world: bool) -> float:
+        """Train one model and score it."""
+        result = self.train(model, world)
+        if self.attack is None and isinstance(result, (list, tuple, np.ndarray)) and np.ndim(result) != 0:
+            raise ValueError(
+                f"attack must be given where the trainer returns parameters (here of shape {np.shape(result)}): for "
+                "example lastiterate.attacks.Displacement(canary); a score is one number for all that is released"
+            )
+        try:
+            return _number(result if self.attack is None else self.attack.score(self.run, facts, result))
+        except (TypeError, ValueError) as error:
+            raise TrainerFailed(error, self.called(model, world)) from error
+
+    def called(self, model: int, world: bool) -> str:
+        """What a model is called where its training fails."""
+        number = f"model {model}" if model < FIRST_REFERENCE else f"reference model {model - FIRST_REFERENCE}"
+        return f"{number} of world {'in' if world else 'out'!r} (seed {trainer_seed(self.seed, model, world)})"
+
+
+@dataclass(frozen=True, eq=False)
+class _UserTrials:
+    """One model after the other; the trainer's framework uses the cores as it does.
+
+    Each is handed over before the next begins, as nobody knows what that will do: it may hang, or end the process.
+    """
+
+    experiment: UserTrainings
+    crafted: Crafted
+    chunk_size: int
+
+    def chunks(self, models: IntArray, present: BoolArray, progress: TrainingProgress | None) -> Iterator[ScoredTrials]:
+        for model, world in zip(models.tolist(), present.tolist(), strict=True):
+            began = monotonic()
+            score = self.experiment.score(self.crafted.facts, model, world)
+            if progress:
+                progress.advanced(1, self.experiment.run.steps, finished=True)
+            yield ScoredTrials.of([model], [world], [score], seconds=monotonic() - began)
+
+
+def trainer_seed(seed: int, model: int, present: bool) -> int:
+    """A seed for a user's trainer: in [0, 2^32), and different for every model and world of an audit.
+
+    A permutation of the numbers below 2^32, a Feistel network of four rounds, whose key is the audit's whole seed.
+    """
+    left, right = divmod(2 * model + present, 2**16)
+    for turn in range(4):
+        digest = blake2b(f"{seed} {turn} {right}".encode(), digest_size=2).digest()
+        left, right = right, left ^ int.from_bytes(digest, "little")
+    return left * 2**16 + right
+
+
+def _check_arguments(trainer: UserTrainer) -> None:
+    """Refuse what cannot be called with seed and canary, as far as Python knows how it is called."""
+    try:
+        how = signature(trainer)
+    except (TypeError, ValueError):
+        return
+    try:
+        how.bind(0, True)
+    except TypeError as error:
+        raise ValueError(
+            f"problem must be a trainer that takes (seed, canary), got one that takes {how}: {error}"
+        ) from None
+
+
+def _number(result: object) -> float:
+    try:
+        score = float(result)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"the trainer must return a number, or parameters together with an attack that scores them, such as "
+            f"lastiterate.attacks.Displacement(canary); got {type(result).__name__}"
+        ) from None
+    if np.isnan(score):
+        raise ValueError("scores must be numbers, infinite ones included, got nan from the trainer")
+    return score

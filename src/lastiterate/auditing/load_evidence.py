@@ -1,0 +1,359 @@
+"""From a store to the evidence in it: what ``report`` is asked of, also while the audit is running."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from array import array
+from dataclasses import asdict
+from datetime import UTC, datetime
+from importlib import import_module
+from importlib.util import find_spec
+from io import TextIOWrapper
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from lastiterate.auditing.design import Paired
+from lastiterate.auditing.evidence.audit_result import AuditResult
+from lastiterate.auditing.evidence.estimates import Question
+from lastiterate.auditing.evidence.report import Evidence, report
+from lastiterate.auditing.experiments.protocol import Crafted
+from lastiterate.auditing.stores.audit_record import ScoredTrials
+from lastiterate.auditing.stores.store import Store
+from lastiterate.citation import guaranteed, released_by, seen_by
+from lastiterate.common.atomic_write import check_writable, is_same_file, write_whole
+from lastiterate.common.formatting import (
+    ONE_TRAINING,
+    describe,
+    neighbours_of,
+    per_cent,
+    printable,
+    spell_down,
+    spell_up,
+)
+from lastiterate.common.types import Fields
+from lastiterate.common.validation import written_number
+from lastiterate.compare_analyses import run_fields
+from lastiterate.data.files import LINE, PARSED, BadFile, as_path, find, most_bytes, too_large
+from lastiterate.registry import LAST_ITERATE, METHODS, THRESHOLDS, VALIDITIES, VERDICTS, kind_of_prediction
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from lastiterate.auditing.stores.audit_record import ScoredTrials
+    from lastiterate.common.types import FloatArray
+    from lastiterate.data.files import Location
+
+
+def evidence_in(store: Store) -> Evidence:
+    """All that a store knows about its audit."""
+    record, held = store.record, store.crafted
+    if held is None:
+        raise ValueError(
+            f"the store {str(store.path)!r} has no trial yet: its audit was stopped before the first model"
+        )
+    crafted, trials = Crafted.of_fields(held), store.scores()
+    return Evidence(
+        run=record.run,
+        design=record.design,
+        expected=crafted.expected,
+        words=crafted.words,
+        data=record.data,
+        scores=trials.scores,
+        present=trials.present,
+        prefix=_prefix(trials) if isinstance(record.design, Paired) else 0,
+        quality=record.quality,
+        qualities=trials.qualities,
+        quality_before=crafted.quality_before,
+        seconds=store.seconds,
+        store=store.path,
+        second_moment=crafted.second_moment,
+    )
+
+
+def _prefix(trials: ScoredTrials) -> int:
+    """How many trials come before the first gap: those of models up to which both worlds are there."""
+    there = (trials.models == np.arange(len(trials)) // 2) & (trials.present == (np.arange(len(trials)) % 2 == 0))
+    gaps = np.flatnonzero(~there)
+    return 2 * ((int(gaps[0]) if gaps.size else len(trials)) // 2)
+
+
+def read(path: str | Path, question: Question = Question()) -> AuditResult:  # noqa: B008 - it is frozen
+    """The result of the audit in a store, which may still be running."""
+    with Store.read(path) as store:
+        return report(evidence_in(store), question)
+
+
+def read_with_problem(path: Path, question: Question) -> tuple[AuditResult, str | None]:
+    """The same, with the fingerprint of what was trained on, for those who compare stores and say which is refused."""
+    with Store.read(path) as store:
+        try:
+            return report(evidence_in(store), question), store.problem
+        except ValueError as refusal:
+            if str(path) in str(refusal):
+                raise
+            raise ValueError(f"{refusal} (the store {str(path)!r})") from None
+
+
+# A privacy card: what an audit says on one page, as plain values that people and programs read alike.
+
+VERSION = 1  # of what a card says
+_POWER = 0.8  # with which probability an audit shows what is called detectable
+TERMS = {
+    "epsilon": "How much better than guessing the best attack may be; 0 is no better, and each step of 1 multiplies "
+    "the odds by 2.7.",
+    "delta": "How far the probabilities that epsilon compares may differ beyond it; it should be far below one in the "
+    "number of examples.",
+    "canary": "An example that was made to be found: the audit trains with it and without it.",
+    "world": "Trainings with the canary are one world, those without it the other; the attack tells them apart.",
+}
+
+
+def card_of(store: Store, result: AuditResult) -> Fields:
+    """The card of what was found in this store. Values that do not exist are null, with the reason beside them."""
+    run, record = result.run, store.record
+    people = run.group_size > 1
+    return {
+        "card": "lastiterate privacy card",
+        "version": VERSION,
+        "trained": printable(result.data) or "a trainer of one's own",
+        "run": run_fields(run),
+        "run_words": describe(run),
+        "released": released_by(run),
+        "unit_of_privacy": f"a person with up to {run.group_size:,} examples" if people else "one example",
+        "neighbours": run.neighbours,
+        "neighbours_words": neighbours_of(run),
+        "delta": result.delta,
+        **_guaranteed(result),
+        **_predicted(result),
+        "found": [_found(result, method) for method in result.estimates],
+        **_power(result),
+        "attack": printable(result.attack),
+        "models": {"in": len(result.scores_in), "out": len(result.scores_out), "planned": result.models},
+        "verdict": result.verdict,
+        "verdict_words": VERDICTS[result.verdict],
+        "reason": printable(result.reason),
+        "strength": asdict(result.strength),
+        "caveats": [*(printable(each) for each in result.caveats), ONE_TRAINING],
+        "audited": _text(record.setup.get("created")),
+        "summarised": datetime.now(UTC).isoformat(timespec="seconds"),
+        "versions": _versions(store),
+        "platform": _text(record.setup.get("platform")),
+        "seed": store.seed,
+        "store": printable(store.path.name),
+        "digest": f"sha256:{store.digest()}",
+        "terms": dict(TERMS),
+    }
+
+
+def _guaranteed(result: AuditResult) -> Fields:
+    name, found = guaranteed(result.run, result.delta)
+    if found.value is None:
+        return {"guaranteed": None, "guaranteed_reason": found.reason}
+    return {
+        "guaranteed": {
+            "epsilon": found.value,
+            "analysis": name,
+            "words": f"epsilon {spell_up(found.value, 4)}, {seen_by(result.run, name)}",
+        }
+    }
+
+
+def _predicted(result: AuditResult) -> Fields:
+    answer = result.predictions["last_iterate"]
+    if answer.value is None:
+        return {"predicted": None, "predicted_reason": answer.reason}
+    kind = kind_of_prediction(result.run)
+    words = f"epsilon {spell_up(answer.value, 4)}, for {released_by(result.run)}; {kind}, not a guarantee"
+    return {
+        "predicted": {"epsilon": answer.value, "analysis": LAST_ITERATE.name, "is_guarantee": False, "words": words}
+    }
+
+
+def _found(result: AuditResult, method: str) -> Fields:
+    each = result.estimates[method]
+    valid = THRESHOLDS[each.threshold_choice].is_valid
+    finite = math.isfinite(each.epsilon)
+    value = spell_down(each.epsilon, 4) if finite else "infinite"
+    says = f"epsilon at least {value}, with confidence {per_cent(each.confidence)}" if valid else f"epsilon {value}"
+    fields: Fields = {
+        "method": method,
+        "epsilon": each.epsilon if finite else None,
+        "confidence": each.confidence,
+        "threshold": each.threshold_choice,
+        "validity": each.validity,
+        "validity_words": VALIDITIES[each.validity],
+        "is_valid": valid,
+        "words": f"{says} ({METHODS[method].label}: {METHODS[method].assumes})",
+    }
+    if not finite:
+        fields["epsilon_reason"] = "infinite: these error rates are below what the family reaches even without noise"
+    return fields
+
+
+def _power(result: AuditResult) -> Fields:
+    """What such an audit shows if training is exactly as described."""
+    if not result.detectable:
+        return {"power": None, "power_reason": "not known for this audit"}
+    method, value = next(iter(result.detectable.items()))
+    seen = {name: each if math.isfinite(each) else None for name, each in result.detectable.items()}
+    value_words = spell_down(value, 3) if math.isfinite(value) else "any"
+    words = (
+        f"if training is correct, {per_cent(_POWER)} of perfect attacks find at least epsilon {value_words} "
+        f"({METHODS[method].label})"
+    )
+    return {"power": {"probability": _POWER, "detectable": seen, "words": words}}
+
+
+def _versions(store: Store) -> Fields:
+    """Of the packages that trained, all that were used."""
+    found: dict[str, list[str]] = {}
+    for used in store.versions() or [store.record.setup.get("versions") or {}]:
+        for name, version in used.items():
+            known = found.setdefault(printable(str(name)), [])
+            if printable(str(version)) not in known:
+                known.append(printable(str(version)))
+    return {name: ", ".join(each) for name, each in found.items()}
+
+
+def _text(value: object) -> str | None:
+    return printable(value) if isinstance(value, str) else None
+
+
+# Trials as a table for other programs: CSV or Parquet, written whole or not at all.
+
+FORMATS = (".csv", ".parquet")
+
+
+def export(store: Store, path: Location) -> None:
+    """Write the trials into a file of the format that its name ends in. ``lastiterate estimate`` reads the CSV.
+
+    Every number comes back exactly; an accuracy that was not measured is an empty field, in Parquet null.
+    """
+    target = check_target(path)
+    if is_same_file(target, store.path):
+        raise ValueError(f"the export's file must not be the store's, got {str(target)!r}")
+    quality = store.record.quality
+    columns = ("model", "world", "score", quality.name if quality else "accuracy", "seconds")
+    write = _parquet if target.suffix.lower() == ".parquet" else _csv
+    write_whole(target, write(store.scores(), columns), "export")
+
+
+def check_target(path: Location) -> Path:
+    """Refuse a file that could not be written later."""
+    target = as_path(path)
+    if target.suffix.lower() not in FORMATS:
+        raise ValueError(f"the export's file must end in {' or '.join(FORMATS)}, got {str(target)!r}")
+    if target.suffix.lower() == ".parquet" and find_spec("pyarrow") is None:
+        raise ValueError('Parquet needs pyarrow, which is not installed: pip install "lastiterate[parquet]"')
+    check_writable(target, "export")
+    return target
+
+
+def _csv(trials: ScoredTrials, columns: tuple[str, ...]) -> bytes:
+    text = io.StringIO(newline="")
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(columns)
+    qualities = ("" if math.isnan(quality) else quality for quality in trials.qualities.tolist())
+    numbers = (trials.scores.tolist(), qualities, trials.seconds.tolist())  # csv writes a float's repr
+    writer.writerows(zip(trials.models.tolist(), trials.worlds, *numbers, strict=True))
+    return text.getvalue().encode()
+
+
+def _parquet(trials: ScoredTrials, columns: tuple[str, ...]) -> bytes:
+    pyarrow, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")
+    qualities = pyarrow.array(trials.qualities, from_pandas=True)  # NaN becomes null
+    values = [trials.models, trials.worlds, trials.scores, qualities, trials.seconds]
+    content = pyarrow.BufferOutputStream()
+    parquet.write_table(pyarrow.table(dict(zip(columns, values, strict=True))), content)
+    return bytes(content.getvalue())
+
+
+# Scores from a CSV file: a row a model, or a canary of one run, with its world and its score.
+
+_COLUMNS = ("world", "score")
+_COINS = ("coin", "canary")  # columns that a file of one run may have: no two rows share a value
+_LONGEST_SHOWN = 100  # characters of what is wrong
+
+
+def read_scores(path: Path, one_run: bool = False) -> tuple[FloatArray, FloatArray]:
+    """Scores in and out. What is wrong with a file is said in one sentence that names the line.
+
+    With ``one_run`` the rows are canaries: a column ``coin`` or ``canary``, if there is one, must not repeat a value.
+    """
+    worlds = {"in": array("d"), "out": array("d")}
+    try:
+        size = find(path, "file").stat().st_size
+        if size > most_bytes(PARSED):
+            raise too_large(f"{str(path)!r} must have", PARSED, f"{size:,}")
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            rows = csv.reader(_lines(path, file))
+            header = [name.strip() for name in next(rows, [])]
+            world, score = (_column(path, header, name) for name in _COLUMNS)
+            if not one_run and "coin" in header:
+                raise ValueError(
+                    f"{str(path)!r} has a column coin, so its rows are canaries of one run, which are not independent "
+                    "models: choose a one-run method"
+                )
+            coins: dict[str, dict[str, int]] = {name: {} for name in _COINS if one_run and name in header}
+            for row in rows:
+                if row:
+                    where = f"{path.name} line {rows.line_num}"
+                    _add(worlds, row, world, score, where)
+                    for name, used in coins.items():
+                        _toss(used, name, row[header.index(name) :][:1], where, rows.line_num)
+    except UnicodeDecodeError:
+        raise BadFile(f"{str(path)!r} must be a CSV file in UTF-8, and is none") from None
+    except csv.Error as error:
+        raise BadFile(f"{str(path)!r} must be a CSV file, but: {error}") from None
+    for name, scores in worlds.items():
+        if not scores:
+            raise ValueError(f"{str(path)!r} must hold scores of both worlds, in and out, but has none of world {name}")
+    return np.array(worlds["in"]), np.array(worlds["out"])
+
+
+def _lines(path: Path, file: TextIOWrapper) -> Iterator[str]:
+    longest = most_bytes(LINE)
+    for number, line in enumerate(iter(lambda: file.readline(longest + 1), ""), 1):
+        if len(line) > longest:
+            raise too_large(f"{str(path)!r} must have lines of", LINE, f"more in line {number}")
+        yield line
+
+
+def _column(path: Path, header: list[str], name: str) -> int:
+    if name not in header:
+        found = _shortened(", ".join(header)) if any(header) else "none"
+        raise ValueError(f"{str(path)!r} must have the columns world and score in its first line, got {found}")
+    return header.index(name)
+
+
+def _add(worlds: dict[str, array[float]], row: list[str], world: int, score: int, where: str) -> None:
+    if len(row) <= max(world, score):
+        raise ValueError(f"{where} must have a world and a score, got {_shortened(','.join(row))!r}")
+    name, text = row[world].strip(), row[score].strip()
+    if name not in worlds:
+        raise ValueError(f"{where}: world must be in or out, got {_shortened(name)!r}")
+    value = written_number(text, infinite=True)
+    if value is None:
+        raise ValueError(f"{where}: score must be a number in plain digits or inf, got {_shortened(text)!r}")
+    worlds[name].append(value)
+
+
+def _toss(used: dict[str, int], name: str, cell: list[str], where: str, line: int) -> None:
+    """Refuse a coin that another canary had: a one-run bound would count one coin as several."""
+    coin = "".join(cell).strip()
+    if not coin:
+        raise ValueError(f"{where} must name its {name}, as the first line has that column, got nothing")
+    if (before := used.setdefault(coin, line)) != line:
+        raise ValueError(
+            f"{where}: {name} {_shortened(coin)!r} is that of line {before}, too. One-run methods need a fair coin of "
+            "its own for each canary: give one row for each coin"
+        )
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]} [...]"

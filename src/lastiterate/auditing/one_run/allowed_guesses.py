@@ -1,0 +1,198 @@
+"""How many right guesses about the canaries of one run a trade-off curve allows: Mahloujifar et al. (2024), any curve.
+
+Let c be a number of right guesses out of k about m canaries. Given all other coins, whether guess j is right together
+with at least c - 1 of the others is a test of coin j. Under a curve delta(epsilon) that bounds both directions,
+
+    P(j is right, at least c are)  <=  e^epsilon P(j is wrong, at least c - 1 are right)  +  delta(epsilon)
+
+for every epsilon, and on average over the canaries. With of_right(c) and of_wrong(c - 1) for these averages,
+
+    of_wrong(c - 1)  >=  max over epsilon of  e^(-epsilon) (of_right(c) - delta(epsilon)),
+
+a convex and increasing function of of_right(c), which is all that the recursion needs. docs/method.md has the proof.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from scipy.special import ndtr, ndtri
+
+from lastiterate.auditing.evidence.family import MOST_NOISE, Family, near_composition
+from lastiterate.common.types import FloatArray
+from lastiterate.privacy.analyses.calibrate import bracket_noise
+from lastiterate.privacy.curve import PrivacyCurve
+
+LeastWrong = Callable[[float], float]  # from what is right (c guesses) to what must at least be wrong (c - 1 guesses)
+
+_FARTHEST, _FARTHEST_DELTA = 15.0, 1e-5  # the largest epsilon looked at: events of one run are not as rare
+_HALVINGS = 36  # of the bracket of a normal quantile
+_LOWEST, _HIGHEST = -37.0, 8.0  # normal quantiles of error probabilities
+
+
+def slack(least_wrong: LeastWrong, canaries: int, count: int, right: int, error: float) -> float:
+    """Negative where ``error`` is too large for the probability of so many right guesses.
+
+    It supposes that at least ``right`` of ``count`` guesses are right with probability ``error``, and bounds from below
+    what the probabilities of fewer right guesses must then be; more in total than 1 is a contradiction.
+    """
+    available = count / canaries
+    of_right, of_wrong = error * right / canaries, error * (count - right) / canaries
+    for fewer in range(right - 1, -1, -1):
+        least = least_wrong(of_right)
+        if least <= of_wrong:
+            break  # nothing changes any more
+        of_right = min(of_right + fewer / (count - fewer) * (least - of_wrong), 1.0)
+        of_wrong = least
+        if of_right + of_wrong > available:
+            break
+    return available - of_right - of_wrong
+
+
+def least_p_value(least_wrong: LeastWrong, canaries: int, ways: Iterable[tuple[int, int]]) -> tuple[float, int]:
+    """The smallest of the p-values of (guesses, right ones), as a normal quantile, and which of the ways has it.
+
+    A p-value bounds the probability of at least so many right guesses.
+    """
+    best, chosen = _HIGHEST, 0
+    for index, (count, right) in enumerate(ways):
+        if slack(least_wrong, canaries, count, right, float(ndtr(best))) >= 0.0:
+            continue
+        low, high = _LOWEST, best
+        for _ in range(_HALVINGS):
+            middle = 0.5 * (low + high)
+            if slack(least_wrong, canaries, count, right, float(ndtr(middle))) < 0.0:
+                high = middle
+            else:
+                low = middle
+        best, chosen = high, index
+    return best, chosen
+
+
+def guessing(of_right: float) -> float:
+    """Perfect privacy: as much is wrong as is right."""
+    return of_right
+
+
+def gaussian(mu: float) -> LeastWrong:
+    """The Gaussian mechanism's, which is exact."""
+    return lambda of_right: float(ndtr(ndtri(of_right) - mu))
+
+
+def lines_of(curve: PrivacyCurve, nodes: int) -> LeastWrong:
+    """Of any curve: the largest of straight lines, two for each of so many epsilons.
+
+    Each line is a bound by itself, so that few of them give a weak bound, and none that is wrong. The second line is
+    that of minus epsilon: what is not right is at most e^epsilon times what is not wrong, plus delta(epsilon).
+    """
+    epsilons = np.linspace(0.0, min(float(curve.epsilon(_FARTHEST_DELTA)), _FARTHEST), nodes)
+    delta = np.asarray(curve.delta(epsilons))
+    down, up = np.exp(-epsilons), np.exp(epsilons)
+    return _Largest.of(
+        np.concatenate([[0.0], down[::-1], up]), np.concatenate([[0.0], (-down * delta)[::-1], 1.0 - delta - up])
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class _Largest:
+    """The largest of straight lines: between two corners it is one of them."""
+
+    corners: list[float]
+    slopes: list[float]
+    heights: list[float]
+
+    @classmethod
+    def of(cls, slopes: FloatArray, heights: FloatArray) -> _Largest:
+        """``slopes`` in increasing order; lines that are never the largest are left out."""
+        kept: list[tuple[float, float]] = []
+        corners: list[float] = []
+        for slope, height in zip(slopes.tolist(), heights.tolist(), strict=True):
+            while kept:
+                if slope == kept[-1][0]:
+                    corner = -math.inf if height >= kept[-1][1] else math.inf
+                else:
+                    corner = (kept[-1][1] - height) / (slope - kept[-1][0])
+                if corner > (corners[-1] if corners else -math.inf):
+                    break
+                kept.pop()
+                corners = corners[:-1]
+            else:
+                kept.append((slope, height))
+                continue
+            if corner < math.inf:
+                kept.append((slope, height))
+                corners.append(corner)
+        return cls(corners, [slope for slope, _ in kept], [height for _, height in kept])
+
+    def __call__(self, x: float) -> float:
+        here = bisect_right(self.corners, x)
+        return self.slopes[here] * x + self.heights[here]
+
+
+# The largest noise of a run's family that the right guesses of one run allow.
+
+_NODES, _NODES_OF_COMPOSITION = 200, 24  # epsilons at which a curve is evaluated: one of composition takes long
+_STEP, _STEP_OF_COMPOSITION = math.log(2.0), 0.1  # of log noise, while the root is being bracketed
+_NEAR, _NEAR_OF_COMPOSITION = 1e-7, 1e-4  # to the root, in log noise, from above
+
+
+def largest_factor(
+    family: Family, canaries: int, ways: Sequence[tuple[int, int]], error: float, mu: float
+) -> tuple[float, int]:
+    """The factor of the noise from which on one of the ways, (guesses, right ones), refutes it, and which of them.
+
+    ``mu`` is that of the Gaussian mechanism at which it would. Infinity where no noise is refuted, as guessing explains
+    the guesses; 0 where all noise is. Composition is followed down as far as ``family`` does, and no further.
+    """
+    goal = float(ndtri(error))
+    if least_p_value(guessing, canaries, ways)[0] >= goal:
+        return math.inf, 0
+
+    def excess(log_factor: float) -> float:
+        """Positive where so much noise is refuted."""
+        return goal - least_p_value(_lines(family, log_factor), canaries, ways)[0]
+
+    is_composition = family.name == "composition"
+    step = _STEP_OF_COMPOSITION if is_composition else _STEP
+    low, high = bracket_noise(
+        lambda log_factor: excess(log_factor) > 0.0,
+        max(near_composition(family.run, max(mu, 1e-3)), 0.0) if is_composition else 0.0,
+        lambda log_factor: min(family.least_log_factor, 0.0) if log_factor <= 0.0 else 0.0,
+        math.log(MOST_NOISE / float(np.max(family.run.noise_multiplier))),
+        lambda: step,
+    )
+    if low == -math.inf and not is_composition:
+        return 0.0, least_p_value(_lines(family, high), canaries, ways)[1]
+    if low > -math.inf and high < math.inf:
+        high = _narrowed(excess, low, high, _NEAR_OF_COMPOSITION if is_composition else _NEAR)
+    chosen = least_p_value(_lines(family, high), canaries, ways)[1] if high < math.inf else 0
+    return math.exp(high) if high < math.inf else math.inf, chosen
+
+
+def _narrowed(excess: Callable[[float], float], low: float, high: float, near: float) -> float:
+    """The upper end of a narrower bracket. Excess may jump, so that halving takes turns with secants."""
+    below, above, halve = excess(low), excess(high), False
+    while high - low > near:
+        share = 0.5 if halve else min(max(-below / (above - below), 0.02), 0.98)
+        middle = low + share * (high - low)
+        if (here := excess(middle)) > 0.0:
+            high, above = middle, here
+        else:
+            low, below = middle, here
+        halve = not halve
+    return high
+
+
+@lru_cache(maxsize=1024)
+def _lines(family: Family, log_factor: float) -> LeastWrong:
+    return lines_of(family.curve(math.exp(log_factor)), nodes_of(family.name))
+
+
+def nodes_of(analysis: str) -> int:
+    """How many epsilons a curve of this analysis is evaluated at."""
+    return _NODES_OF_COMPOSITION if analysis == "composition" else _NODES

@@ -1,0 +1,113 @@
+"""When to stop an audit that one may stop at any time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import monotonic
+from typing import NamedTuple
+
+from lastiterate.common.formatting import spell, spell_down
+from lastiterate.common.validation import instance, number, written_number
+
+_ALLOWED = "refuted, minutes=NUMBER or epsilon=NUMBER, several of them with commas between"
+_PAUSE = 19.0  # times what a look takes: looking takes at most a twentieth of the time
+
+
+class Look(NamedTuple):
+    """The state of an audit: whether the claim is refuted, and the epsilon that the first method finds."""
+
+    refuted: bool
+    epsilon: float
+
+
+@dataclass(frozen=True)
+class Until:
+    """What ends an audit before all of its models are trained: whatever comes first.
+
+    Attributes:
+        refuted: the claim is refuted.
+        minutes: that this session took.
+        epsilon: that the first method asked for has found.
+    """
+
+    refuted: bool = False
+    minutes: float | None = None
+    epsilon: float | None = None
+
+    def reason(self, seconds: float, look: Callable[[], Look | None]) -> str | None:
+        """The reason to stop after this many seconds; None: there is none. A look is None before the first model."""
+        if self.minutes is not None and seconds >= 60.0 * self.minutes:
+            return f"{spell(self.minutes)} minutes are over"
+        found = look() if self.refuted or self.epsilon is not None else None
+        if found is None:
+            return None
+        if self.refuted and found.refuted:
+            return "the claim is refuted"
+        if self.epsilon is not None and found.epsilon >= self.epsilon:
+            return f"an epsilon of {spell_down(found.epsilon, 4)} is found"
+        return None
+
+
+def read_until(text: str | None) -> Until | None:
+    """What ``--until`` says."""
+    if text is None:
+        return None
+    instance("until", text, str, _ALLOWED)
+    given: dict[str, float] = {}
+    for part in text.split(","):
+        name, equals, value = part.strip().partition("=")
+        amount = written_number(value) if equals else None
+        if name in given or (part.strip() != "refuted" and (name not in ("minutes", "epsilon") or amount is None)):
+            raise ValueError(f"until must be {_ALLOWED}, got {text!r}")
+        given[name] = 1.0 if amount is None else number(name, amount, 0.0, open_low=True)
+    return Until("refuted" in given, given.get("minutes"), given.get("epsilon"))
+
+
+class Watch:
+    """Looks at a running audit as often as it costs little, and says when to stop."""
+
+    def __init__(self, until: Until, clock: Callable[[], float] = monotonic) -> None:
+        self._until, self._clock = until, clock
+        self._began = self._next = clock()
+        self._pause = 0.0  # after the first look, which also prepares the others
+
+    def reason(self, look: Callable[[], Look | None]) -> str | None:
+        """The reason to stop, if this is the time to look and there is one."""
+        began = self._clock()
+        if began < self._next:
+            return None
+        reason = self._until.reason(began - self._began, look)
+        now = self._clock()
+        self._next, self._pause = now + self._pause * (now - began), _PAUSE
+        return reason
+
+
+# When to look at the running epsilon: seldom enough that it takes at most a twentieth of an audit's time.
+
+_SHARE = 1 / 20
+_LOOK_PAUSE = 2.0  # seconds between two looks, however quick they are
+
+
+class Looks:
+    """Counts what looks cost. What the first will cost nobody knows: if it was dear, the next one waits for long."""
+
+    def __init__(self, clock: Callable[[], float] = monotonic) -> None:
+        self._clock = clock
+        self._began = self._looked = clock()
+        self._spent = self._each = 0.0  # seconds of all looks; of one trial in the last look
+
+    def due(self, trials: int) -> bool:
+        """Whether there is time for a look at so many trials."""
+        now = self._clock()
+        cost = self._spent + self._each * trials
+        return now - self._looked > _LOOK_PAUSE and cost <= _SHARE * (now - self._began)
+
+    def look(self, at: Callable[[], str], trials: int) -> str:
+        """What is seen, once it is counted what that has cost."""
+        began = self._clock()
+        seen = at()
+        self._looked = self._clock()
+        self._spent += self._looked - began
+        self._each = (self._looked - began) / max(trials, 1)
+        return seen

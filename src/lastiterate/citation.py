@@ -1,0 +1,97 @@
+"""The sentence in which a run's epsilon may be quoted: what is guaranteed, and beside it what is only predicted."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from lastiterate.common.formatting import ONE_TRAINING, describe, neighbours_of, spell_up
+from lastiterate.common.validation import number
+from lastiterate.compare_analyses import Answer, ask, guarantee_of, require_curves
+from lastiterate.optimizer import Adam
+from lastiterate.registry import APPROXIMATION
+from lastiterate.run import require_run
+
+if TYPE_CHECKING:
+    from lastiterate.compare_analyses import Curves
+    from lastiterate.run import DPSGD
+
+_DIGITS = 4  # of an epsilon, which is rounded up
+_SEEN = {
+    "composition": "for all iterates (composition)",
+    "no_amplification": "for all iterates, even if it is known which batches an example is in (no amplification)",
+}
+_CORRELATED = "for all iterates and whichever of the batches that this allows an example is in (a Gaussian mechanism)"
+
+
+def sentence(run: DPSGD, delta: float, curves: Curves | None = None) -> str:
+    """What may be written about a run: its guarantee, for which neighbours, and the heuristic, labelled as such.
+
+    The run's numbers are exact, so that the sentence gives the same run back. Schedules are described by their first
+    and last values and their range.
+    Epsilons and delta are rounded up, and the guarantee's epsilon is the upper end of its bracket. Where the standard
+    analysis does not hold, the guarantee is the one that does. ``curves`` may have "convex", which is
+    ``lastiterate.convex`` with a contraction or a diameter: what it guarantees for the final model is added, with its
+    condition.
+    """
+    require_run(run)
+    delta = number("delta", delta, 0.0, 1.0, open_low=True, open_high=True)
+    words = [_guaranteed(run, delta), *_of_convex(run, delta, require_curves(curves)), _predicted(run, delta)]
+    return f"Training was DP-SGD: {describe(run, quoted=True)}. {' '.join(words)} {ONE_TRAINING}"
+
+
+def guaranteed(run: DPSGD, delta: float) -> tuple[str, Answer]:
+    """What is guaranteed, by the upper end of its bracket, and by which analysis; or why nothing is."""
+    found, name = Answer(None), ""
+    for name in dict.fromkeys([guarantee_of(run), "no_amplification"]):
+        found = ask(run, name, lambda curve: curve.bracket(delta)[1])
+        if found.value is not None:
+            break
+    return name, found
+
+
+def _of_convex(run: DPSGD, delta: float, curves: Curves) -> list[str]:
+    if "convex" not in curves:
+        return []
+    found = ask(run, "convex", lambda curve: curve.bracket(delta)[1], curves["convex"])
+    if found.value is None:
+        return [f"For the final model alone nothing is guaranteed by convexity: {found.reason}."]
+    bound = f"({spell_up(found.value, _DIGITS)}, {spell_up(delta)})"
+    return [
+        f"The final model alone is {bound}-DP on the condition that losses are convex and steps contract as stated."
+    ]
+
+
+def seen_by(run: DPSGD, name: str) -> str:
+    """What the attacks see that a guarantee of this analysis is about."""
+    return _CORRELATED if run.noise_filter else _SEEN[name]
+
+
+def released_by(run: DPSGD) -> str:
+    """What an attack on this run sees."""
+    if run.release_count > 1:
+        every = run.release_count == run.steps
+        return f"all {run.steps:,} iterates" if every else f"the {run.release_count:,} released checkpoints alone"
+    if run.optimizer is not None and run.optimizer.averaging is not None:
+        return "the released average of the iterates alone"
+    return "the final model alone"
+
+
+def _guaranteed(run: DPSGD, delta: float) -> str:
+    name, found = guaranteed(run, delta)
+    if found.value is None:
+        return f"No guarantee can be stated under {neighbours_of(run)}: {found.reason}."
+    bound = f"({spell_up(found.value, _DIGITS)}, {spell_up(delta)})"
+    return f"It is {bound}-DP under {neighbours_of(run)}, {seen_by(run, name)}."
+
+
+def _predicted(run: DPSGD, delta: float) -> str:
+    found = ask(run, "last_iterate", lambda curve: curve.epsilon(delta))
+    heuristic = "the last-iterate heuristic (Steinke et al. 2025)"
+    if isinstance(run.optimizer, Adam):
+        heuristic = f"an {APPROXIMATION}, the last-iterate one (Steinke et al. 2025) with Adam's divisor fixed,"
+    if found.value is None:
+        return f"For {released_by(run)}, {heuristic} predicts nothing: {found.reason}."
+    return (
+        f"For {released_by(run)}, {heuristic} predicts epsilon {spell_up(found.value, _DIGITS)} at the same delta "
+        "for the same neighbours; this is not a guarantee."
+    )

@@ -1,0 +1,88 @@
+"""A progress bar on stderr, which disappears when the work is done; rich is loaded only where one is shown."""
+
+from __future__ import annotations
+
+import sys
+from threading import Lock
+from time import monotonic
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, ProgressColumn
+
+PATIENCE = 1.0  # seconds that work takes before the bar appears
+
+
+def make_bar(*columns: ProgressColumn) -> Progress:
+    """A bar with these columns, or with rich's own, that has not started yet."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    return Progress(*columns, console=Console(stderr=True), transient=True)
+
+
+# How far a training is: models, steps, rate and time left, on stderr, once it has taken longer than a moment.
+
+_REDRAW = 0.1  # seconds; models may be quicker
+
+
+class TrainingProgress:
+    """Counts model-steps from any thread and shows them. ``show=None``: if stderr is a terminal."""
+
+    def __init__(self, models: int, steps: int, show: bool | None = None) -> None:
+        self.models, self.steps = models, steps
+        self.models_done = self.model_steps_done = 0
+        self.note = ""  # shown after the rest
+        self._show = sys.stderr.isatty() if show is None else show
+        self._began = monotonic()
+        self._drawn = 0.0
+        self._bar: Progress | None = None
+        self._lock = Lock()
+
+    def __enter__(self) -> TrainingProgress:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    @property
+    def is_shown(self) -> bool:
+        """Whether anybody sees it."""
+        return self._bar is not None
+
+    @property
+    def rate(self) -> float:
+        """Model-steps a second so far, compilation included."""
+        return self.model_steps_done / max(monotonic() - self._began, 1e-9)
+
+    def advanced(self, models: int, steps: int, finished: bool) -> None:
+        """So many models have come so many steps further, or are done."""
+        with self._lock:
+            self.model_steps_done += models * steps
+            self.models_done += models if finished else 0
+            now = monotonic()
+            if self._show and now - self._began > PATIENCE and now - self._drawn > _REDRAW:
+                self._draw()
+                self._drawn = now
+
+    def _draw(self) -> None:
+        if self._bar is None:
+            self._bar = _training_bar(self.models * self.steps)
+            self._bar.start()
+        words = (
+            f"{self.models_done}/{self.models} models of {self.steps} steps, {self.rate:,.0f} model-steps/s{self.note}"
+        )
+        self._bar.update(self._bar.task_ids[0], completed=self.model_steps_done, words=words)
+
+
+def _training_bar(total: int) -> Progress:
+    from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+    columns = TextColumn("training"), BarColumn(), TaskProgressColumn(), TextColumn("{task.fields[words]}")
+    bar = make_bar(*columns, TimeRemainingColumn())
+    bar.add_task("training", total=total, words="")
+    return bar

@@ -1,0 +1,238 @@
+"""Values that users pass in: checks that name the argument, its value and what is allowed, in one sentence."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import fields
+from numbers import Integral
+from typing import Any, TypeAlias, TypeVar, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lastiterate.common.types import FloatArray
+
+PerStep: TypeAlias = float | FloatArray  # one number for all steps, or one for each
+# What users may write for an array.
+SomeNumbers: TypeAlias = Sequence[float] | Sequence[Sequence[float]] | NDArray[np.floating] | NDArray[np.integer]
+PerStepGiven: TypeAlias = float | Sequence[float] | NDArray[np.floating] | NDArray[np.integer]
+
+LEAST_NOISE, MOST_NOISE = 1e-30, 1e30
+_NO_NUMBERS = "bcSUmM"  # kinds of NumPy types
+_LONG = 100  # characters of a value that a sentence shows
+MAX_STEPS = 2**53  # beyond it a float no longer tells one step from the next
+
+# Python also reads digits of other scripts, underscores, nan and inf; whoever types those means something else.
+_INTEGER = re.compile(r"[+-]?[0-9]+")
+_NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
+_INFINITE = re.compile(r"[+-]?inf(?:inity)?", re.IGNORECASE)
+_BLANKS = " \t"
+
+
+def written_integer(text: str) -> int | None:
+    """The whole number that a text is in plain decimal digits, with blanks around it or not; None: it is none."""
+    plain = text.strip(_BLANKS)
+    try:
+        return int(plain) if _INTEGER.fullmatch(plain) else None
+    except ValueError:  # thousands of digits
+        return None
+
+
+def written_number(text: str, *, infinite: bool = False) -> float | None:
+    """The number that a text is in plain decimal notation, as ``1``, ``.5`` or ``1e-5``; None: it is none.
+
+    Infinity counts only where it is allowed, and must be written as such: ``1e999`` is no number.
+    """
+    plain = text.strip(_BLANKS)
+    if infinite and _INFINITE.fullmatch(plain):
+        return float(plain)
+    value = float(plain) if _NUMBER.fullmatch(plain) else math.nan
+    return value if math.isfinite(value) else None
+
+
+Kind = TypeVar("Kind")
+
+
+def instance(name: str, value: object, kind: type[Kind] | tuple[type[Kind], ...], allowed: str) -> Kind:
+    """A value of this type; ``allowed`` says what that is: "a lastiterate.DPSGD"."""
+    if isinstance(value, kind):
+        return value
+    raise ValueError(f"{name} must be {allowed}, got {told(value)}")
+
+
+def one_of(name: str, value: object, words: Iterable[str]) -> str:
+    """One of a few words."""
+    allowed = list(words)
+    if isinstance(value, str) and value in allowed:
+        return value
+    raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {told(value)}")
+
+
+def function(name: str, value: object, allowed: str) -> None:
+    """Refuse what cannot be called; a class can, but nobody means one."""
+    if not callable(value) or isinstance(value, type):
+        raise ValueError(f"{name} must be {allowed}, got {told(value)}")
+
+
+def as_array(name: str, value: object) -> NDArray[Any]:
+    """Whatever NumPy makes of a value; lists of different lengths are refused."""
+    try:
+        return np.asarray(value)
+    except (TypeError, ValueError):
+        raise ValueError(f"{name} must be an array, got {told(value)}") from None
+
+
+def boolean(name: str, value: object) -> bool:
+    """True or False; numbers and words are refused, since "no" would be true."""
+    if isinstance(value, (bool, np.bool_)):
+        return bool(value)
+    raise ValueError(f"{name} must be True or False, got {told(value)}")
+
+
+def told(value: object) -> str:
+    """A value of any kind as a sentence names it: plain ones as they are, others by their type."""
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    if value is None or isinstance(value, (bool, int, float, complex, str, bytes)):
+        shown = repr(value)
+        return shown if len(shown) <= _LONG else f"{shown[:_LONG]}..."
+    return f"a value of type {type(value).__name__}"
+
+
+def integer(name: str, value: object, low: int = 1, high: int = MAX_STEPS) -> int:
+    """An integer in [low, high]; floats and booleans are refused, even whole ones."""
+    whole = int(value) if isinstance(value, Integral) and not isinstance(value, (bool, np.bool_)) else None
+    if whole is not None and low <= whole <= high:
+        return whole
+    too_large = whole is not None and whole > high
+    allowed = f"in [{low}, {high}]" if high != MAX_STEPS or too_large else f"at least {low}"
+    raise ValueError(f"{name} must be an integer {allowed}, got {value!r}")
+
+
+def number(
+    name: str,
+    value: object,
+    low: float = -math.inf,
+    high: float = math.inf,
+    *,
+    open_low: bool = False,
+    open_high: bool = False,
+) -> float:
+    """One finite number in the interval from ``low`` to ``high``; no boolean, no text, nothing complex."""
+    try:
+        result = math.nan if _is_no_number(value) else float(value)  # type: ignore[arg-type]  # asks, and is told
+    except (TypeError, ValueError, OverflowError):
+        result = math.nan
+    if not _inside(result, low, high, open_low, open_high):
+        raise ValueError(f"{name} must be {_allowed(low, high, open_low, open_high)}, got {value!r}")
+    return result
+
+
+def numbers(
+    name: str,
+    value: object,
+    low: float = -math.inf,
+    high: float = math.inf,
+    *,
+    open_low: bool = False,
+    open_high: bool = False,
+) -> FloatArray:
+    """An array of numbers of any shape, each in the interval. Infinity counts as a number where ``high`` is."""
+    try:
+        given = np.asarray(value)
+        if given.dtype.kind in _NO_NUMBERS or (given.dtype.kind == "O" and any(map(_is_no_number, given.flat))):
+            raise TypeError
+        result = given.astype(np.float64, copy=False)
+    except (TypeError, ValueError, OverflowError):
+        raise ValueError(f"{name} must be a number or an array of numbers, got {value!r}") from None
+    bad = ~((result > low if open_low else result >= low) & (result < high if open_high else result <= high))
+    if bad.any():
+        shown = float(result[bad].flat[0])
+        raise ValueError(f"{name} must be {_allowed(low, high, open_low, open_high)}, got {shown!r}")
+    return result
+
+
+def per_step(
+    name: str, value: object, steps: int, low: float = -math.inf, high: float = math.inf, *, open_low: bool = False
+) -> PerStep:
+    """One number for all steps, or a read-only array of ``steps`` numbers."""
+    if isinstance(value, float) or shape(name, value) == ():
+        return number(name, value, low, high, open_low=open_low)
+    if shape(name, value) != (steps,):
+        raise ValueError(
+            f"{name} must be one number or {steps} numbers, one for each step, got shape {shape(name, value)}"
+        )
+    result = np.array(numbers(name, value, low, high, open_low=open_low))
+    if not np.isfinite(result).all():
+        raise ValueError(f"{name} must be finite, got {float(result[~np.isfinite(result)][0])!r}")
+    result.flags.writeable = False
+    return result
+
+
+def noise_multipliers(value: object, steps: int) -> PerStep:
+    """Positive noise multipliers whose squares a float can hold with room to spare."""
+    result = per_step("noise_multiplier", value, steps, 0.0, open_low=True)
+    return per_step("noise_multiplier", result, steps, LEAST_NOISE, MOST_NOISE)
+
+
+@overload
+def cut(value: PerStep, stop: int, start: int = 0) -> PerStep: ...
+@overload
+def cut(value: PerStep | None, stop: int, start: int = 0) -> PerStep | None: ...
+def cut(value: PerStep | None, stop: int, start: int = 0) -> PerStep | None:
+    """A per-step value, restricted to the steps after ``start``, up to ``stop``."""
+    return value[start:stop] if isinstance(value, np.ndarray) and value.ndim else value
+
+
+def same(first: object, second: object) -> bool:
+    """Whether two dataclasses of one type hold the same values, arrays included."""
+    return type(first) is type(second) and key(first) == key(second)
+
+
+def key(value: object) -> tuple[Hashable, ...]:
+    """A hashable image of a dataclass whose fields may be arrays."""
+    items = (getattr(value, field.name) for field in fields(value))  # type: ignore[arg-type]
+    return tuple(item.tobytes() if isinstance(item, np.ndarray) else item for item in items)
+
+
+def call_of(value: object, usual: Mapping[str, object] | None = None) -> str:
+    """The call that makes a dataclass again; fields that are as usual, which is their default, are left out."""
+    given = []
+    for field in fields(value):  # type: ignore[arg-type]
+        held, default = getattr(value, field.name), (usual or {}).get(field.name, field.default)
+        if type(held) is not type(default) or held != default:
+            shown = held.tolist() if isinstance(held, np.ndarray) else held
+            given.append(f"{field.name}={shown!r}")
+    return f"{type(value).__name__}({', '.join(given)})"
+
+
+def _is_no_number(value: object) -> bool:
+    """Whether this is something that Python would turn into a float though nobody means one."""
+    if isinstance(value, float):
+        return False
+    kind = getattr(getattr(value, "dtype", None), "kind", "")
+    return isinstance(value, (bool, str, bytes, bytearray, complex)) or (kind != "" and kind in _NO_NUMBERS)
+
+
+def shape(name: str, value: object) -> tuple[int, ...]:
+    """The shape of a value, which may be no array at all."""
+    try:
+        return tuple(np.shape(value))  # type: ignore[call-overload]  # whatever it is
+    except ValueError:
+        raise ValueError(f"{name} must be a number or an array of numbers, got {value!r}") from None
+
+
+def _inside(value: float, low: float, high: float, open_low: bool, open_high: bool) -> bool:
+    above = value > low if open_low else value >= low
+    below = value < high if open_high else value <= high
+    return math.isfinite(value) and above and below
+
+
+def _allowed(low: float, high: float, open_low: bool, open_high: bool) -> str:
+    if math.isinf(low) and math.isinf(high):
+        return "a finite number"
+    if math.isinf(high):
+        return f"{'greater than' if open_low else 'at least'} {low:g} and finite"
+    return f"in {'(' if open_low else '['}{low:g}, {high:g}{')' if open_high else ']'}"

@@ -1,0 +1,259 @@
+"""DP-SGD on a language model: Algorithm 1 of the paper, whose step is
+
+    theta <- theta - eta (sum of clipped gradients over the batch + sigma C N(0, I))
+
+or what Adam makes of that sum. Sums, noise and the parameters between steps are in float32. The model computes in its
+own precision, and what is released is rounded to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lastiterate.common.batch_order import batch_order
+from lastiterate.common.errors import TrainingDiverged
+from lastiterate.common.types import IntArray
+from lastiterate.lm.example_gradients import ExampleGradients, Tensors
+from lastiterate.optimizer import Adam, Optimizer
+from lastiterate.run import DPSGD, TRAINED, require_basic
+
+# Gaussian noise on sums of gradients.
+#
+# One stream of random numbers is drawn by one core. Large models therefore have several, each for a stretch of their
+# entries; how many depends on the model only, so that noise is the same on any number of cores.
+
+_STRETCH = 2**20  # entries that are worth a stream
+_MOST_STREAMS = 64
+_AT_ONCE = 2**15 - 1  # entries that stay in a core's cache; PyTorch starts threads of its own from 2^15 on
+
+
+def streams(total: int, device: torch.device, draws: np.random.Generator) -> list[torch.Generator]:
+    """Streams for a model of so many entries, on its device."""
+    count = min(max(total // _STRETCH, 1), _MOST_STREAMS) if device.type == "cpu" else 1
+    seeds = draws.integers(2**63, size=count)
+    while len(np.unique(seeds % 2**32)) < count:  # PyTorch's generator for CPUs takes no more of a seed
+        seeds = draws.integers(2**63, size=count)
+    return [torch.Generator(device).manual_seed(int(seed)) for seed in seeds]
+
+
+def add_noise(total: dict[str, Tensor], generators: Sequence[torch.Generator], scale: float) -> None:
+    """Add independent normals times ``scale`` to every entry."""
+    if len(generators) == 1:
+        _add_from_one(total, generators[0], scale)
+        return
+    for name, value in total.items():
+        total[name] = value.contiguous()
+    flat = [value.view(-1) for value in total.values()]
+    entries = sum(map(len, flat))
+    ends = [entries * stream // len(generators) for stream in range(len(generators) + 1)]
+
+    def add(stream: int) -> None:
+        drawn = torch.empty(_AT_ONCE)
+        for piece in _pieces(flat, ends[stream], ends[stream + 1]):
+            piece.add_(drawn[: len(piece)].normal_(generator=generators[stream]), alpha=scale)
+
+    with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+        list(pool.map(add, range(len(generators))))
+
+
+def _add_from_one(total: dict[str, Tensor], generator: torch.Generator, scale: float) -> None:
+    """All noise from one stream, drawn into one place for all parameters."""
+    drawn = torch.empty(max((value.numel() for value in total.values()), default=0), device=generator.device)
+    for value in total.values():
+        normals = drawn[: value.numel()].view(value.shape).normal_(generator=generator)
+        value.add_(normals, alpha=scale)
+
+
+def _pieces(flat: Sequence[Tensor], begin: int, end: int) -> Iterator[Tensor]:
+    """The entries from ``begin`` to ``end`` of all tensors in a row, a few at a time."""
+    before = 0
+    for value in flat:
+        first, last = max(begin - before, 0), min(end - before, len(value))
+        for at in range(first, last, _AT_ONCE):
+            yield value[at : min(at + _AT_ONCE, last)]
+        before += len(value)
+
+
+Watched = Callable[[int, list[Tensor]], None]
+
+
+class TextTrainer:
+    """Trains language models that begin with the same parameters, one after the other.
+
+    Args:
+        start: the parameters that are trained, in the precision in which the model computes.
+        tokens: the examples, padded on the right, [examples, length].
+        lengths: how many tokens each example has.
+    """
+
+    def __init__(
+        self, run: DPSGD, gradients: ExampleGradients, start: Tensors, tokens: Tensor, lengths: Tensor
+    ) -> None:
+        require_basic(run, "the trainer", knows=TRAINED)
+        if run.optimizer is None:
+            raise ValueError("run must have an optimizer to be trained: optimizer=lastiterate.SGD(...)")
+        self._run, self._optimizer, self._gradients, self._start = run, run.optimizer, gradients, start
+        self._tokens, self._lengths = tokens, lengths
+        self._rates = np.broadcast_to(np.asarray(self._optimizer.learning_rate, float), run.steps)
+        self._scales = np.broadcast_to(np.asarray(run.noise_multiplier, float), run.steps) * run.clip_norm
+
+    def train(
+        self,
+        canaries: Sequence[Tensor],
+        present: Sequence[bool],
+        seed: Sequence[int],
+        advanced: Callable[[], None] | None = None,
+        on_release: Callable[[Tensors], None] | None = None,
+        watched: Watched | None = None,
+    ) -> Tensors:
+        """Train one model on the examples and on those canaries that are present, and return its last iterate.
+
+        ``on_release`` is called with each iterate that the run releases, the last one included, and ``watched`` after
+        each step, from 1, with Adam's running means of squared gradients.
+        """
+        draws = np.random.default_rng([*seed, 0])
+        device = self._tokens.device
+        noise = self._independent_noise(seed) if self._run.noise_filter is None else self._correlated_noise(seed)
+        tokens, lengths = _appended(self._tokens, self._lengths, canaries)
+        here = np.append(np.ones(len(self._tokens), bool), np.asarray(present, bool))
+        weights = _Weights(self._optimizer, self._start)
+        releases = set(self._run.released_steps()[:-1].tolist()) if on_release else set()
+        for step, batch in enumerate(batches(self._run, len(here), draws)):
+            rows = torch.as_tensor(batch[here[batch]], device=device)
+            current = {name: value.to(self._start[name].dtype) for name, value in weights.parameters.items()}
+            total = self._gradients.clipped_sum(current, tokens[rows], lengths[rows], self._run.clip_norm)
+            noise(total, step)
+            weights.update(total, float(self._rates[step]), step)
+            del total  # before the next one takes memory
+            if watched:
+                watched(step + 1, weights.second)
+            if advanced:
+                advanced()
+            if on_release and step + 1 in releases:
+                on_release(self._released(weights))
+        released = self._released(weights)
+        if not all(map(_is_finite, released.values())):
+            rate = float(self._rates.max())
+            raise TrainingDiverged(f"learning_rate must be small enough for training to stay finite, got {rate:g}")
+        if on_release:
+            on_release(released)
+        return released
+
+    def _released(self, weights: _Weights) -> Tensors:
+        """In the precision of the model."""
+        return {name: value.to(self._start[name].dtype) for name, value in weights.released.items()}
+
+    def _independent_noise(self, seed: Sequence[int]) -> Callable[[Tensors, int], None]:
+        """Adds noise to the sum of a step; steps must follow each other."""
+        generators = self._streams([*seed, 1])
+
+        def add(total: Tensors, step: int) -> None:
+            add_noise(total, generators, float(self._scales[step]))
+
+        return add
+
+    def _correlated_noise(self, seed: Sequence[int]) -> Callable[[Tensors, int], None]:
+        """Adds noise that earlier steps have drawn as well: drawn again, as models may be too large to keep it."""
+        coefficients = self._run.noise_filter or ()
+
+        def add(total: Tensors, step: int) -> None:
+            for drawn in range(step, max(step - len(coefficients), -1), -1):
+                scale = coefficients[step - drawn] * self._scales[drawn]
+                add_noise(total, self._streams([*seed, 1, drawn]), float(scale))
+
+        return add
+
+    def _streams(self, seed: Sequence[int]) -> list[torch.Generator]:
+        entries = sum(value.numel() for value in self._start.values())
+        return streams(entries, self._tokens.device, np.random.default_rng(seed))
+
+
+class _Weights:
+    """Parameters in float32, what their optimizer remembers, and what would be released by now."""
+
+    def __init__(self, optimizer: Optimizer, start: Tensors, dtype: torch.dtype = torch.float32) -> None:
+        self._optimizer = optimizer
+        self.parameters = {name: value.to(dtype, copy=True) for name, value in start.items()}
+        self._torch = _torch_optimizer(optimizer, list(self.parameters.values()))
+        self.released = self.parameters
+        if optimizer.averaging is not None:
+            self.released = {name: value.clone() for name, value in self.parameters.items()}
+
+    def update(self, gradient: Tensors, learning_rate: float, step: int) -> None:
+        self._torch.param_groups[0]["lr"] = learning_rate
+        for name, value in self.parameters.items():
+            value.grad = gradient[name]
+            if self._optimizer.decoupled and not isinstance(self._optimizer, Adam):  # which does that itself
+                value.mul_(1.0 - learning_rate * self._optimizer.weight_decay)
+        self._torch.step()
+        for value in self.parameters.values():
+            value.grad = None  # or else it would be kept while the next one is computed
+        if self._optimizer.averaging is not None:
+            averaging = self._optimizer.averaging
+            taken = 1.0 / (step + 1) if averaging == "uniform" else 1.0 - float(averaging)
+            for name, value in self.released.items():
+                value.lerp_(self.parameters[name], taken)
+
+    @property
+    def second(self) -> list[Tensor]:
+        """Adam's running means of squared gradients, with their bias."""
+        return [self._torch.state[value]["exp_avg_sq"] for value in self.parameters.values()]
+
+
+def _torch_optimizer(optimizer: Optimizer, parameters: list[Tensor]) -> torch.optim.Optimizer:
+    """PyTorch's own, but for SGD's decoupled decay, which PyTorch does not have."""
+    if isinstance(optimizer, Adam):
+        kind = torch.optim.AdamW if optimizer.decoupled else torch.optim.Adam
+        return kind(
+            parameters,
+            lr=1.0,
+            betas=(optimizer.beta1, optimizer.beta2),
+            eps=optimizer.eps,
+            weight_decay=optimizer.weight_decay,
+        )
+    return torch.optim.SGD(
+        parameters,
+        lr=1.0,
+        momentum=optimizer.momentum,
+        dampening=optimizer.dampening,
+        nesterov=optimizer.nesterov,
+        weight_decay=0.0 if optimizer.decoupled else optimizer.weight_decay,
+    )
+
+
+def _is_finite(value: Tensor) -> bool:
+    """Whether all entries are: their sum tells at once, unless it is too large itself."""
+    return bool(torch.isfinite(value.sum(dtype=torch.float32))) or bool(torch.isfinite(value).all())
+
+
+def batches(run: DPSGD, slots: int, draws: np.random.Generator) -> Iterator[IntArray]:
+    """The slots in the batch of each step. A canary has a slot in both worlds; in the world "out" it is empty."""
+    rates = np.broadcast_to(np.asarray(run.sample_rate, float), run.steps)
+    if run.sampling == "poisson":
+        for rate in rates:
+            yield np.flatnonzero(draws.random(slots) < rate)
+        return
+    plan = batch_order(run, slots)
+    order = np.arange(slots)
+    for step, (begin, size) in enumerate(zip(plan.begins, plan.sizes, strict=True)):
+        if plan.steps_per_order is not None and step % plan.steps_per_order == 0:
+            order = draws.permutation(slots)
+        yield order[begin : begin + size]
+
+
+def _appended(tokens: Tensor, lengths: Tensor, canaries: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """The examples followed by the canaries."""
+    if not canaries:
+        return tokens, lengths
+    sizes = [len(canary) for canary in canaries]
+    width = max(tokens.shape[1], *sizes)
+    added = tokens.new_zeros(len(canaries), width)
+    for row, canary in zip(added, canaries, strict=True):
+        row[: len(canary)] = canary
+    padded = torch.nn.functional.pad(tokens, (0, width - tokens.shape[1]))
+    return torch.cat([padded, added]), torch.cat([lengths, lengths.new_tensor(sizes)])

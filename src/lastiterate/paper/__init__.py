@@ -1,0 +1,1 @@
+"""The paper's own parts: its counterexamples, figures and tables."""

@@ -1,0 +1,160 @@
+"""A linear loss and a quadratic regulariser: every step forgets a share alpha of the model.
+
+With r(m) = alpha / (2 eta) ||m||^2 the step t counts (1 - alpha)^(T - t) in the last iterate. The noise is forgotten
+like the signal, but not in the same proportion, and between alpha = 0 (the heuristic) and alpha = 1 (a single step) the
+last iterate can leak more than at both ends.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from lastiterate.attacks.attack import Armed, BringsProblem, Facts, References, Unknown, Words
+from lastiterate.attacks.released_iterates import LinearScore, noise_unit
+from lastiterate.common.formatting import spell
+from lastiterate.common.types import BoolArray, FloatArray
+from lastiterate.common.validation import number
+from lastiterate.compare_analyses import Answer
+from lastiterate.paper.counterexamples.setting import (
+    Case,
+    Probe,
+    Setting,
+    last_iterate_scores,
+    predict,
+    require_plain,
+    required,
+)
+from lastiterate.privacy.analyses.last_iterate import last_iterate
+from lastiterate.privacy.curve import PrivacyCurve
+from lastiterate.privacy.mixtures.law import Law
+from lastiterate.privacy.mixtures.pairs import pair_of
+from lastiterate.run import DPSGD
+
+if TYPE_CHECKING:
+    from lastiterate.common.types import Row, Track
+
+TAKES = ("alpha", "worst")
+DEFAULTS = Setting(steps=3, sample_rate=0.1, noise_multiplier=1.0, delta=1e-6, models=100_000)  # the paper's
+_CURVE = np.linspace(0.0, 1.0, 41)
+
+
+@dataclass(frozen=True)
+class Regularised(BringsProblem):
+    """A canary of constant gradient, nothing else in the data, and the regulariser alpha / (2 eta) ||m||^2."""
+
+    alpha: float
+
+    def __post_init__(self) -> None:
+        number("alpha", self.alpha, 0.0, 1.0)
+
+    def craft(self, run: DPSGD, problem: object, references: References) -> Facts:
+        return {}
+
+    def arm(self, run: DPSGD, problem: object, facts: Facts) -> Armed:
+        import jax.numpy as jnp
+
+        from lastiterate.training import GradientCanary, Problem
+
+        rate = require_plain(run)
+        strength = self.alpha / rate
+        setting = Problem(
+            np.zeros(1, np.float32), regulariser=lambda model, step: 0.5 * strength * jnp.sum(jnp.square(model))
+        )
+        canary = GradientCanary(np.array([run.clip_norm], np.float32))
+        return Armed(setting, canary, LinearScore(np.ones(1), 0.0, rate * noise_unit(self.seen(run))))
+
+    def expected(self, facts: Facts) -> Unknown:
+        return Unknown()
+
+    def words(self, facts: Facts) -> Words:
+        return Words(f"quadratic regulariser, alpha {spell(self.alpha)}", "standard deviations of the noise")
+
+    def seen(self, run: DPSGD) -> DPSGD:
+        """The run as its last iterate shows it: with the weights that the regulariser leaves to each step."""
+        ago = np.arange(run.steps - 1, -1, -1, dtype=np.float64)
+        return run.replace(optimizer=None, weights=(1.0 - self.alpha) ** ago)
+
+
+def find_epsilon(setting: Setting, run: DPSGD, alpha: float, name: str) -> Case:
+    """The exact epsilon of the last iterate, and what an attack on it finds."""
+    from lastiterate.auditing.evidence.estimate import estimate
+
+    attack = Regularised(alpha)
+    seen = attack.seen(run)
+    scores = last_iterate_scores(setting, run, attack, name)
+    found = estimate(*scores, setting.delta, setting.confidence, "last-iterate", "a-priori", seen)
+    exact = Answer(last_iterate(seen).epsilon(setting.delta))
+    return Case("", exact, found.epsilon, "last-iterate family with the regulariser's weights")
+
+
+def probe(setting: Setting, track: Track = iter) -> Probe:
+    """Epsilon over alpha, and an audit at the one that was asked for."""
+    run = setting.run(required("steps", setting.steps), required("noise_multiplier", setting.noise_multiplier))
+    predictions = predict(run, setting.delta)
+    alphas = sorted({*_CURVE.tolist(), setting.alpha})
+    rows: list[Row] = [
+        {"alpha": alpha, "epsilon": last_iterate(Regularised(alpha).seen(run)).epsilon(setting.delta)}
+        for alpha in track(alphas)
+    ]
+    case = find_epsilon(setting, run, setting.alpha, "quadratic")
+    return Probe("quadratic", setting, run, predictions, (case,), rows)
+
+
+# The paper's upper bound on the quadratic regulariser with alpha = 1/2: its rounding of a support of 2^T points.
+#
+# Not needed to know epsilon, which `last_iterate` computes without rounding; it tells how much of the paper's ratio
+# is rounding. The sum of 2^-(i-1) Bernoulli(q) has the draws as its binary digits, so that its distribution function
+# follows from comparing digits, first to last, and nothing is enumerated.
+#
+# The paper does not say whether it rounded the finished sum once or after adding each step, which would round up
+# more. We follow its words, which speak of the support of the sum: once.
+
+LEAST = 0.0005  # smaller values of the sum are rounded up to it, zero among them
+BASE = 1.05  # and then all to the next integer power of it
+_DIGITS = 64  # a float of at least 2^-11 has no binary digit beyond
+
+
+def rounded_support(steps: int, sample_rate: float, noise_multiplier: float) -> PrivacyCurve:
+    """The paper's bound for ``steps`` steps with weights 1, 1/2, 1/4, ...: never below the exact curve."""
+    law = rounded_law(steps, sample_rate, noise_multiplier)
+    return PrivacyCurve(pair_of(law), "rounded_support", is_guarantee=False)
+
+
+def rounded_law(steps: int, sample_rate: float, noise_multiplier: float) -> Law:
+    """The law of the rounded sum."""
+    first = math.ceil(math.log(LEAST, BASE))
+    last = math.ceil(math.log(2.0, BASE))
+    values = BASE ** np.arange(first, last + 1.0)
+    at_most, above = _tails(values, steps, sample_rate)
+    # Differences of the smaller tail lose nothing that matters against it.
+    chances = np.where(at_most < 0.5, np.diff(at_most, prepend=0.0), -np.diff(above, prepend=1.0))
+    taken = chances > 0.0
+    noise = noise_multiplier * math.sqrt((1.0 - 0.25**steps) / 0.75)
+    none = np.empty(0)
+    return Law(noise, 0.0, none, none, none, ((values[taken], chances[taken]),))
+
+
+def _tails(values: FloatArray, steps: int, rate: float) -> tuple[FloatArray, FloatArray]:
+    """The chances that the sum is at most, and above, each of some values that are at least 2^-11."""
+    later = (1.0 - rate) ** max(steps - _DIGITS, 0)  # where all digits agree, the later ones must be zero
+    at_most, above = np.full(values.size, later), np.full(values.size, 1.0 - later)
+    for digit in reversed(_digits(values, min(steps, _DIGITS))):
+        at_most = np.where(digit, 1.0 - rate + rate * at_most, (1.0 - rate) * at_most)
+        above = np.where(digit, rate * above, rate + (1.0 - rate) * above)
+    never = values >= 2.0
+    return np.where(never, 1.0, at_most), np.where(never, 0.0, above)
+
+
+def _digits(values: FloatArray, count: int) -> list[BoolArray]:
+    """The first binary digits of numbers below 2: that of 1, of 1/2, ..."""
+    digits = []
+    rest = values
+    for _ in range(count):
+        digit = rest >= 1.0
+        digits.append(digit)
+        rest = 2.0 * (rest - digit)
+    return digits

@@ -1,0 +1,191 @@
+"""The paper's pathological regulariser, over the factor by which it enlarges: from nothing to all that steps show.
+
+The attack itself, and why composition is exact for it, is in `shifter`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from lastiterate.attacks.all_iterates import telling_threshold, total_log_likelihood_ratio
+from lastiterate.attacks.attack import Armed, BringsProblem, Facts, References, Unknown, Words
+from lastiterate.common.formatting import spell
+from lastiterate.common.types import FloatArray, Row, Track, number_in
+from lastiterate.common.validation import number
+from lastiterate.compare_analyses import Answer
+from lastiterate.paper.counterexamples.setting import (
+    Case,
+    Probe,
+    Setting,
+    last_iterate_scores,
+    predict,
+    require_plain,
+    required,
+)
+from lastiterate.privacy.analyses.composition import composition
+from lastiterate.run import DPSGD
+
+if TYPE_CHECKING:
+    import jax
+
+
+# The attack of the pathological regulariser: the last iterate remembers every step, each in a coordinate of its own.
+#
+# The regulariser moves coordinate i, times v, to coordinate i + 1, and empties the first, where the canary and the
+# noise of the next step arrive. In the last iterate of T steps and T coordinates, coordinate i times v^(1-i) is
+#
+#     A_(T-i+1) + N(0, sigma_i^2),    sigma_i^2 = sigma^2 (1 + v^-2 + ... + v^-2(i-1)),
+#
+# where A_t says whether the canary was in batch t (the paper's index T - i is off by one). A diagonal of the noise is
+# in one coordinate only, so that coordinates are independent, and the last iterate is as good as all iterates of a
+# run with the noise sigma_i: composition of that run is exact for every v, and tends to the plain run's as v grows.
+#
+# The update is the paper's, so that the last coordinate is about v^(T-1) large. Models are trained in float64, which
+# holds 1e301 and some standard deviations: v = 2 with 1,000 steps, v = 1e6 with 50. More is refused. Whatever
+# rounding drops is below 1e-13 standard deviations of a coordinate's noise.
+
+LARGEST = 301.0  # decimal digits of v^(T-1): seven less than float64 holds, for the noise and the learning rate
+
+
+@dataclass(frozen=True)
+class Shift(BringsProblem):
+    """A canary that pushes the first coordinate, nothing else in the data, and the regulariser that shifts."""
+
+    growth: float
+
+    def __post_init__(self) -> None:
+        number("growth", self.growth, 1.0)
+
+    def craft(self, run: DPSGD, problem: object, references: References) -> Facts:
+        return {}
+
+    def arm(self, run: DPSGD, problem: object, facts: Facts) -> Armed:
+        import jax.numpy as jnp
+
+        from lastiterate.training import GradientCanary, Problem
+
+        self.check(run.steps)
+        rate = require_plain(run)
+
+        def gradient(model: jax.Array, step: jax.Array) -> jax.Array:
+            moved = jnp.concatenate((jnp.zeros(1, model.dtype), self.growth * model[:-1]))
+            return (model - moved) / rate
+
+        canary = np.zeros(run.steps)
+        canary[0] = run.clip_norm
+        setting = Problem(np.zeros(run.steps), regulariser_gradient=gradient)
+        return Armed(setting, GradientCanary(canary), ShiftScore(self, run), double=True)
+
+    def expected(self, facts: Facts) -> Unknown:
+        return Unknown()  # the likelihood ratio's law is not the run's own, but that of the run as seen
+
+    def words(self, facts: Facts) -> Words:
+        return Words(f"shifting regulariser, growth {spell(self.growth)}", "nats of the log-likelihood ratio")
+
+    def seen(self, run: DPSGD) -> DPSGD:
+        """The run whose iterates, all of them, tell what the last iterate tells here. Its first step is run's last."""
+        return run.replace(noise_multiplier=run.noise_multiplier * noise_factors(self.growth, run.steps))
+
+    def check(self, steps: int) -> None:
+        """Refuse a growth with which float64 would overflow."""
+        if not self.fits(steps):
+            most = 10.0 ** (LARGEST / (steps - 1))
+            raise ValueError(
+                f"growth must be at most {_spell_down(most)} for {steps:,} steps, as growth^(steps - 1) must "
+                f"stay in the range of floating-point numbers, got {self.growth!r}"
+            )
+
+    def fits(self, steps: int) -> bool:
+        """Whether float64 holds the last coordinate."""
+        return (steps - 1) * float(np.log10(self.growth)) <= LARGEST
+
+
+@dataclass(frozen=True)
+class ShiftScore:
+    """The best distinguisher: the log-likelihood ratios of all coordinates, added up."""
+
+    attack: Shift
+    run: DPSGD
+
+    def __call__(self, parameters: object) -> FloatArray:
+        return total_log_likelihood_ratio(self.attack.seen(self.run), self.observed(parameters))
+
+    def observed(self, parameters: object) -> FloatArray:
+        """Each step's noisy sum along the canary, in clipping norms, the last step's first."""
+        scale = self.attack.growth ** -np.arange(self.run.steps, dtype=np.float64)
+        return -np.asarray(parameters, np.float64) * scale / (require_plain(self.run) * self.run.clip_norm)
+
+
+def noise_factors(growth: float, steps: int) -> FloatArray:
+    """sigma_i / sigma for each coordinate: by summing, which holds for every growth, 1 among them."""
+    return np.sqrt(np.cumsum(growth ** (-2.0 * np.arange(steps))))
+
+
+def _spell_down(value: float) -> str:
+    """A bound, rounded so that what is read can be given."""
+    unit = 10.0 ** (np.floor(np.log10(value)) - 3.0)
+    return spell(np.floor(value / unit) * unit)
+
+
+TAKES = ("growth",)
+DEFAULTS = Setting(steps=50, sample_rate=0.1, noise_multiplier=None, delta=1e-5, models=100_000, growth=10.0)
+_CURVE = (1.0, 1.05, 1.1, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0, 5.0, 7.0, 10.0)
+_AUDITED = (1.5, 2.0, 3.0)  # beside the growth that was asked for, with fewer models
+_FEWER = 20_000
+_TIGHT = 1e-4  # bounds this close, relative to epsilon, are one number to a reader
+
+
+def probe(setting: Setting, track: Track = iter) -> Probe:
+    """Epsilon over growth, and audits at some of them, with most models at the one that was asked for."""
+    Shift(setting.growth).check(required("steps", setting.steps))
+    run = setting.calibrated_run()
+    growths = sorted({*_CURVE, setting.growth})
+    rows = [_row(setting, run, Shift(growth)) for growth in track(growths)]
+    row = rows[growths.index(setting.growth)]
+    exact, lower = number_in(row, "exact"), number_in(row, "exact_lower")
+    case = Case(
+        "",
+        Answer(exact),
+        number_in(row, "empirical"),
+        "composition family of the plain run",
+        exact_lower=None if is_one_number(lower, exact) else lower,
+    )
+    return Probe("shift", setting, run, predict(run, setting.delta), (case,), rows)
+
+
+def is_one_number(lower: float, upper: float) -> bool:
+    """Whether bounds on an epsilon are so close that readers need not see both."""
+    return upper - lower < _TIGHT * upper
+
+
+def _row(setting: Setting, run: DPSGD, attack: Shift) -> Row:
+    """One growth, exact and, for some, audited.
+
+    ``exact`` is never too low. Near growth 1, where few coordinates count, it can be some per cent too high, and the
+    truth lies between ``exact_lower`` and it.
+    """
+    curve = composition(attack.seen(run))
+    exact, (lower, _) = curve.epsilon(setting.delta), curve.bracket(setting.delta)
+    models = setting.models
+    if attack.growth != setting.growth:
+        models = min(models, _FEWER) if attack.growth in _AUDITED and attack.fits(run.steps) else 0
+    row: Row = {"growth": attack.growth, "exact": exact, "exact_lower": lower, "models": models}
+    if not models:
+        return {**row, "empirical": None, "empirical_reason": "no models were trained with this growth"}
+    return {**row, "empirical": find_epsilon(replace(setting, models=models), run, attack)}
+
+
+def find_epsilon(setting: Setting, run: DPSGD, attack: Shift) -> float:
+    """What the attack finds.
+
+    The family is that of the plain run, all of whose steps have the same noise: an attack that does not know the
+    growth. Where noise differs much from coordinate to coordinate, at growths near 1, it finds only half.
+    """
+    from lastiterate.auditing.evidence.estimate import estimate
+
+    scores = last_iterate_scores(setting, run, attack, "shift")
+    threshold = telling_threshold(attack.seen(run))
+    return estimate(*scores, setting.delta, setting.confidence, "composition", threshold, run).epsilon

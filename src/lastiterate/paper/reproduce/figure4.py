@@ -1,0 +1,67 @@
+"""Figure 4: input space. A mislabelled example is the canary, and the loss on it the score.
+
+The others are blank images in one panel and natural ones in the other. The paper's sample rate is 0.01; the digits are
+few, so that batches would be of 14 and an example be used too seldom to be found: at the quick scale it is 0.08. The
+noise is chosen as in figure 2. ClipBKD canaries (Jagielski et al. 2020) stand beside the paper's.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from lastiterate.common.formatting import spell
+from lastiterate.common.types import Row, Track, among, number_in
+from lastiterate.paper.reproduce.audited_figures import (
+    ALL,
+    DELTA,
+    LEARNING_RATE,
+    MODELS,
+    Audits,
+    Case,
+    Panel,
+    by_steps,
+    measure,
+    subject_of,
+)
+from lastiterate.paper.reproduce.figure2 import runs
+
+if TYPE_CHECKING:
+    from altair import HConcatChart
+
+    from lastiterate.auditing.audit_target import Subject
+    from lastiterate.paper.reproduce import Scale
+
+TITLE = f"Figure 4: input-space attacks; epsilon at delta {spell(DELTA)}"
+TAKES = ALL
+SETTINGS = {"blank": "all other images blank", "natural": "natural data"}
+CANARIES = {"mislabelled": "mislabelled example (paper)", "clipbkd": "ClipBKD (extra)"}
+RATE = {"quick": 0.08, "full": 0.01}
+STEPS = {"quick": (30, 100, 300), "full": (100, 300, 1000, 2500)}
+
+
+def rows(scale: Scale, track: Track = iter, audits: Audits = Audits()) -> list[Row]:  # noqa: B008 - it is frozen
+    """Every audit: settings, canaries, steps."""
+    subject = subject_of(scale, audits)
+    return measure("figure4", subject, cases(scale, subject), track, audits, models=MODELS[scale])
+
+
+def cases(scale: Scale, subject: Subject) -> list[Case]:
+    """What is audited."""
+    from lastiterate.attacks import InputSpace
+
+    return [
+        Case(run, InputSpace(canary, setting), {"setting": setting, "attack": canary})  # type: ignore[arg-type]
+        for setting in SETTINGS
+        for canary in CANARIES
+        for run in runs(RATE[scale], STEPS[scale], LEARNING_RATE[scale])
+    ]
+
+
+def chart(rows: list[Row]) -> HConcatChart:
+    """A panel for each setting."""
+    panels = []
+    for setting, words in SETTINGS.items():
+        part = among(rows, "setting", setting)
+        rate, noise = (spell(number_in(part[0], name)) for name in ("sample_rate", "noise_multiplier"))
+        panels.append(Panel(words.capitalize(), f"q = {rate}, noise multiplier {noise}", part))
+    return by_steps("Input-space attacks (Figure 4)", panels, DELTA, CANARIES)

@@ -1,0 +1,159 @@
+"""Charts become files: checked before anything is computed, written whole or not at all."""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+from lastiterate.common.atomic_write import check_writable, write_whole
+from lastiterate.plot.page_assets import for_script, harmless, keep_scripts, kept_scripts
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from lastiterate.plot.style import Picture
+
+
+# Specifications become pictures, in another process and within a time limit: a failure costs the picture alone.
+
+Kind = Literal["png", "svg", "pdf"]
+Spec = dict[str, Any]
+
+SECONDS = 120.0  # that a drawing may take
+_VARIABLE = "LASTITERATE_DRAWING_SECONDS"
+_SHARP = 2.0  # on a dense screen; of PNG only
+_PROGRAM = Path(__file__).with_name("renderer.py")
+
+
+class PictureFailed(RuntimeError):
+    """A picture could not be drawn; the message is why, in a few words."""
+
+
+def time_limit() -> float:
+    """How many seconds a drawing may take; an environment variable may say otherwise."""
+    given = os.environ.get(_VARIABLE, "")
+    try:
+        seconds = float(given) if given else SECONDS
+    except ValueError:
+        seconds = math.nan
+    if not 0.0 < seconds < math.inf:
+        raise ValueError(f"{_VARIABLE} must be a number of seconds above 0, got {given!r}")
+    return seconds
+
+
+def render(kind: Kind, *specs: Spec) -> list[bytes]:
+    """The pictures of Vega-Lite specifications."""
+    return _ask([(kind, spec) for spec in specs])
+
+
+def scripts() -> str:
+    """The libraries that make a page's pictures answer; they are bundled once for each version of vl-convert."""
+    name = f"vega-{version('vl-convert-python')}"
+    if (kept := kept_scripts(name)) is not None:
+        return kept
+    (bundled,) = _ask([("scripts", {})])
+    keep_scripts(name, bundled)
+    return bundled.decode()
+
+
+def _ask(pictures: Sequence[tuple[str, Spec]]) -> list[bytes]:
+    seconds = time_limit()
+    asked = json.dumps(
+        {"pictures": pictures, "scale": _SHARP, "seconds": seconds, "path": sys.path}, allow_nan=False
+    ).encode()
+    command = [sys.executable, "-P", str(_PROGRAM)]
+    try:
+        done = subprocess.run(
+            command,
+            input=asked,
+            capture_output=True,
+            timeout=seconds,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise PictureFailed(_too_long(seconds)) from None
+    except OSError as error:
+        raise PictureFailed(f"the process that draws cannot be started: {error.strerror}") from None
+    if done.returncode < 0:
+        raise PictureFailed(_killed(-done.returncode, seconds))
+    if done.returncode:
+        lines = done.stderr.decode(errors="replace").strip().splitlines()
+        raise PictureFailed(lines[-1] if lines else f"the process that draws ended with status {done.returncode}")
+    return [base64.b64decode(line) for line in done.stdout.splitlines()]
+
+
+def _too_long(seconds: float) -> str:
+    return f"drawing took more than {seconds:g} seconds (the environment variable {_VARIABLE} allows more)"
+
+
+def _killed(number: int, seconds: float) -> str:
+    """What a signal means that ended the process."""
+    if sys.platform != "win32" and number == signal.SIGALRM:
+        return _too_long(seconds)
+    try:
+        name = signal.Signals(number).name
+    except ValueError:
+        name = f"signal {number}"
+    return f"the process that draws was ended by {name}, as where there is too little memory"
+
+
+FORMATS = ("png", "svg", "pdf", "html")
+
+_PAGE = """<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>lastiterate</title>
+</head>
+<body>
+<div id="picture"></div>
+<script type="application/json" id="spec">{spec}</script>
+<script>{scripts}</script>
+<script>
+const spec = JSON.parse(document.getElementById("spec").textContent);
+vegaEmbed("#picture", spec, {{mode: "vega-lite"}});
+</script>
+</body>
+</html>
+"""
+
+
+def check_target(path: Path) -> None:
+    """Refuse a file that could not be drawn or written later, so that nobody waits for a picture in vain."""
+    if path.suffix[1:].lower() not in FORMATS:
+        raise ValueError(f"the plot's file must end in {', '.join(f'.{kind}' for kind in FORMATS)}, got {str(path)!r}")
+    if sentence := missing_libraries():
+        raise ValueError(sentence)
+    time_limit()
+    check_writable(path, "plot")
+
+
+def missing_libraries() -> str | None:
+    """Why nothing can be drawn here, and what to do about it; None: all is there."""
+    for module in ("altair", "vl_convert"):
+        if sys.modules.get(module, module) is None or find_spec(module) is None:
+            return f'plots need {module}, which is not installed: pip install "lastiterate[plot]"'
+    return None
+
+
+def save(chart: Picture, path: Path) -> None:
+    """Draw an altair chart into a file of the format that its name ends in."""
+    check_target(path)
+    kind, spec = path.suffix[1:].lower(), harmless(chart.to_dict())
+    write_whole(path, _page(spec) if kind == "html" else render(cast("Kind", kind), spec)[0], "plot")
+
+
+def _page(spec: Spec) -> bytes:
+    """A page that carries its scripts: it works without a network."""
+    return _PAGE.format(spec=for_script(spec), scripts=scripts()).encode()

@@ -1,0 +1,250 @@
+"""The picture of one run: epsilon as its steps go by, and the error rates of the best attack on its final model."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from lastiterate.auditing.evidence.forecast import CHANCE
+from lastiterate.common.formatting import CAVEAT, caveat_of, describe, spell, spell_exact
+from lastiterate.common.types import Row, Track, among, number_in, text_in
+from lastiterate.compare_analyses import guarantee_of
+from lastiterate.plot.style import chart_of, epsilon_y, from_zero, layered, log_x, long, looks, styled
+from lastiterate.registry import ANALYSES, LAST_ITERATE, METHODS, OWN_COIN, SIDE_BY_SIDE
+
+if TYPE_CHECKING:
+    from altair import Chart, HConcatChart, LayerChart
+
+    from lastiterate.auditing.evidence.audit_power import Power
+    from lastiterate.compare_analyses import Curves
+    from lastiterate.privacy.curve import PrivacyCurve
+    from lastiterate.run import DPSGD
+
+# Points of each curve; composition takes long where steps are few, and the convex guarantee always.
+_STEPS = {"last_iterate": 46, "full_batch": 46, "composition": 16, "no_amplification": 46, "convex": 7}
+_RATES = {"last_iterate": 49, "full_batch": 49, "composition": 13, "no_amplification": 49, "convex": 9}
+_WIDTH, _HEIGHT = 420, 320
+
+
+def run_chart(run: DPSGD, delta: float, track: Track = iter, more: Curves | None = None) -> HConcatChart:
+    """Two panels: epsilon against steps, and the trade-off between false positives and false negatives.
+
+    ``more`` are analyses that need more than the run, such as the convex guarantee.
+    """
+    import altair as alt
+
+    analyses = {name: ANALYSES[name].curve for name in (*SIDE_BY_SIDE, guarantee_of(run))} | dict(more or {})
+    curves, reasons = _curves(run, analyses)
+    valid = {name: analyses[name] for name in curves}
+    panels = alt.hconcat(_epsilon_panel(run, delta, valid, track), _trade_off_panel(curves, track), spacing=36)
+    words = [f"{describe(run)}; delta {spell_exact(delta)}", caveat_of(run)]
+    words += [f"Without {ANALYSES[name].label}: {why}" for name, why in reasons.items()]
+    return styled(panels, "What the released model leaks", words)
+
+
+def _curves(run: DPSGD, analyses: Curves) -> tuple[dict[str, PrivacyCurve], dict[str, str]]:
+    """The analyses that are valid for the run, and why the others are not."""
+
+    curves, reasons = {}, {}
+    for name, analysis in analyses.items():
+        try:
+            curves[name] = analysis(run)
+        except ValueError as refusal:
+            reasons[name] = str(refusal)
+    return curves, reasons
+
+
+def _epsilon_panel(run: DPSGD, delta: float, analyses: Curves, track: Track) -> Chart:
+    names = list(analyses)
+    rows = long(_epsilon_by_steps(run, delta, analyses, track), "epsilon", names)
+    chart: Chart = (
+        chart_of(rows)
+        .properties(width=_WIDTH, height=_HEIGHT, title="Epsilon as training goes on")
+        .mark_line(strokeWidth=2.5, interpolate="monotone", point=run.steps == 1)
+        .encode(
+            x=log_x("steps", "steps taken (log scale)", 1, run.steps),
+            y=epsilon_y(delta),
+            **looks(ANALYSES[name].label for name in names),
+        )
+    )
+    return chart
+
+
+def _epsilon_by_steps(run: DPSGD, delta: float, analyses: Curves, track: Track) -> list[Row]:
+    wanted = {name: np.rint(np.geomspace(1, run.steps, _STEPS[name])).astype(np.int64).tolist() for name in analyses}
+    rows: list[Row] = []
+    for steps in track(sorted({steps for each in wanted.values() for steps in each})):
+        row: Row = {"steps": steps}
+        for name in (name for name in analyses if steps in wanted[name]):
+            try:
+                value = analyses[name](run.prefix(steps)).epsilon(delta)
+            except ValueError:  # nothing has been learnt yet, or a person's examples are within an epoch
+                continue
+            if np.isfinite(value):
+                row[name] = value
+        rows.append(row)
+    return rows
+
+
+def _trade_off_panel(curves: dict[str, PrivacyCurve], track: Track) -> LayerChart:
+    import altair as alt
+
+    rows: list[Row] = []
+    for name in track(list(curves)):
+        fpr = np.linspace(0.0, 1.0, _RATES[name]) ** 3  # dense near 0, where the curves are steep
+        pairs = zip(fpr.tolist(), curves[name].fnr(fpr).tolist(), strict=True)
+        rows += [{"analysis": ANALYSES[name].label, "fpr": x, "fnr": y} for x, y in pairs]
+    axis = alt.Axis(tickCount=6, format=".1f")
+    x = alt.X("fpr:Q", title="false positive rate", scale=alt.Scale(domain=[0, 1]), axis=axis)
+    y = alt.Y("fnr:Q", title="false negative rate", scale=alt.Scale(domain=[0, 1]), axis=axis)
+    ends = [{"fpr": 0.0, "fnr": 1.0}, {"fpr": 1.0, "fnr": 0.0}]
+    chance = chart_of(ends).mark_line(color="#999", strokeWidth=1).encode(x=x, y=y)
+    slope = np.degrees(np.arctan2(_HEIGHT, _WIDTH))
+    label = (
+        chart_of([{"fpr": 0.72, "fnr": 0.28}])
+        .mark_text(text="guessing", angle=float(slope), dy=-8, color="#777", fontSize=13)
+        .encode(x=x, y=y)
+    )
+    best = (
+        chart_of(rows)
+        .mark_line(strokeWidth=2.5, interpolate="monotone")
+        .encode(x=x, y=y, order="fpr:Q", **looks(ANALYSES[name].label for name in curves))
+    )
+    title = "Errors of the best attack on what is released"
+    return layered(chance, label, best).properties(width=_WIDTH, height=_HEIGHT, title=title)
+
+
+# The picture of checkpoints: epsilon over the number of iterates that are released, from the last one to all.
+
+_COUNTS = 33  # of released iterates, for each run
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#222222")
+_DASHES = ([1, 0], [7, 5], [2, 3], [10, 3, 2, 3], [4, 4], [1, 0])
+
+
+def releases_chart(runs: list[DPSGD], delta: float, track: Track = iter) -> Chart:
+    """A line for each of up to six runs."""
+    import altair as alt
+
+    if not 0 < len(runs) <= len(_COLOURS):
+        raise ValueError(f"runs must be 1 to {len(_COLOURS)}, got {len(runs)}")
+    labels = [describe(run.replace(releases=None)) for run in runs]
+    rows = [row for label, run in zip(labels, runs, strict=True) for row in _rows(label, run, delta, track)]
+    legend = alt.Legend(
+        title=None, orient="bottom", labelLimit=0, symbolType="stroke", symbolSize=500, symbolStrokeWidth=2.5, columns=1
+    )
+    colours = alt.Scale(domain=labels, range=list(_COLOURS[: len(runs)]))
+    dashes = alt.Scale(domain=labels, range=list(_DASHES[: len(runs)]))
+    chart: Chart = (
+        chart_of(rows)
+        .properties(width=620, height=340)
+        .mark_line(strokeWidth=2.5)
+        .encode(
+            x=log_x("releases", "released iterates, equally spaced (log scale)", 1, max(run.steps for run in runs)),
+            y=epsilon_y(delta),
+            color=alt.Color("run:N", scale=colours, legend=legend),
+            strokeDash=alt.StrokeDash("run:N", scale=dashes, legend=legend),
+        )
+    )
+    left = "On the left the last iterate only, at the right end of each line every one: what composition guarantees."
+    return styled(chart, "What do checkpoints cost?", [left, caveat_of(*runs)])
+
+
+def _rows(label: str, run: DPSGD, delta: float, track: Track) -> list[Row]:
+    counts = np.unique(np.rint(np.geomspace(1, run.steps, _COUNTS)).astype(np.int64)).tolist()
+    return [
+        {"run": label, "releases": count, "epsilon": LAST_ITERATE.curve(run.replace(releases=count)).epsilon(delta)}
+        for count in track(counts)
+    ]
+
+
+# The picture of a plan: what each batch size leaks under all analyses, and the noise it needs.
+
+_NARROW = 320
+_DRAWN = (*SIDE_BY_SIDE, "no_amplification", "convex")
+
+
+def plan_chart(rows: list[Row], delta: float, words: str, caveat: str = CAVEAT) -> HConcatChart:
+    """Panels over batch sizes: epsilon with the noise by which each analysis reaches the target, and that noise.
+
+    ``words`` say what is planned, and ``caveat`` what a prediction is.
+    """
+    import altair as alt
+
+    sizes = sorted({number_in(row, "batch_size") for row in rows})
+    names = list(dict.fromkeys(text_in(row, "analysis") for row in rows))
+    shown = [name for name in _DRAWN if name in names or any(row.get(name) is not None for row in rows)]
+    width = _WIDTH if len(names) == 1 else _NARROW
+    look = looks(ANALYSES[name].label for name in shown)
+    x = alt.X(
+        "batch_size:Q",
+        title="batch size (log scale)",
+        scale=alt.Scale(type="log", domain=[sizes[0] / 1.2, sizes[-1] * 1.2], nice=False),
+        axis=alt.Axis(values=sizes, format=",d", labelOverlap="greedy", grid=False),
+    )
+    point = alt.OverlayMarkDef(size=60, filled=True)
+    leaks = [
+        chart_of(long(among(rows, "analysis", name), "epsilon", _DRAWN))
+        .properties(title=f"Epsilon with the noise by {ANALYSES[name].label}", width=width, height=_HEIGHT)
+        .mark_line(strokeWidth=2.5, point=point)
+        .encode(x=x, y=epsilon_y(delta), **look)
+        for name in names
+    ]
+    drawable = [row for row in rows if row["noise_multiplier"] is not None]
+    needed = [{**row, "analysis": ANALYSES[text_in(row, "analysis")].label} for row in drawable]
+    noise = (
+        chart_of(needed)
+        .properties(title="Noise needed", width=width, height=_HEIGHT)
+        .mark_line(strokeWidth=2.5, point=point)
+        .encode(x=x, y=alt.Y("noise_multiplier:Q", title="noise multiplier", **from_zero()), **look)
+    )
+    reasons = {name: row[f"{name}_reason"] for row in rows for name in _DRAWN if f"{name}_reason" in row}
+    notes = [f"Without {ANALYSES[name].label}: {why}" for name, why in reasons.items() if name not in shown]
+    return styled(alt.hconcat(*leaks, noise, spacing=36), "Which batch size?", [words, caveat, *notes])
+
+
+# The picture of an audit's power: how probable it is that a claim is refuted, over the number of models.
+
+_POWER_WIDTH, _POWER_HEIGHT = 620, 340
+_LINE, _GOAL, _ASKED = "#0072B2", "#777777", "#D55E00"
+
+
+def power_chart(found: Power) -> LayerChart:
+    """The probability to refute over the number of models: the 80% that are wanted, and the number asked about."""
+    import altair as alt
+
+    what = "canaries" if found.one_run else "models a world"
+    rows: list[Row] = [{"models": models, "chance": chance} for models, chance in found.chances]
+    x = log_x("models", f"{what} (log scale)", found.chances[0][0], found.chances[-1][0])
+    y = alt.Y(
+        "chance:Q",
+        title="probability that the claim is refuted",
+        scale=alt.Scale(domain=[0.0, 1.0]),
+        axis=alt.Axis(format="%", tickCount=6),
+    )
+    tooltip = ["models:Q", alt.Tooltip("chance:Q", format=".1%")]
+    point = alt.OverlayMarkDef(size=25, filled=True, color=_LINE)
+    line = chart_of(rows).mark_line(strokeWidth=2.5, color=_LINE, point=point).encode(x=x, y=y, tooltip=tooltip)
+    goal = chart_of([{"chance": CHANCE}]).mark_rule(color=_GOAL, strokeDash=[6, 4]).encode(y=y)
+    asked = chart_of([{"models": found.models, "chance": found.chance}])
+    layers = [goal, line, asked.mark_point(size=140, filled=True, color=_ASKED, opacity=1).encode(x=x, y=y)]
+    if found.needed is not None:
+        right = found.needed > 0.5 * found.chances[-1][0]  # where a number to the right of it would not fit
+        needed = chart_of([{"models": found.needed, "chance": 0.04, "words": f"{found.needed:,} for 80%"}])
+        text = needed.mark_text(align="right" if right else "left", fontSize=14, dx=-6 if right else 6)
+        layers.append(needed.mark_rule(color=_GOAL, strokeDash=[2, 3]).encode(x=x))
+        layers.append(text.encode(x=x, y=y, text="words:N"))
+    best = max(found.rows, key=lambda each: each.detectable)
+    words = [
+        describe(found.run),
+        *found.sentences(),
+        f"If training is as described, they find epsilon {spell(best.detectable)} with probability 80% "
+        f"({METHODS[best.method].label}{f', if {OWN_COIN}' if found.one_run else ''}).",
+        *found.notes[:1],
+    ]
+    return styled(
+        layered(*layers).properties(width=_POWER_WIDTH, height=_POWER_HEIGHT),
+        f"How many {what} does it take?",
+        words,
+        100,
+    )

@@ -1,0 +1,1 @@
+"""Bounds for the last iterate of convex training: distances, shifted losses, and windows of steps."""

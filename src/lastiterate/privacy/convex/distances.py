@@ -1,0 +1,179 @@
+"""How far apart convex training is with and without the canary, bounded from above by a few values.
+
+In units of learning rate times clipping norm the distance after some steps is at most R = sum_k c^k b_k, where c is the
+contraction and b_k ~ Bernoulli(q) says whether the canary was in the batch k steps ago (docs/method.md, "Convex
+losses"). What is returned is a law that exceeds R stochastically: weights, values and tails are all rounded up.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+from scipy.special import bdtrc, ndtr
+
+from lastiterate.common.validation import number
+from lastiterate.privacy.mixtures.fourier import Cumulant
+from lastiterate.privacy.mixtures.law import Law
+
+if TYPE_CHECKING:
+    from lastiterate.common.types import FloatArray
+
+LOG_LOST = -57.0  # log-probability of distances that are left out
+_RATIO = 0.01  # of weights that are rounded up to the largest of them
+_OF_THE_REST = 1e-3  # of the mean: small weights, which are taken for certain
+_FEW_STEPS = 8  # all sums of which are written out
+_VALUES = 256
+_LEAST = 0.5  # of the mean
+_BEYOND = 24  # values in the tail where only Chernoff's bound is used
+_LOG_TAIL = -28.0  # from where on
+_FINENESS = 1200.0  # how often the smoothing goes into the range
+_MOVED = 3.0  # standard deviations by which smoothing moves the tails
+_LAST = 8.5  # frequency in 1 / smoothing, after which there is nothing
+_ERROR = 1e-11  # of the inversion, which is about 1e-13
+
+
+@dataclass(frozen=True, eq=False)
+class Distances:
+    """Distances in increasing order with their log-probabilities, which leave out exp(``log_lost``)."""
+
+    values: FloatArray
+    log_mass: FloatArray
+    log_lost: float = -math.inf
+
+    def at_least_part_of_mean(self) -> Distances:
+        """Small distances rounded up to half of the mean: they hardly count, and the loss is smoother without them."""
+        least = _LEAST * float(np.exp(self.log_mass) @ self.values)
+        small = self.values < least
+        if not small.any():
+            return self
+        log_small = np.logaddexp.reduce(self.log_mass[small])
+        return Distances(
+            np.append(least, self.values[~small]), np.append(log_small, self.log_mass[~small]), self.log_lost
+        )
+
+
+@lru_cache(maxsize=256)
+def distances(steps: int, rate: float, contraction: float, most: float = math.inf) -> Distances:
+    """The law of min(R, most), rounded up."""
+    farthest = min(geometric_sum(contraction, steps), most)
+    if steps == 0 or rate == 0.0:
+        return Distances(np.zeros(1), np.zeros(1))
+    if rate == 1.0:
+        return Distances(np.array([farthest]), np.zeros(1))
+    if contraction == 1.0:
+        values, tails = _counted(steps, rate)
+    elif steps <= _FEW_STEPS:
+        values, tails = _written_out(steps, rate, contraction)
+    else:
+        values, tails = _weighted(steps, rate, contraction)
+    log_lost = math.log(tails[-1]) if tails[-1] > 0.0 else -math.inf
+    if farthest <= values[-1]:
+        inside = values < farthest
+        values, tails, log_lost = np.append(values[inside], farthest), np.append(tails[inside], 0.0), -math.inf
+    mass = -np.diff(tails, prepend=1.0)
+    present = mass > 0.0
+    return Distances(values[present], np.log(mass[present]), log_lost)
+
+
+def geometric_sum(ratio: float, count: int) -> float:
+    """1 + ratio + ... + ratio^(count - 1)."""
+    return float(count) if ratio == 1.0 else -math.expm1(count * math.log(ratio)) / (1.0 - ratio)
+
+
+def _counted(steps: int, rate: float) -> tuple[FloatArray, FloatArray]:
+    """Binomial: some counts, and the probability of more."""
+    cumulant = Cumulant(Law(0.0, 0.0, np.array([float(steps)]), np.array([rate]), np.ones(1)))
+    low, middle, high = (math.ceil(end) for end in _ends(cumulant, float(steps)))
+    grids = np.linspace(max(low, 0), middle, _VALUES), np.linspace(middle, high, _BEYOND + 1)[1:]
+    values = np.unique(np.ceil(np.concatenate(grids)))
+    return values, np.minimum.accumulate(bdtrc(values, steps, rate))
+
+
+def _written_out(steps: int, rate: float, contraction: float) -> tuple[FloatArray, FloatArray]:
+    values, mass = np.zeros(1), np.ones(1)
+    for _ in range(steps):
+        values = np.concatenate((contraction * values, 1.0 + contraction * values))
+        mass = np.concatenate(((1.0 - rate) * mass, rate * mass))
+    order = np.argsort(values)
+    above = np.cumsum(mass[order][::-1])[::-1]
+    return values[order], np.append(above[1:], 0.0)
+
+
+def _weighted(steps: int, rate: float, contraction: float) -> tuple[FloatArray, FloatArray]:
+    """Some distances, and upper bounds on the probability of larger ones."""
+    near = min(steps, math.ceil(math.log(_OF_THE_REST * rate) / math.log(contraction)))
+    together = max(1, math.floor(-_RATIO / math.log(contraction)))
+    first = np.arange(0, near, together)
+    counts = np.minimum(near - first, together).astype(np.float64)
+    weights = np.exp(first * math.log(contraction))
+    rest = contraction**near * geometric_sum(contraction, steps - near)
+    cumulant = Cumulant(Law(0.0, 0.0, counts, np.full(first.size, rate), weights))
+    low, middle, high = _ends(cumulant, float(counts @ weights))
+    values = np.concatenate((np.linspace(low, middle, _VALUES), np.linspace(middle, high, _BEYOND + 1)[1:]))
+    tails = _chernoff(cumulant, values)
+    tails[:_VALUES] = np.minimum(tails[:_VALUES], _smoothed(cumulant, values[:_VALUES], low, middle))
+    ever = -math.expm1(steps * math.log1p(-rate))  # was the canary used at all?
+    return np.append(0.0, values + rest), np.minimum.accumulate(np.append(ever, tails))
+
+
+def _ends(cumulant: Cumulant, highest: float) -> tuple[float, float, float]:
+    """Below the first there is hardly any distance, above the second little, above the third next to nothing."""
+    thetas, exponents = _exponents(cumulant)
+    high = [min(float(np.min((exponents - log_tail) / thetas)), highest) for log_tail in (_LOG_TAIL, LOG_LOST)]
+    below = np.array([cumulant.real(-theta)[0] for theta in thetas.tolist()])
+    low = max(float(np.max((_LOG_TAIL - below) / thetas)), 0.0)
+    return low, high[0], max(high[1], high[0])
+
+
+def _exponents(cumulant: Cumulant) -> tuple[FloatArray, FloatArray]:
+    """Some tilts, and the cumulant generating function there."""
+    deviation = math.sqrt(cumulant.law.variance)
+    thetas = np.geomspace(1e-2, 1e2, 101) / deviation
+    thetas = thetas[thetas < 600.0]
+    return thetas, np.array([cumulant.real(theta)[0] for theta in thetas.tolist()])
+
+
+def _chernoff(cumulant: Cumulant, values: FloatArray) -> FloatArray:
+    """Bounds on the probability of more than each value; the weights may add up to no more than the last."""
+    thetas, exponents = _exponents(cumulant)
+    logs = np.min(exponents[:, None] - thetas[:, None] * values, axis=0)
+    tails: FloatArray = np.exp(np.minimum(logs, 0.0))
+    highest = float(cumulant.law.counts @ cumulant.law.weights)
+    return np.where(values >= highest, 0.0, tails)
+
+
+def _smoothed(cumulant: Cumulant, values: FloatArray, low: float, high: float) -> FloatArray:
+    """The same by Fourier inversion, after adding noise N: P(R > r) <= P(R + N > r - x) / P(N > -x), x > 0."""
+    noise = (high - low) / _FINENESS
+    step = math.pi / (1.1 * (high - low) + 30.0 * noise)
+    frequencies: FloatArray = (np.arange(float(math.ceil(_LAST / (noise * step)))) + 0.5) * step
+    with np.errstate(divide="ignore"):
+        transform = np.exp(cumulant.along(0.0, frequencies) - 0.5 * (noise * frequencies) ** 2)
+    waves = np.exp(-1j * np.multiply.outer(values - _MOVED * noise, frequencies))
+    above = 0.5 + step / math.pi * (waves @ (transform / frequencies)).imag
+    tails: FloatArray = np.clip((above + _ERROR) / float(ndtr(_MOVED)), 0.0, 1.0)
+    return tails
+
+
+# Contraction: by how much a step of training brings two models closer, and how probably it does not.
+
+
+@dataclass(frozen=True)
+class Contraction:
+    """A factor for every step of a run, as ``lastiterate.convex`` takes it.
+
+    Attributes:
+        value: without the canary, every step brings two models at least this much closer; in (0, 1].
+        failure: the probability that some step does not, as where a batch is larger than what ``value`` was made for.
+    """
+
+    value: float
+    failure: float = 0.0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "value", number("value", self.value, 0.0, 1.0, open_low=True))
+        object.__setattr__(self, "failure", number("failure", self.failure, 0.0, 1.0, open_high=True))

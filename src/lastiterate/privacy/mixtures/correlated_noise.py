@@ -1,0 +1,197 @@
+"""Correlated noise in the last iterate: the noise of step t is the sum of c_j z_(t-j).
+
+What z_s adds to the last iterate, at all steps from s on, is v_s = sum_j c_j w_(s+j) times itself. So the variance is
+sum_s sigma_s^2 v_s^2, where only z_s with s >= 0 exist.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from itertools import accumulate
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+
+from lastiterate.common.types import FloatArray
+
+if TYPE_CHECKING:
+    from lastiterate.common.types import FloatArray
+    from lastiterate.common.validation import PerStep
+    from lastiterate.run import DPSGD
+
+
+# Products and inverses of causal filters, each with a bound on its error.
+#
+# A filter (c_0, c_1, ...) is the first column of a lower triangular Toeplitz matrix. What cancels in a product is
+# what correlated noise is for, so that a relative error of it cannot be taken for granted: all bounds are absolute.
+
+Numbers = TypeVar("Numbers", float, FloatArray)
+
+_UNIT = 2.0**-53
+_MOST_EXACT = 2**23  # products of two numbers that are summed with twice the digits
+_BLOCK = 256
+_FFT = 10.0 * math.log2(2 * _BLOCK) * _UNIT  # of a transform, relative, in the 2-norm (Higham 2002, theorem 24.2)
+_LARGEST = 1e100  # of an inverse
+
+
+def product(first: FloatArray, second: FloatArray, size: int) -> tuple[FloatArray, float]:
+    """The first ``size`` coefficients of the product of two filters, and a bound on the 2-norm of their error."""
+    first, second = first[:size], second[:size]
+    if np.count_nonzero(first) > np.count_nonzero(second):
+        first, second = second, first
+    if np.count_nonzero(first) * size <= _MOST_EXACT:
+        return _compensated(first, second, size)
+    return _by_blocks(first, second, size)
+
+
+def _compensated(short: FloatArray, long: FloatArray, size: int) -> tuple[FloatArray, float]:
+    """As if computed with twice the digits, then rounded (Ogita, Rump and Oishi 2005, Dot2)."""
+    high, low = np.zeros(size), np.zeros(size)
+    upper = _upper_half(long)
+    lower = long - upper
+    places = np.flatnonzero(short)
+    for place in places.tolist():
+        factor = float(short[place])
+        part = slice(place, min(place + long.size, size))
+        count = part.stop - part.start
+        term = factor * long[:count]
+        factor_upper = _upper_half(factor)
+        factor_lower = factor - factor_upper
+        lost = factor_upper * upper[:count] - term
+        lost += factor_lower * upper[:count]
+        lost += factor_upper * lower[:count]
+        lost += factor_lower * lower[:count]
+        total = high[part] + term
+        back = total - high[part]
+        lost += (high[part] - (total - back)) + (term - back)
+        high[part] = total
+        low[part] += lost
+    result = high + low
+    doubt = (2.0 * (places.size + 2) * _UNIT) ** 2
+    size_of_terms = float(np.sum(np.abs(short))) * float(np.linalg.norm(long))
+    return result, _UNIT * float(np.linalg.norm(result)) + doubt * size_of_terms
+
+
+def _upper_half(value: Numbers) -> Numbers:
+    """The upper 26 bits of a number's digits (Dekker 1971)."""
+    scaled: Numbers = 134217729.0 * value
+    return scaled - (scaled - value)
+
+
+def _by_blocks(first: FloatArray, second: FloatArray, size: int) -> tuple[FloatArray, float]:
+    """By Fourier transforms of short blocks, whose errors are those of the blocks and not of the whole."""
+    blocks, others = (_blocks(each) for each in (first, second))
+    transforms, other_transforms = (np.fft.rfft(each, 2 * _BLOCK, axis=1) for each in (blocks, others))
+    count = -(-size // _BLOCK)
+    total = np.zeros((count, _BLOCK + 1), complex)
+    for place, transform in enumerate(transforms[:count]):
+        part = other_transforms[: count - place]
+        total[place : place + len(part)] += transform * part
+    pieces = np.fft.irfft(total, 2 * _BLOCK, axis=1)
+    result = pieces[:, :_BLOCK]
+    result[1:] += pieces[:-1, _BLOCK:]
+    sizes, other_sizes = ([np.linalg.norm(each, order, axis=1) for order in (1, 2)] for each in (blocks, others))
+    rounding = 2.0 * _FFT + (4.0 + min(len(blocks), len(others))) * _UNIT
+    errors = rounding * np.convolve(sizes[0], other_sizes[1]) + _FFT * np.convolve(sizes[1], other_sizes[0])
+    return result.ravel()[:size].copy(), 2.0 * float(np.linalg.norm(errors[:count]))
+
+
+def _blocks(values: FloatArray) -> FloatArray:
+    padded = np.zeros(-(-values.size // _BLOCK) * _BLOCK)
+    padded[: values.size] = values
+    return padded.reshape(-1, _BLOCK)
+
+
+def inverse(coefficients: FloatArray, size: int) -> tuple[FloatArray, float]:
+    """The first ``size`` coefficients of the inverse of a filter, and a bound on the sum of their errors.
+
+    By Newton's iteration. If c times the result is 1 + r, the inverse is the result over 1 + r, so that the error is at
+    most |result| |r| / (1 - |r|), in sums of absolute values. The bound is infinite where the inverse grows so fast
+    that floats cannot hold it.
+    """
+    coefficients = coefficients[:size]
+    result = np.array([1.0 / coefficients[0]])
+    with np.errstate(all="ignore"):
+        while result.size < size:
+            longer = min(2 * result.size, size)
+            left = _quick(coefficients, result, longer)
+            left[0] -= 1.0
+            result = np.append(result, np.zeros(longer - result.size)) - _quick(result, left, longer)
+        if not np.isfinite(result).all() or np.abs(result).max() > _LARGEST:
+            return result, math.inf
+        left, _ = _residual(coefficients, result)
+        result = result - _quick(result, left, size)
+        left, rest = _residual(coefficients, result)
+    off = float(np.sum(np.abs(left))) + math.sqrt(size) * rest
+    return result, float(np.sum(np.abs(result))) * off / (1.0 - off) if off < 0.5 else math.inf
+
+
+def _residual(coefficients: FloatArray, inverse_: FloatArray) -> tuple[FloatArray, float]:
+    """How far a filter times its inverse is from 1, and a bound on the error of that."""
+    left, error = product(coefficients, inverse_, inverse_.size)
+    left[0] -= 1.0
+    return left, error
+
+
+def _quick(first: FloatArray, second: FloatArray, size: int) -> FloatArray:
+    """A product for which errors do not matter."""
+    first, second = first[:size], second[:size]
+    if min(first.size, second.size) <= 64:
+        values: FloatArray = np.convolve(first, second)
+    else:
+        length = 1 << (first.size + second.size - 1).bit_length()
+        values = np.fft.irfft(np.fft.rfft(first, length) * np.fft.rfft(second, length), length)
+    return values[:size].copy() if values.size >= size else np.append(values, np.zeros(size - values.size))
+
+
+_MOST_DOUBT = 4e-10  # of the noise's standard deviation, which is then taken as that much smaller
+
+
+def filtered_noise(run: DPSGD, weights: PerStep) -> float:
+    """The standard deviation of the noise in what is released, where each step counts as ``weights`` say.
+
+    Never too large: a bound on the error is taken off.
+    """
+    assert run.noise_filter is not None
+    sigma = np.asarray(run.noise_multiplier)
+    largest = float(np.max(sigma))
+    if np.ndim(weights) == 0 and sigma.ndim == 0:
+        spread, error = _of_equal_steps(run.noise_filter, run.steps)
+        spread, error = abs(float(weights)) * spread, abs(float(weights)) * error
+    else:
+        values, error = influences(run, weights)
+        spread = float(np.linalg.norm(sigma / largest * values))
+    if not error <= _MOST_DOUBT * spread:
+        raise ValueError(
+            "noise_filter must not cancel nearly all of the noise of so many steps: what is left of it is not known to "
+            "ten digits"
+        )
+    return largest * (spread - error)
+
+
+def influences(run: DPSGD, weights: PerStep) -> tuple[FloatArray, float]:
+    """How much of z_s is in what is released, for each s, and a bound on the 2-norm of the errors."""
+    counts = np.broadcast_to(np.asarray(weights, np.float64), (run.steps,))
+    values, error = product(np.array(run.noise_filter), counts[::-1], run.steps)
+    return values[::-1], error
+
+
+def _of_equal_steps(coefficients: tuple[float, ...], steps: int) -> tuple[float, float]:
+    """The root of sum_s v_s^2 where all steps count 1, and its error: v_s is then a sum of the first coefficients."""
+    sums = prefix_sums(coefficients)[:steps]
+    rest = (steps - len(sums)) * sums[-1] ** 2
+    size = math.sqrt(math.fsum([each * each for each in sums] + [rest]))
+    return size, math.sqrt(steps) * (len(sums) * 2.0**-52) ** 2 * math.fsum(map(abs, coefficients))
+
+
+@lru_cache(maxsize=8)
+def prefix_sums(values: tuple[float, ...]) -> list[float]:
+    """Sums of the first values, as if computed with twice the digits."""
+
+    def add(total: tuple[float, float], value: float) -> tuple[float, float]:
+        high = total[0] + value
+        back = high - total[0]
+        return high, total[1] + ((total[0] - (high - back)) + (value - back))
+
+    return [high + low for high, low in accumulate(values, add, initial=(0.0, 0.0))][1:]

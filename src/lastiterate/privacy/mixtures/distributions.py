@@ -1,0 +1,124 @@
+"""Two distributions on the same finitely many points, such as two binomials.
+
+By the lemma of Neyman and Pearson the best tests are the sets of points with the largest likelihood ratios, and there
+are no more such sets than points. So epsilon is the largest of finitely many values, and nothing has to be solved.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+from scipy.special import logsumexp
+
+from lastiterate.common.types import FloatArray, Floats
+from lastiterate.privacy.mixtures.fourier import Cumulant
+from lastiterate.privacy.mixtures.pairs import RELATIVE_ERROR, larger_delta, smaller_delta
+from lastiterate.privacy.mixtures.solve import each
+
+if TYPE_CHECKING:
+    from lastiterate.common.types import FloatArray
+    from lastiterate.privacy.mixtures.fourier import Complex
+    from lastiterate.privacy.mixtures.law import Law
+
+
+@dataclass(frozen=True, eq=False)
+class DiscretePair:
+    """P (canary in) and Q (out) by the logarithms of their probabilities, -inf where a point does not occur."""
+
+    log_p: FloatArray
+    log_q: FloatArray
+
+    def epsilon(self, log_delta: Floats) -> Floats:
+        return each(lambda value: max(_epsilon(*self._remove, value), _epsilon(*self._add, value)), log_delta)
+
+    def log_delta(self, epsilon: Floats) -> Floats:
+        p, q = self.log_p, self.log_q
+        return each(lambda value: max(_log_delta(p, q, value), _log_delta(q, p, value)), epsilon)
+
+    def fnr(self, fpr: Floats) -> Floats:
+        # Between two sets, the test that tosses a coin for the points in which they differ.
+        accepted, rejected = self._remove[1], self._remove[0]
+        rates: Floats = np.interp(fpr, np.append(0.0, np.exp(accepted)), np.append(1.0, 1.0 - np.exp(rejected)))
+        return rates
+
+    def bracket(self, log_delta: Floats) -> tuple[Floats, Floats]:
+        lower, upper = self.epsilon(larger_delta(log_delta)), self.epsilon(smaller_delta(log_delta))
+        error = RELATIVE_ERROR * np.maximum(1.0, np.where(np.isinf(lower), 0.0, upper))
+        return lower - error, upper + error
+
+    @cached_property
+    def _remove(self) -> tuple[FloatArray, FloatArray]:
+        return _best_sets(self.log_p, self.log_q)
+
+    @cached_property
+    def _add(self) -> tuple[FloatArray, FloatArray]:
+        return _best_sets(self.log_q, self.log_p)
+
+
+def _best_sets(log_p: FloatArray, log_q: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """log P and log Q of the sets of points with the largest likelihood ratio, the smallest set first."""
+    occurs = np.maximum(log_p, log_q) > -np.inf
+    order = np.argsort(log_q[occurs] - log_p[occurs], kind="stable")
+    p, q = (np.logaddexp.accumulate(log[occurs][order]) for log in (log_p, log_q))
+    return p, q
+
+
+def _epsilon(log_p: FloatArray, log_q: FloatArray, log_delta: float) -> float:
+    """The least epsilon >= 0 with P(set) <= e^epsilon Q(set) + delta for all of the sets."""
+    matters = log_p > log_delta
+    p, q = log_p[matters], log_q[matters]
+    if not p.size:
+        return 0.0
+    return max(0.0, float(np.max(p + np.log1p(-np.exp(log_delta - p)) - q)))
+
+
+def _log_delta(log_p: FloatArray, log_q: FloatArray, epsilon: float) -> float:
+    """log of the sum of P - e^epsilon Q over the points at which it is positive."""
+    gains = log_p > epsilon + log_q
+    if not gains.any():
+        return -np.inf
+    p, q = log_p[gains], log_q[gains]
+    return float(logsumexp(p + np.log1p(-np.exp(epsilon + q - p))))
+
+
+# How S + N is distributed, by itself: to predict what will be seen, not to tell P from Q.
+#
+# The characteristic function is inverted on an equally spaced grid of frequencies, to an absolute error of about
+# 1e-12. For relative accuracy far out in the tails, which an epsilon needs, see `fourier`.
+
+_FURTHEST = 12.0  # standard deviations, beyond which there is no mass to speak of
+_LAST = 8.5  # frequency, in 1 / noise, after which a Gaussian's characteristic function is below 1e-15
+
+
+def probability_below(law: Law, y: FloatArray) -> FloatArray:
+    """P(S + N <= y) for each y, by the formula of Gil-Pelaez (1951)."""
+    step, frequencies, transform = _characteristic_function(law)
+    near = np.clip(y, -_farthest(law), _farthest(law))
+    waves = np.exp(-1j * np.multiply.outer(near, frequencies))
+    return np.clip(0.5 - step / math.pi * (waves @ (transform / frequencies)).imag, 0.0, 1.0)
+
+
+def density(law: Law, y: FloatArray) -> FloatArray:
+    """The density of S + N at each y."""
+    step, frequencies, transform = _characteristic_function(law)
+    near = np.clip(y, -_farthest(law), _farthest(law))
+    waves = np.exp(-1j * np.multiply.outer(near, frequencies))
+    return np.maximum(step / math.pi * (waves @ transform).real, 0.0)
+
+
+def _farthest(law: Law) -> float:
+    """How far from 0 there is anything to be seen."""
+    return abs(law.mean) + _FURTHEST * math.hypot(math.sqrt(law.variance), law.noise)
+
+
+def _characteristic_function(law: Law) -> tuple[float, FloatArray, Complex]:
+    """The distance of frequencies, these, and the characteristic function of S + N there."""
+    reach = 2.0 * _farthest(law)  # half a period of the grid: from any y to be asked for to any that occurs
+    step = math.pi / reach
+    frequencies = (np.arange(float(math.ceil(_LAST / (law.noise * step)))) + 0.5) * step
+    with np.errstate(divide="ignore"):  # where it vanishes, its logarithm does not exist
+        return step, frequencies, np.exp(Cumulant(law).along(0.0, frequencies))

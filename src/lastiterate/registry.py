@@ -1,0 +1,226 @@
+"""The words of the trade, each said once: analyses, methods of estimation, choices of a threshold, verdicts.
+
+The names are those of Python, of JSON and of stores; labels and meanings are what people read. Tables, pictures and
+pages take their words from here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Literal, cast
+
+from lastiterate.optimizer import Adam
+
+APPROXIMATION = "approximation of a heuristic"  # what the prediction is with Adam, whose divisor is taken as given
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from lastiterate.privacy.curve import PrivacyCurve
+    from lastiterate.run import DPSGD
+
+
+_HOMES = {"full_batch": "last_iterate"}  # modules of analyses that have another name
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """A way from a run to its privacy.
+
+    Attributes:
+        name: in Python and JSON, and of its module; the command line spells it with hyphens.
+        label: in tables and legends.
+        assumes: what it takes for granted, and so what its numbers are.
+        kind: whether it predicts, holds for every attack, or is only there to compare with.
+    """
+
+    name: str
+    label: str
+    assumes: str
+    kind: Literal["heuristic", "guarantee", "baseline"]
+
+    @property
+    def curve(self) -> Callable[[DPSGD], PrivacyCurve]:
+        """The analysis itself, which is loaded when it is asked for: words must be there at once."""
+        module = import_module(f"lastiterate.privacy.analyses.{_HOMES.get(self.name, self.name)}")
+        return cast("Callable[[DPSGD], PrivacyCurve]", getattr(module, self.name))
+
+    @property
+    def is_guarantee(self) -> bool:
+        """Whether no attack on such a run may find more."""
+        return self.kind == "guarantee"
+
+    def label_of(self, run: DPSGD) -> str:
+        """The label for this run: with Adam, what was a heuristic is an approximation of one."""
+        return self.label.replace("heuristic", APPROXIMATION) if isinstance(run.optimizer, Adam) else self.label
+
+    def assumed_of(self, run: DPSGD) -> str:
+        """What it takes for granted of this run."""
+        words = self.assumes
+        if isinstance(run.optimizer, Adam) and self.kind != "guarantee":
+            words = words.replace("losses are linear", "losses are linear, Adam's divisor is fixed")
+            words = words.replace("the largest of the heuristic", f"the largest of the {APPROXIMATION}")
+        if run.release_count == 1:
+            return words
+        return words.replace("the final model is", f"the {run.release_count:,} released models are")
+
+    @property
+    def option(self) -> str:
+        """The name on the command line."""
+        return self.name.replace("_", "-")
+
+
+@dataclass(frozen=True)
+class Method:
+    """A way from scores to a lower bound on epsilon.
+
+    Attributes:
+        name: in Python, in JSON and on the command line.
+        label: in tables and legends.
+        mechanism: what the method assumes of the mechanism; empty: nothing.
+        family: the analysis whose mechanism is assumed, with its noise unknown: such a method needs the run.
+        is_assumption_free: whether the bound holds whatever the mechanism is.
+        is_one_run: whether the scores are those of many canaries in one model, instead of one of many models each.
+    """
+
+    name: str
+    label: str
+    mechanism: str = ""
+    family: Analysis | None = None
+    is_assumption_free: bool = False
+    is_one_run: bool = False
+
+    @property
+    def assumes(self) -> str:
+        """The assumptions in the words of a table: about the mechanism, and for one run about the coins."""
+        if self.is_one_run:
+            return f"assumes {self.mechanism}; {OWN_COIN}" if self.mechanism else f"assumes that {OWN_COIN}"
+        return f"assumes {self.mechanism or 'nothing about the mechanism'}"
+
+    def assumptions(self, threshold_choice: str, validity: str = "fixed") -> tuple[str, ...]:
+        """All that a bound of this method rests on, in sentences."""
+        conditions = [OWN_COIN] if self.is_one_run else ["models are independent of each other"]
+        if not self.is_one_run and validity == "fixed":
+            conditions.append("their number was fixed in advance")
+        if threshold_choice == "a-priori":
+            what = "how to guess" if self.is_one_run else "the threshold"
+            conditions.append(f"{what} was fixed before the scores were seen")
+        *first, last = conditions
+        holds = f"The bound holds only if {', '.join(first)}{' and ' if first else ''}{last}."
+        return (holds, f"{self.name} assumes {self.mechanism}.") if self.mechanism else (holds,)
+
+
+@dataclass(frozen=True)
+class ThresholdChoice:
+    """How the score was chosen from which on a model is called "in"; a bound that is not valid is never a proof."""
+
+    name: str
+    meaning: str
+    is_valid: bool = True
+
+
+def kind_of_prediction(run: DPSGD) -> str:
+    """Return "a heuristic", or what the prediction is for an optimizer that the heuristic does not cover exactly."""
+    return f"an {APPROXIMATION}" if isinstance(run.optimizer, Adam) else "a heuristic"
+
+
+LAST_ITERATE = Analysis(
+    "last_iterate",
+    "last iterate (heuristic)",
+    "only the final model is seen, losses are linear: predicts, does not guarantee",
+    "heuristic",
+)
+COMPOSITION = Analysis(
+    "composition", "composition (standard)", "every intermediate model is seen: a guarantee", "guarantee"
+)
+FULL_BATCH = Analysis(
+    "full_batch",
+    "full batch (baseline)",
+    "all data in every step, the same noise: for comparison, not a guarantee",
+    "baseline",
+)
+NO_AMPLIFICATION = Analysis(
+    "no_amplification",
+    "no amplification (bound)",
+    "every intermediate model is seen, and which batches an example is in: a guarantee",
+    "guarantee",
+)
+CONVEX = Analysis(
+    "convex",
+    "last iterate, convex (guarantee)",
+    "only the final model is seen, losses are convex, steps contract as stated: a guarantee",
+    "guarantee",
+)
+MAX_OVER_STEPS = Analysis(
+    "max_over_steps",
+    "largest up to T (heuristic)",
+    "the largest of the heuristic for this run stopped at any step",
+    "heuristic",
+)
+_ANALYSES = LAST_ITERATE, COMPOSITION, FULL_BATCH, NO_AMPLIFICATION, CONVEX, MAX_OVER_STEPS
+ANALYSES = {each.name: each for each in _ANALYSES}
+SIDE_BY_SIDE = ("last_iterate", "composition", "full_batch")  # those of every answer, in the order in which they stand
+
+OWN_COIN = "each canary was included by its own fair coin"
+_OF_HEURISTIC = "the heuristic's mechanism, with the noise unknown"
+_OF_STANDARD = "the mechanism of the standard analysis, with the noise unknown"
+_METHODS = (
+    Method("clopper-pearson", "Clopper-Pearson (any mechanism)", is_assumption_free=True),
+    Method("gdp", "Gaussian DP family", "that the best attack is one on Gaussian noise"),
+    Method("last-iterate", "last-iterate family", _OF_HEURISTIC, LAST_ITERATE),
+    Method("composition", "composition family", _OF_STANDARD, COMPOSITION),
+    Method("one-run", "one run (any mechanism)", is_assumption_free=True, is_one_run=True),
+    Method("one-run-fdp", "one run, f-DP (Gaussian family)", "Gaussian DP", is_one_run=True),
+    Method(
+        "one-run-last-iterate",
+        "one run, last-iterate family (a prediction's)",
+        f"{_OF_HEURISTIC}: tests a prediction",
+        LAST_ITERATE,
+        is_one_run=True,
+    ),
+    Method("one-run-composition", "one run, composition family", _OF_STANDARD, COMPOSITION, is_one_run=True),
+    Method(
+        "one-run-independent",
+        "one run, canaries independent",
+        "that no canary changes another's score, and is no bound otherwise",
+        is_one_run=True,
+    ),
+)
+METHODS = {each.name: each for each in _METHODS}
+PAIRED_METHODS = tuple(each.name for each in _METHODS if not each.is_one_run)
+ONE_RUN_METHODS = tuple(each.name for each in _METHODS if each.is_one_run)
+FAMILIES = tuple(name for name in PAIRED_METHODS if not METHODS[name].is_assumption_free)
+
+_THRESHOLDS = (
+    ThresholdChoice("a-priori", "chosen before training"),
+    ThresholdChoice("split", "chosen on other models than those counted"),
+    ThresholdChoice("corrected", "best of all, corrected for the choice"),
+    ThresholdChoice("uncorrected", "best of all, uncorrected: not a valid bound", is_valid=False),
+)
+THRESHOLDS = {each.name: each for each in _THRESHOLDS}
+VALIDITIES = {  # for which numbers of models a bound holds
+    "fixed": "for a number of models that was fixed before; who stops when it looks good has no confidence left",
+    "anytime": "for every number of models at once; one may look at any time, stop, and go on",
+}
+
+VIOLATION, ABOVE_HEURISTIC, INCONCLUSIVE, CONSISTENT = "violation", "above heuristic", "inconclusive", "consistent"
+VERDICTS = {  # and what they mean
+    VIOLATION: (
+        "The attack found more than the claimed guarantee allows. Unless chance played a trick that the stated "
+        "confidence makes unlikely, the training is not as private as claimed: look for a fault in its clipping, its "
+        "noise, or how it samples batches."
+    ),
+    ABOVE_HEURISTIC: (
+        "The attack found more than the heuristic predicts, but the tests that could refute the guarantee did not. "
+        "This is worth a look: for this training the heuristic is too low, or it differs from its description."
+    ),
+    INCONCLUSIVE: (
+        "This audit lacked power, or its attack did not work. It says neither that the training is as private as "
+        "claimed nor that it is not."
+    ),
+    CONSISTENT: (
+        "The claim was not refuted, and this audit had the power to catch the fault that its reason names. This does "
+        "not prove that the training is private: another attack, or more models, might find more."
+    ),
+}
