@@ -21,7 +21,7 @@ from lastiterate.paper.counterexamples.malicious import Malicious
 from lastiterate.paper.counterexamples.setting import Encoding
 from lastiterate.paper.reproduce import figure5
 from lastiterate.training import Trainer
-from lastiterate.training.memory import peak_bytes
+from lastiterate.training.trainer import peak_bytes
 
 STEPS = (50, 100, 200, 400, 800)
 WORK = 4e8  # parameters times steps times models of a measurement

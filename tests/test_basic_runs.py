@@ -10,9 +10,9 @@ from lastiterate.attacks import Adversarial, AllIterates, GradientSpace, InputSp
 from lastiterate.attacks.all_iterates import log_likelihood_ratio
 from lastiterate.attacks.released_iterates import noise_unit
 from lastiterate.auditing.evidence.score_signal import expected_signal, score_below
-from lastiterate.common.batch_order import batch_order
 from lastiterate.paper.counterexamples.setting import require_plain
 from lastiterate.paper.counterexamples.worst import worst
+from lastiterate.trainers.batch_order import batch_order
 from lastiterate.training import Trainer, problems, train
 
 NEW = [

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lastiterate import DPSGD
-from lastiterate.common.batch_order import batch_order
+from lastiterate.trainers.batch_order import batch_order
 from tests.shuffling import epoch_length, epochs_of
 
 ROUNDING = 1e-9  # of a slot: a rate that was meant to give whole batches may be below it by rounding

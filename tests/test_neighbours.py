@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 import lastiterate as li
 from lastiterate import DPSGD, SGD, Adam
 from lastiterate.auditing.identity import describe_run, read_run
-from lastiterate.common.formatting import ONE_TRAINING, describe, neighbours_of
 from lastiterate.compare_analyses import run_fields
+from lastiterate.formatting import ONE_TRAINING, describe, neighbours_of
 
 DELTA = 1e-5
 SHUFFLED = DPSGD.from_batches(

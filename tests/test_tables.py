@@ -2,7 +2,7 @@
 
 import pytest
 
-from lastiterate.common.formatting import Table
+from lastiterate.formatting import Table
 
 
 @pytest.mark.parametrize("width", range(40, 100, 3))

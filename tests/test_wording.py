@@ -7,7 +7,7 @@ import math
 import pytest
 
 import lastiterate as li
-from lastiterate.common.formatting import describe, printable, spell, spell_down, spell_exact, spell_up
+from lastiterate.formatting import describe, printable, spell, spell_down, spell_exact, spell_up
 
 
 def test_runs_are_described_in_plain_words():

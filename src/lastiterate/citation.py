@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from lastiterate.common.formatting import ONE_TRAINING, describe, neighbours_of, spell_up
 from lastiterate.common.validation import number
 from lastiterate.compare_analyses import Answer, ask, guarantee_of, require_curves
+from lastiterate.formatting import ONE_TRAINING, describe, neighbours_of, spell_up
 from lastiterate.optimizer import Adam
 from lastiterate.registry import APPROXIMATION
 from lastiterate.run import require_run

@@ -120,11 +120,11 @@ def require_curves(curves: Curves | None) -> Curves:
 
 
 def _noise_row(run: DPSGD, name: str, epsilon: float, delta: float, curves: Curves) -> Fields:
-    import lastiterate
+    from lastiterate.privacy.analyses.calibrate import calibrate
 
     try:
         analysis = curves.get(name) or ANALYSES[name].curve
-        run = lastiterate.calibrate(run, epsilon=epsilon, delta=delta, analysis=analysis)
+        run = calibrate(run, epsilon=epsilon, delta=delta, analysis=analysis)
         noise = Answer(float(run.noise_multiplier))
         answers = ask_all(run, lambda curve: curve.epsilon(delta), curves=curves)
     except ValueError as refusal:

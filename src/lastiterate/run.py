@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from lastiterate.common.system import late
 from lastiterate.common.types import IntArray
 from lastiterate.common.validation import (
     LEAST_NOISE,
@@ -233,9 +234,9 @@ class DPSGD:
                 passed.
             sampling: how batches are drawn, if there is no loader to tell.
         """
-        from lastiterate.integrations.opacus_run import run_from_opacus
-
-        return run_from_opacus(privacy_engine, optimizer, loader, scheduler, sampling)
+        read = late("integrations.opacus_run:run_from_opacus")
+        run: DPSGD = read(privacy_engine, optimizer, loader, scheduler, sampling)
+        return run
 
     @classmethod
     def from_jax_privacy(
@@ -256,9 +257,9 @@ class DPSGD:
             steps: how many updates, for ``DpParams``, which does not say.
             noise_filter: the coefficients of the noising matrix, for ``DpParams`` with a ``cycle_length``.
         """
-        from lastiterate.integrations.jax_privacy_run import run_from_jax_privacy
-
-        return run_from_jax_privacy(config, optimizer, steps, noise_filter)
+        read = late("integrations.jax_privacy_run:run_from_jax_privacy")
+        run: DPSGD = read(config, optimizer, steps, noise_filter)
+        return run
 
     @property
     def epochs(self) -> float:

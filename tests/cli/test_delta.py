@@ -1,7 +1,7 @@
 """``lastiterate delta`` prints deltas for the epsilon that was asked for."""
 
 import lastiterate as li
-from lastiterate.common.formatting import spell_up
+from lastiterate.formatting import spell_up
 
 
 def test_the_title_names_the_epsilon_that_was_asked_for(cli):

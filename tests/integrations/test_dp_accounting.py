@@ -21,7 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lastiterate import DPSGD, composition, last_iterate
-from lastiterate.common.formatting import spell_up
+from lastiterate.formatting import spell_up
 from lastiterate.integrations.dp_accounting import LastIterateAccountant
 from tests.integrations.conftest import heuristic_warnings
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from lastiterate import DPSGD, composition, last_iterate, no_amplification
-from lastiterate.common.formatting import spell_up
+from lastiterate.formatting import spell_up
 from lastiterate.integrations.opacus import register_opacus
 from tests.integrations.conftest import heuristic_warnings
 from tests.integrations.opacus_helpers import engine_of, make_private, model_and_optimizer, train, trains

@@ -21,11 +21,7 @@ from lastiterate.auditing.identity import fingerprint
 from lastiterate.common.errors import MissingExtra
 from lastiterate.lm.fine_tuning import Model, train_models
 from lastiterate.lm.lm_experiment import perplexity_before
-from lastiterate.lm.text_problem import (
-    LORA_RANK,
-    TextProblem,
-    load,
-)
+from lastiterate.lm.text_problem import LORA_RANK, TextProblem, load
 from lastiterate.lm.texts import Texts
 from lastiterate.lm.tokens import Tokens
 from tests.lm.conftest import SIZES, SPECIAL, SPOKEN, UNSPOKEN, _tokenizer

@@ -17,10 +17,7 @@ from lastiterate.auditing.stores.store import Store
 from lastiterate.lm import TextProblem, Texts, UnseenTokens
 from lastiterate.lm.fine_tuning import Model, TextReferences, train_models
 from lastiterate.lm.text_problem import load
-from lastiterate.lm.unseen_tokens import (
-    candidates,
-    find_direction,
-)
+from lastiterate.lm.unseen_tokens import candidates, find_direction
 from tests.lm.conftest import SPECIAL, SPOKEN
 
 RUN = li.DPSGD(4, 0.5, 0.6, clip_norm=0.5, optimizer=li.SGD(0.02))

@@ -9,7 +9,7 @@ from html import unescape
 
 import pytest
 
-from lastiterate.common.formatting import printable
+from lastiterate.formatting import printable
 from lastiterate.plot.audit_charts import audit_chart
 from lastiterate.plot.chart_file import PictureFailed, render, save
 from lastiterate.plot.page import write_page

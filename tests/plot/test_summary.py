@@ -15,7 +15,7 @@ from lastiterate.auditing.evidence.estimates import Question
 from lastiterate.auditing.evidence.report import growth_of, report
 from lastiterate.auditing.load_evidence import TERMS, card_of, evidence_in
 from lastiterate.auditing.stores.store import Store
-from lastiterate.common.formatting import ONE_TRAINING
+from lastiterate.formatting import ONE_TRAINING
 from lastiterate.plot.summary import check_summary, summary_markdown, summary_page, write_summary
 
 RUN = li.DPSGD(steps=20, sample_rate=0.2, noise_multiplier=1.0)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import lastiterate as li
-from lastiterate.common.adam_second_moment import SecondMoment
+from lastiterate.trainers.adam_second_moment import SecondMoment
 from lastiterate.training import Problem, problems, second_moment, train
 from lastiterate.training.update import start, update
 

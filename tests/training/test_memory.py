@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from lastiterate.common.system import cache_folder, cores
-from lastiterate.training.memory import (
+from lastiterate.training.trainer import (
     LARGEST_CHUNK,
     LEAST_BLOCK,
     available_bytes,

@@ -14,7 +14,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 import lastiterate as li
-from lastiterate.common.formatting import spell_up
+from lastiterate.formatting import spell_up
 from tests.web.running import Running
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="browser tests need playwright")

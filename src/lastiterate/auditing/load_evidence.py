@@ -25,19 +25,11 @@ from lastiterate.auditing.stores.audit_record import ScoredTrials
 from lastiterate.auditing.stores.store import Store
 from lastiterate.citation import guaranteed, released_by, seen_by
 from lastiterate.common.atomic_write import check_writable, is_same_file, write_whole
-from lastiterate.common.formatting import (
-    ONE_TRAINING,
-    describe,
-    neighbours_of,
-    per_cent,
-    printable,
-    spell_down,
-    spell_up,
-)
 from lastiterate.common.types import Fields
 from lastiterate.common.validation import written_number
 from lastiterate.compare_analyses import run_fields
 from lastiterate.data.files import LINE, PARSED, BadFile, as_path, find, most_bytes, too_large
+from lastiterate.formatting import ONE_TRAINING, describe, neighbours_of, per_cent, printable, spell_down, spell_up
 from lastiterate.registry import LAST_ITERATE, METHODS, THRESHOLDS, VALIDITIES, VERDICTS, kind_of_prediction
 
 if TYPE_CHECKING:

@@ -32,10 +32,10 @@ from lastiterate.auditing.stores.error_messages import damaged
 from lastiterate.auditing.stores.store import Store
 from lastiterate.common.atomic_write import scratch_folder
 from lastiterate.common.errors import Breakdown, TrainerFailed
-from lastiterate.common.formatting import spell_down
 from lastiterate.common.types import BoolArray, Fields, IntArray, IntegerArray, RealArray
 from lastiterate.common.validation import boolean, told
 from lastiterate.data.files import BadFile
+from lastiterate.formatting import spell_down
 from lastiterate.privacy.convex.distances import Contraction
 from lastiterate.run import DPSGD
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import NamedTuple
 
-from lastiterate.common.formatting import spell, spell_down
 from lastiterate.common.validation import instance, number, written_number
+from lastiterate.formatting import spell, spell_down
 
 _ALLOWED = "refuted, minutes=NUMBER or epsilon=NUMBER, several of them with commas between"
 _PAUSE = 19.0  # times what a look takes: looking takes at most a twentieth of the time

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 from xml.etree import ElementTree
 
-from lastiterate.common.formatting import describe, printable, spell
+from lastiterate.common.system import late
 from lastiterate.common.types import JsonObject
 from lastiterate.common.types import Row as PlainRow
+from lastiterate.formatting import describe, printable, spell
 from lastiterate.run import DPSGD
 
 if TYPE_CHECKING:
-    from lastiterate.plot.style import Picture
+    from altair import LayerChart, VConcatChart
 
 
 # One thing that was measured: beside what the run declares, with an interval and where to look in the code.
@@ -141,11 +142,10 @@ class CheckResult:
             "notes": list(self.notes),
         }
 
-    def plot(self) -> Picture:
+    def plot(self) -> LayerChart | VConcatChart:
         """Ratios with their intervals, an altair chart."""
-        from lastiterate.plot.check import check_chart
-
-        return check_chart(self)
+        chart: LayerChart | VConcatChart = late("plot.check:check_chart")(self)
+        return chart
 
     def __str__(self) -> str:
         header = ("", "tensor", "measured", "declared", "interval", "status")

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from lastiterate.auditing.audit_target import Subject
     from lastiterate.auditing.engines.engine import Engine
     from lastiterate.auditing.evidence.estimates import Question
-    from lastiterate.auditing.one_run.one_run_power import OneRunPlan
+    from lastiterate.auditing.evidence.one_run.one_run_power import OneRunPlan
     from lastiterate.cli.output import Files
     from lastiterate.common.types import Fields
     from lastiterate.optimizer import SGD
@@ -83,7 +83,7 @@ def released_fields(method: MethodOptions) -> Fields:
 def planned_canaries(subject: Subject, attack: Any, models: int | str | None, question: Question) -> Planned:
     """How many canaries to put into the one run, and what may come of it, if anything is known of their scores."""
     from lastiterate.attacks.attack import LinearScores
-    from lastiterate.auditing.one_run.one_run_power import OneRunPlan, best_guesses, best_plan
+    from lastiterate.auditing.evidence.one_run.one_run_power import OneRunPlan, best_guesses, best_plan
 
     models = None if isinstance(models, str) else models  # one run chooses by itself, if nobody says how many
     if not isinstance(attack.expected({"signal": 1.0}), LinearScores):
@@ -156,8 +156,8 @@ def rehearse(
 ) -> None:
     """Say what an audit would train and how long it would take, and of which tokens canaries could be made."""
     from lastiterate.cli.output import print_json, print_note
-    from lastiterate.common.formatting import describe
     from lastiterate.compare_analyses import run_fields
+    from lastiterate.formatting import describe
 
     models, one_run = planned.count, planned.one_run
     with talk_on_stderr():
@@ -199,7 +199,7 @@ def _detectable(subject: Subject, attack: object, models: int, question: Questio
 
 
 def _detectable_words(found: dict[str, float | None], models: int) -> str:
-    from lastiterate.common.formatting import spell_down
+    from lastiterate.formatting import spell_down
 
     seen = ", ".join(
         f"{'infinite' if value is None else spell_down(value, 3)} ({name})" for name, value in found.items()
@@ -220,7 +220,7 @@ def _one_run_fields(plan: OneRunPlan) -> dict[str, Any]:
 
 
 def _one_run_words(plan: OneRunPlan) -> str:
-    from lastiterate.common.formatting import spell_down
+    from lastiterate.formatting import spell_down
     from lastiterate.registry import OWN_COIN
 
     median = _one_run_fields(plan)["median"]

@@ -10,7 +10,7 @@ from lastiterate.attacks import NAMED
 from lastiterate.cli import option_values as values
 from lastiterate.cli.exit_status import OptionError, leaving_with
 from lastiterate.cli.options import Convex, PerStepOption, choice, flag, integer_option, number_option, option
-from lastiterate.common.formatting import printable
+from lastiterate.formatting import printable
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager

@@ -23,8 +23,8 @@ from lastiterate.cli.options import (
     option,
 )
 from lastiterate.cli.output import print_note, print_rows
-from lastiterate.common.formatting import ADAM_CAVEAT, neighbours_of, spell_up
 from lastiterate.common.types import number_in
+from lastiterate.formatting import ADAM_CAVEAT, neighbours_of, spell_up
 from lastiterate.optimizer import Adam
 
 if TYPE_CHECKING:
@@ -62,8 +62,8 @@ def calibrate(
 
 def _side_by_side(run: DPSGD, epsilon: float, delta: float, convex: ConvexOptions, json: bool) -> None:
     from lastiterate.cli.output import print_json, tracker
-    from lastiterate.common.formatting import describe, spell_exact
     from lastiterate.compare_analyses import guarantee_of, noise_rows, run_fields
+    from lastiterate.formatting import describe, spell_exact
     from lastiterate.registry import ANALYSES
 
     curves = convex.curves()
@@ -81,8 +81,8 @@ def _side_by_side(run: DPSGD, epsilon: float, delta: float, convex: ConvexOption
 def _by(chosen: str, run: DPSGD, epsilon: float, delta: float, convex: ConvexOptions, json: bool) -> None:
     import lastiterate
     from lastiterate.cli.output import print_answers, print_json, print_note, tracker
-    from lastiterate.common.formatting import describe, notes_on, spell_exact, spell_up
     from lastiterate.compare_analyses import answer_fields, ask_all, run_fields
+    from lastiterate.formatting import describe, notes_on, spell_exact, spell_up
     from lastiterate.registry import ANALYSES
 
     curves = convex.curves(chosen)
@@ -131,7 +131,6 @@ def plan(
       lastiterate plan --dataset-size 50000 --epochs 60 --batch-sizes 256,512,4096 --epsilon 6 --delta 1e-5
     """
     from lastiterate.cli.output import print_json, tracker
-    from lastiterate.common.formatting import caveat_of, released, spell, spell_exact, training
     from lastiterate.common.types import among
     from lastiterate.compare_analyses import (
         guarantee_of,
@@ -140,6 +139,7 @@ def plan(
         prediction_fields,
         released_fields,
     )
+    from lastiterate.formatting import caveat_of, released, spell, spell_exact, training
     from lastiterate.registry import ANALYSES
     from lastiterate.run import DPSGD
 

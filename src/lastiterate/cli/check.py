@@ -167,7 +167,7 @@ def _finish(result: "CheckResult", subject: "Subject", plot: Path | None, junit:
 def _print(result: "CheckResult", words: str) -> None:
     from lastiterate.checking.check_result import spell_or_none
     from lastiterate.cli.output import print_table
-    from lastiterate.common.formatting import describe
+    from lastiterate.formatting import describe
 
     cells = [
         [

@@ -47,9 +47,9 @@ def epsilon(
       lastiterate epsilon --steps 1000 --sample-rate 0.01 --noise-multiplier 1 --delta 1e-5
     """
     from lastiterate.cli.output import print_answers, print_json, tracker
-    from lastiterate.common.formatting import describe, notes_on, spell_exact
     from lastiterate.common.validation import number
     from lastiterate.compare_analyses import answer_fields, ask_all, run_fields
+    from lastiterate.formatting import describe, notes_on, spell_exact
     from lastiterate.registry import SIDE_BY_SIDE
 
     run = size.run(noise_multiplier, method)
@@ -94,7 +94,7 @@ def _say(run: DPSGD, delta: float, curves: Curves, plot: Path | None) -> None:
 
 def _earlier(answers: dict[str, Answer]) -> list[str]:
     """The paper's non-monotone case: training on made the heuristic smaller."""
-    from lastiterate.common.formatting import spell_up
+    from lastiterate.formatting import spell_up
 
     last, largest = answers["last_iterate"].value, answers["max_over_steps"].value
     if last is None or largest is None or largest <= last + 1e-6 * max(1.0, last):
@@ -131,9 +131,9 @@ def delta(
       lastiterate delta --steps 1000 --sample-rate 0.01 --noise-multiplier 1 --epsilon 1
     """
     from lastiterate.cli.output import print_answers, print_json, tracker
-    from lastiterate.common.formatting import describe, notes_on, spell_exact
     from lastiterate.common.validation import number
     from lastiterate.compare_analyses import answer_fields, ask_all, run_fields
+    from lastiterate.formatting import describe, notes_on, spell_exact
 
     run = size.run(noise_multiplier, method)
     epsilon = number("epsilon", epsilon, 0.0)

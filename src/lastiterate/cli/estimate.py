@@ -77,10 +77,10 @@ def estimate(
     import lastiterate
     from lastiterate.auditing.evidence.claims import check_fault, claim_of
     from lastiterate.auditing.evidence.estimate import estimate_or_zero
+    from lastiterate.auditing.evidence.one_run.guesses import usual_guesses
     from lastiterate.auditing.evidence.score_signal import Kind
     from lastiterate.auditing.evidence.verdict import judge_scores
     from lastiterate.auditing.load_evidence import read_scores
-    from lastiterate.auditing.one_run.guesses import usual_guesses
     from lastiterate.cli.audit_output import estimate_fields, status_of, strength_fields, verdict_note
     from lastiterate.cli.output import print_json, print_rows
 
@@ -148,7 +148,7 @@ def _table(rows: "list[JsonObject]") -> "list[JsonObject]":
 
 def _words(found: "list[Estimate]", models_in: int, models_out: int) -> tuple[str, list[str]]:
     """The title of the table, and the notes under it."""
-    from lastiterate.common.formatting import spell, spell_exact
+    from lastiterate.formatting import spell, spell_exact
 
     first = found[0]
     one_run = METHODS[first.method].is_one_run

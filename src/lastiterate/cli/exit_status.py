@@ -21,7 +21,7 @@ import typer
 from typer.core import TyperGroup
 
 from lastiterate.common.errors import DISK_ERRORS, Breakdown, DiskTrouble, MissingExtra, StoreLost
-from lastiterate.common.formatting import printable
+from lastiterate.formatting import printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

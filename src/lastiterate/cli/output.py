@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 
 from lastiterate.cli.exit_status import BROKEN, OptionError
 from lastiterate.common.atomic_write import is_same_file
-from lastiterate.common.formatting import Table, neighbours_of, printable, shown, spell, spell_down, spell_up, text_of
 from lastiterate.common.progress import PATIENCE, make_bar
+from lastiterate.formatting import Table, neighbours_of, printable, shown, spell, spell_down, spell_up, text_of
 from lastiterate.registry import ANALYSES
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lastiterate.cli.output import print_json, print_note, print_table
-from lastiterate.common.formatting import CAVEAT, describe, per_cent, spell, spell_down, spell_exact, spell_up
 from lastiterate.common.types import Row, largest, number_in
 from lastiterate.compare_analyses import answer_fields, run_fields
+from lastiterate.formatting import CAVEAT, describe, per_cent, spell, spell_down, spell_exact, spell_up
 from lastiterate.paper.counterexamples.setting import Case, Probe, known
 from lastiterate.paper.counterexamples.shift import is_one_number
 from lastiterate.paper.counterexamples.zeroing import MOST_STEPS

@@ -1,4 +1,4 @@
-"""The machine's cores, the memory that this process uses and keeps, and where a user's caches are."""
+"""The machine and this process: cores, memory, cache folders, and functions that are loaded by name."""
 
 from __future__ import annotations
 
@@ -7,11 +7,23 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 # Of glibc's malloc.h: at how much free memory some is given back, and from which size on an array has pages of its own.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 _LARGE = 32 * 2**20  # the most to which glibc raises the second by itself; the first is then twice that
+
+
+def late(path: str) -> Any:
+    """Load the function ``package.module:name`` of a room above.
+
+    A value's method may offer what a room above does with it, such as ``result.plot()``. `tests/test_layers.py` lists
+    every such call.
+    """
+    module, _, name = path.partition(":")
+    return getattr(import_module(f"lastiterate.{module}"), name)
 
 
 def cores() -> int:

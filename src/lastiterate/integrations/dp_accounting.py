@@ -15,8 +15,8 @@ import dp_accounting
 import numpy as np
 from dp_accounting import NeighboringRelation
 
-from lastiterate.common.formatting import spell_exact, spell_up
 from lastiterate.common.validation import PerStep, integer, number
+from lastiterate.formatting import spell_exact, spell_up
 from lastiterate.privacy.analyses.composition import composition
 from lastiterate.privacy.analyses.no_amplification import no_amplification
 from lastiterate.privacy.curve import PrivacyCurve

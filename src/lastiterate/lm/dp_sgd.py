@@ -15,12 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lastiterate.common.batch_order import batch_order
 from lastiterate.common.errors import TrainingDiverged
 from lastiterate.common.types import IntArray
 from lastiterate.lm.example_gradients import ExampleGradients, Tensors
 from lastiterate.optimizer import Adam, Optimizer
 from lastiterate.run import DPSGD, TRAINED, require_basic
+from lastiterate.trainers.batch_order import batch_order
 
 # Gaussian noise on sums of gradients.
 #

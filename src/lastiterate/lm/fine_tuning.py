@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lastiterate.common.adam_second_moment import LEAST_MODELS, SecondMoment, SecondMomentWatch
 from lastiterate.common.progress import TrainingProgress
 from lastiterate.common.system import cores, kept_memory
 from lastiterate.common.validation import boolean, instance, integer
@@ -22,6 +21,7 @@ from lastiterate.lm.dp_sgd import TextTrainer, Watched
 from lastiterate.lm.example_gradients import Tensors
 from lastiterate.lm.text_problem import Loaded, TextProblem, load
 from lastiterate.run import DPSGD
+from lastiterate.trainers.adam_second_moment import LEAST_MODELS, SecondMoment, SecondMomentWatch
 
 _SMALL = 20_000_000  # parameters: up to here models are trained side by side, one a core
 _TIMED_STEPS = 6

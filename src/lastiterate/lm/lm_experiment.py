@@ -14,7 +14,6 @@ from lastiterate.auditing.experiments.choose import Given, experiment_on
 from lastiterate.auditing.experiments.protocol import Cost, Crafted, Experiment, Trials
 from lastiterate.auditing.identity import Identity, identify
 from lastiterate.auditing.stores.audit_record import ScoredTrials
-from lastiterate.common.adam_second_moment import SecondMoment
 from lastiterate.common.system import process_peak_bytes
 from lastiterate.common.types import BoolArray, FloatArray, IntArray
 from lastiterate.common.validation import number
@@ -25,6 +24,7 @@ from lastiterate.lm.text_problem import Loaded, TextProblem, load
 from lastiterate.lm.unseen_tokens import ArmedText, UnseenTokens
 from lastiterate.optimizer import Adam
 from lastiterate.run import DPSGD
+from lastiterate.trainers.adam_second_moment import SecondMoment
 
 if TYPE_CHECKING:
     from lastiterate.common.progress import TrainingProgress

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
-from lastiterate.common.formatting import caveat_of, describe, spell_exact
+from lastiterate.formatting import caveat_of, describe, spell_exact
 from lastiterate.plot.chart_file import Spec
 from lastiterate.plot.epsilons import epsilon_panel
 from lastiterate.plot.histogram import histogram_panel

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from lastiterate.common.formatting import describe, spell
 from lastiterate.common.types import Row
+from lastiterate.formatting import describe, spell
 from lastiterate.plot.style import chart_of, layered, log_x, styled
 
 if TYPE_CHECKING:

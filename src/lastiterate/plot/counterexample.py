@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
-from lastiterate.common.formatting import CAVEAT, describe, per_cent, spell, spell_exact, spell_up
 from lastiterate.common.types import Row, largest, number_in, text_in
 from lastiterate.compare_analyses import ask, guarantee_of
+from lastiterate.formatting import CAVEAT, describe, per_cent, spell, spell_exact, spell_up
 from lastiterate.paper.counterexamples.setting import known
 from lastiterate.plot.epsilons import spell_epsilon
 from lastiterate.plot.style import (

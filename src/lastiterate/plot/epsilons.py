@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from lastiterate.auditing.evidence.audit_comparison import difference, methods_of, trust
-from lastiterate.common.formatting import caveat_of, per_cent, spell, spell_down, spell_exact, spell_up
 from lastiterate.common.types import Row, Value
 from lastiterate.compare_analyses import guarantee_of
+from lastiterate.formatting import caveat_of, per_cent, spell, spell_down, spell_exact, spell_up
 from lastiterate.plot.style import FOUND, chart_of, colour_of, layered, panel_title, styled, verdict_colour
 from lastiterate.registry import ANALYSES, LAST_ITERATE, METHODS, OWN_COIN, THRESHOLDS
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lastiterate.common.formatting import spell
 from lastiterate.common.types import Row, among, number_in
+from lastiterate.formatting import spell
 from lastiterate.plot.style import chart_of, layered, panel_title
 from lastiterate.registry import THRESHOLDS
 

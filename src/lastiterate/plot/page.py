@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from lastiterate.common.atomic_write import write_whole
-from lastiterate.common.formatting import caveat_of, describe, per_cent, printable, spell, spell_exact, spell_up
 from lastiterate.compare_analyses import guarantee_of
+from lastiterate.formatting import caveat_of, describe, per_cent, printable, spell, spell_exact, spell_up
 from lastiterate.plot.audit_charts import page_charts
 from lastiterate.plot.chart_file import check_target, render, scripts
 from lastiterate.plot.epsilons import spell_epsilon

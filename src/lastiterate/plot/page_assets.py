@@ -11,9 +11,9 @@ from contextlib import suppress
 from typing import Any
 
 from lastiterate.common.atomic_write import write_whole
-from lastiterate.common.formatting import printable
 from lastiterate.common.system import cache_folder
 from lastiterate.common.types import Fields
+from lastiterate.formatting import printable
 
 BASE = """
 :root { color-scheme: light dark; --ink: #1c1c1c; --soft: #5a5a5a; --line: #d9dbde; --paper: #fff; --shade: #f4f5f6;

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from lastiterate.auditing.evidence.error_rates import upper_bound
-from lastiterate.common.formatting import per_cent, spell_exact, spell_up
 from lastiterate.common.types import Row, number_in, text_in
 from lastiterate.compare_analyses import guarantee_of
+from lastiterate.formatting import per_cent, spell_exact, spell_up
 from lastiterate.plot.epsilons import BarRow
 from lastiterate.plot.style import FOUND, chart_of, colour_of, layered, log_x, log_y, looks, panel_title
 from lastiterate.registry import ANALYSES, COMPOSITION, LAST_ITERATE, METHODS

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from lastiterate.auditing.evidence.forecast import CHANCE
-from lastiterate.common.formatting import CAVEAT, caveat_of, describe, spell, spell_exact
 from lastiterate.common.types import Row, Track, among, number_in, text_in
 from lastiterate.compare_analyses import guarantee_of
+from lastiterate.formatting import CAVEAT, caveat_of, describe, spell, spell_exact
 from lastiterate.plot.style import chart_of, epsilon_y, from_zero, layered, log_x, long, looks, styled
 from lastiterate.registry import ANALYSES, LAST_ITERATE, METHODS, OWN_COIN, SIDE_BY_SIDE
 

@@ -7,8 +7,8 @@ import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeAlias, TypedDict, TypeVar
 
-from lastiterate.common.formatting import spell_exact
 from lastiterate.common.types import Row, Value
+from lastiterate.formatting import spell_exact
 from lastiterate.registry import ANALYSES
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lastiterate.common.atomic_write import check_writable, write_whole
-from lastiterate.common.formatting import spell_exact
 from lastiterate.common.types import Fields
+from lastiterate.formatting import spell_exact
 from lastiterate.plot.page_assets import BASE
 from lastiterate.plot.style import verdict_colour
 

@@ -15,9 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 from scipy.stats import binom
 
-from lastiterate.common.batch_order import batch_order
 from lastiterate.common.types import Float32Array, FloatArray, Int32Array, IntArray
 from lastiterate.run import DPSGD
+from lastiterate.trainers.batch_order import batch_order
 from lastiterate.training.draws import HostTables, Tables, binomial_counts, binomial_tables, exponentials, words
 
 if TYPE_CHECKING:

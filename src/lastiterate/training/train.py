@@ -12,14 +12,13 @@ import jax
 import numpy as np
 from numpy.typing import ArrayLike
 
-from lastiterate.common.adam_second_moment import LEAST_MODELS, SecondMoment, SecondMomentWatch
 from lastiterate.common.progress import TrainingProgress
 from lastiterate.common.types import BoolArray, IntArray, RealArray
 from lastiterate.common.validation import as_array, boolean, instance, integer, one_of, shape
 from lastiterate.run import DPSGD, TRAINED, require_basic
-from lastiterate.training.memory import peak_bytes
+from lastiterate.trainers.adam_second_moment import LEAST_MODELS, SecondMoment, SecondMomentWatch
 from lastiterate.training.problem import Canary, Problem, flatten
-from lastiterate.training.trainer import OnIterate, TrainedChunk, Trainer
+from lastiterate.training.trainer import OnIterate, TrainedChunk, Trainer, peak_bytes
 
 if TYPE_CHECKING:
     from jaxtyping import PyTree

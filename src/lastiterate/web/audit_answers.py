@@ -11,9 +11,9 @@ from lastiterate.auditing.evidence.estimates import Question
 from lastiterate.auditing.evidence.report import Evidence, growth_of, report
 from lastiterate.auditing.load_evidence import evidence_in
 from lastiterate.auditing.stores.store import Store
-from lastiterate.common.formatting import describe, printable, spell_down, spell_exact, spell_up
 from lastiterate.common.types import Fields, JsonObject
 from lastiterate.compare_analyses import guarantee_of
+from lastiterate.formatting import describe, printable, spell_down, spell_exact, spell_up
 from lastiterate.plot.style import colour_of, dash_of, verdict_colour
 from lastiterate.registry import ANALYSES, METHODS, OWN_COIN
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from time import monotonic, time
 from typing import TYPE_CHECKING
 
-from lastiterate.common.formatting import printable
 from lastiterate.common.types import Fields
+from lastiterate.formatting import printable
 from lastiterate.web import audit_answers
 from lastiterate.web.workers import Broke, TooLong, Workers
 

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 import numpy as np
 
 from lastiterate.citation import sentence
-from lastiterate.common.formatting import describe, per_cent, spell_exact, spell_up
 from lastiterate.common.types import JsonObject, Row
 from lastiterate.common.validation import number, written_number
 from lastiterate.compare_analyses import Answer, ask, ask_all, guarantee_of, noise_rows
+from lastiterate.formatting import describe, per_cent, spell_exact, spell_up
 from lastiterate.privacy.curve import PrivacyCurve
 from lastiterate.registry import ANALYSES
 from lastiterate.run import DPSGD

@@ -15,10 +15,10 @@ from lastiterate.attacks import OneRun
 from lastiterate.auditing.design import OneModel
 from lastiterate.auditing.evidence.claims import claim_of
 from lastiterate.auditing.evidence.estimate import estimate_or_zero
+from lastiterate.auditing.evidence.one_run.guesses import fairness, unfair_coins
 from lastiterate.auditing.evidence.score_signal import Kind
 from lastiterate.auditing.evidence.verdict import judge_scores
 from lastiterate.auditing.load_evidence import card_of
-from lastiterate.auditing.one_run.guesses import fairness, unfair_coins
 from lastiterate.auditing.stores.store import Store
 from lastiterate.plot.audit_charts import audit_chart
 from lastiterate.plot.page import parts_of

@@ -10,7 +10,7 @@ import pytest
 
 import lastiterate as li
 from lastiterate.auditing.evidence.estimate import estimate_or_zero
-from lastiterate.auditing.one_run.guesses import p_value
+from lastiterate.auditing.evidence.one_run.guesses import p_value
 
 AUDITS = 1000
 

@@ -7,7 +7,7 @@ import pytest
 from scipy.special import ndtr
 
 import lastiterate as li
-from lastiterate.auditing.one_run.allowed_guesses import gaussian, guessing, least_p_value, lines_of, slack
+from lastiterate.auditing.evidence.one_run.allowed_guesses import gaussian, guessing, least_p_value, lines_of, slack
 
 GAUSSIAN = li.DPSGD(1, 1.0, 1.0)
 

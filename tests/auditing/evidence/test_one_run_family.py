@@ -12,10 +12,10 @@ from scipy.special import ndtr
 import lastiterate as li
 from lastiterate.attacks.attack import LinearScores
 from lastiterate.auditing.evidence.estimates import Estimates, Question
+from lastiterate.auditing.evidence.one_run.allowed_guesses import least_p_value, slack
+from lastiterate.auditing.evidence.one_run.one_run_power import OneRunPlan, allowed_by, best_guesses
 from lastiterate.auditing.evidence.score_signal import Kind
 from lastiterate.auditing.evidence.verdict import verdict_on
-from lastiterate.auditing.one_run.allowed_guesses import least_p_value, slack
-from lastiterate.auditing.one_run.one_run_power import OneRunPlan, allowed_by, best_guesses
 from lastiterate.privacy.mixtures.law import law_of
 
 AUDITS = 2000

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import lastiterate as li
-from lastiterate.auditing.one_run.guesses import bound_by_counts, usual_guesses
-from lastiterate.auditing.one_run.one_run_power import OneRunPlan, allowed_by, best_guesses, best_plan
+from lastiterate.auditing.evidence.one_run.guesses import bound_by_counts, usual_guesses
+from lastiterate.auditing.evidence.one_run.one_run_power import OneRunPlan, allowed_by, best_guesses, best_plan
 from tests.auditing.evidence.test_one_run_family import SHUFFLED, SPARSE, counts
 
 GAUSSIAN = li.DPSGD(1, 1.0, 1.0)

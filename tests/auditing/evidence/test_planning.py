@@ -132,7 +132,7 @@ def test_the_noise_of_a_leak_follows_from_its_epsilon():
 
 
 def test_one_run_is_planned_as_its_plan_says():
-    from lastiterate.auditing.one_run.one_run_power import OneRunPlan, best_guesses
+    from lastiterate.auditing.evidence.one_run.one_run_power import OneRunPlan, best_guesses
 
     found = li.power(RUN, 500, one_run=True, methods=["one-run-fdp"], leaks_noise=0.2)
     plan = OneRunPlan(RUN, 500, best_guesses(RUN, 500))

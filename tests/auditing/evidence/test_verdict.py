@@ -16,8 +16,8 @@ from lastiterate.auditing.evidence.score_signal import Kind, expected_signal, fa
 from lastiterate.auditing.evidence.threshold import OTHER_WAY
 from lastiterate.auditing.evidence.verdict import judge_scores, verdict_on
 from lastiterate.auditing.load_evidence import read
-from lastiterate.common.formatting import spell_up
 from lastiterate.compare_analyses import Answer
+from lastiterate.formatting import spell_up
 
 RUN = li.DPSGD(50, 0.2, 1.0, optimizer=li.SGD(0.1))
 LAST, ONE = Kind.LAST_ITERATE, Kind.ONE_MODEL

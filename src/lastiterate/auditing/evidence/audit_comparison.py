@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lastiterate.auditing.evidence.audit_result import AuditResult
-from lastiterate.common.formatting import Table, caveat_of, describe, per_cent, spell, spell_down, spell_exact, spell_up
 from lastiterate.compare_analyses import guarantee_of, run_fields
+from lastiterate.formatting import Table, caveat_of, describe, per_cent, spell, spell_down, spell_exact, spell_up
 from lastiterate.registry import ANALYSES, CONSISTENT, METHODS, OWN_COIN, THRESHOLDS
 from lastiterate.run import DPSGD
 

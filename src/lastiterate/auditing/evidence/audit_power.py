@@ -24,17 +24,9 @@ from lastiterate.auditing.evidence.verdict_strength import (
     is_simulated,
 )
 from lastiterate.common.errors import MissingExtra
-from lastiterate.common.formatting import (
-    ADAM_CAVEAT,
-    Table,
-    describe,
-    per_cent,
-    spell,
-    spell_down,
-    spell_exact,
-    spell_up,
-)
+from lastiterate.common.system import late
 from lastiterate.common.validation import boolean, integer, number, one_of
+from lastiterate.formatting import ADAM_CAVEAT, Table, describe, per_cent, spell, spell_down, spell_exact, spell_up
 from lastiterate.optimizer import Adam
 from lastiterate.privacy.analyses.calibrate import calibrate
 from lastiterate.registry import METHODS
@@ -146,12 +138,10 @@ class Power:
 
     def plot(self) -> LayerChart:
         """The probability to refute over the number of models: an altair chart, which notebooks show."""
-        from lastiterate.plot.chart_file import missing_libraries
-        from lastiterate.plot.run_charts import power_chart
-
-        if sentence := missing_libraries():
+        if sentence := late("plot.chart_file:missing_libraries")():
             raise MissingExtra(sentence)
-        return power_chart(self)
+        chart: LayerChart = late("plot.run_charts:power_chart")(self)
+        return chart
 
 
 _MEANING = "Detectable: if training is correct, 80% of such audits find at least this epsilon. Median: 50% of them do."

@@ -14,14 +14,15 @@ from lastiterate.auditing.evidence.estimate import Estimate
 from lastiterate.auditing.evidence.forecast import OneRunOutlook, Outlook, perfect
 from lastiterate.auditing.evidence.score_signal import is_defined, sees_every_step
 from lastiterate.auditing.evidence.verdict_strength import Strength
-from lastiterate.common.adam_second_moment import SecondMoment
 from lastiterate.common.errors import MissingExtra
-from lastiterate.common.formatting import Table, caveat_of, describe, per_cent, spell, spell_down, spell_exact, spell_up
+from lastiterate.common.system import late
 from lastiterate.common.types import FloatArray
 from lastiterate.common.validation import told
 from lastiterate.compare_analyses import Answer
+from lastiterate.formatting import Table, caveat_of, describe, per_cent, spell, spell_down, spell_exact, spell_up
 from lastiterate.registry import ANALYSES, METHODS, kind_of_prediction
 from lastiterate.run import DPSGD
+from lastiterate.trainers.adam_second_moment import SecondMoment
 
 if TYPE_CHECKING:
     from altair import VConcatChart
@@ -218,20 +219,16 @@ class AuditResult:
 
     def plot(self) -> VConcatChart:
         """Scores, errors and epsilons in one picture: an altair chart, which notebooks show and ``save`` writes."""
-        from lastiterate.plot.audit_charts import audit_chart
-        from lastiterate.plot.chart_file import missing_libraries
-
-        if sentence := missing_libraries():
+        if sentence := late("plot.chart_file:missing_libraries")():
             raise MissingExtra(sentence)
-        return audit_chart(self)
+        chart: VConcatChart = late("plot.audit_charts:audit_chart")(self)
+        return chart
 
     def page(self, path: str | Path) -> None:
         """Write all of it as one web page, which needs no network. The file's name must end in .html."""
-        from lastiterate.plot.page import write_page
-
         if not isinstance(path, (str, Path)):
             raise ValueError(f"path must be that of a file, got {told(path)}")
-        write_page(self, Path(path))
+        late("plot.page:write_page")(self, Path(path))
 
 
 # What an audit found as the table that people read, in print and on the command line.

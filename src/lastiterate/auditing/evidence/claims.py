@@ -8,15 +8,15 @@ from functools import lru_cache
 import numpy as np
 
 from lastiterate.auditing.evidence.estimate import Estimate
+from lastiterate.auditing.evidence.one_run.allowed_guesses import slack
+from lastiterate.auditing.evidence.one_run.guesses import ways_to_guess
+from lastiterate.auditing.evidence.one_run.one_run_power import allowed_by
 from lastiterate.auditing.evidence.score_signal import Kind, guarantee_of
 from lastiterate.auditing.evidence.test_martingale import Odds, Wager
-from lastiterate.auditing.one_run.allowed_guesses import slack
-from lastiterate.auditing.one_run.guesses import ways_to_guess
-from lastiterate.auditing.one_run.one_run_power import allowed_by
-from lastiterate.common.formatting import spell_exact, spell_up
 from lastiterate.common.types import FloatArray
 from lastiterate.common.validation import LEAST_NOISE, MOST_NOISE, number
 from lastiterate.compare_analyses import Answer
+from lastiterate.formatting import spell_exact, spell_up
 from lastiterate.privacy.analyses.calibrate import calibrate
 from lastiterate.privacy.analyses.composition import composition
 from lastiterate.privacy.analyses.last_iterate import last_iterate

@@ -10,6 +10,8 @@ from numpy.typing import ArrayLike
 
 from lastiterate.auditing.evidence.error_rates import bound_on_rates
 from lastiterate.auditing.evidence.family import Family
+from lastiterate.auditing.evidence.one_run.guesses import bound_of, independent_bound, unfair_coins
+from lastiterate.auditing.evidence.one_run.one_run_power import best_guesses
 from lastiterate.auditing.evidence.threshold import (
     CHOOSING,
     EXPECTED,
@@ -27,11 +29,9 @@ from lastiterate.auditing.evidence.threshold import (
     rule_of,
     separates_the_other_way,
 )
-from lastiterate.auditing.one_run.guesses import bound_of, independent_bound, unfair_coins
-from lastiterate.auditing.one_run.one_run_power import best_guesses
-from lastiterate.common.formatting import per_cent, spell, spell_down, spell_exact, spell_up
 from lastiterate.common.types import FloatArray
 from lastiterate.common.validation import integer, number, one_of
+from lastiterate.formatting import per_cent, spell, spell_down, spell_exact, spell_up
 from lastiterate.registry import METHODS, THRESHOLDS
 from lastiterate.run import DPSGD, LINEAR, require_basic
 

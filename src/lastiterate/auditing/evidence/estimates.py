@@ -20,6 +20,8 @@ from lastiterate.auditing.evidence.claims import (
     sharing_the_error,
 )
 from lastiterate.auditing.evidence.estimate import Estimate, estimate_or_zero
+from lastiterate.auditing.evidence.one_run.guesses import usual_guesses
+from lastiterate.auditing.evidence.one_run.one_run_power import OneRunPlan, best_guesses, refuting_guesses
 from lastiterate.auditing.evidence.score_signal import Kind, expected_signal, failure_of, sees_every_step, signal_of
 from lastiterate.auditing.evidence.test_martingale import Wager
 from lastiterate.auditing.evidence.threshold import (
@@ -31,8 +33,6 @@ from lastiterate.auditing.evidence.threshold import (
     predicted_threshold,
     threshold_of_draws,
 )
-from lastiterate.auditing.one_run.guesses import usual_guesses
-from lastiterate.auditing.one_run.one_run_power import OneRunPlan, best_guesses, refuting_guesses
 from lastiterate.common.types import FloatArray
 from lastiterate.common.validation import number, one_of, told
 from lastiterate.compare_analyses import Answer, ask_all

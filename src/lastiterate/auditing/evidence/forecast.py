@@ -18,11 +18,11 @@ from lastiterate.attacks.attack import ExpectedScores, LikelihoodRatio, LinearSc
 from lastiterate.auditing.evidence.error_rates import ErrorCounts, bound_on_rates, epsilon_of, upper_bound
 from lastiterate.auditing.evidence.estimates import a_priori_threshold, likelihood_ratios
 from lastiterate.auditing.evidence.family import MOST_NOISE, Family, family_of
+from lastiterate.auditing.evidence.one_run.guesses import usual_guesses, ways_of
+from lastiterate.auditing.evidence.one_run.one_run_power import OneRunPlan, best_guesses
 from lastiterate.auditing.evidence.score_signal import Kind, false_alarms, score_below, sees_every_step
 from lastiterate.auditing.evidence.simulated_audits import Procedure
 from lastiterate.auditing.evidence.threshold import predicted_threshold, rule_of
-from lastiterate.auditing.one_run.guesses import usual_guesses, ways_of
-from lastiterate.auditing.one_run.one_run_power import OneRunPlan, best_guesses
 from lastiterate.common.types import FloatArray, IntArray
 from lastiterate.privacy.curve import PrivacyCurve
 from lastiterate.registry import FAMILIES

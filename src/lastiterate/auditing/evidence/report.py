@@ -24,13 +24,13 @@ from lastiterate.auditing.evidence.score_signal import (
 )
 from lastiterate.auditing.evidence.threshold import CHOOSING, deciding
 from lastiterate.auditing.evidence.verdict import verdict_on
-from lastiterate.common.adam_second_moment import SecondMoment
-from lastiterate.common.formatting import per_cent, spell, spell_down, spell_up
 from lastiterate.common.types import BoolArray, FloatArray
 from lastiterate.compare_analyses import Answer, ask
+from lastiterate.formatting import per_cent, spell, spell_down, spell_up
 from lastiterate.optimizer import Adam
 from lastiterate.registry import CONVEX, METHODS, THRESHOLDS
 from lastiterate.run import DPSGD
+from lastiterate.trainers.adam_second_moment import SecondMoment
 
 # What Adam's second moment says about the prediction, in sentences for a report.
 

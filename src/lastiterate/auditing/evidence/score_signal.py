@@ -12,8 +12,8 @@ from scipy.special import ndtr, ndtri
 
 from lastiterate.attacks.attack import ExpectedScores, LikelihoodRatio
 from lastiterate.auditing.design import Design, OneModel
-from lastiterate.common.formatting import spell
 from lastiterate.common.types import FloatArray
+from lastiterate.formatting import spell
 from lastiterate.privacy.analyses.composition import composition
 from lastiterate.privacy.analyses.no_amplification import no_amplification
 from lastiterate.privacy.curve import PrivacyCurve

@@ -19,11 +19,11 @@ from lastiterate.attacks.attack import ExpectedScores, LikelihoodRatio, LinearSc
 from lastiterate.auditing.evidence.claims import Claim, Test, sharing_the_error
 from lastiterate.auditing.evidence.error_rates import bound_on_rates, epsilon_of
 from lastiterate.auditing.evidence.estimates import likelihood_ratios
+from lastiterate.auditing.evidence.one_run.guesses import ways_of
+from lastiterate.auditing.evidence.one_run.one_run_power import OneRunPlan, refuting_guesses
 from lastiterate.auditing.evidence.score_signal import Kind, guarantee_of
 from lastiterate.auditing.evidence.test_martingale import refuted_after
 from lastiterate.auditing.evidence.threshold import CHOOSING
-from lastiterate.auditing.one_run.guesses import ways_of
-from lastiterate.auditing.one_run.one_run_power import OneRunPlan, refuting_guesses
 from lastiterate.common.types import BoolArray, FloatArray, IntArray
 from lastiterate.common.validation import LEAST_NOISE, MOST_NOISE
 from lastiterate.privacy.analyses.last_iterate import last_iterate

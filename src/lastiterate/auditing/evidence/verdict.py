@@ -12,13 +12,13 @@ from lastiterate.auditing.evidence.claims import Claim, Test, sharing_the_error
 from lastiterate.auditing.evidence.estimate import Estimate, estimate_or_zero
 from lastiterate.auditing.evidence.estimates import Estimates
 from lastiterate.auditing.evidence.forecast import CHANCE
+from lastiterate.auditing.evidence.one_run.guesses import unfair_coins
 from lastiterate.auditing.evidence.score_signal import Kind, failure_of, guarantee_of
 from lastiterate.auditing.evidence.test_martingale import Wager
 from lastiterate.auditing.evidence.threshold import OTHER_WAY, deciding
 from lastiterate.auditing.evidence.verdict_strength import HALF, Strength, strength_of
-from lastiterate.auditing.one_run.guesses import unfair_coins
-from lastiterate.common.formatting import per_cent, spell, spell_down, spell_up
 from lastiterate.common.types import FloatArray
+from lastiterate.formatting import per_cent, spell, spell_down, spell_up
 from lastiterate.privacy.analyses.composition import composition
 from lastiterate.registry import ABOVE_HEURISTIC, CONSISTENT, INCONCLUSIVE, METHODS, OWN_COIN, VIOLATION
 from lastiterate.run import DPSGD

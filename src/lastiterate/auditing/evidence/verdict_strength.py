@@ -21,8 +21,8 @@ from lastiterate.auditing.evidence.estimates import likelihood_ratios
 from lastiterate.auditing.evidence.forecast import CHANCE, IDEAL, OneRunOutlook, Outlook, allowed_fnr
 from lastiterate.auditing.evidence.score_signal import Kind, share_of, signal_bound, signal_of, spread_of, standardised
 from lastiterate.auditing.evidence.simulated_audits import quantile_curve
-from lastiterate.common.formatting import per_cent, spell, spell_down, spell_up
 from lastiterate.common.types import FloatArray, IntArray
+from lastiterate.formatting import per_cent, spell, spell_down, spell_up
 from lastiterate.privacy.analyses.calibrate import calibrate
 from lastiterate.privacy.analyses.last_iterate import last_iterate
 from lastiterate.run import DPSGD

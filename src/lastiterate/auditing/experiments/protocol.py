@@ -10,9 +10,9 @@ from lastiterate.attacks.attack import Expected, ExpectedScores, Facts, Words, e
 from lastiterate.auditing.design import Design, Quality
 from lastiterate.auditing.identity import Identity
 from lastiterate.auditing.stores.audit_record import ScoredTrials
-from lastiterate.common.adam_second_moment import SecondMoment
 from lastiterate.common.types import BoolArray, Fields, IntArray
 from lastiterate.run import DPSGD
+from lastiterate.trainers.adam_second_moment import SecondMoment
 
 if TYPE_CHECKING:
     from lastiterate.common.progress import TrainingProgress

@@ -21,17 +21,16 @@ from lastiterate.auditing.experiments.protocol import Cost, Crafted, Trials
 from lastiterate.auditing.identity import Identity, identify
 from lastiterate.auditing.stores.audit_record import ScoredTrials
 from lastiterate.auditing.user_code import is_installed
-from lastiterate.common.adam_second_moment import SecondMoment
 from lastiterate.common.errors import AttackFailed, TrainingDiverged, guarded
 from lastiterate.common.system import process_peak_bytes
 from lastiterate.common.types import BoolArray, FloatArray, IntArray, IntegerArray, RealArray
 from lastiterate.optimizer import Adam
 from lastiterate.run import DPSGD
+from lastiterate.trainers.adam_second_moment import SecondMoment
 from lastiterate.training import GradientCanary, Problem, Trainer, second_moment, train
-from lastiterate.training.memory import peak_bytes
 from lastiterate.training.models import accuracy
 from lastiterate.training.problem import Canary
-from lastiterate.training.trainer import TrainedChunk
+from lastiterate.training.trainer import TrainedChunk, peak_bytes
 
 if TYPE_CHECKING:
     from jaxtyping import PyTree

@@ -13,10 +13,10 @@ from numpy.typing import ArrayLike
 
 from lastiterate.auditing.design import Design, OneModel, OpenEnded, Paired, Quality, QualityName, kind_name
 from lastiterate.auditing.identity import describe_run, read_run
-from lastiterate.common.adam_second_moment import SecondMoment
 from lastiterate.common.types import BoolArray, Fields, FloatArray, IntArray
 from lastiterate.common.validation import integer, number, numbers
 from lastiterate.run import DPSGD
+from lastiterate.trainers.adam_second_moment import SecondMoment
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

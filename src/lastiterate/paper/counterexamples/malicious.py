@@ -25,10 +25,10 @@ from lastiterate.attacks.attack import (
     Unknown,
     Words,
 )
-from lastiterate.common.formatting import spell
 from lastiterate.common.types import FloatArray
 from lastiterate.common.validation import number, one_of
 from lastiterate.compare_analyses import Answer
+from lastiterate.formatting import spell
 from lastiterate.paper.counterexamples.setting import (
     Case,
     Encoding,

@@ -15,10 +15,10 @@ import numpy as np
 
 from lastiterate.attacks.attack import Armed, BringsProblem, Facts, References, Unknown, Words
 from lastiterate.attacks.released_iterates import LinearScore, noise_unit
-from lastiterate.common.formatting import spell
 from lastiterate.common.types import BoolArray, FloatArray
 from lastiterate.common.validation import number
 from lastiterate.compare_analyses import Answer
+from lastiterate.formatting import spell
 from lastiterate.paper.counterexamples.setting import (
     Case,
     Probe,

@@ -12,10 +12,10 @@ import numpy as np
 
 from lastiterate.attacks.all_iterates import telling_threshold, total_log_likelihood_ratio
 from lastiterate.attacks.attack import Armed, BringsProblem, Facts, References, Unknown, Words
-from lastiterate.common.formatting import spell
 from lastiterate.common.types import FloatArray, Row, Track, number_in
 from lastiterate.common.validation import number
 from lastiterate.compare_analyses import Answer
+from lastiterate.formatting import spell
 from lastiterate.paper.counterexamples.setting import (
     Case,
     Probe,

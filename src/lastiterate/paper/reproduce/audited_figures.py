@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from lastiterate.common.formatting import CAVEAT, per_cent, spell, spell_up
 from lastiterate.common.types import Row, number_in, text_in
 from lastiterate.compare_analyses import answer_fields
+from lastiterate.formatting import CAVEAT, per_cent, spell, spell_up
 from lastiterate.plot.style import (
     FOUND,
     chart_of,

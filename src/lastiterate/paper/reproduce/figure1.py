@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from lastiterate.common.formatting import CAVEAT, spell
 from lastiterate.common.types import Row, Track, among, number_in
+from lastiterate.formatting import CAVEAT, spell
 from lastiterate.paper.reproduce.audited_figures import HEURISTIC_NOTE
 from lastiterate.plot.style import chart_of, epsilon_y, log_x, long, looks, styled
 from lastiterate.registry import ANALYSES, SIDE_BY_SIDE

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from lastiterate.common.formatting import spell
 from lastiterate.common.types import Row, Track, among, number_in
+from lastiterate.formatting import spell
 from lastiterate.paper.reproduce.audited_figures import (
     CONFIDENCE,
     DELTA,

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lastiterate.common.formatting import per_cent, spell
 from lastiterate.common.types import Row, Track, among, largest, number_in, text_in
+from lastiterate.formatting import per_cent, spell
 from lastiterate.plot.style import chart_of, layered, log_x, panel_title, styled
 
 if TYPE_CHECKING:

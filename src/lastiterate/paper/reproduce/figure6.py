@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, get_args
 
-from lastiterate.common.formatting import CAVEAT, per_cent, spell
 from lastiterate.common.types import Row, Track, among, number_in, text_in
 from lastiterate.compare_analyses import answer_fields
+from lastiterate.formatting import CAVEAT, per_cent, spell
 from lastiterate.paper.counterexamples.setting import STANDARD, Encoding, Setting
 from lastiterate.paper.reproduce.audited_figures import CONFIDENCE, DELTA, HEURISTIC_NOTE, Audits
 from lastiterate.plot.style import (

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from lastiterate.common.formatting import spell
 from lastiterate.common.types import Row, Track, number_in
+from lastiterate.formatting import spell
 from lastiterate.paper.reproduce import audited_figures as shared
 from lastiterate.paper.reproduce.audited_figures import DELTA, Audits, Case, by_batch_size, measure
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from lastiterate.common.formatting import spell
 from lastiterate.common.types import Row, Track
+from lastiterate.formatting import spell
 from lastiterate.paper.reproduce.audited_figures import (
     ALL,
     DELTA,

@@ -16,9 +16,9 @@ from functools import cached_property, lru_cache
 import numpy as np
 from scipy.special import bdtrc, bdtrik, ndtr
 
+from lastiterate.auditing.evidence.one_run.allowed_guesses import LeastWrong, lines_of, nodes_of, slack
+from lastiterate.auditing.evidence.one_run.guesses import FEWEST, OneRunBound, bound_by_counts, p_value
 from lastiterate.auditing.evidence.score_signal import guarantee_of, score_below
-from lastiterate.auditing.one_run.allowed_guesses import LeastWrong, lines_of, nodes_of, slack
-from lastiterate.auditing.one_run.guesses import FEWEST, OneRunBound, bound_by_counts, p_value
 from lastiterate.common.types import FloatArray
 from lastiterate.common.validation import integer, number
 from lastiterate.privacy.mixtures.law import law_of

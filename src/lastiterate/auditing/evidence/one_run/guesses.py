@@ -17,10 +17,10 @@ from scipy.special import bdtr, bdtrc, expit
 
 from lastiterate.auditing.evidence.error_rates import AssumptionFree, epsilon_of, upper_bound
 from lastiterate.auditing.evidence.family import Family, family_of
+from lastiterate.auditing.evidence.one_run.allowed_guesses import gaussian, largest_factor, slack
 from lastiterate.auditing.evidence.threshold import Worlds, chosen_by_themselves, predicted_threshold
-from lastiterate.auditing.one_run.allowed_guesses import gaussian, largest_factor, slack
-from lastiterate.common.formatting import spell
 from lastiterate.common.types import Floats, IntArray
+from lastiterate.formatting import spell
 from lastiterate.privacy.mixtures.solve import invert
 from lastiterate.registry import METHODS, ONE_RUN_METHODS
 from lastiterate.run import DPSGD
