@@ -13,7 +13,7 @@ from lastiterate.common.system import kept_memory
 SCRIPT = """
 import resource
 import numpy as np
-from lastiterate.machine import kept_memory
+from lastiterate.common.system import kept_memory
 
 def faults():
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt

@@ -15,7 +15,7 @@ from typing import assert_type
 import numpy as np
 
 import lastiterate as li
-from lastiterate.arrays import FloatArray
+from lastiterate.common.types import FloatArray
 from lastiterate.run import DPSGD
 
 schedule = li.SGD(learning_rate=[0.1, 0.1, 0.01], momentum=0.9)

@@ -11,7 +11,8 @@ if TYPE_CHECKING:
     from lastiterate.checking.check import check
     from lastiterate.citation import sentence
     from lastiterate.common.errors import TrainerFailed
-    from lastiterate.integrations.dp_accounting import HeuristicWarning, LastIterateAccountant
+    from lastiterate.integrations.dp_accounting import LastIterateAccountant
+    from lastiterate.integrations.history import HeuristicWarning
     from lastiterate.integrations.opacus import register_opacus
     from lastiterate.optimizer import SGD, Adam
     from lastiterate.privacy.analyses.calibrate import calibrate
@@ -65,7 +66,7 @@ _LOADED_WHEN_ASKED_FOR = {
     "SGD": "optimizer",
     "Adam": "optimizer",
     "Estimate": "auditing.evidence.estimate",
-    "HeuristicWarning": "integrations.dp_accounting",
+    "HeuristicWarning": "integrations.history",
     "LastIterateAccountant": "integrations.dp_accounting",
     "Power": "auditing.evidence.audit_power",
     "PrivacyCurve": "privacy.curve",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from lastiterate.common.validation import number
 from lastiterate.compare_analyses import Answer, ask, guarantee_of, require_curves
 from lastiterate.formatting import ONE_TRAINING, describe, neighbours_of, spell_up
-from lastiterate.optimizer import Adam
+from lastiterate.optimizer import is_adam
 from lastiterate.registry import APPROXIMATION
 from lastiterate.run import require_run
 
@@ -87,7 +87,7 @@ def _guaranteed(run: DPSGD, delta: float) -> str:
 def _predicted(run: DPSGD, delta: float) -> str:
     found = ask(run, "last_iterate", lambda curve: curve.epsilon(delta))
     heuristic = "the last-iterate heuristic (Steinke et al. 2025)"
-    if isinstance(run.optimizer, Adam):
+    if is_adam(run.optimizer):
         heuristic = f"an {APPROXIMATION}, the last-iterate one (Steinke et al. 2025) with Adam's divisor fixed,"
     if found.value is None:
         return f"For {released_by(run)}, {heuristic} predicts nothing: {found.reason}."

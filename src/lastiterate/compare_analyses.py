@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from lastiterate.common.validation import function, instance, number, one_of
-from lastiterate.optimizer import SGD, Adam
+from lastiterate.optimizer import is_adam, is_sgd
 from lastiterate.registry import ANALYSES, SIDE_BY_SIDE, kind_of_prediction
 from lastiterate.run import DPSGD, require_run
 
@@ -146,7 +146,7 @@ def answer_fields(answers: dict[str, Answer], run: DPSGD | None = None) -> Field
 
 def prediction_fields(run: DPSGD | None) -> Fields:
     """What ``last_iterate`` is for a run, where it is not the heuristic itself."""
-    if run is None or not isinstance(require_run(run).optimizer, Adam):
+    if run is None or not is_adam(require_run(run).optimizer):
         return {}
     return {"prediction": kind_of_prediction(run)}
 
@@ -166,7 +166,7 @@ def optimizer_fields(run: DPSGD) -> Fields:
     optimizer = require_run(run).optimizer
     if optimizer is None:
         return {}
-    name = "sgd" if isinstance(optimizer, SGD) else "adamw" if optimizer.decoupled else "adam"
+    name = "sgd" if is_sgd(optimizer) else "adamw" if optimizer.decoupled else "adam"
     return {"optimizer": {"name": name, **{each: _plain(value) for each, value in vars(optimizer).items()}}}
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from lastiterate.common.types import FloatArray
-from lastiterate.optimizer import SGD, Adam
+from lastiterate.optimizer import Adam, is_adam, is_sgd
 from lastiterate.registry import APPROXIMATION
 
 if TYPE_CHECKING:
@@ -63,13 +63,13 @@ def per_cent(fraction: float) -> str:
 
 def caveat_of(*runs: DPSGD) -> str:
     """What must be said where a person reads the prediction for these runs."""
-    adam = [isinstance(run.optimizer, Adam) for run in runs]
+    adam = [is_adam(run.optimizer) for run in runs]
     return " ".join([*([] if adam and all(adam) else [CAVEAT]), *([ADAM_CAVEAT] if any(adam) else [])])
 
 
 def notes_on(run: DPSGD) -> list[str]:
     """What must be said beside a table that says already that the heuristic does not guarantee."""
-    return [ADAM_CAVEAT] if isinstance(run.optimizer, Adam) else []
+    return [ADAM_CAVEAT] if is_adam(run.optimizer) else []
 
 
 def describe(run: DPSGD, *, noise: bool = True, quoted: bool = False) -> str:
@@ -115,17 +115,17 @@ def noise_words(run: DPSGD, rounded: bool = True) -> list[str]:
 def _optimizer(optimizer: Optimizer, rounded: bool) -> list[str]:
     """The optimizer's hyperparameters that are not as usual, and its learning rate."""
     parts, rate = [], optimizer.learning_rate
-    if isinstance(optimizer, Adam):
+    if is_adam(optimizer):
         betas = f"{exact(optimizer.beta1, rounded)}, {exact(optimizer.beta2, rounded)}"
         parts.append(f"Adam{'W' if optimizer.decoupled else ''} {betas}")
         if optimizer.eps != Adam.eps:
             parts.append(f"eps {exact(optimizer.eps, rounded)}")
     parts.append(f"learning rate {exact(rate, rounded)}")
-    if isinstance(optimizer, SGD) and optimizer.momentum:
+    if is_sgd(optimizer) and optimizer.momentum:
         parts.append(f"{'Nesterov ' if optimizer.nesterov else ''}momentum {exact(optimizer.momentum, rounded)}")
-    if isinstance(optimizer, SGD) and optimizer.dampening:
+    if is_sgd(optimizer) and optimizer.dampening:
         parts.append(f"dampening {exact(optimizer.dampening, rounded)}")
-    if optimizer.weight_decay or (isinstance(optimizer, SGD) and optimizer.decoupled):
+    if optimizer.weight_decay or (is_sgd(optimizer) and optimizer.decoupled):
         kind = "decoupled weight decay" if optimizer.decoupled else "weight decay"
         parts.append(f"{kind} {exact(optimizer.weight_decay, rounded)}")
     if optimizer.averaging is not None:

@@ -27,6 +27,9 @@ from lastiterate.common.validation import (
     shape,
 )
 
+if TYPE_CHECKING:
+    from typing_extensions import TypeIs
+
 MOST_STEPS_WITH_MEMORY = 10**6
 
 
@@ -301,9 +304,24 @@ def _finite(weights: PerStep, steps: int) -> PerStep:
     return weights
 
 
+def is_adam(optimizer: object) -> TypeIs[Adam]:
+    """Return whether the optimizer is Adam, for which a prediction is an approximation of the heuristic."""
+    return isinstance(optimizer, Adam)
+
+
+def is_sgd(optimizer: object) -> TypeIs[SGD]:
+    """Return whether the optimizer is SGD, whose weights are exact for linear losses."""
+    return isinstance(optimizer, SGD)
+
+
+def is_optimizer(optimizer: object) -> TypeIs[Optimizer]:
+    """Return whether a value is one of our optimizers."""
+    return isinstance(optimizer, (SGD, Adam))
+
+
 def require_optimizer(optimizer: object) -> Optimizer:
     """Refuse optimizers whose last iterate has no weights, not even with a divisor taken as given."""
-    if isinstance(optimizer, (SGD, Adam)):
+    if is_optimizer(optimizer):
         return optimizer
     name = optimizer if isinstance(optimizer, str) else getattr(optimizer, "__name__", type(optimizer).__name__)
     if name.lower() in ("adam", "adamw"):

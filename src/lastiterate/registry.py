@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Literal, cast
 
-from lastiterate.optimizer import Adam
+from lastiterate.optimizer import is_adam
 
 APPROXIMATION = "approximation of a heuristic"  # what the prediction is with Adam, whose divisor is taken as given
 
@@ -53,12 +53,12 @@ class Analysis:
 
     def label_of(self, run: DPSGD) -> str:
         """The label for this run: with Adam, what was a heuristic is an approximation of one."""
-        return self.label.replace("heuristic", APPROXIMATION) if isinstance(run.optimizer, Adam) else self.label
+        return self.label.replace("heuristic", APPROXIMATION) if is_adam(run.optimizer) else self.label
 
     def assumed_of(self, run: DPSGD) -> str:
         """What it takes for granted of this run."""
         words = self.assumes
-        if isinstance(run.optimizer, Adam) and self.kind != "guarantee":
+        if is_adam(run.optimizer) and self.kind != "guarantee":
             words = words.replace("losses are linear", "losses are linear, Adam's divisor is fixed")
             words = words.replace("the largest of the heuristic", f"the largest of the {APPROXIMATION}")
         if run.release_count == 1:
@@ -122,7 +122,7 @@ class ThresholdChoice:
 
 def kind_of_prediction(run: DPSGD) -> str:
     """Return "a heuristic", or what the prediction is for an optimizer that the heuristic does not cover exactly."""
-    return f"an {APPROXIMATION}" if isinstance(run.optimizer, Adam) else "a heuristic"
+    return f"an {APPROXIMATION}" if is_adam(run.optimizer) else "a heuristic"
 
 
 LAST_ITERATE = Analysis(

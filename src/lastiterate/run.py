@@ -37,7 +37,7 @@ from lastiterate.common.validation import (
     shape,
     told,
 )
-from lastiterate.optimizer import Adam, Optimizer, require_optimizer
+from lastiterate.optimizer import Adam, Optimizer, is_adam, require_optimizer
 
 Sampling = Literal["poisson", "fixed", "shuffled", "full"]
 Neighbours = Literal["add-remove", "zero-out", "replace"]
@@ -278,7 +278,7 @@ class DPSGD:
         """The weight of each step in the released model; one number where all are equal."""
         if self.weights is not None:
             return self.weights
-        if isinstance(self.optimizer, Adam):
+        if is_adam(self.optimizer):
             return self.optimizer.weights(self.steps, noise_root(self))
         return 1.0 if self.optimizer is None else self.optimizer.weights(self.steps)
 

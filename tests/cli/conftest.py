@@ -60,7 +60,7 @@ def stopped(cli, tmp_path, monkeypatch):
         raise typer.Exit(status)
 
     def run(command, module, name):
-        monkeypatch.setattr("lastiterate.cli.exit_status.os._exit", leave)  # which would end the tests, too
+        monkeypatch.setattr("lastiterate.cli.signals.os._exit", leave)  # which would end the tests, too
         monkeypatch.chdir(tmp_path)
         monkeypatch.setattr(module, name, interrupt)
         result = cli(f"{command} --json")

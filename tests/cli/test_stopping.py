@@ -127,7 +127,7 @@ def test_a_signal_to_a_process_that_a_trainer_forks_does_not_stop_the_audit(tmp_
 
 def test_a_main_thread_that_sees_no_signal_is_stopped_too(tmp_path):
     code = (
-        "from lastiterate.cli.exit_status import watch\nwatch()\nprint('began', flush=True)\n"
+        "from lastiterate.cli.signals import watch\nwatch()\nprint('began', flush=True)\n"
         "import ctypes\nctypes.CDLL(None).sleep(60) == 0 or ctypes.CDLL(None).sleep(60)\nprint('slept')"
     )
     process = subprocess.Popen(
@@ -145,7 +145,7 @@ def test_temporary_folders_go(tmp_path, number):
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     code = (
-        "import time\nfrom lastiterate.cli.exit_status import watch\n"
+        "import time\nfrom lastiterate.cli.signals import watch\n"
         "from lastiterate.common.atomic_write import scratch_folder\n"
         "watch()\nwith scratch_folder() as folder:\n    (folder / 'a').touch()\n"
         "    print(folder, flush=True)\n    time.sleep(SECONDS)"

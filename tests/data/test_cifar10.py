@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from lastiterate.data import load_cifar10
-from lastiterate.data.inert_pickle import _STAND_INS
+from lastiterate.data.files import _STAND_INS
 from tests.data.writers import (
     SHARED,
     binary_batch,

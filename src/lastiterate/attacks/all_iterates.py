@@ -18,7 +18,7 @@ from lastiterate.attacks.gradient_space import GradientSpace
 from lastiterate.attacks.released_iterates import recovered_gradient
 from lastiterate.common.types import FloatArray
 from lastiterate.common.validation import integer, one_of, per_step
-from lastiterate.optimizer import SGD
+from lastiterate.optimizer import is_sgd
 from lastiterate.run import DPSGD, require_basic
 from lastiterate.training.problem import Problem, flatten
 
@@ -138,7 +138,7 @@ class Increments:
     """Recovers the gradient of each step along one parameter from the iterates, and adds up likelihood ratios."""
 
     def __init__(self, run: DPSGD, index: int) -> None:
-        assert isinstance(run.optimizer, SGD)
+        assert is_sgd(run.optimizer)
         self._run, self._optimizer, self._index = run, run.optimizer, index
         self._rates = np.broadcast_to(per_step("learning_rate", run.optimizer.learning_rate, run.steps), run.steps)
         self._last = self._buffer = self._total = np.zeros(1)

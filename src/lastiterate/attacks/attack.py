@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, runtime_checkabl
 
 from lastiterate.common.types import Fields, FloatArray
 from lastiterate.common.validation import one_of
-from lastiterate.optimizer import Adam
+from lastiterate.optimizer import is_adam
 from lastiterate.run import DPSGD, TRAINED
 
 if TYPE_CHECKING:
@@ -170,7 +170,7 @@ def models_to_craft(attack: object) -> int:
 def require_attackable(run: DPSGD, attack: object) -> None:
     """Refuse Adam for attacks that say by their ``needs_sgd`` why they are none on it."""
     why = None if isinstance(attack, type) else getattr(attack, "needs_sgd", None)
-    if why and isinstance(run.optimizer, Adam):
+    if why and is_adam(run.optimizer):
         raise ValueError(f"optimizer must be a lastiterate.SGD for {type(attack).__name__}, got Adam: {why}")
 
 

@@ -24,7 +24,7 @@ from lastiterate.attacks.released_iterates import (
 )
 from lastiterate.common.types import FloatArray
 from lastiterate.common.validation import integer, number, one_of
-from lastiterate.optimizer import Adam
+from lastiterate.optimizer import is_adam
 from lastiterate.run import DPSGD, noise_root
 from lastiterate.training.problem import GradientCanary, Problem, flatten
 
@@ -164,7 +164,7 @@ def measure_drift(run: DPSGD, problem: Problem, references: References, models: 
     absent = GradientCanary(np.zeros(flatten_one(problem).size, np.float32))
     trained = flatten(references(run, problem, models=models)).astype(np.float64)
     noise = flatten(references(run, nothing, absent, models=models)).astype(np.float64)
-    if isinstance(run.optimizer, Adam):  # by symmetry, where decay is decoupled or none; there is no silent Adam
+    if is_adam(run.optimizer):  # by symmetry, where decay is decoupled or none; there is no silent Adam
         start = flatten_one(problem).astype(np.float64) * run.optimizer.memory(run.steps, noise_root(run))
     else:
         silent = run.replace(noise_multiplier=1e-30)

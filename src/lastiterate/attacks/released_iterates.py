@@ -16,7 +16,7 @@ import numpy as np
 from lastiterate.attacks.attack import Armed, Facts, LikelihoodRatio, References
 from lastiterate.common.types import BoolArray, FloatArray
 from lastiterate.common.validation import per_step
-from lastiterate.optimizer import SGD, Adam
+from lastiterate.optimizer import SGD, is_adam, is_sgd
 from lastiterate.privacy.losses.mixture_loss import mixture_of
 from lastiterate.privacy.mixtures.law import Law, law_of
 from lastiterate.privacy.mixtures.released_blocks import laws_in_order, released_laws, tells_every_step
@@ -154,7 +154,7 @@ class Blocks:
                 f"averaging must be None for an attack on {run.release_count} releases, got "
                 f"{run.optimizer.averaging!r}: averages are not taken apart"
             )
-        if isinstance(run.optimizer, Adam):
+        if is_adam(run.optimizer):
             raise ValueError(
                 f"optimizer must be a lastiterate.SGD for an attack on {run.release_count} releases, got Adam: a step "
                 "of it does not tell the gradient"
@@ -180,7 +180,7 @@ class Blocks:
 
     def _gradients(self, positions: FloatArray) -> FloatArray:
         sgd, run = self.run.optimizer, self.run
-        assert isinstance(sgd, SGD)
+        assert is_sgd(sgd)
         rates = np.broadcast_to(per_step("learning_rate", sgd.learning_rate, run.steps), run.steps)
         buffer, found = np.zeros(len(positions)), np.empty((len(positions), run.steps))
         for step in range(run.steps):

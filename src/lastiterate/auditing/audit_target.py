@@ -16,7 +16,7 @@ from lastiterate.auditing.experiments.protocol import Experiment
 from lastiterate.auditing.user_code import import_file, is_python
 from lastiterate.common.errors import AttackFailed, TrainerFailed, guarded
 from lastiterate.common.types import IntegerArray, RealArray
-from lastiterate.optimizer import SGD
+from lastiterate.optimizer import SGD, is_sgd
 from lastiterate.privacy.analyses.calibrate import calibrate
 from lastiterate.privacy.analyses.composition import composition
 from lastiterate.run import DPSGD
@@ -47,7 +47,7 @@ class Subject:
         run = self.run.replace(**fields)
         if run == self.run:
             return self
-        if isinstance(run.optimizer, SGD) and 1 < run.release_count < run.steps:
+        if is_sgd(run.optimizer) and 1 < run.release_count < run.steps:
             run = run.replace(optimizer=replace(run.optimizer, momentum=0.0, nesterov=False, dampening=0.0))
         return replace(self, run=_calibrated(run))
 

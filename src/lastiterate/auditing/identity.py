@@ -24,7 +24,7 @@ from lastiterate.auditing.design import Design, OpenEnded, kind_name
 from lastiterate.auditing.user_code import Code, globals_of, is_installed, is_ours, own_source
 from lastiterate.common.validation import number, one_of
 from lastiterate.compare_analyses import run_fields
-from lastiterate.optimizer import SGD, Adam
+from lastiterate.optimizer import SGD, Adam, is_sgd
 from lastiterate.run import DPSGD, USUAL_NEIGHBOURS
 
 Plain: TypeAlias = "str | int | float | bool | list[Plain] | dict[str, Plain] | None"
@@ -77,7 +77,7 @@ def describe_run(run: DPSGD) -> dict[str, Plain]:
     described.pop("batches_per_epoch", None)
     if run.neighbours == USUAL_NEIGHBOURS[run.sampling]:
         described.pop("neighbours", None)
-    if isinstance(run.optimizer, SGD) and isinstance(sgd := described["optimizer"], dict):
+    if is_sgd(run.optimizer) and isinstance(sgd := described["optimizer"], dict):
         described["optimizer"] = {name: value for name, value in sgd.items() if name != "name"}
     return described
 

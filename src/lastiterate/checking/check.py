@@ -17,7 +17,7 @@ from lastiterate.checking.measurements import Measured
 from lastiterate.checking.noise_tests import Initial, different_row, equal_row, initial_row, initial_values
 from lastiterate.checking.parameters import Foreign
 from lastiterate.common.validation import function, integer, number, one_of
-from lastiterate.optimizer import Adam
+from lastiterate.optimizer import is_adam
 from lastiterate.run import DPSGD, require_run
 
 MODELS, ERROR = 16, 1e-3
@@ -107,7 +107,7 @@ def _checked(
         seeds.append(initial_row(starts))
         plain = plain - declared.memory * starts
     measured = Measured(declared, trainings, plain, planned, error / (len(trainings.first.names) + ROWS), batch_size)
-    if isinstance(declared.run.optimizer, Adam):
+    if is_adam(declared.run.optimizer):
         rows, notes = adam_rows(measured, with_gradients=with_gradients)
     else:
         rows, notes = (gradient_rows if with_gradients else example_rows)(measured)

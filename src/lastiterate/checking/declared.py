@@ -10,7 +10,7 @@ from math import comb
 import numpy as np
 
 from lastiterate.common.types import FloatArray
-from lastiterate.optimizer import SGD, Adam
+from lastiterate.optimizer import SGD, is_adam
 from lastiterate.privacy.mixtures.correlated_noise import filtered_noise
 from lastiterate.privacy.mixtures.law import epoch_length
 from lastiterate.run import DPSGD, noise_root
@@ -84,7 +84,7 @@ class Declared:
     def memory(self) -> float:
         """How much of the initial parameters is in the released ones: what weight decay leaves."""
         sgd = self.run.optimizer
-        if isinstance(sgd, Adam):
+        if is_adam(sgd):
             return sgd.memory(self.run.steps, noise_root(self.run))
         return 1.0 if sgd is None or (not sgd.weight_decay and sgd.averaging is None) else _kept(sgd, self.run.steps)
 

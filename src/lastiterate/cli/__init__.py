@@ -10,7 +10,7 @@ def main() -> None:
     import sys
 
     from lastiterate import __version__
-    from lastiterate.cli.exit_status import watch
+    from lastiterate.cli.signals import watch
 
     watch()
     # Hardly anything that is imported ever goes: looking for garbage among it takes a tenth of a quick command's time.

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 from lastiterate.attacks import NAMED
 from lastiterate.cli import option_values as values
-from lastiterate.cli.exit_status import OptionError, leaving_with
+from lastiterate.cli.exit_status import OptionError
 from lastiterate.cli.options import Convex, PerStepOption, choice, flag, integer_option, number_option, option
+from lastiterate.cli.signals import leaving_with
 from lastiterate.formatting import printable
 
 if TYPE_CHECKING:

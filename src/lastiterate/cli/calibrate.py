@@ -25,7 +25,7 @@ from lastiterate.cli.options import (
 from lastiterate.cli.output import print_note, print_rows
 from lastiterate.common.types import number_in
 from lastiterate.formatting import ADAM_CAVEAT, neighbours_of, spell_up
-from lastiterate.optimizer import Adam
+from lastiterate.optimizer import is_adam
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -211,7 +211,7 @@ def _caution(rows: list[Row], run: DPSGD) -> str:
     name = "no_amplification" if "no_amplification" in rows[0] else "composition"
     label = name.replace("_", " ").capitalize()
     note = f"{label} is a guarantee. Last iterate is a heuristic: it predicts, it does not guarantee."
-    if isinstance(run.optimizer, Adam):
+    if is_adam(run.optimizer):
         note = f"{label} is a guarantee. {ADAM_CAVEAT}"
     promised = [number_in(row, name) for row in rows if row["analysis"] == "last_iterate" and row[name] is not None]
     if not promised:

@@ -5,17 +5,11 @@ Status 1 says that a claim is refuted, and nothing else does: neither Python's n
 
 from __future__ import annotations
 
-import atexit
 import io
 import os
-import signal
 import sys
-import threading
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from types import FrameType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import typer
 from typer.core import TyperGroup
@@ -104,97 +98,3 @@ def _broke(sentence: str | None = None) -> int:
 def _say(message: str, status: int = BAD_INPUT) -> int:
     print(printable(" ".join(message.split())), file=sys.stderr)
     return status
-
-
-# Ctrl-C and SIGTERM: one sentence and a status, from the first moment of the program to its last.
-#
-# This is loaded before everything else, so it imports little. No exception is raised: one that arises in a callback
-# of JAX is lost, and JAX, interrupted while it is imported or compiles, crashes when Python tidies up.
-
-STATUSES = {signal.SIGINT: 130, signal.SIGTERM: 143}
-
-_sentence = "stopped"
-_leaving = threading.Lock()
-_before: dict[signal.Signals, object] = {}
-
-
-def watch() -> None:
-    """Leave on these signals from now on, even while the main thread is inside a library and sees no signal."""
-    _install()
-    atexit.register(_be_done)
-    if sys.platform == "win32" or not _before:
-        return
-    heard, told = os.pipe()
-    os.set_blocking(told, False)
-    signal.set_wakeup_fd(told, warn_on_full_buffer=False)
-    threading.Thread(target=_listen, args=(heard,), daemon=True).start()
-
-
-@contextmanager
-def leaving_with(sentence: str) -> Iterator[None]:
-    """Whoever stops the program in here is told this."""
-    global _sentence
-    before, _sentence = _sentence, sentence
-    new = _install()
-    try:
-        yield
-    except KeyboardInterrupt:  # raised by somebody who has handlers of his own
-        leave(signal.SIGINT)
-    finally:
-        _sentence = before
-        for number in new:
-            signal.signal(number, _before.pop(number))  # type: ignore[arg-type]
-
-
-def leave(number: int) -> NoReturn:
-    """Say the sentence, remove temporary files, and end the process at once."""
-    with suppress(OSError, ValueError, RuntimeError):  # nobody reads it, or somebody is writing right now
-        on_terminal = sys.stderr.isatty()  # where ^C stands in the line, and a progress bar hides the cursor
-        sys.stderr.write(f"\x1b[?25h\n{_sentence}\n" if on_terminal else f"{_sentence}\n")
-        sys.stderr.flush()
-    if (scratch := sys.modules.get("lastiterate.common.atomic_write")) is not None:
-        scratch.remove_all()
-    os._exit(STATUSES[signal.Signals(number)])
-
-
-def _install() -> list[signal.Signals]:
-    """Take over the signals that nobody cares for: not what is ignored, as Ctrl-C in the background of a script."""
-    if threading.current_thread() is not threading.main_thread():
-        return []
-    usual = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
-    new = [number for number, handler in usual.items() if signal.getsignal(number) is handler]
-    for number in new:
-        _before[number] = signal.signal(number, _handle)
-    return new
-
-
-def _handle(number: int, frame: FrameType | None) -> None:
-    if _leaving.acquire(blocking=False):  # else the listener is about to end this process
-        leave(number)
-
-
-def _listen(heard: int) -> None:
-    """Wait for the numbers of signals, which the system's handler writes whatever Python is doing."""
-    while data := os.read(heard, 1):
-        if data[0] in list(_before) and signal.getsignal(data[0]) is _handle:
-            _handle(data[0], None)
-
-
-def _be_done() -> None:
-    """The last thing of all: everything is written, and a signal that comes while Python ends does not change it."""
-    for number in _before:
-        signal.signal(number, signal.SIG_IGN)
-
-
-def _forget() -> None:
-    """In a forked process: its signals are its own affair, and must not be heard by the one that forked it."""
-    with suppress(ValueError):  # no thread of ours
-        signal.set_wakeup_fd(-1)
-    for number, handler in _before.items():
-        if signal.getsignal(number) is _handle:
-            signal.signal(number, handler)  # type: ignore[arg-type]
-    _before.clear()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget)

@@ -11,10 +11,10 @@ from typing import Annotated
 
 import typer
 
-from lastiterate.cli.exit_status import leaving_with
 from lastiterate.cli.option_values import unfold
 from lastiterate.cli.options import Json, flag, integer_option, option
 from lastiterate.cli.output import print_json, print_note
+from lastiterate.cli.signals import leaving_with
 
 # What ``explore`` and ``watch`` share: where to listen, and how to say where that is.
 
@@ -36,7 +36,7 @@ class ServerOptions:
 
     def serve(self, path: str, folder: Path | None, json: bool) -> None:
         """Print the address, open a browser there, and answer until the program is stopped."""
-        from lastiterate.cli.form_options import curves_of, integers_of, number_of, run_of
+        from lastiterate.cli.options import curves_of, integers_of, number_of, run_of
         from lastiterate.common.validation import integer
         from lastiterate.web.form_fields import Reader
         from lastiterate.web.server import address_of, is_loopback, listen, require_web, serve

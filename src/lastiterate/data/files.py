@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import os
+import pickletools
 import stat
+from collections.abc import Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
+import numpy as np
+
+from lastiterate.common.types import UInt8Array
 from lastiterate.common.validation import written_integer
 
 if TYPE_CHECKING:
@@ -156,3 +162,202 @@ def read_file(file: BufferedReader, path: Path, allowance: Allowance) -> bytearr
     size = os.fstat(file.fileno()).st_size
     allowance.spend(path, size, f"{size:,}")
     return read_at_most(file, size)
+
+
+# Reads what a pickle says, and does nothing of what it asks for.
+#
+# Python's own reader runs a pickle as a program: it calls whatever is named, hashes whatever is a key (for a nest of
+# tuples that takes forever, or all of the stack), and takes memory for the largest place in a memo. Here is a reader
+# for plain values: numbers, texts, lists, tuples, dictionaries with texts as keys, and objects of a few permitted
+# names, which only keep what they are told.
+
+_BYTES_AN_OPCODE = 1024  # more than any of them takes; CIFAR-10 has 180,000 of them, and the usual limit is a million
+_VALUES = {"INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4", "FLOAT", "BINFLOAT"}
+_VALUES |= {"UNICODE", "SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8", "BINBYTES", "SHORT_BINBYTES", "BINBYTES8"}
+_OLD_TEXTS = {"STRING", "BINSTRING", "SHORT_BINSTRING"}  # of Python 2: bytes
+_PUT, _GET = {"PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE"}, {"GET", "BINGET", "LONG_BINGET"}
+_OBJECTS = {"GLOBAL", "STACK_GLOBAL", "REDUCE", "BUILD"}
+_CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
+_TUPLES = {"EMPTY_TUPLE": 0, "TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
+
+
+class Inert:
+    """Keeps its arguments and its state."""
+
+    __slots__ = ("arguments", "state")
+
+    def __init__(self, *arguments: Any) -> None:
+        self.arguments = arguments
+        self.state: Any = None  # whatever the file says
+
+
+Permitted = Mapping[tuple[str, str], type[Inert]]  # by module and name
+
+
+def read_inert(content: bytes | bytearray, path: Path, permitted: Permitted, allowance: Allowance) -> object:
+    """What a pickle holds. Raises whatever comes, such as IndexError, where it is damaged; BadFile for other names."""
+    machine = _Machine(path, permitted)
+    for opcode, argument, _ in pickletools.genops(bytes(content)):
+        allowance.spend(path, _BYTES_AN_OPCODE)
+        if opcode.name == "STOP":
+            break
+        machine.step(opcode.name, argument)
+    return machine.stack.pop()
+
+
+class _Machine:
+    """A stack, the marks in it, and a memo."""
+
+    def __init__(self, path: Path, permitted: Permitted) -> None:
+        self.stack: list[Any] = []
+        self._marks: list[int] = []
+        self._memo: dict[int, Any] = {}
+        self._path, self._permitted = path, permitted
+
+    def step(self, name: str, argument: Any) -> None:
+        stack = self.stack
+        if name in _VALUES:
+            stack.append(argument)
+        elif name in _OLD_TEXTS:
+            stack.append(argument.encode("latin1"))
+        elif name in _CONSTANTS:
+            stack.append(_CONSTANTS[name])
+        elif name == "MARK":
+            self._marks.append(len(stack))
+        elif name in _PUT:
+            self._memo[len(self._memo) if name == "MEMOIZE" else argument] = stack[-1]
+        elif name in _GET:
+            stack.append(self._memo[argument])
+        elif name in _OBJECTS:
+            self._object(name, argument)
+        elif name not in ("PROTO", "FRAME"):
+            self._container(name)
+
+    def _container(self, name: str) -> None:
+        stack = self.stack
+        if name in _TUPLES:
+            count = _TUPLES[name]
+            stack.append(tuple(self._taken(len(stack) - count)))
+        elif name == "TUPLE":
+            stack.append(tuple(self._taken(self._marks.pop())))
+        elif name in ("EMPTY_LIST", "LIST"):
+            stack.append(self._taken(self._marks.pop()) if name == "LIST" else [])
+        elif name in ("EMPTY_DICT", "DICT"):
+            items = self._taken(self._marks.pop()) if name == "DICT" else []
+            stack.append({})
+            self._fill(items)
+        elif name in ("APPEND", "APPENDS"):
+            items = self._taken(self._marks.pop() if name == "APPENDS" else len(stack) - 1)
+            if type(stack[-1]) is not list:
+                raise TypeError
+            stack[-1].extend(items)
+        elif name in ("SETITEM", "SETITEMS"):
+            self._fill(self._taken(self._marks.pop() if name == "SETITEMS" else len(stack) - 2))
+        else:
+            raise ValueError
+
+    def _object(self, name: str, argument: Any) -> None:
+        stack = self.stack
+        if name == "GLOBAL":
+            stack.append(self._named(*argument.split(" ", 1)))
+        elif name == "STACK_GLOBAL":
+            stack.append(self._named(*self._taken(len(stack) - 2)))
+        elif name == "REDUCE":
+            kind, arguments = self._taken(len(stack) - 2)
+            if kind not in self._permitted.values() or type(arguments) is not tuple:
+                raise TypeError
+            stack.append(kind(*arguments))
+        else:
+            state = stack.pop()
+            if not isinstance(stack[-1], Inert):
+                raise TypeError
+            stack[-1].state = state
+
+    def _named(self, module: object, name: object) -> type[Inert]:
+        if type(module) is not str or type(name) is not str:
+            raise TypeError
+        if (module, name) not in self._permitted:
+            asked = f"{module}.{name}"[:100]
+            raise BadFile(f"{str(self._path)!r} must be a pickle of plain arrays, got one that asks for {asked!r}")
+        return self._permitted[module, name]
+
+    def _fill(self, items: list[Any]) -> None:
+        keys, values, target = items[::2], items[1::2], self.stack[-1]
+        if type(target) is not dict or not all(type(key) in (str, bytes) for key in keys):
+            raise TypeError
+        target.update(zip(keys, values, strict=True))
+
+    def _taken(self, begin: int) -> list[Any]:
+        if begin < 0:
+            raise IndexError
+        items = self.stack[begin:]
+        del self.stack[begin:]
+        return items
+
+
+# Reads the pickles of CIFAR-10 without trusting them.
+#
+# A pickle is a program. Here it gets inert stand-ins for the few NumPy names that such a file asks for, which only
+# keep what they are told; the array is then made by us, from bytes that were checked. Every other name is refused.
+
+
+def read_batch(path: Path, allowance: Allowance) -> tuple[UInt8Array, UInt8Array]:
+    """The array ``data``, uint8 of shape [n, m], and the list ``labels`` as an array."""
+    with decoding(path, "a pickled batch of CIFAR-10") as file:
+        batch = read_inert(read_file(file, path, allowance), path, _STAND_INS, allowance)
+        if type(batch) is not dict:
+            raise BadFile(f"{str(path)!r} must hold a dictionary, got {_type_of(batch)}")
+        # Python 2 wrote the original's texts as bytes.
+        data, labels = (batch.get(key, batch.get(key.encode())) for key in ("data", "labels"))
+        if type(labels) is not list:
+            raise BadFile(f"{str(path)!r} must hold a list as labels, got {_type_of(labels)}")
+        if not all(type(label) is int and 0 <= label <= 255 for label in labels):
+            raise BadFile(f"{str(path)!r} must hold class numbers as labels, got a list with something else in it")
+        return _array(path, data), np.array(labels, dtype=np.uint8)
+
+
+class _Array(Inert):
+    __slots__ = ()
+
+
+class _Dtype(Inert):
+    __slots__ = ()
+
+
+class _Bytes(Inert):
+    """How Python 3 spells bytes in an old protocol: a text and how to encode it."""
+
+    __slots__ = ()
+
+
+_STAND_INS: dict[tuple[str, str], type[Inert]] = {
+    ("numpy.core.multiarray", "_reconstruct"): _Array,
+    ("numpy._core.multiarray", "_reconstruct"): _Array,
+    ("numpy", "ndarray"): Inert,
+    ("numpy", "dtype"): _Dtype,
+    ("_codecs", "encode"): _Bytes,
+}
+
+
+def _array(path: Path, value: object) -> UInt8Array:
+    """The array that a stand-in was told about: ``(version, shape, dtype, is_fortran, bytes)``."""
+    if not isinstance(value, _Array):
+        raise BadFile(f"{str(path)!r} must hold an array as data, got {_type_of(value)}")
+    _, shape, dtype, is_fortran, content = value.state
+    if not isinstance(dtype, _Dtype) or dtype.arguments[0] not in ("u1", b"u1"):
+        raise BadFile(f"{str(path)!r} must hold uint8 as data, got another type")
+    if isinstance(content, _Bytes):
+        text, encoding = content.arguments
+        content = text.encode("latin1") if encoding in ("latin1", b"latin1") else None
+    if type(content) is not bytes or not _is_shape(shape) or math.prod(shape) != len(content):
+        raise BadFile(f"{str(path)!r} must hold data with two axes and a byte for each element, got others")
+    return np.frombuffer(content, np.uint8).reshape(shape, order="F" if is_fortran else "C")
+
+
+def _is_shape(shape: object) -> bool:
+    return type(shape) is tuple and len(shape) == 2 and all(type(axis) is int and 0 <= axis < 2**31 for axis in shape)
+
+
+def _type_of(value: object) -> str:
+    """The type alone: a hostile value could take forever to print."""
+    return "nothing" if value is None else "something else" if isinstance(value, Inert) else type(value).__name__

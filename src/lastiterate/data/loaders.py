@@ -26,9 +26,9 @@ from lastiterate.data.files import (
     find,
     kind,
     read_at_most,
+    read_batch,
     read_file,
 )
-from lastiterate.data.inert_pickle import read_batch
 
 if TYPE_CHECKING:
     from io import BufferedReader

@@ -7,160 +7,23 @@ import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 from types import FrameType
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
-import dp_accounting
-import numpy as np
-from dp_accounting import NeighboringRelation
-
-from lastiterate.common.validation import PerStep, integer, number
+from lastiterate.common.errors import MissingExtra
+from lastiterate.common.validation import integer, number
 from lastiterate.formatting import spell_exact, spell_up
-from lastiterate.privacy.analyses.composition import composition
-from lastiterate.privacy.analyses.no_amplification import no_amplification
+from lastiterate.integrations.history import HeuristicWarning, History, Step, tell_epsilon
 from lastiterate.privacy.curve import PrivacyCurve
-from lastiterate.privacy.mixtures.law import Law
-from lastiterate.privacy.mixtures.pairs import pair_of, replaced_pair_of
 from lastiterate.run import DPSGD, Neighbours
 
-# The steps that another library has recorded, and what the heuristic says about them.
-#
-# Libraries hand over how many steps were taken at which sampling rate and noise. Every step counts alike here (plain
-# SGD at a constant learning rate), so that a billion equal steps are one group and groups may come in any order.
-#
-# Whoever asks there is used to guarantees, so that the first answer warns, and names composition's.
-
-Drawing: TypeAlias = Literal["poisson", "shuffled", "other"]  # how a data loader draws its batches
-
-MOST_STEPS_WRITTEN_OUT = 10**7  # 80 MB an array; epsilon and delta need no arrays and have no such limit
-MOST_KINDS_OF_STEPS = 300  # above that, composition takes longer than 0.3 s, and a warning states an upper bound
-
-
-class HeuristicWarning(UserWarning):
-    """An accountant has answered with the heuristic, which predicts, where guarantees are usual."""
-
-
-@dataclass(frozen=True)
-class Step:
-    """One noisy sum of clipped gradients. Unlike in a ``DPSGD`` the noise may be 0, and epsilon is infinite then."""
-
-    sample_rate: float
-    noise_multiplier: float
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "sample_rate", number("sample_rate", self.sample_rate, 0.0, 1.0))
-        object.__setattr__(self, "noise_multiplier", number("noise_multiplier", self.noise_multiplier, 0.0))
-
-    @property
-    def is_exposed(self) -> bool:
-        """Whether an example may be used without any noise."""
-        return self.noise_multiplier == 0.0 and self.sample_rate > 0.0
-
-
-@dataclass(frozen=True)
-class History:
-    """Segments of equal steps, each a step and how often it was taken."""
-
-    segments: tuple[tuple[Step, int], ...]
-    neighbours: Neighbours = "add-remove"
-
-    def epsilon(self, delta: float) -> float:
-        """The heuristic's epsilon for a delta in [0, 1], by dp-accounting's conventions at the ends."""
-        if self._is_exposed:
-            return math.inf
-        law = self._law()
-        if delta == 1.0 or law.high == 0.0:
-            return 0.0
-        return math.inf if delta == 0.0 else float(self._curve(law).epsilon(delta))
-
-    def delta(self, epsilon: float) -> float:
-        """The heuristic's delta for an epsilon in [0, inf]."""
-        return 1.0 if self._is_exposed else float(self._curve(self._law()).delta(epsilon))
-
-    def caution(self, answer: str, question: Callable[[PrivacyCurve], float], sampling: Drawing | None = None) -> str:
-        """One sentence: the heuristic's answer is no guarantee, and what is guaranteed for this way of drawing batches.
-
-        ``sampling`` is None if nobody knows how batches were drawn.
-        """
-        noises = {step.noise_multiplier for step, _ in self.segments}
-        noise = f" at noise multiplier {min(noises):.4g}" if len(noises) == 1 else ""
-        steps = f"{self._total:,} step{'s' if self._total > 1 else ''}{noise}"
-        sentence = f"{answer} is what the last-iterate heuristic predicts for {steps}, not a guarantee: "
-        if sampling == "other":
-            return f"{sentence}composition's does not hold for this data loader, whose batches are not Poisson samples"
-        if sampling == "shuffled":
-            return sentence + self._without_amplification(question)
-        condition = "" if sampling == "poisson" else " if sampling is Poisson"
-        is_bounded = len({step for step, _ in self.segments}) > MOST_KINDS_OF_STEPS
-        try:
-            run = self._worst_run() if is_bounded else self.run()
-            guaranteed = spell_up(question(composition(run)), 4)
-            worst = " (all steps with the least noise and the largest sample rate)" if is_bounded else ""
-            return f"{sentence}composition guarantees {guaranteed}{worst}{condition}"
-        except ValueError as refusal:
-            return f"{sentence}that is composition's, which has no value here ({refusal})"
-
-    def _without_amplification(self, question: Callable[[PrivacyCurve], float]) -> str:
-        words = "batches are shuffled, which composition does not cover (the prediction is for Poisson sampling)"
-        try:
-            run = self.run().replace(sampling="shuffled")
-            guaranteed = spell_up(question(no_amplification(run)), 4)
-            return f"{words}; no_amplification guarantees {guaranteed} for zero-out neighbours, not for add/remove"
-        except ValueError as refusal:
-            return f"{words}; no_amplification has no value here ({refusal})"
-
-    def run(self) -> DPSGD:
-        """The segments as one run: numbers where all steps are equal, arrays otherwise."""
-        if not self.segments:
-            raise ValueError("steps must be at least 1 to describe a run, got none: compose or train first")
-        rates = self._per_step([step.sample_rate for step, _ in self.segments])
-        noises = self._per_step([step.noise_multiplier for step, _ in self.segments])
-        return DPSGD(steps=self._total, sample_rate=rates, noise_multiplier=noises, neighbours=self.neighbours)
-
-    def _worst_run(self) -> DPSGD:
-        """Return a run with equal steps that leaks at least as much: the least noise and the largest sample rate."""
-        rate = max(step.sample_rate for step, _ in self.segments)
-        noise = min(step.noise_multiplier for step, _ in self.segments)
-        return DPSGD(self._total, rate, noise, neighbours=self.neighbours)
-
-    def _per_step(self, values: list[float]) -> PerStep:
-        if len(set(values)) == 1:
-            return values[0]
-        if self._total > MOST_STEPS_WRITTEN_OUT:
-            raise ValueError(
-                f"steps must be at most {MOST_STEPS_WRITTEN_OUT} for a run whose steps differ, got {self._total}: "
-                "epsilon and delta are available without it"
-            )
-        return np.repeat(values, [count for _, count in self.segments])
-
-    def _law(self) -> Law:
-        """What ``law_of(self.run())`` is, without writing out the steps."""
-        steps_at: Counter[float] = Counter()
-        for step, count in self.segments:
-            steps_at[step.sample_rate] += count
-        constant = float(steps_at.pop(1.0, 0))
-        steps_at.pop(0.0, None)
-        counts, rates = np.array([*steps_at.values()], np.float64), np.array([*steps_at], np.float64)
-        noise = math.hypot(*(step.noise_multiplier * math.sqrt(count) for step, count in self.segments))
-        return Law(noise, constant, counts, rates, np.ones_like(rates))
-
-    def _curve(self, law: Law) -> PrivacyCurve:
-        pair = replaced_pair_of(law) if self.neighbours == "replace" else pair_of(law)
-        return PrivacyCurve(pair, "last_iterate", is_guarantee=False)
-
-    @property
-    def _total(self) -> int:
-        return sum(count for _, count in self.segments)
-
-    @property
-    def _is_exposed(self) -> bool:
-        return any(step.is_exposed for step, _ in self.segments)
-
-
-def tell_epsilon(epsilon: float, delta: float) -> str:
-    """An answer in words, for `History.caution`."""
-    return f"epsilon {spell_up(epsilon, 4)} at delta {spell_exact(delta)}"
+try:
+    import dp_accounting
+    from dp_accounting import NeighboringRelation
+except ImportError as error:
+    raise MissingExtra(
+        'LastIterateAccountant needs dp-accounting, which is not installed: pip install "lastiterate[accounting]"'
+    ) from error
 
 
 # Lines that have asked a LastIterateAccountant, with the steps they asked about.

@@ -14,8 +14,8 @@ from typing import Any, TypeAlias
 
 from lastiterate.common.errors import MissingExtra
 from lastiterate.common.validation import instance, integer, number
-from lastiterate.integrations.dp_accounting import Drawing, HeuristicWarning, History, Step, tell_epsilon
 from lastiterate.integrations.gradient_canary import ForeignTree, PlantedGradient
+from lastiterate.integrations.history import Drawing, HeuristicWarning, History, Step, tell_epsilon
 
 Foreign: TypeAlias = Any  # an object of Opacus or PyTorch, which need not be installed
 _NAME = "last_iterate"  # PrivacyEngine(accountant=...)

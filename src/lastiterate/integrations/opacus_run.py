@@ -15,7 +15,7 @@ import numpy as np
 from lastiterate.common.types import FloatArray, IntArray
 from lastiterate.common.validation import PerStep, one_of
 from lastiterate.integrations.opacus import Foreign, extra, history_from_opacus
-from lastiterate.optimizer import SGD, Adam, Optimizer, require_optimizer
+from lastiterate.optimizer import SGD, Adam, Optimizer, is_adam, is_optimizer, is_sgd, require_optimizer
 from lastiterate.run import DPSGD, Sampling
 
 # The learning rate of each step under a scheduler of PyTorch's, found by letting a copy of it run once more.
@@ -151,7 +151,7 @@ def run_from_opacus(
     drawn = None if loader is None else read_loader(loader)
     run = _drawn_run(recorded, drawn, _sampling(drawn, sampling))
     scheduler = _of_learning_rates(scheduler, optimizer)
-    if optimizer is None or isinstance(optimizer, (SGD, Adam)):
+    if optimizer is None or is_optimizer(optimizer):
         return run.replace(optimizer=optimizer)
     return _with_optimizer(run, optimizer, drawn, _from_torch(optimizer, scheduler, recorded))
 
@@ -168,7 +168,7 @@ def _of_learning_rates(scheduler: Foreign, optimizer: object) -> Foreign:
             f"scheduler must leave the clipping norm alone, got {name}: how much a step counts then depends on norms "
             "that Opacus does not record"
         )
-    if optimizer is None or isinstance(optimizer, (SGD, Adam)):
+    if optimizer is None or is_optimizer(optimizer):
         own = f"a lastiterate.{type(optimizer).__name__}, which has its own learning rates"
         got = "none" if optimizer is None else own
         raise ValueError(f"optimizer must be the one that make_private returned if there is a scheduler, got {got}")
@@ -293,7 +293,7 @@ def _with_optimizer(run: DPSGD, optimizer: Foreign, drawn: Drawn | None, describ
         return run
     rates = np.asarray(run.sample_rate)
     size = float(optimizer.expected_batch_size) * getattr(optimizer, "world_size", 1)
-    if rates.ndim and isinstance(described, Adam):
+    if rates.ndim and is_adam(described):
         raise ValueError(
             f"privacy_engine must have recorded one sample rate with Adam, got {rates.min():g} to {rates.max():g}: "
             "what its sums are divided by changes its second moment; pass optimizer=lastiterate.Adam(...)"
@@ -307,7 +307,7 @@ def _with_optimizer(run: DPSGD, optimizer: Foreign, drawn: Drawn | None, describ
 
 def _of_sums(optimizer: Optimizer, size: float) -> Optimizer:
     """The optimizer that does with sums of gradients what this one does with sums divided by ``size``."""
-    if isinstance(optimizer, SGD):
+    if is_sgd(optimizer):
         return replace(
             optimizer, learning_rate=optimizer.learning_rate / size, weight_decay=optimizer.weight_decay * size
         )

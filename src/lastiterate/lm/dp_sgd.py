@@ -18,7 +18,7 @@ from torch import Tensor
 from lastiterate.common.errors import TrainingDiverged
 from lastiterate.common.types import IntArray
 from lastiterate.lm.example_gradients import ExampleGradients, Tensors
-from lastiterate.optimizer import Adam, Optimizer
+from lastiterate.optimizer import Optimizer, is_adam
 from lastiterate.run import DPSGD, TRAINED, require_basic
 from lastiterate.trainers.batch_order import batch_order
 
@@ -188,7 +188,7 @@ class _Weights:
         self._torch.param_groups[0]["lr"] = learning_rate
         for name, value in self.parameters.items():
             value.grad = gradient[name]
-            if self._optimizer.decoupled and not isinstance(self._optimizer, Adam):  # which does that itself
+            if self._optimizer.decoupled and not is_adam(self._optimizer):  # which does that itself
                 value.mul_(1.0 - learning_rate * self._optimizer.weight_decay)
         self._torch.step()
         for value in self.parameters.values():
@@ -207,7 +207,7 @@ class _Weights:
 
 def _torch_optimizer(optimizer: Optimizer, parameters: list[Tensor]) -> torch.optim.Optimizer:
     """PyTorch's own, but for SGD's decoupled decay, which PyTorch does not have."""
-    if isinstance(optimizer, Adam):
+    if is_adam(optimizer):
         kind = torch.optim.AdamW if optimizer.decoupled else torch.optim.Adam
         return kind(
             parameters,

@@ -22,7 +22,7 @@ from lastiterate.lm.fine_tuning import FIRST_REFERENCE, Model, TextReferences, s
 from lastiterate.lm.one_run_tokens import ArmedTexts, OneRunTokens
 from lastiterate.lm.text_problem import Loaded, TextProblem, load
 from lastiterate.lm.unseen_tokens import ArmedText, UnseenTokens
-from lastiterate.optimizer import Adam
+from lastiterate.optimizer import is_adam
 from lastiterate.run import DPSGD
 from lastiterate.trainers.adam_second_moment import SecondMoment
 
@@ -186,7 +186,7 @@ class _AllCanaries:
 
 def _second_moment(run: DPSGD, problem: TextProblem, seed: int, progress: bool | None) -> SecondMoment | None:
     """Adam's second moment on models without a canary; None: it is not Adam."""
-    if not isinstance(run.optimizer, Adam):
+    if not is_adam(run.optimizer):
         return None
     return second_moment(run, problem, seed=seed, first=FIRST_REFERENCE + _WATCHED * 2**24, progress=progress)
 

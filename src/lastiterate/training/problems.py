@@ -15,7 +15,7 @@ from scipy.special import bdtrc
 from lastiterate.common.types import Float32Array, FloatArray, Int32Array
 from lastiterate.common.validation import as_array, instance, integer, number, numbers
 from lastiterate.data import Dataset
-from lastiterate.optimizer import SGD
+from lastiterate.optimizer import is_sgd
 from lastiterate.privacy.convex.distances import Contraction
 from lastiterate.run import DPSGD, require_run
 from lastiterate.training.models import CNN, MLP, Dense, WideResNet, augmentation_multiplicity, cross_entropy
@@ -178,7 +178,7 @@ def contraction_of(problem: Problem, run: DPSGD, *, feature_norm: float, failure
     most = number("feature_norm", feature_norm, 0.0, open_low=True)
     allowed = number("failure", failure, 0.0, 1.0, open_low=True, open_high=True)
     optimizer: object = require_run(run).optimizer
-    if not isinstance(optimizer, SGD) or np.ndim(optimizer.learning_rate) or optimizer.momentum:
+    if not is_sgd(optimizer) or np.ndim(optimizer.learning_rate) or optimizer.momentum:
         raise ValueError("optimizer must be a lastiterate.SGD with one learning rate and no momentum")
     if np.ndim(run.sample_rate) or not run.amplifies:
         raise ValueError(f"sampling must be 'poisson' or 'full' with one sample_rate, got {run.sampling!r}")

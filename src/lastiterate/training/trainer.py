@@ -24,7 +24,7 @@ from lastiterate.common.progress import TrainingProgress
 from lastiterate.common.system import cache_folder, cores, kept_memory, process_peak_bytes
 from lastiterate.common.types import BoolArray, IntArray, RealArray
 from lastiterate.common.validation import boolean, function, instance, integer, number, told
-from lastiterate.optimizer import Adam
+from lastiterate.optimizer import is_adam
 from lastiterate.run import DPSGD, TRAINED, require_basic
 from lastiterate.training.problem import Canary, ExampleCanary, GradientCanary, Problem, same_structure
 from lastiterate.training.program import Inputs, Program, State, compile_program, describe_gradients
@@ -210,7 +210,7 @@ class Trainer:
         optimizer = self.run.optimizer
         assert optimizer is not None
         leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(self.problem.trainable)]
-        copies = 3 + bool(optimizer.momentum) + (optimizer.averaging is not None) + 2 * isinstance(optimizer, Adam)
+        copies = 3 + bool(optimizer.momentum) + (optimizer.averaging is not None) + 2 * is_adam(optimizer)
         example = sum(leaf[0].nbytes for leaf in map(np.asarray, jax.tree.leaves(self.problem.examples)))
         numbers = self._form.numbers if self._form else 1
         return copies * sum(leaf.nbytes for leaf in leaves), example + numbers * leaves[0].itemsize
@@ -369,7 +369,7 @@ def _check_single_precision(run: DPSGD) -> None:
     most = max(1.0, *map(abs, run.noise_filter or (1.0,))) * float(np.max(run.noise_multiplier))
     noise = run.clip_norm * most
     number("clip_norm times noise_multiplier", noise, 0.0, _MOST)
-    if isinstance(optimizer, Adam):  # which squares it
+    if is_adam(optimizer):  # which squares it
         number("clip_norm times noise_multiplier", noise, _LEAST**0.5, _MOST**0.5)
         number("eps", optimizer.eps, 0.0, _MOST)
     number("learning_rate", float(np.max(optimizer.learning_rate)), 0.0, float(np.finfo(np.float32).max))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from lastiterate.optimizer import SGD, Adam, Optimizer
+from lastiterate.optimizer import SGD, Adam, Optimizer, is_adam
 
 if TYPE_CHECKING:
     from jaxtyping import PyTree
@@ -29,7 +29,7 @@ class Weights(NamedTuple):
 def start(optimizer: Optimizer, parameters: PyTree[jax.Array]) -> Weights:
     """The weights before the first step."""
     zeros = jax.tree.map(jnp.zeros_like, parameters)
-    if isinstance(optimizer, Adam):
+    if is_adam(optimizer):
         return Weights(parameters, zeros, None, zeros)
     momentum = zeros if optimizer.momentum else None
     return Weights(parameters, momentum, None if optimizer.averaging is None else jax.tree.map(jnp.array, parameters))
@@ -49,7 +49,7 @@ def update(
         learning_rate: that of this step.
         step: the number of this step, from 0.
     """
-    if isinstance(optimizer, Adam):
+    if is_adam(optimizer):
         return _adam(optimizer, weights, gradient, learning_rate, step)
     return _sgd(optimizer, weights, gradient, learning_rate, step)
 

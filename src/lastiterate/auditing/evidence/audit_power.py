@@ -27,7 +27,7 @@ from lastiterate.common.errors import MissingExtra
 from lastiterate.common.system import late
 from lastiterate.common.validation import boolean, integer, number, one_of
 from lastiterate.formatting import ADAM_CAVEAT, Table, describe, per_cent, spell, spell_down, spell_exact, spell_up
-from lastiterate.optimizer import Adam
+from lastiterate.optimizer import is_adam
 from lastiterate.privacy.analyses.calibrate import calibrate
 from lastiterate.registry import METHODS
 from lastiterate.run import DPSGD, LINEAR, require_basic
@@ -335,7 +335,7 @@ def _notes(run: DPSGD, outlook: Outlook | OneRunOutlook) -> tuple[str, ...]:
         "All numbers suppose scores as linear losses make them (a heuristic). Otherwise an audit finds less or more. "
         "Bounds that assume nothing about the mechanism hold all the same; those of a family need not.",
     ]
-    if isinstance(run.optimizer, Adam):
+    if is_adam(run.optimizer):
         notes.append(ADAM_CAVEAT)
     if is_simulated(outlook):
         audits = outlook.procedure().audits()

@@ -27,7 +27,7 @@ from lastiterate.auditing.evidence.verdict import verdict_on
 from lastiterate.common.types import BoolArray, FloatArray
 from lastiterate.compare_analyses import Answer, ask
 from lastiterate.formatting import per_cent, spell, spell_down, spell_up
-from lastiterate.optimizer import Adam
+from lastiterate.optimizer import is_adam
 from lastiterate.registry import CONVEX, METHODS, THRESHOLDS
 from lastiterate.run import DPSGD
 from lastiterate.trainers.adam_second_moment import SecondMoment
@@ -40,7 +40,7 @@ _GROWS = 1.05  # more than so much
 
 def second_moment_sentences(run: DPSGD, moment: SecondMoment | None, delta: float) -> list[str]:
     """Whether noise makes up the second moment, and what it means that later steps grow, if they do."""
-    if not isinstance(run.optimizer, Adam):
+    if not is_adam(run.optimizer):
         return []
     if moment is None:
         return ["How far noise makes up Adam's second moment, as the prediction supposes, was not measured."]

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, TypeVar, cast
 import jax
 import numpy as np
 
-from lastiterate.attacks.adversarial import Adversarial, facts_of
 from lastiterate.attacks.attack import Attack, BringsProblem, Watch, models_to_craft
 from lastiterate.attacks.gradient_space import flatten_one
 from lastiterate.attacks.one_run import OneRun
@@ -22,9 +21,8 @@ from lastiterate.auditing.identity import Identity, identify
 from lastiterate.auditing.stores.audit_record import ScoredTrials
 from lastiterate.auditing.user_code import is_installed
 from lastiterate.common.errors import AttackFailed, TrainingDiverged, guarded
-from lastiterate.common.system import process_peak_bytes
 from lastiterate.common.types import BoolArray, FloatArray, IntArray, IntegerArray, RealArray
-from lastiterate.optimizer import Adam
+from lastiterate.optimizer import is_adam
 from lastiterate.run import DPSGD
 from lastiterate.trainers.adam_second_moment import SecondMoment
 from lastiterate.training import GradientCanary, Problem, Trainer, second_moment, train
@@ -110,7 +108,7 @@ class TrainedModels:
 
 def second_moment_of(run: DPSGD, problem: Problem | None, seed: int, progress: bool | None) -> SecondMoment | None:
     """Adam's second moment on models without the canary; None: it is not Adam, or there are no data to look at."""
-    if not isinstance(run.optimizer, Adam) or problem is None or not problem.size:
+    if not is_adam(run.optimizer) or problem is None or not problem.size:
         return None
     return second_moment(run, problem, seed=seed, first=_FIRST_REFERENCE + _WATCHED * 2**24, progress=progress)
 
@@ -313,56 +311,3 @@ class _Canaries:
         if progress:
             progress.advanced(len(models), this.run.steps, finished=True)
         yield ScoredTrials.of(models, present, scores, right, seconds=monotonic() - began)
-
-
-# Nothing is trained: released iterates are drawn from their distribution, known where the data are adversarial.
-
-_CHUNK = 65_536  # draws at a time
-_SECONDS_A_DRAW = 1e-6
-
-
-@dataclass(frozen=True, eq=False)
-class ExactDraws:
-    """Scores of ``attack.sample``."""
-
-    run: DPSGD
-    attack: Adversarial
-    design: Paired
-    seed: int
-    data: str
-    quality: Quality | None = None
-
-    def identity(self) -> Identity:
-        return identify(self.run, None, self.attack, self.design, self.seed)
-
-    def craft(self, progress: bool | None) -> Crafted:
-        facts = facts_of(self.run)
-        return Crafted(facts, self.attack.expected(facts), self.attack.words(facts))
-
-    def trials(self, crafted: Crafted, chunk_size: int | None, workers: int | None, sharers: int = 1) -> Trials:
-        return _Draws(self, chunk_size or _CHUNK)
-
-    def cost(self) -> Cost:
-        basis = "last iterates are drawn, not trained"
-        total = self.design.trials
-        return Cost(total, 0, _SECONDS_A_DRAW * total, process_peak_bytes(), basis)
-
-
-@dataclass(frozen=True, eq=False)
-class _Draws:
-    """A chunk's draws depend on the seed and on its first number."""
-
-    experiment: ExactDraws
-    chunk_size: int
-
-    def chunks(self, models: IntArray, present: BoolArray, progress: TrainingProgress | None) -> Iterator[ScoredTrials]:
-        experiment = self.experiment
-        for begin in range(0, len(models), self.chunk_size):
-            part = slice(begin, begin + self.chunk_size)
-            began = monotonic()
-            generator = np.random.default_rng([experiment.seed, int(models[begin])])
-            there = present[part]
-            if isinstance(experiment.design, OpenEnded):  # whole chunks, so that more models leave these as they are
-                there = np.resize(there, self.chunk_size)
-            scores = experiment.attack.sample(experiment.run, there, generator)[: len(present[part])]
-            yield ScoredTrials.of(models[part], present[part], scores, seconds=monotonic() - began)

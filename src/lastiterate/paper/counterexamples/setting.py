@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 
 from lastiterate.common.validation import integer, number
 from lastiterate.compare_analyses import Answer, ask
-from lastiterate.optimizer import SGD
+from lastiterate.optimizer import SGD, is_sgd
 from lastiterate.privacy.analyses.calibrate import calibrate
 from lastiterate.privacy.analyses.composition import composition
 from lastiterate.run import DPSGD, require_basic
@@ -84,7 +84,7 @@ def require_plain(run: DPSGD) -> float:
     """The learning rate of a run of plain SGD with Poisson sampling, which is all that the counterexamples know."""
     require_basic(run, "counterexamples")
     sgd = run.optimizer
-    if not isinstance(sgd, SGD) or not sgd.is_memoryless or not isinstance(sgd.learning_rate, float):
+    if not is_sgd(sgd) or not sgd.is_memoryless or not isinstance(sgd.learning_rate, float):
         raise ValueError(
             f"optimizer must be lastiterate.SGD with one learning rate and nothing else, got {run.optimizer}"
         )

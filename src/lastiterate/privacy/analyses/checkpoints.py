@@ -101,10 +101,8 @@ _ERROR = 2e-9  # of max(1, epsilon): lines agree to half of it
 
 
 def released_pair(run: DPSGD) -> Pair:
-    """What the iterates that a run releases tell, if losses are linear."""
+    """Return the pair of distributions of several released iterates, for linear losses."""
     mirrored = run.neighbours == "replace"
-    if run.release_count == 1:
-        return replaced_pair_of(law_of(run)) if mirrored else pair_of(law_of(run))
     require_independent_noise(run)
     if tells_every_step(run):
         require_independence(run)

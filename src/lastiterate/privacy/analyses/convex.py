@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from lastiterate.common.validation import number
-from lastiterate.optimizer import SGD
+from lastiterate.optimizer import is_sgd
 from lastiterate.privacy.analyses.composition import composition
 from lastiterate.privacy.convex.distances import Contraction, geometric_sum
 from lastiterate.privacy.convex.windows import ConvexPair
@@ -100,7 +100,7 @@ def _require_convergent(run: DPSGD) -> None:
     optimizer: object = run.optimizer
     if optimizer is None:
         return
-    if not isinstance(optimizer, SGD):
+    if not is_sgd(optimizer):
         raise ValueError(f"optimizer must be plain SGD for the convex guarantee, got {type(optimizer).__name__}")
     if optimizer.momentum:
         raise ValueError(f"momentum must be 0 for the convex guarantee, got {optimizer.momentum}: it need not contract")
@@ -118,7 +118,7 @@ def _factor(run: DPSGD, contraction: Contraction | None, diameter: float | None)
                 "lastiterate.contraction_of knows the contraction of some problems"
             )
         return Contraction(1.0)
-    if isinstance(run.optimizer, SGD) and float(run.sample_rate) < 1.0:
+    if is_sgd(run.optimizer) and float(run.sample_rate) < 1.0:
         of_decay = abs(1.0 - float(run.optimizer.learning_rate) * run.optimizer.weight_decay)
         if contraction.value < of_decay - _ROUNDING:
             raise ValueError(

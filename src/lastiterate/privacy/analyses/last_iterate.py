@@ -9,12 +9,11 @@ import numpy as np
 
 from lastiterate.common.types import FloatArray
 from lastiterate.common.validation import LEAST_NOISE, MAX_STEPS, MOST_NOISE, SomeNumbers, numbers
-from lastiterate.privacy.analyses.checkpoints import released_pair
 from lastiterate.privacy.curve import PrivacyCurve
 from lastiterate.privacy.mixtures import mixture
 from lastiterate.privacy.mixtures.kernels import BinomialKernel
-from lastiterate.privacy.mixtures.law import Law
-from lastiterate.privacy.mixtures.pairs import each_row, pair_of
+from lastiterate.privacy.mixtures.law import Law, law_of
+from lastiterate.privacy.mixtures.pairs import each_row, pair_of, replaced_pair_of
 from lastiterate.privacy.mixtures.released_blocks import released_laws
 from lastiterate.run import DPSGD, MOST_OF_A_GROUP, require_run
 
@@ -25,7 +24,13 @@ def last_iterate(run: DPSGD) -> PrivacyCurve:
     Not a guarantee. P and Q are those of its equation 1, generalised to steps of different weight, to people with
     several examples, and to examples that are replaced. Where a run releases several iterates, it is for all of them.
     """
-    return PrivacyCurve(released_pair(require_run(run)), "last_iterate", is_guarantee=False)
+    if require_run(run).release_count > 1:
+        from lastiterate.privacy.analyses.checkpoints import released_pair
+
+        pair = released_pair(run)
+    else:
+        pair = replaced_pair_of(law_of(run)) if run.neighbours == "replace" else pair_of(law_of(run))
+    return PrivacyCurve(pair, "last_iterate", is_guarantee=False)
 
 
 # The paper's baseline: full-batch DP-GD with the same expected steps and the same noise.

@@ -15,7 +15,7 @@ import numpy as np
 
 from lastiterate.common.types import FloatArray, Floats
 from lastiterate.common.validation import PerStep, cut
-from lastiterate.optimizer import Adam
+from lastiterate.optimizer import is_adam
 from lastiterate.privacy.curve import Pair, PrivacyCurve
 from lastiterate.privacy.mixtures import mixture
 from lastiterate.privacy.mixtures.correlated_noise import filtered_noise
@@ -101,7 +101,7 @@ def _nested_weights(run: DPSGD) -> PerStep | None:
     if optimizer is None or optimizer.is_memoryless:
         weights = run.effective_weights()
         return weights if np.min(weights) >= 0.0 else None
-    if isinstance(optimizer, Adam):  # the correction of its bias depends on when a step was
+    if is_adam(optimizer):  # the correction of its bias depends on when a step was
         return None
     steady = all(np.ndim(value) == 0 for value in (run.sample_rate, run.noise_multiplier, optimizer.learning_rate))
     if steady and run.sampling != "shuffled" and (optimizer.dampening == 0.0 or optimizer.momentum == 0.0):

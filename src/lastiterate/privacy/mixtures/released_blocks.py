@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from lastiterate.optimizer import Adam
+from lastiterate.optimizer import is_adam
 from lastiterate.privacy.mixtures.law import Law, epoch_length, law_of
 
 if TYPE_CHECKING:
@@ -87,8 +87,8 @@ def require_independent_noise(run: DPSGD) -> None:
 def require_separable(run: DPSGD) -> None:
     """Refuse several releases where what a block adds cannot be told from the iterates around it."""
     optimizer = run.optimizer
-    if isinstance(optimizer, Adam) or (optimizer and (optimizer.momentum or optimizer.averaging is not None)):
-        what = "Adam" if isinstance(optimizer, Adam) else "momentum" if optimizer.momentum else "averaging"
+    if is_adam(optimizer) or (optimizer and (optimizer.momentum or optimizer.averaging is not None)):
+        what = "Adam" if is_adam(optimizer) else "momentum" if optimizer.momentum else "averaging"
         raise ValueError(
             f"releases must be 1, or all {run.steps} steps, with {what}, got {run.release_count}: what is between two "
             "iterates then depends on earlier blocks; the bound that holds is lastiterate.composition"
