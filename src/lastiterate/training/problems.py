@@ -224,17 +224,17 @@ def _smoothness(problem: Problem, run: DPSGD, most: float) -> float:
 
 
 def _largest_batch(problem: Problem, run: DPSGD, allowed: float) -> tuple[int, float]:
-    """How many examples a batch may have, and the probability that some batch of the run has more.
+    """Return the number of examples that a batch may have, and the probability that some batch of the run has more.
 
-    Copies of an example are in a batch together.
+    Copies of an example are drawn independently, so the size of a batch is binomial.
     """
-    size = problem.size
-    copies = 1 if problem.multiplicity is None else int(np.max(np.asarray(problem.multiplicity), initial=1))
+    copies = np.ones(problem.size) if problem.multiplicity is None else np.asarray(problem.multiplicity)
+    size = int(np.sum(copies, dtype=np.int64))
     rate = float(run.sample_rate)
     if size == 0 or rate == 1.0:
-        return size * copies, 0.0
+        return size, 0.0
     low, high = -1, size  # more than low is too probable
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if run.steps * float(bdtrc(middle, size, rate)) > allowed else (low, middle)
-    return high * copies, run.steps * float(bdtrc(high, size, rate)) if high < size else 0.0
+    return high, run.steps * float(bdtrc(high, size, rate)) if high < size else 0.0
