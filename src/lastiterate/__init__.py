@@ -58,8 +58,8 @@ __all__ = [
 ]
 
 
-# Everything is loaded when it is first asked for: some takes long, few need all, and the command line must be able to
-# say what Ctrl-C does before NumPy is loaded. Type checkers read the imports above.
+# Modules are loaded on first use: some are slow, and the command line must handle Ctrl-C before NumPy is loaded.
+# Type checkers read the imports above.
 _LOADED_WHEN_ASKED_FOR = {
     "Contraction": "privacy.convex.distances",
     "DPSGD": "run",

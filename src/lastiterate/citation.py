@@ -1,4 +1,4 @@
-"""The sentence in which a run's epsilon may be quoted: what is guaranteed, and beside it what is only predicted."""
+"""Sentences for quoting the epsilon of a run: the guarantee, and the prediction beside it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from lastiterate.compare_analyses import Curves
     from lastiterate.run import DPSGD
 
-_DIGITS = 4  # of an epsilon, which is rounded up
+_DIGITS = 4  # of an epsilon, rounded up
 _SEEN = {
     "composition": "for all iterates (composition)",
     "no_amplification": "for all iterates, even if it is known which batches an example is in (no amplification)",
@@ -24,14 +24,13 @@ _CORRELATED = "for all iterates and whichever of the batches that this allows an
 
 
 def sentence(run: DPSGD, delta: float, curves: Curves | None = None) -> str:
-    """What may be written about a run: its guarantee, for which neighbours, and the heuristic, labelled as such.
+    """Return the sentence about a run for a paper: its guarantee, the neighbours, and the heuristic, labelled as such.
 
-    The run's numbers are exact, so that the sentence gives the same run back. Schedules are described by their first
-    and last values and their range.
-    Epsilons and delta are rounded up, and the guarantee's epsilon is the upper end of its bracket. Where the standard
-    analysis does not hold, the guarantee is the one that does. ``curves`` may have "convex", which is
-    ``lastiterate.convex`` with a contraction or a diameter: what it guarantees for the final model is added, with its
-    condition.
+    The numbers of the run are exact, so that the run can be rebuilt from the sentence. Schedules are described by their
+    first and last values and their range. Epsilons and delta are rounded up. The epsilon of the guarantee is the upper
+    end of its bracket. If the standard analysis does not hold, the guarantee is that of the analysis that does.
+    ``curves`` may have "convex", which is ``lastiterate.convex`` with a contraction or a diameter. Its guarantee for
+    the final model is then added, with its condition.
     """
     require_run(run)
     delta = number("delta", delta, 0.0, 1.0, open_low=True, open_high=True)
@@ -40,7 +39,7 @@ def sentence(run: DPSGD, delta: float, curves: Curves | None = None) -> str:
 
 
 def guaranteed(run: DPSGD, delta: float) -> tuple[str, Answer]:
-    """What is guaranteed, by the upper end of its bracket, and by which analysis; or why nothing is."""
+    """Return the analysis and its guarantee, the upper end of the bracket, or the reason why there is none."""
     found, name = Answer(None), ""
     for name in dict.fromkeys([guarantee_of(run), "no_amplification"]):
         found = ask(run, name, lambda curve: curve.bracket(delta)[1])
@@ -62,12 +61,12 @@ def _of_convex(run: DPSGD, delta: float, curves: Curves) -> list[str]:
 
 
 def seen_by(run: DPSGD, name: str) -> str:
-    """What the attacks see that a guarantee of this analysis is about."""
+    """Describe what the attacks covered by a guarantee of this analysis see."""
     return _CORRELATED if run.noise_filter else _SEEN[name]
 
 
 def released_by(run: DPSGD) -> str:
-    """What an attack on this run sees."""
+    """Describe what an attack on this run sees."""
     if run.release_count > 1:
         every = run.release_count == run.steps
         return f"all {run.steps:,} iterates" if every else f"the {run.release_count:,} released checkpoints alone"

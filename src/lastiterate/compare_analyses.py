@@ -1,4 +1,7 @@
-"""One question put to the three analyses of a run; where one has no answer, the reason stands in its place."""
+"""Comparison of the analyses of a run: the value of each analysis, or the reason why it has none.
+
+The answers, runs and optimizers are also written as JSON fields here.
+"""
 
 from __future__ import annotations
 
@@ -41,12 +44,12 @@ def ask(
     question: Callable[[PrivacyCurve], float],
     curve: Callable[[DPSGD], PrivacyCurve] | None = None,
 ) -> Answer:
-    """What one analysis says, or ``curve`` in its name where it needs more than the run.
+    """Return the answer of one analysis, or of ``curve`` in its place if the analysis needs more than the run.
 
-    The maximum over steps is asked for only where it does not keep people waiting.
+    The maximum over steps is not computed if it takes long: more than 1,000 steps of different weight.
 
-    Whatever the analysis refuses, the run or the question, is its reason and leaves the others alone. What nobody could
-    answer, such as a delta of 2, must therefore be refused before anyone is asked.
+    If the analysis refuses the run or the question, the refusal becomes the reason of the answer. Callers must
+    therefore check arguments that no analysis can accept, such as a delta of 2, before they ask.
     """
     require_run(run)
     one_of("name", name, ANALYSES)
@@ -69,10 +72,11 @@ def ask_all(
     track: Track = iter,
     curves: Curves | None = None,
 ) -> dict[str, Answer]:
-    """What each analysis says, by its name; ``also`` names more than the three, and ``curves`` has those that need more
-    than the run, such as a contraction.
+    """Return the answer of each analysis by its name.
 
-    Where the standard one does not hold, the bound that does comes with them.
+    The three analyses of ``SIDE_BY_SIDE`` are always asked. If composition does not hold, the guarantee that does is
+    asked, too. ``also`` names further analyses. ``curves`` holds analyses that need more than the run, such as a
+    contraction.
     """
     curves = require_curves(curves)
     names = dict.fromkeys([*SIDE_BY_SIDE, guarantee_of(run), *curves, *also])
@@ -80,7 +84,7 @@ def ask_all(
 
 
 def guarantee_of(run: DPSGD) -> str:
-    """The analysis that is a guarantee for this way of drawing batches."""
+    """Return the name of the analysis that is a guarantee for the run's sampling."""
     return "composition" if require_run(run).amplifies else "no_amplification"
 
 
@@ -92,9 +96,10 @@ def noise_rows(
     track: Track = iter,
     curves: Curves | None = None,
 ) -> list[tuple[_Key, Fields]]:
-    """For each analysis and each run, under its key: the noise with which the one brings the other to the target.
+    """Return, for each analysis and each run, the noise with which the analysis reaches the target for the run.
 
-    A row has what every analysis says with that noise, or why there is none. If there is none at all, it is refused.
+    Each row has the key of its run, and the answers of every analysis with that noise or the reason why there is none.
+    Raises ValueError if no row has a noise multiplier.
     """
     number("epsilon", epsilon, 0.0, open_low=True)
     number("delta", delta, 0.0, 1.0, open_low=True, open_high=True)
@@ -113,7 +118,7 @@ def noise_rows(
 
 
 def require_curves(curves: Curves | None) -> Curves:
-    """The analyses that need more than a run, by name, or a refusal."""
+    """Return the analyses that need more than a run, by name. Raise if ``curves`` is not a dictionary or None."""
     if curves is None:
         return {}
     return instance("curves", curves, dict, "a dictionary of analyses by their names, or None")
@@ -135,7 +140,7 @@ def _noise_row(run: DPSGD, name: str, epsilon: float, delta: float, curves: Curv
 
 
 def answer_fields(answers: dict[str, Answer], run: DPSGD | None = None) -> Fields:
-    """Answers as JSON: ``name`` and, where that is null, ``name_reason``; before them what the prediction is."""
+    """Return answers as JSON: ``name`` and, if null, ``name_reason``; first the kind of prediction for ``run``."""
     fields: Fields = prediction_fields(run)
     for name, answer in answers.items():
         fields[name] = answer.value
@@ -145,14 +150,14 @@ def answer_fields(answers: dict[str, Answer], run: DPSGD | None = None) -> Field
 
 
 def prediction_fields(run: DPSGD | None) -> Fields:
-    """What ``last_iterate`` is for a run, where it is not the heuristic itself."""
+    """Return the kind of prediction that ``last_iterate`` is for a run; empty if it is the heuristic itself."""
     if run is None or not is_adam(require_run(run).optimizer):
         return {}
     return {"prediction": kind_of_prediction(run)}
 
 
 def run_fields(run: DPSGD) -> Fields:
-    """A run as JSON: the fields that describe it, those that were not always there only where given."""
+    """Return a run as JSON. Fields that were added later are included only if they are set."""
     fields = {name: _plain(getattr(run, name)) for name in ("steps", "sample_rate", "noise_multiplier", "sampling")}
     if run.batches_per_epoch is not None:
         fields["batches_per_epoch"] = run.batches_per_epoch
@@ -162,7 +167,7 @@ def run_fields(run: DPSGD) -> Fields:
 
 
 def optimizer_fields(run: DPSGD) -> Fields:
-    """The optimizer, if there is one, with its name."""
+    """Return the optimizer with its name; empty if there is none."""
     optimizer = require_run(run).optimizer
     if optimizer is None:
         return {}
@@ -171,7 +176,7 @@ def optimizer_fields(run: DPSGD) -> Fields:
 
 
 def released_fields(run: DPSGD) -> Fields:
-    """What is released, and which neighbours are told apart, where that is not one example's presence in the model."""
+    """Return releases, group size, neighbours and correlated noise, if they are not the defaults."""
     fields: Fields = {}
     if run.releases is not None:
         fields["releases"] = list(run.releases) if isinstance(run.releases, tuple) else run.releases

@@ -1,4 +1,4 @@
-"""Numbers and runs as people read them, in tables, titles and sentences alike."""
+"""Numbers, runs and tables as readable text."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ ADAM_CAVEAT = (
     "second moment. It does not guarantee anything."
 )
 
-# By Unicode's categories: separators of lines and paragraphs become blanks; control characters and halves of pairs,
-# like the two code points that XML does not know, become the character that stands for what cannot be shown.
+# By Unicode category: line and paragraph separators become blanks. Control characters, surrogates and the two code
+# points that XML forbids become the replacement character.
 _SHOWN = {"Zl": " ", "Zp": " ", "Cc": "\ufffd", "Cs": "\ufffd"}
 _BLANKS = str.maketrans("\t\n\r\v\f\x85\ufffe\uffff", "      \ufffd\ufffd")
 
 ONE_TRAINING = "These numbers are for one training: choosing hyperparameters on the same data costs extra privacy."
-_EXACT_DIGITS = 6  # of a number that is shown as it is
+_EXACT_DIGITS = 6  # of a number that is shown exactly
 _MOST_DENOMINATOR = 10**6  # of a sample rate that is shown as a fraction
 _SHOWN_COEFFICIENTS = 4  # of a noise filter
 _SAMPLING = {
@@ -50,33 +50,32 @@ _SAMPLING = {
 
 
 def printable(text: str) -> str:
-    """A text of somebody else's on one line, without characters that command a terminal or that no file can hold."""
+    """Return foreign text on one line, without characters that control a terminal or that no file can hold."""
     if text.isprintable():
         return text
     return "".join(_SHOWN.get(unicodedata.category(each), each) for each in text.translate(_BLANKS))
 
 
 def per_cent(fraction: float) -> str:
-    """A confidence or an accuracy, without zeros that say nothing."""
+    """Format a confidence or an accuracy as a percentage, without trailing zeros."""
     return f"{100.0 * fraction:.6g}%"
 
 
 def caveat_of(*runs: DPSGD) -> str:
-    """What must be said where a person reads the prediction for these runs."""
+    """Return the caveat to print beside the predictions for these runs."""
     adam = [is_adam(run.optimizer) for run in runs]
     return " ".join([*([] if adam and all(adam) else [CAVEAT]), *([ADAM_CAVEAT] if any(adam) else [])])
 
 
 def notes_on(run: DPSGD) -> list[str]:
-    """What must be said beside a table that says already that the heuristic does not guarantee."""
+    """Return the notes for a table that already says that the heuristic is not a guarantee."""
     return [ADAM_CAVEAT] if is_adam(run.optimizer) else []
 
 
 def describe(run: DPSGD, *, noise: bool = True, quoted: bool = False) -> str:
-    """The run in one line, with its noise or without; a number that is rounded is called "about".
+    """Describe the run in one line, with or without its noise; a rounded number is called "about".
 
-    To be quoted every number is exact, and what is released and which neighbours are told apart is left to the words
-    around it.
+    With ``quoted`` every number is exact, and the releases and the neighbours are left to the surrounding text.
     """
     rounded = not quoted
     parts = [
@@ -91,7 +90,7 @@ def describe(run: DPSGD, *, noise: bool = True, quoted: bool = False) -> str:
 
 
 def training(run: DPSGD, rounded: bool = True, epochs: bool = True) -> list[str]:
-    """How the run samples, with the batches per epoch or without, and what makes its steps count differently."""
+    """Describe the sampling, the batches per epoch (optional), the weights, the optimizer and correlated noise."""
     parts = [_SAMPLING[run.sampling]]
     if epochs and run.batches_per_epoch is not None:
         parts.append(f"{run.batches_per_epoch:,} batch{'es' if run.batches_per_epoch > 1 else ''} per epoch")
@@ -103,7 +102,7 @@ def training(run: DPSGD, rounded: bool = True, epochs: bool = True) -> list[str]
 
 
 def noise_words(run: DPSGD, rounded: bool = True) -> list[str]:
-    """That noise is correlated, and how far apart the batches of an example are, where that is so."""
+    """Describe correlated noise and the minimum separation of an example's batches; empty for independent noise."""
     if run.noise_filter is None:
         return []
     first = ", ".join(exact(each, rounded) for each in run.noise_filter[:_SHOWN_COEFFICIENTS])
@@ -113,7 +112,7 @@ def noise_words(run: DPSGD, rounded: bool = True) -> list[str]:
 
 
 def _optimizer(optimizer: Optimizer, rounded: bool) -> list[str]:
-    """The optimizer's hyperparameters that are not as usual, and its learning rate."""
+    """Describe the learning rate and the hyperparameters that differ from the defaults."""
     parts, rate = [], optimizer.learning_rate
     if is_adam(optimizer):
         betas = f"{exact(optimizer.beta1, rounded)}, {exact(optimizer.beta2, rounded)}"
@@ -135,7 +134,7 @@ def _optimizer(optimizer: Optimizer, rounded: bool) -> list[str]:
 
 
 def released(run: DPSGD) -> list[str]:
-    """What is released, and which neighbours are told apart, where that is not one example's presence in the model."""
+    """Describe the releases, the group size and the neighbours, if they are not the defaults."""
     parts = [f"{run.release_count:,} iterates released"] if run.release_count > 1 else []
     if run.group_size > 1:
         parts.append(f"{run.group_size:,} examples a person")
@@ -148,7 +147,7 @@ def released(run: DPSGD) -> list[str]:
 
 
 def neighbours_of(run: DPSGD) -> str:
-    """Which data sets a guarantee makes hard to tell apart, in words."""
+    """Return the neighbouring relation of a guarantee, in words."""
     one, other, empty, apart = "one example", "another", "one", ""
     if run.group_size > 1:
         one, other, empty = f"up to {run.group_size:,} examples of one person", "others", "ones"
@@ -162,17 +161,17 @@ def neighbours_of(run: DPSGD) -> str:
 
 
 def spell_exact(value: float) -> str:
-    """A number with all its digits: the epsilon or delta for which others are told."""
+    """Format a number with all its digits, such as an epsilon or delta that was given."""
     return exact(value, rounded=False)
 
 
 def spell_up(value: float, digits: int = 5) -> str:
-    """A number rounded up: noise, a guarantee or a prediction, of which too little would be too kind."""
+    """Format a number rounded up: noise, a guarantee or a prediction, which must not be understated."""
     return _rounded(value, digits, ROUND_CEILING)
 
 
 def spell_down(value: float, digits: int = 5) -> str:
-    """A number rounded down, as befits a lower bound."""
+    """Format a number rounded down: a lower bound."""
     return _rounded(value, digits, ROUND_FLOOR)
 
 
@@ -185,7 +184,7 @@ def _rounded(value: float, digits: int, way: str) -> str:
 
 
 def exact(value: ArrayLike, rounded: bool = True, *, as_fraction: bool = False) -> str:
-    """A number in a form that reads back as the same number, or, if it is long and may be rounded, "about" so much."""
+    """Format a number so that it reads back as the same number. A long one that may be rounded is "about" a value."""
     numbers = np.asarray(value, np.float64)
     if numbers.ndim:
         return _schedule(numbers, lambda each: exact(each, rounded, as_fraction=as_fraction))
@@ -200,7 +199,7 @@ def exact(value: ArrayLike, rounded: bool = True, *, as_fraction: bool = False) 
 
 
 def spell(value: ArrayLike, digits: int = 4) -> str:
-    """A number, or a schedule by its first and last values and, if these are not its range, its range."""
+    """Format a number, or a schedule by its first and last values and, if these are not its range, its range."""
     numbers = np.asarray(value, np.float64)
     if numbers.ndim:
         return _schedule(numbers, lambda each: spell(each, digits))
@@ -216,19 +215,19 @@ def _schedule(numbers: FloatArray, write: Callable[[float], str]) -> str:
 
 
 def _tidy(number: str) -> str:
-    """A number's text without zeros in its exponent."""
+    """Remove leading zeros from a number's exponent."""
     mantissa, _, exponent = number.partition("e")
     return f"{mantissa}e{int(exponent)}" if exponent else mantissa
 
 
-# Tables as text: a title, columns and notes, as wide as the reader's terminal, and with rich's help.
+# Tables: text as wide as the terminal, rendered with rich.
 
-_EDGES = 2  # what rich forgets, when it measures a table, of the padding at its edges
+_EDGES = 2  # padding at a table's edges that rich's measurement leaves out
 
 
 @dataclass(frozen=True)
 class Table:
-    """What a table says, before anybody knows how wide it is; columns in ``numeric`` are aligned to the right."""
+    """A table without a fixed width: a title, columns and notes. Columns in ``numeric`` are aligned to the right."""
 
     title: str
     header: Sequence[str]
@@ -237,11 +236,11 @@ class Table:
     notes: Sequence[str | Text] = ()
 
     def __str__(self) -> str:
-        """Without colours."""
+        """Return the table as text without colours."""
         return text_of(*self.parts(), colours=False)
 
     def parts(self) -> list[RenderableType]:
-        """What rich is to draw, one below the other."""
+        """Return the title, the table and the notes as rich renderables."""
         from rich.box import SIMPLE_HEAD
         from rich.table import Table as RichTable
         from rich.text import Text
@@ -259,17 +258,17 @@ class Table:
 
 
 def shown(text: str) -> str:
-    """A text of several lines, without characters that command a terminal."""
+    """Return text of several lines, without characters that control a terminal."""
     return "\n".join(map(printable, text.split("\n")))
 
 
 def text_of(*parts: RenderableType, colours: bool = True) -> str:
-    """What rich makes of these, without the blanks with which it fills lines up; colours are for terminals."""
+    """Render these parts with rich, without trailing blanks; colours are for terminals."""
     from rich.console import Console
     from rich.measure import Measurement
 
     console = Console(highlight=False) if colours else Console(highlight=False, color_system=None, force_jupyter=False)
-    # Rather than cut digits off, let a table be wider than the terminal.
+    # A table may be wider than the terminal, so that no digits are cut off.
     unbounded = console.options.update(max_width=1000)
     widest = max(Measurement.get(console, unbounded, part).minimum for part in parts)
     console.width = max(console.width, widest + _EDGES)

@@ -1,7 +1,7 @@
-"""SGD and Adam as linear maps: how much the gradient of each step counts in the model that is released.
+"""SGD and Adam as linear maps: the weight of each step's gradient in the released model.
 
-SGD is one. Adam divides by the root of a running second moment of the gradients; with that divisor taken as given it is
-one, too, and where noise makes up the second moment the divisor is known.
+SGD is linear. Adam divides by the root of a running second moment of the gradients. Adam is linear if that divisor is
+taken as fixed, and the divisor is known if noise alone makes up the second moment.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ class SGD:
         momentum: heavy-ball factor. As in PyTorch the first step's gradient enters the buffer undampened.
         dampening: the buffer takes (1 - dampening) of each later gradient.
         nesterov: use Nesterov's look-ahead.
-        weight_decay: factor of the parameters that is added to the gradient (L2), or, with ``decoupled``,
-            taken from the parameters directly (times the learning rate, as in AdamW and SGDW).
+        weight_decay: factor of the parameters that is added to the gradient (L2) or, with ``decoupled``, subtracted
+            from the parameters directly (times the learning rate, as in AdamW and SGDW).
         decoupled: see ``weight_decay``.
-        averaging: what is released: None, the last iterate; ``"uniform"``, the mean of all iterates after a step;
-            a number in (0, 1), their exponential moving average with that decay, begun at the initial parameters.
+        averaging: the released model. None: the last iterate. ``"uniform"``: the mean of the iterates after each step.
+            A number in (0, 1): their exponential moving average with this decay, started at the initial parameters.
     """
 
     learning_rate: PerStep = 1.0
@@ -57,7 +57,7 @@ class SGD:
     decoupled: bool = False
     averaging: Literal["uniform"] | float | None = None
 
-    if TYPE_CHECKING:  # lists may be given, and arrays are kept
+    if TYPE_CHECKING:  # accepts lists; the fields hold arrays
 
         def __init__(
             self,
@@ -92,11 +92,11 @@ class SGD:
 
     @property
     def is_memoryless(self) -> bool:
-        """Whether the released model is the plain sum of learning rate times gradient."""
+        """True if the released model is the plain sum of learning rate times gradient."""
         return self.momentum == 0.0 and self.weight_decay == 0.0 and self.averaging is None
 
     def weights(self, steps: int) -> PerStep:
-        """Minus the derivative of the released parameters by each step's gradient: one number where all are equal."""
+        """Return minus the released parameters' derivative by each step's gradient; one number if all are equal."""
         rate = per_step("learning_rate", self.learning_rate, integer("steps", steps))
         if self.is_memoryless:
             return rate
@@ -104,11 +104,11 @@ class SGD:
         return _finite(self._adjoint(np.broadcast_to(rate, (steps,)).tolist()), steps)
 
     def prefix(self, steps: int) -> SGD:
-        """The optimizer of a run that stops after ``steps`` steps."""
+        """Return the optimizer of a run that stops after ``steps`` steps."""
         return replace(self, learning_rate=cut(self.learning_rate, integer("steps", steps)))
 
     def _adjoint(self, rates: list[float]) -> FloatArray:
-        """Run the update backwards, carrying how the output depends on the parameters and on the momentum buffer."""
+        """Run the update backwards, with the output's derivatives by the parameters and by the momentum buffer."""
         steps, momentum, decay = len(rates), self.momentum, self.weight_decay
         on_output = self._output_coefficients(steps)
         result = [0.0] * steps
@@ -131,7 +131,7 @@ class SGD:
         return np.array(result)
 
     def _output_coefficients(self, steps: int) -> list[float]:
-        """How much the iterate after each step counts in what is released."""
+        """Return the weight of the iterate after each step in the released model."""
         if self.averaging is None:
             return [0.0] * (steps - 1) + [1.0]
         if self.averaging == "uniform":
@@ -151,19 +151,19 @@ class SGD:
 
 @dataclass(frozen=True, eq=False)
 class Adam:
-    """Adam, and with ``decoupled`` AdamW, in PyTorch's convention; the defaults are those of ``torch.optim.Adam``.
+    """Adam, or AdamW with ``decoupled``, in PyTorch's convention and with the defaults of ``torch.optim.Adam``.
 
-    It is given the noisy *sum* of clipped gradients, as SGD is. Whoever divides that by a batch size B, as Opacus does,
-    has the same training with the same learning rate, ``eps`` times B and, if it is not decoupled, ``weight_decay``
-    times B: everything else of Adam does not depend on the scale of gradients.
+    The input is the noisy *sum* of clipped gradients, as for SGD. For training that divides the sum by a batch size B,
+    as Opacus does, multiply ``eps`` and, if not decoupled, ``weight_decay`` by B. The learning rate stays the same:
+    nothing else in Adam depends on the scale of gradients.
 
     Args:
         learning_rate: one number, or a schedule of one number a step.
-        beta1: of the running mean of gradients, whose bias is corrected.
-        beta2: of the running mean of their squares, whose bias is corrected.
-        eps: is added to the root of that second moment, on the scale of sums of gradients.
-        weight_decay: factor of the parameters that is added to the gradient (L2), or, with ``decoupled``, taken from
-            the parameters directly, times the learning rate (AdamW).
+        beta1: decay of the running mean of gradients. Its bias is corrected.
+        beta2: decay of the running mean of squared gradients. Its bias is corrected.
+        eps: added to the root of the second moment, on the scale of sums of gradients.
+        weight_decay: factor of the parameters that is added to the gradient (L2) or, with ``decoupled``, subtracted
+            from the parameters directly, times the learning rate (AdamW).
         decoupled: see ``weight_decay``.
     """
 
@@ -174,7 +174,7 @@ class Adam:
     weight_decay: float = 0.0
     decoupled: bool = False
 
-    if TYPE_CHECKING:  # lists may be given, and arrays are kept
+    if TYPE_CHECKING:  # accepts lists; the fields hold arrays
 
         def __init__(
             self,
@@ -199,21 +199,21 @@ class Adam:
 
     @property
     def momentum(self) -> float:
-        """The factor of the running mean, by which a gradient counts in later steps, too."""
+        """Decay of the running mean, through which a gradient also counts in later steps."""
         return self.beta1
 
     @property
     def averaging(self) -> None:
-        """The last iterate is released."""
+        """None: the last iterate is released."""
         return None
 
     @property
     def is_memoryless(self) -> bool:
-        """Whether the released model is the plain sum of learning rate times gradient, over the divisor."""
+        """True if the released model is the plain sum of learning rate times gradient over the divisor."""
         return self.beta1 == 0.0 and self.weight_decay == 0.0
 
     def noise_root(self, noise: PerStep, steps: int) -> PerStep:
-        """The root of the second moment at each step if gradients were noise alone, of this standard deviation."""
+        """Return the root of the second moment at each step for gradients that are noise of this standard deviation."""
         if not np.ndim(noise):
             return float(noise)
         moment, result = 0.0, np.empty(steps)
@@ -223,13 +223,13 @@ class Adam:
         return result
 
     def weights(self, steps: int, root: PerStep | None = None) -> PerStep:
-        """Minus the derivative of the released parameters by each step's gradient, with the divisor taken as given.
+        """Return minus the derivative of the released parameters by each step's gradient, for a fixed divisor.
 
-        The weights are those of SGD whose momentum is a running mean with its bias corrected: gradient j is in step t
-        with (1 - beta1) beta1^(t - j) / (1 - beta1^t) of its learning rate, over the divisor.
+        The weights are those of SGD with a bias-corrected running mean as momentum. The weight of gradient j in step t
+        is (1 - beta1) beta1^(t - j) / (1 - beta1^t) times the learning rate, over the divisor.
 
         Args:
-            root: of the second moment at each step; to it ``eps`` is added. None: the divisor is 1.
+            root: root of the second moment at each step. The divisor is ``root`` + ``eps``. None: the divisor is 1.
         """
         rate = per_step("learning_rate", self.learning_rate, integer("steps", steps))
         divisor: PerStep = 1.0 if root is None else per_step("root", root, steps, 0.0) + self.eps
@@ -243,14 +243,14 @@ class Adam:
         return _finite(self._adjoint(*np.broadcast_arrays(np.empty(steps), rate, steps_taken)[1:])[0], steps)
 
     def memory(self, steps: int, root: PerStep) -> float:
-        """The derivative of the released parameters by the initial ones, with ``root`` as in ``weights``."""
+        """Return the derivative of the released parameters by the initial ones, with ``root`` as in ``weights``."""
         if not self.weight_decay:
             return 1.0
         rate = per_step("learning_rate", self.learning_rate, integer("steps", steps))
         return self._adjoint(*np.broadcast_arrays(np.empty(steps), rate, rate / (root + self.eps))[1:])[1]
 
     def _adjoint(self, rates: FloatArray, steps_taken: FloatArray) -> tuple[FloatArray, float]:
-        """Run the update backwards, carrying how the output depends on the parameters and on the running mean."""
+        """Run the update backwards, with the output's derivatives by the parameters and by the running mean."""
         result = [0.0] * len(rates)
         coupled = 0.0 if self.decoupled else self.weight_decay
         kept = (1.0 - rates * (self.weight_decay if self.decoupled else 0.0)).tolist()
@@ -276,7 +276,7 @@ Optimizer: TypeAlias = SGD | Adam
 
 
 def bias_of(beta: float, count: int) -> float:
-    """1 - beta^count: what a running mean that began at zero has of all that it saw; exact where beta is near 1."""
+    """Return 1 - beta^count, the total weight in a running mean that began at zero. Accurate for beta near 1."""
     return -math.expm1(count * math.log(beta)) if beta else 1.0
 
 
@@ -320,7 +320,7 @@ def is_optimizer(optimizer: object) -> TypeIs[Optimizer]:
 
 
 def require_optimizer(optimizer: object) -> Optimizer:
-    """Refuse optimizers whose last iterate has no weights, not even with a divisor taken as given."""
+    """Return a ``lastiterate.SGD`` or ``Adam``. Raise for optimizers whose steps have no known weights."""
     if is_optimizer(optimizer):
         return optimizer
     name = optimizer if isinstance(optimizer, str) else getattr(optimizer, "__name__", type(optimizer).__name__)

@@ -1,7 +1,7 @@
-"""The words of the trade, each said once: analyses, methods of estimation, choices of a threshold, verdicts.
+"""Registry of analyses, estimation methods, threshold choices and verdicts.
 
-The names are those of Python, of JSON and of stores; labels and meanings are what people read. Tables, pictures and
-pages take their words from here.
+Names are the same in Python, JSON and stores. Labels and meanings are for people: tables, pictures and pages take their
+words from here.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal, cast
 
 from lastiterate.optimizer import is_adam
 
-APPROXIMATION = "approximation of a heuristic"  # what the prediction is with Adam, whose divisor is taken as given
+APPROXIMATION = "approximation of a heuristic"  # the prediction with Adam, whose divisor is taken as fixed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,18 +21,18 @@ if TYPE_CHECKING:
     from lastiterate.run import DPSGD
 
 
-_HOMES = {"full_batch": "last_iterate"}  # modules of analyses that have another name
+_HOMES = {"full_batch": "last_iterate"}  # analyses in a module of another name
 
 
 @dataclass(frozen=True)
 class Analysis:
-    """A way from a run to its privacy.
+    """A privacy analysis of a run.
 
     Attributes:
-        name: in Python and JSON, and of its module; the command line spells it with hyphens.
-        label: in tables and legends.
-        assumes: what it takes for granted, and so what its numbers are.
-        kind: whether it predicts, holds for every attack, or is only there to compare with.
+        name: name in Python and JSON, and of the module; the command line spells it with hyphens.
+        label: name in tables and legends.
+        assumes: the assumptions, and so the meaning of the numbers.
+        kind: "heuristic" predicts, "guarantee" holds for every attack, "baseline" is for comparison only.
     """
 
     name: str
@@ -42,21 +42,21 @@ class Analysis:
 
     @property
     def curve(self) -> Callable[[DPSGD], PrivacyCurve]:
-        """The analysis itself, which is loaded when it is asked for: words must be there at once."""
+        """The function of the analysis. It is imported on first use, so that this module loads at once."""
         module = import_module(f"lastiterate.privacy.analyses.{_HOMES.get(self.name, self.name)}")
         return cast("Callable[[DPSGD], PrivacyCurve]", getattr(module, self.name))
 
     @property
     def is_guarantee(self) -> bool:
-        """Whether no attack on such a run may find more."""
+        """True if no attack on the run can exceed the result."""
         return self.kind == "guarantee"
 
     def label_of(self, run: DPSGD) -> str:
-        """The label for this run: with Adam, what was a heuristic is an approximation of one."""
+        """Return the label for this run. With Adam, a heuristic is an approximation of one."""
         return self.label.replace("heuristic", APPROXIMATION) if is_adam(run.optimizer) else self.label
 
     def assumed_of(self, run: DPSGD) -> str:
-        """What it takes for granted of this run."""
+        """Return the assumptions of the analysis for this run."""
         words = self.assumes
         if is_adam(run.optimizer) and self.kind != "guarantee":
             words = words.replace("losses are linear", "losses are linear, Adam's divisor is fixed")
@@ -67,21 +67,22 @@ class Analysis:
 
     @property
     def option(self) -> str:
-        """The name on the command line."""
+        """Name on the command line."""
         return self.name.replace("_", "-")
 
 
 @dataclass(frozen=True)
 class Method:
-    """A way from scores to a lower bound on epsilon.
+    """A method that turns scores into a lower bound on epsilon.
 
     Attributes:
-        name: in Python, in JSON and on the command line.
-        label: in tables and legends.
-        mechanism: what the method assumes of the mechanism; empty: nothing.
-        family: the analysis whose mechanism is assumed, with its noise unknown: such a method needs the run.
-        is_assumption_free: whether the bound holds whatever the mechanism is.
-        is_one_run: whether the scores are those of many canaries in one model, instead of one of many models each.
+        name: name in Python, in JSON and on the command line.
+        label: name in tables and legends.
+        mechanism: assumption about the mechanism; empty: none.
+        family: the analysis whose mechanism is assumed, with unknown noise. A method with a family needs the run.
+        is_assumption_free: True if the bound holds for every mechanism.
+        is_one_run: True if the scores are those of many canaries in one model, instead of one canary in each of many
+            models.
     """
 
     name: str
@@ -93,13 +94,13 @@ class Method:
 
     @property
     def assumes(self) -> str:
-        """The assumptions in the words of a table: about the mechanism, and for one run about the coins."""
+        """The assumptions for a table: about the mechanism and, for one run, about the coins."""
         if self.is_one_run:
             return f"assumes {self.mechanism}; {OWN_COIN}" if self.mechanism else f"assumes that {OWN_COIN}"
         return f"assumes {self.mechanism or 'nothing about the mechanism'}"
 
     def assumptions(self, threshold_choice: str, validity: str = "fixed") -> tuple[str, ...]:
-        """All that a bound of this method rests on, in sentences."""
+        """Return all assumptions of a bound by this method, in sentences."""
         conditions = [OWN_COIN] if self.is_one_run else ["models are independent of each other"]
         if not self.is_one_run and validity == "fixed":
             conditions.append("their number was fixed in advance")
@@ -113,7 +114,7 @@ class Method:
 
 @dataclass(frozen=True)
 class ThresholdChoice:
-    """How the score was chosen from which on a model is called "in"; a bound that is not valid is never a proof."""
+    """A way to choose the score above which a model is guessed "in". A bound that is not valid proves nothing."""
 
     name: str
     meaning: str
@@ -121,7 +122,7 @@ class ThresholdChoice:
 
 
 def kind_of_prediction(run: DPSGD) -> str:
-    """Return "a heuristic", or what the prediction is for an optimizer that the heuristic does not cover exactly."""
+    """Return "a heuristic", or "an approximation of a heuristic" for Adam."""
     return f"an {APPROXIMATION}" if is_adam(run.optimizer) else "a heuristic"
 
 
@@ -160,7 +161,7 @@ MAX_OVER_STEPS = Analysis(
 )
 _ANALYSES = LAST_ITERATE, COMPOSITION, FULL_BATCH, NO_AMPLIFICATION, CONVEX, MAX_OVER_STEPS
 ANALYSES = {each.name: each for each in _ANALYSES}
-SIDE_BY_SIDE = ("last_iterate", "composition", "full_batch")  # those of every answer, in the order in which they stand
+SIDE_BY_SIDE = ("last_iterate", "composition", "full_batch")  # shown in every answer, in this order
 
 OWN_COIN = "each canary was included by its own fair coin"
 _OF_HEURISTIC = "the heuristic's mechanism, with the noise unknown"
@@ -199,13 +200,13 @@ _THRESHOLDS = (
     ThresholdChoice("uncorrected", "best of all, uncorrected: not a valid bound", is_valid=False),
 )
 THRESHOLDS = {each.name: each for each in _THRESHOLDS}
-VALIDITIES = {  # for which numbers of models a bound holds
+VALIDITIES = {  # the numbers of models for which a bound holds
     "fixed": "for a number of models that was fixed before; who stops when it looks good has no confidence left",
     "anytime": "for every number of models at once; one may look at any time, stop, and go on",
 }
 
 VIOLATION, ABOVE_HEURISTIC, INCONCLUSIVE, CONSISTENT = "violation", "above heuristic", "inconclusive", "consistent"
-VERDICTS = {  # and what they mean
+VERDICTS = {  # with their meanings
     VIOLATION: (
         "The attack found more than the claimed guarantee allows. Unless chance played a trick that the stated "
         "confidence makes unlikely, the training is not as private as claimed: look for a fault in its clipping, its "

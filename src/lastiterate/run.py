@@ -1,7 +1,7 @@
-"""What a DP-SGD training run is: the one object that is analysed and trained.
+"""A DP-SGD training run: the one object that is analysed and trained.
 
-Seen through linear losses a run releases ``sum_t w_t A_t + N(0, sum_t w_t^2 sigma_t^2)``, where A_t says
-whether the canary is in batch t. The optimizer (or ``weights``) gives w_t, ``sampling`` the law of A_t.
+With linear losses a run releases ``sum_t w_t A_t + N(0, sum_t w_t^2 sigma_t^2)``, where A_t is 1 if the canary is in
+batch t and 0 otherwise. The optimizer (or ``weights``) gives w_t, and ``sampling`` gives the law of A_t.
 """
 
 from __future__ import annotations
@@ -43,21 +43,21 @@ Sampling = Literal["poisson", "fixed", "shuffled", "full"]
 Neighbours = Literal["add-remove", "zero-out", "replace"]
 LastBatch = Literal["keep", "drop"]
 MOST_OF_A_GROUP = 10**6
-MOST_RELEASES = 10**6  # but for all of them
+MOST_RELEASES = 10**6  # unless all iterates are released
 MOST_COEFFICIENTS = 10**6
-USUAL_NEIGHBOURS: dict[Sampling, Neighbours] = {  # those for which the analyses of a sampling hold
+USUAL_NEIGHBOURS: dict[Sampling, Neighbours] = {  # the relation for which the analyses of each sampling hold
     "poisson": "add-remove",
     "full": "add-remove",
-    "fixed": "zero-out",  # one example more or less moves others between batches
+    "fixed": "zero-out",  # adding or removing one example moves others between batches
     "shuffled": "zero-out",
 }
-LINEAR = ("group_size", "neighbours", "noise_filter", "min_separation")  # what one linear score of a model may be of
+LINEAR = ("group_size", "neighbours", "noise_filter", "min_separation")  # run fields that linear scores support
 TRAINED = (
     "releases",
     "group_size",
     "neighbours",
     "noise_filter",
-)  # what trainers know, whose batches keep nothing apart
+)  # run fields that trainers support; their batches have no minimum separation
 _ONLY = "analyses, estimates and most audits of many models"
 
 
@@ -71,25 +71,27 @@ class DPSGD:
         noise_multiplier: standard deviation sigma of the noise, in units of ``clip_norm``.
         sampling: ``"poisson"`` (each example independently), ``"fixed"`` (batches of fixed size, drawn without
             replacement at each step), ``"shuffled"`` (each example once an epoch) or ``"full"`` (the whole data set).
-        clip_norm: norm to which per-example gradients are clipped. The analyses do not depend on it, but for Adam's
+        clip_norm: norm to which per-example gradients are clipped. The analyses depend on it only through Adam's
             ``eps`` and L2 decay.
-        optimizer: how gradients become parameters; the weights follow from it. None: every step counts alike.
-        weights: how much each step counts in the released model, instead of an optimizer. Only ratios matter.
-        releases: which iterates are released. None: the last one. A number: so many, equally spaced. A sequence: those
-            after these steps; the last one is always among them.
-        group_size: how many examples a person has, all of which are to be protected together. Each of them is sampled
-            and clipped by itself.
-        neighbours: which data sets are told apart: ``"add-remove"``, with and without an example, ``"zero-out"``, with
-            an example or with one without gradient in its place, or ``"replace"``, with one example or another. None:
-            add-remove with sampling ``"poisson"`` or ``"full"``; zero-out with ``"fixed"`` or ``"shuffled"``, where an
-            example more or less also moves others between batches.
-        noise_filter: (c_0, c_1, ...), where noise is correlated, as in DP-FTRL: the noise of step t is the sum of
-            c_j z_(t-j), where z_s is drawn with the noise multiplier of step s, and there is none before the start.
+        optimizer: the map from gradients to parameters. It determines the weights. None: all steps have equal weight.
+        weights: weight of each step in the released model, instead of an optimizer. Only ratios matter.
+        releases: the released iterates. None: the last one. A number: this many, equally spaced. A sequence: the
+            iterates after these steps. The last iterate is always released.
+        group_size: number of examples of one person, which are protected together. Each example is sampled and clipped
+            by itself.
+        neighbours: the neighbouring relation: ``"add-remove"`` (with and without an example), ``"zero-out"`` (an
+            example, or one without gradient in its place) or ``"replace"`` (one example or another). None: add-remove
+            with sampling ``"poisson"`` or ``"full"``; zero-out with ``"fixed"`` or ``"shuffled"``, where adding or
+            removing an example also moves others between batches.
+        noise_filter: coefficients (c_0, c_1, ...) of correlated noise, as in DP-FTRL. The noise of step t is the sum of
+            c_j z_(t-j), where z_s is drawn with the noise multiplier of step s, and z_s = 0 before the first step.
             These are the coefficients of jax-privacy's noising matrix C^-1. None: independent noise.
-        min_separation: with a noise filter, how many steps two batches with the same example are apart at least. With
-            Poisson sampling and more than 1, each example is in one of so many groups, which take turns.
-        batches_per_epoch: with shuffled batches, how many are an epoch. None: 1 / ``sample_rate``, which must be whole.
-            If the last batch of an epoch is smaller it is 1 / ``sample_rate`` rounded up, and must be given.
+        min_separation: with a noise filter, the minimum number of steps between two batches with the same example. With
+            Poisson sampling and ``min_separation`` > 1, examples are split into ``min_separation`` groups that take
+            turns.
+        batches_per_epoch: number of batches in an epoch of shuffled batches. None: 1 / ``sample_rate``, which must be
+            whole. If the last batch of an epoch is smaller, the number is 1 / ``sample_rate`` rounded up and must be
+            given.
     """
 
     steps: int
@@ -101,12 +103,12 @@ class DPSGD:
     weights: PerStep | None = None
     releases: int | tuple[int, ...] | None = None
     group_size: int = 1
-    neighbours: Neighbours = None  # type: ignore[assignment]  # by the sampling, once the run is made
+    neighbours: Neighbours = None  # type: ignore[assignment]  # set from the sampling in __post_init__
     noise_filter: tuple[float, ...] | None = None
     min_separation: int = 1
     batches_per_epoch: int | None = None
 
-    if TYPE_CHECKING:  # lists may be given, and arrays are kept
+    if TYPE_CHECKING:  # accepts lists; the fields hold arrays
 
         def __init__(
             self,
@@ -181,11 +183,11 @@ class DPSGD:
         min_separation: int = 1,
         last_batch: LastBatch | None = None,
     ) -> DPSGD:
-        """The run of ``epochs`` passes in batches of expected size ``batch_size``: steps = round(epochs n / batch).
+        """Return a run of ``epochs`` passes, batches of expected size ``batch_size``: steps = round(epochs n / batch).
 
-        ``last_batch`` says what a loader does with the smaller batch that is left at the end of an epoch, and so how
-        many steps an epoch has: ``"keep"``, n / batch rounded up, or ``"drop"``, rounded down. With shuffled batches it
-        must be given where ``batch_size`` does not divide ``dataset_size``.
+        ``last_batch`` says what the loader does with the smaller batch at the end of an epoch. An epoch has n / batch
+        steps, rounded up with ``"keep"`` and rounded down with ``"drop"``. With shuffled batches ``last_batch`` must be
+        given if ``batch_size`` does not divide ``dataset_size``.
         """
         batches, share = batches_of_epoch(dataset_size, batch_size, last_batch, sampling)
         passes = number("epochs", epochs, 0.0, open_low=True)
@@ -216,23 +218,23 @@ class DPSGD:
         scheduler: object = None,
         sampling: Sampling | None = None,
     ) -> DPSGD:
-        """The run that an Opacus ``PrivacyEngine`` has recorded, whichever accountant it uses.
+        """Return the run that an Opacus ``PrivacyEngine`` has recorded, with any accountant.
 
         Args:
             privacy_engine: the engine, after training.
-            optimizer: the one that ``make_private`` returned around a ``torch.optim.SGD``, ``Adam`` or ``AdamW``, with
-                the hyperparameters and the clipping norm of the whole training. They are turned into those for the sum
-                of gradients; where sampling rates differ SGD's run has ``weights`` instead. Or a ``lastiterate.SGD`` or
-                ``Adam``, which is taken as it is. None: every step counts alike.
-            loader: the loader that ``make_private`` returned, from which it is read how batches are drawn. Samplers
-                that neither draw by Poisson sampling nor shuffle all of the data are refused. A shuffling one must have
-                been read to its end in every epoch.
-            scheduler: the one of ``torch.optim.lr_scheduler`` that changed the optimizer's learning rate, stepped once
-                after each update or once after each epoch: which, is read off how often. A copy of it is run again for
-                the rate of each step. Those that look at losses or cycle the momentum are refused, and told by a
-                ``lastiterate.SGD`` or ``Adam`` with one learning rate a step. Opacus' schedulers of noise need not be
-                passed.
-            sampling: how batches are drawn, if there is no loader to tell.
+            optimizer: the optimizer that ``make_private`` returned for a ``torch.optim.SGD``, ``Adam`` or ``AdamW``,
+                with the hyperparameters and the clipping norm of the whole training. They are converted to those for
+                the sum of gradients. If sample rates differ, the run of SGD has ``weights`` instead. A
+                ``lastiterate.SGD`` or ``Adam`` is used unchanged. None: all steps have equal weight.
+            loader: the loader that ``make_private`` returned. It tells how batches are drawn. Samplers that neither use
+                Poisson sampling nor shuffle all of the data are refused. A shuffling loader must have been read to its
+                end in every epoch.
+            scheduler: the ``torch.optim.lr_scheduler`` that changed the optimizer's learning rate, stepped once after
+                each update or once after each epoch. Its number of steps tells which. A copy of the scheduler is run
+                again to get the rate of each step. Schedulers that depend on losses or cycle the momentum are refused:
+                pass a ``lastiterate.SGD`` or ``Adam`` with one learning rate a step instead. Opacus' noise schedulers
+                need not be passed.
+            sampling: how batches are drawn, if no loader is given.
         """
         read = late("integrations.opacus_run:run_from_opacus")
         run: DPSGD = read(privacy_engine, optimizer, loader, scheduler, sampling)
@@ -246,15 +248,15 @@ class DPSGD:
         steps: int | None = None,
         noise_filter: Sequence[float] | NDArray[np.floating] | None = None,
     ) -> DPSGD:
-        """The run that a configuration of jax-privacy describes.
+        """Return the run that a jax-privacy configuration describes.
 
         Args:
-            config: a ``BandMFExecutionPlanConfig``, whose noise is correlated where it has several bands, or the
-                ``DpParams`` of an accountant. What neither Poisson sampling nor batches of fixed size are, as truncated
-                batches, and noise that is not the same filter at every step, is refused.
-            optimizer: how gradients become parameters, which no configuration says. Its learning rate is that of the
-                sum of gradients clipped to ``clip_norm``. None: every step counts alike.
-            steps: how many updates, for ``DpParams``, which does not say.
+            config: a ``BandMFExecutionPlanConfig``, whose noise is correlated if it has several bands, or the
+                ``DpParams`` of an accountant. Sampling that is neither Poisson nor of fixed batch size (such as
+                truncated batches) is refused, and so is noise that is not the same filter at every step.
+            optimizer: the map from gradients to parameters, which no configuration contains. Its learning rate is that
+                of the sum of gradients clipped to ``clip_norm``. None: all steps have equal weight.
+            steps: number of updates, for ``DpParams``, which does not contain it.
             noise_filter: the coefficients of the noising matrix, for ``DpParams`` with a ``cycle_length``.
         """
         read = late("integrations.jax_privacy_run:run_from_jax_privacy")
@@ -268,14 +270,14 @@ class DPSGD:
 
     @property
     def amplifies(self) -> bool:
-        """Whether the standard analysis may count on how batches are drawn: by Poisson sampling, or always full.
+        """True if amplification by sampling holds in the standard analysis: Poisson sampling or full batches.
 
         Amplification by sampling has not been shown to carry over to shuffled batches or to batches of fixed size.
         """
         return self.sampling in ("poisson", "full")
 
     def effective_weights(self) -> PerStep:
-        """The weight of each step in the released model; one number where all are equal."""
+        """Return the weight of each step in the released model; one number if all weights are equal."""
         if self.weights is not None:
             return self.weights
         if is_adam(self.optimizer):
@@ -283,7 +285,7 @@ class DPSGD:
         return 1.0 if self.optimizer is None else self.optimizer.weights(self.steps)
 
     def replace(self, **changes: Any) -> DPSGD:
-        """A copy with some fields changed.
+        """Return a copy with some fields changed.
 
         Neighbours that are the default of the sampling become the default of the new sampling.
         """
@@ -299,13 +301,13 @@ class DPSGD:
 
     @property
     def release_count(self) -> int:
-        """How many iterates are released."""
+        """Number of released iterates."""
         if isinstance(self.releases, tuple):
             return len(self.releases)
         return self.releases or 1
 
     def released_steps(self) -> IntArray:
-        """After which steps an iterate is released; K equally spaced ones are after round(k T / K)."""
+        """Return the steps after which an iterate is released; K equally spaced releases are after round(k T / K)."""
         if isinstance(self.releases, tuple):
             return np.array(self.releases, dtype=np.int64)
         count = self.release_count
@@ -314,15 +316,15 @@ class DPSGD:
         return np.rint(np.arange(1, count + 1) * self.steps / count).astype(np.int64)
 
     def prefix(self, steps: int) -> DPSGD:
-        """The run stopped after ``steps`` steps, with the weights its optimizer gives it then.
+        """Return the run stopped after ``steps`` steps, with the weights that its optimizer then gives.
 
-        Of what it releases, what was released until then, and its last iterate.
+        The shorter run releases the iterates that were released before ``steps``, and its own last iterate.
         """
         stop = integer("steps", integer("steps", steps), 1, self.steps)
         return self.stretch(0, stop, self.releases if stop == self.steps else self._released_until(stop))
 
     def stretch(self, start: int, stop: int, releases: int | Sequence[int] | None = None) -> DPSGD:
-        """The steps after ``start``, up to ``stop``, as a run of their own."""
+        """Return the steps after ``start``, up to ``stop``, as a run."""
         start = integer("start", start, 0, self.steps - 1)
         stop = integer("stop", stop, start + 1, self.steps)
         optimizer = self.optimizer
@@ -359,10 +361,10 @@ class DPSGD:
 def batches_of_epoch(
     dataset_size: int, batch_size: float, last_batch: LastBatch | None = None, sampling: Sampling = "poisson"
 ) -> tuple[float, float]:
-    """How many batches are an epoch, and the probability that an example is in one of them.
+    """Return the number of batches in an epoch, and the probability that an example is in a given batch.
 
-    Where the last batch is dropped, an example that is not dropped with it is in one of those that remain: with this
-    probability for each, which is never too low for others, and the one of Opacus' Poisson sampling.
+    If the last batch is dropped, the probability is 1 / batches: that of an example that is not dropped, and an upper
+    bound for every other example. Opacus' Poisson sampling uses the same probability.
     """
     size = integer("dataset_size", dataset_size)
     batch = number("batch_size", batch_size, 0.0, size, open_low=True)
@@ -380,7 +382,7 @@ def batches_of_epoch(
 
 
 def _neighbours(value: object, sampling: Sampling) -> Neighbours:
-    """The neighbours that were asked for, or the default of the sampling."""
+    """Return the given neighbours, or the default of the sampling."""
     usual = USUAL_NEIGHBOURS[sampling]
     found = usual if value is None else cast("Neighbours", one_of("neighbours", value, get_args(Neighbours)))
     if found == "add-remove" != usual:
@@ -392,7 +394,7 @@ def _neighbours(value: object, sampling: Sampling) -> Neighbours:
 
 
 def whole_batches(rate: PerStep) -> int | None:
-    """1 / rate, if that is a whole number within rounding; None: it is not."""
+    """Return 1 / rate if it is a whole number within rounding, else None."""
     if np.ndim(rate) or not rate:
         return None
     clear = max(float(rate), 1e-300)
@@ -401,7 +403,7 @@ def whole_batches(rate: PerStep) -> int | None:
 
 
 def _batches_per_epoch(run: DPSGD) -> int | None:
-    """The number of batches of an epoch of shuffled batches; None with other samplings."""
+    """Return the number of batches in an epoch of shuffled batches; None with other samplings."""
     given = run.batches_per_epoch
     if run.sampling != "shuffled":
         if given is not None:
@@ -426,7 +428,7 @@ def _batches_per_epoch(run: DPSGD) -> int | None:
 
 
 def _releases(value: object, steps: int) -> int | tuple[int, ...] | None:
-    """None, how many, or after which steps: in order, and the last one among them, which alone is None."""
+    """Return None for the last iterate alone, a number of releases, or the sorted steps including the last one."""
     if value is None:
         return None
     if isinstance(value, (str, bytes)) or (not isinstance(value, Integral) and len(shape("releases", value)) != 1):
@@ -441,7 +443,7 @@ def _releases(value: object, steps: int) -> int | tuple[int, ...] | None:
 
 
 def _noise_filter(value: object) -> tuple[float, ...] | None:
-    """None, or coefficients of which the first is not 0."""
+    """Return None, or the coefficients. The first coefficient must not be 0."""
     if value is None:
         return None
     if isinstance(value, (str, bytes)) or len(shape("noise_filter", value)) != 1:
@@ -457,7 +459,7 @@ def _noise_filter(value: object) -> tuple[float, ...] | None:
 
 
 def noise_root(run: DPSGD) -> PerStep:
-    """The root of Adam's second moment at each step if gradients were noise alone, as the analyses suppose."""
+    """Return the root of Adam's second moment at each step if gradients were noise alone, as the analyses assume."""
     adam = instance("run", require_run(run).optimizer, Adam, "one whose optimizer is a lastiterate.Adam")
     if run.noise_filter is not None:
         raise ValueError(
@@ -468,14 +470,14 @@ def noise_root(run: DPSGD) -> PerStep:
 
 
 def require_run(run: object) -> DPSGD:
-    """Refuse what is no run, for all that takes one."""
+    """Return ``run``, or raise if it is not a ``DPSGD``."""
     return instance("run", run, DPSGD, "a lastiterate.DPSGD")
 
 
 def require_basic(run: object, who: str, *, knows: Sequence[str] = ()) -> DPSGD:
-    """Refuse runs of more than one example and the last iterate, where ``who`` knows no others.
+    """Raise if a run has features that ``who`` does not support: releases, groups, replacement, correlated noise.
 
-    ``knows`` names the fields that are known nevertheless.
+    ``knows`` names the fields that ``who`` supports.
     """
     checked = require_run(run)
     if checked.release_count > 1 and "releases" not in knows:

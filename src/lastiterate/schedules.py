@@ -1,6 +1,6 @@
-"""Learning rates that change as training goes on: one number a step, for ``SGD(learning_rate=...)``.
+"""Learning rate schedules: one number a step, for ``SGD(learning_rate=...)``.
 
-Each is what the scheduler of ``torch.optim.lr_scheduler`` named in it gives, if it is stepped after every update.
+Each function equals the named scheduler of ``torch.optim.lr_scheduler``, stepped after every update.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from lastiterate.optimizer import MOST_STEPS_WITH_MEMORY
 
 
 def cosine(learning_rate: float, steps: int, final_rate: float = 0.0) -> FloatArray:
-    """Half a cosine from ``learning_rate`` down to ``final_rate``, which the step after the last would have.
+    """Half a cosine from ``learning_rate`` down to ``final_rate``, which is the rate of the step after the last.
 
-    As ``CosineAnnealingLR(T_max=steps, eta_min=final_rate)``.
+    Equals ``CosineAnnealingLR(T_max=steps, eta_min=final_rate)``.
     """
     rate, final = _rate(learning_rate), number("final_rate", final_rate, 0.0)
     return final + (rate - final) * 0.5 * (1.0 + np.cos(np.pi * _done(steps)))
 
 
 def linear(learning_rate: float, steps: int, final_rate: float = 0.0) -> FloatArray:
-    """A straight line from ``learning_rate`` to ``final_rate``, which the step after the last would have.
+    """A straight line from ``learning_rate`` to ``final_rate``, which is the rate of the step after the last.
 
-    As ``LinearLR(start_factor=1, end_factor=final_rate / learning_rate, total_iters=steps)``.
+    Equals ``LinearLR(start_factor=1, end_factor=final_rate / learning_rate, total_iters=steps)``.
     """
     rate, final = _rate(learning_rate), number("final_rate", final_rate, 0.0)
     return rate + (final - rate) * _done(steps)
 
 
 def step(learning_rate: float, steps: int, drop_every: int, drop_factor: float = 0.1) -> FloatArray:
-    """Multiplied by ``drop_factor`` after each ``drop_every`` steps: ``StepLR(drop_every, gamma=drop_factor)``."""
+    """A rate times ``drop_factor`` after each ``drop_every`` steps: ``StepLR(drop_every, gamma=drop_factor)``."""
     rate, every = _rate(learning_rate), integer("drop_every", drop_every)
     factor = number("drop_factor", drop_factor, 0.0, 1.0, open_low=True)
     return rate * factor ** np.floor_divide(np.arange(_count(steps)), every).astype(np.float64)
@@ -44,7 +44,7 @@ def warmup_cosine(
 ) -> FloatArray:
     """A straight line from ``first_rate`` up to ``learning_rate`` for ``warmup_steps``, and then half a cosine.
 
-    As ``SequentialLR`` of ``LinearLR(start_factor=first_rate / learning_rate, total_iters=warmup_steps)`` and
+    Equals ``SequentialLR`` of ``LinearLR(start_factor=first_rate / learning_rate, total_iters=warmup_steps)`` and
     ``CosineAnnealingLR(T_max=steps - warmup_steps, eta_min=final_rate)``.
     """
     rate, first = _rate(learning_rate), number("first_rate", first_rate, 0.0)
@@ -62,7 +62,7 @@ def _count(steps: int) -> int:
 
 
 def _done(steps: int) -> FloatArray:
-    """The share of all steps that is done before each."""
+    """Return the share of all steps that is done before each step."""
     return np.arange(_count(steps)) / steps
 
 

@@ -1,6 +1,6 @@
-"""Attacks of the paper and beyond, one file each: a crafter makes the canary, a distinguisher scores the models.
+"""Attacks of the paper and others, one file each: a crafter makes the canary, a distinguisher scores the models.
 
-A new attack is a file, and its lines here: where it is, and what the command line calls it.
+A new attack is a file, an entry of its module in ``_HOMES``, and an entry of its command-line name in ``NAMED``.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ __all__ = [
 
 @dataclass(frozen=True)
 class NamedAttack:
-    """An attack that can be asked for by a name.
+    """An attack with a command-line name.
 
     Attributes:
-        kind: its class.
-        argument: the first argument of that; None: it has none.
+        kind: name of its class.
+        argument: first argument of the class; None: no argument.
         others: what the other examples may be instead of natural ones; None: nothing else.
     """
 
@@ -67,7 +67,7 @@ class NamedAttack:
     others: Literal["blank", "zero"] | None = None
 
     def make(self, others: str | None = None) -> object:
-        """The attack, among these other examples."""
+        """Return the attack, among these other examples."""
         if others is not None:
             one_of("others", others, ("natural", "blank", "zero"))
         given = [] if self.argument is None else [self.argument]
@@ -92,12 +92,12 @@ NAMED = {
 
 
 def named_attack(attack: str, others: str | None = None) -> object:
-    """The attack that the command line calls so, among these other examples."""
+    """Return the attack with this command-line name, among these other examples."""
     return NAMED[one_of("attack", attack, NAMED)].make(others)
 
 
 def __getattr__(name: str) -> object:
-    """Load an attack when it is asked for: those on shipped models need JAX, the one for users' trainers does not."""
+    """Load an attack on first use: attacks on shipped models need JAX, the one for users' trainers does not."""
     if name not in _HOMES:
         raise AttributeError(f"module 'lastiterate.attacks' has no attribute {name!r}")
     return getattr(import_module(f"lastiterate.attacks.{_HOMES[name]}"), name)

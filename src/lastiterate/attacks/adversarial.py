@@ -1,7 +1,7 @@
-"""Gradient space, adversarial data: all other gradients are zero, and the canary's is constant.
+"""Gradient-space attack on adversarial data: all other gradients are zero, and the canary's gradient is constant.
 
-Nothing but the canary and the noise moves the model, so that the heuristic is exact and the attack the best there is.
-The last iterate can be had by real steps of the trainer, or drawn at once from its distribution, far quicker.
+Only the canary and the noise move the model, so that the heuristic is exact and the attack is optimal. The last iterate
+is either trained step by step or drawn directly from its distribution, which is much faster.
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ class Adversarial(BringsProblem):
 
     @property
     def knows(self) -> tuple[str, ...]:
-        """Fields of a run beyond one example and the last iterate."""
+        """Supported fields of a run beyond one example and the last iterate."""
         fields = ("releases", "group_size", "neighbours", "noise_filter")
         return (*fields, "min_separation") if self.iterates == "exact" else fields
 
     @property
     def needs_sgd(self) -> str | None:
-        """Why this attack is none on Adam; None: it is one."""
+        """Reason why this attack does not work on Adam; None if it does."""
         if self.iterates == "trained":
             return None
         return "only the prediction would be drawn, not what Adam does; iterates='trained' (adversarial-trained) is"
@@ -81,7 +81,7 @@ class Adversarial(BringsProblem):
         return Armed(setting, canary, LinearScore(np.ones(1), 0.0, noise_unit(run)))
 
     def sample(self, run: DPSGD, present: BoolArray, generator: np.random.Generator) -> FloatArray:
-        """Scores of models with and without the canary, as ``arm`` would give them after training."""
+        """Return scores of models with and without the canary, as ``arm`` would give them after training."""
         return sample_scores(run, present, generator)
 
     def expected(self, facts: Facts) -> ExpectedScores:
@@ -95,12 +95,12 @@ class Adversarial(BringsProblem):
 
 
 def facts_of(run: DPSGD) -> Facts:
-    """How many iterates the attack sees, where it is not the last one alone."""
+    """Return the number of iterates that the attack sees; empty for the last one alone."""
     return {"releases": run.release_count} if run.release_count > 1 else {}
 
 
 def _others(run: DPSGD) -> int:
-    """How many zero gradients there must be, so that batches of whole examples have the run's sample rate."""
+    """Return the number of zero gradients for which batches of whole examples have the run's sample rate."""
     if run.sampling in ("poisson", "full"):
         return 0
     rate = float(np.max(run.sample_rate))
@@ -111,10 +111,10 @@ def _others(run: DPSGD) -> int:
 
 
 def sample_scores(run: DPSGD, present: ArrayLike, generator: np.random.Generator) -> FloatArray:
-    """Draws of S + N where the canary is present and of N where it is not, in units of the noise.
+    """Draw S + N with the canary present and N with it absent, in units of the noise.
 
-    Where another example replaces the canary, that one pulls the other way: -S + N. Where a run releases several
-    iterates, the score is the log of the likelihood ratio of them all.
+    With replacement, the other example pulls the other way: -S + N. If a run releases several iterates, the score is
+    the log-likelihood ratio of all of them.
     """
     here = np.asarray(present, bool)
     if run.release_count > 1:

@@ -1,8 +1,8 @@
-"""All iterates released, the paper's contrast: the likelihood ratio over the increments of a gradient-space canary.
+"""Attack on all iterates, the paper's contrast: the likelihood ratio over the increments of a gradient-space canary.
 
-From one iterate to the next the optimizer reveals its gradient. Along a quiet direction that is noise, plus the canary
-if it was in the batch. The sum of the log-likelihood ratios of all steps is the best test there is, and reaches
-composition.
+Two consecutive iterates reveal the gradient of the step. Along a quiet direction this gradient is noise, plus the
+canary if it was in the batch. The sum of the log-likelihood ratios of all steps is the best possible test and reaches
+the epsilon of composition.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
     from jaxtyping import PyTree
 
 
-# The likelihood ratio of what all steps of a run show, if nothing but the canary and the noise moves the model.
+# Likelihood ratio of all steps, for models that only the canary and the noise move.
 
-TELLING_RATE = 0.1  # of false alarms; from 0.06 to 0.2 the bounds of the composition family are within 1% of the best
-DRAWS = 50_000  # a world, to choose a threshold by
+TELLING_RATE = 0.1  # false positive rate; from 0.06 to 0.2 the composition family's bounds are within 1% of the best
+DRAWS = 50_000  # scores without the canary, to choose a threshold
 
 
 def log_likelihood_ratio(run: DPSGD, observed: FloatArray, step: int) -> FloatArray:
-    """Of one step's noisy sum along the canary, in clipping norms: with the canary in the data against without."""
+    """Return the log-likelihood ratio, in against out, of one step's noisy sum along the canary in clipping norms."""
     require_basic(run, "attacks")
     rate = float(np.broadcast_to(run.sample_rate, run.steps)[step])
     noise = float(np.broadcast_to(run.noise_multiplier, run.steps)[step])
@@ -44,7 +44,7 @@ def log_likelihood_ratio(run: DPSGD, observed: FloatArray, step: int) -> FloatAr
 
 
 def total_log_likelihood_ratio(run: DPSGD, observed: FloatArray) -> FloatArray:
-    """Of the noisy sums of all steps, [models, steps], in the order of the steps of ``run``."""
+    """Return the log-likelihood ratio of the noisy sums of all steps, [models, steps], in the order of the steps."""
     total = np.zeros(len(observed))
     for step in range(run.steps):
         total += log_likelihood_ratio(run, observed[:, step], step)
@@ -54,9 +54,9 @@ def total_log_likelihood_ratio(run: DPSGD, observed: FloatArray) -> FloatArray:
 def sample_likelihood_ratios(
     run: DPSGD, present: FloatArray, generator: np.random.Generator, signal: float = 1.0, noise: float = 1.0
 ) -> FloatArray:
-    """Draws of the score if nothing but the canary and the noise moved the model.
+    """Draw scores of models that only the canary and the noise move.
 
-    ``signal`` is the share of the canary that the attack sees, ``noise`` the share of the noise that was added.
+    ``signal`` is the share of the canary that the attack sees, and ``noise`` the share of the noise that was added.
     """
     here = np.asarray(present, bool)
     total = np.zeros(here.size)
@@ -70,7 +70,7 @@ def sample_likelihood_ratios(
 
 @lru_cache(maxsize=8)
 def telling_threshold(run: DPSGD) -> float:
-    """The likelihood ratio above which models without the canary are at ``TELLING_RATE``, from draws."""
+    """Return the log-likelihood ratio with a false positive rate of ``TELLING_RATE``, from draws."""
     drawn = sample_likelihood_ratios(run, np.zeros(DRAWS, bool), np.random.default_rng(0))
     return float(np.quantile(drawn, 1.0 - TELLING_RATE))
 
@@ -81,7 +81,7 @@ class AllIterates:
 
     Args:
         others: "natural" keeps the problem's data and picks a quiet parameter; "zero" makes all other gradients zero.
-        references: how many models without the canary are trained first to find a quiet parameter.
+        references: number of models without the canary that are trained first to find a quiet parameter.
     """
 
     others: Literal["natural", "zero"] = "natural"
@@ -93,12 +93,12 @@ class AllIterates:
 
     @property
     def needs_sgd(self) -> str:
-        """Why this attack is none on Adam."""
+        """Reason why this attack does not work on Adam."""
         return "a step of Adam does not tell the gradient, whose likelihood ratio is the score"
 
     @property
     def to_craft(self) -> int:
-        """Models that are trained first."""
+        """Number of models that are trained first."""
         return 0 if self.others == "zero" else self.references
 
     def craft(self, run: DPSGD, problem: Problem, references: References) -> Facts:
@@ -135,7 +135,7 @@ class AllIterates:
 
 
 class Increments:
-    """Recovers the gradient of each step along one parameter from the iterates, and adds up likelihood ratios."""
+    """A distinguisher that recovers each step's gradient at one parameter and adds up the log-likelihood ratios."""
 
     def __init__(self, run: DPSGD, index: int) -> None:
         assert is_sgd(run.optimizer)

@@ -1,7 +1,7 @@
-"""What an attack is: a crafter, which makes the canary, and a distinguisher, which scores what was trained.
+"""The interface of attacks: a crafter, which makes the canary, and a distinguisher, which scores trained models.
 
-The crafter may train models of its own first (``References``): they are never counted in the audit, so that whatever
-was chosen by looking at them (a direction, a centre, a threshold) costs no confidence.
+The crafter may train models of its own first (``References``). These models are never counted in the audit, so that
+choices that depend on them (a direction, a centre, a threshold) cost no confidence.
 """
 
 from __future__ import annotations
@@ -21,15 +21,16 @@ if TYPE_CHECKING:
     from lastiterate.training import Problem
     from lastiterate.training.problem import Canary
 
-Facts: TypeAlias = Fields  # plain values, which a store can keep
+Facts: TypeAlias = Fields  # plain values, which a store can hold
 
 
 @dataclass(frozen=True)
 class LinearScores:
-    """N(0, spread^2) without the canary, and signal S / s + N(0, spread^2) with it.
+    """Expected scores N(0, spread^2) without the canary, and signal S / s + N(0, spread^2) with it.
 
-    S is how much of the canary is in the model, and s the noise of the run: Theorem 1 of the paper, for a distinguisher
-    that sees a share of the canary and more than the noise. Thresholds follow before any model is trained.
+    S is the amount of the canary in the model, and s the noise of the run. This is Theorem 1 of the paper for a
+    distinguisher that sees a share of the canary and more than the noise. Thresholds follow before any model is
+    trained.
     """
 
     signal: float = 1.0
@@ -38,11 +39,11 @@ class LinearScores:
 
 @dataclass(frozen=True)
 class LikelihoodRatio:
-    """The log of the likelihood ratio over all steps, as if every iterate had been released.
+    """The log-likelihood ratio over all steps, as if every iterate had been released.
 
-    With ``released``, over what is between the iterates that the run does release. ``signal`` is the share of the
-    canary that the attack sees, over the spread of what it sees without it, and ``noise`` what there is of the noise
-    that the run describes.
+    With ``released`` the ratio is over the blocks between the iterates that the run releases. ``signal`` is the share
+    of the canary that the attack sees, over the spread of its observations without the canary. ``noise`` is the true
+    noise as a share of the noise that the run declares.
     """
 
     released: bool = False
@@ -52,19 +53,19 @@ class LikelihoodRatio:
 
 @dataclass(frozen=True)
 class Unknown:
-    """Nothing is known of the scores: thresholds must come from the scores themselves."""
+    """Scores of unknown distribution: thresholds must come from the scores themselves."""
 
 
 ExpectedScores: TypeAlias = LinearScores | LikelihoodRatio | Unknown
 
 
-def Expected(  # noqa: N802 - it reads as the class it was
+def Expected(  # noqa: N802 - formerly a class
     kind: Literal["linear", "likelihood-ratio", "none"],
     signal: float = 1.0,
     spread: float = 1.0,
     released: bool = False,
 ) -> ExpectedScores:
-    """What the linear analysis expects of the scores, by its name."""
+    """Return the scores that the linear analysis expects, by the name of their kind."""
     match one_of("kind", kind, ("linear", "likelihood-ratio", "none")):
         case "linear":
             return LinearScores(signal, spread)
@@ -75,7 +76,7 @@ def Expected(  # noqa: N802 - it reads as the class it was
 
 
 def expected_fields(expected: ExpectedScores) -> Fields:
-    """The arguments of ``Expected`` that give this."""
+    """Return the arguments of ``Expected`` that give this value."""
     match expected:
         case LinearScores(signal, spread):
             return {"kind": "linear", "signal": signal, "spread": spread}
@@ -87,15 +88,16 @@ def expected_fields(expected: ExpectedScores) -> Fields:
 
 @dataclass(frozen=True, eq=False)
 class Armed:
-    """An attack that is ready: everything that a chunk of models needs.
+    """An attack that is ready, with everything that a chunk of models needs.
 
     Attributes:
-        problem: what is trained; attacks on adversarial data replace the user's.
-        canary: what is present in one world and absent in the other.
-        score: the distinguisher: released parameters of some models, a pytree with a leading axis, to their scores.
-        watch: makes, for one chunk of models, the distinguisher that is shown every iterate, and scores instead.
-        double: train in float64, whatever JAX is set to.
-        released_only: the one that watches is shown the initial iterate and those that the run releases, no others.
+        problem: the problem to train; attacks on adversarial data replace the user's problem.
+        canary: the canary, present in one world and absent in the other.
+        score: the distinguisher: maps released parameters of some models, a pytree with a leading axis, to their
+            scores.
+        watch: makes a distinguisher for one chunk of models that sees every iterate and replaces ``score``.
+        double: train in float64, regardless of JAX's setting.
+        released_only: ``watch`` sees only the initial iterate and those that the run releases.
     """
 
     problem: Problem
@@ -107,16 +109,17 @@ class Armed:
 
 
 class Watch(Protocol):
-    """A distinguisher that sees iterates of a chunk of models, one after the other, the initial one first."""
+    """A distinguisher that sees iterates of a chunk of models one after the other, the initial iterate first."""
 
     def see(self, step: int, parameters: PyTree) -> None: ...
     def scores(self) -> FloatArray: ...
 
 
 class References(Protocol):
-    """Trains models that are not counted; ``purpose`` keeps their randomness apart. Returns the last iterates.
+    """A function that trains models that are not counted. Returns the last iterates.
 
-    With ``seen``, what this sees of each released iterate instead: [models, releases], or more axes.
+    ``purpose`` separates the randomness of different uses. With ``seen``, the result is the value of ``seen`` at each
+    released iterate instead: [models, releases], or more axes.
     """
 
     def __call__(
@@ -134,28 +137,28 @@ class References(Protocol):
 
 @runtime_checkable
 class Attack(Protocol):
-    """Crafter and distinguisher. Implementations are frozen dataclasses, whose fields describe them in the store."""
+    """A crafter and a distinguisher. Implementations are frozen dataclasses; the store keeps their fields."""
 
     def craft(self, run: DPSGD, problem: Problem, references: References) -> Facts:
-        """Look at models without (or with) the canary, and decide all that has to be decided."""
+        """Train models without (or with) the canary, and return all choices of the attack."""
 
     def arm(self, run: DPSGD, problem: Problem, facts: Facts) -> Armed:
-        """The canary and the distinguisher that the facts determine."""
+        """Return the canary and the distinguisher that the facts determine."""
 
     def expected(self, facts: Facts) -> ExpectedScores:
-        """What the linear analysis expects of the scores."""
+        """Return what the linear analysis expects of the scores."""
 
     def words(self, facts: Facts) -> Words:
-        """The attack for people."""
+        """Describe the attack for people."""
 
 
 class BringsProblem:
-    """An attack that arms a problem of its own: it is given None for the user's."""
+    """An attack that brings its own problem: it gets None in place of the user's problem."""
 
 
 @dataclass(frozen=True)
 class Words:
-    """An attack in plain words: one line, the unit of its scores, and what readers should know."""
+    """A description of an attack: one line, the unit of its scores, and caveats for readers."""
 
     attack: str
     unit: str
@@ -163,21 +166,22 @@ class Words:
 
 
 def models_to_craft(attack: object) -> int:
-    """How many models a crafter trains that are not counted, by its own word: ``to_craft`` or ``references``."""
+    """Return the number of uncounted models that a crafter trains: its ``to_craft`` or ``references``."""
     return int(getattr(attack, "to_craft", getattr(attack, "references", 0)))
 
 
 def require_attackable(run: DPSGD, attack: object) -> None:
-    """Refuse Adam for attacks that say by their ``needs_sgd`` why they are none on it."""
+    """Raise if the optimizer is Adam and the attack states by ``needs_sgd`` why it needs SGD."""
     why = None if isinstance(attack, type) else getattr(attack, "needs_sgd", None)
     if why and is_adam(run.optimizer):
         raise ValueError(f"optimizer must be a lastiterate.SGD for {type(attack).__name__}, got Adam: {why}")
 
 
 def known_fields(attack: object) -> tuple[str, ...]:
-    """Which fields of a run beyond the basic ones an attack knows what to do with, by its own word: ``knows``.
+    """Return the fields of a run beyond the basic ones that an attack supports: its ``knows``.
 
-    All of them where none is given: those that suit a problem know them, and so must a trainer that returns scores.
+    Without an attack, all fields are returned: the attacks that suit a problem support them, and a trainer that returns
+    scores must do so, too.
     """
     if attack is None:
         return *TRAINED, "min_separation"

@@ -1,8 +1,8 @@
-"""A user's own trainer with a canary gradient: the displacement of its parameters along the canary.
+"""Attack on a user's own trainer: the displacement of the parameters along a canary gradient.
 
-The noise in every tensor is measured on models without the canary. Tensors count by how well they show the canary, so
-that noise that was forgotten on one of them gives it away. Where the measured noise agrees with what the run says, what
-the run says is used, and the score is the plain projection.
+The noise in every tensor is measured on models without the canary. A tensor's weight is its signal over its noise
+variance, so that missing noise on one tensor is detected. If the measured noise agrees with the declared noise, the
+declared noise is used, and the score is the plain projection.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from lastiterate.run import DPSGD, LINEAR
 if TYPE_CHECKING:
     from jaxtyping import PyTree
 
-_SURPRISE = 1e-3  # how unlikely a measured variance must be before it is believed rather than the run's
+_SURPRISE = 1e-3  # tail probability below which a measured variance replaces the declared one
 _LEAST_SPREAD = 0.05
 
 
 @dataclass(frozen=True, eq=False)
 class Displacement:
-    """For trainers ``(seed, canary) -> parameters``, or a list of parameters, one for each release of the run.
+    """An attack on trainers ``(seed, canary) -> parameters``, or a list of parameters, one for each release of the run.
 
-    Where one example replaces another, the trainer injects minus this gradient where ``canary`` is false.
+    With replacement, the trainer injects minus this gradient if ``canary`` is false.
 
     Args:
-        canary: the gradient that the trainer injects where ``canary`` is true, in the form of its parameters: an array,
-            or lists, tuples and dicts of them. Only its direction matters here.
-        references: how many models without the canary are trained first; they are not counted.
+        canary: the gradient that the trainer injects if ``canary`` is true, in the form of its parameters: an array, or
+            lists, tuples and dicts of arrays. Only its direction matters here.
+        references: number of models without the canary that are trained first; they are not counted.
     """
 
     canary: PyTree = field(repr=False)
@@ -54,11 +54,11 @@ class Displacement:
 
     @property
     def knows(self) -> tuple[str, ...]:
-        """Fields of a run beyond one example and the last iterate."""
+        """Supported fields of a run beyond one example and the last iterate."""
         return ("releases", *LINEAR)
 
     def craft(self, run: DPSGD, references: list[object]) -> Facts:
-        """From the parameters of models without the canary."""
+        """Compute tensor weights, centre and spread of the score from the parameters of models without the canary."""
         share = self._norms() / np.linalg.norm(self._norms())
         if run.release_count > 1:
             return self._craft_releases(run, references, share)
@@ -76,13 +76,13 @@ class Displacement:
         }
 
     def _craft_releases(self, run: DPSGD, references: list[object], share: FloatArray) -> Facts:
-        """The same for what each block between two releases adds. Where training begins is a part of the centre."""
+        """Compute the same from what each block between two releases adds. The unknown start is part of the centre."""
         blocks, laws = Blocks.of(run), laws_in_order(run)
         positions = np.array([self._positions(run, parameters) for parameters in references])
         added = np.stack([blocks.added(positions[:, :, each]) for each in range(len(share))], axis=2)
         known = np.array([0.0 if law is None else _known(run, law) for law in laws])
         measured = added.var(axis=0, ddof=1).mean(axis=0)
-        count = 1 + (len(added) - 1) * len(laws)  # each block has as many degrees of freedom
+        count = 1 + (len(added) - 1) * len(laws)  # each block has len(added) - 1 degrees of freedom
         variance = _apart(measured, 1.0, share**2 * known.mean(), count)
         weights = share / variance
         weights /= weights @ share
@@ -120,7 +120,10 @@ class Displacement:
         return norms[norms > 0.0]
 
     def _positions(self, run: DPSGD, parameters: PyTree) -> FloatArray:
-        """Of every tensor, at the beginning, which is not known, and at each release: [releases + 1, tensors]."""
+        """Return the position of every tensor at the start and at each release: [releases + 1, tensors].
+
+        The start is not known and is set to zero.
+        """
         if not isinstance(parameters, (list, tuple)) or len(parameters) != run.release_count:
             raise ValueError(
                 f"the trainer must return a list of {run.release_count} parameters, one for each release of the run, "
@@ -130,7 +133,7 @@ class Displacement:
         return np.stack([np.zeros_like(seen[0]), *seen])
 
     def _projections(self, parameters: PyTree) -> FloatArray:
-        """Minus the projection of each tensor on its part of the canary."""
+        """Return minus the projection of each tensor on its part of the canary."""
         own, given = leaves(self.canary), leaves(_in_order(self.canary, parameters))
         if [leaf.shape for leaf in own] != [leaf.shape for leaf in given]:
             raise ValueError(
@@ -144,7 +147,7 @@ class Displacement:
 
 
 def leaves(parameters: PyTree) -> list[FloatArray]:
-    """The arrays in lists, tuples and dicts, in order; tensors of PyTorch and lists of numbers become arrays."""
+    """Return the arrays in lists, tuples and dicts, in order; PyTorch tensors and lists of numbers become arrays."""
     if isinstance(parameters, dict):
         return [leaf for value in parameters.values() for leaf in leaves(value)]
     if isinstance(parameters, (list, tuple)) and not all(isinstance(value, (int, float)) for value in parameters):
@@ -155,7 +158,7 @@ def leaves(parameters: PyTree) -> list[FloatArray]:
 
 
 def _in_order(canary: PyTree, parameters: PyTree) -> PyTree:
-    """The parameters with their names in the canary's order, where both have names."""
+    """Return the parameters with their names in the canary's order, if both have names."""
     if not (isinstance(canary, dict) and isinstance(parameters, dict)):
         return parameters
     if canary.keys() != parameters.keys():
@@ -164,18 +167,18 @@ def _in_order(canary: PyTree, parameters: PyTree) -> PyTree:
 
 
 def _known(run: DPSGD, law: Law) -> float:
-    """How much of the variance without the canary is that of what replaces it, in units of the noise."""
+    """Return the variance, in units of the noise, that the replacing example adds without the canary."""
     return law.variance / law.noise**2 if run.neighbours == "replace" else 0.0
 
 
 def _apart(measured: FloatArray, stated: float, known: FloatArray, count: int) -> FloatArray:
-    """The variance of the noise in each tensor, apart from what is known to come on top of it."""
+    """Return the variance of the noise in each tensor, without the ``known`` variance added to it."""
     total = stated + known
     return np.maximum(total * believed(measured / total, 1.0, count) - known, _LEAST_SPREAD**2 * stated)
 
 
 def believed(measured: FloatArray, stated: float, count: int) -> FloatArray:
-    """The stated variance, but where the measured one could hardly have come from it."""
+    """Return the stated variance, or the measured one if chance hardly explains their difference (chi-squared test)."""
     low, high = chi2.ppf([_SURPRISE, 1.0 - _SURPRISE], count - 1) / (count - 1)
     ratio = measured / stated
     return stated * np.where((ratio > low) & (ratio < high), 1.0, np.maximum(ratio, _LEAST_SPREAD**2))

@@ -1,7 +1,11 @@
-"""Gradient space, natural data: a constant canary gradient is injected, and the displacement along it is the score.
+"""Gradient-space attack on natural data: inject a constant canary gradient and score the displacement along it.
 
-The paper injects a Dirac gradient: zero but for one index. Natural gradients move that index too, and drown the canary
-if the index is a busy one. Which ones are quiet can be measured without the canary.
+The paper injects a Dirac gradient: zero except at one index. Natural gradients also move that index, and hide the
+canary if they move it a lot. The quiet indices, which natural gradients move little, are measured without the canary.
+
+A model's noise depends only on its address (seed, model, step, parameter). So the same model can be trained once on the
+data and once on no data. SGD is linear in its gradients: the difference of the two models is what the natural gradients
+did. With Adam the difference also contains their effect on the sizes of its steps.
 """
 
 from __future__ import annotations
@@ -44,11 +48,12 @@ class GradientSpace:
 
     Args:
         direction: "quiet" (the parameter that natural gradients move least), "layers" (the quietest parameter of every
-            tensor, so that a fault in any of them shows), "dirac" (a random parameter, as in the paper) or "random" (a
-            random direction of all parameters).
-        norm: of the canary before clipping, in clipping norms. Far above 1, so that missing clipping shows.
-        references: how many models without the canary are trained first; they are not counted.
-        seed: chooses the random ones.
+            tensor, so that a fault in any tensor is detected), "dirac" (a random parameter, as in the paper) or
+            "random" (a random direction of all parameters).
+        norm: norm of the canary before clipping, in clipping norms. The default is far above 1, so that missing
+            clipping is detected.
+        references: number of models without the canary that are trained first; they are not counted.
+        seed: seed of the random directions.
     """
 
     direction: Direction = "quiet"
@@ -64,15 +69,15 @@ class GradientSpace:
 
     @property
     def knows(self) -> tuple[str, ...]:
-        """Fields of a run beyond one example and the last iterate.
+        """Supported fields of a run beyond one example and the last iterate.
 
-        A group is so many copies of the canary, and what replaces it has the opposite gradient.
+        The canary of a group is ``group_size`` copies. The example that replaces the canary has the opposite gradient.
         """
         return ("releases", "group_size", "neighbours", "noise_filter")
 
     def craft(self, run: DPSGD, problem: Problem, references: References) -> Facts:
 
-        blocks = Blocks.of(run) if run.release_count > 1 else None  # or a refusal, before anything is trained
+        blocks = Blocks.of(run) if run.release_count > 1 else None  # raises before anything is trained
         drift = measure_drift(run.replace(releases=None), problem, references, self.references)
         indices = self._indices(problem, drift.variance + (drift.mean - drift.start) ** 2)
         along = self._vector(problem, {"indices": indices})
@@ -103,7 +108,7 @@ class GradientSpace:
         return Words(words, score_unit(facts), (caveat,))
 
     def _indices(self, problem: Problem, movement: FloatArray) -> list[int]:
-        """The parameters that the canary is on, if they are few."""
+        """Return the indices of the canary's nonzero parameters; empty for a random direction."""
         match self.direction:
             case "quiet":
                 return [int(np.argmin(movement))]
@@ -117,7 +122,7 @@ class GradientSpace:
                 return []
 
     def _vector(self, problem: Problem, facts: Facts) -> FloatArray:
-        """The unit vector of the canary."""
+        """Return the unit vector of the canary."""
         vector = np.zeros(sum(_sizes(problem)))
         if self.direction == "random":
             vector = np.random.default_rng(self.seed).standard_normal(vector.size)
@@ -127,22 +132,18 @@ class GradientSpace:
 
 
 def _sizes(problem: Problem) -> list[int]:
-    """How many parameters each tensor has."""
+    """Return the number of parameters of each tensor."""
     import jax
 
     return [int(np.size(leaf)) for leaf in jax.tree.leaves(problem.trainable)]
 
 
-# How natural gradients move the parameters, told apart from the noise.
-#
-# The noise of a model has an address (seed, model, step, parameter). So the same model can be trained once on the
-# data and once on nothing: SGD is linear in its gradients, and the difference of the two is what the natural
-# gradients did. Of Adam it is what they did and how they changed its steps.
+# Drift: movement of the parameters by natural gradients, without the noise.
 
 
 @dataclass(frozen=True, eq=False)
 class Drift:
-    """Where parameters go without noise or canary: ``start`` if there were no data, plus ``natural`` [models, d]."""
+    """Final parameters without noise or canary: ``start`` without data, plus ``natural`` [models, d] from the data."""
 
     start: FloatArray
     natural: FloatArray
@@ -159,7 +160,7 @@ class Drift:
 
 
 def measure_drift(run: DPSGD, problem: Problem, references: References, models: int) -> Drift:
-    """Train ``models`` models without a canary on the data, and the same ones on nothing."""
+    """Train ``models`` models without a canary on the data, and the same models on no data."""
     nothing = replace(problem, examples=None, loss=None, gradient=None, multiplicity=None)
     absent = GradientCanary(np.zeros(flatten_one(problem).size, np.float32))
     trained = flatten(references(run, problem, models=models)).astype(np.float64)
@@ -173,7 +174,7 @@ def measure_drift(run: DPSGD, problem: Problem, references: References, models: 
 
 
 def flatten_one(problem: Problem) -> FloatArray:
-    """The initial parameters of a problem as one vector."""
+    """Return the initial parameters of a problem as one vector."""
     import jax
 
     flat: FloatArray = flatten(jax.tree.map(lambda leaf: np.asarray(leaf)[None], problem.trainable))[0]

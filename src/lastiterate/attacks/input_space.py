@@ -1,4 +1,4 @@
-"""Input space: the canary is an example, and the score is how little the released model loses on it."""
+"""Input-space attacks: the canary is an example, and the score is minus the loss of the released model on it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _WORDS = {
     "blank": "a blank image",
     "clipbkd": "an image along the direction in which natural ones vary least (ClipBKD)",
 }
-_CANDIDATES = 256  # examples among which the one is looked for that models without it lose most on
+_CANDIDATES = 256  # examples among which the canary is searched
 
 
 @dataclass(frozen=True)
@@ -35,14 +35,14 @@ class InputSpace:
     """An example as canary. The problem's examples must be pairs (images, labels).
 
     Args:
-        canary: "mislabelled" (the natural example and wrong label on which models without it lose most; the example
-            itself leaves the data), "blank" (zeros) or "clipbkd" (Jagielski et al. 2020: along the direction in which
-            natural images vary least); the last two get the label that models without them think least likely. A person
-            has several such mislabelled examples, or copies of the others. What replaces the canary is the same image
-            with its right label, or with the most likely one.
+        canary: "mislabelled" (the natural example and wrong label with the largest loss on models without the example,
+            which is removed from the data), "blank" (zeros) or "clipbkd" (Jagielski et al. 2020: along the direction in
+            which natural images vary least). The last two get the label that models without them find least likely. The
+            canary of a group is several mislabelled examples, or copies of one of the other kinds. With replacement,
+            the other example is the same image with its right label, or with the most likely label.
         others: "natural", or "blank": all other images are zeros, with their labels.
-        pilots: how many models a world are trained first, to find the canary, the centre and the spread of the scores.
-            They are not counted.
+        pilots: number of models that are trained first to choose the canary, and again in each world to find the centre
+            and the spread of the scores. These models are not counted.
         seed: chooses the candidates.
     """
 
@@ -59,12 +59,12 @@ class InputSpace:
 
     @property
     def to_craft(self) -> int:
-        """How many models are trained that are not counted: to choose, and a world each to centre the scores."""
+        """Number of models that are not counted: ``pilots`` to choose the canary, and ``pilots`` in each world."""
         return 3 * self.pilots
 
     @property
     def knows(self) -> tuple[str, ...]:
-        """Fields of a run beyond one example and the last iterate."""
+        """Supported fields of a run beyond one example and the last iterate."""
         return ("group_size", "neighbours")
 
     def craft(self, run: DPSGD, problem: Problem, references: References) -> Facts:
@@ -83,7 +83,7 @@ class InputSpace:
         ]
         centre, unit = float(worlds[0].mean()), float(worlds[0].std(ddof=1))
         distance = float(worlds[1].mean() - centre)
-        if run.neighbours == "replace":  # half of it each way, and how often the canary is in varies in both worlds
+        if run.neighbours == "replace":  # half the distance each way; the inclusion count varies in both worlds
             distance *= 0.5
             centre += distance
             known = (distance / law.mean) ** 2 * law.variance
@@ -151,7 +151,7 @@ def _images(problem: Problem) -> tuple[FloatArray, IntArray]:
 
 
 def _least_varying(images: FloatArray) -> FloatArray:
-    """An image of average length along the direction in which the images are shortest."""
+    """Return an image of average norm along the direction in which the images have the least energy."""
     flat = images.reshape(len(images), -1).astype(np.float64)
     _, directions = np.linalg.eigh(flat.T @ flat)
     direction = directions[:, 0]
@@ -162,12 +162,12 @@ def _least_varying(images: FloatArray) -> FloatArray:
 
 
 def _chosen(run: DPSGD, losses: FloatArray, index: IntArray | None, labels: IntArray) -> Facts:
-    """Which examples with which labels lose most, and what is there instead where the canary is replaced.
+    """Return the examples and labels with the largest loss and, with replacement, the labels of the other examples.
 
     Args:
-        losses: of models without the canary, [examples, labels].
-        index: which of the data they are; None: the one example is none of the data.
-        labels: of the data.
+        losses: mean losses of models without the canary, [examples, labels].
+        index: positions of the examples in the data; None: the one example is not part of the data.
+        labels: labels of the data.
     """
     facts: Facts = {}
     if index is None:
@@ -187,10 +187,10 @@ def _chosen(run: DPSGD, losses: FloatArray, index: IntArray | None, labels: IntA
 
 
 def _loss_of(problem: Problem, example: PyTree, is_group: bool = False) -> Callable[[PyTree], FloatArray]:
-    """The loss on one example of each of many models, or the mean over those of a person."""
+    """Return a function that gives the loss of each of many models on one example, or their mean loss on a group."""
     loss = problem.loss
     assert loss is not None
-    # A key of its own for losses that draw, such as augmented ones; the same one for all models.
+    # A key for random losses, such as those with augmentation; the same for all models.
     moment = Moment(jnp.int32(0), jax.random.key(0, impl="threefry2x32"))
     each: Callable[..., jax.Array] = jax.vmap(loss, (None, 0, None))
 
@@ -203,7 +203,7 @@ def _loss_of(problem: Problem, example: PyTree, is_group: bool = False) -> Calla
 
 
 def _losses_by_label(problem: Problem, trained: PyTree, inputs: FloatArray, classes: int) -> FloatArray:
-    """Mean loss over the models for each input and label: [inputs, classes]."""
+    """Return the mean loss over the models for each input and label: [inputs, classes]."""
     loss = problem.loss
     assert loss is not None
     moment = Moment(jnp.int32(0), jax.random.key(0, impl="threefry2x32"))

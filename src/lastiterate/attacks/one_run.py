@@ -1,7 +1,7 @@
-"""One run: many canaries in a single training, each included by its own fair coin (Steinke et al. 2023).
+"""One-run attack: many canaries in a single training, each included by its own fair coin (Steinke et al. 2023).
 
-For people who cannot train twice. The scores of one training are not independent of each other, so that only the
-one-run methods may turn them into an epsilon.
+This attack is for users who cannot train twice. The scores of one training are not independent of each other, so that
+only the one-run methods may turn them into an epsilon.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class OneRun:
-    """Many canaries at once; an audit's ``models`` are the canaries then, about half of which are in the one model.
+    """Many canaries in one model. The ``models`` of an audit are the canaries, about half of which are included.
 
-    Each canary is included by its own fair coin. The coins follow from the audit's seed, and from nothing else.
+    Each canary is included by its own fair coin. The coins depend only on the audit's seed.
 
     Args:
         canary: "gradient" (a Dirac gradient for each, on the quietest parameters) or "mislabelled" (natural examples
-            with wrong labels; without the coin's leave they are not in the data at all).
-        norm: of a canary gradient before clipping, in clipping norms.
-        references: how many models without canaries are trained first, to find quiet parameters and what scores are
-            without canaries. They are not counted.
+            with wrong labels; an example whose coin excludes it is not in the data at all).
+        norm: norm of a canary gradient before clipping, in clipping norms.
+        references: number of models without canaries that are trained first, to find quiet parameters and the scores
+            without canaries. These models are not counted.
         seed: chooses the mislabelled examples.
     """
 
@@ -53,7 +53,11 @@ class OneRun:
         integer("seed", self.seed, 0)
 
     def most_canaries(self, problem: Problem) -> int:
-        """How many are worth thinking of: as many as there are examples, or half of them where they are taken away."""
+        """Return the largest sensible number of canaries.
+
+        For mislabelled examples, which are taken from the data, this is half of the examples. For gradients it is the
+        number of examples or of parameters, whichever is smaller.
+        """
         if self.canary == "mislabelled":
             return max(problem.size // 2, 1)
         return max(min(problem.size, flatten(jax.tree.map(lambda leaf: leaf[None], problem.trainable)).size), 1)
@@ -81,7 +85,7 @@ class OneRun:
         return {"indices": indices.tolist(), "labels": wrong.tolist(), "centres": (-losses).tolist()}
 
     def trained_problem(self, run: DPSGD, problem: Problem, facts: Facts, coins: BoolArray) -> Problem:
-        """The problem with those canaries in it that the coins let in."""
+        """Return the problem with the canaries that the coins include."""
         indices = np.array(facts["indices"])
         if self.canary == "mislabelled":
             images, labels = _images(problem)
@@ -92,7 +96,7 @@ class OneRun:
         return _with_gradients(problem, indices[coins], self.norm * run.clip_norm)
 
     def scores(self, run: DPSGD, problem: Problem, facts: Facts, trained: PyTree) -> FloatArray:
-        """A score for every canary, from the one model (a leading axis of 1)."""
+        """Return a score for every canary, from the one model (a leading axis of 1)."""
         indices, centres = np.array(facts["indices"]), np.array(facts["centres"])
         if self.canary == "mislabelled":
             images, labels = _images(problem)
@@ -118,7 +122,7 @@ class OneRun:
 
 
 def _with_gradients(problem: Problem, indices: IntArray, norm: float) -> Problem:
-    """The problem with one more example for each index, whose gradient is zero but there."""
+    """Return the problem with one more example for each index, whose gradient is zero except at the index."""
     count, size = len(indices), problem.size
     padded = jax.tree.map(lambda leaf: np.concatenate([leaf, np.repeat(leaf[:1], count, axis=0)]), problem.examples)
     which = np.concatenate([np.full(size, -1), indices]).astype(np.int32)

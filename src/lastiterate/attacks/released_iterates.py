@@ -1,7 +1,9 @@
-"""What trained models show at all of their released iterates: how far each block between two of them went.
+"""Attacks on several released iterates: likelihood ratios of the displacements between releases.
 
-With plain SGD and decay, what is left of the iterate before is known, and the rest is what the block added: noise, what
-natural gradients did, and the canary. With momentum that needs all iterates, from which every gradient is known.
+A block is the steps between two released iterates. With plain SGD and weight decay, the share of the previous iterate
+that remains is known. The rest is what the block added: noise, natural gradients and the canary. With momentum the
+attack needs all iterates, from which every gradient can be recovered. Blocks are independent, so that the sum of their
+log-likelihood ratios is the ratio of all iterates: no attack on linear losses does better.
 """
 
 from __future__ import annotations
@@ -28,17 +30,16 @@ if TYPE_CHECKING:
     from lastiterate.training.problem import Canary, Problem
 
 
-# Scores by all released iterates: the log of the likelihood ratio of what each block between two of them adds.
-#
-# Blocks are independent, so that the sum of theirs is the ratio of all: no attack on linear losses does better.
+# Likelihood ratios: scores of all released iterates.
 
 
 def sample_released_scores(
     run: DPSGD, present: BoolArray, generator: np.random.Generator, signal: float = 1.0, noise: float = 1.0
 ) -> FloatArray:
-    """Draws of the score with the canary and without it, or with the example that replaces it.
+    """Draw scores with the canary and without it, or with the example that replaces it.
 
-    ``signal`` is the share of the canary that the attack sees, ``noise`` what there is of the noise it reckons with.
+    ``signal`` is the share of the canary that the attack sees. ``noise`` is the true noise as a share of the noise that
+    the attack assumes.
     """
     mirrored = run.neighbours == "replace"
     total = np.zeros(present.size)
@@ -54,7 +55,7 @@ def sample_released_scores(
 
 
 def released_ratios(run: DPSGD, seen: FloatArray, signal: float = 1.0) -> FloatArray:
-    """Scores of models, by what each block was seen to add, [models, blocks], in units of its noise."""
+    """Return the scores of models from what each block added, [models, blocks], in units of its noise."""
     total = np.zeros(len(seen))
     blocks: dict[int, tuple[Law, list[int]]] = {}
     for column, law in enumerate(laws_in_order(run)):
@@ -68,9 +69,10 @@ def released_ratios(run: DPSGD, seen: FloatArray, signal: float = 1.0) -> FloatA
 
 
 def block_ratio(law: Law, seen: FloatArray, *, mirrored: bool) -> FloatArray:
-    """The log-likelihood ratio of what a block adds, in units of its noise: S + N against N, or against -S + N.
+    """Return the log-likelihood ratio of what a block adds, in units of its noise: S + N against N, or against -S + N.
 
-    S is not negative. Where noise is too little for its exact law, weights are rounded up: a score all the same.
+    S is not negative. If the noise is too small for the exact law of S, its weights are rounded up. The result is still
+    a score.
     """
     if law.low == law.high:
         size = law.high / law.noise
@@ -84,14 +86,14 @@ def block_ratio(law: Law, seen: FloatArray, *, mirrored: bool) -> FloatArray:
     return loss(seen) - loss(-seen) if mirrored else loss(seen)
 
 
-# The distinguisher of gradient-space attacks: a projection of the released parameters, in units of the noise.
+# Linear score: a projection of the released parameters, in units of the noise.
 
 
 @dataclass(frozen=True, eq=False)
 class LinearScore:
-    """score = (-<parameters, weights> - centre) / unit. Descent moves parameters against the canary, hence the sign."""
+    """The score (-<parameters, weights> - centre) / unit. Descent moves against the canary, hence the sign."""
 
-    weights: FloatArray  # one a parameter, flat
+    weights: FloatArray  # one for each parameter, flat
     centre: float
     unit: float
 
@@ -103,18 +105,18 @@ class LinearScore:
 
 
 def noise_unit(run: DPSGD) -> float:
-    """The standard deviation of the noise in one released parameter."""
+    """Return the standard deviation of the noise in one released parameter."""
     size = float(np.max(np.abs(require_basic(run, "attacks", knows=LINEAR).effective_weights())))
     return size * law_of(run).noise * run.clip_norm
 
 
-# The gradient of a step, recovered from the iterates around it.
+# Recovered gradients: the gradient of a step from the iterates before and after it.
 
 
 def recovered_gradient(
     sgd: SGD, before: FloatArray, after: FloatArray, buffer: FloatArray, rate: float, step: int
 ) -> tuple[FloatArray, FloatArray]:
-    """The gradient that moved a parameter from ``before`` to ``after``, and the momentum buffer then."""
+    """Return the gradient that moved a parameter from ``before`` to ``after``, and the new momentum buffer."""
     if rate == 0.0:
         raise ValueError("learning_rate must not be 0 at any step for the likelihood ratio: that step shows nothing")
     kept = 1.0 - rate * sgd.weight_decay if sgd.decoupled else 1.0
@@ -134,11 +136,11 @@ def recovered_gradient(
 
 @dataclass(frozen=True, eq=False)
 class Blocks:
-    """How positions along a canary at the released iterates become what each block added, in units of its noise.
+    """The map from positions along a canary at the released iterates to what each block added, in units of its noise.
 
     Attributes:
-        kept: what decay leaves, in each block, of the iterate before it.
-        units: the standard deviation of each block's noise in a parameter; infinite where a block adds nothing.
+        kept: the share of the iterate before each block that remains after weight decay.
+        units: the standard deviation of each block's noise in a parameter; infinite if a block adds nothing.
     """
 
     run: DPSGD
@@ -147,7 +149,7 @@ class Blocks:
 
     @classmethod
     def of(cls, run: DPSGD) -> Blocks:
-        """The blocks of a run, once it is known that they can be told apart."""
+        """Return the blocks of a run. Raise if the blocks cannot be separated."""
         laws = laws_in_order(run)
         if run.optimizer is not None and run.optimizer.averaging is not None:
             raise ValueError(
@@ -173,7 +175,11 @@ class Blocks:
         return cls(run, kept, np.array(units))
 
     def added(self, positions: FloatArray) -> FloatArray:
-        """From minus the projections of the initial and the released iterates on the canary, [models, releases + 1]."""
+        """Return what each block added.
+
+        ``positions`` are minus the projections of the initial and the released iterates on the canary, [models,
+        releases + 1].
+        """
         if _by_gradients(self.run):
             return self._gradients(positions) / self.units
         return (positions[:, 1:] - self.kept * positions[:, :-1]) / self.units
@@ -189,7 +195,7 @@ class Blocks:
         return found
 
     def scores(self, positions: FloatArray, facts: Facts) -> FloatArray:
-        """The log-likelihood ratios of models; ``facts`` are those of ``natural_blocks``."""
+        """Return the log-likelihood ratios of models; ``facts`` are those of ``natural_blocks``."""
         seen = (self.added(positions) - np.array(facts["centres"])) / facts["spread"]
         return released_ratios(self.run, seen, facts["signal"] / facts["spread"])
 
@@ -199,36 +205,36 @@ def _by_gradients(run: DPSGD) -> bool:
 
 
 def released_facts(blocks: Blocks, natural: FloatArray, centres: FloatArray, signal: float) -> Facts:
-    """What a distinguisher of released iterates knows: what the blocks add without the canary, and how that varies.
+    """Return the facts of a distinguisher of released iterates: centre and spread of the blocks without the canary.
 
     Args:
         natural: what models without canary or noise added, [models, blocks], in units of the noise.
-        centres: what blocks add on average without the canary.
-        signal: the share of the canary that is seen.
+        centres: what each block adds on average without the canary.
+        signal: the share of the canary that the attack sees.
     """
     spread = float(np.sqrt(1.0 + np.mean(natural.var(axis=0, ddof=1))))
     return {"releases": blocks.run.release_count, "centres": centres.tolist(), "spread": spread, "signal": signal}
 
 
 def expected_ratios(facts: Facts) -> LikelihoodRatio:
-    """What the linear analysis expects of such scores."""
+    """Return what the linear analysis expects of these scores."""
     return LikelihoodRatio(released=True, signal=facts["signal"] / facts["spread"])
 
 
 def score_words(facts: Facts) -> str:
-    """The score of a gradient-space attack for people."""
+    """Return the name of the score of a gradient-space attack, for reports."""
     if "releases" not in facts:
         return "displacement along it"
     return f"likelihood ratio of the displacements along it between all {facts['releases']:,} released iterates"
 
 
 def score_unit(facts: Facts) -> str:
-    """In what it is measured."""
+    """Return the unit of the score."""
     return "nats of the log-likelihood ratio" if "releases" in facts else "standard deviations of the noise"
 
 
 def armed_for_releases(run: DPSGD, problem: Problem, canary: Canary, along: FloatArray, facts: Facts) -> Armed:
-    """An attack by a canary along this direction, which looks at all that a run releases."""
+    """Return an attack with a canary along ``along`` that scores all released iterates."""
     blocks = Blocks.of(run)
 
     def last(parameters: PyTree) -> FloatArray:
@@ -240,9 +246,10 @@ def armed_for_releases(run: DPSGD, problem: Problem, canary: Canary, along: Floa
 def natural_blocks(
     blocks: Blocks, problem: Problem, references: References, models: int, along: FloatArray, signal: float
 ) -> Facts:
-    """The facts of a canary along this direction, from models that are trained on the data, and again on nothing.
+    """Return the facts of a canary along ``along``, from models trained on the data, and again on no data.
 
-    The noise of a model has an address, so that the difference of the two is what natural gradients did.
+    A model's noise depends only on its address, so that the two models share their noise. Their difference is what
+    natural gradients did.
     """
     from lastiterate.attacks.gradient_space import flatten_one
     from lastiterate.training.problem import GradientCanary
@@ -265,7 +272,10 @@ def natural_blocks(
 
 
 def positions_along(along: FloatArray) -> Callable[[PyTree], FloatArray]:
-    """Minus the projection of each model's parameters: descent moves them against the canary."""
+    """Return a function that computes minus the projection of each model's parameters on ``along``.
+
+    Descent moves parameters against the canary, hence the sign.
+    """
 
     def project(parameters: PyTree) -> FloatArray:
         from lastiterate.training.problem import flatten
@@ -276,7 +286,7 @@ def positions_along(along: FloatArray) -> Callable[[PyTree], FloatArray]:
 
 
 class ReleasedWatch:
-    """The distinguisher of a chunk of models, which is shown the initial iterate and all that are released."""
+    """The distinguisher of a chunk of models that sees the initial iterate and all released iterates."""
 
     def __init__(self, blocks: Blocks, along: FloatArray, facts: Facts) -> None:
         self._blocks, self._project, self._facts = blocks, positions_along(along), facts

@@ -1,1 +1,1 @@
-"""From a plan to trained models, to scores, to an empirical epsilon with a stated confidence."""
+"""Audits: trained models, their scores, and an empirical epsilon with a stated confidence."""

@@ -1,4 +1,4 @@
-"""What is audited from the command line: a data set and a model that ship, or a trainer in a user's file."""
+"""The subject of an audit from the command line: a data set and a model that ship, or a trainer in a user's file."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from lastiterate.privacy.analyses.calibrate import calibrate
 from lastiterate.privacy.analyses.composition import composition
 from lastiterate.run import DPSGD
 
-DEFAULT_EPSILON, DEFAULT_DELTA = 8.0, 1e-5  # by composition, where no noise was given
+DEFAULT_EPSILON, DEFAULT_DELTA = 8.0, 1e-5  # by composition, if no noise is given
 DEFAULT_MOMENTUM = 0.9
-_ALSO = ("attack", "initial", "batch_size")  # what a trainer's file may define beside ``run``
+_ALSO = ("attack", "initial", "batch_size")  # optional definitions in a trainer's file, beside ``run``
 
 
 @dataclass(frozen=True, eq=False)
 class Subject:
-    """A run, what it trains on, and what to call it; the last three are what a user's file says, if it does."""
+    """A run, its problem and its name. The last three fields come from a user's file, if the file defines them."""
 
     run: DPSGD
     problem: Any
@@ -40,9 +40,10 @@ class Subject:
     batch_size: Any = None
 
     def protecting(self, **fields: Any) -> Subject:
-        """The same with other releases, group_size or neighbours, and the noise that its guarantee then takes.
+        """Return the subject with other releases, group_size or neighbours, and with noise calibrated for them.
 
-        Where several iterates are released, without momentum: with it, what is between them is not independent.
+        If several iterates are released, momentum is turned off: with it, the increments between releases are not
+        independent.
         """
         run = self.run.replace(**fields)
         if run == self.run:
@@ -52,23 +53,23 @@ class Subject:
         return replace(self, run=_calibrated(run))
 
     def experiment(self, attack: object, models: int, seed: int, open_ended: bool = False) -> Experiment:
-        """The audit of it by this attack; None: by the one that suits it."""
+        """Return the audit of the subject by this attack; None: by the default attack of the problem."""
         return experiment_on(self.problem, Given(self.run, attack, models, seed, self.test, self.words, open_ended))
 
     def default_store(self, experiment: Experiment) -> Path:
-        """A file of its own for every audit, so that the same command finds it again."""
+        """Return a store path that is unique to the audit, so that the same command finds the store again."""
         return Path("runs") / f"{self.name}-{experiment.identity().digest()}.sqlite"
 
 
 def find_subject(data: str, model: str, trainer: str | None, run: Callable[[int | None], DPSGD | None]) -> Subject:
-    """The subject that the command line names. ``run(examples)`` is the run it describes, if it describes one."""
+    """Return the subject that the command line names. ``run(examples)`` returns the run of its options, or None."""
     if trainer is not None:
         return _users(trainer, run(None))
     from lastiterate.data import load
 
     dataset = load(data)
     described = run(len(dataset.x_train))
-    from lastiterate.training.recipes import recipe  # JAX: not before it is known that there is something to train
+    from lastiterate.training.recipes import recipe  # imports JAX: only if there is something to train
 
     usual = recipe(dataset, model)
     name = f"{re.sub('[^a-z0-9]+', '-', dataset.name.lower()).strip('-')}-{model}"
@@ -79,10 +80,10 @@ def find_subject(data: str, model: str, trainer: str | None, run: Callable[[int 
 def with_defaults(
     run: DPSGD, *, calibrated: bool, examples: int | None, usual: Callable[[float], SGD] | None = None
 ) -> DPSGD:
-    """The run with an optimizer, and with noise, where none was given; ``usual`` is the optimizer for a batch size."""
+    """Add the default optimizer and noise to a run; ``usual`` returns the optimizer for a batch size."""
     if run.optimizer is None and run.weights is None and examples:
         batch = max(1.0, run.epochs / run.steps * examples)
-        # With momentum, what is between two releases is not independent.
+        # With momentum, the increments between releases are not independent.
         momentum = DEFAULT_MOMENTUM if run.release_count in (1, run.steps) else 0.0
         run = run.replace(optimizer=usual(batch) if usual else SGD(0.5 / batch, momentum=momentum))
     if calibrated:
@@ -96,12 +97,12 @@ def with_defaults(
 
 
 def _calibrated(run: DPSGD) -> DPSGD:
-    """The run with the noise that is audited if none is given."""
+    """Return the run with the default noise: epsilon 8 at delta 1e-5, by composition."""
     return calibrate(run, epsilon=DEFAULT_EPSILON, delta=DEFAULT_DELTA, analysis=composition)
 
 
 def _users(where: str, run: DPSGD | None) -> Subject:
-    """A trainer in a Python file, which may also define ``run`` and ``attack``."""
+    """Return the subject of a trainer in a Python file, which may also define ``run`` and ``attack``."""
     file, name, module = _imported("trainer", where)
     train = getattr(module, name, None)
     if not callable(train):
@@ -118,7 +119,7 @@ def _users(where: str, run: DPSGD | None) -> Subject:
 
 
 def users_attack(where: str) -> object:
-    """An attack in a Python file: an instance of its class, which is made here if the file names the class."""
+    """Return the attack in a Python file: the named instance, or an instance of the named class."""
     file, name, module = _imported("attack", where)
     if not hasattr(module, name):
         raise ValueError(f"attack must name a class in {str(file)!r}, got {name!r}")
@@ -127,10 +128,10 @@ def users_attack(where: str) -> object:
 
 
 def _made(kind: type, where: str) -> object:
-    """An instance of a user's class, which must not want anything for that."""
+    """Instantiate a user's class. Raise if it requires arguments."""
     try:
         signature(kind).bind()
-    except ValueError:  # Python does not know how it is called
+    except ValueError:  # the signature is unknown
         pass
     except TypeError as error:
         raise ValueError(
@@ -140,7 +141,7 @@ def _made(kind: type, where: str) -> object:
 
 
 def _imported(what: str, where: str) -> tuple[Path, str, ModuleType]:
-    """The file that FILE.py:NAME names, the name, and the module that the file is."""
+    """Return the file of FILE.py:NAME, the name, and the imported module."""
     path, _, name = where.rpartition(":")
     file = Path(path)
     if not path or not name.isidentifier():

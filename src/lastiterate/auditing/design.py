@@ -1,4 +1,4 @@
-"""Who is in: the trials of an audit, and what is measured beside the score."""
+"""Designs of an audit (its trials, and the canaries that are present in each), and the measured quality of models."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ QualityName = Literal["accuracy", "perplexity"]
 
 @dataclass(frozen=True)
 class Paired:
-    """Many models, each number once with the canary and once without it: their scores are independent."""
+    """Many models; each number is trained once with the canary and once without it. Scores are independent."""
 
     models: int
 
     @property
     def trials(self) -> int:
-        """How many scores there are in the end."""
+        """The number of scores of a complete audit."""
         return 2 * self.models
 
     def planned(self) -> tuple[IntArray, BoolArray]:
-        """The number of each trial, and whether its canary is in; both worlds in turn."""
+        """Return the model number of each trial, and whether its canary is present. The worlds alternate."""
         return np.repeat(np.arange(self.models), 2), np.tile([True, False], self.models)
 
     def places(self, models: IntArray, present: BoolArray) -> IntArray:
-        """Where these trials are in the plan; -1: they are not in it."""
+        """Return the index of each trial in the plan; -1 if it is not in the plan."""
         return np.where((models >= 0) & (models < self.models), 2 * models + ~present, -1)
 
 
 @dataclass(frozen=True)
 class OpenEnded(Paired):
-    """The same, but one may look at any time, stop, and go on: how many models there are is decided as one goes.
+    """A paired design without a fixed number of models: the audit may be evaluated, stopped and continued at any time.
 
     Attributes:
-        models: so far planned, in each world.
-        horizon: how many it began with; thresholds are predicted for this number, whatever becomes of it.
+        models: number of models planned so far, in each world.
+        horizon: number of models planned at first. Thresholds are predicted for this number, even if it changes.
     """
 
     horizon: int
@@ -46,11 +46,11 @@ class OpenEnded(Paired):
 
 @dataclass(frozen=True)
 class OneModel:
-    """One model with many canaries, each included by its own fair coin: a trial is a canary.
+    """One model with many canaries, each included by its own fair coin. A trial is a canary.
 
     Attributes:
-        models: how many canaries there are.
-        seed: of the audit, on which alone the coins depend.
+        models: number of canaries.
+        seed: seed of the audit. The coins depend on it alone.
     """
 
     models: int
@@ -58,15 +58,15 @@ class OneModel:
 
     @property
     def trials(self) -> int:
-        """How many scores there are in the end."""
+        """The number of scores of a complete audit."""
         return self.models
 
     def planned(self) -> tuple[IntArray, BoolArray]:
-        """The number of each canary, and whether it is in."""
+        """Return the number of each canary, and whether it is present."""
         return np.arange(self.models), np.random.default_rng([self.seed, 1]).random(self.models) < 0.5
 
     def places(self, models: IntArray, present: BoolArray) -> IntArray:
-        """Where these trials are in the plan; -1: they are not in it."""
+        """Return the index of each trial in the plan; -1 if it is not in the plan."""
         _, planned = self.planned()
         known = (models >= 0) & (models < self.models)
         return np.where(known & (planned[np.where(known, models, 0)] == present), models, -1)
@@ -76,7 +76,7 @@ Design: TypeAlias = Paired | OpenEnded | OneModel
 
 
 def kind_name(design: Design) -> str:
-    """What a store calls it."""
+    """Return the name of a design in stores."""
     match design:
         case OneModel():
             return "one-model"
@@ -87,17 +87,17 @@ def kind_name(design: Design) -> str:
 
 @dataclass(frozen=True)
 class Quality:
-    """What says how good a model is for what it is meant to do."""
+    """A measure of how well a model does its task."""
 
     name: QualityName
 
     @property
     def lower_is_better(self) -> bool:
-        """Whether a smaller number is a better model."""
+        """True if a smaller number is a better model."""
         return self.name == "perplexity"
 
     def of_all(self, values: list[float]) -> float | None:
-        """Of many models together: the mean, for perplexities the geometric one; None: nothing was measured."""
+        """Return the mean over models, for perplexity the geometric mean; None if nothing was measured."""
         known = np.array([value for value in values if value == value])
         if not known.size:
             return None

@@ -1,7 +1,7 @@
-"""Which audit is this? All that determines its scores, as declared plain values, which a store keeps and compares.
+"""The identity of an audit: all values that determine its scores, as plain values that a store keeps and compares.
 
-Our own code counts by the names of what it offers, so that a sentence may be reworded, a function moved or Python
-renewed, and stores are still resumed. A user's code counts by its source: any change of it may change the scores.
+Code of this package counts by the names of its functions and classes. Stores can be resumed after a rewording, a moved
+function or a new Python version. A user's code counts by its source, because any change may change the scores.
 """
 
 from __future__ import annotations
@@ -29,29 +29,29 @@ from lastiterate.run import DPSGD, USUAL_NEIGHBOURS
 
 Plain: TypeAlias = "str | int | float | bool | list[Plain] | dict[str, Plain] | None"
 
-VERSION = 1  # of what is compared; a change of meaning gets a new number and a way to read the old one
+VERSION = 1  # of the format; a change of meaning gets a new number and a reader of the old one
 _SIMPLE = (str, int, float, bool, type(None))
 
 
 @dataclass(frozen=True)
 class Identity:
-    """What two audits must have in common to have the same scores.
+    """All values that two audits must share to have the same scores.
 
     Attributes:
-        values: all of it, as what JSON has.
-        unknown: what has no source, in words: such an audit cannot be told from another, and is not resumed.
+        values: the values, as JSON types.
+        unknown: names of code without a source. Such an audit cannot be distinguished from another, and is not resumed.
     """
 
     values: dict[str, Plain]
     unknown: tuple[str, ...] = ()
 
     def digest(self) -> str:
-        """A few letters that tell it from others, for names of files."""
+        """Return a short digest for file names."""
         return fingerprint(self.values)[:8]
 
 
 def identify(run: DPSGD, problem: object, attack: object, design: Design, seed: int, **more: Plain) -> Identity:
-    """The identity of an audit of this problem by this attack."""
+    """Return the identity of an audit of this problem by this attack."""
     prints = _Prints()
     kind: dict[str, Plain] = {"kind": kind_name(design)}
     number: dict[str, Plain] = {} if isinstance(design, OpenEnded) else {"models": design.models}
@@ -68,10 +68,10 @@ def identify(run: DPSGD, problem: object, attack: object, design: Design, seed: 
 
 
 def describe_run(run: DPSGD) -> dict[str, Plain]:
-    """A run as plain values, as stores have always had it.
+    """Return a run as plain values, in the format of all stores.
 
-    SGD has no name: stores had it before there were other optimizers. Neighbours that are the default of the sampling,
-    and batches per epoch, which follow from the sample rate, are left out.
+    SGD has no name, because stores had it before there were other optimizers. Neighbours are left out if they are the
+    default of the sampling. Batches per epoch are left out because they follow from the sample rate.
     """
     described: dict[str, Plain] = {**run_fields(run), "clip_norm": run.clip_norm}
     described.pop("batches_per_epoch", None)
@@ -83,7 +83,7 @@ def describe_run(run: DPSGD) -> dict[str, Plain]:
 
 
 def read_run(described: Mapping[str, object]) -> DPSGD:
-    """The run that was described; what former versions called add-remove is zero-out with some samplings."""
+    """Return the run from its plain values. Former versions wrote add-remove for what is zero-out in some samplings."""
     given = dict(described)
     if given.get("neighbours") == "add-remove":
         del given["neighbours"]  # the default, or zero-out
@@ -98,7 +98,7 @@ def read_run(described: Mapping[str, object]) -> DPSGD:
 
 
 def fingerprint(value: object) -> str:
-    """A digest of values: numbers, arrays, functions, and whatever contains them."""
+    """Return a digest of a value: a number, an array, a function, or any object that contains them."""
     return _Prints().of(value)
 
 
@@ -107,14 +107,14 @@ class _Prints:
 
     def __init__(self) -> None:
         self.unknown: list[str] = []
-        self._known: dict[int, tuple[object, bytes]] = {}  # with the object, so that no other gets its id
+        self._known: dict[int, tuple[object, bytes]] = {}  # the object is kept so that no other gets its id
         self._sources: dict[int, tuple[object, str | None]] = {}
 
     def of(self, value: object) -> str:
         return self._digest(value).hex()[:16]
 
     def attack(self, attack: object) -> dict[str, Plain] | None:
-        """An attack by its class and its fields; "class" is no name that a field can have."""
+        """Return an attack as its class and its fields. No field can be called "class"."""
         if attack is None:
             return None
         plain: dict[str, Plain] = {"class": type(attack).__name__}
@@ -125,19 +125,19 @@ class _Prints:
         return plain
 
     def _digest(self, value: object) -> bytes:
-        """Of one value. What it consists of counts by the digests of its parts, so that none runs into the next."""
+        """Return the digest of one value. A compound value hashes its parts' digests, so parts cannot run together."""
         for kind in (bool, int, float, complex, str, bytes):
             if isinstance(value, kind):
                 return _hash(kind.__name__, kind.__repr__(value))
         if id(value) in self._known:
             return self._known[id(value)][1]
-        self._known[id(value)] = value, _hash("itself", "")  # what is met again while its own parts are looked at
+        self._known[id(value)] = value, _hash("itself", "")  # for a value that contains itself
         found = _hash(*self._parts(value))
         self._known[id(value)] = value, found
         return found
 
     def _parts(self, value: object) -> Iterator[str | bytes]:
-        """What distinguishes a value from others: texts, and the digests of what it holds."""
+        """Yield all that distinguishes a value from others: texts, and the digests of its parts."""
         inner = self._digest
         if value is None:
             yield "None"
@@ -168,7 +168,7 @@ class _Prints:
         elif isinstance(value, ModuleType):
             yield value.__name__ if is_installed(value) else self._source(value)
         elif not self._is_users(type(value)) and (wrapped := getattr(value, "__wrapped__", None)) is not None:
-            yield inner(wrapped)  # as jax.jit leaves a function
+            yield inner(wrapped)  # jax.jit wraps a function this way
         elif not self._is_users(type(value)) and callable(value) and isinstance(getattr(value, "__name__", None), str):
             yield from self._compiled(value)
         else:
@@ -177,7 +177,7 @@ class _Prints:
             yield inner(_fields(value))
 
     def _compiled(self, function: Code) -> Iterator[str | bytes]:
-        """By its name, and what it is a method of."""
+        """Yield the name of a compiled function and the digest of the object whose method it is."""
         yield function.__name__
         owner = getattr(function, "__self__", getattr(function, "__objclass__", None))
         if owner is not None and not isinstance(owner, ModuleType):
@@ -197,14 +197,14 @@ class _Prints:
         yield self._digest(bound)
 
     def _class(self, kind: type) -> Iterator[str | bytes]:
-        """A class by its name, and those that it is made of by their sources, where they are the user's."""
+        """Yield the name of a class, and the sources of the user's classes among its bases."""
         yield kind.__name__
         for base in kind.__mro__:
             if not is_installed(base):
                 yield self._source(base)
 
     def _is_users(self, kind: type) -> bool:
-        """Whether a class is a user's that was written in Python."""
+        """Return whether a class is a user's and written in Python."""
         return not is_installed(kind) and self._own_source(kind) is not None
 
     def _source(self, thing: Code | ModuleType) -> str:
@@ -220,7 +220,7 @@ class _Prints:
 
 
 def _hash(*parts: str | bytes) -> bytes:
-    """A digest of texts, in which none runs into the next."""
+    """Return a digest of texts. Each counts with its length, so that texts cannot run together."""
     digest = hashlib.sha256()
     for part in parts:
         content = part.encode() if isinstance(part, str) else part
@@ -231,12 +231,12 @@ def _hash(*parts: str | bytes) -> bytes:
 def _content(cell: CellType) -> object:
     try:
         return cell.cell_contents
-    except ValueError:  # nothing was put into it yet
+    except ValueError:  # the cell is empty
         return None
 
 
 def _as_array(value: object) -> np.ndarray | None:
-    """An array of NumPy, JAX or PyTorch; None: it is none, or one that NumPy cannot hold."""
+    """Return the value as an array of NumPy, JAX or PyTorch; None if it is no array or NumPy cannot hold it."""
     if isinstance(value, (np.ndarray, np.generic)):
         return np.asarray(value)
     if isinstance(value, type) or not hasattr(value, "__array__"):
@@ -250,7 +250,7 @@ def _as_array(value: object) -> np.ndarray | None:
 
 
 def _fields(value: object) -> dict[str, object]:
-    """What an object holds. Our own dataclasses say by ``compare`` which of their fields matter."""
+    """Return the fields of an object. Our own dataclasses mark the fields that count with ``compare``."""
     if is_dataclass(value) and not isinstance(value, type) and is_ours(type(value)):
         return {field.name: getattr(value, field.name) for field in fields(value) if field.compare}
     held = dict(getattr(value, "__dict__", {}))
@@ -263,7 +263,7 @@ def _fields(value: object) -> dict[str, object]:
 
 
 def _state(value: object) -> object:
-    """What an object of compiled code would be made of again; None where it cannot say."""
+    """Return the values from which pickle would rebuild an object of compiled code; None if there are none."""
     registered = copyreg.dispatch_table.get(type(value))
     try:
         made = registered(value) if registered else value.__reduce_ex__(2)
@@ -272,13 +272,13 @@ def _state(value: object) -> object:
     return made[:3] if isinstance(made, tuple) else made
 
 
-# Versions of what scores may depend on, as installed where a model is trained.
+# Versions: installed packages on which scores may depend.
 
 PACKAGES = ("lastiterate", "numpy", "scipy", "jax", "jaxlib", "torch", "transformers")
 
 
 def versions() -> dict[str, str]:
-    """Python's version, and those of the packages that are installed."""
+    """Return the versions of Python and of the installed packages."""
     found = {"python": platform.python_version()}
     for package in PACKAGES:
         try:

@@ -1,4 +1,7 @@
-"""From a store to the evidence in it: what ``report`` is asked of, also while the audit is running."""
+"""The evidence in a store, and its exports: the result, the privacy card, tables of trials, and scores from CSV files.
+
+A store can be read while its audit is running.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +45,7 @@ if TYPE_CHECKING:
 
 
 def evidence_in(store: Store) -> Evidence:
-    """All that a store knows about its audit."""
+    """Return the evidence of the audit in a store."""
     record, held = store.record, store.crafted
     if held is None:
         raise ValueError(
@@ -68,20 +71,20 @@ def evidence_in(store: Store) -> Evidence:
 
 
 def _prefix(trials: ScoredTrials) -> int:
-    """How many trials come before the first gap: those of models up to which both worlds are there."""
+    """Return the number of trials before the first gap, counting only models that are scored in both worlds."""
     there = (trials.models == np.arange(len(trials)) // 2) & (trials.present == (np.arange(len(trials)) % 2 == 0))
     gaps = np.flatnonzero(~there)
     return 2 * ((int(gaps[0]) if gaps.size else len(trials)) // 2)
 
 
 def read(path: str | Path, question: Question = Question()) -> AuditResult:  # noqa: B008 - it is frozen
-    """The result of the audit in a store, which may still be running."""
+    """Return the result of the audit in a store. The audit may still be running."""
     with Store.read(path) as store:
         return report(evidence_in(store), question)
 
 
 def read_with_problem(path: Path, question: Question) -> tuple[AuditResult, str | None]:
-    """The same, with the fingerprint of what was trained on, for those who compare stores and say which is refused."""
+    """Return the result and the fingerprint of the problem. An error names the store, for comparisons of stores."""
     with Store.read(path) as store:
         try:
             return report(evidence_in(store), question), store.problem
@@ -91,10 +94,10 @@ def read_with_problem(path: Path, question: Question) -> tuple[AuditResult, str 
             raise ValueError(f"{refusal} (the store {str(path)!r})") from None
 
 
-# A privacy card: what an audit says on one page, as plain values that people and programs read alike.
+# Privacy card: the result of an audit on one page, as plain values for people and programs.
 
-VERSION = 1  # of what a card says
-_POWER = 0.8  # with which probability an audit shows what is called detectable
+VERSION = 1  # of the card's format
+_POWER = 0.8  # probability with which an audit finds a detectable epsilon
 TERMS = {
     "epsilon": "How much better than guessing the best attack may be; 0 is no better, and each step of 1 multiplies "
     "the odds by 2.7.",
@@ -106,7 +109,7 @@ TERMS = {
 
 
 def card_of(store: Store, result: AuditResult) -> Fields:
-    """The card of what was found in this store. Values that do not exist are null, with the reason beside them."""
+    """Return the privacy card of a store. A missing value is null, with the reason beside it."""
     run, record = result.run, store.record
     people = run.group_size > 1
     return {
@@ -188,7 +191,7 @@ def _found(result: AuditResult, method: str) -> Fields:
 
 
 def _power(result: AuditResult) -> Fields:
-    """What such an audit shows if training is exactly as described."""
+    """Return the epsilon that the audit detects with 80% power if training is correct."""
     if not result.detectable:
         return {"power": None, "power_reason": "not known for this audit"}
     method, value = next(iter(result.detectable.items()))
@@ -202,7 +205,7 @@ def _power(result: AuditResult) -> Fields:
 
 
 def _versions(store: Store) -> Fields:
-    """Of the packages that trained, all that were used."""
+    """Return all versions of the packages that trained models of this store."""
     found: dict[str, list[str]] = {}
     for used in store.versions() or [store.record.setup.get("versions") or {}]:
         for name, version in used.items():
@@ -216,15 +219,15 @@ def _text(value: object) -> str | None:
     return printable(value) if isinstance(value, str) else None
 
 
-# Trials as a table for other programs: CSV or Parquet, written whole or not at all.
+# Export: trials as a CSV or Parquet table, written completely or not at all.
 
 FORMATS = (".csv", ".parquet")
 
 
 def export(store: Store, path: Location) -> None:
-    """Write the trials into a file of the format that its name ends in. ``lastiterate estimate`` reads the CSV.
+    """Write the trials to a CSV or Parquet file, according to the suffix. ``lastiterate estimate`` reads the CSV.
 
-    Every number comes back exactly; an accuracy that was not measured is an empty field, in Parquet null.
+    Numbers are written exactly. An accuracy that was not measured is an empty field, in Parquet null.
     """
     target = check_target(path)
     if is_same_file(target, store.path):
@@ -236,7 +239,7 @@ def export(store: Store, path: Location) -> None:
 
 
 def check_target(path: Location) -> Path:
-    """Refuse a file that could not be written later."""
+    """Return the path of an export. Raise if the file cannot be written."""
     target = as_path(path)
     if target.suffix.lower() not in FORMATS:
         raise ValueError(f"the export's file must end in {' or '.join(FORMATS)}, got {str(target)!r}")
@@ -265,15 +268,15 @@ def _parquet(trials: ScoredTrials, columns: tuple[str, ...]) -> bytes:
     return bytes(content.getvalue())
 
 
-# Scores from a CSV file: a row a model, or a canary of one run, with its world and its score.
+# Scores from a CSV file: each row is a model, or a canary of one run, with its world and its score.
 
 _COLUMNS = ("world", "score")
-_COINS = ("coin", "canary")  # columns that a file of one run may have: no two rows share a value
-_LONGEST_SHOWN = 100  # characters of what is wrong
+_COINS = ("coin", "canary")  # optional columns of a one-run file, with distinct values
+_LONGEST_SHOWN = 100  # characters of a wrong value in an error message
 
 
 def read_scores(path: Path, one_run: bool = False) -> tuple[FloatArray, FloatArray]:
-    """Scores in and out. What is wrong with a file is said in one sentence that names the line.
+    """Return the scores in and out of a CSV file. An error is one sentence that names the line.
 
     With ``one_run`` the rows are canaries: a column ``coin`` or ``canary``, if there is one, must not repeat a value.
     """
@@ -336,7 +339,7 @@ def _add(worlds: dict[str, array[float]], row: list[str], world: int, score: int
 
 
 def _toss(used: dict[str, int], name: str, cell: list[str], where: str, line: int) -> None:
-    """Refuse a coin that another canary had: a one-run bound would count one coin as several."""
+    """Raise if two canaries share a coin, because a one-run bound would count that coin twice."""
     coin = "".join(cell).strip()
     if not coin:
         raise ValueError(f"{where} must name its {name}, as the first line has that column, got nothing")

@@ -1,4 +1,4 @@
-"""``lastiterate.audit``: craft a canary, train with and without it, score, and say what was found."""
+"""The function ``lastiterate.audit``: craft a canary, train with and without it, score the models, and report."""
 
 from __future__ import annotations
 
@@ -63,36 +63,36 @@ def audit(
     contraction: float | Contraction | None = None,
     fault: float = 0.5,
 ) -> AuditResult:
-    """Train models with and without a canary, and find out how well they can be told apart.
+    """Train models with and without a canary, and estimate epsilon from how well an attack distinguishes them.
 
     Args:
-        run: what is trained, and what the predictions are for.
+        run: the run that is trained and predicted.
         problem: a ``training.Problem``, a ``lm.TextProblem``, or any trainer
             ``(seed: int, canary: bool) -> score | parameters``.
-        attack: crafter and distinguisher, or one of the names in ``attacks.NAMED``, which are those of the command
-            line. None: ``attacks.GradientSpace("quiet")`` for a problem, ``lm.UnseenTokens()``
-            for one of texts; for a trainer, which knows its own canary, its scores as they are.
-        models: how many to train in each of the two worlds; for ``attacks.OneRun``, how many canaries.
-        seed: of all randomness. Equal calls give equal scores.
+        attack: crafter and distinguisher, or a name in ``attacks.NAMED``, as on the command line. None:
+            ``attacks.GradientSpace("quiet")`` for a ``training.Problem``, ``lm.UnseenTokens()`` for a
+            ``lm.TextProblem``. A trainer has its own canary, and its scores are used unchanged.
+        models: number of models in each of the two worlds; for ``attacks.OneRun``, number of canaries.
+        seed: seed of all randomness. Equal calls give equal scores.
         store: an SQLite file that keeps every score. If it exists, the audit resumes. None: nothing is kept.
         engine: "local", "ray", or an engine object.
-        delta: of (epsilon, delta)-DP.
-        confidence: of every empirical epsilon, jointly over both error rates.
-        methods: of estimation. None: all that apply.
+        delta: delta of (epsilon, delta)-DP.
+        confidence: confidence of every empirical epsilon, jointly over both error rates.
+        methods: methods of estimation. None: all that apply.
         threshold: "a-priori", "split", "corrected", "uncorrected" or a number.
-        claim_epsilon: judge this claim instead of what the run says.
-        claim_noise: judge the claim that training had this noise multiplier.
+        claim_epsilon: test this claimed epsilon instead of the run's.
+        claim_noise: test the claim that training had this noise multiplier.
         test: images and labels for the accuracy of the models.
-        data: what the problem is, for reports.
-        progress: show a bar on stderr. None: if that is a terminal.
-        validity: "fixed": the number of models is fixed, and counts only as a whole. "anytime": one may look at any
-            time, stop, and go on with more ``models`` and the same store.
-        until: what ends the audit early, with validity "anytime": "refuted", "minutes=30", "epsilon=3", or several of
-            them with commas between.
-        contraction: of steps with convex losses, as ``lastiterate.convex`` takes it: what that guarantees for the last
-            iterate is shown too.
-        fault: the noise of a faulty training that this audit must be able to refute, as a share of the declared noise.
-            If it would refute that training with a probability below 80%, the verdict is "inconclusive".
+        data: description of the problem, for reports.
+        progress: show a progress bar on stderr. None: if stderr is a terminal.
+        validity: "fixed": the number of models is fixed, and results hold only for all of them. "anytime": results hold
+            at any time; the audit may stop and continue with more ``models`` and the same store.
+        until: condition that ends the audit early, with validity "anytime": "refuted", "minutes=30", "epsilon=3", or
+            several of them, separated by commas.
+        contraction: contraction of steps with convex losses, as for ``lastiterate.convex``. The report then includes
+            its guarantee for the last iterate.
+        fault: noise of a faulty training that this audit must be able to refute, as a share of the declared noise. If
+            the power to refute it is below 80%, the verdict is "inconclusive".
     """
     question = Question(delta, confidence, methods, threshold, claim_epsilon, claim_noise, validity, contraction, fault)
     ends = read_until(until)
@@ -108,7 +108,7 @@ def audit(
     try:
         return conduct(experiment, question, store, engine, progress, ends)
     except TrainerFailed as failed:
-        if not isinstance(failed.error, Exception):  # a trainer may not end the program of whoever calls this
+        if not isinstance(failed.error, Exception):  # a trainer must not end the caller's program
             raise
         failed.error.add_note(failed.story)
         raise failed.error from None
@@ -123,9 +123,9 @@ def conduct(
     until: Until | None = None,
     remarks: Sequence[str] = (),
 ) -> AuditResult:
-    """Do what is missing of an experiment, and report. A trainer's failure is a ``TrainerFailed``.
+    """Run the missing trials of an experiment, and report. A failure of the trainer raises ``TrainerFailed``.
 
-    Remarks are for people, and are printed once nothing is left that could be refused.
+    Remarks are for people. They are printed after the last check that could refuse the audit.
     """
     said = [*remarks, *([remark] if (remark := question.remark(experiment.run)) else [])]
     try:
@@ -147,7 +147,7 @@ def collected(
     until: Until | None = None,
     remarks: Sequence[str] = (),
 ) -> Iterator[Store]:
-    """The store with all trials of an experiment, for those who judge the scores by themselves."""
+    """Yield the store with all trials of an experiment, for callers that evaluate the scores themselves."""
     computer = find_engine(engine)
     asked = question or Question()
     asked.check(experiment.run, kind_of(experiment.design, Unknown()))
@@ -168,7 +168,7 @@ def _fill(
     until: Until | None,
     remarks: Sequence[str],
 ) -> None:
-    """Do what is missing in a store: craft, train, score. Every chunk is kept as soon as it is known."""
+    """Craft the canary and run the missing trials of a store. Every chunk is stored as soon as it is scored."""
     planned = experiment.design.trials
     watch = None if until is None else Watch(until)
     held = store.crafted
@@ -198,7 +198,7 @@ def _say(remarks: Sequence[str]) -> None:
 
 
 def _other_versions(store: Store) -> list[str]:
-    """A remark where trials were stored with other packages than there are here: scores may depend on them."""
+    """Return a remark if trials were stored with other package versions, on which scores may depend."""
     here = versions()
     for used in store.versions():
         names = [name for name in here if used.get(name, here[name]) != here[name]]
@@ -211,12 +211,12 @@ def _other_versions(store: Store) -> list[str]:
 def _prepare(
     experiment: Experiment, store: Store, engine: Engine, question: Question, progress: bool | None
 ) -> tuple[Crafted, Trials]:
-    """What the crafter decides, now or in an earlier session, and the trials that rest on it."""
+    """Return the crafter's facts, new or from an earlier session, and the trials that use them."""
     if (held := store.crafted) is not None:
         crafted = Crafted.of_fields(held)
         try:
             return crafted, engine.prepare(experiment, crafted, held["chunk_size"])
-        except (LookupError, TypeError, AttributeError) as error:  # facts of another shape than the attack's
+        except (LookupError, TypeError, AttributeError) as error:  # facts that do not fit the attack
             raise BadFile(damaged(store.path)) from error
     crafted = experiment.craft(progress)
     question.check(experiment.run, kind_of(experiment.design, crafted.expected))
@@ -238,7 +238,7 @@ def _train(
     from lastiterate.common.progress import TrainingProgress
 
     models, present = _missing(experiment, store, trials.chunk_size)
-    one_by_one = trials.chunk_size == 1 < len(models)  # as a user's trainer, which the first may show to be unfit
+    one_by_one = trials.chunk_size == 1 < len(models)  # as with a user's trainer, which may fail on its first model
     if not one_by_one:
         _say(remarks)
     looks, stored = Looks(), experiment.design.trials - len(models)
@@ -256,14 +256,14 @@ def _train(
 
 
 def _new(store: Store, chunk: ScoredTrials) -> ScoredTrials:
-    """Those trials that are not stored: an audit that is extended trains the rest of a chunk with its beginning."""
+    """Return the trials that are not stored yet. An extended audit trains a partly stored chunk again as a whole."""
     done = store.done()
     trials = zip(chunk.models.tolist(), chunk.present.tolist(), strict=True)
     return chunk.at(np.flatnonzero([trial not in done for trial in trials]))
 
 
 def _reason_to_stop(watch: Watch, store: Store, question: Question) -> str | None:
-    """The reason to stop now an audit that may be stopped at any time."""
+    """Return the reason to stop an anytime-valid audit now, or None."""
 
     def look() -> Look | None:
         evidence = evidence_in(store)
@@ -281,7 +281,7 @@ def _reason_to_stop(watch: Watch, store: Store, question: Question) -> str | Non
 
 
 def _look(experiment: Experiment, crafted: Crafted, store: Store, question: Question) -> str:
-    """The running epsilon. It is no result, unless the bound holds at any time."""
+    """Return the running lower bound as text. It is a result only if the bound is valid at any time."""
     evidence = evidence_in(store)
     design = evidence.design
     inside, outside = (evidence.scores[evidence.present == there] for there in (True, False))
@@ -299,11 +299,11 @@ def _look(experiment: Experiment, crafted: Crafted, store: Store, question: Ques
 
 
 def _missing(experiment: Experiment, store: Store, chunk_size: int) -> tuple[IntArray, BoolArray]:
-    """The trials of those chunks that are not stored. Chunks are the same in every session, so scores are too."""
+    """Return the trials of the chunks that are not stored. Chunks, and so scores, are the same in every session."""
     models, present = experiment.design.planned()
     done = store.done()
     starts = range(0, len(models), chunk_size)
-    is_open = isinstance(experiment.design, OpenEnded)  # whose last chunk may be there in part
+    is_open = isinstance(experiment.design, OpenEnded)  # its last chunk may be stored in part
 
     def is_missing(begin: int) -> bool:
         end = min(begin + chunk_size, len(models)) if is_open else begin + 1
@@ -316,9 +316,10 @@ def _missing(experiment: Experiment, store: Store, chunk_size: int) -> tuple[Int
 
 @contextmanager
 def _open(path: str | Path, experiment: Experiment) -> Iterator[Store]:
-    """The store. A new one that came to nothing, as where the attack refuses the problem, is removed again.
+    """Open the store. A new store is deleted if the audit fails early.
 
-    So is that of a trainer that failed, or was refused, on its first model: once mended, it is another trainer.
+    It fails early if crafting fails, as when the attack refuses the problem, or if the trainer fails or is refused on
+    its first model: the corrected trainer will be another trainer.
     """
     new = not Path(path).exists()
     folders = [folder for folder in Path(path).parents if not folder.exists()]
@@ -331,12 +332,12 @@ def _open(path: str | Path, experiment: Experiment) -> Iterator[Store]:
             if new and (store.crafted is None or refused) and store.is_there():
                 store.close()
                 Path(path).unlink(missing_ok=True)
-                with suppress(OSError):  # somebody else may use them by now
+                with suppress(OSError):  # other processes may use the folders by now
                     for folder in folders:
                         folder.rmdir()
             raise
 
 
 def _setup() -> Fields:
-    """Where and with what an audit was begun."""
+    """Return versions, platform and time of an audit's start."""
     return {"versions": versions(), "platform": platform.platform(), "created": datetime.now(UTC).isoformat()}

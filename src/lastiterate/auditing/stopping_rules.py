@@ -1,4 +1,4 @@
-"""When to stop an audit that one may stop at any time."""
+"""Stopping rules for anytime-valid audits, and limits on how often a running audit is evaluated."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lastiterate.common.validation import instance, number, written_number
 from lastiterate.formatting import spell, spell_down
 
 _ALLOWED = "refuted, minutes=NUMBER or epsilon=NUMBER, several of them with commas between"
-_PAUSE = 19.0  # times what a look takes: looking takes at most a twentieth of the time
+_PAUSE = 19.0  # times the duration of a look: looks take at most a twentieth of the time
 
 
 class Look(NamedTuple):
@@ -23,12 +23,12 @@ class Look(NamedTuple):
 
 @dataclass(frozen=True)
 class Until:
-    """What ends an audit before all of its models are trained: whatever comes first.
+    """Conditions that end an audit before all models are trained. The first that holds ends it.
 
     Attributes:
-        refuted: the claim is refuted.
-        minutes: that this session took.
-        epsilon: that the first method asked for has found.
+        refuted: stop when the claim is refuted.
+        minutes: stop after this many minutes of the session.
+        epsilon: stop when the first requested method finds at least this epsilon.
     """
 
     refuted: bool = False
@@ -36,7 +36,7 @@ class Until:
     epsilon: float | None = None
 
     def reason(self, seconds: float, look: Callable[[], Look | None]) -> str | None:
-        """The reason to stop after this many seconds; None: there is none. A look is None before the first model."""
+        """Return the reason to stop after this many seconds, or None. ``look`` returns None before the first model."""
         if self.minutes is not None and seconds >= 60.0 * self.minutes:
             return f"{spell(self.minutes)} minutes are over"
         found = look() if self.refuted or self.epsilon is not None else None
@@ -50,7 +50,7 @@ class Until:
 
 
 def read_until(text: str | None) -> Until | None:
-    """What ``--until`` says."""
+    """Parse the value of ``--until``."""
     if text is None:
         return None
     instance("until", text, str, _ALLOWED)
@@ -65,15 +65,15 @@ def read_until(text: str | None) -> Until | None:
 
 
 class Watch:
-    """Looks at a running audit as often as it costs little, and says when to stop."""
+    """A check of the stopping rules on a running audit, in at most a twentieth of its time."""
 
     def __init__(self, until: Until, clock: Callable[[], float] = monotonic) -> None:
         self._until, self._clock = until, clock
         self._began = self._next = clock()
-        self._pause = 0.0  # after the first look, which also prepares the others
+        self._pause = 0.0  # no pause after the first look, which includes one-off preparations
 
     def reason(self, look: Callable[[], Look | None]) -> str | None:
-        """The reason to stop, if this is the time to look and there is one."""
+        """Return the reason to stop if a check is due and a rule applies, else None."""
         began = self._clock()
         if began < self._next:
             return None
@@ -83,28 +83,28 @@ class Watch:
         return reason
 
 
-# When to look at the running epsilon: seldom enough that it takes at most a twentieth of an audit's time.
+# Running epsilon: looks at it take at most a twentieth of an audit's time.
 
 _SHARE = 1 / 20
-_LOOK_PAUSE = 2.0  # seconds between two looks, however quick they are
+_LOOK_PAUSE = 2.0  # least seconds between two looks
 
 
 class Looks:
-    """Counts what looks cost. What the first will cost nobody knows: if it was dear, the next one waits for long."""
+    """A throttle for looks at the running epsilon. The wait is in proportion to the cost of the last look."""
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self._clock = clock
         self._began = self._looked = clock()
-        self._spent = self._each = 0.0  # seconds of all looks; of one trial in the last look
+        self._spent = self._each = 0.0  # seconds: of all looks, and per trial in the last look
 
     def due(self, trials: int) -> bool:
-        """Whether there is time for a look at so many trials."""
+        """Return whether there is time for a look at this number of trials."""
         now = self._clock()
         cost = self._spent + self._each * trials
         return now - self._looked > _LOOK_PAUSE and cost <= _SHARE * (now - self._began)
 
     def look(self, at: Callable[[], str], trials: int) -> str:
-        """What is seen, once it is counted what that has cost."""
+        """Return the result of a look, and record its cost."""
         began = self._clock()
         seen = at()
         self._looked = self._clock()

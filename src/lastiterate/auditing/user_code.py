@@ -1,4 +1,4 @@
-"""The source of a user's code: of its file, and of the user's other files that it imports, however indirectly."""
+"""Source digests and imports of a user's code: its file, and the user's files that it imports, also indirectly."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ _MADE_AT_RUN_TIME = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class statement makes such 
 
 
 def is_ours(thing: Code) -> bool:
-    """Whether a function or a class is of this package."""
+    """Return whether a function or a class belongs to this package."""
     file = _file(thing)
     return file is not None and file.is_relative_to(_OURS)
 
 
 def is_installed(thing: Code | ModuleType) -> bool:
-    """Whether a module, a function or a class is of this package, of Python, or of any other package: not a user's."""
+    """Return whether a module, function or class belongs to this package, Python or another package, not to a user."""
     file = _file(thing)
     if file is not None:
         return _is_installed(file)
@@ -41,20 +41,20 @@ def is_installed(thing: Code | ModuleType) -> bool:
             thing.__name__ in sys.builtin_module_names if compiled is None else _is_installed(Path(compiled).resolve())
         )
     if isinstance(thing, FunctionType):
-        return thing.__code__.co_filename.startswith("<frozen ")  # Python's own; others were made by exec or a session
+        return thing.__code__.co_filename.startswith("<frozen ")  # Python's own; the rest comes from exec or a session
     name = getattr(thing, "__module__", None) or ""
     compiled = getattr(sys.modules.get(name), "__file__", None)
     if compiled is not None:
         return _is_installed(Path(compiled).resolve())
-    if name == "builtins":  # which is also where exec puts the classes that it makes
+    if name == "builtins":  # also the module of classes that exec makes
         return isinstance(thing, type) and not thing.__flags__ & _MADE_AT_RUN_TIME
     return name in sys.builtin_module_names
 
 
 def own_source(thing: Code | ModuleType) -> str | None:
-    """A digest of the code that a user's module, function or class runs; None where neither file nor text is left.
+    """Return a digest of the code of a user's module, function or class; None if neither file nor text exists.
 
-    Which folder it is in does not count, nor what its file is called.
+    Folder and name of the file do not count.
     """
     file = _file(thing)
     if file is not None:
@@ -70,7 +70,10 @@ def own_source(thing: Code | ModuleType) -> str | None:
 
 
 def globals_of(function: FunctionType) -> dict[str, object]:
-    """What a function of an interactive session takes from there; of one in a file, that file says all."""
+    """Return the globals that a function of an interactive session uses; empty for a function in a file.
+
+    The digest of the file covers the globals of a function in a file.
+    """
     if _file(function) is not None:
         return {}
     known = function.__globals__
@@ -78,7 +81,7 @@ def globals_of(function: FunctionType) -> dict[str, object]:
 
 
 def neighbours(file: Path) -> set[Path]:
-    """The file and the user's files that it imports, and that these import."""
+    """Return the file and the user's files that it imports, directly or indirectly."""
     found: set[Path] = set()
     waiting = [file.resolve()]
     while waiting:
@@ -90,14 +93,14 @@ def neighbours(file: Path) -> set[Path]:
 
 
 def loaded_modules(file: Path) -> list[ModuleType]:
-    """The modules that were made of a file and of the user's files that it imports, as far as they are loaded."""
+    """Return the loaded modules of a file and of the user's files that it imports."""
     files = neighbours(file)
     held = [(module, getattr(module, "__file__", None)) for module in list(sys.modules.values())]
     return [module for module, place in held if isinstance(place, str) and Path(place).resolve() in files]
 
 
 def _imported(path: Path) -> Iterator[Path]:
-    """Files that the imports in a file lead to, from beside it and from where Python looks for modules."""
+    """Yield the files of a file's imports, from its folder and from Python's path."""
     package = (path.parent.parent if path.name == "__init__.py" else path.parent) / "__init__.py"
     if package.is_file():
         yield package
@@ -118,7 +121,7 @@ def _imported(path: Path) -> Iterator[Path]:
 
 
 def _files_of(starts: list[Path], name: str) -> Iterator[Path]:
-    """The module of this name, and the packages that it is in, in the first of the folders that has it."""
+    """Yield the files of the module of this name and of its packages, from the first folder that has them."""
     for start in starts:
         if _is_installed(start):
             continue
@@ -134,7 +137,7 @@ def _files_of(starts: list[Path], name: str) -> Iterator[Path]:
 
 
 def _file(thing: Code | ModuleType) -> Path | None:
-    """Where it was written, if that is a file that is still there."""
+    """Return the source file of the code, if it still exists."""
     try:
         path = Path(inspect.getsourcefile(thing) or "")
     except TypeError:
@@ -143,7 +146,7 @@ def _file(thing: Code | ModuleType) -> Path | None:
 
 
 def _place(thing: Code | ModuleType) -> str:
-    """Which of the functions of its file it is: several may go without a name, even in one line."""
+    """Return the qualified name in the file; for a lambda also its column, because lambdas can share a line."""
     name = getattr(thing, "__qualname__", "")
     if not isinstance(thing, FunctionType) or thing.__name__ != "<lambda>":
         return name
@@ -152,7 +155,7 @@ def _place(thing: Code | ModuleType) -> str:
 
 
 def _names(code: CodeType) -> Iterator[str]:
-    """The globals that a function, and the functions in it, may look for."""
+    """Yield the global names that a function and its inner functions may use."""
     yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
@@ -160,7 +163,7 @@ def _names(code: CodeType) -> Iterator[str]:
 
 
 def _is_installed(path: Path) -> bool:
-    # An environment may lie within the user's own folder, and Python's library within that.
+    # The user's folder may contain an environment with site-packages and Python's library.
     return bool({"site-packages", "dist-packages"} & set(path.parts)) or any(
         path.is_relative_to(folder) for folder in (_OURS, *_INSTALLED)
     )
@@ -170,22 +173,20 @@ def _digest(content: bytes) -> bytes:
     return hashlib.sha256(content).digest()
 
 
-# Users' files as modules that nobody else's name can collide with, and that other processes find by their name.
-#
-# The module of ``/home/me/json.py`` is called ``lastiterate.auditing.user_code._2fhome_2fme_2fjson_2epy``: its
-# name says where it is. So a trainer may be called like any module of Python, and what it pickles by name can be
-# unpickled in a process that it starts, whatever the way in which processes are started.
+# Imports: the name of a user's module encodes its path. ``/home/me/json.py`` becomes the module
+# ``lastiterate.auditing.user_code._2fhome_2fme_2fjson_2epy``. It cannot collide with a module of Python, and other
+# processes can unpickle its objects, however they are started.
 
-__path__: list[str] = []  # what makes this module one that others can be in
+__path__: list[str] = []  # makes this module a package
 
 _ENCODED = re.compile(rb"_([0-9a-f]{2})")
 
 
 def import_file(file: Path) -> ModuleType:
-    """Run a Python file as a module. What is beside it can be imported from now on, as if it were run by Python.
+    """Run a Python file as a module. Files beside it can be imported from now on.
 
-    It can even later, inside a function or by a process that the trainer starts. But the folder comes last on the path,
-    where ``python file.py`` puts it first: a ``numpy.py`` in it must not become the numpy of this package.
+    Later imports inside a function, or in a process that the trainer starts, work too. The folder comes last on the
+    path, while ``python file.py`` puts it first: a ``numpy.py`` in it must not replace the numpy of this package.
     """
     path = file.resolve()
     folder = str(path.parent)
@@ -193,12 +194,12 @@ def import_file(file: Path) -> ModuleType:
         sys.path.append(folder)
     importlib.invalidate_caches()
     name = _name(path)
-    sys.modules.pop(name, None)  # it may have changed
+    sys.modules.pop(name, None)  # the file may have changed
     return importlib.import_module(name)
 
 
 def is_python(file: Path) -> bool:
-    """Whether Python would take this for a module, which it tells by the end of the name."""
+    """Return whether Python would import this file as a module, judged by its suffix."""
     return spec_from_file_location("any", file) is not None
 
 
@@ -208,7 +209,7 @@ def _name(path: Path) -> str:
 
 
 class _Finder:
-    """Finds the files by the names that they have here."""
+    """A finder of users' files by their encoded module names."""
 
     @staticmethod
     def find_spec(

@@ -1,4 +1,4 @@
-"""The command line. Commands read options, ask the analyses and print; nothing imports this package."""
+"""The command line. Commands read options, call the analyses and print. No other package imports this one."""
 
 _ANALYSES = ("epsilon", "delta", "calibrate", "plan", "power", "estimate")
 
@@ -13,13 +13,13 @@ def main() -> None:
     from lastiterate.cli.signals import watch
 
     watch()
-    # Hardly anything that is imported ever goes: looking for garbage among it takes a tenth of a quick command's time.
+    # Imported objects are hardly ever freed: collecting garbage among them takes a tenth of a quick command's time.
     gc.set_threshold(50_000, 10, 10)
-    if sys.argv[1:] == ["--version"]:  # without loading what reads options
+    if sys.argv[1:] == ["--version"]:  # without loading the app
         print(__version__)
         return
     if sys.argv[1:2] and sys.argv[1] in _ANALYSES:
-        # Their products are small: threads that wait for larger ones take a quarter of the processor time.
+        # Matrix products of analyses are small: idle BLAS threads would take a quarter of the processor time.
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
     from lastiterate.cli.app import app

@@ -1,4 +1,4 @@
-"""The ``lastiterate`` program: its commands and what it says about itself."""
+"""The ``lastiterate`` program: its list of commands, lazy loading, and its own help."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from _collections_abc import dict_items, dict_values
 
 
-# The commands, each of which is loaded when it is called: most need much that others do without.
+# Lazy loading: a command is imported when it is called, since most commands import much that others do not need.
 
 Foreign: TypeAlias = Any  # Typer's commands, contexts and options
 
-# What each is for, as its own help begins, in the order in which they are listed.
+# Summaries in the order of the list. Each equals the first line of the command's own help.
 SUMMARIES = {
     "epsilon": "Epsilon of the released model, by three analyses.",
     "delta": "Delta of the released model, by three analyses.",
@@ -44,11 +44,11 @@ _HOMES = {
     "plan": "calibrate",
     "explore": "serve",
     "watch": "serve",
-}  # modules of commands that have another name
+}  # commands whose module has another name
 
 
 class LazyCommands(dict[str, Foreign]):
-    """The commands by name. They are in modules of the same name."""
+    """The commands by name, imported on first use."""
 
     def __init__(self) -> None:
         super().__init__(dict.fromkeys(SUMMARIES))
@@ -71,7 +71,7 @@ class LazyCommands(dict[str, Foreign]):
 
 
 class LazyGroup(PlainGroup):
-    """The commands and their list, for which none is loaded."""
+    """The group of all commands. Listing them loads none."""
 
     def __init__(self, **options: Foreign) -> None:
         super().__init__(**options)
@@ -81,7 +81,7 @@ class LazyGroup(PlainGroup):
         return _read_plainly(super().get_params(ctx))
 
     def format_commands(self, ctx: Foreign, formatter: Foreign) -> None:
-        """The list, with as much of each summary as there is room for."""
+        """Write the list of commands, with summaries cut to the width."""
         room = formatter.width - 6 - max(map(len, SUMMARIES))
         brief = {name: TyperCommand(name, help=words).get_short_help_str(room) for name, words in SUMMARIES.items()}
         with formatter.section("Commands"):
@@ -89,7 +89,7 @@ class LazyGroup(PlainGroup):
 
 
 class PlainCommand(TyperCommand):
-    """A command whose options are read by our own parsers."""
+    """A command whose options are parsed by our own parsers."""
 
     def get_params(self, ctx: Foreign) -> Foreign:
         return _read_plainly(super().get_params(ctx))
@@ -103,9 +103,9 @@ def _load(name: str) -> Foreign:
 
 
 def _read_plainly(parameters: Foreign) -> Foreign:
-    """Typer would load pydantic even for options that are not given, which takes a quick command a fifth of its time.
+    """Make options bypass pydantic, which typer loads even for absent options: a fifth of a quick command's time.
 
-    Versions that have no such attribute read options without it anyway.
+    Versions of typer without ``_runtime_param`` do not use pydantic.
     """
     for parameter in parameters:
         if isinstance(parameter, TyperOption) and not parameter.multiple and parameter.nargs == 1:
@@ -114,7 +114,7 @@ def _read_plainly(parameters: Foreign) -> Foreign:
 
 
 class _Plainly:
-    """Reads an option by our parser or as the text or path that it is; anything else is left to typer."""
+    """A converter of option values: by our parser, or to a text or a path; typer converts everything else."""
 
     def coerce(self, value: Foreign, param: Foreign, ctx: Foreign) -> Foreign:
         if value is None:

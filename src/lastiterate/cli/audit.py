@@ -1,4 +1,4 @@
-"""``lastiterate audit``: attack a training, and put what was found beside what was predicted."""
+"""The command ``lastiterate audit``, and the steps that it shares with ``audit-lm``: plan, dry run and audit."""
 
 from __future__ import annotations
 
@@ -32,12 +32,18 @@ if TYPE_CHECKING:
     from lastiterate.run import DPSGD
 
 
-# What ``audit`` and ``audit-lm`` do alike, once they know their subject.
+# Shared steps of ``audit`` and ``audit-lm``: the run, the number of models, the audit and the dry run.
 
 
 @dataclass(frozen=True)
 class Planned:
-    """How many models a world, or canaries of one run; what may come of the latter; what to say about the choice."""
+    """The planned size of an audit.
+
+    Attributes:
+        count: models per world, or canaries of one run.
+        one_run: the expected result of an audit of one run; None: unknown, or models in two worlds.
+        remark: a sentence about an automatic choice of ``count``.
+    """
 
     count: int
     one_run: OneRunPlan | None = None
@@ -51,7 +57,7 @@ def described_run(
     examples: int | None,
     usual: Callable[[float], SGD] | None = None,
 ) -> DPSGD | None:
-    """The run that the options describe; None: they describe none. ``usual`` as in ``with_defaults``."""
+    """Return the run that the options describe; None if they describe no run. ``usual`` is as in ``with_defaults``."""
     from lastiterate.auditing.audit_target import with_defaults
 
     noise, clip_norm = options.noise_multiplier, options.clip_norm
@@ -76,16 +82,16 @@ def described_run(
 
 
 def released_fields(method: MethodOptions) -> Fields:
-    """What the options say about whom a run protects and what it releases, and not about its training."""
+    """Return the options that do not affect training: releases, group size and neighbours."""
     return {name: getattr(method, name) for name in ("releases", "group_size", "neighbours")}
 
 
 def planned_canaries(subject: Subject, attack: Any, models: int | str | None, question: Question) -> Planned:
-    """How many canaries to put into the one run, and what may come of it, if anything is known of their scores."""
+    """Return the number of canaries for one run, and the expected result if the attack's scores are predictable."""
     from lastiterate.attacks.attack import LinearScores
     from lastiterate.auditing.evidence.one_run.one_run_power import OneRunPlan, best_guesses, best_plan
 
-    models = None if isinstance(models, str) else models  # one run chooses by itself, if nobody says how many
+    models = None if isinstance(models, str) else models  # "auto" is the default for one run
     if not isinstance(attack.expected({"signal": 1.0}), LinearScores):
         return Planned(attack.most_canaries(subject.problem) if models is None else models)
     asked = question.delta, question.confidence
@@ -98,7 +104,7 @@ def planned_canaries(subject: Subject, attack: Any, models: int | str | None, qu
 
 
 def planned_models(subject: Subject, attack: object, models: int | str, question: Question) -> Planned:
-    """How many models a world to train; "auto" chooses, and has something to say."""
+    """Return the number of models per world. "auto" chooses the number and adds a remark."""
     if not isinstance(models, str):
         return Planned(models)
     from lastiterate.auditing.evidence.audit_power import models_for
@@ -117,7 +123,7 @@ def perform(
     inputs: Files,
     json: bool,
 ) -> int:
-    """Audit the subject, show what was found, and say with which status to exit; Ctrl-C says how to resume."""
+    """Audit the subject, show the result, and return the exit status. Ctrl-C prints how to resume."""
     from lastiterate.auditing.run_audit import conduct
     from lastiterate.auditing.stopping_rules import read_until
     from lastiterate.cli.audit_output import finish
@@ -136,7 +142,7 @@ def perform(
 
 
 def check_audit(store: Path, options: AuditOptions, inputs: Files, json: bool) -> None:
-    """Refuse a store and pictures that would replace each other, or what is read."""
+    """Raise an error if the store and the pictures would overwrite each other or an input file."""
     folder = options.output or (None if json else store.parent)
     pictures = audit_files(store, folder) if folder else []
     check_apart({"--store": store_files(store), "the pictures": pictures}, inputs)
@@ -154,7 +160,7 @@ def rehearse(
     question: Question,
     unseen: list[str] | None = None,
 ) -> None:
-    """Say what an audit would train and how long it would take, and of which tokens canaries could be made."""
+    """Print a dry run: models, time, memory and power of the audit, and the tokens available for canaries."""
     from lastiterate.cli.output import print_json, print_note
     from lastiterate.compare_analyses import run_fields
     from lastiterate.formatting import describe
@@ -183,7 +189,7 @@ def rehearse(
 
 
 def _detectable(subject: Subject, attack: object, models: int, question: Question) -> dict[str, float | None]:
-    """What each method finds with probability 80%; None: infinite. Attacks without scores to expect are perfect."""
+    """Return the epsilon that 80% of audits by a perfect attack reach, for each method; None: infinite."""
     from lastiterate.attacks import AllIterates
     from lastiterate.attacks.attack import LikelihoodRatio, LinearScores, known_fields
     from lastiterate.auditing.evidence.audit_power import outlook_of
@@ -304,7 +310,7 @@ def audit(
         check_audit(options.store, options, inputs, json)
     with talk_on_stderr():
         subject = find_subject(data, model, trainer, lambda n: described_run(size, method_, options, n))
-        if not any(vars(size).values()):  # the usual training, protecting others or releasing more
+        if not any(vars(size).values()):  # the default training, with other releases, group size or neighbours
             given = {name: value for name, value in released_fields(method_).items() if value is not None}
             subject = subject.protecting(**given)
         if trainer and attack and subject.attack is not None:

@@ -1,4 +1,4 @@
-"""``lastiterate audit-lm``: fine-tune a language model privately, with and without a canary, and tell them apart."""
+"""The command ``lastiterate audit-lm``: audit the private fine-tuning of a language model with a canary."""
 
 import sys
 from dataclasses import dataclass, replace
@@ -29,7 +29,7 @@ UnitName = Literal["example", "person"]
 
 @dataclass(frozen=True)
 class TextOptions:
-    """The model, the texts, and what is trained."""
+    """Options for the language model, the texts, and the trained parameters."""
 
     model: Annotated[
         str | None, option("--model", None, "PATH_OR_NAME", "A causal language model: folder, or name on the hub.")
@@ -75,7 +75,7 @@ class TextOptions:
     ] = False
 
     def check(self) -> None:
-        """Refuse what does not belong together, before anything is read."""
+        """Raise an error for options that are missing or contradict each other, before any file is read."""
         if self.model is None or self.text is None:
             raise OptionError("--model and --text must be given: a language model, and what to fine-tune it on")
         if (self.unit == "person") != (self.by is not None):
@@ -83,7 +83,7 @@ class TextOptions:
             raise OptionError(f"--unit person and --by FIELD must be given together, got {got}")
 
     def problem(self, group_size: int | None) -> "TextProblem":
-        """The problem that the options describe; of each person at most so many texts."""
+        """Return the problem that the options describe, with at most ``group_size`` texts per person."""
         self.check()
         assert self.model is not None
         assert self.text is not None
@@ -141,7 +141,7 @@ Models = Annotated[
 
 
 def usual_size(examples: int) -> SizeOptions:
-    """The paper's epochs, in batches of an eighth of the examples."""
+    """Return the default size: the paper's epochs, in batches of one eighth of the examples."""
     from lastiterate.lm.text_problem import EPOCHS
 
     return SizeOptions(batch_size=max(1, examples // 8), epochs=EPOCHS)
@@ -198,7 +198,7 @@ def audit_lm(
         how_long = size if any(vars(size).values()) else usual_size(n)
         of_a_person = method_.group_size or problem.of_a_person
         run = described_run(how_long, replace(method_, group_size=of_a_person), options, n, usual_optimizer)
-        assert run is not None  # since its size is given
+        assert run is not None  # None only without a size
         return run
 
     attack: UnseenTokens | OneRunTokens = UnseenTokens(score, canary_length)

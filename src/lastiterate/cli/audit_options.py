@@ -1,4 +1,4 @@
-"""Options of ``audit`` and ``report``: what to attack, how, and what to ask of the scores."""
+"""Options of commands that audit or train: attack, question, claim, store and engine."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ Fault = Annotated[
 
 @dataclass(frozen=True)
 class QuestionOptions:
-    """What is asked of the scores, and of which claim."""
+    """Options for the estimation of epsilon from scores, and for the claim to judge."""
 
     delta: UsualDelta = 1e-5
     confidence: Annotated[
@@ -77,7 +77,7 @@ class QuestionOptions:
     convex: Convex = None
 
     def question(self) -> Question:
-        """The question that the options put."""
+        """Return the question that the options describe."""
         from lastiterate.auditing.evidence.estimates import Question
 
         methods = None if self.method in (None, "all") else self.method.split(",")
@@ -87,7 +87,7 @@ class QuestionOptions:
 
     @property
     def validity(self) -> str:
-        """Whether the number of models is fixed."""
+        """The validity of the bounds: "fixed" number of models, or "anytime"."""
         return "anytime" if self.anytime else "fixed"
 
 
@@ -102,7 +102,7 @@ Output = Annotated[
 
 @dataclass(frozen=True)
 class AuditOptions:
-    """What audits of shipped models and of language models share, beside the run."""
+    """Options that ``audit`` and ``audit-lm`` share: noise, clipping norm, seed, store, output and stopping."""
 
     noise_multiplier: Annotated[
         PerStepOption | None,
@@ -126,7 +126,7 @@ class AuditOptions:
 
 
 def find_attack(name: str, others: str | None = None) -> object:
-    """The attack of this name, among these other examples, or the one of a user's file."""
+    """Return the attack of this name with these other examples, or the attack from a user's file."""
     if name not in NAMED:
         from lastiterate.auditing.audit_target import users_attack
 
@@ -140,19 +140,19 @@ def find_attack(name: str, others: str | None = None) -> object:
     return named.make(others)
 
 
-# What all commands that train share: where to train, and how to leave.
+# Training: options for the engine, and resuming after a stop.
 
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """Which engine trains."""
+    """Options for the engine that trains."""
 
     engine: Annotated[str, choice("--engine", ("local", "ray"), "Where to train (default: local).")] = "local"
     address: Annotated[str | None, option("--address", None, "ADDRESS", "Of the Ray cluster.")] = None
     gpus: Annotated[float, number_option("--gpus", "GPUs of each Ray task (default: 0).")] = 0.0
 
     def find(self) -> str | Engine:
-        """The engine that the options name."""
+        """Return the engine that the options name."""
         if self.engine == "local":
             if self.address is not None or self.gpus:
                 raise OptionError("--address and --gpus belong to --engine ray")
@@ -163,5 +163,5 @@ class EngineOptions:
 
 
 def resumable(store: Path) -> AbstractContextManager[None]:
-    """Ctrl-C and SIGTERM say how to resume, and end the program at once."""
+    """Return a context in which Ctrl-C and SIGTERM print how to resume and end the program at once."""
     return leaving_with(f"stopped; what was trained is in {printable(str(store))}: the same command resumes")

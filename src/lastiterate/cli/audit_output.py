@@ -1,4 +1,4 @@
-"""What ``audit`` and ``report`` print and draw."""
+"""Output of ``audit`` and ``report``: tables, JSON, pictures and exit statuses, for one audit or several."""
 
 from __future__ import annotations
 
@@ -39,14 +39,15 @@ def finish(
     name: str = "",
     also: Sequence[Beside] = (),
 ) -> int:
-    """Print, then draw, and say with which status to exit: a verdict's goes before that of a picture that failed.
+    """Print the result, draw the pictures, and return the exit status.
 
-    With JSON, pictures are drawn only into a folder given. ``also`` is written first.
+    The status of the verdict takes precedence over that of a failed picture. With JSON, pictures are drawn only if
+    ``output`` is given. The files of ``also`` are written first.
     """
     folder = output or (None if json or result.store is None else result.store.parent)
     if folder and not output and not os.access(folder, os.W_OK):
-        folder = None  # the store was only read; --output says where else to draw
-    undrawn = missing_libraries() if folder else None  # a report without pictures is still one
+        folder = None  # a read-only folder of a store: without --output, draw nothing
+    undrawn = missing_libraries() if folder else None  # without the plot libraries, print without pictures
     if json:
         given = question.contraction
         told: JsonObject = (
@@ -64,7 +65,7 @@ def finish(
 
 
 def status_of(verdict: str, claimed: bool, strict: bool) -> int:
-    """With which status a verdict ends a command; ``claimed``: somebody asked for a claim to be judged."""
+    """Return the exit status of a verdict. ``claimed`` is True if a claim was given."""
     match verdict:
         case "violation":
             return REFUTED
@@ -76,7 +77,7 @@ def status_of(verdict: str, claimed: bool, strict: bool) -> int:
 
 
 def verdict_note(verdict: str, reason: str) -> Text:
-    """The verdict, on a terminal in its colour."""
+    """Return the sentence of the verdict, in colour on a terminal."""
     from rich.text import Text
 
     before, after = verdict_sentence(verdict, reason).split(verdict, 1)
@@ -84,7 +85,7 @@ def verdict_note(verdict: str, reason: str) -> Text:
 
 
 def _drawings(result: AuditResult, files: Sequence[Path]) -> list[Beside]:
-    """The picture, and the page."""
+    """Return the picture and the page as files to write."""
 
     def draw(file: Path) -> None:
         from lastiterate.plot.audit_charts import audit_chart
@@ -100,7 +101,7 @@ def _drawings(result: AuditResult, files: Sequence[Path]) -> list[Beside]:
 
 
 def result_fields(result: AuditResult) -> JsonObject:
-    """A result as JSON."""
+    """Return a result as JSON."""
     fields: JsonObject = {
         **run_fields(result.run),
         "delta": result.delta,
@@ -135,14 +136,14 @@ def result_fields(result: AuditResult) -> JsonObject:
 
 
 def strength_fields(strength: Strength) -> JsonObject:
-    """The strength of a verdict as JSON."""
+    """Return the strength of a verdict as JSON."""
     fields: JsonObject = asdict(strength)
     absent = {"signal": "no signal is seen", "caught": "no such fault would be caught", "needed": strength.why_not}
     return fields | {f"{name}_reason": reason for name, reason in absent.items() if fields[name] is None}
 
 
 def _step_fields(step: Step) -> JsonObject:
-    """A level of the waterfall as JSON."""
+    """Return a level of the waterfall as JSON."""
     if math.isfinite(step.epsilon):
         return {"name": step.name, "epsilon": step.epsilon, "words": step.words}
     return {"name": step.name, "epsilon": None, "epsilon_reason": _INFINITE["epsilon"], "words": step.words}
@@ -160,11 +161,11 @@ _ABSENT = {
     "largest": "not computed for this family",
     "noise_multiplier": "this method assumes no noise",
 }
-_OF_GUESSES = ("guesses", "guessed")  # which only some methods of one run have
+_OF_GUESSES = ("guesses", "guessed")  # fields of some one-run methods only
 
 
 def estimate_fields(estimate: Estimate) -> JsonObject:
-    """An estimate as JSON; what has no finite value is null, with the reason beside it."""
+    """Return an estimate as JSON. Values that are not finite are null, with a reason."""
     fields: JsonObject = {}
     for name, value in asdict(estimate).items():
         if name in _OF_GUESSES and value is None:
@@ -177,15 +178,15 @@ def estimate_fields(estimate: Estimate) -> JsonObject:
     return fields
 
 
-# What ``report`` prints and draws of several stores.
+# Comparison: output of ``report`` for several stores.
 
-SUFFIX = "-compared"  # of the pictures' names, which begin with that of the first store
+SUFFIX = "-compared"  # of the pictures' names, after the name of the first store
 
 _FROM_BEST_TO_WORST = (0, INCONCLUSIVE, REFUTED)
 
 
 def names_of(stores: Sequence[Path]) -> list[str]:
-    """What stores are called beside each other: by their files' names, or whole paths where those do not tell."""
+    """Return display names of the stores: file names, or whole paths if file names are not unique."""
     stems = [store.stem for store in stores]
     return stems if len(set(stems)) == len(stems) else [str(store) for store in stores]
 
@@ -193,7 +194,7 @@ def names_of(stores: Sequence[Path]) -> list[str]:
 def finish_comparison(
     audits: Sequence[ComparedAudit], question: Question, store: Path, output: Path | None, strict: bool, json: bool
 ) -> int:
-    """Print, then draw, and give the worst status of all; a verdict's goes before that of a picture that failed."""
+    """Print, draw, and return the worst status of the verdicts; without one, the status of the pictures."""
     from lastiterate.plot.epsilons import comparison_chart
 
     folder = output or (None if json or not os.access(store.parent, os.W_OK) else store.parent)
@@ -211,6 +212,6 @@ def finish_comparison(
 
 
 def _fields(audit: ComparedAudit) -> JsonObject:
-    """An audit as JSON: all that a report of it alone has, and how it compares."""
+    """Return an audit as JSON: how it compares, and all fields of its own report."""
     about: JsonObject = {"name": audit.name, "differs": list(audit.differs), "validity": audit.validity}
     return about | result_fields(audit.result)

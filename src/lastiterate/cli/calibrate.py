@@ -1,4 +1,4 @@
-"""``lastiterate calibrate``: the noise that a run needs for a given epsilon and delta."""
+"""The commands ``lastiterate calibrate`` and ``plan``: the noise for a target epsilon, of one run or by batch size."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def _by(chosen: str, run: DPSGD, epsilon: float, delta: float, convex: ConvexOpt
     print_answers(f"{describe(run)}; delta {spell_exact(delta)}", "epsilon", answers, run, notes_on(run))
 
 
-# ``lastiterate plan``: which batch size? The noise each needs, and what each leaks then, as in the paper's tables.
+# ``lastiterate plan``: noise and epsilon by batch size, as in the paper's tables.
 
 DatasetSize = Annotated[int, integer_option("--dataset-size", "Number of examples.")]
 Epochs = Annotated[float, number_option("--epochs", "Passes over the data.")]
@@ -179,18 +179,18 @@ def plan(
 
 
 def _row(run: DPSGD, size: int, row: Row) -> Row:
-    """The size and shape of a run before what was found, the analysis first."""
+    """Return the row in order: analysis, batch size, steps, sample rate, results."""
     shape: Row = {"batch_size": size, "steps": run.steps, "sample_rate": float(run.sample_rate)}
     return {"analysis": row["analysis"], "is_guarantee": row["is_guarantee"], **shape, **row}
 
 
-# What ``calibrate`` and ``plan`` print: tables of noise, and which of it guarantees something.
+# Output: tables of noise, and a note on which analysis is a guarantee.
 
 
 def print_noise(tables: Sequence[tuple[str, list[Row]]], run: DPSGD, notes: Sequence[str] = ()) -> None:
-    """Titles and rows, one table after the other; what to know comes last.
+    """Print tables of noise, each with a title and rows; the notes follow the last table.
 
-    The analysis of a row is for its title or a column of its own to tell. Analyses without any value have no column.
+    The title or another column must name the analysis of a row. Analyses without any value have no column.
     """
     rows = [row for _, of_table in tables for row in of_table]
     answers = [key for key in rows[0] if not key.endswith("_reason") and key != "noise_multiplier"]
@@ -207,7 +207,7 @@ def print_noise(tables: Sequence[tuple[str, list[Row]]], run: DPSGD, notes: Sequ
 
 
 def _caution(rows: list[Row], run: DPSGD) -> str:
-    """Which analysis is a guarantee, and what it guarantees with the noise of the one that is not."""
+    """Return a note: which analysis is a guarantee, and the guaranteed epsilon with the noise of the heuristic."""
     name = "no_amplification" if "no_amplification" in rows[0] else "composition"
     label = name.replace("_", " ").capitalize()
     note = f"{label} is a guarantee. Last iterate is a heuristic: it predicts, it does not guarantee."

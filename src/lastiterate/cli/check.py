@@ -1,4 +1,4 @@
-"""``lastiterate check``: is a training what its run says?"""
+"""The command ``lastiterate check``: check training code against its declared settings."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -88,7 +88,7 @@ def check(
 
 
 def _written(path: Path | None) -> list[Path]:
-    """A file that is to be written, if one is."""
+    """Return the file to write as a list; empty if there is none."""
     return [] if path is None else [path]
 
 
@@ -131,7 +131,7 @@ def _checked(
         subject.run,
         subject.problem,
         models,
-        canary,  # type: ignore[arg-type]  # the option takes no other word
+        canary,  # type: ignore[arg-type]  # the option allows only valid words
         seed,
         error,
         batch_size=subject.batch_size if batch_size is None else batch_size,
@@ -141,7 +141,7 @@ def _checked(
 
 
 def _finish(result: "CheckResult", subject: "Subject", plot: Path | None, junit: Path | None, json: bool) -> int:
-    """Print, then write files, and say with which status to exit: a fault's goes before that of a file that failed."""
+    """Print the result, write the files, and return the status of the verdict, or else that of a failed file."""
     from lastiterate.cli.audit_output import INCONCLUSIVE, REFUTED
     from lastiterate.cli.output import Beside, pictures, print_json, write_beside
     from lastiterate.compare_analyses import run_fields

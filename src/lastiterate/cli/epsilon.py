@@ -1,4 +1,4 @@
-"""``lastiterate epsilon``: what a run's released model leaks, as epsilon at a given delta."""
+"""The commands ``lastiterate epsilon`` and ``delta``: privacy of the released model of a run."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def _say(run: DPSGD, delta: float, curves: Curves, plot: Path | None) -> None:
 
 
 def _earlier(answers: dict[str, Answer]) -> list[str]:
-    """The paper's non-monotone case: training on made the heuristic smaller."""
+    """Return a note for the paper's non-monotone case, in which further training lowers the heuristic; else none."""
     from lastiterate.formatting import spell_up
 
     last, largest = answers["last_iterate"].value, answers["max_over_steps"].value
@@ -110,7 +110,7 @@ def _draw(run: DPSGD, delta: float, curves: Curves, path: Path, *, quiet: bool, 
     raise typer.Exit(write_beside(drawn, quiet=quiet, has_notes=has_notes))
 
 
-# ``lastiterate delta``: what a run's released model leaks, as delta at a given epsilon.
+# ``lastiterate delta``: delta of the released model at a given epsilon.
 
 
 @unfold

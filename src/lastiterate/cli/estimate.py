@@ -1,4 +1,4 @@
-"""``lastiterate estimate``: from the scores of one's own attack to an empirical epsilon."""
+"""The command ``lastiterate estimate``: an empirical epsilon from the scores of your own attack."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -125,14 +125,14 @@ def estimate(
 
 
 def _run(size: SizeOptions, training: MethodOptions, noise_multiplier: PerStepOption | None) -> "DPSGD | None":
-    """The run, if one is described; its noise matters only as a shape unless it was given."""
+    """Return the described run, or None. Without a noise multiplier it is 1: only the shape of the noise matters."""
     if size == SizeOptions() and training == MethodOptions() and noise_multiplier is None:
         return None
     return size.run(1.0 if noise_multiplier is None else noise_multiplier, training)
 
 
 def _methods(method: str, run: "DPSGD | None") -> tuple[str, ...]:
-    """What to show; composition refuses shuffled batches and those of fixed size."""
+    """Return the methods to show. Composition is left out for shuffled and fixed-size batches, which it refuses."""
     if method != "all":
         return (method,)
     if run is None:
@@ -141,13 +141,13 @@ def _methods(method: str, run: "DPSGD | None") -> tuple[str, ...]:
 
 
 def _table(rows: "list[JsonObject]") -> "list[JsonObject]":
-    """What fits into a table, with the reasons for what is missing."""
+    """Return the columns that fit into a table, with the reasons for missing values."""
     shown = ("method", "epsilon", "largest", "threshold", "false_positives", "false_negatives")
     return [{key: row[key] for name in shown for key in (name, f"{name}_reason") if key in row} for row in rows]
 
 
 def _words(found: "list[Estimate]", models_in: int, models_out: int) -> tuple[str, list[str]]:
-    """The title of the table, and the notes under it."""
+    """Return the title of the table and the notes below."""
     from lastiterate.formatting import spell, spell_exact
 
     first = found[0]

@@ -1,6 +1,9 @@
-"""How a command ends. Bad input is one plain sentence on stderr and status 2, whoever noticed it; what broke is 3.
+"""Exit statuses and error messages of commands, and the handling of Ctrl-C and SIGTERM.
 
-Status 1 says that a claim is refuted, and nothing else does: neither Python's nor typer's own use of it gets out.
+Bad input is one plain sentence on stderr and status 2. A failure is status 3. Ctrl-C is status 130, SIGTERM 143. Status
+1 means only that a claim is refuted: Python's and typer's own use of status 1 never gets out.
+
+The program loads this module first, so that signals are handled from the start.
 """
 
 from __future__ import annotations
@@ -20,30 +23,30 @@ from lastiterate.formatting import printable
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-# The base of typer's own usage errors. Some versions take it from click, some carry it themselves.
+# The base class of typer's usage errors, which is in click or in typer, depending on the version.
 _UsageError: type[Exception] = typer.BadParameter.__mro__[2]
 
 BAD_INPUT, BROKEN, STOPPED = 2, 3, 130
 
 
 class OptionError(typer.BadParameter):
-    """A bad value of an option, whose message is a whole sentence that already names the option."""
+    """A bad value of an option. The message is a whole sentence that names the option."""
 
     def format_message(self) -> str:
-        """The message alone, without typer's preamble."""
+        """Return the message without typer's preamble."""
         return self.message
 
 
 class PlainGroup(TyperGroup):
-    """The commands, with errors for people and scripts alike: no box, no usage, no traceback."""
+    """A group of commands with plain error messages: no box, no usage, no traceback for bad input."""
 
     def main(  # type: ignore[override]
         self, args: Sequence[str] | None = None, prog_name: str | None = None, **options: Any
     ) -> object:
-        """Run a command and, as a program, exit with its status."""
+        """Run a command and, in standalone mode, exit with its status."""
         if not options.pop("standalone_mode", True):
             return super().main(args, prog_name, standalone_mode=False, **options)
-        for stream in (sys.stdout, sys.stderr):  # names of files may hold what no encoding has, tables what few have
+        for stream in (sys.stdout, sys.stderr):  # file names and tables may have characters that the encoding lacks
             if isinstance(stream, io.TextIOWrapper):
                 stream.reconfigure(errors="backslashreplace")
         try:
@@ -51,7 +54,7 @@ class PlainGroup(TyperGroup):
             sys.stdout.flush()
         except BrokenPipeError:
             status = _pipe_is_gone()
-        except SystemExit as error:  # typer's answer to a broken pipe, or somebody else's attempt to end the program
+        except SystemExit as error:  # raised by typer for a broken pipe, or by other code
             gone = isinstance(error.__context__, BrokenPipeError)
             status = _pipe_is_gone() if gone else _broke(f"something called sys.exit({error.code!r})")
         except _UsageError as error:
@@ -75,13 +78,13 @@ class PlainGroup(TyperGroup):
 
 
 def _pipe_is_gone() -> int:
-    """Whoever read the output has left: nothing is there to be told, nor to be written when Python ends."""
+    """Redirect stdout to the null device, so that Python writes nothing to the broken pipe at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return BROKEN
 
 
 def _no_space(error: OSError) -> int:
-    """A full disk; without the name of a file, it is that of the output, which must not be tried again at the end."""
+    """Report a full disk. Without a file name the output itself failed, and Python must not flush it at exit."""
     if error.filename is None:
         _pipe_is_gone()
         return _say(f"the output cannot be written: {error.strerror}", BROKEN)

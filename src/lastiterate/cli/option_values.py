@@ -1,6 +1,7 @@
-"""Options' texts become values: each function takes an option's name, for its complaints, and gives a parser.
+"""Parsers of option texts, and ``unfold``, which turns dataclasses of options into options of a command.
 
-Ranges are left to the objects that the values are for; they name what is wrong.
+Each function takes an option's name, for error messages, and returns a parser. Ranges are checked later, by the objects
+that use the values.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ if TYPE_CHECKING:
 
 
 def integer(option: str) -> Callable[[str], int]:
-    """A whole number: 1.5, 1e5 and 1_000 are refused, as a mistyped step count should not pass."""
+    """Parse a whole number. 1.5, 1e5 and 1_000 are refused, so that a mistyped step count does not pass."""
 
     def parse(text: str) -> int:
-        whole = written_integer(str(text))  # typer passes defaults through as what they are
+        whole = written_integer(str(text))  # typer passes defaults unconverted
         if whole is None:
             raise OptionError(f"{option} must be an integer in plain digits, got {text!a}")
         return whole
@@ -33,7 +34,7 @@ def integer(option: str) -> Callable[[str], int]:
 
 
 def number(option: str) -> Callable[[str], float]:
-    """A number."""
+    """Parse a number."""
 
     def parse(text: str) -> float:
         value = written_number(str(text))
@@ -45,7 +46,7 @@ def number(option: str) -> Callable[[str], float]:
 
 
 def models(option: str) -> Callable[[str], int | str]:
-    """A whole number, or the word auto."""
+    """Parse a whole number, or the word auto."""
     whole = integer(option)
 
     def parse(text: str) -> int | str:
@@ -57,7 +58,7 @@ def models(option: str) -> Callable[[str], int | str]:
 
 
 def per_step(option: str) -> Callable[[str], float | list[float]]:
-    """One number for all steps, or one for each, separated by commas."""
+    """Parse one number for all steps, or one per step, separated by commas."""
     one = number(option)
 
     def parse(text: str) -> float | list[float]:
@@ -67,7 +68,7 @@ def per_step(option: str) -> Callable[[str], float | list[float]]:
 
 
 def rates(option: str) -> Callable[[str], float | list[float]]:
-    """The same, where a number may also be a fraction of whole numbers, as 1/3."""
+    """Parse sample rates as ``per_step`` does; a rate may also be a fraction of whole numbers, such as 1/3."""
 
     def one(text: str) -> float:
         above, _, below = text.partition("/")
@@ -85,7 +86,7 @@ def rates(option: str) -> Callable[[str], float | list[float]]:
 
 
 def coefficients(option: str) -> Callable[[str], list[float]]:
-    """Numbers separated by commas, or a text file of them, separated by commas, blanks or lines."""
+    """Parse numbers separated by commas, or a text file of numbers separated by commas, blanks or lines."""
     one = number(option)
 
     def parse(text: str) -> list[float]:
@@ -110,7 +111,7 @@ def coefficients(option: str) -> Callable[[str], list[float]]:
 
 
 def integers(option: str) -> Callable[[str], list[int]]:
-    """Whole numbers separated by commas."""
+    """Parse whole numbers separated by commas."""
     one = integer(option)
 
     def parse(text: str) -> list[int]:
@@ -120,7 +121,7 @@ def integers(option: str) -> Callable[[str], list[int]]:
 
 
 def one_or_more(option: str) -> Callable[[str], int | list[int]]:
-    """A whole number, or several of them separated by commas."""
+    """Parse one whole number, or several separated by commas."""
     one = integer(option)
 
     def parse(text: str) -> int | list[int]:
@@ -130,7 +131,7 @@ def one_or_more(option: str) -> Callable[[str], int | list[int]]:
 
 
 def one_of(*allowed: str) -> Callable[[str], Callable[[str], str]]:
-    """One of a few words."""
+    """Parse one of the allowed words."""
 
     def of(option: str) -> Callable[[str], str]:
         def parse(text: str) -> str:
@@ -144,7 +145,7 @@ def one_of(*allowed: str) -> Callable[[str], Callable[[str], str]]:
 
 
 def attack(option: str) -> Callable[[str], str]:
-    """The name of an attack, or a file with one."""
+    """Parse the name of an attack, or FILE.py:CLASS."""
 
     def parse(text: str) -> str:
         if text not in NAMED and ":" not in text:
@@ -155,7 +156,7 @@ def attack(option: str) -> Callable[[str], str]:
 
 
 def threshold(option: str) -> Callable[[str], float | str]:
-    """A number, or how the threshold is chosen."""
+    """Parse a threshold: a number, or the name of a way to choose it."""
 
     def parse(text: str) -> float | str:
         if text in THRESHOLDS:
@@ -169,7 +170,7 @@ def threshold(option: str) -> Callable[[str], float | str]:
 
 
 def average(option: str) -> Callable[[str], str | float]:
-    """The word uniform, or the decay of an exponential moving average."""
+    """Parse the word uniform, or the decay of an exponential moving average."""
 
     def parse(text: str) -> str | float:
         if text == "uniform":
@@ -182,11 +183,11 @@ def average(option: str) -> Callable[[str], str | float]:
     return parse
 
 
-# Options that commands share are dataclasses: a command takes one as a parameter, its fields become options.
+# Groups of options: dataclasses that commands share; each field becomes an option.
 
 
 def unfold(command: Callable[..., None]) -> Callable[..., None]:
-    """Show typer a function whose dataclass parameters are replaced by their fields."""
+    """Return the command with each dataclass parameter replaced by its fields, for typer."""
     hints = get_type_hints(command, include_extras=True)
     groups: dict[str, Any] = {name: kind for name, kind in hints.items() if is_dataclass(kind)}
     shown: list[inspect.Parameter] = []
@@ -209,7 +210,7 @@ def unfold(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _option(name: str, annotation: Any, default: object) -> inspect.Parameter:
-    """What typer is shown: where an option has a parser the type does not matter, and typer knows few types."""
+    """Return a parameter for typer. Options with a parser get type Any, since typer supports few types."""
     metadata = getattr(annotation, "__metadata__", ())
     if any(getattr(each, "parser", None) for each in metadata):
         annotation = Annotated[Any, *metadata]

@@ -1,4 +1,4 @@
-"""How a run is described on the command line: options that every command shares, and the DPSGD they mean."""
+"""Options that describe a run on the command line, shared by all commands, and their conversion to a ``DPSGD``."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def option(name: str, kind: Callable[[str], Callable[[str], object]] | None, metavar: str | None, help_: str) -> object:
-    """An option whose text one of ``values`` reads; None leaves that to typer."""
+    """An option. ``kind`` is a function of ``option_values`` that makes the parser; None leaves parsing to typer."""
     return typer.Option(name, parser=kind and kind(name), metavar=metavar, help=help_, show_default=False)
 
 
@@ -46,7 +46,7 @@ def choice(name: str, words: Sequence[str], help_: str) -> object:
 
 
 def flag(name: str, help_: str) -> object:
-    """An option that is there or not."""
+    """An option without a value."""
     return option(name, None, None, help_)
 
 
@@ -88,7 +88,7 @@ Plot = Annotated[
 
 @dataclass(frozen=True)
 class MethodOptions:
-    """How a run samples and updates."""
+    """Options for sampling, optimizer, releases, neighbours and correlated noise of a run."""
 
     sampling: Annotated[
         Sampling, choice("--sampling", get_args(Sampling), "How batches are drawn (default: poisson).")
@@ -161,13 +161,13 @@ class MethodOptions:
     ] = 1
 
     def fields(self) -> Fields:
-        """The fields of a DPSGD that these options give."""
+        """Return the fields of a ``DPSGD`` that these options set."""
         names = ("sampling", "weights", "releases", "neighbours", "noise_filter", "min_separation")
         group = 1 if self.group_size is None else self.group_size
         return {"optimizer": self._optimizer(), "group_size": group, **{name: getattr(self, name) for name in names}}
 
     def scheduled(self, run: DPSGD) -> DPSGD:
-        """The run with the named schedule, which needs to know how many steps there are."""
+        """Return the run with the named learning rate schedule, which depends on the number of steps."""
         parameters = self._schedule_parameters()
         if self.schedule is None or run.optimizer is None:
             return run
@@ -175,7 +175,7 @@ class MethodOptions:
         return run.replace(optimizer=replace(run.optimizer, learning_rate=rates))
 
     def _schedule_parameters(self) -> dict[str, float]:
-        """The options of the schedule, or a complaint about one that another schedule has, or that is missing."""
+        """Return the options of the schedule. Raise an error if one is missing or belongs to another schedule."""
         names = ("final_rate", "warmup_steps", "first_rate", "drop_every", "drop_factor")
         given = {name: value for name in names if (value := getattr(self, name)) is not None}
         taken = dict(signature(SCHEDULES[self.schedule]).parameters) if self.schedule else {}
@@ -190,7 +190,7 @@ class MethodOptions:
         return given
 
     def _optimizer(self) -> Optimizer | None:
-        """The optimizer that the options describe, or a complaint about one that belongs to another."""
+        """Return the optimizer that the options describe. Raise an error if an option belongs to another optimizer."""
         from lastiterate.optimizer import SGD, Adam
 
         kind = Adam if self.optimizer in ("adam", "adamw") else SGD
@@ -213,7 +213,7 @@ class MethodOptions:
 
 @dataclass(frozen=True)
 class ConvexOptions:
-    """What makes a guarantee for the last iterate of convex training; nothing where neither is given."""
+    """Options for the guarantee on the last iterate of convex training. Without them there is no such guarantee."""
 
     convex: Convex = None
     diameter: Annotated[
@@ -221,7 +221,7 @@ class ConvexOptions:
     ] = None
 
     def curves(self, analysis: str | None = None) -> Curves:
-        """The analysis with these numbers, by its name."""
+        """Return the convex analysis with these numbers, by name; empty if no number is given."""
         import lastiterate
 
         if self.convex is None and self.diameter is None:
@@ -231,14 +231,14 @@ class ConvexOptions:
         return {"convex": partial(lastiterate.convex, contraction=self.convex, diameter=self.diameter)}
 
     def fields(self) -> Fields:
-        """What was given, as JSON."""
+        """Return the given options as JSON."""
         given = {"contraction": self.convex, "diameter": self.diameter}
         return {name: value for name, value in given.items() if value is not None}
 
 
 @dataclass(frozen=True)
 class SizeOptions:
-    """How long a run is and how large its batches are, in one of two ways."""
+    """Options for the length of a run and its batches: by steps and sample rate, or by dataset and batch size."""
 
     steps: Steps = None
     sample_rate: Annotated[
@@ -260,7 +260,7 @@ class SizeOptions:
     ] = None
 
     def run(self, noise_multiplier: PerStepOption, method: MethodOptions) -> DPSGD:
-        """The run that the options describe."""
+        """Return the run that the options describe."""
         sizes: Fields = {"dataset_size": self.dataset_size, "batch_size": self.batch_size}
         if _given(sizes) and self.steps is not None and self.sample_rate is None and self.epochs is None:
             _require(sizes)
@@ -288,7 +288,7 @@ class SizeOptions:
         return method.scheduled(DPSGD(**by_rate, noise_multiplier=noise_multiplier, **method.fields()))
 
 
-ADAMW_DECAY = 0.01  # as that of torch.optim.AdamW
+ADAMW_DECAY = 0.01  # the default of torch.optim.AdamW
 _OF_SGD = ("learning_rate", "momentum", "dampening", "nesterov", "weight_decay", "decoupled", "averaging")
 _OF_OPTIMIZERS = (*_OF_SGD, "beta1", "beta2", "eps")
 _EITHER = (
@@ -321,7 +321,7 @@ _Value = TypeVar("_Value")
 
 
 def run_of(texts: Mapping[str, str]) -> DPSGD:
-    """The run that options of these names and texts describe; a ValueError is the command line's sentence."""
+    """Return the run that these options describe, texts by name. A ValueError has the command line's message."""
     known = {field.name for kind in _KINDS for field in fields(kind)} | {"noise_multiplier"}
     for name in texts:
         if name not in known:
@@ -332,17 +332,17 @@ def run_of(texts: Mapping[str, str]) -> DPSGD:
 
 
 def curves_of(texts: Mapping[str, str]) -> Curves:
-    """The analyses that need more than the run, by the options of these names and texts."""
+    """Return the analyses that need more than the run, from the texts of options by name."""
     return _told(lambda: _options(ConvexOptions, texts).curves())
 
 
 def number_of(name: str, text: str) -> float:
-    """The number that the text of an option is."""
+    """Return the number in the text of an option."""
     return _told(lambda: values.number(_spelled(name))(text))
 
 
 def integers_of(name: str, text: str) -> list[int]:
-    """Whole numbers with commas between them."""
+    """Return the whole numbers, separated by commas, in the text of an option."""
     return _told(lambda: values.integers(_spelled(name))(text))
 
 
@@ -358,7 +358,7 @@ def _options(kind: type[_Options], texts: Mapping[str, str]) -> _Options:
 
 
 def _read(hint: Any, text: str) -> object:
-    """What typer would make of the text."""
+    """Convert the text to a value, as typer does."""
     option = hint.__metadata__[0]
     if option.parser is not None:
         return option.parser(text)

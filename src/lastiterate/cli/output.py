@@ -1,4 +1,9 @@
-"""What commands print: one JSON object, or tables for people, which without a terminal are plain text."""
+"""Output of all commands: JSON, tables, files beside them, and progress bars.
+
+A command prints one JSON object or tables to stdout; tables are plain text without a terminal. Everything else, such as
+output of training code, goes to stderr. Output files are checked before any work begins. Pictures are drawn after the
+table is printed, so that a picture that fails does not lose the table.
+"""
 
 from __future__ import annotations
 
@@ -32,14 +37,14 @@ if TYPE_CHECKING:
 
 
 def print_json(fields: Mapping[str, Json]) -> None:
-    """Print one JSON object; infinity and NaN, which JSON lacks, would be a mistake of the caller's."""
+    """Print one JSON object. Infinity and NaN, which JSON lacks, raise a ValueError."""
     import json
 
     _write(json.dumps(fields, indent=2, allow_nan=False) + "\n")
 
 
 def print_answers(title: str, quantity: str, answers: dict[str, Answer], run: DPSGD, notes: Iterable[str] = ()) -> None:
-    """The analyses beside each other, each with what it assumes."""
+    """Print a table of the analyses, with the assumptions of each."""
     shown = {name: answer for name, answer in answers.items() if name != "max_over_steps"}
     rows = [
         (ANALYSES[name].label_of(run), "none", "see below")
@@ -55,7 +60,7 @@ def print_answers(title: str, quantity: str, answers: dict[str, Answer], run: DP
 
 
 def print_rows(title: str, rows: Sequence[Mapping[str, Json]], notes: Iterable[str | Text] = ()) -> None:
-    """Rows of JSON as a table: the keys are its header, and reasons stand under it."""
+    """Print rows of JSON as a table, with the keys as header and the reasons for missing values below."""
     header = [key for key in rows[0] if not key.endswith("_reason")]
     numeric = {i for i, key in enumerate(header) if not isinstance(rows[0][key], str)}
     reasons = dict.fromkeys(f"none: {row[key]}" for row in rows for key in row if key.endswith("_reason"))
@@ -81,7 +86,7 @@ def _cell(key: str, value: Json) -> str:
 
 
 def print_note(text: str) -> None:
-    """Plain words above a table."""
+    """Print plain text, such as a note above a table."""
     from rich.text import Text
 
     _write(text_of(Text(shown(text))) + "\n")
@@ -90,30 +95,30 @@ def print_note(text: str) -> None:
 def print_table(
     title: str, header: Sequence[str], rows: Sequence[Sequence[str]], numeric: set[int], notes: Sequence[str | Text]
 ) -> None:
-    """A title, a table whose numeric columns are aligned to the right, and notes."""
+    """Print a title, a table with numeric columns aligned to the right, and notes."""
     print_whole(Table(title, header, rows, numeric, notes))
 
 
 def print_whole(table: Table) -> None:
-    """A table that somebody else has put together, on a terminal with its colours."""
+    """Print a complete table, in colour on a terminal."""
     _write(text_of(*table.parts()) + "\n")
 
 
 def _write(text: str) -> None:
-    """Write, and see that it arrives: whatever comes after it must not take it away."""
+    """Write to stdout and flush, so that a later failure does not lose the text."""
     sys.stdout.write(text)
     sys.stdout.flush()
 
 
-# Files that a command writes are apart from each other, and from those that it reads; told before anything is done.
+# File conflicts: output files must differ from each other and from input files.
 
-Files = Mapping[str, Iterable[Path]]  # by the option, or the words, that people know them by
+Files = Mapping[str, Iterable[Path]]  # by option, or by another name that users know
 
 _BESIDE_A_STORE = ("-wal", "-shm", "-journal", ".lock")
 
 
 def check_apart(outputs: Files, inputs: Files) -> None:
-    """Refuse files that are to be written under two names, or written over what is read; links are followed."""
+    """Raise an error if two outputs, or an output and an input, are the same file; links are followed."""
     written = [(name, path) for name, paths in outputs.items() for path in paths]
     read = [(name, path) for name, paths in inputs.items() for path in paths]
     pairs = [*combinations(written, 2), *((output, source) for output in written for source in read)]
@@ -123,31 +128,31 @@ def check_apart(outputs: Files, inputs: Files) -> None:
 
 
 def store_files(store: Path) -> list[Path]:
-    """A store, or a folder of stores, with the files that SQLite and the lock put beside each."""
+    """Return a store, or a folder and its stores, with the SQLite and lock files beside each."""
     stores = [store, *store.glob("*.sqlite")] if store.is_dir() else [store]
     return [Path(f"{file}{suffix}") for file in stores for suffix in ("", *_BESIDE_A_STORE)]
 
 
 def given_files(*given: Path | str | None) -> list[Path]:
-    """Files that are read, of options that may also be left out, name a folder, or no file at all, as of data."""
+    """Return the values that name existing files. Others are absent, folders, or names such as that of a dataset."""
     paths = [Path(each) for each in given if each is not None]
     return [path for path in paths if path.is_file()]
 
 
-# Stdout is for results: whatever is printed while models are trained goes to stderr.
+# Redirection: text printed during training goes to stderr, since stdout is for results.
 
 _OUT, _ERR = 1, 2
 
 
 @contextmanager
 def talk_on_stderr() -> Iterator[None]:
-    """What a user's code prints meanwhile goes to stderr; also what compiled code and processes that it starts print.
+    """Redirect stdout to stderr, also for compiled code and child processes of the user's code.
 
-    So the one JSON object on stdout stays alone there.
+    The JSON object then stays alone on stdout.
     """
     _flush()
     kept = None
-    with suppress(OSError):  # one of them is closed
+    with suppress(OSError):  # stdout or stderr is closed
         kept = os.dup(_OUT)
         os.dup2(_ERR, _OUT)
     try:
@@ -161,19 +166,19 @@ def talk_on_stderr() -> Iterator[None]:
 
 
 def _flush() -> None:
-    """Let nothing that was printed before come out later, and elsewhere: not Python's output, and not that of C."""
+    """Flush the buffers of Python and of C, so that no earlier output appears later on another stream."""
     for stream in (sys.stdout, sys.__stdout__):
-        with suppress(OSError, ValueError, AttributeError):  # a pipe that is gone, a closed stream, none at all
+        with suppress(OSError, ValueError, AttributeError):  # a broken pipe, a closed stream, no stream
             stream.flush()  # type: ignore[union-attr]
-    with suppress(OSError, TypeError, AttributeError):  # where C's library cannot be asked like this
+    with suppress(OSError, TypeError, AttributeError):  # platforms where the C library cannot be called this way
         ctypes.CDLL(None).fflush(None)
 
 
-# Where commands put pictures, and how: after the table, which a picture that fails does not take away.
+# Pictures and other files: their names, checks before work begins, and writing after the table.
 
 
 def picture_files(name: str, output: Path) -> list[Path]:
-    """The files to draw, checked, so that nobody waits in vain; nothing is made yet, not even a new folder."""
+    """Return the picture files, after checking that they can be written. Creates no file and no folder."""
     from lastiterate.plot.chart_file import check_target
 
     if output.suffix and not output.is_dir():
@@ -185,13 +190,13 @@ def picture_files(name: str, output: Path) -> list[Path]:
 
 
 def audit_files(store: Path | None, folder: Path, name: str = "") -> list[Path]:
-    """The picture and the page of an audit: their names are the store's, followed by ``name``."""
+    """Return the files of the picture and the page of an audit, named after the store, followed by ``name``."""
     stem = store.stem if store else "audit"
     return [folder / f"{stem}{name}.{kind}" for kind in ("png", "html")]
 
 
 def check_folder(folder: Path, files: Sequence[str]) -> None:
-    """Refuse a folder in which files of these names could not be drawn later; a new one is not made yet."""
+    """Raise an error if files of these names could not be written in the folder. Does not create the folder."""
     from lastiterate.plot.chart_file import check_target
 
     if not folder.is_dir() and (folder.exists() or folder.is_symlink() or not folder.parent.is_dir()):
@@ -201,14 +206,14 @@ def check_folder(folder: Path, files: Sequence[str]) -> None:
 
 
 def check_page(folder: Path | None) -> None:
-    """The same for the page of an audit, if there is to be one."""
+    """Raise an error if the page of an audit could not be written in the folder; None: no check."""
     if folder is not None:
         check_folder(folder, ["audit.html"])
 
 
 @dataclass(frozen=True)
 class Beside:
-    """A file that is written beside a table; ``label`` goes before its name where people are told of it."""
+    """A file that is written beside a table. ``label`` precedes its name in the printed note."""
 
     file: Path
     write: Callable[[Path], None]
@@ -216,7 +221,7 @@ class Beside:
 
 
 def pictures(make: Callable[[], Picture], files: Sequence[Path]) -> list[Beside]:
-    """An altair chart, which is made when the first of the files is drawn."""
+    """Return the files of an altair chart, which is made when the first file is drawn."""
     made = cache(make)
 
     def draw(file: Path) -> None:
@@ -228,17 +233,17 @@ def pictures(make: Callable[[], Picture], files: Sequence[Path]) -> list[Beside]
 
 
 def write_beside(files: Sequence[Beside], *, quiet: bool, has_notes: bool = True, track: Track = iter) -> int:
-    """Write what belongs beside a table that is printed already, and give the status for where no verdict has one.
+    """Write the files beside a printed table, and return the exit status: 0, or ``BROKEN`` if a file failed.
 
-    What cannot be written is one sentence. With ``quiet``, as for JSON, what was written is not told; otherwise it
-    stands under the table's notes, if it ``has_notes``.
+    Failures are reported in one sentence on stderr. Unless ``quiet`` (for JSON), the names of written files are printed
+    below the notes of the table. Without notes (``has_notes``), a blank line comes first.
     """
     failed: dict[str, list[str]] = {}
     for each in track(files):
         try:
             each.file.parent.mkdir(exist_ok=True)
             each.write(each.file)
-        except Exception as error:  # whatever it was: the table is there, and other files may still be written
+        except Exception as error:  # the table is printed, and other files may still be written
             failed.setdefault(str(error) or type(error).__name__, []).append(repr(str(each.file)))
             continue
         if not quiet:
@@ -251,7 +256,7 @@ def write_beside(files: Sequence[Beside], *, quiet: bool, has_notes: bool = True
     return BROKEN
 
 
-# A progress bar on stderr for work that turns out to take long; quick work shows and loads nothing.
+# Progress bars: on stderr, only for work that takes long, so that quick commands load nothing.
 
 
 class _Count:
@@ -281,7 +286,7 @@ def _bar(description: str, total: int) -> Iterator[_Count]:
 
 
 def tracker(description: str) -> Track:
-    """A function that hands through the items of a sequence and, on a terminal, shows how far it is."""
+    """Return a function that yields the items of a sequence and shows a progress bar on a terminal."""
 
     def track(items: Sequence[Item]) -> Iterator[Item]:
         if not sys.stderr.isatty():
@@ -296,7 +301,7 @@ def tracker(description: str) -> Track:
 
 
 def announcer(description: str) -> Track:
-    """The same for items that show their own progress: on a terminal, a line says which one begins."""
+    """Return a function that yields the items and prints a line at each; for items with their own progress bar."""
 
     def announce(items: Sequence[Item]) -> Iterator[Item]:
         for number, item in enumerate(items, start=1):

@@ -1,4 +1,4 @@
-"""``lastiterate power``: how much an audit can see, and how many models it takes to refute a claim."""
+"""The command ``lastiterate power``: the power of an audit, and the number of models that refute a claim."""
 
 import math
 from typing import TYPE_CHECKING, Annotated
@@ -143,7 +143,7 @@ def _fields(found: "Power") -> "JsonObject":
 
 
 def _row(method: str, detectable: float, median: float) -> "Row":
-    """One method's; an infinite epsilon is null, with the reason beside it."""
+    """Return the row of one method. An infinite epsilon is null, with a reason."""
     row: Row = {"method": method}
     for name, value in (("detectable", detectable), ("median", median)):
         row[name] = value if math.isfinite(value) else None

@@ -1,4 +1,4 @@
-"""``lastiterate probe``: a counterexample, in which the last iterate leaks more than the heuristic predicts."""
+"""The command ``lastiterate probe``: counterexamples whose last iterate leaks more than the heuristic predicts."""
 
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -38,7 +38,7 @@ Output = Annotated[
 
 @dataclass(frozen=True)
 class SettingOptions:
-    """Fields of a ``Setting``. None: the counterexample's own."""
+    """Options for the fields of a ``Setting``. None: the default of the counterexample."""
 
     steps: Steps = None
     sample_rate: Annotated[
@@ -115,7 +115,7 @@ def probe(
 
 
 def _check(name: str, example: "Counterexample", given: list[str]) -> None:
-    """Refuse an option of another counterexample."""
+    """Raise an error for an option of another counterexample."""
     for option_ in ("alpha", "growth", "encoding", "worst"):
         if option_ in given and option_ not in example.TAKES:
             own = " and ".join(f"--{each}" for each in example.TAKES)
@@ -123,7 +123,7 @@ def _check(name: str, example: "Counterexample", given: list[str]) -> None:
 
 
 def _check_worst(given: list[str]) -> None:
-    """Refuse an option that the search does not know."""
+    """Raise an error for an option that does not apply to the search."""
     for option_ in given:
         if option_ not in ("steps", "sample_rate", "noise_multiplier", "delta"):
             raise OptionError(f"--{option_} does not apply to --worst, which searches, and neither trains nor draws")

@@ -1,4 +1,4 @@
-"""What ``probe`` prints and draws."""
+"""Output of ``lastiterate probe``: stories of the counterexamples, tables, JSON and pictures."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
     from lastiterate.run import DPSGD
 
 
-# What counterexamples are about, and what was found in them, in sentences.
+# Stories: descriptions of the counterexamples, and sentences about their results.
 
-_EQUAL = 1e-6  # relative: what differs less is told as equal
-_MATCHES = 0.999  # of an epsilon: as good as equal
+_EQUAL = 1e-6  # relative difference below which epsilons are reported as equal
+_MATCHES = 0.999  # ratio of epsilons from which on they match
 
 
 @dataclass(frozen=True)
 class Story:
-    """A counterexample for people: its title, what happens in it, and how to say what was found."""
+    """The description of a counterexample: its title, its story, and the sentences about a result."""
 
     title: str
     story: str
@@ -171,7 +171,7 @@ STORIES = {
 
 
 def compare(epsilon: float, predicted: float) -> str:
-    """What an example leaks against what was predicted for it, in words."""
+    """Compare the epsilon of an example with the prediction, in words."""
     if epsilon <= predicted * (1.0 + _EQUAL):
         return "the example does not leak more"
     if predicted == 0.0:
@@ -183,12 +183,12 @@ def compare(epsilon: float, predicted: float) -> str:
 
 
 def tell_steps(steps: int) -> str:
-    """A number of steps, in words."""
+    """Return a number of steps, in words."""
     return f"{steps:,} step{'' if steps == 1 else 's'}"
 
 
 def tell_found(case: Case) -> str:
-    """What the attack found, in words."""
+    """Return the lower bound that the attack found, in words."""
     return (
         f"the attack found at least {spell_down(case.empirical, 4)}"
         if case.empirical > 0.0
@@ -197,12 +197,12 @@ def tell_found(case: Case) -> str:
 
 
 def tell_range(lower: float, upper: float) -> str:
-    """An epsilon between two bounds, by one number where they are as good as equal."""
+    """Return the range of an epsilon, in words; one number if the bounds nearly agree."""
     return spell(upper) if is_one_number(lower, upper) else f"{spell_down(lower, 4)} to {spell_up(upper, 4)}"
 
 
 def print_list(json: bool) -> None:
-    """The counterexamples, with their stories."""
+    """Print the list of counterexamples; as JSON with their stories."""
     rows = [{"name": name, "title": each.title, "story": each.story} for name, each in STORIES.items()]
     if json:
         print_json({"rows": rows})
@@ -212,7 +212,7 @@ def print_list(json: bool) -> None:
 
 
 def print_probe(found: Probe, files: list[Path], json: bool) -> int:
-    """Print the table or the JSON object, draw, and say with which status to exit."""
+    """Print the table or the JSON object, draw the pictures, and return the exit status."""
     from lastiterate.cli.output import pictures, write_beside
     from lastiterate.plot.counterexample import counterexample_chart
 
@@ -266,7 +266,7 @@ def _exactness(case: Case) -> str:
 
 
 def probe_fields(found: Probe) -> JsonObject:
-    """A probe as JSON: the most telling case first, then all of them, then the numbers of the picture."""
+    """Return a probe as JSON: the main case (the last), then all cases, then the numbers of the picture."""
     setting, case = found.setting, found.cases[-1]
     fields: JsonObject = {"name": found.name, **run_fields(found.run), "delta": setting.delta}
     fields |= answer_fields({**found.predictions, "true_epsilon": case.exact})
@@ -285,7 +285,7 @@ def _case_fields(case: Case) -> JsonObject:
 
 
 def print_worst(run: DPSGD, delta: float, found: list[Violation], json: bool) -> None:
-    """How large the violation of a run can get at all."""
+    """Print the largest violations of the heuristic that were found for a run, by family of weights."""
     largest = found[0].largest
     rows: list[JsonObject] = [
         {"family": each.family, "epsilon": each.epsilon, "ratio": each.ratio, **each.parameters} for each in found

@@ -1,4 +1,4 @@
-"""``lastiterate report``: ask again of the scores that an audit has stored; nothing is trained."""
+"""The command ``lastiterate report``: evaluate the stored scores of audits again, without training."""
 
 from functools import partial
 from itertools import combinations

@@ -1,4 +1,4 @@
-"""``lastiterate reproduce``: a figure or table of the paper, recomputed."""
+"""The command ``lastiterate reproduce``: recompute a figure or table of the paper."""
 
 from functools import partial
 from pathlib import Path
@@ -130,7 +130,7 @@ def _taken(found: "Reproduction") -> str:
 
 
 def _few(rows: "list[Row]") -> "list[Row]":
-    """All rows of audits; of curves, the first, middle and last row of each panel: enough to see where they go."""
+    """Return the rows to print: all rows of audits, or the first, middle and last row of each panel of curves."""
     panels: dict[str, list[Row]] = {}
     for row in rows:
         if "panel" not in row:

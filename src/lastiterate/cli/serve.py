@@ -1,4 +1,4 @@
-"""``lastiterate explore``: runs in the browser, with sliders, and what each leaks."""
+"""The commands ``lastiterate explore`` and ``watch``: pages about runs and audits in the browser."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from lastiterate.cli.options import Json, flag, integer_option, option
 from lastiterate.cli.output import print_json, print_note
 from lastiterate.cli.signals import leaving_with
 
-# What ``explore`` and ``watch`` share: where to listen, and how to say where that is.
+# Server: options and start of the server, shared by ``explore`` and ``watch``.
 
 
 @dataclass(frozen=True)
 class ServerOptions:
-    """Where a server listens, and whether a browser is opened."""
+    """Options for the address of the server and for opening a browser."""
 
     port: Annotated[int | None, integer_option("--port", "Where to listen (default: 8765, or any that is free).")] = (
         None
@@ -35,7 +35,7 @@ class ServerOptions:
     no_browser: Annotated[bool, flag("--no-browser", "Open no browser.")] = False
 
     def serve(self, path: str, folder: Path | None, json: bool) -> None:
-        """Print the address, open a browser there, and answer until the program is stopped."""
+        """Print the address, open a browser, and serve until the program is stopped."""
         from lastiterate.cli.options import curves_of, integers_of, number_of, run_of
         from lastiterate.common.validation import integer
         from lastiterate.web.form_fields import Reader

@@ -24,7 +24,7 @@ _before: dict[signal.Signals, object] = {}
 
 
 def watch() -> None:
-    """Leave on these signals from now on, even while the main thread is inside a library and sees no signal."""
+    """Exit on these signals from now on, even while the main thread is inside a library and handles no signal."""
     _install()
     atexit.register(_be_done)
     if sys.platform == "win32" or not _before:
@@ -37,7 +37,7 @@ def watch() -> None:
 
 @contextmanager
 def leaving_with(sentence: str) -> Iterator[None]:
-    """Whoever stops the program in here is told this."""
+    """Print this sentence if a signal stops the program inside the context."""
     global _sentence
     before, _sentence = _sentence, sentence
     new = _install()
@@ -52,7 +52,7 @@ def leaving_with(sentence: str) -> Iterator[None]:
 
 
 def leave(number: int) -> NoReturn:
-    """Say the sentence, remove temporary files, and end the process at once."""
+    """Print the sentence, remove temporary files, and end the process at once."""
     with suppress(OSError, ValueError, RuntimeError):  # nobody reads it, or somebody is writing right now
         on_terminal = sys.stderr.isatty()  # where ^C stands in the line, and a progress bar hides the cursor
         sys.stderr.write(f"\x1b[?25h\n{_sentence}\n" if on_terminal else f"{_sentence}\n")
@@ -63,7 +63,7 @@ def leave(number: int) -> NoReturn:
 
 
 def _install() -> list[signal.Signals]:
-    """Take over the signals that nobody cares for: not what is ignored, as Ctrl-C in the background of a script."""
+    """Handle the signals that have Python's default handler. Ignored signals, as in background jobs, stay ignored."""
     if threading.current_thread() is not threading.main_thread():
         return []
     usual = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
@@ -79,20 +79,20 @@ def _handle(number: int, frame: FrameType | None) -> None:
 
 
 def _listen(heard: int) -> None:
-    """Wait for the numbers of signals, which the system's handler writes whatever Python is doing."""
+    """Read signal numbers from the wakeup pipe, which the C handler writes even while Python is busy."""
     while data := os.read(heard, 1):
         if data[0] in list(_before) and signal.getsignal(data[0]) is _handle:
             _handle(data[0], None)
 
 
 def _be_done() -> None:
-    """The last thing of all: everything is written, and a signal that comes while Python ends does not change it."""
+    """Ignore signals while Python exits, since all output is written by then."""
     for number in _before:
         signal.signal(number, signal.SIG_IGN)
 
 
 def _forget() -> None:
-    """In a forked process: its signals are its own affair, and must not be heard by the one that forked it."""
+    """Restore the signal handlers in a forked process, whose signals must not reach the parent's wakeup pipe."""
     with suppress(ValueError):  # no thread of ours
         signal.set_wakeup_fd(-1)
     for number, handler in _before.items():

@@ -1,1 +1,1 @@
-"""Helpers that every room may use: types, validation, errors, formatting, files, progress."""
+"""Shared helpers: types, validation, errors, formatting, files, progress."""

@@ -1,4 +1,8 @@
-"""Files that are written whole or not at all, and refused before anything is computed for them."""
+"""Atomic writes and temporary files: a file is written whole or not at all, and checked before anything is computed.
+
+Temporary folders and files are removed when the process ends, unless it was ended by kill -9. The next process that
+needs a folder removes abandoned ones: each owner holds a lock in its folder, and the lock ends with the owner.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +17,7 @@ from pathlib import Path
 
 from lastiterate.common.errors import Breakdown
 
-# Temporary folders and files that are gone when the process is, however it ends; only a kill -9 leaves one behind.
-#
-# The next process that needs a folder removes those: the owner of each holds a lock in it, which dies with the owner.
+# Temporary folders: removed when the process ends.
 
 _PREFIX, _LOCK = "lastiterate-", "lock"
 _existing: set[Path] = set()
@@ -23,7 +25,7 @@ _existing: set[Path] = set()
 
 @contextmanager
 def removed_afterwards(path: Path) -> Iterator[None]:
-    """Remove a file or folder at the end, or where ``remove_all`` comes first."""
+    """Remove a file or folder at the end of the context, or earlier in ``remove_all``."""
     _existing.add(path)
     try:
         yield
@@ -34,7 +36,7 @@ def removed_afterwards(path: Path) -> Iterator[None]:
 
 @contextmanager
 def scratch_folder() -> Iterator[Path]:
-    """A temporary folder."""
+    """Make a temporary folder and remove it at the end of the context."""
     _remove_abandoned_scratch()
     try:
         folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
@@ -52,7 +54,7 @@ def scratch_folder() -> Iterator[Path]:
 
 
 def remove_all() -> None:
-    """Remove what is there, for those who leave without tidying up."""
+    """Remove all temporary files and folders, for processes that exit without clean-up."""
     for path in list(_existing):
         _remove(path)
 
@@ -66,7 +68,7 @@ def _remove(path: Path) -> None:
 
 
 def _hold(folder: Path) -> int | None:
-    """Take the lock of a folder. It gets its name when it is taken, since without it a folder is left alone."""
+    """Take the lock of a folder. The lock file is renamed once locked: folders without a lock are left alone."""
     if sys.platform == "win32":
         return None
     import fcntl
@@ -76,13 +78,13 @@ def _hold(folder: Path) -> int | None:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         new.rename(folder / _LOCK)
-    except OSError:  # no locks here: nobody will take this folder for abandoned
+    except OSError:  # no locks on this file system: the folder never counts as abandoned
         new.unlink(missing_ok=True)
     return descriptor
 
 
 def _remove_abandoned_scratch() -> None:
-    """Remove the folders of those who cannot do so any more."""
+    """Remove the temporary folders of processes that no longer run."""
     if sys.platform == "win32":
         return
     import fcntl
@@ -95,20 +97,20 @@ def _remove_abandoned_scratch() -> None:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(lock.parent, ignore_errors=True)
-            except OSError:  # its owner lives
+            except OSError:  # its owner is still running
                 continue
             finally:
                 os.close(descriptor)
 
 
-if hasattr(os, "register_at_fork"):  # what a process has, no process that it forks may remove
+if hasattr(os, "register_at_fork"):  # a forked process must not remove its parent's files
     os.register_at_fork(after_in_child=_existing.clear)
 
-_ABANDONED = 3600.0  # seconds: nobody writes a file for so long
+_ABANDONED = 3600.0  # seconds: no write takes this long
 
 
 def check_writable(path: Path, what: str) -> None:
-    """Refuse a file that could not be written later; ``what`` it holds is named in the refusal."""
+    """Raise if a file cannot be written later; ``what`` names its content in the error."""
     if path.is_dir():
         raise ValueError(f"the {what}'s file must not be a folder, got {str(path)!r}")
     if not path.parent.is_dir():
@@ -120,7 +122,7 @@ def check_writable(path: Path, what: str) -> None:
 
 
 def write_whole(path: Path, content: bytes | None, what: str) -> None:
-    """Write a temporary file in the same folder and rename it. None: only see whether that file could be written."""
+    """Write a temporary file in the same folder and rename it. None: only check that the file can be written."""
     neighbour = path.with_name(f".{path.name}.{os.getpid()}.part")
     with removed_afterwards(neighbour):
         try:
@@ -132,7 +134,7 @@ def write_whole(path: Path, content: bytes | None, what: str) -> None:
 
 
 def is_same_file(one: Path, other: Path) -> bool:
-    """Whether two paths are one file, now or once it is written: by links of either kind, or by another spelling."""
+    """Return whether two paths are one file, now or once it is written: through links or through another spelling."""
     with suppress(OSError):
         if one.samefile(other):
             return True
@@ -140,7 +142,7 @@ def is_same_file(one: Path, other: Path) -> bool:
 
 
 def _remove_abandoned(path: Path) -> None:
-    """Remove what processes that were killed while they wrote this file have left beside it."""
+    """Remove temporary files beside this file that killed processes left."""
     with suppress(OSError):
         for left in path.parent.iterdir():
             of_ours = left.name.startswith(f".{path.name}.") and left.name.endswith(".part")

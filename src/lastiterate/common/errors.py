@@ -1,4 +1,4 @@
-"""What breaks while an audit runs: neither bad input nor a verdict, and what was done before it is kept."""
+"""Errors of a running audit that are neither bad input nor a verdict. Earlier results are kept."""
 
 from __future__ import annotations
 
@@ -12,40 +12,40 @@ from typing import TypeVar
 
 
 class Breakdown(Exception):
-    """Something broke.
+    """Base of failures during an audit.
 
     Attributes:
-        kept: what was stored before, in words; empty where that is not known.
+        kept: description of what was stored before; empty if not known.
     """
 
     kept: str = ""
 
     @property
     def story(self) -> str:
-        """All of it, as people are told."""
+        """The whole message for people."""
         return str(self)
 
 
-# What an optional dependency is called when it is missing.
+# Missing dependencies.
 
 
 class MissingExtra(ImportError):
-    """A dependency that few need is not installed; the message is a sentence that says how to get it."""
+    """Error for a missing optional dependency. The message is a sentence that says how to install it."""
 
 
-# When a user's own code fails: told with their lines, and never mistaken for a verdict or for bad input.
+# User code: failures of a trainer or an attack, reported with the user's own lines.
 
 _Result = TypeVar("_Result")
 
 
 class TrainerFailed(Breakdown):
-    """A user's trainer raised, left the program, or returned what is no score.
+    """Error for a user's trainer that raised, tried to exit, or returned a value that is not a score.
 
     Attributes:
-        error: what it raised.
-        training: which training it failed on, in words.
+        error: the exception that the trainer raised.
+        training: description of the training that failed.
         lines: the user's own lines of the traceback.
-        kept: what was stored before, in words; empty where that is not known.
+        kept: description of what was stored before; empty if not known.
     """
 
     who = "trainer"
@@ -62,11 +62,11 @@ class TrainerFailed(Breakdown):
 
     @property
     def story(self) -> str:
-        """All of it, in several lines."""
+        """The whole message in several lines."""
         return f"{self}\n{self.lines}{self.kept}".rstrip()
 
     def __reduce__(self) -> tuple[type[TrainerFailed], tuple[BaseException, str, str, str]]:
-        """Sent to another process with its error or, if that cannot be sent, with the error's words."""
+        """Pickle with the original error or, if that cannot be pickled, with its message."""
         error = self.error
         try:
             pickle.loads(pickle.dumps(error))
@@ -76,13 +76,13 @@ class TrainerFailed(Breakdown):
 
 
 class AttackFailed(TrainerFailed):
-    """The same of a user's attack."""
+    """Error for a user's attack that failed."""
 
     who = "attack"
 
 
 def guarded(call: Callable[[], _Result], what: str, failure: type[TrainerFailed] = TrainerFailed) -> _Result:
-    """What a user's code returns. Whatever it raises, an attempt to leave the program included, is its failure."""
+    """Return the result of a user's code. Any exception, SystemExit included, becomes a ``failure``."""
     try:
         return call()
     except (Exception, SystemExit) as error:
@@ -90,7 +90,7 @@ def guarded(call: Callable[[], _Result], what: str, failure: type[TrainerFailed]
 
 
 def _users_lines(error: BaseException) -> str:
-    """The traceback without this package, Python's own library and installed ones, but with the line that raised."""
+    """Return the traceback without this package and installed or standard ones, but with the line that raised."""
     ours = [str(Path(__file__).parents[1]), *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))]
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not frame.filename.startswith((*ours, "<frozen"))]
@@ -99,38 +99,38 @@ def _users_lines(error: BaseException) -> str:
     return "".join(traceback.format_list(own))
 
 
-# What both trainers raise where training has failed by itself.
+# Divergence.
 
 
 class TrainingDiverged(ArithmeticError):
-    """A model's parameters are no longer finite, so there is no last iterate to release."""
+    """Error of both trainers for a model whose parameters are not finite: there is no last iterate to release."""
 
 
-# What is raised when a cluster goes away while it is used.
+# Clusters.
 
 
 class ClusterLost(Breakdown):
-    """Ray's cluster, or the connection to it, is gone. The same call resumes what is stored."""
+    """Error for the loss of Ray's cluster or of the connection to it. The same call resumes from the store."""
 
     def __str__(self) -> str:
         kept = f"; {self.kept}" if self.kept else ""
         return f"Ray's cluster was lost: {self.args[0]}{kept}"
 
 
-# What is raised where the store of a running audit disappears, or its disk fails.
+# Stores: a failed disk, or a store that disappeared.
 
 DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
 
 
 class DiskTrouble(OSError):
-    """The disk of a store is full, or broken. The message is a whole sentence. What was stored before is kept."""
+    """Error for a full or broken disk of a store. The message is a whole sentence. Stored results are kept."""
 
 
 class StoreLost(OSError):
-    """The store of a running audit is gone. The message is a whole sentence that says where its trials are now.
+    """Error for a store that disappeared during an audit. The message says where its trials are now.
 
     Attributes:
-        rescued: the new store, with which the same audit goes on; None: nothing could be written anywhere.
+        rescued: the new store, with which the same audit continues; None: nothing could be written anywhere.
     """
 
     def __init__(self, sentence: str, rescued: Path | None) -> None:

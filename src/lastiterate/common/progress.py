@@ -1,4 +1,4 @@
-"""A progress bar on stderr, which disappears when the work is done; rich is loaded only where one is shown."""
+"""Progress bars on stderr, which disappear when the work is done. rich is loaded only if a bar is shown."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ PATIENCE = 1.0  # seconds that work takes before the bar appears
 
 
 def make_bar(*columns: ProgressColumn) -> Progress:
-    """A bar with these columns, or with rich's own, that has not started yet."""
+    """Return a bar with these columns, or with rich's defaults, that has not started yet."""
     from rich.console import Console
     from rich.progress import Progress
 
     return Progress(*columns, console=Console(stderr=True), transient=True)
 
 
-# How far a training is: models, steps, rate and time left, on stderr, once it has taken longer than a moment.
+# Training progress: models, steps, rate and time left, shown once training has taken longer than ``PATIENCE``.
 
-_REDRAW = 0.1  # seconds; models may be quicker
+_REDRAW = 0.1  # seconds between redraws; a model may take less
 
 
 class TrainingProgress:
-    """Counts model-steps from any thread and shows them. ``show=None``: if stderr is a terminal."""
+    """A counter of model-steps from any thread, with a bar. ``show=None``: show if stderr is a terminal."""
 
     def __init__(self, models: int, steps: int, show: bool | None = None) -> None:
         self.models, self.steps = models, steps
@@ -51,7 +51,7 @@ class TrainingProgress:
 
     @property
     def is_shown(self) -> bool:
-        """Whether anybody sees it."""
+        """True if the bar is shown."""
         return self._bar is not None
 
     @property
@@ -60,7 +60,7 @@ class TrainingProgress:
         return self.model_steps_done / max(monotonic() - self._began, 1e-9)
 
     def advanced(self, models: int, steps: int, finished: bool) -> None:
-        """So many models have come so many steps further, or are done."""
+        """Record that ``models`` models advanced by ``steps`` steps, and whether they are finished."""
         with self._lock:
             self.model_steps_done += models * steps
             self.models_done += models if finished else 0

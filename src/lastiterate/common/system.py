@@ -11,9 +11,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-# Of glibc's malloc.h: at how much free memory some is given back, and from which size on an array has pages of its own.
+# From glibc's malloc.h: the free memory above which some is returned, and the size above which an array has own pages.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
-_LARGE = 32 * 2**20  # the most to which glibc raises the second by itself; the first is then twice that
+_LARGE = 32 * 2**20  # glibc's own maximum for the mmap threshold; the trim threshold is then twice this
 
 
 def late(path: str) -> Any:
@@ -27,12 +27,12 @@ def late(path: str) -> Any:
 
 
 def cores() -> int:
-    """The processor cores this process may use."""
+    """Return the number of processor cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def process_peak_bytes() -> int:
-    """The most memory that this process has used so far; 0 where the system does not say."""
+    """Return the peak memory of this process so far; 0 if the system does not report it."""
     try:
         import resource
     except ImportError:  # not on this system
@@ -43,10 +43,10 @@ def process_peak_bytes() -> int:
 
 @contextmanager
 def kept_memory() -> Iterator[None]:
-    """Keeps what is freed inside for what is needed next, instead of giving it back to the system and asking again.
+    """Keep freed memory for later allocations, instead of returning it to the system.
 
-    A step of training frees as much as the next one takes, and pages that come from the system are cleared first, which
-    costs up to a tenth of a step. On systems without glibc this does nothing.
+    A training step frees as much memory as the next one takes. The system clears new pages first, which costs up to a
+    tenth of a step. On systems without glibc this does nothing.
     """
     library = ctypes.CDLL(None) if sys.platform == "linux" else None
     if library is None or not (hasattr(library, "mallopt") and hasattr(library, "malloc_trim")):
@@ -63,7 +63,7 @@ def kept_memory() -> Iterator[None]:
 
 
 def cache_folder(name: str) -> Path:
-    """The folder of this name for this package, in the place where this operating system has a user's caches."""
+    """Return this package's cache folder of this name, at the operating system's usual place."""
     if sys.platform == "win32":
         base = Path(os.environ.get("LOCALAPPDATA", Path.home() / "AppData" / "Local"))
     elif sys.platform == "darwin":

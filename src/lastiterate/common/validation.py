@@ -1,4 +1,7 @@
-"""Values that users pass in: checks that name the argument, its value and what is allowed, in one sentence."""
+"""Validation of arguments, with errors that name the argument, its value and the allowed range.
+
+A check returns the valid value or raises ValueError.
+"""
 
 from __future__ import annotations
 
@@ -15,16 +18,16 @@ from numpy.typing import NDArray
 from lastiterate.common.types import FloatArray
 
 PerStep: TypeAlias = float | FloatArray  # one number for all steps, or one for each
-# What users may write for an array.
+# Types that users may pass for an array.
 SomeNumbers: TypeAlias = Sequence[float] | Sequence[Sequence[float]] | NDArray[np.floating] | NDArray[np.integer]
 PerStepGiven: TypeAlias = float | Sequence[float] | NDArray[np.floating] | NDArray[np.integer]
 
 LEAST_NOISE, MOST_NOISE = 1e-30, 1e30
-_NO_NUMBERS = "bcSUmM"  # kinds of NumPy types
-_LONG = 100  # characters of a value that a sentence shows
-MAX_STEPS = 2**53  # beyond it a float no longer tells one step from the next
+_NO_NUMBERS = "bcSUmM"  # kinds of NumPy types that are not real numbers
+_LONG = 100  # characters of a value that an error message shows
+MAX_STEPS = 2**53  # above it a float cannot represent every integer
 
-# Python also reads digits of other scripts, underscores, nan and inf; whoever types those means something else.
+# Python also accepts digits of other scripts, underscores, nan and inf, which are refused here.
 _INTEGER = re.compile(r"[+-]?[0-9]+")
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 _INFINITE = re.compile(r"[+-]?inf(?:inity)?", re.IGNORECASE)
@@ -32,7 +35,7 @@ _BLANKS = " \t"
 
 
 def written_integer(text: str) -> int | None:
-    """The whole number that a text is in plain decimal digits, with blanks around it or not; None: it is none."""
+    """Return the integer that a text spells in plain decimal digits, with or without blanks around it, or None."""
     plain = text.strip(_BLANKS)
     try:
         return int(plain) if _INTEGER.fullmatch(plain) else None
@@ -41,9 +44,9 @@ def written_integer(text: str) -> int | None:
 
 
 def written_number(text: str, *, infinite: bool = False) -> float | None:
-    """The number that a text is in plain decimal notation, as ``1``, ``.5`` or ``1e-5``; None: it is none.
+    """Return the number that a text spells in plain decimal notation, as ``1``, ``.5`` or ``1e-5``, or None.
 
-    Infinity counts only where it is allowed, and must be written as such: ``1e999`` is no number.
+    Infinity is accepted only if ``infinite`` is true, and must be spelled as such: ``1e999`` gives None.
     """
     plain = text.strip(_BLANKS)
     if infinite and _INFINITE.fullmatch(plain):
@@ -56,14 +59,14 @@ Kind = TypeVar("Kind")
 
 
 def instance(name: str, value: object, kind: type[Kind] | tuple[type[Kind], ...], allowed: str) -> Kind:
-    """A value of this type; ``allowed`` says what that is: "a lastiterate.DPSGD"."""
+    """Return a value of this type; ``allowed`` names the type in the error: "a lastiterate.DPSGD"."""
     if isinstance(value, kind):
         return value
     raise ValueError(f"{name} must be {allowed}, got {told(value)}")
 
 
 def one_of(name: str, value: object, words: Iterable[str]) -> str:
-    """One of a few words."""
+    """Return one of the given words."""
     allowed = list(words)
     if isinstance(value, str) and value in allowed:
         return value
@@ -71,13 +74,13 @@ def one_of(name: str, value: object, words: Iterable[str]) -> str:
 
 
 def function(name: str, value: object, allowed: str) -> None:
-    """Refuse what cannot be called; a class can, but nobody means one."""
+    """Raise if a value is not callable. A class is refused, too."""
     if not callable(value) or isinstance(value, type):
         raise ValueError(f"{name} must be {allowed}, got {told(value)}")
 
 
 def as_array(name: str, value: object) -> NDArray[Any]:
-    """Whatever NumPy makes of a value; lists of different lengths are refused."""
+    """Return the value as a NumPy array; lists of different lengths are refused."""
     try:
         return np.asarray(value)
     except (TypeError, ValueError):
@@ -85,14 +88,14 @@ def as_array(name: str, value: object) -> NDArray[Any]:
 
 
 def boolean(name: str, value: object) -> bool:
-    """True or False; numbers and words are refused, since "no" would be true."""
+    """Return True or False; numbers and words are refused, since "no" would be true."""
     if isinstance(value, (bool, np.bool_)):
         return bool(value)
     raise ValueError(f"{name} must be True or False, got {told(value)}")
 
 
 def told(value: object) -> str:
-    """A value of any kind as a sentence names it: plain ones as they are, others by their type."""
+    """Describe a value for an error message: plain values by their repr, others by their type."""
     if isinstance(value, type):
         return f"the class {value.__name__}"
     if value is None or isinstance(value, (bool, int, float, complex, str, bytes)):
@@ -102,7 +105,7 @@ def told(value: object) -> str:
 
 
 def integer(name: str, value: object, low: int = 1, high: int = MAX_STEPS) -> int:
-    """An integer in [low, high]; floats and booleans are refused, even whole ones."""
+    """Return an integer in [low, high]; floats and booleans are refused, even whole ones."""
     whole = int(value) if isinstance(value, Integral) and not isinstance(value, (bool, np.bool_)) else None
     if whole is not None and low <= whole <= high:
         return whole
@@ -120,9 +123,9 @@ def number(
     open_low: bool = False,
     open_high: bool = False,
 ) -> float:
-    """One finite number in the interval from ``low`` to ``high``; no boolean, no text, nothing complex."""
+    """Return a finite number between ``low`` and ``high``; booleans, texts and complex numbers are refused."""
     try:
-        result = math.nan if _is_no_number(value) else float(value)  # type: ignore[arg-type]  # asks, and is told
+        result = math.nan if _is_no_number(value) else float(value)  # type: ignore[arg-type]  # other types raise
     except (TypeError, ValueError, OverflowError):
         result = math.nan
     if not _inside(result, low, high, open_low, open_high):
@@ -139,7 +142,7 @@ def numbers(
     open_low: bool = False,
     open_high: bool = False,
 ) -> FloatArray:
-    """An array of numbers of any shape, each in the interval. Infinity counts as a number where ``high`` is."""
+    """Return an array of any shape with every number in the interval. Infinity is allowed if ``high`` is infinite."""
     try:
         given = np.asarray(value)
         if given.dtype.kind in _NO_NUMBERS or (given.dtype.kind == "O" and any(map(_is_no_number, given.flat))):
@@ -157,7 +160,7 @@ def numbers(
 def per_step(
     name: str, value: object, steps: int, low: float = -math.inf, high: float = math.inf, *, open_low: bool = False
 ) -> PerStep:
-    """One number for all steps, or a read-only array of ``steps`` numbers."""
+    """Return one number for all steps, or a read-only array of ``steps`` numbers."""
     if isinstance(value, float) or shape(name, value) == ():
         return number(name, value, low, high, open_low=open_low)
     if shape(name, value) != (steps,):
@@ -172,7 +175,7 @@ def per_step(
 
 
 def noise_multipliers(value: object, steps: int) -> PerStep:
-    """Positive noise multipliers whose squares a float can hold with room to spare."""
+    """Return positive noise multipliers in [1e-30, 1e30], whose squares a float holds easily."""
     result = per_step("noise_multiplier", value, steps, 0.0, open_low=True)
     return per_step("noise_multiplier", result, steps, LEAST_NOISE, MOST_NOISE)
 
@@ -182,23 +185,23 @@ def cut(value: PerStep, stop: int, start: int = 0) -> PerStep: ...
 @overload
 def cut(value: PerStep | None, stop: int, start: int = 0) -> PerStep | None: ...
 def cut(value: PerStep | None, stop: int, start: int = 0) -> PerStep | None:
-    """A per-step value, restricted to the steps after ``start``, up to ``stop``."""
+    """Restrict a per-step value to the steps after ``start``, up to ``stop``."""
     return value[start:stop] if isinstance(value, np.ndarray) and value.ndim else value
 
 
 def same(first: object, second: object) -> bool:
-    """Whether two dataclasses of one type hold the same values, arrays included."""
+    """Return whether two dataclasses of one type hold the same values, arrays included."""
     return type(first) is type(second) and key(first) == key(second)
 
 
 def key(value: object) -> tuple[Hashable, ...]:
-    """A hashable image of a dataclass whose fields may be arrays."""
+    """Return a hashable tuple of the fields of a dataclass, whose fields may be arrays."""
     items = (getattr(value, field.name) for field in fields(value))  # type: ignore[arg-type]
     return tuple(item.tobytes() if isinstance(item, np.ndarray) else item for item in items)
 
 
 def call_of(value: object, usual: Mapping[str, object] | None = None) -> str:
-    """The call that makes a dataclass again; fields that are as usual, which is their default, are left out."""
+    """Return the call that makes a dataclass again, without fields at their default; ``usual`` overrides defaults."""
     given = []
     for field in fields(value):  # type: ignore[arg-type]
         held, default = getattr(value, field.name), (usual or {}).get(field.name, field.default)
@@ -209,7 +212,7 @@ def call_of(value: object, usual: Mapping[str, object] | None = None) -> str:
 
 
 def _is_no_number(value: object) -> bool:
-    """Whether this is something that Python would turn into a float though nobody means one."""
+    """Return whether Python would convert a value to a float that is not meant as a number."""
     if isinstance(value, float):
         return False
     kind = getattr(getattr(value, "dtype", None), "kind", "")
@@ -217,9 +220,9 @@ def _is_no_number(value: object) -> bool:
 
 
 def shape(name: str, value: object) -> tuple[int, ...]:
-    """The shape of a value, which may be no array at all."""
+    """Return the shape of a value, which need not be an array."""
     try:
-        return tuple(np.shape(value))  # type: ignore[call-overload]  # whatever it is
+        return tuple(np.shape(value))  # type: ignore[call-overload]  # any type
     except ValueError:
         raise ValueError(f"{name} must be a number or an array of numbers, got {value!r}") from None
 

@@ -1,4 +1,4 @@
-"""Data sets of images: one embedded, others from files that the user has. Nothing is downloaded."""
+"""Data sets of images: one that comes with scikit-learn, and loaders for the user's files. Nothing is downloaded."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _UNDERSTOOD = "the word digits, an .npz file, a folder of idx files as MNIST has
 
 
 def load(path: Location) -> Dataset:
-    """The data set at a path, by what is there, or the embedded ``"digits"`` (a folder of that name is ``"./digits"``).
+    """Load the data set at a path, or the embedded ``"digits"`` (a folder of that name is ``"./digits"``).
 
     A path is an .npz file, a folder of idx files or a folder of CIFAR-10's files.
     """

@@ -1,4 +1,4 @@
-"""Data sets in the one form that everything else takes: images and labels, checked once and never changed."""
+"""Data sets of labelled images: validated once and read-only."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from lastiterate.common.validation import integer
 _Scalar = TypeVar("_Scalar", bound=np.generic)
 
 MOST_CLASSES = 2**31 - 1  # labels are int32
-MOST_UNASKED = 2**16  # classes that a label alone can make: models have weights for each
+MOST_UNASKED = 2**16  # largest default of classes: models have weights for each class
 
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Labelled images for training and testing. Validated; the arrays are read-only, copied if they were not.
+    """Labelled images for training and testing. Validated; the arrays are read-only, and copied if they were writable.
 
     Args:
-        name: what reports call it.
+        name: name in reports.
         x_train: float32 in [0, 1] of shape [n, height, width, channels].
         y_train: int32 in 0..classes-1 of shape [n].
         x_test: as ``x_train``, with images of the same shape.
         y_test: as ``y_train``.
-        classes: number of classes, of which some may have no image.
+        classes: number of classes. A class may have no images.
     """
 
     name: str
@@ -64,10 +64,10 @@ class Dataset:
         y_test: ArrayLike,
         classes: int | None = None,
     ) -> Dataset:
-        """From images as they are stored: uint8 or floats in [0, 1], with or without an axis of channels.
+        """Return a data set from stored images: uint8 or floats in [0, 1], with or without an axis of channels.
 
-        Labels may be integers of any width, of shape [n] or [n, 1]. Without ``classes`` it is the largest label plus 1,
-        and at most 65,536.
+        Labels may be integers of any width, of shape [n] or [n, 1]. The default of ``classes`` is the largest label
+        plus 1, which must be at most 65,536.
         """
         train_labels, test_labels = _as_labels("y_train", y_train), _as_labels("y_test", y_test)
         if classes is None:
@@ -82,7 +82,7 @@ class Dataset:
         )
 
     def take(self, train: int | None = None, test: int | None = None) -> Dataset:
-        """The first ``train`` and the first ``test`` images, None for all. The arrays are views: nothing is copied."""
+        """Return the first ``train`` and the first ``test`` images, None for all. The arrays are views, not copies."""
         n = len(self.x_train) if train is None else integer("train", train, 1, len(self.x_train))
         m = len(self.x_test) if test is None else integer("test", test, 1, len(self.x_test))
         return replace(
@@ -110,7 +110,7 @@ def _check_labels(name: str, labels: object, classes: int) -> None:
 
 def _check_range(name: str, images: NumberArray) -> None:
     for pixel in (float(images.min()), float(images.max())):
-        if not 0.0 <= pixel <= 1.0:  # minimum and maximum are NaN if any pixel is
+        if not 0.0 <= pixel <= 1.0:  # min and max are NaN if any pixel is NaN
             raise ValueError(f"{name} must be in [0, 1], or in 0..255 as uint8, got {pixel!r}")
 
 
@@ -163,7 +163,7 @@ def _as_array(name: str, value: ArrayLike) -> NumberArray:
 
 
 def _frozen(array: NDArray[_Scalar]) -> NDArray[_Scalar]:
-    """The array itself if nobody can write to its memory, else a copy."""
+    """Return the array itself if its memory is read-only, else a read-only copy."""
     owner = array if array.base is None else array.base
     if isinstance(owner, np.ndarray) and not owner.flags.writeable and not array.flags.writeable:
         return array

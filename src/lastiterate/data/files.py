@@ -1,4 +1,9 @@
-"""Files that users name: found, opened and decoded, or refused in one sentence that names the file."""
+"""Files that users name: finding, opening and decoding them, and a limit on their size in memory.
+
+Every refusal is one sentence that names the file. A small file can unpack to any size, and a short header can describe
+a huge array, so that all readers share one limit. The environment variable ``LASTITERATE_MAX_BYTES`` changes the limit.
+Content that grows when it is parsed gets a share of the limit.
+"""
 
 from __future__ import annotations
 
@@ -26,11 +31,11 @@ Kind: TypeAlias = Literal["file", "folder", "device"]
 
 
 class BadFile(ValueError):
-    """A file that is not what it should be. The message is a whole sentence."""
+    """Error for a file with unusable content. The message is a whole sentence."""
 
 
 def as_path(value: Location) -> Path:
-    """A path that an operating system could know, whether or not something is there."""
+    """Return a path that is valid for the operating system, even if nothing is there."""
     try:
         path = Path(value)
         os.fsencode(path)
@@ -42,7 +47,7 @@ def as_path(value: Location) -> Path:
 
 
 def kind(path: Path) -> Kind | None:
-    """What is at this path; None if nothing is."""
+    """Return the kind of thing at this path; None if nothing is there."""
     try:
         mode = path.stat().st_mode
     except (FileNotFoundError, NotADirectoryError):
@@ -53,7 +58,7 @@ def kind(path: Path) -> Kind | None:
 
 
 def find(value: Location, wanted: Kind) -> Path:
-    """The path of a file or folder that exists."""
+    """Return the path of a file or folder that exists."""
     path = as_path(value)
     found = kind(path)
     if found is None:
@@ -65,7 +70,7 @@ def find(value: Location, wanted: Kind) -> Path:
 
 @contextmanager
 def decoding(path: Path, wanted: str) -> Iterator[BufferedReader]:
-    """The open file. Whatever a decoder raises on damaged bytes becomes one sentence that says what was ``wanted``."""
+    """Open the file. Every error of a decoder on damaged bytes becomes a BadFile that says what was ``wanted``."""
     find(path, "file")
     try:
         with path.open("rb") as file:
@@ -74,7 +79,7 @@ def decoding(path: Path, wanted: str) -> Iterator[BufferedReader]:
         raise
     except MemoryError:
         raise BadFile(f"{str(path)!r} must fit into memory, got more than there is") from None
-    except Exception as error:  # zipfile, zlib, lzma, gzip, pickle and NumPy promise no common base
+    except Exception as error:  # zipfile, zlib, lzma, gzip, pickle and NumPy have no common base
         if isinstance(error, OSError) and error.strerror:
             raise BadFile(f"{str(path)!r} could not be read: {error.strerror}") from None
         raise BadFile(f"{str(path)!r} must be {wanted}, got a file that is damaged or something else") from None
@@ -91,16 +96,13 @@ def blaming(path: Path) -> Iterator[None]:
         raise BadFile(f"{str(path)!r} must fit into memory as float32, got more than there is") from None
 
 
-# How much a file may become in memory. A small one can unpack to any size, and a short text describe a giant.
-#
-# There is one limit, and one way to raise it: the environment variable ``LASTITERATE_MAX_BYTES``. What takes several
-# times its length once it is parsed gets a share of it.
+# Size limit: the memory that a file may take once it is unpacked or parsed.
 
 VARIABLE = "LASTITERATE_MAX_BYTES"
-USUAL = 2**30  # twice EMNIST, the largest of the data sets that the loaders are for
-PARSED = 16  # a file that is parsed into Python's objects may have a 16th: each byte becomes up to 24
-TEXTS = 4  # a file of texts may have a quarter: it is copied a few times
-LINE = 256  # a line or a text may have a 256th: a tokenizer may make a token of each byte, with 150 bytes about it
+USUAL = 2**30  # twice the size of EMNIST, the largest data set that the loaders are meant for
+PARSED = 16  # a file parsed into Python objects may have a 16th: each byte becomes up to 24
+TEXTS = 4  # a file of texts may have a quarter: the texts are copied a few times
+LINE = 256  # a line or a text may have a 256th: each byte may become a token of about 150 bytes
 _PIECE = 2**20
 
 
@@ -111,7 +113,7 @@ class Readable(Protocol):
 
 
 def most_bytes(share: int = 1) -> int:
-    """The limit, or a share of it."""
+    """Return the limit, or a share of it."""
     text = os.environ.get(VARIABLE)
     most = USUAL if text is None else written_integer(text)
     if most is None or most < 1:
@@ -120,7 +122,7 @@ def most_bytes(share: int = 1) -> int:
 
 
 def too_large(what: str, share: int = 1, got: str = "more", unit: str = "bytes") -> BadFile:
-    """The sentence; ``what`` begins it and ends with a verb, as in ``'x.npz' must unpack to``."""
+    """Return the error for a file above the limit; ``what`` begins the message, as in ``'x.npz' must unpack to``."""
     part = {1: "", 4: "a quarter of "}.get(share, f"a {share}th of ")
     return BadFile(
         f"{what} at most {most_bytes(share):,} {unit}, {part}the limit {VARIABLE}, got {got}: set that environment "
@@ -129,20 +131,20 @@ def too_large(what: str, share: int = 1, got: str = "more", unit: str = "bytes")
 
 
 class Allowance:
-    """What may still be read of a file, or of all the files of a data set."""
+    """The number of bytes that may still be read of a file, or of all the files of a data set."""
 
     def __init__(self) -> None:
         self._left = most_bytes()
 
     def spend(self, path: Path, count: int, got: str = "more") -> None:
-        """Say that so many bytes will be needed for this file, before they are taken."""
+        """Take ``count`` bytes for this file from the allowance, before they are read. Raise if too few are left."""
         self._left -= count
         if self._left < 0:
             raise too_large(f"{str(path)!r} must unpack to", got=got)
 
 
 def read_at_most(stream: Readable, limit: int) -> bytearray:
-    """So many bytes of a stream or all that it has; in pieces, so that no memory is taken for what is not there."""
+    """Read ``limit`` bytes of a stream, or all if it has fewer, in pieces, so that no memory is reserved in advance."""
     data = bytearray()
     while piece := stream.read(min(_PIECE, limit - len(data))):
         data += piece
@@ -150,7 +152,7 @@ def read_at_most(stream: Readable, limit: int) -> bytearray:
 
 
 def read_all(stream: Readable, source: Path, share: int = 1) -> bytearray:
-    """All of a stream, unless that is more than the share of the limit."""
+    """Read a whole stream. Raise if it is larger than the share of the limit."""
     data = read_at_most(stream, most_bytes(share) + 1)
     if len(data) > most_bytes(share):
         raise too_large(f"{str(source)!r} must unpack to", share)
@@ -158,7 +160,7 @@ def read_all(stream: Readable, source: Path, share: int = 1) -> bytearray:
 
 
 def read_file(file: BufferedReader, path: Path, allowance: Allowance) -> bytearray:
-    """All of a file that is as large as it says."""
+    """Read a whole file, after its size has been taken from the allowance."""
     size = os.fstat(file.fileno()).st_size
     allowance.spend(path, size, f"{size:,}")
     return read_at_most(file, size)
@@ -182,7 +184,7 @@ _TUPLES = {"EMPTY_TUPLE": 0, "TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 
 
 class Inert:
-    """Keeps its arguments and its state."""
+    """A stand-in that stores its arguments and its state."""
 
     __slots__ = ("arguments", "state")
 
@@ -195,7 +197,10 @@ Permitted = Mapping[tuple[str, str], type[Inert]]  # by module and name
 
 
 def read_inert(content: bytes | bytearray, path: Path, permitted: Permitted, allowance: Allowance) -> object:
-    """What a pickle holds. Raises whatever comes, such as IndexError, where it is damaged; BadFile for other names."""
+    """Return the content of a pickle.
+
+    Raises BadFile for names that are not permitted. A damaged pickle raises other exceptions, such as IndexError.
+    """
     machine = _Machine(path, permitted)
     for opcode, argument, _ in pickletools.genops(bytes(content)):
         allowance.spend(path, _BYTES_AN_OPCODE)
@@ -206,7 +211,7 @@ def read_inert(content: bytes | bytearray, path: Path, permitted: Permitted, all
 
 
 class _Machine:
-    """A stack, the marks in it, and a memo."""
+    """The state of the reader: a stack, the marks in the stack, and a memo."""
 
     def __init__(self, path: Path, permitted: Permitted) -> None:
         self.stack: list[Any] = []
@@ -302,7 +307,7 @@ class _Machine:
 
 
 def read_batch(path: Path, allowance: Allowance) -> tuple[UInt8Array, UInt8Array]:
-    """The array ``data``, uint8 of shape [n, m], and the list ``labels`` as an array."""
+    """Return the array ``data``, uint8 of shape [n, m], and the list ``labels`` as an array."""
     with decoding(path, "a pickled batch of CIFAR-10") as file:
         batch = read_inert(read_file(file, path, allowance), path, _STAND_INS, allowance)
         if type(batch) is not dict:
@@ -325,7 +330,7 @@ class _Dtype(Inert):
 
 
 class _Bytes(Inert):
-    """How Python 3 spells bytes in an old protocol: a text and how to encode it."""
+    """Bytes as Python 3 writes them in an old protocol: a text and its encoding."""
 
     __slots__ = ()
 
@@ -340,7 +345,7 @@ _STAND_INS: dict[tuple[str, str], type[Inert]] = {
 
 
 def _array(path: Path, value: object) -> UInt8Array:
-    """The array that a stand-in was told about: ``(version, shape, dtype, is_fortran, bytes)``."""
+    """Build the array from the state of a stand-in: ``(version, shape, dtype, is_fortran, bytes)``."""
     if not isinstance(value, _Array):
         raise BadFile(f"{str(path)!r} must hold an array as data, got {_type_of(value)}")
     _, shape, dtype, is_fortran, content = value.state
@@ -359,5 +364,5 @@ def _is_shape(shape: object) -> bool:
 
 
 def _type_of(value: object) -> str:
-    """The type alone: a hostile value could take forever to print."""
+    """Return the name of the type alone: a hostile value could take forever to print."""
     return "nothing" if value is None else "something else" if isinstance(value, Inert) else type(value).__name__

@@ -1,4 +1,9 @@
-"""CIFAR-10 as its authors publish it, in the Python version (pickles) and in the binary version."""
+"""Loaders of image data sets: CIFAR-10, MNIST-style idx folders, NumPy archives, and the digits of scikit-learn.
+
+CIFAR-10 is read in its Python version (pickles) and in its binary version. Pickles are read without running them. An
+archive's statements about itself (sizes in the zip directory, shapes in array headers) are not trusted before that many
+bytes have been read.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +47,7 @@ _PLACES = [("", ""), ("", ".bin"), ("cifar-10-batches-py", ""), ("cifar-10-batch
 
 
 def load_cifar10(folder: Location) -> Dataset:
-    """CIFAR-10 from the folder of its files or the one around it. Pickles are read without running what is in them."""
+    """Load CIFAR-10 from the folder of its files or from the parent folder. Pickles are read without running them."""
     source = find(folder, "folder")
     place = _place(source)
     if place is None:
@@ -56,12 +61,12 @@ def load_cifar10(folder: Location) -> Dataset:
 
 
 def is_cifar10(folder: Path) -> bool:
-    """Whether any of the files is there, in one of the two versions."""
+    """Return whether any CIFAR-10 file of either version is in the folder."""
     return _place(folder) is not None
 
 
 def _place(folder: Path) -> tuple[Path, str] | None:
-    """Where the files are and how their names end."""
+    """Return the files' folder and the ending of their names; None if there are none."""
     for inner, ending in _PLACES:
         if any(kind(folder / inner / (name + ending)) for name in [*_TRAIN, _TEST]):
             return folder / inner, ending
@@ -69,7 +74,7 @@ def _place(folder: Path) -> tuple[Path, str] | None:
 
 
 def _read_cifar10(path: Path, allowance: Allowance) -> tuple[UInt8Array, UInt8Array]:
-    """Images of shape [n, 32, 32, 3] and their labels."""
+    """Return images of shape [n, 32, 32, 3] and their labels."""
     rows, labels = _read_binary(path, allowance) if path.suffix == ".bin" else read_batch(path, allowance)
     if rows.shape[1] != _PIXELS or not len(rows):
         raise BadFile(f"{str(path)!r} must hold images of {_PIXELS} bytes, got data of shape {rows.shape}")
@@ -81,7 +86,7 @@ def _read_cifar10(path: Path, allowance: Allowance) -> tuple[UInt8Array, UInt8Ar
 
 
 def _read_binary(path: Path, allowance: Allowance) -> tuple[UInt8Array, UInt8Array]:
-    """Each image is a byte for its label, then its pixels."""
+    """Return images and labels of a binary batch. Each record is one byte for the label, then the pixels."""
     with decoding(path, "a binary batch of CIFAR-10") as file:
         content = np.frombuffer(read_file(file, path, allowance), np.uint8)
     if not content.size or content.size % (1 + _PIXELS):
@@ -92,9 +97,8 @@ def _read_binary(path: Path, allowance: Allowance) -> tuple[UInt8Array, UInt8Arr
     return records[:, 1:], records[:, 0]
 
 
-# The idx files of MNIST and the data sets made in its image, such as Fashion-MNIST and KMNIST.
-#
-# A file is a magic number (two zero bytes, a type, the number of axes), the length of each axis, and the data.
+# idx files: the format of MNIST, Fashion-MNIST and KMNIST. A file is a magic number (two zero bytes, a type, the number
+# of axes), the length of each axis, and the data.
 
 _STEMS = {
     "x_train": ("train-images", "idx3-ubyte"),
@@ -108,7 +112,7 @@ _GZIP = b"\x1f\x8b"
 
 
 def load_idx(folder: Location) -> Dataset:
-    """The four files of an MNIST-style folder, plain or gzip-compressed. The data set is named after the folder."""
+    """Load the four files of an MNIST-style folder, plain or gzip. The data set is named after the folder."""
     source = find(folder, "folder")
     allowance = Allowance()
     x_train, y_train, x_test, y_test = (_read(_choose(source, key), allowance) for key in _STEMS)
@@ -117,7 +121,7 @@ def load_idx(folder: Location) -> Dataset:
 
 
 def is_idx(folder: Path) -> bool:
-    """Whether any of the four files is there."""
+    """Return whether any of the four idx files is in the folder."""
     return any(kind(folder / name) for key in _STEMS for name in _names(key))
 
 
@@ -127,7 +131,7 @@ def _names(key: str) -> list[str]:
 
 
 def _choose(folder: Path, key: str) -> Path:
-    """The first name under which a file is there. Archives unpack to folders of these names, which are passed over."""
+    """Return the first existing name of a file. Folders come last: archives unpack to folders with these names."""
     there = {name: what for name in _names(key) if (what := kind(folder / name))}
     if not there:
         raise FileNotFoundError(f"{str(folder)!r} must hold one of {', '.join(_names(key))}, but none is there")
@@ -136,7 +140,7 @@ def _choose(folder: Path, key: str) -> Path:
 
 def _read(path: Path, allowance: Allowance) -> NumberArray:
     with decoding(path, "an idx file, plain or gzip-compressed") as file:
-        packed = file.read(2) == _GZIP  # whatever the name says: browsers unpack some files and not others
+        packed = file.read(2) == _GZIP  # the name is not reliable: browsers unpack some files
         file.seek(0)
         if not packed:
             return _parse(path, file, allowance)
@@ -163,10 +167,7 @@ def _parse(path: Path, stream: Readable, allowance: Allowance) -> NumberArray:
     return np.frombuffer(data, dtype).reshape(shape)
 
 
-# NumPy archives, the form in which most small data sets are passed around.
-#
-# What an archive says about itself is not believed: not the sizes in the directory of the zip file, and not the shape
-# in the header of an array, before so many bytes have been read.
+# NumPy archives: .npz files, read without trusting the sizes and shapes that they state.
 
 KEYS = ("x_train", "y_train", "x_test", "y_test")
 _SIP = 4096  # bytes
@@ -175,9 +176,10 @@ _LARGEST_DIRECTORY = 2**24  # of the zip file, at about 60 bytes an array
 
 
 def load_npz(path: Location) -> Dataset:
-    """The arrays ``x_train, y_train, x_test, y_test`` of an .npz file; it may hold others. Nothing is unpickled.
+    """Load the arrays ``x_train, y_train, x_test, y_test`` of an .npz file. Nothing is unpickled.
 
-    Images and labels as :meth:`Dataset.from_arrays` takes them. The data set is named after the file.
+    Other arrays are ignored. Images and labels are in the form that :meth:`Dataset.from_arrays` takes. The data set is
+    named after the file.
     """
     source = as_path(path)
     allowance = Allowance()
@@ -195,7 +197,7 @@ def load_npz(path: Location) -> Dataset:
 
 
 class _Cautious:
-    """A file of which nobody gets much at once: zipfile reads the whole directory of an archive, however long."""
+    """A file with limited reads, because zipfile reads the whole directory of an archive at once, however long."""
 
     def __init__(self, file: BufferedReader) -> None:
         self._file = file
@@ -209,7 +211,7 @@ class _Cautious:
 
 
 def _read_npz(path: Path, archive: ZipFile, name: str, allowance: Allowance) -> NumberArray:
-    """One array."""
+    """Read one array of the archive."""
     method = archive.getinfo(name).compress_type
     if method not in (ZIP_STORED, ZIP_DEFLATED, ZIP_LZMA):
         raise ValueError
@@ -220,14 +222,14 @@ def _read_npz(path: Path, archive: ZipFile, name: str, allowance: Allowance) -> 
         if dtype.hasobject or not dtype.itemsize:
             raise ValueError
         allowance.spend(path, size, f"the shape {shape} of {dtype} for {name!r}")
-        data = read_at_most(stream, size + 1)  # to the end, where the checksum is compared
+        data = read_at_most(stream, size + 1)  # one byte more, because zipfile compares the checksum at the end
     if len(data) != size:
         raise ValueError
     return np.frombuffer(data, dtype).reshape(shape, order="F" if by_columns else "C")
 
 
 class _InSips:
-    """LZMA is unpacked as far as it was read, however much that becomes: 4 KiB become less than 32 MiB."""
+    """A stream with reads of at most 4 KiB: LZMA unpacks all that was read, and 4 KiB unpack to less than 32 MiB."""
 
     def __init__(self, stream: Readable) -> None:
         self._stream = stream
@@ -237,7 +239,7 @@ class _InSips:
 
 
 def _header(stream: Readable) -> tuple[tuple[int, ...], bool, np.dtype]:
-    """Shape, order and type, from a header whose length was checked before it was read."""
+    """Return shape, order and type from an array header whose length is checked before it is read."""
     start = stream.read(len(npy.MAGIC_PREFIX) + 2)
     width = 2 if start.endswith(b"\1\0") else 4
     length = stream.read(width)
@@ -249,14 +251,14 @@ def _header(stream: Readable) -> tuple[tuple[int, ...], bool, np.dtype]:
     return reads[version](whole)
 
 
-# The data set that needs no download: 1,797 handwritten digits of 8 by 8 pixels, which scikit-learn carries.
+# Digits: 1,797 handwritten digits of 8 by 8 pixels, which come with scikit-learn.
 
 TEST_IMAGES = 360  # a fifth
 _SEED = 0
 
 
 def digits() -> Dataset:
-    """1,437 images to train on and 360 to test, every class in the same proportion; the same split everywhere."""
+    """Return the digits: 1,437 images for training and 360 for testing, stratified by class, always the same split."""
     try:
         bunch = import_module("sklearn.datasets").load_digits()
     except ImportError:
@@ -269,12 +271,12 @@ def digits() -> Dataset:
 
 
 def _split(labels: IntArray) -> tuple[IntArray, IntArray]:
-    """Indices of both parts, in shuffled order.
+    """Return the indices of the training and the test part, in shuffled order.
 
-    NumPy promises that the raw bits of a generator stay the same from version to version, but not its permutations.
+    NumPy guarantees that the raw bits of a generator stay the same from version to version, but not its permutations.
     """
     choice, order = np.random.PCG64(_SEED).random_raw((2, len(labels)))
-    quantile = np.empty(len(labels))  # of the choice among those of the same class
+    quantile = np.empty(len(labels))  # quantile of the choice within its class
     for label in np.unique(labels):
         same = np.flatnonzero(labels == label)
         quantile[same[np.argsort(choice[same])]] = (np.arange(len(same)) + 0.5) / len(same)

@@ -1,1 +1,1 @@
-"""The heuristic inside other libraries, and their runs as ours."""
+"""Integrations: the heuristic as an accountant of other libraries, and conversion of their runs to ``DPSGD``."""

@@ -1,4 +1,9 @@
-"""The heuristic as an accountant of dp-accounting."""
+"""The last-iterate heuristic as an accountant of dp-accounting, and for steps that other libraries record.
+
+Other libraries record how many steps were taken at which sample rate and noise multiplier. All steps have equal weight
+(plain SGD at a constant learning rate), so a billion equal steps are one group and groups may come in any order.
+Users of accountants expect guarantees, so the first answer warns and states the guarantee of composition.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +31,7 @@ except ImportError as error:
     ) from error
 
 
-# Lines that have asked a LastIterateAccountant, with the steps they asked about.
+# Accountant: the calling lines that were warned, with the steps of the call.
 _WARNED_AT: set[tuple[str, int, frozenset[tuple[Step, int]] | None]] = set()
 _NEIGHBOURS: dict[NeighboringRelation, Neighbours] = {
     NeighboringRelation.ADD_OR_REMOVE_ONE: "add-remove",
@@ -39,16 +44,16 @@ _Refusal: TypeAlias = dp_accounting.PrivacyAccountant.CompositionErrorDetails
 class LastIterateAccountant(dp_accounting.PrivacyAccountant):  # type: ignore[misc]
     """The last-iterate heuristic as a ``dp_accounting.PrivacyAccountant``: a prediction, not a guarantee.
 
-    It takes the composed events for the steps of one DP-SGD run of which only the last iterate is released, and the
-    losses for linear. Its epsilon is therefore usually below that of dp-accounting's own accountants, which bound what
-    any attack can learn from all iterates. Every step counts alike, so the order of the events does not matter.
+    The composed events are the steps of one DP-SGD run that releases only its last iterate, and the losses are assumed
+    to be linear. The epsilon is therefore usually below that of dp-accounting's own accountants, which bound what any
+    attack can learn from all iterates. All steps have equal weight, so the order of the events does not matter.
 
-    Gaussian events, Poisson-sampled or not, are composed in any nesting, and a non-private event makes epsilon
-    infinite; everything else is refused. With ``REPLACE_ONE`` it is one example against another, instead of against
-    none.
+    Gaussian events, with or without Poisson sampling, are composed in any nesting. A non-private event makes epsilon
+    infinite. All other events are refused. ``REPLACE_ONE`` compares one example with another example; the other
+    relations compare an example with none.
 
-    A ``HeuristicWarning`` states what composition guarantees: once for each line of code that asks and for each run
-    that it asks about. dp-accounting's own search for noise, which tries many runs, is warned once.
+    A ``HeuristicWarning`` states the guarantee of composition, once for each calling line and run. dp-accounting's own
+    search for the noise multiplier, which tries many runs, is warned once.
     """
 
     def __init__(self, neighboring_relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE) -> None:
@@ -57,11 +62,11 @@ class LastIterateAccountant(dp_accounting.PrivacyAccountant):  # type: ignore[mi
 
     @property
     def run(self) -> DPSGD:
-        """The run that the composed events describe. Groups of equal steps follow each other, first composed first."""
+        """The run of the composed events. Equal steps form groups, in the order in which they were first composed."""
         return self._history.run()
 
     def get_epsilon(self, target_delta: float) -> float:
-        """The epsilon that the heuristic predicts; infinite where a step has no noise."""
+        """Return the epsilon that the heuristic predicts; infinite if a step has no noise."""
         delta = number("target_delta", target_delta, 0.0, 1.0)
         epsilon = self._history.epsilon(delta)
         if 0.0 < delta < 1.0 and math.isfinite(epsilon):
@@ -69,7 +74,7 @@ class LastIterateAccountant(dp_accounting.PrivacyAccountant):  # type: ignore[mi
         return epsilon
 
     def get_delta(self, target_epsilon: float) -> float:
-        """The delta that the heuristic predicts; 1 where a step has no noise."""
+        """Return the delta that the heuristic predicts; 1 if a step has no noise."""
         if isinstance(target_epsilon, float) and target_epsilon == math.inf:
             return self._history.delta(math.inf)
         epsilon = number("target_epsilon", target_epsilon, 0.0)

@@ -1,16 +1,16 @@
-"""A gradient canary in a training: the place of one example is the canary's.
+"""Gradient canaries in a user's training, and the shipped trainer as a trainer for ``lastiterate.check``.
 
-`lastiterate.check` trains with the gradients that it makes up as one more example's, and without. The batches must be
-drawn by the training that is checked, or the draws would be ours and no fault of them could be seen. So an example of
-its data gives up its place, the last one as a rule: where the training draws it, the canary's gradient counts instead
-of the example's, and in the world without a canary it is left out of the batch.
+``lastiterate.check`` trains with and without a canary, a gradient of one additional example. The training under check
+must draw the batches itself, so that faults in its sampling can be seen. The canary therefore takes the place of one
+example, usually the last. If the training draws that example, the canary's gradient replaces the example's gradient.
+In the world without a canary, the example is left out of the batch.
 
     planted = PlantedGradient(canary, place=len(data) - 1)
     batch = planted.batch(batch)                        # indices, as they were drawn
     gradients = planted.gradients(gradients, batch)     # one for each index, not yet clipped
 
-Arrays may be NumPy's, PyTorch's (as of ``torch.func``) or JAX's. Where nobody sees gradients before they are clipped,
-as in jax-privacy, a loss does the same (`PlantedGradient.loss`); Opacus has a line of its own (`canary_opacus`).
+Arrays may be NumPy's, PyTorch's (as of ``torch.func``) or JAX's. If gradients are not accessible before clipping, as in
+jax-privacy, use ``PlantedGradient.loss``. For Opacus use ``lastiterate.integrations.opacus.plant``.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from lastiterate.run import DPSGD, require_run
 from lastiterate.training.problem import GradientCanary, Problem
 from lastiterate.training.trainer import Trainer
 
-ForeignTree: TypeAlias = Any  # arrays, and trees of them, of libraries that need not be installed
+ForeignTree: TypeAlias = Any  # arrays and trees of arrays, of libraries that need not be installed
 
 
 @dataclass(frozen=True, eq=False)
 class PlantedGradient:
-    """What a training does with its canary.
+    """A canary in the place of one example.
 
     Args:
-        canary: False, or a gradient in the form of the parameters, as ``lastiterate.check`` hands it to a trainer.
-        place: the index of the example whose place is the canary's.
+        canary: False, or a gradient in the form of the parameters, as ``lastiterate.check`` passes it to a trainer.
+        place: index of the example that the canary replaces.
     """
 
     canary: ForeignTree
@@ -53,11 +53,11 @@ class PlantedGradient:
 
     @property
     def is_absent(self) -> bool:
-        """Whether this is the world without a canary."""
+        """True in the world without a canary."""
         return self.canary is False
 
     def batch(self, indices: ForeignTree) -> ForeignTree:
-        """The indices of a batch without the place, if there is no canary. NumPy, PyTorch, or a list."""
+        """Return the indices of a batch, without the place if there is no canary. NumPy, PyTorch, or a list."""
         if not self.is_absent:
             return indices
         if isinstance(indices, (list, tuple)):
@@ -65,11 +65,11 @@ class PlantedGradient:
         return indices[_indices("indices", indices) != self.place]
 
     def gradients(self, gradients: ForeignTree, batch: ForeignTree) -> ForeignTree:
-        """Gradients of a batch, before clipping, with the canary's in its place; zeros, if there is no canary.
+        """Return the unclipped gradients of a batch with the canary in its place; zeros there if there is no canary.
 
         Args:
             gradients: arrays with a leading axis of examples, in the form of the parameters.
-            batch: for each example its index.
+            batch: index of each example.
         """
 
         drawn = _indices("batch", batch)
@@ -95,9 +95,9 @@ class PlantedGradient:
         return _map(put, gradients, canary)
 
     def loss(self, loss: Callable[..., ForeignTree]) -> Callable[..., ForeignTree]:
-        """A loss in JAX that also takes the index of its example, behind its other arguments.
+        """Return a JAX loss that takes the index of its example as an additional last argument.
 
-        At the canary's place it is the inner product of parameters and canary, whose gradient is the canary.
+        At the canary's place the loss is the inner product of parameters and canary, whose gradient is the canary.
         """
         function("loss", loss, "a function of parameters and an example")
         import jax
@@ -116,7 +116,7 @@ class PlantedGradient:
 
 
 def _indices(name: str, value: ForeignTree) -> ForeignTree:
-    """An array of indices, of whatever library; refused, if it is none."""
+    """Return an array of indices, of any library. Raise if the value is not one."""
     array = value if hasattr(value, "dtype") else as_array(name, value)
     if getattr(array, "ndim", 0) != 1 or (len(array) and "int" not in str(array.dtype)):
         raise ValueError(f"{name} must be the indices of a batch, a list or array of integers, got {told(value)}")
@@ -124,7 +124,7 @@ def _indices(name: str, value: ForeignTree) -> ForeignTree:
 
 
 def _library(leaf: ForeignTree) -> ForeignTree:
-    """The module whose ``where`` takes this array."""
+    """Return the module whose ``where`` takes this array."""
     name = type(leaf).__module__.partition(".")[0]
     if name in ("jax", "jaxlib"):
         return sys.modules["jax.numpy"]
@@ -132,14 +132,14 @@ def _library(leaf: ForeignTree) -> ForeignTree:
 
 
 def _as(library: ForeignTree, value: ForeignTree, like: ForeignTree, dtype: ForeignTree = None) -> ForeignTree:
-    """An array of the library, where ``like`` lies."""
+    """Return the value as an array of the library, on the device of ``like``."""
     if library.__name__ == "torch":
         return library.as_tensor(value, dtype=dtype, device=like.device)
     return library.asarray(value, dtype=dtype)
 
 
 def _map(transform: Callable[..., ForeignTree], tree: ForeignTree, *others: ForeignTree) -> ForeignTree:
-    """The tree with a function applied to its arrays, and to those of others of its form."""
+    """Apply a function to the arrays of a tree and of other trees of the same form."""
     if hasattr(tree, "dtype"):
         return transform(tree, *others)
     if isinstance(tree, Mapping):
@@ -163,24 +163,20 @@ def _map(transform: Callable[..., ForeignTree], tree: ForeignTree, *others: Fore
     return jax.tree.map(transform, tree, *others)
 
 
-# Our own trainer as one that `lastiterate.check` takes.
-#
-#     train = own_trainer(run, problems.logistic(digits()))
-#     lastiterate.check(run, train)
-#
-# Both worlds have the canary in their program, as a gradient of zero where there is none: a seed then gives both the
-# same batches and the same noise.
+# Own trainer: the shipped trainer in the form that ``lastiterate.check`` takes.
 
 Gradient = Mapping[str, RealArray]
 
 
 def own_trainer(run: DPSGD, problem: Problem) -> Callable[[int, Gradient | Literal[False]], Gradient]:
-    """A trainer ``train(seed, canary)`` that trains this problem by this run and returns the released parameters.
+    """Return a trainer ``train(seed, canary)`` of this problem and run for ``lastiterate.check(run, train)``.
 
-    They are arrays by name, as a canary must be: the names say where in ``problem.trainable`` an array is.
+    The trainer returns the released parameters as arrays by name, and a canary has the same form. A name is the path of
+    an array in ``problem.trainable``. Without a canary, the trainer plants a gradient of zero, so that a seed gives
+    both worlds the same batches and the same noise.
     """
     instance("problem", problem, Problem, "a training.Problem")
-    # A canary is one example here, and is there or not.
+    # Here a canary is one example that is present or absent.
     run = require_run(run).replace(group_size=1, neighbours=None)
     leaves = jax.tree_util.tree_leaves_with_path(problem.trainable)
     shapes = {jax.tree_util.keystr(path).lstrip(".") or "parameters": np.shape(leaf) for path, leaf in leaves}

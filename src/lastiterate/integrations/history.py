@@ -31,12 +31,12 @@ MOST_KINDS_OF_STEPS = 300  # above that, composition takes longer than 0.3 s, an
 
 
 class HeuristicWarning(UserWarning):
-    """An accountant has answered with the heuristic, which predicts, where guarantees are usual."""
+    """Warning that an accountant's answer is a prediction of the heuristic, not a guarantee."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """One noisy sum of clipped gradients. Unlike in a ``DPSGD`` the noise may be 0, and epsilon is infinite then."""
+    """One noisy sum of clipped gradients. Unlike in a ``DPSGD``, the noise may be 0; epsilon is then infinite."""
 
     sample_rate: float
     noise_multiplier: float
@@ -47,19 +47,19 @@ class Step:
 
     @property
     def is_exposed(self) -> bool:
-        """Whether an example may be used without any noise."""
+        """True if an example may be used without any noise."""
         return self.noise_multiplier == 0.0 and self.sample_rate > 0.0
 
 
 @dataclass(frozen=True)
 class History:
-    """Segments of equal steps, each a step and how often it was taken."""
+    """Segments of equal steps, each a step and its count."""
 
     segments: tuple[tuple[Step, int], ...]
     neighbours: Neighbours = "add-remove"
 
     def epsilon(self, delta: float) -> float:
-        """The heuristic's epsilon for a delta in [0, 1], by dp-accounting's conventions at the ends."""
+        """Return the heuristic's epsilon for a delta in [0, 1], with dp-accounting's conventions at 0 and 1."""
         if self._is_exposed:
             return math.inf
         law = self._law()
@@ -68,13 +68,13 @@ class History:
         return math.inf if delta == 0.0 else float(self._curve(law).epsilon(delta))
 
     def delta(self, epsilon: float) -> float:
-        """The heuristic's delta for an epsilon in [0, inf]."""
+        """Return the heuristic's delta for an epsilon in [0, inf]."""
         return 1.0 if self._is_exposed else float(self._curve(self._law()).delta(epsilon))
 
     def caution(self, answer: str, question: Callable[[PrivacyCurve], float], sampling: Drawing | None = None) -> str:
-        """One sentence: the heuristic's answer is no guarantee, and what is guaranteed for this way of drawing batches.
+        """Return a sentence that says the answer is not a guarantee and states the guarantee for this sampling.
 
-        ``sampling`` is None if nobody knows how batches were drawn.
+        ``sampling`` is None if the sampling is unknown.
         """
         noises = {step.noise_multiplier for step, _ in self.segments}
         noise = f" at noise multiplier {min(noises):.4g}" if len(noises) == 1 else ""
@@ -104,7 +104,7 @@ class History:
             return f"{words}; no_amplification has no value here ({refusal})"
 
     def run(self) -> DPSGD:
-        """The segments as one run: numbers where all steps are equal, arrays otherwise."""
+        """Return the segments as one run: numbers if all steps are equal, arrays otherwise."""
         if not self.segments:
             raise ValueError("steps must be at least 1 to describe a run, got none: compose or train first")
         rates = self._per_step([step.sample_rate for step, _ in self.segments])
@@ -128,7 +128,7 @@ class History:
         return np.repeat(values, [count for _, count in self.segments])
 
     def _law(self) -> Law:
-        """What ``law_of(self.run())`` is, without writing out the steps."""
+        """Compute ``law_of(self.run())`` without arrays of one entry per step."""
         steps_at: Counter[float] = Counter()
         for step, count in self.segments:
             steps_at[step.sample_rate] += count
@@ -152,5 +152,5 @@ class History:
 
 
 def tell_epsilon(epsilon: float, delta: float) -> str:
-    """An answer in words, for `History.caution`."""
+    """Format an epsilon and its delta for ``History.caution``."""
     return f"epsilon {spell_up(epsilon, 4)} at delta {spell_exact(delta)}"

@@ -1,7 +1,7 @@
-"""The run that a configuration of jax-privacy describes: how batches are drawn, and noise that may be correlated.
+"""The run that a configuration of jax-privacy describes, with its sampling and possibly correlated noise.
 
-What jax-privacy calls a strategy are the coefficients of C; noise is C^-1 times independent normals of one standard
-deviation. That one, over the clipping norm, is the run's noise multiplier, and C^-1 its noise filter.
+A strategy in jax-privacy is the coefficients of C. The noise is C^-1 times independent normals of one standard
+deviation. The run's noise multiplier is that standard deviation over the clipping norm; its noise filter is C^-1.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from lastiterate.optimizer import SGD, Adam, Optimizer
 from lastiterate.privacy.mixtures.correlated_noise import inverse
 from lastiterate.run import DPSGD, Neighbours, Sampling
 
-_RELATIONS: dict[str, tuple[Neighbours, float]] = {  # and how much further apart their gradients are
+_RELATIONS: dict[str, tuple[Neighbours, float]] = {  # with the sensitivity in clipping norms
     "ADD_OR_REMOVE_ONE": ("add-remove", 1.0),
     "REPLACE_SPECIAL": ("zero-out", 1.0),
     "REPLACE_ONE": ("replace", 2.0),
@@ -88,7 +88,7 @@ def _of_bands(config: Foreign, optimizer: Optimizer | None) -> DPSGD:
 
 
 def _noise_multiplier(config: Foreign) -> float:
-    """As given, or as jax-privacy calibrates it, which its plan tells by an event of dp-accounting."""
+    """Return the given noise multiplier, or the one that jax-privacy calibrated, from the dp-accounting event."""
     if config.noise_multiplier is not None:
         return float(config.noise_multiplier)
     event = config.plan.dp_event

@@ -1,4 +1,4 @@
-"""The heuristic as an accountant of Opacus."""
+"""The last-iterate heuristic as an accountant of Opacus, and gradient canaries in a training with Opacus."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ _REFUSAL = (
 
 
 def register_opacus(*, calibrate_by_heuristic: bool = False) -> None:
-    """Make ``PrivacyEngine(accountant="last_iterate")`` known to Opacus. The last call counts.
+    """Register the accountant of ``PrivacyEngine(accountant="last_iterate")`` with Opacus. The last call counts.
 
-    The accountant predicts. The first answer of each accountant is a ``HeuristicWarning`` that states the guarantee.
+    The accountant predicts. Its first answer comes with a ``HeuristicWarning`` that states the guarantee.
     ``make_private_with_epsilon`` is refused: its noise would not guarantee the target epsilon. With
     ``calibrate_by_heuristic`` it finds the noise for which the heuristic *predicts* the target epsilon.
     """
@@ -49,34 +49,34 @@ def _opacus_accountant(calibrates: bool) -> type[object]:
 
         @property
         def history(self) -> list[tuple[float, float, int]]:
-            """Noise multiplier, sample rate and number of steps, of each stretch of equal steps."""
+            """Noise multiplier, sample rate and number of steps of each segment of equal steps."""
             return self._history
 
         @history.setter
         def history(self, history: list[tuple[float, float, int]]) -> None:
-            """Opacus' search for noise assigns a history. A training records steps, or loads a state."""
+            """Set the history. If not empty, it is a trial of Opacus' search for noise: training never assigns it."""
             self._history, self._is_trial = history, bool(history)
 
         def get_optimizer_hook_fn(self, sample_rate: float) -> Callable[[Foreign], None]:
-            """As Opacus', and note how the loader draws its batches."""
+            """Return Opacus' own hook, and note how the loader draws its batches."""
             self._note(_sampling_of(sys._getframe(1)))
             hook: Callable[[Foreign], None] = super().get_optimizer_hook_fn(sample_rate)
             return hook
 
         def state_dict(self, destination: Foreign = None) -> Foreign:
-            """As Opacus', with how batches were drawn."""
+            """Return Opacus' own state with the sampling added."""
             state = super().state_dict(destination)
             state["sampling"] = self._sampling
             return state
 
         def load_state_dict(self, state_dict: Foreign) -> None:
-            """As Opacus'."""
+            """Load Opacus' own state and the sampling."""
             super().load_state_dict(state_dict)
             self._is_trial = False
             self._note(state_dict.get("sampling"))
 
         def _note(self, sampling: Drawing | None) -> None:
-            """Remember how batches are drawn; batches that are drawn in two ways are drawn in another one."""
+            """Remember the sampling; two different samplings become "other"."""
             if sampling is not None:
                 self._sampling = sampling if self._sampling in (None, sampling) else "other"
 
@@ -90,7 +90,7 @@ def _opacus_accountant(calibrates: bool) -> type[object]:
                 self.history.extend([(noise, rate, count), (noise_multiplier, sample_rate, 1)])
 
         def get_epsilon(self, delta: float, *args: object, **kwargs: object) -> float:
-            """The epsilon that the heuristic predicts. Options of other accountants are ignored, as Opacus' own do."""
+            """Return the epsilon that the heuristic predicts. Ignore options of other accountants, as Opacus does."""
             if self._is_trial and not calibrates:
                 raise ValueError(_REFUSAL)
             history, delta = history_from_opacus(self.history), number("delta", delta, 0.0, 1.0)
@@ -109,16 +109,16 @@ def _opacus_accountant(calibrates: bool) -> type[object]:
 
         @classmethod
         def mechanism(cls) -> str:
-            """The name under which ``register_opacus`` registers it."""
+            """Return the name under which ``register_opacus`` registers this accountant."""
             return _NAME
 
     return OpacusLastIterateAccountant
 
 
 def _is_only_tried(caller: FrameType, epsilon: float) -> bool:
-    """Whether Opacus' search for noise asks, about a noise that it will not settle on.
+    """Return whether the caller is Opacus' search for noise, with a noise that is not its final answer.
 
-    It asks one accountant about noise after noise, until epsilon is below its target by no more than its tolerance.
+    The search tries noise multipliers until epsilon is below the target by at most the tolerance.
     """
     if caller.f_code.co_name != "get_noise_multiplier":
         return False
@@ -127,7 +127,7 @@ def _is_only_tried(caller: FrameType, epsilon: float) -> bool:
 
 
 def _sampling_of(caller: FrameType | None) -> Drawing | None:
-    """How the loader draws its batches that a method of Opacus' engine, which calls, was given; None: nobody knows."""
+    """Return the sampling of the data loader of the calling method of Opacus' engine; None if unknown."""
     given = caller.f_locals if caller else {}
     if not {"data_loader", "poisson_sampling"} <= given.keys():
         return None
@@ -142,39 +142,37 @@ def _sampling_of(caller: FrameType | None) -> Drawing | None:
 
 
 def history_from_opacus(history: list[tuple[float, float, int]]) -> History:
-    """What an accountant of Opacus has recorded: noise multiplier, sample rate and number of steps."""
+    """Convert an Opacus accountant's record of (noise multiplier, sample rate, number of steps)."""
     return History(tuple((Step(rate, noise), integer("steps", count)) for noise, rate, count in history))
 
 
 def extra(module: str) -> ModuleType:
-    """A module of the extra `opacus`."""
+    """Import a module of the extra ``opacus``, or raise ``MissingExtra``."""
     try:
         return import_module(module)
     except ImportError as error:
         raise MissingExtra(f'{module} could not be imported: pip install "lastiterate[opacus]"') from error
 
 
-# A gradient canary in a training by Opacus: one line, after ``make_private``.
-#
-#     module, optimizer, loader = PrivacyEngine().make_private(...)
-#     loader = plant(canary, module, optimizer, loader)
-#
-# Opacus' own loader draws the canary and Opacus' own optimizer clips it. The last example of the loader's data gives
-# up its place (see `canary`): drawn, its row of every ``grad_sample`` becomes the canary.
+# Gradient canary: ``loader = plant(canary, module, optimizer, loader)`` after ``make_private``.
 
-_PREFIX = "_module."  # of Opacus' wrapper around the module
-# Of a loader, when its sampler becomes another.
+_PREFIX = "_module."  # prefix of parameter names in Opacus' wrapper around the module
+# Attributes to keep when a loader's sampler is replaced.
 _KEPT = ["collate_fn", "generator", "multiprocessing_context", "num_workers", "persistent_workers", "pin_memory"]
 _KEPT += ["prefetch_factor", "timeout", "worker_init_fn"]
 
 
 def plant(canary: ForeignTree, module: ForeignTree, optimizer: ForeignTree, loader: ForeignTree) -> ForeignTree:
-    """The loader to train with, whose batches have the canary in them when it is drawn.
+    """Return the loader to train with, and change the optimizer so that it plants the canary before it clips.
+
+    Opacus' own loader draws the canary and Opacus' own optimizer clips it. The canary takes the place of the last
+    example of the loader's data (see ``gradient_canary``): if that example is drawn, its row of every ``grad_sample``
+    becomes the canary.
 
     Args:
-        canary: False, or a gradient for every parameter that is trained, by its name.
-        module, optimizer, loader: what ``make_private`` returned. The optimizer is changed: it plants the canary before
-            it clips. Inside of a ``BatchMemoryManager`` pass the loader that it gave.
+        canary: False, or a gradient for every trained parameter, by its name.
+        module, optimizer, loader: the values that ``make_private`` returned. Inside a ``BatchMemoryManager`` pass the
+            manager's loader.
     """
     if not hasattr(optimizer, "clip_and_accumulate") or hasattr(optimizer, "accumulate"):
         raise ValueError(
@@ -195,7 +193,7 @@ def plant(canary: ForeignTree, module: ForeignTree, optimizer: ForeignTree, load
 
 
 def _watched(batch_sampler: ForeignTree, planted: PlantedGradient) -> ForeignTree:
-    """The sampler, which leaves out the place if there is no canary, and remembers what it has drawn."""
+    """Return the sampler without the canary's place if there is no canary. It remembers the batches it draws."""
 
     class Watched(extra("torch.utils.data").Sampler):  # type: ignore[misc]
         def __init__(self) -> None:
@@ -204,7 +202,7 @@ def _watched(batch_sampler: ForeignTree, planted: PlantedGradient) -> ForeignTre
         def __iter__(self) -> Iterator[list[int]]:
             self.pending.clear()
             for drawn in batch_sampler:
-                # A batch that would be empty keeps its example, with a gradient of zero: some loaders cannot make one.
+                # A batch that would be empty keeps its example, with zero gradient: some loaders fail on empty ones.
                 batch = planted.batch(list(drawn)) or list(drawn)
                 self.pending.append(batch)
                 yield batch
@@ -226,7 +224,7 @@ def _before_clipping(optimizer: ForeignTree, put: Callable[[], None]) -> None:
 
 
 def _put(planted: PlantedGradient, parameters: dict[str, ForeignTree], pending: deque[list[int]]) -> None:
-    """Plant the canary in the gradients that are about to be clipped: of one batch, or of several that add up."""
+    """Plant the canary in the gradients before clipping, of one batch or of several accumulated batches."""
     torch = extra("torch")
     first = next(iter(parameters.values())).grad_sample
     for part, rows in enumerate(first if isinstance(first, list) else [first]):

@@ -1,7 +1,7 @@
-"""The run that Opacus has trained, read off its engine, its optimizer and the loader that drew the batches.
+"""The run that Opacus has trained, read from its engine, optimizer, scheduler and data loader.
 
-The engine records the noise and the share of the data of each step. How a batch was drawn it does not know, and nothing
-here guesses: Poisson sampling hides an example far better than batches of shuffled data are proved to.
+The engine records the noise multiplier and sample rate of each step, but not how batches were drawn. The sampling must
+be given or read from the loader: Poisson sampling has far better privacy than is proved for shuffled batches.
 """
 
 from __future__ import annotations
@@ -18,13 +18,11 @@ from lastiterate.integrations.opacus import Foreign, extra, history_from_opacus
 from lastiterate.optimizer import SGD, Adam, Optimizer, is_adam, is_optimizer, is_sgd, require_optimizer
 from lastiterate.run import DPSGD, Sampling
 
-# The learning rate of each step under a scheduler of PyTorch's, found by letting a copy of it run once more.
-#
-# A scheduler knows how often it was stepped, and not when. That is clear if it was once after each update, or once
-# after each epoch, and is asked for otherwise.
+# Schedulers: the learning rate of each step, found by replaying a copy of the PyTorch scheduler. A scheduler records
+# how often it was stepped, but not when: only once per update or once per epoch can be read unambiguously.
 
 INSTEAD = "pass optimizer=lastiterate.SGD(learning_rate=[...]) with one rate a step instead"
-# What makes a scheduler again: names of constructors' arguments and of attributes. Their rates depend on nothing else.
+# Constructor arguments of each scheduler and the attributes that hold them. The rates depend on nothing else.
 _MADE_OF = {
     "LambdaLR": {"lr_lambda": "lr_lambdas"},
     "MultiplicativeLR": {"lr_lambda": "lr_lambdas"},
@@ -41,9 +39,13 @@ _MADE_OF = {
 
 
 def scheduled_rates(scheduler: Foreign, optimizer: Foreign, steps: int, epoch: int | None) -> FloatArray:
-    """The learning rate of each of ``steps`` updates, of which ``epoch`` are an epoch, if that is known.
+    """Return the learning rate of each update.
 
-    ``optimizer`` is PyTorch's own, after training.
+    Args:
+        scheduler: the PyTorch scheduler after training.
+        optimizer: PyTorch's own optimizer after training, not Opacus' wrapper.
+        steps: number of updates.
+        epoch: updates per epoch; None if unknown.
     """
     if unwrapped(getattr(scheduler, "optimizer", None)) is not optimizer:
         raise ValueError(f"scheduler must be that of optimizer, got a {type(scheduler).__name__} of another one")
@@ -68,14 +70,17 @@ def scheduled_rates(scheduler: Foreign, optimizer: Foreign, steps: int, epoch: i
 
 
 def unwrapped(optimizer: Foreign) -> Foreign:
-    """The optimizer of PyTorch's that Opacus has wrapped, perhaps several times."""
+    """Return the PyTorch optimizer inside one or several wrappers of Opacus."""
     while hasattr(optimizer, "original_optimizer"):
         optimizer = optimizer.original_optimizer
     return optimizer
 
 
 def _positions(made: int, steps: int, epoch: int | None) -> list[IntArray]:
-    """How often the scheduler may have been stepped before each update. After the last one that need not be."""
+    """Return each possible count of scheduler steps before each update.
+
+    The scheduler steps per update or per epoch; the step after the last update may be missing.
+    """
     updates = np.arange(steps)
     if made == 0:
         return [np.zeros_like(updates)]
@@ -86,7 +91,7 @@ def _positions(made: int, steps: int, epoch: int | None) -> list[IntArray]:
 
 
 def _require_known(scheduler: Foreign) -> None:
-    """Exact types only: a subclass may do anything."""
+    """Raise if the scheduler's exact type is unknown: a subclass may do anything."""
     name, module = type(scheduler).__name__, extra("torch.optim.lr_scheduler")
     if name not in _MADE_OF or type(scheduler) is not getattr(module, name, None):
         raise ValueError(f"scheduler must be one of {', '.join(_MADE_OF)}, got {name}; {INSTEAD}")
@@ -95,13 +100,13 @@ def _require_known(scheduler: Foreign) -> None:
 
 
 def _replayed(scheduler: Foreign, optimizer: Foreign, made: int) -> FloatArray:
-    """The learning rates before the first and after each of ``made`` steps of a scheduler like this one."""
+    """Return the learning rates before the first and after each of ``made`` steps of a copy of the scheduler."""
     torch = extra("torch")
     groups = [{"params": [torch.zeros(1)], "lr": float(group["initial_lr"])} for group in optimizer.param_groups]
     model = torch.optim.SGD(groups, lr=1.0)
     rates = np.empty(made + 1)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # some versions of SequentialLR warn of what they do themselves
+        warnings.simplefilter("ignore")  # some versions of SequentialLR warn about their own calls
         copy = _again(scheduler, model)
         for position in range(made + 1):
             if position:
@@ -115,7 +120,7 @@ def _replayed(scheduler: Foreign, optimizer: Foreign, made: int) -> FloatArray:
 
 
 def _again(scheduler: Foreign, optimizer: Foreign) -> Foreign:
-    """A scheduler like this one, at its beginning, for another optimizer."""
+    """Return a copy of the scheduler at its initial state, for another optimizer."""
     arguments = {name: getattr(scheduler, kept) for name, kept in _MADE_OF[type(scheduler).__name__].items()}
     if type(scheduler).__name__ == "SequentialLR":
         arguments["schedulers"] = [_again(each, optimizer) for each in arguments["schedulers"]]
@@ -128,8 +133,8 @@ _HYPERPARAMETERS = {
     SGD: ("lr", "momentum", "dampening", "nesterov", "weight_decay"),
     Adam: ("lr", "betas", "eps", "weight_decay", "amsgrad"),
 }
-_SAME = 1e-9  # relative; sample rates are quotients of whole numbers
-_RARE = 1e-12  # chance of an empty batch that a sampler may skip without anyone noticing
+_SAME = 1e-9  # relative tolerance; sample rates are quotients of whole numbers
+_RARE = 1e-12  # negligible probability of an empty batch, for samplers that skip empty batches
 
 
 def run_from_opacus(
@@ -157,7 +162,7 @@ def run_from_opacus(
 
 
 def _of_learning_rates(scheduler: Foreign, optimizer: object) -> Foreign:
-    """The scheduler, if it is one of learning rates; one of noise has done its work in what the engine recorded."""
+    """Return the scheduler if it sets learning rates, and None for a noise scheduler: the engine recorded the noise."""
     if scheduler is None:
         return None
     name, opacus = type(scheduler).__name__, extra("opacus.schedulers")
@@ -177,7 +182,7 @@ def _of_learning_rates(scheduler: Foreign, optimizer: object) -> Foreign:
 
 @dataclass(frozen=True)
 class Drawn:
-    """How a loader draws: its sampling, how many batches are an epoch, and a batch's share of the data."""
+    """The sampling of a loader, its batches per epoch, and a batch's share of the data."""
 
     sampling: Sampling
     batches: int
@@ -185,7 +190,7 @@ class Drawn:
 
 
 def read_loader(loader: Foreign) -> Drawn:
-    """How a loader draws its batches. Exact types only: a subclass may draw in any way."""
+    """Read how a loader draws its batches. Only exact types are known: a subclass may draw in any way."""
     data, uniform = extra("torch.utils.data"), extra("opacus.utils.uniform_sampler")
     if not isinstance(loader, data.DataLoader):
         raise ValueError(f"loader must be the DataLoader that make_private returned, got {type(loader).__name__}")
@@ -193,7 +198,7 @@ def read_loader(loader: Foreign) -> Drawn:
     if batches is None:
         raise ValueError("loader must draw batches, got a DataLoader with batch_size=None")
     if isinstance(batches, extra("opacus.utils.batch_memory_manager").BatchSplittingSampler):
-        batches = batches.sampler  # that splits batches to save memory, and steps are of whole ones
+        batches = batches.sampler  # BatchSplittingSampler only saves memory: a step has a whole batch
     if type(batches) is uniform.UniformWithReplacementSampler:
         return Drawn("poisson", len(batches), 1.0 / len(batches))
     if type(batches) is uniform.DistributedUniformWithReplacementSampler:
@@ -211,7 +216,7 @@ def read_loader(loader: Foreign) -> Drawn:
 
 
 def _shuffles(sampler: Foreign, dataset: Foreign) -> bool:
-    """Whether the sampler has every example once an epoch, in an order drawn anew each time."""
+    """Return whether the sampler has every example once per epoch, in a new random order each epoch."""
     if type(sampler) is not extra("torch.utils.data").RandomSampler or sampler.replacement:
         return False
     return len(sampler) == len(sampler.data_source) == len(dataset)
@@ -247,13 +252,13 @@ def _sampling(drawn: Drawn | None, given: Sampling | None) -> Sampling:
 
 
 def _drawn_run(run: DPSGD, drawn: Drawn | None, sampling: Sampling) -> DPSGD:
-    """The recorded run with this sampling; its rates are checked.
+    """Return the recorded run with this sampling, after a check of its sample rates.
 
-    With shuffled batches the rate is a batch's share of the data: the last batch of an epoch may be smaller.
+    With shuffled batches the sample rate is a batch's share of the data: the last batch of an epoch may be smaller.
     """
     rates = np.unique(run.sample_rate)
     if drawn is not None:
-        together = rates * drawn.batches  # batches whose gradients are accumulated into one step
+        together = rates * drawn.batches  # batches per step, above 1 if gradients are accumulated
         allowed = np.round(together) if sampling == "shuffled" else np.ones_like(together)
         if np.any(np.abs(together - allowed) > _SAME * together) or not np.all(allowed):
             shown = ", ".join(f"{rate:g}" for rate in rates[:3])
@@ -273,10 +278,10 @@ def _drawn_run(run: DPSGD, drawn: Drawn | None, sampling: Sampling) -> DPSGD:
 
 
 def _with_optimizer(run: DPSGD, optimizer: Foreign, drawn: Drawn | None, described: Optimizer) -> DPSGD:
-    """With the optimizer that Opacus wraps, its learning rate and decay in terms of the sum of gradients.
+    """Return the run with the optimizer that Opacus wraps, its learning rate and decay in terms of summed gradients.
 
-    Opacus divides sums by the expected size of a batch: theta -= lr (sum / size + decay theta), and that is
-    theta -= lr / size (sum + size decay theta). Adam's steps do not depend on the scale of gradients, but for eps.
+    Opacus divides sums by the expected batch size: theta -= lr (sum / size + decay theta), which equals
+    theta -= lr / size (sum + size decay theta). Adam's steps do not depend on the scale of gradients, except for eps.
     """
     if not hasattr(optimizer, "expected_batch_size"):
         raise ValueError(
@@ -298,7 +303,7 @@ def _with_optimizer(run: DPSGD, optimizer: Foreign, drawn: Drawn | None, describ
             f"privacy_engine must have recorded one sample rate with Adam, got {rates.min():g} to {rates.max():g}: "
             "what its sums are divided by changes its second moment; pass optimizer=lastiterate.Adam(...)"
         )
-    if rates.ndim:  # and the size of a batch with them
+    if rates.ndim:  # the batch size changes with the sample rate
         return run.replace(optimizer=None, weights=run.effective_weights() * rates[-1] / rates / size)
     if drawn is not None:
         size *= round(float(rates) / drawn.share)
@@ -306,7 +311,7 @@ def _with_optimizer(run: DPSGD, optimizer: Foreign, drawn: Drawn | None, describ
 
 
 def _of_sums(optimizer: Optimizer, size: float) -> Optimizer:
-    """The optimizer that does with sums of gradients what this one does with sums divided by ``size``."""
+    """Return the optimizer that acts on sums of gradients as this one acts on sums divided by ``size``."""
     if is_sgd(optimizer):
         return replace(
             optimizer, learning_rate=optimizer.learning_rate / size, weight_decay=optimizer.weight_decay * size
@@ -346,7 +351,7 @@ def _from_torch(wrapped: Foreign, scheduler: Foreign, recorded: DPSGD) -> Optimi
 
 
 def _epoch(recorded: DPSGD) -> int | None:
-    """How many steps Opacus took for an epoch: it records one over that."""
+    """Return the steps per epoch, of which Opacus records the reciprocal; None if they vary or are not whole."""
     rates = np.unique(recorded.sample_rate)
     length = round(1.0 / rates[0]) if rates[0] else 0
     return length if rates.size == 1 and abs(length * rates[0] - 1.0) <= _SAME else None

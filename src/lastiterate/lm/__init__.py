@@ -1,4 +1,4 @@
-"""Hugging Face causal language models: fine-tune privately, audit with tokens that never occur in the data."""
+"""Private fine-tuning of Hugging Face causal language models, and audits with canaries of unseen tokens."""
 
 from lastiterate.common.errors import MissingExtra
 
@@ -11,7 +11,7 @@ except ImportError as error:
         f'language models need {error.name}, which is not installed: pip install "lastiterate[lm]"'
     ) from error
 
-from lastiterate.lm import lm_experiment as _experiment  # noqa: F401 - registers how texts are audited
+from lastiterate.lm import lm_experiment as _experiment  # noqa: F401 - registers the experiment for texts
 from lastiterate.lm.fine_tuning import second_moment
 from lastiterate.lm.one_run_tokens import OneRunTokens
 from lastiterate.lm.text_problem import TextProblem

@@ -1,9 +1,9 @@
-"""DP-SGD on a language model: Algorithm 1 of the paper, whose step is
+"""DP-SGD on a language model: Algorithm 1 of the paper, with the step
 
     theta <- theta - eta (sum of clipped gradients over the batch + sigma C N(0, I))
 
-or what Adam makes of that sum. Sums, noise and the parameters between steps are in float32. The model computes in its
-own precision, and what is released is rounded to it.
+or Adam's update with the same sum. Sums, noise and the parameters between steps are in float32. The model computes in
+its own precision, and released parameters are rounded to it.
 """
 
 from __future__ import annotations
@@ -22,21 +22,19 @@ from lastiterate.optimizer import Optimizer, is_adam
 from lastiterate.run import DPSGD, TRAINED, require_basic
 from lastiterate.trainers.batch_order import batch_order
 
-# Gaussian noise on sums of gradients.
-#
-# One stream of random numbers is drawn by one core. Large models therefore have several, each for a stretch of their
-# entries; how many depends on the model only, so that noise is the same on any number of cores.
+# Gaussian noise: large models have several random streams, each for a stretch of entries and drawn by one core.
+# The number of streams depends on the model only, so the noise is the same on any number of cores.
 
-_STRETCH = 2**20  # entries that are worth a stream
+_STRETCH = 2**20  # entries per stream
 _MOST_STREAMS = 64
-_AT_ONCE = 2**15 - 1  # entries that stay in a core's cache; PyTorch starts threads of its own from 2^15 on
+_AT_ONCE = 2**15 - 1  # entries that stay in a core's cache; from 2^15 on PyTorch starts its own threads
 
 
 def streams(total: int, device: torch.device, draws: np.random.Generator) -> list[torch.Generator]:
-    """Streams for a model of so many entries, on its device."""
+    """Return random streams for a model with ``total`` entries, on its device."""
     count = min(max(total // _STRETCH, 1), _MOST_STREAMS) if device.type == "cpu" else 1
     seeds = draws.integers(2**63, size=count)
-    while len(np.unique(seeds % 2**32)) < count:  # PyTorch's generator for CPUs takes no more of a seed
+    while len(np.unique(seeds % 2**32)) < count:  # PyTorch's CPU generator uses only 32 bits of a seed
         seeds = draws.integers(2**63, size=count)
     return [torch.Generator(device).manual_seed(int(seed)) for seed in seeds]
 
@@ -62,7 +60,7 @@ def add_noise(total: dict[str, Tensor], generators: Sequence[torch.Generator], s
 
 
 def _add_from_one(total: dict[str, Tensor], generator: torch.Generator, scale: float) -> None:
-    """All noise from one stream, drawn into one place for all parameters."""
+    """Add noise from one stream, with one buffer for all parameters."""
     drawn = torch.empty(max((value.numel() for value in total.values()), default=0), device=generator.device)
     for value in total.values():
         normals = drawn[: value.numel()].view(value.shape).normal_(generator=generator)
@@ -70,7 +68,7 @@ def _add_from_one(total: dict[str, Tensor], generator: torch.Generator, scale: f
 
 
 def _pieces(flat: Sequence[Tensor], begin: int, end: int) -> Iterator[Tensor]:
-    """The entries from ``begin`` to ``end`` of all tensors in a row, a few at a time."""
+    """Yield the entries from ``begin`` to ``end`` of the concatenated tensors, in small pieces."""
     before = 0
     for value in flat:
         first, last = max(begin - before, 0), min(end - before, len(value))
@@ -83,12 +81,12 @@ Watched = Callable[[int, list[Tensor]], None]
 
 
 class TextTrainer:
-    """Trains language models that begin with the same parameters, one after the other.
+    """A trainer of language models that start from the same parameters.
 
     Args:
-        start: the parameters that are trained, in the precision in which the model computes.
+        start: the trained parameters before training, in the precision in which the model computes.
         tokens: the examples, padded on the right, [examples, length].
-        lengths: how many tokens each example has.
+        lengths: number of tokens of each example.
     """
 
     def __init__(
@@ -111,10 +109,10 @@ class TextTrainer:
         on_release: Callable[[Tensors], None] | None = None,
         watched: Watched | None = None,
     ) -> Tensors:
-        """Train one model on the examples and on those canaries that are present, and return its last iterate.
+        """Train one model on the examples and the canaries that are present, and return its last iterate.
 
-        ``on_release`` is called with each iterate that the run releases, the last one included, and ``watched`` after
-        each step, from 1, with Adam's running means of squared gradients.
+        ``on_release`` is called with each iterate that the run releases, including the last. ``watched`` is called
+        after each step, counted from 1, with Adam's running means of squared gradients.
         """
         draws = np.random.default_rng([*seed, 0])
         device = self._tokens.device
@@ -129,7 +127,7 @@ class TextTrainer:
             total = self._gradients.clipped_sum(current, tokens[rows], lengths[rows], self._run.clip_norm)
             noise(total, step)
             weights.update(total, float(self._rates[step]), step)
-            del total  # before the next one takes memory
+            del total  # free memory before the next sum
             if watched:
                 watched(step + 1, weights.second)
             if advanced:
@@ -145,11 +143,11 @@ class TextTrainer:
         return released
 
     def _released(self, weights: _Weights) -> Tensors:
-        """In the precision of the model."""
+        """Return the released parameters in the precision of the model."""
         return {name: value.to(self._start[name].dtype) for name, value in weights.released.items()}
 
     def _independent_noise(self, seed: Sequence[int]) -> Callable[[Tensors, int], None]:
-        """Adds noise to the sum of a step; steps must follow each other."""
+        """Return a function that adds noise to the sum of a step. Steps must come in order."""
         generators = self._streams([*seed, 1])
 
         def add(total: Tensors, step: int) -> None:
@@ -158,7 +156,10 @@ class TextTrainer:
         return add
 
     def _correlated_noise(self, seed: Sequence[int]) -> Callable[[Tensors, int], None]:
-        """Adds noise that earlier steps have drawn as well: drawn again, as models may be too large to keep it."""
+        """Return a function that adds noise correlated with earlier steps.
+
+        Earlier noise is drawn again from its seed, because models may be too large to keep it.
+        """
         coefficients = self._run.noise_filter or ()
 
         def add(total: Tensors, step: int) -> None:
@@ -174,7 +175,7 @@ class TextTrainer:
 
 
 class _Weights:
-    """Parameters in float32, what their optimizer remembers, and what would be released by now."""
+    """Parameters in float32, the state of their optimizer, and the iterate that would be released now."""
 
     def __init__(self, optimizer: Optimizer, start: Tensors, dtype: torch.dtype = torch.float32) -> None:
         self._optimizer = optimizer
@@ -192,7 +193,7 @@ class _Weights:
                 value.mul_(1.0 - learning_rate * self._optimizer.weight_decay)
         self._torch.step()
         for value in self.parameters.values():
-            value.grad = None  # or else it would be kept while the next one is computed
+            value.grad = None  # frees memory while the next gradient is computed
         if self._optimizer.averaging is not None:
             averaging = self._optimizer.averaging
             taken = 1.0 / (step + 1) if averaging == "uniform" else 1.0 - float(averaging)
@@ -201,12 +202,12 @@ class _Weights:
 
     @property
     def second(self) -> list[Tensor]:
-        """Adam's running means of squared gradients, with their bias."""
+        """Adam's running means of squared gradients, without bias correction."""
         return [self._torch.state[value]["exp_avg_sq"] for value in self.parameters.values()]
 
 
 def _torch_optimizer(optimizer: Optimizer, parameters: list[Tensor]) -> torch.optim.Optimizer:
-    """PyTorch's own, but for SGD's decoupled decay, which PyTorch does not have."""
+    """Return PyTorch's optimizer. SGD's decoupled decay is done elsewhere, because PyTorch does not have it."""
     if is_adam(optimizer):
         kind = torch.optim.AdamW if optimizer.decoupled else torch.optim.Adam
         return kind(
@@ -227,12 +228,12 @@ def _torch_optimizer(optimizer: Optimizer, parameters: list[Tensor]) -> torch.op
 
 
 def _is_finite(value: Tensor) -> bool:
-    """Whether all entries are: their sum tells at once, unless it is too large itself."""
+    """Return whether all entries are finite. A finite sum is enough; otherwise each entry is checked."""
     return bool(torch.isfinite(value.sum(dtype=torch.float32))) or bool(torch.isfinite(value).all())
 
 
 def batches(run: DPSGD, slots: int, draws: np.random.Generator) -> Iterator[IntArray]:
-    """The slots in the batch of each step. A canary has a slot in both worlds; in the world "out" it is empty."""
+    """Yield the slots in the batch of each step. A canary has a slot in both worlds; in the world "out" it is empty."""
     rates = np.broadcast_to(np.asarray(run.sample_rate, float), run.steps)
     if run.sampling == "poisson":
         for rate in rates:
@@ -247,7 +248,7 @@ def batches(run: DPSGD, slots: int, draws: np.random.Generator) -> Iterator[IntA
 
 
 def _appended(tokens: Tensor, lengths: Tensor, canaries: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """The examples followed by the canaries."""
+    """Return the examples followed by the canaries, and their lengths."""
     if not canaries:
         return tokens, lengths
     sizes = [len(canary) for canary in canaries]

@@ -1,7 +1,9 @@
-"""Gradients of a language model's loss, one for each example, clipped and added up.
+"""Per-example gradients of a language model's loss, clipped and summed, and the choice of ghost parameters.
 
-An example's loss is the mean over its own tokens of what the model loses on predicting them. Examples are padded on the
-right: attention is causal, so no token of an example sees the padding, and its predictions count for nothing.
+An example's loss is the mean cross-entropy of its own tokens. Examples are padded on the right. Attention is causal, so
+no token of an example sees the padding, and predictions of padding have weight 0. Ghost parameters are those whose
+per-example gradients are never written out. ``choose`` accepts a parameter only if its ghost gradient agrees with
+autograd on two short examples of random tokens, so nothing is assumed about a model's code.
 """
 
 from __future__ import annotations
@@ -22,22 +24,19 @@ if TYPE_CHECKING:
     from lastiterate.lm.tokens import CausalModel
 
 
-# For which parameters of a model gradients need not be written out: those for which autograd says the same.
-#
-# Two short examples of random tokens go through the model, and the gradients in each parameter are compared with
-# those that autograd finds for either example alone. So whatever a model's code does, nothing is taken for granted.
+# Ghost parameters: chosen by comparing their gradients with autograd.
 
 _LENGTH = 6  # tokens of the longer example
-_MOVED = 0.02  # by which parameters are moved at random: an adapter begins with zeros, whose gradients tell nothing
-_RELATIVE = 1e-4  # of a parameter's largest entry, hundreds of roundings of float32
-_ABSOLUTE = 1e-6  # of all parameters' largest entry: some gradients are nothing but rounding
+_MOVED = 0.02  # standard deviation of a random change of parameters: an adapter starts at 0, where gradients vanish
+_RELATIVE = 1e-4  # times the largest entry of a parameter's gradient: hundreds of roundings of float32
+_ABSOLUTE = 1e-6  # times the largest entry of all gradients: some gradients are only rounding errors
 
 
 def choose(model: CausalModel, trained: Tensors, length: int) -> frozenset[str]:
-    """The names of those trained parameters whose gradients are found without being written out.
+    """Return the names of the trained parameters whose gradients can be computed without being written out.
 
     Args:
-        length: how many tokens an example may have at most.
+        length: the largest number of tokens of an example.
     """
     named = dict(model.named_parameters()) | dict(model.named_buffers())
     others = {name: _exact(value) for name, value in named.items() if name not in trained}
@@ -51,7 +50,7 @@ def choose(model: CausalModel, trained: Tensors, length: int) -> frozenset[str]:
     lengths = [long, max(2, long - 2)]
     rows = model.get_input_embeddings().weight.shape[0]
     tokens = torch.randint(rows, (2, long), generator=source).to(device)
-    tokens[:, 1] = tokens[:, 0]  # one row of the table twice
+    tokens[:, 1] = tokens[:, 0]  # looks up one row of the table twice
     weights = torch.zeros(2, long - 1, device=device)
     for example, count in enumerate(lengths):
         weights[example, : count - 1] = 1.0 / (count - 1)
@@ -64,14 +63,14 @@ def choose(model: CausalModel, trained: Tensors, length: int) -> frozenset[str]:
                 name for name in understood if _agrees(uses.only(name), example, name, expected[name], largest)
             }
     except (RuntimeError, ValueError, TypeError, IndexError, AttributeError, NotImplementedError):
-        return frozenset()  # code that takes a single example only; if it is broken, that comes up again
+        return frozenset()  # code that takes one example only; a real fault is raised again later
     return frozenset(understood)
 
 
 def _follow_all(
     model: CausalModel, watched: Tensors, others: Tensors, tokens: Tensor, weights: Tensor
 ) -> tuple[Uses, set[str]]:
-    """The uses of all parameters but those that are used in ways that are not known."""
+    """Return the uses of all parameters whose uses are known, and the names of these parameters."""
     understood = set(watched)
     while True:
         rest = {name: value for name, value in watched.items() if name not in understood}
@@ -83,7 +82,7 @@ def _follow_all(
 
 
 def _alone(model: CausalModel, watched: Tensors, others: Tensors, tokens: Tensor) -> Tensors:
-    """The gradient of one example, by autograd alone."""
+    """Return the gradient of one example by autograd."""
     leaves = {name: value.detach().requires_grad_() for name, value in watched.items()}
     with torch.enable_grad():
         logits = functional_call(model, others | leaves, (tokens[None],), {"use_cache": False}).logits[0, :-1]
@@ -96,7 +95,7 @@ def _alone(model: CausalModel, watched: Tensors, others: Tensors, tokens: Tensor
 
 
 def _agrees(uses: Uses, example: int, name: str, expected: Tensor, largest: float) -> bool:
-    """Whether both the norm and the gradient of one example in one parameter are those of autograd."""
+    """Return whether norm and gradient of one example in one parameter agree with autograd."""
     norm = float(squared_norms(uses, 0.0)[example].sqrt())
     factors = torch.zeros(uses.examples, device=uses.device)
     factors[example] = 1.0
@@ -115,22 +114,22 @@ def _exact(value: Tensor) -> Tensor:
 
 Tensors = dict[str, Tensor]
 
-MOST_AT_ONCE = 32  # more are no faster
+MOST_AT_ONCE = 32  # larger batches are no faster
 _BUDGET = 2 * 2**30  # bytes for the gradients and activations of the examples that are computed at once
 
 
 class ExampleGradients:
-    """The gradients of a model in its parameters ``trained``; all others stay as the model has them.
+    """Gradients of a model in its parameters ``trained``; the other parameters stay fixed.
 
     Args:
-        microbatch: how many examples at once. None: as many as fit.
+        microbatch: number of examples at once. None: as many as fit in memory.
         checkpointing: compute activations twice instead of keeping them, one example at a time.
-        written_out: write out the gradients of every example in all parameters. Otherwise only in those that the model
-            uses in a way that is not understood.
+        written_out: write out the gradients of every example in all parameters. Otherwise they are written out only in
+            parameters whose use by the model is not known.
 
     Attributes:
-        microbatch: how many examples are computed at once. It is halved when memory runs out, and 1 for models whose
-            code cannot be mapped over examples.
+        microbatch: number of examples that are computed at once. It is halved when memory runs out. It is 1 for models
+            whose code ``vmap`` cannot map over examples.
         ghosts: the parameters whose gradients are not written out.
     """
 
@@ -156,18 +155,18 @@ class ExampleGradients:
         self._one_by_one = False
 
     def with_model(self, model: CausalModel) -> ExampleGradients:
-        """The same for a copy of the model."""
+        """Return the same for a copy of the model."""
         other = copy.copy(self)
         other._model = model
         return other
 
     def loss(self, parameters: Tensors, tokens: Tensor, weights: Tensor) -> Tensor:
-        """The loss of one example; ``weights[i]`` is what the prediction of token i + 1 counts."""
+        """Return the loss of one example; ``weights[i]`` is the weight of the prediction of token i + 1."""
         logits = functional_call(self._model, parameters, (tokens[None],), {"use_cache": False}).logits
         return _loss(logits[0], tokens, weights)
 
     def losses(self, parameters: Tensors, tokens: Tensor, lengths: Tensor) -> Tensor:
-        """The loss of every example."""
+        """Return the loss of every example."""
         found = []
         with torch.no_grad():
             for rows in by_length(lengths, self.microbatch or 1):
@@ -179,7 +178,7 @@ class ExampleGradients:
         return torch.cat(found)[torch.argsort(order)]
 
     def one(self, parameters: Tensors, tokens: Tensor, fixed: Tensors | None = None) -> Tensors:
-        """The gradient of one example that has no padding; ``fixed`` are parameters in which it is not wanted."""
+        """Return the gradient of one example without padding. No gradient is computed in the parameters ``fixed``."""
         leaves = {name: value.detach().requires_grad_() for name, value in parameters.items()}
         weights = token_weights(torch.tensor([len(tokens)]), len(tokens))[0].to(tokens.device)
         inside = {f"model.{name}": leaf for name, leaf in {**(fixed or {}), **leaves}.items()}
@@ -190,7 +189,7 @@ class ExampleGradients:
         }
 
     def several(self, parameters: Tensors, tokens: Tensor, lengths: Tensor, fixed: Tensors | None = None) -> Tensors:
-        """The gradients of some examples at once, along a leading axis."""
+        """Return the gradients of several examples, along a leading axis."""
         weights = token_weights(lengths, tokens.shape[1])
 
         def loss(varied: Tensors, tokens: Tensor, weights: Tensor) -> Tensor:
@@ -200,7 +199,11 @@ class ExampleGradients:
         return found
 
     def clipped_sum(self, parameters: Tensors, tokens: Tensor, lengths: Tensor, clip_norm: float) -> Tensors:
-        """The sum of the clipped gradients in float32: each has a norm over all parameters of at most ``clip_norm``."""
+        """Return the sum of clipped gradients in float32. Each has a norm over all parameters of at most ``clip_norm``.
+
+        It halves the microbatch when memory runs out, and writes gradients out one by one if the model's code requires
+        it.
+        """
         while True:
             try:
                 return self._sum(parameters, tokens, lengths, clip_norm)
@@ -210,7 +213,7 @@ class ExampleGradients:
                 self.microbatch //= 2
             except UnforeseenUse:
                 self.ghosts = frozenset()
-            except RuntimeError:  # code that looks at its data; where it is a fault of another kind, it comes again
+            except RuntimeError:  # data-dependent code, which vmap refuses; any other fault is raised again
                 if self._one_by_one or self.microbatch == 1 or self.ghosts.issuperset(parameters):
                     raise
                 self._one_by_one = True
@@ -240,7 +243,7 @@ class ExampleGradients:
         if self.microbatch > 1 and not self._one_by_one:
             return self.several(parameters, tokens, lengths, fixed)
         each = [self.one(parameters, row[:length], fixed) for row, length in zip(tokens, lengths.tolist(), strict=True)]
-        if len(each) == 1:  # without a copy
+        if len(each) == 1:  # avoids a copy
             return {name: value[None] for name, value in each[0].items()}
         return {name: torch.stack([gradient[name] for gradient in each]) for name in parameters}
 
@@ -248,8 +251,8 @@ class ExampleGradients:
 class _Gradient(torch.nn.Module):
     """A module whose output is the gradient of the loss of the model inside it.
 
-    ``functional_call`` puts parameters into a model only while it runs. Checkpointing computes activations once more on
-    the way back and must find the same parameters then, so the gradient is computed inside the call.
+    ``functional_call`` replaces a model's parameters only during the call. Checkpointing computes activations again in
+    the backward pass and needs the same parameters then, so the gradient is computed inside the call.
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
@@ -268,7 +271,7 @@ def _loss(logits: Tensor, tokens: Tensor, weights: Tensor) -> Tensor:
 
 
 def clip_factors(gradients: Tensors, clip_norm: float) -> Tensor:
-    """What each example's gradient is multiplied by; the norm is over all parameters together."""
+    """Return each example's clipping factor. The norm is over all parameters together."""
     squares = [
         torch.linalg.vector_norm(each.flatten(1), dim=1, dtype=torch.float32).square() for each in gradients.values()
     ]
@@ -277,14 +280,14 @@ def clip_factors(gradients: Tensors, clip_norm: float) -> Tensor:
 
 
 def _worthwhile(understood: frozenset[str], trained: Tensors) -> frozenset[str]:
-    """None, if most parameters would have to be written out all the same, in a pass of their own."""
+    """Return the ghost parameters, or none if most parameters would be written out in a second pass anyway."""
     sizes = {name: value.numel() for name, value in trained.items()}
     share = sum(sizes[name] for name in understood) / sum(sizes.values())
     return understood if share > 0.5 else frozenset()
 
 
 def _bytes_an_example(model: CausalModel, written: int, length: int) -> int:
-    """About how many bytes one example takes: activations, and gradients written out, which are there twice."""
+    """Estimate the bytes of one example: its activations, and two copies of its written out gradients."""
     config = model.config.get_text_config()
     width, layers = config.hidden_size, config.num_hidden_layers
     inner = getattr(config, "intermediate_size", None) or 4 * width
@@ -294,12 +297,12 @@ def _bytes_an_example(model: CausalModel, written: int, length: int) -> int:
 
 
 def _checkpoint(model: CausalModel) -> None:
-    """Make the model keep few activations. It does so in training mode only, where all dropout must be off."""
+    """Turn on activation checkpointing. It works only in training mode, so all dropout is turned off."""
     model.train()
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
         for name, value in list(vars(module).items()):
-            if "drop" in name and isinstance(value, float):  # of attention, of activations, of whole layers
+            if "drop" in name and isinstance(value, float):  # dropout of attention, activations or whole layers
                 setattr(module, name, 0.0)

@@ -1,4 +1,4 @@
-"""Many fine-tunings of one problem: the audit's models, and those that its crafter looks at."""
+"""Parallel fine-tuning of many models on one problem: trials, reference models, timings, and Adam's second moment."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from lastiterate.lm.text_problem import Loaded, TextProblem, load
 from lastiterate.run import DPSGD
 from lastiterate.trainers.adam_second_moment import LEAST_MODELS, SecondMoment, SecondMomentWatch
 
-_SMALL = 20_000_000  # parameters: up to here models are trained side by side, one a core
+_SMALL = 20_000_000  # parameters up to which models are trained in parallel, one per core
 _TIMED_STEPS = 6
-FIRST_REFERENCE = 2**31  # numbers that no audit's models reach
+FIRST_REFERENCE = 2**31  # above the numbers of all trials
 
 Reading = TypeVar("Reading")
-Read = Callable[[Loaded, Tensors], Reading]  # what is kept of a released model; all of it may be too much to keep
+Read = Callable[[Loaded, Tensors], Reading]  # the result to keep of a released model, which may be too large
 
 
 class Model(NamedTuple):
-    """One model: its number, and whether the canaries are in it."""
+    """One model: its number, and for each canary whether it is present."""
 
     number: int
     present: Sequence[bool]
@@ -55,15 +55,14 @@ def train_models(
     replacements: Sequence[Sequence[int]] = (),
     watched: Callable[[int], Watched] | None = None,
 ) -> Iterator[tuple[Model, Reading, float]]:
-    """Train, and hand over what is read of each model with the seconds it took, as soon as it is there.
+    """Train models. Yield each model, its reading and its seconds as soon as it is trained.
 
-    Small models are trained side by side in threads. What a model becomes depends on its number, its canaries and the
-    seed alone.
+    Small models are trained in parallel threads. A model depends only on its number, its canaries and the seed.
 
     Args:
-        look: is shown every iterate that is released, the last one before it is read.
-        replacements: what is in the places of the canaries where these are not; without them, nothing is.
-        watched: gives, for the number of a model, what is called after each of its steps.
+        look: called with every released iterate, and with the last one before it is read.
+        replacements: examples in the places of absent canaries. Without them, the places stay empty.
+        watched: returns, for the number of a model, the function that is called after each of its steps.
     """
     first = load(problem)
     count = _workers(first, len(models), workers)
@@ -110,12 +109,12 @@ def train_models(
 
 
 class Seconds(NamedTuple):
-    """Of what an audit spends its time on, in as many models as are trained side by side.
+    """Seconds of the parts of an audit, with as many models as are trained in parallel.
 
     Attributes:
-        step: of one model.
-        perplexity: on the held-out texts, of one model.
-        gradient: of one example alone, as crafters want it.
+        step: one step of one model.
+        perplexity: perplexity of one model on the held-out texts.
+        gradient: gradient of one example alone, as crafters need it.
     """
 
     step: float
@@ -124,7 +123,7 @@ class Seconds(NamedTuple):
 
 
 def time_parts(run: DPSGD, problem: TextProblem) -> Seconds:
-    """What each part takes, once it has been done before: the first time takes longer."""
+    """Measure the seconds of each part after a first, slower execution."""
     loaded = load(problem)
     count = _workers(loaded, cores(), None)
 
@@ -151,7 +150,7 @@ def time_parts(run: DPSGD, problem: TextProblem) -> Seconds:
 
 
 class TextReferences:
-    """Trains models without canaries that are not counted, and reads them; ``counted`` are those that will be."""
+    """Trains and reads reference models without canaries. ``counted`` is the number of trials of the audit."""
 
     def __init__(self, seed: int, progress: bool | None, counted: int = 0) -> None:
         self._seed, self._progress, self.counted = seed, progress, counted
@@ -189,7 +188,7 @@ def _is_small(loaded: Loaded) -> bool:
 
 @contextmanager
 def _threads(loaded: Loaded) -> Iterator[None]:
-    """One thread for each small model, even if only one is trained: with more, sums are added in another order."""
+    """Use one thread for each small model, even if only one is trained: more threads change the order of sums."""
     before = torch.get_num_threads()
     if _is_small(loaded):
         torch.set_num_threads(1)
@@ -199,7 +198,7 @@ def _threads(loaded: Loaded) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-# How far noise makes up Adam's second moment in fine-tunings of a language model.
+# Adam's second moment: the share of noise in it, in fine-tunings of a language model.
 
 MODELS = 2
 
@@ -213,15 +212,15 @@ def second_moment(
     first: int = 0,
     progress: bool | None = None,
 ) -> SecondMoment:
-    """Fine-tune a few models with Adam, and look at its second moment as they train.
+    """Fine-tune a few models with Adam, and measure the share of noise in its second moment.
 
     Args:
-        run: its optimizer is a ``lastiterate.Adam``.
+        run: a run whose optimizer is a ``lastiterate.Adam``.
         problem: a model and texts.
-        models: how many, 2 at least.
-        seed: of the models' randomness.
-        first: the number of the first of them.
-        progress: show a bar on stderr. None: if that is a terminal.
+        models: number of models, at least 2.
+        seed: seed of the models' randomness.
+        first: number of the first model.
+        progress: show a progress bar on stderr. None: if stderr is a terminal.
     """
     count = integer("models", models, LEAST_MODELS, 2**20)
     integer("seed", seed, 0)

@@ -1,8 +1,8 @@
 """Causal language models in Hugging Face's layout, loaded so that no file of a model can run code.
 
-Weights come from safetensors only. To call transformers with ``use_safetensors=True`` is not enough: a ``config.json``
-may name other weights (``transformers_weights``), an index may name shards that are pickles, and an adapter in the
-folder of a model is loaded if peft is installed. So all of these are checked first.
+Weights are loaded from safetensors only. The option ``use_safetensors=True`` of transformers is not enough: a
+``config.json`` may name other weights (``transformers_weights``), an index may name shards that are pickles, and
+transformers loads an adapter in the model's folder if peft is installed. All of these are checked first.
 """
 
 from __future__ import annotations
@@ -42,18 +42,18 @@ _WEIGHTS = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 _ADAPTER = "adapter_config.json"
 _VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json")
-_LONGEST_REASON = 200  # characters of what a library says
+_LONGEST_REASON = 200  # characters of a library's error message
 
 
 class _Loaded(TypedDict):
-    """What transformers says about parameters that it did not find: names, and shapes in the file and in the model."""
+    """Parameters that transformers did not load: missing names, and mismatched shapes in file and model."""
 
     missing_keys: set[str]
     mismatched_keys: set[tuple[str, tuple[int, ...], tuple[int, ...]]]
 
 
 def load_tokenizer(name: str | Path, *, trust_remote_code: bool = False) -> Tokenizer:
-    """The tokenizer of a folder, or of a model on the Hugging Face hub; its weights are not downloaded for that."""
+    """Load the tokenizer of a folder or of a model on the Hugging Face hub. Weights are not downloaded."""
     _check_flag(trust_remote_code)
     transformers = _extra("transformers")
     folder = _local(name) or _download(str(name), _patterns(trust_remote_code))
@@ -70,16 +70,16 @@ def load_tokenizer(name: str | Path, *, trust_remote_code: bool = False) -> Toke
 
 
 def load_model(name: str | Path, *, dtype: Precision = "float32", trust_remote_code: bool = False) -> CausalModel:
-    """A causal language model from a folder or the Hugging Face hub, on the CPU and in eval mode.
+    """Load a causal language model from a folder or the Hugging Face hub, on the CPU and in eval mode.
 
-    A folder is read without asking the network. Attention is the eager kind, whose gradients can be followed, and
-    nothing is cached between calls.
+    A folder is read without network access. Attention is eager, because its gradients can be followed. Nothing is
+    cached between calls.
 
     Args:
         name: a folder, or ``"owner/model"``.
-        dtype: what the parameters are rounded to.
-        trust_remote_code: whether Python code that comes with the model may run. Without it, a model that has such code
-            but is known to transformers is loaded with the code of transformers.
+        dtype: the precision to which parameters are rounded.
+        trust_remote_code: whether Python code of the model may run. If False, a model that has its own code but is
+            known to transformers is loaded with the code of transformers.
     """
     _check_flag(trust_remote_code)
     one_of("dtype", dtype, get_args(Precision))
@@ -104,7 +104,7 @@ def load_model(name: str | Path, *, dtype: Precision = "float32", trust_remote_c
                 attn_implementation="eager",
                 use_safetensors=True,
                 output_loading_info=True,
-                ignore_mismatched_sizes=True,  # else transformers logs which they are, and raises without saying it
+                ignore_mismatched_sizes=True,  # otherwise transformers logs the names and raises an error without them
                 **options,
             )
         _check_complete(name, model, loaded)
@@ -117,7 +117,7 @@ def load_model(name: str | Path, *, dtype: Precision = "float32", trust_remote_c
 
 
 def weights_digest(name: str | Path) -> str:
-    """SHA-256 of ``config.json`` and of the files that hold the weights, whatever their folder is called."""
+    """Return the SHA-256 of ``config.json`` and the weight files. The folder's name does not matter."""
     folder = model_folder(name)
     whole = sha256()
     for file in (_CONFIG, *_weight_files(folder)):
@@ -127,9 +127,9 @@ def weights_digest(name: str | Path) -> str:
 
 
 def model_folder(name: str | Path, *, trust_remote_code: bool = False) -> Path:
-    """The folder of a model, downloaded to the hub's cache if the name is none; refused if a pickle could be loaded.
+    """Return the folder of a model, downloaded to the hub's cache if needed. Raise if a pickle could be loaded.
 
-    Load the model and its tokenizer from this one folder: the hub may have a newer version of the name a moment later.
+    Load the model and its tokenizer from this folder: the hub may have a newer version of the model a moment later.
     """
     _check_flag(trust_remote_code)
     local = _local(name)
@@ -145,7 +145,7 @@ def model_folder(name: str | Path, *, trust_remote_code: bool = False) -> Path:
 
 
 def _local(name: str | Path) -> Path | None:
-    """The folder of this name; None if it can only be one on the hub."""
+    """Return the folder of this name; None if the name can only be a model on the hub."""
     try:
         path = as_path(name)
     except ValueError:
@@ -177,16 +177,16 @@ def _patterns(trust_remote_code: bool) -> list[str]:
 
 
 def _download(name: str, patterns: list[str], revision: str | None = None) -> Path:
-    """The folder of a model in the hub's cache, updated from the hub; offline it is what was downloaded before.
+    """Return the folder of a model in the hub's cache, updated from the hub. Offline, the cache is used unchanged.
 
-    The hub's progress bars are shown if somebody sees them, since models have gigabytes.
+    The hub's progress bars are shown if stderr is a terminal, because models have gigabytes.
     """
     download = _extra("huggingface_hub").snapshot_download
     watched = nullcontext() if sys.stderr.isatty() else _quiet(_extra("transformers"))
     try:
         with watched:
             return Path(download(name, revision=revision, allow_patterns=patterns, ignore_patterns=["*/*"]))
-    except Exception as error:  # huggingface_hub and its HTTP client promise no common base
+    except Exception as error:  # huggingface_hub and its HTTP client have no common base class
         raise ValueError(
             f"model must be a folder or a model on the Hugging Face hub, but no folder is {name!r}, "
             f"and {_why_not_downloaded(error)}"
@@ -205,7 +205,7 @@ def _why_not_downloaded(error: Exception) -> str:
 
 
 def _check_folder(folder: Path) -> None:
-    """Refuses whatever could make transformers load something that is not safetensors."""
+    """Raise if anything in the folder could make transformers load a file that is not safetensors."""
     if kind(folder / _CONFIG) != "file":
         raise BadFile(f"{str(folder)!r} must hold {_CONFIG} and {_WEIGHTS}, got {_listing(folder)}")
     check_small_files(folder)
@@ -228,7 +228,7 @@ def _check_folder(folder: Path) -> None:
 
 
 def _weight_files(folder: Path) -> list[str]:
-    """The names of the files that transformers takes the weights from, all of them safetensors, and of their index."""
+    """Return the names of the weight files that transformers loads, all safetensors, and of their index."""
     if kind(folder / _WEIGHTS) == "file":
         return [_WEIGHTS]
     if kind(folder / _INDEX) != "file":
@@ -252,7 +252,7 @@ def _listing(folder: Path) -> str:
 
 
 def _check_causal(name: str | Path, config: PreTrainedConfig, trust_remote_code: bool) -> None:
-    """Encoders are refused by ``architectures``: transformers would give them a head for words and load them too."""
+    """Raise for encoders, by ``architectures``: transformers would load them with a new language-model head."""
     if trust_remote_code and "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {}):
         return
     transformers = _extra("transformers")
@@ -265,7 +265,7 @@ def _check_causal(name: str | Path, config: PreTrainedConfig, trust_remote_code:
 
 
 def _looks_ahead(torch: ModuleType, model: CausalModel) -> bool:
-    """Whether what is predicted after the first token depends on the second, as in a BERT that is no decoder."""
+    """Return whether the prediction after the first token depends on the second, as in a BERT that is no decoder."""
     with torch.no_grad():
         first, second = model(input_ids=torch.tensor([[0, 0], [0, 1]])).logits[:, 0]
     rounding = torch.finfo(model.dtype).eps ** 0.5 * first.abs().max()
@@ -273,7 +273,7 @@ def _looks_ahead(torch: ModuleType, model: CausalModel) -> bool:
 
 
 def _check_complete(name: str | Path, model: CausalModel, loaded: _Loaded) -> None:
-    """Refuses a model of which transformers made up a part at random."""
+    """Raise if transformers initialised a part of the model at random."""
     wanted = f"{str(name)!r} must hold all parameters of {type(model).__name__}"
     for parameter, stored, shape in sorted(loaded["mismatched_keys"]):
         raise BadFile(f"{wanted}, got {parameter!r} of shape {tuple(stored)} instead of {tuple(shape)}")
@@ -285,12 +285,12 @@ def _check_complete(name: str | Path, model: CausalModel, loaded: _Loaded) -> No
 
 @contextmanager
 def _one_sentence(name: str | Path) -> Iterator[None]:
-    """Turn what transformers raises, of many types and many lines, into one sentence."""
+    """Turn errors of transformers, which have many types and lines, into one sentence."""
     try:
         yield
     except BadFile:
         raise
-    except Exception as error:  # also ImportError, for what a single tokenizer needs
+    except Exception as error:  # also ImportError, for packages that single tokenizers need
         if "trust_remote_code" in str(error):
             raise ValueError(
                 f"trust_remote_code (--trust-remote-code) must be given for {str(name)!r}, which needs Python code "
@@ -300,14 +300,14 @@ def _one_sentence(name: str | Path) -> Iterator[None]:
 
 
 def _shortened(error: BaseException) -> str:
-    """The first sentence of what an error says."""
+    """Return the first sentence of an error message."""
     words = " ".join(str(error).split()).split(". ")[0].rstrip(".") or type(error).__name__
     return words if len(words) <= _LONGEST_REASON else f"{words[:_LONGEST_REASON]} [...]"
 
 
 @contextmanager
 def _quiet(transformers: ModuleType) -> Iterator[None]:
-    """Without progress bars and without reports of what was loaded, which is checked here instead."""
+    """Turn off progress bars and loading reports of transformers. The loading is checked here instead."""
     log, hub = transformers.utils.logging, _extra("huggingface_hub.utils")
     bars, verbosity, hub_bars = log.is_progress_bar_enabled(), log.get_verbosity(), not hub.are_progress_bars_disabled()
     log.disable_progress_bar()
@@ -317,7 +317,7 @@ def _quiet(transformers: ModuleType) -> Iterator[None]:
     finally:
         log.set_verbosity(verbosity)
         if bars:
-            log.enable_progress_bar()  # the hub's as well
+            log.enable_progress_bar()  # also turns on the hub's bars
         if not hub_bars:
             hub.disable_progress_bars()
 

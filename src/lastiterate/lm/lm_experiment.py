@@ -1,4 +1,4 @@
-"""Audits of language models: many fine-tunings with one canary, or one with many."""
+"""Audits of language models: many fine-tunings with one canary, or one fine-tuning with many canaries."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
     from lastiterate.common.progress import TrainingProgress
 
 
-_WATCHED = 2  # a purpose that no attack has
+_WATCHED = 2  # a purpose that no attack uses
 
 
 @experiment_on.register
 def text_experiment(problem: TextProblem, given: Given) -> Experiment:
-    """The experiment on a language model."""
-    number("clip_norm", given.run.clip_norm, 1e-30, 1e30)  # what float32 holds, with room to spare
+    """Return the experiment on a language model."""
+    number("clip_norm", given.run.clip_norm, 1e-30, 1e30)  # well within the range of float32
     attack = UnseenTokens() if given.attack is None else given.attack
     if given.run.group_size < problem.of_a_person:
         raise ValueError(
@@ -53,7 +53,7 @@ def text_experiment(problem: TextProblem, given: Given) -> Experiment:
 
 @dataclass(frozen=True, eq=False)
 class FineTunings:
-    """Models with one canary of unseen tokens, and models without."""
+    """An experiment on models with one canary of unseen tokens and models without it."""
 
     run: DPSGD
     problem: TextProblem
@@ -122,7 +122,7 @@ class _ModelByModel:
 
 @dataclass(frozen=True, eq=False)
 class OneFineTuning:
-    """One model with about half of many canaries; ``models`` are the canaries."""
+    """An experiment on one model with about half of many canaries; ``models`` is the number of canaries."""
 
     run: DPSGD
     problem: TextProblem
@@ -162,7 +162,7 @@ class OneFineTuning:
 
 @dataclass(frozen=True, eq=False)
 class _AllCanaries:
-    """The one chunk is all canaries of the one model."""
+    """Trials of the one model: a single chunk with all canaries."""
 
     experiment: OneFineTuning
     crafted: Crafted
@@ -185,14 +185,14 @@ class _AllCanaries:
 
 
 def _second_moment(run: DPSGD, problem: TextProblem, seed: int, progress: bool | None) -> SecondMoment | None:
-    """Adam's second moment on models without a canary; None: it is not Adam."""
+    """Measure Adam's second moment on models without a canary; None for other optimizers."""
     if not is_adam(run.optimizer):
         return None
     return second_moment(run, problem, seed=seed, first=FIRST_REFERENCE + _WATCHED * 2**24, progress=progress)
 
 
 def perplexity_before(problem: TextProblem) -> float | None:
-    """Of the model as it comes, on the held-out texts; None: there are none."""
+    """Return the perplexity before training, on the held-out texts; None if there are none."""
     loaded = load(problem)
     return None if loaded.held_out is None else loaded.perplexity(loaded.start)
 
@@ -202,7 +202,7 @@ def _perplexity(loaded: Loaded, released: Tensors) -> float:
 
 
 def _cost(run: DPSGD, problem: TextProblem, references: int, counted: int, candidates: int) -> Cost:
-    """By the parts of an audit: steps, perplexities, and gradients of the canaries that are looked at."""
+    """Estimate the cost of an audit from its parts: steps, perplexities, and gradients of candidate canaries."""
     took, total = time_parts(run, problem), references + counted
     gradients = 2 * candidates + references
     seconds = total * run.steps * took.step + counted * took.perplexity + gradients * took.gradient

@@ -1,7 +1,8 @@
-"""The small files of a model, looked at before transformers reads them: a line in one can describe a giant.
+"""Checks of a model's small files before transformers reads them, because one line can describe a giant model.
 
-A model is built, and a tokenizer loaded, as these files say. So their sizes, the counts in a configuration and what a
-tokenizer does to texts are held against the limit of :mod:`lastiterate.data.files` first.
+transformers builds a model and loads a tokenizer as these files say. So the sizes of the files, the counts in a
+configuration and the growth of texts in a tokenizer are first checked against the limit of
+:mod:`lastiterate.data.files`.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedConfig
 
-# What is downloaded of a model beside its weights, and what of that transformers may parse.
+# Files that are downloaded beside the weights, and (_PARSED) those that transformers may parse.
 SMALL_FILES = ["*.json", "*.txt", "*.jinja", "tokenizer.model", "spiece.model"]
 _PARSED = [
     "*config.json",
@@ -36,12 +37,12 @@ _PARSED = [
 _TOKENIZER = "tokenizer.json"
 _TOKENS = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 _COUNT = re.compile(r"(?:n|num)_(?:\w*_)?(?:layers?|heads?|experts?|blocks?|labels|groups)|(?:encoder|decoder)_layers")
-_BYTES_A_MODULE = 2**20  # of a layer, an expert or a head: what Python keeps of it, apart from parameters
-_LONGEST_TOKEN = 2**12  # characters of a token, where none is longer
+_BYTES_A_MODULE = 2**20  # Python objects of a layer, an expert or a head, without parameters
+_LONGEST_TOKEN = 2**12  # characters: the least length that is assumed for the longest token
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """What a JSON file holds, which must be an object and of a size that can be parsed."""
+    """Return the content of a JSON file, which must be an object and small enough to parse."""
     with decoding(path, "a JSON object") as file:
         content = json.loads(bytes(read_all(file, path, PARSED)))
         if not isinstance(content, dict):
@@ -50,7 +51,7 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def check_small_files(folder: Path) -> None:
-    """Refuse files that are too large to be parsed, and pipes and devices, of which nobody knows how large they are."""
+    """Raise for files that are too large to parse, and for pipes and devices, whose size is unknown."""
     for path in sorted(folder.iterdir()):
         if any(fnmatch(path.name, pattern) for pattern in _PARSED):
             size = find(path, "file").stat().st_size
@@ -59,7 +60,7 @@ def check_small_files(folder: Path) -> None:
 
 
 def check_tokenizer(folder: Path) -> None:
-    """Refuse a tokenizer that could make its own tokens too long, which it does when it is loaded."""
+    """Raise for a tokenizer that could make its own tokens too long when it is loaded."""
     path = folder / _TOKENIZER
     if not path.exists():
         return
@@ -76,7 +77,7 @@ def check_tokenizer(folder: Path) -> None:
 
 
 def check_counts(path: Path, config: dict[str, Any]) -> None:
-    """Refuse counts of layers, heads and the like that cannot be, or for which objects alone would take all memory."""
+    """Raise if counts of layers, heads and the like are negative, or if their objects alone would take all memory."""
     for part in _parts(config):
         for key, count in part.items() if isinstance(part, dict) else ():
             if not _COUNT.fullmatch(str(key)) or type(count) is not int:
@@ -93,9 +94,9 @@ def check_counts(path: Path, config: dict[str, Any]) -> None:
 def check_built(
     name: str | Path, config: PreTrainedConfig, stored: int, torch: ModuleType, build: ModuleType, **options: Any
 ) -> None:
-    """Refuse a model that takes more memory than its files can account for. It is built of shapes alone for that.
+    """Raise if a model takes more memory than its files can account for. It is built without data, on the meta device.
 
-    ``stored`` is how many bytes the files of its weights have: of 16 bits a parameter, or more.
+    ``stored`` is the size of its weight files in bytes, with 16 bits or more per parameter.
     """
     with torch.device("meta"):
         model = build.AutoModelForCausalLM.from_config(config, **options)
@@ -106,7 +107,7 @@ def check_built(
 
 
 def _parts(value: object) -> Iterator[object]:
-    """A value of JSON and all that is in it. Not by recursion, as a nest may be deep."""
+    """Yield a JSON value and all values in it. It does not recurse, because the nesting may be deep."""
     waiting = [value]
     while waiting:
         part = waiting.pop()
@@ -115,5 +116,5 @@ def _parts(value: object) -> Iterator[object]:
 
 
 def sets_key(config: object, key: str) -> bool:
-    """Whether a configuration, or one of its parts, sets a key."""
+    """Return whether a configuration, or one of its parts, sets a key."""
     return any(isinstance(part, dict) and part.get(key) is not None for part in _parts(config))

@@ -1,7 +1,7 @@
 """One fine-tuning with many canaries of unseen tokens, each included by its own fair coin (Steinke et al. 2023).
 
-Canaries move a model in directions that have much in common, so each is looked for where the others are not: along the
-part of its gradient that is orthogonal to all of theirs.
+The gradients of the canaries have much in common. So the score of a canary is the displacement along the part of its
+gradient that is orthogonal to the gradients of all others.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from lastiterate.lm.text_problem import Loaded, TextProblem, load
 from lastiterate.lm.unseen_tokens import Direction, Where, find_direction, protected
 from lastiterate.run import DPSGD
 
-_MOST = 256  # canaries, if their number is not given
-_MEMORY = 2**31  # bytes, for the gradients of canaries whose number is not given
+_MOST = 256  # canaries by default
+_MEMORY = 2**31  # bytes for the gradients of the default number of canaries
 
 
 @dataclass(frozen=True)
 class OneRunTokens:
-    """Many canaries at once, each a token of its own again and again; an audit's ``models`` are the canaries then.
+    """An attack with many canaries at once, each one token repeated; an audit's ``models`` is the number of canaries.
 
     Args:
         score: "gradient" (all trained parameters; keeps a gradient for each canary in memory) or "rows" (the rows of
             the canaries' tokens in the embeddings).
-        length: of each canary, in tokens.
-        references: how many models without canaries are trained first; they are not counted.
-        seed: chooses the tokens.
+        length: length of each canary, in tokens.
+        references: number of models without canaries that are trained first. They do not count as trials.
+        seed: seed for the choice of tokens.
     """
 
     score: Where = "gradient"
@@ -50,13 +50,13 @@ class OneRunTokens:
 
     @property
     def to_craft(self) -> int:
-        """How many models are trained that are not counted."""
+        """The number of models that are trained but do not count as trials."""
         return self.references
 
     def most_canaries(self, problem: TextProblem) -> int:
-        """How many are worth thinking of: as many as there are texts, tokens for them, and memory for their gradients.
+        """Return the largest useful number of canaries: limited by texts, unseen tokens, and memory for gradients.
 
-        Each is compared with each, so that more than a few hundred take long.
+        All pairs of canaries are compared, so more than a few hundred take long.
         """
         loaded = load(problem)
         size = 4 * sum(part.numel() for part in loaded.start.values()) if self.score == "gradient" else 0
@@ -106,7 +106,7 @@ class OneRunTokens:
 
 @dataclass(frozen=True, eq=False)
 class ArmedTexts:
-    """The canaries, and the scores of the one released model, one a canary."""
+    """The canaries, and the scores of the one released model, one score per canary."""
 
     canaries: list[list[int]]
     of: _Scores
@@ -120,9 +120,11 @@ class ArmedTexts:
 class _Scores:
     """Displacements along the canaries' own parts, in standard deviations of the noise.
 
+    A canary's own part is the part of its gradient that is orthogonal to the gradients of all others.
+
     Attributes:
-        apart: [canaries, canaries], takes displacements along the gradients to those along their own parts.
-        signal: the mean share of a canary's clipped gradient that its own part has.
+        apart: [canaries, canaries], maps displacements along the gradients to displacements along the own parts.
+        signal: the mean share of a canary's clipped gradient that lies in its own part.
     """
 
     directions: list[Direction]

@@ -1,4 +1,4 @@
-"""What is fine-tuned: a causal language model and the texts it is trained on."""
+"""The problem of a fine-tuning: a causal language model, the parameters that are trained, and the texts as tokens."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from lastiterate.lm.tokens import CausalModel
 
 
-# Which parameters of a language model are trained: all, the embeddings, or a LoRA adapter beside them.
+# Trained parameters: all, the embeddings, or a LoRA adapter.
 
 Trained: TypeAlias = Literal["all", "embeddings", "lora"]
 
@@ -38,7 +38,7 @@ LORA_RANK = 8
 
 
 def choose_trained(model: CausalModel, trained: Trained) -> CausalModel:
-    """The model with ``requires_grad`` on those parameters that are trained; an adapter is wrapped around it."""
+    """Return the model with ``requires_grad`` on the trained parameters; "lora" wraps an adapter around it."""
     if trained == "lora":
         return _with_adapter(model)
     for parameter in model.parameters():
@@ -55,8 +55,8 @@ def _with_adapter(model: CausalModel) -> CausalModel:
     except ImportError as error:
         raise MissingExtra("trained='lora' needs peft, which is not installed: pip install peft") from error
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # peft speaks of how it stores an adapter, which is not stored here
-        torch.manual_seed(0)  # the adapter begins with random numbers, which must be the same in every session
+        warnings.simplefilter("ignore")  # peft warns about storing adapters, which are not stored here
+        torch.manual_seed(0)  # the adapter's random start must be the same in every session
         config = peft.LoraConfig(
             r=LORA_RANK, lora_alpha=2 * LORA_RANK, target_modules="all-linear", task_type="CAUSAL_LM"
         )
@@ -71,20 +71,20 @@ HELD_OUT = 0.1
 class TextProblem:
     """A language model in a folder or on the hub, and texts as tokens. ``TextProblem.of`` makes one from texts.
 
-    What is marked with compare=False changes how fast scores are found, not what they are.
+    Fields with compare=False do not change scores. Some of them change how fast scores are computed.
 
     Attributes:
         model: folder, or name on the Hugging Face hub.
-        weights: a digest of the files of the model.
+        weights: digest of the model's files.
         tokens: the examples; each is the unit of privacy.
-        held_out: examples on which perplexity is measured; None: it is not.
+        held_out: examples on which perplexity is measured. None: perplexity is not measured.
         unseen: tokens of the tokenizer that occur in none of the texts.
-        unit: what an example is, "dialogue" or "text".
+        unit: the kind of an example, "dialogue" or "text".
         trained: "all" parameters, the "embeddings", or a "lora" adapter.
-        dtype: in which the model computes and is released; sums, noise and updates are in float32.
-        added_tokens: how many tokens are added to the model's vocabulary, which occur in no text.
-        people: how many the examples are of; None: each example is the unit of privacy.
-        of_a_person: the most examples that one person has. A run of them has at least this ``group_size``.
+        dtype: precision of the model's computations and of its release. Sums, noise and updates are in float32.
+        added_tokens: number of tokens that are added to the model's vocabulary and occur in no text.
+        people: number of people whose examples these are. None: each example is the unit of privacy.
+        of_a_person: the largest number of examples of one person. A run must have at least this ``group_size``.
     """
 
     model: str = field(compare=False)
@@ -127,20 +127,21 @@ class TextProblem:
         checkpointing: bool = False,
         device: str | None = None,
     ) -> TextProblem:
-        """Read the model's tokenizer and make tokens of the texts.
+        """Tokenise the texts with the model's tokenizer.
 
         Args:
             model: folder, or name on the Hugging Face hub.
-            texts: what to train on, one example a text.
+            texts: the training texts; each is one example.
             held_out: texts for perplexity, a share of ``texts`` that is not trained on, or None.
-            longest: how many tokens of an example are used, from its beginning.
+            longest: largest number of tokens of an example; the rest is cut off.
             trained: "all" parameters, the "embeddings", or a "lora" adapter (needs peft).
             dtype: "float32" or "bfloat16".
-            added_tokens: tokens to add to the vocabulary, for canaries where every token of the tokenizer occurs.
-            trust_remote_code: whether Python code that comes with the model may run.
-            microbatch: how many examples are computed at once. None: as many as fit.
+            added_tokens: number of tokens to add to the vocabulary, for canaries if every token of the tokenizer
+                occurs.
+            trust_remote_code: whether Python code of the model may run.
+            microbatch: number of examples that are computed at once. None: as many as fit in memory.
             checkpointing: save memory by computing activations twice.
-            device: of PyTorch. None: a GPU if there is one.
+            device: device of PyTorch. None: a GPU if there is one.
         """
         integer("longest", longest, 2)
         if not isinstance(texts, Texts):
@@ -173,12 +174,12 @@ class TextProblem:
 
     @property
     def size(self) -> int:
-        """How many examples there are."""
+        """The number of examples."""
         return len(self.tokens)
 
     @property
     def words(self) -> str:
-        """The problem for people."""
+        """A description of the problem for reports."""
         count = sum(value.numel() for value in load(self).start.values())
         name = Path(self.model).name
         parts = {"all": "", "embeddings": ", embeddings only", "lora": ", a LoRA adapter"}[self.trained]
@@ -187,13 +188,13 @@ class TextProblem:
         return f"{name} ({count:,} parameters trained{parts}) on {self.size:,} {self.unit}s{whose}, {long} of each"
 
     def spell(self, tokens: Sequence[int]) -> list[str]:
-        """Tokens as the tokenizer writes them; those that were added have no text."""
+        """Return tokens as the tokenizer writes them; added tokens have no text."""
         tokenizer = hub.load_tokenizer(self.model, trust_remote_code=self.trust_remote_code)
         rows = len(tokenizer)
         return [tokenizer.convert_ids_to_tokens(t) if t < rows else f"added token {t}" for t in map(int, tokens)]
 
     def unseen_tokens(self) -> list[str]:
-        """The tokens of which a canary can be made: they occur in none of the texts."""
+        """Return the tokens that occur in none of the texts, from which canaries are made."""
         return self.spell(load(self).unseen.tolist())
 
 
@@ -205,8 +206,8 @@ class Loaded:
     """A problem's model and examples in memory.
 
     Attributes:
-        start: the parameters that are trained, as they are before training.
-        unseen: token numbers that occur in no example: the tokenizer's, or those that were added.
+        start: the trained parameters before training.
+        unseen: numbers of tokens that occur in no example: the tokenizer's, or the added ones.
     """
 
     model: Any
@@ -218,13 +219,13 @@ class Loaded:
 
     @property
     def embeddings(self) -> list[str]:
-        """The trained parameters that have a row for each token: input, and output where it is another."""
+        """Names of the trained embedding tables: the input table, and the output table if it is not tied."""
         tables = [self.model.get_input_embeddings().weight, self.model.get_output_embeddings().weight]
         named = dict(self.model.named_parameters())
         return [name for name in self.start if any(named[name] is table for table in tables)]
 
     def perplexity(self, parameters: Tensors) -> float:
-        """Of the held-out texts: e to the mean loss of their tokens."""
+        """Compute the perplexity of the held-out texts: e to the mean loss of their tokens."""
         assert self.held_out is not None
         tokens, lengths = self.held_out
         counts = (lengths - 1).double()
@@ -232,14 +233,14 @@ class Loaded:
         return math.exp(min(float((losses * counts).sum() / counts.sum()), 700.0))
 
     def copied(self) -> Loaded:
-        """Another one that may be used at the same time: PyTorch puts parameters into a model while it computes."""
+        """Return a copy for another thread: PyTorch replaces a model's parameters while it computes."""
         model = copy.deepcopy(self.model)
         return Loaded(model, self.start, self.gradients.with_model(model), self.examples, self.held_out, self.unseen)
 
 
 @lru_cache(maxsize=1)
 def load(problem: TextProblem) -> Loaded:
-    """Read the model and move everything to its device; the last problem stays in memory."""
+    """Load the model and move everything to its device. The last problem stays in memory."""
     device = _find_device(problem.device)
     folder = hub.model_folder(problem.model, trust_remote_code=problem.trust_remote_code)
     if hub.weights_digest(folder) != problem.weights:
@@ -270,12 +271,12 @@ def load(problem: TextProblem) -> Loaded:
 
 
 def _find_device(device: str | None) -> str:
-    """The device that was asked for, or a GPU if there is one; refused if PyTorch cannot use it."""
+    """Return the requested device, or a GPU if there is one. Raise if PyTorch cannot use it."""
     if device is None:
         return "cuda" if torch.cuda.is_available() else "cpu"
     try:
         usable = isinstance(device, str) and not torch.empty(1, device=device).is_meta
-    except (RuntimeError, AssertionError):  # the latter where PyTorch was built without it
+    except (RuntimeError, AssertionError):  # AssertionError: PyTorch was built without the device
         usable = False
     if not usable:
         raise ValueError(f"device must be one that PyTorch can use here, such as cpu, got {device!r}")
@@ -287,7 +288,7 @@ def _batch(tokens: Tokens, device: str) -> Batch:
 
 
 def _add_rows(model: Any, count: int) -> None:
-    """Rows for new tokens, each the mean of all others: whatever is drawn at random would differ between sessions."""
+    """Add rows for new tokens. Each is the mean of all others: random rows would differ between sessions."""
     rows = model.get_input_embeddings().weight.shape[0]
     model.resize_token_embeddings(rows + count, mean_resizing=False)
     with torch.no_grad():
@@ -295,16 +296,16 @@ def _add_rows(model: Any, count: int) -> None:
             table[rows:] = table[:rows].mean(0)
 
 
-# What is audited from the command line: a language model, texts, and how it is usually fine-tuned.
+# Command line: the subject of an audit, and the default fine-tuning.
 
 EPOCHS = 2.0  # the paper's
 
 
 def usual_optimizer(batch: float) -> SGD:
-    """Plain SGD; of gradients clipped to 1 and summed over a batch."""
+    """Return the default optimizer: plain SGD, for gradients clipped to 1 and summed over a batch."""
     return SGD(0.2 / batch)
 
 
 def text_subject(problem: TextProblem, run: Callable[[int], DPSGD]) -> Subject:
-    """The subject of an audit; ``run`` is given how many examples there are."""
+    """Return the subject of an audit; ``run`` gets the number of examples."""
     return Subject(run(problem.size), problem, problem.words, Path(problem.model).name.lower())

@@ -1,4 +1,4 @@
-"""Texts that users have in files: one string for each unit of privacy, which is a dialogue or a text."""
+"""Texts from users' files: one string for each unit of privacy, which is a dialogue or a text."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ _PERSONAS = {
 }
 _NUMBERED = re.compile(r"([0-9]{1,9}) (.*)", re.DOTALL)
 _PERSONA_LINE = re.compile(r"(?:your|partner's) persona: ")
-_SILENCE = "__SILENCE__"  # stands where the other one has said nothing yet
+_SILENCE = "__SILENCE__"  # the turn of a speaker who has not spoken yet
 
 
 @dataclass(frozen=True)
 class Texts:
-    """Texts of which each is one example of a training.
+    """Texts, each of which is one example of a training.
 
     Args:
-        texts: none of them blank.
-        unit: what one text is, and so what differential privacy protects: a whole dialogue, or a text.
-        people: whose each text is, if people are to be protected and not texts; None: each is a unit by itself.
+        texts: the texts; none is blank.
+        unit: the kind of each text, which is the unit of privacy: a whole dialogue, or a text.
+        people: the person of each text, if people are protected instead of texts. None: each text is a unit by itself.
     """
 
     texts: tuple[str, ...] = field(repr=False)
@@ -68,17 +68,17 @@ class Texts:
 
     @property
     def most_of_a_person(self) -> int:
-        """The most texts that one person has; 1 where each is a unit by itself."""
+        """The largest number of texts of one person; 1 if each text is a unit by itself."""
         return 1 if self.people is None else max(Counter(self.people).values())
 
     def at(self, places: Iterable[int]) -> Texts:
-        """Those at these places."""
+        """Return the texts at these positions."""
         kept = list(places)
         people = None if self.people is None else tuple(self.people[place] for place in kept)
         return Texts(tuple(self.texts[place] for place in kept), self.unit, people)
 
     def at_most(self, group_size: int) -> Texts:
-        """The first so many texts of each person."""
+        """Return the first ``group_size`` texts of each person."""
         most, seen, kept = integer("group_size", group_size), Counter[str](), []
         if self.people is None:
             raise ValueError(f"group_size must be 1 where nobody knows whose texts they are, got {group_size}")
@@ -94,7 +94,7 @@ class Texts:
 
 @dataclass(frozen=True)
 class _Example:
-    """What stands at one place of a file; ``line`` is where it begins, from 1."""
+    """One example of a file; ``line`` is its first line, counted from 1."""
 
     line: int
     parts: Sequence[str]
@@ -104,20 +104,21 @@ class _Example:
 
 
 def read_texts(path: Location, *, persona: bool = False, by: str | None = None) -> Texts:
-    """The texts of a file in UTF-8, plain or gzip-compressed, in the order of the file.
+    """Read the texts of a UTF-8 file, plain or gzip-compressed, in the order of the file.
 
-    What the file is shows in it:
+    The format is detected from the file:
 
-    - ConvAI2's own text files: a dialogue is a text, one turn a line. Candidate replies are dropped.
+    - ConvAI2's own text files: a dialogue is a text, with one turn per line. Candidate replies are dropped.
     - JSON lines, each an object with ``text`` (a string), ``turns``, ``dialog`` or ``utterances`` (lists of strings) or
       ``messages`` (a list of objects with ``role`` and ``content``, which become lines ``role: content``). The first of
-      these that an object has is read.
-    - Plain text: texts are separated by blank lines. If there is none, each line is a text.
+      these fields that an object has is read.
+    - Plain text: texts are separated by blank lines. If there are no blank lines, each line is a text.
 
     Args:
         path: the file.
-        persona: whether to begin each text with the lines that describe the speakers, which PersonaChat has.
-        by: the field of JSON lines that says whose a text is, a string or a whole number, if people are protected.
+        persona: whether to begin each text with the lines that describe the speakers, as in PersonaChat.
+        by: the field of JSON lines that names the person of a text, a string or a whole number, if people are
+            protected.
     """
     boolean("persona", persona)
     if by is not None:
@@ -138,9 +139,9 @@ def read_texts(path: Location, *, persona: bool = False, by: str | None = None) 
 
 
 def split_texts(texts: Texts, held_out: float, seed: int) -> tuple[Texts, Texts]:
-    """The texts to train with, and a share ``held_out`` of them drawn by ``seed``; both in their order.
+    """Split off a share ``held_out`` of the texts, drawn by ``seed``. Return the training texts and the held-out texts.
 
-    A text that occurs twice may be on both sides.
+    Both keep the order of the texts. A text that occurs twice may be on both sides.
     """
     share = number("held_out", held_out, 0.0, 1.0, open_low=True, open_high=True)
     integer("seed", seed, 0, 2**63 - 1)
@@ -150,7 +151,7 @@ def split_texts(texts: Texts, held_out: float, seed: int) -> tuple[Texts, Texts]
         raise ValueError(
             f"held_out must leave at least one text on each side, got {held_out!r} of {len(texts)}, which is {count}"
         )
-    # By a hash, since NumPy may change what a seed draws from one version to the next.
+    # A hash, because NumPy may change a seed's draws between versions.
     order = sorted(range(len(texts)), key=lambda place: sha256(f"{seed} {place}".encode()).digest())
     chosen = set(order[:count])
     kept, held = ([place for place in range(len(texts)) if (place in chosen) == side] for side in (False, True))
@@ -170,12 +171,12 @@ def _lines(path: Path) -> list[str]:
         raise BadFile(f"{str(path)!r} must be UTF-8, got byte 0x{content[error.start]:02x} on line {line}") from None
     if not text.strip():
         raise BadFile(f"{str(path)!r} must hold at least one text, got a file that is empty")
-    # Not splitlines, which also splits at characters that stand unescaped inside JSON strings.
+    # Not splitlines, which also splits at characters that are valid inside JSON strings.
     return text.replace("\r\n", "\n").split("\n")
 
 
 def _check_lines(path: Path, content: bytearray) -> None:
-    """Refuse more lines than there is memory for, and a line that would take long to parse, before they are split."""
+    """Raise, before the file is split, if it has more lines than fit in memory or a line that is too long to parse."""
     most = most_bytes(LINE)
     if content.count(b"\n") >= most:
         raise too_large(f"{str(path)!r} must have", LINE, unit="lines")
@@ -201,7 +202,7 @@ def _examples(path: Path, lines: list[str], by: str | None) -> Iterator[_Example
 
 
 def _suffixes(path: Path) -> list[str]:
-    """The last suffix, or the one before ``.gz``."""
+    """Return the last suffix, or the one before ``.gz``."""
     last = [suffix.lower() for suffix in path.suffixes[-2:]]
     return last[:-1] if last[-1:] == [".gz"] else last[-1:]
 
@@ -234,7 +235,7 @@ def _convai2(path: Path, lines: list[str]) -> Iterator[_Example]:
             continue
         numbered = _NUMBERED.fullmatch(line)
         count = int(numbered[1]) if numbered else 0
-        # A number that is missing would put two dialogues into one, and so two people into one unit of privacy.
+        # A missing number would merge two dialogues, and so two units of privacy.
         if numbered is None or count not in (1, last + 1):
             expected = f"{last + 1}, or 1 for a new dialogue" if last else "1"
             raise BadFile(
@@ -281,7 +282,7 @@ def _json_lines(path: Path, lines: list[str], by: str | None) -> Iterator[_Examp
 
 
 def _person(path: Path, place: int, by: str, record: dict[str, object]) -> str:
-    """Whose a text is. 7 and "7" are one person: to take two for one protects both."""
+    """Return the person of a text. 7 and "7" are one person: treating two people as one protects both."""
     person = record.get(by)
     if isinstance(person, bool) or not isinstance(person, (str, int)) or person == "":
         got = "none" if person is None else told(person)

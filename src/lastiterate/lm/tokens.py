@@ -1,4 +1,4 @@
-"""Texts as tokens, and the tokens that never occur in them."""
+"""Texts as tokens, unseen tokens, limits on tokenizers, types of Hugging Face models, and gradients in logits."""
 
 from __future__ import annotations
 
@@ -16,26 +16,24 @@ from torch import Tensor
 from lastiterate.common.types import Int32Array, IntArray
 from lastiterate.data.files import PARSED, most_bytes, too_large
 
-# How much longer a tokenizer can make a text before it splits it: told from its description, as it is too late after.
-#
-# Each of its steps may replace a character by several. A sequence of thirty that double makes gigabytes of one
-# letter.
+# Growth of texts in a tokenizer: a bound from its description, before it runs. Each of its steps may replace a
+# character by several. Thirty steps that double make gigabytes of one letter.
 
-# The most characters that one can become. Of the Unicode forms, by the tables of Unicode's annex 15.
+# The most characters that one character can become. For Unicode forms: tables of Unicode's annex 15.
 _STEPS = {"NFC": 3, "NFD": 4, "NFKC": 18, "NFKD": 18, "Lowercase": 3, "BertNormalizer": 12, "ByteLevel": 4}
 _STEPS |= {"Metaspace": 2}
 _KEEPS_LENGTH = {"Strip", "StripAccents", "Nmt", "Split", "Digits", "Punctuation", "Whitespace", "WhitespaceSplit"}
 _KEEPS_LENGTH |= {"BertPreTokenizer", "CharDelimiterSplit", "UnicodeScripts", "FixedLength"}
-_UNKNOWN = 4  # a step of a later version
+_UNKNOWN = 4  # for steps of later versions
 
 
 def described_growth(description: Mapping[str, Any]) -> float:
-    """Of a tokenizer.json: how many characters one can become, at most."""
+    """Return the largest number of characters that one character can become, from a tokenizer.json."""
     return _of(description.get("normalizer")) * _of(description.get("pre_tokenizer"))
 
 
 def tokenizer_growth(tokenizer: object) -> float:
-    """Of a tokenizer that was loaded, from whatever file; 1 for those that are written in Python."""
+    """Return the growth of a loaded tokenizer, from any file; 1 for tokenizers written in Python."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     parts = {name: getattr(backend, name, None) for name in ("normalizer", "pre_tokenizer")}
     return described_growth({name: json.loads(part.__getstate__()) for name, part in parts.items() if part is not None})
@@ -48,7 +46,7 @@ def _of(step: Any) -> float:
     if kind == "Sequence":
         return _product(map(_of, step.get("normalizers") or step.get("pretokenizers") or ()))
     if kind == "Replace":
-        pattern = step["pattern"].get("String", "")  # a regular expression may match nothing, which is everywhere
+        pattern = step["pattern"].get("String", "")  # a regular expression may match the empty string, everywhere
         return max(1.0, len(step["content"]) / len(pattern)) if pattern else 1.0 + len(step["content"])
     if kind == "Prepend":
         return 1.0 + len(step["prepend"])
@@ -58,11 +56,14 @@ def _of(step: Any) -> float:
 
 
 def _product(factors: Iterable[float]) -> float:
-    return math.prod(factors, start=1.0)  # which becomes infinite, and raises nothing
+    return math.prod(factors, start=1.0)  # an overflow gives infinity and raises nothing
 
 
 def _longest_entry(charsmap: str) -> float:
-    """Of SentencePiece's table: the length of a trie in four bytes, the trie, and texts that end with a zero byte."""
+    """Return the longest entry of SentencePiece's table.
+
+    The table is the length of a trie in four bytes, the trie, and texts that end with a zero byte.
+    """
     content = base64.b64decode(charsmap)
     texts = content[4 + int.from_bytes(content[:4], "little") :]
     return float(max(1, *map(len, texts.split(b"\0")))) if texts else 1.0
@@ -72,7 +73,7 @@ _CHARACTERS_AT_ONCE = 2**20
 
 
 class Tokenizer(Protocol):
-    """What we use of a Hugging Face tokenizer."""
+    """The methods of a Hugging Face tokenizer that are used here."""
 
     @property
     def all_special_ids(self) -> list[int]: ...
@@ -88,9 +89,9 @@ class Tokens:
     """Examples as rows of token numbers, padded on the right with zeros.
 
     Attributes:
-        ids: [examples, width].
-        lengths: how many tokens of each row are the example's own, two or more.
-        cut: how many examples were longer and lost their end.
+        ids: token numbers, [examples, width].
+        lengths: number of the example's own tokens in each row, at least two.
+        cut: number of examples that were longer and lost their end.
     """
 
     ids: IntArray
@@ -102,12 +103,12 @@ class Tokens:
 
 
 def encode(tokenizer: Tokenizer, texts: Iterable[str]) -> list[Int32Array]:
-    """The token numbers of each text, of whatever length, with the special tokens that the tokenizer adds."""
+    """Return the token numbers of each text, uncut, with the special tokens that the tokenizer adds."""
     given = list(texts)
     _check_growth(tokenizer, given)
     encoded: list[Int32Array] = []
     for some in _batches(given):
-        # Told so, the tokenizer does not warn of texts longer than what its model can read: they are cut later.
+        # verbose=False: no warning of texts that are too long for the model, because they are cut later.
         for text, ids in zip(some, tokenizer(some, truncation=False, verbose=False)["input_ids"], strict=True):
             if len(ids) < 2:
                 raise ValueError(
@@ -118,7 +119,7 @@ def encode(tokenizer: Tokenizer, texts: Iterable[str]) -> list[Int32Array]:
 
 
 def _check_growth(tokenizer: Tokenizer, texts: list[str]) -> None:
-    """Refuse texts that the tokenizer could make too long, before it does."""
+    """Raise if the tokenizer could make a text too long, before it runs."""
     longest = max(map(len, texts), default=0)
     growth, added = tokenizer_growth(tokenizer), tokenizer.num_special_tokens_to_add()
     if longest * growth + added > most_bytes(PARSED):
@@ -127,7 +128,7 @@ def _check_growth(tokenizer: Tokenizer, texts: list[str]) -> None:
 
 
 def _batches(texts: list[str]) -> Iterator[list[str]]:
-    """So many at a time that what the tokenizer knows about each token fits into memory."""
+    """Yield batches of texts that are small enough for the tokenizer's data about each token to fit in memory."""
     batch: list[str] = []
     size = 0
     for text in texts:
@@ -141,7 +142,7 @@ def _batches(texts: list[str]) -> Iterator[list[str]]:
 
 
 def pad(encoded: Sequence[Sequence[int] | Int32Array], longest: int) -> Tokens:
-    """The first ``longest`` tokens of each example."""
+    """Return the first ``longest`` tokens of each example, padded."""
     lengths = np.array([min(len(ids), longest) for ids in encoded], np.int64)
     rows = np.zeros((len(encoded), int(lengths.max())), np.int64)
     for row, ids, length in zip(rows, encoded, lengths, strict=True):
@@ -150,7 +151,7 @@ def pad(encoded: Sequence[Sequence[int] | Int32Array], longest: int) -> Tokens:
 
 
 def unseen_tokens(tokenizer: Tokenizer, encoded: Iterable[Sequence[int] | Int32Array]) -> IntArray:
-    """The tokenizer's tokens that occur in none of the examples, without the special ones."""
+    """Return the tokenizer's tokens that occur in none of the examples, without special tokens."""
     known = {int(number) for number in tokenizer.get_vocab().values()}
     known -= set(tokenizer.all_special_ids)
     for ids in encoded:
@@ -158,7 +159,7 @@ def unseen_tokens(tokenizer: Tokenizer, encoded: Iterable[Sequence[int] | Int32A
     return np.array(sorted(known), np.int64)
 
 
-# What we use of a Hugging Face language model, as a type: transformers' own classes say less about themselves.
+# Types of Hugging Face language models: transformers' own classes are less precise.
 
 
 class TextConfig(Protocol):
@@ -170,13 +171,13 @@ class TextConfig(Protocol):
 
 
 class Config(Protocol):
-    """The configuration of a model, which may be one for texts among others."""
+    """The configuration of a model, which may hold a configuration for texts among others."""
 
     def get_text_config(self) -> TextConfig: ...
 
 
 class CausalModel(torch.nn.Module):
-    """A causal language model of transformers, or one of peft around it. None is made from this class."""
+    """A causal language model of transformers, or of peft around it. The class is a type and has no instances."""
 
     config: Config
     dtype: torch.dtype
@@ -185,34 +186,34 @@ class CausalModel(torch.nn.Module):
     gradient_checkpointing_enable: Callable[..., None]
 
 
-# What each token of an example counts, and the gradient of the examples' losses in a model's logits.
+# Losses: weights of an example's tokens, and the gradient of the examples' losses in the logits.
 
 
 def logit_gradient(logits: Tensor, tokens: Tensor, weights: Tensor, *, overwrite: bool = False) -> Tensor:
-    """The gradient of the sum of all losses, as cross-entropy has it, without its copies of the logits.
+    """Compute the gradient of the sum of all losses in the logits, as of cross-entropy, without copies of the logits.
 
     Args:
         logits: [examples, tokens, vocabulary].
         tokens: [examples, tokens].
-        weights: what the prediction of the next token counts, [examples, tokens - 1].
-        overwrite: whether the gradient may take the place of the logits.
+        weights: weight of each prediction of the next token, [examples, tokens - 1].
+        overwrite: whether the gradient may replace the logits in memory.
     """
     targets = torch.nn.functional.pad(tokens[:, 1:], (0, 1))[..., None]
     counted = torch.nn.functional.pad(weights, (0, 1))[..., None]
     found = logits.data if overwrite else torch.empty_like(logits)
-    for example, of_one in enumerate(logits.data):  # one at a time stays in the cache
+    for example, of_one in enumerate(logits.data):  # one example stays in the cache
         part = torch.softmax(of_one.float(), -1).mul_(counted[example])
         found[example] = part.scatter_add_(-1, targets[example], -counted[example])
     return found
 
 
 def token_weights(lengths: Tensor, width: int) -> Tensor:
-    """What each prediction counts, [examples, width - 1]: the same for an example's own tokens, 0 for padding."""
+    """Return the weight of each prediction, [examples, width - 1]: equal for an example's own tokens, 0 for padding."""
     predictions = (lengths - 1)[:, None]
     counted = torch.arange(width - 1, device=lengths.device) < predictions
     return counted.float() / predictions.clamp_min(1)
 
 
 def by_length(lengths: Tensor, size: int) -> list[Tensor]:
-    """The rows of the examples in groups of at most ``size``, sorted by length, so that there is little padding."""
+    """Return the rows of the examples in groups of at most ``size``, sorted by length to save padding."""
     return list(torch.split(torch.argsort(lengths, stable=True), size)) if len(lengths) else []

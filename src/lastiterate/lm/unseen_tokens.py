@@ -1,8 +1,9 @@
-"""The canary is a sequence of tokens that never occur in the texts, and the attack looks at where it moved the model.
+"""Canaries of tokens that never occur in the texts, and scores of released models.
 
-The paper looks at the rows of the embedding table that belong to these tokens. Most of the canary's gradient lies
-elsewhere, though. As neither the other examples nor training itself disturb its direction much, looking along the whole
-of it shows nearly all that the canary did.
+The score is the displacement of a model against the canary's gradient. The paper measures the displacement only in the
+embedding rows of the canary's tokens, but most of the gradient lies elsewhere. Neither the other examples nor training
+change the direction of the gradient much. So the displacement along the whole gradient shows nearly all of the canary's
+effect.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from lastiterate.lm.text_problem import Loaded, TextProblem, load
 from lastiterate.privacy.mixtures.law import law_of
 from lastiterate.run import DPSGD
 
-# The direction in which a canary moves a model: against its gradient before training, in all or some parameters.
+# Directions: a canary moves a model against its gradient before training, in all or some parameters.
 
 Where: TypeAlias = Literal["gradient", "rows"]
 
@@ -38,7 +39,7 @@ class Direction:
 
     Attributes:
         parts: by parameter, the rows that are looked at (None: all) and the direction in them.
-        share: the norm of that part, divided by the norm of the whole gradient.
+        share: the norm of the part, divided by the norm of the whole gradient.
         norm: the norm of the whole gradient.
     """
 
@@ -55,7 +56,7 @@ class Direction:
         return float(sum(_dot(part, tensors[name], rows) for name, (rows, part) in self.parts.items()))
 
     def dot(self, other: Direction) -> float:
-        """The product with a direction in the same parameters; rows that only one looks at count for nothing."""
+        """Return the inner product with a direction in the same parameters. Rows of only one of them contribute 0."""
         found = 0.0
         for name, (rows, part) in self.parts.items():
             others, its = other.parts[name]
@@ -67,7 +68,7 @@ class Direction:
         return found
 
     def moved(self, loaded: Loaded, released: Tensors) -> float:
-        """How far a model has come against the canary's gradient."""
+        """Return the displacement of a released model against the canary's gradient."""
         found = 0.0
         for name, (rows, part) in self.parts.items():
             here, before = released[name], loaded.start[name]
@@ -78,19 +79,19 @@ class Direction:
 
 @dataclass(frozen=True, eq=False)
 class Between:
-    """From one canary's direction to that of another, which replaces it: along the difference of the two."""
+    """The direction from one canary to its replacement: the normalised difference of their directions."""
 
     one: Direction
     other: Direction
 
     @property
     def length(self) -> float:
-        """Of the difference of the two directions; 0 where they are the same."""
+        """The norm of the difference of the two directions; 0 if they are equal."""
         return math.sqrt(max(2.0 - 2.0 * self.one.dot(self.other), 0.0))
 
     @property
     def share(self) -> float:
-        """How much of both gradients is seen: half the difference, as each is as far from the middle."""
+        """The mean share of both gradients, times half the difference: each is half of it away from the midpoint."""
         return 0.25 * self.length * (self.one.share + self.other.share)
 
     @property
@@ -99,7 +100,7 @@ class Between:
         return 0.5 * (self.one.norm + self.other.norm)
 
     def shown(self, clip_norm: float) -> float:
-        """How much of both clipped gradients is seen, in clipping norms."""
+        """The mean component of both clipped gradients, times half the difference, in clipping norms."""
         return 0.25 * self.length * (self.one.shown(clip_norm) + self.other.shown(clip_norm))
 
     def along(self, tensors: Tensors) -> float:
@@ -107,12 +108,12 @@ class Between:
         return (self.one.along(tensors) - self.other.along(tensors)) / max(self.length, 1e-30)
 
     def moved(self, loaded: Loaded, released: Tensors) -> float:
-        """How far a model has come from the one to the other, against their gradients."""
+        """Return the displacement of a released model along the difference, against the gradients."""
         return (self.one.moved(loaded, released) - self.other.moved(loaded, released)) / max(self.length, 1e-30)
 
 
 def find_direction(loaded: Loaded, canary: Sequence[int], where: Where) -> Direction:
-    """The direction of a canary, from its gradient before training."""
+    """Compute the direction of a canary from its gradient before training."""
     tokens = torch.tensor(canary, device=loaded.examples[0].device)
     gradient = loaded.gradients.one(loaded.start, tokens)
     norm = _norm(gradient.values())
@@ -141,11 +142,11 @@ def _norm(tensors: Iterable[Tensor]) -> float:
 
 Score: TypeAlias = Literal["gradient", "rows", "loss"]
 
-FEWEST, MOST = 8, 16  # models that a crafter looks at
+FEWEST, MOST = 8, 16  # reference models by default; fewer than FEWEST are refused
 _LEAST_SIGNAL = 0.02
-_LEAST_CANDIDATES = 8  # among which the canary's replacement is chosen
-_LEAST_LENGTH = 0.05  # of the difference of two directions
-_SPELLED = 4  # tokens of the canary that a report spells
+_LEAST_CANDIDATES = 8  # for the choice of the canary's replacement
+_LEAST_LENGTH = 0.05  # norm of the difference of two directions
+_SPELLED = 4  # distinct tokens of the canary that a report shows
 _WORDS = {
     "gradient": "displacement of all trained parameters along its gradient",
     "rows": "displacement of its tokens' rows of the embeddings along its gradient",
@@ -155,17 +156,17 @@ _WORDS = {
 
 @dataclass(frozen=True)
 class UnseenTokens:
-    """A sequence of tokens that never occur.
+    """An attack whose canary is a sequence of tokens that never occur in the texts.
 
     Args:
-        score: "gradient" (how far all trained parameters moved against the canary's gradient), "rows" (the same in the
-            rows of its tokens only, input and output embeddings, as in the paper) or "loss" (how little the released
-            model loses on the canary: for who cannot see parameters).
-        length: of the sequence, in tokens.
-        candidates: among so many sequences the one is chosen that should show best.
-        references: how many models without the canary are trained first; they are not counted. None: 8 to 16, by how
-            many are counted.
-        seed: draws the candidates.
+        score: "gradient" (displacement of all trained parameters against the canary's gradient), "rows" (the same, only
+            in the rows of its tokens in the input and output embeddings, as in the paper) or "loss" (minus the loss of
+            the released model on the canary, for attackers who cannot see parameters).
+        length: length of the sequence, in tokens.
+        candidates: number of sequences from which the one with the largest expected signal is chosen.
+        references: number of models without the canary that are trained first. They do not count as trials. None: 8 to
+            16, depending on the number of trials.
+        seed: seed for the candidates.
     """
 
     score: Score = "gradient"
@@ -183,25 +184,26 @@ class UnseenTokens:
         integer("seed", self.seed, 0)
 
     def references_for(self, counted: int) -> int:
-        """How many models without the canary are needed where so many models are counted.
+        """Return the number of reference models, trained without the canary, for this number of trials.
 
-        They say where scores without the canary lie: 8 to a third of the noise, 16 to a quarter. With few counted ones
-        that is little beside what their number leaves open. The loss has no noise that is known before, so that it
-        always takes the most.
+        References estimate the mean score without the canary. The error of 8 references is a third of the noise, that
+        of 16 a quarter. If there are few trials, this error is small beside their sampling error. The score "loss"
+        always takes the most references, because its noise is not known before training.
         """
         if self.references is not None:
             return self.references
         return MOST if self.score == "loss" else max(FEWEST, min(MOST, counted // 16))
 
     def to_craft(self, counted: int) -> int:
-        """How many models are trained that are not counted, where so many are."""
+        """Return the number of models that are trained in addition to this number of trials."""
         return self.references_for(counted) + (1 if self.candidates > 1 else 0)
 
     @property
     def knows(self) -> tuple[str, ...]:
-        """Fields of a run beyond one example and the last iterate.
+        """Fields of a run that this attack supports beyond one example and the last iterate.
 
-        A person has copies of the canary. What replaces it is the candidate whose gradient differs most from its own.
+        A person holds several copies of the canary. The replacement is the candidate whose gradient differs most from
+        the canary's.
         """
         return ("releases", "group_size", "neighbours")
 
@@ -246,7 +248,7 @@ class UnseenTokens:
         return expected_ratios(facts) if "releases" in facts else LinearScores(facts["signal"], facts["spread"])
 
     def _blocks(self, run: DPSGD) -> Blocks | None:
-        """What is between the releases of a run, or a refusal before anything is trained; None: it has but one."""
+        """Return the blocks between the run's releases; None for one release. Raise if the run is not supported."""
         law_of(run.replace(releases=None))
         if self.score == "loss" and (run.release_count > 1 or run.neighbours == "replace"):
             name = "releases" if run.release_count > 1 else "neighbours"
@@ -258,7 +260,7 @@ class UnseenTokens:
         return one if replacement is None else Between(one, find_direction(load(problem), replacement, self._where))
 
     def _instead(self, problem: TextProblem, canary: list[int]) -> list[int]:
-        """Another candidate, the one whose direction differs most."""
+        """Return the candidate whose direction differs most from the canary's, as its replacement."""
         drawn = candidates(load(problem).unseen, self.length, max(self.candidates, _LEAST_CANDIDATES), self.seed)
         one = find_direction(load(problem), canary, self._where)
         lengths = [Between(one, find_direction(load(problem), each, self._where)).length for each in drawn]
@@ -293,14 +295,14 @@ class UnseenTokens:
         )
 
     def _choose(self, run: DPSGD, problem: TextProblem, references: TextReferences) -> list[int]:
-        """The candidate of which most should show: in the model as it comes, and in one that was trained without it."""
+        """Return the candidate with the largest expected signal, before training and in a model trained without it."""
         drawn = candidates(load(problem).unseen, self.length, self.candidates, self.seed)
         if len(drawn) == 1:
             return drawn[0]
 
         def read(loaded: Loaded, released: Tensors) -> list[float]:
             shown = []
-            for canary in drawn:  # one after the other: each direction may be as large as the model
+            for canary in drawn:  # one by one: a direction may be as large as the model
                 direction = find_direction(loaded, canary, self._where)
                 after = _Reader(run, canary, direction).shown(loaded, released)
                 shown.append(direction.shown(run.clip_norm) + after)
@@ -311,7 +313,7 @@ class UnseenTokens:
 
 
 def candidates(unseen: IntArray, length: int, count: int, seed: int) -> list[list[int]]:
-    """Sequences of tokens out of these: of one token again and again, of two, four, and so on, in turn."""
+    """Draw sequences of unseen tokens: with one distinct token, with two, four, and so on, in turn."""
     if not unseen.size:
         raise ValueError(
             "texts must leave some of the tokenizer's tokens unused for a canary, but all occur: add tokens to the "
@@ -327,12 +329,12 @@ def candidates(unseen: IntArray, length: int, count: int, seed: int) -> list[lis
 
 
 def group_facts(run: DPSGD) -> Facts:
-    """How many examples are protected together, where that is more than one."""
+    """Return the group size as a fact if more than one example is protected together."""
     return {"group": run.group_size} if run.group_size > 1 else {}
 
 
 def protected(unit: str, group: int = 1, replaced: bool = False) -> str:
-    """What epsilon is about, for readers of a report."""
+    """Return a sentence for reports that names the unit of privacy."""
     if group == 1:
         about = "whether it or another one was there" if replaced else "its presence"
         return f"One {unit} is one example: {about} is what epsilon is about."
@@ -345,7 +347,7 @@ def protected(unit: str, group: int = 1, replaced: bool = False) -> str:
 
 @dataclass(frozen=True, eq=False)
 class ArmedText:
-    """The canary, and the score of a released model, or of all that are released."""
+    """The canary, and the score of a released model or of all released iterates of a model."""
 
     canary: list[int]
     direction: Direction | Between | None  # None: the loss on the canary is the score
@@ -356,11 +358,11 @@ class ArmedText:
     facts: Facts = field(default_factory=dict)
 
     def positions(self) -> Positions | None:
-        """What has to be looked at while models are trained; None: nothing but what they are in the end."""
+        """Return the observer of released iterates; None if the score needs only the last iterate."""
         return None if self.blocks is None or self.direction is None else Positions(self.direction)
 
     def score_of(self, positions: FloatArray) -> float:
-        """The score of a model by where it was at each release."""
+        """Return the score of a model from its displacement at each release."""
         assert self.blocks is not None
         return float(self.blocks.scores(positions[None], self.facts)[0])
 
@@ -371,7 +373,7 @@ class ArmedText:
 
 
 class Positions:
-    """How far models had come along a direction when each iterate was released, from 0 before the first step."""
+    """The displacement of each model along a direction at each release, starting with 0 before the first step."""
 
     def __init__(self, direction: Direction | Between) -> None:
         self._direction = direction
@@ -381,16 +383,16 @@ class Positions:
         self._seen.setdefault(model, [0.0]).append(self._direction.moved(loaded, released))
 
     def of(self, model: Model) -> FloatArray:
-        """Those of one model, which are not asked for again."""
+        """Return the displacements of one model, and forget them."""
         return np.array(self._seen.pop(model))
 
     def of_all(self) -> FloatArray:
-        """[models, releases + 1]."""
+        """Return the displacements of all models, [models, releases + 1]."""
         return np.array(list(self._seen.values()))
 
 
 def _facts_of_blocks(blocks: Blocks, positions: Positions, signal: float) -> Facts:
-    """What blocks add without the canary, and how that varies; where training begins is a part of it."""
+    """Return means and spread of the blocks' increments without the canary; the start of training is a part of them."""
     added = blocks.added(positions.of_all())
     variance = believed(added.var(axis=0, ddof=1).mean(), 1.0, 1 + (len(added) - 1) * added.shape[1])
     spread, centres = float(np.sqrt(variance)), added.mean(axis=0).tolist()
@@ -398,13 +400,13 @@ def _facts_of_blocks(blocks: Blocks, positions: Positions, signal: float) -> Fac
 
 
 class _Reader:
-    """What the crafter reads of a model without the canary."""
+    """Measurements by the crafter of a model without the canary."""
 
     def __init__(self, run: DPSGD, canary: list[int], direction: Direction | Between) -> None:
         self._run, self._canary, self._direction = run, canary, direction
 
     def __call__(self, loaded: Loaded, released: Tensors) -> tuple[float, float, float]:
-        """How far it moved along the direction, its loss on the canary, and how much of the canary would show."""
+        """Return the displacement along the direction, the loss on the canary, and the canary's expected signal."""
         moved = self._direction.moved(loaded, released)
         return moved, _loss(loaded, released, self._canary), self.shown(loaded, released)
 

@@ -1,1 +1,1 @@
-"""Pictures of analyses: altair charts, and the files they become. Importing this loads no plotting library."""
+"""Charts of analyses and audits, and their files. Importing this package loads no plotting library."""

@@ -1,4 +1,4 @@
-"""The picture of an audit: scores, errors and epsilons together."""
+"""Charts of an audit: scores, errors and epsilons in one picture, and separately for web pages."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 
     Concatenated = TypeVar("Concatenated", HConcatChart, VConcatChart)
 
-_WIDTH, _HEIGHT = 420, 300  # of a panel that has a neighbour
-_BOTH = 2 * _WIDTH + 100  # of one below two, with what is between these
-_WORD = 24  # of the verdict's height
+_WIDTH, _HEIGHT = 420, 300  # pixels of a panel with a neighbour
+_BOTH = 2 * _WIDTH + 100  # width of a panel below two, including the space between these
+_WORD = 24  # height of the verdict in pixels
 
 
 def audit_chart(result: AuditResult) -> VConcatChart:
-    """All of them in one picture, with what was run, how it was attacked and what that shows."""
+    """Return all panels in one picture, with the run, the attack and the reason for the verdict."""
     import altair as alt
 
     scores, errors = histogram_panel(result, _WIDTH, _HEIGHT), roc_panel(result, _WIDTH, _HEIGHT)
@@ -49,13 +49,13 @@ def audit_chart(result: AuditResult) -> VConcatChart:
 
 
 def _with_own_legends(panels: Concatenated) -> Concatenated:
-    """Legends stay with their panels."""
+    """Keep each legend with its panel."""
     resolved: Concatenated = panels.resolve_scale(color="independent", fill="independent", strokeDash="independent")
     return resolved
 
 
 def _verdict(result: AuditResult) -> LayerChart:
-    """The verdict in its colour, behind a bar of it."""
+    """Return the verdict in its colour, after a bar of the same colour."""
     import altair as alt
 
     colour = verdict_colour(result.verdict)
@@ -66,9 +66,9 @@ def _verdict(result: AuditResult) -> LayerChart:
     return layered(bar, text).properties(width=_BOTH, height=_WORD, view=alt.ViewBackground(stroke=None))
 
 
-# The pictures of an audit for pages: made to a width, and without titles, which are for the page to tell.
+# Page charts: fitted to a width, without titles, which the page itself shows.
 
-LEAST, MOST = 300, 1200  # pixels that a picture may be wide
+LEAST, MOST = 300, 1200  # range of the width of a picture, in pixels
 _AXIS = 72  # pixels of an axis with its labels
 _MARGIN = 12
 _PAGE_HEIGHT = 270
@@ -76,13 +76,13 @@ _PAGE_HEIGHT = 270
 
 @dataclass(frozen=True)
 class PageChart:
-    """A picture, and what stands above it.
+    """A chart with its caption.
 
     Attributes:
-        title: what it shows.
-        words: what its reader must know.
-        description: for those who do not see it.
-        spec: of Vega-Lite.
+        title: the title.
+        words: what a reader must know.
+        description: alternative text for readers who do not see the chart.
+        spec: the Vega-Lite specification.
     """
 
     title: str
@@ -92,7 +92,7 @@ class PageChart:
 
 
 def page_charts(result: AuditResult, width: int, growth: Sequence[tuple[int, float]] = ()) -> dict[str, PageChart]:
-    """All pictures of an audit, by name; ``growth`` is the bound by numbers of models, if one may watch it."""
+    """Return all charts of an audit by name. ``growth`` is the anytime-valid bound by number of models, if any."""
     whole = min(max(width, LEAST), MOST)
     inner, bars = whole - _AXIS, whole - _MARGIN
     charts = {

@@ -1,4 +1,4 @@
-"""Charts become files: checked before anything is computed, written whole or not at all."""
+"""Chart files: checked before anything is computed, drawn in another process, and written atomically."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ if TYPE_CHECKING:
     from lastiterate.plot.style import Picture
 
 
-# Specifications become pictures, in another process and within a time limit: a failure costs the picture alone.
+# Drawing: in another process, with a time limit, so that a failure costs only the picture.
 
 Kind = Literal["png", "svg", "pdf"]
 Spec = dict[str, Any]
 
-SECONDS = 120.0  # that a drawing may take
+SECONDS = 120.0  # time limit of a drawing
 _VARIABLE = "LASTITERATE_DRAWING_SECONDS"
-_SHARP = 2.0  # on a dense screen; of PNG only
+_SHARP = 2.0  # scale of PNG files, for dense screens
 _PROGRAM = Path(__file__).with_name("renderer.py")
 
 
 class PictureFailed(RuntimeError):
-    """A picture could not be drawn; the message is why, in a few words."""
+    """Error for a picture that could not be drawn. The message gives the reason in a few words."""
 
 
 def time_limit() -> float:
-    """How many seconds a drawing may take; an environment variable may say otherwise."""
+    """Return the time limit of a drawing in seconds, which an environment variable can set."""
     given = os.environ.get(_VARIABLE, "")
     try:
         seconds = float(given) if given else SECONDS
@@ -52,12 +52,12 @@ def time_limit() -> float:
 
 
 def render(kind: Kind, *specs: Spec) -> list[bytes]:
-    """The pictures of Vega-Lite specifications."""
+    """Return the pictures of Vega-Lite specifications."""
     return _ask([(kind, spec) for spec in specs])
 
 
 def scripts() -> str:
-    """The libraries that make a page's pictures answer; they are bundled once for each version of vl-convert."""
+    """Return the libraries for interactive pictures in a page, bundled once for each version of vl-convert."""
     name = f"vega-{version('vl-convert-python')}"
     if (kept := kept_scripts(name)) is not None:
         return kept
@@ -97,7 +97,7 @@ def _too_long(seconds: float) -> str:
 
 
 def _killed(number: int, seconds: float) -> str:
-    """What a signal means that ended the process."""
+    """Explain the signal that ended the drawing process."""
     if sys.platform != "win32" and number == signal.SIGALRM:
         return _too_long(seconds)
     try:
@@ -130,7 +130,7 @@ vegaEmbed("#picture", spec, {{mode: "vega-lite"}});
 
 
 def check_target(path: Path) -> None:
-    """Refuse a file that could not be drawn or written later, so that nobody waits for a picture in vain."""
+    """Raise if the file could not be drawn or written later, so that nobody waits for a picture in vain."""
     if path.suffix[1:].lower() not in FORMATS:
         raise ValueError(f"the plot's file must end in {', '.join(f'.{kind}' for kind in FORMATS)}, got {str(path)!r}")
     if sentence := missing_libraries():
@@ -140,7 +140,7 @@ def check_target(path: Path) -> None:
 
 
 def missing_libraries() -> str | None:
-    """Why nothing can be drawn here, and what to do about it; None: all is there."""
+    """Return which library is missing and how to install it, or None if all are there."""
     for module in ("altair", "vl_convert"):
         if sys.modules.get(module, module) is None or find_spec(module) is None:
             return f'plots need {module}, which is not installed: pip install "lastiterate[plot]"'
@@ -148,12 +148,12 @@ def missing_libraries() -> str | None:
 
 
 def save(chart: Picture, path: Path) -> None:
-    """Draw an altair chart into a file of the format that its name ends in."""
+    """Draw an altair chart into a file, in the format of the file's suffix."""
     check_target(path)
     kind, spec = path.suffix[1:].lower(), harmless(chart.to_dict())
     write_whole(path, _page(spec) if kind == "html" else render(cast("Kind", kind), spec)[0], "plot")
 
 
 def _page(spec: Spec) -> bytes:
-    """A page that carries its scripts: it works without a network."""
+    """Return a page that contains its scripts and works without a network."""
     return _PAGE.format(spec=for_script(spec), scripts=scripts()).encode()

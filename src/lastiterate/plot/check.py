@@ -1,4 +1,4 @@
-"""The picture of a check: what was measured over what is declared, with intervals, tensor by tensor."""
+"""Chart of a check: ratios of measured over declared values, with intervals, tensor by tensor."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from lastiterate.checking.check_result import CheckResult
 
-# Okabe and Ito's: bad, not known, good, and one that is none of these.
+# Okabe and Ito's colours: bad, unknown, good.
 _COLOURS = {"fault": "#D55E00", "cannot tell": "#0072B2", "ok": "#009E73"}
 _SHAPES = {"fault": "cross", "cannot tell": "diamond", "ok": "circle"}
 _WIDTH, _BAR = 460, 24  # pixels
@@ -21,7 +21,7 @@ _LEAST, _MOST = 1e-3, 1e4  # ratios beyond these are drawn at the edge
 
 
 def check_chart(result: CheckResult) -> LayerChart:
-    """Ratios of measured over declared; rows that have none, as those that declare zero, are in words only."""
+    """Return the ratios of measured over declared values. Rows that declare zero have no ratio and are in words."""
     import altair as alt
 
     rows = ratio_rows(result)
@@ -48,7 +48,7 @@ def check_chart(result: CheckResult) -> LayerChart:
 
 
 def ratio_rows(result: CheckResult) -> list[Row]:
-    """What is drawn: rows that declare something other than zero, and in which something was measured."""
+    """Return the rows to draw: those with a declared value other than zero and a measured value."""
     found: list[Row] = []
     for row in result.rows:
         if not row.declared or row.measured is None:

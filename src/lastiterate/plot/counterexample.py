@@ -1,4 +1,4 @@
-"""Pictures of counterexamples: the example's own epsilon, what the analyses predict, and what attacks found."""
+"""Charts of counterexamples: exact epsilons, predictions of the analyses, and lower bounds of attacks."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ if TYPE_CHECKING:
 
     from lastiterate.paper.counterexamples.setting import Probe
 
-    _Place = tuple[Literal["left", "right", "center"], int]  # of a text beside its point
+    _Place = tuple[Literal["left", "right", "center"], int]  # alignment and offset of a text beside its point
 
-_ASIDE = 1.05  # between the outermost points and the picture's frame
+_ASIDE = 1.05  # factor between the outermost points and the picture's frame
 
 
 def counterexample_chart(found: Probe, title: str) -> LayerChart:
-    """The picture of what was found in one of the four."""
+    """Return the chart of one of the four counterexamples."""
     draw = {"zeroing": _zeroing, "quadratic": _quadratic, "shift": _shift, "malicious": _malicious}[found.name]
     return draw(found, title)
 
 
 def _zeroing(found: Probe, title: str) -> LayerChart:
-    """The heuristic over the number of steps against what the run with the regulariser leaks at each."""
+    """Return the heuristic over the number of steps, with the exact epsilon under the regulariser."""
     case = found.cases[-1]
     exact, last = known(case.exact), number_in(found.rows[-1], "steps")
     top = 1.6 * max(exact, case.empirical)
@@ -58,7 +58,7 @@ def _zeroing(found: Probe, title: str) -> LayerChart:
 
 
 def _shade(region: Row, end: float, top: float, x: X, y: Y) -> list[Chart]:
-    """The region where the heuristic is too low, if there is one."""
+    """Return the region where the heuristic is too low, if there is one."""
     if region["region_first"] is None:
         return []
     first = number_in(region, "region_first")
@@ -70,7 +70,7 @@ def _shade(region: Row, end: float, top: float, x: X, y: Y) -> list[Chart]:
 
 
 def _quadratic(found: Probe, title: str) -> LayerChart:
-    """Epsilon over alpha against the largest heuristic of any shorter run."""
+    """Return epsilon over alpha, with the largest heuristic epsilon of any shorter run."""
     import altair as alt
 
     predicted, case = known(found.predictions["max_over_steps"]), found.cases[-1]
@@ -95,7 +95,7 @@ def _quadratic(found: Probe, title: str) -> LayerChart:
 
 
 def _shift(found: Probe, title: str) -> LayerChart:
-    """Epsilon over growth between what the heuristic predicts and what the standard analysis guarantees."""
+    """Return epsilon over growth, with the heuristic's prediction and the guarantee of the standard analysis."""
     ends = number_in(found.rows[0], "growth") / _ASIDE, number_in(found.rows[-1], "growth") * _ASIDE
     drawn: list[Row] = [{"growth": row["growth"], "analysis": EXACT, "epsilon": row["exact"]} for row in found.rows]
     for name in ("last_iterate", "composition"):
@@ -110,7 +110,7 @@ def _shift(found: Probe, title: str) -> LayerChart:
 
 
 def _malicious(found: Probe, title: str) -> LayerChart:
-    """Each encoding's epsilon, exact and as found, between the heuristic and composition."""
+    """Return each encoding's epsilon, exact and found, with the heuristic and composition."""
     import altair as alt
 
     y = alt.Y("what:N", title=None, sort=None, axis=alt.Axis(labelLimit=0, labelFontSize=14))
@@ -141,19 +141,19 @@ def _malicious(found: Probe, title: str) -> LayerChart:
 
 
 def _level(field: str, ends: tuple[float, float], label: str, epsilon: float | None) -> list[Row]:
-    """Rows of a horizontal line between two values of ``field``; none where there is no epsilon."""
+    """Return rows of a horizontal line between two values of ``field``, or no rows without an epsilon."""
     return [] if epsilon is None else [{field: end, "analysis": label, "epsilon": epsilon} for end in ends]
 
 
 def _lines(rows: list[Row], x: X, y: Y) -> Chart:
-    """One line for each label under ``analysis``: analyses as in every picture, and the example's exact epsilon."""
+    """Return one line for each label in the column ``analysis``: analyses, and the example's exact epsilon."""
     marks = chart_of(rows).mark_line(strokeWidth=2.5, interpolate="monotone", clip=True)
     chart: Chart = marks.encode(x=x, y=y, **looks(text_in(row, "analysis") for row in rows))
     return chart
 
 
 def _points(rows: list[Row], x: X, y: Y) -> Chart:
-    """What attacks found: lower bounds, under ``epsilon``."""
+    """Return points at the lower bounds of attacks, in the column ``epsilon``."""
     marks = chart_of([{**row, "found": FOUND} for row in rows])
     marks = marks.mark_point(filled=True, size=100, opacity=1.0, color=colour_of(FOUND))
     chart: Chart = marks.encode(x=x, y=y, shape=found_shape({FOUND: "circle"}))
@@ -161,7 +161,7 @@ def _points(rows: list[Row], x: X, y: Y) -> Chart:
 
 
 def _picture(found: Probe, title: str, layers: Sequence[Chart], *more: str) -> LayerChart:
-    """The finished picture: layers over each other, the run and what a point means under the title."""
+    """Return the finished picture: layers, with the run and the meaning of a point under the title."""
 
     setting = found.setting
     words = [

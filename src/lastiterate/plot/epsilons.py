@@ -1,4 +1,4 @@
-"""The picture of an audit's epsilons: what was predicted, what was found, and the most that could have been found."""
+"""Charts of epsilons: predictions, lower bounds and limits of one audit, and a comparison of several audits."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
     from lastiterate.auditing.evidence.audit_result import AuditResult
 
 
-# Rows of bars with a name and a number each: beside the bar where there is room, above it where there is not.
+# Bar rows: name and number stand beside the bar in a wide picture, and above the bar in a narrow one.
 
-BAR = 30  # pixels of a row whose name is beside its bar
-_STACKED = 46  # of one whose name is above it
-_ROOM = 600  # pixels from which on there is room beside a bar
-_DOWN = 11  # how far a bar is below the middle of its row, if its name is above
+BAR = 30  # height of a row in pixels, with the name beside the bar
+_STACKED = 46  # height of a row in pixels, with the name above the bar
+_ROOM = 600  # least width in pixels for names beside bars
+_DOWN = 11  # pixels of a bar below the middle of its row, with the name above
 
 
 @dataclass(frozen=True)
 class BarRow:
-    """How a row is laid out in a picture of this width, with so many pixels for names and for numbers."""
+    """Layout of a row in a picture of this width, with pixels for names and for numbers."""
 
     width: int
     names: int
@@ -42,31 +42,31 @@ class BarRow:
 
     @classmethod
     def of(cls, width: int, names: int, numbers: int) -> BarRow:
-        """The layout for this width."""
+        """Return the layout for this width."""
         return cls(width, names, numbers, width >= _ROOM)
 
     @property
     def across(self) -> list[float]:
-        """Between which pixels bars are."""
+        """Horizontal pixel range of the bars."""
         return [self.names, self.width - self.numbers] if self.is_wide else [0, self.width - 4]
 
     @property
     def height(self) -> int:
-        """Of a row."""
+        """Height of a row in pixels."""
         return BAR if self.is_wide else _STACKED
 
     @property
     def below(self) -> int:
-        """How far marks are below the middle of the row."""
+        """Offset of marks below the middle of the row, in pixels."""
         return 0 if self.is_wide else _DOWN
 
     @property
     def bar(self) -> dict[str, Any]:
-        """What makes a mark a bar of such a row."""
+        """Mark properties of a bar."""
         return {"height": 0.6 * BAR, "yOffset": self.below} if self.is_wide else {"height": 14, "yOffset": self.below}
 
     def texts(self, rows: list[Row], y: Y, name: str, number: str) -> list[Chart]:
-        """Names and numbers, from these columns."""
+        """Return text layers of the columns ``name`` and ``number``."""
         import altair as alt
 
         left: dict[str, Any] = {"align": "right", "dx": -8} if self.is_wide else {"align": "left", "dy": -9}
@@ -84,9 +84,9 @@ _CLAIMS = {"heuristic": "predicted (heuristic)", "guarantee": "guaranteed", "bas
 
 
 def epsilon_panel(result: AuditResult, width: int) -> LayerChart:
-    """Bars of epsilon between their names and their numbers; a value beyond the picture ends in an arrow.
+    """Return bars of epsilon with names and numbers. A bar beyond the axis ends in an arrow.
 
-    Names and numbers are inside the panel, not at its axes: a panel above it is then not indented by their length.
+    Names and numbers are inside the panel, not at its axes, so that their length does not indent a panel above.
     """
     import altair as alt
 
@@ -116,7 +116,7 @@ def epsilon_panel(result: AuditResult, width: int) -> LayerChart:
 
 
 def epsilon_rows(result: AuditResult) -> list[Row]:
-    """What is shown: predictions first, then estimates. Numbers that JSON does not know are texts."""
+    """Return the rows of the panel: predictions, then estimates. Non-finite numbers become texts for JSON."""
     rows = [
         _row(analysis.label_of(result.run), answer.value, None, _CLAIMS[analysis.kind], colour_of(analysis.label))
         for analysis, answer in ((ANALYSES[name], answer) for name, answer in result.predictions.items())
@@ -142,7 +142,7 @@ def _row(name: str, epsilon: float | None, largest: float | None, claim: str, co
 
 
 def spell_epsilon(epsilon: float, *, found: bool = False) -> str:
-    """An epsilon as people read it: three digits, or that it is infinite. What was found is rounded down."""
+    """Spell an epsilon with three digits, or as infinite. A lower bound (``found``) is rounded down, others up."""
     return (spell_down if found else spell_up)(epsilon, 3) if math.isfinite(epsilon) else "infinite"
 
 
@@ -155,7 +155,7 @@ def _number(value: Value) -> float | None:
 
 
 def _edge(rows: list[Row]) -> float:
-    """Where the axis ends: all that is finite, except what would dwarf the rest, as a loose guarantee does."""
+    """Return the end of the axis, which shows all finite values but those that dwarf the rest, as a loose guarantee."""
     values = sorted(value for row in rows if isinstance(value := row["epsilon"], float) and value > 0.0)
     if not values:
         return 1.0
@@ -197,7 +197,7 @@ def _arrows(rows: list[Row], colour: str, x: X, y: Y, row: BarRow) -> list[Chart
 
 
 def _largest(rows: list[Row], edge: float, x: X, y: Y, row: BarRow) -> list[Chart]:
-    """A light mark where an audit without a single error would have ended, an arrow where that is out of sight."""
+    """Return a light mark at the epsilon of an audit without a single error, or an arrow if beyond the axis."""
     ends = [(each, _number(each["largest"])) for each in rows]
     near = [{**each, "end": value} for each, value in ends if value is not None and value <= edge]
     far = [{**each, "end": edge} for each, value in ends if value is not None and value > edge]
@@ -214,12 +214,12 @@ def _rule_of_heuristic(result: AuditResult, edge: float, x: X) -> list[Chart]:
     return [rule.mark_rule(color=colour_of(LAST_ITERATE.label), strokeWidth=1.5, strokeDash=[4, 3]).encode(x=x)]
 
 
-# The picture of several audits: one panel a quantity, in each one bar an audit.
+# Comparison of audits: one panel per quantity, one bar per audit.
 
-_WIDTH, _BAR, _NUMBER = 240, 34, 62  # pixels: of a panel, of a row in it, and of the number beside a bar
-_ACROSS = 3  # panels beside each other
-_TITLE = 28  # characters of a panel's title in one line
-_BEYOND = 1e300  # what stands for infinity, which JSON does not know
+_WIDTH, _BAR, _NUMBER = 240, 34, 62  # pixels: panel width, row height, and width of the number
+_ACROSS = 3  # panels side by side
+_TITLE = 28  # characters per line of a panel's title
+_BEYOND = 1e300  # stands for infinity, which JSON lacks
 _MARKS = {
     "heuristic": colour_of(LAST_ITERATE.label),
     "guarantee": colour_of(ANALYSES["composition"].label),
@@ -228,7 +228,7 @@ _MARKS = {
 
 
 def comparison_chart(audits: Sequence[ComparedAudit]) -> VConcatChart:
-    """Signal, epsilon by each method, and cost, audits below each other; a bar has the colour of its verdict."""
+    """Return panels of signal, epsilon by each method, and cost. Each bar is an audit, in its verdict's colour."""
     import altair as alt
 
     edge = _edge_comparison(audits)
@@ -253,7 +253,10 @@ def comparison_chart(audits: Sequence[ComparedAudit]) -> VConcatChart:
 
 
 def _panel(title: str, rows: list[Row], edge: float | None, *, named: bool) -> LayerChart:
-    """Bars, numbers at their right, and marks of what was expected; names only where no panel has them already."""
+    """Return bars, numbers on their right, and marks of heuristic, guarantee and ideal signal.
+
+    Only the first panel of a row is ``named``: it shows the names of the audits.
+    """
     import altair as alt
 
     highest = [value for row in rows for name in ("value", *_MARKS) if isinstance(value := row.get(name), float)]
@@ -280,7 +283,7 @@ def _panel(title: str, rows: list[Row], edge: float | None, *, named: bool) -> L
 
 
 def _row_comparison(audit: ComparedAudit, value: float | None, text: str, **marks: float | None) -> Row:
-    """A bar; one that is infinite goes to the end of the panel."""
+    """Return the row of a bar. An infinite bar goes to the end of the panel."""
     name = f"{audit.label}: {audit.result.verdict}"
     known = {mark: at for mark, at in marks.items() if at is not None and math.isfinite(at)}
     drawn = value if value is None or math.isfinite(value) else _BEYOND
@@ -309,7 +312,7 @@ def _cost(audit: ComparedAudit) -> Row:
 
 
 def _edge_comparison(audits: Sequence[ComparedAudit]) -> float:
-    """Where all axes of epsilon end: at all that is finite, except guarantees that would dwarf the rest."""
+    """Return the end of all epsilon axes, which show all finite values but guarantees that dwarf the rest."""
     rows = [_found(audit, method) for audit in audits for method in methods_of(audits)]
     shown = [value for row in rows for name in ("value", "heuristic") if isinstance(value := row.get(name), float)]
     most = max([value for value in shown if value < _BEYOND], default=0.0)

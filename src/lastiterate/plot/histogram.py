@@ -1,4 +1,4 @@
-"""The picture of an audit's scores: what the models of both worlds scored, and what was predicted of them."""
+"""Chart of an audit's scores: histograms with and without the canary, predicted densities and thresholds."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
 
 WORLDS = {"out": "without the canary", "in": "with the canary"}
 
-# Filled grey against outlined purple, and dashes against a solid line: told apart without colour too.
+# Filled grey against outlined purple, and dashes against a solid line: distinct without colour too.
 _FILLS = {"out": "#8C8C8C", "in": "#CC79A7"}
 _LINES = {"out": ("#333333", [6, 4]), "in": ("#8F2F66", [1, 0])}
 _MOST_BINS, _LABELLED = 60, 4
-_TWO_COLUMNS = 340  # pixels from which on a legend has room for two
-_LARGEST = 1e150  # a score that is shown where it is: widths of bins and their inverses are still numbers
+_TWO_COLUMNS = 340  # least width in pixels for two legend columns
+_LARGEST = 1e150  # scores are clipped to this, so that widths of bins and their inverses stay finite
 
 
 def histogram_panel(result: AuditResult, width: int, height: int) -> LayerChart:
-    """Both worlds over the same bins, the predicted densities as lines, the thresholds as rules."""
+    """Return both worlds over the same bins, with predicted densities as lines and thresholds as rules."""
     import altair as alt
 
     scores = {"out": np.asarray(result.scores_out, float), "in": np.asarray(result.scores_in, float)}
@@ -56,7 +56,7 @@ def histogram_panel(result: AuditResult, width: int, height: int) -> LayerChart:
 
 
 def _range(pooled: FloatArray) -> tuple[float, float]:
-    """Where the finite scores are. A few far from all others would squeeze these into one bin: they are left out."""
+    """Return the range of the finite scores, without a few outliers that would squeeze the others into one bin."""
     finite = np.clip(pooled[np.isfinite(pooled)], -_LARGEST, _LARGEST)
     if finite.size == 0:
         return -1.0, 1.0
@@ -71,7 +71,7 @@ def _range(pooled: FloatArray) -> tuple[float, float]:
 
 
 def _edges(pooled: FloatArray, low: float, high: float) -> FloatArray:
-    """As wide as Freedman and Diaconis advise, within what a picture can show."""
+    """Return bin edges by the rule of Freedman and Diaconis, limited to 10 to 60 bins."""
     first, third = np.quantile(pooled, [0.25, 0.75])
     advised = 2.0 * (third - first) * pooled.size ** (-1.0 / 3.0)
     count = _MOST_BINS // 2 if advised == 0.0 else _MOST_BINS
@@ -139,7 +139,7 @@ def _thresholds(result: AuditResult) -> list[tuple[float, str]]:
 
 
 def _threshold_layers(result: AuditResult, low: float, high: float, x: X) -> list[Chart]:
-    """A rule for every threshold that an estimate used; one out of sight stands at the edge with its value."""
+    """Return a rule for every threshold of an estimate. A threshold beyond the axis is drawn at the edge."""
     import altair as alt
 
     used = _thresholds(result)

@@ -1,4 +1,4 @@
-"""An audit as one web page: what was found, in plain words, with pictures. It opens without a network."""
+"""Web page of an audit: verdict, numbers, pictures and tables. The page opens without a network."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 
 _TITLE = "What an attack found in the released model"
 
-_WIDE, _NARROW = 446, 330  # pixels of a picture: two beside each other, and on a phone
+_WIDE, _NARROW = 446, 330  # pixels of a picture: two side by side, and on a phone
 
-# Each picture is there as an image at once, for paper and for readers without scripts; a script makes it answer, in the
-# width that there is.
+# Each picture is an image first, for print and for readers without scripts. A script then makes the picture
+# interactive, in the available width.
 _DRAW = """
 const specs = JSON.parse(document.getElementById("specs").textContent);
 const stills = {}, drawn = {};
@@ -53,12 +53,12 @@ addEventListener("resize", draw);
 
 @dataclass(frozen=True)
 class Parts:
-    """A page in pieces of HTML, for whoever puts it together with its pictures.
+    """The HTML of a page without its pictures.
 
     Attributes:
-        answer: the verdict, and the numbers that it is about.
-        tables: what these rest on.
-        about: what was run, what the numbers do not say, and how to compute them again.
+        answer: the verdict, and the epsilons guaranteed, predicted and found.
+        tables: details of these numbers.
+        about: what was run, the caveats, and how to recompute the numbers.
     """
 
     answer: str
@@ -67,7 +67,7 @@ class Parts:
 
 
 def write_page(result: AuditResult, path: Path) -> None:
-    """Write the page, whole or not at all. The file's name must end in .html."""
+    """Write the page atomically. The file's name must end in .html."""
     if path.suffix.lower() != ".html":
         raise ValueError(f"path must be that of a file whose name ends in .html, got {str(path)!r}")
     check_target(path)
@@ -75,7 +75,7 @@ def write_page(result: AuditResult, path: Path) -> None:
 
 
 def parts_of(result: AuditResult) -> Parts:
-    """All but the pictures."""
+    """Return all parts of the page but the pictures."""
     return Parts(
         _verdict(result) + _answer(result),
         _section("Epsilon", _epsilons(result) + _estimates(result) + _quality(result)) + _waterfall(result),
@@ -110,7 +110,7 @@ def _page(result: AuditResult) -> str:
 
 
 def caveats(result: AuditResult) -> list[str]:
-    """What a reader must know: of this audit first, then of all audits."""
+    """Return the caveats of this audit, then those of all audits."""
     joint = ["The confidence is joint: the error is split evenly over the false positive and the false negative rate."]
     return [
         *result.caveats,
@@ -134,7 +134,7 @@ def _verdict(result: AuditResult) -> str:
 
 
 def _answer(result: AuditResult) -> str:
-    """The three numbers that people ask for: guaranteed, predicted and found."""
+    """Return tiles with the epsilons guaranteed, predicted and found."""
     tiles = []
     guarantee = guarantee_of(result.run)
     for name, kind in ((guarantee, "guaranteed"), ("last_iterate", "predicted")):
@@ -203,7 +203,7 @@ def _estimates(result: AuditResult) -> str:
 
 
 def _waterfall(result: AuditResult) -> str:
-    """Why the number found is below the guarantee, and what such an audit finds as a rule."""
+    """Return the section on why the epsilon found is below the guarantee, with the power of the audit."""
     if not result.waterfall:
         return ""
     rows = [[step.name, step.rounded, step.words] for step in result.waterfall]
@@ -216,7 +216,7 @@ def _waterfall(result: AuditResult) -> str:
 
 
 def _is_one_run(result: AuditResult) -> bool:
-    """Whether the scores are those of canaries in one model, instead of models."""
+    """Return whether the scores belong to canaries in one model instead of to models."""
     return any(METHODS[method].is_one_run for method in result.estimates)
 
 
@@ -240,7 +240,7 @@ def _quality(result: AuditResult) -> str:
 
 
 def _how_good(result: AuditResult) -> dict[str, str]:
-    """How good the models are at what they are for."""
+    """Return the perplexity or the accuracy of the models."""
     if result.perplexity is not None:
         before = "" if result.perplexity_before is None else f", before training {spell(result.perplexity_before)}"
         return {
@@ -324,5 +324,5 @@ def _list(sentences: list[str]) -> str:
 
 
 def escape(text: str) -> str:
-    """A text, whatever it contains, as HTML."""
+    """Return any text as HTML."""
     return html.escape(printable(text))

@@ -1,4 +1,7 @@
-"""How web pages look: on a desk, on a phone, in the dark and on paper. ``BASE`` is what all of them share."""
+"""Styles of web pages, a cache of their scripts, and escaping of texts in pictures and pages.
+
+``BASE`` is the style that all pages share: on a desktop, on a phone, in dark mode and in print.
+"""
 
 from __future__ import annotations
 
@@ -82,13 +85,12 @@ figure .chart.vega-embed { display: block; }
 )
 
 
-# The scripts of web pages in the user's cache folder: to bundle them takes longer than all else of a page.
-#
-# What is kept there goes into pages, so that it is only believed if it is the user's own and whole.
+# Script cache: bundled scripts in the user's cache folder, because bundling is the slowest part of a page. Cached
+# scripts go into pages, so they are trusted only if they are complete and the user's own.
 
 
 def kept_scripts(name: str) -> str | None:
-    """The scripts of this name; None: none are kept, or none that can be trusted."""
+    """Return the cached scripts of this name, or None if there are none that can be trusted."""
     try:
         with (cache_folder("scripts") / f"{name}.js").open("rb") as file:
             if not _is_ours(os.fstat(file.fileno())):
@@ -100,8 +102,8 @@ def kept_scripts(name: str) -> str | None:
 
 
 def keep_scripts(name: str, content: bytes) -> None:
-    """Keep them, if that is possible."""
-    with suppress(OSError, ValueError, RuntimeError):  # no home, a full disk: then they are bundled again
+    """Cache the scripts, if possible."""
+    with suppress(OSError, ValueError, RuntimeError):  # no home or a full disk: the scripts are bundled again
         folder = cache_folder("scripts")
         folder.mkdir(parents=True, exist_ok=True)
         write_whole(folder / f"{name}.js", _digest(content) + b"\n" + content, "cache")
@@ -112,33 +114,32 @@ def _digest(content: bytes) -> bytes:
 
 
 def _is_ours(about: os.stat_result) -> bool:
-    """Whether nobody else may have written it."""
+    """Return whether only the user can have written the file."""
     if sys.platform == "win32":
         return True
     return about.st_uid == os.geteuid() and not about.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
-# Texts of others (names of data, attacks, files) in pictures: they are shown, whatever they contain, and do nothing.
-#
-# Every specification goes through here before it is drawn or put into a page.
+# Escaping: texts of others (names of data, attacks, files) are shown, whatever they contain, and never run. Every
+# specification goes through `harmless` before it is drawn or put into a page.
 
-# Channels whose title is shown by an axis; that of every other is shown by a legend, or is a key of a tooltip.
+# Channels whose title is shown by an axis or by a legend. The titles of other channels are keys of tooltips.
 _AXES = {"x", "y", "x2", "y2"}
 _LEGENDS = {"color", "fill", "stroke", "shape", "size", "opacity", "fillOpacity", "strokeOpacity", "strokeDash"}
 
 
 def harmless(spec: Fields) -> Fields:
-    """The specification with texts that can be drawn, and with titles that end no expression.
+    """Return the specification with texts that can be drawn, and with titles that cannot end an expression.
 
-    The engine ends its process over a control character. Vega-Lite writes the titles of channels into expressions,
-    for tooltips and screen readers, with their quotation marks escaped, but not their backslashes.
+    A control character makes the engine abort its process. Vega-Lite writes the titles of channels into expressions,
+    for tooltips and screen readers. Vega-Lite escapes quotation marks in these titles, but not backslashes.
     """
     done: Fields = _cleaned(spec)
     return done
 
 
 def for_script(value: object) -> str:
-    """JSON that may stand in a script element: what would end that element, or begin a comment, is escaped."""
+    """Return JSON for a script element, with characters escaped that could end the element or begin a comment."""
     return json.dumps(value, allow_nan=False).replace("<", "\\u003c").replace(">", "\\u003e")
 
 
@@ -157,7 +158,7 @@ def _cleaned(value: Any) -> Any:
 
 
 def _channel(name: str, definition: Any) -> Any:
-    """A channel, or several: the title for expressions has its backslashes escaped, the one that is shown has not."""
+    """Return a channel, or several, with backslashes escaped in the title for expressions, not in the title shown."""
     if isinstance(definition, list):
         return [_channel(name, each) for each in definition]
     if not isinstance(definition, dict):

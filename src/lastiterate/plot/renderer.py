@@ -1,6 +1,6 @@
-"""The program that draws, in a process of its own: vl-convert has a browser's engine, which can end its process.
+"""The drawing program. It runs in its own process, because the browser engine of vl-convert can end its process.
 
-It is started as a file (``rendering.py``), and imports nothing of this package, so that it is there at once.
+The program is started as a file (``renderer.py``). It imports nothing of this package, so that it starts at once.
 """
 
 import base64
@@ -11,20 +11,20 @@ from typing import Any
 
 
 def main() -> None:
-    """Read what to draw as JSON from stdin, and write the files' contents in base 64, one a line, to stdout."""
+    """Read the pictures to draw as JSON from stdin. Write the files' contents in base 64, one per line, to stdout."""
     asked = json.load(sys.stdin.buffer)
     _limit(asked["seconds"])
     sys.path += [folder for folder in asked["path"] if folder not in sys.path]
     try:
         drawn = [_draw(kind, spec, asked["scale"]) for kind, spec in asked["pictures"]]
-    except Exception as error:  # whatever the engine complains of, whoever started this says it in a sentence
+    except Exception as error:  # any error of the engine: the parent process reports it in a sentence
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         sys.exit(" ".join(lines[:2])[:300] or type(error).__name__)
     sys.stdout.buffer.write(b"".join(base64.b64encode(content) + b"\n" for content in drawn))
 
 
 def _limit(seconds: float) -> None:
-    """No core is dumped, and nothing goes on for long where whoever started this was killed."""
+    """Disable core dumps, and end the process after some seconds even if its parent was killed."""
     if sys.platform == "win32":
         return
     import resource
@@ -43,7 +43,7 @@ def _draw(kind: str, spec: Any, scale: float) -> bytes:
             return str(vl_convert.vegalite_to_svg(spec)).encode()
         case "pdf":
             return bytes(vl_convert.vegalite_to_pdf(spec))
-    return str(vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")).encode()  # of no picture: "scripts"
+    return str(vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")).encode()  # kind "scripts"
 
 
 if __name__ == "__main__":

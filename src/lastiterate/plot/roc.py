@@ -1,4 +1,4 @@
-"""The picture of an audit's errors: what every threshold achieves, how sure that is, and what was predicted."""
+"""Charts of an audit's errors: trade-off curves with confidence band, bound by number of models, and waterfall."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from lastiterate.auditing.evidence.audit_result import AuditResult
     from lastiterate.common.types import FloatArray, IntArray
 
-_POINTS = {"last_iterate": 31, "composition": 16, "no_amplification": 31}  # composition takes long for few steps
-_TWO_COLUMNS = 400  # pixels from which on a legend has room for two
-_FINEST = 24  # points of the curve for each factor of e in a rate: some three pixels apart
+_POINTS = {"last_iterate": 31, "composition": 16, "no_amplification": 31}  # composition is slow for few steps
+_TWO_COLUMNS = 400  # least width in pixels for two legend columns
+_FINEST = 24  # points of the curve per factor of e in a rate: about three pixels apart
 
 
 def roc_panel(result: AuditResult, width: int, height: int) -> LayerChart:
-    """False negatives against false positives, both logarithmic: the attack, its band and the predictions."""
+    """Return false negative against false positive rate, both logarithmic: the attack, its band and the predictions."""
 
     low = lowest_rate(result)
     x = log_x("fpr", "false positive rate (log scale)", low, 1.0)
@@ -67,14 +67,14 @@ def roc_panel(result: AuditResult, width: int, height: int) -> LayerChart:
 
 
 def lowest_rate(result: AuditResult) -> float:
-    """Where the axes begin: at half of one error. Rates of zero, which a logarithm does not know, stand there."""
+    """Return the low end of the axes: half of one error, at most 0.01. Rates of zero are drawn there."""
     models = max(np.size(result.scores_in), np.size(result.scores_out), 1)
     return min(0.5 / models, 0.01)
 
 
-@lru_cache(maxsize=1)  # the same audit becomes a picture and a page
+@lru_cache(maxsize=1)  # the same audit is drawn in a picture and in a page
 def predicted_rates(result: AuditResult) -> tuple[list[Row], dict[str, str]]:
-    """Points of the predicted trade-off curves, and why an analysis has none."""
+    """Return points of the predicted trade-off curves, and the reasons for missing curves."""
 
     low = lowest_rate(result)
     rows: list[Row] = []
@@ -95,12 +95,12 @@ def predicted_rates(result: AuditResult) -> tuple[list[Row], dict[str, str]]:
 
 
 def _rows(result: AuditResult, low: float) -> tuple[list[Row], list[Row]]:
-    """The curve through all thresholds, and the outline of its band: the upper edge there, the lower edge back."""
+    """Return the curve through all thresholds, and the outline of its band: upper edge there, lower edge back."""
     false_positives, false_negatives, outs, ins = counts(result)
     error = (1.0 - result.confidence) / 2.0
     upper = (upper_bound(false_positives, outs, error), upper_bound(false_negatives, ins, error))
     lower = tuple(1.0 - upper_bound(n - k, n, error) for k, n in ((false_positives, outs), (false_negatives, ins)))
-    # The upper edge ends where no model, or every model, is called "in"; so few models may be sure of neither.
+    # The upper edge ends where every model, or no model, is called "in". Bounds of few models do not reach these ends.
     outline = np.concatenate(([[1.0, 0.0]], _stairs(*upper), [[0.0, 1.0]], _stairs(*lower)[::-1]))
     curve = np.stack((false_positives / max(outs, 1), false_negatives / max(ins, 1)), axis=1)
     return [
@@ -110,14 +110,20 @@ def _rows(result: AuditResult, low: float) -> tuple[list[Row], list[Row]]:
 
 
 def _stairs(fpr: FloatArray, fnr: FloatArray) -> FloatArray:
-    """Points with the corners between them: a threshold between two scores errs like the one above it or below."""
+    """Return the points with the corners between them.
+
+    A threshold between two scores has the error rates of the threshold above or below.
+    """
     corners = np.stack((fpr[:-1], fnr[1:]), axis=1)
     points = np.stack((fpr, fnr), axis=1)
     return np.insert(points, np.arange(1, len(points)), corners, axis=0)
 
 
 def counts(result: AuditResult) -> tuple[IntArray, IntArray, int, int]:
-    """False positives and false negatives of all thresholds, lowest first, without those that look the same."""
+    """Return false positives and false negatives of all thresholds, and the numbers of scores out and in.
+
+    Thresholds are in ascending order. Thresholds that look the same in the picture are left out.
+    """
     ins, outs = np.sort(np.ravel(result.scores_in)), np.sort(np.ravel(result.scores_out))
     thresholds = np.unique(np.concatenate((ins, outs)))
     positives = outs.size - np.searchsorted(outs, thresholds)
@@ -130,7 +136,7 @@ def counts(result: AuditResult) -> tuple[IntArray, IntArray, int, int]:
 
 
 def _bounds(result: AuditResult, low: float) -> list[Row]:
-    """What the estimates rest on; methods that share a threshold share a dot."""
+    """Return the bounds on error rates that the estimates use. Methods with the same bounds share a dot."""
     points: dict[tuple[float, float], list[str]] = {}
     for method, each in result.estimates.items():
         points.setdefault((each.fpr_upper, each.fnr_upper), []).append(METHODS[method].label)
@@ -141,13 +147,13 @@ def _bounds(result: AuditResult, low: float) -> list[Row]:
     ]
 
 
-# The picture of a bound that one may watch: what it says after each number of models.
+# Growth: an anytime-valid lower bound after each number of models.
 
-_DWARFING = 4.0  # times all else, from which on a prediction is only told, not drawn
+_DWARFING = 4.0  # a guarantee above this multiple of the bound is named, not drawn
 
 
 def growth_panel(result: AuditResult, points: Sequence[tuple[int, float]], width: int, height: int) -> LayerChart:
-    """Epsilon by number of models, as steps, with what is predicted and guaranteed as lines across."""
+    """Return the lower bound by number of models, as steps, with predictions and guarantees as horizontal lines."""
     import altair as alt
 
     rows: list[Row] = [{"models": models, "epsilon": epsilon} for models, epsilon in points]
@@ -174,7 +180,7 @@ def growth_panel(result: AuditResult, points: Sequence[tuple[int, float]], width
     return layered(*layers).properties(width=width, height=height, title=heading)
 
 
-# The picture of why the number found is below the guarantee: levels, and what lies between them.
+# Waterfall: levels from the guarantee down to the epsilon found, and the losses between them.
 
 _NAMES, _NUMBERS = 150, 90  # pixels beside a bar
 _COLOURS = {
@@ -186,7 +192,7 @@ _COLOURS = {
 
 
 def waterfall_panel(result: AuditResult, width: int) -> LayerChart:
-    """A bar to each level, and a pale one for what is lost since the level before."""
+    """Return a bar for each level, and a pale bar for the loss since the level before."""
     import altair as alt
 
     rows = _levels(result)
@@ -211,7 +217,7 @@ def waterfall_panel(result: AuditResult, width: int) -> LayerChart:
 
 
 def _levels(result: AuditResult) -> list[Row]:
-    """One a level that is finite."""
+    """Return a row for each finite level."""
     steps = [step for step in result.waterfall if math.isfinite(step.epsilon)]
     befores = [steps[0].epsilon, *(step.epsilon for step in steps[:-1])] if steps else []
     return [

@@ -1,4 +1,4 @@
-"""The picture of one run: epsilon as its steps go by, and the error rates of the best attack on its final model."""
+"""Charts of runs: epsilon and error rates, released checkpoints, batch sizes of a plan, and power of an audit."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
     from lastiterate.privacy.curve import PrivacyCurve
     from lastiterate.run import DPSGD
 
-# Points of each curve; composition takes long where steps are few, and the convex guarantee always.
+# Points of each curve. Composition is slow for few steps, and the convex guarantee is always slow.
 _STEPS = {"last_iterate": 46, "full_batch": 46, "composition": 16, "no_amplification": 46, "convex": 7}
 _RATES = {"last_iterate": 49, "full_batch": 49, "composition": 13, "no_amplification": 49, "convex": 9}
 _WIDTH, _HEIGHT = 420, 320
 
 
 def run_chart(run: DPSGD, delta: float, track: Track = iter, more: Curves | None = None) -> HConcatChart:
-    """Two panels: epsilon against steps, and the trade-off between false positives and false negatives.
+    """Return two panels: epsilon against steps, and the trade-off between false positives and false negatives.
 
-    ``more`` are analyses that need more than the run, such as the convex guarantee.
+    ``more`` holds analyses that need more than the run, such as the convex guarantee.
     """
     import altair as alt
 
@@ -44,7 +44,7 @@ def run_chart(run: DPSGD, delta: float, track: Track = iter, more: Curves | None
 
 
 def _curves(run: DPSGD, analyses: Curves) -> tuple[dict[str, PrivacyCurve], dict[str, str]]:
-    """The analyses that are valid for the run, and why the others are not."""
+    """Return the curves of analyses that are valid for the run, and the reasons against the others."""
 
     curves, reasons = {}, {}
     for name, analysis in analyses.items():
@@ -79,7 +79,7 @@ def _epsilon_by_steps(run: DPSGD, delta: float, analyses: Curves, track: Track) 
         for name in (name for name in analyses if steps in wanted[name]):
             try:
                 value = analyses[name](run.prefix(steps)).epsilon(delta)
-            except ValueError:  # nothing has been learnt yet, or a person's examples are within an epoch
+            except ValueError:  # all weights are zero, or a person's examples are within an epoch
                 continue
             if np.isfinite(value):
                 row[name] = value
@@ -115,15 +115,15 @@ def _trade_off_panel(curves: dict[str, PrivacyCurve], track: Track) -> LayerChar
     return layered(chance, label, best).properties(width=_WIDTH, height=_HEIGHT, title=title)
 
 
-# The picture of checkpoints: epsilon over the number of iterates that are released, from the last one to all.
+# Checkpoints: epsilon over the number of released iterates, from the last one to all.
 
-_COUNTS = 33  # of released iterates, for each run
+_COUNTS = 33  # numbers of released iterates per run
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#222222")
 _DASHES = ([1, 0], [7, 5], [2, 3], [10, 3, 2, 3], [4, 4], [1, 0])
 
 
 def releases_chart(runs: list[DPSGD], delta: float, track: Track = iter) -> Chart:
-    """A line for each of up to six runs."""
+    """Return epsilon over the number of released iterates, with one line for each of up to six runs."""
     import altair as alt
 
     if not 0 < len(runs) <= len(_COLOURS):
@@ -158,16 +158,16 @@ def _rows(label: str, run: DPSGD, delta: float, track: Track) -> list[Row]:
     ]
 
 
-# The picture of a plan: what each batch size leaks under all analyses, and the noise it needs.
+# Plan: epsilon under each analysis, and the noise needed, over batch sizes.
 
 _NARROW = 320
 _DRAWN = (*SIDE_BY_SIDE, "no_amplification", "convex")
 
 
 def plan_chart(rows: list[Row], delta: float, words: str, caveat: str = CAVEAT) -> HConcatChart:
-    """Panels over batch sizes: epsilon with the noise by which each analysis reaches the target, and that noise.
+    """Return panels over batch sizes: epsilon at the noise with which each analysis meets the target, and that noise.
 
-    ``words`` say what is planned, and ``caveat`` what a prediction is.
+    ``words`` describe the plan. ``caveat`` explains predictions.
     """
     import altair as alt
 
@@ -203,14 +203,17 @@ def plan_chart(rows: list[Row], delta: float, words: str, caveat: str = CAVEAT) 
     return styled(alt.hconcat(*leaks, noise, spacing=36), "Which batch size?", [words, caveat, *notes])
 
 
-# The picture of an audit's power: how probable it is that a claim is refuted, over the number of models.
+# Power: probability of refuting a claim over the number of models.
 
 _POWER_WIDTH, _POWER_HEIGHT = 620, 340
 _LINE, _GOAL, _ASKED = "#0072B2", "#777777", "#D55E00"
 
 
 def power_chart(found: Power) -> LayerChart:
-    """The probability to refute over the number of models: the 80% that are wanted, and the number asked about."""
+    """Return the probability of refuting the claim over the number of models.
+
+    The chart marks the goal of 80% and the requested number of models.
+    """
     import altair as alt
 
     what = "canaries" if found.one_run else "models a world"
@@ -229,7 +232,7 @@ def power_chart(found: Power) -> LayerChart:
     asked = chart_of([{"models": found.models, "chance": found.chance}])
     layers = [goal, line, asked.mark_point(size=140, filled=True, color=_ASKED, opacity=1).encode(x=x, y=y)]
     if found.needed is not None:
-        right = found.needed > 0.5 * found.chances[-1][0]  # where a number to the right of it would not fit
+        right = found.needed > 0.5 * found.chances[-1][0]  # a text on the right of the rule would not fit
         needed = chart_of([{"models": found.needed, "chance": 0.04, "words": f"{found.needed:,} for 80%"}])
         text = needed.mark_text(align="right" if right else "left", fontSize=14, dx=-6 if right else 6)
         layers.append(needed.mark_rule(color=_GOAL, strokeDash=[2, 3]).encode(x=x))

@@ -1,4 +1,4 @@
-"""How every picture looks: the same colour and dash for an analysis everywhere, told apart without colour too."""
+"""Shared style of all charts: colours and dashes, which also differ without colour, titles, legends and axes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 EXACT = "this example (exact)"
 FOUND = "found by the attack"
 
-# Okabe and Ito's colours, which colour-blind readers can tell apart.
+# Okabe and Ito's colours, which colour-blind readers can distinguish.
 _LOOKS = {
     ANALYSES["last_iterate"].label: ("#0072B2", [1, 0]),
     ANALYSES["max_over_steps"].label: ("#0072B2", [2, 3]),
@@ -35,7 +35,7 @@ _LOOKS = {
     FOUND: ("#222222", [1, 0]),
 }
 
-# Also Okabe and Ito's: good, look here, bad, and one that is none of these.
+# Also Okabe and Ito's: bad, warning, neutral, good.
 _VERDICTS = {
     "violation": "#D55E00",
     "above heuristic": "#E69F00",
@@ -45,39 +45,39 @@ _VERDICTS = {
 
 
 def verdict_colour(verdict: str) -> str:
-    """The colour of a verdict in tables, pictures and pages; grey for one that is not known here."""
+    """Return the colour of a verdict in tables, pictures and pages; grey for an unknown verdict."""
     return _VERDICTS.get(verdict, "#777777")
 
 
 def colour_of(label: str) -> str:
-    """The colour that this analysis, or what an attack found, has in every picture."""
+    """Return the colour that an analysis, or the attack's result, has in every picture; grey for an unknown label."""
     return _LOOKS[label][0] if label in _LOOKS else "#777777"
 
 
 def dash_of(label: str) -> list[int]:
-    """The dash that its lines have."""
+    """Return the dash that the lines of a label have in every picture."""
     return _LOOKS[label][1] if label in _LOOKS else [1, 0]
 
 
 def chart_of(rows: Sequence[Mapping[str, Value]]) -> Chart:
-    """A chart of these rows, to be given marks and encodings."""
+    """Return a chart of these rows, without marks and encodings."""
     import altair as alt
 
-    # A tuple is kept as it is, where every combination of charts would copy all rows of a list, one by one.
+    # Altair keeps a tuple, but copies a list row by row whenever charts are combined.
     return alt.Chart(alt.Data(values=tuple(rows)))  # type: ignore[no-untyped-call]
 
 
 def layered(*layers: Chart | LayerChart) -> LayerChart:
-    """Charts over each other, the first lowest."""
+    """Return charts on top of each other, the first at the bottom."""
     import altair as alt
 
     drawn = alt.layer(*layers)
-    assert isinstance(drawn, alt.LayerChart)  # else some layer is split into facets
+    assert isinstance(drawn, alt.LayerChart)  # fails if a layer is split into facets
     return drawn
 
 
 def looks(labels: Iterable[str], columns: int = 4) -> dict[str, Color | StrokeDash]:
-    """Encodings that give each analysis its colour and dash, with one legend under the picture."""
+    """Return encodings that give each analysis its colour and dash, with one legend under the picture."""
     import altair as alt
 
     given = set(labels)
@@ -100,7 +100,7 @@ def looks(labels: Iterable[str], columns: int = 4) -> dict[str, Color | StrokeDa
 
 
 def found_shape(shapes: dict[str, str]) -> Shape:
-    """The encoding of what attacks found, each name under ``found`` by its shape, with one legend under the picture."""
+    """Return the encoding of names in the column ``found`` by shape, with one legend under the picture."""
     import altair as alt
 
     legend = alt.Legend(title=None, orient="bottom", labelLimit=0, symbolSize=120, padding=6)
@@ -108,7 +108,7 @@ def found_shape(shapes: dict[str, str]) -> Shape:
 
 
 def long(rows: Iterable[Row], quantity: str, names: Iterable[str]) -> list[Row]:
-    """One row for each analysis of each row, without those that have no value."""
+    """Return one row for each analysis of each row, without missing values."""
     columns = list(names)
     return [
         {
@@ -123,7 +123,7 @@ def long(rows: Iterable[Row], quantity: str, names: Iterable[str]) -> list[Row]:
 
 
 def panel_title(title: str, words: Sequence[str], width: int) -> TitleParams:
-    """The title of one of several panels, with what its reader must know in lines of at most ``width`` characters."""
+    """Return the title of a panel, with ``words`` as subtitle in lines of at most ``width`` characters."""
     import altair as alt
 
     lines = [line for sentence in words for line in textwrap.wrap(sentence, width)]
@@ -131,7 +131,7 @@ def panel_title(title: str, words: Sequence[str], width: int) -> TitleParams:
 
 
 def styled(chart: Drawn, title: str, words: Sequence[str], width: int = 120) -> Drawn:
-    """A finished picture: title, plain words under it, sizes that stay legible in a README."""
+    """Return a finished picture: title, plain words under it, sizes that stay legible in a README."""
     import altair as alt
 
     lines = [line for sentence in words for line in textwrap.wrap(sentence, width)]
@@ -142,7 +142,7 @@ def styled(chart: Drawn, title: str, words: Sequence[str], width: int = 120) -> 
 
 
 def configured(chart: Drawn) -> Drawn:
-    """Fonts, sizes and greys of every picture."""
+    """Apply the fonts, sizes and greys of every picture."""
     finished: Drawn = (
         chart.configure(font="Helvetica, Arial, Liberation Sans, DejaVu Sans, sans-serif")
         .configure_axis(
@@ -156,32 +156,32 @@ def configured(chart: Drawn) -> Drawn:
     return finished
 
 
-# Axes of pictures: where they begin and end, and where their ticks are.
+# Axes: ranges and ticks.
 
 
 class Ruler(TypedDict):
-    """The scale of an axis, and its ticks."""
+    """The scale and the ticks of an axis."""
 
     scale: Scale
     axis: Axis
 
 
 def log_x(field: str, title: str, low: float, high: float) -> X:
-    """A logarithmic horizontal axis that ends with the data."""
+    """Return a logarithmic horizontal axis from ``low`` to ``high``."""
     import altair as alt
 
     return alt.X(f"{field}:Q", title=title, **_logarithmic(low, high))
 
 
 def log_y(field: str, title: str, low: float, high: float) -> Y:
-    """A logarithmic vertical axis that ends with the data."""
+    """Return a logarithmic vertical axis from ``low`` to ``high``."""
     import altair as alt
 
     return alt.Y(f"{field}:Q", title=title, **_logarithmic(low, high))
 
 
 def epsilon_y(delta: float, log: tuple[float, float] | None = None, between: tuple[float, float] | None = None) -> Y:
-    """The vertical axis of epsilon: from zero; or logarithmic, or linear, between two bounds."""
+    """Return the vertical axis of epsilon: from zero, or logarithmic or linear between two bounds."""
     import altair as alt
 
     title = f"epsilon at delta {spell_exact(delta)}"
@@ -194,14 +194,14 @@ def epsilon_y(delta: float, log: tuple[float, float] | None = None, between: tup
 
 
 def from_zero() -> Ruler:
-    """A linear axis that begins at zero and ends with a tick, so that titles of panels side by side are level."""
+    """Return a linear axis from zero to a tick, so that the titles of panels side by side are level."""
     import altair as alt
 
     return {"scale": alt.Scale(zero=True, nice=6), "axis": alt.Axis(tickCount=6)}
 
 
 def _logarithmic(low: float, high: float) -> Ruler:
-    """Ticks at powers of ten, and between these where there are few."""
+    """Return an axis with ticks at powers of ten, and between these if there are few powers."""
     import altair as alt
 
     decades = math.log10(high / low) if high > low else 0.0

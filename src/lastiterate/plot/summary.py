@@ -1,4 +1,4 @@
-"""The one-page summary of an audit, for whoever signs: as a page, as Markdown, and as JSON that says the same."""
+"""One-page summary of an audit for its signer, as HTML or Markdown, with the same facts as JSON."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ul.small { margin: .2rem 0; padding-left: 1.1rem; } .small li { max-width: none;
 
 
 def check_summary(path: Path) -> list[Path]:
-    """The summary and the card beside it, or a refusal before anything is computed."""
+    """Return the paths of the summary and of the card beside it. Raise early if they cannot be written."""
     if path.suffix.lower() not in FORMATS:
         raise ValueError(f"--summary must end in {' or '.join(FORMATS)}, got {str(path)!r}")
     files = [path, path.with_suffix(".json")]
@@ -43,7 +43,7 @@ def check_summary(path: Path) -> list[Path]:
 
 
 def write_summary(card: Fields, path: Path) -> None:
-    """Write it in the format that the file's name ends in, and the card as JSON beside it."""
+    """Write the summary in the format of the file's suffix, and the card as JSON beside it."""
     shown = summary_page(card) if path.suffix.lower() == ".html" else summary_markdown(card)
     write_whole(path, shown.encode(), "summary")
     beside = json.dumps(card, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
@@ -51,7 +51,7 @@ def write_summary(card: Fields, path: Path) -> None:
 
 
 def summary_page(card: Fields) -> str:
-    """One page of HTML, which prints on one page of paper."""
+    """Return the summary as one page of HTML, which prints on one page of paper."""
     colour = verdict_colour(card["verdict"])
     caveats = "".join(f"<li>{_e(each)}</li>" for each in _caveats(card))
     terms = [(name, [words]) for name, words in card["terms"].items()]
@@ -75,7 +75,7 @@ def summary_page(card: Fields) -> str:
 
 
 def summary_markdown(card: Fields) -> str:
-    """The same as Markdown."""
+    """Return the summary as Markdown."""
     words = " ".join(_m(each) for each in (card["reason"], card["strength"]["words"], card["verdict_words"]))
     lines = [f"# {TITLE}", "", f"**Verdict: {_m(card['verdict'])}.** {words}"]
     lines += ["", "| | |", "|---|---|"]
@@ -122,7 +122,7 @@ def _words(card: Fields, name: str) -> str:
 
 
 def _caveats(card: Fields) -> Sequence[str]:
-    """What a signer must know: of this audit, and of all."""
+    """Return the caveats for the signer: of this audit, then of all audits."""
     general = "An audit finds lower bounds for one attack: it can refute a claim of privacy, and cannot prove one."
     return [*card["caveats"], general]
 
@@ -139,5 +139,5 @@ def _e(text: str) -> str:
 
 
 def _m(text: str) -> str:
-    """A text that is no markup, in a cell of a table."""
+    """Escape a text for a cell of a Markdown table."""
     return "".join(f"\\{each}" if each in "\\`*_[]<>|#" else each for each in text)

@@ -1,1 +1,1 @@
-"""From a run to its privacy curve: NumPy, SciPy and dp-accounting only."""
+"""Privacy curves of runs. This package needs only NumPy, SciPy and dp-accounting."""

@@ -1,7 +1,7 @@
-"""PrivacyCurve: what every analysis returns. It says how well a run's output tells whether the canary was in.
+"""PrivacyCurve, the result of every analysis: how well a run's output reveals whether the canary was in.
 
-Delta is the larger of two hockey-stick divergences (the paper's equation 2), epsilon its inverse (equation 3), and the
-trade-off function that of Dong et al. (Gaussian Differential Privacy, 2022).
+Delta is the larger of two hockey-stick divergences (the paper's equation 2), and epsilon is its inverse (equation 3).
+The trade-off function is that of Dong et al. (Gaussian Differential Privacy, 2022).
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ from lastiterate.common.validation import SomeNumbers, numbers
 
 
 class Pair(Protocol):
-    """Two distributions, P (canary in) and Q (out). Arguments are arrays, or single numbers of NumPy's."""
+    """Two distributions, P (canary in) and Q (out). Arguments are arrays or NumPy scalars."""
 
     def epsilon(self, log_delta: Floats) -> Floats:
-        """The smallest epsilon >= 0 for which both directions have at most this delta."""
+        """Return the smallest epsilon >= 0 for which both directions have at most this delta."""
 
     def log_delta(self, epsilon: Floats) -> Floats:
-        """log of the larger of the two directions' delta."""
+        """Return the log of the larger delta of the two directions."""
 
     def fnr(self, fpr: Floats) -> Floats:
-        """The smallest false negative rate of a test of Q against P, 0 < fpr < 1."""
+        """Return the smallest false negative rate of a test of Q against P, 0 < fpr < 1."""
 
     def bracket(self, log_delta: Floats) -> tuple[Floats, Floats]:
-        """Bounds on epsilon that the numerical error certifies."""
+        """Return bounds on epsilon that allow for the numerical error."""
 
 
 @dataclass(frozen=True)
 class PrivacyCurve:
     """Epsilon against delta, and the trade-off of error rates, for one analysis of one run.
 
-    Scalars in, floats out; arrays in, arrays out. ``analysis`` names the analysis, and ``is_guarantee`` says whether
-    its epsilon bounds what any attack can achieve, or predicts it under assumptions that the run may not meet.
-    ``proved`` names the ends of ``bracket`` that are theorems; the others rest on estimates of numerical errors.
+    Scalars in, floats out; arrays in, arrays out. ``analysis`` names the analysis. If ``is_guarantee``, epsilon bounds
+    every attack. Otherwise epsilon predicts the best attack under assumptions that the run may not meet. ``proved``
+    names the ends of ``bracket`` that are theorems; the others rest on estimates of numerical errors.
     """
 
     pair: Pair
@@ -50,7 +50,7 @@ class PrivacyCurve:
     @overload
     def epsilon(self, delta: SomeNumbers) -> FloatArray: ...
     def epsilon(self, delta: float | SomeNumbers) -> float | FloatArray:
-        """The epsilon of (epsilon, delta)-DP."""
+        """Return the epsilon of (epsilon, delta)-DP."""
         values = numbers("delta", delta, 0.0, 1.0, open_low=True, open_high=True)
         with np.errstate(all="ignore"):
             return _plain(_inf_for_nan(self.pair.epsilon(np.log(values))))
@@ -60,7 +60,7 @@ class PrivacyCurve:
     @overload
     def delta(self, epsilon: SomeNumbers) -> FloatArray: ...
     def delta(self, epsilon: float | SomeNumbers) -> float | FloatArray:
-        """The delta of (epsilon, delta)-DP."""
+        """Return the delta of (epsilon, delta)-DP."""
         values = numbers("epsilon", epsilon, 0.0)
         with np.errstate(all="ignore"):
             finite = np.minimum(values, np.finfo(np.float64).max)
@@ -71,7 +71,7 @@ class PrivacyCurve:
     @overload
     def fnr(self, fpr: SomeNumbers) -> FloatArray: ...
     def fnr(self, fpr: float | SomeNumbers) -> float | FloatArray:
-        """The trade-off function: the smallest rate of missing the canary for a given rate of false alarms."""
+        """Return the trade-off function: the smallest false negative rate at a given false positive rate."""
         values = numbers("fpr", fpr, 0.0, 1.0)
         inside = np.clip(values, 1e-300, 1.0 - 1e-16)
         with np.errstate(all="ignore"):
@@ -79,7 +79,7 @@ class PrivacyCurve:
         return _plain(np.where(values <= 0.0, 1.0, np.where(values >= 1.0, 0.0, rates)))
 
     def advantage(self) -> float:
-        """The largest difference of true and false positive rate that any test achieves."""
+        """Return the largest difference of true and false positive rate that any test achieves."""
         return self.delta(0.0)
 
     @overload
@@ -87,7 +87,7 @@ class PrivacyCurve:
     @overload
     def bracket(self, delta: SomeNumbers) -> tuple[FloatArray, FloatArray]: ...
     def bracket(self, delta: float | SomeNumbers) -> tuple[float | FloatArray, float | FloatArray]:
-        """(lower, upper) bounds on epsilon; their distance is what the numerics cannot resolve."""
+        """Return (lower, upper) bounds on epsilon. Their distance is the numerical uncertainty."""
         values = numbers("delta", delta, 0.0, 1.0, open_low=True, open_high=True)
         with np.errstate(all="ignore"):
             lower, upper = self.pair.bracket(np.log(values))
@@ -95,7 +95,7 @@ class PrivacyCurve:
 
 
 def _inf_for_nan(values: Floats) -> FloatArray:
-    """Where the arithmetic left the range of floats, so did epsilon."""
+    """Replace NaN by infinity: if the arithmetic left the range of floats, so did epsilon."""
     return np.where(np.isnan(values), np.inf, values)
 
 

@@ -1,7 +1,8 @@
-"""How far noise makes up Adam's second moment, measured on a few models, and what follows for the sizes of steps.
+"""Measurement of Adam's second moment on a few models: the share of noise in it, and the effect on step sizes.
 
-The prediction supposes that it does: then Adam divides all steps alike. Where gradients add to the second moment, steps
-are smaller; where what they add goes away as training goes on, later steps are larger than earlier ones.
+The prediction assumes that noise alone makes up the second moment, so that Adam divides all steps alike. If gradients
+add to the second moment, steps are smaller. If their contribution shrinks during training, later steps are larger than
+earlier ones.
 """
 
 from __future__ import annotations
@@ -19,22 +20,22 @@ from lastiterate.common.validation import instance, integer, numbers
 from lastiterate.optimizer import Adam, bias_of
 from lastiterate.run import DPSGD, noise_root, require_run
 
-LEAST_MODELS = 2  # one half of the models says which parameters are busy, the other half is measured
+LEAST_MODELS = 2  # one half of the models finds the busy parameters, the other half is measured on them
 _LOOKS = 24
-_MOST_PARAMETERS = 100_000  # that are looked at
+_MOST_PARAMETERS = 100_000  # that are measured
 _BUSY = 0.1  # share of the parameters
 
 
 @dataclass(frozen=True)
 class SecondMoment:
-    """Adam's second moment as it was measured, without its bias, after some of the steps.
+    """Adam's second moment as measured after some of the steps, with its bias corrected.
 
     Attributes:
-        steps: after which it was looked at.
-        noise: what it would be if gradients were noise alone.
+        steps: steps after which it was measured.
+        noise: its value if gradients were noise alone.
         mean: its mean over parameters and models.
-        busy: the same over that tenth of the parameters where it is largest.
-        numbers: how many numbers each of the latter is a mean of.
+        busy: its mean over the tenth of the parameters where it is largest.
+        numbers: how many numbers each mean in ``busy`` is taken over.
     """
 
     steps: tuple[int, ...]
@@ -56,36 +57,39 @@ class SecondMoment:
 
     @classmethod
     def of_fields(cls, fields: Mapping[str, Sequence[float] | float]) -> SecondMoment:
-        """From what ``fields`` gave."""
+        """Return the measurement that ``fields`` wrote."""
         given = {name: tuple(value) if isinstance(value, Sequence) else value for name, value in fields.items()}
-        return cls(**given)  # type: ignore[arg-type]  # it was written by ``fields``
+        return cls(**given)  # type: ignore[arg-type]  # ``fields`` wrote it
 
     def fields(self) -> dict[str, list[float] | float]:
-        """As what JSON has."""
+        """Return the measurement as JSON fields."""
         return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
 
     @property
     def noise_share(self) -> float:
-        """How much of it is noise, at least, at any time."""
+        """Smallest share of noise in the mean second moment, over the measured steps."""
         return float(np.min(np.divide(self.noise, self.mean)))
 
     @property
     def busy_noise_share(self) -> float:
-        """The same where it is largest."""
+        """Smallest share of noise in the second moment of the busy parameters, over the measured steps."""
         return float(np.min(np.divide(self.noise, self.busy)))
 
     @property
     def growth(self) -> float:
-        """By how much steps grow until the last one more than is predicted: 1, or more where it shrinks."""
+        """Factor by which the last step is larger than the smallest step, beyond the prediction.
+
+        The factor is 1 if the second moment, relative to the noise, is largest at the end.
+        """
         return max(_growth(np.divide(values, self.noise)) for values in (self.mean, self.busy))
 
     @property
     def uncertainty(self) -> float:
-        """How far ``growth`` may be above 1 by chance: four standard deviations of a first step's mean."""
+        """Chance excess of ``growth`` over 1: four standard deviations of the root of the first step's mean."""
         return 4.0 * math.sqrt(0.5 / self.numbers)
 
     def as_measured(self, run: DPSGD) -> tuple[DPSGD, DPSGD]:
-        """The run with the weights that these second moments give its steps: their mean, and where they are largest."""
+        """Return the run with the step weights of the mean second moment, and with those of the busy parameters."""
         adam = instance("run.optimizer", require_run(run).optimizer, Adam, "a lastiterate.Adam")
         every = np.arange(1, run.steps + 1)
         roots = [np.interp(every, self.steps, np.sqrt(values)) for values in (self.mean, self.busy)]
@@ -98,7 +102,7 @@ def _growth(relative: FloatArray) -> float:
 
 
 class SecondMomentWatch:
-    """Is shown the second moments of models while they train, perhaps by several threads."""
+    """A collector of second moments of models while they train. Several threads may call it."""
 
     def __init__(self, run: DPSGD, parameters: int, models: int) -> None:
         self._adam = instance("run.optimizer", require_run(run).optimizer, Adam, "a lastiterate.Adam")
@@ -114,11 +118,11 @@ class SecondMomentWatch:
         self._lock = Lock()
 
     def wants(self, step: int) -> bool:
-        """Whether it looks after this step."""
+        """Return whether the second moment is measured after this step."""
         return step in self._rows
 
     def see(self, step: int, models: Sequence[int], moments: RealArray) -> None:
-        """Second moments with their bias, [models, parameters], after a step; models are numbered from 0."""
+        """Add second moments with their bias, [models, parameters], after a step; models are numbered from 0."""
         found = np.asarray(moments if self._which is None else moments[:, self._which], np.float64)
         found = found / bias_of(self._adam.beta2, step)
         with self._lock:
@@ -126,7 +130,7 @@ class SecondMomentWatch:
                 self._halves[model % 2, self._rows[step]] += values / self._counts[model % 2]
 
     def result(self) -> SecondMoment:
-        """What it saw."""
+        """Return the measurement."""
         size = self._halves.shape[2]
         busy = np.argsort(self._halves[0].mean(axis=0))[-max(1, round(_BUSY * size)) :]
         return SecondMoment(

@@ -1,4 +1,4 @@
-"""Batches that are consecutive examples of some order: full batches, those of fixed size, and shuffled ones."""
+"""Batches of consecutive examples in some order: full batches, batches of fixed size, and shuffled batches."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from lastiterate.run import DPSGD, TRAINED, require_basic
 
 @dataclass(frozen=True)
 class BatchOrder:
-    """Step t takes the slots from ``begins[t]`` up to ``begins[t] + sizes[t]``, in the order that is current at t.
+    """Positions of batches: step t takes slots ``begins[t]`` up to ``begins[t] + sizes[t]`` of the current order.
 
-    A slot holds an example or the canary. The canary has a slot in both worlds; in the world "out" it is empty.
+    A slot holds an example or the canary. The canary has a slot in both worlds; in the world "out" the slot is empty.
     """
 
     begins: IntArray  # [steps]
     sizes: IntArray  # [steps]
-    steps_per_order: int | None  # how long an order lasts until a new one is drawn; None: the natural one throughout
+    steps_per_order: int | None  # steps until a new order is drawn; None: the natural order throughout
 
 
 def batch_order(run: DPSGD, slots: int) -> BatchOrder:
-    """The batches of a run over so many slots whose sampling is "full", "fixed" or "shuffled"."""
+    """Return the batches over ``slots`` slots of a run whose sampling is "full", "fixed" or "shuffled"."""
     require_basic(run, "batches", knows=TRAINED)
     rates = np.broadcast_to(np.asarray(run.sample_rate, np.float64), run.steps)
     if run.sampling == "full":
         nowhere = np.zeros(run.steps, np.int64)
         return BatchOrder(nowhere, nowhere + slots, None)
     if run.sampling == "fixed":
-        # Rounded down, so that the canary is in no batch with a probability above the sample rate analysed.
+        # Rounded down, so that the canary is in a batch with at most the sample rate that is analysed.
         sizes = np.floor(rates * slots + 1e-9).astype(np.int64)
         if not sizes.any():
             raise ValueError(
@@ -40,7 +40,7 @@ def batch_order(run: DPSGD, slots: int) -> BatchOrder:
             )
         return BatchOrder(np.zeros_like(sizes), sizes, 1)
     length = epoch_length(run)
-    # Ends rounded down, so that after k steps of an epoch no slot was used with a probability above k q.
+    # Ends are rounded down, so that after k steps of an epoch a slot was used with probability at most k q.
     ends = np.floor(np.arange(1, length) * float(rates[0]) * slots + 1e-9).astype(np.int64)
     begins, ends = np.append(0, ends), np.append(ends, slots)
     where = np.arange(run.steps) % length

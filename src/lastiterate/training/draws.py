@@ -1,9 +1,13 @@
-"""Random numbers of a training: counter-based, so that every draw has an address and none depends on another.
+"""Counter-based random numbers of a training. Every draw has an address, and no draw depends on another.
 
-The generator is Threefry-2x32 with 20 rounds, bit for bit JAX's own. It is written out here because JAX rolls its
-rounds into a loop on CPUs and uses only half of the bits, which makes it several times slower than one fused loop.
-A draw is addressed by (seed, model, world, stream, step, index). Uniforms have 32 bits; normals come from them by
-Box and Muller's transform and so end at 6.8 standard deviations, beyond which lies a mass of 1e-11.
+The generator is Threefry-2x32 with 20 rounds, identical to JAX's own bit for bit. It is written out here because JAX
+rolls its rounds into a loop on CPUs and uses only half of the bits, which makes it several times slower than one fused
+loop. A draw is addressed by (seed, model, world, stream, step, index). Uniforms have 32 bits. Normals come from
+uniforms by the Box-Muller transform and so end at 6.8 standard deviations, beyond which lies a mass of 1e-11.
+
+Binomial draws give the number of copies of an example in a batch. They invert the distribution function exactly: a
+table of it, made once in float64, is searched with a uniform of 64 bits. JAX's own binomial works in float32 by
+rejection, which cannot resolve counts in the millions.
 """
 
 from __future__ import annotations
@@ -22,14 +26,14 @@ from scipy.stats import binom
 
 from lastiterate.common.types import BoolArray, FloatArray, Int32Array, IntArray, UInt32Array, UInt64Array
 
-_PARITY = np.uint32(0x1BD11BDA)  # Salmon et al. 2011, as are the rotations
+_PARITY = np.uint32(0x1BD11BDA)  # this constant and the rotations: Salmon et al. 2011
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 
-Words = tuple[jax.Array, jax.Array]  # the generator makes 32-bit words two at a time
+Words = tuple[jax.Array, jax.Array]  # the generator makes two 32-bit words at a time
 
 
 class Stream(IntEnum):
-    """What random numbers are for. Streams are independent: a longer batch does not change the noise."""
+    """The purpose of random numbers. Streams are independent: a longer batch does not change the noise."""
 
     SAMPLING = 0
     NOISE = 1
@@ -45,7 +49,7 @@ class Keys(NamedTuple):
 
 
 class _Float(Protocol):
-    """``jnp.float32`` or ``jnp.float64``: a type of numbers, which makes an array of what it is called with."""
+    """``jnp.float32`` or ``jnp.float64``, as a type and as a function that makes arrays of that type."""
 
     @property
     def dtype(self) -> np.dtype[np.floating]: ...
@@ -53,7 +57,7 @@ class _Float(Protocol):
 
 
 def model_keys(seed: int, models: IntArray | jax.Array, present: BoolArray | jax.Array) -> Keys:
-    """Keys that depend on the audit's seed, the model's number and its world, and on nothing else."""
+    """Return keys that depend only on the audit's seed, the model's number and the model's world."""
     low, high = jnp.uint32(seed & 0xFFFFFFFF), jnp.uint32(seed >> 32)
     number = jnp.asarray(models, jnp.uint32)
     world = jnp.asarray(present, jnp.uint32)
@@ -61,7 +65,7 @@ def model_keys(seed: int, models: IntArray | jax.Array, present: BoolArray | jax
 
 
 def threefry(key: Words, first: jax.Array, second: jax.Array) -> Words:
-    """The two words of Threefry-2x32-20 at the counter (first, second). All arrays are uint32 and broadcast."""
+    """Return the two words of Threefry-2x32-20 at the counter (first, second). All arrays are uint32 and broadcast."""
     keys = (key[0], key[1], key[0] ^ key[1] ^ _PARITY)
     x, y = first + keys[0], second + keys[1]
     for group in range(5):
@@ -74,7 +78,7 @@ def threefry(key: Words, first: jax.Array, second: jax.Array) -> Words:
 
 
 def words(keys: jax.Array, step: ArrayLike, index: jax.Array) -> Words:
-    """Two random words for each model of ``keys`` [models, 2] and each index; the result is [models, ...index]."""
+    """Return two random words for each model of ``keys`` [models, 2] and each index, as arrays [models, ...index]."""
     shape = (-1,) + (1,) * index.ndim
     key = keys[:, 0].reshape(shape), keys[:, 1].reshape(shape)
     return threefry(key, jnp.asarray(step, jnp.uint32), index.astype(jnp.uint32)[None])
@@ -83,9 +87,9 @@ def words(keys: jax.Array, step: ArrayLike, index: jax.Array) -> Words:
 def normals(
     keys: jax.Array, step: ArrayLike, shape: tuple[int, ...], offset: int = 0, dtype: DTypeLike = jnp.float32
 ) -> jax.Array:
-    """Standard normals [models, *shape], from the counters that begin at ``offset``.
+    """Return standard normals [models, *shape] from the counters that begin at ``offset``.
 
-    The random bits are the same for every ``dtype``; float64 keeps more digits of the numbers made from them.
+    The random bits are the same for every ``dtype``; float64 keeps more digits of the normals.
     """
     count = math.prod(shape)
     radius_bits, angle_bits = words(keys, step, offset + jnp.arange(normal_counters(count), dtype=jnp.uint32))
@@ -99,19 +103,19 @@ def normals(
 
 
 def normal_counters(count: int) -> int:
-    """How many counters that many normals use up."""
+    """Return the number of counters that ``count`` normals use."""
     return (count + 1) // 2
 
 
 def exponentials(keys: jax.Array, step: ArrayLike, index: jax.Array) -> jax.Array:
-    """Standard exponentials [models, ...index], small and large ones alike with all digits that float32 has."""
+    """Return standard exponentials [models, ...index]. Small and large values both have the full float32 precision."""
     word, _ = words(keys, step, index)
     small = word < np.uint32(2**31)
     return jnp.where(small, -jnp.log1p(-_uniform(word)), -jnp.log(_uniform(~word)))
 
 
 def loss_keys(keys: jax.Array, step: ArrayLike, slots: jax.Array) -> jax.Array:
-    """JAX keys for the randomness within a loss, one for each model and slot; ``slots`` is [models, block]."""
+    """Return JAX keys for randomness within a loss, one per model and slot; ``slots`` is [models, block]."""
     key = keys[:, :1], keys[:, 1:]
     pair = threefry(key, jnp.asarray(step, jnp.uint32), slots.astype(jnp.uint32))
     wrapped: jax.Array = jax.random.wrap_key_data(jnp.stack(pair, axis=-1), impl="threefry2x32")
@@ -119,18 +123,18 @@ def loss_keys(keys: jax.Array, step: ArrayLike, slots: jax.Array) -> jax.Array:
 
 
 def _uniform(word: jax.Array, dtype: _Float = jnp.float32) -> jax.Array:
-    """A word as a number in (0, 1]. Small ones keep all 32 bits, since floats are dense near 0."""
+    """Return a word as a number in (0, 1]. Small numbers keep all 32 bits, since floats are dense near 0."""
     return (word.astype(dtype) + dtype(0.5)) * dtype(2.0**-32)
 
 
 def _angle_in_quadrant(word: jax.Array, dtype: _Float) -> jax.Array:
-    """An angle in (-pi/4, pi/4) from the word's lower 30 bits, as far as float32 can hold them."""
+    """Return an angle in (-pi/4, pi/4) from the upper 23 of the word's lower 30 bits."""
     fraction = ((word << np.uint32(2)) >> np.uint32(9)).astype(dtype) * dtype(2.0**-23)
     return (fraction + dtype(2.0**-24 - 0.5)) * dtype(math.pi / 2)
 
 
 def _sine_and_cosine(angle: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Both by their Taylor series, which on [-pi/4, pi/4] are as precise as float32.
+    """Return sine and cosine by Taylor series, which have float32 precision on [-pi/4, pi/4].
 
     XLA's own functions take several times as long on CPUs, because they must first reduce an argument of any size.
     """
@@ -140,7 +144,7 @@ def _sine_and_cosine(angle: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def _turned(word: jax.Array, sine: jax.Array, cosine: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Sine and cosine of an angle, turned by as many quarters as the word's two upper bits say."""
+    """Return sine and cosine of an angle turned by a number of quarters, the word's two upper bits."""
     quarters = word >> np.uint32(30)
     odd, half = (quarters & np.uint32(1)) == 1, quarters >= np.uint32(2)
     sine, cosine = jnp.where(odd, cosine, sine), jnp.where(odd, -sine, cosine)
@@ -148,7 +152,7 @@ def _turned(word: jax.Array, sine: jax.Array, cosine: jax.Array) -> tuple[jax.Ar
 
 
 def _polynomial(x: jax.Array, coefficients: list[float]) -> jax.Array:
-    """By Horner's rule; ``coefficients`` are those of the powers from 0 on, two or more."""
+    """Evaluate a polynomial by Horner's rule, given two or more ``coefficients`` of the powers from 0 on."""
     highest, *lower = (np.float32(coefficient) for coefficient in reversed(coefficients))
     result = highest * x + lower[0]
     for coefficient in lower[1:]:
@@ -156,24 +160,21 @@ def _polynomial(x: jax.Array, coefficients: list[float]) -> jax.Array:
     return result
 
 
-# How many of m identical examples are in a batch: exact binomial draws by inverting the distribution function.
-#
-# JAX's own binomial works in float32 by rejection, which cannot resolve counts in the millions. Here a table of the
-# distribution function, made once in float64, is searched with a uniform of 64 bits.
+# Binomial draws: the number of copies of each of several identical examples in a batch.
 
 MOST_ENTRIES = 2**26
 
-HostTables = tuple[Int32Array, Int32Array, UInt32Array, UInt32Array]  # the fields of ``BinomialTables``
-Tables = tuple[jax.Array, jax.Array, jax.Array, jax.Array]  # the same on the device
+HostTables = tuple[Int32Array, Int32Array, UInt32Array, UInt32Array]  # fields of ``BinomialTables``
+Tables = tuple[jax.Array, jax.Array, jax.Array, jax.Array]  # the same fields on the device
 
 
 @dataclass(frozen=True)
 class BinomialTables:
-    """For each distinct sample rate and each group, the binomial distribution function as integers out of 2^64.
+    """The binomial distribution function as integers out of 2^64, for each distinct sample rate and each group.
 
     Entry k of a table is the probability of at most ``lows + k`` copies, split into a high and a low word of 32 bits.
-    With a uniform draw of 64 bits, group g has at step t ``lows[rate, g]`` copies plus one for each entry of its table
-    that is at most the draw, where rate is ``rate_of_step[t]``.
+    At step t the rate is ``rate_of_step[t]``. Given a uniform draw of 64 bits, group g then has ``lows[rate, g]``
+    copies, plus one for each entry of its table that is at most the draw.
     """
 
     rate_of_step: Int32Array  # [steps]
@@ -183,16 +184,16 @@ class BinomialTables:
 
     @property
     def arrays(self) -> HostTables:
-        """All of it, for ``binomial_counts`` to take."""
+        """All arrays of the tables, as ``binomial_counts`` takes them."""
         return self.rate_of_step, self.lows, self.high_words, self.low_words
 
 
 def binomial_tables(multiplicity: IntArray, sample_rate: FloatArray) -> BinomialTables:
-    """Tables for groups of these multiplicities and the sample rates of all steps."""
+    """Return tables for groups of these multiplicities and the sample rates of all steps."""
     rates, rate_of_step = np.unique(sample_rate, return_inverse=True)
     trials, group = np.unique(multiplicity, return_inverse=True)
     mean = trials * rates[:, None]
-    reach = 9.0 * np.sqrt(mean * (1.0 - rates[:, None])) + 40.0  # a mass below 2^-64 lies beyond
+    reach = 9.0 * np.sqrt(mean * (1.0 - rates[:, None])) + 40.0  # the mass beyond is below 2^-64
     low = np.maximum(np.floor(mean - reach), 0).astype(np.int64)
     entries = int(np.max(np.minimum(np.ceil(mean + reach), trials) - low)) or 1
     if entries * rates.size * multiplicity.size > MOST_ENTRIES:
@@ -212,7 +213,7 @@ def binomial_tables(multiplicity: IntArray, sample_rate: FloatArray) -> Binomial
 
 
 def binomial_counts(keys: jax.Array, step: jax.Array, tables: Tables) -> jax.Array:
-    """How many copies of each group each model draws at a step: [models, groups]."""
+    """Return the number of copies of each group that each model draws at a step: [models, groups]."""
     rate_of_step, lows, high_words, low_words = tables
     rate = rate_of_step[step]
     groups, entries = high_words.shape[1:]
@@ -221,9 +222,9 @@ def binomial_counts(keys: jax.Array, step: jax.Array, tables: Tables) -> jax.Arr
     high_table, low_table = high_words[rate].reshape(-1), low_words[rate].reshape(-1)
 
     def search(reached: Callable[[jax.Array], jax.Array]) -> jax.Array:
-        """How many entries of each table are reached. Tables ascend, so bisection finds it, bit by bit.
+        """Return the number of entries of each table that are reached, by bisection bit by bit, as tables ascend.
 
-        A loop of the compiled program: written out, XLA fuses all bits, and is ten times as slow on CPUs.
+        The bits are a loop of the compiled program. Unrolled, XLA fuses all bits and is ten times as slow on CPUs.
         """
 
         def bisect(bit: jax.Array, found: jax.Array) -> jax.Array:
@@ -238,7 +239,7 @@ def binomial_counts(keys: jax.Array, step: jax.Array, tables: Tables) -> jax.Arr
     def both_words(at: jax.Array) -> jax.Array:
         return (high_table[at] < high) | ((high_table[at] == high) & (low_table[at] <= low))
 
-    # Reading tables takes most of the time, and low words matter only if a draw's high word is equal to an entry's.
+    # Reading tables takes most of the time. Low words matter only if a draw's high word equals an entry's.
     found = search(lambda at: high_table[at] < high)
     tied = high_table[first + jnp.minimum(found, entries - 1)] == high
     counts: jax.Array = jax.lax.cond(jnp.any(tied), lambda: search(both_words), lambda: found)
@@ -246,7 +247,7 @@ def binomial_counts(keys: jax.Array, step: jax.Array, tables: Tables) -> jax.Arr
 
 
 def _as_words(probability: FloatArray) -> UInt64Array:
-    """Probabilities as integers out of 2^64. 1 becomes the largest one, which a draw reaches once in 2^64 times."""
+    """Return probabilities as integers out of 2^64. 1 becomes the largest integer, reached once in 2^64 draws."""
     largest = np.nextafter(2.0**64, 0.0)
     whole = np.minimum(np.ldexp(probability, 64), largest).astype(np.uint64)
     return np.where(probability >= 1.0, np.uint64(2**64 - 1), whole)

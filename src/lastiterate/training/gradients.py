@@ -1,11 +1,11 @@
 """Norms and clipped sums of per-example gradients, mostly without computing the gradients themselves.
 
 The gradient of one example with respect to the weights of a dense layer is the outer product of the layer's input and
-the gradient at its output. In the program that JAX traces, such a gradient is the result of a ``dot_general``, perhaps
-transposed. We ask that program for the two factors instead of their product. Norms and clipped sums follow from them at
-a fraction of the memory and time. The gradient of a convolution written as patches times kernel is a sum of such
-products, one for each position in the image; its factors give products of large matrices, which are fast. A gradient of
-any other form is computed as it is, so every pure function works.
+the gradient at its output. In the program that JAX traces, this gradient is the result of a ``dot_general``, perhaps
+transposed. We ask the traced program for the two factors instead of their product. Norms and clipped sums follow from
+the factors at a fraction of the memory and time. The gradient of a convolution written as patches times kernel is a sum
+of outer products, one for each position in the image; its factors give products of large matrices, which are fast. A
+gradient of any other form is computed directly, so every pure function works.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Plain:
-    """A leaf of the gradient that is computed as it is."""
+    """A leaf of the gradient that is computed directly."""
 
     shape: tuple[int, ...]
 
-    count = 1  # how many arrays describe it
+    count = 1  # number of arrays that describe the leaf
 
     @property
     def numbers(self) -> int:
-        """Numbers an example needs in memory."""
+        """The number of floats that an example needs in memory."""
         return math.prod(self.shape)
 
     def squared_norms(self, gradient: jax.Array) -> jax.Array:
@@ -48,10 +48,10 @@ class Plain:
 
 @dataclass(frozen=True)
 class Product:
-    """A leaf of the gradient that is ``dot_general(a, b)``, transposed. It is described by a and b."""
+    """A leaf of the gradient that is a transposed ``dot_general(a, b)``, described by a and b."""
 
     shape: tuple[int, ...]
-    shapes: tuple[tuple[int, ...], tuple[int, ...]]  # of a and b
+    shapes: tuple[tuple[int, ...], tuple[int, ...]]  # shapes of a and b
     contracted: tuple[tuple[int, ...], tuple[int, ...]]  # axes of a and of b that are summed over
     permutation: tuple[int, ...]  # from the axes of the product to those of the leaf
 
@@ -59,7 +59,7 @@ class Product:
 
     @property
     def terms(self) -> int:
-        """How many outer products are summed."""
+        """The number of outer products in the sum."""
         return math.prod(self.shapes[0][axis] for axis in self.contracted[0])
 
     @property
@@ -67,7 +67,7 @@ class Product:
         return sum(math.prod(shape) for shape in self.shapes) + (math.prod(self.shape) if self.terms > 1 else 0)
 
     def _matrices(self, a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """The factors of each example as matrices [examples, terms, rows] and [examples, terms, columns]."""
+        """Return the factors of each example as matrices [examples, terms, rows] and [examples, terms, columns]."""
         result = []
         for factor, axes in ((a, self.contracted[0]), (b, self.contracted[1])):
             inner = tuple(axis + 1 for axis in axes)
@@ -84,7 +84,7 @@ class Product:
     def weighted_sum(self, weights: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:
         left, right = self._matrices(a, b)
         weights = weights.astype(right.dtype)
-        if self.terms > 1:  # the gradients are there already, for their norms
+        if self.terms > 1:  # the gradients are computed anyway, for their norms
             product = jnp.tensordot(weights, self._written_out(left, right), axes=1)
         else:
             weighted = right * weights[:, None, None]
@@ -98,9 +98,9 @@ class Product:
         return product.reshape(free).transpose(self.permutation)
 
     def _written_out(self, left: jax.Array, right: jax.Array) -> jax.Array:
-        """The gradients themselves. Norms from inner products of terms would lose all digits where terms cancel.
+        """Return the gradients themselves. Norms from inner products of terms would lose all digits if terms cancel.
 
-        XLA's quickest products of many small matrices want the narrower factor on the left, with its terms last.
+        XLA's fastest products of many small matrices have the narrower factor on the left, with its terms last.
         """
         if left.shape[2] <= right.shape[2]:
             return jnp.einsum("kis,ksj->kij", left.transpose(0, 2, 1), right)
@@ -112,19 +112,19 @@ Leaf = Plain | Product
 
 @dataclass(frozen=True)
 class GradientForm:
-    """How the gradient of one example is described, leaf by leaf, and the function that computes the description."""
+    """The description of one example's gradient, leaf by leaf, and the function that computes the description."""
 
     leaves: tuple[Leaf, ...]
     describe: Callable[..., list[jax.Array]]
 
     @property
     def numbers(self) -> int:
-        """About how many numbers an example needs in memory."""
+        """The approximate number of floats that an example needs in memory."""
         return sum(leaf.numbers for leaf in self.leaves)
 
     @property
     def has_sums(self) -> bool:
-        """Whether the gradient of an example in some leaf is a sum of products, as that of a convolution is."""
+        """True if some leaf's gradient is a sum of several outer products, as for a convolution."""
         return any(isinstance(leaf, Product) and leaf.terms > 1 for leaf in self.leaves)
 
     def _split(self, arrays: list[jax.Array]) -> list[tuple[Leaf, list[jax.Array]]]:
@@ -132,16 +132,16 @@ class GradientForm:
         return [(leaf, arrays[end - leaf.count : end]) for leaf, end in zip(self.leaves, ends, strict=True)]
 
     def norms(self, arrays: list[jax.Array]) -> jax.Array:
-        """The norm of each example's gradient, from descriptions with a leading axis of examples."""
+        """Return the norm of each example's gradient, from descriptions with a leading axis of examples."""
         return jnp.sqrt(sum(leaf.squared_norms(*parts) for leaf, parts in self._split(arrays)))
 
     def weighted_sum(self, weights: jax.Array, arrays: list[jax.Array]) -> list[jax.Array]:
-        """The sum of the examples' gradients, each times its weight."""
+        """Return the weighted sum of the examples' gradients."""
         return [leaf.weighted_sum(weights, *parts) for leaf, parts in self._split(arrays)]
 
 
 def gradient_form(gradient: Callable[..., PyTree], *arguments: PyTree) -> GradientForm:
-    """How to describe the gradient that a function returns as a pytree for arguments of the shapes of these."""
+    """Return the form of the gradient, a pytree, that a function returns for arguments of these shapes."""
 
     def leaves(*given: PyTree) -> list[jax.Array]:
         return jax.tree.leaves(gradient(*given))
@@ -166,9 +166,9 @@ def gradient_form(gradient: Callable[..., PyTree], *arguments: PyTree) -> Gradie
 
 
 def _form_of(output: Atom, makers: dict[core.Var, core.JaxprEqn]) -> tuple[Leaf, tuple[Atom, ...]]:
-    """The form of one result of the traced program, and the variables that describe it.
+    """Return the form of one result of the traced program, and the variables that describe it.
 
-    From the result we go back through transpositions. If a product is at their beginning, its factors describe it.
+    Transpositions are followed back from the result. If they begin at a product, its factors describe the result.
     """
     shape = _array(output).shape
     permutation = tuple(range(len(shape)))
@@ -190,13 +190,13 @@ def _form_of(output: Atom, makers: dict[core.Var, core.JaxprEqn]) -> tuple[Leaf,
 
 
 def _array(variable: Atom) -> jax.core.ShapedArray:
-    """The shape and type of what a variable holds."""
+    """Return the shape and type of a variable's value."""
     assert isinstance(variable.aval, jax.core.ShapedArray)
     return variable.aval
 
 
 def _inlined(closed: core.ClosedJaxpr) -> Callable[..., list[jax.Array]]:
-    """The function of a traced program, with jitted functions written out, so that products inside them are found."""
+    """Return a traced program as a function with jitted functions inlined, so that products inside them are found."""
 
     def run(jaxpr: core.Jaxpr, constants: Sequence[jax.Array], *arguments: jax.Array) -> list[jax.Array]:
         values: dict[core.Var, jax.Array] = dict(zip(jaxpr.constvars, constants, strict=True))

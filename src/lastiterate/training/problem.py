@@ -1,4 +1,4 @@
-"""What is trained on what: parameters, losses or gradients of examples, a regulariser, the examples, and the canary."""
+"""Problems and canaries: parameters, losses or gradients of examples, a regulariser, the examples, and the canary."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ if TYPE_CHECKING:
 
 
 class Moment(NamedTuple):
-    """When a loss is evaluated: the step, from 0, and a JAX key that no other model, step or example has."""
+    """The moment of a loss evaluation: the step, from 0, and a JAX key unique to model, step and example."""
 
     step: jax.Array
     key: jax.Array
 
 
-Loss: TypeAlias = "Callable[[PyTree, PyTree, Moment], jax.Array]"  # of parameters, one example and the moment
+Loss: TypeAlias = "Callable[[PyTree, PyTree, Moment], jax.Array]"  # function of parameters, one example and the moment
 
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """What DP-SGD is run on. All functions are pure JAX functions of one example.
+    """The problem that DP-SGD trains on. All functions are pure JAX functions of one example.
 
     Args:
         parameters: the initial parameters, any pytree; in an equinox model the floating-point arrays are trained.
-        examples: a pytree of arrays with a leading axis of examples, such as ``(x, y)``. None: there are none but the
+        examples: a pytree of arrays with a leading axis of examples, such as ``(x, y)``. None: no examples but the
             canary.
         loss: ``loss(parameters, example, moment)``, a number. ``example`` has no leading axis.
         gradient: ``gradient(parameters, example, moment)``, a pytree like ``parameters``, instead of a loss. It need
-            not be the gradient of anything.
+            not be the gradient of any function.
         regulariser: ``regulariser(parameters, step)``, a number. Its gradient is neither clipped nor sampled.
         regulariser_gradient: ``regulariser_gradient(parameters, step)``, instead of a regulariser.
-        multiplicity: how many identical copies each example stands for.
+        multiplicity: the number of identical copies that each example stands for.
     """
 
     parameters: PyTree
@@ -81,7 +81,7 @@ class Problem:
 
     @property
     def size(self) -> int:
-        """How many examples there are; identical ones that were given once count once."""
+        """The number of examples. Copies by ``multiplicity`` are not counted."""
         shapes = [np.shape(leaf) for leaf in jax.tree.leaves(self.examples)]
         sizes = {shape[0] if shape else None for shape in shapes}
         if len(sizes) > 1 or None in sizes:
@@ -90,16 +90,16 @@ class Problem:
 
     @property
     def trainable(self) -> PyTree:
-        """The initial parameters without what is not trained, such as a model's activation functions."""
+        """The initial parameters without leaves that are not trained, such as a model's activation functions."""
         return eqx.filter(self.parameters, is_trained)
 
     def model(self, trained: PyTree) -> PyTree:
-        """Parameters as the functions of this problem take them: what was trained, put into what was not."""
+        """Return trained parameters combined with the untrained leaves, as the problem's functions take them."""
         static = eqx.filter(self.parameters, is_trained, inverse=True)
         return eqx.combine(trained, static)
 
     def example_gradient(self, trained: PyTree, example: PyTree, moment: Moment) -> PyTree:
-        """The gradient of one example with respect to the trained parameters, not yet clipped."""
+        """Return the gradient of one example with respect to the trained parameters, not yet clipped."""
         if self.gradient is not None:
             return self._like_parameters("gradient", self.gradient(self.model(trained), example, moment))
         loss = self.loss
@@ -114,7 +114,7 @@ class Problem:
         return jax.grad(value)(trained)
 
     def unclipped_gradient(self, trained: PyTree, step: jax.Array) -> PyTree | None:
-        """The gradient of the regulariser, if there is one."""
+        """Return the gradient of the regulariser, or None if there is no regulariser."""
         if self.regulariser_gradient is not None:
             given = self.regulariser_gradient(self.model(trained), step)
             return self._like_parameters("regulariser_gradient", given)
@@ -137,8 +137,8 @@ class ExampleCanary:
 
     Args:
         example: the canary.
-        replacement: what is there instead in the world "out" of a run whose neighbours replace each other.
-        is_group: whether both have a leading axis, of the different examples of a person: as many as ``group_size``.
+        replacement: the example in its place in the world "out", for a run whose neighbours replace each other.
+        is_group: whether both have a leading axis of ``group_size`` different examples of one person.
     """
 
     example: PyTree
@@ -146,7 +146,7 @@ class ExampleCanary:
     is_group: bool = False
 
     def rows(self) -> list[PyTree]:
-        """The canary, and what replaces it if there is that, each with a leading axis of examples."""
+        """Return the canary and its replacement, if there is one, each with a leading axis of examples."""
         both = [self.example] if self.replacement is None else [self.example, self.replacement]
         return both if self.is_group else [jax.tree.map(lambda leaf: np.asarray(leaf)[None], each) for each in both]
 
@@ -155,19 +155,19 @@ class ExampleCanary:
 class GradientCanary:
     """An injected gradient: a pytree like the parameters, one flat vector of all of them, or a function.
 
-    The function takes ``(parameters, moment)`` and returns either. The gradient is clipped like any other. Where
-    neighbours replace each other, the world "out" has the opposite gradient in its place.
+    The function takes ``(parameters, moment)`` and returns a pytree or a flat vector. The gradient is clipped like any
+    other. If neighbours replace each other, the world "out" has the opposite gradient in its place.
     """
 
     gradient: PyTree | Callable[[PyTree, Moment], PyTree]
 
     def at(self, problem: Problem, trained: PyTree, moment: Moment) -> PyTree:
-        """The gradient, as a pytree like what is trained, not yet clipped."""
+        """Return the gradient as a pytree like the trained parameters, not yet clipped."""
         given = self.gradient(problem.model(trained), moment) if callable(self.gradient) else self.gradient
         return self._in_form(problem, given)
 
     def constant(self, problem: Problem) -> PyTree | None:
-        """The gradient, in the same form, if it is the same at all moments; None: it is a function."""
+        """Return the gradient in the same form if it is the same at all moments, or None if it is a function."""
         return None if callable(self.gradient) else self._in_form(problem, self.gradient)
 
     def _in_form(self, problem: Problem, given: PyTree) -> PyTree:
@@ -180,18 +180,18 @@ Canary = ExampleCanary | GradientCanary
 
 
 def is_trained(leaf: object) -> bool:
-    """Whether a leaf of the parameters is trained: an array of real numbers, and not a lone Python number."""
+    """Return whether a leaf of the parameters is trained: a floating-point array, not a Python number."""
     return isinstance(leaf, (np.ndarray, jax.Array)) and bool(jnp.issubdtype(leaf.dtype, jnp.floating))
 
 
 def same_structure(first: PyTree, second: PyTree) -> bool:
-    """Whether two pytrees differ in nothing but their leaves."""
+    """Return whether two pytrees differ only in their leaves."""
     structures: list[object] = [jax.tree.structure(first), jax.tree.structure(second)]
     return structures[0] == structures[1]
 
 
 def unflatten(vector: RealArray | jax.Array, like: PyTree) -> PyTree:
-    """A flat vector as a pytree: the leaves one after the other, each in C order."""
+    """Return a flat vector as a pytree: the leaves one after the other, each in C order."""
     leaves, structure = jax.tree.flatten(like)
     sizes = [int(np.size(leaf)) for leaf in leaves]
     if jnp.shape(vector) != (sum(sizes),):
@@ -204,6 +204,6 @@ def unflatten(vector: RealArray | jax.Array, like: PyTree) -> PyTree:
 
 
 def flatten(parameters: PyTree) -> RealArray:
-    """Parameters of many models as a matrix [models, parameters], in the order of ``unflatten``."""
+    """Return the parameters of many models as a matrix [models, parameters], in the order of ``unflatten``."""
     leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(parameters)]
     return np.concatenate([leaf.reshape(leaf.shape[0], -1) for leaf in leaves], axis=1)

@@ -1,4 +1,11 @@
-"""Problems that ship: linear losses, and classifiers of images."""
+"""Problems included in the library: linear losses, regressions, image classifiers; contraction of regressions.
+
+`contraction_of` does not compute anything from the features, because a guarantee must not depend on private data. The
+caller states a public bound on the norms of the features, and the features are only compared with the bound. With L2
+outside of the clipped sum, a step without the canary is w -> (1 - eta lambda) w - eta sum of clipped gradients. If the
+clipped gradients are those of convex functions of smoothness beta, the step contracts by max(|1 - eta lambda|, |1 - eta
+lambda - eta b beta|) for a batch of b examples (docs/method.md, "Convex losses").
+"""
 
 from __future__ import annotations
 
@@ -26,7 +33,7 @@ if TYPE_CHECKING:
 
 
 def linear(gradients: ArrayLike | None = None, dimension: int = 1) -> Problem:
-    """Linear losses, for which the heuristic is exact: the gradient of example i is ``gradients[i]`` at all parameters.
+    """Return linear losses: the gradient of example i is ``gradients[i]`` at all parameters. The heuristic is exact.
 
     Without gradients there are no examples but the canary, and ``dimension`` parameters. All parameters begin at 0.
     """
@@ -39,7 +46,7 @@ def linear(gradients: ArrayLike | None = None, dimension: int = 1) -> Problem:
 
 
 def logistic(dataset: Dataset) -> Problem:
-    """Multinomial logistic regression, begun at 0."""
+    """Return multinomial logistic regression, begun at 0."""
     model = Dense(int(np.prod(_checked(dataset).x_train.shape[1:])), dataset.classes, jax.random.key(0))
     zeros = jax.tree.map(jnp.zeros_like, model)
     return Problem(zeros, _flat_examples(dataset), cross_entropy)
@@ -49,15 +56,15 @@ def logistic(dataset: Dataset) -> Problem:
 class ScalarLink(Problem):
     """A regression whose loss is a convex function of one number, the product of parameters and features.
 
-    Its gradient is that function's derivative times the features. Clipping bounds the derivative, which leaves it
-    increasing: a clipped example is a convex loss still.
+    Its gradient is the derivative of that function times the features. Clipping bounds the derivative and keeps it
+    increasing, so a clipped example still has a convex loss.
     """
 
     curvature: float = 1.0  # largest second derivative of that function
 
 
 def binary_logistic(features: ArrayLike, labels: ArrayLike) -> ScalarLink:
-    """Logistic regression with labels -1 and 1, begun at 0. Add a feature that is 1 for an intercept."""
+    """Return logistic regression with labels -1 and 1, begun at 0. For an intercept, add a feature that is 1."""
     x, y = _regression(features, "labels", labels)
     if not np.all(np.abs(y) == 1.0):
         raise ValueError("labels must be -1 or 1 for logistic regression")
@@ -65,7 +72,7 @@ def binary_logistic(features: ArrayLike, labels: ArrayLike) -> ScalarLink:
 
 
 def ridge(features: ArrayLike, targets: ArrayLike) -> ScalarLink:
-    """Linear regression by half the squared error, begun at 0; the penalty is the optimizer's weight decay."""
+    """Return linear regression by half the squared error, begun at 0. The penalty is the optimizer's weight decay."""
     x, y = _regression(features, "targets", targets)
     return ScalarLink(np.zeros(x.shape[1], np.float32), (x, y), _squared_loss, curvature=1.0)
 
@@ -94,20 +101,23 @@ def feature_norms(problem: Problem) -> FloatArray:
 
 
 def mlp(dataset: Dataset, hidden: int = 128, seed: int = 0) -> Problem:
-    """A tanh network with one hidden layer; ``seed`` chooses its initial parameters, the same for all models."""
+    """Return a tanh network with one hidden layer; ``seed`` sets its initial parameters, equal for all models."""
     inputs = int(np.prod(_checked(dataset).x_train.shape[1:]))
     model = MLP((inputs, integer("hidden", hidden), dataset.classes), _key(seed))
     return Problem(model, _flat_examples(dataset), cross_entropy)
 
 
 def cnn(dataset: Dataset, seed: int = 0) -> Problem:
-    """A small convolutional network for images of 8x8, 28x28 or 32x32 pixels."""
+    """Return a small convolutional network for images of 8x8, 28x28 or 32x32 pixels."""
     model = CNN(_checked(dataset).x_train.shape[1:], dataset.classes, _key(seed))
     return Problem(model, (dataset.x_train, dataset.y_train), cross_entropy)
 
 
 def wide_resnet(dataset: Dataset, augmentations: int = 16, seed: int = 0) -> Problem:
-    """WideResNet-16-4 as De et al. (2022) train it; each example counts as the mean over its augmentations."""
+    """Return WideResNet-16-4 as De et al. (2022) train it.
+
+    The loss of an example is the mean over its augmentations.
+    """
     model = WideResNet(16, 4, _checked(dataset).classes, _key(seed))
     count = integer("augmentations", augmentations)
     loss = augmentation_multiplicity(cross_entropy, count)
@@ -147,32 +157,26 @@ def _constant_gradient(parameters: PyTree, example: jax.Array, moment: Moment) -
     return example
 
 
-# By how much a step of DP-SGD brings two models closer, for regressions whose losses are convex and smooth.
-#
-# Nothing here is computed from the features: a guarantee must not depend on private data. The caller states a public
-# bound on their norms, and the data are only compared with it.
-#
-# With L2 outside of the clipped sum a step without the canary is w -> (1 - eta lambda) w - eta sum of clipped
-# gradients. If the clipped gradients are those of convex functions of smoothness beta, it contracts by max(|1 - eta
-# lambda|, |1 - eta lambda - eta b beta|) for a batch of b examples (docs/method.md, "Convex losses").
+# Contraction: the factor by which a step of DP-SGD brings two models closer, for convex and smooth regressions.
 
 _OF_SOFTMAX = 0.5  # largest eigenvalue of diag(p) - p p^T
-_ROUNDING = 1e-6  # of features and gradients in 32 bits
+_ROUNDING = 1e-6  # relative rounding of features and gradients in 32 bits
 
 
 def contraction_of(problem: Problem, run: DPSGD, *, feature_norm: float, failure: float = 1e-12) -> Contraction:
-    """The contraction of a shipped regression under a run, for ``lastiterate.convex``.
+    """Return the contraction of an included regression under a run, for ``lastiterate.convex``.
 
     The contraction depends on the run, on ``feature_norm`` and on the number of examples, which counts as public.
 
     Args:
-        problem: of ``lastiterate.training.problems``: ``binary_logistic``, ``ridge``, or ``logistic`` with so large a
-            clipping norm that nothing is clipped, as clipped softmax may expand.
-        run: with an optimizer that tells learning rate and weight decay.
+        problem: of ``lastiterate.training.problems``: ``binary_logistic``, ``ridge``, or ``logistic``. With
+            ``logistic`` the clipping norm must be so large that nothing is clipped, as clipped softmax may expand.
+        run: a run whose optimizer states learning rate and weight decay.
         feature_norm: a public bound on the norm of every example's features, chosen without looking at private data.
-            Examples that exceed it are refused. The refusal itself tells that one of them does; clipping tells
-            nothing: train and ask with ``lastiterate.training.problems.clip_features(problem, feature_norm)``.
-        failure: the probability, over all steps, that some batch is larger than what is counted with.
+            Examples that exceed the bound are refused. The refusal itself reveals that some example exceeds the bound,
+            while clipping reveals nothing. Use ``lastiterate.training.problems.clip_features(problem, feature_norm)``
+            both for training and here.
+        failure: the probability, over all steps, that some batch is larger than the size assumed.
     """
     instance("problem", problem, Problem, "a lastiterate.training.Problem")
     most = number("feature_norm", feature_norm, 0.0, open_low=True)
@@ -202,14 +206,14 @@ def contraction_of(problem: Problem, run: DPSGD, *, feature_norm: float, failure
 
 
 def _smoothness(problem: Problem, run: DPSGD, most: float) -> float:
-    """The largest second derivative of one example's loss with features of norm ``most``.
+    """Return the largest second derivative of one example's loss with features of norm ``most``.
 
-    Refuse losses that clipping may leave without convexity.
+    Raise for losses that may not stay convex when clipped.
     """
     if isinstance(problem, ScalarLink):
         return problem.curvature * most**2
     if problem.loss is cross_entropy and isinstance(problem.parameters, Dense):
-        largest = math.hypot(most, 1.0)  # of features and bias
+        largest = math.hypot(most, 1.0)  # norm of features and bias
         if run.clip_norm < math.sqrt(2.0) * largest:
             raise ValueError(
                 f"clip_norm must be at least sqrt(2) times the largest norm of features and bias, "

@@ -2,9 +2,9 @@
 
     theta <- theta - eta (sum of clipped gradients over the batch + gradient of the regulariser + sigma C N(0, I))
 
-where C is the clipping norm, 1 in the paper; noise may be correlated over steps. The program advances a chunk from one
-step to another. Which steps, which models have the canary, the noise and the data are inputs of it: it is compiled once
-for all chunks, and once for all runs that differ in noise or learning rate only.
+where C is the clipping norm, 1 in the paper. Noise may be correlated over steps. The program advances a chunk from one
+step to another. The range of steps, the presence of the canary, the noise and the data are inputs. The program is
+therefore compiled once for all chunks, and once for all runs that differ in noise or learning rate only.
 """
 
 from __future__ import annotations
@@ -31,24 +31,25 @@ from lastiterate.training.sampling import GroupSampler, Sampler
 if TYPE_CHECKING:
     from jaxtyping import PyTree
 
-    Carry = tuple[PyTree, PyTree, jax.Array]  # cursor, sum of gradients, how often each model drew the canary
+    Carry = tuple[PyTree, PyTree, jax.Array]  # cursor, sum of gradients, number of times each model drew the canary
     Shared = tuple[PyTree, PyTree, jax.Array, jax.Array, PyTree]
 
-_MOMENT_AXES = Moment._make((None, 0))  # as axes of a map: one step for all, a key for each
-_shape: Callable[[tuple[int, ...], DTypeLike], jax.ShapeDtypeStruct] = jax.ShapeDtypeStruct  # which has no types
+_MOMENT_AXES = Moment._make((None, 0))  # axes for vmap: one step for all, a key for each
+_shape: Callable[[tuple[int, ...], DTypeLike], jax.ShapeDtypeStruct] = jax.ShapeDtypeStruct  # JAX's class has no types
 
 
 class State(NamedTuple):
-    """Where a chunk of models stands; ``order`` is what the sampler remembers."""
+    """The state of a chunk of models; ``order`` is the sampler's memory."""
 
     weights: update.Weights
     order: PyTree
 
 
 class Inputs(NamedTuple):
-    """What a chunk's training depends on beside its state. Learning rate and noise are one number, or one a step.
+    """The inputs of a chunk's training besides its state.
 
-    ``canary`` is a gradient that is the same at all steps; None: there is no such canary.
+    Learning rate and noise are one number, or one per step. ``canary`` is a gradient that is the same at all steps, or
+    None if there is no such canary.
     """
 
     keys: Keys
@@ -78,11 +79,11 @@ class Program:
 
     @property
     def replaces(self) -> bool:
-        """Whether the world "out" has another example in the place of the canary."""
+        """True if the world "out" has another example in the place of the canary."""
         return self.run.neighbours == "replace"
 
     def initial(self) -> State:
-        """The state before the first step."""
+        """Return the state before the first step."""
         copies = jax.tree.map(
             lambda leaf: jnp.repeat(jnp.asarray(leaf)[None], self.chunk_size, axis=0), self.problem.trainable
         )
@@ -90,7 +91,7 @@ class Program:
         return State(weights, self.sampler.memory(self.chunk_size))
 
     def shared_inputs(self) -> Shared:
-        """The inputs that all chunks have in common, on the device: the last five of ``Inputs``."""
+        """Return the inputs that all chunks share, on the device: the last five of ``Inputs``."""
         examples = self.problem.examples
         if isinstance(self.canary, ExampleCanary):
             examples = jax.tree.map(lambda *parts: np.concatenate(parts), examples, *self.canary.rows())
@@ -104,12 +105,12 @@ class Program:
         )
 
     def inputs(self, seed: int, models: IntArray, present: BoolArray, shared: Shared) -> Inputs:
-        """The inputs of a chunk: numbers of its models, and whether the canary is present for each."""
+        """Return the inputs of a chunk from the numbers of its models and the presence of the canary in each."""
         world = jnp.asarray(present)
         return Inputs(model_keys(seed, models, world), world.astype(jnp.float32), *shared)
 
     def advance(self, state: State, inputs: Inputs, start: jax.Array, stop: jax.Array) -> State:
-        """The state after steps ``start`` to ``stop - 1``."""
+        """Return the state after steps ``start`` to ``stop - 1``."""
         advanced: State = jax.lax.fori_loop(start, stop, lambda step, state: self._step(step, state, inputs), state)
         return advanced
 
@@ -118,7 +119,7 @@ class Program:
         trained = state.weights.parameters
         total, drawn = self._noisy_sum(trained, order, inputs, step)
         if isinstance(self.canary, GradientCanary):
-            # Where another example replaces the canary, that one pulls the other way.
+            # An example that replaces the canary has the opposite gradient.
             there = 2.0 * inputs.present - 1.0 if self.replaces else inputs.present
             total = self._add_canary(total, drawn * there, trained, inputs, step)
         regulariser = jax.vmap(lambda t: self.problem.unclipped_gradient(t, step))(trained)
@@ -128,7 +129,7 @@ class Program:
         return State(weights, order)
 
     def _noisy_sum(self, trained: PyTree, order: PyTree, inputs: Inputs, step: jax.Array) -> tuple[PyTree, jax.Array]:
-        """Noise plus the clipped gradients of the batch, and how often each model drew the canary."""
+        """Return noise plus the clipped gradients of the batch, and the number of times each model drew the canary."""
         sampler, keys = self.sampler, inputs.keys
 
         def more(carry: Carry) -> jax.Array:
@@ -141,7 +142,7 @@ class Program:
             drawn = drawn + jnp.sum(weights * is_canary, axis=1)
             if self.form is not None:
                 if isinstance(sampler, GroupSampler) and not isinstance(self.canary, ExampleCanary):
-                    # Slots come in their order, so that those of a canary that is no example can be left out.
+                    # Slots are in order, so the slots of a canary that is no example come last and can be cut off.
                     slots, weights, is_canary = (each[:, : self.problem.size] for each in (slots, weights, is_canary))
                 if not (self.replaces and isinstance(self.canary, ExampleCanary)):
                     counted = inputs.present[:, None] if isinstance(self.canary, ExampleCanary) else 0.0
@@ -155,9 +156,9 @@ class Program:
         return total, drawn
 
     def _noise(self, trained: PyTree, inputs: Inputs, step: jax.Array) -> PyTree:
-        """Noise of a step, for each parameter of each model: what was drawn for it, or for earlier steps as well.
+        """Return the noise of a step for each parameter of each model. A noise filter adds draws of earlier steps.
 
-        Earlier draws are not kept, but drawn again: each has an address.
+        Earlier draws are not stored but drawn again, because each draw has an address.
         """
         if self.run.noise_filter is None:
             return self._draw(trained, inputs, step)
@@ -172,7 +173,7 @@ class Program:
         return noise
 
     def _draw(self, trained: PyTree, inputs: Inputs, step: jax.Array) -> PyTree:
-        """Normals of standard deviation sigma times the clipping norm, those of a step."""
+        """Return a step's normal draws, with standard deviation sigma times the clipping norm."""
         leaves, structure = jax.tree.flatten(trained)
         scale, offset, result = _at(inputs.noise, step), 0, []
         for leaf in leaves:
@@ -184,7 +185,7 @@ class Program:
     def _clipped_sums(
         self, form: GradientForm, trained: PyTree, slots: jax.Array, weights: jax.Array, inputs: Inputs, step: jax.Array
     ) -> PyTree:
-        """The clipped gradients of a block, each as often as it counts, summed for each model."""
+        """Return the sum of the clipped gradients of a block, weighted by ``weights``, for each model."""
         rows = self._rows(slots, inputs.present)
         batch = jax.tree.map(lambda leaf: leaf[rows], inputs.examples)
         moments = Moment(step, loss_keys(inputs.keys.loss, step, slots))
@@ -197,7 +198,10 @@ class Program:
         return jax.tree.unflatten(jax.tree.structure(trained), sums)
 
     def _rows(self, slots: jax.Array, present: jax.Array) -> jax.Array:
-        """Which examples are in these slots; those of the canary have copies of one, or one each."""
+        """Return the rows of the examples in these slots.
+
+        The canary's slots hold copies of one example, or one example each if the canary is a group.
+        """
         size = self.problem.size
         if not isinstance(self.canary, ExampleCanary):
             return jnp.minimum(slots, size - 1)
@@ -208,13 +212,13 @@ class Program:
         return jnp.where((slots >= size) & (present[:, None] == 0.0), rows + different, rows)
 
     def _clip_factors(self, norms: jax.Array) -> jax.Array:
-        """What gradients of these norms are multiplied by to be clipped: 1 / max(1, norm / C), as in Algorithm 1."""
+        """Return the factors that clip gradients of these norms: 1 / max(1, norm / C), as in Algorithm 1."""
         factors = 1.0 / jnp.maximum(1.0, norms / self.run.clip_norm)
-        # A norm beyond the largest float would scale its gradient to 0, and the example would be left out unnoticed.
+        # A norm that overflows would scale its gradient to 0, and the example would be left out unnoticed.
         return jnp.where(jnp.isinf(norms), jnp.nan, factors)
 
     def _add_canary(self, total: PyTree, times: jax.Array, trained: PyTree, inputs: Inputs, step: jax.Array) -> PyTree:
-        """The sum with each model's clipped canary in it, as many ``times`` as the model drew it."""
+        """Return the sum plus each model's clipped canary, multiplied by ``times``."""
         canary = self.canary
         assert isinstance(canary, GradientCanary)
         slot = jnp.full((self.chunk_size, 1), self.problem.size)
@@ -232,7 +236,10 @@ class Program:
 
 
 def describe_gradients(problem: Problem) -> GradientForm | None:
-    """How the gradients of a problem's examples are computed. Fails if its functions do not fit its arrays."""
+    """Return the form in which a problem's example gradients are computed, or None if there are no examples.
+
+    Raise if the problem's functions do not fit its arrays.
+    """
     if not problem.size:
         return None
     example = jax.tree.map(lambda leaf: _shape(leaf.shape[1:], jnp.result_type(leaf)), problem.examples)
@@ -242,7 +249,7 @@ def describe_gradients(problem: Problem) -> GradientForm | None:
 
 
 def compile_program(program: Program, workers: int) -> Compiled:
-    """The compiled ``advance``: JAX's executable, to be called with its arguments by so many threads at a time."""
+    """Compile ``advance`` into JAX's executable, for calls from ``workers`` threads at a time."""
     models = np.zeros(program.chunk_size, np.int64)
     inputs = jax.eval_shape(lambda: program.inputs(0, models, models > 0, program.shared_inputs()))
     state = jax.eval_shape(program.initial)
@@ -252,10 +259,10 @@ def compile_program(program: Program, workers: int) -> Compiled:
 
 
 def _options(workers: int) -> dict[str, str | bool]:
-    """XLA's options for CPUs: use all of a vector register, and start no threads where ours keep all cores busy."""
+    """Return XLA's options for CPUs: full vector registers, and no XLA threads if there are several workers."""
     return {"xla_cpu_prefer_vector_width": "512", "xla_cpu_multi_thread_eigen": workers == 1}
 
 
 def _at(schedule: jax.Array, step: jax.Array) -> jax.Array:
-    """The entry of a step, in a schedule of one number for all steps or one for each."""
+    """Return the entry of a step in a schedule that has one number for all steps or one for each."""
     return schedule if schedule.ndim == 0 else schedule[step]

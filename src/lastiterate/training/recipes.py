@@ -1,4 +1,4 @@
-"""Configurations that work: a data set, a model and a run whose standard epsilon is known before training begins."""
+"""Tested configurations: a data set, a model and a run whose standard epsilon is known before training begins."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from lastiterate.training.train import Trained
 
 @dataclass(frozen=True, eq=False)
 class Recipe:
-    """What to train, on what, and how."""
+    """A data set, a problem and a run to train together."""
 
     dataset: Dataset
     problem: Problem
@@ -34,12 +34,12 @@ class Recipe:
 
     @property
     def test(self) -> tuple[Float32Array, Int32Array]:
-        """Images, in the shape in which the model takes them, and labels to test on."""
+        """Test images, in the shape that the model takes, and their labels."""
         shape = np.shape(self.problem.examples[0])[1:]
         return self.dataset.x_test.reshape(-1, *shape), self.dataset.y_test
 
     def accuracies(self, trained: Trained) -> FloatArray:
-        """Test accuracy of each model."""
+        """Return the test accuracy of each model."""
         instance("trained", trained, Trained, "what training.train returned")
         return np.array([accuracy(trained.model(i), *self.test) for i in range(len(trained.models))])
 
@@ -48,7 +48,7 @@ MODELS = ("mlp", "logistic", "cnn", "wide-resnet")
 
 
 def recipe(dataset: Dataset, model: str = "mlp") -> Recipe:
-    """What to train on a data set by default: epsilon 8 by composition, but for the paper's own image model."""
+    """Return the default recipe for a data set: epsilon 8 by composition, except for the paper's image model."""
     one_of("model", model, MODELS)
     match model:
         case "mlp":
@@ -64,21 +64,25 @@ def recipe(dataset: Dataset, model: str = "mlp") -> Recipe:
 
 
 def digits_mlp(epsilon: float = 8.0, delta: float = 1e-5) -> Recipe:
-    """The embedded digits with a tanh network: 40 epochs in batches of 256; 95% at epsilon 8 by composition."""
+    """Return a tanh network on the embedded digits: 40 epochs of batches of 256, 95% at epsilon 8 by composition."""
     dataset = digits()
     return Recipe(dataset, problems.mlp(dataset), _run(dataset, 256, 40, epsilon, delta))
 
 
 def small_cnn(dataset: Dataset, epsilon: float = 8.0, delta: float = 1e-5) -> Recipe:
-    """A small CNN on tens of thousands of images: 8 epochs in batches of 1,024; Fashion-MNIST: 85% at epsilon 8."""
+    """Return a small CNN for tens of thousands of images: 8 epochs in batches of 1,024.
+
+    Accuracy on Fashion-MNIST is 85% at epsilon 8.
+    """
     return Recipe(dataset, problems.cnn(dataset), _run(dataset, min(1024, len(dataset.x_train)), 8, epsilon, delta))
 
 
 def wide_resnet(dataset: Dataset) -> Recipe:
-    """The paper's image model: WideResNet-16-4 as De et al. (2022) train it on CIFAR-10, batch 4,096. For a GPU.
+    """Return the paper's image model: WideResNet-16-4 as De et al. (2022) train it on CIFAR-10. Needs a GPU.
 
-    2,468 steps at noise multiplier 3 are what the paper's first row of batch sizes is consistent with. De et al. warm
-    the decay of their average up to 0.9999; ours is constant, so it is chosen such that the first parameters fade.
+    The batch size is 4,096. The paper's first row of batch sizes is consistent with 2,468 steps at noise multiplier 3.
+    De et al. warm the decay of their average up to 0.9999. Ours is constant, and chosen such that the first parameters
+    fade.
     """
     size = len(instance("dataset", dataset, Dataset, "a lastiterate.data.Dataset").x_train)
     batch = min(4096, size)

@@ -1,8 +1,8 @@
-"""Which examples are in the batch of each step, for a chunk of models at once.
+"""Samplers of the batches of each step, for a chunk of models at once.
 
-The examples and the canary occupy *slots*: 0 to n - 1 are the examples, n is the canary. A group has m copies of it, up
-to slot n + m - 1. A batch comes as blocks of fixed shape [models, block], as many as it takes until every model has its
-whole batch. So shapes are static, and no batch is ever too large: there is nothing to overflow and nothing to truncate.
+The examples and the canary occupy *slots*: slots 0 to n - 1 are the examples, and slot n is the canary. A group has m
+copies of the canary, up to slot n + m - 1. A batch comes as blocks of fixed shape [models, block], until every model
+has its whole batch. Shapes are therefore static, and no batch can overflow or be truncated.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ MOST_SLOTS = 2**23  # positions are computed in float32, which is exact for inte
 
 
 class Sampler(Protocol):
-    """Draws batches.
+    """A sampler of batches.
 
-    ``arguments`` are arrays that the compiled program takes as inputs. ``memory`` is what is carried from step to step;
-    a step calls ``begin`` once, which returns the memory of that step. Then it calls ``take`` while there is ``more``,
-    once for each block; ``cursor`` is what is carried from block to block.
+    ``arguments`` are arrays that the compiled program takes as inputs. ``memory`` is carried from step to step. A step
+    calls ``begin`` once, which returns the memory of that step. The step then calls ``take`` once for each block while
+    there is ``more``; ``cursor`` is carried from block to block.
     """
 
     @property
@@ -47,15 +47,15 @@ class Sampler(Protocol):
     def take(
         self, arguments: PyTree, memory: PyTree, keys: jax.Array, step: jax.Array, cursor: PyTree
     ) -> tuple[jax.Array, jax.Array, PyTree]:
-        """Slots [models, block], how often each counts (0 for padding), and the next cursor."""
+        """Return slots [models, block], the multiplicity of each (0 for padding), and the next cursor."""
 
 
 @dataclass(frozen=True)
 class PoissonSampler:
-    """Each slot independently with probability q, by drawing the geometric gaps between the slots that are taken.
+    """A sampler that takes each slot independently with probability q, by geometric gaps between the slots taken.
 
-    Gaps come from uniforms that float32 holds to 2^-25 or better, so a slot's probability is off by no more than that:
-    by 3e-5 of itself at q = 0.001, and by less where several gaps add up.
+    Gaps come from uniforms that float32 holds to 2^-25 or better. The error of a slot's probability is at most that:
+    3e-5 of the probability at q = 0.001, and less where several gaps add up.
     """
 
     slots: int
@@ -85,7 +85,7 @@ class PoissonSampler:
         drawn, last = cursor
         waiting = exponentials(keys, step, drawn + jnp.arange(self.block, dtype=jnp.uint32))
         gaps = jnp.minimum(jnp.floor(waiting / arguments[step]), self.slots)
-        # A product with a triangle of ones: XLA's cumulative sum takes quadratic time on CPUs as well, but slower.
+        # Multiply with a triangle of ones. XLA's cumulative sum takes quadratic time on CPUs too, but is slower.
         triangle = np.triu(np.ones((self.block, self.block), np.float32))
         slots = last[:, None] + jnp.dot(gaps + 1.0, triangle, precision=jax.lax.Precision.HIGHEST)
         taken = slots < self.slots
@@ -96,7 +96,7 @@ class PoissonSampler:
 
 @dataclass(frozen=True)
 class GroupSampler:
-    """For slots that stand for many identical examples: a step takes a binomial number of copies of every slot."""
+    """A sampler for slots of many identical examples: a step takes a binomial number of copies of every slot."""
 
     multiplicity: IntArray  # [slots]
     sample_rate: FloatArray  # [steps]
@@ -125,14 +125,14 @@ class GroupSampler:
     def take(
         self, arguments: Tables, memory: tuple[()], keys: jax.Array, step: jax.Array, cursor: jax.Array
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
-        counts = binomial_counts(keys, step, arguments).astype(float)  # the widest that JAX is set to
+        counts = binomial_counts(keys, step, arguments).astype(float)  # the widest float type that JAX is set to
         slots = jnp.broadcast_to(jnp.arange(self.block, dtype=jnp.int32), counts.shape)
         return slots, counts, cursor + 1
 
 
 @dataclass(frozen=True)
 class OrderSampler:
-    """Batches that are stretches of an order of all slots: a new order at each step, each epoch, or the natural one."""
+    """A sampler of consecutive slots in an order of all slots: a new order per step, per epoch, or the natural one."""
 
     slots: int
     block: int
@@ -178,11 +178,11 @@ class OrderSampler:
         return jnp.broadcast_to(slots, shape), weights, cursor + self.block
 
 
-_BLOCK_COST = 4  # what a block of a convolution costs beside its examples, in examples
+_BLOCK_COST = 4  # overhead of a block of a convolution, in units of the cost of an example
 
 
 def make_sampler(run: DPSGD, slots: int, chunk_size: int, most: int, multiplicity: IntArray | None = None) -> Sampler:
-    """The sampler of a run over so many slots, in blocks of at most ``most``."""
+    """Return the sampler of a run over ``slots`` slots, in blocks of at most ``most``."""
     rates = np.broadcast_to(np.asarray(run.sample_rate, np.float64), run.steps)
     if multiplicity is not None:
         if run.sampling not in ("poisson", "full"):
@@ -201,13 +201,16 @@ def make_sampler(run: DPSGD, slots: int, chunk_size: int, most: int, multiplicit
 
 
 def poisson_block(slots: int, rate: float, chunk_size: int) -> int:
-    """A block that in 19 of 20 steps holds the batches of all models of a chunk; a multiple of 8, or all slots."""
+    """Return a block size that holds the batches of all models of a chunk in 19 of 20 steps.
+
+    The size is a multiple of 8, or all slots.
+    """
     size = int(binom.isf(0.05 / chunk_size, slots, rate))
     return min(max(8, -(-size // 8) * 8), slots)
 
 
 def tight_block(slots: int, rate: float, chunk_size: int, most: int) -> int:
-    """A block of half of ``most`` to ``most`` slots that makes the expected work on a chunk's batches least.
+    """Return the block size from half of ``most`` to ``most`` that minimises the expected work on a chunk's batches.
 
     A step goes through blocks until the largest batch of its chunk has ended, and the last block is padded.
     """

@@ -1,4 +1,4 @@
-"""Train many models in one call, and keep their last iterates, or all of them."""
+"""Training of many models in one call, and Adam's second moment as they train."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ Release = Literal["last_iterate_only", "intermediate_iterates"]
 
 @dataclass(frozen=True, eq=False)
 class Trained:
-    """Models that were trained, in the order in which they were asked for.
+    """Trained models, in the order in which they were requested.
 
     Attributes:
-        models: their numbers.
-        present: for each, whether the canary was there.
-        parameters: what is released: the last iterate, or the average that the optimizer asks for. A pytree of NumPy
-            arrays with a leading axis of models.
-        iterates: all iterates from the initial one on, with a second axis of steps + 1, if they were asked for.
-        chunk_size: how many models the compiled program trained at once.
-        seconds: how long it took, compilation included.
-        peak_bytes: the most memory that the process, or the accelerator, had used by the end.
-        released: what the run releases, with a second axis of releases, if that is several iterates.
+        models: the numbers of the models.
+        present: for each model, whether the canary was present.
+        parameters: the released parameters: the last iterate, or the average that the optimizer asks for. A pytree of
+            NumPy arrays with a leading axis of models.
+        iterates: all iterates from the initial one on, with a second axis of steps + 1, if they were requested.
+        chunk_size: the number of models that the compiled program trained at once.
+        seconds: the duration, compilation included.
+        peak_bytes: the peak memory of the process, or of the accelerator, by the end.
+        released: the iterates that the run releases, with a second axis of releases, if the run releases several.
     """
 
     problem: Problem
@@ -53,11 +53,11 @@ class Trained:
     released: PyTree[RealArray] | None = None
 
     def flat(self) -> RealArray:
-        """The released parameters as a matrix [models, parameters]."""
+        """Return the released parameters as a matrix [models, parameters]."""
         return flatten(self.parameters)
 
     def model(self, position: int) -> PyTree:
-        """One of the models, in the form in which the problem's parameters were given."""
+        """Return one of the models, in the form in which the problem's parameters were given."""
         return self.problem.model(jax.tree.map(lambda leaf: leaf[position], self.parameters))
 
 
@@ -76,26 +76,27 @@ def train(
     workers: int | None = None,
     progress: bool | None = None,
 ) -> Trained:
-    """Train many models with DP-SGD (Algorithm 1 of the paper), each with randomness of its own.
+    """Train many models with DP-SGD (Algorithm 1 of the paper), each with its own randomness.
 
-    Model i depends on ``seed``, i and whether the canary is present for it, and on nothing else.
+    Model i depends only on ``seed``, i and the presence of the canary.
 
     Args:
-        run: steps, sampling, clipping, noise and optimizer. It is the object that the analyses take.
-        problem: what to train on.
+        run: steps, sampling, clipping, noise and optimizer. The analyses take the same object.
+        problem: the problem to train on.
         canary: an extra example or gradient.
-        models: how many, or their numbers.
+        models: the number of models, or their numbers.
         present: whether the canary is present, for all models or for each.
-        seed: of the whole audit.
-        release: what is kept beside the last iterates. None: those that the run releases, if it releases several;
-            "intermediate_iterates": all iterates.
-        on_iterate: called as ``on_iterate(step, chunk)`` for each chunk of models before the first step (as step 0)
-            and after every step, so that iterates can be used without being kept. Chunks run in threads: it is called
-            from several.
-        on_release: the same before the first step, and after those whose iterates the run releases.
-        chunk_size: how many models the compiled program trains at once; results depend on it by rounding only.
-        workers: how many chunks are trained at a time.
-        progress: show a bar on stderr. None: if that is a terminal.
+        seed: the seed of the whole audit.
+        release: the iterates to keep besides the last ones. None: the iterates that the run releases, if it releases
+            several; "intermediate_iterates": all iterates.
+        on_iterate: called as ``on_iterate(step, chunk)`` for each chunk of models before the first step (as step 0) and
+            after every step, so that iterates can be used without being kept. Chunks run in threads, so the function is
+            called from several threads.
+        on_release: called in the same way before the first step, and after each step whose iterate the run releases.
+        chunk_size: the number of models that the compiled program trains at once. Results depend on it by rounding
+            only.
+        workers: the number of chunks trained at a time.
+        progress: show a bar on stderr. None: only if stderr is a terminal.
 
     Raises:
         TrainingDiverged: if the parameters of a model are not finite any more.
@@ -126,7 +127,7 @@ def train(
 
 
 class _Iterates:
-    """Collects the iterates after some steps in arrays [models, steps, ...]."""
+    """A collector of the iterates after some steps, in arrays [models, steps, ...]."""
 
     def __init__(self, numbers: IntArray, worlds: BoolArray, steps: Sequence[int], also: OnIterate | None) -> None:
         self.iterates: PyTree[RealArray] | None = None
@@ -149,7 +150,7 @@ class _Iterates:
 
 
 def _models(models: int | ArrayLike, present: bool | ArrayLike) -> tuple[IntArray, BoolArray]:
-    """The numbers of the models and their worlds, as arrays."""
+    """Return the numbers of the models and their worlds as arrays."""
     given_count = shape("models", models) == ()
     if given_count:
         numbers = np.arange(integer("models", models, 1, 2**32))
@@ -167,7 +168,7 @@ def _models(models: int | ArrayLike, present: bool | ArrayLike) -> tuple[IntArra
     return numbers, worlds
 
 
-# How far noise makes up Adam's second moment in trainings of a problem.
+# Adam's second moment: the part of it that is noise, in trainings of a problem.
 
 MODELS = 8
 
@@ -175,15 +176,15 @@ MODELS = 8
 def second_moment(
     run: DPSGD, problem: Problem, *, models: int = MODELS, seed: int = 0, first: int = 0, progress: bool | None = None
 ) -> SecondMoment:
-    """Train a few models with Adam, and look at its second moment as they train.
+    """Train a few models with Adam, and measure its second moment as they train.
 
     Args:
-        run: its optimizer is a ``lastiterate.Adam``.
-        problem: what to train on.
-        models: how many, 2 at least.
-        seed: of the models' randomness.
-        first: the number of the first of them.
-        progress: show a bar on stderr. None: if that is a terminal.
+        run: a run whose optimizer is a ``lastiterate.Adam``.
+        problem: the problem to train on.
+        models: the number of models, at least 2.
+        seed: the seed of the models' randomness.
+        first: the number of the first model.
+        progress: show a bar on stderr. None: only if stderr is a terminal.
     """
     count = integer("models", models, LEAST_MODELS, 2**20)
     integer("seed", seed, 0, 2**64 - 1)

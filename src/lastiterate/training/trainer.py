@@ -1,4 +1,4 @@
-"""A compiled training: chunks of models go through one program, as many at a time as there are cores."""
+"""A compiled trainer: chunks of models go through one program, one chunk per core at a time."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ LARGEST_BLOCK_OF_SUMS = 32  # of a convolution an example has many rows in such 
 
 
 def available_bytes() -> int:
-    """Memory that can still be had: on the accelerator if JAX uses one, else in this machine or container."""
+    """Return the memory still available on the accelerator, if JAX uses one, else in this machine or container."""
     statistics = jax.local_devices()[0].memory_stats()
     if statistics and "bytes_limit" in statistics:
         return int(statistics["bytes_limit"] - statistics["bytes_in_use"])
@@ -54,7 +54,7 @@ def available_bytes() -> int:
 
 
 def total_bytes() -> int:
-    """All the memory of the accelerator, or else of this machine."""
+    """Return the total memory of the accelerator, if JAX uses one, else of this machine."""
     statistics = jax.local_devices()[0].memory_stats()
     if statistics and "bytes_limit" in statistics:
         return int(statistics["bytes_limit"])
@@ -64,7 +64,7 @@ def total_bytes() -> int:
 
 
 def peak_bytes() -> int:
-    """The most memory that the device, or else this process, has used so far."""
+    """Return the peak memory so far of the accelerator, if JAX uses one, else of this process."""
     statistics = jax.local_devices()[0].memory_stats()
     if statistics and "peak_bytes_in_use" in statistics:
         return int(statistics["peak_bytes_in_use"])
@@ -72,9 +72,9 @@ def peak_bytes() -> int:
 
 
 def working_bytes() -> int:
-    """How many bytes a step of a chunk should work on at most: what a core's caches hold, or a part of the accelerator.
+    """Return the most bytes that a step of a chunk should work on: a core's caches, or part of an accelerator.
 
-    It depends on the machine only, not on what else runs on it, so that chunks have the same size every time.
+    The number depends only on the machine, not on its load, so that chunks have the same size every time.
     """
     statistics = jax.local_devices()[0].memory_stats()
     if statistics and "bytes_limit" in statistics:
@@ -83,13 +83,13 @@ def working_bytes() -> int:
 
 
 def choose_chunk_size(model_bytes: int, example_bytes: int, batch: float, models: int, workers: int) -> int:
-    """How many models to train at once: as many as the working memory holds, but no more than each worker's share."""
+    """Return the number of models to train at once: limited by working memory and by each worker's share."""
     each = model_bytes + example_bytes * max(batch, 1.0)
     return max(1, min(int(working_bytes() / each), math.ceil(models / workers), LARGEST_CHUNK))
 
 
 def largest_block(example_bytes: int, chunk_size: int, has_sums: bool) -> int:
-    """How many examples of each model of a chunk to work on at once; ``has_sums`` as a ``GradientForm`` has it."""
+    """Return the number of examples of each model to work on at once; ``has_sums`` is as in ``GradientForm``."""
     fits = max(LEAST_BLOCK, working_bytes() // (example_bytes * chunk_size))
     return min(fits, LARGEST_BLOCK_OF_SUMS) if has_sums and jax.default_backend() == "cpu" else fits
 
@@ -115,7 +115,7 @@ def _container_bytes() -> int:
 
 
 def use_compilation_cache() -> None:
-    """Turn JAX's persistent cache on, unless the user has chosen a folder or switched it off."""
+    """Turn on JAX's persistent cache, unless the user has chosen a folder or switched it off."""
     settings: Any = jax.config  # the names of its settings are not in its type
     if settings.jax_compilation_cache_dir is None and settings.jax_enable_compilation_cache:
         settings.update("jax_compilation_cache_dir", str(cache_folder("compiled")))
@@ -124,16 +124,16 @@ def use_compilation_cache() -> None:
 
 _wait: Callable[[State], State] = jax.block_until_ready  # which has no types
 _MOST_WORKERS, _MOST_AT_ONCE = 1024, 2**20
-_LEAST, _MOST = 1e-30, 1e30  # what float32 holds, with room to spare
-SEGMENT_SECONDS = 0.3  # how often a chunk returns to Python: to show progress, to be interrupted, to be checked
+_LEAST, _MOST = 1e-30, 1e30  # range of float32, with a margin
+SEGMENT_SECONDS = 0.3  # target time between returns to Python, for progress, interrupts and checks
 
 
 @dataclass(frozen=True, eq=False)
 class TrainedChunk:
-    """Some of the models: their numbers, whether the canary is present for each, and their parameters.
+    """A chunk of models: their numbers, whether the canary is present for each, and their parameters.
 
-    ``parameters`` is a pytree of NumPy arrays with a leading axis of models. ``second_moment`` is one like it, of
-    Adam's running mean of squared gradients with its bias, while they train.
+    ``parameters`` is a pytree of NumPy arrays with a leading axis of models. ``second_moment`` is a pytree of the same
+    form, available while models train: Adam's running mean of squared gradients, without bias correction.
     """
 
     models: IntArray
@@ -146,17 +146,17 @@ OnIterate = Callable[[int, TrainedChunk], None]
 
 
 class Trainer:
-    """A compiled training, for any number of models: make it once, then train chunks of an audit with it.
+    """A compiled training for any number of models. Make it once, then train the chunks of an audit with it.
 
     Args:
-        run: what to train; it needs an optimizer.
-        problem: what to train on.
-        canary: the extra example or gradient that is present for some models: as many copies of it as a group has
-            examples, each sampled and clipped by itself.
-        models: how many models there will be, about; chunks are no larger than each core gets.
-        chunk_size: how many models the compiled program trains at once. None: chosen from caches and memory.
-        workers: how many chunks are trained at a time. None: one for each core, and one on an accelerator.
-        double: train in float64. None: if JAX is set to it.
+        run: the run to train; it needs an optimizer.
+        problem: the problem to train on.
+        canary: the extra example or gradient that is present for some models. A group has ``group_size`` copies of it,
+            each sampled and clipped on its own.
+        models: the approximate number of models. Chunks are no larger than the share of each worker.
+        chunk_size: the number of models that the compiled program trains at once. None: chosen from caches and memory.
+        workers: the number of chunks trained at a time. None: one for each core, or one on an accelerator.
+        double: train in float64. None: follow JAX's setting.
     """
 
     def __init__(
@@ -196,7 +196,7 @@ class Trainer:
             self._shared = self._program.shared_inputs()
 
     def with_canary(self, canary: GradientCanary) -> Trainer:
-        """A trainer of another gradient, by the same compiled program. Neither of the two may be a function."""
+        """Return a trainer of another gradient canary, with the same compiled program. Neither may be a function."""
         if not isinstance(self.canary, GradientCanary) or callable(self.canary.gradient) or callable(canary.gradient):
             raise ValueError("canary must be a gradient, as that of the trainer must be, and not a function")
         other = copy(self)
@@ -206,7 +206,7 @@ class Trainer:
         return other
 
     def _bytes(self) -> tuple[int, int]:
-        """About how much memory a model, and an example of it in the batch, take while training."""
+        """Estimate the memory in bytes of a model, and of one example in its batch, while training."""
         optimizer = self.run.optimizer
         assert optimizer is not None
         leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(self.problem.trainable)]
@@ -216,7 +216,10 @@ class Trainer:
         return copies * sum(leaf.nbytes for leaf in leaves), example + numbers * leaves[0].itemsize
 
     def _compile(self) -> tuple[Program, Compiled]:
-        """The program, with blocks halved until it fits into memory: only compiling shows what activations take."""
+        """Compile the program, with blocks halved until it fits into memory.
+
+        Only compiling shows the memory of activations.
+        """
         has_sums = self._form is not None and self._form.has_sums
         most = largest_block(self._bytes()[1], self.chunk_size, has_sums)
         if has_sums and self.run.sampling == "poisson":
@@ -256,10 +259,10 @@ class Trainer:
         on_iterate: OnIterate | None = None,
         on_release: OnIterate | None = None,
     ) -> Iterator[TrainedChunk]:
-        """Train the models with these numbers, and yield them in their order, chunk by chunk as they are done.
+        """Train the models with these numbers, and yield finished chunks in the order of the models.
 
-        ``on_iterate`` is called before the first step and after every one, ``on_release`` before the first and after
-        those whose iterates the run releases, with what is released then.
+        ``on_iterate`` is called before the first step and after every step. ``on_release`` is called before the first
+        step and after each step whose iterate the run releases, with the released parameters.
         """
         _check_models(models, present)
         integer("seed", seed, 0, 2**64 - 1)
@@ -278,7 +281,7 @@ class Trainer:
                     shown = on_iterate, on_release
                     task = partial(self._train_chunk, models[part], present[part], seed, stop, progress, *shown)
                     waiting.append(pool.submit(self._in_thread, task))
-                    if len(waiting) > 2 * self.workers:  # finished chunks that nobody has taken yet hold memory
+                    if len(waiting) > 2 * self.workers:  # finished chunks hold memory until the caller takes them
                         yield waiting.popleft().result()
                 while waiting:
                     yield waiting.popleft().result()
@@ -287,7 +290,7 @@ class Trainer:
             pool.shutdown(cancel_futures=True)
 
     def _in_thread(self, task: Callable[[], TrainedChunk]) -> TrainedChunk:
-        with jax.enable_x64(self._double):  # a new thread does not have the setting of the one that began it
+        with jax.enable_x64(self._double):  # a new thread does not inherit the setting
             return task()
 
     def _train_chunk(
@@ -349,20 +352,20 @@ class Trainer:
 
 
 def _chunk_of(models: IntArray, present: BoolArray, state: State) -> TrainedChunk:
-    """Where models stand while they train."""
+    """Return the current iterates of models in training."""
     weights, count = state.weights, len(models)
     return TrainedChunk(models, present, _first(weights.parameters, count), _first(weights.second, count))
 
 
 def _finite(state: State, count: int) -> BoolArray:
-    """Whether all parameters of each of the first ``count`` models are finite."""
+    """Return, for each of the first ``count`` models, whether all of its parameters are finite."""
     leaves = [np.asarray(leaf)[:count].reshape(count, -1) for leaf in jax.tree.leaves(state.weights.parameters)]
     finite: BoolArray = np.all([np.isfinite(leaf).all(axis=1) for leaf in leaves], axis=0)
     return finite
 
 
 def _check_single_precision(run: DPSGD) -> None:
-    """Refuse numbers that would be 0 or infinite where models are trained."""
+    """Raise if a setting would be 0 or infinite in float32."""
     optimizer = run.optimizer
     assert optimizer is not None
     number("clip_norm", run.clip_norm, _LEAST, _MOST)
@@ -398,10 +401,10 @@ def _check_example_canary(problem: Problem, canary: ExampleCanary, run: DPSGD) -
 
 
 def _first(tree: PyTree[jax.Array], count: int) -> PyTree[RealArray]:
-    """The arrays of the first ``count`` models, without those that fill the chunk up."""
+    """Return the arrays of the first ``count`` models, without the padding of the chunk."""
     return jax.tree.map(lambda leaf: np.asarray(leaf)[:count], tree)
 
 
 def _next_stride(steps: int, seconds: float) -> int:
-    """How many steps to run next, so that they take about ``SEGMENT_SECONDS``."""
+    """Return the number of steps to run next, so that they take about ``SEGMENT_SECONDS``."""
     return max(1, min(4 * steps, int(steps * SEGMENT_SECONDS / max(seconds, 1e-6))))

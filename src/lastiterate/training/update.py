@@ -1,4 +1,4 @@
-"""One step of SGD or Adam, in PyTorch's convention, and what is released in the end."""
+"""One step of SGD or Adam, in PyTorch's convention, and the parameters released in the end."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 
 class Weights(NamedTuple):
-    """Parameters of a chunk of models, with what their optimizer remembers. None: it does not need it.
+    """Parameters of a chunk of models, with the state of their optimizer. None: the optimizer has no such state.
 
-    ``second`` is Adam's running mean of squared gradients, with its bias.
+    ``second`` is Adam's running mean of squared gradients, without bias correction.
     """
 
     parameters: PyTree[jax.Array]
@@ -27,7 +27,7 @@ class Weights(NamedTuple):
 
 
 def start(optimizer: Optimizer, parameters: PyTree[jax.Array]) -> Weights:
-    """The weights before the first step."""
+    """Return the weights before the first step."""
     zeros = jax.tree.map(jnp.zeros_like, parameters)
     if is_adam(optimizer):
         return Weights(parameters, zeros, None, zeros)
@@ -42,11 +42,11 @@ def update(
     learning_rate: jax.Array,
     step: jax.Array,
 ) -> Weights:
-    """The weights after one more step.
+    """Return the weights after one more step.
 
     Args:
         gradient: the sum in parentheses of Algorithm 1: clipped gradients, the regulariser's gradient and noise.
-        learning_rate: that of this step.
+        learning_rate: the learning rate of this step.
         step: the number of this step, from 0.
     """
     if is_adam(optimizer):
@@ -100,10 +100,10 @@ def _adam(
 
 
 def bias(beta: float, count: jax.Array) -> jax.Array:
-    """1 - beta^count, of which single precision would lose four digits where beta is 0.999."""
+    """Return 1 - beta^count. Computed directly in float32, it would lose four digits for beta = 0.999."""
     return -jnp.expm1(count * math.log(beta)) if beta else jnp.ones_like(count)
 
 
 def released(weights: Weights) -> PyTree[jax.Array]:
-    """The parameters that are released: their average if the optimizer keeps one, else the last iterate."""
+    """Return the released parameters: their average if the optimizer keeps one, otherwise the last iterate."""
     return weights.parameters if weights.average is None else weights.average

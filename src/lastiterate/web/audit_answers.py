@@ -1,4 +1,7 @@
-"""What pages show of a store: computed in a process of its own, from scores that are only read."""
+"""Contents of the pages of audits: list entry, detail page, summary page, and colours of analyses.
+
+The functions run in worker processes and only read the stores.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ from lastiterate.registry import ANALYSES, METHODS, OWN_COIN
 
 
 def summary(path: str) -> Fields:
-    """A line of the list."""
+    """Return an entry of the list of audits."""
     with Store.read(Path(path), repairs=False) as store:
         fields = _begun(store)
         evidence = evidence_in(store) if store.crafted is not None else None
@@ -29,7 +32,7 @@ def summary(path: str) -> Fields:
 
 
 def detail(path: str, name: str, width: int) -> Fields:
-    """The page of one audit: pieces of HTML, and pictures of this width."""
+    """Return the page of one audit: pieces of HTML, and charts of this width."""
     from lastiterate.plot.audit_charts import page_charts
     from lastiterate.plot.page import parts_of
 
@@ -53,7 +56,7 @@ def detail(path: str, name: str, width: int) -> Fields:
 
 
 def one_page(path: str) -> Fields:
-    """The summary for whoever signs, as HTML."""
+    """Return the one-page summary, to be signed, as HTML."""
     from lastiterate.auditing.load_evidence import card_of
     from lastiterate.plot.summary import summary_page
 
@@ -62,7 +65,7 @@ def one_page(path: str) -> Fields:
 
 
 def _begun(store: Store) -> Fields:
-    """What is known of an audit before its first score."""
+    """Return the fields of an audit that are known before its first score."""
     record, trials = store.record, store.scores()
     crafted = store.crafted
     created = record.setup.get("created")
@@ -71,7 +74,7 @@ def _begun(store: Store) -> Fields:
         "run": describe(record.run),
         "attack": printable(crafted["words"]["attack"]) if crafted else "the canary is being crafted",
         "done": len(trials),
-        "read": monotonic(),  # pages ask twice, for the list and for one audit: the newer of both is shown
+        "read": monotonic(),  # a page asks for the list and for one audit, and shows the newer answer
         "planned": record.design.trials,
         "is_open": isinstance(record.design, OpenEnded),
         "trial_seconds": float(trials.seconds.mean()) if len(trials) else 0.0,
@@ -101,7 +104,7 @@ def _spelled(value: float | None) -> str:
 
 
 def _has_both(evidence: Evidence) -> bool:
-    """Whether each world has a score that counts."""
+    """Return whether each world has a score that counts."""
     try:
         evidence.worlds("anytime" if isinstance(evidence.design, OpenEnded) else "fixed")
     except ValueError:
@@ -109,9 +112,9 @@ def _has_both(evidence: Evidence) -> bool:
     return True
 
 
-# How analyses look in the pictures of pages: as in all others, and by lighter colours in the dark.
+# Looks: colours and dashes of analyses, as in all charts, with lighter colours for dark mode.
 
-# Okabe and Ito's sky blue and their like, which stand out from black as the others do from white.
+# Okabe and Ito's sky blue and similar colours, whose contrast with black is like that of the originals with white.
 IN_THE_DARK = {
     "#0072B2": "#56B4E9",
     "#D55E00": "#F08A48",
@@ -122,7 +125,7 @@ IN_THE_DARK = {
 
 
 def looks() -> JsonObject:
-    """Colour, colour in the dark and dash of each analysis, by its label."""
+    """Return the colour, the dark-mode colour and the dash of each analysis, by label."""
     return {
         each.label: {
             "light": colour_of(each.label),

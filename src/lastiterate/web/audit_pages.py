@@ -1,4 +1,7 @@
-"""Audits that one watches: the list of stores, one of them in full, and news of both as they come."""
+"""Live pages of audits: the stores below a folder, the page of one audit, and server-sent events of changes.
+
+No path outside the folder is ever named. Links are followed before a path is checked.
+"""
 
 from __future__ import annotations
 
@@ -24,18 +27,18 @@ if TYPE_CHECKING:
     from starlette.routing import Route
 
 
-# Which stores are in a folder and below it. Nothing outside of it is ever named, whatever links are in it.
+# Stores: the files of audits in a folder and below it, and their state on disk.
 
 SUFFIX = ".sqlite"
-_MOST = 2000  # stores that are listed
-_DEEPEST = 6  # folders below the one given
+_MOST = 2000  # most stores that are listed
+_DEEPEST = 6  # most levels of folders that are searched
 
 
 def find_stores(folder: Path) -> dict[str, Path]:
-    """The stores by their names, which are paths from the folder with slashes."""
+    """Return the stores by name. A name is the path relative to the folder, with slashes."""
     root = folder.resolve()
     found: dict[str, Path] = {}
-    for place, folders, files in os.walk(root):  # which follows no link to a folder
+    for place, folders, files in os.walk(root):  # os.walk follows no link to a folder
         here = Path(place)
         if len(here.relative_to(root).parts) >= _DEEPEST:
             folders.clear()
@@ -49,7 +52,7 @@ def find_stores(folder: Path) -> dict[str, Path]:
 
 
 def locate(folder: Path, name: str) -> Path | None:
-    """The store of this name; None: there is none, or it is not below the folder."""
+    """Return the path of the store of this name; None if there is no such store below the folder."""
     parts = name.split("/")
     if not name.endswith(SUFFIX) or "\0" in name or "\\" in name or any(part in ("", ".", "..") for part in parts):
         return None
@@ -59,7 +62,7 @@ def locate(folder: Path, name: str) -> Path | None:
 
 
 def token_of(path: Path) -> str:
-    """Changes whenever the store does."""
+    """Return a token that changes whenever the store changes."""
     marks = []
     for file in (path, path.with_name(f"{path.name}-wal")):
         try:
@@ -71,7 +74,7 @@ def token_of(path: Path) -> str:
 
 
 def changed_at(path: Path) -> float:
-    """When something was last written, in seconds since 1970."""
+    """Return the time of the last write, in seconds since 1970; 0 if there is no file."""
     times = []
     for file in (path, path.with_name(f"{path.name}-wal")):
         try:
@@ -82,29 +85,31 @@ def changed_at(path: Path) -> float:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether a process has begun to write and has not said that it is done; it may have been killed."""
+    """Return whether the store has a lock file: a process writes to the store, or was killed while it did."""
     return path.with_name(f"{path.name}.lock").exists()
 
 
 def _is_below(root: Path, path: Path) -> bool:
-    """Whether this is a file within the folder, links followed."""
+    """Return whether the path, with links followed, is a file below the folder."""
     try:
         return path.is_file() and path.resolve().is_relative_to(root)
     except (OSError, RuntimeError):
         return False
 
 
+# Watching: a task that looks at the folder, and the events that it causes.
+
 _PAUSE = 1.0  # seconds between two looks at the folder
-_SHARE = 0.1  # of the time that may be spent on a store that goes on changing
-_BEAT = 15.0  # seconds after which a silent stream says that it is alive
-_SILENT = 300.0  # seconds without a score, from which on it is told, if scores usually come faster
-_KEPT = 12  # pages of audits that are kept
+_SHARE = 0.1  # largest share of time spent on reading a store that keeps changing
+_BEAT = 15.0  # seconds of silence after which a stream sends a keep-alive comment
+_SILENT = 300.0  # seconds without a score after which an audit is "silent", if scores usually come faster
+_KEPT = 12  # pages of audits in the cache
 _MOST_WATCHERS = 64
 
 
 @dataclass
 class Seen:
-    """A store as it was last looked at."""
+    """The last known state of a store."""
 
     path: Path
     token: str = ""
@@ -115,7 +120,7 @@ class Seen:
 
 
 class Audits:
-    """The stores below a folder. The folder is looked at only while somebody watches."""
+    """The audits below a folder. The folder is searched only while a page watches."""
 
     def __init__(self, folder: Path, summaries: Workers, details: Workers) -> None:
         self.folder = folder.resolve()
@@ -129,7 +134,7 @@ class Audits:
         self._pages: OrderedDict[tuple[str, str, int], Fields] = OrderedDict()
 
     async def events(self) -> AsyncIterator[str]:
-        """The list, whenever it changes, as server-sent events."""
+        """Yield the list of audits as a server-sent event, whenever the list changes."""
         if self._watchers >= _MOST_WATCHERS:
             yield f"event: refused\ndata: {json.dumps('too many pages watch this folder')}\n\n"
             return
@@ -152,11 +157,11 @@ class Audits:
             self._watchers -= 1
 
     def rows(self) -> Fields:
-        """The list as it is known."""
+        """Return the list of audits as last read."""
         return {"folder": printable(str(self.folder)), "rows": [self._row(name) for name in sorted(self._seen)]}
 
     async def page(self, name: str, width: int) -> Fields | None:
-        """One audit in full; None: there is no such store."""
+        """Return the page of one audit; None if there is no such store."""
         path = locate(self.folder, name)
         if path is None:
             return None
@@ -168,14 +173,14 @@ class Audits:
         return {**self._pages[key], **self._state(name, path, self._pages[key]), "token": key[1]}
 
     async def summary(self, name: str) -> Fields | None:
-        """The page to sign; None: there is no such store."""
+        """Return the summary page, to be signed; None if there is no such store."""
         path = locate(self.folder, name)
         return None if path is None else await self._details.ask(audit_answers.one_page, str(path))
 
     async def _look(self) -> None:
-        """Look for what has changed until nobody watches."""
+        """Look for changed stores until no page watches."""
         while self._watchers:
-            with suppress(OSError):  # the folder is gone, or cannot be read right now
+            with suppress(OSError):  # the folder is gone, or cannot be read at the moment
                 await self._look_once()
             await asyncio.sleep(_PAUSE)
 
@@ -222,7 +227,7 @@ class Audits:
         return shown | seen.fields | self._state(name, seen.path, seen.fields)
 
     def _state(self, name: str, path: Path, fields: Fields) -> Fields:
-        """Whether it is done, goes on, or has stopped; and how much time is left."""
+        """Return the state of an audit (finished, stopped, silent or running) and the seconds left."""
         done, planned = int(fields["done"]), int(fields["planned"])
         changed = changed_at(path)
         gap = float(fields["trial_seconds"]) * int(fields["chunk"])
@@ -239,7 +244,7 @@ class Audits:
         return {"state": state, "changed": changed, "left": left}
 
     def _seconds_a_trial(self, name: str, stored: float) -> float:
-        """As it was watched, which counts what goes on side by side; before that, as it is stored."""
+        """Return the observed seconds per trial, which include parallel training; at first, the stored seconds."""
         counts = self._seen[name].counts if name in self._seen else None
         if counts is not None and len(counts) > 1:
             (began, first), (ended, last) = counts[0], counts[-1]
@@ -249,7 +254,7 @@ class Audits:
 
 
 def audit_routes(audits: Audits) -> list[Route]:
-    """What pages ask about audits."""
+    """Return the routes of the pages of audits."""
     from starlette import responses
     from starlette.routing import Route
 

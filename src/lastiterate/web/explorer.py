@@ -1,6 +1,7 @@
-"""What the explorer is asked, and what it answers: plain values, from texts that people typed.
+"""Answers of the explorer page: epsilons, chart lines, calibrated noise and batch-size plans of a typed run.
 
-These functions run in the processes of ``workers.py``. Whatever is refused is a ValueError with one sentence.
+The functions take the texts of the form and return JSON values. They also give the run as a command and as Python code.
+They run in the processes of ``workers.py``. Bad input raises a ValueError with one sentence.
 """
 
 from __future__ import annotations
@@ -30,21 +31,21 @@ if TYPE_CHECKING:
     from lastiterate.compare_analyses import Curves
 
 
-# A run that was found in the explorer, to be taken along: as a command and as Python.
+# Export: the run as a command and as Python code.
 
-# What need not be said.
+# Defaults, which the exported command leaves out.
 _USUAL = {"sampling": "poisson", "group_size": "1", "min_separation": "1"}
 
 
 def command_of(texts: Mapping[str, str], delta: str) -> str:
-    """The command that answers the same; ``texts`` are those of options."""
+    """Return the command with the same answer. ``texts`` holds the texts of the options by name."""
     given = {name: text.strip() for name, text in texts.items() if text.strip() != _USUAL.get(name)}
     options = [f"--{name.replace('_', '-')} {shlex.quote(text)}" for name, text in {**given, "delta": delta}.items()]
     return " ".join(["lastiterate epsilon", *options])
 
 
 def python_of(run: DPSGD, delta: float, contraction: float | None = None) -> str:
-    """The same in Python. With a contraction there is the guarantee of convex losses, too."""
+    """Return Python code with the same answer. A contraction adds the guarantee for convex losses."""
     lines = ["import lastiterate as li", "", "run = " + re.sub(r"\b(DPSGD|SGD|Adam)\(", r"li.\1(", repr(run))]
     lines += [f"print(li.last_iterate(run).epsilon({delta!r}))  # a heuristic"]
     if contraction is None:
@@ -59,19 +60,19 @@ _Points: TypeAlias = Callable[[Callable[[float], float], Sequence[float]], list[
 
 ATTACK_FPR = 0.01
 QUICK = ("last_iterate", "full_batch")
-_POINTS = {"steps": 25, "errors": 41, "noise": 25}  # of a line that is quick
-_FEW = {"steps": 9, "errors": 13, "noise": 9}  # of one that is slow
-_SPAN = 5.0  # of the noise in the picture, up and down
-_SECONDS = {"quick": 2.5, "slow": 2.5, "convex": 8.0}  # after which a line has the points that it has
-_LEAST = 5  # points, with which a line shows how it goes: it may take longer for these
-_MARKED = 60  # released iterates that a picture can mark
+_POINTS = {"steps": 25, "errors": 41, "noise": 25}  # points of a quick line
+_FEW = {"steps": 9, "errors": 13, "noise": 9}  # points of a slow line
+_SPAN = 5.0  # the chart shows noise from 1/5 to 5 times the noise of the run
+_SECONDS = {"quick": 2.5, "slow": 2.5, "convex": 8.0}  # after this time a line has the points found so far
+_LEAST = 5  # points that show the shape of a line; the time limit does not apply to them
+_MARKED = 60  # most released iterates that a chart marks
 _KINDS = {"heuristic": "prediction", "guarantee": "guarantee", "baseline": "comparison"}
-_NOT_HERE = "max_over_steps"  # reaches no target on a page
-_SIZES = 8  # batch sizes of a plan at most
+_NOT_HERE = "max_over_steps"  # not offered for calibration on a page
+_SIZES = 8  # most batch sizes of a plan
 
 
 def answer(reader: Reader, texts: Mapping[str, str]) -> JsonObject:
-    """The table of analyses, what the best attack can do, and the run to take along."""
+    """Return the table of analyses, the power of the best attack, and the run as a command and as Python."""
     run, delta, given = _question(reader, texts)
     answers = ask_all(run, lambda curve: curve.epsilon(delta), curves=reader.curves(given))
     return {
@@ -87,8 +88,10 @@ def answer(reader: Reader, texts: Mapping[str, str]) -> JsonObject:
 
 
 def lines(reader: Reader, texts: Mapping[str, str], part: Part) -> JsonObject:
-    """Points of the three pictures: of the analyses that are quick, of the guarantee, which may not be, or of convex
-    losses' guarantee, which is not.
+    """Return the points of the three charts for one part of the analyses.
+
+    Part "quick" is the heuristic and the baseline. Part "slow" is the guarantee, which may be slow. Part "convex" is
+    the guarantee for convex losses, which is always slow.
     """
     run, delta, given = _question(reader, texts)
     curves: Curves = reader.curves(given) if part == "convex" else {}
@@ -113,13 +116,13 @@ def lines(reader: Reader, texts: Mapping[str, str], part: Part) -> JsonObject:
 
 
 def quoted(reader: Reader, texts: Mapping[str, str]) -> JsonObject:
-    """The sentence in which this may be quoted."""
+    """Return the sentence with which to cite the result."""
     run, delta, given = _question(reader, texts)
     return {"sentence": sentence(run, delta, reader.curves(given))}
 
 
 def noise(reader: Reader, texts: Mapping[str, str]) -> JsonObject:
-    """How much noise for a target epsilon, by the analysis that is asked for, or by guarantee and heuristic."""
+    """Return the noise for a target epsilon by the requested analysis, by default by guarantees and heuristic."""
     run, delta, given = _question(reader, {**texts, "noise_multiplier": "1"})
     target = _target(reader, texts)
     curves = reader.curves(given)
@@ -129,7 +132,7 @@ def noise(reader: Reader, texts: Mapping[str, str]) -> JsonObject:
 
 
 def plan(reader: Reader, texts: Mapping[str, str]) -> JsonObject:
-    """Which batch size: the noise that each needs, with the number of epochs fixed."""
+    """Return the noise that each batch size needs for a target epsilon, at a fixed number of epochs."""
     target = _target(reader, texts)
     base, delta, given = _question(reader, {**texts, "noise_multiplier": "1"})
     sizes = list(dict.fromkeys(reader.integers("batch_sizes", texts.get("batch_sizes", ""))))
@@ -150,13 +153,13 @@ def plan(reader: Reader, texts: Mapping[str, str]) -> JsonObject:
 
 
 def _question(reader: Reader, texts: Mapping[str, str]) -> tuple[DPSGD, float, dict[str, str]]:
-    """The run, delta, and the texts of the run's options."""
+    """Read the form: return the run, delta, and the texts of the run's options."""
     for name in texts:
-        if name not in NAMES and name not in ASKED:  # other options may name files, which are not for pages to read
+        if name not in NAMES and name not in ASKED:  # other options may name files, which pages must not read
             raise ValueError(f"there is no field {name!a}")
     given = counting(dict(texts))
     options = {name: text for name, text in given.items() if name != "delta" and name not in ASKED}
-    if "noise_filter" in options and written_number(options["noise_filter"].partition(",")[0]) is None:  # no file
+    if "noise_filter" in options and written_number(options["noise_filter"].partition(",")[0]) is None:  # a file
         got = options["noise_filter"]
         raise ValueError(f"--noise-filter must be numbers separated by commas, or a file of them, got {got!a}")
     run = reader.run(options)
@@ -171,7 +174,7 @@ def _target(reader: Reader, texts: Mapping[str, str]) -> float:
 
 
 def _analyses(run: DPSGD, texts: Mapping[str, str], curves: Curves) -> list[str]:
-    """The analyses that are to reach a target: the one asked for, or the guarantees and the heuristic."""
+    """Return the analyses to calibrate by: the requested analysis, or the guarantees and the heuristic."""
     asked = texts.get("analysis", "").replace("-", "_")
     if not asked:
         return [guarantee_of(run), *curves, "last_iterate"]
@@ -197,7 +200,7 @@ def _row(run: DPSGD, name: str, found: Answer) -> JsonObject:
 
 
 def _attacks(run: DPSGD, name: str) -> list[JsonObject]:
-    """What the best attack can do by an analysis: its power at few false alarms, its advantage. Empty: not known."""
+    """Return power (at a false positive rate of 1%) and advantage of the best attack by an analysis; empty: unknown."""
     power = ask(run, name, lambda curve: 1.0 - curve.fnr(ATTACK_FPR))
     advantage = ask(run, name, lambda curve: curve.advantage())
     if power.value is None or advantage.value is None:
@@ -220,14 +223,14 @@ def _attacks(run: DPSGD, name: str) -> list[JsonObject]:
 
 
 def _share(value: float) -> str:
-    """A rate in per cent, rounded up: three digits, more where it is near to all."""
+    """Return a rate in per cent, rounded up to three digits; rates between 99.9% and 100% are "more than 99.9%"."""
     if value > 0.999:
         return "more than 99.9%" if value < 1.0 else "100%"
     return f"{spell_up(100.0 * value, 3)}%"
 
 
 def _noise_row(run: DPSGD, row: Row) -> JsonObject:
-    """A row of noise with its words; what is guaranteed with it stands beside, since a prediction is no guarantee."""
+    """Add labels to a row of noise, and the guarantee with this noise, since a prediction is no guarantee."""
     name = str(row["analysis"])
     guarantee = guarantee_of(run)
     fields: JsonObject = {
@@ -272,9 +275,10 @@ def _over_rates(run: DPSGD, name: str, analysis: _Analysis, count: int, points: 
 
 
 def _points(value: Callable[[float], float], places: Sequence[float], seconds: float) -> list[tuple[float, float]]:
-    """Points of a line, in order. They are found from coarse to fine, so that a slow line is there in time, with fewer.
+    """Return the points of a line, in order.
 
-    Where there is no value, as before anything is learnt, the line has a gap.
+    Points are computed from coarse to fine, so that a slow line ends in time with fewer points. The line has a gap
+    at places without a value, such as before anything is learnt.
     """
     until = monotonic() + seconds
     found: dict[int, tuple[float, float]] = {}
@@ -291,7 +295,7 @@ def _points(value: Callable[[float], float], places: Sequence[float], seconds: f
 
 
 def _coarse_to_fine(count: int) -> Iterator[int]:
-    """All numbers below ``count``: first the ends, then what halves the gaps."""
+    """Yield all integers below ``count``: first both ends, then the middles of the gaps, and so on."""
     seen: set[int] = set()
     parts = 1
     while len(seen) < count:

@@ -1,7 +1,7 @@
-"""What the explorer asks about a run: one description, of which the page makes its form.
+"""Form fields of the explorer: their description, presets, and the reader of typed texts.
 
-Each field has the name of its option on the command line, which also reads what is typed, so that a new option needs no
-more than a line here.
+The page builds its form from this description. Each field has the name of its command-line option, and the parser of
+that option reads the typed text. A new option therefore needs one line here.
 """
 
 from __future__ import annotations
@@ -29,20 +29,21 @@ GROUPS: dict[Group, str] = {
 
 @dataclass(frozen=True)
 class Field:
-    """A value of a run.
+    """A form field for one value of a run.
 
     Attributes:
-        name: that of the option, with underscores.
-        label: beside it on the page.
-        group: where it stands.
-        hint: what to type, in a few words.
-        usual: its text where nobody has said anything; empty: not given.
-        choices: the words that it may be; empty: a number.
-        unset: what an empty choice is called.
-        low, high: ends of its slider. Typed values may be beyond. None: no slider.
-        is_log: whether the slider goes by factors.
-        is_whole: whether the slider goes by whole numbers.
-        needs: another field and the texts of it with which this one counts; none of these: any text.
+        name: the name of the option, with underscores.
+        label: the label on the page.
+        group: the group of fields that contains this field.
+        hint: a few words on what to type.
+        usual: the default text; empty: not given.
+        choices: the allowed words; empty: free text, such as a number.
+        unset: the label of an empty choice.
+        low, high: the ends of the slider. Typed values may be beyond. None: no slider.
+        is_log: True if the slider is logarithmic.
+        is_whole: True if the slider takes whole numbers only.
+        needs: another field, and the texts of that field with which this field counts. No texts: any text that is
+            not empty. None: the field always counts.
     """
 
     name: str
@@ -106,10 +107,10 @@ FIELDS = (
     ),
 )  # fmt: skip
 NAMES = tuple(field.name for field in FIELDS)
-ONLY_HERE = ("length",)  # of the page, and no option
-ASKED = ("epsilon", "analysis", "batch_sizes")  # beside the run
+ONLY_HERE = ("length",)  # fields of the page that are no options
+ASKED = ("epsilon", "analysis", "batch_sizes")  # fields that are not part of the run
 
-# A few that people know, by the texts in which they differ from the usual ones.
+# Well-known runs: the texts that differ from the defaults.
 PRESETS: dict[str, dict[str, str]] = {
     "The paper's example: 1,000 steps, sample rate 0.01, noise 1": {
         "dataset_size": "50000", "batch_size": "500", "length": "steps", "steps": "1000", "noise_multiplier": "1",
@@ -135,7 +136,7 @@ PRESETS: dict[str, dict[str, str]] = {
 
 
 def description() -> JsonObject:
-    """All of it as JSON, for the page."""
+    """Return groups, fields and presets as JSON, for the page."""
     return {
         "groups": [{"name": name, "title": title} for name, title in GROUPS.items()],
         "fields": [asdict(field) for field in FIELDS],
@@ -144,9 +145,9 @@ def description() -> JsonObject:
 
 
 def counting(texts: dict[str, str]) -> dict[str, str]:
-    """The texts that count, as options: what was left empty, or belongs to a choice that was not made, does not.
+    """Return the texts that count, by option. Empty fields and fields of another choice do not count.
 
-    Nothing is filled in, but for which of epochs and steps is meant where the page has not said it.
+    No defaults are filled in, with one exception. Without "length", steps count if only steps are given, else epochs.
     """
     known = {field.name: field for field in FIELDS}
     chosen = {"length": "steps" if texts.get("steps") and not texts.get("epochs") else "epochs", **texts}
@@ -167,18 +168,18 @@ def _is_met(needs: tuple[str, tuple[str, ...]], texts: dict[str, str]) -> bool:
     return held in allowed if allowed else bool(held)
 
 
-# How what is typed into a page becomes a run: by whoever reads the options of the command line, which is handed in.
+# Reader: the command line's parsers, passed in by the caller, so that this package need not import them.
 
 
 @dataclass(frozen=True)
 class Reader:
-    """The command line's ways to read texts, each of which refuses by a ValueError with the command line's sentence.
+    """The command line's parsers. Each raises a ValueError with the command line's error message.
 
     Attributes:
-        run: a run by the names and texts of its options; those that are no run's are ignored.
-        curves: analyses that need more than the run, by the same texts.
-        number: the number that the text of an option is.
-        integers: whole numbers with commas between them.
+        run: makes a run from the texts of options, by name. Options of analyses are ignored.
+        curves: makes the analyses that need more than the run, from the same texts.
+        number: reads a number from an option's name and text.
+        integers: reads whole numbers separated by commas from an option's name and text.
     """
 
     run: Callable[[Mapping[str, str]], DPSGD]
@@ -188,9 +189,9 @@ class Reader:
 
 
 def blamed(sentence: str, names: Iterable[str]) -> str | None:
-    """The field that a refusal names first; None: none of these."""
+    """Return the field that an error message names first; None if it names none of these."""
     places: dict[int, str] = {}
-    for name in sorted(names, key=len):  # of two that begin at one place the longer is meant
+    for name in sorted(names, key=len):  # the longer of two names at the same place wins
         spelled = re.escape(name).replace("_", "[_ -]")
         if found := re.search(rf"(?<![\w-])(?:--)?{spelled}(?![\w-])", sentence):
             places[found.start()] = name

@@ -1,4 +1,4 @@
-"""The server: pages, what they ask, and where it listens."""
+"""The web server: routes, JSON responses, access rules, security headers and the listening socket."""
 
 from __future__ import annotations
 
@@ -29,13 +29,17 @@ if TYPE_CHECKING:
     from starlette.responses import Response
 
 
-# From a question to a response: JSON, or one sentence about what is wrong.
+# Responses: JSON, or one sentence that says what is wrong.
 
-_LEFT = 499  # nobody reads it
+_LEFT = 499  # the status if the client has disconnected; nobody reads it
 
 
 async def answered(request: Request, question: Awaitable[Fields | None]) -> Response | None:
-    """The answer; 422 and a sentence where the question is refused; None where there is none. Who leaves is let go."""
+    """Await the question and return its answer as a JSON response; return None if the answer is None.
+
+    A refused question (ValueError) gets status 422 and a sentence. A timeout or a broken worker gets 503, any other
+    RuntimeError 500. If the client disconnects, the question is cancelled.
+    """
     from starlette.responses import Response
 
     asked = asyncio.ensure_future(question)
@@ -64,21 +68,21 @@ async def _left(request: Request) -> None:
 
 
 def json_of(fields: Fields, status: int = 200) -> Response:
-    """A JSON object as an answer."""
+    """Return a response with this JSON object."""
     from starlette.responses import Response
 
     return Response(json.dumps(fields, allow_nan=False), status, media_type="application/json")
 
 
-# Who may ask the server, and what browsers may do with its answers.
+# Access rules: allowed hosts, allowed request origins, and security headers for browsers.
 
-Scope = MutableMapping[str, Any]  # the types of ASGI
+Scope = MutableMapping[str, Any]  # types of ASGI
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-# Vega evaluates expressions by its interpreter, so that no script but ours ever runs.
+# Vega's expression interpreter needs no 'unsafe-eval', so the policy allows only our own scripts.
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -91,21 +95,22 @@ _HEADERS = [
     (b"cross-origin-resource-policy", b"same-origin"),
     (b"cache-control", b"no-store"),
 ]
-_LONGEST = 8192  # characters of a question
+_LONGEST = 8192  # characters of a query string or a path
 
 
 @dataclass(frozen=True)
 class Hosts:
-    """Under which names the server may be asked: by others, a page elsewhere might have itself led here.
+    """The host names under which the server answers; the check prevents DNS rebinding.
 
-    A name that an attacker owns may point to this machine. A number cannot, nor can this machine's own name.
+    An attacker can point a name of their own to this machine. They cannot do so with an IP address or with this
+    machine's own name.
     """
 
     port: int
     is_remote: bool
 
     def allow(self, header: str) -> bool:
-        """Whether this Host header is one of ours."""
+        """Return whether the server answers requests with this Host header."""
         name, _, port = header.rpartition(":") if not header.endswith("]") else (header, "", "")
         if not name:
             name, port = header, ""
@@ -118,7 +123,7 @@ class Hosts:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can ask a server that listens there."""
+    """Return whether a server that listens on this host is reachable only from this machine."""
     if host.lower() == "localhost":
         return True
     try:
@@ -128,13 +133,13 @@ def is_loopback(host: str) -> bool:
 
 
 class Guard:
-    """Stands before the application: refuses foreign hosts and pages, and puts the policy on every answer."""
+    """ASGI middleware that refuses foreign hosts and origins and adds the security headers to every response."""
 
     def __init__(self, application: Application, hosts: Hosts) -> None:
         self._application, self._hosts = application, hosts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request."""
+        """Handle one request."""
         if scope["type"] != "http":
             await self._application(scope, receive, send)
             return
@@ -176,12 +181,12 @@ def _is_number(name: str) -> bool:
 
 PORT = 8765
 STATIC = Path(__file__).parent / "static"
-_MOST_AT_ONCE = 512  # connections
+_MOST_AT_ONCE = 512  # concurrent connections
 
 
 @dataclass(frozen=True)
 class Limits:
-    """How long questions may take, in seconds."""
+    """Time limits of questions, in seconds."""
 
     answer: float = 15.0
     lines: float = 30.0
@@ -190,7 +195,7 @@ class Limits:
 
 
 def require_web() -> None:
-    """Refuse to start where something is not installed, in one sentence."""
+    """Raise ``MissingExtra`` with one sentence if a library that the pages need is not installed."""
     for name in ("starlette", "uvicorn"):
         try:
             __import__(name)
@@ -201,7 +206,7 @@ def require_web() -> None:
 
 
 def application(reader: Reader, hosts: Hosts, folder: Path | None = None, limits: Limits = Limits()) -> Application:  # noqa: B008 - it is frozen
-    """The whole server. ``folder`` has the stores of audits; None: there are none to watch."""
+    """Return the server as an ASGI application. ``folder`` holds the stores of audits; None: no pages of audits."""
     from starlette.applications import Starlette
     from starlette.routing import Mount, Route
     from starlette.staticfiles import StaticFiles
@@ -268,7 +273,7 @@ def _base_style(request: Request) -> Response:
 
 
 async def _scripts(request: Request) -> Response:
-    """Vega, which is bundled once for each version of it; a page works, without pictures, until it is there."""
+    """Return the Vega script, which is bundled once per version. Until then a page works without charts."""
     from starlette.responses import Response
 
     from lastiterate.plot.chart_file import PictureFailed, scripts
@@ -281,7 +286,7 @@ async def _scripts(request: Request) -> Response:
 
 
 def listen(host: str, port: int | None, allow_remote: bool) -> socket.socket:
-    """The socket to serve on: the port that was given, or the usual one, or else any that is free."""
+    """Return a listening socket on the given port. Without a port, use ``PORT``, or any free port if it is taken."""
     if not is_loopback(host) and not allow_remote:
         raise ValueError(
             f"--host must be of this machine alone, such as 127.0.0.1, got {host!r}: with --allow-remote everybody who "
@@ -291,7 +296,7 @@ def listen(host: str, port: int | None, allow_remote: bool) -> socket.socket:
     for each in wanted:
         try:
             family, kind, protocol, _, address = socket.getaddrinfo(host.strip("[]"), each, type=socket.SOCK_STREAM)[0]
-        except (OSError, ValueError):  # no such name, or none that a name can be
+        except (OSError, ValueError):  # an unknown or an invalid name
             raise ValueError(f"--host must be an address or a name of this machine, got {host!r}") from None
         listening = socket.socket(family, kind, protocol)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -309,14 +314,14 @@ def listen(host: str, port: int | None, allow_remote: bool) -> socket.socket:
 
 
 def address_of(listening: socket.socket, host: str) -> str:
-    """Where to point a browser."""
+    """Return the URL to open in a browser."""
     shown = "127.0.0.1" if host in ("0.0.0.0", "::", "[::]") else host
     name = f"[{shown.strip('[]')}]" if ":" in shown else shown
     return f"http://{name}:{listening.getsockname()[1]}"
 
 
 def serve(reader: Reader, listening: socket.socket, folder: Path | None, *, is_remote: bool) -> None:
-    """Answer until the process ends."""
+    """Serve requests until the process ends."""
     import uvicorn
 
     hosts = Hosts(listening.getsockname()[1], is_remote)
@@ -333,7 +338,7 @@ def serve(reader: Reader, listening: socket.socket, folder: Path | None, *, is_r
     )
 
     class Quiet(uvicorn.Server):
-        """Leaves signals to whoever handles them: there is nothing that must be finished."""
+        """A server that installs no signal handlers, because nothing must be finished before it stops."""
 
         @contextmanager
         def capture_signals(self) -> Iterator[None]:

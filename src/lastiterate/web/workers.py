@@ -1,7 +1,7 @@
-"""Processes that compute what pages ask, so that no question keeps the server from answering others.
+"""Worker processes that answer questions of pages, so that no question blocks the server.
 
-A question that takes too long, or that nobody waits for any more, ends with its process, and another one takes its
-place. Each process ends by itself when the server is gone, however that went.
+If a question takes too long, or its client has disconnected, its process is killed and replaced. Every process ends by
+itself when the server is gone, even if the server was killed.
 """
 
 from __future__ import annotations
@@ -19,22 +19,28 @@ from multiprocessing.process import BaseProcess
 from lastiterate.common.types import Fields
 
 Task = Callable[..., Fields]
-_FORGET_AFTER = 0.3  # seconds: what takes less may as well be finished when nobody waits for it
+_FORGET_AFTER = 0.3  # seconds that an abandoned question may still take before its process is killed
 
 
 class TooLong(RuntimeError):
-    """A question that took longer than it may; the message is a sentence."""
+    """A question exceeded its time limit; the message is a sentence."""
 
 
 class Broke(RuntimeError):
-    """The process of a question ended, as where there is too little memory; the message is a sentence."""
+    """The process of a question died, for example for lack of memory; the message is a sentence."""
 
 
 class Workers:
-    """So many processes, each with one question at a time; further ones wait for their turn."""
+    """A pool of processes. Each answers one question at a time; further questions wait."""
 
     def __init__(self, count: int, seconds: float, preloaded: Sequence[str] = ()) -> None:
-        """``preloaded`` names modules that every process has from its beginning."""
+        """Configure the pool.
+
+        Args:
+            count: the number of processes.
+            seconds: the time limit of a question.
+            preloaded: names of modules that are imported before a process starts.
+        """
         self._count, self._seconds = count, seconds
         self._context = multiprocessing.get_context("spawn" if sys.platform == "win32" else "forkserver")
         if sys.platform != "win32":
@@ -42,19 +48,19 @@ class Workers:
         self._free: asyncio.Queue[_Worker] = asyncio.Queue()
 
     def start(self) -> None:
-        """Begin the processes, without waiting for them: the first question should find one."""
+        """Start the processes in the background, so that the first question finds one ready."""
         for _ in range(self._count):
             worker = _Worker(self._context, self._seconds)
             threading.Thread(target=worker.begin, daemon=True).start()
             self._free.put_nowait(worker)
 
     def stop(self) -> None:
-        """End the processes that are free; others end with the server."""
+        """End the idle processes. Busy processes end with the server."""
         while not self._free.empty():
             self._free.get_nowait().end()
 
     async def ask(self, task: Task, *given: object) -> Fields:
-        """What the task says of these values. A ValueError of it is raised here."""
+        """Run the task on these values in a process and return the result. A ValueError of the task is raised here."""
         worker = await self._free.get()
         try:
             return await worker.ask(task, *given)
@@ -63,7 +69,7 @@ class Workers:
 
 
 class _Worker:
-    """One process and the pipe to it."""
+    """One process and its pipe."""
 
     def __init__(self, context: multiprocessing.context.BaseContext, seconds: float) -> None:
         self._context, self._seconds = context, seconds
@@ -77,7 +83,7 @@ class _Worker:
         began = asyncio.get_running_loop().time()
         try:
             done, _ = await asyncio.wait({exchange}, timeout=self._seconds)
-        except asyncio.CancelledError:  # nobody waits for it
+        except asyncio.CancelledError:  # the client has disconnected
             await asyncio.wait({exchange}, timeout=max(0.0, _FORGET_AFTER - _since(began)))
             if not exchange.done():
                 self.end()
@@ -107,18 +113,18 @@ class _Worker:
         return fields
 
     def begin(self) -> Connection:
-        """Start the process, if it is not there yet, and give the pipe to it."""
+        """Start the process, unless it was started before, and return the pipe to it."""
         with self._beginning:
             if self._pipe is None:
                 self._pipe, theirs = multiprocessing.Pipe()
-                make = self._context.Process  # type: ignore[attr-defined]  # as all contexts have
+                make = self._context.Process  # type: ignore[attr-defined]  # all contexts have Process
                 self._process = make(target=_serve, args=(theirs, self._seconds), daemon=True)
                 self._process.start()
                 theirs.close()
             return self._pipe
 
     def end(self) -> None:
-        """End the process, whatever it does."""
+        """Kill the process."""
         self.is_alive = False
         if self._process is not None:
             self._process.kill()
@@ -133,21 +139,21 @@ def _since(began: float) -> float:
 
 
 def _forget(exchange: asyncio.Future[Fields]) -> None:
-    """An answer, or a failure, that came after all."""
+    """Retrieve the exception of an abandoned question, so that asyncio does not report it."""
     if not exchange.cancelled():
         exchange.exception()
 
 
 def _serve(pipe: Connection, seconds: float) -> None:
-    """The process: answer until the pipe is closed."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server, whose end closes the pipe
+    """Answer questions in the worker process until the pipe is closed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server handles Ctrl-C; its end closes the pipe
     while True:
         try:
             task, given = pipe.recv()
         except (EOFError, OSError):
             return
         if sys.platform != "win32":
-            signal.setitimer(signal.ITIMER_REAL, seconds + 5.0)  # also where the server was killed meanwhile
+            signal.setitimer(signal.ITIMER_REAL, seconds + 5.0)  # ends the process even if the server was killed
         found: Fields | None = None
         refusal: Exception | None = None
         try:
@@ -156,7 +162,7 @@ def _serve(pipe: Connection, seconds: float) -> None:
             refusal = ValueError(str(error))
         except MemoryError:
             refusal = ValueError("the run needs more memory than there is: describe it with fewer distinct steps")
-        except Exception as error:  # a fault of ours costs one answer, not the process
+        except Exception as error:  # a bug of ours costs one answer, not the process
             refusal = RuntimeError(f"{type(error).__name__}: {error}")
         if sys.platform != "win32":
             signal.setitimer(signal.ITIMER_REAL, 0.0)

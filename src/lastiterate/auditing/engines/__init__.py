@@ -1,1 +1,1 @@
-"""Where trials are computed: on this machine, or as tasks of a Ray cluster."""
+"""Engines that compute trials: on this machine, or as tasks of a Ray cluster."""

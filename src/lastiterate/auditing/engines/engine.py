@@ -1,4 +1,4 @@
-"""Where trials are computed: on this machine, or as tasks of a Ray cluster. Both draw the same randomness."""
+"""The protocol of engines and the local engine. All engines draw the same randomness."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from lastiterate.common.validation import told
 
 @runtime_checkable
 class Engine(Protocol):
-    """Computes the trials of an experiment and hands them over chunk by chunk, in any order."""
+    """An engine, which computes the trials of an experiment chunk by chunk, in any order."""
 
     def running(self) -> AbstractContextManager[None]:
-        """Entered before anything is trained, and left when all is done or nothing more can be."""
+        """Return a context that is entered before training and left after it, also after a failure."""
 
     def prepare(self, experiment: Experiment, crafted: Crafted, chunk_size: int | None) -> Trials:
-        """The experiment's trials; ``chunk_size`` None: one that suits the engine."""
+        """Return the experiment's trials. If ``chunk_size`` is None, the engine chooses one."""
 
 
 @dataclass(frozen=True)
 class Local:
-    """This machine. ``workers`` chunks are trained at a time; None: one a core."""
+    """An engine that trains on this machine, ``workers`` chunks at a time; None: one per core."""
 
     workers: int | None = None
 
@@ -35,7 +35,7 @@ class Local:
 
 
 def find_engine(engine: str | Engine) -> Engine:
-    """An engine by its name, or the engine itself."""
+    """Return the engine of this name, or the engine itself."""
     if isinstance(engine, Engine) and not isinstance(engine, type):
         return engine
     if not isinstance(engine, str) or engine not in ("local", "ray"):

@@ -1,4 +1,4 @@
-"""The connection to a Ray cluster: quiet, quick to say that nothing answers, and closed by whoever opened it."""
+"""The connection to a Ray cluster: import, address check, connect and disconnect."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from urllib.parse import urlsplit
 
 from lastiterate.common.errors import ClusterLost
 
-PATIENCE = 5.0  # seconds until a cluster must have answered
+PATIENCE = 5.0  # longest time for a cluster to answer, in seconds
 
-# Read when Ray is imported. It would print the death of a worker, which costs nothing, on stdout; and it would report
-# to its makers that it is used.
+# Ray reads these when it is imported. They stop messages on stdout about dead workers, which are harmless, and Ray's
+# usage reports.
 _SETTINGS = {"RAY_DEDUP_LOGS_SKIP_REGEX": ".", "RAY_USAGE_STATS_ENABLED": "0"}
 
-# How HTTP/2, which Ray's services speak, begins (RFC 9113, 3.4): the client says this and its settings, and the server
-# says its own, in a frame whose fourth byte is 4.
+# Start of an HTTP/2 connection (RFC 9113, 3.4), which Ray's services use: the client sends this preface and its
+# settings, and the server answers with its own settings, a frame whose fourth byte is 4.
 _HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\x04\0\0\0\0\0"
 _IS_SETTINGS = 4
 
 
 def import_ray() -> Any:
-    """Ray, or a sentence that says how to get it."""
+    """Import Ray, or raise an error that says how to install it."""
     for name, value in _SETTINGS.items():
         os.environ.setdefault(name, value)
     try:
@@ -35,7 +35,7 @@ def import_ray() -> Any:
 
 
 def given_address(address: str | None) -> str | None:
-    """Where the cluster is, if somebody says so."""
+    """Return the address, or else that of the environment variable ``RAY_ADDRESS``; None if neither is set."""
     return address or os.environ.get("RAY_ADDRESS")
 
 
@@ -46,7 +46,7 @@ def connect(address: str | None) -> None:
     if given in (None, "local"):
         options["include_dashboard"] = False
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # JAX warns of forks; Ray's become other programs at once
+        warnings.simplefilter("ignore")  # JAX warns about forks, but Ray's forks execute other programs at once
         try:
             ray.init(address=address, **options)
         except (ConnectionError, ImportError, RuntimeError, ValueError) as error:
@@ -58,12 +58,12 @@ def connect(address: str | None) -> None:
 
 
 def disconnect() -> None:
-    """Leave the cluster, which ends it if it was started here."""
+    """Disconnect from the cluster, which ends the cluster if this process started it."""
     import_ray().shutdown()
 
 
 def check_answer(address: str) -> None:
-    """Refuse an address at which nobody is, or somebody else. Ray itself would try for minutes."""
+    """Raise if nothing answers at the address, or a service that is not Ray. Ray itself would try for minutes."""
     try:
         parts = urlsplit(address if "://" in address else f"//{address}")
         host, port = parts.hostname, parts.port
@@ -87,5 +87,5 @@ def check_answer(address: str) -> None:
 
 
 def first_line(error: BaseException) -> str:
-    """What an error says first; Ray's go on for long."""
+    """Return the first line of an error's message; Ray's messages are long."""
     return str(error).strip().partition("\n")[0]

@@ -1,7 +1,7 @@
-"""Talks to the cluster that this process is connected to: asks its nodes, begins tasks, and tries lost ones again.
+"""The driver of a Ray cluster: it compares the nodes' programs, starts tasks, and retries lost tasks.
 
-What a lost node costs is not the model's fault, and is tried as often as it takes. A model whose process ends by
-itself, by an exit, a crash or a lack of memory, is tried a few times, and then named.
+A task that lost its node is retried up to ``NODE_LOSSES`` times. A task whose process ends by itself (an exit, a crash
+or a lack of memory) is retried a few times; then ``WorkerDied`` names it.
 """
 
 from __future__ import annotations
@@ -18,30 +18,30 @@ from lastiterate.auditing.engines.task_pickle import Parcel
 from lastiterate.common.errors import ClusterLost
 from lastiterate.common.types import Fields
 
-Foreign: TypeAlias = Any  # Ray itself, and what is sent through it
+Foreign: TypeAlias = Any  # Ray itself, and objects sent through Ray
 
-NODE_LOSSES = 100  # of one task
-NO_ROOM = 60.0  # seconds for which a cluster may be without any node that a task fits into
-ANSWER = 60.0  # seconds until a node must have said what it runs, or handed over what it has computed
-_LOOK = 5.0  # seconds between two looks at the nodes
+NODE_LOSSES = 100  # most lost nodes of one task
+NO_ROOM = 60.0  # longest time without any node with room for a task, in seconds
+ANSWER = 60.0  # longest time for a node to report its program or to send a result, in seconds
+_LOOK = 5.0  # seconds between two checks of the nodes
 
 
 @dataclass(frozen=True)
 class Demand:
-    """What a task takes, and how often it is tried again when its process ends by itself."""
+    """The resources of a task, and the number of retries when its process ends by itself."""
 
     cpus: float
     gpus: float
     retries: int
 
     def slots(self, have: dict[str, float]) -> int:
-        """How many tasks run at a time with these resources."""
+        """Return how many tasks run at a time with these resources."""
         needed = {"CPU": self.cpus, "GPU": self.gpus}
         return int(min((have.get(name, 0.0) / each for name, each in needed.items() if each), default=1.0))
 
 
 class WorkerDied(RuntimeError):
-    """The process of a task ended every time; ``call`` says which of the tasks it was."""
+    """Error for a task whose process ended at every attempt; ``call`` is the index of the task."""
 
     def __init__(self, reason: str, call: int) -> None:
         super().__init__(reason, call)
@@ -52,23 +52,23 @@ class WorkerDied(RuntimeError):
 
 
 class Driver(Protocol):
-    """A cluster, seen from this process or from another one."""
+    """Access to a cluster, from this process or through another one."""
 
     def resources(self) -> dict[str, float]:
-        """What the cluster has."""
+        """Return the resources of the cluster."""
 
     def reports(self, parcel: Parcel, demand: Demand) -> list[Fields]:
-        """What every node runs that has room for a task."""
+        """Return a report of the program on every node that has room for a task."""
 
     def run(
         self, parcel: Parcel, demand: Demand, function: str, calls: list[tuple[Foreign, ...]]
     ) -> Iterator[tuple[str, Foreign]]:
-        """What workers answer to these calls of a function of ``ray_worker``, in any order."""
+        """Yield the workers' answers to these calls of a function of ``ray_worker``, in any order."""
 
 
 @dataclass(eq=False)
 class ConnectedDriver:
-    """The driver in a process that is connected. ``alive`` is called about once a second while it waits."""
+    """The driver in a process that is connected to Ray. It calls ``alive`` about once a second while it waits."""
 
     alive: Callable[[], None] = lambda: None
     _looked: float = field(default_factory=monotonic, init=False)
@@ -94,7 +94,7 @@ class ConnectedDriver:
             for reference in done:
                 try:
                     found.append(ray.get(reference))
-                except ray.exceptions.RayError:  # a node that is lost; what runs there later is compared by its tasks
+                except ray.exceptions.RayError:  # the node is lost; later tasks on it check the program themselves
                     continue
         return found
 
@@ -139,7 +139,7 @@ class ConnectedDriver:
                     yield answer
 
     def _look(self, ray: Foreign, demand: Demand) -> None:
-        """Whether the cluster still is one that can do the tasks."""
+        """Raise if this process' node is dead or no node has had room for a task for ``NO_ROOM`` seconds."""
         now = monotonic()
         if now - self._looked < _LOOK:
             return
@@ -154,7 +154,7 @@ class ConnectedDriver:
             raise ClusterLost("no node is left that has room for a task")
 
     def _check_own_node(self, ray: Foreign) -> None:
-        """Where the node of this process is lost, Ray says of all tasks that their workers have crashed."""
+        """Raise if this process' node is lost: Ray then reports crashed workers for all tasks."""
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         own = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)

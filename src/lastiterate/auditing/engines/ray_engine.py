@@ -1,4 +1,9 @@
-"""Ray: every chunk is a task. A worker that dies costs time and nothing else; the driver alone writes the store."""
+"""The Ray engine: every chunk of trials is a Ray task, and only the driver writes the store.
+
+Ray ends the process that loses its cluster, so the connection to the cluster is in a child process. The two processes
+talk over a socket. If the parent ends for any reason, the child ends with all processes it started on this machine.
+A worker that dies costs only time.
+"""
 
 from __future__ import annotations
 
@@ -36,21 +41,18 @@ if TYPE_CHECKING:
     from lastiterate.common.progress import TrainingProgress
 
 
-# The driver of Ray in a process of its own, because Ray ends the process in which it loses its cluster.
-#
-# The processes talk over a socket. Whoever is left alone ends: the child, and all that it has begun on this machine,
-# when its parent is gone, however that came about.
+# Driver process: a child process that is connected to the Ray cluster.
 
-Foreign: TypeAlias = Any  # what is sent through Ray
+Foreign: TypeAlias = Any  # objects sent through Ray
 
-STARTING, JOINING = 180.0, 30.0  # seconds until a cluster must have been started, or joined
-SILENCE = 180.0  # seconds without a word after which the process is given up; Ray itself waits 60 s for a lost head
-_LEAVING = 20.0  # seconds until Ray must have shut down
+STARTING, JOINING = 180.0, 30.0  # longest time to start or to join a cluster, in seconds
+SILENCE = 180.0  # longest time without a message from the child, in seconds; Ray itself waits 60 s for a lost head
+_LEAVING = 20.0  # longest time for Ray to shut down, in seconds
 _PROGRAM = "from lastiterate.auditing.engines.ray_engine import main; main()"
 
 
 class DriverProcess:
-    """A ``Driver`` whose cluster is seen from a child process."""
+    """A ``Driver`` that reaches the cluster through a child process."""
 
     def __init__(self, address: str | None) -> None:
         self._connection, theirs = Pipe()
@@ -64,7 +66,7 @@ class DriverProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=self._said,
-                start_new_session=True,  # Ctrl-C is for us, and what it begins can be ended together
+                start_new_session=True,  # only the parent gets Ctrl-C, and the child's process group can be killed
             )
         given = given_address(address)
         try:
@@ -97,7 +99,7 @@ class DriverProcess:
         yield from self._ask(SILENCE, "run", parcel, demand, function, calls)
 
     def end(self, at_once: bool) -> None:
-        """End the process, and what it has begun: Ray's own processes, if the cluster was started by it."""
+        """End the child process and its process group, which has Ray's own processes if it started the cluster."""
         if not at_once:
             with suppress(OSError, EOFError):
                 self._connection.send(("end", ()))
@@ -109,7 +111,7 @@ class DriverProcess:
         self._said.close()
 
     def _ask(self, patience: float, request: str, *arguments: Foreign) -> Iterator[Foreign]:
-        """What the child answers, one by one. What it raises is raised here, and its silence or its end as well."""
+        """Yield the child's answers and raise its exceptions. Raise ``ClusterLost`` if it ends or stays silent."""
         try:
             self._connection.send((request, arguments))
             while True:
@@ -136,9 +138,9 @@ class DriverProcess:
 
 
 def main() -> None:
-    """The child: do what is asked, one thing after the other, as long as the parent lives."""
+    """Run the child process: answer one request after the other while the parent lives."""
     connection = Connection(int(sys.argv[1]))
-    os.set_inheritable(connection.fileno(), False)  # Ray's own processes must not keep it open
+    os.set_inheritable(connection.fileno(), False)  # Ray's own processes must not keep the socket open
     Thread(target=_leave_with_parent, args=(connection.fileno(), os.getppid()), daemon=True).start()
     child = _Child(connection)
     while True:
@@ -181,9 +183,9 @@ class _Child:
 
 
 def _leave_with_parent(descriptor: int, parent: int) -> None:
-    """End this process and its group when the parent is gone, or has closed its end of the socket."""
+    """Kill this process and its group when the parent has ended or closed its end of the socket."""
     poller = select.poll()
-    poller.register(descriptor, 0)  # nothing but its end
+    poller.register(descriptor, 0)  # report only that the socket was closed
     while os.getppid() == parent and not poller.poll(500):
         pass
     os.killpg(os.getpgrp(), signal.SIGKILL)
@@ -194,16 +196,17 @@ _RUNNING: ContextVar[Driver] = ContextVar("lastiterate's driver of Ray")
 
 @dataclass(frozen=True)
 class Ray:
-    """A Ray cluster. Its machines need the same lastiterate and what a trainer imports, but not the trainer's own file.
+    """An engine that trains on a Ray cluster.
 
-    Unless this process is connected to Ray already, a child process is, so that a cluster that is lost ends that one.
+    All machines need the same lastiterate and the packages that a trainer imports, but not the trainer's own file.
+    Unless this process is connected to Ray already, a child process connects, because losing the cluster ends it.
 
     Args:
-        address: of the cluster; None joins the one that this machine belongs to, or else starts one on this machine.
-        cpus: cores a task.
-        gpus: GPUs a task; may be a fraction.
-        retries: how often a task is tried again when its process ends by itself. Lost nodes do not count, and what a
-            task raises is final.
+        address: address of the cluster; None joins the cluster of this machine, or starts one if there is none.
+        cpus: cores per task.
+        gpus: GPUs per task; may be a fraction.
+        retries: number of further attempts when a task's process ends by itself. Lost nodes do not count, and a task
+            that raises an exception is not tried again.
     """
 
     address: str | None = None
@@ -247,7 +250,7 @@ class Ray:
             if sentence := node.disagreement(parcel.program, report):
                 raise ValueError(sentence)
             _compare_versions(report["versions"], f"node {report['node']}", said)
-        if chunk_size is None:  # chosen where chunks will be trained, for as many workers as there are
+        if chunk_size is None:  # chosen by a worker, for the number of workers in the cluster
             try:
                 (answer,) = driver.run(parcel, demand, "chunk_size", [()])
             except WorkerDied as died:
@@ -270,8 +273,8 @@ class Ray:
 class RayTrials:
     """An experiment's trials, computed in the cluster.
 
-    Few tasks are begun ahead, and none is cancelled: those that are left when an audit is stopped end with the
-    connection or, if the process had that before, by themselves. To cancel a task that just ends crashes Ray 2.60.
+    Few tasks are started ahead. When an audit is stopped, the remaining tasks end with the connection or, if this
+    process was connected before, by themselves. No task is cancelled: Ray 2.60 crashes if a cancelled task just ends.
     """
 
     driver: Driver
@@ -305,7 +308,7 @@ def _used(driver: Driver) -> Iterator[None]:
 
 
 def _value(answer: tuple[str, Any]) -> Any:
-    """What a worker's function returned, or what it raised, as if that had been raised here."""
+    """Return what a worker's function returned, or raise what it raised."""
     kind, content = answer
     if kind == "refused":
         raise ValueError(content)
@@ -316,7 +319,7 @@ def _value(answer: tuple[str, Any]) -> Any:
 
 
 def _compare_versions(theirs: Mapping[str, str], where: str, said: set[str]) -> None:
-    """Warn, once for each package, of other versions than those of this process: scores may depend on them."""
+    """Warn once per package if its version differs from that of this process: scores may depend on it."""
     for name, version in versions().items():
         if name not in said and theirs.get(name, version) != version:
             said.add(name)
@@ -328,7 +331,7 @@ def _compare_versions(theirs: Mapping[str, str], where: str, said: set[str]) -> 
 
 
 def _called(models: IntArray, present: BoolArray) -> str:
-    """What the models of a chunk are called where their training fails."""
+    """Name the models of a chunk for an error message."""
     first, last = int(models.min()), int(models.max())
     worlds = "both worlds" if present.any() and not present.all() else f"world {'in' if present.any() else 'out'!r}"
     return f"model {first} of {worlds}" if first == last else f"models {first} to {last} of {worlds}"

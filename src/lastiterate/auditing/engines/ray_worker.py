@@ -1,4 +1,4 @@
-"""What runs in Ray's workers. Tasks are sent once and kept with what was compiled, for the worker's next chunk."""
+"""Functions that run in Ray's workers. A worker keeps its task and compiled programs for its next chunk."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from lastiterate.auditing.identity import versions
 from lastiterate.auditing.stores.audit_record import ScoredTrials
 from lastiterate.common.types import BoolArray, IntArray
 
-AGREED: dict[str, str | None] = {}  # digests of what this worker has imported, once they were found to be the driver's
+AGREED: dict[str, str | None] = {}  # digests of this worker's imports, after they were found to match the driver's
 
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """What a worker is told; ``sharers`` is how many workers share the trials."""
+    """The task of a worker; ``sharers`` is the number of workers that share the trials."""
 
     experiment: Experiment
     crafted: Crafted
@@ -31,10 +31,10 @@ class Task:
 
 @dataclass(frozen=True)
 class SentTask:
-    """A task in the cluster's memory, and what its workers may use. As it holds a reference, it is cheap to send.
+    """A reference to a task in the cluster's memory, cheap to send, and the resources of its workers.
 
     Attributes:
-        double: whether JAX computes in double precision where the task comes from.
+        double: whether JAX uses double precision in the process that sent the task.
     """
 
     reference: Any
@@ -44,7 +44,10 @@ class SentTask:
 
 
 def answer(function: str, sent: SentTask, arguments: tuple[Any, ...]) -> bytes:
-    """What ``chunk_size`` or ``train`` returns or raises, for the process that knows the user's classes."""
+    """Return the pickled result or exception of ``chunk_size`` or ``train``.
+
+    Only the process that has the user's classes unpickles it.
+    """
     ray = import_ray()
     try:
         return bytes(ray.cloudpickle.dumps(("returned", globals()[function](sent, *arguments))))
@@ -54,13 +57,13 @@ def answer(function: str, sent: SentTask, arguments: tuple[Any, ...]) -> bytes:
 
 
 def chunk_size(sent: SentTask) -> int:
-    """The chunk size that suits the worker."""
+    """Return the chunk size that suits the worker."""
     with _computing(sent) as trials:
         return trials.chunk_size
 
 
 def train(sent: SentTask, models: IntArray, present: BoolArray) -> ScoredTrials:
-    """One chunk, and with what it was computed."""
+    """Train one chunk. Return it with the package versions of this worker."""
     with _computing(sent) as trials:
         chunk = ScoredTrials.joined(list(trials.chunks(models.copy(), present.copy(), None)))
         return replace(chunk, versions=versions())
@@ -68,7 +71,7 @@ def train(sent: SentTask, models: IntArray, present: BoolArray) -> ScoredTrials:
 
 @contextmanager
 def _computing(sent: SentTask) -> Iterator[Trials]:
-    """The trials, as precise as where the task comes from."""
+    """Yield the trials, with the floating-point precision of the process that sent the task."""
     with _precision(sent.double):
         yield _trials(sent)
 
@@ -76,7 +79,7 @@ def _computing(sent: SentTask) -> Iterator[Trials]:
 @lru_cache(maxsize=1)
 def _trials(sent: SentTask) -> Trials:
     ray = import_ray()
-    # Read by XLA when it starts: no more threads of its own than the task has cores, no more memory than its share.
+    # XLA reads these when it starts. They limit its threads to the task's cores and its memory to the task's share.
     os.environ.setdefault("NPROC", str(max(1, int(sent.cpus))))
     if 0.0 < sent.gpus < 1.0:
         os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", f"{0.9 * sent.gpus:.3f}")
@@ -97,7 +100,7 @@ def _precision(double: bool) -> Any:
 
 
 def _dump_error(ray: Any, error: BaseException) -> bytes:
-    """An error for another process or, if it cannot be sent, its words."""
+    """Pickle an error for another process. If it cannot be pickled, pickle a RuntimeError with its message."""
     try:
         pickled = bytes(ray.cloudpickle.dumps(("raised", error)))
         ray.cloudpickle.loads(pickled)

@@ -1,4 +1,4 @@
-"""A task as it goes to a cluster: pickled where the user's modules are, with what its workers must agree on."""
+"""Pickled tasks for a cluster, with the user's modules and the digests that workers must match."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from lastiterate.common.types import Fields
 
 @dataclass(frozen=True, eq=False)
 class Parcel:
-    """Plain values, for whichever process talks to the cluster.
+    """A pickled task as plain values, which any process can send to the cluster.
 
     Attributes:
-        pickled: the task, as bytes: arrays that Ray itself unpickles cannot be written to.
-        program: what workers must be, as ``node.report`` says it, with the ``folders`` that the user's modules are in
-            and the working directory, for machines that have these too.
-        double: whether JAX computes in double precision here.
+        pickled: the task as bytes, because arrays that Ray itself unpickles are read-only.
+        program: the program that workers must match, a ``node.report`` with the ``folders`` of the user's modules and
+            the working directory, for machines that have these folders too.
+        double: whether JAX uses double precision in this process.
     """
 
     pickled: bytes
@@ -35,7 +35,7 @@ class Parcel:
 
 
 def pack(task: Task) -> Parcel:
-    """A task to be sent. A user's own modules go along, as other machines do not have them."""
+    """Pickle a task to be sent. The user's own modules are pickled by value, as other machines do not have them."""
     cloudpickle = import_ray().cloudpickle
     things = _unwrapped(list(vars(task.experiment).values()))
     by_value = {module.__name__: module for module in map(_users_module, things) if module}
@@ -55,7 +55,7 @@ def pack(task: Task) -> Parcel:
 
 
 def _program(pickled: bytes, by_value: set[str]) -> Fields:
-    """Digests of this package and of the user's files that a worker would import by itself."""
+    """Return digests of this package and of the user's files that a worker imports from its own disk."""
     told = {argument for _, argument, _ in pickletools.genops(pickled) if isinstance(argument, str)}
     files = {name: file for name in told if (file := _users_file(name))}
     sent = {file for name, file in files.items() if name in by_value}
@@ -71,12 +71,12 @@ def _program(pickled: bytes, by_value: set[str]) -> Fields:
 
 @cache
 def _ourselves() -> Fields:
-    """This package as it is when it is first sent."""
+    """Return the report of this package, as it is when it is first sent."""
     return node.report([])
 
 
 def _unwrapped(things: list[object]) -> Iterator[object]:
-    """Trainers and attacks, and what they were made of by ``functools.partial`` or are methods of."""
+    """Yield the objects, with each ``functools.partial`` and each bound method replaced by its parts."""
     while things:
         thing = things.pop()
         if isinstance(thing, partial):
@@ -88,14 +88,14 @@ def _unwrapped(things: list[object]) -> Iterator[object]:
 
 
 def _users_module(thing: object) -> ModuleType | None:
-    """The module of a trainer or an attack, if it is a user's own. What is in __main__ goes along anyway."""
+    """Return the module of a trainer or an attack if it is the user's own, except __main__, which is always sent."""
     written = thing if isinstance(thing, (FunctionType, type)) else type(thing)
     name = written.__module__
     return None if name == "__main__" or is_installed(written) else sys.modules.get(name)
 
 
 def _users_file(name: str) -> Path | None:
-    """The file of a module that is loaded, if it is a user's own."""
+    """Return the file of a loaded module if it is the user's own."""
     module = sys.modules.get(name)
     file = getattr(module, "__file__", None)
     if module is None or file is None or is_installed(module):
@@ -104,13 +104,13 @@ def _users_file(name: str) -> Path | None:
 
 
 def _module_name(file: Path) -> str:
-    """By which name a file is imported, from the folder that its outermost package is in."""
+    """Return the name under which a file is imported from the folder of its outermost package."""
     path = file.parent if file.name == "__init__.py" else file.with_suffix("")
     return ".".join(path.relative_to(_root(file)).parts)
 
 
 def _root(file: Path) -> Path:
-    """The folder that a file is imported from: that of its outermost package."""
+    """Return the folder that a file is imported from, which contains its outermost package."""
     folder = file.parent
     while (folder / "__init__.py").is_file():
         folder = folder.parent

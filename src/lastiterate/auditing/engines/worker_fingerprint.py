@@ -1,6 +1,7 @@
-"""What a node of a cluster runs: its lastiterate and the user's modules that it would import, compared with ours.
+"""Fingerprints of a node's program: digests of its lastiterate and of the user's modules, compared with the driver's.
 
-This module is sent by value, as a node may have another lastiterate, or none. So it needs nothing but Python's library.
+This module is sent by value, because a node may have another lastiterate or none. It therefore imports nothing but
+Python's standard library and, in Ray's workers, Ray.
 """
 
 from __future__ import annotations
@@ -16,17 +17,17 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, TypeAlias
 
-Foreign: TypeAlias = Any  # what is sent, and modules that another version may have otherwise
+Foreign: TypeAlias = Any  # objects that are sent, and modules that may differ in another version
 
 _WORKER = "lastiterate.auditing.engines.ray_worker"
 
 
 def report(modules: Iterable[str], folders: Iterable[str] = ()) -> dict[str, Foreign]:
-    """What this process would import: plain values, with digests of sources.
+    """Return digests of the sources that this process would import, as plain values.
 
     Args:
-        modules: the user's, by name; what is not found here has None.
-        folders: to look into as well, as long as this process lives.
+        modules: names of the user's modules; the digest is None if a module is not found.
+        folders: folders to append to ``sys.path`` for the life of this process.
     """
     sys.path += [folder for folder in folders if folder not in sys.path and Path(folder).is_dir()]
     specified = importlib.util.find_spec("lastiterate")
@@ -42,7 +43,7 @@ def report(modules: Iterable[str], folders: Iterable[str] = ()) -> dict[str, For
 
 
 def disagreement(ours: dict[str, Foreign], theirs: dict[str, Foreign]) -> str | None:
-    """Why scores from there could be others, in one sentence; None: they are the same program."""
+    """Return a sentence that says how the programs differ, so that scores may differ; None if they are the same."""
     if theirs["sources"] != ours["sources"]:
         there = "none" if theirs["sources"] is None else f"{theirs['version']} with sources {theirs['sources']}"
         return (
@@ -60,7 +61,7 @@ def disagreement(ours: dict[str, Foreign], theirs: dict[str, Foreign]) -> str | 
 
 
 def probe(modules: list[str], folders: list[str]) -> dict[str, Foreign]:
-    """The report of a node's worker, with its name and, if it has this lastiterate, versions of other packages."""
+    """Return the report of a node's worker with the node's name and, if lastiterate has them, package versions."""
     found = {**report(modules, folders), "node": node_name()}
     try:
         found["versions"] = importlib.import_module("lastiterate.auditing.identity").versions()
@@ -70,9 +71,9 @@ def probe(modules: list[str], folders: list[str]) -> dict[str, Foreign]:
 
 
 def call(ours: dict[str, Foreign], function: str, sent: Foreign, *arguments: Foreign) -> tuple[str, Foreign]:
-    """What a function of ``ray_worker`` answers, unless this worker is another program than the one that asks.
+    """Call a function of ``ray_worker`` and return its answer, or refuse if this worker has another program.
 
-    Compared once in the life of a worker: what it has imported it keeps, whatever becomes of the files.
+    The programs are compared once in the life of a worker, which keeps its imports even if the files change.
     """
     wanted = {"lastiterate": ours["sources"], **ours["modules"]}
     agreed = getattr(sys.modules.get(_WORKER), "AGREED", {})
@@ -82,21 +83,21 @@ def call(ours: dict[str, Foreign], function: str, sent: Foreign, *arguments: For
         if sentence := disagreement(ours, theirs):
             return "refused", sentence
         importlib.import_module(_WORKER).AGREED.update(theirs["modules"], lastiterate=theirs["sources"])
-    if Path(ours["cwd"]).is_dir():  # where paths that are not absolute begin
+    if Path(ours["cwd"]).is_dir():  # so that the user's relative paths are valid
         os.chdir(ours["cwd"])
     worker: Foreign = importlib.import_module(_WORKER)
     return "answered", worker.answer(function, sent, arguments)
 
 
 def node_name() -> str:
-    """A machine's name and the beginning of its id, as a machine may be several nodes."""
+    """Return the machine's name and the start of the node's id, as one machine may have several nodes."""
     import ray
 
     return f"{socket.gethostname()} ({ray.get_runtime_context().get_node_id()[:8]})"
 
 
 def digest_of_folder(folder: Path) -> str:
-    """A digest of all Python files in a folder, wherever that is."""
+    """Return a digest of all Python files in a folder, independent of the folder's path."""
     digest = hashlib.sha256()
     for file in sorted(folder.rglob("*.py")):
         content = file.read_bytes()
@@ -105,7 +106,7 @@ def digest_of_folder(folder: Path) -> str:
 
 
 def digest_of_module(name: str) -> str | None:
-    """A digest of the file that an import of this name would find; None: none is found."""
+    """Return a digest of the file that an import of this name would find; None if there is none."""
     parts = name.split(".")
     for entry in sys.path:
         place = Path(entry or ".").joinpath(*parts)
@@ -116,5 +117,5 @@ def digest_of_module(name: str) -> str | None:
 
 
 def digest_of_file(file: Path) -> str:
-    """A digest of what a file contains."""
+    """Return a digest of a file's content."""
     return hashlib.sha256(file.read_bytes()).hexdigest()[:16]

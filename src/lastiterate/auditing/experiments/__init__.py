@@ -1,1 +1,1 @@
-"""What an audit trains and scores: one file for each kind of experiment, and the protocol that all of them speak."""
+"""Experiments, which train and score the models of an audit, and their common protocol."""

@@ -1,4 +1,4 @@
-"""The one place that decides which experiment an audit is, from what it was given."""
+"""The choice of an experiment from the arguments of an audit."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _SECONDS_A_DRAW = 1e-6
 
 @dataclass(frozen=True, eq=False)
 class ExactDraws:
-    """Scores of ``attack.sample``."""
+    """Scores drawn by ``attack.sample``; nothing is trained."""
 
     run: DPSGD
     attack: Adversarial
@@ -60,7 +60,7 @@ class ExactDraws:
 
 @dataclass(frozen=True, eq=False)
 class _Draws:
-    """A chunk's draws depend on the seed and on its first number."""
+    """Chunks of draws. The draws of a chunk depend only on the seed and the chunk's first model number."""
 
     experiment: ExactDraws
     chunk_size: int
@@ -80,14 +80,15 @@ class _Draws:
 
 @dataclass(frozen=True, eq=False)
 class Given:
-    """What an audit was given beside its problem.
+    """The arguments of an audit other than its problem.
 
     Attributes:
-        attack: None: what suits the problem.
-        models: a world, or canaries of the one model.
+        attack: the attack; None: the default attack for the problem.
+        models: number of models per world, or of canaries in one model.
         test: images and labels for the accuracy of the models.
-        data: what the problem is, for people; empty: to be described by what it is.
-        open_ended: one may look at any time, stop and go on, so that ``models`` are only those to begin with.
+        data: description of the problem for the report; if empty, a default description.
+        open_ended: whether the audit may be looked at, stopped and continued at any time. ``models`` is then the
+            initial number.
     """
 
     run: DPSGD
@@ -99,7 +100,7 @@ class Given:
     open_ended: bool = False
 
     def paired(self) -> Paired:
-        """The design of many models in two worlds."""
+        """Return the design of many models in two worlds."""
         return OpenEnded(self.models, self.models) if self.open_ended else Paired(self.models)
 
     def __post_init__(self) -> None:
@@ -123,10 +124,10 @@ def _are_images_and_labels(test: object) -> bool:
 
 @singledispatch
 def experiment_on(problem: object, given: Given) -> Experiment:
-    """The experiment on a problem.
+    """Return the experiment on a problem.
 
-    Another framework registers its kind of problem: ``experiment_on.register(TextProblem, ...)`` in ``lm/`` is an
-    example. A function is a user's trainer, and everything else is for the shipped trainer.
+    A framework registers its own type of problem, such as ``experiment_on.register(TextProblem, ...)`` in ``lm/``.
+    A function is a user's trainer. All other problems are for the shipped trainer.
     """
     if callable(problem) and not isinstance(problem, type):
         from lastiterate.auditing.experiments.user_trainer import UserTrainings
@@ -136,11 +137,11 @@ def experiment_on(problem: object, given: Given) -> Experiment:
     return shipped_experiment(problem, given)
 
 
-# Which experiment the shipped trainer, or what stands in for it, makes of a problem and an attack.
+# Shipped trainer: the experiment for a problem and an attack.
 
 
 def shipped_experiment(problem: object, given: Given) -> Experiment:
-    """The experiment on a ``training.Problem``, or on None where the attack brings its own."""
+    """Return the experiment on a ``training.Problem``, or on None if the attack brings its own problem."""
     if isinstance(given.attack, Adversarial) and given.attack.iterates == "exact":
         return ExactDraws(given.run, given.attack, given.paired(), given.seed, given.data or "no data")
     from lastiterate.attacks import GradientSpace, OneRun

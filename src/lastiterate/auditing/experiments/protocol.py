@@ -1,4 +1,4 @@
-"""What engine, store and report know of an audit: an ``Experiment``, whatever it trains and in which framework."""
+"""The protocol of experiments, through which engine, store and report use an audit of any framework."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Crafted:
-    """What was decided before the first model is counted.
+    """The crafter's decisions, made before the first audited model is trained.
 
     Attributes:
-        facts: what the attack needs to know again, as plain values.
-        expected: what the linear analysis expects of the scores.
-        words: the attack for people.
-        quality_before: of the model before training, where that is measured.
-        second_moment: of Adam, on models that are not counted, where that is measured.
+        facts: values that the attack needs in later sessions, as plain values.
+        expected: the distribution of scores that the linear analysis expects.
+        words: description of the attack for the report.
+        quality_before: quality of the model before training, if it is measured.
+        second_moment: Adam's second moment on reference models, if it is measured.
     """
 
     facts: Facts
@@ -37,7 +37,7 @@ class Crafted:
     second_moment: SecondMoment | None = None
 
     def fields(self) -> Fields:
-        """As what JSON has."""
+        """Return the decisions as JSON values."""
         measured: Fields = {} if self.second_moment is None else {"second_moment": self.second_moment.fields()}
         return measured | {
             "facts": self.facts,
@@ -48,7 +48,7 @@ class Crafted:
 
     @classmethod
     def of_fields(cls, fields: Fields) -> Crafted:
-        """What was decided, from what was written."""
+        """Read the decisions from JSON values."""
         words = fields["words"]
         told = Words(words["attack"], words["unit"], tuple(words["caveats"]))
         measured = fields.get("second_moment")
@@ -58,14 +58,14 @@ class Crafted:
 
 @dataclass(frozen=True)
 class Cost:
-    """What an audit would train, and what that would take here.
+    """The estimated cost of an audit on this machine.
 
     Attributes:
-        models: that are trained in all.
-        reference_models: those of them that only craft, and are not counted.
-        seconds: that it would take.
-        bytes: of memory that it would take.
-        basis: what the estimate rests on, in words.
+        models: number of models to train in total.
+        reference_models: number of these that are trained for crafting only and have no score in the audit.
+        seconds: estimated wall time in seconds.
+        bytes: estimated memory in bytes.
+        basis: description of what the estimate is based on.
     """
 
     models: int
@@ -76,50 +76,50 @@ class Cost:
 
 
 class Trials(Protocol):
-    """Trains and scores models by their numbers, a chunk at a time."""
+    """The trials of an experiment, which trains and scores models by their numbers, a chunk at a time."""
 
     @property
     def chunk_size(self) -> int:
-        """How many trials are trained together. Scores may depend on it, so that a store keeps to it."""
+        """The number of trials that are trained together. Scores may depend on it, so it is fixed in the store."""
 
     def chunks(self, models: IntArray, present: BoolArray, progress: TrainingProgress | None) -> Iterator[ScoredTrials]:
-        """Chunks of these trials as they get ready, in any order."""
+        """Yield chunks of these trials as they finish, in any order."""
 
 
 class Experiment(Protocol):
-    """An audit without its engine, its store and its question. It can be sent to other processes."""
+    """The training and scoring of an audit, without engine, store and report. It can be sent to other processes."""
 
     @property
     def run(self) -> DPSGD:
-        """What is trained, and what the predictions are for."""
+        """The run that is trained and that predictions are for."""
 
     @property
     def design(self) -> Design:
-        """Which trials there are."""
+        """The planned trials."""
 
     @property
     def quality(self) -> Quality | None:
-        """How good the models are for what they are meant to do; None: it is not measured."""
+        """The measure of the models' quality; None if it is not measured."""
 
     @property
     def data(self) -> str:
-        """What is trained on what, for people."""
+        """The description of model and data for the report."""
 
     def identity(self) -> Identity:
-        """All that determines the scores, as plain values."""
+        """Return all that determines the scores, as plain values."""
 
     def craft(self, progress: bool | None) -> Crafted:
-        """Look at models that are not counted, and decide all that has to be decided."""
+        """Craft the canary, if necessary from reference models, and return all decisions."""
 
     def trials(self, crafted: Crafted, chunk_size: int | None, workers: int | None, sharers: int = 1) -> Trials:
-        """Trainer and distinguisher.
+        """Return the trainer and distinguisher.
 
         Args:
-            crafted: what ``craft`` decided, now or in an earlier session.
-            chunk_size: None: one that suits this machine.
-            workers: how many chunks are trained at a time. None: one a core.
-            sharers: how many of these share the trials, as on a cluster.
+            crafted: the decisions of ``craft``, from this or an earlier session.
+            chunk_size: trials per chunk. None: a size that suits this machine.
+            workers: number of chunks trained at a time. None: one per core.
+            sharers: number of processes that share the trials, as on a cluster.
         """
 
     def cost(self) -> Cost:
-        """What it would take here, from a few real steps."""
+        """Estimate the cost on this machine, from a few real steps or one real model if anything is trained."""

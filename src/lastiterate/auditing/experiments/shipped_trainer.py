@@ -1,4 +1,8 @@
-"""Models of the shipped trainer: with the canary and without, many at once."""
+"""Experiments without a user's trainer.
+
+``TrainedModels`` trains many models with and without the canary, ``OneTraining`` trains one model with many canaries,
+and ``ExactDraws`` draws last iterates from their known distribution without training.
+"""
 
 from __future__ import annotations
 
@@ -37,12 +41,12 @@ if TYPE_CHECKING:
 
 _Result = TypeVar("_Result")
 
-_STEPS = 20  # that are timed first
-_LONG = 10.0  # seconds, in which many more are timed
-_AROUND = 11.0  # seconds: loading, about four programs to compile, and the report
-_OPEN_ENDED = 256  # models for which chunks are made where nobody knows how many there will be
-_FIRST_REFERENCE = 2**31  # numbers that no audit's models reach
-_WATCHED = 100  # a purpose that no attack has
+_STEPS = 20  # steps of the first timing
+_LONG = 10.0  # seconds of the second, longer timing
+_AROUND = 11.0  # seconds for loading, compiling about four programs, and the report
+_OPEN_ENDED = 256  # assumed number of models for the chunk size if the number of models is open
+_FIRST_REFERENCE = 2**31  # number of the first reference model; no audited model has a number this large
+_WATCHED = 100  # a purpose (see ``TrainsReferences``) that no attack uses
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,10 +54,10 @@ class TrainedModels:
     """An attack on the shipped trainer.
 
     Attributes:
-        problem: None where the attack brings its own.
-        design: how many models, in each of the two worlds.
+        problem: the problem to train on; None if the attack brings its own.
+        design: the number of models in each of the two worlds.
         test: images and labels on which accuracy is measured.
-        described: the problem for people; empty: by its sizes.
+        described: description of the problem for the report; if empty, the problem is described by its sizes.
     """
 
     run: DPSGD
@@ -76,7 +80,7 @@ class TrainedModels:
         return identify(self.run, self.problem, self.attack, self.design, self.seed)
 
     def craft(self, progress: bool | None) -> Crafted:
-        # An attack that brings its own problem does not look at this one.
+        # An attack that brings its own problem ignores this one.
         problem, references = cast("Problem", self.problem), TrainsReferences(self.seed, progress)
 
         def crafted() -> Crafted:
@@ -88,13 +92,13 @@ class TrainedModels:
         return replace(self.asked(crafted, "crafting the canary"), second_moment=moment)
 
     def asked(self, call: Callable[[], _Result], what: str) -> _Result:
-        """What the attack answers; where a user's own fails, that is neither bad input nor a fault of ours."""
+        """Call the attack and return its answer. A user's own attack that fails raises ``AttackFailed``."""
         if is_installed(type(self.attack)):
             return call()
         try:
             return guarded(call, what, AttackFailed)
         except AttackFailed as failed:
-            if isinstance(failed.error, TrainingDiverged):  # of models that it had trained
+            if isinstance(failed.error, TrainingDiverged):  # models that the attack trained have diverged
                 raise failed.error from None
             raise
 
@@ -107,21 +111,21 @@ class TrainedModels:
 
 
 def second_moment_of(run: DPSGD, problem: Problem | None, seed: int, progress: bool | None) -> SecondMoment | None:
-    """Adam's second moment on models without the canary; None: it is not Adam, or there are no data to look at."""
+    """Measure Adam's second moment on models without the canary. None if the optimizer is not Adam or without data."""
     if not is_adam(run.optimizer) or problem is None or not problem.size:
         return None
     return second_moment(run, problem, seed=seed, first=_FIRST_REFERENCE + _WATCHED * 2**24, progress=progress)
 
 
 def _share(design: Paired, sharers: int) -> int:
-    """For how many models each of those who train makes chunks; an audit that may be extended has the same always."""
+    """Return the number of trials per worker, which sets the chunk size. It is constant for an open-ended audit."""
     if isinstance(design, OpenEnded):
         return _OPEN_ENDED
     return 2 * math.ceil(design.models / sharers)
 
 
 class TrainsReferences:
-    """Trains models whose numbers no audit reaches; ``attacks.attack.References`` says how it is called."""
+    """A trainer of reference models, whose numbers no audited model has. Implements ``attacks.attack.References``."""
 
     def __init__(self, seed: int, progress: bool | None) -> None:
         self._seed, self._progress = seed, progress
@@ -138,7 +142,7 @@ class TrainsReferences:
         seen: Callable[[PyTree], FloatArray] | None = None,
     ) -> PyTree:
         numbers = _FIRST_REFERENCE + purpose * 2**24 + np.arange(models)
-        looks: dict[int, dict[int, FloatArray]] = {}  # by the first model of a chunk, and by step
+        looks: dict[int, dict[int, FloatArray]] = {}  # keys: first model of a chunk, then step
 
         def look(step: int, chunk: TrainedChunk) -> None:
             if step and seen is not None:
@@ -210,7 +214,7 @@ class _ModelTrials:
 
 
 def describe_problem(problem: Problem | None) -> str:
-    """A problem for people, if nobody has described it."""
+    """Describe a problem by its sizes."""
     if problem is None:
         return "no data"
     size = sum(int(np.size(leaf)) for leaf in jax.tree.leaves(problem.trainable))
@@ -218,7 +222,7 @@ def describe_problem(problem: Problem | None) -> str:
 
 
 def shipped_cost(run: DPSGD, problem: Problem | None, references: int, models: int) -> Cost:
-    """What training so many models would take, from some steps of a few."""
+    """Estimate the cost of training this many models from a few timed steps."""
     if problem is None:
         return Cost(references + models, references, _AROUND, peak_bytes(), "of a problem that is not timed")
     seconds, steps = _seconds_a_model(run, problem)
@@ -227,7 +231,10 @@ def shipped_cost(run: DPSGD, problem: Problem | None, references: int, models: i
 
 
 def _seconds_a_model(run: DPSGD, problem: Problem) -> tuple[float, int]:
-    """How long a model takes, and by how many steps that is known. A chunk costs something beside its steps."""
+    """Return the estimated seconds per model and the number of timed steps.
+
+    Two timings of different length separate the cost per step from the fixed cost of a chunk.
+    """
     few = min(_STEPS, run.steps)
     began = monotonic()
     first = _timed(run.prefix(few), problem)
@@ -239,11 +246,11 @@ def _seconds_a_model(run: DPSGD, problem: Problem) -> tuple[float, int]:
 
 
 def _timed(run: DPSGD, problem: Problem) -> float:
-    """Seconds a model, where all cores train."""
+    """Return the seconds per model when all cores train."""
     trainer = Trainer(run, problem, GradientCanary(np.zeros(flatten_one(problem).size, np.float32)))
     count = trainer.chunk_size * trainer.workers
     seconds = 0.0
-    for _ in range(2):  # the first time JAX compiles what is around the steps, too
+    for _ in range(2):  # the first pass includes JAX's compilation
         began = monotonic()
         for _ in trainer.chunks(np.arange(count), np.zeros(count, bool), 0):
             pass
@@ -251,12 +258,12 @@ def _timed(run: DPSGD, problem: Problem) -> float:
     return seconds / count
 
 
-# One single training with many canaries, by the shipped trainer.
+# One training: a single model with many canaries.
 
 
 @dataclass(frozen=True, eq=False)
 class OneTraining:
-    """``models`` canaries in one model; other attributes as in ``TrainedModels``."""
+    """One model with ``models`` canaries. The other attributes are those of ``TrainedModels``."""
 
     run: DPSGD
     problem: Problem
@@ -296,7 +303,7 @@ class OneTraining:
 
 @dataclass(frozen=True, eq=False)
 class _Canaries:
-    """The one chunk is all canaries of the one model."""
+    """The trials of one training: a single chunk with all canaries."""
 
     experiment: OneTraining
     crafted: Crafted

@@ -1,4 +1,7 @@
-"""A user's own trainer, any function ``(seed, canary) -> score | parameters``: how it is called, how it may fail."""
+"""Experiments with a user's own trainer, any function ``(seed, canary) -> score | parameters``.
+
+The trainer may return ``Trained`` to have its steps, noise and batch sizes compared with the declared run.
+"""
 
 from __future__ import annotations
 
@@ -29,23 +32,23 @@ if TYPE_CHECKING:
     from lastiterate.common.progress import TrainingProgress
 
 
-# What a user's trainer says about the training it has done, to be compared with the run that was declared.
+# Reported training: comparison of what a trainer did with the declared run.
 
-IMPLAUSIBLE = 1e-6  # batch sizes that are rarer than this under the declared run are no accident
-_LARGE_ENOUGH = 5.0  # mean batch size from which the spread of sizes is close to chi-square
+IMPLAUSIBLE = 1e-6  # batch sizes with a smaller probability under the declared run are refused
+_LARGE_ENOUGH = 5.0  # smallest mean batch size at which the spread of sizes is close to chi-square
 
 
 @dataclass(frozen=True, eq=False)
 class Trained:
-    """What a trainer returns if it also wants to be compared with its run: a mismatch stops the audit.
+    """A trainer's result, with facts to compare with the declared run. A mismatch stops the audit.
 
     Args:
         result: the score, or the parameters that the attack scores.
-        steps: how many updates were made.
-        batch_sizes: how many examples each batch really had, empty ones included.
-        noise_multiplier: that was really used, one number or one for each step.
-        dataset_size: how many examples there were, the canary included where it was there. With it, batch sizes are
-            compared with the declared rate itself; without it only with each other.
+        steps: number of updates.
+        batch_sizes: number of examples in each batch, empty batches included.
+        noise_multiplier: noise multiplier that was used, one number or one per step.
+        dataset_size: number of examples, including the canary if it is present. If given, batch sizes are compared
+            with the declared sample rate; otherwise only with each other.
     """
 
     result: object
@@ -55,7 +58,7 @@ class Trained:
     dataset_size: int | None = None
 
     def check(self, run: DPSGD) -> None:
-        """Refuse a training that was not this run."""
+        """Raise if the training differs from this run."""
         if self.steps is not None:
             _check_steps("steps", integer("Trained.steps", self.steps, 0), run)
         if self.noise_multiplier is not None:
@@ -80,14 +83,14 @@ def _check_steps(what: str, done: int, run: DPSGD) -> None:
 
 
 def _check_sizes(sizes: FloatArray, run: DPSGD, examples: int | None) -> None:
-    """Refuse batch sizes that the declared sampling gives with a probability below ``IMPLAUSIBLE``."""
+    """Raise if the batch sizes have a probability below ``IMPLAUSIBLE`` under the declared sampling."""
     rates = np.broadcast_to(np.asarray(run.sample_rate, np.float64), sizes.shape)
     if examples is not None:
         _check_total(sizes, rates, run, examples)
     if run.sampling == "poisson":
         _check_spread(sizes, rates)
     elif run.sampling != "shuffled" and np.ndim(run.sample_rate) == 0 and np.ptp(sizes) > 1.0:
-        # Of a shuffled data set the last batch of an epoch may be smaller.
+        # With shuffled data the last batch of an epoch may be smaller.
         raise ValueError(
             f"sampling {run.sampling!r} has batches of one size, but those of the training have "
             f"{sizes.min():g} to {sizes.max():g} examples"
@@ -95,16 +98,16 @@ def _check_sizes(sizes: FloatArray, run: DPSGD, examples: int | None) -> None:
 
 
 def _check_total(sizes: FloatArray, rates: FloatArray, run: DPSGD, examples: int) -> None:
-    """Sums of batch sizes are binomial where sampling is Poisson, and known otherwise."""
+    """Check the sum of batch sizes, which is binomial under Poisson sampling and known otherwise."""
     total, expected = float(sizes.sum()), examples * float(rates.sum())
     rate = float(rates.mean())
     if run.sampling == "poisson" and rate < 1.0:
-        # Where rates differ by step the sum is less spread than this binomial (Hoeffding 1956): the test stays safe.
+        # If sample rates vary, the sum has less spread than this binomial (Hoeffding 1956), so the test stays valid.
         trials = examples * sizes.size
         at_least = bdtrc(total - 1.0, trials, rate) if total else 1.0
         plausible = 2.0 * min(bdtr(total, trials, rate), at_least) >= IMPLAUSIBLE
     else:
-        plausible = abs(total - expected) <= sizes.size  # batches are whole numbers
+        plausible = abs(total - expected) <= sizes.size  # each batch size is rounded to a whole number
     if not plausible:
         mean = total / sizes.size
         raise ValueError(
@@ -114,12 +117,12 @@ def _check_total(sizes: FloatArray, rates: FloatArray, run: DPSGD, examples: int
 
 
 def _check_spread(sizes: FloatArray, rates: FloatArray) -> None:
-    """The spread of binomial batch sizes around their mean follows from the rate, whatever the number of examples."""
+    """Check the spread of batch sizes, which for binomial sizes follows from their mean and the sample rate."""
     mean = sizes.sum() * rates / rates.sum()
     variance = mean * (1.0 - rates)
     if sizes.size < 2 or mean.mean() < _LARGE_ENOUGH or np.any(variance <= 0.0):
         return
-    # Chi-square, but for rounding: a size may have been up to half an example away, in favour of the training.
+    # Chi-square test that allows for rounding: each size may be off by half an example, in favour of the training.
     distance, rounding = np.sqrt(np.sum((sizes - mean) ** 2 / variance)), np.sqrt(np.sum(0.25 / variance))
     most, least = 0.5 * (distance + rounding) ** 2, 0.5 * max(distance - rounding, 0.0) ** 2
     half = 0.5 * (sizes.size - 1.0)
@@ -137,21 +140,21 @@ def _shown(value: ArrayLike) -> str:
     return f"{distinct[0]:g}" if distinct.size == 1 else f"{distinct[0]:g} to {distinct[-1]:g}"
 
 
-FIRST_REFERENCE = 2**20  # models that are not counted have numbers from here on
-SEED_NUMBERING = 2  # 1 was (seed << 22) + 2 * model + present, which repeated itself from one audit to another
+FIRST_REFERENCE = 2**20  # number of the first reference model
+SEED_NUMBERING = 2  # version 1 was (seed << 22) + 2 * model + present, which repeated seeds between audits
 
 UserTrainer = Callable[[int, bool], object]
 
 
 @runtime_checkable
 class ParametersAttack(Protocol):
-    """An attack on whatever parameters a trainer returns; ``attacks.Displacement`` is one."""
+    """An attack on the parameters that a trainer returns, such as ``attacks.Displacement``."""
 
     def craft(self, run: DPSGD, references: list[object]) -> Facts:
-        """Decide what has to be decided from the parameters of models without the canary."""
+        """Prepare the attack from the parameters of reference models without the canary."""
 
     def score(self, run: DPSGD, facts: Facts, parameters: object) -> float:
-        """How much the parameters speak for the canary."""
+        """Return the score of the parameters; a higher score means that the canary is more likely present."""
 
     def expected(self, facts: Facts) -> ExpectedScores: ...
     def words(self, facts: Facts) -> Words: ...
@@ -159,7 +162,7 @@ class ParametersAttack(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class UserTrainings:
-    """A user's trainer and, where it returns parameters, the attack that scores them."""
+    """An experiment with a user's trainer and, if the trainer returns parameters, the attack that scores them."""
 
     run: DPSGD
     trainer: UserTrainer
@@ -171,7 +174,7 @@ class UserTrainings:
 
     @classmethod
     def of(cls, trainer: UserTrainer, given: Given) -> UserTrainings:
-        """The experiment, once it is known that its parts fit."""
+        """Make the experiment, after checking its arguments."""
         integer("models", given.models, 1, FIRST_REFERENCE)
         attack = given.attack
         if attack is not None and (isinstance(attack, type) or not isinstance(attack, ParametersAttack)):
@@ -194,7 +197,7 @@ class UserTrainings:
         trained = [self.train(FIRST_REFERENCE + model, False) for model in range(count)]
         try:
             facts = attack.craft(self.run, trained)
-        except (TypeError, ValueError) as error:  # they are no parameters, or not of the canary's shapes
+        except (TypeError, ValueError) as error:  # the results are not parameters, or not of the canary's shapes
             raise TrainerFailed(error, f"{count} reference models of world 'out'") from error
         return Crafted(facts, attack.expected(facts), attack.words(facts))
 
@@ -209,7 +212,7 @@ class UserTrainings:
         return Cost(total, references, total * (monotonic() - began), process_peak_bytes(), "from one model trained")
 
     def train(self, model: int, world: bool) -> object:
-        """What the trainer returns for one model, once it is known to have trained the run that was declared."""
+        """Train one model and return the trainer's result. Raise if a reported fact differs from the declared run."""
         result = guarded(lambda: self.trainer(trainer_seed(self.seed, model, world), world), self.called(model, world))
         if isinstance(result, Trained):
             result.check(self.run)
@@ -230,16 +233,16 @@ class UserTrainings:
             raise TrainerFailed(error, self.called(model, world)) from error
 
     def called(self, model: int, world: bool) -> str:
-        """What a model is called where its training fails."""
+        """Name a model for an error message."""
         number = f"model {model}" if model < FIRST_REFERENCE else f"reference model {model - FIRST_REFERENCE}"
         return f"{number} of world {'in' if world else 'out'!r} (seed {trainer_seed(self.seed, model, world)})"
 
 
 @dataclass(frozen=True, eq=False)
 class _UserTrials:
-    """One model after the other; the trainer's framework uses the cores as it does.
+    """Trials of a user's trainer, one model after the other. Parallelism is left to the trainer's framework.
 
-    Each is handed over before the next begins, as nobody knows what that will do: it may hang, or end the process.
+    Each trial is yielded before the next model is trained, because a trainer may hang or end the process.
     """
 
     experiment: UserTrainings
@@ -256,9 +259,9 @@ class _UserTrials:
 
 
 def trainer_seed(seed: int, model: int, present: bool) -> int:
-    """A seed for a user's trainer: in [0, 2^32), and different for every model and world of an audit.
+    """Return a seed for a user's trainer in [0, 2^32), different for every model and world of an audit.
 
-    A permutation of the numbers below 2^32, a Feistel network of four rounds, whose key is the audit's whole seed.
+    The seed is a permutation of the numbers below 2^32: a four-round Feistel network keyed by the audit's seed.
     """
     left, right = divmod(2 * model + present, 2**16)
     for turn in range(4):
@@ -268,7 +271,7 @@ def trainer_seed(seed: int, model: int, present: bool) -> int:
 
 
 def _check_arguments(trainer: UserTrainer) -> None:
-    """Refuse what cannot be called with seed and canary, as far as Python knows how it is called."""
+    """Raise if the trainer cannot be called with (seed, canary), as far as its signature is known."""
     try:
         how = signature(trainer)
     except (TypeError, ValueError):

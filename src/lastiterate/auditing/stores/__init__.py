@@ -1,1 +1,1 @@
-"""Where scores are kept: one SQLite file for an audit, safe whatever happens to the process."""
+"""Stores of audit scores: one SQLite file per audit, which survives a crash of the process."""

@@ -1,4 +1,7 @@
-"""What a store tells about its audit to those who judge the scores, in this format and in the first one."""
+"""The parts of a store: the audit's description, the crafter's decisions, and the table of scored trials.
+
+Values read from a file are checked, also those of the first format. Differences between two audits are named.
+"""
 
 from __future__ import annotations
 
@@ -30,14 +33,14 @@ _LARGEST_SEED = 2**63 - 1
 
 @dataclass(frozen=True)
 class Record:
-    """An audit, apart from its scores.
+    """The description of an audit, without its scores.
 
     Attributes:
-        run: what was trained.
-        design: which trials there are.
-        data: what was trained on what, for people.
-        quality: what is measured beside the score; None: nothing.
-        setup: versions, platform and date of the beginning.
+        run: the run that was trained.
+        design: the planned trials.
+        data: description of model and data for the report.
+        quality: the quality measured besides the score; None if it is not measured.
+        setup: versions, platform and date at the start.
     """
 
     run: DPSGD
@@ -47,7 +50,7 @@ class Record:
     setup: Fields
 
     def fields(self) -> Fields:
-        """As what JSON has."""
+        """Return the record as JSON values."""
         return {
             "run": describe_run(self.run),
             "design": {"kind": kind_name(self.design), **asdict(self.design)},
@@ -58,7 +61,7 @@ class Record:
 
     @classmethod
     def of_fields(cls, fields: Fields) -> Record:
-        """The record that was written; what is none raises a TypeError, a ValueError or a KeyError."""
+        """Read a record from JSON values. Raise TypeError, ValueError or KeyError if they are not a record."""
         _object(fields, "run", "design", "data", "quality", "setup")
         design = dict(_object(fields["design"]))
         kind = _one_of(("one-model", "open-ended", "paired"), design.pop("kind"))
@@ -72,7 +75,7 @@ class Record:
         )
 
     def quality_of_format_1(self, accuracy: FloatArray) -> FloatArray:
-        """What the first format called accuracy: of language models it was 1 / perplexity."""
+        """Convert the first format's accuracy to the quality: for language models it was 1 / perplexity."""
         if self.quality is None or not self.quality.lower_is_better:
             return accuracy
         found: FloatArray = np.divide(1.0, accuracy, out=np.full(len(accuracy), np.nan), where=accuracy != 0.0)
@@ -80,7 +83,7 @@ class Record:
 
 
 def _design(kind: str, models: object, **more: object) -> Design:
-    """A design that a plan can be made of, without taking more memory than any audit does."""
+    """Return a design. Raise if it has more models or canaries than any audit, as a plan needs memory for them."""
     if kind == "one-model":
         (seed,) = _object(more, "seed").values()
         return OneModel(integer("models", models, 1, _MOST_CANARIES), integer("seed", seed, 0, _LARGEST_SEED))
@@ -94,8 +97,8 @@ def _design(kind: str, models: object, **more: object) -> Design:
 
 
 def check_crafted(crafted: Fields) -> None:
-    """Refuse what no crafter has decided: a TypeError, a ValueError or a KeyError."""
-    measured = {name: crafted[name] for name in ("second_moment",) if name in _object(crafted)}  # since there is Adam
+    """Raise TypeError, ValueError or KeyError if these values cannot be a crafter's decisions."""
+    measured = {name: crafted[name] for name in ("second_moment",) if name in _object(crafted)}  # not in older stores
     _object(crafted, "facts", "expected", "words", "quality_before", "chunk_size", *measured)
     for moment in measured.values():
         SecondMoment.of_fields(_object(moment))
@@ -123,7 +126,7 @@ def _one_of(allowed: Sequence[str], value: object) -> Any:
 
 
 def _object(value: Any, *keys: str) -> Fields:
-    """An object of JSON, with exactly these keys if any are named."""
+    """Return the value if it is a JSON object, with exactly these keys if any are given."""
     if not isinstance(value, dict) or (keys and set(value) != set(keys)):
         raise TypeError(f"must be an object of {', '.join(keys)}, got {value!r}")
     return value
@@ -142,7 +145,7 @@ def _text(value: object) -> str:
 
 
 def record_of_format_1(specification: Fields, facts: Fields | None, setup: Fields | None) -> Record:
-    """What a store of the first format tells, where design and quality follow from what was found."""
+    """Read the record of a store of the first format, in which ``facts`` determine design and quality."""
     found = facts or {}
     models, seed = specification["models"], specification["seed"]
     return Record(
@@ -155,22 +158,22 @@ def record_of_format_1(specification: Fields, facts: Fields | None, setup: Field
 
 
 def crafted_of_format_1(facts: Fields | None) -> Fields | None:
-    """What was decided before the first model, as a store of this format has it."""
+    """Convert the crafter's decisions of a store of the first format to the current format."""
     if facts is None:
         return None
     kept = {name: facts[name] for name in ("expected", "words", "chunk_size")}
     return {"facts": facts["crafted"], **kept, "quality_before": facts.get("perplexity_before")}
 
 
-# What a store says about its audit, as JSON: the same after years, or refused with what differs.
+# Comparison: JSON texts, and the differences between two audits.
 
 _ABSENT = object()
-_SHOWN = 3  # differences that a refusal names
-_SHORT = 60  # characters of a value in it
+_SHOWN = 3  # differences named in an error message
+_SHORT = 60  # characters of a value in an error message
 
 
 def as_json(name: str, value: object) -> str:
-    """A dictionary as text, or a refusal that calls it by its name."""
+    """Return a dictionary as JSON text. Raise ValueError with ``name`` if it is not one of JSON values."""
     if not isinstance(value, dict):
         raise ValueError(f"{name} must be a dictionary, got {value!r}")
     try:
@@ -180,7 +183,7 @@ def as_json(name: str, value: object) -> str:
 
 
 def check_same(path: Path, held: Fields, wanted: Fields) -> None:
-    """Refuse to continue what a store holds with something else, and say what is not the same."""
+    """Raise if the store holds another audit than the wanted one, and name the differences."""
     differing = list(islice(differences(held, wanted), _SHOWN + 1))
     if differing:
         more = " and more" if len(differing) > _SHOWN else ""
@@ -191,7 +194,7 @@ def check_same(path: Path, held: Fields, wanted: Fields) -> None:
 
 
 def differences(held: object, wanted: object, name: str = "") -> Iterator[str]:
-    """Where two JSON values differ, each in a few words."""
+    """Yield a short description of each difference between two JSON values."""
     if isinstance(held, dict) and isinstance(wanted, dict):
         for key in [*held, *(key for key in wanted if key not in held)]:
             inner = f"{name}.{key}" if name else key
@@ -199,7 +202,7 @@ def differences(held: object, wanted: object, name: str = "") -> Iterator[str]:
     elif isinstance(held, list) and isinstance(wanted, list):
         for index, (one, other) in enumerate(zip_longest(held, wanted, fillvalue=_ABSENT)):
             yield from differences(one, other, f"{name}[{index}]")
-    elif held != wanted and repr(held) != repr(wanted):  # NaN is itself here
+    elif held != wanted and repr(held) != repr(wanted):  # NaN equals NaN here
         yield f"{name} is {_short(held)} there and {_short(wanted)} here"
 
 
@@ -208,20 +211,20 @@ def _short(value: object) -> str:
     return text if len(text) <= _SHORT else f"{text[:_SHORT]}..."
 
 
-# Trials as a store keeps them: columns that were checked before a row of them is written.
+# Trials: scored models as columns that are checked before they are written.
 
 
 @dataclass(frozen=True, eq=False)
 class ScoredTrials:
-    """Trained and scored models, a column an array. ``ScoredTrials.of`` makes them of what there is.
+    """Trained and scored models, one array per column.
 
     Attributes:
-        models: the number of each model, from 0; a world has each number once.
-        present: whether the canary was there: world "in", else "out".
-        scores: of the last iterates; infinite ones are fine, NaN is not.
-        qualities: what says how good the models are, such as accuracy; NaN where it was not measured.
-        seconds: that training and scoring took, each model's share.
-        versions: of the packages in the process that trained them, by name; None: those of this process.
+        models: number of each model, from 0; each number occurs once per world.
+        present: whether the canary was present: world "in", else "out".
+        scores: scores of the last iterates; they may be infinite but not NaN.
+        qualities: quality of the models, such as accuracy; NaN if it was not measured.
+        seconds: each model's share of the time for training and scoring.
+        versions: package versions, by name, of the process that trained the models; None: those of this process.
     """
 
     models: IntArray
@@ -265,7 +268,7 @@ class ScoredTrials:
         *,
         seconds: float,
     ) -> ScoredTrials:
-        """Trials that took so many seconds together."""
+        """Make trials that took ``seconds`` in total."""
         numbered = np.asarray(models)
         count = numbered.size
         return cls(
@@ -278,14 +281,14 @@ class ScoredTrials:
 
     @classmethod
     def joined(cls, parts: Sequence[ScoredTrials]) -> ScoredTrials:
-        """The same trials in one. They must have been trained with the same versions."""
+        """Concatenate trials that were trained with the same package versions."""
         if any(part.versions != parts[0].versions for part in parts):
             raise ValueError("versions must be the same in all parts that are joined, got different ones")
         return replace(cls.mixed(parts), versions=parts[0].versions)
 
     @classmethod
     def mixed(cls, parts: Sequence[ScoredTrials]) -> ScoredTrials:
-        """The same trials in one, whatever trained them."""
+        """Concatenate trials and drop their package versions, which may differ."""
         return cls(
             np.concatenate([np.empty(0, np.int64), *(part.models for part in parts)]),
             np.concatenate([np.empty(0, np.bool_), *(part.present for part in parts)]),
@@ -295,7 +298,7 @@ class ScoredTrials:
         )
 
     def at(self, rows: IntArray | slice) -> ScoredTrials:
-        """Some of these trials, in this order."""
+        """Return the trials of these rows, in this order."""
         return replace(
             self,
             models=self.models[rows],
@@ -306,7 +309,7 @@ class ScoredTrials:
         )
 
     def ordered(self) -> ScoredTrials:
-        """The same trials by model, in it "in" before "out"."""
+        """Return the trials ordered by model, world "in" before "out"."""
         return self if len(self) < 2 else self.at(np.lexsort((~self.present, self.models)))
 
     def __len__(self) -> int:

@@ -1,4 +1,4 @@
-"""Every trouble with a store, told in one sentence."""
+"""Error messages of a store: errors of SQLite and of the operating system as one sentence each."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def explaining(path: Path) -> Iterator[None]:
-    """Turns what SQLite and the operating system say about the store into a sentence, but for broken constraints."""
+    """Convert errors of SQLite and the system to ``BadFile`` or ``DiskTrouble``, except ``IntegrityError``."""
     try:
         yield
     except sqlite3.IntegrityError:
@@ -26,7 +26,7 @@ def explaining(path: Path) -> Iterator[None]:
     except UnicodeDecodeError:
         raise BadFile(damaged(path)) from None
     except OSError as error:
-        if not error.strerror:  # it is a sentence already
+        if not error.strerror:  # one of our errors, which is a sentence already
             raise
         blamed = f"{error.strerror} {str(error.filename)!r}" if error.filename else str(error)
         sentence = f"the store {str(path)!r} cannot be used: {blamed}"
@@ -35,7 +35,7 @@ def explaining(path: Path) -> Iterator[None]:
 
 @contextmanager
 def checking(path: Path) -> Iterator[None]:
-    """Whatever values of another shape or type than ours raise means that the store is damaged."""
+    """Convert errors raised by values of a wrong shape or type to a ``BadFile`` that says the store is damaged."""
     try:
         yield
     except BadFile:
@@ -45,7 +45,7 @@ def checking(path: Path) -> Iterator[None]:
 
 
 def damaged(path: Path) -> str:
-    """The sentence about a store that holds what nobody has written."""
+    """Return the error message for a damaged store."""
     return f"the store {str(path)!r} is damaged: restore it from a copy or name another one"
 
 

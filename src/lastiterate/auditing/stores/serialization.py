@@ -1,4 +1,7 @@
-"""All that a store holds: written as a whole, and read with distrust. What nobody has written is refused."""
+"""The SQLite tables of a store, and functions that write and read its contents.
+
+Reading trusts nothing in the file: header, tables, types, checksums and the plan of trials are all checked.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-# The tables of a store, word for word, in every format that can be read. A file with others is not ours.
+# Tables: the exact schema of every readable format. A file with other tables is refused.
 
 FORMAT = 3
 APPLICATION = int.from_bytes(b"LIau", "big")  # marks an SQLite file as a store
@@ -46,7 +49,7 @@ CREATE TABLE trials (
   PRIMARY KEY (model, world)
 ) WITHOUT ROWID;
 """
-# Every value has a checksum, and so has every chunk of trials, with the versions that trained it.
+# Every value has a checksum. Every chunk of trials has a checksum and the package versions that trained it.
 _CHECKED = """
 CREATE TABLE audit (name TEXT PRIMARY KEY, value TEXT NOT NULL, checksum TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE software (number INTEGER PRIMARY KEY, versions TEXT NOT NULL);
@@ -60,23 +63,23 @@ SCHEMAS = {
 
 
 def mark(database: sqlite3.Connection) -> None:
-    """Say in the header that this is a store of today's format."""
+    """Mark the file's header as a store of the current format."""
     database.execute(f"PRAGMA application_id = {APPLICATION}")
     database.execute(f"PRAGMA user_version = {FORMAT}")
 
 
 def statements() -> list[str]:
-    """What makes the tables of today's format."""
+    """Return the SQL statements that create the tables of the current format."""
     return [each for each in SCHEMAS[FORMAT].split(";") if each.strip()]
 
 
 def format_of(database: sqlite3.Connection) -> int:
-    """The number of a store's format."""
+    """Return the number of a store's format."""
     return int(database.execute("PRAGMA user_version").fetchone()[0])
 
 
 def check_kind(path: Path, database: sqlite3.Connection) -> None:
-    """Refuse what is no store by its header, or one of a format that is not known."""
+    """Raise if the header is not that of a store, or if the format is unknown."""
     try:
         (application,) = database.execute("PRAGMA application_id").fetchone()
         found = format_of(database)
@@ -94,9 +97,9 @@ def check_kind(path: Path, database: sqlite3.Connection) -> None:
 
 
 def check_tables(path: Path, database: sqlite3.Connection) -> None:
-    """Refuse tables other than ours, and whatever else could be in a database: triggers, views, indexes.
+    """Raise if the database has other tables than a store, or any trigger, view or index.
 
-    It is asked before any of them is read: a view may never end, and a trigger would change what is written.
+    Call this before reading a table: a view may never end, and a trigger would change what is written.
     """
     found = database.execute("SELECT type, name, sql FROM sqlite_master").fetchall()
     if {_words(*each) for each in found} != _expected(format_of(database)) or len(found) != len(set(found)):
@@ -116,25 +119,25 @@ def _expected(number: int) -> frozenset[tuple[str, str, str]]:
 
 
 def _words(kind: object, name: object, sql: object) -> tuple[str, str, str]:
-    """How lines are broken does not matter."""
+    """Return an entry of ``sqlite_master`` with line breaks and repeated spaces in its SQL removed."""
     return str(kind), str(name), " ".join(str(sql).split())
 
 
 _ROW = np.dtype([("model", "<i8"), ("in", "u1"), ("score", "<f8"), ("quality", "<f8"), ("seconds", "<f8")])
 _NAMES = {1: {"specification", "setup", "seconds", "facts"}, 2: {"identity", "record", "seconds", "crafted"}}
-_MAY_MISS = {1: {"facts", "setup"}, 2: {"crafted"}}  # before the canary was crafted
+_MAY_MISS = {1: {"facts", "setup"}, 2: {"crafted"}}  # absent until the canary is crafted
 
 
 @dataclass(frozen=True, eq=False)
 class Contents:
-    """What a store holds, as it was written.
+    """The contents of a store, as written.
 
     Attributes:
-        values: texts of JSON by name: identity, record, seconds and, once it is known, crafted.
-        trials: all of them, chunk after chunk.
-        ends: where each chunk ends among them.
-        told: with which versions each chunk was trained.
-        format: of the file.
+        values: JSON texts by name: identity, record, seconds and, after crafting, crafted.
+        trials: all trials, chunk after chunk.
+        ends: index in ``trials`` at which each chunk ends.
+        told: package versions that trained each chunk.
+        format: format of the file.
     """
 
     values: dict[str, str]
@@ -145,20 +148,20 @@ class Contents:
 
     @property
     def identity(self) -> Fields:
-        """What tells the audit from others."""
+        """Everything that determines the results of the audit."""
         found: Fields = json.loads(self.values["identity"])
         return found
 
     @property
     def record(self) -> Record:
-        """What the audit is, for those who judge its scores."""
+        """The description of the audit."""
         if self.format == 1:
             return record_of_format_1(*(self._value(name) for name in ("specification", "facts", "setup")))
         return Record.of_fields(self._value("record"))
 
     @property
     def crafted(self) -> Fields | None:
-        """What the crafter decided; None before it did."""
+        """The crafter's decisions; None before crafting."""
         return crafted_of_format_1(self._value("facts")) if self.format == 1 else self._value("crafted")
 
     @property
@@ -167,24 +170,24 @@ class Contents:
         return float(number("seconds", self._value("seconds"), 0.0))
 
     def chunks(self) -> Iterator[ScoredTrials]:
-        """The trials as they were handed over."""
+        """Yield the trials chunk by chunk, as they were added."""
         for begin, end, told in zip((0, *self.ends), self.ends, self.told, strict=False):
             yield replace(self.trials.at(slice(begin, end)), versions=told)
 
     def extended(self, chunks: Sequence[ScoredTrials]) -> Contents:
-        """These contents and more chunks."""
+        """Return these contents with more chunks appended."""
         ends = np.cumsum([len(self.trials), *map(len, chunks)])[1:].tolist()
         told = [_told(chunk) for chunk in chunks]
         together = ScoredTrials.mixed([self.trials, *chunks])
         return replace(self, trials=together, ends=(*self.ends, *ends), told=(*self.told, *told))
 
     def same_as(self, other: Contents) -> bool:
-        """Whether all values and trials are the same, bit for bit."""
+        """Return whether all values and trials are the same, bit for bit."""
         one, two = (_packed(each.trials.ordered()).tobytes() for each in (self, other))
         return self.values == other.values and one == two
 
     def digest(self) -> str:
-        """SHA-256 of values and trials, the latter in the order of the models, however they were handed over."""
+        """Return the SHA-256 of values and trials. Trials are ordered by model, whatever the order of the chunks."""
         hashed = sha256(json.dumps(self.values, sort_keys=True).encode())
         hashed.update(_packed(self.trials.ordered()).tobytes())
         return hashed.hexdigest()
@@ -194,10 +197,10 @@ class Contents:
 
 
 def write(database: sqlite3.Connection, contents: Contents) -> None:
-    """Put all of it into an empty database, or in the place of another format, in one transaction."""
+    """Write the contents in one transaction to an empty database, or replace the tables of an earlier format."""
     with transaction(database):
         for (name,) in database.execute("SELECT name FROM sqlite_master").fetchall():
-            database.execute(f"DROP TABLE {name}")  # ours, as ``check_tables`` has found
+            database.execute(f"DROP TABLE {name}")  # ``check_tables`` has verified that the tables are ours
         for statement in statements():
             database.execute(statement)
         mark(database)
@@ -207,8 +210,8 @@ def write(database: sqlite3.Connection, contents: Contents) -> None:
             add_chunk(database, chunk)
 
 
-class transaction:  # noqa: N801 - it reads as the statement that it is
-    """All of what is done within is on the disk at the end, or none of it."""
+class transaction:  # noqa: N801 - used as a ``with`` statement
+    """A transaction: commit at the end of ``with``, roll back after an exception."""
 
     def __init__(self, database: sqlite3.Connection) -> None:
         self._database = database
@@ -231,7 +234,7 @@ def set_value(database: sqlite3.Connection, name: str, text: str) -> None:
 
 
 def add_chunk(database: sqlite3.Connection, chunk: ScoredTrials) -> None:
-    """Append trials, and what they were trained with."""
+    """Append trials and the package versions that trained them."""
     if not len(chunk):
         return
     trials, told = chunk.ordered(), json.dumps(dict(_told(chunk)), sort_keys=True)
@@ -239,13 +242,13 @@ def add_chunk(database: sqlite3.Connection, chunk: ScoredTrials) -> None:
     software = found[0] if found else database.execute("INSERT INTO software VALUES (NULL, ?)", (told,)).lastrowid
     checksum = _checksum(told, _packed(trials).tobytes())
     place = database.execute("INSERT INTO chunks VALUES (NULL, ?, ?)", (software, checksum)).lastrowid
-    columns = (trials.scores, trials.qualities, trials.seconds)  # SQLite has no NaN: it becomes NULL
+    columns = (trials.scores, trials.qualities, trials.seconds)  # SQLite has no NaN and stores NULL
     rows = zip(trials.models.tolist(), trials.worlds, *(column.tolist() for column in columns), strict=True)
     database.executemany(f"INSERT INTO trials VALUES (?, ?, ?, ?, ?, {place})", rows)
 
 
 def read(path: Path, database: sqlite3.Connection) -> Contents:
-    """All that a store holds, of one instant, once it is known that an audit could have written it."""
+    """Read the contents of a store in one transaction. Raise if no audit could have written them."""
     found = format_of(database)
     database.execute("BEGIN")
     try:
@@ -267,7 +270,7 @@ def read(path: Path, database: sqlite3.Connection) -> Contents:
 
 
 def check_planned(design: Design, crafted: Fields | None, trials: ScoredTrials) -> None:
-    """Refuse trials that are not in the plan, are there twice, or are a part of a chunk that is trained together."""
+    """Raise if trials are not in the plan, occur twice, or are only a part of a chunk that is trained together."""
     if not len(trials):
         return
     if crafted is None:
@@ -282,7 +285,7 @@ def check_planned(design: Design, crafted: Fields | None, trials: ScoredTrials) 
     again = order[1:][np.diff(places[order]) == 0]
     if again.size:
         raise ValueError(f"trials must be there once, got {_called(trials, int(again.min()))} again")
-    if isinstance(design, OpenEnded):  # an audit that is extended has the rest of a chunk beside its beginning
+    if isinstance(design, OpenEnded):  # an extended audit may hold a chunk in two parts
         return
     numbers, counts = np.unique(places // size, return_counts=True)
     if np.any(counts != np.minimum(size, design.trials - numbers * size)):
@@ -306,7 +309,7 @@ def _read_values(database: sqlite3.Connection, found: int) -> dict[str, str]:
 
 
 def _rows(database: sqlite3.Connection, found: int, most: int) -> list[tuple[Any, ...]]:
-    """The table of trials, no more than were planned and one more; each value has the type that it should."""
+    """Read at most ``most`` trials, one more than planned, and check the type of each value."""
     more = {1: "accuracy, seconds, 0", 2: "quality, seconds, 0", 3: "quality, seconds, chunk"}[found]
     rows = database.execute(
         f"SELECT model, world, score, {more} FROM trials ORDER BY model, world LIMIT ?", (min(most, 2**62),)
@@ -321,7 +324,7 @@ def _rows(database: sqlite3.Connection, found: int, most: int) -> list[tuple[Any
 
 
 def _chunks(database: sqlite3.Connection, contents: Contents, rows: list[tuple[Any, ...]]) -> Contents:
-    """The contents with these rows as trials, which must be what was written."""
+    """Return the contents with these rows as trials. Raise if a checksum of format 3 is wrong."""
     models, worlds, scores, qualities, seconds, places = zip(*rows, strict=True) if rows else ((),) * 6
     quality = np.array(qualities, np.float64)
     if contents.format == 1:
@@ -333,7 +336,7 @@ def _chunks(database: sqlite3.Connection, contents: Contents, rows: list[tuple[A
         quality,
         np.array(seconds, np.float64),
     )
-    if contents.format < 3:  # what trained them is not known
+    if contents.format < 3:  # these formats do not record package versions
         return contents.extended([replace(trials, versions={})] if rows else [])
     of = np.array(places, np.int64)
     order = np.argsort(of, kind="stable")
@@ -345,7 +348,7 @@ def _chunks(database: sqlite3.Connection, contents: Contents, rows: list[tuple[A
 def _check_chunks(
     database: sqlite3.Connection, trials: ScoredTrials, places: IntArray
 ) -> tuple[tuple[int, ...], tuple[Mapping[str, str], ...]]:
-    """Where chunks end and what trained them, once every checksum is known to be right."""
+    """Check every chunk's checksum. Return the end of each chunk and the package versions that trained it."""
     software: dict[int, str] = dict(database.execute("SELECT number, versions FROM software").fetchall())
     told = {key: _read_told(text) for key, text in software.items()}
     listed = database.execute("SELECT number, software, checksum FROM chunks ORDER BY number").fetchall()
@@ -362,7 +365,7 @@ def _check_chunks(
 
 
 def _packed(trials: ScoredTrials) -> Any:
-    """Rows bit for bit, but that SQLite knows neither NaN, of which there are many, nor a negative zero."""
+    """Return the rows as bytes, with one kind of NaN and no negative zero: SQLite stores neither."""
     rows = np.zeros(len(trials), _ROW)
     rows["model"], rows["in"], rows["score"] = trials.models, trials.present, trials.scores + 0.0
     rows["quality"] = np.where(np.isnan(trials.qualities), np.nan, trials.qualities + 0.0)
@@ -376,7 +379,7 @@ def _told(chunk: ScoredTrials) -> Mapping[str, str]:
 
 @cache
 def _versions_here() -> Mapping[str, str]:
-    """They do not change while a process runs, and take milliseconds to find."""
+    """Return the package versions of this process, cached because finding them takes milliseconds."""
     return versions()
 
 

@@ -1,4 +1,4 @@
-"""Where trials are kept: one SQLite file that says what is audited and holds every score as soon as it is known."""
+"""The store of an audit: one SQLite file that describes the audit and holds every score as soon as it is computed."""
 
 from __future__ import annotations
 
@@ -50,18 +50,18 @@ if TYPE_CHECKING:
     from lastiterate.auditing.identity import Identity
     from lastiterate.data.files import Location
 
-_WAIT_SECONDS = 0.5  # commits that follow each other more quickly wait for the disk together
+_WAIT_SECONDS = 0.5  # commits in quick succession wait for the disk at most once in this time
 
 
 class Store:
-    """Made by ``Store.open`` to write and by ``Store.read`` to look. Closed by ``close`` or at the end of ``with``.
+    """A store of trials. ``Store.open`` opens it to write, ``Store.read`` to read; ``close`` or ``with`` closes it.
 
-    Who writes has all of it in memory as well, and notices when the file is no longer there: a ``StoreLost``, once it
-    is written elsewhere. Files of earlier formats are read as if they were of this one.
+    A writer also holds the contents in memory. If the file is removed or changed by others, the writer writes the
+    contents to another file and raises ``StoreLost``. Files of earlier formats are readable in the same way.
     """
 
     def __init__(self, path: Path, database: sqlite3.Connection, lock: WriterLock | None) -> None:
-        self._path, self._place = path, path.absolute()  # a trainer may change the current folder
+        self._path, self._place = path, path.absolute()  # a user's trainer may change the working directory
         self._database, self._lock, self._reads = database, lock, lock is None
         self._version = self._data_version()
         self._held = read(path, database)
@@ -75,12 +75,12 @@ class Store:
 
     @classmethod
     def open(cls, path: Location, identity: Identity, record: Record) -> Self:
-        """The store of this audit, begun or continued; nothing is touched if it holds another.
+        """Create the store of this audit, or continue it. A store of another audit is refused and left unchanged.
 
         Args:
-            path: of the file; missing folders are made.
+            path: path of the file; missing folders are created.
             identity: everything that determines the results.
-            record: what is told about the audit. What the file has counts from then on.
+            record: description of the audit. An existing store keeps its own.
         """
         wanted, about = as_json("identity", identity.values), as_json("record", record.fields())
         place = store_file.locate(path)
@@ -113,7 +113,7 @@ class Store:
 
     @classmethod
     def read(cls, path: Location, *, repairs: bool = True) -> Self:
-        """A store to look at, also while an audit writes to it; without ``repairs`` nothing in it is ever changed."""
+        """Open a store to read, also while an audit writes to it. Without ``repairs`` the file is never changed."""
         place = store_file.locate(path)
         if not place.exists():
             raise BadFile(f"the store must exist, but nothing is at {str(place)!r}")
@@ -126,7 +126,7 @@ class Store:
                 raise
 
     def check_resumable(self, identity: Identity, record: Record) -> None:
-        """Refuse to go on with what this store holds, if that may be another audit."""
+        """Raise if this store may hold another audit."""
         held = self._contents()
         if held.format == 1:
             raise ValueError(
@@ -136,7 +136,7 @@ class Store:
         check_same(self._path, held.identity, json.loads(json.dumps(identity.values)))
         told, given = held.record.fields(), json.loads(json.dumps(record.fields()))
         if isinstance(record.design, OpenEnded) and isinstance(held.record.design, OpenEnded):
-            given["design"] = told["design"]  # of how many models does not matter
+            given["design"] = told["design"]  # the number of models may differ
         for name in ("run", "design"):
             check_same(self._path, {name: json.loads(json.dumps(told[name]))}, {name: given[name]})
         if identity.unknown:
@@ -146,7 +146,7 @@ class Store:
             )
 
     def _extend(self, record: Record) -> None:
-        """Plan more models, where their number is open."""
+        """Plan more models if the audit is open-ended."""
         held, wanted = self.record, record.design
         if isinstance(wanted, OpenEnded) and isinstance(held.design, OpenEnded) and wanted.models > held.design.models:
             longer = replace(held, design=replace(held.design, models=wanted.models))
@@ -154,39 +154,39 @@ class Store:
 
     @property
     def path(self) -> Path:
-        """Where the file is."""
+        """The path of the file."""
         return self._path
 
     @property
     def record(self) -> Record:
-        """What the audit is, for those who judge its scores."""
+        """The description of the audit."""
         return self._contents().record
 
     @property
     def problem(self) -> str | None:
-        """A fingerprint of what was trained on; None: nothing was, or the store is too old to know."""
+        """The fingerprint of the training problem; None if there is none, or if the store's format does not have it."""
         held = self._contents()
         found = None if held.format == 1 else held.identity.get("problem")
         return None if found == fingerprint(None) else found
 
     @property
     def seed(self) -> int | None:
-        """Of all randomness; None: the store is too old to know."""
+        """The seed of all randomness; None if the store's format does not have it."""
         held = self._contents()
         found = None if held.format == 1 else held.identity.get("seed")
         return found if isinstance(found, int) else None
 
     def digest(self) -> str:
-        """A digest of all that is stored, scores and all: it tells this store from any other."""
+        """Return a digest of all that is stored, scores included."""
         return self._contents().digest()
 
     @property
     def crafted(self) -> Fields | None:
-        """What the crafter decided; None before it did."""
+        """The crafter's decisions; None before crafting."""
         return self._contents().crafted
 
     def set_crafted(self, crafted: Fields) -> None:
-        """Keep what the crafter decided. The trials rest on it, so it is written once."""
+        """Store the crafter's decisions. They are written once, because all trials depend on them."""
         text = as_json("crafted", crafted)
         try:
             check_crafted(json.loads(text))
@@ -204,17 +204,17 @@ class Store:
         return self._contents().seconds
 
     def add_seconds(self, seconds: float) -> None:
-        """Count the wall time of a session, or of a part of one."""
+        """Add the wall time of a session, or of a part of a session."""
         self._set("seconds", repr(self.seconds + number("seconds", seconds, 0.0)))
 
     def add(self, chunk: ScoredTrials) -> None:
-        """Store all of these trials or, whatever happens, none. A trial that is there already is refused."""
+        """Store all of these trials, or none if anything fails. Raise if a trial is stored already."""
         if not len(chunk):
             return
         check_planned(*self._plan, chunk)
         try:
             self._add(chunk)
-        except KeyboardInterrupt:  # what is trained is kept, and only then the program stops
+        except KeyboardInterrupt:  # store the trained models before the program stops
             known = len(self._contents().ends)
             if self._stored_chunks() == known:
                 self._add(chunk)
@@ -236,16 +236,16 @@ class Store:
         self._added.append(chunk)
 
     def done(self) -> set[tuple[int, bool]]:
-        """Model and presence of the canary, for each trial that is stored."""
+        """Return the pair (model, whether the canary is present) of each stored trial."""
         trials = self._contents().trials
         return set(zip(trials.models.tolist(), trials.present.tolist(), strict=True))
 
     def scores(self) -> ScoredTrials:
-        """All trials that are stored, by model, in it "in" before "out"."""
+        """Return all stored trials, ordered by model, world "in" before "out"."""
         return self._contents().trials.ordered()
 
     def versions(self) -> list[Mapping[str, str]]:
-        """What the chunks were trained with, each only once; empty where a store of an earlier format does not say."""
+        """Return the distinct package versions that trained the chunks; empty ones for chunks of an earlier format."""
         found: list[Mapping[str, str]] = []
         for told in self._contents().told:
             if told not in found:
@@ -253,23 +253,23 @@ class Store:
         return found
 
     def check_kept(self) -> None:
-        """See whether the file holds what was written to it, now that it is closed; if not, write that elsewhere."""
+        """Check, after closing, that the file holds what was written; if not, write it elsewhere and raise."""
         if self._lost is None and not presence.holds(self._place, self._contents()):
             raise self._lose(self._contents())
 
     def is_there(self) -> bool:
-        """Whether the file is still the one that was opened, and may be removed."""
+        """Return whether the file is still the one that was opened, so that it may be removed."""
         return self._lost is None and self._file is not None and self._file.is_there()
 
     def close(self) -> None:
-        """Let the next process write. What was added is safe with or without it."""
+        """Close the file and release the lock. Trials that were added are safe even without closing."""
         if self._closed:
             return
         self._closed = True
         if self._lock is None:
             self._database.close()
         elif self._lost is not None:
-            # The file may be somebody else's by now: SQLite must not put our log into it.
+            # The file may belong to another program by now: SQLite must not write our log into it.
             with suppress(OSError):
                 os.truncate(f"{self._place}-wal", 0)
             with suppress(sqlite3.Error):
@@ -290,7 +290,7 @@ class Store:
         self.close()
 
     def _contents(self) -> Contents:
-        """What is there: to a writer what it knows, to a reader what the file has now."""
+        """Return the contents: from memory for a writer, from the file as it is now for a reader."""
         if self._reads:
             with explaining(self._path):
                 version = self._data_version()
@@ -308,10 +308,10 @@ class Store:
         self._held, self._plan = after, _plan_of(after)
 
     def _write(self, change: Callable[[], None], after: Callable[[], Contents], *, quick: bool = False) -> None:
-        """Do this in one transaction, which nothing that happens to this process undoes.
+        """Apply ``change`` in one transaction. A committed change survives the end of this process.
 
-        Nor does what happens to the machine, though of ``quick`` writes that may cost the last half second. Where the
-        store is no longer there, what would be in it ``after`` the change is written elsewhere.
+        It survives a crash of the machine as well, except for ``quick`` writes of the last half second. If the file is
+        lost, the contents ``after`` the change are written elsewhere and ``StoreLost`` is raised.
         """
         watched = self._file
         if watched is None:
@@ -341,8 +341,10 @@ class Store:
         return self._lost
 
     def _wait_for_disk(self, always: bool) -> None:
-        """Commits that come in quick succession need not each wait: a log that is not yet on the disk is not lost
-        with the process, but only with the machine."""
+        """Set whether the next commit waits for the disk.
+
+        Commits in quick succession need not wait: a log that is not yet on the disk is lost only if the machine fails.
+        """
         now = monotonic()
         wait = always or not self._logs or now - self._waited > _WAIT_SECONDS
         if wait != self._waits:

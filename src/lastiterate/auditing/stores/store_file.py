@@ -1,4 +1,4 @@
-"""The file of a store: created whole, and opened with care."""
+"""The file of a store: creation, connections, protection against changes by others, and the writer's lock."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ if TYPE_CHECKING:
 
 _PATIENCE = 30.0  # seconds to wait for a reader to finish
 _AS_IT_IS = "mode=ro&immutable=1"  # no locks, no log
-_LONGEST = 2**28  # bytes of one value; the longest are runs whose every step differs
-_LONG_ENOUGH = 60.0  # seconds for anything that is read
-_SECONDS_A_BYTE = 1e-6  # more, for large files
-_INSTRUCTIONS = 100_000  # of SQLite between two looks at the clock
+_LONGEST = 2**28  # largest value in bytes; the largest are runs in which every step differs
+_LONG_ENOUGH = 60.0  # time limit for reading, in seconds
+_SECONDS_A_BYTE = 1e-6  # addition to the time limit per byte of the file
+_INSTRUCTIONS = 100_000  # SQLite instructions between two checks of the time limit
 _SIDECARS = ("-wal", "-shm", "-journal")
 
 
 def locate(path: Location) -> Path:
-    """The store's own path, behind any link, as SQLite puts its other files beside that; a folder is refused."""
+    """Return the store's path with links resolved, since SQLite puts its log beside the real file. Refuse a folder."""
     found = as_path(path)
     try:
         found = found.resolve() if found.is_symlink() else found
-    except RuntimeError:  # as Python says it before 3.13
+    except RuntimeError:  # a loop of links, in Python before 3.13
         raise BadFile(f"the store must be a file, got a link that leads back to itself, {str(found)!r}") from None
     if (what := kind(found)) not in (None, "file"):
         raise BadFile(f"the store must be a file, got the {what} {str(found)!r}")
@@ -44,13 +44,13 @@ def locate(path: Location) -> Path:
 
 
 def is_new(path: Path) -> bool:
-    """Whether nothing is stored here yet. An empty file counts as nothing."""
+    """Return whether the file is missing or empty."""
     return not path.exists() or path.stat().st_size == 0
 
 
 def create(path: Path, contents: Contents) -> None:
-    """Make the file, with all that is to be in it, under another name: so it is never half there."""
-    neighbour = path.with_name(f".{path.name}.new")  # one name suffices, the lock is held
+    """Write the contents to a temporary file and rename it, so that the store is never incomplete."""
+    neighbour = path.with_name(f".{path.name}.new")  # a fixed name is safe: this process holds the lock
     leftovers = [neighbour, neighbour.with_name(f"{neighbour.name}-journal")]
     with explaining(path):
         for leftover in leftovers:
@@ -58,7 +58,7 @@ def create(path: Path, contents: Contents) -> None:
         try:
             with closing(sqlite3.connect(neighbour, isolation_level=None)) as database:
                 write(database, contents)
-            for ending in _SIDECARS:  # of a store that was deleted: SQLite would take them for the new one's
+            for ending in _SIDECARS:  # left by a deleted store: SQLite would apply them to the new one
                 path.with_name(path.name + ending).unlink(missing_ok=True)
             neighbour.replace(path)
         finally:
@@ -67,11 +67,11 @@ def create(path: Path, contents: Contents) -> None:
 
 
 def connect_to_write(path: Path) -> sqlite3.Connection:
-    """A connection whose commits survive whatever happens afterwards, and that readers do not disturb."""
+    """Open a connection for writing. Commits survive a crash, and readers do not block the writer."""
     database = _connect(path, "mode=rw")
     try:
         check_tables(path, database)
-        # Where a file system has no WAL, SQLite stays with a journal: as safe, only slower.
+        # On file systems without WAL, SQLite keeps using a journal, which is as safe but slower.
         database.execute("PRAGMA journal_mode = WAL")
         database.execute("PRAGMA synchronous = FULL")
     except BaseException:
@@ -81,24 +81,24 @@ def connect_to_write(path: Path) -> sqlite3.Connection:
 
 
 def close_written(database: sqlite3.Connection) -> None:
-    """Fold everything into the one file, so that it can be copied or read in a folder where nothing can be written."""
-    with suppress(sqlite3.Error):  # a reader is there, or the disk is full: the next session will do it
+    """Close a writer's connection. Merge the log into the store, so that one file can be copied or read anywhere."""
+    with suppress(sqlite3.Error):  # a reader is connected or the disk is full: the next session merges the log
         database.execute("PRAGMA busy_timeout = 0")
         database.execute("PRAGMA journal_mode = DELETE")
     database.close()
 
 
 def connect_to_read(path: Path, without_log: bool = False, *, repairs: bool = True) -> sqlite3.Connection:
-    """A connection that changes nothing and keeps no writer waiting, to a sound store of a known format.
+    """Open a read-only connection that does not block a writer. Raise unless the file is an undamaged store.
 
-    What a writer that was killed has left half done is undone first, if ``repairs``, and otherwise refused.
+    An incomplete write of a killed writer is rolled back first if ``repairs``, and refused otherwise.
     """
     if without_log:
         return _sound(path, _AS_IT_IS)
-    # Python must not open the file itself: when it closes a file, SQLite's locks on that are lost.
+    # Python must not open the file itself: closing it would release SQLite's locks on the file.
     with closing(_connect(path, _AS_IT_IS)) as database, suppress(sqlite3.DatabaseError):
-        check_kind(path, database)  # before SQLite leaves traces beside a foreign database
-    # Without its log even a sound file may look damaged, hence the second look, with the log.
+        check_kind(path, database)  # before SQLite creates files beside a foreign database
+    # Without its log even an undamaged file may look damaged, hence the second check with the log.
     try:
         return _sound(path, "mode=ro")
     except sqlite3.OperationalError as error:
@@ -113,11 +113,11 @@ def connect_to_read(path: Path, without_log: bool = False, *, repairs: bool = Tr
         log = path.with_name(f"{path.name}-wal")
         if not name.startswith(("SQLITE_CANTOPEN", "SQLITE_READONLY")) or (log.exists() and log.stat().st_size > 0):
             raise
-    return _sound(path, _AS_IT_IS)  # in a read-only folder, where SQLite cannot coordinate readers: nobody writes
+    return _sound(path, _AS_IT_IS)  # a read-only folder: SQLite cannot lock there, and nobody writes
 
 
 def _connect(path: Path, mode: str) -> sqlite3.Connection:
-    """A connection that trusts nothing in the file: it may be anybody's."""
+    """Open a connection that does not trust the content of the file."""
     place = f"{path.absolute().as_uri()}?{mode}"
     database = sqlite3.connect(place, uri=True, timeout=_PATIENCE, isolation_level=None)
     database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LONGEST)
@@ -142,28 +142,28 @@ def _sound(path: Path, mode: str) -> sqlite3.Connection:
 
 
 def limit_time(path: Path, database: sqlite3.Connection) -> None:
-    """From now on, interrupt what takes longer than a file of this size can."""
+    """Interrupt queries that take longer than reading a file of this size can take."""
     until = monotonic() + _LONG_ENOUGH + path.stat().st_size * _SECONDS_A_BYTE
     database.set_progress_handler(lambda: monotonic() > until, _INSTRUCTIONS)
 
 
 def _undo_half_a_write(path: Path) -> None:
-    """A writer was killed in the instant between journal and log. SQLite repairs that as soon as it may write."""
+    """Open the file for writing, so that SQLite rolls back the write of a writer killed between journal and log."""
     with closing(_connect(path, "mode=rw")) as database:
         database.execute("SELECT count(*) FROM sqlite_master").fetchone()
 
 
-# Is the file that is written to still the store? Others may remove, replace or overwrite it while an audit runs.
+# Watching: detect that the file was removed, replaced or overwritten while an audit runs.
 
-_HEAD = 65_536  # bytes at the beginning, which say what is audited: two stores differ there
+_HEAD = 65_536  # bytes at the beginning of the file; they describe the audit, so two stores differ there
 _File: TypeAlias = tuple[int, int, int, int] | None
 _Signature: TypeAlias = tuple[_File, _File]
 
 
 class Watched:
-    """The file that was opened, as it was left by the last write to it.
+    """The opened file and its state after the last write.
 
-    It stays open until ``close``: if this process closed a file of its own sooner, it would lose SQLite's locks.
+    The file stays open until ``close``: closing it sooner would release SQLite's locks.
     """
 
     def __init__(self, path: Path) -> None:
@@ -173,18 +173,18 @@ class Watched:
         self._head = self._beginning()
 
     def is_there(self) -> bool:
-        """Whether the path still leads to the file that was opened, and to its log."""
+        """Return whether the path still leads to the file that was opened, and to its log."""
         (store, log), (store_now, log_now) = self._left, self._signature()
         kept = store is not None and store_now is not None and store[:2] == store_now[:2]
         return kept and (log is None or (log_now is not None and log[:2] == log_now[:2]))
 
     def is_as_left(self, contents: Callable[[], Contents]) -> bool:
-        """Whether nobody has written to it, or it holds these contents anyway."""
+        """Return whether nobody else has written to the file, or it holds these contents anyway."""
         if (now := self._signature()) == self._left:
             return True
         if not self.is_there():
             return False
-        # The log would hide what was done to the file itself, until it is folded in.
+        # The log hides changes of the file itself until the log is merged.
         changed = _size(now) != _size(self._left) or self._beginning() != self._head
         if not holds(self._path, contents(), without_log=changed):
             return False
@@ -192,24 +192,24 @@ class Watched:
         return True
 
     def leave(self) -> None:
-        """From now on it should be as it is now."""
+        """Remember the current state of the file as the expected one."""
         before, self._left = self._left, self._signature()
         if before[0] != self._left[0]:
             self._head = self._beginning()
 
     def fate(self) -> str:
-        """What has happened to it, in words."""
+        """Describe in words what has happened to the file."""
         store, now = self._left[0], _of(self._path)
         if now is None or store is None:
             return "was removed"
         return "was overwritten, or lost its log," if now[:2] == store[:2] else "was replaced by another file"
 
     def close(self) -> None:
-        """Once SQLite has closed it."""
+        """Close the file. Call this after SQLite has closed it."""
         os.close(self._descriptor)
 
     def _signature(self) -> _Signature:
-        """What changes when anybody writes to the store or its log, or puts something else there."""
+        """Return device, inode, size and time of the store and its log, which change with every write."""
         return _of(self._path), _of(self._log)
 
     def _beginning(self) -> bytes:
@@ -218,12 +218,12 @@ class Watched:
 
 
 def holds(path: Path, contents: Contents, *, without_log: bool = False) -> bool:
-    """Whether somebody who opens the store now finds these contents, every bit of them.
+    """Return whether the store holds exactly these contents.
 
     Args:
-        path: of the store.
-        contents: what should be in it.
-        without_log: do not look at the log. It hides what was done to the file, until it is folded in.
+        path: path of the store.
+        contents: the expected contents.
+        without_log: ignore the log, which hides changes of the file until the log is merged.
     """
     try:
         with closing(connect_to_read(path, without_log)) as database:
@@ -233,7 +233,10 @@ def holds(path: Path, contents: Contents, *, without_log: bool = False) -> bool:
 
 
 def rescue(path: Path, shown: Path, fate: str, contents: Contents) -> StoreLost:
-    """Write the contents under another name: beside the store, in the current folder or in that for temporary files."""
+    """Write the contents to a new file: beside the store, in the current folder, or in the temporary folder.
+
+    Return the error to raise, which names the new file.
+    """
     count = len(contents.trials)
     for place in _places(path):
         try:
@@ -265,9 +268,9 @@ def _of(path: Path) -> _File:
 
 
 def _places(path: Path) -> Iterator[Path]:
-    """Names that are free, one a folder."""
+    """Yield one unused file name per writable folder."""
     folders = [path.parent]
-    with suppress(OSError):  # the current folder may be gone as well
+    with suppress(OSError):  # the current folder may have been removed
         folders.append(Path.cwd())
     folders.append(Path(tempfile.gettempdir()))
     for folder in folders:
@@ -280,13 +283,13 @@ def _places(path: Path) -> Iterator[Path]:
                 break
 
 
-# One process at a time writes to a store.
+# Lock: one process at a time writes to a store.
 
 
 class WriterLock:
-    """Held by the one process that writes to a store; the operating system lets go of it however that process ends.
+    """A lock held by the one process that writes to a store. The operating system releases it when the process ends.
 
-    It is a file beside the store because SQLite's own locks would keep readers out.
+    The lock is a file beside the store, because SQLite's own locks would block readers.
     """
 
     def __init__(self, path: Path) -> None:
@@ -298,11 +301,11 @@ class WriterLock:
                 raise BadFile(f"another process is writing to the store {str(path)!r}: wait for it or stop it first")
             if self._is_there():
                 return
-            os.close(self._descriptor)  # its last owner deleted it after it was opened here
+            os.close(self._descriptor)  # the last owner deleted the lock file after this process opened it
 
     def release(self) -> None:
         """Let the next process write."""
-        with suppress(OSError):  # Windows deletes no open file: it stays, and does no harm
+        with suppress(OSError):  # Windows does not delete open files: a remaining lock file is harmless
             self._path.unlink()
         os.close(self._descriptor)
 
@@ -314,7 +317,7 @@ class WriterLock:
 
 
 def _take(descriptor: int) -> bool:
-    """Whether the lock is ours. A file system without locks counts as ours: a trial is still never stored twice."""
+    """Return whether this process got the lock. True on file systems without locks: no trial is stored twice anyway."""
     try:
         if sys.platform == "win32":
             import msvcrt

@@ -1,8 +1,8 @@
 """Clipped sums of per-example gradients that are never written out.
 
-The norm of an example's gradient in a matrix follows from what the matrix was multiplied with and from the gradient of
-what came out; the clipped sum of all examples is one product of the two. So one pass forwards and one backwards are
-enough, as in training without privacy (ghost norms, and the book-keeping of Bu et al., 2023). The way is:
-``watching.py`` (sees where a model uses its parameters) to ``uses.py`` (what is kept of each use) to ``norms.py`` and
-``sums.py``; ``choosing.py`` finds out, by comparing with autograd, for which parameters of a model all that is right.
+The norm of an example's gradient in a matrix follows from the inputs of the matrix product and the gradient of its
+outputs. The clipped sum of all examples is one product of the two. So one forward and one backward pass are enough, as
+in training without privacy (ghost norms, and the book-keeping of Bu et al., 2023). ``watching.py`` records where a
+model uses its parameters, ``parameter_uses.py`` defines the records, and ``norms_and_sums.py`` computes norms and sums.
+``lm/example_gradients.py`` compares with autograd to find the parameters for which the result is right.
 """

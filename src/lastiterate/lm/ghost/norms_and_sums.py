@@ -1,8 +1,8 @@
-"""Norms of gradients that are not written out, by what they are computed from.
+"""Norms and weighted sums of per-example gradients that are not written out.
 
-The gradient in a matrix is the sum over tokens of g_t a_t', and its squared norm the sum over pairs of tokens t, s of
-<a_t, a_s> <g_t, g_s>: the product of two Gram matrices, entry by entry. In float32 such a sum loses digits where the
-tokens' gradients cancel each other; there the gradient is written out, one example at a time.
+The gradient in a matrix is the sum over tokens of g_t a_t'. Its squared norm is the sum over pairs of tokens t, s of
+<a_t, a_s> <g_t, g_s>: the entrywise product of two Gram matrices, summed. In float32 this sum loses digits if the
+tokens' gradients cancel each other. In that case the gradient is written out, one example at a time.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from torch import Tensor
 
 from lastiterate.lm.ghost.parameter_uses import Lookup, Product, Uses, add_rows, is_same
 
-# Rounding an entry of a Gram matrix costs some 6e-8 of the squares of its tokens. Where the squares of all tokens come
-# to 32 times the squared norm, the norm is still good to 1e-6.
+# Rounding an entry of a Gram matrix costs about 6e-8 of the squares of its tokens. If the squares of all tokens sum to
+# 32 times the squared norm, the relative error of the norm is still 1e-6.
 MOST_CANCELLED = 32.0
 _BLOCK = 64  # tokens: Gram matrices are symmetric, so only blocks on and above the diagonal are computed
 
 
 def squared_norms(uses: Uses, clip_norm: float) -> Tensor:
-    """The squared norm of each example's gradient in all the parameters that were used, in float64."""
+    """Return the squared norm of each example's gradient in all parameters that were used, in float64."""
     certain, summed, tokens = uses.zeros(), uses.zeros(), uses.zeros()
     for written in uses.written.values():
         axes = tuple(range(1, written.dim()))
@@ -37,22 +37,22 @@ def squared_norms(uses: Uses, clip_norm: float) -> Tensor:
         summed += found
         tokens += diagonal
     total = certain + summed
-    # A norm that is far below the clipping norm need not be known: nothing is clipped.
+    # A norm far below the clipping norm need not be exact, because nothing is clipped.
     doubtful = (tokens > MOST_CANCELLED * total) & (total + tokens / MOST_CANCELLED > clip_norm**2)
     for example in doubtful.nonzero()[:, 0].tolist():
         total[example] = certain[example] + _written_out(uses, example)
-    return total.clamp_min_(0.0)  # rounding may leave less than nothing
+    return total.clamp_min_(0.0)  # rounding may give a negative number
 
 
 class _Grams:
-    """Squared norms by Gram matrices; layers with the same inputs, as those of attention, share that of the inputs."""
+    """Squared norms by Gram matrices. Layers with the same inputs, as in attention, share the inputs' Gram matrix."""
 
     def __init__(self) -> None:
         self._inputs: Tensor | None = None
         self._blocks: list[Tensor] = []
 
     def squared_norms(self, product: Product) -> tuple[Tensor, Tensor]:
-        """Of the examples' gradients, and the part of them that pairs of the same token have."""
+        """Return the squared norms of the examples' gradients, and the part of them from pairs of the same token."""
         begins = range(0, product.inputs.shape[1], _BLOCK)
         if not is_same(self._inputs, product.inputs):
             self._inputs, self._blocks = product.inputs, [_gram(product.inputs, at) for at in begins]
@@ -67,13 +67,13 @@ class _Grams:
 
 
 def _gram(vectors: Tensor, begin: int) -> Tensor:
-    """The inner products of a block of tokens with itself and all tokens after it."""
+    """Return the inner products of a block of tokens with itself and all tokens after it."""
     later = vectors[:, begin:].float()
     return torch.bmm(later[:, :_BLOCK], later.transpose(1, 2))
 
 
 def _of_lookup(lookup: Lookup) -> Tensor:
-    """Squared norms of the gradients in a table: tokens that looked up the same row are added up first."""
+    """Return squared norms of the gradients in a table. Gradients of tokens with the same row are summed first."""
     examples, length, width = lookup.gradient.shape
     keys = lookup.rows + torch.arange(examples, device=lookup.rows.device)[:, None] * (int(lookup.rows.max()) + 1)
     found, place = torch.unique(keys, return_inverse=True)
@@ -86,9 +86,10 @@ def _of_lookup(lookup: Lookup) -> Tensor:
 
 
 def _of_both(lookup: Lookup, product: Product) -> Tensor:
-    """The inner products of both gradients of a tied table: the sum over tokens t, s of g_s[row_t] <d_t, a_s>.
+    """Return the inner products of both gradients of a tied table: the sum over tokens t, s of g_s[row_t] <d_t, a_s>.
 
-    ``d_t`` is the gradient of what was looked up in row_t, and g_s that of the products with the table.
+    ``d_t`` is the gradient of the row looked up by token t. ``g_s`` is the gradient of the product with the table, and
+    ``a_s`` its input.
     """
     length = product.gradient.shape[1]
     entries = product.gradient.gather(2, lookup.rows[:, None, :].expand(-1, length, -1)).float()
@@ -97,7 +98,7 @@ def _of_both(lookup: Lookup, product: Product) -> Tensor:
 
 
 def _written_out(uses: Uses, example: int) -> float:
-    """The squared norm of one example in all matrices that were multiplied with, by the gradients themselves."""
+    """Return the squared norm of one example's gradient in all multiplied matrices, from the gradients themselves."""
     total = 0.0
     for name, product in uses.each_product():
         one = Product(
@@ -110,15 +111,15 @@ def _written_out(uses: Uses, example: int) -> float:
     return total
 
 
-# Sums of gradients, each times a factor, from what they are computed from.
+# Weighted sums: the gradient of each example times its factor, computed from the uses.
 
 Tensors = dict[str, Tensor]
 
 
 def add_weighted(total: Tensors, parameters: Tensors, uses: Uses, factors: Tensor) -> None:
-    """Add each example's gradient times its factor to the sums, which begin with zeros in the form of ``parameters``.
+    """Add each example's gradient times its factor to ``total``. Missing sums start as zeros like ``parameters``.
 
-    Sums take memory from when they are needed, and what is not needed any more is let go on the way.
+    A sum takes memory only when it is needed, and uses are freed as soon as they are added.
     """
 
     def of(name: str) -> Tensor:
@@ -146,15 +147,15 @@ def add_weighted(total: Tensors, parameters: Tensors, uses: Uses, factors: Tenso
 
 
 def _weighted_sum(written: Tensor, factors: Tensor) -> Tensor:
-    """The sum of written out gradients, each times its factor."""
-    if written.dim() == 3 and not written.is_contiguous():  # transposed: as it lies in memory, without a copy
+    """Return the sum of written out gradients, each times its factor."""
+    if written.dim() == 3 and not written.is_contiguous():  # transposed: sums in the order of memory, without a copy
         lying = written.transpose(1, 2)
         return (factors @ lying.flatten(1)).view(lying.shape[1:]).t()
     return (factors @ written.flatten(1)).view(written.shape[1:])
 
 
 class _Weighted:
-    """Gradients and inputs of products, of which the narrower is multiplied with the factors."""
+    """Gradients and inputs of products, with the factors applied to the narrower of the two."""
 
     def __init__(self, factors: Tensor) -> None:
         self._factors = factors[:, None, None]
@@ -162,7 +163,7 @@ class _Weighted:
         self._weighted: Tensor | None = None
 
     def both(self, product: Product) -> tuple[Tensor, Tensor]:
-        """As [tokens of all examples, width]. Layers that have the same inputs share the multiplied ones."""
+        """Return both as [tokens of all examples, width]. Layers with the same inputs share the weighted inputs."""
         inputs, gradient = product.inputs, product.gradient
         if gradient.shape[2] < inputs.shape[2]:
             return (gradient.float() * self._factors).flatten(0, 1), inputs.float().flatten(0, 1)

@@ -1,7 +1,7 @@
-"""What is kept of each use of a parameter: what went in, and the gradient of what came out.
+"""Records of each use of a parameter (its inputs and the gradient of its output), and the operations that make them.
 
-Everything here has examples along the first axis. Inputs and gradients are kept in the model's own precision, and what
-is added up over tokens is added up in float32.
+All tensors here have examples along the first axis. Inputs and gradients are kept in the model's own precision. Sums
+over tokens are in float32.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx
 from torch.nn import functional
 
-_NARROW = 16  # a factor of so few columns is better on the left: the product of an adapter takes a quarter of the time
+_NARROW = 16  # columns up to which a factor goes on the left: an adapter's product then takes a quarter of the time
 
 
 class Product(NamedTuple):
-    """Inputs [examples, tokens, d] were multiplied with a matrix; their gradient is [examples, tokens, p].
+    """A product of inputs [examples, tokens, d] with a matrix; the gradient of the outputs is [examples, tokens, p].
 
-    ``transposed``: the matrix is [d, p], as that of GPT-2's Conv1D, and not [p, d], as that of a linear layer.
+    ``transposed``: the matrix is [d, p], as in GPT-2's Conv1D, and not [p, d], as in a linear layer.
     """
 
     inputs: Tensor
@@ -31,12 +31,12 @@ class Product(NamedTuple):
 
     @property
     def is_smaller_written_out(self) -> bool:
-        """Whether the gradients of all examples are no larger than what they are computed from."""
+        """True if the gradients of all examples are no larger than the tensors they are computed from."""
         d, p = self.inputs.shape[2], self.gradient.shape[2]
         return d * p <= self.inputs.shape[1] * (d + p)
 
     def written_out(self) -> Tensor:
-        """The gradient of each example, in the shape of the matrix."""
+        """Compute the gradient of each example, in the shape of the matrix."""
         left, right = (self.inputs, self.gradient) if self.transposed else (self.gradient, self.inputs)
         if right.shape[2] <= _NARROW < left.shape[2]:
             return torch.bmm(right.float().transpose(1, 2), left.float()).transpose(1, 2)
@@ -44,7 +44,7 @@ class Product(NamedTuple):
 
 
 class Lookup(NamedTuple):
-    """Rows of a table were looked up, [examples, tokens]; the gradient of what was found is [examples, tokens, d]."""
+    """A lookup of rows of a table, [examples, tokens]; the gradient of the outputs is [examples, tokens, d]."""
 
     rows: Tensor
     gradient: Tensor
@@ -55,10 +55,10 @@ class Uses:
     """All uses of parameters in one pass, by the name of the parameter.
 
     Attributes:
-        examples: how many there are.
-        counted: how often each was used on the way forwards.
-        products, lookups: what is needed to compute gradients.
-        written: gradients of the examples that were written out at once, added up over the uses.
+        examples: number of examples.
+        counted: number of uses of each parameter in the forward pass.
+        products, lookups: the tensors from which gradients are computed.
+        written: gradients of each example that are already written out, summed over the uses.
     """
 
     examples: int
@@ -82,9 +82,9 @@ class Uses:
         self.written[name] = gradients if before is None else before + gradients
 
     def join(self) -> None:
-        """Make one product and one lookup of several uses of a parameter, whose tokens then follow each other.
+        """Join the uses of each parameter into one product and one lookup, by concatenating their tokens.
 
-        What is smaller written out is written out, with the lookups in the same table.
+        Products that are smaller written out are written out, together with the lookups in the same table.
         """
         for name, products in list(self.products.items()):
             if len({product.transposed for product in products}) > 1:
@@ -105,13 +105,13 @@ class Uses:
                 del self.lookups[name]
 
     def only(self, name: str) -> Uses:
-        """Those of one parameter."""
+        """Return the uses of one parameter."""
         parts = (self.products, self.lookups, self.written)
         products, lookups, written = ({name: part[name]} if name in part else {} for part in parts)
         return Uses(self.examples, self.device, self.counted, products, lookups, written)  # type: ignore[arg-type]
 
     def zeros(self) -> Tensor:
-        """A zero for each example, in float64."""
+        """Return a zero for each example, in float64."""
         return torch.zeros(self.examples, dtype=torch.float64, device=self.device)
 
     def each_product(self) -> Iterator[tuple[str, Product]]:
@@ -135,33 +135,30 @@ def add_rows(written: Tensor, lookup: Lookup) -> None:
 
 
 def is_same(one: Tensor | None, other: Tensor) -> bool:
-    """Whether both are the same numbers in the same place; autograd may hand out one tensor as two objects."""
+    """Return whether both share the same memory and layout; autograd may hand out one tensor as two objects."""
     if one is None or one.data_ptr() != other.data_ptr():
         return False
     return one.shape == other.shape and one.stride() == other.stride() and one.dtype == other.dtype
 
 
 class UnforeseenUse(RuntimeError):
-    """Parameters are used in a way that is not known here."""
+    """Error for parameters that are used in an unknown way."""
 
     def __init__(self, names: set[str]) -> None:
         super().__init__(f"parameters are used in a way that is not known: {', '.join(sorted(names))}")
         self.names = names
 
 
-# Products of a batch with a matrix, by the fastest way that PyTorch has for them on this machine.
-#
-# For float32 on processors, PyTorch's ``linear`` asks MKL. Where the processor is not Intel's, that takes a tenth
-# more time than oneDNN, and up to four times as much where a side is narrow, as in adapters. PyTorch's compiler
-# reaches oneDNN by an operation that is called here as well; versions of PyTorch that do not have it multiply as they
-# always do.
+# Products with a matrix: float32 on CPUs by oneDNN. PyTorch's ``linear`` uses MKL, which on processors that are not
+# Intel's takes a tenth more time than oneDNN, and up to four times as much if one side is narrow, as in adapters.
+# The operation is that of PyTorch's compiler. PyTorch versions without it use ``linear``.
 
-_WORTHWHILE = 2**21  # multiplications and additions: below, preparing takes longer than is gained
+_WORTHWHILE = 2**21  # multiply-adds: for fewer, the preparation costs more than it gains
 _ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")  # type: ignore[no-untyped-call]
 
 
 def linear(inputs: Tensor, matrix: Tensor, vector: Tensor | None = None) -> Tensor:
-    """What ``functional.linear`` gives, but not for autograd: inputs [..., d] times a matrix [p, d], plus a vector."""
+    """Compute ``functional.linear`` without autograd: inputs [..., d] times a matrix [p, d], plus a vector."""
     ordinary = _ONEDNN and inputs.dim() > 1 and _is_ordinary(inputs) and _is_ordinary(matrix)
     if not ordinary or inputs.numel() * len(matrix) < _WORTHWHILE:
         return functional.linear(inputs, matrix, vector)
@@ -173,16 +170,14 @@ def _is_ordinary(given: Tensor) -> bool:
     return given.device.type == "cpu" and given.dtype == torch.float32
 
 
-# The operations in which parameters are used, for autograd: what goes back is kept for the parameter's gradients.
-#
-# ``anchor`` is a number that needs a gradient and gets none: through it autograd comes by even where no input needs
-# one.
+# Autograd operations: the backward pass records uses. ``anchor`` is a number that requires a gradient and gets none:
+# it makes autograd run the backward pass even if no input requires a gradient.
 
-Context: TypeAlias = Any  # what PyTorch hands from a forward pass to its backward pass
+Context: TypeAlias = Any  # PyTorch's context, from a forward pass to its backward pass
 
 
 class Names:
-    """Which parameters an operation uses, and where its uses are kept; None: one that is not trained."""
+    """The parameters of an operation and the record of their uses; None for a parameter that is not trained."""
 
     def __init__(self, uses: Uses, matrix: str | None, vector: str | None = None) -> None:
         self.uses, self.matrix, self.vector = uses, matrix, vector
@@ -219,7 +214,7 @@ class Multiply(torch.autograd.Function):
 
 
 class MultiplyFixed(torch.autograd.Function):
-    """Inputs times a matrix that is not trained, plus a vector: nothing is kept, it is only quicker."""
+    """Inputs times a matrix that is not trained, plus a vector. It keeps nothing, and is faster than PyTorch's own."""
 
     @staticmethod
     def forward(ctx: Context, inputs: Tensor, matrix: Tensor, vector: Tensor | None) -> Tensor:
@@ -233,7 +228,7 @@ class MultiplyFixed(torch.autograd.Function):
 
 
 class LookUp(torch.autograd.Function):
-    """Rows [examples, tokens] of a table; those of padding get no gradient."""
+    """Rows [examples, tokens] of a table; rows of padding get no gradient."""
 
     @staticmethod
     def forward(ctx: Context, rows: Tensor, table: Tensor, anchor: Tensor, names: Names, padding: int | None) -> Tensor:
@@ -253,7 +248,7 @@ class LookUp(torch.autograd.Function):
 
 
 class Scale(torch.autograd.Function):
-    """Inputs [examples, ..., d] times a vector; ``slope`` is what the vector gains if its parameter grows by one."""
+    """Inputs [examples, ..., d] times a vector; ``slope`` is the derivative of the vector in its parameter."""
 
     @staticmethod
     def forward(
@@ -288,7 +283,7 @@ class Shift(torch.autograd.Function):
 
 
 def _keep(ctx: FunctionCtx, gradient: Tensor) -> None:
-    """Add up over everything but examples and the vector's own axis."""
+    """Sum over all axes but the examples and the vector's own, and record the gradient."""
     names: Names = ctx.names  # type: ignore[attr-defined]
     slope: Tensor | None = ctx.slope  # type: ignore[attr-defined]
     between = tuple(range(1, gradient.dim() - 1))

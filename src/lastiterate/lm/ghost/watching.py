@@ -1,9 +1,9 @@
-"""Sees where a model uses its parameters, whatever its modules are called, and keeps what their gradients need.
+"""A PyTorch function mode that records each use of a model's parameters, and one pass of a model under that mode.
 
-PyTorch shows every function that is called to a function mode. Those that use a watched parameter in a way known here
-are replaced by an operation that keeps inputs and gradients. How examples lie in a tensor is told by its shape:
-they are the first axis, or the model has laid examples and tokens out along one (``view``, ``reshape``, ``flatten``).
-``choosing.py`` compares the outcome with autograd before any of it is believed.
+PyTorch passes every function call to a function mode. A call that uses a watched parameter in a known way is replaced
+by an operation that keeps its inputs and gradients. Names of modules do not matter. The shape of a tensor shows where
+its examples are: along the first axis, or along one axis with the tokens after ``view``, ``reshape`` or ``flatten``.
+``lm/example_gradients.py`` compares the gradients with autograd before they are used.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from lastiterate.lm.tokens import logit_gradient
 if TYPE_CHECKING:
     from lastiterate.lm.tokens import CausalModel
 
-Foreign: TypeAlias = Any  # whatever PyTorch's functions take and return
+Foreign: TypeAlias = Any  # arguments and results of PyTorch's functions
 
-_LAID_OUT = "_lastiterate_laid_out"  # set on tensors whose first axis is examples and tokens, example by example
+_LAID_OUT = "_lastiterate_laid_out"  # mark of tensors whose first axis is examples times tokens, example by example
 
 _RESHAPES = {torch.Tensor.view, torch.Tensor.reshape, torch.Tensor.flatten, torch.reshape, torch.flatten}
 _ENTRYWISE = {
@@ -48,14 +48,14 @@ _VECTOR_CHANGES = {torch.Tensor.to, torch.Tensor.float, torch.Tensor.type_as, to
 
 
 class Vector(NamedTuple):
-    """A watched parameter with one axis, or what became of it entry by entry (Gemma's norms multiply with 1 + w)."""
+    """A watched parameter with one axis, or an entrywise function of it (Gemma's norms multiply with 1 + w)."""
 
     name: str
     parameter: Tensor
     value: Tensor
 
     def slope(self) -> Tensor | None:
-        """What each entry gains if that of the parameter grows by one; None: as much."""
+        """Return the derivative of each entry in the parameter's entry; None if the value is the parameter itself."""
         if self.value is self.parameter:
             return None
         (found,) = torch.autograd.grad(self.value.sum(), self.parameter, retain_graph=True)
@@ -63,14 +63,14 @@ class Vector(NamedTuple):
 
 
 class Watch(TorchFunctionMode):
-    """While it is on, uses of the parameters are kept in ``uses``.
+    """A function mode that records uses of the parameters in ``uses`` while it is active.
 
     Args:
-        parameters: by name; those with one axis must need a gradient, no other may.
-        shape: how many examples and tokens the model gets.
+        parameters: parameters by name. Those with one axis must require a gradient, and no other may.
+        shape: number of examples and tokens of the model's input.
 
     Attributes:
-        unforeseen: names of parameters that were used in a way that is not known.
+        unforeseen: names of parameters that were used in an unknown way.
     """
 
     def __init__(self, parameters: dict[str, Tensor], shape: Sequence[int], uses: Uses) -> None:
@@ -94,7 +94,7 @@ class Watch(TorchFunctionMode):
 
     @property
     def anchor(self) -> Tensor:
-        """What to differentiate in, so that autograd goes through all uses."""
+        """The tensor to differentiate in, so that autograd passes through all uses."""
         return self._anchor
 
     def __torch_function__(
@@ -120,7 +120,7 @@ class Watch(TorchFunctionMode):
         return result
 
     def _without(self, func: Callable[..., Foreign], args: tuple[Foreign, ...], kwargs: dict[str, Foreign]) -> Foreign:
-        """A call that uses no parameter; what is laid out stays so."""
+        """Call a function that uses no watched parameter. Results of laid out tensors are marked as laid out, too."""
         if func is functional.linear and (found := _multiply_fixed(*args, **kwargs)) is not None:
             return found
         result = func(*args, **kwargs)
@@ -217,7 +217,7 @@ class Watch(TorchFunctionMode):
         return self._entrywise(Shift, one, other)
 
     def _entrywise(self, operation: type[Scale | Shift], one: Tensor, other: Tensor) -> Tensor | None:
-        """Of a tensor and a vector in either order."""
+        """Apply the operation to a tensor and a vector, in either order."""
         inputs, value = (other, one) if id(one) in self._vectors else (one, other)
         rows = self._by_example(inputs) if isinstance(inputs, Tensor) and id(inputs) not in self._vectors else None
         if rows is None or rows.shape[-1:] != value.shape:
@@ -230,7 +230,7 @@ class Watch(TorchFunctionMode):
         return self._like(inputs, found)
 
     def _by_example(self, inputs: Tensor) -> Tensor | None:
-        """The tensor with examples along its first axis and tokens along others; None: it is not known where."""
+        """Return the tensor with examples along the first axis and tokens along others; None if unknown."""
         if getattr(inputs, _LAID_OUT, False):
             return inputs.view(self._examples, self._length, *inputs.shape[1:])
         if inputs.dim() < 3 or inputs.shape[0] not in (self._examples, 1):
@@ -238,7 +238,7 @@ class Watch(TorchFunctionMode):
         return inputs.expand(self._examples, *inputs.shape[1:])
 
     def _like(self, inputs: Tensor, found: Tensor) -> Tensor:
-        """The outcome, laid out as the inputs were."""
+        """Return the result in the layout of the inputs."""
         if not getattr(inputs, _LAID_OUT, False):
             return found
         if found.dim() > inputs.dim():
@@ -248,7 +248,7 @@ class Watch(TorchFunctionMode):
 
 
 def _multiply_fixed(inputs: Tensor, matrix: Tensor, bias: Tensor | None = None) -> Tensor | None:
-    """A product with a matrix that is not trained; None: autograd has to see it."""
+    """Multiply with a matrix that is not trained; None if autograd has to see the product."""
     trained = matrix.requires_grad or (bias is not None and bias.requires_grad)
     if trained or not inputs.requires_grad or matrix.dim() != 2:
         return None
@@ -257,7 +257,7 @@ def _multiply_fixed(inputs: Tensor, matrix: Tensor, bias: Tensor | None = None) 
 
 
 def _flat(given: object) -> list[Tensor]:
-    """All tensors among the arguments, in lists and dictionaries too."""
+    """Return all tensors among the arguments, also inside lists and dictionaries."""
     if isinstance(given, Tensor):
         return [given]
     if isinstance(given, (list, tuple)):
@@ -267,18 +267,20 @@ def _flat(given: object) -> list[Tensor]:
     return []
 
 
-# One pass of a model forwards and backwards, in which all uses of its parameters are kept.
+# One pass: forwards and backwards through a model, with all uses of its parameters.
 
 Tensors = dict[str, Tensor]
 
 
 def follow(model: CausalModel, watched: Tensors, others: Tensors, tokens: Tensor, weights: Tensor) -> Uses:
-    """The uses of the parameters ``watched``, with the gradients of the sum of the examples' losses.
+    """Run the model forwards and backwards once, and return the uses of the parameters ``watched``.
+
+    The uses hold the gradients of the sum of the examples' losses.
 
     Args:
-        watched, others: parameters and buffers that are put into the model.
-        tokens: of the examples, [examples, tokens].
-        weights: what each prediction counts.
+        watched, others: parameters and buffers that replace the model's own.
+        tokens: tokens of the examples, [examples, tokens].
+        weights: weight of each prediction.
     """
     leaves = {name: value.detach().requires_grad_(value.dim() == 1) for name, value in watched.items()}
     uses = Uses(len(tokens), tokens.device)
@@ -296,7 +298,7 @@ def follow(model: CausalModel, watched: Tensors, others: Tensors, tokens: Tensor
 
 
 def _is_product(logits: Tensor) -> bool:
-    """Whether the logits are the outcome of a product as it is, which the way back does not look at."""
+    """Return whether the logits are directly the result of a product, whose backward pass does not read them."""
     node = logits.grad_fn
     while node is not None and node.name() in ("ViewBackward0", "UnsafeViewBackward0"):
         node = node.next_functions[0][0]

@@ -1,6 +1,6 @@
 """The paper's counterexamples, one file each: runs whose last iterate leaks more than the heuristic predicts.
 
-A file gives ``TAKES``, ``DEFAULTS`` and ``probe(setting, track)``.
+Each file defines ``TAKES``, ``DEFAULTS`` and ``probe(setting, track)``.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ NAMES = ("zeroing", "quadratic", "shift", "malicious")
 
 
 class Counterexample(Protocol):
-    """What each file gives."""
+    """Interface of the file of a counterexample."""
 
-    TAKES: tuple[str, ...]  # the fields of ``Setting`` that only it knows
+    TAKES: tuple[str, ...]  # the fields of ``Setting`` that only this counterexample uses
     DEFAULTS: Setting
 
     def probe(self, setting: Setting, track: Track = ...) -> Probe:
@@ -28,6 +28,6 @@ class Counterexample(Protocol):
 
 
 def find(name: str) -> Counterexample:
-    """The counterexample of this name."""
+    """Return the counterexample of this name."""
     one_of("name", name, NAMES)
     return cast("Counterexample", import_module(f"lastiterate.paper.counterexamples.{name}"))

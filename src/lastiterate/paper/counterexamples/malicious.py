@@ -1,7 +1,14 @@
-"""A malicious data set: without any regulariser, other people's data make the last iterate remember every step.
+"""A malicious data set: without a regulariser, other people's data make the last iterate remember every step.
 
-The paper keeps one bit of every step. That has an exact epsilon, far below composition, so that this attack cannot
-match the standard analysis; keeping the value of every step ("linear") does.
+The canary moves coordinate i at step i only. All other examples are copies of one *repeater*, whose gradient depends
+on the parameters and the step (Appendix C of the paper). The repeaters
+
+- reset coordinates whose step has not come yet to 0, so that these hold no noise of earlier steps;
+- enlarge the value that step i - 1 left in coordinate i - 1, so that later noise does not hide the value.
+
+The paper's encoding ("one-bit") writes whether the coordinate passed a threshold, and rewrites the bit at every step.
+The exact epsilon of one bit per step is far below composition, so this attack cannot match the standard analysis. Our
+encoding ("linear") multiplies the coordinate by a large factor, once. It loses nothing and matches composition.
 """
 
 from __future__ import annotations
@@ -53,29 +60,32 @@ if TYPE_CHECKING:
     from lastiterate.training import Moment, Problem
 
 
-# The paper's one-bit encoding, exactly: of every step the last iterate keeps whether a coordinate passed a threshold.
-#
-# Without the canary a coordinate passes with probability a = P(N(0, sigma^2) >= t), with it in the batch with
-# probability b = P(N(1, sigma^2) >= t). The steps are independent, so that the number of bits set is all there is to
-# know: Binomial(T, a) against Binomial(T, a + q (b - a)).
+# One-bit encoding: its exact curve, bounds on epsilon from counts of bits, and its best threshold.
 
-_COARSE, _FINE, _BEST, _ROUNDS = 1000, 21, 20, 3  # thresholds tried at first, then around each of the best, and rounds
+_COARSE, _FINE, _BEST, _ROUNDS = 1000, 21, 20, 3  # thresholds at first, around each of the best, number of best, rounds
 
 
 def pass_rates(run: DPSGD, threshold: float) -> tuple[float, float]:
-    """How often a bit is set without the canary in the data, and with it; the threshold is in clipping norms."""
+    """Return the probability that a bit is set, without the canary in the data and with it.
+
+    The threshold t is in clipping norms. The probabilities are a = P(N(0, sigma^2) >= t) without the canary in a batch
+    and b = P(N(1, sigma^2) >= t) with it in the batch. With the canary in the data, the probability is a + q (b - a).
+    """
     noise = float(run.noise_multiplier)
     without, together = float(ndtr(-threshold / noise)), float(ndtr((1.0 - threshold) / noise))
     return without, without + float(run.sample_rate) * (together - without)
 
 
 def one_bit(run: DPSGD, threshold: float) -> PrivacyCurve:
-    """The curve of the last iterate under the one-bit encoding; of this attack, not a guarantee for the run."""
+    """Return the curve of the last iterate under the one-bit encoding: of this attack, not a guarantee for the run."""
     return bits(run.steps, *pass_rates(run, number("threshold", threshold)))
 
 
 def bits(steps: int, without: float, together: float) -> PrivacyCurve:
-    """The curve of so many independent bits, which are set at one rate without the canary and at another with it."""
+    """Return the curve of independent bits, set at rate ``without`` or, with the canary, at rate ``together``.
+
+    The number of set bits is a sufficient statistic: Binomial(T, a) against Binomial(T, a + q (b - a)).
+    """
     count = np.arange(steps + 1)
     pair = DiscretePair(binom.logpmf(count, steps, together), binom.logpmf(count, steps, without))
     return PrivacyCurve(pair, "one_bit", is_guarantee=False)
@@ -84,11 +94,11 @@ def bits(steps: int, without: float, together: float) -> PrivacyCurve:
 def epsilon_bounds(
     steps: int, bits_in: FloatArray, bits_out: FloatArray, delta: float, confidence: float
 ) -> tuple[float, float]:
-    """A lower and an upper bound on epsilon from the numbers of bits set in models with the canary, and without.
+    """Return a lower and an upper bound on epsilon from the numbers of set bits in models with and without the canary.
 
-    Each holds with the confidence. Bits are independent and alike, so that those of all models together say at which
-    rates they are set, by Clopper and Pearson's bounds; and epsilon grows with the distance of the two rates. The upper
-    bound holds whichever rate is the larger; the lower one counts only bits that the canary sets more often.
+    Each bound holds with the confidence. The bits are independent and identically distributed, so the bits of all
+    models give Clopper-Pearson bounds on the two rates. Epsilon grows with the distance of the rates. The upper bound
+    holds whichever rate is larger. The lower bound counts only bits that the canary sets more often.
     """
     from lastiterate.auditing.evidence.error_rates import upper_bound
 
@@ -105,13 +115,13 @@ def epsilon_bounds(
 
 
 def best_threshold(run: DPSGD, delta: float) -> float:
-    """The threshold with the largest epsilon, in clipping norms.
+    """Return the threshold with the largest epsilon, in clipping norms.
 
-    Epsilon has a kink wherever another number of bits becomes the telling one, and a local maximum between any two. So
-    many thresholds are tried, and then more of them around each of the best.
+    Epsilon has a kink wherever the decisive number of set bits changes, and a local maximum between any two kinks. The
+    search therefore tries a grid of thresholds, then finer grids around the best ones.
     """
     noise = float(run.noise_multiplier)
-    furthest = 2.0 - float(ndtri(min(delta, 0.5)))  # rarer events than delta tell nothing
+    furthest = 2.0 - float(ndtri(min(delta, 0.5)))  # events rarer than delta do not matter
     tried: FloatArray = np.linspace(-3.0 * noise, 1.0 + furthest * noise, _COARSE)
     spacing = tried[1] - tried[0]
     for _ in range(_ROUNDS):
@@ -122,36 +132,27 @@ def best_threshold(run: DPSGD, delta: float) -> float:
     return float(best[0])
 
 
-# The attack of the malicious data set (Appendix C of the paper): canary, repeaters and distinguisher.
-#
-# The canary moves coordinate i at step i, and at no other. All other examples are copies of one *repeater*, whose
-# gradient depends on the parameters and the step. Together they
-#
-# - put coordinates whose step has not come yet back to 0, so that they hold no noise of earlier steps, - write what
-# step i - 1 left in coordinate i - 1 so large that later noise does not reach it.
-#
-# The paper writes one bit, whether the coordinate passed a threshold, and rewrites it at every step ("one-bit"). We
-# write the coordinate itself, once, times a large factor ("linear"), so that nothing is lost. All sizes below are in
-# units of what the canary does to a coordinate: learning rate times clipping norm.
+# Attack: canary, repeaters and distinguisher. Sizes are in units of learning rate times clipping norm, which is the
+# canary's effect on a coordinate.
 
-_DELTA = 1e-5  # for which the bits' threshold is chosen, where none is given
-_BATCH = 1e6  # repeaters in a batch, on average: what they do is random by a thousandth
+_DELTA = 1e-5  # for the choice of the one-bit threshold if none is given
+_BATCH = 1e6  # expected repeaters in a batch: their effect varies by a thousandth
 _MOST_COPIES = 2**31 - 1
-_FURTHEST = 7.0  # standard deviations; the trainer's normals end before
-_KEPT = 10.0  # a bit's size, in standard deviations of the noise of a step
-_AMPLIFIED = 100.0  # a coordinate's factor, in standard deviations of the noise that all steps add
-_GAUGE = 1000.0  # the gauge's step, in standard deviations of the noise of a step
-_VECTOR = 32  # parameters
-_ODDS = 8.0  # standard deviations from which a gauge is not chance
+_FURTHEST = 7.0  # standard deviations; the trainer's normal draws are smaller
+_KEPT = 10.0  # size of a bit, in standard deviations of one step's noise
+_AMPLIFIED = 100.0  # amplified noise of one step over the noise of all steps together
+_GAUGE = 1000.0  # movement of a gauge per step, in standard deviations of one step's noise
+_VECTOR = 32  # the number of parameters is a multiple of this
+_ODDS = 8.0  # standard deviations; a larger deviation of a gauge is not chance
 
 
 @dataclass(frozen=True)
 class Malicious(BringsProblem):
-    """Data that make the last iterate remember every step.
+    """An attack with data that make the last iterate remember every step.
 
     Args:
         encoding: "one-bit" (the paper's) or "linear" (ours).
-        threshold: of the bits, in clipping norms. None: the best one at delta 1e-5.
+        threshold: one-bit threshold, in clipping norms. None: the best threshold at delta 1e-5.
     """
 
     encoding: Encoding = "linear"
@@ -186,15 +187,15 @@ class Malicious(BringsProblem):
 
 
 def amplification(run: DPSGD) -> float:
-    """By what a coordinate is multiplied, once, by the linear encoding."""
+    """Return the factor by which the linear encoding multiplies each coordinate, once."""
     return _AMPLIFIED * math.sqrt(run.steps)
 
 
 def seen(run: DPSGD) -> DPSGD:
-    """What the linear encoding shows of a run: every step, with a little more noise, the more the older it is.
+    """Return the run that the linear encoding shows: every step, with slightly more noise the older the step is.
 
-    The noise of the steps after it is in a coordinate too, and is divided with it by the amplification. What is left
-    out are effects of the repeaters' own sampling, about a thousandth of the noise.
+    A coordinate also holds the noise of later steps, divided by the amplification. Effects of the repeaters' own
+    sampling are left out. They are about a thousandth of the noise.
     """
     ago = np.arange(run.steps - 1, -1, -1)
     noise = run.noise_multiplier * np.sqrt(1.0 + ago / amplification(run) ** 2)
@@ -202,7 +203,7 @@ def seen(run: DPSGD) -> DPSGD:
 
 
 def _copies(run: DPSGD, encoding: Encoding) -> int:
-    """How many repeaters there must be, so that none is clipped and their number in a batch hardly varies."""
+    """Return the number of repeaters for which none is clipped and their number in a batch hardly varies."""
     noise, rate = float(run.noise_multiplier), float(run.sample_rate)
     factor = amplification(run) if encoding == "linear" else 1.0
     moved = (
@@ -219,7 +220,10 @@ def _copies(run: DPSGD, encoding: Encoding) -> int:
 
 
 def _problem(run: DPSGD, facts: Facts) -> Problem:
-    """T coordinates, then gauges, which count repeaters and so show whether their number varies as little as hoped."""
+    """Return a problem with one coordinate per step, followed by gauges.
+
+    The gauges count repeaters, to check that their number per batch varies as little as expected.
+    """
     import jax.numpy as jnp
 
     from lastiterate.training import Problem
@@ -230,7 +234,7 @@ def _problem(run: DPSGD, facts: Facts) -> Problem:
     factor, threshold = amplification(run), facts.get("threshold")
 
     def wanted(value: jax.Array, at: jax.Array, step: jax.Array) -> jax.Array:
-        """Where the repeaters of a batch want each coordinate to be."""
+        """Return the target of each coordinate for the repeaters of a batch."""
         if threshold is None:
             past = jnp.where(at == step - 1, factor * value, value)
         else:
@@ -243,7 +247,7 @@ def _problem(run: DPSGD, facts: Facts) -> Problem:
         at = jnp.arange(_parameters(run))
         target = jnp.where(at >= run.steps, value + _GAUGE * noise, wanted(value, at, moment.step))
         gradient = (value - target) * (clip / batch)
-        # A clipped repeater would spoil everything in silence; what is not a number stops the training.
+        # A clipped repeater would silently spoil the encoding. NaN stops the training instead.
         return jnp.where(jnp.sum(jnp.square(gradient)) <= clip**2, gradient, jnp.nan)
 
     return Problem(
@@ -255,20 +259,23 @@ def _problem(run: DPSGD, facts: Facts) -> Problem:
 
 
 def _canary(run: DPSGD) -> Callable[[object, Moment], jax.Array]:
-    """A gradient of one clipping norm along the coordinate of the step."""
+    """Return the canary: a gradient of one clipping norm along the coordinate of the step."""
     import jax.numpy as jnp
 
     return lambda parameters, moment: jnp.where(jnp.arange(_parameters(run)) == moment.step, -run.clip_norm, 0.0)
 
 
 def _parameters(run: DPSGD) -> int:
-    """One for each step, and gauges that fill up vector registers: the trainer is several times as fast on these."""
+    """Return the number of parameters: one per step, and gauges that fill up vector registers.
+
+    Full registers make the trainer several times faster.
+    """
     return (run.steps // _VECTOR + 1) * _VECTOR
 
 
 @dataclass(frozen=True, eq=False)
 class Reader:
-    """The distinguisher: reads all steps out of last iterates, and looks at nothing else."""
+    """Distinguisher that reads all steps out of the last iterates alone."""
 
     run: DPSGD
     facts: Facts
@@ -288,7 +295,10 @@ class Reader:
         return bits
 
     def _check_gauges(self, gauges: FloatArray) -> None:
-        """Every step moves a gauge by its size times the batch over the expected one."""
+        """Raise if the number of repeaters in batches is too far from its expectation.
+
+        Every step moves a gauge by its size times the batch size over the expected batch size.
+        """
         run, rate = self.run, float(self.run.sample_rate)
         spread = math.sqrt((1.0 - rate) / (self.facts["copies"] * rate) + 1.0 / _GAUGE**2)
         off = np.abs(gauges / (_GAUGE * float(run.noise_multiplier)) - run.steps) / (spread * math.sqrt(run.steps))
@@ -304,7 +314,7 @@ DEFAULTS = Setting(steps=100, sample_rate=0.01, noise_multiplier=None, delta=1e-
 
 
 def probe(setting: Setting, track: Track = iter) -> Probe:
-    """Both encodings, or the one that was asked for."""
+    """Analyse and audit the requested encoding, or both."""
     run = setting.calibrated_run()
     predictions = predict(run, setting.delta)
     encodings: list[Encoding] = [setting.encoding] if setting.encoding else list(get_args(Encoding))
@@ -317,7 +327,7 @@ def probe(setting: Setting, track: Track = iter) -> Probe:
 
 
 def find_epsilon(setting: Setting, run: DPSGD, encoding: Encoding) -> Case:
-    """The exact epsilon of an encoding, and what its distinguisher finds in last iterates."""
+    """Return the exact epsilon of an encoding, and the lower bound its distinguisher finds in last iterates."""
     if encoding == "one-bit":
         return _one_bit_case(setting, run, best_threshold(run, setting.delta))
     scores = last_iterate_scores(setting, run, Malicious(encoding), "malicious-linear")

@@ -1,8 +1,8 @@
-"""A linear loss and a quadratic regulariser: every step forgets a share alpha of the model.
+"""A linear loss with a quadratic regulariser: every step forgets a share alpha of the model.
 
-With r(m) = alpha / (2 eta) ||m||^2 the step t counts (1 - alpha)^(T - t) in the last iterate. The noise is forgotten
-like the signal, but not in the same proportion, and between alpha = 0 (the heuristic) and alpha = 1 (a single step) the
-last iterate can leak more than at both ends.
+With r(m) = alpha / (2 eta) ||m||^2, step t has the weight (1 - alpha)^(T - t) in the last iterate. The noise is
+forgotten like the signal, but not in the same proportion. Between alpha = 0 (the heuristic) and alpha = 1 (a single
+step) the last iterate can leak more than at both ends. The paper's upper bound for alpha = 1/2 is `rounded_support`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _CURVE = np.linspace(0.0, 1.0, 41)
 
 @dataclass(frozen=True)
 class Regularised(BringsProblem):
-    """A canary of constant gradient, nothing else in the data, and the regulariser alpha / (2 eta) ||m||^2."""
+    """A canary of constant gradient, no other data, and the regulariser alpha / (2 eta) ||m||^2."""
 
     alpha: float
 
@@ -74,13 +74,13 @@ class Regularised(BringsProblem):
         return Words(f"quadratic regulariser, alpha {spell(self.alpha)}", "standard deviations of the noise")
 
     def seen(self, run: DPSGD) -> DPSGD:
-        """The run as its last iterate shows it: with the weights that the regulariser leaves to each step."""
+        """Return the run as its last iterate shows it, with the weights of the steps under the regulariser."""
         ago = np.arange(run.steps - 1, -1, -1, dtype=np.float64)
         return run.replace(optimizer=None, weights=(1.0 - self.alpha) ** ago)
 
 
 def find_epsilon(setting: Setting, run: DPSGD, alpha: float, name: str) -> Case:
-    """The exact epsilon of the last iterate, and what an attack on it finds."""
+    """Return the exact epsilon of the last iterate, and the lower bound that an attack on it finds."""
     from lastiterate.auditing.evidence.estimate import estimate
 
     attack = Regularised(alpha)
@@ -92,7 +92,7 @@ def find_epsilon(setting: Setting, run: DPSGD, alpha: float, name: str) -> Case:
 
 
 def probe(setting: Setting, track: Track = iter) -> Probe:
-    """Epsilon over alpha, and an audit at the one that was asked for."""
+    """Compute epsilon over alpha, and audit the requested alpha."""
     run = setting.run(required("steps", setting.steps), required("noise_multiplier", setting.noise_multiplier))
     predictions = predict(run, setting.delta)
     alphas = sorted({*_CURVE.tolist(), setting.alpha})
@@ -104,33 +104,31 @@ def probe(setting: Setting, track: Track = iter) -> Probe:
     return Probe("quadratic", setting, run, predictions, (case,), rows)
 
 
-# The paper's upper bound on the quadratic regulariser with alpha = 1/2: its rounding of a support of 2^T points.
-#
-# Not needed to know epsilon, which `last_iterate` computes without rounding; it tells how much of the paper's ratio
-# is rounding. The sum of 2^-(i-1) Bernoulli(q) has the draws as its binary digits, so that its distribution function
-# follows from comparing digits, first to last, and nothing is enumerated.
-#
-# The paper does not say whether it rounded the finished sum once or after adding each step, which would round up
-# more. We follow its words, which speak of the support of the sum: once.
+# Rounded support: the paper's upper bound for alpha = 1/2.
 
-LEAST = 0.0005  # smaller values of the sum are rounded up to it, zero among them
-BASE = 1.05  # and then all to the next integer power of it
-_DIGITS = 64  # a float of at least 2^-11 has no binary digit beyond
+LEAST = 0.0005  # smaller values of the sum, including zero, are rounded up to this
+BASE = 1.05  # then all values are rounded up to the next integer power of this
+_DIGITS = 64  # a float of at least 2^-11 has no further binary digit
 
 
 def rounded_support(steps: int, sample_rate: float, noise_multiplier: float) -> PrivacyCurve:
-    """The paper's bound for ``steps`` steps with weights 1, 1/2, 1/4, ...: never below the exact curve."""
+    """Return the paper's bound for ``steps`` steps with weights 1, 1/2, 1/4, ...: never below the exact curve.
+
+    The paper rounds a support of 2^T points up. `last_iterate` computes epsilon without rounding, so the bound only
+    shows how much of the paper's ratio is rounding. The paper does not say whether it rounded the finished sum once, or
+    after adding each step, which would round up more. We round once: the paper speaks of the support of the sum.
+    """
     law = rounded_law(steps, sample_rate, noise_multiplier)
     return PrivacyCurve(pair_of(law), "rounded_support", is_guarantee=False)
 
 
 def rounded_law(steps: int, sample_rate: float, noise_multiplier: float) -> Law:
-    """The law of the rounded sum."""
+    """Return the law of the rounded sum."""
     first = math.ceil(math.log(LEAST, BASE))
     last = math.ceil(math.log(2.0, BASE))
     values = BASE ** np.arange(first, last + 1.0)
     at_most, above = _tails(values, steps, sample_rate)
-    # Differences of the smaller tail lose nothing that matters against it.
+    # Differences of the smaller tail lose no relevant precision.
     chances = np.where(at_most < 0.5, np.diff(at_most, prepend=0.0), -np.diff(above, prepend=1.0))
     taken = chances > 0.0
     noise = noise_multiplier * math.sqrt((1.0 - 0.25**steps) / 0.75)
@@ -139,8 +137,12 @@ def rounded_law(steps: int, sample_rate: float, noise_multiplier: float) -> Law:
 
 
 def _tails(values: FloatArray, steps: int, rate: float) -> tuple[FloatArray, FloatArray]:
-    """The chances that the sum is at most, and above, each of some values that are at least 2^-11."""
-    later = (1.0 - rate) ** max(steps - _DIGITS, 0)  # where all digits agree, the later ones must be zero
+    """Return the probabilities that the sum is at most, and above, each value. Values must be at least 2^-11.
+
+    The draws are the binary digits of the sum of 2^-(i-1) Bernoulli(q). Comparing digits, first to last, gives the
+    distribution function without enumeration.
+    """
+    later = (1.0 - rate) ** max(steps - _DIGITS, 0)  # if all digits agree, the later draws must be zero
     at_most, above = np.full(values.size, later), np.full(values.size, 1.0 - later)
     for digit in reversed(_digits(values, min(steps, _DIGITS))):
         at_most = np.where(digit, 1.0 - rate + rate * at_most, (1.0 - rate) * at_most)
@@ -150,7 +152,7 @@ def _tails(values: FloatArray, steps: int, rate: float) -> tuple[FloatArray, Flo
 
 
 def _digits(values: FloatArray, count: int) -> list[BoolArray]:
-    """The first binary digits of numbers below 2: that of 1, of 1/2, ..."""
+    """Return the first binary digits of numbers below 2: the digit of 1, of 1/2, ..."""
     digits = []
     rest = values
     for _ in range(count):

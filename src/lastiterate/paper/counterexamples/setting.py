@@ -1,4 +1,4 @@
-"""What is asked of a counterexample: its numbers, and the run that they mean."""
+"""Settings, runs and results that the counterexamples share."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ if TYPE_CHECKING:
     from lastiterate.common.types import FloatArray, Row
     from lastiterate.run import DPSGD
 
-Encoding = Literal["one-bit", "linear"]  # of the malicious data set: what is kept of a step
+Encoding = Literal["one-bit", "linear"]  # of a step, in the malicious data set
 Given = TypeVar("Given", int, float)
-STANDARD = 8.0  # by composition, where no noise is given
+STANDARD = 8.0  # epsilon by composition if no noise is given
 
 
 @dataclass(frozen=True)
 class Setting:
-    """A counterexample's numbers, and how its audit is made.
+    """The numbers of a counterexample, and the settings of its audit.
 
     Args:
-        steps: T. None: the example chooses the most telling one.
+        steps: T. None: ``zeroing`` only, which then chooses a number of steps at which the heuristic is low.
         sample_rate: q.
-        noise_multiplier: sigma. None: what makes the standard epsilon 8.
+        noise_multiplier: sigma. None: the noise for a standard epsilon of 8.
         delta: of (epsilon, delta)-DP.
-        models: how many to train with the canary, and as many without.
+        models: number of models with the canary, and as many without.
         confidence: of empirical epsilons.
         seed: of all randomness.
-        store: a folder for the scores, one file an audit; what is found there is not trained again. None: none is kept.
+        store: a folder for the scores, one file per audit. Stored models are not trained again. None: no store.
         engine: "local", "ray", or an engine object.
         alpha: ``quadratic`` only: the regulariser's strength, times the learning rate.
         growth: ``shift`` only: the factor v by which coordinates grow at every step.
@@ -63,11 +63,11 @@ class Setting:
         integer("seed", self.seed, 0, 2**63 - 1)
 
     def run(self, steps: int, noise_multiplier: float) -> DPSGD:
-        """The run that is trained: plain SGD."""
+        """Return the run to train: plain SGD."""
         return DPSGD(steps, self.sample_rate, noise_multiplier, optimizer=SGD(1.0))
 
     def calibrated_run(self) -> DPSGD:
-        """The run with the noise that was given, or with what makes its standard epsilon 8."""
+        """Return the run with the given noise, or else with the noise for a standard epsilon of 8."""
         steps = required("steps", self.steps)
         if self.noise_multiplier is not None:
             return self.run(steps, self.noise_multiplier)
@@ -81,7 +81,7 @@ class Setting:
 
 
 def require_plain(run: DPSGD) -> float:
-    """The learning rate of a run of plain SGD with Poisson sampling, which is all that the counterexamples know."""
+    """Return the learning rate of a run of plain SGD with Poisson or full sampling. Raise for any other run."""
     require_basic(run, "counterexamples")
     sgd = run.optimizer
     if not is_sgd(sgd) or not sgd.is_memoryless or not isinstance(sgd.learning_rate, float):
@@ -96,13 +96,13 @@ def require_plain(run: DPSGD) -> float:
 
 
 def required(name: str, value: Given | None) -> Given:
-    """A number of the setting that the example cannot choose."""
+    """Return a number of the setting that the example cannot choose. Raise if the number is None."""
     if value is None:
         raise ValueError(f"{name} must be given for this counterexample, got None")
     return value
 
 
-# What was found in a counterexample: predictions, exact epsilons, and what an attack on its last iterates shows.
+# Results: predictions, exact epsilons, and lower bounds from attacks on last iterates.
 
 _FROM_BELOW = Answer(None, "the method bounds epsilon from below only")
 _PREDICTED = ("last_iterate", "max_over_steps", "composition")
@@ -113,13 +113,13 @@ class Case:
     """One variant of a counterexample.
 
     Attributes:
-        label: which one; empty where there is only one.
-        exact: the epsilon of its last iterate.
-        empirical: what the attack found: at least this, with the setting's confidence.
-        method: by which it was found, in plain words.
-        at_most: an upper bound on the exact epsilon, with the same confidence, or why there is none.
-        by_composition: what the composition family makes of the same scores, where the method is another.
-        exact_lower: the exact epsilon lies between this and ``exact``; None: the two are one number to a reader.
+        label: name of the variant; empty if there is only one.
+        exact: exact epsilon of the last iterate.
+        empirical: the lower bound that the attack found, with the setting's confidence.
+        method: method of the lower bound, in plain words.
+        at_most: an upper bound on the exact epsilon, with the same confidence, or the reason for having none.
+        by_composition: lower bound by the composition family from the same scores, if the method is another.
+        exact_lower: the exact epsilon lies between this and ``exact``. None: the two are too close to show both.
     """
 
     label: str
@@ -133,16 +133,16 @@ class Case:
 
 @dataclass(frozen=True, eq=False)
 class Probe:
-    """A counterexample, analysed and run.
+    """The analysis and audit of a counterexample.
 
     Attributes:
-        name: of the counterexample.
-        setting: what was asked, complete.
-        run: what was trained.
-        predictions: what the analyses say of the run, which know nothing of the counterexample.
-        cases: its variants, the most telling one last.
+        name: name of the counterexample.
+        setting: the complete setting.
+        run: the trained run.
+        predictions: epsilons by the analyses, which know the run but not the counterexample.
+        cases: the variants, the strongest one last.
         rows: the numbers of the picture.
-        fields: of its own, as plain values.
+        fields: further results of this counterexample, as plain values.
     """
 
     name: str
@@ -155,12 +155,12 @@ class Probe:
 
 
 def predict(run: DPSGD, delta: float) -> dict[str, Answer]:
-    """What a user would be told of the run."""
+    """Return the predictions that a user would get for the run."""
     return {name: ask(run, name, lambda curve: curve.epsilon(delta)) for name in _PREDICTED}
 
 
 def last_iterate_scores(setting: Setting, run: DPSGD, attack: Attack, name: str) -> tuple[FloatArray, FloatArray]:
-    """Train models with the canary and without it, and score their last iterates, in this order."""
+    """Train models with the canary and without it, and return the scores of their last iterates in this order."""
     from lastiterate.auditing.experiments.choose import Given, experiment_on
     from lastiterate.auditing.run_audit import collected
 
@@ -172,7 +172,7 @@ def last_iterate_scores(setting: Setting, run: DPSGD, attack: Attack, name: str)
 
 
 def known(answer: Answer) -> float:
-    """The value of an answer that sentences and pictures cannot do without."""
+    """Return the value of an answer that sentences and pictures need. Raise if there is none."""
     if answer.value is None:
         raise ValueError(f"this counterexample has no numbers to show: {answer.reason}")
     return answer.value

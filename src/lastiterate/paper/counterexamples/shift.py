@@ -1,6 +1,19 @@
-"""The paper's pathological regulariser, over the factor by which it enlarges: from nothing to all that steps show.
+"""The paper's pathological regulariser: the last iterate remembers every step, each in a coordinate of its own.
 
-The attack itself, and why composition is exact for it, is in `shifter`.
+The regulariser moves coordinate i, times the growth v, to coordinate i + 1. It empties the first coordinate, where the
+canary and the noise of the next step arrive. In the last iterate of T steps and T coordinates, coordinate i times
+v^(1-i) is
+
+    A_(T-i+1) + N(0, sigma_i^2),    sigma_i^2 = sigma^2 (1 + v^-2 + ... + v^-2(i-1)),
+
+where A_t is 1 if the canary was in batch t, and else 0 (the paper's index T - i is off by one). A diagonal of the noise
+is in one coordinate only, so the coordinates are independent. The last iterate is therefore as informative as all
+iterates of a run with the noise sigma_i. Composition of that run is exact for every v, and tends to composition of the
+plain run as v grows.
+
+The update is the paper's, so the last coordinate is about v^(T-1). Models are trained in float64, which holds 1e301 and
+some standard deviations: v = 2 with 1,000 steps, v = 1e6 with 50. Larger growths are refused. Rounding drops less than
+1e-13 standard deviations of a coordinate's noise.
 """
 
 from __future__ import annotations
@@ -32,27 +45,14 @@ if TYPE_CHECKING:
     import jax
 
 
-# The attack of the pathological regulariser: the last iterate remembers every step, each in a coordinate of its own.
-#
-# The regulariser moves coordinate i, times v, to coordinate i + 1, and empties the first, where the canary and the
-# noise of the next step arrive. In the last iterate of T steps and T coordinates, coordinate i times v^(1-i) is
-#
-#     A_(T-i+1) + N(0, sigma_i^2),    sigma_i^2 = sigma^2 (1 + v^-2 + ... + v^-2(i-1)),
-#
-# where A_t says whether the canary was in batch t (the paper's index T - i is off by one). A diagonal of the noise is
-# in one coordinate only, so that coordinates are independent, and the last iterate is as good as all iterates of a
-# run with the noise sigma_i: composition of that run is exact for every v, and tends to the plain run's as v grows.
-#
-# The update is the paper's, so that the last coordinate is about v^(T-1) large. Models are trained in float64, which
-# holds 1e301 and some standard deviations: v = 2 with 1,000 steps, v = 1e6 with 50. More is refused. Whatever
-# rounding drops is below 1e-13 standard deviations of a coordinate's noise.
+# Attack: canary, shifting regulariser and distinguisher.
 
-LARGEST = 301.0  # decimal digits of v^(T-1): seven less than float64 holds, for the noise and the learning rate
+LARGEST = 301.0  # decimal digits of v^(T-1): seven fewer than float64 holds, for the noise and the learning rate
 
 
 @dataclass(frozen=True)
 class Shift(BringsProblem):
-    """A canary that pushes the first coordinate, nothing else in the data, and the regulariser that shifts."""
+    """A canary that pushes the first coordinate, no other data, and the shifting regulariser."""
 
     growth: float
 
@@ -80,17 +80,17 @@ class Shift(BringsProblem):
         return Armed(setting, GradientCanary(canary), ShiftScore(self, run), double=True)
 
     def expected(self, facts: Facts) -> Unknown:
-        return Unknown()  # the likelihood ratio's law is not the run's own, but that of the run as seen
+        return Unknown()  # the likelihood ratio has the law of ``seen(run)``, not of the run
 
     def words(self, facts: Facts) -> Words:
         return Words(f"shifting regulariser, growth {spell(self.growth)}", "nats of the log-likelihood ratio")
 
     def seen(self, run: DPSGD) -> DPSGD:
-        """The run whose iterates, all of them, tell what the last iterate tells here. Its first step is run's last."""
+        """Return the run whose iterates together show what the last iterate shows. Its first step is ``run``'s last."""
         return run.replace(noise_multiplier=run.noise_multiplier * noise_factors(self.growth, run.steps))
 
     def check(self, steps: int) -> None:
-        """Refuse a growth with which float64 would overflow."""
+        """Raise if float64 would overflow with this growth."""
         if not self.fits(steps):
             most = 10.0 ** (LARGEST / (steps - 1))
             raise ValueError(
@@ -99,13 +99,13 @@ class Shift(BringsProblem):
             )
 
     def fits(self, steps: int) -> bool:
-        """Whether float64 holds the last coordinate."""
+        """Return whether float64 holds the last coordinate."""
         return (steps - 1) * float(np.log10(self.growth)) <= LARGEST
 
 
 @dataclass(frozen=True)
 class ShiftScore:
-    """The best distinguisher: the log-likelihood ratios of all coordinates, added up."""
+    """The best distinguisher: the sum of the log-likelihood ratios of all coordinates."""
 
     attack: Shift
     run: DPSGD
@@ -114,18 +114,18 @@ class ShiftScore:
         return total_log_likelihood_ratio(self.attack.seen(self.run), self.observed(parameters))
 
     def observed(self, parameters: object) -> FloatArray:
-        """Each step's noisy sum along the canary, in clipping norms, the last step's first."""
+        """Return each step's noisy sum along the canary, in clipping norms, the last step first."""
         scale = self.attack.growth ** -np.arange(self.run.steps, dtype=np.float64)
         return -np.asarray(parameters, np.float64) * scale / (require_plain(self.run) * self.run.clip_norm)
 
 
 def noise_factors(growth: float, steps: int) -> FloatArray:
-    """sigma_i / sigma for each coordinate: by summing, which holds for every growth, 1 among them."""
+    """Return sigma_i / sigma for each coordinate. The plain sum also holds for growth 1."""
     return np.sqrt(np.cumsum(growth ** (-2.0 * np.arange(steps))))
 
 
 def _spell_down(value: float) -> str:
-    """A bound, rounded so that what is read can be given."""
+    """Spell an upper bound rounded down, so that the spelled value is allowed."""
     unit = 10.0 ** (np.floor(np.log10(value)) - 3.0)
     return spell(np.floor(value / unit) * unit)
 
@@ -133,13 +133,13 @@ def _spell_down(value: float) -> str:
 TAKES = ("growth",)
 DEFAULTS = Setting(steps=50, sample_rate=0.1, noise_multiplier=None, delta=1e-5, models=100_000, growth=10.0)
 _CURVE = (1.0, 1.05, 1.1, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0, 5.0, 7.0, 10.0)
-_AUDITED = (1.5, 2.0, 3.0)  # beside the growth that was asked for, with fewer models
+_AUDITED = (1.5, 2.0, 3.0)  # audited with fewer models, besides the requested growth
 _FEWER = 20_000
-_TIGHT = 1e-4  # bounds this close, relative to epsilon, are one number to a reader
+_TIGHT = 1e-4  # bounds closer than this, relative to epsilon, are shown as one number
 
 
 def probe(setting: Setting, track: Track = iter) -> Probe:
-    """Epsilon over growth, and audits at some of them, with most models at the one that was asked for."""
+    """Compute epsilon over growth, and audit some growths, with most models at the requested growth."""
     Shift(setting.growth).check(required("steps", setting.steps))
     run = setting.calibrated_run()
     growths = sorted({*_CURVE, setting.growth})
@@ -157,15 +157,15 @@ def probe(setting: Setting, track: Track = iter) -> Probe:
 
 
 def is_one_number(lower: float, upper: float) -> bool:
-    """Whether bounds on an epsilon are so close that readers need not see both."""
+    """Return whether bounds on an epsilon are so close that readers need only one."""
     return upper - lower < _TIGHT * upper
 
 
 def _row(setting: Setting, run: DPSGD, attack: Shift) -> Row:
-    """One growth, exact and, for some, audited.
+    """Return the row of one growth: the exact epsilon and, for some growths, an audit.
 
-    ``exact`` is never too low. Near growth 1, where few coordinates count, it can be some per cent too high, and the
-    truth lies between ``exact_lower`` and it.
+    ``exact`` is never too low. Near growth 1, where few coordinates count, ``exact`` can be some per cent too high. The
+    true epsilon lies between ``exact_lower`` and ``exact``.
     """
     curve = composition(attack.seen(run))
     exact, (lower, _) = curve.epsilon(setting.delta), curve.bracket(setting.delta)
@@ -179,10 +179,10 @@ def _row(setting: Setting, run: DPSGD, attack: Shift) -> Row:
 
 
 def find_epsilon(setting: Setting, run: DPSGD, attack: Shift) -> float:
-    """What the attack finds.
+    """Return the lower bound that the attack finds.
 
-    The family is that of the plain run, all of whose steps have the same noise: an attack that does not know the
-    growth. Where noise differs much from coordinate to coordinate, at growths near 1, it finds only half.
+    The family is that of the plain run, whose steps all have the same noise, so the attack does not know the growth. At
+    growths near 1 the noise differs much between coordinates, and the attack finds only half of epsilon.
     """
     from lastiterate.auditing.evidence.estimate import estimate
 

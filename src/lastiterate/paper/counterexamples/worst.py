@@ -1,15 +1,17 @@
-"""How far runs exceed the heuristic whose losses are linear, as it assumes, but whose steps do not count alike.
+"""Search for step weights whose last iterate exceeds the heuristic most, for linear losses.
 
-Weight decay, momentum and learning rates give steps unequal weights, and then the last iterate can leak more than the
-largest heuristic epsilon of any shorter run. Each family of weights is searched for the worst: a lattice over all of
-it, then its highest peaks. What is found is exact for its weights; for the family it is "at least this".
+Weight decay, momentum and learning rates give steps unequal weights. The last iterate can then leak more than the
+largest heuristic epsilon of any shorter run. Each family of weights is searched for its worst member: first on a
+lattice over the whole family, then uphill from the highest peaks of the lattice. The epsilon found is exact for its
+weights, and a lower bound for the family.
 
 Momentum beta with weight decay alpha is searched where no weight is negative: beta = (1 - a)(1 - b) and alpha = a b,
 with a and b in [0, 1]. Elsewhere weights swing around zero, and the canary's steps work against each other.
 
-The worst schedules known are one heavy step among many light ones. The heavy step alone shows the canary clearly but
-seldom, the light ones together always but faintly; in the right proportion the two add up, and where both alone leak
-the same, which is all that the heuristic sees, epsilon grows by an eighth if it is 1, and by more the larger it is.
+The worst known schedules have one heavy step among many light ones. The heavy step alone shows the canary clearly but
+seldom. The light steps together show the canary always but faintly. In the right proportion the two add up. The
+heuristic sees each of the two alone. If both alone leak the same epsilon, together they leak an eighth more at
+epsilon 1, and the excess grows with epsilon.
 """
 
 from __future__ import annotations
@@ -33,16 +35,16 @@ if TYPE_CHECKING:
     from lastiterate.common.types import FloatArray, IntArray, Track
 
 
-# The highest point of a function with several peaks, on the unit interval or square.
+# Search: the highest point of a function with several peaks, on the unit interval or square.
 
-_POINTS = {1: 25, 2: 13}  # of a lattice along each axis, by the number of axes
-_PEAKS = 3  # of a lattice that are climbed
+_POINTS = {1: 25, 2: 13}  # lattice points along each axis, by the number of axes
+_PEAKS = 3  # lattice peaks to climb from
 
 Thing = TypeVar("Thing")
 
 
 class Tried(Generic[Thing]):
-    """Minus the height, for an optimiser; remembers the highest of all that it tried."""
+    """Minus the height, as objective of an optimiser. Remembers the highest result of all calls."""
 
     def __init__(self, at: Callable[[FloatArray], Thing], height: Callable[[Thing], float]) -> None:
         self._at, self._height = at, height
@@ -61,7 +63,7 @@ class Tried(Generic[Thing]):
 
 
 def climb(at: Callable[[FloatArray], Thing], height: Callable[[Thing], float], axes: int) -> Thing:
-    """The highest found: on a lattice, then uphill from the highest of its points that overtop all around."""
+    """Return the highest result: search a lattice, then climb from its highest local maxima."""
     from scipy.optimize import minimize
 
     tried = Tried(at, height)
@@ -77,28 +79,28 @@ def climb(at: Callable[[FloatArray], Thing], height: Callable[[Thing], float], a
 
 
 def _peaks(heights: FloatArray) -> list[tuple[int, ...]]:
-    """The points of a lattice that no neighbour exceeds."""
+    """Return the points of a lattice that no neighbour exceeds."""
     padded = np.pad(heights, 1, constant_values=-np.inf)
     around = {index: padded[tuple(slice(i, i + 3) for i in index)].max() for index in np.ndindex(*heights.shape)}
     return [index for index, highest in around.items() if heights[index] >= highest]
 
 
-_NEGLIGIBLE = 1e-18  # of the largest weight: even a million such steps change no digit of epsilon
-_NO_MOMENTUM = 1e-12  # what rounding leaves of none
-_ALL_COUNTS = 24  # of heavy steps; of more, only some are tried
-_FREE = 48  # weights of a schedule that are searched for; in longer runs some steps share one
+_NEGLIGIBLE = 1e-18  # relative to the largest weight: even a million such steps change no digit of epsilon
+_NO_MOMENTUM = 1e-12  # smaller values are rounding errors of zero
+_ALL_COUNTS = 24  # heavy steps: all smaller numbers are tried, and some larger ones
+_FREE = 48  # free weights of a schedule; in longer runs some steps share a weight
 
 
 @dataclass(frozen=True, eq=False)
 class Violation:
-    """The worst that was found in a family.
+    """The worst weights found in a family.
 
     Attributes:
-        family: see `worst`.
-        parameters: of the family, by name.
-        weights: of the steps, the last one last.
-        epsilon: exact, of the last iterate with these weights.
-        largest: the heuristic's largest epsilon for so many steps, or fewer, of equal weight.
+        family: name of the family, see `worst`.
+        parameters: parameters of the family, by name.
+        weights: weights of the steps, in order of time.
+        epsilon: exact epsilon of the last iterate with these weights.
+        largest: the heuristic's largest epsilon for at most as many steps, of equal weight.
     """
 
     family: str
@@ -109,7 +111,7 @@ class Violation:
 
     @property
     def ratio(self) -> float:
-        """Above 1 the heuristic is too low."""
+        """Epsilon over the largest heuristic epsilon. Above 1 the heuristic is too low."""
         if self.largest > 0.0:
             return self.epsilon / self.largest
         return math.inf if self.epsilon > 0.0 else 1.0
@@ -117,7 +119,7 @@ class Violation:
 
 @dataclass(frozen=True)
 class _Case:
-    """What all families are tried on."""
+    """The run, the delta and the largest heuristic epsilon that all families share."""
 
     run: DPSGD
     delta: float
@@ -130,18 +132,22 @@ class _Case:
 
 
 def worst(run: DPSGD, delta: float, track: Track = iter) -> list[Violation]:
-    """The worst weights of each family for a run's steps, sample rate and noise; its own weights do not matter.
+    """Return the worst weights of each family for a run's steps, sample rate and noise.
 
-    The families: "decay", weights (1 - alpha)^(T - t); "momentum and decay"; "two levels", some steps of weight 1 and
-    the others of a smaller one, which stands for learning-rate schedules, as steps are interchangeable; "any schedule",
-    what a local search makes of the worst of the others.
+    The run's own weights are ignored. The families are:
+
+    - "decay": weights (1 - alpha)^(T - t);
+    - "momentum and decay";
+    - "two levels": some steps of weight 1, the others of a smaller weight. This family represents learning-rate
+      schedules, because steps are interchangeable;
+    - "any schedule": a local search from the worst weights of the other families.
     """
     plain = _plain(run)
     case = _Case(plain, delta, float(max_over_steps(plain).epsilon(delta)))
     best: dict[str, Violation] = {}
     searches = [partial(_decay, case), partial(_momentum, case)]
     searches += [partial(_two_levels, case, count) for count in _heavy_steps(plain.steps)]
-    searches += [partial(_any_schedule, case, best)]  # after the others: it begins with what they found
+    searches += [partial(_any_schedule, case, best)]  # last, because it starts from the results of the others
     for search in track(searches):
         new = search()
         best[new.family] = max(best.get(new.family, new), new, key=_epsilon)
@@ -153,7 +159,7 @@ def _epsilon(violation: Violation) -> float:
 
 
 def _plain(run: DPSGD) -> DPSGD:
-    """The run with equal weights. Its steps must be interchangeable."""
+    """Return the run with equal weights. Raise if its steps are not interchangeable."""
     require_basic(run, "the search for the worst")
     for name in ("sample_rate", "noise_multiplier"):
         if np.ndim(getattr(run, name)):
@@ -178,7 +184,7 @@ def _momentum(case: _Case) -> Violation:
 
     def at(place: FloatArray) -> Violation:
         slow = _share(place[0], steps)
-        fast = _share(place[0] + (1.0 - place[0]) * place[1], steps)  # never the slower: they may change places
+        fast = _share(place[0] + (1.0 - place[0]) * place[1], steps)  # at least ``slow``: the two are interchangeable
         momentum, decay = min((1.0 - slow) * (1.0 - fast), 1.0 - 1e-12), slow * fast
         momentum = momentum if momentum > _NO_MOMENTUM else 0.0
         weights = np.broadcast_to(SGD(1.0, momentum=momentum, weight_decay=decay).weights(steps), (steps,))
@@ -189,7 +195,7 @@ def _momentum(case: _Case) -> Violation:
 
 
 def _heavy_steps(steps: int) -> list[int]:
-    """How many steps of two levels may have the larger weight: all small numbers, then with gaps of a tenth."""
+    """Return the numbers of heavy steps to try for two levels: all small numbers, then with gaps of a tenth."""
     gaps = 1 + round(10.0 * math.log(max(steps / _ALL_COUNTS, 1.0)))
     more = np.rint(np.geomspace(_ALL_COUNTS, max(steps, _ALL_COUNTS), 1 + gaps)).astype(np.int64)
     return [count for count in sorted({*range(1, _ALL_COUNTS), *more.tolist()}) if count <= steps]
@@ -207,7 +213,7 @@ def _two_levels(case: _Case, count: int) -> Violation:
 
 
 def _any_schedule(case: _Case, best: dict[str, Violation]) -> Violation:
-    """Weights of no particular form: climbs from the worst of each family, shaken so that equal weights may part."""
+    """Search weights of any form, from the worst of each family, perturbed so that equal weights can separate."""
     from scipy.optimize import minimize
 
     groups = _groups(case.run.steps)
@@ -227,12 +233,12 @@ def _any_schedule(case: _Case, best: dict[str, Violation]) -> Violation:
 
 
 def _groups(steps: int) -> IntArray:
-    """Which steps, ordered by weight, share one: the lighter, the more."""
+    """Return the group of each step, ordered by weight. Steps of a group share a weight; lighter groups are larger."""
     ends = np.arange(1, steps + 1) if steps <= _FREE else np.unique(np.rint(np.geomspace(1, steps, _FREE)))
     return np.searchsorted(ends, np.arange(steps), side="right")
 
 
 def _share(place: float, steps: int) -> float:
-    """From [0, 1] to [0, 1], with room for what is small against 1 and large against 1 / T."""
+    """Map [0, 1] to [0, 1], with resolution for values that are small against 1 and large against 1 / T."""
     scale = 10.0 * steps
     return min(math.expm1(place * math.log1p(scale)) / scale, 1.0)

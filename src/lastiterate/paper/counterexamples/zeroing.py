@@ -1,7 +1,7 @@
 """A regulariser that erases the past: the last iterate is a single step, whatever came before.
 
-With r(m) = ||m||^2 / (2 eta) its gradient takes back the whole model at every step: the quadratic regulariser with
-alpha = 1. The heuristic is not monotone in the number of steps, and where it is below that of one step it is too low.
+The gradient of r(m) = ||m||^2 / (2 eta) removes the whole model at every step. This is the quadratic regulariser with
+alpha = 1. The heuristic is not monotone in the number of steps. It is too low where it is below its value for one step.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ if TYPE_CHECKING:
 
 TAKES = ()
 DEFAULTS = Setting(steps=None, sample_rate=0.01, noise_multiplier=0.5, delta=1e-6, models=100_000)
-MOST_STEPS = 10**9  # up to which a region is looked for
-_EVERY = 1000  # steps up to which each number is tried
-_SPARSE = 400  # numbers beyond, about 3.5% apart
-_EQUAL = 1e-9  # the heuristic's accuracy, relative to max(1, epsilon): closer values are equal
-_MOST_TRAINED = 100  # steps, where the example chooses
-_NOWHERE = 10  # steps where there is no region to choose from
+MOST_STEPS = 10**9  # end of the search for a region
+_EVERY = 1000  # steps; every smaller number is tried
+_SPARSE = 400  # larger numbers of steps that are tried, about 3.5% apart
+_EQUAL = 1e-9  # accuracy of the heuristic, relative to max(1, epsilon): closer values are equal
+_MOST_TRAINED = 100  # steps that the example chooses at most, if the region allows
+_NOWHERE = 10  # steps if there is no region to choose from
 _DRAWN = 160
 
 
 @dataclass(frozen=True)
 class Region:
-    """The numbers of steps from ``first`` to ``last`` for which the heuristic is below that of one step.
+    """The numbers of steps from ``first`` to ``last`` for which the heuristic is below its value for one step.
 
-    ``last`` is None where it is beyond ``MOST_STEPS``; ``lowest`` is where the heuristic is lowest.
+    ``last`` is None if it is above ``MOST_STEPS``. ``lowest`` is the number of steps with the lowest heuristic.
     """
 
     first: int
@@ -43,10 +43,10 @@ class Region:
 
 
 def find_region(sample_rate: float, noise_multiplier: float, delta: float) -> Region | None:
-    """Where the heuristic is below that of one step, if anywhere.
+    """Return the region where the heuristic is below its value for one step, or None.
 
-    All numbers of steps up to 1,000 are tried. Beyond, those of a geometric grid: between two of its neighbours the
-    heuristic is taken to cross that of one step at most once, and the crossing is bisected. So the ends are exact
+    All numbers of steps up to 1,000 are tried, and then a geometric grid. Between two grid neighbours the heuristic is
+    assumed to cross its value for one step at most once, and the crossing is bisected. The ends are therefore exact
     unless the heuristic dips and recovers within 3.5% of its steps. No gap within a region has been found.
     """
 
@@ -74,7 +74,7 @@ def _tried_steps() -> IntArray:
 
 
 def _edge(is_below: Callable[[IntArray], BoolArray], inside: int, outside: int) -> int:
-    """The last number of steps inside the region on the way to one outside."""
+    """Return the last number of steps inside the region on the way to one outside."""
     while abs(outside - inside) > 1:
         middle = (inside + outside) // 2
         if is_below(np.array([middle]))[0]:
@@ -85,7 +85,7 @@ def _edge(is_below: Callable[[IntArray], BoolArray], inside: int, outside: int) 
 
 
 def probe(setting: Setting, track: Track = iter) -> Probe:
-    """Where the heuristic is too low for the erasing regulariser, and an audit of it there."""
+    """Find where the heuristic is too low for the erasing regulariser, and audit a run there."""
     noise = required("noise_multiplier", setting.noise_multiplier)
     region = find_region(setting.sample_rate, noise, setting.delta)
     steps = _telling_steps(setting, noise, region) if setting.steps is None else setting.steps
@@ -97,7 +97,7 @@ def probe(setting: Setting, track: Track = iter) -> Probe:
 
 
 def _telling_steps(setting: Setting, noise: float, region: Region | None) -> int:
-    """Where the heuristic is lowest, among few enough steps to be trained."""
+    """Return the number of steps with the lowest heuristic, among few enough steps to train."""
     if region is None:
         return _NOWHERE
     steps = np.arange(region.first, max(region.first, min(region.last or MOST_STEPS, _MOST_TRAINED)) + 1)
@@ -105,7 +105,7 @@ def _telling_steps(setting: Setting, noise: float, region: Region | None) -> int
 
 
 def _drawn_steps(trained: int, region: Region | None) -> IntArray:
-    """From one step to beyond the region, and beyond the run."""
+    """Return numbers of steps from one to beyond the region and the run."""
     last = 3 * trained if region is None else 3 * region.last if region.last else MOST_STEPS
     return np.unique(np.rint(np.geomspace(1, max(last, 3 * trained), _DRAWN)).astype(np.int64))
 

@@ -1,6 +1,6 @@
 """The paper's figures and tables, one file each.
 
-A file gives ``TITLE``, ``TAKES``, ``rows(scale, track, audits)``, ``chart(rows)`` and ``notes(rows)``.
+Each file defines ``TITLE``, ``TAKES``, ``rows(scale, track, audits)``, ``chart(rows)`` and ``notes(rows)``.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ NAMES = ("figure1", "figure2", "figure3", "figure4", "figure5", "figure6", "tabl
 
 
 class Reproduction(Protocol):
-    """What each file gives."""
+    """Interface of the file of a figure or table."""
 
     TITLE: str
-    TAKES: tuple[str, ...]  # the fields of ``Audits`` that matter to it
+    TAKES: tuple[str, ...]  # the fields of ``Audits`` that the file uses
 
     def rows(self, scale: Scale, track: Track = ..., audits: Audits = ...) -> list[Row]:
-        """The numbers: plain values, one row a point."""
+        """Return the numbers as plain values, one row per point."""
 
     def chart(self, rows: list[Row]) -> HConcatChart:
-        """The picture of these numbers, an altair chart."""
+        """Return the altair chart of these numbers."""
 
     def notes(self, rows: list[Row]) -> list[str]:
-        """What a reader of the table should know, in sentences."""
+        """Return the notes of the table, in sentences."""
 
 
 def find(name: str) -> Reproduction:
-    """The figure or table of this name."""
+    """Return the figure or table of this name."""
     one_of("name", name, NAMES)
     return cast("Reproduction", import_module(f"lastiterate.paper.reproduce.{name}"))

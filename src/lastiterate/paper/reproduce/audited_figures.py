@@ -1,7 +1,7 @@
-"""Figures that rest on audits: what is trained at each scale, and how audits become rows.
+"""Shared parts of figures and tables that rest on audits: training at each scale, rows of audits, and charts.
 
-What the figures share is the paper's: delta, confidence, and the "PLD approach", in which sample rate and steps are
-known and the noise is estimated (our last-iterate family). Our threshold is chosen before any model is trained.
+The paper sets delta, confidence and the "PLD approach", in which sample rate and steps are known and the noise is
+estimated (our last-iterate family). Our threshold is chosen before any model is trained.
 """
 
 from __future__ import annotations
@@ -42,25 +42,25 @@ if TYPE_CHECKING:
     from lastiterate.run import DPSGD
 
 DELTA, CONFIDENCE, METHOD = 1e-5, 0.95, "last-iterate"
-MODELS = {"quick": 256, "full": 512}  # a world; 512 is the paper's
+MODELS = {"quick": 256, "full": 512}  # per world; the paper trains 512
 HEURISTIC_NOTE = "Last iterate is a heuristic: it predicts, it does not guarantee. --json prints every row."
 ALL = ("data", "store", "models", "engine")
 _MODEL = {"quick": "mlp", "full": "wide-resnet"}
 _CIFAR = (32, 32, 3)
-# Of the sum of a batch's gradients, whatever its size: 4 for the mean of 4,096 is De et al.'s (2022).
+# For the sum of a batch's gradients, at any batch size. De et al. (2022) use 4 for the mean of 4,096.
 LEARNING_RATE = {"quick": 1.0 / 64.0, "full": 4.0 / 4096.0}
 
 
 @dataclass(frozen=True)
 class Audits:
-    """How the audits of a figure are made.
+    """Settings for the audits of a figure.
 
     Args:
-        data: where the data set is. None: the embedded digits, which are for the quick scale only.
-        model: a language model, folder or name on the hub, for the table of language models.
-        text: the dialogues that it is fine-tuned on.
-        store: a folder for the scores, one file an audit; what is found there is not trained again. None: none is kept.
-        models: how many a world. None: what the figure says.
+        data: path of the data set. None: the embedded digits, which are for the quick scale only.
+        model: a language model, as folder or name on the hub, for the table of language models.
+        text: the dialogues for fine-tuning the language model.
+        store: a folder for the scores, one file per audit. Stored models are not trained again. None: no store.
+        models: number of models per world. None: the figure's default.
         engine: "local", "ray", or an engine object.
     """
 
@@ -74,7 +74,7 @@ class Audits:
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """One audit of a figure; ``labels`` are the columns that tell its row from others with the same run."""
+    """One audit of a figure. ``labels`` are the columns that distinguish rows with the same run."""
 
     run: DPSGD
     attack: Attack | UnseenTokens
@@ -82,7 +82,7 @@ class Case:
 
 
 def subject_of(scale: Scale, audits: Audits) -> Subject:
-    """What is trained: a small network on whatever data at the quick scale, the paper's model on CIFAR-10 in full."""
+    """Return a small network on any data at the quick scale, and the paper's model on CIFAR-10 at full scale."""
     from lastiterate.auditing.audit_target import find_subject
 
     if scale == "full" and audits.data is None:
@@ -104,9 +104,9 @@ def measure(
     models: int,
     quality: Literal["accuracy", "perplexity"] | None = None,
 ) -> list[Row]:
-    """Audit the cases one after the other, each with randomness of its own, so that luck is not shared by rows.
+    """Audit the cases one after the other. Each case has its own seed, so that rows do not share luck.
 
-    ``models`` is how many a world where ``audits`` does not say.
+    ``models`` is the number per world if ``audits`` gives none.
     """
     import lastiterate
 
@@ -148,7 +148,7 @@ def _row(labels: Row, result: AuditResult, quality: str | None) -> Row:
 
 
 def empirical_fields(epsilon: float, confidence: float, models: int) -> Row:
-    """An empirical epsilon and what stands next to it wherever it is shown."""
+    """Return an empirical epsilon with its confidence and number of models, or the reason for having none."""
     fields: Row = {"empirical": epsilon if math.isfinite(epsilon) else None}
     if fields["empirical"] is None:
         fields["empirical_reason"] = "no noise of this family explains so few errors"
@@ -156,7 +156,7 @@ def empirical_fields(epsilon: float, confidence: float, models: int) -> Row:
 
 
 def notes(rows: list[Row]) -> list[str]:
-    """What the empirical epsilons of these figures rest on."""
+    """Return sentences on the method and the signal behind the empirical epsilons."""
     sentences = [
         HEURISTIC_NOTE,
         "Empirical: at least this, at the stated confidence, by the last-iterate family at a threshold chosen without "
@@ -169,18 +169,18 @@ def notes(rows: list[Row]) -> list[str]:
     return sentences
 
 
-# Pictures of audits: analyses as lines, what attacks found as points, side by side in panels.
+# Charts: analyses as lines and lower bounds as points, in panels side by side.
 
 _LINES = ("last_iterate", "composition")
 _SHAPES = ("circle", "triangle-up", "square", "diamond")
 _ASIDE = 1.03
-_ABOVE = 1.08  # the highest point: where a picture ends
-_TALLEST = 2.5  # a picture is at most so many times as high as the heuristic and what was found
+_ABOVE = 1.08  # end of an axis over its highest point
+_TALLEST = 2.5  # composition above this multiple of heuristic and lower bounds is cut off
 
 
 @dataclass(frozen=True)
 class Panel:
-    """One of the panels: its title, what is constant in it, and its rows."""
+    """One panel: its title, its constant parameters and its rows."""
 
     title: str
     parameters: str
@@ -188,7 +188,7 @@ class Panel:
 
 
 def by_steps(title: str, panels: Sequence[Panel], delta: float, attacks: dict[str, str] | None = None) -> HConcatChart:
-    """Epsilon over the number of steps; ``attacks`` names those that rows tell apart by ``attack``."""
+    """Return epsilon over the number of steps. ``attacks`` names the values in the column ``attack``."""
     import altair as alt
 
     drawn = [_panel(panel, delta, attacks) for panel in panels]
@@ -199,7 +199,7 @@ def by_steps(title: str, panels: Sequence[Panel], delta: float, attacks: dict[st
 
 
 def by_batch_size(title: str, rows: list[Row], delta: float, quality: str = "accuracy") -> HConcatChart:
-    """Epsilon over batch sizes, and beside it the accuracy or perplexity of the models."""
+    """Return epsilon, and accuracy or perplexity, over batch sizes."""
     import altair as alt
 
     batches = sorted(number_in(row, "batch_size") for row in rows)
@@ -244,7 +244,7 @@ def _panel(panel: Panel, delta: float, attacks: dict[str, str] | None) -> LayerC
 
 
 def _lines(rows: list[Row], x: X, y: Y, points: bool = False) -> Chart:
-    """The analyses; what exceeds the picture is cut off."""
+    """Return the analyses as lines, clipped to the picture."""
     field = x.shorthand.partition(":")[0]
     distinct = list({row[field]: row for row in rows}.values())
     marks = chart_of(long(distinct, "epsilon", _LINES)).mark_line(
@@ -255,7 +255,7 @@ def _lines(rows: list[Row], x: X, y: Y, points: bool = False) -> Chart:
 
 
 def _points(rows: list[Row], x: X, y: Y, attacks: dict[str, str] | None) -> Chart:
-    """What was found: lower bounds. Those of different attacks stand a little aside of each other."""
+    """Return the lower bounds found as points. Points of different attacks are slightly apart."""
     import altair as alt
 
     field = x.shorthand.partition(":")[0]

@@ -1,6 +1,6 @@
 """Figure 1: the heuristic against the two baselines, in three regimes.
 
-The paper states delta = 1e-6 and what each panel keeps constant, but not the values; those below are ours.
+The paper states delta = 1e-6 and the constants of each panel, but not their values. The values below are ours.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from lastiterate.paper.reproduce.audited_figures import Audits
     from lastiterate.run import DPSGD
 
-DELTA = 1e-6  # the figure's caption
+DELTA = 1e-6  # from the figure's caption
 EPOCHS, TOTAL_VARIANCE = 10.0, 100.0  # panel a: T q and T sigma^2
 STANDARD, RATE = 8.0, 0.01  # panel b: the standard epsilon, at this sample rate
 FIXED_RATE, FIXED_NOISE = 0.01, 0.5  # panel c: small noise, so that one step leaks more than ten
@@ -40,7 +40,7 @@ _POINTS = {"quick": 13, "full": 49}
 
 
 def rows(scale: Scale, track: Track = iter, audits: Audits | None = None) -> list[Row]:
-    """Every point of the three panels; nothing is audited."""
+    """Return every point of the three panels. Nothing is audited."""
     import lastiterate
 
     points: list[tuple[str, int]] = []
@@ -76,12 +76,12 @@ def _run(panel: str, steps: int) -> DPSGD:
 
 
 def notes(rows: list[Row]) -> list[str]:
-    """What a reader of the table should know."""
+    """Return the notes of the table."""
     return [HEURISTIC_NOTE]
 
 
 def chart(rows: list[Row]) -> HConcatChart:
-    """The three panels side by side, with logarithmic axes."""
+    """Return the three panels side by side, with logarithmic axes."""
     import altair as alt
 
     panels = alt.hconcat(*(_panel(among(rows, "panel", name), name) for name in _PANELS), spacing=30)

@@ -1,8 +1,8 @@
-"""Figure 2: gradient space, natural data. How much does an attack find that sees the last iterate only?
+"""Figure 2: gradient-space attacks on the last iterate, among natural data.
 
-As in the paper, noise and sample rate are fixed and the number of steps varies; which noise, it does not say. Ours is
-such that the heuristic is 7 at the largest number of steps. Beside the paper's canary, a Dirac gradient at a random
-parameter, stands ours, at the parameter that natural gradients move least.
+As in the paper, noise and sample rate are fixed and the number of steps varies. The paper does not state the noise. Our
+noise makes the heuristic 7 at the largest number of steps. The paper's canary is a Dirac gradient at a random
+parameter. We add a canary at the parameter that natural gradients move least.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 TITLE = f"Figure 2: gradient-space attacks among natural data; epsilon at delta {spell(DELTA)}"
 TAKES = ALL
-HEURISTIC = 7.0  # at the last of the steps
+HEURISTIC = 7.0  # at the largest number of steps
 DIRECTIONS = {"dirac": "a random parameter (paper)", "quiet": "the quietest parameter (ours)"}
 STEPS = {
     "quick": {0.01: (30, 100, 300, 1000), 0.08: (10, 30, 100, 300)},
@@ -42,13 +42,13 @@ STEPS = {
 
 
 def rows(scale: Scale, track: Track = iter, audits: Audits = Audits()) -> list[Row]:  # noqa: B008 - it is frozen
-    """Every audit: sample rates, attacks, steps."""
+    """Return a row for each audit: sample rates, attacks, steps."""
     subject = subject_of(scale, audits)
     return measure("figure2", subject, cases(scale, subject), track, audits, models=MODELS[scale])
 
 
 def cases(scale: Scale, subject: Subject) -> list[Case]:
-    """What is audited; every Dirac gradient is at another random parameter."""
+    """Return the audits of the figure. Each Dirac gradient of a sample rate has its own random parameter."""
     from lastiterate.attacks import GradientSpace
 
     found = []
@@ -60,7 +60,7 @@ def cases(scale: Scale, subject: Subject) -> list[Case]:
 
 
 def runs(rate: float, steps: tuple[int, ...], learning_rate: float) -> list[DPSGD]:
-    """Runs of different length with the same noise, which makes the heuristic of the last one ``HEURISTIC``."""
+    """Return runs of different lengths with one noise, which gives the last run the heuristic ``HEURISTIC``."""
     import lastiterate
 
     longest = lastiterate.DPSGD(steps[-1], rate, 1.0, optimizer=lastiterate.SGD(learning_rate))
@@ -69,7 +69,7 @@ def runs(rate: float, steps: tuple[int, ...], learning_rate: float) -> list[DPSG
 
 
 def chart(rows: list[Row]) -> HConcatChart:
-    """A panel for each sample rate."""
+    """Return a panel for each sample rate."""
     panels = []
     for rate in dict.fromkeys(number_in(row, "sample_rate") for row in rows):
         part = among(rows, "sample_rate", rate)

@@ -1,6 +1,6 @@
-"""Figure 3: gradient space, adversarial data. All other gradients are zero, so that the heuristic is exact.
+"""Figure 3: gradient-space attacks among adversarial data. All other gradients are zero, so the heuristic is exact.
 
-The noise makes the standard epsilon 8 at every number of steps. No gradient is computed: last iterates are drawn from
+The noise gives a standard epsilon of 8 at every number of steps. No gradient is computed: last iterates are drawn from
 their distribution, as many as in the paper, at both scales.
 """
 
@@ -32,14 +32,14 @@ if TYPE_CHECKING:
 TITLE = f"Figure 3: gradient-space attacks among adversarial data; epsilon at delta {spell(DELTA)}"
 TAKES = ("models",)
 RATES = (0.01, 0.1)
-STANDARD = 8.0  # the paper's for CIFAR-10; the figure's own is not stated
-MODELS = 100_000  # a world, the paper's N
+STANDARD = 8.0  # the paper's value for CIFAR-10; the figure's value is not stated
+MODELS = 100_000  # per world, the paper's N
 LEAST, MOST = 10, 10_000  # steps
 _POINTS = {"quick": 7, "full": 19}
 
 
 def rows(scale: Scale, track: Track = iter, audits: Audits = Audits()) -> list[Row]:  # noqa: B008 - it is frozen
-    """Every point, each with randomness of its own."""
+    """Return every point, each with its own seed."""
     steps = np.unique(np.rint(np.geomspace(LEAST, MOST, _POINTS[scale])).astype(np.int64))
     models = audits.models if audits.models is not None else MODELS
     points = [(rate, int(count)) for rate in RATES for count in steps]
@@ -64,7 +64,7 @@ def _row(rate: float, steps: int, models: int, seed: int) -> Row:
 
 
 def draw(run: DPSGD, models: int, seed: int) -> tuple[FloatArray, FloatArray]:
-    """Scores of so many runs with the canary, and without it."""
+    """Draw the scores of ``models`` runs with the canary, and of as many without it."""
     from lastiterate.attacks import Adversarial
     from lastiterate.common.validation import integer
 
@@ -74,7 +74,7 @@ def draw(run: DPSGD, models: int, seed: int) -> tuple[FloatArray, FloatArray]:
 
 
 def chart(rows: list[Row]) -> HConcatChart:
-    """A panel for each sample rate."""
+    """Return a panel for each sample rate."""
     panels = [
         Panel(
             f"q = {spell(rate)}",

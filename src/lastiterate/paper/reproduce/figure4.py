@@ -1,8 +1,8 @@
-"""Figure 4: input space. A mislabelled example is the canary, and the loss on it the score.
+"""Figure 4: input-space attacks. The canary is a mislabelled example, and the score is the loss on it.
 
-The others are blank images in one panel and natural ones in the other. The paper's sample rate is 0.01; the digits are
-few, so that batches would be of 14 and an example be used too seldom to be found: at the quick scale it is 0.08. The
-noise is chosen as in figure 2. ClipBKD canaries (Jagielski et al. 2020) stand beside the paper's.
+The other examples are blank images in one panel and natural images in the other. The paper's sample rate is 0.01. The
+digits are few: batches would have 14 examples, and the canary would be used too seldom to be found. The quick scale
+therefore uses 0.08. The noise is chosen as in figure 2. We add ClipBKD canaries (Jagielski et al. 2020).
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ STEPS = {"quick": (30, 100, 300), "full": (100, 300, 1000, 2500)}
 
 
 def rows(scale: Scale, track: Track = iter, audits: Audits = Audits()) -> list[Row]:  # noqa: B008 - it is frozen
-    """Every audit: settings, canaries, steps."""
+    """Return a row for each audit: settings, canaries, steps."""
     subject = subject_of(scale, audits)
     return measure("figure4", subject, cases(scale, subject), track, audits, models=MODELS[scale])
 
 
 def cases(scale: Scale, subject: Subject) -> list[Case]:
-    """What is audited."""
+    """Return the audits of the figure."""
     from lastiterate.attacks import InputSpace
 
     return [
@@ -58,7 +58,7 @@ def cases(scale: Scale, subject: Subject) -> list[Case]:
 
 
 def chart(rows: list[Row]) -> HConcatChart:
-    """A panel for each setting."""
+    """Return a panel for each setting."""
     panels = []
     for setting, words in SETTINGS.items():
         part = among(rows, "setting", setting)

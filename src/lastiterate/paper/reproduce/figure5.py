@@ -1,7 +1,7 @@
 """Figure 5: the quadratic regulariser with alpha = 1/2 against the largest heuristic epsilon of any shorter run.
 
-The paper draws an upper bound, from a rounded support, over a grid it does not state. Here both sides of the ratio are
-exact, the paper's bound stands beside them, and the largest ratio is searched for between the points of the grid too.
+The paper draws an upper bound, from a rounded support, over a grid that it does not state. Here both sides of the ratio
+are exact, and the paper's bound is computed too. The largest ratio is also searched for between the grid points.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from lastiterate.paper.reproduce.audited_figures import Audits
     from lastiterate.privacy.curve import PrivacyCurve
 
-DELTA = 1e-6  # the figure's caption, as are the panels
+DELTA = 1e-6  # from the figure's caption, like the panels
 ONE_STEP = {"1": 1.0, "2": 2.0}  # epsilon of a single step, by panel
 CLAIM = 1.03  # "the violation is small (<= 3%)"
 STEPS = (*range(1, 13), 15, 20, 30, 50, 100, 200, 500, 1000)
@@ -30,15 +30,15 @@ TITLE = f"Figure 5: epsilon of the quadratic (alpha = 1/2) over the heuristic's 
 TAKES = ()
 _RATES = {"quick": 30, "full": 120}
 _LEAST_RATE, _MOST_RATE = 0.005, 0.95
-_SETTLED = 64  # earlier steps than the last 64 weigh less than 2^-63, which changes no digit of a bracket
-_NEARLY = 0.97  # of the largest on the grid: between two of its rates a peak rises by at most 2%
+_SETTLED = 64  # steps before the last 64 weigh less than 2^-63, which changes no digit of a bracket
+_NEARLY = 0.97  # of the largest ratio on the grid: a peak between two rates is at most 2% higher
 _DRAWN = {2: "#E69F00", 4: "#D55E00", 6: "#CC79A7", 10: "#0072B2", 20: "#009E73"}  # steps: Okabe and Ito's colours
 _DRAWN_RATES, _DRAWN_RATIOS = (0.02, 0.5), (0.8, 1.1)
 _EXACT, _PAPER = "exact", "the paper's upper bound (rounded support)"
 
 
 def rows(scale: Scale, track: Track = iter, audits: Audits | None = None) -> list[Row]:
-    """Every point of the grid, and of the rates where the ratio peaks; nothing is audited."""
+    """Return every point of the grid, and of the rates where the ratio peaks. Nothing is audited."""
     rates = np.geomspace(_LEAST_RATE, _MOST_RATE, _RATES[scale]).tolist()
     columns = [(panel, rate) for panel in ONE_STEP for rate in rates]
     found = [row for panel, rate in track(columns) for row in _column(panel, rate)]
@@ -47,7 +47,7 @@ def rows(scale: Scale, track: Track = iter, audits: Audits | None = None) -> lis
 
 
 def notes(rows: list[Row]) -> list[str]:
-    """What the figure shows, in words."""
+    """Return sentences on the largest ratios and on the effect of the paper's rounding."""
     worst = [largest(among(rows, "panel", panel), "ratio_lower") for panel in ONE_STEP]
     found = " and ".join(
         f"{row['ratio_lower']:.4f} where one step is {_guarantee(text_in(row, 'panel'))} (T = {row['steps']}, "
@@ -64,7 +64,7 @@ def notes(rows: list[Row]) -> list[str]:
 
 
 def chart(rows: list[Row]) -> HConcatChart:
-    """The ratio over the sample rate, exact and by the paper's method, for some numbers of steps."""
+    """Return the ratio over the sample rate, exact and by the paper's method, for some numbers of steps."""
     import altair as alt
 
     panels = [_panel(among(rows, "panel", panel), panel) for panel in ONE_STEP]
@@ -114,7 +114,7 @@ def _panel(rows: list[Row], panel: str) -> LayerChart:
 
 
 def _lines(rows: list[Row]) -> list[Row]:
-    """One row a point of a line."""
+    """Return one row per point of a line."""
     return [
         {"sample_rate": row["sample_rate"], "steps": f"T = {row['steps']}", "kind": kind, "ratio": row[name]}
         for row in rows
@@ -124,7 +124,7 @@ def _lines(rows: list[Row]) -> list[Row]:
 
 
 def _column(panel: str, rate: float) -> list[Row]:
-    """The rows of one sample rate. The heuristic's maximum is known for all steps at once."""
+    """Return the rows of one sample rate. The heuristic's maximum is computed for all steps at once."""
     import lastiterate
     from lastiterate.paper.counterexamples.quadratic import rounded_support
     from lastiterate.privacy.mixtures.pairs import RELATIVE_ERROR
@@ -165,7 +165,7 @@ def _quadratic(steps: int, rate: float, noise: float) -> PrivacyCurve:
 
 
 def _peak_rates(rows: list[Row]) -> list[float]:
-    """The sample rates at which a panel's ratio peaks: for the steps that are drawn, and all that could be largest."""
+    """Return the sample rates where a panel's ratio peaks, for the steps drawn and for all that could be largest."""
     peaks = {steps: largest(among(rows, "steps", steps), "ratio_lower") for steps in STEPS[1:]}
     near = _NEARLY * max(number_in(peak, "ratio_lower") for peak in peaks.values())
     rates = sorted({number_in(row, "sample_rate") for row in rows})
@@ -196,7 +196,7 @@ def _ratio(panel: str, steps: int, rate: float) -> float:
 
 
 def _rounding(row: Row) -> float:
-    """By how much the paper's rounding raises epsilon."""
+    """Return the relative increase of epsilon by the paper's rounding."""
     return number_in(row, "paper_method_ratio") / number_in(row, "ratio_upper") - 1.0
 
 

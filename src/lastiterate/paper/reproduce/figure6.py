@@ -1,7 +1,7 @@
 """Figure 6: a malicious data set, whose last iterate remembers every step.
 
-The noise makes the standard epsilon 8 at every number of steps, so that composition is a level line. The paper shows
-its one-bit encoding; beside what it finds stand its exact epsilon and the linear encoding, which loses nothing.
+The noise gives a standard epsilon of 8 at every number of steps, so composition is a level line. The paper shows its
+one-bit encoding. We add the exact epsilon of the one-bit encoding, and the linear encoding, which loses nothing.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ TITLE = f"Figure 6: a malicious data set; epsilon at delta {spell(DELTA)}"
 TAKES = ("store", "models", "engine")
 _FOUND = {"one-bit": "found, one bit a step (the paper's)", "linear": "found, the value of every step (ours)"}
 RATES = (0.01, 0.1)  # the paper's
-# Steps, and models a world; the paper has 100,000. The cost of a model grows with the square of the steps. With fewer
-# steps the best one-bit threshold is so high that 100,000 models hardly ever pass it.
+# Models per world by number of steps; the paper trains 100,000. The cost of a model grows with the square of the steps.
+# With fewer steps the best one-bit threshold is so high that 100,000 models hardly ever pass it.
 MODELS = {
     "quick": {100: 100_000, 150: 50_000, 200: 50_000},
     "full": {100: 100_000, 200: 100_000, 300: 100_000, 1000: 20_000},
@@ -45,7 +45,7 @@ MODELS = {
 
 
 def rows(scale: Scale, track: Track = iter, audits: Audits = Audits()) -> list[Row]:  # noqa: B008 - it is frozen
-    """Every point, each with randomness of its own."""
+    """Return every point, each with its own seed."""
     points = [(rate, steps, encoding) for rate in RATES for steps in MODELS[scale] for encoding in get_args(Encoding)]
     return [
         _row(rate, steps, encoding, MODELS[scale][steps] if audits.models is None else audits.models, seed, audits)
@@ -80,7 +80,7 @@ def _row(rate: float, steps: int, encoding: Encoding, models: int, seed: int, au
 
 
 def notes(rows: list[Row]) -> list[str]:
-    """What the numbers mean for the paper's claim, and what they rest on."""
+    """Return sentences on the paper's claim and on the basis of the numbers."""
     shares = [number_in(row, "exact") / number_in(row, "composition") for row in among(rows, "encoding", "one-bit")]
     return [
         HEURISTIC_NOTE,
@@ -92,7 +92,7 @@ def notes(rows: list[Row]) -> list[str]:
 
 
 def chart(rows: list[Row]) -> HConcatChart:
-    """A panel for each sample rate: analyses and exact epsilons as lines, what was found as points."""
+    """Return a panel for each sample rate: analyses and exact epsilons as lines, lower bounds as points."""
     import altair as alt
 
     rates = dict.fromkeys(number_in(row, "sample_rate") for row in rows)

@@ -1,7 +1,7 @@
-"""The table of language models: batch sizes at one heuristic epsilon, after two epochs of PersonaChat.
+"""Table 1: a language model at several batch sizes and one heuristic epsilon, after two epochs of PersonaChat.
 
-The paper fine-tunes Gemma 2 and leaves out noise, delta and how many dialogues there are. Ours is the noise that makes
-the heuristic the same for every batch size, as the paper says of its own.
+The paper fine-tunes Gemma 2. It does not state the noise, delta or the number of dialogues. Our noise makes the
+heuristic the same for every batch size, as the paper says of its own noise.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ if TYPE_CHECKING:
 
 TITLE = f"Table 1: a language model, batch sizes at one heuristic epsilon, at delta {spell(DELTA)}"
 TAKES = ("model", "text", "store", "models", "engine")
-MODELS = 128  # a world, the paper's
+MODELS = 128  # per world, as in the paper
 BATCHES = {"quick": (64, 32, 16), "full": (2048, 1024, 512)}
 HEURISTIC = 6.0
 GEMMA = "google/gemma-2-2b"
-_EXAMPLES = {"quick": 256, "full": None}  # dialogues that are trained on; None: all
-_LONGEST = {"quick": 32, "full": 512}  # tokens of each
+_EXAMPLES = {"quick": 256, "full": None}  # training dialogues; None: all
+_LONGEST = {"quick": 32, "full": 512}  # tokens of each dialogue
 _DTYPE: dict[str, Precision] = {"quick": "float32", "full": "bfloat16"}
-_HELD_OUT = 100  # dialogues at most, the last ones of the file
+_HELD_OUT = 100  # largest number of dialogues, from the end of the file
 PAPER = ((2048, 6.0, 8.0), (1024, 6.1, 14.0), (512, 6.0, 26.0))  # batch size, heuristic and standard epsilon
-SIZES = (14_000, 16_500, 16_500)  # what ``consistent_size`` finds for these at our delta, in about ten seconds
+SIZES = (14_000, 16_500, 16_500)  # ``consistent_size`` of the rows of PAPER at our delta; takes ten seconds
 
 
 def rows(scale: Scale, track: Track = iter, audits: Audits = Audits()) -> list[Row]:  # noqa: B008 - it is frozen
-    """A row for each batch size."""
+    """Return a row for each batch size."""
     subject = subject_of(scale, audits)
     return measure("table1", subject, cases(scale, subject), track, audits, models=MODELS, quality="perplexity")
 
 
 def subject_of(scale: Scale, audits: Audits) -> Subject:
-    """The model and the dialogues: the last of them, a fifth at most, are held out."""
+    """Return the model and the dialogues. The last dialogues, at most a fifth, are held out."""
     from lastiterate.lm import TextProblem, Texts, read_texts
     from lastiterate.lm.text_problem import text_subject
 
@@ -67,7 +67,7 @@ def subject_of(scale: Scale, audits: Audits) -> Subject:
 
 
 def cases(scale: Scale, subject: Subject) -> list[Case]:
-    """What is audited."""
+    """Return the audits of the table."""
     from lastiterate.lm import UnseenTokens
 
     size, longest = subject.problem.tokens.ids.shape
@@ -78,7 +78,10 @@ def cases(scale: Scale, subject: Subject) -> list[Case]:
 
 
 def _run(scale: Scale, examples: int, batch: int) -> DPSGD:
-    """One learning rate of the sum of gradients: so all runs go equally far, and with noise that is about the same."""
+    """Return the calibrated run of a batch size.
+
+    All runs share one learning rate for the sum of gradients, so they go equally far, with about the same noise.
+    """
     import lastiterate
     from lastiterate.lm.text_problem import EPOCHS, usual_optimizer
 
@@ -88,12 +91,12 @@ def _run(scale: Scale, examples: int, batch: int) -> DPSGD:
 
 
 def chart(rows: list[Row]) -> HConcatChart:
-    """Epsilon and perplexity over batch sizes."""
+    """Return epsilon and perplexity over batch sizes."""
     return by_batch_size("A language model at one heuristic epsilon (Table 1)", rows, DELTA, "perplexity")
 
 
 def notes(rows: list[Row]) -> list[str]:
-    """What the numbers rest on, and what the paper leaves out."""
+    """Return sentences on the basis of the numbers, and on what the paper does not state."""
     before = number_in(rows[0], "perplexity_before")
     trained = f"{rows[0]['examples']:,} dialogues, {rows[0]['longest']} tokens of each"
     return [
@@ -109,7 +112,7 @@ def _listed(column: int) -> str:
 
 
 def consistent_size(batch: int, heuristic: float, standard: float, delta: float) -> int:
-    """How many examples make both epsilons right for this batch size, with the paper's two epochs."""
+    """Return the number of examples that gives both epsilons at this batch size, with the paper's two epochs."""
     import lastiterate
     from lastiterate.lm.text_problem import EPOCHS
 
@@ -119,7 +122,7 @@ def consistent_size(batch: int, heuristic: float, standard: float, delta: float)
         return float(lastiterate.composition(run).epsilon(delta))
 
     low, high = 2 * batch, 64 * batch
-    while high - low > batch // 16:  # a step more or less is half a batch
+    while high - low > batch // 16:  # one step is half a batch of examples
         middle = (low + high) // 2
         low, high = (middle, high) if by_composition(middle) < standard else (low, middle)
     return high

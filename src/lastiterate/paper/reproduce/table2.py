@@ -1,8 +1,8 @@
-"""The table of batch sizes: at one heuristic epsilon small batches are as accurate, whatever composition says of them.
+"""Table 2: batch sizes at one heuristic epsilon. Small batches are as accurate, whatever composition says of them.
 
-The paper leaves out epochs and noise. Ours are the same epochs for every batch size, and the noise that makes the
-heuristic the same. It does not name the attack either: ours is the best shipped, at a quiet parameter. In full the
-models are averages of iterates, as De et al. (2022) release them, and all analyses are of these.
+The paper does not state epochs and noise. We train the same epochs for every batch size, with the noise that makes the
+heuristic the same. The paper does not name the attack. Ours is the best shipped attack, at a quiet parameter. At full
+scale the models are averages of iterates, as De et al. (2022) release them, and all analyses are of these averages.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ if TYPE_CHECKING:
 TITLE = f"Table 2: batch sizes at one heuristic epsilon, at delta {spell(DELTA)}"
 TAKES = ALL
 BATCHES = {"quick": (256, 64, 32), "full": (4096, 512, 256)}
-EPOCHS = {"quick": 20.0, "full": 2468 * 4096 / 50_000}  # in full: what the paper's first row is consistent with
+EPOCHS = {"quick": 20.0, "full": 2468 * 4096 / 50_000}  # full: consistent with the paper's first row
 HEURISTIC = {"quick": 6.0, "full": 6.34}
-_AVERAGING = {"quick": None, "full": 0.998}  # of the recipe for 4,096; the window is the same number of examples
+_AVERAGING = {"quick": None, "full": 0.998}  # recipe for batches of 4,096; every window has as many examples
 
 
 def rows(scale: Scale, track: Track = iter, audits: Audits = Audits()) -> list[Row]:  # noqa: B008 - it is frozen
-    """A row for each batch size."""
+    """Return a row for each batch size."""
     subject = subject_of(scale, audits)
     return measure("table2", subject, cases(scale, subject), track, audits, models=MODELS[scale], quality="accuracy")
 
 
 def cases(scale: Scale, subject: Subject) -> list[Case]:
-    """What is audited."""
+    """Return the audits of the table."""
     import lastiterate
     from lastiterate.attacks import GradientSpace
 
@@ -60,5 +60,5 @@ def cases(scale: Scale, subject: Subject) -> list[Case]:
 
 
 def chart(rows: list[Row]) -> HConcatChart:
-    """Epsilon and accuracy over batch sizes."""
+    """Return epsilon and accuracy over batch sizes."""
     return by_batch_size("Batch sizes at one heuristic epsilon (Table 2)", rows, DELTA)

@@ -1,1 +1,1 @@
-"""From a run to a privacy curve, one file an analysis; and what is asked of them: noise, grids."""
+"""Analyses that turn a run into a privacy curve, one file each, and calibration of the noise."""

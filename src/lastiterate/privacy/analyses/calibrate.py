@@ -1,4 +1,4 @@
-"""How much noise a run needs."""
+"""Calibration of the noise of a run to a target epsilon."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from lastiterate.privacy.curve import PrivacyCurve
 from lastiterate.privacy.mixtures.solve import Secants, invert
 from lastiterate.run import DPSGD, require_run
 
-_FACTOR_AT_ONCE = 4.0  # while the root is being bracketed
-_LEAST, _MOST = 1e-4, 1e12  # noise multipliers that are tried
-_NEAR_ENOUGH = 1e-7  # to the target, from below
-_CERTIFYING = 6  # times that noise is added until the upper end of a guarantee's bracket meets the target
-_NEAR_CERTAIN = 1e-4  # relative: a wider bracket does not say that more noise is needed
-_ROUGHLY, _QUESTIONS = 1e-3, 12  # the same for an analysis that jumps, if so many questions find it
+_FACTOR_AT_ONCE = 4.0  # factor of the noise while the root is being bracketed
+_LEAST, _MOST = 1e-4, 1e12  # smallest and largest noise multiplier tried
+_NEAR_ENOUGH = 1e-7  # largest distance to the target, from below
+_CERTIFYING = 6  # largest number of times that noise is added until the upper end of a guarantee meets the target
+_NEAR_CERTAIN = 1e-4  # relative width above which a bracket does not show that more noise is needed
+_ROUGHLY, _QUESTIONS = 1e-3, 12  # distance to the target and number of evaluations for an analysis that jumps
 
 
 def calibrate(run: DPSGD, *, analysis: Callable[[DPSGD], PrivacyCurve], epsilon: float, delta: float) -> DPSGD:
-    """The run with its noise multipliers scaled by one factor, so that ``analysis`` gives ``epsilon`` at ``delta``.
+    """Scale the noise multipliers of the run by one factor, so that ``analysis`` gives ``epsilon`` at ``delta``.
 
-    Noise by ``composition`` guarantees ``epsilon`` (by ``no_amplification`` for shuffled or fixed batches). Noise by
-    ``last_iterate`` is less, and ``epsilon`` is then a prediction, not a guarantee.
+    With ``composition`` the noise guarantees ``epsilon`` (with ``no_amplification`` for shuffled or fixed batches).
+    With ``last_iterate`` there is less noise, and ``epsilon`` is a prediction, not a guarantee.
 
-    Never more than ``epsilon``, by the upper end of a guarantee's bracket, and less by about 1e-6. ``convex`` jumps
-    where another of its bounds is the least, and may end some thousandths below. The noise of ``run`` matters only as a
-    shape: any positive number will do if it is constant.
+    The result never exceeds ``epsilon``, by the upper end of a guarantee's bracket, and is below it by about 1e-6.
+    ``convex`` jumps where another of its bounds becomes the least, and may end some thousandths below. The noise of
+    ``run`` matters only as a shape: any positive number will do if the noise is constant.
     """
     require_run(run)
     choices = "lastiterate.composition or no_amplification for a guarantee, or last_iterate for a prediction"
@@ -66,18 +66,18 @@ def bracket_noise(
     most: float,
     stride: Callable[[], float],
 ) -> tuple[float, float]:
-    """Logarithms of two factors of the noise: with the smaller there is too little noise, with the larger enough.
+    """Return logarithms of two factors of the noise: the smaller gives too little noise, the larger enough.
 
-    Strides lead from ``start`` upwards until there is enough noise, and then downwards until there is too little.
+    The search goes upwards from ``start`` until there is enough noise, and then downwards until there is too little.
 
     Args:
-        is_enough: whether there is enough noise with a factor. Once there is, more noise is enough too.
-        start: the factor to begin with.
-        least: the least factor that may be tried on the way down from a given one.
-        most: the largest factor that may be tried. If that is not enough, the larger of the two is infinity.
-        stride: how far to go next, asked anew after each trial.
+        is_enough: Return whether a factor gives enough noise. Every larger factor is then enough too.
+        start: Log-factor to begin with.
+        least: Return the least log-factor that may be tried on the way down from a given one.
+        most: Largest log-factor that may be tried. If it is not enough, the larger result is infinity.
+        stride: Return the size of the next stride. Called after each trial.
 
-    If even the least factor is enough, the smaller of the two is minus infinity and the larger the least.
+    If even the least factor is enough, the smaller result is minus infinity and the larger is the least.
     """
     low = high = min(start, most)
     while not is_enough(high):
@@ -93,7 +93,7 @@ def bracket_noise(
 
 
 def _bracket(run: DPSGD, spent: Callable[[float], float], target: float, delta: float) -> tuple[float, float]:
-    """Logarithms of factors with too little and with enough noise."""
+    """Return logarithms of factors with too little and with enough noise."""
     least = math.log(_LEAST / float(np.min(run.noise_multiplier)))
     most = math.log(_MOST / float(np.max(run.noise_multiplier)))
     stride = math.log(_FACTOR_AT_ONCE)
@@ -113,7 +113,7 @@ def _bracket(run: DPSGD, spent: Callable[[float], float], target: float, delta: 
 
 
 def _solve(spent: Callable[[float], float], target: float, low: float, high: float) -> float:
-    """The smallest factor found that is enough: a root, by secants, then nudged to the safe side."""
+    """Return the smallest factor found that is enough: a root, by secants, then nudged to the safe side."""
     shortfall = Secants(lambda log_factor: -math.log(max(spent(log_factor), 1e-300)))
     start = np.float64(0.5 * (low + high))
     root = float(invert(shortfall, np.float64(-math.log(target)), start, np.float64(low), np.float64(high)))
@@ -127,12 +127,15 @@ def _solve(spent: Callable[[float], float], target: float, low: float, high: flo
 
 
 def _is_rough(analysis: Callable[[DPSGD], PrivacyCurve]) -> bool:
-    """Whether an analysis is the least of many bounds, which takes a second and jumps from one to another."""
+    """Return whether an analysis is the least of many bounds.
+
+    Such an analysis takes a second and jumps between bounds.
+    """
     return getattr(getattr(analysis, "func", analysis), "__name__", "") == "convex"
 
 
 def _solve_roughly(spent: Callable[[float], float], target: float, low: float, high: float) -> float:
-    """A factor that is enough and hardly too large, by a line through the two that are nearest to it."""
+    """Return a factor that is enough and hardly too large, by repeated linear interpolation between the two ends."""
     least = target - _ROUGHLY * max(1.0, target)
     goal = math.log(max(0.5 * (least + target), 0.5 * target))
     for _ in range(_QUESTIONS):

@@ -1,4 +1,4 @@
-"""What several released iterates tell: the privacy losses of the blocks between them add up."""
+"""The pair of several released iterates: the privacy losses of the blocks between them add up."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
     from lastiterate.privacy.curve import Pair
 
 
-# The cumulant generating function of the privacy loss when some iterates are released: one term for each block.
+# Cumulant of the privacy loss: one term for each block between released iterates.
 
 
 @dataclass(frozen=True, eq=False)
 class BlockCumulant(LossCumulant):
-    """K(z) of blocks: ``counts[j]`` of them have the loss of ``mixtures[j]``, or a Gaussian one with that slope.
+    """K(z) of blocks: ``counts[j]`` blocks have the loss of ``mixtures[j]``, or a Gaussian loss if that is a slope.
 
-    In ``rates`` there is the probability that a block has the canary at all, and in ``sigmas`` its noise in units of
-    what one more canary adds. If it ``is_rounded`` some of the mixtures are only bounds.
+    ``rates`` holds the probability that a block has the canary at all. ``sigmas`` holds the noise of a block in units
+    of the change by one more canary. If ``is_rounded``, some of the mixtures are only bounds.
     """
 
     mixtures: tuple[Mixture | float, ...] = ()
@@ -52,7 +52,7 @@ class BlockCumulant(LossCumulant):
         return MixtureLoss(mixture, self.remove, self._left_out_of_each, self.cap, self.mirrored)
 
     def edge(self) -> float:
-        """Where the density of the loss may be sharp: where no block has the canary."""
+        """Return the loss at which the density of the loss may be sharp: the loss if no block has the canary."""
         if self.mirrored:
             return super().edge()
         total = float(self.counts @ np.log(np.maximum([_unseen(mixture) for mixture in self.mixtures], 1e-16)))
@@ -60,7 +60,7 @@ class BlockCumulant(LossCumulant):
 
     @cached_property
     def core(self) -> float:
-        """The scale of what the loss mostly is, without the rare large ones."""
+        """The scale of the bulk of the loss, without the rare large losses."""
         return self._core_of_kinds()
 
     def _condensed(self, nodes: int) -> Condensed | None:
@@ -76,7 +76,10 @@ def _unseen(mixture: Mixture | float) -> float:
 
 
 def block_cumulant(laws: list[tuple[float, Law]], *, mirrored: bool, up: bool = True) -> BlockCumulant:
-    """The direction "remove" of blocks with these laws, so many of each; rounded up, or down, where that is needed."""
+    """Return the direction "remove" of blocks with these laws and their counts.
+
+    Laws are rounded up, or down, if needed.
+    """
     counts, rates, sigmas, mixtures, is_rounded = [], [], [], [], False
     for count, law in laws:
         mixture: Mixture | float = law.high / law.noise
@@ -97,7 +100,9 @@ def block_cumulant(laws: list[tuple[float, Law]], *, mirrored: bool, up: bool = 
     )
 
 
-_ERROR = 2e-9  # of max(1, epsilon): lines agree to half of it
+# Pair of the released iterates.
+
+_ERROR = 2e-9  # of max(1, epsilon): lines agree to half of this error
 
 
 def released_pair(run: DPSGD) -> Pair:
@@ -108,7 +113,7 @@ def released_pair(run: DPSGD) -> Pair:
         require_independence(run)
         return pair_of_steps(loss_cumulant(run))
     laws = released_laws(run)
-    if all(law.low == law.high for _, law in laws):  # Gaussian mechanisms, which together are one
+    if all(law.low == law.high for _, law in laws):  # Gaussian mechanisms compose to one
         mu = math.sqrt(math.fsum(count * (law.high / law.noise) ** 2 for count, law in laws))
         none = np.empty(0)
         return pair_of(Law(1.0, 2.0 * mu if mirrored else mu, none, none, none)) if mu else NothingPair()
@@ -125,18 +130,18 @@ class ReleasedPair(CompositionPair):
     """Sums of privacy losses of blocks, in both directions."""
 
     run: DPSGD
-    is_rounded: bool = False  # up
+    is_rounded: bool = False  # laws are rounded up
 
     def _bracket(self, log_delta: float) -> tuple[float, float]:
         try:
             value = self._by_two_lines(log_delta)
-        except ArithmeticError:  # Unreliable, or out of the range of floats: what holds anyway
+        except ArithmeticError:  # Unreliable, or out of the range of floats: use bounds that always hold
             return self._proved(log_delta, None)
         error = _ERROR * max(1.0, value)
         return self._lower(value, log_delta) - error, value + error
 
     def _lower(self, value: float, log_delta: float) -> float:
-        """The value, or if it is rounded up, the same rounded down."""
+        """Return the value; if laws are rounded up, the value of laws rounded down."""
         if not self.is_rounded:
             return value
         down = ReleasedPair(block_cumulant(released_laws(self.run), mirrored=False, up=False), self.run)
@@ -145,17 +150,17 @@ class ReleasedPair(CompositionPair):
     def _fnr(self, fpr: float) -> float:
         try:
             return min(max(fnr_of(self.cumulant, fpr), 0.0), 1.0 - fpr)
-        except ArithmeticError:  # Unreliable, or out of the range of floats: what holds anyway
+        except ArithmeticError:  # Unreliable, or out of the range of floats: use bounds that always hold
             return float(told_run(self.run).fnr(np.float64(fpr)))
 
     @cached_property
     def _told(self) -> tuple[KnownParticipations, KnownParticipations]:
-        """Nothing, and an upper bound on what all iterates tell."""
+        """A trivial lower bound, and an upper bound on the privacy loss of all iterates."""
         return TOLD_NOTHING, told_run(self.run)
 
     @cached_property
     def _last_iterate(self) -> Pair:
-        """What the last one of them tells: at most what all of them tell."""
+        """The pair of the last released iterate, which reveals at most as much as all of them."""
         law = law_of(self.run)
         if not self.cumulant.mirrored:
             return pair_of(law)

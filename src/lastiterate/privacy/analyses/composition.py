@@ -1,7 +1,7 @@
 """The standard analysis: every iterate is released, and the privacy losses of the steps add up.
 
-Values come from `flat_values`, where two lines must agree. The ends of the bracket come from `proved_ends`, and are
-theorems. Where two lines do not agree, the value is the proved upper end.
+Values come from `composition_values`, where two lines must agree. The ends of the bracket come from `certified_bracket`
+and are proved. If two lines do not agree, the value is the proved upper end.
 """
 
 from __future__ import annotations
@@ -36,18 +36,19 @@ from lastiterate.run import DPSGD, require_run
 if TYPE_CHECKING:
     from lastiterate.common.types import Floats
 
-_WIDE = 1e-3  # of a bracket, relative to max(1, epsilon): then other bounds may be closer
-_CLOSE_RATES = 1e-7, 1e-6  # bounds on an error rate that need no line: absolutely, and relative to the power
+_WIDE = 1e-3  # width of a bracket, relative to max(1, epsilon), above which other bounds may be closer
+_CLOSE_RATES = 1e-7, 1e-6  # distance of bounds on an error rate that need no line: absolute, and relative to the power
 
 
 def composition(run: DPSGD) -> PrivacyCurve:
-    """The standard analysis, a guarantee: an adversary who sees every iterate, and any batches but the canary's.
+    """The standard analysis, a guarantee against an adversary who sees every iterate.
 
-    It holds for Poisson sampling and for full batches. Amplification by sampling has not been shown to carry over to
-    shuffled batches or to batches of fixed size, so these are refused.
+    The adversary also knows the batches of all examples but the canary. The guarantee holds for Poisson sampling and
+    for full batches. Amplification by sampling has not been shown to carry over to shuffled batches or to batches of
+    fixed size, so these are refused.
 
-    Where noise is correlated it does not count on sampling at all: a Gaussian mechanism, for the batches that tell most
-    of those that ``sampling`` and ``min_separation`` allow.
+    With correlated noise the guarantee does not rely on sampling at all. It is a Gaussian mechanism for the worst
+    batches that ``sampling`` and ``min_separation`` allow.
     """
     if require_run(run).noise_filter is not None:
         plain = without_filter(run)
@@ -74,12 +75,12 @@ def _refusal(run: DPSGD) -> str:
 
 
 def pair_of_steps(cumulant: LossCumulant) -> Pair:
-    """Closed forms where there are any, and otherwise the contour."""
+    """Return closed forms if there are any, and otherwise the contour."""
     none = np.empty(0)
     if not cumulant.counts.size:
         return NothingPair()
     if np.all(cumulant.rates == 1.0):
-        # One Gaussian mechanism, in units in which it is the heuristic's to the last digit.
+        # One Gaussian mechanism, in units that make it equal to the heuristic's to the last digit.
         noise = float(cumulant.sigmas[0]) * math.sqrt(float(cumulant.counts[0]))
         mu = math.sqrt(float(np.sum(cumulant.counts / cumulant.sigmas**2)))
         constant = float(cumulant.counts[0]) if cumulant.counts.size == 1 else mu * noise
@@ -118,7 +119,10 @@ class CompositionPair:
 
     @cached_property
     def _last_iterate(self) -> Pair:
-        """What the last iterate tells, a function of all iterates; steps weighted by 1 / sigma^2, which tells most."""
+        """The pair of the last iterate, which is a function of all iterates and so reveals no more than they do.
+
+        Steps are weighted by 1 / sigma^2, the weights that reveal most.
+        """
         counts, rates, sigmas = self.cumulant.counts, self.cumulant.rates, self.cumulant.sigmas
         group = self.cumulant.group
         weights = (sigmas.min() / sigmas) ** 2
@@ -130,9 +134,10 @@ class CompositionPair:
 
     @cached_property
     def _told(self) -> tuple[KnownParticipations, KnownParticipations]:
-        """A lower and an upper bound from telling the number of the canary's batches: close where noise is little.
+        """A lower and an upper bound for an adversary who is told the number of batches with the canary.
 
-        Of a group, one example bounds it from below; where one is replaced, nothing does.
+        The bounds are close if there is little noise. One example of a group gives the lower bound for the group. If an
+        example is replaced, the lower bound is trivial.
         """
         steps, rates, sigmas = int(self.cumulant.counts.sum()), self.cumulant.rates, self.cumulant.sigmas
         if self.cumulant.mirrored:
@@ -143,7 +148,7 @@ class CompositionPair:
     def _epsilon(self, log_delta: float) -> float:
         try:
             value = self._by_two_lines(log_delta)
-        except ArithmeticError:  # Unreliable, or out of the range of floats: what holds anyway
+        except ArithmeticError:  # Unreliable, or out of the range of floats: use bounds that always hold
             return self._proved(log_delta, None)[1]
         return value
 
@@ -152,18 +157,18 @@ class CompositionPair:
         if add_matters(self._add, value, log_delta):
             value, difference = max((value, difference), epsilon_of(self._add, log_delta))
         if value + difference < float(self._last_iterate.epsilon(np.float64(log_delta))) * (1.0 - 1e-8) - 1e-8:
-            raise Unreliable  # all iterates tell more than one
+            raise Unreliable  # all iterates reveal at least as much as one
         return value
 
     def _bracket(self, log_delta: float) -> tuple[float, float]:
         try:
             value = self._by_two_lines(log_delta)
-        except ArithmeticError:  # Unreliable, or out of the range of floats: what holds anyway
+        except ArithmeticError:  # Unreliable, or out of the range of floats: use bounds that always hold
             return self._proved(log_delta, None)
         return self._proved(log_delta, value)
 
     def _proved(self, log_delta: float, near: float | None) -> tuple[float, float]:
-        """Proved bounds on epsilon, which is about ``near`` if that is known."""
+        """Return proved bounds on epsilon. ``near`` is an approximate epsilon, if known."""
         try:
             if costs_nothing(self.cumulant, log_delta):
                 return 0.0, 0.0  # at epsilon = 0 the two directions are the same
@@ -171,7 +176,7 @@ class CompositionPair:
             if add_matters(self._add, upper, log_delta, proved_chernoff_bound):
                 bounds = proved_epsilon(self._add, log_delta, near)
                 lower, upper = max(lower, bounds[0]), max(upper, bounds[1])
-        except ArithmeticError:  # Unreliable, or out of the range of floats: what holds anyway
+        except ArithmeticError:  # Unreliable, or out of the range of floats: use bounds that always hold
             lower, upper = 0.0, math.inf
         if not (math.isfinite(upper) and upper - lower <= _WIDE * max(1.0, upper)):
             lower = max(lower, self._told[0].proved_end(log_delta, upper=False))
@@ -183,7 +188,7 @@ class CompositionPair:
             result = log_delta_of(self.cumulant, epsilon)
             if add_matters(self._add, epsilon, result):
                 result = max(result, log_delta_of(self._add, epsilon))
-        except ArithmeticError:  # Unreliable, or out of the range of floats: what holds anyway
+        except ArithmeticError:  # Unreliable, or out of the range of floats: use bounds that always hold
             result = min(float(self._told[1].log_delta(np.float64(epsilon))), 0.0)
             with suppress(ArithmeticError):
                 proved = max(proved_log_delta(cumulant, epsilon) for cumulant in (self.cumulant, self._add))
@@ -196,17 +201,20 @@ class CompositionPair:
             return lower
         try:
             return min(max(fnr_of(self.cumulant, fpr), lower), upper)
-        except ArithmeticError:  # Unreliable, or out of the range of floats: what holds anyway
+        except ArithmeticError:  # Unreliable, or out of the range of floats: use bounds that always hold
             return min(max(lower, float(self._told[1].fnr(np.float64(fpr)))), upper)
 
 
 def add_matters(
     add: LossCumulant, epsilon: float, log_delta: float, bound: Callable[..., float] = chernoff_bound
 ) -> bool:
-    """Whether delta of Q over P may exceed the given one: not if Chernoff's bound or the largest loss forbids it."""
+    """Return whether delta of Q over P may exceed the given delta.
+
+    It may not if Chernoff's bound or the largest loss forbids it.
+    """
     largest = (1.0 + 1e-12) * add.largest_loss()
     if epsilon <= 0.0 or epsilon >= largest or math.log(-math.expm1(epsilon - largest)) <= log_delta:
-        return False  # at epsilon = 0 the two are the same
+        return False  # at epsilon = 0 the two directions are the same
     try:
         return bound(add, epsilon, log_delta) > log_delta
     except Unreliable:

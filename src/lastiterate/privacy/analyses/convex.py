@@ -1,8 +1,8 @@
-"""A guarantee for the last iterate alone, where losses are convex: steps then bring two trainings closer.
+"""A guarantee for the last iterate alone if losses are convex: each step then brings two trainings closer.
 
-Feldman et al. (2018) saw that noise of later steps hides an example of earlier ones there, Altschuler and Talwar (2022)
-that this makes the privacy of long training converge, and Bok, Su and Altschuler (2024) how to compute it with
-trade-off functions. The proof for what is computed here is in docs/method.md, "Convex losses".
+Feldman et al. (2018) showed that the noise of later steps then hides an example of earlier steps. Altschuler and Talwar
+(2022) showed that therefore the privacy of long training converges. Bok, Su and Altschuler (2024) computed the
+guarantee with trade-off functions. The proof of the bound computed here is in docs/method.md, "Convex losses".
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from lastiterate.run import DPSGD, require_run
 if TYPE_CHECKING:
     from lastiterate.common.types import Floats
 
-_TURNS = 3  # an odd number of them ends on the safe side
+_TURNS = 3  # iterations; an odd number ends on the safe side
 _ROUNDING = 1e-12  # of a contraction
 _MOST_LENGTHS = 100_000  # windows of full batches that are compared
 
@@ -39,21 +39,22 @@ def convex(
     diameter: float | None = None,
     learning_rate: float | None = None,
 ) -> PrivacyCurve:
-    """A guarantee for the last iterate, where every step brings two models closer; never above composition.
+    """A guarantee for the last iterate if every step brings two models closer; never above composition.
 
     Args:
-        run: with Poisson sampling or full batches, one noise multiplier, plain SGD. Its other examples must contract:
-            of the canary only the clipping norm counts.
-        contraction: for any batch without the canary, a step brings two models at least by this factor closer. It is
-            1 where losses are convex, smooth and the learning rate is small enough, and 1 - learning rate times decay
-            with L2 on top. Get it from ``lastiterate.contraction_of``, or prove it for your losses: clipping of each
-            example breaks it unless the model has a scalar link or gradients never reach the norm.
-        diameter: parameters are projected after every step onto a convex set of this diameter. Contraction is then 1
-            unless it is given.
-        learning_rate: of the sum of gradients, with a diameter; the optimizer's if the run has one.
+        run: A run with Poisson sampling or full batches, one noise multiplier, and plain SGD. The other examples must
+            contract; for the canary only the clipping norm matters.
+        contraction: For any batch without the canary, a step brings two models closer at least by this factor. The
+            factor is 1 if losses are convex and smooth and the learning rate is small enough. With L2 decay in
+            addition, it is 1 - learning rate times decay. Get the factor from ``lastiterate.contraction_of``, or prove
+            it for your losses: clipping of each example breaks it unless the model has a scalar link or gradients never
+            reach the norm.
+        diameter: Diameter of a convex set onto which parameters are projected after every step. The default contraction
+            is then 1.
+        learning_rate: Learning rate of the sum of gradients, needed with a diameter. The default is the optimizer's.
 
-    Both worlds begin at the same parameters, and the last step has noise. What is not met is refused where the run
-    tells, and stated in docs/method.md.
+    Both worlds begin at the same parameters, and the last step has noise. Conditions that the run violates are refused;
+    the conditions that a run cannot show are stated in docs/method.md.
     """
     require_run(run)
     if contraction is not None and not isinstance(contraction, Contraction):
@@ -76,7 +77,7 @@ def convex(
 
 
 def _require_convergent(run: DPSGD) -> None:
-    """Refuse what the proof does not cover, naming the condition."""
+    """Refuse a run that the proof does not cover, naming the condition."""
     if not run.amplifies:
         raise ValueError(f"sampling must be 'poisson' or 'full' for the convex guarantee, got {run.sampling!r}")
     if run.noise_filter is not None:
@@ -129,7 +130,7 @@ def _factor(run: DPSGD, contraction: Contraction | None, diameter: float | None)
 
 
 def _relative(run: DPSGD, diameter: float, learning_rate: float | None) -> float:
-    """The diameter in units of learning rate times clipping norm."""
+    """Return the diameter in units of learning rate times clipping norm."""
     diameter = number("diameter", diameter, 0.0, open_low=True)
     rate = None if run.optimizer is None else float(run.optimizer.learning_rate)
     if learning_rate is not None:
@@ -143,7 +144,10 @@ def _relative(run: DPSGD, diameter: float, learning_rate: float | None) -> float
 
 
 def _always_in(run: DPSGD, contraction: float, most: float) -> Pair:
-    """If the canary is in every batch, a Gaussian mechanism: without a diameter the heuristic's with weights c^k."""
+    """Return the Gaussian mechanism of a canary in every batch.
+
+    Without a diameter it is the heuristic's with weights c^k.
+    """
     lengths = [run.steps]
     if math.isfinite(most):
         count = min(run.steps, _MOST_LENGTHS)
@@ -159,7 +163,10 @@ def _always_in(run: DPSGD, contraction: float, most: float) -> Pair:
 
 @dataclass(frozen=True)
 class FailingPair:
-    """One pair, but with probability ``failure`` another, whatever the canary does; and one is told which."""
+    """One pair, but with probability ``failure`` another, independent of the canary.
+
+    The adversary knows which one occurred.
+    """
 
     usual: Pair
     otherwise: Pair
@@ -173,7 +180,7 @@ class FailingPair:
         return np.logaddexp(usual, self.otherwise.log_delta(epsilon) + math.log(self.failure))[()]
 
     def fnr(self, fpr: Floats) -> Floats:
-        """At least what the usual pair leaves, if nothing were missed otherwise."""
+        """Return a lower bound: the rate of the usual pair, as if the other pair never missed."""
         inside = np.minimum(fpr / (1.0 - self.failure), 1.0 - 1e-16)
         missed: Floats = (1.0 - self.failure) * self.usual.fnr(inside[()])
         return missed
@@ -185,9 +192,10 @@ class FailingPair:
         return np.minimum(lower, value), value + width
 
     def _epsilon(self, log_delta: float) -> float:
-        """What is left of delta for the usual pair, once the other has had its part, which depends on epsilon.
+        """Return the epsilon of the usual pair at the delta that remains after the part of the other pair.
 
-        From an epsilon that is too low the next one is too high, and from that one the next is too low.
+        The part of the other pair depends on epsilon, so the solution is iterated. An epsilon that is too low gives a
+        next one that is too high, which gives one that is too low.
         """
         every = float(self.otherwise.epsilon(np.float64(log_delta)))
         value = float(self.usual.epsilon(np.float64(log_delta)))

@@ -1,10 +1,19 @@
-"""The guarantee where noise is correlated: one Gaussian mechanism, whichever batches the canary is in.
+"""The guarantee for correlated noise: one Gaussian mechanism, whichever batches contain the canary.
 
-Seen are the noisy sums G + F z of all steps. F is lower triangular, so that with C = F^-1 this is to see C G + z, step
-by step. What the canary changes of step t's mean is (C D)_t, where D holds its gradients, which may depend on all that
-was seen before. The sum of the squares of these changes is never more than the largest |C D|^2, and a Gaussian
-mechanism whose changes are chosen as it goes, under such a bound, is one with that change (Denisov et al. 2022, theorem
-2.1). A mixture over batches is no easier to tell than the worst of them.
+The adversary sees the noisy sums G + F z of all steps. F is lower triangular, so with C = F^-1 the adversary equally
+sees C G + z, step by step. The canary changes the mean of step t by (C D)_t. D holds the gradients of the canary, which
+may depend on everything seen before. The sum of the squares of these changes is at most the largest |C D|^2. A Gaussian
+mechanism with adaptively chosen changes under such a bound is the mechanism with that change (Denisov et al. 2022,
+theorem 2.1). A mixture over batches is no easier to distinguish than the worst choice of batches.
+
+The largest change is the largest |C u|, where u says in which batches the example is. The gradient of the example may
+point in another direction at every step. So |C u|^2 stands for a sum over pairs of steps in u of the absolute values of
+the entries of X = C^T C. The sum is |C u|^2 itself if no entry of C is negative.
+
+For a filter that decreases and is never negative, the worst u is 0, b, 2b, ...: the entry of X at (i, j) falls with the
+later of the two steps and with their distance, and the k-th participation cannot be before step k b. The absolute
+values of any filter lie below a decreasing filter, their running maximum from the end (``_envelope``). The bound for
+the decreasing filter therefore holds for every filter.
 """
 
 from __future__ import annotations
@@ -25,34 +34,27 @@ if TYPE_CHECKING:
     from lastiterate.privacy.curve import Pair
 
 
-# The most that one example can change, where noise is correlated: the largest |C u| over all u that are allowed.
-#
-# C is the inverse of the noise filter's matrix, u says in which batches the example is. An example's gradient may
-# point in another direction at every step, so that |C u|^2 is a sum over pairs of steps in u of the absolute values
-# of the entries of X = C^T C. Where no entry of C is negative, that is |C u|^2 itself.
-#
-# For a filter a that falls and is never negative the worst u is 0, b, 2b, ...: the entry of X at (i, j) falls with
-# the later of the two steps and with their distance, and the k-th participation cannot be before step k b. Any filter
-# lies, by its absolute values, below one that falls: its running maximum from the end (``_envelope``). So that one
-# bounds all.
+# Largest change: upper bounds on |C u| over all allowed u. C is the inverse of the noise filter's matrix.
 
 MOST_STEPS = 10**6
-_MOST_DOUBT = 1e-7  # of the result, which is then taken as that much larger
-_MOST_PAIRS = 16_384  # steps whose pairs are all looked at
-_MOST_ROWS = 2048  # steps for which there is room for all of X
-_MOST_ENTRIES = 2**21  # ways to be in batches, times steps, that are all tried
+_MOST_DOUBT = 1e-7  # largest relative error of the result, which is raised by the error
+_MOST_PAIRS = 16_384  # steps up to which all pairs of steps are examined
+_MOST_ROWS = 2048  # steps up to which X fits into memory
+_MOST_ENTRIES = 2**21  # participation patterns times steps, up to which all patterns are tried
 _MOST_PRODUCTS = 3 * 10**8
 _UNIT = 2.0**-53
 
 
 @lru_cache(maxsize=16)
 def largest_norm(coefficients: tuple[float, ...], steps: int, apart: int, epoch: int | None) -> float:
-    """An upper bound on |C u| for gradients of norm 1, over batches at least ``apart`` steps apart.
+    """Return an upper bound on |C u| for gradients of norm 1, over batches at least ``apart`` steps apart.
 
-    ``epoch``: the example is once in each stretch of so many steps; None: in any number of batches. The bound is what
-    it bounds, up to 1e-7, where ``apart`` is 1, ``epoch`` None, and there are at most 16,384 steps or no entry of C is
-    negative; where C falls, no entry is negative, and ``epoch`` is None or ``apart``; and where there are so few ways
-    to be in batches that all are tried.
+    ``epoch`` None allows any number of participations. Otherwise the example is used once in each stretch of ``epoch``
+    steps. The bound is tight up to 1e-7 in three cases:
+
+    - ``apart`` is 1, ``epoch`` is None, and there are at most 16,384 steps or no entry of C is negative;
+    - C decreases, no entry of C is negative, and ``epoch`` is None or ``apart``;
+    - there are few enough participation patterns to try them all.
     """
     if steps > MOST_STEPS:
         raise ValueError(f"steps must be at most {MOST_STEPS} for a guarantee with noise_filter, got {steps}")
@@ -70,7 +72,7 @@ def largest_norm(coefficients: tuple[float, ...], steps: int, apart: int, epoch:
 
 
 def _bound(values: FloatArray, apart: int, epoch: int | None) -> float:
-    """The bound for a filter that is known exactly. Squares and sums of so many terms are rounded up."""
+    """Return the bound for a filter that is known exactly. Rounding errors of squares and sums are rounded up."""
     rounding = 1.0 + 8.0 * values.size * _UNIT
     if apart == 1 and epoch is None:
         return rounding * _of_all_steps(values)
@@ -87,25 +89,25 @@ def _bound(values: FloatArray, apart: int, epoch: int | None) -> float:
 
 
 def _of_all_steps(values: FloatArray) -> float:
-    """The example is in every batch."""
+    """Return the bound for an example that is in every batch."""
     absolute = float(np.linalg.norm(np.cumsum(np.abs(values))))
     if values.min() >= 0.0 or values.size > _MOST_PAIRS:
         return absolute
     total = 0.0
-    for lag in range(values.size):  # X at (i, i + lag) is a sum of the first products
+    for lag in range(values.size):  # X at (i, i + lag) is a prefix sum of products
         entries = np.cumsum(values[: values.size - lag] * values[lag:])
         total += (2.0 if lag else 1.0) * float(np.sum(np.abs(entries)))
     return min(math.sqrt(total + 4.0 * values.size * _UNIT * absolute**2), absolute)
 
 
 def _envelope(values: FloatArray) -> FloatArray:
-    """The smallest filter that falls and is nowhere below the absolute values."""
+    """Return the smallest decreasing filter that is nowhere below the absolute values."""
     result: FloatArray = np.maximum.accumulate(np.abs(values)[::-1])[::-1]
     return result
 
 
 def _evenly(falling: FloatArray, apart: int, count: int) -> float:
-    """Participations at 0, b, 2b, ..., so many, the worst of all that are at least b apart."""
+    """Return the norm for ``count`` participations at 0, b, 2b, ..., the worst of all that are at least b apart."""
     size = falling.size
     padded = np.zeros(-(-size // apart) * apart)
     padded[:size] = falling
@@ -115,10 +117,11 @@ def _evenly(falling: FloatArray, apart: int, count: int) -> float:
 
 
 def _one_each_epoch(falling: FloatArray, apart: int, epoch: int) -> float:
-    """One participation an epoch. Pairs of epochs are bounded one by one, by the nearest two steps that they may have.
+    """Return the bound for one participation an epoch.
 
-    Participations that are s epochs apart are at least (s - 1) epoch + 1 steps apart, and at least s times ``apart``;
-    the later of the two is not before its epoch begins.
+    Each pair of epochs is bounded by the nearest two steps that it allows. Participations that are s epochs apart are
+    at least (s - 1) epoch + 1 steps apart, and at least s times ``apart``. The later of the two is not before the
+    beginning of its epoch.
     """
     size, count = falling.size, -(-falling.size // epoch)
     total = 0.0
@@ -131,7 +134,7 @@ def _one_each_epoch(falling: FloatArray, apart: int, epoch: int) -> float:
 
 
 def _patterns(steps: int, apart: int, epoch: int | None) -> BoolArray | None:
-    """All batches that an example may be in, one a row; None: they are too many."""
+    """Return all sets of batches that may contain the example, one a row; None if there are too many."""
     rows, last = np.zeros((1, steps), bool), np.full(1, -max(apart, steps + 1))
     for step in range(steps):
         free = step - last >= apart
@@ -146,16 +149,17 @@ def _patterns(steps: int, apart: int, epoch: int | None) -> BoolArray | None:
 
 
 def _of_each(values: FloatArray, patterns: BoolArray) -> float:
-    """The largest of all."""
+    """Return the largest norm of all patterns."""
     matrix, doubt = _absolute_gram(values)
     rows = patterns.astype(np.float64)
     return math.sqrt(float(np.max(np.vecdot(rows @ matrix, rows))) + doubt)
 
 
 def _by_rows(values: FloatArray, apart: int, epoch: int | None) -> float:
-    """The largest sum of rows of |X|, of each of which only the entries are counted that may be together with it.
+    """Return a bound from sums over rows of |X|.
 
-    As Algorithm 4 of Choquette-Choo et al. (2023), but that a row's own entry is always among those that are counted.
+    A row counts only the entries of steps that may occur together with the step of the row. This is Algorithm 4 of
+    Choquette-Choo et al. (2023), except that the own entry of a row always counts.
     """
     matrix, doubt = _absolute_gram(values)
     steps = np.arange(values.size)
@@ -171,7 +175,7 @@ def _by_rows(values: FloatArray, apart: int, epoch: int | None) -> float:
 
 
 def _absolute_gram(values: FloatArray) -> tuple[FloatArray, float]:
-    """|X|, and a bound on the error of any sum of its entries."""
+    """Return |X|, and a bound on the error of any sum of its entries."""
     size = values.size
     result = np.zeros((size, size))
     for lag in range(size):
@@ -182,7 +186,7 @@ def _absolute_gram(values: FloatArray) -> tuple[FloatArray, float]:
 
 
 def _best(rows: FloatArray, apart: int) -> FloatArray:
-    """Of each row, the largest sum of entries that are at least ``apart`` from each other."""
+    """Return, for each row, the largest sum of entries that are at least ``apart`` from each other."""
     columns = rows.T
     best = np.zeros((len(columns) + apart, len(rows)))
     for place, column in enumerate(columns):
@@ -192,10 +196,12 @@ def _best(rows: FloatArray, apart: int) -> FloatArray:
 
 
 def correlated_pair(run: DPSGD) -> Pair:
-    """The Gaussian mechanism with mu = |C u| / sigma, for the worst u; noise that differs counts by its smallest.
+    """Return the Gaussian mechanism with mu = |C u| / sigma, for the worst u.
 
-    Examples of a group may all be in the same batches. Where one example replaces another, gradients differ by twice
-    the clipping norm.
+    A noise schedule counts as its smallest value.
+
+    Examples of a group may all be in the same batches. If one example replaces another, gradients differ by twice the
+    clipping norm.
     """
     assert run.noise_filter is not None
     if not np.any(run.sample_rate):
@@ -211,7 +217,7 @@ def correlated_pair(run: DPSGD) -> Pair:
 
 
 def without_filter(run: DPSGD) -> DPSGD | None:
-    """The same run without a filter, if that only scales its noise and batches are drawn without regard to it."""
+    """Return the run without its filter; None unless the filter only scales the noise and ``min_separation`` is 1."""
     assert run.noise_filter is not None
     if any(run.noise_filter[1 : run.steps]) or run.min_separation > 1:
         return None

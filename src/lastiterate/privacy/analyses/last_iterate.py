@@ -1,4 +1,4 @@
-"""The paper's heuristic: the run analysed as if its losses were linear, only the last iterate being released."""
+"""The paper's heuristic: the analysis of a run as if its losses were linear and only the last iterate were released."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ from lastiterate.run import DPSGD, MOST_OF_A_GROUP, require_run
 def last_iterate(run: DPSGD) -> PrivacyCurve:
     """The last-iterate heuristic (the paper's Theorem 1): exact for linear losses, a prediction for all others.
 
-    Not a guarantee. P and Q are those of its equation 1, generalised to steps of different weight, to people with
-    several examples, and to examples that are replaced. Where a run releases several iterates, it is for all of them.
+    The heuristic is not a guarantee. P and Q are those of the paper's equation 1, generalised to steps of different
+    weight, to people with several examples, and to examples that are replaced. If a run releases several iterates, the
+    curve is for all of them.
     """
     if require_run(run).release_count > 1:
         from lastiterate.privacy.analyses.checkpoints import released_pair
@@ -33,15 +34,15 @@ def last_iterate(run: DPSGD) -> PrivacyCurve:
     return PrivacyCurve(pair, "last_iterate", is_guarantee=False)
 
 
-# The paper's baseline: full-batch DP-GD with the same expected steps and the same noise.
+# Baseline of the paper: full-batch DP-GD with the same expected steps and the same noise.
 
 
 def full_batch(run: DPSGD) -> PrivacyCurve:
     """The run with q = 1, learning rates times q_t and noise multipliers over q_t (the paper's equation 4).
 
-    Every example then counts as much as it does on average, with certainty: the Gaussian mechanism with
-    mu = sum_t w_t q_t / sqrt(sum_t w_t^2 sigma_t^2). A baseline for comparison, not a guarantee for the run itself.
-    Blocks between released iterates are such mechanisms each, and their mu^2 add up.
+    Every example then contributes its average with certainty: the Gaussian mechanism with mu = sum_t w_t q_t /
+    sqrt(sum_t w_t^2 sigma_t^2). This is a baseline for comparison, not a guarantee for the run itself. Each block
+    between released iterates is such a mechanism, and the mu^2 of the blocks add up.
     """
     laws, none = released_laws(require_run(run)), np.empty(0)
     noise, mean = laws[0][1].noise, laws[0][1].mean
@@ -51,7 +52,7 @@ def full_batch(run: DPSGD) -> PrivacyCurve:
     return PrivacyCurve(pair_of(Law(noise, apart * mean, none, none, none)), "full_batch", is_guarantee=False)
 
 
-# The heuristic for whole grids of runs at once.
+# Grids: the heuristic for many runs at once.
 
 
 @overload
@@ -77,8 +78,8 @@ def last_iterate_epsilon(
 ) -> float | FloatArray:
     """Epsilon of the last-iterate heuristic for runs with constant rate and noise; broadcasts like a NumPy ufunc.
 
-    The same values as ``last_iterate(DPSGD(...)).epsilon(delta)``, about ten times as fast for each item of a grid.
-    ``group_size`` is how many examples a person has.
+    The values are those of ``last_iterate(DPSGD(...)).epsilon(delta)``, about ten times as fast for each item of a
+    grid. ``group_size`` is the number of examples of a person.
     """
     count = _whole("steps", steps, MAX_STEPS)
     group = _whole("group_size", group_size, MOST_OF_A_GROUP)
@@ -107,6 +108,6 @@ def _whole(name: str, value: float | SomeNumbers, most: int) -> FloatArray:
 
 
 def _certain(steps: float, sigma: float, group: float) -> Law:
-    """The canary is in every batch."""
+    """Return the law of a canary in every batch."""
     none = np.empty(0)
     return Law(float(np.sqrt(steps)) * sigma, steps * group, none, none, none)

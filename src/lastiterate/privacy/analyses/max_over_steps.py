@@ -1,7 +1,12 @@
-"""The heuristic is not monotone in the number of steps: its maximum over all earlier stopping times.
+"""The maximum of the heuristic over all stopping times of a run.
 
-Branch and bound: stretches of stopping times whose bound is below the best value found are discarded, the others are
-halved. A few hundred evaluations find the maximum over 1e5 steps.
+The heuristic is not monotone in the number of steps. The maximum is found by branch and bound: stretches of stopping
+times whose bound is below the best value found are discarded, and the others are halved. A few hundred evaluations find
+the maximum over 1e5 steps.
+
+The steps of a shorter run usually have, up to a common factor, the weights of some steps of the longer run. Then one
+bound holds for all stopping times a <= t <= b: the signal S of the run stopped at b under the noise of the run stopped
+at a. More signal, or less noise, is never harder to detect.
 """
 
 from __future__ import annotations
@@ -33,16 +38,15 @@ if TYPE_CHECKING:
     from lastiterate.run import DPSGD
 
 
-# The runs that one gets by stopping a run early, and bounds for many of them at once.
-#
-# The steps of a shorter run usually have, up to a common factor, the weights of some steps of the longer one. Then
-# there is a bound for all stopping times a <= t <= b at once: the signal S of the run stopped at b under the noise of
-# the run stopped at a. More signal, or less noise, is never harder to see.
+# Prefixes: the runs stopped early, and bounds for many of them at once.
 
 
 @dataclass(frozen=True)
 class Prefixes:
-    """All prefixes of a run. ``law(t)`` is the run stopped at t; ``bound(a, b)``, if any, dominates a <= t <= b."""
+    """All prefixes of a run.
+
+    ``law(t)`` is the run stopped at t. ``bound(a, b)``, if not None, dominates all a <= t <= b.
+    """
 
     steps: int
     law: Callable[[int], Law]
@@ -50,10 +54,10 @@ class Prefixes:
 
 
 def prefixes_of(run: DPSGD) -> Prefixes:
-    """The prefixes of a run, each with the weights that its optimizer gives it."""
+    """Return the prefixes of a run, each with the weights that its optimizer gives it."""
     weights = _nested_weights(run)
     if run.noise_filter is not None and (isinstance(weights, np.ndarray) or np.ndim(run.noise_multiplier)):
-        weights = None  # the noise of a longer run may be less
+        weights = None  # a longer run may have less noise
     first = _first_that_counts(run)
     if weights is None:
         return Prefixes(run.steps, lambda t: law_of(run.prefix(t)) if t >= first else NOTHING, None)
@@ -79,14 +83,14 @@ def prefixes_of(run: DPSGD) -> Prefixes:
 
 
 def _first_that_counts(run: DPSGD) -> int:
-    """The step before which nothing has been learnt, as at the beginning of a warm-up from zero."""
+    """Return the first step with a nonzero weight, such as the step after the zero start of a warm-up."""
     schedule = run.weights if run.optimizer is None else run.optimizer.learning_rate
     return 1 if schedule is None else 1 + int(np.argmax(np.asarray(schedule) != 0.0))
 
 
 def _energy(weights: PerStep, run: DPSGD) -> Callable[[int], float]:
-    """The variance of the noise in a prefix, in the units of the weights."""
-    if run.noise_filter is not None:  # with equal weights it grows with every step
+    """Return a function for the variance of the noise in a prefix, in the units of the weights."""
+    if run.noise_filter is not None:  # with equal weights the variance grows with every step
         return lambda t: filtered_noise(run.prefix(t), 1.0) ** 2
     spread = np.asarray(weights) * np.asarray(run.noise_multiplier)
     if spread.ndim == 0:
@@ -96,7 +100,7 @@ def _energy(weights: PerStep, run: DPSGD) -> Callable[[int], float]:
 
 
 def _nested_weights(run: DPSGD) -> PerStep | None:
-    """Weights of which every prefix of the run uses the first t, up to a common factor; None where there are none."""
+    """Return weights whose first t are those of the run stopped at t, up to a common factor; None if there are none."""
     optimizer = run.optimizer
     if optimizer is None or optimizer.is_memoryless:
         weights = run.effective_weights()
@@ -105,11 +109,11 @@ def _nested_weights(run: DPSGD) -> PerStep | None:
         return None
     steady = all(np.ndim(value) == 0 for value in (run.sample_rate, run.noise_multiplier, optimizer.learning_rate))
     if steady and run.sampling != "shuffled" and (optimizer.dampening == 0.0 or optimizer.momentum == 0.0):
-        # The weight of a step then depends only on how long ago it was.
+        # The weight of a step then depends only on the number of steps after it.
         ago: Floats = np.asarray(optimizer.weights(run.steps))[::-1]
         return ago if ago.min() >= 0.0 else None
     if optimizer.momentum == 0.0 and optimizer.averaging is None:
-        # Decay shrinks all earlier steps alike; undo it.
+        # Decay shrinks all earlier steps by the same factor, which is undone here.
         rates = np.broadcast_to(optimizer.learning_rate, (run.steps,))
         kept = 1.0 - optimizer.weight_decay * rates
         log_growth = -np.cumsum(np.log(np.maximum(kept, 1e-300)))
@@ -118,8 +122,10 @@ def _nested_weights(run: DPSGD) -> PerStep | None:
     return None
 
 
+# Maximum: branch and bound over the stopping times.
+
 _LEVELS = 500
-_TOLERANCE = 1e-11  # of max(1, value): stretches that could gain no more are discarded too
+_TOLERANCE = 1e-11  # of max(1, value): stretches that could gain no more than this are discarded too
 
 OfPair = Callable[[Pair, Floats], Floats]
 OfKernel = Callable[[Kernel, Floats], Floats]
@@ -128,7 +134,8 @@ OfKernel = Callable[[Kernel, Floats], Floats]
 def max_over_steps(run: DPSGD) -> PrivacyCurve:
     """The largest epsilon that the last-iterate heuristic gives for the run stopped at any t <= T.
 
-    The paper compares its counterexamples with it (Section 4). A prediction like the heuristic itself, not a guarantee.
+    The paper compares its counterexamples with this epsilon (Section 4). Like the heuristic it is a prediction, not a
+    guarantee.
     """
     if require_run(run).release_count > 1:
         raise ValueError(
@@ -171,13 +178,13 @@ class MaxOverSteps:
 
         def largest(value: float) -> float:
             earlier = _largest(self.prefixes, lambda laws: _evaluate(laws, of_kernel, of_pair, np.float64(value)))
-            return max(earlier, float(of_pair(whole, np.float64(value))))  # not even a digit less than the run itself
+            return max(earlier, float(of_pair(whole, np.float64(value))))  # not below the run itself, even by rounding
 
         return each(largest, argument)
 
 
 def _largest(prefixes: Prefixes, evaluate: Callable[[list[Law]], FloatArray]) -> float:
-    """The largest value of any prefix."""
+    """Return the largest value of any prefix."""
     if prefixes.bound is None:
         return max(float(evaluate([prefixes.law(t)])[0]) for t in range(1, prefixes.steps + 1))
     ends = np.unique(np.floor(np.geomspace(1, prefixes.steps, 2 + prefixes.steps.bit_length())).astype(np.int64))
@@ -199,12 +206,12 @@ def _largest(prefixes: Prefixes, evaluate: Callable[[list[Law]], FloatArray]) ->
 
 
 def _coarser(law: Law) -> Law:
-    """A looser bound that is quicker to evaluate where there are many distinct weights."""
+    """Return a looser bound that is quicker to evaluate if there are many distinct weights."""
     return law if law.blocks or law.weights.size <= 2 * _LEVELS else law.rounded_up(_LEVELS)
 
 
 def _evaluate(laws: list[Law], of_kernel: OfKernel, of_pair: OfPair, argument: np.float64) -> FloatArray:
-    """A function of many laws: all binomials at once, the others one by one."""
+    """Evaluate a function of many laws: all binomials at once, the others one by one."""
     result = np.empty(len(laws))
     binomials = [index for index, law in enumerate(laws) if law.is_binomial and law.weights[0] > 0.0]
     if binomials:

@@ -1,7 +1,7 @@
-"""The bound that holds however batches are drawn: the adversary is told which batches the canary is in.
+"""A bound that holds however batches are drawn: the adversary is told which batches contain the canary.
 
-Without that secret every step with the canary is a Gaussian mechanism, and k of them are one with mu = sqrt(k) / sigma
-(Dong et al. 2022), whose delta is known in closed form (Balle and Wang 2018).
+To this adversary every step with the canary is a Gaussian mechanism. k such steps are one Gaussian mechanism with mu =
+sqrt(k) / sigma (Dong et al. 2022), whose delta has a closed form (Balle and Wang 2018).
 """
 
 from __future__ import annotations
@@ -27,17 +27,18 @@ if TYPE_CHECKING:
 
 _MOST_COUNTS = 20_000
 _ONE = np.float64(1.0)
-_UP = 1.0 + 1e-14  # more than rounding takes off a sum of squares
+_UP = 1.0 + 1e-14  # a factor that exceeds the rounding error of a sum of squares
 
 
 def no_amplification(run: DPSGD) -> PrivacyCurve:
-    """A guarantee for every way of sampling, and every iterate released; loose where sampling does hide the canary.
+    """A guarantee for every way of sampling and every iterate released; loose if sampling hides the canary.
 
-    Shuffled batches use the canary once an epoch: Gaussian with mu = sqrt(epochs) / sigma, a last partial epoch counted
-    as a whole one. With Poisson sampling and batches of fixed size the number of its batches is Binomial(steps, q).
-    A schedule of noise counts by its smallest, a schedule of rates by its largest value. Examples of a group may all be
-    in the same batches, unless they are sampled each by itself. Where one example replaces another, gradients differ by
-    twice the clipping norm, which is half of the noise. Where noise is correlated it is what ``composition`` is.
+    Shuffled batches use the canary once an epoch: a Gaussian mechanism with mu = sqrt(epochs) / sigma. A last partial
+    epoch counts as a whole one. With Poisson sampling and batches of fixed size, the number of batches with the canary
+    is Binomial(steps, q). A schedule of noise counts as its smallest value, a schedule of rates as its largest.
+    Examples of a group may all be in the same batches, unless each is sampled independently. If one example replaces
+    another, gradients differ by twice the clipping norm, which halves the noise multiplier. Correlated noise has the
+    guarantee of ``composition``, unless the filter only scales the noise.
     """
     if require_run(run).noise_filter is not None:
         plain = without_filter(run)
@@ -48,7 +49,7 @@ def no_amplification(run: DPSGD) -> PrivacyCurve:
 
 
 def told_run(run: DPSGD) -> KnownParticipations:
-    """An upper bound on what any iterates of a run tell."""
+    """Return an upper bound on the privacy loss of any iterates of a run."""
     sigma, rate, group = float(np.min(run.noise_multiplier)), float(np.max(run.sample_rate)), run.group_size
     if run.neighbours == "replace":
         sigma *= 0.5  # gradients differ by twice the clipping norm
@@ -61,10 +62,10 @@ def told_run(run: DPSGD) -> KnownParticipations:
 
 
 def told_group(steps: int, rate: float, sigma: float, group: int) -> KnownParticipations:
-    """An upper bound for a group whose examples are sampled each by itself.
+    """Return an upper bound for a group whose examples are sampled independently.
 
-    If B_t of them are in batch t, mu^2 is the sum of B_t^2 over sigma^2, at most ``group`` times that of B_t, which is
-    Binomial(group steps, rate). Where all are in every batch, that is what it is.
+    If B_t of the examples are in batch t, mu^2 is the sum of B_t^2 over sigma^2. The sum is at most ``group`` times the
+    sum of B_t, which is Binomial(group steps, rate). The bound is exact if all examples are in every batch.
     """
     if group == 1 or rate < 1.0:
         return told_participations(steps * group, rate, sigma / math.sqrt(group), upper=True)
@@ -72,9 +73,10 @@ def told_group(steps: int, rate: float, sigma: float, group: int) -> KnownPartic
 
 
 def told_kinds(counts: FloatArray, rates: FloatArray, sigmas: FloatArray, group: int) -> KnownParticipations:
-    """An upper bound for steps of several kinds, of each of which the number with the canary is told.
+    """Return an upper bound for steps of several kinds.
 
-    If there are too many such numbers, every step counts as the worst one.
+    The adversary is told, for each kind, the number of steps with the canary. If there are too many combinations of
+    these numbers, every step counts as the worst kind.
     """
     worst = told_group(int(counts.sum()), float(rates.max()), float(sigmas.min()), group)
     count, log_mass = np.zeros(1), np.zeros(1)
@@ -90,28 +92,31 @@ def told_kinds(counts: FloatArray, rates: FloatArray, sigmas: FloatArray, group:
 
 
 def told_participations(steps: int, rate: float, sigma: float, *, upper: bool) -> KnownParticipations:
-    """Composition with Poisson sampling, bounded from above or from below by what it would be if batches were told.
+    """Bound composition with Poisson sampling, by an adversary who is told which batches contain the canary.
 
-    From above, because to be told which batches have the canary never hides anything. From below, because not to be
-    told lowers the loss by no more than a constant: let x be the loss of a step with the canary if one is told. If one
-    is not, it is log(1 - q + q e^x) >= x + log q; and a step without the canary has a loss of at least log(1 - q)
-    instead of 0. With k steps of the first kind that is k log q + (steps - k) log(1 - q) in all. The two bounds are
-    close to each other where there is little noise.
+    Upper bound: knowledge of the batches with the canary never hides anything.
+
+    Lower bound: without this knowledge the loss is lower by at most a constant. Let x be the loss of a step with the
+    canary for the adversary who is told. For the adversary who is not told, the loss of that step is log(1 - q + q e^x)
+    >= x + log q, and a step without the canary has a loss of at least log(1 - q) instead of 0. With k steps with the
+    canary the loss changes by at least k log q + (steps - k) log(1 - q) in all.
+
+    The two bounds are close to each other if there is little noise.
     """
     middle, half = _stretches(steps, rate)
     log_mass = _log_masses(middle, half, steps, rate, upper=upper)
     fewest, most = (np.clip(middle + side * half, 0.0, float(steps)) for side in (-1.0, 1.0))
     if upper:
         return KnownParticipations(sigma, most, log_mass, np.zeros_like(most), 2.0 * half)
-    # The least that a count of the stretch tells, less the most that its loss is lowered by, which is linear in it.
+    # The smallest count of the stretch, with the largest decrease of the loss, which is linear in the count.
     shifts = [-(xlogy(count, rate) + xlog1py(steps - count, -rate)) for count in (fewest, most)]
     return KnownParticipations(sigma, fewest, log_mass, np.maximum(*shifts))
 
 
 def _stretches(steps: int, rate: float) -> tuple[FloatArray, float]:
-    """How many batches may have the canary: all counts down to a probability of 1e-320, and 0.
+    """Return the numbers of batches that may have the canary, as stretches of counts: the middles, and the half-width.
 
-    Where these are too many, stretches of counts: their middles, and how far each goes on to either side.
+    All counts down to a probability of 1e-320 are covered. The half-width is 0 unless there are too many counts.
     """
     if rate in (0.0, 1.0):
         return np.array([steps * rate]), 0.0
@@ -122,10 +127,10 @@ def _stretches(steps: int, rate: float) -> tuple[FloatArray, float]:
 
 
 def _log_masses(middle: FloatArray, half: float, steps: int, rate: float, *, upper: bool) -> FloatArray:
-    """Logarithms of bounds on the probabilities of stretches; where these are single counts, of the probabilities.
+    """Return logarithms of bounds on the probabilities of stretches; log-probabilities if stretches are single counts.
 
-    The binomial distribution is log-concave. So from the middle on it falls at least as fast as over the first count,
-    and at most as fast as on average up to the end of the stretch.
+    The binomial distribution is log-concave. So from the middle on, the probability falls at least as fast as over the
+    first count, and at most as fast as on average up to the end of the stretch.
     """
     if rate in (0.0, 1.0):
         return np.zeros(1)
@@ -151,10 +156,10 @@ def _log_masses(middle: FloatArray, half: float, steps: int, rate: float, *, upp
 
 @dataclass(frozen=True)
 class KnownParticipations:
-    """Gaussian mechanisms of which one is drawn, and the adversary is told which: mu = sqrt(count) / sigma.
+    """A randomly drawn Gaussian mechanism with mu = sqrt(count) / sigma; the adversary knows which one was drawn.
 
-    The privacy loss is then lowered by that count's ``shift``. A count may stand for a stretch of smaller ones, down to
-    ``count - below``.
+    The privacy loss is lowered by the ``shift`` of the count. A count may stand for a stretch of smaller counts, down
+    to ``count - below``.
     """
 
     sigma: float
@@ -183,9 +188,9 @@ class KnownParticipations:
         return lower - error, upper + error
 
     def proved_end(self, log_delta: float, *, upper: bool) -> float:
-        """An epsilon at which delta is at most the given one, or at least; inf, or 0, where none is found.
+        """Return an epsilon at which delta is at most (or at least) the given delta; inf (or 0) if none is found.
 
-        Whatever the search returns, delta is evaluated there, and its rounding errors allowed for.
+        Delta is evaluated at the epsilon that the search returns, with an allowance for rounding errors.
         """
         goal = log_delta - self._rounding if upper else log_delta + self._rounding
         if not goal < 0.0:
@@ -202,7 +207,10 @@ class KnownParticipations:
 
     @property
     def _rounding(self) -> float:
-        """Of log delta: of its terms, and of log-probabilities of counts far from their mean (see `log_binomial`)."""
+        """The rounding error of log delta.
+
+        It comes from the terms of delta, and from log-probabilities of counts far from their mean (see `log_binomial`).
+        """
         return 1e-11 + 1e-15 * float(np.ptp(self.count))
 
     def _epsilon(self, log_delta: Floats) -> Floats:
@@ -223,17 +231,17 @@ class KnownParticipations:
         return Side(epsilon, _ONE, log_delta, -np.exp(np.logaddexp.reduce(log_mass + log_q) - log_delta))
 
     def _fnr(self, fpr: Floats) -> Floats:
-        """P(L <= l) + e^l (Q(L > l) - fpr), where the loss L exceeds l with probability fpr under Q.
+        """Return P(L <= l) + e^l (Q(L > l) - fpr), where the loss L exceeds l with probability fpr under Q.
 
-        As in `TwoSidedPair`. Where the canary may not be used at all, the loss is 0 with a positive probability, and
-        Q(L > l) may jump over fpr at l = 0: the best test then tosses a coin.
+        The formula is that of `TwoSidedPair`. If the canary may be in no batch at all, the loss is 0 with a positive
+        probability and Q(L > l) may jump over fpr at l = 0. The best test is then randomised.
         """
         used = self.mu > 0.0
         mu, log_mass, goal = self.mu[used], self.log_mass[used], np.log(fpr)
         unused = np.exp(np.logaddexp.reduce(self.log_mass[~used], initial=-np.inf))
 
         def rarity(loss: Floats) -> tuple[Floats, Floats]:
-            idle = unused if loss < 0.0 else 0.0  # there the loss is 0
+            idle = unused if loss < 0.0 else 0.0  # an unused canary has loss 0
             rate = np.exp(np.logaddexp.reduce(log_mass + log_ndtr(-loss / mu - 0.5 * mu), initial=-np.inf))
             return -np.log(rate + idle), np.float64(np.nan)
 

@@ -1,8 +1,9 @@
-"""How far apart convex training is with and without the canary, bounded from above by a few values.
+"""Upper bounds on the distance between convex training with and without the canary, and the contraction of a step.
 
-In units of learning rate times clipping norm the distance after some steps is at most R = sum_k c^k b_k, where c is the
-contraction and b_k ~ Bernoulli(q) says whether the canary was in the batch k steps ago (docs/method.md, "Convex
-losses"). What is returned is a law that exceeds R stochastically: weights, values and tails are all rounded up.
+In units of learning rate times clipping norm, the distance after some steps is at most R = sum_k c^k b_k. c is the
+contraction, and b_k ~ Bernoulli(q) says whether the canary was in the batch k steps ago (docs/method.md, "Convex
+losses"). `distances` returns a law with few values that exceeds R stochastically: weights, values and tails are all
+rounded up.
 """
 
 from __future__ import annotations
@@ -23,29 +24,29 @@ if TYPE_CHECKING:
     from lastiterate.common.types import FloatArray
 
 LOG_LOST = -57.0  # log-probability of distances that are left out
-_RATIO = 0.01  # of weights that are rounded up to the largest of them
-_OF_THE_REST = 1e-3  # of the mean: small weights, which are taken for certain
-_FEW_STEPS = 8  # all sums of which are written out
+_RATIO = 0.01  # relative difference of weights that are rounded up to the largest of them
+_OF_THE_REST = 1e-3  # share of the mean in small weights, whose batches are taken to have the canary
+_FEW_STEPS = 8  # steps up to which all sums are enumerated
 _VALUES = 256
-_LEAST = 0.5  # of the mean
+_LEAST = 0.5  # smallest distance kept, as a share of the mean
 _BEYOND = 24  # values in the tail where only Chernoff's bound is used
-_LOG_TAIL = -28.0  # from where on
-_FINENESS = 1200.0  # how often the smoothing goes into the range
+_LOG_TAIL = -28.0  # log-probability where that tail begins
+_FINENESS = 1200.0  # range of distances in units of the smoothing
 _MOVED = 3.0  # standard deviations by which smoothing moves the tails
-_LAST = 8.5  # frequency in 1 / smoothing, after which there is nothing
-_ERROR = 1e-11  # of the inversion, which is about 1e-13
+_LAST = 8.5  # frequency in 1 / smoothing, beyond which the transform is negligible
+_ERROR = 1e-11  # allowance for the error of the inversion, which is about 1e-13
 
 
 @dataclass(frozen=True, eq=False)
 class Distances:
-    """Distances in increasing order with their log-probabilities, which leave out exp(``log_lost``)."""
+    """Distances in increasing order and their log-probabilities. Probability exp(``log_lost``) is left out."""
 
     values: FloatArray
     log_mass: FloatArray
     log_lost: float = -math.inf
 
     def at_least_part_of_mean(self) -> Distances:
-        """Small distances rounded up to half of the mean: they hardly count, and the loss is smoother without them."""
+        """Round small distances up to half of the mean. They hardly matter, and the loss is smoother without them."""
         least = _LEAST * float(np.exp(self.log_mass) @ self.values)
         small = self.values < least
         if not small.any():
@@ -58,7 +59,7 @@ class Distances:
 
 @lru_cache(maxsize=256)
 def distances(steps: int, rate: float, contraction: float, most: float = math.inf) -> Distances:
-    """The law of min(R, most), rounded up."""
+    """Return the law of min(R, most), rounded up."""
     farthest = min(geometric_sum(contraction, steps), most)
     if steps == 0 or rate == 0.0:
         return Distances(np.zeros(1), np.zeros(1))
@@ -80,12 +81,12 @@ def distances(steps: int, rate: float, contraction: float, most: float = math.in
 
 
 def geometric_sum(ratio: float, count: int) -> float:
-    """1 + ratio + ... + ratio^(count - 1)."""
+    """Return 1 + ratio + ... + ratio^(count - 1)."""
     return float(count) if ratio == 1.0 else -math.expm1(count * math.log(ratio)) / (1.0 - ratio)
 
 
 def _counted(steps: int, rate: float) -> tuple[FloatArray, FloatArray]:
-    """Binomial: some counts, and the probability of more."""
+    """Return some counts of a binomial, and the probability of larger counts."""
     cumulant = Cumulant(Law(0.0, 0.0, np.array([float(steps)]), np.array([rate]), np.ones(1)))
     low, middle, high = (math.ceil(end) for end in _ends(cumulant, float(steps)))
     grids = np.linspace(max(low, 0), middle, _VALUES), np.linspace(middle, high, _BEYOND + 1)[1:]
@@ -104,7 +105,7 @@ def _written_out(steps: int, rate: float, contraction: float) -> tuple[FloatArra
 
 
 def _weighted(steps: int, rate: float, contraction: float) -> tuple[FloatArray, FloatArray]:
-    """Some distances, and upper bounds on the probability of larger ones."""
+    """Return some distances, and upper bounds on the probability of larger distances."""
     near = min(steps, math.ceil(math.log(_OF_THE_REST * rate) / math.log(contraction)))
     together = max(1, math.floor(-_RATIO / math.log(contraction)))
     first = np.arange(0, near, together)
@@ -116,12 +117,12 @@ def _weighted(steps: int, rate: float, contraction: float) -> tuple[FloatArray, 
     values = np.concatenate((np.linspace(low, middle, _VALUES), np.linspace(middle, high, _BEYOND + 1)[1:]))
     tails = _chernoff(cumulant, values)
     tails[:_VALUES] = np.minimum(tails[:_VALUES], _smoothed(cumulant, values[:_VALUES], low, middle))
-    ever = -math.expm1(steps * math.log1p(-rate))  # was the canary used at all?
+    ever = -math.expm1(steps * math.log1p(-rate))  # probability that the canary was used at all
     return np.append(0.0, values + rest), np.minimum.accumulate(np.append(ever, tails))
 
 
 def _ends(cumulant: Cumulant, highest: float) -> tuple[float, float, float]:
-    """Below the first there is hardly any distance, above the second little, above the third next to nothing."""
+    """Return three distances: the tails below the first and above the second are small, above the third negligible."""
     thetas, exponents = _exponents(cumulant)
     high = [min(float(np.min((exponents - log_tail) / thetas)), highest) for log_tail in (_LOG_TAIL, LOG_LOST)]
     below = np.array([cumulant.real(-theta)[0] for theta in thetas.tolist()])
@@ -130,7 +131,7 @@ def _ends(cumulant: Cumulant, highest: float) -> tuple[float, float, float]:
 
 
 def _exponents(cumulant: Cumulant) -> tuple[FloatArray, FloatArray]:
-    """Some tilts, and the cumulant generating function there."""
+    """Return some tilts, and the cumulant generating function there."""
     deviation = math.sqrt(cumulant.law.variance)
     thetas = np.geomspace(1e-2, 1e2, 101) / deviation
     thetas = thetas[thetas < 600.0]
@@ -138,7 +139,7 @@ def _exponents(cumulant: Cumulant) -> tuple[FloatArray, FloatArray]:
 
 
 def _chernoff(cumulant: Cumulant, values: FloatArray) -> FloatArray:
-    """Bounds on the probability of more than each value; the weights may add up to no more than the last."""
+    """Return Chernoff's bounds on the probability of exceeding each value; 0 from the sum of all weights on."""
     thetas, exponents = _exponents(cumulant)
     logs = np.min(exponents[:, None] - thetas[:, None] * values, axis=0)
     tails: FloatArray = np.exp(np.minimum(logs, 0.0))
@@ -147,7 +148,10 @@ def _chernoff(cumulant: Cumulant, values: FloatArray) -> FloatArray:
 
 
 def _smoothed(cumulant: Cumulant, values: FloatArray, low: float, high: float) -> FloatArray:
-    """The same by Fourier inversion, after adding noise N: P(R > r) <= P(R + N > r - x) / P(N > -x), x > 0."""
+    """Return bounds on the same probabilities by Fourier inversion, after adding noise N.
+
+    For x > 0, P(R > r) <= P(R + N > r - x) / P(N > -x).
+    """
     noise = (high - low) / _FINENESS
     step = math.pi / (1.1 * (high - low) + 30.0 * noise)
     frequencies: FloatArray = (np.arange(float(math.ceil(_LAST / (noise * step)))) + 0.5) * step
@@ -159,16 +163,16 @@ def _smoothed(cumulant: Cumulant, values: FloatArray, low: float, high: float) -
     return tails
 
 
-# Contraction: by how much a step of training brings two models closer, and how probably it does not.
+# Contraction: the factor by which a step brings two models closer, and the probability of failure.
 
 
 @dataclass(frozen=True)
 class Contraction:
-    """A factor for every step of a run, as ``lastiterate.convex`` takes it.
+    """A contraction factor for every step of a run, as ``lastiterate.convex`` takes it.
 
     Attributes:
-        value: without the canary, every step brings two models at least this much closer; in (0, 1].
-        failure: the probability that some step does not, as where a batch is larger than what ``value`` was made for.
+        value: Without the canary, every step brings two models closer at least by this factor; in (0, 1].
+        failure: Probability that some step does not, for example because a batch is larger than ``value`` allows.
     """
 
     value: float

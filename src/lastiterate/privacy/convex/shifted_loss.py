@@ -1,12 +1,12 @@
-"""The cumulant generating function of the privacy loss where steps also carry two trainings back to each other.
+"""Privacy loss of convex training: one step, and the cumulant generating function of all steps.
 
 A step of convex training (docs/method.md, "Convex losses") is the pair (1 - q) N(a) + q N(a + 1) against N(0), in units
-of learning rate times clipping norm: a is the part of the distance that its noise hides. There are many steps, each
-with another a, and the distance is random. So M(a, s) = log E exp(s L) is interpolated in a, and
+of learning rate times clipping norm. The noise of the step hides the part a of the distance between the two trainings.
+Each of many steps has its own a, and the distance is random. So M(a, s) = log E exp(s L) is interpolated in a, and
 
-    K(z) = log E exp(sum_t M(a_t, s)),
+    K(z) = log E exp(sum_t M(a_t, s)).
 
-the mean being over the distance that all a are proportional to.
+The mean is over the distance, to which all a are proportional.
 """
 
 from __future__ import annotations
@@ -25,16 +25,15 @@ from lastiterate.privacy.losses.loss_cumulant import LossCumulant
 from lastiterate.privacy.losses.step_loss import BEND, RISE, TURN, Loss, Nodes, Segments, StepLoss, moments_of
 from lastiterate.privacy.mixtures.fourier import Complex, Effort, Unreliable
 
-# The loss of a step that hides a shift and the canary at once: (1 - q) N(a) + q N(a + b) against N(0), unit noise.
-#
-# It is a x - a^2 / 2 + log(1 - q + q exp(b (x - a) - b^2 / 2)): that of `step_loss` moved by a, and a Gaussian one.
+# Loss of one step: (1 - q) N(a) + q N(a + b) against N(0) at unit noise hides a shift and the canary at once.
+# The loss a x - a^2 / 2 + log(1 - q + q exp(b (x - a) - b^2 / 2)) is Gaussian plus that of `step_loss` moved by a.
 
-_OF_A_STEP = 3000.0  # numbers, which take as long as all else in a step
+_OF_A_STEP = 3000.0  # fixed cost of a step, counted in numbers of `Effort`
 
 
 @dataclass(frozen=True, eq=False)
 class ShiftedLoss(Loss):
-    """As `StepLoss`, of which all but ``shift`` is; there is no cap."""
+    """The loss of a step with a ``shift``; the other fields are those of `StepLoss`. There is no cap."""
 
     rate: float
     slope: float
@@ -67,7 +66,7 @@ class ShiftedLoss(Loss):
             return low, far
         rare = min(log_quarter - math.log(self.rate), -math.log(2.0))
         with_canary = self.slope - float(ndtri_exp(rare))
-        # A smooth maximum, as in `step_loss`: losses are interpolated in the shift.
+        # A smooth maximum, as in `step_loss`, because losses are interpolated in the shift.
         return low, self.shift + 0.5 * (far + with_canary + math.hypot(far - with_canary, 0.5))
 
     @property
@@ -114,29 +113,31 @@ class ShiftedLoss(Loss):
         return (1.0 - self.rate) * probability(self.shift) + self.rate * probability(self.shift + self.slope)
 
 
-_NODES = 6  # of the interpolation in a panel, at first
+# Cumulant of all steps: interpolation of M(a, s) in a, and the mean over distances.
+
+_NODES = 6  # initial number of interpolation nodes in a panel
 _MOST_NODES = 96
-_CHECK = 0.47  # where it is compared in each panel
+_CHECK = 0.47  # where the interpolation is checked, as a share of each panel's width
 _ERROR, _ERROR_OF_SLOPES = 1e-6, 1e-3  # of the interpolation at real orders, relative to the largest value
-_ERROR_ALONG = 1e-6  # of K along a line, where exp(K) still counts
-_MOST_ERRORS = 10.0  # times that, where it cannot be had; what is added for it grows with it
-ALLOWANCE = 10.0 * _ERROR_ALONG  # for errors of K: between the places where it is checked they may be larger
-_VANISHED = 45.0  # minus log of what does not count any more
+_ERROR_ALONG = 1e-6  # of K along a line, where exp(K) is not negligible
+_MOST_ERRORS = 10.0  # largest error accepted, in units of _ERROR_ALONG; the allowance grows with the error
+ALLOWANCE = 10.0 * _ERROR_ALONG  # for errors of K, which may be larger between the checked places
+_VANISHED = 45.0  # minus the log below which a term is negligible
 _CLEAR = 4.0  # frequency times a, in units of the noise, up to which log E exp(sL) keeps its digits
 _MOST_PANELS = 12
-_MOST_VALUES = 600_000  # of M along a line
-_CONVERGES = 8.0  # factor by which twice the nodes lower the error, where they ever will
-_SMOOTHING = 0.1  # noise of one more release, in units of the standard deviation of the loss
-_QUICKER = 10.0  # are weights of an interpolation than what is interpolated
-_GROUPS = 200  # of steps, whose a are rounded up to the largest of them
+_MOST_VALUES = 600_000  # values of M along a line
+_CONVERGES = 8.0  # doubling the nodes lowers the error at least by this factor if the interpolation converges
+_SMOOTHING = 0.1  # mu of one additional Gaussian release, in units of the standard deviation of the loss
+_QUICKER = 10.0  # an interpolation weight costs this many times less than an interpolated value
+_GROUPS = 200  # largest number of groups of steps; the a of a group are rounded up to the largest of them
 
 
 @dataclass(frozen=True, eq=False)
 class ShiftedCumulant(LossCumulant):
     """K(z) for one direction: ``counts`` are all steps, of the same rate and noise.
 
-    ``shifts`` are what a is for each group of steps at the largest distance, ``group_counts`` how many steps are in a
-    group, and ``relative`` the distances in units of the largest, with their log-probabilities.
+    ``shifts`` holds a of each group of steps at the largest distance, and ``group_counts`` the number of steps in each
+    group. ``relative`` holds the distances in units of the largest, and ``log_mass`` their log-probabilities.
     """
 
     shifts: FloatArray = field(kw_only=True)
@@ -147,7 +148,7 @@ class ShiftedCumulant(LossCumulant):
     effort: Effort = field(default_factory=Effort, kw_only=True)
 
     def other_direction(self) -> ShiftedCumulant:
-        """Q over P; losses are unbounded here, and nothing can be left out by a cap."""
+        """Return the cumulant of Q over P. Losses are unbounded here, so no cap can leave any out."""
         return replace(self, remove=False)
 
     @property
@@ -158,7 +159,7 @@ class ShiftedCumulant(LossCumulant):
         return math.inf
 
     def real(self, theta: float) -> tuple[float, float, float]:
-        """K, K' and K'' at a real point."""
+        """Return K, K' and K'' at a real point."""
         if theta not in self._known_moments:
             table = self._table_at(self.order(theta))
             value, mean, variance = (table.shares(self) @ table.moments(self.order(theta))).T
@@ -178,14 +179,14 @@ class ShiftedCumulant(LossCumulant):
         return self._known_moments[theta]
 
     def along(self, theta: float, spacing: float, count: int, fineness: float = 1.0) -> Complex:
-        """K(theta + iu) at u = 0, spacing, ..., (count - 1) spacing; on finer grids for comparison."""
+        """Return K(theta + iu) at u = 0, spacing, ..., (count - 1) spacing. A larger ``fineness`` refines the grids."""
         return self.with_error(theta, spacing, count, fineness)[0]
 
     def with_error(self, theta: float, spacing: float, count: int, fineness: float = 1.0) -> tuple[Complex, float]:
-        """K along a line, and its error in units of the usual one: near zeros of exp(M) interpolation is slow.
+        """Return K along a line, and its error in units of the usual error.
 
-        Where a u is large exp(M) has vanished and only rounding is left of it. Panels in a keep that from spoiling
-        smaller a.
+        The interpolation converges slowly near zeros of exp(M). Where a u is large, exp(M) has vanished and only
+        rounding errors are left. Panels in a keep these rounding errors from spoiling smaller a.
         """
         panels = self._panels(max(spacing * (count - 1), abs(theta) / float(self.sigmas[0])))
         nodes = self._usual_nodes.get(panels, _NODES)
@@ -200,7 +201,7 @@ class ShiftedCumulant(LossCumulant):
                 np.array(list(self._logs(steps, theta, spacing, count, fineness)))
                 for steps in (table.steps, table.check_steps)
             )
-            logs.imag = np.unwrap(logs.imag, axis=0)  # multiples of 2 pi are lost, and matter between nodes
+            logs.imag = np.unwrap(logs.imag, axis=0)  # logarithms lose multiples of 2 pi, which matter between nodes
             error = _distance_on_sheets(table.between @ logs, checks) * float(self.counts[0])
             squares = self._fall * np.square(table.checks)[:, None] + self.smoothing**2
             z = theta + 1j * u
@@ -222,7 +223,7 @@ class ShiftedCumulant(LossCumulant):
 
     @property
     def _fall(self) -> float:
-        """The sum of squares of all a, in units of the largest and of the noise."""
+        """The sum of squares of all a, in units of the largest a and of the noise."""
         scale = float(self.shifts[0] * self.sigmas[0])
         return float(self.group_counts @ np.square(self.shifts)) / scale**2
 
@@ -238,7 +239,7 @@ class ShiftedCumulant(LossCumulant):
         return result
 
     def _table_at(self, order: float) -> _Table:
-        """The interpolation in a that a real order needs: the stronger the tilt, the more panels and nodes."""
+        """Return the interpolation in a for a real order. A stronger tilt needs more panels and nodes."""
         panels = self._panels(abs(order) / float(self.sigmas[0]))
         nodes = self._known_nodes.get(order, _NODES)
         while order not in self._known_nodes:
@@ -257,7 +258,7 @@ class ShiftedCumulant(LossCumulant):
         return self._table(nodes, panels)
 
     def _panels(self, frequency: float) -> int:
-        """So many that in the first of them a times the frequency is small."""
+        """Return the number of panels that makes a times the frequency small in the first panel."""
         wide = float(self.shifts[0]) * frequency / (_CLEAR * float(self.sigmas[0]))
         panels = 1 + max(0, math.ceil(math.log2(max(wide, 1e-300))))
         if panels > _MOST_PANELS:
@@ -271,14 +272,14 @@ class ShiftedCumulant(LossCumulant):
         return self._known_table[key]
 
     def shifted(self, shift: float) -> Loss:
-        """The loss of a step with this a."""
+        """Return the loss of a step with this a."""
         sigma = float(self.sigmas[0])
         rate, slope = float(self.rates[0]), 1.0 / sigma
         return ShiftedLoss(rate, slope, shift * slope, self.remove, self._left_out_of_each, self.effort)
 
     @cached_property
     def _usual_nodes(self) -> dict[int, int]:
-        """How many the last line needed, by panels: its neighbours need about as many."""
+        """The number of nodes that the last line needed, by number of panels. Neighbouring lines need about as many."""
         return {}
 
     @cached_property
@@ -287,7 +288,10 @@ class ShiftedCumulant(LossCumulant):
 
 
 class _Table:
-    """Steps at the nodes of a piecewise interpolation in a; each panel but the first is as wide as all before it."""
+    """Steps at the nodes of a piecewise interpolation in a.
+
+    Each panel but the first is as wide as all panels before it together.
+    """
 
     def __init__(self, cumulant: ShiftedCumulant, nodes: int, panels: int) -> None:
         self.nodes, self.panels, self.effort = nodes, panels, cumulant.effort
@@ -302,13 +306,13 @@ class _Table:
         self._shares: FloatArray | None = None
 
     def moments(self, order: float) -> FloatArray:
-        """log E exp(s L), and mean and variance of L under the tilt, at every node."""
+        """Return log E exp(s L), and mean and variance of L under the tilt, at every node."""
         result = moments_of(self.steps, order, self._known)
         self.effort.spend(max(segments.loss.size for segments in self._known.values()))
         return result
 
     def shares(self, cumulant: ShiftedCumulant) -> FloatArray:
-        """For each distance, how often M at each node counts in the sum over all steps."""
+        """Return, for each distance, the weight of M at each node in the sum over all steps."""
         if self._shares is None:
             relative, groups = cumulant.relative.size, cumulant.shifts.size
             rows = self.cardinal(np.multiply.outer(cumulant.relative, cumulant.shifts).ravel())
@@ -316,7 +320,7 @@ class _Table:
         return self._shares
 
     def cardinal(self, shifts: FloatArray) -> FloatArray:
-        """For each shift the weights of the nodes that interpolate there."""
+        """Return, for each shift, the weights of the nodes that interpolate there."""
         panel = np.clip(np.searchsorted(self.ends, shifts, side="right") - 1, 0, self.panels - 1)
         place = (shifts - self.ends[panel]) / (self.ends[panel + 1] - self.ends[panel])
         result = np.zeros((shifts.size, self.panels, self.nodes))
@@ -327,9 +331,9 @@ class _Table:
 def shifted_cumulant(
     steps: int, rate: float, sigma: float, contraction: float, before: Distances, effort: Effort
 ) -> ShiftedCumulant:
-    """The direction "remove" of the last ``steps``, before which the two trainings are ``before`` apart.
+    """Return the direction "remove" of the last ``steps``; ``before`` is the distance of the two trainings before them.
 
-    The a that cost least fall by the contraction from each step to the one before it (docs/method.md).
+    The optimal a fall by the contraction from each step to the step before it (docs/method.md).
     """
     together = -(-steps // _GROUPS)
     first = np.arange(0, steps, together)
@@ -350,20 +354,23 @@ def shifted_cumulant(
 
 
 def _distance_on_sheets(first: Complex, second: Complex) -> FloatArray:
-    """Of two logarithms, up to multiples of 2 pi i."""
+    """Return the distance of two logarithms, up to multiples of 2 pi i."""
     difference = first - second
     return np.hypot(difference.real, np.remainder(difference.imag + math.pi, 2.0 * math.pi) - math.pi)
 
 
 @lru_cache(maxsize=64)
 def _places(nodes: int) -> FloatArray:
-    """Chebyshev's points between 0 and 1."""
+    """Return Chebyshev's points between 0 and 1."""
     places: FloatArray = 0.5 - 0.5 * np.cos(math.pi * (np.arange(nodes) + 0.5) / nodes)
     return places
 
 
 def _cardinal(nodes: int, at: FloatArray) -> FloatArray:
-    """The polynomials that are 1 at one node and 0 at all others, by the barycentric formula: a row for each place."""
+    """Evaluate the polynomials that are 1 at one node and 0 at all others, one row for each place.
+
+    Uses the barycentric formula.
+    """
     index = np.arange(nodes)
     weights = np.where(index % 2 == 0, 1.0, -1.0) * np.sin(math.pi * (index + 0.5) / nodes)
     distance = at[:, None] - _places(nodes)

@@ -1,17 +1,17 @@
-"""Delta and epsilon of a privacy loss from one line each, from above: for bounds that are to be compared with others.
+"""Upper bounds on delta and epsilon of a smoothed privacy loss, from one line integral each.
 
-The loss is made smooth by one more release with noise, a Gaussian mechanism with a small mu (``smoothing`` of the
-cumulant), which only adds to what is told. So the integrand along
+The loss is smoothed by one more noisy release, a Gaussian mechanism with a small mu (``smoothing`` of the cumulant),
+which can only add to the privacy loss. So the integrand along
 
     delta(epsilon) = 1/pi  integral_0^inf  Re exp(K(z) - z epsilon) / (z (z + 1)) du,     z = theta + iu,  theta > 0,
 
 falls like a Gaussian: |exp K(theta + iu)| <= exp(K(theta) - w^2 u^2 / 2), whatever the loss is (w is the smoothing).
-The line ends where this bound is negligible, and not where the integrand happens to be small: with little noise losses
-lie close to a lattice, and the integrand comes back at the frequencies that fit it.
+The line ends where this bound is negligible, and not where the integrand happens to be small. With little noise, losses
+lie close to a lattice, and the integrand is large again at the frequencies of the lattice.
 
-The trapezoid rule with step h adds the positive terms e^(theta k P) delta(epsilon + k P), P = 2 pi / h: what it is off
-by, it is too high by. What exp(K) itself may be off by (``error``) is added to the integrand too, so that delta is an
-upper bound; ``side`` -1 subtracts it instead, for the lower end of a bracket.
+The trapezoid rule with step h adds the positive terms e^(theta k P) delta(epsilon + k P), P = 2 pi / h, so its error is
+upwards. The error of exp(K) (``error``) is added to the integrand too, so delta is an upper bound. ``side`` -1
+subtracts the error instead, for the lower end of a bracket.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from lastiterate.privacy.convex.shifted_loss import ShiftedCumulant
 from lastiterate.privacy.mixtures.fourier import Line, Unreliable
 
 TILTS: list[float] = np.geomspace(0.05, 400.0, 34).tolist()
-_NEGLIGIBLE = 28.0  # what lies beyond the last node is below exp(-_NEGLIGIBLE) of delta
-_LITTLE = 14.0  # aliases, which are too high if anything, are below exp(-_LITTLE) of it
+_NEGLIGIBLE = 28.0  # the integral beyond the last node is below exp(-_NEGLIGIBLE) of delta
+_LITTLE = 14.0  # aliases, whose error is upwards, are below exp(-_LITTLE) of delta
 _LARGER = (1.04, 1.1, 1.2, 1.4)
 _MOST_NODES = 4000
-_TURNS = 3  # of choosing a line for an epsilon, and an epsilon by the line
+_TURNS = 3  # alternations between a line for an epsilon and an epsilon from the line
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,10 +39,10 @@ class SmoothedLoss:
     """One direction of a pair."""
 
     cumulant: ShiftedCumulant
-    error: float = 0.0  # of exp(K) along a line, in units of its largest value, and of K at real points
+    error: float = 0.0  # error of exp(K) along a line, in units of its largest value, and of K at real points
 
     def log_delta(self, epsilon: float) -> float:
-        """log of an upper bound on delta at any real epsilon; Chernoff's where no line can be had."""
+        """Return the log of an upper bound on delta at any real epsilon; Chernoff's bound if no line is available."""
         index = self._index_for(epsilon)
         bound = self._exponent(index) - TILTS[index] * epsilon
         try:
@@ -51,7 +51,7 @@ class SmoothedLoss:
             return min(bound, 0.0)
 
     def epsilon(self, log_delta: float, side: float = 1.0) -> float:
-        """The epsilon >= 0 at which that bound is what is asked for; with ``side`` -1 one that is not above it."""
+        """Return the epsilon >= 0 at which the bound equals the given delta; with ``side`` -1 a lower bound on it."""
         index = self._best(lambda i: (self._exponent(i) - log_delta) / TILTS[i])
         value = (self._exponent(index) - log_delta) / TILTS[index]
         if value <= 0.0:
@@ -69,11 +69,11 @@ class SmoothedLoss:
         return value
 
     def _index_for(self, epsilon: float) -> int:
-        """Of the tilt with which Chernoff's bound is least."""
+        """Return the index of the tilt with the least Chernoff bound."""
         return self._best(lambda i: self._exponent(i) - TILTS[i] * epsilon)
 
     def _solve(self, index: int, log_delta: float, high: float, side: float) -> float:
-        """On one line, by bisection; delta falls."""
+        """Find epsilon on one line, by bisection. Delta falls along epsilon."""
         low, high = 0.0, high * (1.0 + 1e-9) + 1e-12
         while self._on_line(index, high, log_delta, side) > log_delta:
             low, high = high, 1.5 * high + 1e-6
@@ -98,14 +98,14 @@ class SmoothedLoss:
         total += side * self.error * errors * at_zero * float((1.0 / np.abs(kernel)).sum()) * line.spacing / math.pi
         if not total > 1e-12:
             if side < 0.0:
-                return -math.inf  # nothing is left that is known to be there
-            raise Unreliable  # nothing but rounding
+                return -math.inf  # the lower bound on delta is 0
+            raise Unreliable  # only rounding errors are left
         return scale + math.log(total)
 
     def _line(self, index: int, epsilon: float, log_goal: float) -> tuple[Line, float]:
-        """A line, and its error in units of the usual one."""
+        """Return a line, and its error in units of the usual error."""
         if index not in self._lines:
-            self._lines[index] = None  # if it cannot be had once, it is not tried again
+            self._lines[index] = None  # a line that fails once is not tried again
             self._lines[index] = self._new_line(index, epsilon, log_goal)
         found = self._lines[index]
         if found is None:
@@ -121,7 +121,7 @@ class SmoothedLoss:
         period = max((_LITTLE - goal) / theta, self._reach(theta, epsilon, goal), 8.0 * deviation)
         rise = max(self._moments(index)[0] - theta * epsilon - goal, 0.0)
         end = math.sqrt(2.0 * (_NEGLIGIBLE + rise)) / self.cumulant.smoothing
-        spacing = max(2.0 * math.pi / period, end / _MOST_NODES)  # where that is too wide, delta is too high
+        spacing = max(2.0 * math.pi / period, end / _MOST_NODES)  # too wide a spacing makes delta too high
         count = math.ceil(end / spacing) + 1
         values, errors = self.cumulant.with_error(theta, spacing, count)
         values[0] -= math.log(2.0)  # half weight: the trapezoid rule
@@ -130,7 +130,7 @@ class SmoothedLoss:
         return Line(z, values, spacing), errors
 
     def _reach(self, theta: float, epsilon: float, goal: float) -> float:
-        """How far above epsilon there may be losses that count, by Chernoff's bound with larger tilts."""
+        """Return the distance above epsilon within which losses matter, by Chernoff's bound with larger tilts."""
         best = math.inf
         for larger in (theta * factor for factor in _LARGER):
             try:
@@ -141,7 +141,7 @@ class SmoothedLoss:
         return best
 
     def _exponent(self, index: int) -> float:
-        """log of Chernoff's bound on delta at epsilon = 0 with this tilt."""
+        """Return the log of Chernoff's bound on delta at epsilon = 0 with this tilt."""
         theta = TILTS[index]
         value = self._moments(index)[0]
         return value + self.error * max(1.0, value) + theta * math.log(theta) - (1.0 + theta) * math.log1p(theta)
@@ -154,7 +154,7 @@ class SmoothedLoss:
         return value if math.isfinite(value[0]) else (math.inf, 0.0, 0.0)
 
     def _best(self, cost: Callable[[int], float]) -> int:
-        """The index of least cost, which falls and then rises."""
+        """Return the index of least cost. The cost falls and then rises along the index."""
         low, high = 0, len(TILTS) - 1
         while high - low > 2:
             left = low + (high - low) // 3
@@ -168,5 +168,5 @@ class SmoothedLoss:
 
 
 def smoothed(cumulant: ShiftedCumulant, error: float) -> tuple[SmoothedLoss, SmoothedLoss]:
-    """Both directions."""
+    """Return both directions."""
     return SmoothedLoss(cumulant, error), SmoothedLoss(cumulant.other_direction(), error)

@@ -1,9 +1,9 @@
 """The best of many bounds for the last iterate of convex training (docs/method.md, "Convex losses").
 
-Each bound is a window: the last tau steps. Before the window it is told which batches had the canary, so that the
-distance of the two trainings is known; within it the noise hides both that distance and the canary. The longest window
-is composition itself. A canary that is in every batch tells no less than one that is in some. A curve is the least of
-all of these, and every question looks for it in the same way.
+Each bound is a window: the last tau steps. The adversary is told which batches before the window had the canary, so the
+distance of the two trainings is known. Within the window the noise hides both the distance and the canary. The longest
+window is composition itself. A canary in every batch reveals at least as much as a sampled canary, so that pair is a
+bound too. A curve is the least of all these bounds, and every query searches for the least bound in the same way.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
     from lastiterate.privacy.curve import Pair
 
 _RATIO = 1.25  # of the lengths of one window and the next
-_TILTS = np.geomspace(0.1, 300.0, 33)  # of Chernoff's bounds, by which windows are compared at first
+_TILTS = np.geomspace(0.1, 300.0, 33)  # tilts of Chernoff's bounds, which rank the windows
 _SMALL_SHIFT = 0.05
-_FORGOTTEN = 1e-7  # what is left of a distance
-_LOG_RARE = math.log(1e-4)  # of the delta whose window, and whose thresholds, are tried for a false negative rate
-_TRIALS = 14  # of thresholds: near the best one the rate changes by a square
-_MOST_WINDOWS = 8  # that one question is put to
-_MOST_EFFORT = 1.5e7  # numbers that are computed for one answer, a few seconds; other bounds hold anyway
-_LARGEST = 600.0  # threshold whose exponential is a float
+_FORGOTTEN = 1e-7  # share of a distance below which the distance is forgotten
+_LOG_RARE = math.log(1e-4)  # log of the delta that selects the window and the thresholds for a false negative rate
+_TRIALS = 14  # thresholds tried: near the best threshold the rate changes quadratically
+_MOST_WINDOWS = 8  # windows tried for one query
+_MOST_EFFORT = 1.5e7  # numbers computed for one query, a few seconds; other bounds hold anyway
+_LARGEST = 600.0  # largest threshold whose exponential is a float
 _ROUNDING = 1e-11  # of max(1, epsilon), in the bisection on a line
 
 
@@ -44,10 +44,10 @@ _Window: TypeAlias = tuple[tuple[SmoothedLoss, SmoothedLoss], float]
 
 @dataclass(frozen=True, eq=False)
 class ConvexPair:
-    """Bounds on the pair of last iterates, of which the least counts.
+    """Bounds on the pair of last iterates; every query returns the least bound. 0 < rate < 1.
 
-    ``most`` is what the distance cannot exceed, in units of learning rate times clipping norm. ``composition`` is the
-    pair of all iterates, ``always_in`` that of a canary in every batch, which tells more. 0 < rate < 1.
+    ``most`` is the largest possible distance, in units of learning rate times clipping norm. ``composition`` is the
+    pair of all iterates. ``always_in`` is the pair of a canary in every batch, which reveals more.
     """
 
     steps: int
@@ -68,7 +68,7 @@ class ConvexPair:
         return each(lambda value: self._answer(self._largest_fnr, float(value)), fpr)
 
     def bracket(self, log_delta: Floats) -> tuple[Floats, Floats]:
-        """Around the least bound as if it were exact: all errors are added for one end, and taken off for the other."""
+        """Return a bracket of the least bound: one end adds all numerical errors, the other subtracts them."""
         value = self.epsilon(log_delta)
         lower, upper = (
             each(lambda at: self._answer(self._lower_end, float(at)), log_delta),
@@ -77,7 +77,7 @@ class ConvexPair:
         return np.minimum(lower, value)[()], np.maximum(upper, value)[()]
 
     def _answer(self, question: Callable[[float], float], value: float) -> float:
-        """Answer with limited effort. A question that was asked before has the same answer."""
+        """Answer a query with limited effort. Answers are cached, so a repeated query has the same answer."""
         key = question.__name__, value
         if key not in self._known_answers:
             self._effort.left = _MOST_EFFORT
@@ -117,9 +117,9 @@ class ConvexPair:
         return max(*others, self._fnr_of(int(np.argmin(foretold)), fpr))
 
     def _least(self, foretold: FloatArray, cost: Callable[[int, float], float], least: float) -> float:
-        """The least cost of all windows, found by going downhill from the one that promises most.
+        """Find the least cost of all windows, by descent from the window with the least predicted cost.
 
-        Of a window that costs more than the ``least`` so far, which is handed over, only that need be found.
+        ``cost`` receives the ``least`` cost so far. For a window that costs more, ``cost`` may return any larger value.
         """
         if not foretold.size:
             return math.inf
@@ -157,7 +157,7 @@ class ConvexPair:
         return float(np.logaddexp(value if value > least else max(value, add.log_delta(epsilon)), log_lost))
 
     def _fnr_of(self, index: int, fpr: float) -> float:
-        """The largest 1 - delta(x) - e^x fpr of all x, by which delta bounds the rate from below.
+        """Return the largest 1 - delta(x) - e^x fpr over all x, a lower bound on the false negative rate.
 
         For x < 0 delta is that of the other direction: 1 - e^x + e^x delta(-x).
         """
@@ -179,9 +179,9 @@ class ConvexPair:
         return bound(0.5 * (low + high)) - math.exp(log_lost)
 
     def _window(self, index: int) -> _Window | None:
-        """The privacy loss in the last steps, in both directions, and the log-probability of distances left out.
+        """Return the privacy loss of the last steps in both directions, and the log-probability of distances left out.
 
-        None where it is out of the range of floats, or cannot be resolved: other bounds hold anyway.
+        None if the loss is out of the range of floats or cannot be resolved: other bounds hold anyway.
         """
         if index not in self._known_windows:
             length = int(self._lengths[index])
@@ -194,9 +194,10 @@ class ConvexPair:
         return self._known_windows[index]
 
     def _before(self, length: int) -> Distances:
-        """How far apart the two trainings are before a window of this length.
+        """Return the distance of the two trainings before a window of this length.
 
-        Where the first steps are forgotten by then, as far as in a longer training, which need not be computed anew.
+        If the first steps are forgotten by then, the distance after all steps is returned: an upper bound, computed
+        once for all windows.
         """
         steps = self.steps - length
         if self.contraction**steps < _FORGOTTEN:
@@ -212,9 +213,9 @@ class ConvexPair:
 
     @cached_property
     def _exponents(self) -> FloatArray:
-        """About the logarithms of E exp(tilt loss) of each window: a row for each tilt.
+        """Approximate logarithms of E exp(tilt loss) of each window, a row for each tilt.
 
-        M(a, s) is a^2 s (s - 1) / (2 sigma^2) and what sampling adds, nearly linear in a.
+        M(a, s) is a^2 s (s - 1) / (2 sigma^2) plus a term from sampling that is nearly linear in a.
         """
         at_zero, slope = self._sampled
         squares = 0.5 * _TILTS * (_TILTS + 1.0) / self.sigma**2
@@ -229,7 +230,7 @@ class ConvexPair:
             centre = self.rate * geometric_sum(self.contraction, rest)
             width = math.sqrt(self.rate * (1.0 - self.rate) * geometric_sum(self.contraction**2, rest))
             distance = np.clip(centre + width * (whole.values - mean) / spread, 0.0, self.most)
-            total = decay * distance / size * geometric_sum(self.contraction, length)  # of all a
+            total = decay * distance / size * geometric_sum(self.contraction, length)  # the sum of all a
             square = np.square(decay * distance) / size
             exponent = length * at_zero[:, None] + np.outer(slope, total) + np.outer(squares, square)
             columns.append(np.logaddexp.reduce(exponent + whole.log_mass, axis=1))
@@ -237,7 +238,7 @@ class ConvexPair:
 
     @cached_property
     def _sampled(self) -> tuple[FloatArray, FloatArray]:
-        """M(0, s), and about the part of its slope in a that sampling is to blame for, at every tilt."""
+        """M(0, s), and approximately the part of its slope in a that comes from sampling, at every tilt."""
         slope = 1.0 / self.sigma
         shifts = 0.0, _SMALL_SHIFT
         steps: list[Loss] = [ShiftedLoss(self.rate, slope, shift, True, -90.0, self._effort) for shift in shifts]

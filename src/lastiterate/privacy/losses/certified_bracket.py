@@ -1,9 +1,9 @@
-"""Ends of composition's bracket that are theorems (docs/method.md, "The ends are proved").
+"""Proved lower and upper bounds on epsilon and delta of composition (docs/method.md, "The ends are proved").
 
-Smoothing: delta is convex in e^epsilon, so by Jensen E delta(epsilon + wZ - w^2 / 2) >= delta(epsilon), Z standard
-normal; and it is above by at most w^2 e^(w^2 / 8) times the density of the loss, smoothed in the same way. Along the
-line the smoothing is a factor exp(w^2 z (z + 1) / 2), which ends the integrals like a Gaussian. Everything that is then
-neglected or rounded has a bound, which is added, or taken off.
+Smoothing: delta is convex in e^epsilon. By Jensen's inequality E delta(epsilon + wZ - w^2 / 2) >= delta(epsilon), with
+Z standard normal. The excess is at most w^2 e^(w^2 / 8) times the density of the loss, smoothed in the same way. Along
+the line the smoothing is a factor exp(w^2 z (z + 1) / 2), which ends the integrals like a Gaussian. Every neglected or
+rounded term has a bound, which the upper end adds and the lower end subtracts.
 """
 
 from __future__ import annotations
@@ -29,27 +29,27 @@ from lastiterate.privacy.losses.loss_line import (
 )
 from lastiterate.privacy.mixtures.fourier import Unreliable
 
-_EXCESS = 2e-7  # what smoothing may add to epsilon, relative to max(1, epsilon)
-_EXCESS_OF_SMALL = 1e-3  # and relative to epsilon
-_LEFT_OUT = math.log(1e-9)  # of delta, in large losses that are left out, and counted in full
+_EXCESS = 2e-7  # largest increase of epsilon by smoothing, relative to max(1, epsilon)
+_EXCESS_OF_SMALL = 1e-3  # another limit on the same increase, relative to epsilon
+_LEFT_OUT = math.log(1e-9)  # log of the probability of losses left out over delta; the upper end adds it
 _NEGLIGIBLE = 21.0  # aliases and truncation are about exp(-_NEGLIGIBLE) of delta
-_CAP = 1.3  # where losses of one step are apart, over the least that it can be
-_OF_APART = 1e-11  # relative error of the probability of losses apart, for noise of at most 1, and in units of that
-_WIDEST, _WIDEST_OF_TILT = 2.0, 0.3  # of the smoothing, and times the tilt: excess grows with exp((tilt width)^2 / 2)
-_FLOAT_WIDTH = 70.0  # beyond it exp(width^2 / 8) is no float, and the lower end no bound
-_VANISHED = -40.0  # log of a product that need not be known any closer
-_MOST_NODES = 100_000  # of a line; smoothing is wider where more were needed
-_GUESSES = 8  # of where epsilon is, if that is not known
-_MOST_KINDS = 4000  # of steps, each by itself
-_LEVELS = 1000  # instead of more
-_CONDITION = 11.0  # log of the integrand at u = 0 over delta; beyond it rounding counts
-_TILTS = (1.0, 0.8, 0.65, 0.5)  # in units of the best one
+_CAP = 1.3  # cap on the loss of one step, over the smallest cap that is possible
+_OF_APART = 1e-11  # relative error of the probability of losses above the cap, over max(1, noise multiplier)
+_WIDEST, _WIDEST_OF_TILT = 2.0, 0.3  # limits on width, and on width times tilt (excess ~ exp((tilt width)^2 / 2))
+_FLOAT_WIDTH = 70.0  # limit that keeps exp(width^2 / 8) a float; above it there is no lower end
+_VANISHED = -40.0  # log of a product below which a bound is enough
+_MOST_NODES = 100_000  # of a line; if more are needed, the smoothing is made wider
+_GUESSES = 8  # largest number of guesses of an unknown epsilon
+_MOST_KINDS = 4000  # largest number of distinct steps treated one by one
+_LEVELS = 1000  # number of distinct steps that replace more than _MOST_KINDS
+_CONDITION = 11.0  # log of the integrand at u = 0 over delta; above it rounding matters
+_TILTS = (1.0, 0.8, 0.65, 0.5)  # tilts to try, in units of the best one
 _RIVALS = (4.0, 2.0, 1.0, 0.5, 0.2, 0.1, 0.05)  # tilts of bounds on aliases, in units of 1 / standard deviation
 
 
 @dataclass(frozen=True, eq=False)
 class SmoothedLine:
-    """A line with its smoothing: terms exp(log_modulus + i phase - z epsilon), and bounds on all that is neglected."""
+    """A line with smoothing: terms exp(log_modulus + i phase - z epsilon), and bounds on every neglected term."""
 
     cumulant: LossCumulant
     theta: float
@@ -57,13 +57,13 @@ class SmoothedLine:
     width: float
     log_modulus: FloatArray  # at u = 0, spacing, ...; with the smoothing, and half weight at 0
     phase: FloatArray
-    log_upper: FloatArray  # of modulus plus error
-    vanished: tuple[float, float]  # sums of the rest of the moduli, over |z (z + 1)| and as they are, to log_upper[0]
-    count: int  # of all nodes
-    left_out: float  # probability
+    log_upper: FloatArray  # log of modulus plus error
+    vanished: tuple[float, float]  # sums of the other moduli, divided by u^2 and undivided, over exp(log_upper[0])
+    count: int  # number of all nodes
+    left_out: float  # probability of the losses left out
 
     def bounds(self, epsilon: float) -> tuple[float, float]:
-        """log of an upper bound on delta(epsilon), and of a lower one (-inf where it is none)."""
+        """Return logs of an upper and a lower bound on delta(epsilon); inf and -inf if there is no bound."""
         u = self.spacing * np.arange(self.log_modulus.size)
         z = self.theta + 1j * u
         scale = float(self.log_upper[0])
@@ -71,7 +71,7 @@ class SmoothedLine:
         terms = modulus * np.exp(1j * (self.phase - u * epsilon))
         error = size - modulus + size * ULP * (4.0 * u * abs(epsilon) + 60.0)
         kernel = 1.0 / (z * (z + 1.0))
-        # NumPy's sums are pairwise, with some 30 roundings; scalar products have as many as there are terms.
+        # NumPy's sums are pairwise, with about 30 roundings. A scalar product has one rounding per term.
         total, error_of_total = float(np.sum((terms * kernel).real)), _up(error * np.abs(kernel)) + self.vanished[0]
         density = max(float(terms.real.sum()) + _up(error), 0.0) + self.vanished[1]
         beyond, beyond_of_density = self._beyond(2.0 * float(size[0]))
@@ -82,7 +82,7 @@ class SmoothedLine:
         lower = _log(total - error_of_total - beyond - excess, log_scale)
         cap, edge = self.cumulant.cap, self.cumulant.edge()
         if epsilon > cap + edge if self.cumulant.remove else epsilon < edge - cap:
-            return math.inf, -math.inf  # the losses that are apart do not count as they should
+            return math.inf, -math.inf  # the formula for losses above the cap does not hold here
         apart, _ = self.cumulant.apart(epsilon)
         off = _OF_APART * max(1.0, float(self.cumulant.sigmas.max()))
         rounding = 16.0 * ULP * (abs(scale) + abs(self.theta * epsilon) + abs(math.log(self.spacing)) + 10.0)
@@ -91,16 +91,20 @@ class SmoothedLine:
         return upper + rounding, _log_sum(lower, max(1.0 - off, 0.0) * apart) - rounding
 
     def _beyond(self, largest: float) -> tuple[float, float]:
-        """The sums beyond the last node, at most: |exp K(z)| <= exp K(theta), and the smoothing falls."""
+        """Bound the sums beyond the last node, for delta and for the density.
+
+        |exp K(z)| is at most exp K(theta), and the smoothing factor falls.
+        """
         end = self.spacing * (self.count - 1)
         reach = self.width * end
         last = largest * math.exp(-0.5 * reach**2) / self.spacing
         return last / (end * max(1.0, reach**2)), last / (self.width * reach)
 
     def _log_aliases(self, epsilon: float) -> float:
-        """log of what repetitions at multiples of the period add to delta(epsilon), at most.
+        """Return log of a bound on the aliases that repetitions at multiples of the period add to delta(epsilon).
 
-        Below, delta is at most 1; above, Chernoff's bound with any stronger tilt holds, smoothed.
+        For repetitions below, delta is at most 1. For those above, Chernoff's bound with any stronger tilt holds,
+        smoothed.
         """
         span = 2.0 * math.pi / self.spacing
         below = -self.theta * span - math.log(-math.expm1(-self.theta * span))
@@ -116,23 +120,23 @@ class SmoothedLine:
         if best not in self._upper:
             self._upper[best] = upper_cumulant(self.cumulant, best)
         above = bound(best, self._upper[best] + below_tail(best) - best * epsilon)
-        return float(np.logaddexp(below, above)) + 1e-9  # rounding is far less
+        return float(np.logaddexp(below, above)) + 1e-9  # more than rounding
 
     @cached_property
     def _upper(self) -> dict[float, float]:
-        """Upper bounds on K that were needed."""
+        """A cache of upper bounds on K, by tilt."""
         return {}
 
 
 def upper_cumulant(cumulant: LossCumulant, theta: float) -> float:
-    """An upper bound on K at a real point."""
+    """Return an upper bound on K at a real point."""
     order = cumulant.order(theta)
     parts = [number * log_moment_bound(step, order) for number, step in cumulant.steps]
     return math.fsum(parts) + 4.0 * ULP * math.fsum(map(abs, parts))
 
 
 def proved_chernoff_bound(cumulant: LossCumulant, epsilon: float, log_goal: float) -> float:
-    """log of an upper bound on delta(epsilon) for comparison with exp(log_goal)."""
+    """Return log of an upper bound on delta(epsilon), by Chernoff's bound with a tilt chosen for exp(log_goal)."""
     cumulant = cumulant.leaving_out(log_goal + _LEFT_OUT)
     _, theta = chernoff_tilt(cumulant, epsilon, log_goal)
     left_out = math.fsum(number * step.left_out for number, step in cumulant.steps)
@@ -142,7 +146,7 @@ def proved_chernoff_bound(cumulant: LossCumulant, epsilon: float, log_goal: floa
 
 
 def _up(errors: FloatArray) -> float:
-    """The sum of errors, rounded up."""
+    """Return the sum of errors, rounded up."""
     return (1.0 + 1e-12) * float(errors.sum())
 
 
@@ -159,7 +163,7 @@ def _log_difference(larger: float, smaller: float) -> float:
 
 
 def proved_epsilon(cumulant: LossCumulant, log_delta: float, near: float | None) -> tuple[float, float]:
-    """Lower and upper bounds on the epsilon of one direction, which is about ``near`` if that is known."""
+    """Return lower and upper bounds on the epsilon of one direction; ``near`` is an approximation of it if known."""
     if near is None:
         near = max(start(cumulant.leaving_out(log_delta + _LEFT_OUT), log_delta)[1], 0.0)
         return _from_guess(cumulant, log_delta, near)
@@ -176,7 +180,10 @@ def proved_epsilon(cumulant: LossCumulant, log_delta: float, near: float | None)
 
 
 def _from_guess(cumulant: LossCumulant, log_delta: float, near: float) -> tuple[float, float]:
-    """The same from a guess that may be far off: every bound holds, the next line is made for the best upper one."""
+    """Return the bounds of `proved_epsilon`, starting from a guess that may be far off.
+
+    Every line gives valid bounds. The next line is made for the best upper bound so far.
+    """
     lower, upper = 0.0, math.inf
     for _ in range(_GUESSES):
         bounds = proved_epsilon(cumulant, log_delta, near)
@@ -188,8 +195,10 @@ def _from_guess(cumulant: LossCumulant, log_delta: float, near: float) -> tuple[
 
 
 def _levelled(cumulant: LossCumulant, *, worse: bool) -> LossCumulant:
-    """A long schedule with few different steps: noise and rates are moved to one side, which only raises delta, or to
-    the other, which only lowers it."""
+    """Return a long schedule with few distinct steps, whose delta is no smaller (``worse``) or no larger.
+
+    Noise and sample rates are all moved to the side that raises delta, or all to the side that lowers it.
+    """
     both = np.ptp(cumulant.rates) > 0.0 and np.ptp(cumulant.sigmas) > 0.0
     levels = math.isqrt(_LEVELS) if both else _LEVELS
     rates, sigmas = _moved(cumulant.rates, levels, up=worse), _moved(cumulant.sigmas, levels, up=not worse)
@@ -200,7 +209,7 @@ def _levelled(cumulant: LossCumulant, *, worse: bool) -> LossCumulant:
 
 
 def _moved(values: FloatArray, levels: int, *, up: bool) -> FloatArray:
-    """Each value moved up or down to one of so many between the smallest and the largest."""
+    """Return each value moved up or down to one of ``levels`` levels between the smallest and the largest value."""
     grid = np.sort(np.clip(np.geomspace(values.min(), values.max(), levels), values.min(), values.max()))
     grid[0], grid[-1] = values.min(), values.max()
     index = np.searchsorted(grid, values, side="left" if up else "right") - (0 if up else 1)
@@ -208,7 +217,7 @@ def _moved(values: FloatArray, levels: int, *, up: bool) -> FloatArray:
 
 
 def _solved(line: SmoothedLine, log_delta: float, near: float) -> tuple[float, float]:
-    """The epsilons at which the lower and the upper bound on delta are what is asked for."""
+    """Return the epsilons at which the lower and the upper bound on delta equal the requested delta."""
     tolerance = 1e-9 * line.theta * max(1e-3, near)
     upper = _crossing(lambda epsilon: line.bounds(epsilon)[0] - log_delta, near, line.theta, tolerance)
     lower = -_crossing(lambda minus: log_delta - line.bounds(-minus)[1], -near, line.theta, tolerance)
@@ -216,16 +225,16 @@ def _solved(line: SmoothedLine, log_delta: float, near: float) -> tuple[float, f
 
 
 def _excess(near: float) -> float:
-    """What smoothing may add to an epsilon of this size."""
+    """Return the largest increase of an epsilon of this size that smoothing may cause."""
     return min(_EXCESS * max(1.0, near), _EXCESS_OF_SMALL * near if near > 0.0 else math.inf)
 
 
 def proved_log_delta(cumulant: LossCumulant, epsilon: float) -> float:
-    """log of an upper bound on delta(epsilon) of one direction; 0 is always right."""
+    """Return log of an upper bound on delta(epsilon) of one direction. The value 0 is always valid."""
     bound = chernoff_bound_at(cumulant, epsilon)
-    near = epsilon if epsilon * _EXCESS_OF_SMALL > _EXCESS else 0.0  # smoothing need not be finer for a smaller one
+    near = epsilon if epsilon * _EXCESS_OF_SMALL > _EXCESS else 0.0  # smaller epsilons need no finer smoothing
     try:
-        for _ in range(3):  # what is left out, and how far a line goes, depend on the result
+        for _ in range(3):  # the losses left out and the end of the line depend on the result
             bound = min(bound, smoothed_line(cumulant, min(bound, -1e-3), near).bounds(epsilon)[0])
     except (Unreliable, OverflowError):
         pass
@@ -233,7 +242,7 @@ def proved_log_delta(cumulant: LossCumulant, epsilon: float) -> float:
 
 
 def _crossing(function: Callable[[float], float], near: float, theta: float, tolerance: float) -> float:
-    """A point at which a falling function is at most 0, and hardly less; inf where none is found."""
+    """Return a point at which a falling function is at most 0 and close to 0; inf if none is found."""
     at, step, slope = near, 1e-8 * max(1.0, abs(near)), -theta
     best = math.inf
     before: tuple[float, float] | None = None
@@ -254,7 +263,7 @@ def _crossing(function: Callable[[float], float], near: float, theta: float, tol
 
 
 def smoothed_line(cumulant: LossCumulant, log_delta: float, near: float, width: float = math.inf) -> SmoothedLine:
-    """A line for the epsilon at this delta, which is about ``near``, with at most this width."""
+    """Return a line for the epsilon at this delta, which is about ``near``; the smoothing has at most this width."""
     cumulant = cumulant.leaving_out(log_delta + _LEFT_OUT)
     cumulant = cumulant.capped(_CAP * (near - cumulant.edge()))
     best = tilt_for(cumulant, near)
@@ -272,7 +281,7 @@ def smoothed_line(cumulant: LossCumulant, log_delta: float, near: float, width: 
 
 
 def _extent(cumulant: LossCumulant, theta: float, log_delta: float, near: float) -> tuple[float, float, float]:
-    """The period that a line needs, and how far it goes in units of 1 / width.
+    """Return the period that a line needs, the end of the line in units of 1 / width, and the tilt.
 
     A weaker tilt than the best one costs digits, of which there are enough, and may have a shorter period.
     """
@@ -282,13 +291,13 @@ def _extent(cumulant: LossCumulant, theta: float, log_delta: float, near: float)
 
 
 def _line(cumulant: LossCumulant, theta: float, spacing: float, count: int, width: float) -> SmoothedLine:
-    """The product over all kinds of steps where it has not vanished, and a bound on it where it has."""
+    """Return the line: the product over all kinds of steps up to where it vanishes, and a bound beyond that."""
     order, sign = cumulant.order(theta), 1.0 if cumulant.remove else -1.0
     log_bound, parts = _vanishing(cumulant, order, spacing, count)
     active = int(np.flatnonzero(log_bound > _VANISHED)[-1]) + 1
     if active > 0.5 * count:
         active = count
-    else:  # on their own, fewer nodes are also more exact
+    else:  # evaluated again, because fewer nodes are also more accurate
         parts = {}
     u = spacing * np.arange(count, dtype=np.float64)
     smoothing = 0.5 * width**2 * (theta * (theta + 1.0) - u * u)
@@ -315,7 +324,7 @@ def _line(cumulant: LossCumulant, theta: float, spacing: float, count: int, widt
 
 
 class _Sum:
-    """A sum of many arrays. What is rounded off is summed too, so that rounding does not grow with their number."""
+    """A compensated sum of many arrays: its rounding error does not grow with the number of arrays."""
 
     def __init__(self, first: FloatArray) -> None:
         self.total, self.lost = first.copy(), np.zeros_like(first)
@@ -333,9 +342,10 @@ class _Sum:
 def _vanishing(
     cumulant: LossCumulant, order: float, spacing: float, count: int
 ) -> tuple[FloatArray, dict[int, ProvedStep]]:
-    """log of a bound on |exp K(theta + iu)| / exp K(theta), from as many kinds of steps as it takes to vanish.
+    """Return log of a bound on |exp K(theta + iu)| / exp K(theta), and the kinds of steps evaluated at all u.
 
-    Later kinds are only looked at where earlier ones leave something. Also those that were looked at everywhere.
+    Kinds of steps are added until the bound vanishes. Later kinds are evaluated only where earlier kinds have not
+    vanished.
     """
     log_bound, parts, active = np.zeros(count), {}, count
     for index in np.argsort(-cumulant.counts * cumulant.rates).tolist():

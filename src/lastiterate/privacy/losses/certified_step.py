@@ -1,7 +1,8 @@
-"""One step's part of a line, with bounds on its errors: of quadrature in x, of Taylor's series, and of rounding.
+"""One step's factor of a line, with bounds on its errors from quadrature in x, Taylor's series and rounding.
 
-Rounding is counted in the standard model: every operation is off by half a unit in the last place, exp, log and the
-like by one, fast Fourier transforms as in Higham's (2002) Theorem 24.2 with a constant that allows for mixed radices.
+Rounding follows the standard model: every operation has an error of at most half a unit in the last place, and exp, log
+and similar functions of one unit. The error of fast Fourier transforms follows Higham (2002), Theorem 24.2, with a
+constant that allows for mixed radices.
 """
 
 from __future__ import annotations
@@ -18,27 +19,27 @@ from lastiterate.privacy.losses.step_loss import Loss, Nodes, weighted_rise
 from lastiterate.privacy.mixtures.fourier import Unreliable
 
 ULP = 2.0**-52
-_OF_FFT = 12.0  # Higham has 7 for radix 2: in units of half an ulp, log2 of the size, and the norm of the result
+_OF_FFT = 12.0  # Higham has 7 for radix 2; in units of half an ulp times log2 of the size times the norm of the result
 _OF_SERIES = math.exp(0.5 * math.pi)  # the sum of the moduli of the coefficients of Taylor's series
-_LARGEST_BOUND = math.log(1e-3)  # on an error of quadrature; usually it is 1e-15
-_FINER = 1.3  # ratio of frequencies at which errors of masses are summed up
-_NO_MASS = 1e-24  # of one node, which is left out
+_LARGEST_BOUND = math.log(1e-3)  # log of the largest admissible error of quadrature; usually the error is 1e-15
+_FINER = 1.3  # ratio of successive frequencies at which errors of masses are summed
+_NO_MASS = 1e-24  # mass of one node below which the node is left out
 
 
 @dataclass(frozen=True, eq=False)
 class ProvedStep:
-    """exp M(s) along a line: exp(log_total) times a modulus and a phase; each of the errors is at most as given."""
+    """exp M(s) along a line: exp(log_total) times a modulus and a phase, with bounds on the errors."""
 
     log_total: float
-    error_of_total: float  # of log_total
-    mean: float  # of the loss under the tilt, or any number close to it, by which the phase is reduced
+    error_of_total: float  # error bound of log_total
+    mean: float  # about the mean of the loss under the tilt; mean times u is subtracted from the phase
     log_modulus: FloatArray
     phase: FloatArray
     log_upper: FloatArray  # log of modulus plus the largest error of the complex value
 
 
 def proved_step(step: Loss | Certain, order: float, spacing: float, count: int) -> ProvedStep:
-    """The same for s = order + iu at u = 0, spacing, ..., (count - 1) spacing."""
+    """Return exp M(s) with bounds for s = order + iu at u = 0, spacing, ..., (count - 1) spacing."""
     u = spacing * np.arange(count, dtype=np.float64)
     if isinstance(step, Certain):
         value, mean, variance = step.moments(order)
@@ -67,7 +68,7 @@ def proved_step(step: Loss | Certain, order: float, spacing: float, count: int) 
 
 
 def log_moment_bound(step: Loss | Certain, order: float) -> float:
-    """An upper bound on M(s) at a real s."""
+    """Return an upper bound on M(s) at a real s."""
     if isinstance(step, Certain):
         value = step.moments(order)[0]
         return value + 4.0 * ULP * abs(value)
@@ -78,7 +79,7 @@ def log_moment_bound(step: Loss | Certain, order: float) -> float:
 
 
 def _masses(nodes: Nodes, order: float) -> tuple[float, FloatArray]:
-    """log of the sum of the nodes' weights under the tilt, and their shares of it."""
+    """Return log of the sum of the nodes' weights under the tilt, and each node's share of the sum."""
     exponent = nodes.log_weight + order * nodes.loss
     top = float(exponent.max())
     mass = np.exp(exponent - top)
@@ -87,7 +88,7 @@ def _masses(nodes: Nodes, order: float) -> tuple[float, FloatArray]:
 
 
 def _rounding(step: Loss, nodes: Nodes, order: float, kept: BoolArray) -> tuple[FloatArray, FloatArray]:
-    """By how many ulps each loss is off for what its x is off by, and by how much each mass is, relatively.
+    """Return the error of each loss in ulps due to rounding of its x, and the relative error of each mass.
 
     A node is off by an ulp of x, which moves its loss by L' x ulp and its weight by (|s| L' + |x|) x ulp.
     """
@@ -100,9 +101,10 @@ def _rounding(step: Loss, nodes: Nodes, order: float, kept: BoolArray) -> tuple[
 
 
 def _times_distance(weights: FloatArray, loss: FloatArray, u: FloatArray) -> FloatArray:
-    """At least the sum of weights times |exp(iu loss) - 1|, by which errors of masses count.
+    """Return an upper bound on the sum of weights times |exp(iu loss) - 1|, the factor of errors of masses.
 
-    That is at most min(2, u |loss|), and rises with u: the sum is taken at some u, and between them at the next one.
+    The factor is at most min(2, u |loss|), which rises with u. The sum is computed at some u; for the others the next
+    larger one is used.
     """
     knots = u[-1] * _FINER ** -np.arange(math.ceil(math.log(u.size) / math.log(_FINER)) + 1.0)[::-1]
     sums = np.minimum(2.0, knots[:, None] * np.abs(loss)) @ weights
@@ -112,7 +114,7 @@ def _times_distance(weights: FloatArray, loss: FloatArray, u: FloatArray) -> Flo
 def _log_total(
     step: Loss, nodes: Nodes, order: float, value: float, of_mass: float, quadrature: float
 ) -> tuple[float, float]:
-    """log E exp(s L) at a real s, and its largest error."""
+    """Return log E exp(s L) at a real s, and a bound on its error."""
     if not abs(value) < 0.5:
         if not of_mass + quadrature < 1.0:
             raise Unreliable
@@ -126,7 +128,7 @@ def _log_total(
     sizes = (40.0 + 4.0 * np.abs(nodes.log_weight) + nodes.x**2) * rise + 4.0 * abs(order) * growth
     if step.density_is_off:
         sizes = sizes + step.density_is_off * step.moved(nodes.x) * rise
-    # The normal distribution's tails are good to an ulp or two, but where they begin is rounded.
+    # The normal distribution's tails are accurate to an ulp or two, but their end points are rounded.
     tails = abs(order) * (with_canary + without) + without
     rounding = ULP * (float(np.sum(sizes + moved * steepness)) + (8.0 + 2.0 * step.window[1] ** 2) * tails)
     panels = sum(
@@ -137,7 +139,7 @@ def _log_total(
 
 
 def _bound(step: Loss, nodes: Nodes, order: float, frequency: float, log_unit: float) -> float:
-    """The panels' error in some unit."""
+    """Return a bound on the panels' error in units of exp(log_unit)."""
     log_bound = step.log_error(nodes, order, frequency) - log_unit
     if not log_bound < _LARGEST_BOUND:
         raise Unreliable

@@ -1,11 +1,15 @@
-"""Composition's values: integrals along lines with a cutoff that is flat on top. Two of them must agree.
+"""Epsilon, delta and false negative rate of composition, by integrals along lines. Two lines must agree.
 
-With K the cumulant generating function of the total loss under P (see `loss_cumulant`) and z = theta + iu, theta > 0,
+Let K be the cumulant generating function of the total loss under P (see `loss_cumulant`) and z = theta + iu, theta > 0.
+Then
 
-    delta(epsilon) = 1/pi  integral_0^inf  Re exp(K(z) - z epsilon) / (z (z + 1)) du;
+    delta(epsilon) = 1/pi  integral_0^inf  Re exp(K(z) - z epsilon) / (z (z + 1)) du.
 
-1/z instead gives P(loss > epsilon), and 1/(z + 1) gives e^epsilon Q(loss > epsilon). For theta in (-1, 0) the first
-becomes delta - 1, and for theta < -1 it becomes delta - 1 + e^epsilon, by the residues of the poles.
+The factor 1/z instead gives P(loss > epsilon), and 1/(z + 1) gives e^epsilon Q(loss > epsilon). For theta in (-1, 0)
+the integral is delta - 1, and for theta < -1 it is delta - 1 + e^epsilon, by the residues of the poles.
+
+Where nearly all of the loss lies at its edge, no line resolves the threshold. Two closed forms then enclose the false
+negative rate.
 """
 
 from __future__ import annotations
@@ -36,28 +40,28 @@ from lastiterate.privacy.mixtures.solve import Side, solve
 if TYPE_CHECKING:
     from lastiterate.common.types import ComplexArray, Floats
 
-AGREEMENT = 1e-9  # of two lines, relative to epsilon, or to _SMALL if that is larger
+AGREEMENT = 1e-9  # of two lines, relative to max(epsilon, _SMALL)
 _SMALL = 1e-3
-_LEFT_OUT = math.log(1e-12)  # of delta, in large losses that are left out; so much less delta is then asked for
+_LEFT_OUT = math.log(1e-12)  # log of the probability of losses left out over delta, by which delta is reduced
 _AGREEMENT_OF_DELTA = 1e-7  # of two lines on log delta
 _AGREEMENT_OF_FNR = 1e-7
-_AGREEMENT_AT_ZERO = 1e-3  # of two lines on log delta(0), where that is less than asked for
-_ALL_BELOW = 100.0  # the tilt, in units of 1 / (epsilon - edge): losses at the edge are exp(-_ALL_BELOW) of delta
+_AGREEMENT_AT_ZERO = 1e-3  # of two lines on log delta at the result; matters if delta(0) is less than requested
+_ALL_BELOW = 100.0  # tilt in units of 1 / (epsilon - edge): losses at the edge are exp(-_ALL_BELOW) of delta
 _UNDERFLOW = -750.0  # log of a delta that is 0 as a float
 _OF_LOSSES = 1e-12  # relative error of a mean of losses
-_LEFT_OUT_OF_KL = 1e-34  # far more than losses add that are left out, with probability exp(-90)
-_LEAST = 1e-11  # of a sum against its moduli: rounding differs between lines, which must agree to far less than that
+_LEFT_OUT_OF_KL = 1e-34  # far above the part of the losses left out, whose probability is exp(-90)
+_LEAST = 1e-11  # smallest sum over the sum of its moduli, so that rounding is small
 _NARROWER = 1.3  # every line has a narrower cutoff than the one before
 _FINER = 1.12  # every other line has finer grids, and another tilt
 _MOST_LINES = 9
-_STRICT_LINES = 4  # after so many, agreement relative to max(1, epsilon) will do
-_FAR_OFF = 0.3  # of a guess, relative to it
+_STRICT_LINES = 4  # after this number of lines, agreement relative to max(1, epsilon) is enough
+_FAR_OFF = 0.3  # relative change above which a guess was far off
 _MOST_TRIES = 24
-_MOST_THRESHOLDS = 60  # on the way to the one that is sought
+_MOST_THRESHOLDS = 60  # largest number of thresholds tried
 
 
 def epsilon_of(cumulant: LossCumulant, log_delta: float) -> tuple[float, float]:
-    """Epsilon for one direction, and by how much two lines differ."""
+    """Return epsilon of one direction, and the difference between two lines."""
     if costs_nothing(cumulant, log_delta):
         return 0.0, 0.0
     uncapped = cumulant.leaving_out(log_delta + _LEFT_OUT)
@@ -76,16 +80,16 @@ def epsilon_of(cumulant: LossCumulant, log_delta: float) -> tuple[float, float]:
         least = _SMALL if narrower < _STRICT_LINES else 1.0
         if abs(at_value - at_before) < _AGREEMENT_AT_ZERO and difference <= AGREEMENT * max(least, value):
             return value, difference
-        narrower += difference < _FAR_OFF * before  # or else the line was made for another epsilon, and says little
+        narrower += difference < _FAR_OFF * before  # otherwise the line was made for another epsilon
         if narrower > _MOST_LINES:
             break
     raise Unreliable
 
 
 def costs_nothing(cumulant: LossCumulant, log_delta: float) -> bool:
-    """Whether Pinsker's inequality, delta(0) <= sqrt(KL / 2), shows epsilon to be 0.
+    """Return whether Pinsker's inequality, delta(0) <= sqrt(KL / 2), shows that epsilon is 0.
 
-    The losses whose mean is KL are about their standard deviation in size, which rounding is relative to.
+    KL is a mean of losses of about their standard deviation in size. Rounding is relative to that size.
     """
     _, mean, variance = cumulant.real(0.0)
     rounding = _OF_LOSSES * math.sqrt(float(cumulant.counts.sum()) * variance)
@@ -97,9 +101,9 @@ def _fineness(which: int) -> float:
 
 
 def _solve(line: Line, cumulant: LossCumulant, log_delta: float, guess: float) -> tuple[float, float]:
-    """The epsilon >= 0 at which delta, on one line, is what is asked for, or less at 0; and log delta there.
+    """Return the epsilon >= 0 at which delta on one line is as requested (0 if delta(0) is less), and log delta.
 
-    That is NaN where rounding leaves too few digits.
+    Log delta is NaN if rounding leaves too few digits.
     """
     over_p, over_q = 1.0 / (line.z * (line.z + 1.0)), 1.0 / (line.z + 1.0)
 
@@ -109,13 +113,13 @@ def _solve(line: Line, cumulant: LossCumulant, log_delta: float, guess: float) -
         unit = math.exp(-scale) if scale > -700.0 else 0.0
         apart, apart_outside = cumulant.apart(at)
         delta, outside = delta + unit * apart, outside + unit * apart_outside
-        log_value = scale + math.log(delta) if delta > 0.0 else -math.inf  # lost in rounding: smaller than asked for
+        log_value = scale + math.log(delta) if delta > 0.0 else -math.inf  # lost in rounding: smaller than requested
         return Side(epsilon, np.float64(1.0), np.float64(log_value), np.float64(-outside / delta))
 
     high = np.float64(2.0 * abs(guess) + 1.0)
     capped = cumulant.remove and math.isfinite(cumulant.cap)
     if capped:
-        high = np.float64(cumulant.cap + cumulant.edge())  # beyond it not all of the losses apart count
+        high = np.float64(cumulant.cap + cumulant.edge())  # for larger epsilon not all losses above the cap count
     while float(side(high).log_delta) > log_delta and high < 1e300:
         if capped:
             return float(2.0 * high - cumulant.edge()), math.nan
@@ -129,7 +133,7 @@ def _solve(line: Line, cumulant: LossCumulant, log_delta: float, guess: float) -
 
 
 def _sums(line: Line, loss: float, *kernels: ComplexArray) -> tuple[float, list[float]]:
-    """log of a scale, and 1/pi times the integrals of Re exp(K(z) - z loss) kernel(z) in that scale."""
+    """Return log of a scale, and 1/pi times the integrals of Re exp(K(z) - z loss) kernel(z) in that scale."""
     exponent = line.log_values - line.z * loss
     scale = float(exponent.real.max())
     terms = np.exp(exponent - scale)
@@ -137,7 +141,7 @@ def _sums(line: Line, loss: float, *kernels: ComplexArray) -> tuple[float, list[
 
 
 def log_delta_of(cumulant: LossCumulant, epsilon: float) -> float:
-    """log delta of one direction at any real epsilon."""
+    """Return log delta of one direction at any real epsilon."""
     if epsilon >= cumulant.largest_loss():
         return -math.inf
     if epsilon > 0.0 and (bound := chernoff_bound_at(cumulant, epsilon)) < _UNDERFLOW:
@@ -156,7 +160,10 @@ def log_delta_of(cumulant: LossCumulant, epsilon: float) -> float:
 
 
 def _log_apart(cumulant: LossCumulant, epsilon: float) -> float | None:
-    """log delta where the losses apart are all of it: Chernoff's bound on the others is next to nothing."""
+    """Return log delta if the losses above the cap make up all of it, otherwise None.
+
+    Chernoff's bound on the other losses is then next to nothing.
+    """
     if not cumulant.remove or epsilon < 0.0:
         return None
     capped = capped_for(cumulant, epsilon, flat_width(cumulant, epsilon))
@@ -172,7 +179,7 @@ def _log_apart(cumulant: LossCumulant, epsilon: float) -> float | None:
 
 
 def _log_delta_on(cumulant: LossCumulant, epsilon: float, width: float, which: int) -> float:
-    """log delta from one line: directly, or by what the poles passed add to the integral."""
+    """Return log delta from one line, with the residues of the poles that the line has passed."""
     theta = tilt_for(cumulant, epsilon) if saddle(cumulant, epsilon) > -0.1 else between(cumulant, epsilon)
     tilt = theta if which % 2 == 0 else beside(cumulant, theta, 0.0 if theta > -0.5 else -1.0)
     known_part = _known_part(cumulant, epsilon, tilt)
@@ -189,18 +196,21 @@ def _log_delta_on(cumulant: LossCumulant, epsilon: float, width: float, which: i
 
 
 def _known_part(cumulant: LossCumulant, epsilon: float, tilt: float) -> float:
-    """Delta less the integral: the losses apart, and residues of the poles that lie right of the line."""
+    """Return delta less the integral: the losses above the cap, and residues of the poles right of the line."""
     apart, apart_outside = cumulant.apart(epsilon)
     if tilt > 0.0:
         return apart
-    if not cumulant.remove:  # what is left out by the cap does not count
+    if not cumulant.remove:  # losses left out by the cap do not count
         within = math.exp(cumulant.real(0.0)[0])
         return within if tilt > -1.0 else within - math.exp(epsilon + cumulant.real(-1.0)[0])
     return 1.0 - apart_outside if tilt > -1.0 else -math.expm1(epsilon)
 
 
 def _leaving_out_for(cumulant: LossCumulant, epsilon: float) -> LossCumulant:
-    """Leaving out little against delta(epsilon), which Chernoff's bound and the losses apart foretell."""
+    """Return the cumulant with losses left out whose probability is small against delta(epsilon).
+
+    Chernoff's bound and the losses above the cap give an estimate of delta(epsilon).
+    """
     left_out = -60.0
     for _ in range(60):
         trial = cumulant.leaving_out(left_out)
@@ -222,9 +232,9 @@ def _leaving_out_for(cumulant: LossCumulant, epsilon: float) -> LossCumulant:
 
 
 def fnr_of(cumulant: LossCumulant, fpr: float) -> float:
-    """The false negative rate of the likelihood ratio test whose false positive rate is ``fpr``.
+    """Return the false negative rate of the likelihood ratio test whose false positive rate is ``fpr``.
 
-    A line tells the rates at thresholds that are about as far from the edge of the loss as the one it is made for.
+    A line gives the rates at thresholds about as far from the edge of the loss as the threshold it is made for.
     """
     above = fpr <= 0.5
     log_rate = math.log(fpr if above else 1.0 - fpr)
@@ -252,9 +262,10 @@ def fnr_of(cumulant: LossCumulant, fpr: float) -> float:
 def _fnr_on(
     line: Line, cumulant: LossCumulant, fpr: float, loss: float, low: float, high: float
 ) -> tuple[float, float]:
-    """The threshold within reach at which Q(loss > threshold) is ``fpr`` on one line, and the false negative rate.
+    """Return the threshold at which Q(loss > threshold) is ``fpr`` on one line, and the false negative rate.
 
-    P(loss <= l) + e^l (Q(loss > l) - fpr) is the rate at the right l, and off by a square of what l is off by.
+    The threshold is searched for between ``low`` and ``high``. P(loss <= l) + e^l (Q(loss > l) - fpr) is the false
+    negative rate at the right l, and its error is quadratic in the error of l.
     """
     over_p, over_q, one = 1.0 / line.z, 1.0 / (line.z + 1.0), np.ones_like(line.z)
     size, theta = high - low, line.theta
@@ -273,19 +284,16 @@ def _fnr_on(
     return loss, below + math.exp(loss) * (over - fpr)
 
 
-# Error rates where nearly all of the loss lies at its edge: little noise, or a rare canary.
-#
-# The total loss is at least its edge, sum_t log(1 - q_t), and with little noise hardly more unless the canary was
-# used. The best threshold then is so close to the edge that no line resolves it. Two closed forms enclose the rate
-# there.
+# Bounds on the false negative rate: closed forms for little noise or a rare canary. The total loss is then hardly
+# above its edge, sum_t log(1 - q_t), unless the canary was used.
 
 
 def fnr_bounds(cumulant: LossCumulant, fpr: float) -> tuple[float, float]:
-    """A lower and an upper bound on the smallest false negative rate, P over Q.
+    """Return a lower and an upper bound on the smallest false negative rate, P over Q.
 
-    From below: the run has the canary in none of the sampled batches with probability exp(edge), and then there are
-    only the steps that have it for sure, one Gaussian mechanism. From above: the test that says "in" if any sampled
-    step exceeds a threshold of its own. That holds for a group too, of which only one example is then looked for.
+    Lower bound: with probability exp(edge) the canary is in none of the sampled batches. The steps that have the canary
+    for certain remain, and they are one Gaussian mechanism. Upper bound: a test says "in" if any sampled step exceeds a
+    threshold of its own. The test is valid for a group too, of which it looks for one example only.
     """
     if cumulant.mirrored:
         return 0.0, 1.0 - fpr
@@ -299,10 +307,10 @@ def fnr_bounds(cumulant: LossCumulant, fpr: float) -> tuple[float, float]:
 
 
 def _of_tests_step_by_step(counts: FloatArray, rates: FloatArray, slopes: FloatArray, fpr: float) -> float:
-    """The false negative rate where any step alone decides for "in", all of them at the same likelihood ratio."""
+    """Return the false negative rate if any step alone can decide for "in", all at the same likelihood ratio."""
     log_odds = np.log(rates) - np.log1p(-rates)
     goal, widest = math.log1p(-fpr), float(np.max(slopes * (0.5 * slopes + 40.0) + np.abs(log_odds)))
-    low, high = -widest, widest  # of the logarithm of the likelihood ratio
+    low, high = -widest, widest  # range of the log of the likelihood ratio
     for _ in range(100):
         middle = 0.5 * (low + high)
         thresholds = 0.5 * slopes + (middle - log_odds) / slopes

@@ -1,8 +1,8 @@
 """Sums of exp(iu loss) over many losses, at equally spaced frequencies u, by fast Fourier transforms.
 
-Losses are moved to the nearest point of a grid; what they were moved by is made up for by Taylor's series of
-exp(iu r), whose terms are transforms of moments of r. The remainder is explicit: |u r| is at most pi / 2, and the
-error at most (pi / 2)^TERMS / TERMS! of the probability.
+Losses are moved to the nearest point of a grid. Taylor's series of exp(iu r) corrects for the displacement r; its terms
+are transforms of moments of r. The remainder is explicit: |u r| is at most pi / 2, and the error at most (pi / 2)^TERMS
+/ TERMS! of the probability.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ _AT_ONCE = 2**16  # numbers in one transform of several rows
 
 
 class Characteristic(NamedTuple):
-    """Real part less one, and imaginary part, of E exp(iu loss); and what bounds of their errors need."""
+    """Real part less one, and imaginary part, of E exp(iu loss), with the quantities that bound their errors."""
 
     real: FloatArray
     imaginary: FloatArray
-    size: int  # of the transforms
-    far: float  # probability that was transformed
-    norm: float  # root of the sum of squares of what was transformed
-    near: float  # second moment of what was not, in units of half a step of the grid
+    size: int  # size of the transforms
+    far: float  # probability of the losses that were transformed
+    norm: float  # Euclidean norm of the transformed probabilities
+    near: float  # second moment of the other losses, in units of half a grid step
 
     def logarithm(self) -> tuple[FloatArray, FloatArray]:
-        """log of the modulus, and the phase."""
+        """Return log of the modulus, and the phase."""
         above_one = 2.0 * self.real + self.real * self.real + self.imaginary * self.imaginary
         with np.errstate(divide="ignore"):
             far_from_one = np.log(np.hypot(1.0 + self.real, self.imaginary))
@@ -38,30 +38,30 @@ class Characteristic(NamedTuple):
         return np.where(above_one > -0.75, close, far_from_one), np.arctan2(self.imaginary, 1.0 + self.real)
 
     def remainder(self) -> float:
-        """The most that Taylor's series can be off: of what is near it has two more terms."""
+        """Return a bound on the remainder of Taylor's series. The series for losses near 0 has two more terms."""
         return (0.5 * math.pi) ** TERMS / math.factorial(TERMS) * (self.far + self.near)
 
 
 def _fast_size(least: int) -> int:
-    """The smallest size that is quickly transformed: one of few odd factors times a power of two.
+    """Return the smallest size with a fast transform: one of a few odd factors times a power of two.
 
-    SciPy has the like, but loading its transforms takes as long as the composition of a thousand steps.
+    SciPy has a similar function, but loading its transforms takes as long as the composition of a thousand steps.
     """
     return min(odd << (-(-least // odd) - 1).bit_length() for odd in _ODD)
 
 
 def characteristic(loss: FloatArray, mass: FloatArray, spacing: float, count: int) -> Characteristic:
-    """E exp(iu loss) at u = 0, spacing, ..., (count - 1) spacing; ``mass`` adds up to one.
+    """Return E exp(iu loss) at u = 0, spacing, ..., (count - 1) spacing; ``mass`` adds up to one.
 
-    Losses around 0 are summed without a transform, so that the parts are accurate relative to their own size, however
-    many steps they will be multiplied by.
+    Losses near 0 are summed without a transform. The result is then accurate relative to its own size, and stays
+    accurate for any number of steps.
     """
     size = _fast_size(2 * count)
     step = 2.0 * math.pi / (size * spacing)
     place = loss / step
     cell = np.rint(place)
     moved = 2.0 * (place - cell)
-    angle = np.arange(count, dtype=np.float64) * (math.pi / size)  # u times half a step
+    angle = np.arange(count, dtype=np.float64) * (math.pi / size)  # u times half a grid step
     far = cell != 0.0
     real, imaginary, near = _near(moved[~far], mass[~far], angle)
     outside, norm = float(mass[far].sum()), 0.0
@@ -76,7 +76,7 @@ def characteristic(loss: FloatArray, mass: FloatArray, spacing: float, count: in
             orders = range(max(stop - together, 0), stop)
             binned = np.array([np.bincount(cells, powers[order], size) for order in orders])
             transformed = np.fft.rfft(binned)[:, :count]
-            for order in reversed(orders):  # rfft has exp(-iu loss), whence the conjugates
+            for order in reversed(orders):  # rfft computes exp(-iu loss), hence the conjugates
                 total *= angle * (-1j / (order + 1.0))
                 total += transformed[order - orders.start]
         norm = math.sqrt(float(binned[0] @ binned[0]))
@@ -86,7 +86,7 @@ def characteristic(loss: FloatArray, mass: FloatArray, spacing: float, count: in
 
 
 def _near(moved: FloatArray, mass: FloatArray, angle: FloatArray) -> tuple[FloatArray, FloatArray, float]:
-    """The same for losses within half a step of 0, and their second moment."""
+    """Return the same parts for losses within half a grid step of 0, and the second moment of these losses."""
     moments = [0.0]
     for _ in range(TERMS + 1):
         mass = mass * moved

@@ -1,7 +1,10 @@
-"""The privacy loss of a mixture of Gaussians: log E exp(a x - a^2 / 2), where a is what the canary adds.
+"""The privacy loss of a mixture of Gaussians: log E exp(a x - a^2 / 2), where a is the canary's random shift.
 
-That of one step has two values of a, 0 and 1 / sigma. A person's examples have more, and a block of steps between two
+One step has two values of a, 0 and 1 / sigma. A person's examples have more values, and a block of steps between two
 released iterates has many. The loss is convex in x, with slope E[a | x] and curvature Var[a | x].
+
+`Points` sums over the values of a. `Interpolated` uses piecewise polynomials where there are many values, or where only
+the transform of the law is known.
 """
 
 from __future__ import annotations
@@ -19,10 +22,10 @@ from lastiterate.common.types import FloatArray
 from lastiterate.privacy.mixtures import support as binomial
 from lastiterate.privacy.mixtures.fourier import Unreliable
 
-LEAST_LOG_MASS = -800.0  # of a value of a; all that is smaller is no float, nor any delta that is asked for
-_NEGLIGIBLE = -42.0  # log of a share of the sum
-_AT_ONCE = 1_000_000  # numbers in memory
-_FEW = 48  # values that may be summed at every x
+LEAST_LOG_MASS = -800.0  # smallest log-probability of a value of a, below every float and requested delta
+_NEGLIGIBLE = -42.0  # log of a negligible share of the sum
+_AT_ONCE = 1_000_000  # largest number of array elements in memory
+_FEW = 48  # largest number of values summed at every x
 
 
 class Local(NamedTuple):
@@ -34,7 +37,7 @@ class Local(NamedTuple):
 
 
 class Mixture(Protocol):
-    """What is known of a mixture."""
+    """Protocol of a mixture."""
 
     @property
     def steepest(self) -> float:
@@ -42,7 +45,7 @@ class Mixture(Protocol):
 
     @property
     def jump(self) -> float:
-        """By how much the values of a are apart, at most."""
+        """The largest distance between neighbouring values of a."""
 
     @property
     def unseen(self) -> float:
@@ -50,42 +53,41 @@ class Mixture(Protocol):
 
     @property
     def is_quick(self) -> bool:
-        """Whether losses are sums over few a, at any x; their rounding errors are then known as well."""
+        """True if a loss is a sum over a few values of a. Rounding errors of the loss are then known."""
 
     @property
     def known(self) -> dict[tuple[float, float], Mixture]:
-        """The same, as quick as may be, for some ranges of x."""
+        """A cache of fast versions of this mixture, by range of x."""
 
     @property
     def rounding(self) -> float:
-        """The absolute error of a loss, beside that of the last digits."""
+        """The absolute error of a loss, besides that of the last digits."""
 
     def at(self, x: FloatArray) -> Local: ...
 
     def loss(self, x: FloatArray) -> FloatArray:
-        """The loss alone, which is quicker."""
+        """Return the loss alone, which is faster than `at`."""
 
     def within(self, low: float, high: float) -> Mixture:
-        """The same, as quick as may be for x in between."""
+        """Return the same mixture for x in this range, as fast as possible."""
 
     def far(self, log_tail: float) -> float:
-        """The x above which the mixture has this log-probability."""
+        """Return the x above which the mixture has this log-probability."""
 
     def spread(self, left: FloatArray, right: FloatArray) -> FloatArray:
-        """At least the curvature everywhere between ``left`` and ``right``."""
+        """Return an upper bound on the curvature everywhere between ``left`` and ``right``."""
 
     def tails(self, x: float) -> tuple[float, float, float, float]:
-        """How probable is it that N(0, 1) is below x, and the mixture; that N(0, 1) is above, and by how much more so
-        the mixture."""
+        """Return probabilities: N(0, 1) below x, mixture below x, N(0, 1) above x, and mixture above x less N(0, 1)."""
 
 
 @dataclass(frozen=True, eq=False)
 class Points:
-    """Values of a in increasing order, not negative, with the logarithms of their probabilities."""
+    """Non-negative values of a in increasing order, with logs of their probabilities."""
 
     points: FloatArray
     log_mass: FloatArray
-    missing: float = 0.0  # probability of values left out, which matter nowhere in the range of x
+    missing: float = 0.0  # probability of values left out, which are negligible in the range of x
 
     @property
     def is_quick(self) -> bool:
@@ -123,12 +125,12 @@ class Points:
         return np.concatenate([self._shares(part)[0] for part in self._parts(x)]).reshape(np.shape(x))
 
     def _parts(self, x: FloatArray) -> list[FloatArray]:
-        """All x, so many of them at once as memory allows."""
+        """Return all x in parts that fit in memory."""
         flat, width = np.ravel(x), max(1, _AT_ONCE // self.points.size)
         return [flat[start : start + width] for start in range(0, max(flat.size, 1), width)]
 
     def _shares(self, x: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """The loss, and the probabilities of the values of a given x."""
+        """Return the loss, and the probabilities of the values of a given x."""
         exponent = np.multiply.outer(x, self.points) - 0.5 * self.points**2
         logs = exponent + self.log_mass
         top = logs.max(axis=1)
@@ -137,7 +139,7 @@ class Points:
         loss = np.log(total) + top
         small = np.abs(loss) < 0.5
         if small.any():
-            # Sums of probability times (ratio - 1) have the digits that 1 swamps in those of probability times ratio.
+            # Sum probability times (ratio - 1): in sums of probability times ratio, the 1 swamps the digits.
             exponent, mass = exponent[small], np.exp(self.log_mass)
             excess = np.where(
                 exponent < 1.0, mass * np.expm1(np.minimum(exponent, 1.0)), np.exp(logs[small]) - mass
@@ -146,9 +148,10 @@ class Points:
         return loss, share / total[:, None]
 
     def spread(self, left: FloatArray, right: FloatArray) -> FloatArray:
-        """At least the curvature everywhere between ``left`` and ``right``.
+        """Return an upper bound on the curvature everywhere between ``left`` and ``right``.
 
-        The variance of a is at most its mean square distance to any c. Where a > c that rises with x, below it falls.
+        The variance of a is at most its mean square distance to any c. The part with a > c rises with x, and the part
+        with a < c falls.
         """
         centre = 0.5 * (self.at(left).slope + self.at(right).slope)
         result = np.zeros_like(centre)
@@ -160,10 +163,10 @@ class Points:
         return result
 
     def within(self, low: float, high: float) -> Mixture:
-        """Without values whose share of the sum is negligible in this range."""
+        """Return the mixture without values whose share of the sum is negligible in this range."""
         x = np.linspace(low, high, 65)
         logs = np.multiply.outer(x, self.points) - 0.5 * self.points**2 + self.log_mass
-        # The logarithm of a share has a slope of at most the range of a: so much more may it be in between.
+        # The log of a share has a slope of at most the range of a, which bounds its growth between grid points.
         step = (x[1] - x[0]) * (self.steepest - float(self.points[0]))
         shares = (logs - np.logaddexp.reduce(logs, axis=1)[:, None]).max(axis=0)
         kept = np.flatnonzero(shares > _NEGLIGIBLE - step)
@@ -181,14 +184,14 @@ class Points:
         return below, float(mass @ ndtr(x - self.points)), above, float(mass @ (ndtr(self.points - x) - above))
 
     def far(self, log_tail: float) -> float:
-        """The x above which the mixture has this log-probability."""
+        """Return the x above which the mixture has this log-probability."""
         return falling_root(
             lambda x: float(np.logaddexp.reduce(self.log_mass + log_ndtr(self.points - x))), log_tail, 0.0
         )
 
 
 def falling_root(function: Callable[[float], float], goal: float, start: float, tolerance: float = 1e-14) -> float:
-    """Where a falling function has the value ``goal``: by doubling, then by halving, then by secants."""
+    """Return the point at which a falling function has the value ``goal``, by doubling, bisection and secants."""
     low, step = start, 1.0
     while function(low) < goal:
         low, step = low - step, 2.0 * step
@@ -210,7 +213,7 @@ def falling_root(function: Callable[[float], float], goal: float, start: float, 
 
 
 def binomial_points(trials: int, rate: float, unit: float) -> Points:
-    """a is ``unit`` times a binomial variable, 0 < rate < 1."""
+    """Return the mixture in which a is ``unit`` times a binomial variable, 0 < rate < 1."""
     spread = math.sqrt(-2.0 * LEAST_LOG_MASS * trials * rate * (1.0 - rate)) - LEAST_LOG_MASS
     low, high = max(0.0, math.floor(trials * rate - spread)), min(float(trials), math.ceil(trials * rate + spread))
     count = np.arange(low, high + 1.0)
@@ -222,14 +225,12 @@ def binomial_points(trials: int, rate: float, unit: float) -> Points:
     return Points(unit * count[part], log_mass[part])
 
 
-# The loss of a mixture with many values, or with a law that is only known by its transform, by piecewise polynomials.
-#
-# Lines need a loss at tens of thousands of x. Every panel is halved until the last Chebyshev coefficients have
-# vanished.
+# Interpolation: lines need a loss at tens of thousands of x. Every panel is halved until its last Chebyshev
+# coefficients vanish.
 
 _DEGREE = 24
-_LAST = 3  # coefficients that have to vanish
-_VANISHED = 2e-15  # against the largest one
+_LAST = 3  # number of last coefficients that must vanish
+_VANISHED = 2e-15  # relative to the largest coefficient
 _FIRST_PANELS = 8
 _MOST_PANELS = 4000
 _LEAST_WIDTH = 1e-9
@@ -245,7 +246,7 @@ class Interpolated:
 
     mixture: Mixture
     ends: FloatArray
-    coefficients: FloatArray  # [loss, slope or curvature; panel; order]
+    coefficients: FloatArray  # indexed by [loss, slope or curvature; panel; order]
     is_quick = False
 
     @property
@@ -275,7 +276,7 @@ class Interpolated:
         return self._values(x, 0)
 
     def _values(self, x: FloatArray, which: int) -> FloatArray:
-        """The loss, or one of its derivatives, by Clenshaw's recurrence."""
+        """Return the loss or one of its derivatives by Clenshaw's recurrence."""
         panel = np.clip(np.searchsorted(self.ends, x, side="right") - 1, 0, self.ends.size - 2)
         low, high = self.ends[panel], self.ends[panel + 1]
         place = np.clip((2.0 * x - low - high) / (high - low), -1.0, 1.0)
@@ -287,7 +288,7 @@ class Interpolated:
         return result
 
     def spread(self, left: FloatArray, right: FloatArray) -> FloatArray:
-        raise Unreliable  # nothing is proved here
+        raise Unreliable  # an interpolated loss has no proved bound
 
     def within(self, low: float, high: float) -> Mixture:
         return self.mixture.within(low, high)
@@ -300,7 +301,7 @@ class Interpolated:
 
 
 def interpolated(mixture: Mixture, low: float, high: float) -> Interpolated:
-    """The same mixture for x in between."""
+    """Return the mixture with its loss interpolated for x in this range."""
     waiting = np.linspace(low, high, _FIRST_PANELS + 1)
     lows, highs = waiting[:-1], waiting[1:]
     done: list[tuple[FloatArray, FloatArray, FloatArray]] = []

@@ -1,11 +1,15 @@
-"""The cumulant generating function of the privacy loss when every iterate is released.
+"""Cumulant generating function of the privacy loss when every iterate is released.
 
-One step of DP-SGD is a Gaussian with or without a shift that happens with probability q. With L its loss under the
-noise alone (see `step_loss`) and M(s) = log E exp(s L),
+One step of DP-SGD is a Gaussian that is shifted with probability q. Let L be its loss under the noise alone (see
+`step_loss`) and M(s) = log E exp(s L). Then
 
     K(z) = sum_t M_t(1 + z)  (P over Q, "remove"),        K(z) = sum_t M_t(-z)  (Q over P, "add").
 
-Nothing but M is needed of a step. A block of steps with another loss L(x), x ~ N(0, 1), would be added in the same way.
+Only M of a step is needed. A block of steps with another loss L(x), x ~ N(0, 1), is added in the same way.
+
+A long schedule is replaced by a few steps: M is a smooth function of 1 / sigma^2 and of q, and is interpolated between
+Chebyshev nodes. A strong tilt needs more nodes. With too few nodes the sum is wrong without an error, so callers must
+compare at ``Condensed.checks``.
 """
 
 from __future__ import annotations
@@ -26,20 +30,17 @@ from lastiterate.privacy.mixtures.fourier import Complex, Unreliable
 from lastiterate.privacy.mixtures.law import distinct
 from lastiterate.run import DPSGD
 
-# A long schedule of noise, or of sample rates, as a few steps: interpolation between Chebyshev nodes of its range.
-#
-# M, the log-moments of one step's loss, is a smooth function of 1 / sigma^2 and of q, so that its sum over many steps
-# is a sum over nodes. A strong tilt needs more of them than a weak one, and with too few the sum is silently wrong:
-# whoever uses it has to look at the checks.
+# Long schedules: a schedule of noise or of sample rates as a few steps, at Chebyshev nodes of its range.
 
-_CHECKS = 7  # points between the nodes at which interpolation is compared with the truth
+_CHECKS = 7  # points between the nodes at which the interpolation is compared with exact values
 
 
 @dataclass(frozen=True, eq=False)
 class Condensed:
-    """A long schedule as a few steps, with counts that are not whole, nor even positive.
+    """A long schedule as a few steps, with counts that need not be whole or positive.
 
-    ``between @ values`` interpolates values at the steps to those at ``checks``, by which its error is told.
+    ``between @ values`` interpolates values at the steps to values at ``checks``, which measures the interpolation's
+    error.
     """
 
     counts: FloatArray
@@ -51,7 +52,7 @@ class Condensed:
 def condensed(
     counts: FloatArray, rates: FloatArray, sigmas: FloatArray, nodes: int, step: Callable[[float, float], Loss]
 ) -> Condensed | None:
-    """The schedule by so many nodes, whose steps ``step(rate, sigma)`` makes; None where there is nothing to gain."""
+    """Return the schedule as ``nodes`` steps made by ``step(rate, sigma)``; None if impossible or no saving."""
     by_noise = np.ptp(rates) == 0.0
     if counts.size <= 2 * nodes or np.any(rates == 1.0) or (not by_noise and np.ptp(sigmas) > 0.0):
         return None
@@ -76,30 +77,30 @@ def condensed(
     return Condensed(counts @ interpolation(x), steps_at(at), interpolation(checked), steps_at(checked))
 
 
-_NODES = 20  # of the interpolation over a long schedule, at first
-_MOST_NODES = 1000  # so many different steps can be added up one by one, but not many more
-_ERROR, _ERROR_OF_SLOPES = 1e-11, 1e-6  # of the interpolation, relative to the largest value; slopes only lead the way
-_ERROR_ALONG = 1e-9  # of K along a line, where exp(K) still counts
-_VANISHED = -45.0  # log of what does not count any more
-_CAP_OF_ADD = 1.3  # over the least that it can be
-_FEW_KINDS = 200  # of steps are added up one by one; caps would spoil the interpolation between more
-_BELOW = 10.0  # standard deviations below the mean, where hardly any loss is
-_SMALLEST = -700.0  # log of a modulus
-_NO_MASS = 1e-22  # of one node, which is left out
+_NODES = 20  # initial number of nodes of the interpolation over a long schedule
+_MOST_NODES = 1000  # about the largest number of distinct steps that can be added one by one
+_ERROR, _ERROR_OF_SLOPES = 1e-11, 1e-6  # of the interpolation, relative to the largest value; slopes guide searches
+_ERROR_ALONG = 1e-9  # of K along a line, where exp(K) is not negligible
+_VANISHED = -45.0  # log of a negligible factor
+_CAP_OF_ADD = 1.3  # cap over the smallest cap that is possible
+_FEW_KINDS = 200  # of steps: up to this number they are added one by one; caps would spoil an interpolation
+_BELOW = 10.0  # standard deviations below the mean, below which there is hardly any probability
+_SMALLEST = -700.0  # lower limit of the log of a modulus
+_NO_MASS = 1e-22  # mass of one node below which the node is left out
 
 
 @dataclass(frozen=True, eq=False)
 class LossCumulant:
     """K(z) for one direction of a run's steps: ``counts[j]`` steps have rate ``rates[j]`` and noise ``sigmas[j]``.
 
-    With a ``group`` of canaries each of them is in a batch with that rate, by itself. With ``mirrored`` the world
-    without them has canaries that pull the other way: one example, or each of a group, is replaced by another.
+    With a ``group`` of canaries, each canary is in a batch with that rate, independently. With ``mirrored``, the world
+    without the canaries has canaries that pull the other way: one example, or each of a group, is replaced by another.
 
-    Losses so large that together they have probability exp(``log_left_out``) under P are left out. Under a strong tilt
-    they would be all there is of K, yet they are next to nothing of delta, which falls by no more than that.
+    The largest losses, which together have probability exp(``log_left_out``) under P, are left out. Under a strong tilt
+    they would dominate K, but leaving them out lowers delta by at most their probability.
 
-    Losses of one step above ``cap`` are left out of K too, and told by `apart`. With them the total loss is at least
-    cap + edge, so that for smaller epsilon all of their probability counts, and there is nothing to integrate.
+    Losses of one step above ``cap`` are left out of K too; `apart` returns their part of delta. With one of them the
+    total loss is at least cap + edge. For smaller epsilon all of their probability counts, and no integral is needed.
     """
 
     counts: FloatArray
@@ -112,10 +113,10 @@ class LossCumulant:
     mirrored: bool = False
 
     def other_direction(self) -> LossCumulant:
-        """The same steps, Q over P, for epsilon >= 0. Where they are mirrored it is no other: x and -x change places.
+        """Return the same steps, Q over P, for epsilon >= 0. Mirrored steps are symmetric in x, so they return self.
 
-        Its losses are -L <= -log(1 - q). A step with L above the sum of these bounds over all steps makes the total
-        negative: it does not count in delta at all, and is left out by a cap.
+        The losses are -L <= -log(1 - q). A step with L above the sum of these bounds over all steps makes the total
+        negative. The step then does not count in delta, and a cap leaves it out.
         """
         if self.mirrored:
             return self
@@ -124,17 +125,17 @@ class LossCumulant:
 
     @property
     def _cannot_be_capped(self) -> bool:
-        """Whether losses are unbounded from below, or there are so many kinds that they are interpolated."""
+        """True if losses are unbounded from below, or if there are so many kinds of steps that M is interpolated."""
         return self.mirrored or self.counts.size > _FEW_KINDS or bool(np.any(self.rates == 1.0))
 
     def leaving_out(self, log_mass: float) -> LossCumulant:
-        """The same without losses whose log-probability is at most this."""
+        """Return the same steps without the largest losses, of log-probability at most ``log_mass``."""
         return replace(self, log_left_out=log_mass)
 
     def capped(self, cap: float) -> LossCumulant:
-        """The same with losses of one step above ``cap`` apart, where others are bounded from below.
+        """Return the same steps with losses of one step above ``cap`` set apart, if losses are bounded from below.
 
-        In the direction "add" there are no large losses.
+        The direction "add" has no large losses.
         """
         if not self.remove or self._cannot_be_capped or cap >= self._largest:
             return self
@@ -146,7 +147,7 @@ class LossCumulant:
         return max(float(step.loss(np.asarray(step.window[1]))) for step in self._sampled[1])
 
     def apart(self, epsilon: float) -> tuple[float, float]:
-        """P(E) - e^epsilon Q(E) and e^epsilon Q(E), where E is that some step has a loss above the cap."""
+        """Return P(E) - e^epsilon Q(E) and e^epsilon Q(E) for the event E that some step has a loss above the cap."""
         more, without = self.with_large_losses
         if without == 0.0:
             return more, 0.0
@@ -155,8 +156,8 @@ class LossCumulant:
 
     @cached_property
     def with_large_losses(self) -> tuple[float, float]:
-        """P(E) - Q(E) and Q(E)."""
-        log_q, log_p_over_q = 0.0, 0.0  # of no such step
+        """P(E) - Q(E) and Q(E) for the event E that some step has a loss above the cap."""
+        log_q, log_p_over_q = 0.0, 0.0  # no step above the cap: log Q, and log of P over Q
         for number, step in zip(*self._sampled, strict=True) if self.remove and math.isfinite(self.cap) else ():
             if step.is_capped:
                 without, more = step.above
@@ -165,18 +166,18 @@ class LossCumulant:
         return -math.exp(log_q) * math.expm1(log_p_over_q), -math.expm1(log_q)
 
     def order(self, theta: float) -> float:
-        """The real part of s at which M is taken."""
+        """Return the real part of the argument s of M."""
         return 1.0 + theta if self.remove else -theta
 
     def real(self, theta: float) -> tuple[float, float, float]:
-        """K, K' and K'' at a real point."""
+        """Return K, K' and K'' at a real point."""
         if theta not in self._known_moments:
             value, mean, variance = self._moments(self.order(theta)).tolist()
             self._known_moments[theta] = value, mean if self.remove else -mean, variance
         return self._known_moments[theta]
 
     def along(self, theta: float, spacing: float, count: int, fineness: float = 1.0) -> Complex:
-        """K(theta + iu) at u = 0, spacing, ..., (count - 1) spacing; on finer grids for comparison."""
+        """Return K(theta + iu) at u = 0, spacing, ..., (count - 1) spacing; a larger ``fineness`` uses finer grids."""
         nodes = math.ceil(self._nodes_at(self.order(theta)) * fineness)
         while (few := self._condensed(nodes)) is not None:
             logs, truth = (
@@ -208,7 +209,7 @@ class LossCumulant:
         fineness: float,
         known: dict[float, Segments] | None = None,
     ) -> Iterator[Complex]:
-        """M of each step along a line; its values at u = 0 are computed for all of them at once."""
+        """Yield M of each step along a line; the values at u = 0 are computed for all steps at once."""
         if steps:
             for step, (value, mean, _) in zip(steps, moments_of(steps, self.order(theta), known).tolist(), strict=True):
                 yield self._log_moments(step, value, mean, theta, spacing, count, fineness)
@@ -216,7 +217,7 @@ class LossCumulant:
     def _log_moments(
         self, step: Loss, value: float, mean: float, theta: float, spacing: float, count: int, fineness: float
     ) -> Complex:
-        """M of one step along a line, given its value and derivative at u = 0."""
+        """Return M of one step along a line, given its value and derivative at u = 0."""
         order, sign = self.order(theta), 1.0 if self.remove else -1.0
         u = spacing * np.arange(count)
         nodes = step.nodes(order, float(u[-1]), fineness)
@@ -230,14 +231,11 @@ class LossCumulant:
         return result
 
     def largest_loss(self) -> float:
-        """What the loss cannot exceed: bounded in the direction "add", where each step costs at most -log(1 - q)."""
+        """Return the supremum of the loss. It is finite only for "add", where each step costs at most -log(1 - q)."""
         return math.inf if self.remove or np.any(self.rates == 1.0) else self.edge()
 
     def edge(self) -> float:
-        """Where the density of the loss may be sharp: each step's loss is about log(1 - q), or for "add" less that.
-
-        Where it is mirrored, it is not sharp anywhere below: what hardly any loss is below, under Q.
-        """
+        """Return the loss at which the density may be sharp: the sum of log(1 - q), or of -log(1 - q) for "add"."""
         if self.mirrored:
             _, mean, variance = self.real(-1.0)
             return mean - _BELOW * math.sqrt(variance)
@@ -246,7 +244,7 @@ class LossCumulant:
 
     @cached_property
     def core(self) -> float:
-        """The scale of what the loss mostly is, without the rare large ones: half of L(1) - L(-1) for each step."""
+        """The scale of the loss without rare large losses: half of L(1) - L(-1) per step, added in quadrature."""
         if self.group > 1 or self.mirrored:
             return self._core_of_kinds()
         slopes = 1.0 / self.sigmas
@@ -262,18 +260,18 @@ class LossCumulant:
         return math.sqrt(float(self.counts @ np.square(halves)))
 
     def recurrence(self) -> float:
-        """A frequency beyond which a characteristic function that is small stays so.
+        """Return a frequency beyond which a characteristic function that is small stays small.
 
-        With little noise the loss clusters around multiples of about 1 / (2 sigma^2), and until the clusters' own
-        width is resolved it comes back at the frequencies that fit them; not where so many steps see the canary that
-        even neighbouring clusters overlap.
+        With little noise the loss clusters around multiples of about 1 / (2 sigma^2). The characteristic function then
+        recurs at the frequencies that fit the clusters, up to frequencies that resolve the width of a cluster. There is
+        no recurrence if so many steps see the canary that neighbouring clusters overlap.
         """
         separate = 8.0 * math.pi**2 * self.counts * self.group * self.rates * self.sigmas**2 < 60.0
         sigmas = self.sigmas[(self.sigmas < 0.5) & (self.rates < 1.0) & separate]
         return float(np.max(8.0 * math.pi * sigmas**2, initial=0.0))
 
     def _moments(self, order: float) -> FloatArray:
-        """Sums over all steps of M, M' and M'' at a real order."""
+        """Return sums over all steps of M, M' and M'' at a real order."""
         few = self._condensed(self._nodes_at(order))
         if few is not None:
             return few.counts @ moments_of(few.steps, order)
@@ -285,7 +283,7 @@ class LossCumulant:
         return total + counts @ moments_of(steps, order, self._known_segments) if steps else total
 
     def _nodes_at(self, order: float) -> int:
-        """How many nodes the interpolation needs there; the stronger the tilt, the more."""
+        """Return the number of nodes that the interpolation needs at this order. A stronger tilt needs more."""
         if order not in self._known_nodes:
             nodes = _NODES
             while (few := self._condensed(nodes)) is not None:
@@ -300,7 +298,7 @@ class LossCumulant:
         return self._known_nodes[order]
 
     def _condensed(self, nodes: int) -> Condensed | None:
-        """The steps by so many nodes; None where all of them are no more work, or cannot be condensed."""
+        """Return the steps condensed to ``nodes`` nodes, or None if that saves no work or is impossible."""
         if self.counts.size <= _FEW_KINDS:
             return None
         if nodes > _MOST_NODES and self.counts.size > 2 * _MOST_NODES:
@@ -317,12 +315,12 @@ class LossCumulant:
 
     @property
     def _left_out_of_each(self) -> float:
-        """Of a step, of all that is left out."""
+        """The log-probability of the losses left out in each step."""
         return self.log_left_out - math.log(float(self.counts.sum()))
 
     @cached_property
     def steps(self) -> list[tuple[float, Loss | Certain]]:
-        """Kinds of steps, each with its number."""
+        """Kinds of steps, each with its count."""
         columns = (column.tolist() for column in (self.counts, self.rates, self.sigmas))
         return [
             (count, Certain(self._certain / sigma) if rate == 1.0 else self._step(rate, sigma))
@@ -331,7 +329,7 @@ class LossCumulant:
 
     @property
     def _certain(self) -> float:
-        """How far apart the two worlds are where the canaries are in a batch for sure."""
+        """The distance, in clipping norms, between the two worlds in a step that has the canaries for certain."""
         return self.group * (2.0 if self.mirrored else 1.0)
 
     @cached_property
@@ -358,19 +356,19 @@ class LossCumulant:
 
 @dataclass(frozen=True)
 class Certain:
-    """A step whose batch has the canary for sure: its loss is Gaussian."""
+    """A step whose batch has the canary for certain: its loss is Gaussian."""
 
     slope: float
     left_out = 0.0
 
     def moments(self, order: float) -> tuple[float, float, float]:
-        """M(s) and the mean and variance of L under the tilt exp(s L), at a real s."""
+        """Return M(s) and the mean and variance of L under the tilt exp(s L), at a real s."""
         square = self.slope**2
         return 0.5 * order * (order - 1.0) * square, (order - 0.5) * square, square
 
 
 def loss_cumulant(run: DPSGD) -> LossCumulant:
-    """The direction "remove" of a run with Poisson (or no) sampling; steps that never see the canary are left out."""
+    """Return the direction "remove" of a run with Poisson or no sampling, without steps whose sample rate is 0."""
     rates, sigmas, counts = distinct(np.asarray(run.sample_rate), np.asarray(run.noise_multiplier), run.steps)
     seen = rates > 0.0
     return LossCumulant(

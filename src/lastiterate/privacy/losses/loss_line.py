@@ -1,8 +1,9 @@
-"""Where to put a line, and its nodes: saddle points of the privacy loss, periods, and a cutoff that is flat on top.
+"""Choice of integration lines and their nodes: saddle points of the privacy loss, periods and a cutoff.
 
-The integrand is multiplied by F(wu) = Q(16, (wu)^2 / 2), which is 1 up to 5e-10 for wu < 2 and below 1e-16 for
-wu > 12.2. In the loss that convolves exp(theta loss) delta(loss) with a kernel of width w, 31 of whose moments vanish:
-only how smooth delta is within about 13 w of the loss counts, not what is sharp farther away.
+The cutoff is flat on top: the integrand is multiplied by F(wu) = Q(16, (wu)^2 / 2), which is 1 up to 5e-10 for wu < 2
+and below 1e-16 for wu > 12.2. In terms of the loss, the cutoff convolves exp(theta loss) delta(loss) with a kernel of
+width w, 31 of whose moments vanish. Only the smoothness of delta within about 13 w of the loss matters, and sharp
+features farther away do not.
 """
 
 from __future__ import annotations
@@ -15,29 +16,29 @@ from lastiterate.common.types import FloatArray
 from lastiterate.privacy.losses.loss_cumulant import LossCumulant
 from lastiterate.privacy.mixtures.fourier import Line, Unreliable
 
-_OF_GAUSSIAN = 4.5  # standard deviations over width of a cutoff that leaves a Gaussian alone
-_LITTLE = 0.5  # noise with which losses cluster by how often the canary was used
-_FARTHEST = 13.0  # widths of the cutoff's kernel, beyond which it is below 1e-15
-_ORDER = 16  # of the cutoff
-_END = 12.2  # of the cutoff, in units of 1 / w
+_OF_GAUSSIAN = 4.5  # standard deviation over width of a cutoff that does not change a Gaussian
+_LITTLE = 0.5  # noise below which losses cluster by the number of uses of the canary
+_FARTHEST = 13.0  # distance in widths beyond which the cutoff's kernel is below 1e-15
+_ORDER = 16  # order of the cutoff
+_END = 12.2  # end of the cutoff, in units of 1 / w
 _NEGLIGIBLE = 34.0  # aliasing is below exp(-_NEGLIGIBLE) of the result
-_OFTEN_ENOUGH = 12.0  # standard deviations over the last node, at first
-_TRUNCATION = 1e-13  # of what lies beyond the last node
-_LOOSE = 1.5  # a cap over the least that it can be
-_FEW_NODES = 250.0  # cost next to nothing
+_OFTEN_ENOUGH = 12.0  # first trial of the last node, in units of 1 / standard deviation
+_TRUNCATION = 1e-13  # relative size of the integral beyond the last node
+_LOOSE = 1.5  # largest ratio of a reused cap to the smallest possible cap
+_FEW_NODES = 250.0  # nodes that cost next to nothing
 _MOST_NODES = 200_000  # of a line
-_TILTS = (1.0, 0.5, 2.0, 0.25, 4.0, 0.1, 10.0)  # of Chernoff's bound, in units of a Gaussian's
-_LEFT_OUT = math.log(1e-9)  # of what Chernoff's bound is to be compared with
-_MARGIN = 1e-5  # far more than rounding and quadrature do to log delta
-_REPELLED = 4.0  # power of the distance to the pole
+_TILTS = (1.0, 0.5, 2.0, 0.25, 4.0, 0.1, 10.0)  # tilts of Chernoff's bound, in units of a Gaussian's tilt
+_LEFT_OUT = math.log(1e-9)  # log of the probability of losses left out, over the delta to compare with
+_MARGIN = 1e-5  # far above the errors of rounding and quadrature in log delta
+_REPELLED = 4.0  # power of the distance from the pole
 _FROM_POLE = 2.5  # distance of a line to the pole, in units of 1 / standard deviation of the loss
 
 
 def start(cumulant: LossCumulant, log_tail: float, pole: float = 0.0, sign: float = 1.0) -> tuple[float, float]:
-    """A tilt for the threshold whose tail (above if sign = 1, below if -1) is exp(log_tail), and about that threshold.
+    """Return a tilt and an approximate threshold whose tail (above if sign = 1, below if -1) is exp(log_tail).
 
     The tail is under P for the pole at 0 and under Q for the pole at -1. Chernoff's exponent grows with the distance x
-    of the tilt from the pole, so bisection between Newton's steps cannot fail, even where the tilted loss jumps.
+    of the tilt from the pole. Bisection between Newton's steps therefore cannot fail, even where the tilted loss jumps.
     """
     variance = cumulant.real(pole)[2]
     if not variance > 0.0:
@@ -48,7 +49,7 @@ def start(cumulant: LossCumulant, log_tail: float, pole: float = 0.0, sign: floa
         theta = pole + sign * x
         try:
             value, mean, variance = cumulant.real(theta)
-        except Unreliable:  # so strong a tilt that it is all about the largest losses
+        except Unreliable:  # the tilt is too strong: only the largest losses count
             high, x = x, 0.5 * (low + x)
             continue
         missing = (theta - pole) * mean - value + 0.5 * math.log1p(2.0 * math.pi * x * x * variance) + log_tail
@@ -57,7 +58,7 @@ def start(cumulant: LossCumulant, log_tail: float, pole: float = 0.0, sign: floa
         low, high = (x, high) if missing < 0.0 else (low, x)
         newton = x - missing / (x * variance) if variance > 0.0 else low
         x = newton if low < newton < min(high, 4.0 * x) else 0.5 * (low + high) if math.isfinite(high) else 2.0 * x
-    # The saddle point approximation, solved for the threshold: where the tilted loss jumps, K' says little.
+    # Solve the saddle point approximation for the threshold. K' is no guide where the tilted loss jumps.
     value, _, variance = cumulant.real(pole + sign * x)
     threshold = sign * (value - log_tail - 0.5 * math.log1p(2.0 * math.pi * x * x * variance)) / x
     if not math.isfinite(threshold):
@@ -66,7 +67,7 @@ def start(cumulant: LossCumulant, log_tail: float, pole: float = 0.0, sign: floa
 
 
 def saddle(cumulant: LossCumulant, loss: float) -> float:
-    """The theta at which K' is ``loss``, to a twentieth of a standard deviation."""
+    """Return the theta at which K' is ``loss``, up to a twentieth of a standard deviation."""
     low, high = -math.inf, math.inf
     theta = 0.0
     variance = cumulant.real(theta)[2]
@@ -91,10 +92,11 @@ def saddle(cumulant: LossCumulant, loss: float) -> float:
 def tilt_for(
     cumulant: LossCumulant, loss: float, pole: float = 0.0, sign: float = 1.0, near: float | None = None
 ) -> float:
-    """A line on one side of a pole, for a threshold: as far from the pole as is not paid for by cancellation.
+    """Return a line for a threshold on one side of a pole, as far from the pole as cancellation allows.
 
-    It minimises the integrand at u = 0, with a power of the distance x from the pole: K - theta loss - _REPELLED log x,
-    which is convex. Closer to the pole more nodes are needed. The search begins ``near`` a line if that is given.
+    The line minimises the integrand at u = 0 with a power of the distance x from the pole: K - theta loss - _REPELLED
+    log x, which is convex. Lines closer to the pole need more nodes. The search begins at the line ``near`` if that is
+    given.
     """
     low, high, before = 0.0, math.inf, math.inf
     x = math.sqrt(_REPELLED / max(cumulant.real(pole)[2], 1e-300)) if near is None else abs(near - pole)
@@ -118,7 +120,7 @@ def tilt_for(
 
 
 def between(cumulant: LossCumulant, loss: float) -> float:
-    """A line for any threshold: right of the poles at 0 and -1, left of them, or in the middle where that is wide."""
+    """Return a line for any threshold: right of the poles at 0 and -1, left of both, or between if there is room."""
     centre = saddle(cumulant, loss)
     clear = 0.4 * _FROM_POLE / math.sqrt(cumulant.real(centre)[2])
     if clear < 0.3 and clear - 1.0 < centre < -clear:
@@ -128,10 +130,10 @@ def between(cumulant: LossCumulant, loss: float) -> float:
 
 
 def flat_width(cumulant: LossCumulant, loss: float) -> float:
-    """A width of the cutoff that may do.
+    """Return a width of the cutoff to try.
 
-    Delta is sharp at the edge of the loss, if anywhere; around 0 it is as smooth as the core of the loss is wide; and
-    where noise is little it varies on the scale of one step with the canary.
+    Delta is sharp only at the edge of the loss. Around 0 its scale is the width of the loss' core. With little noise
+    delta varies on the scale of one step with the canary.
     """
     core = cumulant.core / _OF_GAUSSIAN
     from_edge = math.inf if cumulant.mirrored else max(abs(loss - cumulant.edge()) / _FARTHEST, 1e-3 * core)
@@ -140,9 +142,9 @@ def flat_width(cumulant: LossCumulant, loss: float) -> float:
 
 
 def capped_for(cumulant: LossCumulant, loss: float, width: float, before: LossCumulant | None = None) -> LossCumulant:
-    """With losses apart that are so large that they need not be resolved for thresholds up to about ``loss``.
+    """Return a cumulant whose cap sets apart the losses that need no resolution for thresholds up to about ``loss``.
 
-    ``before`` is a cumulant with such a cap, which is kept if it will do: what it knows need not be computed again.
+    ``before`` is a cumulant with a cap. It is returned if its cap will do, so that its cached values are reused.
     """
     cap = 1.1 * (loss - cumulant.edge()) + (_FARTHEST + 2.0) * width
     if before is not None and cap <= before.cap <= _LOOSE * cap:
@@ -151,7 +153,7 @@ def capped_for(cumulant: LossCumulant, loss: float, width: float, before: LossCu
 
 
 def beside(cumulant: LossCumulant, theta: float, pole: float = 0.0) -> float:
-    """Another line, a little closer to the pole, for comparison."""
+    """Return another line for comparison, a little closer to the pole."""
     distance = theta - pole
     step = min(0.15 * abs(distance), 1.0 / math.sqrt(cumulant.real(theta)[2]))
     return theta - math.copysign(step, distance)
@@ -166,9 +168,9 @@ def flat_line(
     poles: tuple[float, ...] = (0.0,),
     resolution: float = 1.0,
 ) -> Line:
-    """Nodes on the line at ``theta`` that suffice for results of size exp(-exponent) at thresholds near ``loss``.
+    """Return nodes on the line at ``theta`` for results of size exp(-exponent) at thresholds near ``loss``.
 
-    They end where the cutoff of this width does, or before that where the integrand has vanished.
+    The nodes end at the end of the cutoff of this width, or earlier if the integrand has vanished.
     """
     value, _, variance = cumulant.real(theta)
     deviation = math.sqrt(variance)
@@ -197,7 +199,7 @@ def flat_line(
 
 
 def _log_flat(x: FloatArray) -> FloatArray:
-    """log Q(16, x^2 / 2), a sum of 16 terms."""
+    """Return log Q(16, x^2 / 2), by a sum of 16 terms."""
     square = 0.5 * x * x
     total = np.ones_like(x)
     for order in range(_ORDER - 1, 0, -1):
@@ -213,9 +215,9 @@ def period(
     poles: tuple[float, ...],
     negligible: float,
 ) -> float:
-    """How far apart repetitions must be for aliases to be exp(-negligible) of results of size exp(-exponent)."""
+    """Return a period in the loss whose aliases are at most exp(-negligible) of results of size exp(-exponent)."""
     deviation = math.sqrt(cumulant.real(theta)[2])
-    if not deviation > 0.0:  # all that is left of the loss is one value
+    if not deviation > 0.0:  # the remaining loss has only one value
         raise Unreliable
     spans = [deviation]
     for pole in poles:
@@ -238,24 +240,24 @@ def period(
 
 
 def chernoff(cumulant: LossCumulant, theta: float, epsilon: float) -> float:
-    """log of an upper bound on delta(epsilon) of the losses not left out, for any theta > 0."""
+    """Return log of Chernoff's upper bound on delta(epsilon) of the losses not left out, for any theta > 0."""
     return cumulant.real(theta)[0] + below_tail(theta) - theta * epsilon
 
 
 def below_tail(theta: float) -> float:
-    """log of the factor by which Chernoff's bound on delta is below the one on the tail."""
+    """Return log of Chernoff's bound on delta over Chernoff's bound on the tail probability."""
     return theta * math.log(theta) - (1.0 + theta) * math.log1p(theta)
 
 
 def chernoff_bound(cumulant: LossCumulant, epsilon: float, log_goal: float) -> float:
-    """log of an upper bound on delta(epsilon), the best of a few that are chosen for one of about exp(log_goal)."""
+    """Return log of an upper bound on delta(epsilon), the best of a few tilts for a delta of about exp(log_goal)."""
     log_left_out = log_goal + _LEFT_OUT
     best, _ = chernoff_tilt(cumulant.leaving_out(log_left_out), epsilon, log_goal)
     return float(np.logaddexp(best, log_left_out)) + _MARGIN
 
 
 def chernoff_tilt(cumulant: LossCumulant, epsilon: float, log_goal: float) -> tuple[float, float]:
-    """The least of a few of Chernoff's bounds on the losses not left out, and its tilt."""
+    """Return the smallest of a few Chernoff bounds on the losses not left out, and its tilt."""
     scale = math.sqrt(-2.0 * log_goal / max(cumulant.real(0.0)[2], 1e-300))
     best = math.inf, scale
     for factor in _TILTS:
@@ -266,7 +268,7 @@ def chernoff_tilt(cumulant: LossCumulant, epsilon: float, log_goal: float) -> tu
 
 
 def chernoff_bound_at(cumulant: LossCumulant, epsilon: float) -> float:
-    """log of an upper bound on delta(epsilon), however small, from leaving out more or less."""
+    """Return log of an upper bound on delta(epsilon), however small, trying several probabilities to leave out."""
     best = 0.0
     for log_left_out in (-100.0, -250.0, -800.0):
         trial = cumulant.leaving_out(log_left_out)

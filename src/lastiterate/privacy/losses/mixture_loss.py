@@ -1,7 +1,9 @@
 """The loss of a step, or of a block of steps, in which the canary may count more or less than once.
 
-What `step_loss` is for two values, for any mixture. Where one example replaces another (``mirrored``) the world without
-the canary is the mixture turned around, and the loss is l(x) - l(-x), l being that against the noise alone.
+The module does for any mixture what `step_loss` does for two values. If one example replaces another (``mirrored``),
+the world without the canary is the mixture reflected at 0. The loss is then l(x) - l(-x), where l is the loss against
+the noise alone. `mixture_of` makes the mixture from the law of S, by a sum over the values of S or by inverting a
+transform.
 """
 
 from __future__ import annotations
@@ -30,13 +32,13 @@ from lastiterate.privacy.mixtures.law import Law
 from lastiterate.privacy.mixtures.pairs import rounded
 from lastiterate.privacy.mixtures.support import Support
 
-_UNIT = 4.0  # of x: windows that differ little share what is known of a mixture
-_TO_ZERO = 0.5 * math.pi  # distance of the loss' singularities over its curvature's root, where it bends
+_UNIT = 4.0  # grid of x: windows that differ little share a cached mixture
+_TO_ZERO = 0.5 * math.pi  # distance of the loss' singularities at a bend, times the root of its curvature
 
 
 @dataclass(frozen=True, eq=False)
 class MixtureLoss(Loss):
-    """As `StepLoss`, of which ``remove``, ``log_left_out`` and ``cap`` are."""
+    """The loss of a mixture; ``remove``, ``log_left_out`` and ``cap`` are as in `StepLoss`."""
 
     mixture: Mixture
     remove: bool
@@ -56,7 +58,7 @@ class MixtureLoss(Loss):
         return self._quick.loss(-x) if self.mirrored else 0.0
 
     def moved(self, x: FloatArray) -> FloatArray:
-        """An ulp of x, of each a, of each a^2 / 2, and some of each probability."""
+        """Return the error of the loss in ulps: an ulp of x, each a and each a^2 / 2, and some of each probability."""
         return self._moved(x) + self._moved(-x) if self.mirrored else self._moved(x)
 
     def _moved(self, x: FloatArray) -> FloatArray:
@@ -134,7 +136,7 @@ class MixtureLoss(Loss):
 
     @cached_property
     def _bends(self) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
-        """Some x, the loss and a measure of its rise there, and how many panels its bends demand up to each."""
+        """Some x, the loss and a measure of its rise there, and the number of panels the bends need up to each x."""
         low, high = self.window
         x = np.concatenate((np.linspace(low, high, 161), *self._near_bends(low, high)))
         x = np.unique(x[(x >= low) & (x <= high)])
@@ -149,7 +151,7 @@ class MixtureLoss(Loss):
         return x, self.loss(x), _rise(local, other), bent
 
     def _near_bends(self, low: float, high: float) -> list[FloatArray]:
-        """Places around the x at which one value of a gives way to the next."""
+        """Return places around the x at which one value of a gives way to the next."""
         if not isinstance(self._quick, Points) or self._quick.points.size == 1:
             return []
         points, log_mass = self._quick.points, self._quick.log_mass
@@ -166,9 +168,12 @@ class MixtureLoss(Loss):
         return x, turned / (2.0 * TURN) + bent + risen / RISE
 
     def log_error(self, nodes: Nodes, order: float, frequency: float) -> float:
-        """As for a step (docs/method.md, "The worst pair"): |E exp(iya)| >= 1 - y^2 Var(a) / 2, given x."""
+        """Return log of a bound on the panels' error, as for a step (docs/method.md, "The worst pair").
+
+        Given x, |E exp(iya)| >= 1 - y^2 Var(a) / 2.
+        """
         if not self._quick.is_quick:
-            raise Unreliable  # nothing is proved here
+            raise Unreliable  # an interpolated or transformed loss has no proved bound
         left, right, high = panel_ellipses(nodes)
         log_size = self._log_size(left, right, high, order, frequency)
         if self.mirrored:
@@ -178,7 +183,7 @@ class MixtureLoss(Loss):
     def _log_size(
         self, left: FloatArray, right: FloatArray, high: FloatArray, order: float, frequency: float
     ) -> FloatArray:
-        """log of a bound on |exp(s l)|, the real part of x being between two values, and its imaginary part small."""
+        """Return log of a bound on |exp(s l)| for Re x between ``left`` and ``right`` and Im x up to ``high``."""
         at_left, at_right = self._quick.at(left), self._quick.at(right)
         least = np.maximum(1.0 - 0.5 * high * high * self._quick.spread(left, right), 0.0)
         with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
@@ -189,7 +194,7 @@ class MixtureLoss(Loss):
 
 
 def _rise(local: Local, other: Local | None) -> FloatArray:
-    """L' over its largest value: L' may grow by a few factors of e in a panel, seen from 1 / |s| on."""
+    """Return L' over its largest value. L' may grow by a few factors of e per panel, seen from 1 / |s| on."""
     if other is None:
         return local.slope / max(float(local.slope.max()), 1e-300)
     largest = max(float(local.slope.max()), float(other.slope.max()), 1e-300)
@@ -197,17 +202,17 @@ def _rise(local: Local, other: Local | None) -> FloatArray:
     return rises
 
 
-# From the law of S to the loss of S + N against N: a sum over the values of S, or a transform that is inverted.
+# Mixtures of a law: the loss of S + N against N from the law of S.
 
-_LEAST = 1e-5  # of a sum against its moduli
-_ROUNDING = 3e-14  # of a loss: of logarithms of two densities, each about x^2 / 2 in size
+_LEAST = 1e-5  # smallest sum over the sum of its moduli
+_ROUNDING = 3e-14  # of a loss, the difference of logs of two densities, each about x^2 / 2 in size
 _HALF_LOG_TAU = 0.5 * math.log(2.0 * math.pi)
 
 
 def mixture_of(law: Law, *, up: bool) -> tuple[Mixture, bool]:
-    """The mixture that S + N is in units of the noise, and whether it is rounded. S is not negative, nor constant.
+    """Return the mixture S + N in units of the noise, and whether it is rounded. S is not negative and not constant.
 
-    Where noise is too little for the transform, weights are rounded up, which makes S easier to see, or down.
+    If the noise is too small for the transform, weights are rounded up, which makes S easier to see, or down.
     """
     if law.is_binomial:
         return binomial_points(int(law.counts[0]), float(law.rates[0]), float(law.weights[0]) / law.noise), False
@@ -229,7 +234,7 @@ def _points(support: Support, noise: float) -> Points:
 
 @dataclass(frozen=True, eq=False)
 class Transformed:
-    """S has many values: its density under noise is found along contours, each of which serves some x."""
+    """A mixture with many values of S: its density under noise is found along contours, each of which serves some x."""
 
     law: Law
     is_quick = False
@@ -279,14 +284,14 @@ class Transformed:
 
     @property
     def _step(self) -> float:
-        """How far from its centre a contour is used."""
+        """The largest distance from its centre at which a contour is used."""
         return 0.5 * self.law.noise
 
     def within(self, low: float, high: float) -> Mixture:
         return self
 
     def spread(self, left: FloatArray, right: FloatArray) -> FloatArray:
-        raise Unreliable  # nothing is proved here
+        raise Unreliable  # a transform has no proved bound
 
     def tails(self, x: float) -> tuple[float, float, float, float]:
         y = np.float64(x * self.law.noise)
@@ -303,7 +308,7 @@ class Transformed:
 
 
 def _on_contour(near: Contour, x: FloatArray) -> FloatArray:
-    """The loss at some x close to each other, and its derivatives."""
+    """Return the loss and its first two derivatives at some x close to each other."""
     noise, z = near.noise, near.line.z
     exponent = near.line.log_values - np.multiply.outer(x * noise, z)
     scale = exponent.real.max(axis=1)

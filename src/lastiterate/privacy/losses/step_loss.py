@@ -1,8 +1,8 @@
-"""The privacy loss L(x) = log(1 - q + q exp(a x - a^2 / 2)) of one step, x ~ N(0, 1), and the measure exp(s L) on it.
+"""The privacy loss L(x) = log(1 - q + q exp(a x - a^2 / 2)) of one step, x ~ N(0, 1), and integrals of exp(s L).
 
 L is flat on the left and has slope a = 1 / sigma on the right. Integrals over x run over a window, outside of which
-next to no probability lies, by Gauss-Legendre panels that are as narrow as exp(s L) and the bend of L demand. The error
-of the panels has an explicit bound (docs/method.md, "The ends are proved").
+there is next to no probability. The Gauss-Legendre panels are as narrow as exp(s L) and the bend of L require. The
+error of the panels has an explicit bound (docs/method.md, "The ends are proved").
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from lastiterate.common.types import FloatArray, IntArray
 from lastiterate.privacy.mixtures.fourier import Unreliable
 
 _PANEL_NODES = 32
-TURN = 24.0  # radians that the integrand may turn, or units of log that it may grow, in half a panel
-BEND = 1.5  # widths of panels near the bend, in units of its distance to the singularities of L
-RISE = 3.0  # factors of e by which L' may grow in a panel
+TURN = 24.0  # largest change of the integrand's phase (radians) or log in half a panel
+BEND = 1.5  # widths of panels near the bend, in units of the distance from the bend to the singularities of L
+RISE = 3.0  # largest growth of log L' in a panel
 _MOST_NODES = 400_000
-_LARGEST_SLOPE = 1e6  # beyond it the panels at the bend are narrower than rounding allows
+_LARGEST_SLOPE = 1e6  # for larger slopes the panels at the bend are narrower than rounding allows
 _LARGEST_ORDER = 1e30
 _ELLIPSES = np.array([1.2, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0, 5.0, 6.5, 8.0])
 _HALF_LOG_TWO_PI = 0.5 * math.log(2.0 * math.pi)
@@ -32,82 +32,82 @@ _HALF_LOG_TWO_PI = 0.5 * math.log(2.0 * math.pi)
 
 @dataclass(frozen=True, eq=False)
 class Nodes:
-    """A quadrature: nodes, losses there, and the logarithms of its weights times the density of N(0, 1)."""
+    """A quadrature: nodes, losses at the nodes, and logs of the weights times the density of N(0, 1)."""
 
     x: FloatArray
     loss: FloatArray
     log_weight: FloatArray
-    ends: FloatArray  # of the panels, in x
+    ends: FloatArray  # ends of the panels, in x
 
 
 class Loss(ABC):
-    """The loss L(x) of a step or of a block of steps on a window of x, which increases in x.
+    """The loss L(x), increasing in x, of a step or of a block of steps on a window of x.
 
-    Q is its world without the canary, of which x is a draw, and P the one with it.
+    Q is the world without the canary, in which x is drawn. P is the world with the canary.
     """
 
     @abstractmethod
     def loss(self, x: FloatArray) -> FloatArray:
-        """L(x)."""
+        """Return L(x)."""
 
     @abstractmethod
     def moved(self, x: FloatArray) -> FloatArray:
-        """By how many ulps the loss is off for what x, and whatever x is multiplied by, is off by."""
+        """Return the error of the loss in ulps due to rounding of x and of the factors of x."""
 
     @property
     @abstractmethod
     def steepest(self) -> float:
-        """What L' cannot exceed."""
+        """An upper bound on L'."""
 
     @property
     @abstractmethod
     def window(self) -> tuple[float, float]:
-        """What x is restricted to."""
+        """The lower and upper limit of x."""
 
     @property
     @abstractmethod
     def is_capped(self) -> bool:
-        """Whether the window ends at the cap, and not where probability does."""
+        """True if the window ends at the cap, not at a negligible probability."""
 
     @property
     @abstractmethod
     def above(self) -> tuple[float, float]:
-        """Probability above the window where the canary is not in, and by how much it is more where it may be in."""
+        """The probability above the window under Q, and how much larger it is under P."""
 
     @property
     @abstractmethod
     def outside(self) -> tuple[float, float]:
-        """Probability outside of the window, where the canary may be in and where it is not."""
+        """The probability outside of the window, under P and under Q."""
 
     @property
     @abstractmethod
     def left_out(self) -> float:
-        """Probability of what is neglected, in the world whose losses these are."""
+        """The neglected probability, in the world whose losses these are."""
 
     @abstractmethod
     def log_error(self, nodes: Nodes, order: float, frequency: float) -> float:
-        """log of a bound on the panels' error for the integral of exp(s L), Im s up to ``frequency``."""
+        """Return log of a bound on the panels' error for the integral of exp(s L), with Im s up to ``frequency``."""
 
     @abstractmethod
     def _places(self, size: float) -> tuple[FloatArray, FloatArray]:
-        """Some x, from one end of the window to the other, and how many panels there are up to each, for |s| = size."""
+        """Return increasing x across the window, and the number of panels up to each x, for |s| = size."""
 
     @property
     def density_is_off(self) -> float:
-        """By how much more the logarithm of Q's density is off than that of N(0, 1), in units of what `moved` says."""
+        """The error of log of Q's density in excess of the error for N(0, 1), in units of `moved`."""
         return 0.0
 
     def log_density(self, x: FloatArray) -> FloatArray | float:
-        """log of Q's density over that of N(0, 1)."""
+        """Return log of Q's density over that of N(0, 1)."""
         return 0.0
 
     def moments(self, order: float) -> tuple[float, float, float]:
-        """log E exp(s L) on the window, and mean and variance of L under the tilt exp(s L), at a real s."""
+        """Return log E exp(s L) on the window, and mean and variance of L under the tilt exp(s L), at a real s."""
         value, mean, variance = moments_of([self], order)[0].tolist()
         return value, mean, variance
 
     def nodes(self, order: float, frequency: float, fineness: float = 1.0) -> Nodes:
-        """Nodes for integrals of exp(s L) with this real part of s, and imaginary parts up to ``frequency``."""
+        """Return nodes for integrals of exp(s L) with Re s = ``order`` and Im s up to ``frequency``."""
         if not (self.steepest < _LARGEST_SLOPE and abs(order) < _LARGEST_ORDER):
             raise Unreliable
         ends = self._ends(math.hypot(order, frequency), fineness)
@@ -118,7 +118,7 @@ class Loss(ABC):
         return Nodes(x, self.loss(x), weight - 0.5 * x * x - _HALF_LOG_TWO_PI + self.log_density(x), ends)
 
     def roughly(self, size: float) -> Nodes:
-        """Nodes that serve all real orders up to ``size``."""
+        """Return nodes that serve all real orders up to ``size``."""
         if size not in self._known:
             self._known[size] = self.nodes(size, 0.0)
         return self._known[size]
@@ -128,7 +128,7 @@ class Loss(ABC):
         return {}
 
     def _ends(self, size: float, fineness: float) -> FloatArray:
-        """Ends of panels: about as dense as |s| L' + |x| + 4 over TURN, and as the distance from the bend asks for."""
+        """Return ends of panels. Their density is about (|s| L' + |x| + 4) / (2 TURN), and higher near the bend."""
         x, place = self._places(size)
         place = fineness * place
         place -= place[0]
@@ -142,8 +142,8 @@ class Loss(ABC):
 class StepLoss(Loss):
     """The loss of one step on a window of x that has all but exp(``log_left_out``) of the probability.
 
-    ``remove`` says which world's probability: that of the mixture, or that of N(0, 1). Losses above ``cap`` are outside
-    of the window as well, however probable: they are accounted for apart.
+    The probability is under the mixture if ``remove``, otherwise under N(0, 1). Losses above ``cap`` are outside of the
+    window too, whatever their probability, and are accounted for separately.
     """
 
     rate: float
@@ -153,68 +153,68 @@ class StepLoss(Loss):
     cap: float = math.inf
 
     def loss(self, x: FloatArray) -> FloatArray:
-        """L(x)."""
+        """Return L(x)."""
         exponent = self.slope * x - 0.5 * self.slope**2
         small = np.log1p(self.rate * np.expm1(np.minimum(exponent, 1.0)))
         large = np.logaddexp(math.log1p(-self.rate), math.log(self.rate) + exponent)
         return np.where(exponent < 1.0, small, large)
 
     def moved(self, x: FloatArray) -> FloatArray:
-        """By how many ulps the loss is off for what x is off by: an ulp of its own."""
+        """Return the error of the loss in ulps due to an error of one ulp of x."""
         share: FloatArray = expit(self.slope * (x - self.bend))
         return np.abs(x) * self.slope * share
 
     @property
     def steepest(self) -> float:
-        """What L' cannot exceed."""
+        """An upper bound on L'."""
         return self.slope
 
     @cached_property
     def bend(self) -> float:
-        """Where L turns from flat to steep: its singularities are pi / slope above and below."""
+        """The x at which L turns from flat to steep. The singularities of L are pi / slope above and below it."""
         return 0.5 * self.slope + math.log((1.0 - self.rate) / self.rate) / self.slope
 
     @cached_property
     def window(self) -> tuple[float, float]:
-        """What x is restricted to."""
+        """The lower and upper limit of x."""
         low = float(ndtri_exp(self.log_left_out - math.log(2.0)))
         return low, min(self._far, self._at_cap)
 
     @property
     def is_capped(self) -> bool:
-        """Whether the window ends at the cap, and not where probability does."""
+        """True if the window ends at the cap, not at a negligible probability."""
         return self._at_cap < self._far
 
     @cached_property
     def _far(self) -> float:
-        """Beyond it there is next to no probability."""
+        """The x above which there is next to no probability."""
         log_quarter = self.log_left_out - math.log(4.0)
         far = -float(ndtri_exp(log_quarter))
         if not self.remove:
             return far
         with_canary = self.slope - float(ndtri_exp(min(log_quarter - math.log(self.rate), -math.log(2.0))))
-        # A smooth maximum: steps are interpolated between others with a little more or less noise.
+        # A smooth maximum, because steps are interpolated between steps with a little more or less noise.
         return 0.5 * (far + with_canary + math.hypot(far - with_canary, 0.5))
 
     @cached_property
     def _at_cap(self) -> float:
-        """The x at which the loss is the cap."""
+        """The x at which the loss equals the cap."""
         if not math.isfinite(self.cap):
             return math.inf
-        excess = math.expm1(min(self.cap, 700.0)) / self.rate  # of exp(a x - a^2 / 2) over 1
+        excess = math.expm1(min(self.cap, 700.0)) / self.rate  # exp(a x - a^2 / 2) - 1 at the cap
         log_ratio = self.cap - math.log(self.rate) if self.cap > 30.0 else math.log1p(excess)
         return 0.5 * self.slope + log_ratio / self.slope
 
     @cached_property
     def above(self) -> tuple[float, float]:
-        """Probability above the window where the canary is not in, and by how much it is more where it may be in."""
+        """The probability above the window under Q, and how much larger it is under P."""
         high = self.window[1]
         without = float(ndtr(-high))
         return without, self.rate * float(ndtr(self.slope - high) - without)
 
     @cached_property
     def outside(self) -> tuple[float, float]:
-        """Probability outside of the window, where the canary may be in and where it is not."""
+        """The probability outside of the window, under P and under Q."""
         low = self.window[0]
         out, shifted = float(ndtr(low)), float(ndtr(low - self.slope))
         without, more = self.above
@@ -222,7 +222,7 @@ class StepLoss(Loss):
 
     @property
     def left_out(self) -> float:
-        """Probability of what is neglected, in the world whose losses these are."""
+        """The neglected probability, in the world whose losses these are."""
         if self.is_capped:
             return float(ndtr(self.window[0]))
         return self.outside[0 if self.remove else 1]
@@ -236,16 +236,16 @@ class StepLoss(Loss):
         x.sort()
         turned = size * self.loss(x) + 0.5 * x * np.abs(x) + 4.0 * x
         bent = np.arcsinh((x - self.bend) / width) / BEND
-        rising = self.slope * (x - self.bend)  # left of the bend L' grows like exp(rising), seen from 1 / |s| on
+        rising = self.slope * (x - self.bend)  # left of the bend L' grows like exp(rising); it matters from 1 / |s| on
         risen = np.logaddexp(0.0, rising + math.log1p(size)) - np.logaddexp(0.0, rising)
         return x, turned / (2.0 * TURN) + bent + risen / RISE
 
     def log_error(self, nodes: Nodes, order: float, frequency: float) -> float:
-        """log of a bound on the panels' error for the integral of exp(s L), Im s up to ``frequency``.
+        """Return log of a bound on the panels' error for the integral of exp(s L), with Im s up to ``frequency``.
 
-        On an ellipse around a panel, with foci at its ends and half axes that add up to rho times its half width, n
-        nodes of Gauss and Legendre err by at most (64 / 15) rho^(-2n) / (1 - rho^-2) times half the width times the
-        largest modulus of the integrand on the ellipse. Every ellipse gives a bound; the best is taken.
+        Take an ellipse around a panel, with foci at the panel's ends and half axes that add up to rho times its half
+        width. Then n Gauss-Legendre nodes err by at most (64 / 15) rho^(-2n) / (1 - rho^-2) times the half width times
+        the largest modulus of the integrand on the ellipse. Every ellipse gives a bound; the smallest is taken.
         """
         left, right, high = panel_ellipses(nodes)
         # |1 - q + q e^(w + iv)| is e^L(x) times a factor in [least, 1].
@@ -261,7 +261,7 @@ class StepLoss(Loss):
 
 
 def panel_ellipses(nodes: Nodes) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Ellipses around panels, several for each: their ends on the real line, and how high they reach above it."""
+    """Return several ellipses around each panel: left and right ends on the real line, and height above it."""
     half = 0.5 * np.diff(nodes.ends)[:, None]
     middle = 0.5 * (nodes.ends[1:] + nodes.ends[:-1])[:, None]
     wide, high = 0.5 * half * (_ELLIPSES + 1.0 / _ELLIPSES), 0.5 * half * (_ELLIPSES - 1.0 / _ELLIPSES)
@@ -269,7 +269,7 @@ def panel_ellipses(nodes: Nodes) -> tuple[FloatArray, FloatArray, FloatArray]:
 
 
 def log_panel_errors(nodes: Nodes, log_size: FloatArray) -> float:
-    """log of a bound on the panels' error, where exp(log_size) bounds |exp(s L)| on each of the ellipses."""
+    """Return log of a bound on the panels' error, where exp(log_size) bounds |exp(s L)| on each ellipse."""
     left, right, high = panel_ellipses(nodes)
     half = 0.5 * np.diff(nodes.ends)
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
@@ -281,9 +281,10 @@ def log_panel_errors(nodes: Nodes, log_size: FloatArray) -> float:
 
 
 def moments_of(steps: Sequence[Loss], order: float, known: dict[float, Segments] | None = None) -> FloatArray:
-    """log E exp(s L) on the window, mean and variance of L under the tilt exp(s L) at a real s: a row for each step.
+    """Return log E exp(s L) on the window, and mean and variance of L under the tilt exp(s L), in a row for each step.
 
-    Their nodes serve all orders up to a power of four; ``known`` keeps them from one order to the next.
+    The order s is real. The nodes serve all orders up to a power of four; ``known`` keeps them from one order to the
+    next.
     """
     size = 4.0 ** math.ceil(math.log(max(abs(order), 4.0), 4.0))
     known = {} if known is None else known
@@ -300,7 +301,7 @@ def moments_of(steps: Sequence[Loss], order: float, known: dict[float, Segments]
     value = np.log(total) + top
     small = np.flatnonzero(np.abs(value) < 0.5)
     if small.size:
-        # What is small counts once for each step: keep its relative accuracy, using E e^L = 1.
+        # A small value is multiplied by the number of steps. Keep its relative accuracy, using E e^L = 1.
         rise = weighted_rise(segments, order)
         outside = np.array([steps[index].outside for index in small.tolist()])
         missing = order * (outside[:, 1] - outside[:, 0]) - outside[:, 1]
@@ -310,7 +311,7 @@ def moments_of(steps: Sequence[Loss], order: float, known: dict[float, Segments]
 
 @dataclass(frozen=True, eq=False)
 class Segments:
-    """The nodes of several steps, one after the other."""
+    """The nodes of several steps, concatenated."""
 
     loss: FloatArray
     log_weight: FloatArray
@@ -327,25 +328,25 @@ class Segments:
         return cls(loss, log_weight, starts, lengths)
 
     def sums(self, values: FloatArray) -> FloatArray:
-        """The sum over each step's nodes."""
+        """Return the sum over each step's nodes."""
         if self.lengths.size == 1:
             return np.array([values.sum()])
         return np.add.reduceat(values, self.starts)
 
     def largest(self, values: FloatArray) -> FloatArray:
-        """The largest of each step's nodes."""
+        """Return the largest value over each step's nodes."""
         return np.maximum.reduceat(values, self.starts)
 
     def spread(self, values: FloatArray) -> FloatArray:
-        """One value for each step, at each of its nodes."""
+        """Repeat one value per step at each of the step's nodes."""
         return np.repeat(values, self.lengths)
 
 
 def weighted_rise(nodes: Nodes | Segments, order: float) -> FloatArray:
-    """exp(s L) - 1 - s (e^L - 1) at each node, times its weight."""
+    """Return exp(s L) - 1 - s (e^L - 1) at each node, times the node's weight."""
     weight, loss = np.exp(nodes.log_weight), nodes.loss
 
-    def growth(factor: float) -> FloatArray:  # of exp(factor L) over 1; it may be large where the weight is small
+    def growth(factor: float) -> FloatArray:  # weight (exp(factor L) - 1); exp may be large where the weight is small
         exponent = factor * loss
         small = weight * np.expm1(np.minimum(exponent, 1.0))
         return np.where(exponent < 1.0, small, np.exp(nodes.log_weight + exponent) - weight)

@@ -1,7 +1,7 @@
-"""Correlated noise in the last iterate: the noise of step t is the sum of c_j z_(t-j).
+"""Correlated noise in the last iterate, and products and inverses of noise filters with error bounds.
 
-What z_s adds to the last iterate, at all steps from s on, is v_s = sum_j c_j w_(s+j) times itself. So the variance is
-sum_s sigma_s^2 v_s^2, where only z_s with s >= 0 exist.
+The noise of step t is the sum of c_j z_(t-j). z_s enters the last iterate at all steps from s on, in total v_s = sum_j
+c_j w_(s+j) times. So the variance is sum_s sigma_s^2 v_s^2, where only z_s with s >= 0 exist.
 """
 
 from __future__ import annotations
@@ -21,22 +21,20 @@ if TYPE_CHECKING:
     from lastiterate.run import DPSGD
 
 
-# Products and inverses of causal filters, each with a bound on its error.
-#
-# A filter (c_0, c_1, ...) is the first column of a lower triangular Toeplitz matrix. What cancels in a product is
-# what correlated noise is for, so that a relative error of it cannot be taken for granted: all bounds are absolute.
+# Causal filters: products and inverses. A filter (c_0, c_1, ...) is the first column of a triangular Toeplitz matrix.
+# Correlated noise is designed to cancel, so products lose relative accuracy: all error bounds are absolute.
 
 Numbers = TypeVar("Numbers", float, FloatArray)
 
 _UNIT = 2.0**-53
-_MOST_EXACT = 2**23  # products of two numbers that are summed with twice the digits
+_MOST_EXACT = 2**23  # number of products up to which sums are computed with twice the digits
 _BLOCK = 256
-_FFT = 10.0 * math.log2(2 * _BLOCK) * _UNIT  # of a transform, relative, in the 2-norm (Higham 2002, theorem 24.2)
-_LARGEST = 1e100  # of an inverse
+_FFT = 10.0 * math.log2(2 * _BLOCK) * _UNIT  # relative error of a transform, 2-norm (Higham 2002, theorem 24.2)
+_LARGEST = 1e100  # largest coefficient of an inverse
 
 
 def product(first: FloatArray, second: FloatArray, size: int) -> tuple[FloatArray, float]:
-    """The first ``size`` coefficients of the product of two filters, and a bound on the 2-norm of their error."""
+    """Return the first ``size`` coefficients of a product of filters, and a bound on the 2-norm of their error."""
     first, second = first[:size], second[:size]
     if np.count_nonzero(first) > np.count_nonzero(second):
         first, second = second, first
@@ -46,7 +44,7 @@ def product(first: FloatArray, second: FloatArray, size: int) -> tuple[FloatArra
 
 
 def _compensated(short: FloatArray, long: FloatArray, size: int) -> tuple[FloatArray, float]:
-    """As if computed with twice the digits, then rounded (Ogita, Rump and Oishi 2005, Dot2)."""
+    """Compute the product as if with twice the digits, then rounded (Ogita, Rump and Oishi 2005, Dot2)."""
     high, low = np.zeros(size), np.zeros(size)
     upper = _upper_half(long)
     lower = long - upper
@@ -74,13 +72,16 @@ def _compensated(short: FloatArray, long: FloatArray, size: int) -> tuple[FloatA
 
 
 def _upper_half(value: Numbers) -> Numbers:
-    """The upper 26 bits of a number's digits (Dekker 1971)."""
+    """Return the upper 26 bits of a number's digits (Dekker 1971)."""
     scaled: Numbers = 134217729.0 * value
     return scaled - (scaled - value)
 
 
 def _by_blocks(first: FloatArray, second: FloatArray, size: int) -> tuple[FloatArray, float]:
-    """By Fourier transforms of short blocks, whose errors are those of the blocks and not of the whole."""
+    """Compute the product by Fourier transforms of short blocks.
+
+    Errors are relative to the blocks, not to the whole.
+    """
     blocks, others = (_blocks(each) for each in (first, second))
     transforms, other_transforms = (np.fft.rfft(each, 2 * _BLOCK, axis=1) for each in (blocks, others))
     count = -(-size // _BLOCK)
@@ -104,11 +105,11 @@ def _blocks(values: FloatArray) -> FloatArray:
 
 
 def inverse(coefficients: FloatArray, size: int) -> tuple[FloatArray, float]:
-    """The first ``size`` coefficients of the inverse of a filter, and a bound on the sum of their errors.
+    """Return the first ``size`` coefficients of the inverse of a filter, and a bound on the sum of their errors.
 
-    By Newton's iteration. If c times the result is 1 + r, the inverse is the result over 1 + r, so that the error is at
-    most |result| |r| / (1 - |r|), in sums of absolute values. The bound is infinite where the inverse grows so fast
-    that floats cannot hold it.
+    Uses Newton's iteration. If c times the result is 1 + r, the inverse is the result over 1 + r. So the error is at
+    most |result| |r| / (1 - |r|), in sums of absolute values. The bound is infinite if the inverse grows too fast for
+    floats.
     """
     coefficients = coefficients[:size]
     result = np.array([1.0 / coefficients[0]])
@@ -128,14 +129,14 @@ def inverse(coefficients: FloatArray, size: int) -> tuple[FloatArray, float]:
 
 
 def _residual(coefficients: FloatArray, inverse_: FloatArray) -> tuple[FloatArray, float]:
-    """How far a filter times its inverse is from 1, and a bound on the error of that."""
+    """Return the difference of a filter times its inverse from 1, and a bound on the error of the difference."""
     left, error = product(coefficients, inverse_, inverse_.size)
     left[0] -= 1.0
     return left, error
 
 
 def _quick(first: FloatArray, second: FloatArray, size: int) -> FloatArray:
-    """A product for which errors do not matter."""
+    """Compute a product whose errors do not matter."""
     first, second = first[:size], second[:size]
     if min(first.size, second.size) <= 64:
         values: FloatArray = np.convolve(first, second)
@@ -145,13 +146,15 @@ def _quick(first: FloatArray, second: FloatArray, size: int) -> FloatArray:
     return values[:size].copy() if values.size >= size else np.append(values, np.zeros(size - values.size))
 
 
-_MOST_DOUBT = 4e-10  # of the noise's standard deviation, which is then taken as that much smaller
+# Noise in the last iterate.
+
+_MOST_DOUBT = 4e-10  # largest relative error of the noise's standard deviation, which is lowered by the error
 
 
 def filtered_noise(run: DPSGD, weights: PerStep) -> float:
-    """The standard deviation of the noise in what is released, where each step counts as ``weights`` say.
+    """Return the standard deviation of the released noise, for steps with these ``weights``.
 
-    Never too large: a bound on the error is taken off.
+    The result is never too large: a bound on the error is subtracted.
     """
     assert run.noise_filter is not None
     sigma = np.asarray(run.noise_multiplier)
@@ -171,14 +174,17 @@ def filtered_noise(run: DPSGD, weights: PerStep) -> float:
 
 
 def influences(run: DPSGD, weights: PerStep) -> tuple[FloatArray, float]:
-    """How much of z_s is in what is released, for each s, and a bound on the 2-norm of the errors."""
+    """Return the weight of each z_s in the released model, and a bound on the 2-norm of the errors."""
     counts = np.broadcast_to(np.asarray(weights, np.float64), (run.steps,))
     values, error = product(np.array(run.noise_filter), counts[::-1], run.steps)
     return values[::-1], error
 
 
 def _of_equal_steps(coefficients: tuple[float, ...], steps: int) -> tuple[float, float]:
-    """The root of sum_s v_s^2 where all steps count 1, and its error: v_s is then a sum of the first coefficients."""
+    """Return the root of sum_s v_s^2 if all steps have weight 1, and its error.
+
+    v_s is then a prefix sum of coefficients.
+    """
     sums = prefix_sums(coefficients)[:steps]
     rest = (steps - len(sums)) * sums[-1] ** 2
     size = math.sqrt(math.fsum([each * each for each in sums] + [rest]))
@@ -187,7 +193,7 @@ def _of_equal_steps(coefficients: tuple[float, ...], steps: int) -> tuple[float,
 
 @lru_cache(maxsize=8)
 def prefix_sums(values: tuple[float, ...]) -> list[float]:
-    """Sums of the first values, as if computed with twice the digits."""
+    """Return the prefix sums of values, as if computed with twice the digits."""
 
     def add(total: tuple[float, float], value: float) -> tuple[float, float]:
         high = total[0] + value

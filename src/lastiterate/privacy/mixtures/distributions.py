@@ -1,7 +1,7 @@
-"""Two distributions on the same finitely many points, such as two binomials.
+"""Pairs of discrete distributions, such as two binomials, and the distribution of S + N by itself.
 
-By the lemma of Neyman and Pearson the best tests are the sets of points with the largest likelihood ratios, and there
-are no more such sets than points. So epsilon is the largest of finitely many values, and nothing has to be solved.
+By the Neyman-Pearson lemma the best tests are the sets of points with the largest likelihood ratios. There are no more
+such sets than points. So epsilon is the largest of finitely many values, and no equation has to be solved.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class DiscretePair:
-    """P (canary in) and Q (out) by the logarithms of their probabilities, -inf where a point does not occur."""
+    """P (canary in) and Q (out), by the logarithms of their probabilities; -inf if a point does not occur."""
 
     log_p: FloatArray
     log_q: FloatArray
@@ -40,7 +40,7 @@ class DiscretePair:
         return each(lambda value: max(_log_delta(p, q, value), _log_delta(q, p, value)), epsilon)
 
     def fnr(self, fpr: Floats) -> Floats:
-        # Between two sets, the test that tosses a coin for the points in which they differ.
+        # Between two sets the best test is randomised on the points in which they differ.
         accepted, rejected = self._remove[1], self._remove[0]
         rates: Floats = np.interp(fpr, np.append(0.0, np.exp(accepted)), np.append(1.0, 1.0 - np.exp(rejected)))
         return rates
@@ -60,7 +60,7 @@ class DiscretePair:
 
 
 def _best_sets(log_p: FloatArray, log_q: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """log P and log Q of the sets of points with the largest likelihood ratio, the smallest set first."""
+    """Return log P and log Q of the sets of points with the largest likelihood ratio, the smallest set first."""
     occurs = np.maximum(log_p, log_q) > -np.inf
     order = np.argsort(log_q[occurs] - log_p[occurs], kind="stable")
     p, q = (np.logaddexp.accumulate(log[occurs][order]) for log in (log_p, log_q))
@@ -68,7 +68,7 @@ def _best_sets(log_p: FloatArray, log_q: FloatArray) -> tuple[FloatArray, FloatA
 
 
 def _epsilon(log_p: FloatArray, log_q: FloatArray, log_delta: float) -> float:
-    """The least epsilon >= 0 with P(set) <= e^epsilon Q(set) + delta for all of the sets."""
+    """Return the least epsilon >= 0 with P(set) <= e^epsilon Q(set) + delta for all of the sets."""
     matters = log_p > log_delta
     p, q = log_p[matters], log_q[matters]
     if not p.size:
@@ -77,7 +77,7 @@ def _epsilon(log_p: FloatArray, log_q: FloatArray, log_delta: float) -> float:
 
 
 def _log_delta(log_p: FloatArray, log_q: FloatArray, epsilon: float) -> float:
-    """log of the sum of P - e^epsilon Q over the points at which it is positive."""
+    """Return the log of the sum of P - e^epsilon Q over the points at which it is positive."""
     gains = log_p > epsilon + log_q
     if not gains.any():
         return -np.inf
@@ -85,17 +85,15 @@ def _log_delta(log_p: FloatArray, log_q: FloatArray, epsilon: float) -> float:
     return float(logsumexp(p + np.log1p(-np.exp(epsilon + q - p))))
 
 
-# How S + N is distributed, by itself: to predict what will be seen, not to tell P from Q.
-#
-# The characteristic function is inverted on an equally spaced grid of frequencies, to an absolute error of about
-# 1e-12. For relative accuracy far out in the tails, which an epsilon needs, see `fourier`.
+# Distribution of S + N, for predictions: the characteristic function inverted to an absolute error of about 1e-12.
+# Epsilon needs relative accuracy in the tails: see `fourier`.
 
-_FURTHEST = 12.0  # standard deviations, beyond which there is no mass to speak of
+_FURTHEST = 12.0  # standard deviations, beyond which the mass is negligible
 _LAST = 8.5  # frequency, in 1 / noise, after which a Gaussian's characteristic function is below 1e-15
 
 
 def probability_below(law: Law, y: FloatArray) -> FloatArray:
-    """P(S + N <= y) for each y, by the formula of Gil-Pelaez (1951)."""
+    """Return P(S + N <= y) for each y, by the formula of Gil-Pelaez (1951)."""
     step, frequencies, transform = _characteristic_function(law)
     near = np.clip(y, -_farthest(law), _farthest(law))
     waves = np.exp(-1j * np.multiply.outer(near, frequencies))
@@ -103,7 +101,7 @@ def probability_below(law: Law, y: FloatArray) -> FloatArray:
 
 
 def density(law: Law, y: FloatArray) -> FloatArray:
-    """The density of S + N at each y."""
+    """Return the density of S + N at each y."""
     step, frequencies, transform = _characteristic_function(law)
     near = np.clip(y, -_farthest(law), _farthest(law))
     waves = np.exp(-1j * np.multiply.outer(near, frequencies))
@@ -111,14 +109,14 @@ def density(law: Law, y: FloatArray) -> FloatArray:
 
 
 def _farthest(law: Law) -> float:
-    """How far from 0 there is anything to be seen."""
+    """Return the distance from 0 beyond which the mass of S + N is negligible."""
     return abs(law.mean) + _FURTHEST * math.hypot(math.sqrt(law.variance), law.noise)
 
 
 def _characteristic_function(law: Law) -> tuple[float, FloatArray, Complex]:
-    """The distance of frequencies, these, and the characteristic function of S + N there."""
-    reach = 2.0 * _farthest(law)  # half a period of the grid: from any y to be asked for to any that occurs
+    """Return the spacing of the frequencies, the frequencies, and the characteristic function of S + N there."""
+    reach = 2.0 * _farthest(law)  # half a period of the grid: the largest distance of a queried y from a value of S + N
     step = math.pi / reach
     frequencies = (np.arange(float(math.ceil(_LAST / (law.noise * step)))) + 0.5) * step
-    with np.errstate(divide="ignore"):  # where it vanishes, its logarithm does not exist
+    with np.errstate(divide="ignore"):  # the function may vanish, and its logarithm is then -inf
         return step, frequencies, np.exp(Cumulant(law).along(0.0, frequencies))

@@ -2,13 +2,14 @@
 
 K(z) = log E exp(z (S + N)) is known for every run. With z = theta + iu,
 
-    density p(y) = 1/pi  integral_0^inf  Re exp(K(z) - z y) du,      upper tail: the same with / z  (theta > 0),
+    density p(y) = 1/pi  integral_0^inf  Re exp(K(z) - z y) du,      upper tail: the same with / z  (theta > 0).
 
-which is Bromwich's formula for the inverse of a Laplace transform, where Daniels (1954) and Lugannani and Rice (1980)
-begin their approximations. Here it is computed to the end: the midpoint rule in u is exact up to what lies further than
-2 pi / step from y (Poisson summation), which Bernstein's inequality bounds. Near its saddle point K'(theta) = y the
-integrand does not oscillate, so that sums keep their relative accuracy however small p(y) is, and a few dozen nodes
-suffice.
+This is Bromwich's formula for the inverse of a Laplace transform, from which Daniels (1954) and Lugannani and Rice
+(1980) derive their approximations. Here the integral is computed by the midpoint rule in u. The rule is exact up to the
+mass further than 2 pi / step from y (Poisson summation), which Bernstein's inequality bounds. For analytic integrands
+that fall off like a Gaussian the rule converges geometrically (Trefethen and Weideman, 2014). The integrand does not
+oscillate near its saddle point K'(theta) = y. So the sums keep their relative accuracy however small p(y) is, and a few
+dozen nodes suffice.
 """
 
 from __future__ import annotations
@@ -28,30 +29,26 @@ if TYPE_CHECKING:
     from lastiterate.privacy.mixtures.law import Law
 
 
-# Integrals along one vertical line z = theta + iu in the complex plane, by the midpoint rule.
-#
-# For analytic integrands that fall off like a Gaussian the rule converges geometrically (Trefethen and Weideman,
-# 2014). What it computes are densities, tails and hockey-stick divergences of a random variable whose cumulant
-# generating function K is known on the line: 1/pi times the integral of Re exp(K(z) - zy) k(z) over u > 0, where k is
-# 1 for the density at y and 1/z for the tail beyond it.
+# Line integrals: 1/pi times the integral of Re exp(K(z) - zy) k(z) over u > 0, by the midpoint rule on z = theta + iu.
+# k is 1 for the density at y and 1/z for the tail beyond y; other k give hockey-stick divergences.
 
-LARGEST_CANCELLATION = 1e-5  # of a sum against its moduli: rounding then costs at most a relative 1e-11
+LARGEST_CANCELLATION = 1e-5  # smallest sum relative to its moduli: rounding then costs at most a relative 1e-11
 
 Complex = npt.NDArray[np.complex128]
 
 
 class Unreliable(ArithmeticError):
-    """The integral cancels, or would take too many nodes."""
+    """Error for an integral that cancels or would take too many nodes."""
 
 
 @dataclass
 class Effort:
-    """A limit on work: how many more numbers may be computed, whatever the speed of the machine."""
+    """A limit on work, counted in computed numbers and so independent of the speed of the machine."""
 
     left: float = math.inf
 
     def spend(self, numbers: float) -> None:
-        """Count work that is about to be done, or was. Raise Unreliable once there was too much."""
+        """Count work that is about to be done or was done. Raise Unreliable if the limit is exceeded."""
         self.left -= numbers
         if self.left < 0.0:
             raise Unreliable
@@ -59,7 +56,7 @@ class Effort:
 
 @dataclass(frozen=True)
 class Line:
-    """The nodes of a line, and K there."""
+    """The nodes of a line, and K at the nodes."""
 
     z: Complex
     log_values: Complex
@@ -70,9 +67,9 @@ class Line:
         return float(self.z[0].real)
 
     def integral(self, y: float, kernel: Complex | float, least: float = LARGEST_CANCELLATION) -> tuple[float, float]:
-        """log of a scale, and 1/pi times the integral of Re exp(K(z) - zy) kernel(z) in that scale.
+        """Return the log of a scale, and 1/pi times the integral of Re exp(K(z) - zy) kernel(z) in that scale.
 
-        Raises Unreliable where the sum is below ``least`` times the sum of the moduli of its terms.
+        Raises Unreliable if the sum is below ``least`` times the sum of the moduli of its terms.
         """
         exponent = self.log_values - self.z * y
         scale = float(exponent.real.max())
@@ -83,8 +80,10 @@ class Line:
         return scale, total * self.spacing / math.pi
 
 
+# Kernel: the cumulant of S + N, and the contour through a saddle point.
+
 NEGLIGIBLE = 36.0  # neglected terms are below exp(-NEGLIGIBLE) of the total
-LARGEST_CANCELLATION_OF_DELTA = 1e-9  # where P and Q are that close, delta's relative error hardly moves epsilon
+LARGEST_CANCELLATION_OF_DELTA = 1e-9  # if P and Q are that close, delta's relative error hardly moves epsilon
 MOST_NODES = 20_000
 _CHUNK = 200_000  # complex numbers in memory at once
 _FROM_POLE = 2.5  # distance of the contour to the pole at 0, in units of 1 / standard deviation
@@ -101,7 +100,7 @@ class Cumulant:
         self.largest_jump = float(max(values))
 
     def real(self, theta: float) -> tuple[float, float, float]:
-        """K, K' and K'' at a real point."""
+        """Return K, K' and K'' at a real point."""
         law = self.law
         value, mean, variance = law.constant * theta, law.constant, 0.0
         for start in range(0, law.counts.size, _CHUNK):
@@ -127,7 +126,7 @@ class Cumulant:
         return value + 0.5 * square * theta * theta, mean + square * theta, variance + square
 
     def along(self, theta: float, u: FloatArray) -> Complex:
-        """K(theta + iu) - K(theta), up to multiples of 2 pi i."""
+        """Return K(theta + iu) - K(theta), up to multiples of 2 pi i."""
         law = self.law
         result: Complex = _I * u * (law.constant + law.noise**2 * theta) - 0.5 * law.noise**2 * u * u
         width = max(1, _CHUNK // u.size)
@@ -149,7 +148,7 @@ class Cumulant:
         return result
 
     def saddle(self, y: float) -> float:
-        """The theta at which K' is y, to a twentieth of a standard deviation."""
+        """Find the theta at which K' is y, to a twentieth of a standard deviation."""
         square = self.law.noise**2
         low, high = (y - self.law.high) / square, (y - self.law.low) / square
         theta = min(max((y - self.law.mean) / (square + self.law.variance), low), high)
@@ -163,7 +162,7 @@ class Cumulant:
         return theta
 
     def start(self, log_delta: float) -> float:
-        """Roughly the threshold whose upper tail is delta (see `binomial.tilt_for`)."""
+        """Estimate the threshold whose upper tail is delta (see `support.tilt_for`)."""
         goal = -2.0 * log_delta
         theta = math.sqrt(goal / (self.law.noise**2 + self.law.variance))
         for _ in range(6):
@@ -175,7 +174,7 @@ class Cumulant:
 
 
 def sum_in_chunks(mass: FloatArray, values: FloatArray, u: FloatArray) -> Complex:
-    """sum_k mass_k exp(i values_k u) for each u, in bounded memory."""
+    """Return sum_k mass_k exp(i values_k u) for each u, in bounded memory."""
     result = np.zeros(u.size, dtype=np.complex128)
     width = max(1, _CHUNK // u.size)
     for start in range(0, values.size, width):
@@ -186,7 +185,7 @@ def sum_in_chunks(mass: FloatArray, values: FloatArray, u: FloatArray) -> Comple
 
 @dataclass(frozen=True)
 class Contour:
-    """The pair near the threshold ``centre``, from the nodes z = theta + iu of a vertical line with K(z) known."""
+    """The pair near the threshold ``centre``, from K(z) at the nodes z = theta + iu of a vertical line."""
 
     noise: float
     centre: float
@@ -197,7 +196,10 @@ class Contour:
         return abs(float(y) - self.centre) <= self.reach
 
     def remove(self, y: Floats) -> Side:
-        """P over Q: the set is {>= y}. 1/z gives P(>= y), the constant e^f Q(>= y) = p(y) Q(>= y) / q(y)."""
+        """Return P over Q: the set is {>= y}.
+
+        The kernel 1/z gives P(>= y), and the constant gives e^f Q(>= y) = p(y) Q(>= y) / q(y).
+        """
         loss, slope = self.loss(y)
         over_density = self.noise * _mills(y / self.noise)
         if self._upper:
@@ -209,7 +211,7 @@ class Contour:
         return _side(loss, slope, log_delta, -slope * math.exp(log_slope))
 
     def add(self, r: Floats) -> Side:
-        """Q over P: the set is {<= y}, y = -r, so that as in `remove` delta falls and the loss -f rises along r."""
+        """Return Q over P: the set is {<= y}, y = -r. As in `remove`, delta falls and the loss -f rises along r."""
         y = -r
         loss, slope = self.loss(y)
         x0 = float(y) / self.noise
@@ -226,7 +228,7 @@ class Contour:
         return _side(-loss, slope, log_delta, -slope * np.exp(log_shared - log_delta))
 
     def loss(self, y: Floats) -> tuple[Floats, Floats]:
-        """The privacy loss f(y) = log p(y) / q(y), and its derivative."""
+        """Return the privacy loss f(y) = log p(y) / q(y) and its derivative."""
         scale, density = self.line.integral(float(y), 1.0)
         _, moment = self.line.integral(float(y), self.line.z, -math.inf)
         x0 = y / self.noise
@@ -252,7 +254,10 @@ class Contour:
 
 
 def contour(cumulant: Cumulant, y: float) -> Contour:
-    """The contour through the saddle point at y, or next to it where that is too close to the pole at z = 0."""
+    """Return the contour through the saddle point at y.
+
+    The contour passes beside the saddle point if that is too close to the pole at z = 0.
+    """
     saddle = cumulant.saddle(y)
     clear = _FROM_POLE / math.sqrt(cumulant.real(saddle)[2])
     theta = max(saddle, clear) if saddle > -0.3 * clear else min(saddle, -clear)
@@ -261,7 +266,7 @@ def contour(cumulant: Cumulant, y: float) -> Contour:
     reach = 1.5 * deviation
     third = NEGLIGIBLE * cumulant.largest_jump / 3.0
     spread = third + math.sqrt(third * third + 2.0 * NEGLIGIBLE * variance)
-    # Beyond a period from y there is nothing left of the tilted density; nor, against the tail, of the pole's residue.
+    # Beyond a period from y the tilted density is negligible, and so is the pole's residue against the tail.
     exponent = max(theta * y - value, 0.0) + math.log1p(abs(theta) * deviation)
     period = max(spread + abs(mean - y), (exponent + NEGLIGIBLE) / abs(theta)) + reach
     needed = math.sqrt(2.0 * NEGLIGIBLE) / cumulant.law.noise * period / (2.0 * math.pi)

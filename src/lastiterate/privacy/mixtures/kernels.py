@@ -1,4 +1,4 @@
-"""Which kernel for which law of S: windowed binomial, all of a small support, or Fourier inversion."""
+"""Kernels for every law of S: windowed binomial, all points of a small support, or Fourier inversion."""
 
 from __future__ import annotations
 
@@ -21,12 +21,15 @@ if TYPE_CHECKING:
     from lastiterate.privacy.mixtures.law import Law
     from lastiterate.privacy.mixtures.mixture import Kernel, Local
 
-MOST_POINTS = 4096  # of a support that is written out in full
+MOST_POINTS = 4096  # points of a support that is enumerated in full
 
 
 @dataclass(frozen=True)
 class BinomialKernel:
-    """S is Binomial(steps, rate), 0 < rate < 1. Arrays of any shape: many runs, or many deltas, at once."""
+    """The kernel of S ~ Binomial(steps, rate), 0 < rate < 1.
+
+    Array arguments evaluate many runs, or many deltas, at once.
+    """
 
     steps: Floats
     rate: Floats
@@ -60,8 +63,8 @@ class BinomialKernel:
     def _view(self, centre: binomial.Tilt, *, upper: bool) -> _Window:
         points, log_mass, beyond = binomial.window(centre, self.steps, self.rate, self.noise, upper=upper)
         square = self.noise * self.noise
-        # Only the binomial's share of a change in y moves the window: by a third of its standard deviation at most.
-        # That share is nearly constant only while theta changes by no more than about one, or the variance stays small.
+        # Only the binomial's share of a change in y moves the window, by a third of its standard deviation at most.
+        # The share is nearly constant only while theta changes by no more than about one, or the variance is small.
         variance = centre.variance + 1e-300
         turn = np.minimum(0.3 / np.sqrt(variance), np.maximum(1.0, -np.log(10.0 * variance)))
         reach = turn * (centre.variance + square)
@@ -72,7 +75,8 @@ class BinomialKernel:
 class _Window(Support):
     """The part of a binomial that matters for thresholds within ``reach`` of ``centre``.
 
-    Where the tail is ``beyond`` the window, it is nearly 1 and the other tail is within: take the complement.
+    If the tail is ``beyond`` the window, the tail is nearly 1 and the other tail is within the window. The complement
+    of the other tail is then used.
     """
 
     centre: Floats
@@ -99,7 +103,7 @@ class _Window(Support):
 
 @dataclass(frozen=True)
 class _OfLaw:
-    """One problem, given by the law of S."""
+    """A single problem, given by the law of S."""
 
     law: Law
 
@@ -125,7 +129,7 @@ class _OfLaw:
 
 @dataclass(frozen=True)
 class FiniteKernel(_OfLaw):
-    """S has few values: all of them, at every threshold."""
+    """The kernel of an S with few values: all values are used at every threshold."""
 
     support: Support
     relative_error: ClassVar[float] = 1e-14  # of `log_between`
@@ -140,7 +144,7 @@ class FiniteKernel(_OfLaw):
         return True
 
     def log_between(self, low: Floats, high: Floats) -> Floats:
-        """log P(low <= S + N <= high), to the last digits however small it is."""
+        """Return log P(low <= S + N <= high) to full relative accuracy, however small the probability is."""
         middle, half = 0.5 * (low + high), 0.5 * (high - low)
         parts = log_interval((middle - self.support.points) / self.noise, half / self.noise)
         total: np.float64 = np.logaddexp.reduce(self.support.log_mass + parts)
@@ -149,9 +153,9 @@ class FiniteKernel(_OfLaw):
 
 @dataclass(frozen=True)
 class FourierKernel(_OfLaw):
-    """Any law of S."""
+    """The kernel of any law of S."""
 
-    relative_error: ClassVar[float] = 1e-11  # of `log_between`: see `contour.LARGEST_CANCELLATION`
+    relative_error: ClassVar[float] = 1e-11  # of `log_between`: see `fourier.LARGEST_CANCELLATION`
 
     def start(self, log_delta: Floats) -> tuple[Floats, Local]:
         y = Cumulant(self.law).start(float(log_delta))
@@ -164,9 +168,10 @@ class FourierKernel(_OfLaw):
         return isinstance(local, Contour) and local.covers(y)
 
     def log_between(self, low: Floats, high: Floats) -> Floats:
-        """log P(low <= S + N <= high) where P is at most a multiple of Q in between, up to a share of Q's that is nil.
+        """Return log P(low <= S + N <= high), if P is at most a multiple of Q in the interval.
 
-        As a difference of tails it would be lost in rounding where P lies on both sides.
+        Parts of the interval where Q is negligible are left out. A difference of tails would be lost in rounding if P
+        has mass on both sides of the interval.
         """
         noise = self.law.noise
         middle = min(max(0.0, float(low)), float(high))
@@ -183,7 +188,7 @@ class FourierKernel(_OfLaw):
 
 
 def kernel_of(law: Law) -> Kernel:
-    """The best kernel for a law whose values are not negative."""
+    """Return the best kernel for a law whose values are not negative."""
     if law.is_binomial:
         steps, rate, weight = float(law.counts[0]), float(law.rates[0]), float(law.weights[0])
         return BinomialKernel(np.float64(steps), np.float64(rate), np.float64(law.noise / weight))
@@ -191,13 +196,13 @@ def kernel_of(law: Law) -> Kernel:
 
 
 def signed_kernel_of(law: Law) -> FiniteKernel | FourierKernel:
-    """The best kernel for a law whose values may have both signs."""
+    """Return the best kernel for a law whose values may have both signs."""
     support = small_support(law)
     return FourierKernel(law) if support is None else FiniteKernel(law, support)
 
 
 def small_support(law: Law) -> Support | None:
-    """All values of S with their probabilities, where there are few."""
+    """Return all values of S with their probabilities; None if there are too many."""
     sizes = np.concatenate((law.counts + 1.0, [float(values.size) for values, _ in law.blocks]))
     if float(np.sum(np.log(sizes))) > math.log(MOST_POINTS):
         return None
@@ -210,5 +215,5 @@ def small_support(law: Law) -> Support | None:
     for values, logs in terms:
         points = np.add.outer(points, values).ravel()
         log_mass = np.add.outer(log_mass, logs).ravel()
-    order = np.argsort(points)  # the kernel asks the last point whether any lies beyond the threshold
+    order = np.argsort(points)  # the kernel compares the threshold with the last point only
     return Support(np.float64(law.noise), points[order], log_mass[order])

@@ -1,8 +1,8 @@
-"""The law of S = sum_t w_t A_t: how much of the canary is in the released model.
+"""The law of S = sum_t w_t A_t, the signal of the canary in the released model.
 
-The paper's Theorem 1 is the case that all weights are 1 and batches are Poisson-sampled: there S is Binomial(T, q). Its
-proof (Appendix A) unrolls the updates of linear losses. The same sum, with the weights that an optimizer gives to its
-steps, is unrolled here.
+The paper's Theorem 1 is the case of equal weights 1 and Poisson-sampled batches, where S is Binomial(T, q). The proof
+of the theorem (Appendix A) unrolls the updates of linear losses. This file unrolls the same sum with the weights that
+an optimizer gives to its steps.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Law:
-    """S as a constant plus independent terms, and the standard deviation ``noise`` of what is added to it.
+    """S as a constant plus independent terms, and the standard deviation ``noise`` of the noise N added to S.
 
     ``counts[j]`` Bernoulli terms take the value ``weights[j]`` with probability ``rates[j]`` and 0 otherwise. A block
     (values, probabilities) is one term with that distribution: an epoch of shuffled batches.
@@ -47,7 +47,7 @@ class Law:
 
     @property
     def low(self) -> float:
-        """The smallest value S can take."""
+        """The smallest value of S."""
         if self.is_binomial:
             return float(self.counts[0]) * min(float(self.weights[0]), 0.0)
         blocks = math.fsum(float(v.min()) for v, _ in self.blocks)
@@ -55,7 +55,7 @@ class Law:
 
     @property
     def high(self) -> float:
-        """The largest value S can take."""
+        """The largest value of S."""
         if self.is_binomial:
             return float(self.counts[0]) * max(float(self.weights[0]), 0.0)
         blocks = math.fsum(float(v.max()) for v, _ in self.blocks)
@@ -66,9 +66,9 @@ class Law:
         return self.counts.size == 1 and not self.blocks and self.constant == 0.0
 
     def rounded_up(self, levels: int) -> Law:
-        """A law with few distinct weights that is at least as easy to see: weights, in [0, 1], are rounded up.
+        """Return a law with few distinct weights that is at least as easy to detect.
 
-        Only for laws without blocks.
+        Weights, which must be in [0, 1], are rounded up. The law must have no blocks.
         """
         weights = np.ceil(self.weights * levels) / levels
         pairs, index = np.unique(weights + 2j * self.rates, return_inverse=True)
@@ -76,17 +76,17 @@ class Law:
         return Law(self.noise, self.constant, counts, 0.5 * pairs.imag, pairs.real)
 
     def from_lowest(self) -> Law:
-        """The same law, written as its smallest value plus terms that are never negative.
+        """Return the same law, written as its smallest value plus terms that are never negative.
 
-        A Bernoulli term of weight -w equals -w plus a term of weight w that happens when the first one does not.
-        The smallest value is known not to be negative; where rounding has made it so, it is taken for 0.
+        A Bernoulli term of weight -w equals -w plus a term of weight w that occurs if the first one does not. The
+        smallest value must not be negative. A value that is negative by rounding is taken for 0.
         """
         rates = np.where(self.weights < 0.0, np.minimum(1.0 - self.rates, 1.0 - 1e-16), self.rates)
         blocks = tuple((v - v.min(), p) for v, p in self.blocks)
         return Law(self.noise, max(self.low, 0.0), self.counts, rates, np.abs(self.weights), blocks)
 
     def sample(self, size: int, generator: np.random.Generator) -> FloatArray:
-        """Draws of S."""
+        """Draw values of S."""
         total = np.full(size, self.constant)
         for count, rate, weight in zip(self.counts.tolist(), self.rates.tolist(), self.weights.tolist(), strict=True):
             total += weight * generator.binomial(int(count), rate, size)
@@ -95,12 +95,12 @@ class Law:
         return total
 
     def scaled(self, factor: float, noise: float) -> Law:
-        """The law of ``factor`` times S, under noise of this standard deviation."""
+        """Return the law of ``factor`` times S, under noise of this standard deviation."""
         blocks = tuple((factor * v, p) for v, p in self.blocks)
         return Law(noise, factor * self.constant, self.counts, self.rates, factor * self.weights, blocks)
 
     def flipped(self) -> Law:
-        """The law of -S, which is as easy to tell from nothing as S."""
+        """Return the law of -S, which is as easy to detect as S."""
         blocks = tuple((-v, p) for v, p in self.blocks)
         return Law(self.noise, -self.constant, self.counts, self.rates, -self.weights, blocks)
 
@@ -110,9 +110,9 @@ NOTHING = Law(1.0, 0.0, *_NO_TERMS)
 
 
 def law_of(run: DPSGD) -> Law:
-    """The law of S for a run, and its noise (Theorem 1, equation 1, with weights).
+    """Return the law of S for a run, with its noise (Theorem 1, equation 1, with weights).
 
-    Weights are scaled so that the largest is 1, and steps that count for nothing are left out.
+    Weights are scaled so that the largest absolute weight is 1. Steps of weight 0 are left out.
     """
     require_independence(run)
     weights = run.effective_weights()
@@ -130,7 +130,7 @@ def law_of(run: DPSGD) -> Law:
 
 
 def _noise(run: DPSGD, weights: FloatArray) -> float:
-    """The standard deviation of the noise in what is released, where that of the steps is independent."""
+    """Return the standard deviation of the released noise, if the noise of the steps is independent."""
     spread = weights * np.asarray(run.noise_multiplier)
     largest = float(np.max(np.abs(spread)))
     spread /= largest
@@ -138,7 +138,7 @@ def _noise(run: DPSGD, weights: FloatArray) -> float:
 
 
 def require_independence(run: DPSGD) -> None:
-    """Refuse groups whose examples keep each other out of batches."""
+    """Refuse groups whose examples displace each other from batches."""
     if run.group_size > 1 and run.sampling == "fixed":
         raise ValueError(
             f"group_size must be 1 with sampling 'fixed', got {run.group_size}: examples of one person then keep each "
@@ -147,9 +147,10 @@ def require_independence(run: DPSGD) -> None:
 
 
 def _independent(run: DPSGD, weights: FloatArray, noise: float) -> Law:
-    """Poisson sampling. Batches of fixed size too: they are drawn anew at each step, so each A_t is Bernoulli(q_t).
+    """Return the law for Poisson sampling and for batches of fixed size.
 
-    A group has as many such terms a step as it has examples.
+    Batches of fixed size are drawn anew at each step, so each A_t is Bernoulli(q_t) as with Poisson sampling. A group
+    has one such term a step for each of its examples.
     """
     if run.min_separation > 1:
         return _in_turns(run, weights, noise)
@@ -166,9 +167,10 @@ def _independent(run: DPSGD, weights: FloatArray, noise: float) -> Law:
 
 
 def _in_turns(run: DPSGD, weights: FloatArray, noise: float) -> Law:
-    """Poisson sampling of groups that take turns, of which one, by chance, is the canary's.
+    """Return the law for Poisson sampling of b = ``min_separation`` groups that take turns.
 
-    Its group has k turns whichever it is, and one more with probability r / b: as many independent terms.
+    The group of the canary is random. With k b + r steps, r < b, the canary's group has k turns, and one more with
+    probability r / b. Each turn is one independent term.
     """
     apart, rate = run.min_separation, float(np.max(run.sample_rate))
     alike = weights.ndim == 0 or bool(np.all(weights == weights[0]))
@@ -196,14 +198,17 @@ def _in_turns(run: DPSGD, weights: FloatArray, noise: float) -> Law:
 
 
 def _in_order(weights: FloatArray, chances: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """The canary has one place, with these probabilities, in an order in which batches come again and again."""
+    """Return the block of a canary with one random place in an order of batches that repeats.
+
+    ``chances`` holds the probabilities of the places.
+    """
     sums = np.array([float(np.sum(weights[place :: chances.size])) for place in range(chances.size)])
     values, index = np.unique(sums, return_inverse=True)
     return values, _sums_of_groups(index, chances)
 
 
 def distinct(first: FloatArray, second: FloatArray, steps: int) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """The distinct pairs of two per-step values, and how many steps have each."""
+    """Return the distinct pairs of two per-step values, and the number of steps with each pair."""
     if first.ndim == 0 and second.ndim == 0:
         return first.reshape(1), second.reshape(1), np.array([float(steps)])
     if first.ndim == 0:
@@ -217,19 +222,22 @@ def distinct(first: FloatArray, second: FloatArray, steps: int) -> tuple[FloatAr
 
 
 def _sums_of_groups(groups: IntArray, values: FloatArray) -> FloatArray:
-    """The sum of the values of each group; groups are numbered from 0."""
+    """Return the sum of the values of each group; groups are numbered from 0."""
     sums: FloatArray = np.bincount(groups, weights=values).astype(np.float64, copy=False)
     return sums
 
 
 def epoch_length(run: DPSGD) -> int:
-    """The number of batches of an epoch of shuffled batches."""
+    """Return the number of batches in an epoch of shuffled batches."""
     assert run.batches_per_epoch is not None
     return run.batches_per_epoch
 
 
 def _shuffled(run: DPSGD, weights: FloatArray, noise: float) -> Law:
-    """Each example once an epoch; all of a group, each of which counts as much wherever it is, or else none."""
+    """Return the law for shuffled batches, where each example is used once an epoch.
+
+    Groups of several examples need whole epochs and steps of equal weight.
+    """
     rate = float(run.sample_rate)
     length = epoch_length(run)
     none = np.empty(0)
@@ -243,7 +251,7 @@ def _shuffled(run: DPSGD, weights: FloatArray, noise: float) -> Law:
         counts, rates, values = np.array([[1.0], [rest * rate], [value]]) if rest else (none, none, none)
         return Law(noise, epochs * value, counts, rates, values)
     _require_one(run)
-    if run.min_separation == length:  # all epochs have the order of the first
+    if run.min_separation == length:  # all epochs have the same order
         return Law(noise, 0.0, *_NO_TERMS, (_in_order(weights, _places(rate, length)),))
     if run.min_separation > 1:
         raise ValueError(
@@ -262,14 +270,17 @@ def _shuffled(run: DPSGD, weights: FloatArray, noise: float) -> Law:
 
 
 def _places(rate: float, count: int) -> FloatArray:
-    """The probability of each place in an epoch; the last is the rest, as of a smaller batch."""
+    """Return the probability of each place in an epoch.
+
+    The last place has the remaining probability: a smaller batch.
+    """
     chances = np.full(count, rate)
     chances[-1] = 1.0 - rate * (count - 1)
     return chances
 
 
 def require_separable_epochs(run: DPSGD) -> None:
-    """Refuse a separation that batches in which every example is once an epoch cannot keep."""
+    """Refuse a separation of more steps than an epoch of shuffled batches has."""
     length = epoch_length(run)
     if run.min_separation > length:
         raise ValueError(
@@ -287,5 +298,8 @@ def _require_one(run: DPSGD) -> None:
 
 
 def _epoch(weights: FloatArray, length: int) -> FloatArray:
-    """The weights of an epoch. If the run ends within it, the canary may be in a batch that is never used: weight 0."""
+    """Return the weights of an epoch.
+
+    If the run ends within the epoch, append weight 0 for a canary in an unused batch.
+    """
     return weights if weights.size == length else np.append(weights, 0.0)

@@ -1,11 +1,11 @@
-"""The pair S + N against N (the paper's equation 1), and what is asked of the kernels that evaluate it.
+"""The pair S + N against N (the paper's equation 1), and the queries to the kernels that evaluate it.
 
-S is not negative here. The privacy loss f(y) = log p(y) / q(y) then increases along y, so that the best tests are the
-sets {>= y} and {<= y}, and one threshold y gives both: epsilon = f(y), and delta by the formulas of Appendix A
-("Computing delta from epsilon"). The paper bisects; here Newton's method finds the y whose delta is given.
+S is not negative here. The privacy loss f(y) = log p(y) / q(y) then increases along y. So the best tests are the sets
+{>= y} and {<= y}, and one threshold y gives both epsilon = f(y) and delta by the formulas of Appendix A ("Computing
+delta from epsilon"). The paper bisects; here Newton's method finds the y with the given delta.
 
-A *kernel* knows the pair near a given y, and what is done with it is the same for all of them. Entries of array
-arguments are problems of their own.
+A *kernel* knows the pair near a given y. The queries are the same for all kernels. Each entry of an array argument is a
+separate problem.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from lastiterate.common.types import Floats
 
-_ROUNDED_TO_ZERO = 1e-12  # an epsilon of rounding errors only
+_ROUNDED_TO_ZERO = 1e-12  # an epsilon below this is only rounding error
 _FAR_FETCHED = 1e6
 _FURTHEST = 38.5  # standard deviations beyond which N has no mass that a float could hold
 
@@ -33,13 +33,13 @@ class Local(Protocol):
     """The pair near one threshold."""
 
     def remove(self, y: Floats) -> Side:
-        """P over Q along y: the set {>= y}."""
+        """Return P over Q along y: the set {>= y}."""
 
     def add(self, r: Floats) -> Side:
-        """Q over P along r = -y: the set {<= y}."""
+        """Return Q over P along r = -y: the set {<= y}."""
 
     def loss(self, y: Floats) -> tuple[Floats, Floats]:
-        """f(y) and its derivative."""
+        """Return f(y) and its derivative."""
 
     def log_lower(self, y: Floats) -> Floats:
         """log P(S + N <= y)."""
@@ -49,7 +49,7 @@ class Local(Protocol):
 
 
 class Kernel(Protocol):
-    """The pair, to be looked at near any threshold."""
+    """The pair, which can be viewed near any threshold."""
 
     @property
     def noise(self) -> Floats: ...
@@ -62,20 +62,20 @@ class Kernel(Protocol):
         """The largest value of S."""
 
     def start(self, log_delta: Floats) -> tuple[Floats, Local]:
-        """Roughly the threshold at which delta has the given value, and the pair near it."""
+        """Return approximately the threshold with the given delta, and the pair near it."""
 
     def near(self, y: Floats, *, upper: bool) -> Local:
-        """The pair near y; its upper or its lower tail will be asked for."""
+        """Return the pair near y, accurate for its upper or its lower tail."""
 
     def covers(self, local: Local, y: Floats) -> bool:
-        """Whether a local view is still good at y."""
+        """Return whether a local view is still accurate at y."""
 
     def row(self, index: int) -> Kernel:
-        """One of many problems by itself."""
+        """Return one of many problems as a kernel of its own."""
 
 
 class Moving:
-    """A kernel along a moving threshold: the local view is renewed when it no longer covers."""
+    """A kernel along a moving threshold. The local view is renewed if it does not cover the threshold."""
 
     def __init__(self, kernel: Kernel, *, upper: bool, local: Local | None = None) -> None:
         self.kernel, self.upper, self.local = kernel, upper, local
@@ -87,7 +87,7 @@ class Moving:
 
 
 def epsilon(kernel: Kernel, log_delta: Floats) -> Floats:
-    """The smallest epsilon >= 0 at which the delta of neither direction exceeds the given one."""
+    """Return the smallest epsilon >= 0 at which the delta of neither direction exceeds the given delta."""
     y, local = kernel.start(log_delta)
     moving = Moving(kernel, upper=True, local=local)
     top = kernel.high - kernel.noise * np.minimum(ndtri_exp(log_delta), 0.0)
@@ -106,7 +106,7 @@ def epsilon(kernel: Kernel, log_delta: Floats) -> Floats:
 
 
 def log_delta(kernel: Kernel, epsilon: Floats) -> Floats:
-    """log of the larger of the two directions' delta at epsilon >= 0."""
+    """Return the log of the larger delta of the two directions at epsilon >= 0."""
     moving = Moving(kernel, upper=True)
     low = kernel.noise * np.sqrt(2.0 * epsilon)  # f(y) <= y^2 / (2 noise^2)
     y = _threshold(moving, epsilon, low)
@@ -118,7 +118,7 @@ def log_delta(kernel: Kernel, epsilon: Floats) -> Floats:
 
 
 def log_delta_add(kernel: Kernel, epsilon: Floats) -> Floats:
-    """log of delta for Q over P; -inf where -f does not reach epsilon."""
+    """Return the log of delta for Q over P; -inf if -f does not reach epsilon."""
     moving = Moving(kernel, upper=False)
     y = _threshold(moving, -epsilon, -_FURTHEST * kernel.noise)
     local = moving.at(y)
@@ -128,19 +128,19 @@ def log_delta_add(kernel: Kernel, epsilon: Floats) -> Floats:
 
 
 def log_fnr(kernel: Kernel, fpr: Floats) -> Floats:
-    """log of the smallest rate at which S + N is missed by a test that takes N for it at rate ``fpr``."""
+    """Return the log of the smallest false negative rate of a test with false positive rate ``fpr``."""
     y = -kernel.noise * ndtri(fpr)
     return kernel.near(y, upper=False).log_lower(y)
 
 
 def log_delta_at(side: Side, loss: Floats, epsilon: Floats) -> Floats:
-    """log delta at the threshold whose loss is epsilon, to first order from a nearby one, whose loss is ``loss``."""
+    """Extrapolate log delta to the threshold whose loss is epsilon, to first order from a nearby loss ``loss``."""
     change = side.log_delta_slope / side.loss_slope * (epsilon - loss)
     return pick(np.abs(change) < 1e-3, side.log_delta + change, side.log_delta)
 
 
 def _threshold(moving: Moving, loss: Floats, low: Floats) -> Floats:
-    """The y at which f(y) = loss, or ``low`` where f is larger even there."""
+    """Return the y at which f(y) = loss, or ``low`` if f is larger even there."""
     kernel = moving.kernel
     square = kernel.noise * kernel.noise
     high = (loss * square + 0.5 * (kernel.variance + kernel.mean**2)) / kernel.mean  # see `_bound_add`
@@ -152,7 +152,10 @@ def _threshold(moving: Moving, loss: Floats, low: Floats) -> Floats:
 
 
 def _nearer(moving: Moving, loss: Floats, low: Floats, high: Floats) -> Floats:
-    """A y nearer than ``high`` where f is still at least ``loss``: Jensen's bound is far off for a rare canary."""
+    """Return a y nearer than ``high`` where f is still at least ``loss``.
+
+    Jensen's bound is far off for a rare canary.
+    """
     near = low + moving.kernel.noise
     for _ in range(60):
         short = (near < high) & (moving.at(near).loss(near)[0] < loss)
@@ -163,7 +166,10 @@ def _nearer(moving: Moving, loss: Floats, low: Floats, high: Floats) -> Floats:
 
 
 def _bound_add(kernel: Kernel, epsilon: Floats) -> Floats:
-    """An upper bound on log delta of Q over P, as f(y) >= (E[S] y - E[S^2] / 2) / noise^2 by Jensen's inequality."""
+    """Return an upper bound on log delta of Q over P.
+
+    The bound uses f(y) >= (E[S] y - E[S^2] / 2) / noise^2, which is Jensen's inequality.
+    """
     mean, square = kernel.mean, kernel.noise * kernel.noise
     cut = (0.5 * (kernel.variance + mean * mean) - epsilon * square) / mean
     outer = log_ndtr(cut / kernel.noise)
@@ -173,7 +179,7 @@ def _bound_add(kernel: Kernel, epsilon: Floats) -> Floats:
 
 
 def _at_least_add(kernel: Kernel, log_delta: Floats, epsilon: Floats) -> Floats:
-    """The larger of ``epsilon`` and the one at which Q over P has this delta."""
+    """Return the larger of ``epsilon`` and the epsilon at which Q over P has this delta."""
     if log_delta_add(kernel, epsilon) <= log_delta:
         return epsilon
     moving = Moving(kernel, upper=False)
@@ -183,11 +189,11 @@ def _at_least_add(kernel: Kernel, log_delta: Floats, epsilon: Floats) -> Floats:
     return np.maximum(found, epsilon)
 
 
-# What pairs have in common whose kernels may be too inaccurate to answer: then they ask for more noise.
+# Reliable pairs: a common base for pairs whose kernels may be too inaccurate. The error then asks for more noise.
 
 
 class ReliablePair(ABC):
-    """Answers number by number, or says in a sentence why it cannot."""
+    """A pair that is evaluated number by number, and raises ValueError if its kernel is too inaccurate."""
 
     too_little_noise: ClassVar[str]
 

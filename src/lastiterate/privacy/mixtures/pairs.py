@@ -1,4 +1,7 @@
-"""From the law of S to the pair of distributions S + N and N: none, one or both signs of S occur."""
+"""Pairs of distributions from the law of S: S + N against N, and S + N against -S + N.
+
+The pair depends on whether S takes no, one or both signs. If neither kernel is accurate, rounded laws bound the pair.
+"""
 
 from __future__ import annotations
 
@@ -27,17 +30,15 @@ if TYPE_CHECKING:
     from lastiterate.privacy.mixtures.law import Law
 
 
-# Bounds where the noise is small against irregular gaps between the values of S and neither kernel holds.
-#
-# Weights are rounded to multiples of a spacing, once all down and once all up. More signal under the same noise is
-# never harder to see (Choquette-Choo et al. 2024, Lemma 4.5), so the two results enclose the truth.
+# Rounded laws: bounds if the noise is small against irregular gaps of S. Weights are rounded to a lattice, down and up.
+# More signal under the same noise is never harder to detect (Choquette-Choo et al. 2024, Lemma 4.5).
 
-_FINENESS = 1e-3  # of the spacing, in units of the noise
+_FINENESS = 1e-3  # spacing of the lattice in units of the noise
 _MOST_POINTS = 50_000
 
 
 def rounded(law: Law) -> tuple[FiniteKernel, FiniteKernel]:
-    """Kernels of two laws between which this one lies."""
+    """Return the kernels of a lower and an upper bound of this law."""
     law = law.from_lowest()
     spacing = max(_FINENESS * law.noise, law.high / _MOST_POINTS)
     return _on_lattice(law, spacing, up=False), _on_lattice(law, spacing, up=True)
@@ -69,22 +70,27 @@ def _on_lattice(law: Law, spacing: float, *, up: bool) -> FiniteKernel:
 
 
 def _convolve(mass: FloatArray, jumps: IntArray, probabilities: FloatArray) -> FloatArray:
-    """The sum's law after one more term; all terms are positive, so that small masses keep their relative accuracy."""
+    """Return the law of the sum after one more term.
+
+    All summands are positive, so small masses keep their relative accuracy.
+    """
     result = np.zeros_like(mass)
     for jump, probability in zip(jumps, probabilities, strict=True):
         result[jump:] += probability * mass[: mass.size - jump]
     return result
 
 
-RELATIVE_ERROR = 1e-10  # of max(1, epsilon): rounding and what the kernels neglect, with room to spare
-_RELATIVE_ERROR_OF_DELTA = 1e-11  # likewise; it matters where delta is so flat that it hardly determines epsilon
+# Pairs of distributions: S + N against N.
+
+RELATIVE_ERROR = 1e-10  # of max(1, epsilon): rounding and terms that the kernels neglect, with room to spare
+_RELATIVE_ERROR_OF_DELTA = 1e-11  # the same for delta; it matters if delta is so flat that it hardly determines epsilon
 _POINTS_AT_ONCE = 16_000  # small enough for the cache of one core
 
 Function = Callable[[Kernel, Floats], Floats]
 
 
 def pair_of(law: Law) -> Pair:
-    """S + N against N, for any law of S."""
+    """Return the pair S + N against N, for any law of S."""
     low, high = law.low, law.high
     if low == 0.0 and high == 0.0:
         return NothingPair()
@@ -92,7 +98,7 @@ def pair_of(law: Law) -> Pair:
         return OneSidedPair(law)
     if high <= 0.0:
         return OneSidedPair(law.flipped())
-    rounding = min(1e-12 * (high - low), 1e-11 * law.noise)  # sums that should cancel do so only nearly
+    rounding = min(1e-12 * (high - low), 1e-11 * law.noise)  # of sums that should cancel exactly
     if low >= -rounding:
         return OneSidedPair(law.from_lowest())
     return OneSidedPair(law.flipped().from_lowest()) if high <= rounding else TwoSidedPair(law)
@@ -117,7 +123,7 @@ class NothingPair:
 
 @dataclass(frozen=True)
 class OneSidedPair:
-    """S >= 0, so that one threshold tells P from Q best."""
+    """The pair for S >= 0: the best test of P against Q has one threshold."""
 
     law: Law
 
@@ -157,29 +163,32 @@ class OneSidedPair:
 
 
 def lowest_epsilon(kernel: Kernel, log_delta: Floats) -> Floats:
-    """A lower bound on the exact epsilon, if the kernel's numerical errors are as small as they should be."""
+    """Return a lower bound on the exact epsilon, valid if the kernel's numerical errors are within RELATIVE_ERROR."""
     value = mixture.epsilon(kernel, larger_delta(log_delta))
     return value - RELATIVE_ERROR * np.maximum(1.0, value)
 
 
 def highest_epsilon(kernel: Kernel, log_delta: Floats) -> Floats:
-    """An upper bound on the exact epsilon, likewise."""
+    """Return an upper bound on the exact epsilon, under the same condition as `lowest_epsilon`."""
     value = mixture.epsilon(kernel, smaller_delta(log_delta))
     return value + RELATIVE_ERROR * np.maximum(1.0, value)
 
 
 def larger_delta(log_delta: Floats) -> Floats:
-    """log_delta raised by a little more than the error of a computed one; still below 0."""
+    """Raise log_delta by a little more than its numerical error; the result is still below 0."""
     return np.minimum(log_delta + _RELATIVE_ERROR_OF_DELTA, -1e-300)
 
 
 def smaller_delta(log_delta: Floats) -> Floats:
-    """log_delta lowered by as much."""
+    """Lower log_delta by a little more than its numerical error."""
     return log_delta - _RELATIVE_ERROR_OF_DELTA
 
 
 def each_row(function: Function, kernel: BinomialKernel, argument: Floats) -> Floats:
-    """A function of many binomials, in chunks of rows with windows of about one size, so that memory stays bounded."""
+    """Evaluate a function of many binomials.
+
+    Chunks of rows with windows of about one size keep memory bounded.
+    """
     if np.ndim(argument) == 0 and np.ndim(kernel.steps) == 0:
         return function(kernel, argument)
     steps, rate, noise, values = np.broadcast_arrays(kernel.steps, kernel.rate, kernel.noise, argument)
@@ -200,10 +209,8 @@ def each_row(function: Function, kernel: BinomialKernel, argument: Floats) -> Fl
     return result.reshape(shape)
 
 
-# S + N against -S + N: one example is replaced by another, whose gradients point the other way.
-#
-# S is not negative. With l(y) the loss of S + N against N, the loss is f(y) = l(y) - l(-y), which increases along y.
-# P and Q are mirror images, so that both directions are the same.
+# Replaced examples: S + N against -S + N, S >= 0. The gradients of the new example point the other way.
+# The loss f(y) = l(y) - l(-y) increases along y; l is the loss of S + N against N. Both directions are the same.
 
 _HALF_LOG_TAU = 0.5 * np.log(2.0 * np.pi)
 TOO_LITTLE_NOISE = (
@@ -214,7 +221,7 @@ _ZERO = np.float64(0.0)
 
 
 def replaced_pair_of(law: Law) -> Pair:
-    """S + N against -S + N, for any law of S of one sign."""
+    """Return the pair S + N against -S + N, for any law of S of one sign."""
     low, high = law.low, law.high
     if low == high:
         return pair_of(law.scaled(2.0, law.noise))
@@ -228,7 +235,7 @@ def replaced_pair_of(law: Law) -> Pair:
 
 @dataclass(frozen=True)
 class ReplacedPair(ReliablePair):
-    """S >= 0, and not constant."""
+    """The pair S + N against -S + N for S >= 0 that is not constant."""
 
     law: Law
 
@@ -264,7 +271,10 @@ class ReplacedPair(ReliablePair):
         return log_delta_at(now, now.loss, epsilon)
 
     def _fnr(self, fpr: Floats) -> Floats:
-        """The test says "in" above y, where -S + N is with probability ``fpr``: where S + N is below -y."""
+        """Return the false negative rate of the test that says "in" above the threshold y.
+
+        -S + N exceeds y with probability ``fpr``, the probability that S + N is below -y.
+        """
         noise = self.law.noise
         below, above = Moving(self._kernel, upper=False), Moving(self._kernel, upper=False)
 
@@ -280,7 +290,7 @@ class ReplacedPair(ReliablePair):
         return np.exp(above.at(y).log_lower(y))
 
     def _sides(self) -> Callable[[Floats], Side]:
-        """P over Q along y >= 0: the set {>= y}, which -S + N is in as often as S + N is below -y."""
+        """Return P over Q along y >= 0: the set {>= y}. -S + N is in the set as often as S + N is below -y."""
         right, left = Moving(self._kernel, upper=True), Moving(self._kernel, upper=False)
 
         def side(y: Floats) -> Side:

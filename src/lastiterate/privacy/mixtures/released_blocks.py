@@ -1,7 +1,7 @@
 """The blocks of steps between released iterates, each a sum S of its own under noise of its own.
 
-With plain SGD, and with decay, an iterate is known from the one before it and the block in between: what is left of the
-former is a constant, so that what the block adds is seen as if the run had begun there.
+With plain SGD, and with decay, an iterate is determined by the iterate before it and the block in between. The
+contribution of the earlier iterate is a known constant. So the block is seen as if the run had begun there.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 
 def released_laws(run: DPSGD) -> list[tuple[float, Law]]:
-    """The laws of S of the blocks, each with the number of blocks that have it. Blocks that add nothing are left out.
+    """Return the laws of S of the blocks, each with its number of blocks. Blocks that add nothing are left out.
 
-    All values of S are of one sign, and here they are not negative.
+    All values of S have one sign, and are returned as non-negative.
     """
     if run.release_count == 1:
         return [(1.0, law_of(run))]
@@ -45,12 +45,12 @@ def released_laws(run: DPSGD) -> list[tuple[float, Law]]:
 
 
 def laws_in_order(run: DPSGD) -> list[Law | None]:
-    """The law of S of each block, one after the other; None: it adds nothing."""
+    """Return the law of S of each block in order; None for a block that adds nothing."""
     if tells_every_step(run):
         run = run.replace(optimizer=None, weights=None)
     require_separable(run)
     ends = np.concatenate(([0], run.released_steps())).tolist()
-    known: dict[object, Law] = {}  # equal ones are the same object
+    known: dict[object, Law] = {}  # equal laws are the same object
 
     def law(start: int, stop: int) -> Law | None:
         if _adds_nothing(run, start, stop):
@@ -65,7 +65,7 @@ def laws_in_order(run: DPSGD) -> list[Law | None]:
 
 
 def tells_every_step(run: DPSGD) -> bool:
-    """Whether every noisy gradient is known from the iterates: all are released, and each moved by its step.
+    """Return whether the iterates reveal every noisy gradient: all are released, and no step has weight 0.
 
     This holds with momentum, decay and averaging as well, and for Adam with its divisor taken as given.
     """
@@ -85,7 +85,7 @@ def require_independent_noise(run: DPSGD) -> None:
 
 
 def require_separable(run: DPSGD) -> None:
-    """Refuse several releases where what a block adds cannot be told from the iterates around it."""
+    """Refuse several releases if the iterates around a block do not determine the contribution of the block."""
     optimizer = run.optimizer
     if is_adam(optimizer) or (optimizer and (optimizer.momentum or optimizer.averaging is not None)):
         what = "Adam" if is_adam(optimizer) else "momentum" if optimizer.momentum else "averaging"
@@ -104,7 +104,7 @@ def require_separable(run: DPSGD) -> None:
 
 
 def _blocks(run: DPSGD) -> list[tuple[int, int, float]]:
-    """First and last step of blocks, and how many there are like them."""
+    """Return the first and last step of blocks, and the number of equal blocks."""
     ends = np.concatenate(([0], run.released_steps()))
     if any(np.ndim(value) for value in _per_step(run)):
         return [(start, stop, 1.0) for start, stop in pairwise(ends.tolist())]
@@ -113,7 +113,7 @@ def _blocks(run: DPSGD) -> list[tuple[int, int, float]]:
 
 
 def _per_step(run: DPSGD) -> tuple[PerStep, ...]:
-    """What may differ from step to step."""
+    """Return the settings that may differ from step to step."""
     rate = 1.0 if run.optimizer is None else run.optimizer.learning_rate
     return run.sample_rate, run.noise_multiplier, rate, 1.0 if run.weights is None else run.weights
 

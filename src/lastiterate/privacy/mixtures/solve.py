@@ -1,7 +1,7 @@
-"""The one root-finder: Newton's method within a bracket, for many problems at once.
+"""The root-finder: Newton's method within a bracket, for many problems at once.
 
-What is sought is always a threshold y. `solve` finds the one at which delta has a given value, and with it the privacy
-loss, which is epsilon; `invert` the one at which an increasing function has a given value.
+The root is always a threshold y. `solve` finds the threshold with a given delta, and its privacy loss, which is
+epsilon. `invert` finds the threshold at which an increasing function has a given value.
 """
 
 from __future__ import annotations
@@ -21,10 +21,8 @@ if TYPE_CHECKING:
     from lastiterate.common.types import Floats
 
 
-# Many problems at once: arrays of any shape, each entry a problem of its own, down to a single number.
-#
-# The kernels and the solver are written once for all of them. NumPy's reductions cost microseconds on single numbers,
-# where most calls are; `every` and `some` do not.
+# Many problems at once: each entry of an array of any shape, or a single number, is a separate problem.
+# Most calls are on single numbers, where NumPy's reductions cost microseconds; `every` and `some` avoid that cost.
 
 SQRT_HALF = 0.5**0.5
 
@@ -39,37 +37,39 @@ class Side(NamedTuple):
 
 
 def every(condition: Bools) -> bool:
-    """Whether a condition holds for every problem."""
+    """Return whether a condition holds for every problem."""
     return bool(condition if condition.ndim == 0 else condition.all())
 
 
 def some(condition: Bools) -> bool:
-    """Whether a condition holds for any problem."""
+    """Return whether a condition holds for any problem."""
     return bool(condition if condition.ndim == 0 else condition.any())
 
 
 def largest(values: Floats) -> float:
-    """The largest of all problems' values."""
+    """Return the largest value of all problems."""
     return float(values if values.ndim == 0 else values.max())
 
 
 def beside_points(values: Floats) -> FloatArray:
-    """The values with one more axis, the last, along which each problem has its points."""
+    """Return the values with one more axis, the last, for the points of each problem."""
     wider: FloatArray = values[..., None]  # type: ignore[index]  # NumPy's numbers can be indexed, its stubs say not
     return wider
 
 
 def pick(condition: Bools, first: Floats | float, second: Floats | float) -> Floats:
-    """`numpy.where`, but single numbers stay numbers instead of becoming arrays without a dimension."""
+    """Return `numpy.where`, but single numbers stay numbers instead of becoming arrays without a dimension."""
     picked: FloatArray = np.where(condition, first, second)
     return picked[()]
 
 
 def each(function: Callable[[np.float64], Floats | float], values: Floats) -> Floats:
-    """A function of single numbers, put to every problem in turn."""
+    """Apply a function of single numbers to every problem in turn."""
     result: Floats = np.vectorize(lambda value: function(np.float64(value)), otypes=[np.float64])(values)[()]
     return result
 
+
+# Root-finding: thresholds with a given delta, and inverses of increasing functions.
 
 _SQRT_HALF_PI = float(np.sqrt(0.5 * np.pi))
 _SMALLEST_BRACKET = 4e-16  # relative: about the distance of neighbouring floats
@@ -78,26 +78,26 @@ _SMALLEST_BRACKET = 4e-16  # relative: about the distance of neighbouring floats
 def solve(
     side: Callable[[Floats], Side], log_delta: Floats, y: Floats, low: Floats, high: Floats, floor: float = 0.0
 ) -> tuple[Floats, Floats]:
-    """The privacy loss at the threshold where log delta(y) = log_delta, and that threshold.
+    """Return the privacy loss at the threshold where log delta(y) = log_delta, and that threshold.
 
     Args:
-        side: the loss and log delta at a threshold, with their derivatives. Delta falls along y.
-        log_delta: what log delta is to be.
-        y: where to begin.
-        low: a threshold that is too small.
-        high: a threshold that is large enough.
-        floor: a loss that is as good as any smaller one. The search ends where the loss is at most this and delta
-            still is below the target: the result is then some loss below ``floor``, not the exact one.
+        side: Function for the loss and log delta at a threshold, with their derivatives. Delta falls along y.
+        log_delta: Target value of log delta.
+        y: Initial threshold.
+        low: A threshold that is too small.
+        high: A threshold that is large enough.
+        floor: A loss that is as good as any smaller one. The search ends at a loss of at most ``floor`` whose delta is
+            below the target. The result is then some loss below ``floor``, not the exact one.
 
-    Delta may be so flat that rounding errors decide where it takes the value. The result then errs upwards.
+    Delta may be so flat that rounding errors decide where delta reaches the target. The result then errs upwards.
 
-    Newton's method is applied to the normal quantile of delta. Of that, y is nearly a linear function, so that three
-    evaluations usually do.
+    Newton's method is applied to the normal quantile of delta. y is nearly a linear function of this quantile, so three
+    evaluations usually suffice.
     """
     goal = ndtri_exp(a_little_less(log_delta))
 
     def gap_and_step(now: Side) -> tuple[Floats, Floats]:
-        quantile = ndtri_exp(np.minimum(now.log_delta, 0.0))  # rounding may put a delta of 1 above it
+        quantile = ndtri_exp(np.minimum(now.log_delta, 0.0))  # rounding may raise a delta of 1 above 1
         gap = goal - quantile
         step = gap / (now.log_delta_slope * erfcx(-SQRT_HALF * quantile) * _SQRT_HALF_PI)
         settled = (gap > 0.0) & (now.loss <= floor)
@@ -109,10 +109,10 @@ def solve(
 
 
 def a_little_less(log_delta: Floats) -> Floats:
-    """A target below ``log_delta`` by about the rounding error of a computed log delta, so that epsilon errs upwards.
+    """Lower ``log_delta`` by about the rounding error of a computed log delta, so that epsilon errs upwards.
 
-    A computed one is a sum of logarithms of probabilities. The error of each is relative to its size (2e-15 is nine
-    times the spacing of floats), and the error of the sum inside the last logarithm is absolute (1e-14).
+    A computed log delta is a sum of logarithms of probabilities. The error of each logarithm is relative to its size
+    (2e-15 is nine times the spacing of floats). The error of the sum inside the last logarithm is absolute (1e-14).
     """
     return (1.0 + 2e-15) * log_delta - 1e-14
 
@@ -120,10 +120,10 @@ def a_little_less(log_delta: Floats) -> Floats:
 def invert(
     function: Callable[[Floats], tuple[Floats, Floats]], goal: Floats, y: Floats, low: Floats, high: Floats
 ) -> Floats:
-    """The y between ``low`` and ``high`` at which an increasing function has the value ``goal``.
+    """Return the y between ``low`` and ``high`` at which an increasing function has the value ``goal``.
 
-    ``function`` returns its value and its derivative. Where the derivative is not known it is NaN, and the bracket is
-    halved instead.
+    ``function`` returns its value and its derivative. If the derivative is NaN, not known, the bracket is halved
+    instead.
     """
 
     def side(y: Floats) -> Side:
@@ -138,11 +138,11 @@ def invert(
 
 
 class Secants:
-    """A function of one number without a derivative, for `invert`: slopes are those of the last two places seen."""
+    """A function of one number without a derivative, for `invert`. Slopes come from the last two places evaluated."""
 
     def __init__(self, function: Callable[[float], float]) -> None:
         self.function = function
-        self.seen: list[tuple[float, float]] = []  # places and values, in the order in which they were asked for
+        self.seen: list[tuple[float, float]] = []  # places and values, in the order of evaluation
 
     def __call__(self, y: Floats) -> tuple[Floats, Floats]:
         x = float(y)
@@ -159,11 +159,11 @@ def _newton(
     low: Floats,
     high: Floats,
 ) -> tuple[Floats, Floats]:
-    """The loss at the root, and the root.
+    """Return the loss at the root, and the root.
 
-    ``gap_and_step`` says how far from the goal a place is, positive where y is too large, and what Newton's method
-    would add to y. Every place that was seen narrows the bracket. The step is taken while it stays within the bracket
-    and halves the gap each time; otherwise the bracket is halved if the step leaves it.
+    ``gap_and_step`` returns the distance from the goal, positive if y is too large, and the Newton step for y. Every
+    evaluation narrows the bracket. The step is taken while it stays within the bracket and halves the gap each time.
+    Otherwise the bracket is halved if the step leaves it.
 
     The last step is so short that the loss is extrapolated along it, not evaluated once more. Problems that do not
     converge end at the upper end of their bracket, where the loss is at least the one sought.
@@ -175,7 +175,7 @@ def _newton(
         size = np.abs(gap)
         change = now.loss_slope * step
         done = (size < 1e-6) & (np.abs(change) < 1e-6 * np.maximum(1.0, np.abs(now.loss)))
-        # Where delta is flat a tiny gap takes a long step, along which first order says nothing.
+        # If delta is flat, a tiny gap takes a long step, along which first-order extrapolation is invalid.
         done = done & (np.abs(step) <= 1e-6 * np.maximum(np.abs(low), np.abs(high)))
         if every(done):
             return now.loss + change, y + step

@@ -1,11 +1,12 @@
 """Kernel (a): S + N against N, summed over the support of S, as in the paper's Appendix A.
 
-``noise`` is a number or an array, each entry a problem of its own; ``points`` and ``log_mass``, the support of S and
-its log-probabilities, have one more axis, the last. With x_s = (y - s) / noise and Mills' ratio M,
+``noise`` is a number or an array, and each entry is a separate problem. ``points`` and ``log_mass``, the support of S
+and its log-probabilities, have one more axis, the last. With x_s = (y - s) / noise and Mills' ratio M,
 
-    P(>= y) - e^f Q(>= y) = sum over s of  p_s phi(x_s) (M(x_s) - M(x_0)),
+    P(>= y) - e^f Q(>= y) = sum over s of  p_s phi(x_s) (M(x_s) - M(x_0)).
 
-a sum of positive terms: nothing cancels, however close P and Q are.
+All terms of the sum are positive: nothing cancels, however close P and Q are. The file also selects the points of a
+binomial that matter near a threshold, and computes probabilities of intervals.
 """
 
 from __future__ import annotations
@@ -30,20 +31,23 @@ _WHOLE = 1e-13
 
 @dataclass(frozen=True)
 class Support:
-    """The pair where S has (or, near a threshold, might as well have) these points. Points must not be negative."""
+    """The pair for an S with these points, which must not be negative.
+
+    Near a threshold, points of S that are negligible there may be missing.
+    """
 
     noise: Floats
     points: FloatArray
     log_mass: FloatArray
 
     def remove(self, y: Floats) -> Side:
-        """P over Q: the set is {>= y}, y >= 0."""
+        """Return P over Q: the set is {>= y}, y >= 0."""
         x, x0 = (beside_points(y) - self.points) / beside_points(self.noise), y / self.noise
         top, density = _scaled(self.log_mass - 0.5 * x * x)
         mills0 = erfcx(SQRT_HALF * x0)
         if every(x[..., -1] > 0.0):
             tail_top, tail = top, np.vecdot(density, erfcx(SQRT_HALF * x) - mills0[..., None])
-        else:  # left of y tails are near one, where Mills' ratio would overflow
+        else:  # tails of points above y are near one, where Mills' ratio would overflow
             right, left = np.maximum(x, 0.0), np.minimum(x, 0.0)
             tail_top, mass = _scaled(self.log_mass - 0.5 * right * right)
             mills = erfcx(SQRT_HALF * right) + (erfc(SQRT_HALF * left) - 1.0)
@@ -58,7 +62,7 @@ class Support:
         )
 
     def add(self, r: Floats) -> Side:
-        """Q over P: the set is {<= y}, y = -r, so that as in `remove` delta falls and the loss -f rises along r."""
+        """Return Q over P: the set is {<= y}, y = -r. As in `remove`, delta falls and the loss -f rises along r."""
         y = -r
         x, x0 = (beside_points(y) - self.points) / beside_points(self.noise), y / self.noise
         top, density = _scaled(self.log_mass - 0.5 * x * x)
@@ -77,7 +81,7 @@ class Support:
         return Side(-loss, slope, log_delta, -slope * np.exp(log_shared - log_delta))
 
     def loss(self, y: Floats) -> tuple[Floats, Floats]:
-        """The privacy loss f(y) = log p(y) / q(y), and its derivative: the mean of S given y, over noise^2."""
+        """Return the privacy loss f(y) = log p(y) / q(y) and its derivative, the mean of S given y, over noise^2."""
         square = self.noise * self.noise
         of_point = self.points * ((beside_points(y) - 0.5 * self.points) / beside_points(square))
         top, ratio = _scaled(self.log_mass + of_point)
@@ -88,10 +92,13 @@ class Support:
         return loss, np.vecdot(ratio, self.points) / (total * square)
 
     def _small_loss(self, of_point: FloatArray, loss: Floats) -> Floats:
-        """The loss by the sum of mass times (ratio - 1): with the digits that 1 swamps in that of mass times ratio."""
+        """Compute the loss from the sum of mass times (ratio - 1).
+
+        This sum keeps the digits that the sum of mass times ratio loses beside 1.
+        """
         mass = np.exp(self.log_mass)
         excess = np.where(of_point < 1.0, mass * np.expm1(of_point), np.exp(self.log_mass + of_point) - mass)
-        small = (np.abs(loss) < 0.5) & (np.abs(np.add.reduce(mass, -1) - 1.0) < _WHOLE)  # the points are all there are
+        small = (np.abs(loss) < 0.5) & (np.abs(np.add.reduce(mass, -1) - 1.0) < _WHOLE)  # are all points there?
         return pick(small, np.log1p(np.add.reduce(excess, -1)), loss)
 
     def log_lower(self, y: Floats) -> Floats:
@@ -104,7 +111,7 @@ class Support:
 
 
 def _scaled(logs: FloatArray) -> tuple[Floats, FloatArray]:
-    """The largest of each problem's logarithms, and what they are the logarithms of, in units of it."""
+    """Return the largest logarithm of each problem, and the exponentials divided by that of the largest."""
     top: Floats = logs.max(-1)
     return top, np.exp(logs - beside_points(top))
 
@@ -115,14 +122,11 @@ def _log_sum(logs: FloatArray) -> Floats:
     return total
 
 
-# The support of Binomial(T, q) that matters near a threshold: a few dozen points, whatever T is.
-#
-# Arguments are numbers or arrays of one shape, each entry a problem of its own; points get one more axis, the last.
-# Where the distribution is wide against its unit spacing only every ``stride``-th point is kept and counted
-# ``stride`` times: by Poisson summation that is exact up to the Fourier transform of the summand at 2 pi / stride,
-# which the choice of stride keeps negligible.
+# Binomial windows: the points of Binomial(T, q) that matter near a threshold, a few dozen whatever T is.
+# A wide distribution keeps every ``stride``-th point, counted ``stride`` times. By Poisson summation the error is the
+# Fourier transform of the summand at 2 pi / stride, which the choice of stride keeps negligible.
 
-NEGLIGIBLE = 32.0  # what is left out is below exp(-NEGLIGIBLE) = 1e-14 of what is kept
+NEGLIGIBLE = 32.0  # neglected mass is below exp(-NEGLIGIBLE) = 1e-14 of the mass that is kept
 
 _SMALL = np.arange(1.0, 16.0)
 _SMALL_REMAINDER = np.concatenate(([0.0], gammaln(_SMALL + 1) - _SMALL * np.log(_SMALL) + _SMALL))
@@ -139,15 +143,15 @@ class Tilt(NamedTuple):
 
 
 def tilt(theta: Floats, steps: Floats, rate: Floats) -> Tilt:
-    """The binomial reweighted by exp(theta k)."""
+    """Return the binomial reweighted by exp(theta k)."""
     odds = rate * np.exp(np.minimum(theta, 700.0))
     total = odds + (1.0 - rate)
     mean = steps * (odds / total)
-    return Tilt(theta, mean, mean * ((1.0 - rate) / total))  # however small: it tells how far the tilt may change
+    return Tilt(theta, mean, mean * ((1.0 - rate) / total))  # even if tiny: limits changes of the tilt
 
 
 def tilt_at(y: Floats, steps: Floats, rate: Floats, noise: Floats) -> Tilt:
-    """The saddle point K'(theta) = y of Binomial + N(0, noise^2), to a tenth of a standard deviation."""
+    """Find the saddle point K'(theta) = y of Binomial + N(0, noise^2), to a tenth of a standard deviation."""
     variance = noise * noise
     low, high = (y - steps) / variance, y / variance
     theta = np.clip((y - steps * rate) / (variance + steps * rate * (1.0 - rate)), low, high)
@@ -163,9 +167,9 @@ def tilt_at(y: Floats, steps: Floats, rate: Floats, noise: Floats) -> Tilt:
 
 
 def tilt_for(log_delta: Floats, steps: Floats, rate: Floats, noise: Floats) -> Tilt:
-    """Roughly the saddle point at the threshold whose upper tail is delta: a place to start.
+    """Estimate the saddle point at the threshold whose upper tail is delta, as a starting point for a search.
 
-    Newton's method on sqrt(2 I), I = theta K' - K being Chernoff's exponent, which is nearly linear in theta.
+    Uses Newton's method on sqrt(2 I), which is nearly linear in theta; I = theta K' - K is Chernoff's exponent.
     """
     variance = noise * noise
     goal = -2.0 * log_delta
@@ -176,7 +180,7 @@ def tilt_for(log_delta: Floats, steps: Floats, rate: Floats, noise: Floats) -> T
         curvature = now.variance + variance
         cumulant = steps * np.logaddexp(log_out, log_in + theta)
         exponent = np.sqrt(np.maximum(2.0 * (theta * now.mean - cumulant), 0.0) + variance * theta * theta)
-        # The saddle-point approximation of delta is exp(-I) times this factor (in it, M is Mills' ratio of N).
+        # The saddle-point approximation of delta is exp(-I) times the root of this factor, with Mills' ratio of N.
         mills = _SQRT_HALF_PI * erfcx(SQRT_HALF * (now.mean + variance * theta) / noise)
         factor = (1.0 - theta * noise * mills) ** 2 / (1.0 + 2.0 * np.pi * theta * theta * curvature)
         aim = np.sqrt(np.maximum(goal + np.log(factor), 0.01))
@@ -186,7 +190,7 @@ def tilt_for(log_delta: Floats, steps: Floats, rate: Floats, noise: Floats) -> T
 
 
 class Window(NamedTuple):
-    """Points and their log-masses; where the tail that was asked for lies mostly elsewhere, ``beyond`` says so."""
+    """Points and their log-masses. ``beyond`` is true if most of the requested tail lies outside of the points."""
 
     points: FloatArray
     log_mass: FloatArray
@@ -194,12 +198,12 @@ class Window(NamedTuple):
 
 
 def window(centre: Tilt, steps: Floats, rate: Floats, noise: Floats, *, upper: bool) -> Window:
-    """What carries the density and the upper (or lower) tail at the threshold of ``centre``."""
+    """Return the points that carry the density and the upper (or lower) tail at the threshold of ``centre``."""
     variance = centre.variance
     spread = _spread(variance)
     low, high = centre.mean - spread, centre.mean + spread
     beyond: Bools = centre.theta < 0.0 if upper else centre.theta > 0.0
-    if some(beyond):  # then the tail's bulk is the bulk of the distribution itself: include it if it is not far
+    if some(beyond):  # the bulk of the tail is then the bulk of the distribution: include it if it is near
         bulk = tilt(np.where(beyond, 0.0, centre.theta), steps, rate)
         reach = _spread(bulk.variance)
         beyond = beyond & (np.abs(bulk.mean - centre.mean) > 3.0 * (spread + reach))
@@ -214,7 +218,7 @@ def window(centre: Tilt, steps: Floats, rate: Floats, noise: Floats, *, upper: b
 
 
 def _log_masses(points: FloatArray, stride: Floats, steps: Floats, rate: Floats) -> FloatArray:
-    """log P[Binomial = k] at points a stride apart, and the stride's own logarithm; -inf past k = steps."""
+    """Return log P[Binomial = k] plus log(stride) at points a stride apart; -inf past k = steps."""
     if largest(stride) == 1.0:
         return _log_masses_by_ratio(points, steps, rate)
     dense = stride == 1.0
@@ -230,13 +234,16 @@ def _log_masses(points: FloatArray, stride: Floats, steps: Floats, rate: Floats)
 
 
 def width(steps: Floats, rate: Floats, noise: Floats) -> Floats:
-    """About how many points a window has, for planning."""
+    """Estimate the number of points in a window, for planning."""
     variance = steps * rate * (1.0 - rate)
     return np.minimum(2.0 * _spread(variance), steps) / _stride(variance, noise) + 1.0
 
 
 def log_binomial(k: Floats, steps: Floats, rate: Floats) -> Floats:
-    """log P[Binomial(steps, rate) = k], 0 < rate < 1, to about 1e-16 (1 + |k - steps rate|), after Loader (2000)."""
+    """Return log P[Binomial(steps, rate) = k], 0 < rate < 1, after Loader (2000).
+
+    The error is about 1e-16 (1 + |k - steps rate|).
+    """
     expected = steps * rate
     return (
         _log_factorial_remainder(steps)
@@ -248,10 +255,10 @@ def log_binomial(k: Floats, steps: Floats, rate: Floats) -> Floats:
 
 
 def _log_masses_by_ratio(points: FloatArray, steps: Floats, rate: Floats) -> FloatArray:
-    """The same for consecutive points: the first value, and the logarithms of the ratios of neighbours."""
+    """Return log P[Binomial = k] at consecutive points, from the first value and the ratios of neighbours."""
     low, left = points[..., 0], points[..., :-1]
     odds = rate / (1.0 - rate)
-    # Past k = steps there is no mass; a ratio of 1e-300 is as good and needs no special case.
+    # Past k = steps there is no mass. A ratio of 1e-300 has the same effect and needs no special case.
     ratio = np.maximum((beside_points(steps) - left) * beside_points(odds) / (left + 1.0), 1e-300)
     result = np.empty_like(points)
     result[..., 0] = log_binomial(low, steps, rate) if some(low > 0.0) else steps * np.log1p(-rate)
@@ -261,7 +268,7 @@ def _log_masses_by_ratio(points: FloatArray, steps: Floats, rate: Floats) -> Flo
 
 
 def _stride(width: Floats, noise: Floats) -> Floats:
-    """The largest step at which the trapezoid rule still sums binomial times Gaussian without visible error."""
+    """Return the largest step at which the trapezoid rule sums binomial times Gaussian without visible error."""
     narrow = width * noise * noise / (width + noise * noise)
     if not some(narrow > 0.5 * NEGLIGIBLE):
         return narrow * 0.0 + 1.0
@@ -270,13 +277,16 @@ def _stride(width: Floats, noise: Floats) -> Floats:
 
 
 def _spread(variance: Floats) -> Floats:
-    """How far a sum of Bernoullis strays but with probability exp(-NEGLIGIBLE) (Bernstein's inequality)."""
+    """Return a deviation that a sum of Bernoullis exceeds with probability at most exp(-NEGLIGIBLE).
+
+    Uses Bernstein's inequality.
+    """
     third = NEGLIGIBLE / 3.0
     return third + np.sqrt(third * third + 2.0 * NEGLIGIBLE * variance)
 
 
 def _deviance(away: Floats, expected: Floats) -> Floats:
-    """x log(x / expected) + expected - x for x = expected + away, without cancellation near x = expected."""
+    """Return x log(x / expected) + expected - x for x = expected + away, without cancellation near x = expected."""
     relative = np.maximum(away / expected, -1.0)
     result: Floats = expected * xlog1py(1.0 + relative, relative) - away
     if some(relative > 1e15):  # the product may overflow, and nothing cancels
@@ -285,7 +295,7 @@ def _deviance(away: Floats, expected: Floats) -> Floats:
 
 
 def _log_factorial_remainder(n: Floats) -> Floats:
-    """log(n!) - (n log n - n): Stirling's series from 16 on, a table below."""
+    """Return log(n!) - (n log n - n), by Stirling's series from 16 on and from a table below."""
     large = np.maximum(n, 16.0)
     inverse = 1.0 / large
     square = inverse * inverse
@@ -294,19 +304,19 @@ def _log_factorial_remainder(n: Floats) -> Floats:
     return np.where(n < 16.0, _SMALL_REMAINDER[np.minimum(n, 15.0).astype(np.intp)], stirling)
 
 
-# Probabilities of intervals, however narrow or far out: nothing cancels.
+# Interval probabilities: no cancellation, however narrow or far out the interval is.
 
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(12)
-_NARROW = 0.5  # times how fast the density changes: there the rule above is exact to the last digit
+_NARROW = 0.5  # half width times rate of change of the density, up to which the rule above is exact to the last digit
 _HALF_LOG_TAU_INTERVAL = float(0.5 * np.log(2.0 * np.pi))
 _STEP = 0.08
-_CLUSTERED = np.arange(-3.3, 3.3001, _STEP)  # the double exponential rule; beyond, weights are below 1e-17
+_CLUSTERED = np.arange(-3.3, 3.3001, _STEP)  # nodes of the double exponential rule; weights beyond them are below 1e-17
 
 
 def log_interval(middle: Floats, half: Floats) -> Floats:
-    """log of the probability that a standard normal variable is within ``half`` of ``middle``.
+    """Return the log-probability that a standard normal variable is within ``half`` of ``middle``.
 
-    The interval is not given by its ends, because the width of a narrow one would lose digits in their difference.
+    The interval is not given by its ends, because the difference of the ends of a narrow interval would lose digits.
     """
     away = np.abs(middle)
     near, far = log_ndtr(half - away), log_ndtr(-half - away)
@@ -318,13 +328,13 @@ def log_interval(middle: Floats, half: Floats) -> Floats:
 
 
 def log_integral(log_density: Callable[[Floats], Floats], low: float, high: float) -> np.float64:
-    """log of the integral from ``low`` to ``high`` of a density whose logarithm is given.
+    """Return the log of the integral from ``low`` to ``high`` of a density whose logarithm is given.
 
-    The density has to be smooth inside, but may rise or fall arbitrarily fast at the ends: the nodes of the double
-    exponential rule (Takahasi and Mori, 1974) crowd there.
+    The density must be smooth inside, but may rise or fall arbitrarily fast at the ends, where the nodes of the double
+    exponential rule (Takahasi and Mori, 1974) crowd.
     """
     argument = 0.5 * np.pi * np.sinh(_CLUSTERED)
-    share = 1.0 / (1.0 + np.exp(-2.0 * argument))  # of the way from low to high
+    share = 1.0 / (1.0 + np.exp(-2.0 * argument))  # share of the way from low to high
     weights = np.pi * np.cosh(_CLUSTERED) * share * (1.0 - share) * _STEP * (high - low)
     places = np.where(share < 0.5, low + (high - low) * share, high - (high - low) / (1.0 + np.exp(2.0 * argument)))
     logs = np.array([log_density(np.float64(y)) for y in places.tolist()])

@@ -1,8 +1,8 @@
-"""Weights of both signs, as heavy momentum with L2 decay gives them: the best test has two thresholds.
+"""The pair S + N against N for weights of both signs, such as those of heavy momentum with L2 decay.
 
-The privacy loss f(y) = log E exp((2 S y - S^2) / (2 noise^2)) is still convex, and negative at 0. So {f >= epsilon} is
-a pair of half-lines, one on each side, each of which is an upper tail of S + N or of -S + N; {f <= -epsilon} is an
-interval between them.
+The best test has two thresholds. The privacy loss f(y) = log E exp((2 S y - S^2) / (2 noise^2)) is still convex, and
+negative at 0. So {f >= epsilon} is a pair of half-lines, one on each side. Each half-line is an upper tail of S + N or
+of -S + N. {f <= -epsilon} is an interval between them.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class TwoSidedPair(ReliablePair):
 
     @cached_property
     def _sides(self) -> tuple[Moving, Moving]:
-        """-S + N and S + N, along thresholds that stay close to each other: they are sought again and again."""
+        """-S + N and S + N, along moving thresholds. Successive thresholds are close to each other."""
         return Moving(signed_kernel_of(self.law.flipped()), upper=True), Moving(self._kernel, upper=True)
 
     @cached_property
@@ -58,7 +58,7 @@ class TwoSidedPair(ReliablePair):
 
     @cached_property
     def _lowest(self) -> tuple[Floats, Floats]:
-        """Where f is smallest, and that value. It may lie far from all values of S where one sign is rare."""
+        """The y at which f is smallest, and that value. The y may be far from all values of S if one sign is rare."""
         right = self._sides[1]
 
         def slope(y: Floats) -> tuple[Floats, Floats]:
@@ -80,19 +80,19 @@ class TwoSidedPair(ReliablePair):
             while self._remove(high).log_delta > enough and high < 1e300:
                 high = 2.0 * high
             found, _ = solve(self._remove, log_delta, 0.5 * high, found, high)
-        most = -self._lowest[1]  # beyond it Q is nowhere e^epsilon times P
+        most = -self._lowest[1]  # for a larger epsilon Q is nowhere e^epsilon times P
         if self._bound_add(found) <= enough or self._add(found).log_delta <= enough:
             return found
         return np.maximum(solve(self._add, log_delta, 0.5 * (found + most), found, most)[0], found)
 
     def _log_delta(self, epsilon: Floats) -> Floats:
         remove = self._remove(epsilon).log_delta
-        if epsilon == 0.0 or self._bound_add(epsilon) <= remove:  # at 0 they are the same
+        if epsilon == 0.0 or self._bound_add(epsilon) <= remove:  # at 0 both directions are the same
             return remove
         return max(remove, self._add(epsilon).log_delta)
 
     def _remove(self, epsilon: Floats) -> Side:
-        """P over Q along epsilon itself."""
+        """Return P over Q along epsilon itself."""
         thresholds = self._thresholds(epsilon)
         left, right = (_log_excess(y, local, epsilon) for y, local in thresholds)
         log_delta = np.logaddexp(left, right)
@@ -100,9 +100,10 @@ class TwoSidedPair(ReliablePair):
         return Side(epsilon, _ONE, log_delta, -np.exp(epsilon + log_q - log_delta))
 
     def _add(self, epsilon: Floats) -> Side:
-        """Q over P along epsilon: the interval where f <= -epsilon, if there is any.
+        """Return Q over P along epsilon: the interval where f <= -epsilon, if there is one.
 
-        Where P is nearly e^-epsilon Q all over it, rounding decides about their difference: a little of P is left out.
+        If P is nearly e^-epsilon Q in the whole interval, rounding decides their difference. A little of P is left out
+        to stay on the safe side.
         """
         log_q = self._log_inside(epsilon)
         if log_q == -np.inf:
@@ -113,25 +114,25 @@ class TwoSidedPair(ReliablePair):
         return Side(epsilon, _ONE, log_q + np.log1p(-share), -share / (1.0 - share))
 
     def _bound_add(self, epsilon: Floats) -> Floats:
-        """An upper bound on log delta of Q over P: as if f were as small as it gets, wherever it is below -epsilon."""
+        """Return an upper bound on log delta of Q over P, with f at its minimum wherever f is below -epsilon."""
         log_q = self._log_inside(epsilon)
         return log_q if log_q == -np.inf else log_q + np.log(-np.expm1(epsilon + self._lowest[1]))
 
     def _log_inside(self, epsilon: Floats) -> Floats:
-        """log Q of the interval where f <= -epsilon; -inf where f does not fall so low."""
+        """Return log Q of the interval where f <= -epsilon; -inf if f does not fall so low."""
         if -epsilon <= self._lowest[1]:
             return np.float64(-np.inf)
         left, right = (y for y, _ in self._thresholds(-epsilon))
         return log_interval(0.5 * (right - left) / self.law.noise, 0.5 * (right + left) / self.law.noise)
 
     def _log_outside(self, thresholds: list[tuple[Floats, Local]]) -> Floats:
-        """log Q of the two half-lines beyond the thresholds."""
+        """Return log Q of the two half-lines beyond the thresholds."""
         left, right = (log_ndtr(-y / self.law.noise) for y, _ in thresholds)
         either: Floats = np.logaddexp(left, right)
         return either
 
     def _thresholds(self, loss: Floats) -> list[tuple[Floats, Local]]:
-        """Where f = loss on the left, counted leftwards, and on the right; each with the pair near it."""
+        """Return where f = loss on the left, counted leftwards, and on the right, each with the pair near it."""
         bottom, lowest = self._lowest
         result = []
         for moving, low in zip(self._sides, (-bottom, bottom), strict=True):
@@ -149,12 +150,12 @@ class TwoSidedPair(ReliablePair):
         return result
 
     def _fnr(self, fpr: Floats) -> Floats:
-        """The smallest false negative rate of a test whose false positive rate is ``fpr``.
+        """Return the smallest false negative rate of a test whose false positive rate is ``fpr``.
 
-        By the lemma of Neyman and Pearson the best test says "in" where f > l, for the l at which Q(f > l) = fpr. What
-        is returned is P(f <= l) + e^l (Q(f > l) - fpr). At that l its second term is 0. At any other l it is at most
-        the rate sought, so that an inaccurate l errs to the safe side. And where f is so flat that Q(f > l) jumps over
-        fpr, it is what the test attains that tosses a coin there.
+        By the Neyman-Pearson lemma the best test says "in" where f > l, for the l at which Q(f > l) = fpr. The result
+        is P(f <= l) + e^l (Q(f > l) - fpr). At that l the second term is 0. At any other l the result is at most the
+        rate sought, so an inaccurate l errs to the safe side. If f is so flat that Q(f > l) jumps over fpr, the result
+        is the rate of the randomised test.
         """
         lowest, goal, noise = self._lowest[1], np.log(fpr), self.law.noise
 
@@ -174,7 +175,7 @@ class TwoSidedPair(ReliablePair):
 
 
 def _between(thresholds: list[tuple[Floats, Local]]) -> Floats:
-    """P of the interval between two thresholds, as a difference of whichever tails are smaller."""
+    """Return P of the interval between two thresholds, as a difference of the smaller tails."""
     (left, from_left), (right, from_right) = thresholds
     below, above = from_right.log_lower(right), from_left.log_lower(left)
     if below < above:
@@ -183,6 +184,9 @@ def _between(thresholds: list[tuple[Floats, Local]]) -> Floats:
 
 
 def _log_excess(y: Floats, local: Local, epsilon: Floats) -> Floats:
-    """log P(>= y) - e^epsilon Q(>= y), f(y) being epsilon; more where P and Q are too small to tell apart."""
+    """Return log(P(>= y) - e^epsilon Q(>= y)) for f(y) = epsilon.
+
+    The result is an upper bound if P and Q are too small to distinguish.
+    """
     log_delta = log_delta_at(local.remove(y), local.loss(y)[0], epsilon)
     return local.log_upper(y) if np.isnan(log_delta) else log_delta

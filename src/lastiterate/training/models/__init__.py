@@ -1,4 +1,4 @@
-"""Models that ship. They act on one example, and return its logits."""
+"""Models included in the library. They act on one example and return its logits."""
 
 from lastiterate.training.models.layers import (
     Conv,

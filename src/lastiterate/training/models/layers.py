@@ -1,9 +1,9 @@
-"""Layers for one example, made of products of matrices and slices.
+"""Layers for one example, made of matrix products and slices; augmentation, cross-entropy and accuracy.
 
 When models with different weights are trained at once, XLA turns convolutions into grouped ones, which are slow on
 CPUs, and the gradient of a gather into a scatter. A product of patches and kernel, with patches made of slices, avoids
-both, and its gradient has the form that ``training.gradients`` recognises, as long as a kernel is used once. So kernels
-are stored as matrices.
+both. Its gradient has the form that ``training.gradients`` recognises, as long as a kernel is used once. Kernels are
+therefore stored as matrices.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from lastiterate.training.problem import Loss, Moment
 if TYPE_CHECKING:
     from jaxtyping import PyTree
 
-MOST = 2**31 - 1  # inputs, outputs or channels of a layer: indices are int32
+MOST = 2**31 - 1  # largest number of inputs, outputs or channels of a layer: indices are int32
 
 
 class Dense(eqx.Module):
@@ -44,7 +44,7 @@ class Dense(eqx.Module):
 
 
 class Conv(eqx.Module):
-    """A convolution on images [height, width, channels], begun as PyTorch's."""
+    """A convolution on images [height, width, channels], with PyTorch's initialisation."""
 
     weight: jax.Array  # [kernel * kernel * inputs, outputs]
     bias: jax.Array
@@ -86,23 +86,23 @@ class GroupNorm(eqx.Module):
 
 
 def convolve(x: jax.Array, kernel_matrix: jax.Array, kernel: int, stride: int) -> jax.Array:
-    """An image, already padded, convolved with a kernel that is given as a matrix [kernel^2 * inputs, outputs]."""
+    """Return a padded image convolved with a kernel given as a matrix [kernel^2 * inputs, outputs]."""
     patches = image_patches(x, kernel, stride)
     height, width, size = patches.shape
     return (patches.reshape(-1, size) @ kernel_matrix).reshape(height, width, -1)
 
 
 def image_patches(x: jax.Array, kernel: int, stride: int) -> jax.Array:
-    """All patches of an image: [rows, columns, kernel * kernel * channels].
+    """Return all patches of an image: [rows, columns, kernel * kernel * channels].
 
     The image is cut into tiles of stride by stride pixels. Patches are put together from tiles, first along rows, then
-    along columns. So no slice has to skip pixels, and the gradient is a sum of a few whole blocks, shifted by tiles.
+    along columns. No slice has to skip pixels, and the gradient is a sum of a few whole blocks, shifted by tiles.
     """
     rows, columns, channels = x.shape
     height, width = (rows - kernel) // stride + 1, (columns - kernel) // stride + 1
-    tiles = -(-kernel // stride)  # that a patch touches along each axis
+    tiles = -(-kernel // stride)  # number of tiles that a patch touches along each axis
     down, across = height - 1 + tiles, width - 1 + tiles
-    fit = ((0, down * stride - rows, 0), (0, across * stride - columns, 0), (0, 0, 0))  # negative: no patch sees these
+    fit = ((0, down * stride - rows, 0), (0, across * stride - columns, 0), (0, 0, 0))  # negative: pixels in no patch
     x = jax.lax.pad(x, x.dtype.type(0), fit).reshape(down, stride, across, stride * channels).transpose(0, 2, 1, 3)
     line = kernel * channels  # one line of pixels of a patch
     wide = jnp.concatenate([x[:, j : j + width, :, : line - j * stride * channels] for j in range(tiles)], axis=3)
@@ -111,7 +111,7 @@ def image_patches(x: jax.Array, kernel: int, stride: int) -> jax.Array:
 
 
 def max_pool(x: jax.Array) -> jax.Array:
-    """The largest value in each window of 2 by 2, at stride 1."""
+    """Return the largest value in each window of 2 by 2, at stride 1."""
     tall = jnp.maximum(x[:-1], x[1:])
     return jnp.maximum(tall[:, :-1], tall[:, 1:])
 
@@ -124,7 +124,7 @@ def _uniform(inputs: int, outputs: int, key: jax.Array) -> tuple[jax.Array, jax.
 
 
 def checked_key(key: object) -> jax.Array:
-    """A JAX key, new or old style."""
+    """Return a valid JAX key, new or old style, or raise."""
     if isinstance(key, jax.Array) and (
         (jnp.issubdtype(key.dtype, jax.dtypes.prng_key) and key.shape == ())
         or (key.dtype == jnp.uint32 and key.shape == (2,))
@@ -138,13 +138,13 @@ def _check_sizes(**sizes: int) -> None:
         integer(name, size, 1, MOST)
 
 
-# Augmentation multiplicity (De et al. 2022): an example's gradient is a mean over random views of it, then clipped.
+# Augmentation multiplicity (De et al. 2022): the mean gradient over random views of an example is clipped.
 
-_REACH = 4  # pixels by which a view is moved at most
+_REACH = 4  # largest displacement of a view, in pixels
 
 
 def random_view(image: Array, key: Array) -> Array:
-    """The image, moved by up to four pixels into its mirror image at the border, and mirrored every second time."""
+    """Return the image moved by up to four pixels, with symmetric padding, and mirrored with probability 1/2."""
     where, mirrored = jax.random.split(key)
     padded = jnp.pad(image, ((_REACH, _REACH), (_REACH, _REACH), (0, 0)), mode="symmetric")
     corner = jax.random.randint(where, (2,), 0, 2 * _REACH + 1)
@@ -153,7 +153,7 @@ def random_view(image: Array, key: Array) -> Array:
 
 
 def augmentation_multiplicity(loss: Loss, count: int) -> Loss:
-    """The loss of an example ``(image, label)`` as the mean over ``count`` random views of its image."""
+    """Return the loss of an example ``(image, label)`` as the mean over ``count`` random views of its image."""
 
     function("loss", loss, "a function of parameters, example and moment")
     integer("count", count, 1, 2**20)
@@ -170,7 +170,7 @@ def augmentation_multiplicity(loss: Loss, count: int) -> Loss:
     return mean_loss
 
 
-# What a classifier loses on one example, and how often it is right.
+# Loss and accuracy: cross-entropy of one example, and accuracy of a classifier.
 
 _BLOCK = 256  # images at a time
 
@@ -178,14 +178,14 @@ Classifier: TypeAlias = Callable[[jax.Array], jax.Array]  # from one example to 
 
 
 def cross_entropy(model: Classifier, example: tuple[jax.Array, jax.Array], moment: Moment) -> jax.Array:
-    """Softmax cross-entropy of one example ``(x, label)``."""
+    """Return the softmax cross-entropy of one example ``(x, label)``."""
     x, label = example
     logits = model(x)
     return jax.nn.logsumexp(logits) - logits[label]
 
 
 def accuracy(model: Classifier, x: RealArray, y: NDArray[np.integer]) -> float:
-    """The fraction of examples whose largest logit is that of their label."""
+    """Return the fraction of examples whose largest logit is that of their label."""
     function("model", model, "a function from one example to its logits")
     images, labels = as_array("x", x), as_array("y", y)
     if images.dtype.kind not in "biuf" or images.ndim < 1 or not len(images):
