@@ -1,1 +1,1 @@
-"""From scores to what they show: rates, families, thresholds, estimates, verdicts, and the report of an audit."""
+"""Statistics of audit scores: error rates, families, thresholds, estimates, power, verdicts, and reports."""

@@ -1,4 +1,4 @@
-"""Audits side by side: what each found, and which of them are of another run, or of other data, than the first."""
+"""Comparison of several audits: their epsilons side by side, and how their runs and data differ from the first."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class ComparedAudit:
     """One of several audits.
 
     Attributes:
-        name: by which it is told from the others.
-        differs: in what it is not like the first: names of a run's fields, and "data". Empty: in nothing.
+        name: a unique name of the audit.
+        differs: differences from the first audit: names of the run's fields, and "data". Empty: none.
     """
 
     name: str
@@ -27,17 +27,17 @@ class ComparedAudit:
 
     @property
     def validity(self) -> str:
-        """For which numbers of models its bounds hold."""
+        """The validity of the bounds, "fixed" or "anytime"."""
         return next(iter(self.result.estimates.values())).validity
 
     @property
     def label(self) -> str:
-        """The name, with a mark where it differs, and where its bounds hold at every moment."""
+        """The name, with marks for an audit that differs and for "anytime" bounds."""
         return f"{self.name}{'*' if self.differs else ''}{' (anytime)' if self.validity == 'anytime' else ''}"
 
 
 def compared(audits: Sequence[tuple[str, AuditResult, str | None]]) -> list[ComparedAudit]:
-    """Audits by their names, each with the fingerprint of what was trained on, which is None where it is not known."""
+    """Compare audits with the first. Each is (name, result, fingerprint of the training problem or None if unknown)."""
     (_, first, known), *_ = audits
     found = []
     for name, result, problem in audits:
@@ -49,12 +49,12 @@ def compared(audits: Sequence[tuple[str, AuditResult, str | None]]) -> list[Comp
 
 
 def methods_of(audits: Sequence[ComparedAudit]) -> list[str]:
-    """All methods by which any of them was estimated."""
+    """Return all methods that at least one audit has estimates of."""
     return [method for method in METHODS if any(method in audit.result.estimates for audit in audits)]
 
 
 def comparison_table(audits: Sequence[ComparedAudit]) -> Table:
-    """One row an audit."""
+    """Return the table of the audits, one row for each."""
     first, methods = audits[0].result, methods_of(audits)
     rows = [
         [
@@ -96,7 +96,7 @@ def _notes(audits: Sequence[ComparedAudit]) -> list[str]:
 
 
 def difference(audit: ComparedAudit, first: ComparedAudit) -> str:
-    """In what an audit is not like the first, in a sentence."""
+    """Return a sentence on the differences of an audit from the first."""
     own, others = _fields(audit.result.run), _fields(first.result.run)
     words = []
     for name in audit.differs:
@@ -111,7 +111,7 @@ def difference(audit: ComparedAudit, first: ComparedAudit) -> str:
 
 
 def trust(audits: Sequence[ComparedAudit]) -> list[str]:
-    """How far the epsilons of several audits may be trusted."""
+    """Return sentences on the confidence and validity of the epsilons of several audits."""
     words = [
         f"Empirical epsilons are lower bounds, each with {per_cent(audits[0].result.confidence)} confidence by itself: "
         "the largest of several was chosen by looking, and has less."
@@ -131,7 +131,7 @@ def _epsilon(result: AuditResult, method: str) -> str:
 
 
 def _models(audit: ComparedAudit) -> str:
-    """A world, and of how many where that number was fixed and not reached; canaries of one run are all of them."""
+    """Return the number of models a world, or of all canaries of one run, and the planned number if not reached."""
     result = audit.result
     done = len(result.scores_in)
     if any(METHODS[method].is_one_run for method in result.estimates):

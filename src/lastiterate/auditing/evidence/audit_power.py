@@ -36,17 +36,14 @@ if TYPE_CHECKING:
     from altair import LayerChart
 
 
-# What an audit can see, as ``lastiterate.power`` says it: values, and the table and the picture that people read.
-
-
 @dataclass(frozen=True)
 class Detectable:
-    """What one method will find, if a training is exactly as described.
+    """The power of one estimation method, if training is exactly as described.
 
     Attributes:
-        method: of estimation.
-        detectable: the epsilon that its bound reaches with probability 80%: the bound's 20% quantile.
-        median: what half of the audits find at least.
+        method: name of the estimation method.
+        detectable: the epsilon that the bound reaches with probability 80%: the bound's 20% quantile.
+        median: the epsilon that the bound reaches with probability 50%.
     """
 
     method: str
@@ -56,25 +53,25 @@ class Detectable:
 
 @dataclass(frozen=True)
 class Power:
-    """What an audit can see. It prints as the table of the command line.
+    """The power of an audit. It prints as the table of the command line.
 
     Attributes:
-        run: what is trained.
-        models: a world, or canaries of the one run.
-        one_run: whether there is one training with many canaries.
+        run: the run that is trained.
+        models: number of models a world, or of canaries of the one run.
+        one_run: True for one training with many canaries.
         delta: of (epsilon, delta)-DP.
         confidence: of every bound, and of the verdict.
         validity: "fixed" or "anytime".
         signal: the share of the canary that the attack sees.
-        spread: the standard deviation of its scores, in that of the noise.
-        rows: what each method will find.
-        claim: what is to be refuted, for people.
-        leak: the training that is to be found out, for people.
-        noise_multiplier: that training's largest.
-        chance: the probability with which so many ``models`` refute the claim.
-        needed: how many refute it with probability 80%; None: more than anybody trains.
+        spread: the standard deviation of scores without the canary, in units of the noise's.
+        rows: the power of each method.
+        claim: the claim to refute, in words.
+        leak: the faulty training, in words.
+        noise_multiplier: the largest noise multiplier of the faulty training.
+        chance: the probability that ``models`` models refute the claim.
+        needed: the number of models that refutes the claim with probability 80%. None: more than were considered.
         chances: (models, probability to refute) for several numbers of models.
-        notes: what a reader must know, in sentences.
+        notes: sentences that a reader must know.
     """
 
     run: DPSGD
@@ -95,7 +92,7 @@ class Power:
     notes: tuple[str, ...]
 
     def table(self) -> Table:
-        """What each method finds, and below it what that means and how many models it takes."""
+        """Return the table of the methods, with notes on the claim and the number of models that refutes it."""
         held = " at every moment" if self.validity == "anytime" else ""
         attack = "a perfect attack"
         if (self.signal, self.spread) != (1.0, 1.0):
@@ -117,11 +114,11 @@ class Power:
         return Table(title, header, rows, {1, 2}, [_MEANING, *self.sentences(), *self.notes])
 
     def counted(self) -> str:
-        """How many models there are, or canaries."""
+        """Return the number of models or canaries in words."""
         return f"{self.models:,} {'canaries of one run' if self.one_run else 'models a world'}"
 
     def sentences(self) -> list[str]:
-        """The claim, and how many models it takes to refute it."""
+        """Return sentences on the claim and on the number of models that refutes it."""
         what = "canaries" if self.one_run else "models a world"
         takes = f"more than {self.chances[-1][0]:,}" if self.needed is None else f"{self.needed:,}"
         return [
@@ -133,11 +130,11 @@ class Power:
         return str(self.table())
 
     def _repr_html_(self) -> str:
-        """The same for notebooks."""
+        """Return the table as HTML for notebooks."""
         return f"<pre>{html.escape(str(self))}</pre>"
 
     def plot(self) -> LayerChart:
-        """The probability to refute over the number of models: an altair chart, which notebooks show."""
+        """Plot the probability to refute over the number of models, as an altair chart."""
         if sentence := late("plot.chart_file:missing_libraries")():
             raise MissingExtra(sentence)
         chart: LayerChart = late("plot.run_charts:power_chart")(self)
@@ -148,15 +145,15 @@ _MEANING = "Detectable: if training is correct, 80% of such audits find at least
 
 
 def _rounded(chance: float) -> str:
-    """A probability, which is never said to be certain."""
+    """Return a probability as text that never says 0% or 100%."""
     if chance < 0.0005:
         return "below 0.1%"
     return "above 99.9%" if chance > 0.9995 else per_cent(round(chance, 3))
 
 
-MOST_AUTO = 4096  # models a world that are chosen without being asked
+MOST_AUTO = 4096  # models a world, the largest number that is chosen automatically
 _MOST_SPREAD = 1000.0
-_MOST_FACTOR = 1000.0  # by which noise may be divided: less noise would be found by anybody
+_MOST_FACTOR = 1000.0  # by which noise may be divided: any audit finds a training with less noise
 
 
 def power(
@@ -182,26 +179,28 @@ def power(
     The audit is judged as ``audit`` and ``estimate`` judge it, with the same threshold rule and validity.
 
     Args:
-        run: what is trained.
-        models: in each of the two worlds; with ``one_run``, how many canaries.
+        run: the run that is trained.
+        models: number of models in each of the two worlds; with ``one_run``, of canaries.
         delta: of (epsilon, delta)-DP.
         confidence: of the bounds, and of a verdict on a claim.
         signal: the share of the canary that the attack sees, in (0, 1].
-        spread: the standard deviation of scores without the canary, in that of the noise: 1 where nothing but noise
-            moves them.
-        methods: of estimation. None: all that apply.
+        spread: the standard deviation of scores without the canary, in units of the noise's. It is 1 if nothing but
+            noise moves the scores.
+        methods: names of estimation methods. None: all that apply.
         threshold: "a-priori", "split", "corrected", or a number in standard deviations of the noise.
         validity: "fixed" or "anytime", as in ``estimate``.
-        claim_epsilon: the claim to refute, instead of what the run says.
+        claim_epsilon: the claim to refute, instead of the run's own.
         claim_noise: the claim to refute, as a noise multiplier.
-        leaks_epsilon: the training that is to be found out, by the epsilon that its guarantee would be.
-        leaks_noise: the same by its noise multiplier. None: half of the noise that is claimed.
-        one_run: one training with many canaries.
-        scores: "known", if the linear analysis predicts them, as for the attacks of this package; "own", those of a
-            user's trainer or attack, whose threshold "a-priori" is "split"; "all-iterates", if every step is seen.
+        leaks_epsilon: the guaranteed epsilon of the faulty training.
+        leaks_noise: the noise multiplier of the faulty training. None: half of the claimed noise.
+        one_run: True for one training with many canaries.
+        scores: "known": the linear analysis predicts the scores, as for the attacks of this package. "own": the scores
+            come from a user's trainer or attack, and the threshold "a-priori" means "split". "all-iterates": the attack
+            sees every step.
 
     Returns:
-        A ``Power``, which prints as a table; ``rows`` has what each method finds, ``needed`` how many models refute.
+        A ``Power``, which prints as a table. ``rows`` has the power of each method, ``needed`` the number of models
+        that refutes the claim.
     """
     kind = Kind.ONE_MODEL if boolean("one_run", one_run) else Kind.LAST_ITERATE
     if one_of("scores", scores, ("known", "own", "all-iterates")) == "all-iterates":
@@ -260,9 +259,9 @@ def outlook_of(
     one_run: bool = False,
     is_known: bool = True,
 ) -> Outlook | OneRunOutlook:
-    """The forecast of an audit with this number of models, or canaries.
+    """Return the forecast of an audit with this number of models or canaries.
 
-    ``is_known``: whether the attack's scores can be predicted; if not, the scores choose the threshold.
+    ``is_known``: True if the attack's scores can be predicted. Otherwise the scores choose the threshold.
     """
     rule: float | str | None = deciding(question.threshold)
     if one_run:
@@ -274,7 +273,7 @@ def outlook_of(
 
 
 def models_for(run: DPSGD, question: Question, *, is_known: bool = True) -> tuple[int, str]:
-    """The least number of models a world that finds the fault of the question, and a sentence that says so.
+    """Return about the smallest number of models a world that refutes the fault of the question, and a sentence on it.
 
     ``is_known``: as in ``outlook_of``.
     """
@@ -295,14 +294,14 @@ def models_for(run: DPSGD, question: Question, *, is_known: bool = True) -> tupl
 
 
 def _expected(run: DPSGD, linear: LinearScores, kind: Kind) -> LinearScores | LikelihoodRatio:
-    """What is expected of the scores: a likelihood ratio, if several iterates are seen."""
+    """Return the expected law of the scores: a likelihood ratio if several iterates are seen, otherwise linear."""
     if kind is Kind.ALL_ITERATES:
         return LikelihoodRatio(signal=linear.signal)
     return linear if run.release_count == 1 else LikelihoodRatio(released=True, signal=linear.signal)
 
 
 def _factor(run: DPSGD, claim: Claim, question: Question, epsilon: float | None, noise: float | None) -> float:
-    """By what the noise of the training that is to be found out is less than the run's."""
+    """Return the run's noise divided by the noise of the faulty training."""
     own = float(np.max(run.noise_multiplier))
     if epsilon is not None and noise is not None:
         raise ValueError("leaks_epsilon and leaks_noise were both given: give one")

@@ -1,4 +1,4 @@
-"""What an audit found, beside what was predicted."""
+"""The result of an audit beside its predictions, as a value, a waterfall of epsilons, and a table."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ if TYPE_CHECKING:
     from altair import VConcatChart
 
 
-# Why the number found is below the guarantee: what is hidden, what the sample costs, and what the attack misses.
+# Waterfall: the steps from the guarantee down to the empirical epsilon (hidden iterates, sample size, attack).
 
-_HEADLINES = ("last-iterate", "one-run-last-iterate", "composition", "clopper-pearson", "one-run")  # the first there is
+_HEADLINES = ("last-iterate", "one-run-last-iterate", "composition", "clopper-pearson", "one-run")  # by priority
 
 
 @dataclass(frozen=True)
 class Step:
-    """One level on the way from the guarantee down to what was found.
+    """One level of the waterfall from the guarantee down to the empirical epsilon.
 
     Attributes:
         name: "guarantee", "heuristic", "perfect attack" or "found".
-        epsilon: at this level.
-        words: what lies between it and the level before, in a sentence.
+        epsilon: epsilon at this level.
+        words: a sentence on the difference from the level before.
     """
 
     name: str
@@ -49,13 +49,13 @@ class Step:
 
     @property
     def rounded(self) -> str:
-        """The epsilon for people: guarantee and prediction rounded up, lower bounds rounded down."""
+        """The epsilon as text: guarantee and prediction rounded up, lower bounds rounded down."""
         spell_level = spell_up if self.name in ("guarantee", "heuristic") else spell_down
         return spell_level(self.epsilon, 3) if math.isfinite(self.epsilon) else "infinite"
 
 
 def headline(estimates: Mapping[str, Estimate], sees_all: bool) -> Estimate:
-    """The estimate that is split: of the last-iterate family, or of composition's where all iterates are seen."""
+    """Return the estimate of the waterfall: by the last-iterate family, or by composition if all iterates are seen."""
     names = [name for name in _HEADLINES if name in estimates and not (sees_all and name == "last-iterate")]
     return estimates[names[0]] if names else next(iter(estimates.values()))
 
@@ -63,7 +63,7 @@ def headline(estimates: Mapping[str, Estimate], sees_all: bool) -> Estimate:
 def waterfall_of(
     outlook: Outlook | OneRunOutlook, predictions: Mapping[str, Answer], estimates: Mapping[str, Estimate]
 ) -> tuple[Step, ...]:
-    """The levels from the guarantee that there is down to the epsilon that was found, of one method throughout."""
+    """Return the levels from the guarantee, if there is one, down to the empirical epsilon, all for one method."""
     sees_all = sees_every_step(outlook.expected)
     found = headline(estimates, sees_all)
     steps: list[Step] = []
@@ -121,35 +121,35 @@ def _missed(median: float, found: float, heuristic: float | None) -> str:
 
 @dataclass(frozen=True, eq=False)
 class AuditResult:
-    """An audit, done or as far as it came. Epsilons are at ``delta``. It prints as the table of the command line.
+    """The result of an audit, finished or not. Epsilons are at ``delta``. It prints as the table of the command line.
 
     Attributes:
-        run: what was trained, or is claimed to have been.
-        attack: how it was attacked, in one line of plain words.
-        data: what was trained on what, in one line of plain words.
-        caveats: what a reader must know about these numbers, in sentences.
+        run: the run that was trained, or is claimed to have been.
+        attack: the attack, in one line.
+        data: the model and the training data, in one line.
+        caveats: sentences that a reader must know about these numbers.
         delta: of (epsilon, delta)-DP.
         confidence: of every empirical epsilon.
-        predictions: what each analysis says of the run, by its name.
+        predictions: the epsilon of each analysis for the run, by the name of the analysis.
         estimates: empirical epsilons, by method.
-        scores_in: of the models with the canary; a larger score speaks for the canary.
-        scores_out: of those without.
-        score_unit: what a score counts, such as "standard deviations of the noise".
+        scores_in: scores of the models with the canary. A larger score speaks for the canary.
+        scores_out: scores of the models without the canary.
+        score_unit: unit of a score, such as "standard deviations of the noise".
         score_density: points (score, density without the canary, density with it) that the linear analysis predicts,
-            an array [points, 3]; None where it does not predict scores.
+            an array [points, 3]. None: the linear analysis does not predict the scores.
         signal: d', the distance of the two means in standard deviations.
-        ideal_signal: the same if the losses were linear and nothing but noise moved the score; None: not known.
-        accuracy: the mean test accuracy of the models; None: not measured.
-        models: planned a world.
-        store: where the scores are.
-        seconds: that training and scoring took, over all sessions.
+        ideal_signal: d' if the losses were linear and nothing but noise moved the score. None: not known.
+        accuracy: the mean test accuracy of the models. None: not measured.
+        models: the planned number of models a world.
+        store: path of the store with the scores.
+        seconds: duration of training and scoring, over all sessions.
         verdict: "violation", "above heuristic", "inconclusive" or "consistent".
-        reason: why, in a sentence or two; of an inconclusive verdict, also what it would take.
-        strength: what the verdict would have caught.
-        perplexity: of language models on held-out text, the geometric mean over the models; None: not measured.
-        perplexity_before: that of the model with which training began.
-        second_moment: Adam's, on models that are not counted; None: not Adam, or not measured.
-        outlook: how an audit of so many models was expected to turn out, if training is exactly as described.
+        reason: the reason for the verdict. For an inconclusive verdict, also the number of models that it lacks.
+        strength: the faults that the verdict would have caught.
+        perplexity: perplexity of language models on held-out text, geometric mean over the models. None: not measured.
+        perplexity_before: perplexity of the model before training.
+        second_moment: Adam's second moment, on models that are not counted. None: not Adam, or not measured.
+        outlook: the forecast of an audit with this number of models, if training is exactly as described.
     """
 
     run: DPSGD
@@ -180,12 +180,12 @@ class AuditResult:
 
     @cached_property
     def detectable(self) -> dict[str, float]:
-        """The epsilon that each method finds with probability 80%, if training and attack are as expected."""
+        """The epsilon that each method reaches with probability 80%, if training and attack are as expected."""
         return {} if self.outlook is None else {method: self.outlook.reached(method) for method in self.estimates}
 
     @cached_property
     def waterfall(self) -> tuple[Step, ...]:
-        """Why the number found is below the guarantee, level by level."""
+        """The levels of epsilon from the guarantee down to the empirical epsilon."""
         if self.outlook is None or not self.estimates:
             return ()
         return waterfall_of(self.outlook, self.predictions, self.estimates)
@@ -214,28 +214,28 @@ class AuditResult:
         return str(result_table(self))
 
     def _repr_html_(self) -> str:
-        """The same for notebooks."""
+        """Return the table as HTML for notebooks."""
         return f"<pre>{html.escape(str(self))}</pre>"
 
     def plot(self) -> VConcatChart:
-        """Scores, errors and epsilons in one picture: an altair chart, which notebooks show and ``save`` writes."""
+        """Plot scores, errors and epsilons as one altair chart, which notebooks show and ``save`` writes."""
         if sentence := late("plot.chart_file:missing_libraries")():
             raise MissingExtra(sentence)
         chart: VConcatChart = late("plot.audit_charts:audit_chart")(self)
         return chart
 
     def page(self, path: str | Path) -> None:
-        """Write all of it as one web page, which needs no network. The file's name must end in .html."""
+        """Write the result as one web page that needs no network. The file's name must end in .html."""
         if not isinstance(path, (str, Path)):
             raise ValueError(f"path must be that of a file, got {told(path)}")
         late("plot.page:write_page")(self, Path(path))
 
 
-# What an audit found as the table that people read, in print and on the command line.
+# Table: the result as text, in print and on the command line.
 
 
 def result_table(result: AuditResult) -> Table:
-    """Predictions and estimates, one below the other; the first note is the verdict."""
+    """Return the table of predictions and estimates. The first note is the verdict."""
     rows, run = [], result.run
     for name, answer in result.predictions.items():
         value = "none" if answer.value is None else spell_up(answer.value)
@@ -256,12 +256,12 @@ def result_table(result: AuditResult) -> Table:
 
 
 def verdict_sentence(verdict: str, reason: str) -> str:
-    """The verdict, and why."""
+    """Return the verdict and its reason."""
     return f"Verdict: {verdict}. {reason}"
 
 
 def _about(result: AuditResult) -> list[str]:
-    """What the empirical rows rest on, and how good the attack and the models were."""
+    """Return notes on the estimates, the quality of the models, the signal of the attack, and the power."""
     choices = {estimate.threshold_choice for estimate in result.estimates.values()}
     one = next(iter(result.estimates.values()))
     joint = "" if METHODS[one.method].is_one_run else ", joint over both error rates"
@@ -287,7 +287,7 @@ def _about(result: AuditResult) -> list[str]:
 
 
 def _reach(result: AuditResult) -> list[str]:
-    """What so many models could see, and where the distance to the guarantee comes from."""
+    """Return notes on the power of the audit, and on the waterfall."""
     words = []
     if result.detectable:
         seen = ", ".join(f"{spell_down(value, 3)} ({method})" for method, value in result.detectable.items())

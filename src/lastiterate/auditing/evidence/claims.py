@@ -28,17 +28,18 @@ _SAME = 1.0 - 1e-6  # of an epsilon: noise is calibrated to a millionth
 
 @dataclass(frozen=True)
 class Test:
-    """One of the tests that can refute a claim.
+    """A test that can refute a claim.
 
     Attributes:
-        method: of the estimate that is looked at: its epsilon or, if there is a ``run``, its error rates or guesses.
+        method: estimation method. The test uses the epsilon of its estimate or, with a ``run``, the error rates or
+            guesses.
         confidence: of this test alone.
-        guarantee: the epsilon that is claimed.
-        run: with the noise that is claimed. The trade-off curve of its guarantee is the lowest that is allowed: more
-            noise has a higher one. Of one run, it bounds how many guesses may be right.
+        guarantee: the claimed epsilon.
+        run: the run with the claimed noise. The trade-off curve of its guarantee is the lowest that the claim allows,
+            since more noise has a higher curve. For canaries of one run, the curve bounds the number of right guesses.
     """
 
-    __test__ = False  # it is none of pytest's
+    __test__ = False  # not a test class of pytest
 
     method: str
     confidence: float
@@ -46,7 +47,7 @@ class Test:
     run: DPSGD | None = None
 
     def refutes(self, found: Estimate) -> bool:
-        """Whether what was found by this method and at this confidence refutes the claim."""
+        """Return whether an estimate by this method and at this confidence refutes the claim."""
         if self.run is None:
             return found.epsilon > self.guarantee
         if found.guesses is not None and found.guessed is not None:
@@ -55,7 +56,7 @@ class Test:
         return _beats(self.run, found.fpr_upper, found.fnr_upper)
 
     def _too_many_right(self, canaries: int, count: int, right: int, threshold: float | str) -> bool:
-        """Whether so many of the guesses are right more seldom than the error, by the run's guarantee."""
+        """Return whether the run's guarantee makes this many right guesses less probable than the error."""
         assert self.run is not None
         error = (1.0 - self.confidence) / ways_to_guess(canaries, threshold)
         return slack(allowed_by(self.run), canaries, count, right, error) < 0.0
@@ -66,24 +67,25 @@ def _canaries(found: Estimate) -> int:
 
 
 def _beats(run: DPSGD, fpr: float, fnr: float) -> bool:
-    """Whether these error rates are better than the run's guarantee allows."""
+    """Return whether these error rates are lower than the run's guarantee allows."""
     return _least_fnr(run, fpr) > fnr + 1e-9
 
 
-@lru_cache(maxsize=1024)  # what so many scores could refute is asked at the same rate every time
+@lru_cache(maxsize=1024)  # the same rates recur
 def _least_fnr(run: DPSGD, fpr: float) -> float:
     return float(guarantee_of(run)(run).fnr(fpr))
 
 
 @dataclass(frozen=True)
 class Claim:
-    """What is claimed of a training, as epsilons at one delta.
+    """A claim about a training, as epsilons at one delta.
 
     Attributes:
-        run: the run with the noise that is claimed, or that the claimed epsilon needs; None: no noise follows.
-        guarantee: no attack may exceed it.
-        heuristic: attacks on the last iterate are expected not to; None: it is not known.
-        words: the claim for people.
+        run: the run with the claimed noise, or with the noise that the claimed epsilon needs. None: the claim implies
+            no noise.
+        guarantee: the epsilon that no attack may exceed.
+        heuristic: the epsilon that attacks on the last iterate are expected not to exceed. None: not known.
+        words: the claim in words.
     """
 
     run: DPSGD | None
@@ -92,17 +94,18 @@ class Claim:
     words: str
 
     def tests(self, kind: Kind, confidence: float) -> list[Test]:
-        """Those that can refute it, for a kind of scores; they share the error."""
+        """Return the tests that can refute the claim, for a kind of scores. The tests share the error."""
         free = "one-run" if kind is Kind.ONE_MODEL else "clopper-pearson"
         if self.run is None:
             return [Test(free, confidence, self.guarantee)]
         shared = sharing_the_error(confidence)
-        # Of error rates the method only chooses the threshold: for last iterates, the quicker family has the same one.
+        # The method of a test of error rates only chooses the threshold. For last iterates, the quicker family has the
+        # same threshold.
         family = "last-iterate"
         if kind is Kind.ALL_ITERATES:
             family = "composition" if guarantee_of(self.run) is composition else "clopper-pearson"
         if kind is Kind.ONE_MODEL:
-            family = "one-run-fdp"  # of guesses it only chooses how many
+            family = "one-run-fdp"  # the method only chooses the number of guesses
         return [
             Test(free, shared, self.guarantee),
             Test(family, shared, self.guarantee, self.run),
@@ -111,25 +114,25 @@ class Claim:
     def wager(
         self, kind: Kind, scores_in: FloatArray, scores_out: FloatArray, delta: float, confidence: float
     ) -> Wager | None:
-        """The bet against it, with half of the error, for scores that one may look at any time; none for one model."""
+        """Return the wager against the claim, with half of the error, for "anytime" validity; None for one model."""
         if kind is Kind.ONE_MODEL:
             return None
         return Wager(scores_in, scores_out, self.odds(delta), 0.5 * (1.0 - confidence))
 
     def odds(self, delta: float) -> Odds:
-        """The odds that the claim offers to a wager."""
+        """Return the odds that the claim offers to a wager."""
         return Odds.of_epsilon(self.guarantee, delta) if self.run is None else _odds_of(self.run)
 
 
-@lru_cache(maxsize=8)  # an audit looks often
+@lru_cache(maxsize=8)  # an "anytime" audit looks often
 def _odds_of(run: DPSGD) -> Odds:
     return Odds.of_curve(guarantee_of(run)(run).delta)
 
 
 def claim_of(run: DPSGD | None, delta: float, epsilon: float | None = None, noise: float | None = None) -> Claim:
-    """The claim that training had this epsilon, or this noise multiplier, or else all that the run says.
+    """Return the claim that training had this epsilon, or this noise multiplier, or by default the run's settings.
 
-    An epsilon can be claimed of an unknown run.
+    An epsilon can be claimed for an unknown run.
     """
     check_claims(epsilon, noise)
     if run is None:
@@ -158,7 +161,7 @@ def claim_of(run: DPSGD | None, delta: float, epsilon: float | None = None, nois
 
 
 def check_claims(epsilon: float | None, noise: float | None) -> None:
-    """Refuse claims that cannot be judged, before anything is trained."""
+    """Raise an error for claims that cannot be judged, before training."""
     if epsilon is not None and noise is not None:
         raise ValueError("claim_epsilon and claim_noise were both given: give one")
     if epsilon is not None:
@@ -169,17 +172,17 @@ def check_claims(epsilon: float | None, noise: float | None) -> None:
 
 
 def check_fault(fault: float) -> float:
-    """The noise of the faulty training that an audit must catch, as a share of the declared noise."""
+    """Return the validated noise of the faulty training that an audit must catch, as a share of the declared noise."""
     return number("fault", fault, 0.02, 1.0, open_high=True)
 
 
 def sharing_the_error(confidence: float) -> float:
-    """The confidence of each of two tests that are wrong together as seldom as this one."""
+    """Return the confidence of each of two tests that jointly have this confidence."""
     return 1.0 - 0.5 * (1.0 - confidence)
 
 
 def remark_on(claim: Claim, predictions: dict[str, Answer]) -> str | None:
-    """That the claim promises more than the run itself does, by what the analyses predict for it."""
+    """Return a sentence if the claim is below the run's own guarantee, else None."""
     own = {name: predictions[name].value for name in ("composition", "no_amplification") if name in predictions}
     guarantee = next((value for value in own.values() if value is not None), None)
     if guarantee is None or claim.guarantee >= guarantee * _SAME:

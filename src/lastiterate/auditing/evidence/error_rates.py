@@ -1,4 +1,4 @@
-"""From counted errors to upper bounds on error rates, and from these to epsilon without further assumptions."""
+"""Upper bounds on error rates from counted errors, the assumption-free epsilon, and the law of error counts."""
 
 from __future__ import annotations
 
@@ -15,26 +15,27 @@ from lastiterate.privacy.mixtures.solve import invert
 
 RateBound: TypeAlias = Callable[[ArrayLike, int, float], FloatArray]
 
-CORRECTION_RATIO = 1.25  # of neighbouring ranks: finer costs confidence, coarser rounds counts up by more
-_TIE = 1e-9  # of epsilon, for a distance of one standard deviation
+CORRECTION_RATIO = 1.25  # of neighbouring ranks: a finer grid costs confidence, a coarser one rounds counts up by more
+_TIE = 1e-9  # epsilon added for a distance of one standard deviation, to break ties
 _FURTHEST = 8.0  # standard deviations
 _OUTWARDS = 1e-12  # of a rate: more than the root-finder's error
 
 
 def upper_bound(errors: ArrayLike, models: int, error: float) -> FloatArray:
-    """Clopper and Pearson's upper bound on a rate, wrong with probability ``error`` at most."""
+    """Return Clopper and Pearson's upper bound on a rate, wrong with probability at most ``error``."""
     count = np.asarray(errors, dtype=np.float64)
     all_wrong = count >= models
     return np.where(all_wrong, 1.0, betainccinv(count + 1.0, np.where(all_wrong, 1.0, models - count), error))[()]
 
 
 def anytime_bound(errors: ArrayLike, models: int, error: float) -> FloatArray:
-    """An upper bound on a rate that holds for all numbers of models at once, but with probability ``error``.
+    """Return an upper bound on a rate that holds for all numbers of models at once, with probability 1 - ``error``.
 
-    So one may look after every model, and stop when one likes. Against a rate p speaks the mixture, over the rates r
-    below p with the weights of Jeffreys' prior, of the likelihood ratios of r to p. Where the true rate is p or larger
-    that is a supermartingale which begins at 1, and by Ville's inequality it ever exceeds 1 / error with probability
-    ``error`` at most. It increases in p wherever it is 2 or more (docs/method.md), hence the bound is its one crossing.
+    One may look after every model and stop at any time. The evidence against a rate p is the mixture of the likelihood
+    ratios of r to p, over the rates r below p with the weights of Jeffreys' prior. If the true rate is at least p, the
+    evidence is a supermartingale that begins at 1. By Ville's inequality it ever exceeds 1 / error with probability at
+    most ``error``. The evidence increases in p wherever it is at least 2 (docs/method.md), so it crosses 1 / error
+    once. The bound is this crossing.
     """
     if not 0.0 < error <= 0.5:
         raise ValueError(f"error must be above 0 and at most 0.5, got {error!r}")
@@ -47,12 +48,12 @@ def anytime_bound(errors: ArrayLike, models: int, error: float) -> FloatArray:
 
 
 def _crossing(count: FloatArray, models: int, error: float) -> FloatArray:
-    """Where the evidence against a rate reaches 1 / error, for each of these numbers of errors, all of them below n."""
+    """Return the rate against which the evidence reaches 1 / error, for each number of errors below ``models``."""
     right = models - count
     constant = betaln(count + 0.5, right + 0.5) - betaln(0.5, 0.5)
 
     def evidence(log_rate: Floats) -> tuple[Floats, Floats]:
-        """Its logarithm, and the derivative of that."""
+        """Return the logarithm of the evidence, and its derivative by the logarithm of the rate."""
         rate = np.minimum(np.exp(log_rate), 1.0 - 1e-16)
         below = betainc(0.5, 0.5, rate)
         logarithm = (
@@ -66,7 +67,7 @@ def _crossing(count: FloatArray, models: int, error: float) -> FloatArray:
         slope = (models * rate - count) / (1.0 - rate) - density / below * (1.0 - np.exp(-np.maximum(logarithm, 0.0)))
         return logarithm, slope
 
-    # One look needs no more than Clopper and Pearson's, by Markov's inequality: their bound is below.
+    # Clopper and Pearson's bound, for one look, is below this bound, by Markov's inequality.
     low = np.log(upper_bound(count, models, error))
     goal = np.full(count.size, -np.log(error))
     found = np.exp(invert(evidence, goal, np.minimum(low + 0.2, 0.5 * low), low, np.zeros(count.size)))
@@ -75,10 +76,10 @@ def _crossing(count: FloatArray, models: int, error: float) -> FloatArray:
 
 
 def bound_on_rates(choice: str, validity: str = "fixed") -> RateBound:
-    """How errors become an upper bound on their rate.
+    """Return the function that turns numbers of errors into an upper bound on their rate.
 
-    That is at one threshold, or for the choice "corrected" at all of them at once; for one number of models, or for the
-    validity "anytime" for all of them at once.
+    The bound holds at one threshold, or at all thresholds at once for the choice "corrected". It holds for one number
+    of models, or for all numbers at once for the validity "anytime".
     """
     if choice == "corrected":
         return simultaneous_bound
@@ -86,15 +87,15 @@ def bound_on_rates(choice: str, validity: str = "fixed") -> RateBound:
 
 
 def simultaneous_bound(errors: ArrayLike, models: int, error: float) -> FloatArray:
-    """Upper bounds on the error rates of all thresholds at once, all of them right but with probability ``error``.
+    """Return upper bounds on the error rates of all thresholds at once. All hold with probability 1 - ``error``.
 
-    Take false positives. Let X be the score of the (k+1)-th largest of n models. A threshold with at most k false
-    positives lies above X, so its rate is at most the chance that a new score exceeds X. Scores are a decreasing
-    function of uniform numbers; a new one exceeds X only if its number is smaller than X's, which is the (k+1)-th
-    smallest of n and so has the law Beta(k+1, n-k); with ties it may have to be smaller still. So Clopper and Pearson's
-    bound for k errors, a quantile of that law, holds for every threshold with at most k errors together. It is used for
-    ranks k that are fixed before the scores are seen, with an equal share of ``error`` each, and a count is rounded up
-    to the next rank. False negatives are the same from below.
+    Consider false positives. Let X be the (k+1)-th largest of n scores. A threshold with at most k false positives lies
+    above X, so its rate is at most the probability that a new score exceeds X. Scores are a decreasing function of
+    uniform numbers. A new score exceeds X only if its uniform number is smaller than that of X; with ties it may have
+    to be smaller still. The uniform number of X is the (k+1)-th smallest of n and has the law Beta(k+1, n-k). Clopper
+    and Pearson's bound for k errors is a quantile of this law, so it holds jointly for every threshold with at most k
+    errors. The ranks k are fixed before the scores are seen, each has an equal share of ``error``, and a count is
+    rounded up to the next rank. False negatives are treated in the same way from below.
     """
     grid = ranks(models, CORRECTION_RATIO)
     bounds = np.append(upper_bound(grid, models, error / grid.size), 1.0)
@@ -102,10 +103,10 @@ def simultaneous_bound(errors: ArrayLike, models: int, error: float) -> FloatArr
 
 
 def ranks(models: int, ratio: float) -> IntArray:
-    """Numbers of errors, out of so many models, that stand for all others.
+    """Return a grid of numbers of errors out of ``models``.
 
-    They are 0, 1, 2 and so on, soon each ``ratio`` times the one before, up to half of the models. From there on they
-    get as much denser again towards all models, which is not among them: a rate that is 1 shows nothing.
+    The numbers are 0, 1, 2 and so on, later each ``ratio`` times the one before, up to half of the models. Above half
+    of the models the grid is the mirror image. It leaves out ``models`` itself, because a rate of 1 shows nothing.
     """
     steps = [0]
     while steps[-1] <= models // 2:
@@ -115,7 +116,7 @@ def ranks(models: int, ratio: float) -> IntArray:
 
 
 def epsilon_of(fpr: float | FloatArray, fnr: float | FloatArray, delta: float) -> FloatArray:
-    """The least epsilon >= 0 at which (epsilon, delta)-DP allows these two error rates."""
+    """Return the least epsilon >= 0 at which (epsilon, delta)-DP allows these two error rates."""
     with np.errstate(divide="ignore"):
         forward = np.log(np.maximum(1.0 - fnr - delta, 0.0)) - np.log(fpr)
         backward = np.log(np.maximum(1.0 - fpr - delta, 0.0)) - np.log(fnr)
@@ -125,20 +126,20 @@ def epsilon_of(fpr: float | FloatArray, fnr: float | FloatArray, delta: float) -
 
 @dataclass(frozen=True)
 class AssumptionFree:
-    """The definition of (epsilon, delta)-DP, and nothing else."""
+    """The rule that uses only the definition of (epsilon, delta)-DP."""
 
     def epsilon(self, fpr: float, fnr: float, delta: float) -> float:
-        """The lower bound that upper bounds on the two rates imply."""
+        """Return the lower bound on epsilon that upper bounds on the two rates imply."""
         return float(epsilon_of(fpr, fnr, delta))
 
     def noise_multiplier(self, fpr: float, fnr: float) -> float | None:
-        """None: no noise is assumed."""
+        """Return None, since no noise is assumed."""
         return None
 
     def merits(self, fpr: FloatArray, fnr: FloatArray, delta: float) -> FloatArray:
-        """How good each row of possible upper bounds is: the mean epsilon, and where that is equal, the distance.
+        """Return the merit of each row of possible upper bounds: the mean epsilon.
 
-        That is between two normal distributions with these rates.
+        Ties are broken by the distance between two normal distributions with these rates.
         """
         epsilons = epsilon_of(fpr[:, :, None], fnr[:, None, :], delta)
         overlap = sum(np.clip(ndtri(rate), -_FURTHEST, _FURTHEST).mean(axis=1) for rate in (fpr, fnr))
@@ -146,14 +147,14 @@ class AssumptionFree:
         return merits
 
 
-# Numbers of errors before they are counted: binomial, at one threshold and at two of them at once.
+# Error counts: the binomial law of the number of errors, at one threshold and at two jointly.
 
 _LEFT_OUT = 1e-13  # of the probability, at either end
 
 
 @dataclass(frozen=True, eq=False)
 class ErrorCounts:
-    """How many of so many models are called wrongly: the numbers that occur, and how probable each is."""
+    """The law of the number of errors among ``models`` models. ``counts`` are the numbers that occur."""
 
     models: int
     rate: float
@@ -161,7 +162,7 @@ class ErrorCounts:
 
     @classmethod
     def of(cls, models: int, rate: float) -> ErrorCounts:
-        """The law at this rate of errors."""
+        """Return the law at this error rate."""
         rate = min(max(rate, 0.0), 1.0)
         inside = min(max(rate, 1e-15), 1.0 - 1e-15)
         low, high = (float(bdtrik(end, float(models), inside)) for end in (_LEFT_OUT, 1.0 - _LEFT_OUT))
@@ -171,20 +172,20 @@ class ErrorCounts:
 
     @property
     def masses(self) -> FloatArray:
-        """The probability of each of the numbers."""
+        """The probability of each of the ``counts``."""
         return _binomial(self.counts, self.models, self.rate)
 
     @property
     def at_most(self) -> FloatArray:
-        """The probability of less than the first of the numbers, and of at most each of them."""
+        """The probability of less than the first of the ``counts``, and of at most each of the ``counts``."""
         fewer = np.concatenate((self.counts[:1] - 1, self.counts))
         return np.where(fewer < 0, 0.0, bdtr(np.maximum(fewer, 0), self.models, self.rate))
 
 
 def both(fewer: ErrorCounts, more: ErrorCounts) -> FloatArray:
-    """The probability of each number of errors at the threshold that makes fewer, with each at the other: a matrix.
+    """Return the matrix of joint probabilities of the numbers of errors at two thresholds.
 
-    Whoever is wrong at the first is wrong at the second, too.
+    A model that is wrong at the threshold with fewer errors is also wrong at the other.
     """
     left = more.models - fewer.counts[:, None]
     rest = max(1.0 - fewer.rate, 1e-300)
@@ -197,7 +198,7 @@ def both(fewer: ErrorCounts, more: ErrorCounts) -> FloatArray:
 
 
 def _binomial(count: IntArray, models: int | IntArray, rate: float) -> FloatArray:
-    """The probability of so many errors."""
+    """Return the binomial probability of ``count`` errors."""
     ways = gammaln(np.add(models, 1.0)) - gammaln(count + 1.0) - gammaln(np.subtract(models, count) + 1.0)
     mass: FloatArray = np.exp(ways + xlogy(count, rate) + xlog1py(np.subtract(models, count), -rate))
     return mass

@@ -1,4 +1,4 @@
-"""From scores to an empirical epsilon: a lower bound, with its confidence, its method and its threshold beside it."""
+"""Empirical epsilon: a lower bound from the scores of an audit, with its confidence, method and threshold."""
 
 from __future__ import annotations
 
@@ -40,30 +40,30 @@ _KNOWN = ("releases", *LINEAR)
 
 @dataclass(frozen=True)
 class Estimate:
-    """A lower bound on epsilon, and all that it rests on.
+    """A lower bound on epsilon, with its errors, threshold and assumptions.
 
     Attributes:
-        epsilon: the bound, at least 0; infinite where a family of mechanisms cannot explain the scores at all.
-        method: how it was found.
+        epsilon: the bound, at least 0. Infinite if no member of a family of mechanisms explains the scores.
+        method: name of the estimation method.
         delta: of (epsilon, delta)-DP.
-        confidence: with which the bound holds, jointly for both error rates.
-        threshold: models with a score of at least this are called "in"; of at most this, where ``direction`` is -1.
-        threshold_choice: "a-priori", "split", "corrected" or "uncorrected"; the last is not a valid bound.
-        models_in: how many models with the canary were counted.
-        models_out: how many without.
-        false_positives: how many of those without were called "in".
-        false_negatives: how many of those with were called "out".
+        confidence: of the bound, joint over both error rates.
+        threshold: models with a score of at least this are called "in"; of at most this, if ``direction`` is -1.
+        threshold_choice: "a-priori", "split", "corrected" or "uncorrected". "uncorrected" is not a valid bound.
+        models_in: number of models with the canary that were counted.
+        models_out: number of models without the canary that were counted.
+        false_positives: number of models without the canary that were called "in".
+        false_negatives: number of models with the canary that were called "out".
         fpr_upper: upper bound on the false positive rate.
         fnr_upper: upper bound on the false negative rate.
-        largest: what the bound would have been without a single error: so many models cannot show more. None: not
+        largest: the bound without a single error, which is the largest that this many models can show. None: not
             computed, for the composition family and for several releases.
         noise_multiplier: for a family, the largest noise multiplier (of the first step) that the scores allow.
-        direction: 1 if larger scores were taken to speak for the canary, -1 if smaller ones, which only the choosing
-            half of a split can find.
-        caveats: what a reader must know about this bound, in sentences; the last are all that it assumes.
-        validity: "fixed", for a number of models that was fixed before, or "anytime", for all of them at once.
-        guesses: for one run, how many canaries were to be guessed, fixed in advance. None: this method guesses all.
-        guessed: how many were; fewer where scores are equal.
+        direction: 1 if larger scores speak for the canary, -1 if smaller ones do. Only a split can find -1.
+        caveats: sentences that a reader must know about this bound. The last ones are its assumptions.
+        validity: "fixed": the number of models was fixed in advance. "anytime": the bound holds for all numbers of
+            models at once.
+        guesses: for one run, the number of guesses, fixed in advance. None: the method does not count guesses.
+        guessed: the number of guesses made. It is smaller than ``guesses`` if scores are equal.
     """
 
     epsilon: float
@@ -91,11 +91,11 @@ class Estimate:
 
     @property
     def assumptions(self) -> tuple[str, ...]:
-        """All that the bound rests on, in sentences; the last of its caveats."""
+        """The assumptions of the bound, in sentences. They are also the last caveats."""
         return METHODS[self.method].assumptions(self.threshold_choice, self.validity)
 
     def __str__(self) -> str:
-        """In one line: what it says, how far it may be trusted, and what it rests on."""
+        """Return one line with the bound, its confidence, its method and its caveats."""
         method = METHODS[self.method]
         if THRESHOLDS[self.threshold_choice].is_valid:
             when = ", at every moment" if self.validity == "anytime" else ""
@@ -121,30 +121,30 @@ def estimate(
     validity: str = "fixed",
     guesses: int | None = None,
 ) -> Estimate:
-    """A lower bound on epsilon from scores of models with the canary and without it.
+    """Compute a lower bound on epsilon from the scores of models with and without the canary.
 
-    A larger score speaks for the canary; only with the threshold "split" the scores themselves say whether it is a
-    larger or a smaller one. Scores may be infinite, but not NaN. Clopper and Pearson's upper bounds on the false
-    positive and false negative rate are wrong with probability (1 - confidence) / 2 each, so that both hold with
-    ``confidence``; scores without signal give 0. What the two rates imply for epsilon is the method:
+    A larger score speaks for the canary. Only the threshold "split" learns from the scores whether larger or smaller
+    ones do. Scores may be infinite, but not NaN. Clopper and Pearson's upper bounds on the false positive and false
+    negative rates are each wrong with probability (1 - confidence) / 2, so both hold with ``confidence``. Scores
+    without signal give 0. The method turns the two rates into epsilon:
 
     - "clopper-pearson": the definition of (epsilon, delta)-DP, for any mechanism.
     - "gdp": a Gaussian mechanism of unknown noise.
-    - "last-iterate", "composition": ``run`` with its noise scaled by an unknown factor, as that analysis sees it.
-    - "one-run", "one-run-fdp", "one-run-last-iterate", "one-run-composition": the scores are those of canaries in one
-      single run, each included by its own fair coin: for any mechanism, for a Gaussian one, and for ``run`` with its
-      noise scaled, as one of the analyses sees it. The last-iterate one tests a prediction. Right guesses are counted
-      instead of rates, which are NaN.
-    - "one-run-independent": the same scores, on the assumption that no canary changes the score of another. Rates
-      are bounded as if each canary were a model of its own.
+    - "last-iterate", "composition": ``run`` under this analysis, with its noise scaled by an unknown factor.
+    - "one-run", "one-run-fdp", "one-run-last-iterate", "one-run-composition": the scores belong to canaries of one
+      run, each included by its own fair coin. The mechanism is any, a Gaussian one, or ``run`` under one of the
+      analyses with its noise scaled. "one-run-last-iterate" tests a prediction. These methods count right guesses; the
+      error rates are NaN.
+    - "one-run-independent": the same scores, assuming that no canary changes the score of another. Rates are bounded
+      as if each canary were a separate model.
 
-    The methods of one run refuse numbers of canaries in and out that fair coins have in fewer than one of 1,000 audits.
-    One coin for several canaries does not show in the scores, and no bound holds for it.
+    The methods of one run refuse counts of canaries in and out that fair coins have in fewer than one of 1,000 audits.
+    One coin shared by several canaries does not show in the scores, and no bound holds for it.
 
-    A family gives the largest noise that the rates allow, and its epsilon. Where they are below what the family reaches
-    without any noise, that is 0 and epsilon infinite: this is not such a mechanism. The composition family, and that
-    of a run with several releases, is followed up to an epsilon of 50, or of twice the run's own; what would be more is
-    reported as that.
+    A family gives the largest noise that the rates allow, and the epsilon at this noise. If the rates are below the
+    family's curve without any noise, the noise is 0 and epsilon is infinite: the mechanism is not of this family. The
+    composition family, and that of a run with several releases, is followed up to an epsilon of 50 or twice the run's
+    own, whichever is larger. A larger epsilon is reported as this limit.
 
     The threshold is part of the statistics:
 
@@ -154,16 +154,17 @@ def estimate(
     - "corrected": all thresholds, with bounds that hold for all of them at once;
     - "uncorrected": the best of all thresholds as if it were the only one. Not a valid bound.
 
-    For one run a number guesses every canary. "a-priori" guesses ``guesses`` of them, half of these with the largest
-    and half with the smallest scores; None: as many as the linear analysis of ``run`` expects to show most, or a
-    quarter without a run. "corrected" is several fixed numbers of guesses. "split" is the same as "corrected", since
-    canaries of one run are not independent; where they are taken to be, "corrected" is the same as "split". Canaries
-    with equal scores on both sides of a cut are not guessed.
+    For one run, a number as threshold guesses every canary. "a-priori" guesses ``guesses`` canaries: half of them have
+    the largest and half the smallest scores. If ``guesses`` is None, the linear analysis of ``run`` chooses the number
+    with the largest expected bound; without a run, a quarter of the canaries is guessed. "corrected" tries several
+    fixed numbers of guesses. "split" is the same as "corrected", since canaries of one run are not independent. For
+    "one-run-independent", "corrected" is the same as "split". Canaries with equal scores on both sides of a cut are not
+    guessed.
 
-    With ``validity`` "fixed" the number of models must have been fixed before. With "anytime" the bound holds for all
-    numbers of models at once, so that one may look after each, stop, and go on. Scores are then in the order of the
-    models; "split" lets the first 64 a world choose, "a-priori" predicts for 512 a world, however many there are; and
-    "corrected", "uncorrected" and one run are refused.
+    With ``validity`` "fixed", the number of models must have been fixed in advance. With "anytime", the bound holds for
+    all numbers of models at once: one may look after each model, stop, and go on. Scores must then be in the order of
+    the models. The first 64 models a world choose the threshold of "split". "a-priori" predicts a threshold for 512
+    models a world, whatever their number. "corrected", "uncorrected" and one run are refused.
     """
     found = estimate_or_zero(scores_in, scores_out, delta, confidence, method, threshold, run, validity, guesses)
     if METHODS[method].is_one_run and (unfair := unfair_coins(np.size(scores_in), np.size(scores_out))):
@@ -182,7 +183,7 @@ def estimate_or_zero(
     validity: str = "fixed",
     guesses: int | None = None,
 ) -> Estimate:
-    """As ``estimate``, but coins that are visibly unfair give epsilon 0 and a caveat instead of an error."""
+    """Compute ``estimate``, but return epsilon 0 and a caveat instead of an error if the coins are visibly unfair."""
     inside, outside = _scores("scores_in", scores_in), _scores("scores_out", scores_out)
     one_of("method", method, METHODS)
     gaussian = not METHODS[method].is_assumption_free  # noise leaves no pure epsilon
@@ -216,7 +217,7 @@ def estimate_or_zero(
 
 
 def _scores(name: str, given: ArrayLike) -> FloatArray:
-    """Scores, in their order."""
+    """Return validated scores in their order."""
     try:
         scores = np.asarray(given)
     except (TypeError, ValueError):
@@ -251,7 +252,7 @@ def _of_rates(
         sizes = (EXPECTED, EXPECTED) if validity == "anytime" else (inside.size, outside.size)
         threshold = predicted_threshold(run, *sizes, delta, confidence, method, validity=validity)
     if isinstance(threshold, str):
-        # Composition's own curves would hardly choose otherwise, and may take minutes.
+        # Composition's own curves choose nearly the same threshold, and may take minutes.
         chooser = rule_of("last-iterate", run) if method == "composition" else rule
         bounds = _chosen_by_scores(inside, outside, threshold, chooser, delta, error, validity)
     else:
@@ -269,7 +270,7 @@ def _of_rates(
         false_negatives=bounds.false_negatives,
         fpr_upper=bounds.fpr,
         fnr_upper=bounds.fnr,
-        # Curves of composition, and of several releases, with next to no noise take minutes.
+        # With next to no noise, curves of composition and of several releases take minutes.
         largest=None if is_slow else rule.epsilon(bounds.least_fpr, bounds.least_fnr, delta),
         noise_multiplier=rule.noise_multiplier(bounds.fpr, bounds.fnr),
         direction=bounds.direction,
@@ -281,7 +282,7 @@ def _of_rates(
 def _chosen_by_scores(
     inside: FloatArray, outside: FloatArray, choice: str, rule: Rule, delta: float, error: float, validity: str
 ) -> Bounds:
-    """The bounds at a threshold that scores choose, of these models or of others."""
+    """Return the bounds at a threshold that the scores of the same or of other models choose."""
     if choice != "split":
         return chosen_by_themselves(Worlds.of(inside, outside), choice, rule, delta, error)
     if validity == "anytime":
@@ -353,7 +354,7 @@ def _of_independent(
 def _of_nothing(
     worlds: Worlds, delta: float, confidence: float, method: str, threshold: float | str, why: str
 ) -> Estimate:
-    """The estimate without a single guess."""
+    """Return an estimate of 0, without any guess, for the reason ``why``."""
     threshold = "corrected" if threshold == "split" else threshold
     return Estimate(
         epsilon=0.0,

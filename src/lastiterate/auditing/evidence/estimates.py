@@ -1,4 +1,4 @@
-"""Bounds from the scores of one audit, each at the threshold that suits what was expected of them."""
+"""Questions to the scores of one audit, and the bounds that answer them, each at its predicted or chosen threshold."""
 
 from __future__ import annotations
 
@@ -41,8 +41,6 @@ from lastiterate.privacy.convex.distances import Contraction
 from lastiterate.registry import COMPOSITION, CONVEX, METHODS, ONE_RUN_METHODS, PAIRED_METHODS
 from lastiterate.run import DPSGD
 
-# What is asked of an audit's scores, checked before anything is trained.
-
 METHODS_OF = {
     Kind.LAST_ITERATE: PAIRED_METHODS,
     Kind.ALL_ITERATES: ("clopper-pearson", "composition"),
@@ -52,10 +50,12 @@ METHODS_OF = {
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked of the scores. ``methods`` None: all that apply; ``threshold``, ``validity`` as in ``estimate``.
+    """The question to the scores of an audit: options of the bounds, and the claim to judge.
 
-    With a ``contraction`` there is also what ``lastiterate.convex`` guarantees for the last iterate. ``fault`` is the
-    noise of the training that an audit must be able to refute, as a share of the declared noise.
+    The options are checked before training. ``methods`` None: all that apply. ``threshold`` and ``validity`` are as in
+    ``estimate``. With a ``contraction``, predictions include the guarantee of ``lastiterate.convex`` for the last
+    iterate. ``fault`` is the noise of the training that an audit must be able to refute, as a share of the declared
+    noise.
     """
 
     delta: float = 1e-5
@@ -70,20 +70,20 @@ class Question:
 
     @property
     def has_claim(self) -> bool:
-        """Whether a claim other than the run's own is to be judged."""
+        """True if the claim is not the run's own."""
         return self.claim_epsilon is not None or self.claim_noise is not None
 
     def claim(self, run: DPSGD) -> Claim:
-        """What is to be judged."""
+        """Return the claim to judge."""
         return claim_of(run, self.delta, self.claim_epsilon, self.claim_noise)
 
     def remark(self, run: DPSGD) -> str | None:
-        """That a claim is below what the run itself guarantees or predicts."""
+        """Return a sentence if the claim is below the run's own guarantee or prediction, else None."""
         return remark_on(self.claim(run), predictions_of(run, self.delta, self.contraction)) if self.has_claim else None
 
     def __post_init__(self) -> None:
         check_claims(self.claim_epsilon, self.claim_noise)
-        for name in ("delta", "confidence"):  # plain numbers, as they are looked up by value
+        for name in ("delta", "confidence"):  # plain numbers, since caches look them up by value
             plain = number(name, getattr(self, name), 0.0, 1.0, open_low=True, open_high=True)
             object.__setattr__(self, name, plain)
         object.__setattr__(self, "fault", check_fault(self.fault))
@@ -97,18 +97,18 @@ class Question:
         if not isinstance(self.methods, (list, tuple)) or not self.methods:
             given = "an empty one" if isinstance(self.methods, (list, tuple)) else told(self.methods)
             raise ValueError(f"methods must be a list of at least one method, or None for all, got {given}")
-        for method in self.methods:  # whether it applies shows when the attack is known
+        for method in self.methods:  # methods_for checks that they apply, once the attack is known
             one_of("method", method, METHODS)
 
     def check(self, run: DPSGD, kind: Kind) -> None:
-        """Refuse what could not be answered for such an audit."""
+        """Raise an error if the question cannot be answered for this run and kind of scores."""
         self.methods_for(run, kind)
         self.check_validity(kind)
         self.check_contraction(run, kind)
         self.claim(run)
 
     def check_contraction(self, run: DPSGD, kind: Kind) -> None:
-        """Refuse a guarantee that does not hold for the run, or for what the attack sees."""
+        """Raise an error if the convex guarantee does not hold for the run or for this kind of scores."""
         if self.contraction is None:
             return
         if kind is Kind.ALL_ITERATES:
@@ -116,12 +116,12 @@ class Question:
         convex(run, contraction=self.contraction)
 
     def check_validity(self, kind: Kind) -> None:
-        """Refuse to look at any time where there is one training, and so one look."""
+        """Raise an error for "anytime" validity with one training, which allows only one look."""
         if kind is Kind.ONE_MODEL and self.validity == "anytime":
             raise ValueError("validity must be 'fixed' for canaries of one training, got 'anytime': it is one look")
 
     def methods_for(self, run: DPSGD, kind: Kind) -> list[str]:
-        """The methods that apply to such scores, or those that were asked for."""
+        """Return the methods that were asked for, or all that apply to this kind of scores."""
         apply = METHODS_OF[kind]
         if not run.amplifies:
             apply = tuple(method for method in apply if METHODS[method].family is not COMPOSITION)
@@ -133,15 +133,15 @@ class Question:
         return list(self.methods)
 
 
-@lru_cache(maxsize=8)  # they are asked for before training, and after
+@lru_cache(maxsize=8)  # predictions are needed before and after training
 def predictions_of(run: DPSGD, delta: float, contraction: float | Contraction | None = None) -> dict[str, Answer]:
-    """What each analysis says of the run; with a contraction, the convex guarantee too."""
+    """Return the epsilon of each analysis for the run; with a contraction, also the convex guarantee."""
     curves = {} if contraction is None else {CONVEX.name: partial(convex, contraction=contraction)}
     return ask_all(run, lambda curve: curve.epsilon(delta), curves=curves)
 
 
 class Estimates:
-    """Bounds from one set of scores, by method and confidence, each at the threshold that was asked for."""
+    """Bounds from one set of scores, by method and confidence, at the threshold of the question."""
 
     def __init__(
         self,
@@ -153,26 +153,26 @@ class Estimates:
         planned: int = EXPECTED,
         claim: Claim | None = None,
     ) -> None:
-        """``planned``: models a world, for which a threshold is predicted where one may stop at any time."""
+        """Store the scores. ``planned``: models a world for which a threshold is predicted with "anytime" validity."""
         self.question, self.planned, self._claim = question, planned, claim
         self.run, self.expected = run, expected
         self.scores = scores_in, scores_out
         self._known: dict[tuple[str, float], Estimate] = {}
 
     def deciding(self, claim: Claim) -> Estimates:
-        """The same at the threshold, and with the number of guesses, that decide about a claim."""
+        """Return the estimates at the threshold, and with the number of guesses, that decide about a claim."""
         question = replace(self.question, threshold=deciding(self.question.threshold))
         decides = Estimates(self.run, self.expected, *self.scores, question, self.planned, claim)
-        if question == self.question:  # only canaries of one run are guessed
+        if question == self.question:  # the claim changes nothing but the number of guesses of one run
             decides._known = {key: found for key, found in self._known.items() if found.guesses is None}
         return decides
 
     def wager(self, claim: Claim, kind: Kind) -> Wager | None:
-        """The bet of these scores against a claim."""
+        """Return the wager of these scores against a claim."""
         return claim.wager(kind, *self.scores, self.question.delta, self.question.confidence)
 
     def failure(self) -> str | None:
-        """Why the attack, not the training, gave scores that tell nothing; None: it did its work."""
+        """Return the reason why the attack failed; None if nothing shows that it did."""
         signal = None
         match self.expected:
             case LinearScores(share, spread):
@@ -199,7 +199,7 @@ class Estimates:
         if isinstance(self.expected, Unknown):
             return "split"
         sizes = len(self.scores[0]), len(self.scores[1])
-        if is_one_run:  # how many canaries really are in says something about the coins
+        if is_one_run:  # the number of canaries that are in would reveal something about the coins
             sizes = (max(sum(sizes) // 2, 1),) * 2
         if self.question.validity == "anytime":
             sizes = self.planned, self.planned
@@ -208,7 +208,7 @@ class Estimates:
         )
 
     def _guesses(self, method: str, confidence: float) -> int | None:
-        """How many canaries of one run to guess, by what was expected of the scores; None: it is not asked."""
+        """Return the number of guesses for one run by the expected scores; None if the threshold rule needs none."""
         if not METHODS[method].is_one_run or self.question.threshold != "a-priori":
             return None
         canaries = len(self.scores[0]) + len(self.scores[1])
@@ -233,8 +233,8 @@ def a_priori_threshold(
     method: str,
     validity: str,
 ) -> float:
-    """The threshold that such scores are expected to show most at, for so many models in each world."""
-    if method == "composition" and not sees_every_step(expected):  # nearly the same, and far quicker to find
+    """Return the threshold with the largest expected bound, for this law of the scores and these numbers of models."""
+    if method == "composition" and not sees_every_step(expected):  # nearly the same threshold, far quicker to find
         method = "last-iterate"
     if isinstance(expected, LinearScores):
         return predicted_threshold(
@@ -248,7 +248,7 @@ def a_priori_threshold(
 
 @lru_cache(maxsize=8)
 def likelihood_ratios(run: DPSGD, expected: LikelihoodRatio) -> Worlds:
-    """Likelihood ratios of all steps, or of what is released, drawn as if nothing but canary and noise moved models."""
+    """Draw likelihood ratios of all steps, or of the released iterates, if only canary and noise move the models."""
     worlds, generator = np.arange(2 * DRAWS) % 2 == 0, np.random.default_rng(0)
     if expected.released:
         drawn = sample_released_scores(run, worlds, generator, expected.signal, expected.noise)

@@ -1,7 +1,7 @@
-"""The paper's "PLD approach": a family of mechanisms of which everything is known but the amount of noise.
+"""Families of mechanisms that are known up to the amount of noise: the paper's "PLD approach".
 
-Upper bounds on both error rates lie on or above the trade-off curve of the true mechanism. The more noise, the higher
-the curve, so that the amount of noise whose curve passes through them is the largest that the scores allow.
+Upper bounds on both error rates lie on or above the trade-off curve of the true mechanism. More noise means a higher
+curve. So the noise whose curve passes through the upper bounds is the largest that the scores allow.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from lastiterate.privacy.mixtures.solve import Secants, invert
 from lastiterate.run import DPSGD
 
 _GAUSSIAN = DPSGD(steps=1, sample_rate=1.0, noise_multiplier=1.0)
-_LEAST_NOISE, MOST_NOISE = 1e-4, 1e12  # noise multipliers that are tried
-_STEP, _STEP_OF_COMPOSITION = math.log(4.0), math.log(1.3)  # while the root is being bracketed
-_MOST_EPSILON, _DELTA = 50.0, 1e-5  # up to which the composition family is followed
+_LEAST_NOISE, MOST_NOISE = 1e-4, 1e12  # range of noise multipliers that are tried
+_STEP, _STEP_OF_COMPOSITION = math.log(4.0), math.log(1.3)  # of log noise, while the root is being bracketed
+_MOST_EPSILON, _DELTA = 50.0, 1e-5  # the composition family is followed up to this epsilon at this delta
 _NODES, _NODES_OF_COMPOSITION = 32, 10  # of a curve that only ranks thresholds
 _SMALLEST, _LARGEST = 1e-300, 1.0 - 1e-12  # rates with a finite normal quantile
 
@@ -42,18 +42,18 @@ class Family:
 
     @property
     def is_slow(self) -> bool:
-        """Whether losses of several blocks or steps add up, so that curves with little noise take up to minutes."""
+        """True if privacy losses of several blocks or steps add up: curves with little noise take up to minutes."""
         return self.name == "composition" or (self.name == "last-iterate" and self.run.release_count > 1)
 
     def curve(self, factor: float) -> PrivacyCurve:
-        """The family's member with so much noise."""
+        """Return the curve of the family's member with the noise scaled by this factor."""
         return self.analysis(self.run.replace(noise_multiplier=self.run.noise_multiplier * factor))
 
     def factor(self, fpr: float, fnr: float) -> float:
-        """The factor whose curve passes through these rates.
+        """Return the factor whose curve passes through these rates.
 
-        Infinity where guessing explains them, and 0 where they are below the curve of every member: even without any
-        noise, models in whose batches the canary never was look like those without it.
+        The factor is infinite if guessing explains the rates. It is 0 if the rates are below the curve of every member:
+        even without noise, a model whose batches never had the canary looks like a model without it.
         """
         if fnr >= 1.0 - fpr:
             return math.inf
@@ -62,21 +62,21 @@ class Family:
         return _factor(self, fpr, fnr)
 
     def epsilon(self, fpr: float, fnr: float, delta: float) -> float:
-        """The lower bound on epsilon that upper bounds on the two rates imply."""
+        """Return the lower bound on epsilon that upper bounds on the two rates imply."""
         factor = self.factor(fpr, fnr)
         if factor in (0.0, math.inf):
             return math.inf if factor == 0.0 else 0.0
         return float(self.curve(factor).epsilon(delta))
 
     def noise_multiplier(self, fpr: float, fnr: float) -> float:
-        """The largest noise multiplier of the first step that the two rates allow."""
+        """Return the largest noise multiplier of the first step that the two rates allow."""
         return float(np.ravel(self.run.noise_multiplier)[0]) * self.factor(fpr, fnr)
 
     def merits(self, fpr: FloatArray, fnr: FloatArray, delta: float) -> FloatArray:
-        """How good each row of possible upper bounds is: how far it lies, on average, below one member's curve.
+        """Return the merit of each row of possible upper bounds: its mean distance below the curve of one member.
 
-        That member passes through the medians of the row that tells most about a Gaussian mechanism. Distances are
-        between normal quantiles, in which curves of a family are nearly parallel.
+        The curve of this member passes through the medians of the row that is best for a Gaussian mechanism. Distances
+        are between normal quantiles, in which curves of a family are nearly parallel.
         """
         distance = ndtri(fnr)
         gaussian: FloatArray = -(ndtri(fpr).mean(axis=1) + distance.mean(axis=1))
@@ -85,12 +85,12 @@ class Family:
             return gaussian
         factor = self.factor(float(np.median(fpr[best])), float(np.median(fnr[best])))
         if self.name == "gdp" or factor in (0.0, math.inf) or np.any(np.asarray(self.run.effective_weights()) < 0.0):
-            return gaussian  # with weights of both signs a curve takes long
+            return gaussian  # a curve with weights of both signs takes long
         below: FloatArray = self._quantiles(factor, fpr).mean(axis=1) - distance.mean(axis=1)
         return below
 
     def _quantiles(self, factor: float, fpr: FloatArray) -> FloatArray:
-        """Normal quantiles of a curve's false negative rates, interpolated between a few of them."""
+        """Return normal quantiles of a curve's false negative rates, interpolated between a few nodes."""
         at = ndtri(np.clip(fpr, _SMALLEST, _LARGEST))
         count = _NODES_OF_COMPOSITION if self.name == "composition" else _NODES
         nodes = np.linspace(at.min(), at.max(), count)
@@ -100,11 +100,11 @@ class Family:
 
     @cached_property
     def least_log_factor(self) -> float:
-        """log of the least factor that is tried.
+        """The logarithm of the least factor that is tried.
 
-        Composition, and several releases, are followed up to an epsilon of 50, or twice the run's own: beyond, one
-        value of the curve takes up to a minute. More noise than needed gives a smaller epsilon, so that what is
-        reported then is still a bound.
+        Composition, and several releases, are followed up to an epsilon of 50 or twice the run's own, whichever is
+        larger. Beyond, one value of the curve takes up to a minute. The epsilon at this limit is still a lower bound,
+        because more noise means a smaller epsilon.
         """
         if not self.is_slow:
             return math.log(_LEAST_NOISE / float(np.min(self.run.noise_multiplier)))
@@ -113,10 +113,10 @@ class Family:
         return math.log(float(np.max(least.noise_multiplier)) / float(np.max(self.run.noise_multiplier)))
 
     def least_fnr(self, fpr: FloatArray) -> FloatArray:
-        """The curve without any noise.
+        """Return the false negative rates of the curve without any noise.
 
-        Without the canary nothing is then seen. Where another example replaces it, its use is seen as well, so that
-        false alarms come from models in which neither was used.
+        Every use of the canary is then seen. If another example replaces the canary, the use of this example is seen as
+        well, so false positives come only from models that used neither.
         """
         if self.run.neighbours == "replace":
             return np.maximum(self.never_used - fpr, 0.0)
@@ -124,7 +124,7 @@ class Family:
 
     @cached_property
     def never_used(self) -> float:
-        """The probability that a model with the canary is as one without, noise apart."""
+        """The probability that a model with the canary never used it, so that only noise distinguishes the worlds."""
         if self.name == "composition":
             missed = (1.0 - np.asarray(self.run.sample_rate)) ** self.run.group_size
             return float(np.prod(missed) if missed.ndim else missed**self.run.steps)
@@ -139,32 +139,32 @@ def _never_used(law: Law) -> float:
 
 
 def family_of(method: str, run: DPSGD | None) -> Family:
-    """The family of this name; "gdp" is one full-batch step and needs no run."""
+    """Return the family of a method. "gdp" is one full-batch step and needs no run."""
     if method == "gdp":
         return Family("gdp", last_iterate, _GAUSSIAN)
     if run is None:
         raise ValueError(f"run must be given with method {method!r}, for its steps, sample rate and weights; got None")
-    if run.optimizer is not None and run.release_count == 1:  # several blocks have weights of their own
+    if run.optimizer is not None and run.release_count == 1:  # with several releases, each block has its own weights
         run = run.replace(optimizer=None, weights=run.effective_weights())
     family = Family(method, last_iterate if method == "last-iterate" else composition, run)
-    family.curve(1.0)  # an analysis that refuses the run does so whatever the scores are
+    family.curve(1.0)  # raises an error at once if the analysis refuses the run
     return family
 
 
 @lru_cache(maxsize=4096)
 def _factor(family: Family, fpr: float, fnr: float) -> float:
-    """The root, where there is one."""
+    """Return the factor whose curve passes through these rates, by root finding."""
     goal = np.float64(ndtri(fnr))
 
     def normal_quantile(log_factor: float) -> float:
-        """Of the false negative rate that the member with this noise has at the given false positive rate."""
+        """Return the normal quantile of the member's false negative rate at the given false positive rate."""
         return float(ndtri(max(family.curve(math.exp(log_factor)).fnr(fpr), _SMALLEST)))
 
     quantile = Secants(normal_quantile)
     most = math.log(MOST_NOISE / float(np.max(family.run.noise_multiplier)))
     start, step = 0.0, _STEP
     if family.is_slow:
-        # From the run's own noise upwards: how little noise may be tried takes long to find, and is seldom needed.
+        # Start at the run's own noise or above: the least noise to try takes long to find and is seldom needed.
         start = max(near_composition(family.run, float(-ndtri(fpr) - goal)), 0.0)
         step = _STEP_OF_COMPOSITION
     low, high = bracket_noise(
@@ -184,14 +184,14 @@ def _factor(family: Family, fpr: float, fnr: float) -> float:
 
 
 def _stride(seen: list[tuple[float, float]], goal: float, longest: float) -> float:
-    """A little farther than where a secant sees the root: with too little noise a curve takes long."""
+    """Return a step slightly beyond the root of a secant. Longer steps may reach slow curves with little noise."""
     (x, value), (before, earlier) = seen[-1], seen[-2] if len(seen) > 1 else seen[-1]
     slope = (value - earlier) / (x - before) if x != before else 0.0
     return min(1.1 * abs(goal - value) / slope + 0.01, longest) if slope > 0.0 else 0.4 * longest
 
 
 def near_composition(run: DPSGD, mu: float) -> float:
-    """log of a factor near the root, where each evaluation costs: the central limit theorem of Bu et al. (2020)."""
+    """Return the logarithm of a factor near the root, by the central limit theorem of Bu et al. (2020)."""
     times = 1 if np.ndim(run.sample_rate) else run.steps
     apart = run.group_size * (2 if run.neighbours == "replace" else 1)
     squares = float(np.sum(np.square(apart * np.asarray(run.sample_rate)))) * times

@@ -1,8 +1,8 @@
 """Forecasts of an audit: the distribution of its bounds, before it begins.
 
-At a threshold that is fixed in advance the numbers of false positives and of false negatives are binomial, and their
-rates follow from the law of the scores (`score_law`). So the probability that a bound reaches an epsilon is a sum.
-Where the scores choose the threshold, audits are simulated (`simulated`).
+At a threshold that is fixed in advance, the numbers of false positives and of false negatives are binomial, and their
+rates follow from the law of the scores (`score_signal`). So the probability that a bound reaches an epsilon is a sum.
+If the scores choose the threshold, audits are simulated (`simulated_audits`).
 """
 
 from __future__ import annotations
@@ -28,28 +28,28 @@ from lastiterate.privacy.curve import PrivacyCurve
 from lastiterate.registry import FAMILIES
 from lastiterate.run import DPSGD
 
-IDEAL = LinearScores()  # of an attack that sees all of the canary, and nothing but the noise beside it
-CHANCE = 0.8  # with which a "detectable" epsilon is found, and a claim is to be refuted
-_NEAR = 1e-11  # of an epsilon, or of log noise
-_NODES = 129  # of a curve whose values between these are interpolated
+IDEAL = LinearScores()  # scores of an attack that sees all of the canary, and nothing else but the noise
+CHANCE = 0.8  # the required power: the probability of a "detectable" epsilon, and of refuting a claim
+_NEAR = 1e-11  # tolerance of an epsilon, or of log noise
+_NODES = 129  # of an interpolated curve
 _SMALLEST, _LARGEST = 1e-300, 1.0 - 1e-16  # rates with a finite normal quantile
 _STEP = math.log(4.0)  # of log noise, while the root is being bracketed
 
 
 @dataclass(frozen=True)
 class Outlook:
-    """An audit of many models, as it is expected to turn out.
+    """The forecast of an audit of many models.
 
     Attributes:
-        run: what is trained, exactly as it says.
-        models: how many count, in each world.
+        run: the run, trained exactly as described.
+        models: number of counted models in each world.
         delta: of (epsilon, delta)-DP.
         confidence: of the bounds.
-        expected: what the linear analysis expects of the scores; thresholds are predicted by it.
+        expected: the law of the scores by which thresholds are predicted.
         validity: "fixed" or "anytime", as in ``estimate``.
-        threshold: a number that was chosen before, "split" or "corrected"; None: the predicted one.
-        horizon: models a world for which thresholds are predicted; None: as many as there are.
-        scores: the law of the scores; None: as expected.
+        threshold: a number chosen in advance, "split" or "corrected". None: the predicted threshold.
+        horizon: number of models a world for which thresholds are predicted. None: ``models``.
+        scores: the true law of the scores. None: ``expected``.
     """
 
     run: DPSGD
@@ -64,11 +64,11 @@ class Outlook:
 
     @property
     def kind(self) -> Kind:
-        """What the scores are about."""
+        """The kind of the scores."""
         return Kind.ALL_ITERATES if sees_every_step(self.expected) else Kind.LAST_ITERATE
 
     def procedure(self) -> Procedure:
-        """How such an audit is simulated."""
+        """Return the procedure that simulates this audit."""
         rule = self.threshold if isinstance(self.threshold, str) else self.threshold_for
         return Procedure(self.run, self.models, self.delta, self.confidence, self.kind, rule, self.validity)
 
@@ -88,7 +88,7 @@ class Outlook:
         return _free(errors, upper, self.delta, chance)
 
     def threshold_for(self, method: str, confidence: float) -> float:
-        """The threshold that is fixed in advance for this method."""
+        """Return the threshold that is fixed in advance for this method."""
         if self.threshold is not None:
             return float(self.threshold)
         sizes = (self.horizon or self.models,) * 2
@@ -96,21 +96,21 @@ class Outlook:
         return a_priori_threshold(self.run, expected, sizes, self.delta, confidence, method, self.validity)
 
     def errors_at(self, threshold: float, scores: ExpectedScores) -> tuple[ErrorCounts, ErrorCounts]:
-        """The laws of the numbers of false positives and of false negatives of such scores."""
+        """Return the laws of the numbers of false positives and of false negatives for this law of the scores."""
         fpr, fnr = error_rates(self.run, scores, threshold)
         return ErrorCounts.of(self.models, fpr), ErrorCounts.of(self.models, fnr)
 
     def upper_bounds(self, errors: tuple[ErrorCounts, ErrorCounts], confidence: float) -> tuple[FloatArray, FloatArray]:
-        """The upper bounds on both rates that each number of errors gives."""
+        """Return the upper bounds on both rates for each number of errors."""
         bound, error = bound_on_rates("a-priori", self.validity), 0.5 * (1.0 - confidence)
         fpr, fnr = (np.asarray(bound(each.counts, self.models, error)) for each in errors)
         return fpr, fnr
 
     def _slowly(self, family: Family, chance: float) -> float:
-        """That of a family whose curves take long.
+        """Return the largest epsilon reached with this probability, for a family whose curves take long.
 
-        Which outcomes are better than others is taken from a quicker family, whose curves are nearly parallel to it;
-        the epsilon of the outcome is the family's own.
+        A quicker family with nearly parallel curves ranks the outcomes. The epsilon of the chosen outcome is the slow
+        family's own.
         """
         errors = self.errors_at(self.threshold_for(family.name, self.confidence), self.expected)
         upper = self.upper_bounds(errors, self.confidence)
@@ -119,7 +119,7 @@ class Outlook:
         if factor in (0.0, math.inf):
             return math.inf if factor == 0.0 else 0.0
         limit = fnr_of(quicker.curve(factor), upper[0])
-        fitting = np.searchsorted(upper[1], limit + 1e-12, side="right") - 1  # the worst outcome within, in each row
+        fitting = np.searchsorted(upper[1], limit + 1e-12, side="right") - 1  # the worst outcome in the limit, by row
         gap = np.where(fitting >= 0, limit - upper[1][np.maximum(fitting, 0)], np.inf)
         row = int(np.argmin(gap))
         column = int(fitting[row])
@@ -128,7 +128,7 @@ class Outlook:
 
 @dataclass(frozen=True)
 class OneRunOutlook:
-    """An audit of many canaries in one training, as it is expected to turn out; attributes as in ``Outlook``."""
+    """The forecast of an audit of many canaries in one training; attributes as in ``Outlook``."""
 
     run: DPSGD
     models: int
@@ -139,7 +139,7 @@ class OneRunOutlook:
     scores: ExpectedScores | None = None
 
     def procedure(self) -> Procedure:
-        """How such an audit is simulated."""
+        """Return the procedure that simulates this audit."""
         rule = self.threshold or "a-priori"
         fixed = rule if isinstance(rule, str) else lambda method, confidence: float(rule)
         return Procedure(self.run, self.models, self.delta, self.confidence, Kind.ONE_MODEL, fixed, plans=self.plan)
@@ -156,7 +156,7 @@ class OneRunOutlook:
         return self.plan(method, self.confidence).reached(method, chance)
 
     def plan(self, method: str, confidence: float) -> OneRunPlan:
-        """How many canaries this method guesses, and what is expected of that."""
+        """Return the plan of this method: its number of guesses, and the law of its scores."""
         linear = self.expected if isinstance(self.expected, LinearScores) else IDEAL
         options = self.delta, confidence, linear.signal, linear.spread
         guesses = usual_guesses(self.models)
@@ -178,14 +178,14 @@ class OneRunOutlook:
 
 
 def perfect(outlook: Outlook | OneRunOutlook) -> Outlook | OneRunOutlook:
-    """The same audit by an attack that sees all of the canary, and nothing but the noise beside it."""
+    """Return the same audit by an attack that sees all of the canary, and nothing else but the noise."""
     if isinstance(outlook.expected, LikelihoodRatio):
         return replace(outlook, expected=replace(outlook.expected, signal=1.0))
     return replace(outlook, expected=IDEAL)
 
 
 def error_rates(run: DPSGD, scores: ExpectedScores, threshold: float) -> tuple[float, float]:
-    """The rates of false positives and of false negatives that such scores have."""
+    """Return the false positive rate and the false negative rate for this law of the scores."""
     if isinstance(scores, LikelihoodRatio):
         drawn = likelihood_ratios(run, scores)
         wrong = drawn.errors(np.float64(threshold))
@@ -198,25 +198,25 @@ def error_rates(run: DPSGD, scores: ExpectedScores, threshold: float) -> tuple[f
 def chance_within(
     errors: tuple[ErrorCounts, ErrorCounts], fnr: FloatArray, limit: FloatArray, side: str = "right"
 ) -> float:
-    """The probability that the upper bound on the false negative rate is at most the limit for the false positives.
+    """Return the probability that the upper bound on the false negative rate is at most ``limit``.
 
-    With ``side`` "left", that it is below.
+    ``limit`` has one value for each number of false positives. With ``side`` "left", the bound must be below it.
     """
     fitting = np.searchsorted(fnr, limit, side="left" if side == "left" else "right")
     return float(errors[0].masses @ errors[1].at_most[fitting])
 
 
 def allowed_fnr(epsilon: float, fpr: FloatArray, delta: float) -> FloatArray:
-    """The largest false negative rate at which these false positive rates still show this epsilon."""
+    """Return the largest false negative rate at which these false positive rates still show this epsilon."""
     odds = math.exp(min(epsilon, 700.0))
     limit: FloatArray = np.maximum(1.0 - delta - odds * fpr, (1.0 - fpr - delta) / odds)
     return limit
 
 
 def fnr_of(curve: PrivacyCurve, fpr: FloatArray) -> FloatArray:
-    """The curve's false negative rates; where there are many, between those at a few normal quantiles.
+    """Return the curve's false negative rates, interpolated in normal quantiles if there are many.
 
-    In these curves are nearly straight, so that what lies between is as exact, and takes neither time nor memory.
+    Curves are nearly straight in normal quantiles, so interpolation is as exact, and saves time and memory.
     """
     if fpr.size <= _NODES:
         return np.asarray(curve.fnr(fpr))
@@ -230,7 +230,7 @@ def fnr_of(curve: PrivacyCurve, fpr: FloatArray) -> FloatArray:
 def _free(
     errors: tuple[ErrorCounts, ErrorCounts], upper: tuple[FloatArray, FloatArray], delta: float, chance: float
 ) -> float:
-    """Without assumptions: the largest epsilon that both rates reach with this probability."""
+    """Return the largest epsilon that the assumption-free bound reaches with this probability."""
 
     def enough(epsilon: float) -> bool:
         return chance_within(errors, upper[1], allowed_fnr(epsilon, upper[0], delta)) >= chance
@@ -247,11 +247,14 @@ def _free(
 def _least_factor(
     family: Family, errors: tuple[ErrorCounts, ErrorCounts], upper: tuple[FloatArray, FloatArray], chance: float
 ) -> float:
-    """The least factor of the noise whose curve is above the rates with this probability; 0 and infinity as there."""
+    """Return the least noise factor whose curve is above the rates with this probability.
+
+    The factor is 0 or infinity in the same cases as ``Family.factor``.
+    """
     fpr, fnr = upper
 
     def fitting(log_factor: float, rows: IntArray) -> IntArray:
-        """How many numbers of false negatives are below the curve, at these numbers of false positives."""
+        """Return how many numbers of false negatives are below the curve, at these numbers of false positives."""
         return np.searchsorted(fnr, fnr_of(family.curve(math.exp(log_factor)), fpr[rows]), side="right")
 
     def enough(counts: IntArray) -> bool:
@@ -277,7 +280,7 @@ def _least_factor(
             below = fitting(low, rows)
     while high - low > _NEAR and np.any(below != above):
         middle = 0.5 * (low + high)
-        rows = np.flatnonzero(below != above)  # curves rise with the noise: nothing changes in between elsewhere
+        rows = np.flatnonzero(below != above)  # curves rise with the noise, so other rows do not change
         counts = below.copy()
         counts[rows] = fitting(middle, rows)
         low, high, below, above = (low, middle, below, counts) if enough(counts) else (middle, high, counts, above)

@@ -1,4 +1,4 @@
-"""From scores to a result: predictions, estimates and verdict are computed anew, and nothing is trained."""
+"""The report of an audit: predictions, estimates and verdict, computed from stored scores without training."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ from lastiterate.registry import CONVEX, METHODS, THRESHOLDS
 from lastiterate.run import DPSGD
 from lastiterate.trainers.adam_second_moment import SecondMoment
 
-# What Adam's second moment says about the prediction, in sentences for a report.
+# Adam's second moment: sentences on whether it is as the prediction supposes.
 
-_DOMINATES = 0.5  # of the second moment is noise
-_GROWS = 1.05  # more than so much
+_DOMINATES = 0.5  # the smallest noise share of the second moment at which noise dominates
+_GROWS = 1.05  # the smallest growth of later steps that is reported
 
 
 def second_moment_sentences(run: DPSGD, moment: SecondMoment | None, delta: float) -> list[str]:
-    """Whether noise makes up the second moment, and what it means that later steps grow, if they do."""
+    """Return sentences on the share of noise in Adam's second moment, and on the growth of later steps if they grow."""
     if not is_adam(run.optimizer):
         return []
     if moment is None:
@@ -81,23 +81,23 @@ def _growth(run: DPSGD, moment: SecondMoment, delta: float) -> list[str]:
 
 @dataclass(frozen=True, eq=False)
 class Evidence:
-    """All that a result is made of.
+    """The scores of an audit, and all else that its result is computed from.
 
     Attributes:
-        run: what was trained, or is claimed to have been.
-        design: which trials were planned.
-        expected: what the linear analysis expects of the scores.
-        words: the attack for people.
-        data: what was trained on what, for people.
-        scores: of the trials that are done.
-        present: whether the canary was in, for each of them.
-        prefix: how many of the scores, from the first on, are of models before which none is missing.
-        quality: what ``qualities`` are; None: they were not measured.
-        qualities: of the models, one for each score, NaN where not measured.
-        quality_before: of the model before training.
-        seconds: that training and scoring took.
-        store: where the scores are.
-        second_moment: Adam's, where it was measured.
+        run: the run that was trained, or is claimed to have been.
+        design: the planned trials.
+        expected: the law of the scores by the linear analysis.
+        words: the attack in words.
+        data: the model and the training data in words.
+        scores: scores of the finished trials.
+        present: for each score, whether the canary was in.
+        prefix: number of scores, from the first on, before which no model is missing.
+        quality: the quality that ``qualities`` measures. None: not measured.
+        qualities: quality of the models, one for each score; NaN if not measured.
+        quality_before: quality of the model before training.
+        seconds: duration of training and scoring.
+        store: path of the store with the scores.
+        second_moment: Adam's second moment, if it was measured.
     """
 
     run: DPSGD
@@ -116,10 +116,9 @@ class Evidence:
     second_moment: SecondMoment | None = None
 
     def worlds(self, validity: str = "fixed") -> tuple[FloatArray, FloatArray]:
-        """The scores with the canary, and those without.
+        """Return the scores with the canary, and those without.
 
-        Where one may look at any time, a model that is missing hides those behind it: quick models must not crowd out
-        slow ones.
+        With validity "anytime", models after a missing model are left out: quick models must not displace slow ones.
         """
         counted = slice(self.prefix) if validity == "anytime" else slice(None)
         scores, present = self.scores[counted], self.present[counted]
@@ -131,18 +130,18 @@ class Evidence:
         return inside, outside
 
     def quality_of(self, name: str) -> float | None:
-        """That of all models together, if this is what was measured."""
+        """Return the quality of all models together; None if this quality was not measured."""
         if self.quality is None or self.quality.name != name:
             return None
         return self.quality.of_all(self.qualities.tolist())
 
 
 def report(evidence: Evidence, question: Question = Question()) -> AuditResult:  # noqa: B008 - it is frozen
-    """What the scores say."""
+    """Compute the result of an audit from its scores."""
     run, expected, words = evidence.run, evidence.expected, evidence.words
     kind = kind_of(evidence.design, expected)
     horizon = evidence.design.models
-    if isinstance(evidence.design, OpenEnded):  # nobody has fixed how many models there are
+    if isinstance(evidence.design, OpenEnded):  # the number of models was not fixed in advance
         question, horizon = replace(question, validity="anytime"), evidence.design.horizon
     question.check_validity(kind)
     question.check_contraction(run, kind)
@@ -191,7 +190,7 @@ def report(evidence: Evidence, question: Question = Question()) -> AuditResult: 
 
 
 def _ideal_signal(run: DPSGD, expected: ExpectedScores) -> float | None:
-    """That of an attack that sees all of the canary, where the linear analysis knows it."""
+    """Return the signal of an attack that sees all of the canary; None if the linear analysis does not know it."""
     match expected:
         case LinearScores():
             return expected_signal(run)
@@ -204,9 +203,9 @@ def _ideal_signal(run: DPSGD, expected: ExpectedScores) -> float | None:
 def _outlook(
     run: DPSGD, expected: ExpectedScores, kind: Kind, question: Question, sizes: tuple[int, int], horizon: int
 ) -> Outlook | OneRunOutlook:
-    """The forecast of an audit with this number of scores and this threshold rule.
+    """Return the forecast of an audit with this number of scores and this threshold rule.
 
-    If nothing is known of the scores, the forecast is that of a perfect attack.
+    If the law of the scores is unknown, the forecast is that of a perfect attack.
     """
     threshold: float | str | None = deciding(question.threshold)
     asked = run, question.delta, question.confidence, expected
@@ -214,7 +213,7 @@ def _outlook(
         rule = {"split": "corrected", "a-priori": None}.get(str(threshold), threshold)
         return OneRunOutlook(asked[0], sum(sizes), *asked[1:], threshold=rule)
     if isinstance(expected, Unknown) and threshold != "corrected":
-        threshold = "split"  # the unit of the scores is not known, so that no other rule can be forecast
+        threshold = "split"  # the unit of the scores is unknown, so no other rule can be forecast
     return Outlook(
         asked[0],
         min(sizes),
@@ -226,7 +225,7 @@ def _outlook(
 
 
 def _remarks(evidence: Evidence, question: Question) -> list[str]:
-    """What is odd about the claim, or missing, and how Adam trained."""
+    """Return sentences on an odd claim, on missing trials, and on Adam's second moment."""
     remark = question.remark(evidence.run)
     sentences = [] if remark is None else [remark]
     done, planned = len(evidence.scores), evidence.design.trials
@@ -243,7 +242,7 @@ def _remarks(evidence: Evidence, question: Question) -> list[str]:
 
 
 def _usefulness(evidence: Evidence) -> list[str]:
-    """That training has made the models worse."""
+    """Return a sentence if training made the models worse on held-out text."""
     after, before = evidence.quality_of("perplexity"), evidence.quality_before
     if before is None or after is None or after <= before:
         return []
@@ -254,7 +253,7 @@ def _usefulness(evidence: Evidence) -> list[str]:
 
 
 def _limits(found: dict[str, Estimate], predicted: float | None) -> list[str]:
-    """What these estimates cannot say, however they came out."""
+    """Return sentences on the limits of these estimates."""
     sentences = []
     for method, each in found.items():
         most = each.largest if METHODS[method].is_assumption_free else None
@@ -279,7 +278,7 @@ def _limits(found: dict[str, Estimate], predicted: float | None) -> list[str]:
 
 
 def _above_convex(predictions: dict[str, Answer], found: dict[str, Estimate]) -> list[str]:
-    """That more was found than is proved for convex losses, which means that a condition of the proof is not met."""
+    """Return a sentence if a bound exceeds the guarantee for convex losses: a condition of the proof is not met."""
     proved = predictions[CONVEX.name].value if CONVEX.name in predictions else None
     free = [
         each.epsilon
@@ -295,7 +294,7 @@ def _above_convex(predictions: dict[str, Answer], found: dict[str, Estimate]) ->
 
 
 def _density(run: DPSGD, expected: ExpectedScores, scores_in: FloatArray, scores_out: FloatArray) -> FloatArray | None:
-    """The densities that the linear analysis predicts, over the range of the scores."""
+    """Return the densities that the linear analysis predicts over the range of the scores."""
     finite = np.concatenate([scores_in, scores_out])
     finite = finite[np.isfinite(finite)]
     if not isinstance(expected, LinearScores) or not finite.size:
@@ -306,14 +305,14 @@ def _density(run: DPSGD, expected: ExpectedScores, scores_in: FloatArray, scores
     return np.stack([at, density_without(run, at, **law), score_density(run, at, **law)], axis=1)
 
 
-# The bound that holds at any time, as models come in: what one would have seen who looked after each of them.
+# Growth: the "anytime" bound as a function of the number of models.
 
 _POINTS = 28
-_FIRST = 4  # models a world before which no bound says anything
+_FIRST = 4  # models a world: fewer show nothing
 
 
 def growth_of(evidence: Evidence, question: Question) -> list[tuple[int, float]]:
-    """Numbers of models a world, and the bound by the first method after each; empty: this audit has no such bound."""
+    """Return (models a world, "anytime" bound by the first method); empty if the audit has no such bound."""
     design = evidence.design
     if not isinstance(design, Paired) or evidence.prefix < 2 * _FIRST:
         return []

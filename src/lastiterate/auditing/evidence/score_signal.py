@@ -1,4 +1,9 @@
-"""How strong the signal of an attack is, and whether it is so much weaker than expected that the attack failed."""
+"""The signal d' of an attack, the law of its scores under the linear analysis, and the kinds of scores.
+
+Scores under the linear analysis are signal * S / s + N(0, spread^2) with the canary and N(0, spread^2) without it. S is
+the amount of the canary in the last iterate, and s the standard deviation of its noise. If one example replaces
+another, scores without the canary are the mirror image, -signal * S / s + N(0, spread^2).
+"""
 
 from __future__ import annotations
 
@@ -21,43 +26,42 @@ from lastiterate.privacy.mixtures.distributions import density, probability_belo
 from lastiterate.privacy.mixtures.law import Law, law_of
 from lastiterate.run import DPSGD, LINEAR, require_basic
 
-_LEAST_SHARE = 0.1  # of the expected signal: an attack that has less, of that we are sure, failed
+_LEAST_SHARE = 0.1  # of the expected signal: an attack failed if its signal is below this with confidence _SURE
 _SURE = 0.99
-_CONFIDENCE = 0.95  # of the lower bound on the signal by which a verdict is judged
+_CONFIDENCE = 0.95  # of the lower bound on the signal that the strength of a verdict uses
 _LARGE = 1e100
 
 
 def signal_of(scores_in: FloatArray, scores_out: FloatArray) -> float:
-    """d': the distance of the means in standard deviations; 0 where that is not defined."""
+    """Return d', the distance of the means in standard deviations; 0 if d' is not defined."""
     found = _defined_signal(scores_in, scores_out)
     return 0.0 if found is None else found
 
 
 def is_defined(scores_in: FloatArray, scores_out: FloatArray) -> bool:
-    """Whether the scores have a d'."""
+    """Return whether d' is defined for these scores."""
     return _defined_signal(scores_in, scores_out) is not None
 
 
 def expected_signal(run: DPSGD, signal: float = 1.0, spread: float = 1.0) -> float:
-    """The d' of scores signal * S / s + N(0, spread^2) against N(0, spread^2), as the linear analysis expects them.
-
-    Where one example replaces another, against the mirror image of the first.
-    """
+    """Return the d' of scores under the linear analysis."""
     mean, variance = _shift(run)
     return signal * mean / math.sqrt(spread**2 + signal**2 * variance)
 
 
 def _shift(run: DPSGD) -> tuple[float, float]:
-    """The mean distance of the two worlds, and half the sum of their variances without noise, in units of the noise."""
+    """Return the distance of the two means, and half the sum of the variances without noise, in units of the noise."""
     law = law_of(require_basic(run, "linear scores", knows=LINEAR))
-    worlds = 2.0 if run.neighbours == "replace" else 1.0  # in which an example is used
+    worlds = 2.0 if run.neighbours == "replace" else 1.0  # worlds in which an example is used
     return float(worlds * law.mean / law.noise), float(0.5 * worlds * law.variance / law.noise**2)
 
 
 def signal_bound(scores_in: FloatArray, scores_out: FloatArray, models: int | None = None) -> float | None:
-    """The lower end of a one-sided 95% confidence interval of d'; None: too few scores, or all are equal.
+    """Return a 95% lower confidence bound on d'; None if there are too few scores, or all are equal.
 
-    ``models``: for this number of scores a world with the same d'. Infinite scores count as the largest finite ones.
+    ``models``: compute the bound for this number of scores a world with the same d'. Infinite scores are replaced by
+    the largest or smallest finite ones. The bound is infinite if scores are constant in each world and larger with the
+    canary.
     """
     finite = np.concatenate((scores_in, scores_out))
     finite = finite[np.isfinite(finite)]
@@ -70,25 +74,25 @@ def signal_bound(scores_in: FloatArray, scores_out: FloatArray, models: int | No
 
 
 def _is_separated(scores_in: FloatArray, scores_out: FloatArray) -> bool:
-    """Whether all scores are equal within a world, and larger with the canary."""
+    """Return whether all scores with the canary are larger than all scores without it."""
     return min(len(scores_in), len(scores_out)) > 1 and bool(scores_in.min() > scores_out.max())
 
 
 def share_of(run: DPSGD, signal: float, spread: float) -> float:
-    """The share of the canary with which linear scores of this spread have the signal d', at most 1."""
+    """Return the share of the canary, at most 1, with which linear scores of this spread have the signal d'."""
     mean, variance = _shift(run)
     left = mean**2 - signal**2 * variance
     return 1.0 if left <= (signal * spread) ** 2 else signal * spread / math.sqrt(left)
 
 
 def spread_of(run: DPSGD, signal: float) -> float:
-    """The spread of linear scores that show all of the canary and have the signal d', at least 1."""
+    """Return the spread, at least 1, of linear scores that show all of the canary and have the signal d'."""
     mean, variance = _shift(run)
     return math.sqrt(max((mean / signal) ** 2 - variance, 1.0))
 
 
 def failure_of(scores_in: FloatArray, scores_out: FloatArray, expected: float | None) -> str | None:
-    """Why these scores tell nothing about the training: the attack failed. None: nothing says that it did."""
+    """Return a sentence if the scores show that the attack failed, which says nothing about the training; else None."""
     if len({*np.unique(scores_in), *np.unique(scores_out)}) == 1:
         return "The attack failed, which says nothing about the training: all scores are equal."
     found = _defined_signal(scores_in, scores_out)
@@ -104,7 +108,7 @@ def failure_of(scores_in: FloatArray, scores_out: FloatArray, expected: float | 
 
 
 def _standard_error(signal: float, sizes: tuple[int, int]) -> float:
-    """The standard error of d' (Hedges and Olkin 1985)."""
+    """Return the standard error of d' (Hedges and Olkin 1985)."""
     return math.sqrt(1.0 / sizes[0] + 1.0 / sizes[1] + signal**2 / (2.0 * sum(sizes)))
 
 
@@ -141,19 +145,16 @@ def _defined_signal(scores_in: FloatArray, scores_out: FloatArray) -> float | No
     return float(distance / spread)
 
 
-# What the linear analysis says about scores: signal * S / s + N(0, spread^2) with the canary, N alone without it.
-#
-# S is how much of the canary is in the last iterate and s the standard deviation of its noise. Where one example
-# replaces another, "without it" is the mirror image, -signal * S / s + N(0, spread^2).
+# Score law: probabilities and densities of scores under the linear analysis.
 
 
 def score_below(run: DPSGD, scores: FloatArray, *, spread: float = 1.0, signal: float = 1.0) -> FloatArray:
-    """The probability that a model with the canary has a smaller score than each of these."""
+    """Return the probability that a model with the canary has a smaller score than each of these."""
     return probability_below(_law(run, spread, signal), scores)
 
 
 def false_alarms(run: DPSGD, scores: FloatArray, *, spread: float = 1.0, signal: float = 1.0) -> FloatArray:
-    """The probability that a model without the canary has a larger score than each of these."""
+    """Return the probability that a model without the canary has a larger score than each of these."""
     if run.neighbours == "replace":
         return score_below(run, -scores, spread=spread, signal=signal)
     rates: FloatArray = ndtr(-scores / spread)
@@ -161,12 +162,12 @@ def false_alarms(run: DPSGD, scores: FloatArray, *, spread: float = 1.0, signal:
 
 
 def score_density(run: DPSGD, scores: FloatArray, *, spread: float = 1.0, signal: float = 1.0) -> FloatArray:
-    """The density of the score of a model with the canary."""
+    """Return the density of the score of a model with the canary."""
     return density(_law(run, spread, signal), scores)
 
 
 def density_without(run: DPSGD, scores: FloatArray, *, spread: float = 1.0, signal: float = 1.0) -> FloatArray:
-    """The density of the score of a model without it."""
+    """Return the density of the score of a model without the canary."""
     if run.neighbours == "replace":
         return score_density(run, -scores, spread=spread, signal=signal)
     values: FloatArray = np.exp(-0.5 * np.square(scores / spread)) / (spread * math.sqrt(2.0 * math.pi))
@@ -178,11 +179,11 @@ def _law(run: DPSGD, spread: float, signal: float) -> Law:
     return law.scaled(signal / law.noise, spread)
 
 
-# What the scores of an audit are about: which methods apply to them follows from it.
+# Kinds of scores: the kind decides which estimation methods apply.
 
 
 class Kind(Enum):
-    """Last (or all released) iterates of many models, all iterates of many models, or many canaries of one model."""
+    """The kind of scores: last (or all released) or all iterates of many models, or many canaries of one model."""
 
     LAST_ITERATE = "last iterate"
     ALL_ITERATES = "all iterates"
@@ -190,20 +191,17 @@ class Kind(Enum):
 
 
 def kind_of(design: Design, expected: ExpectedScores) -> Kind:
-    """The kind of an audit's scores."""
+    """Return the kind of an audit's scores."""
     if isinstance(design, OneModel):
         return Kind.ONE_MODEL
     return Kind.ALL_ITERATES if sees_every_step(expected) else Kind.LAST_ITERATE
 
 
 def sees_every_step(expected: ExpectedScores) -> bool:
-    """Whether the attack sees all iterates, whatever the run releases."""
+    """Return whether the attack sees all iterates, whatever the run releases."""
     return isinstance(expected, LikelihoodRatio) and not expected.released
 
 
-# What no attack on a run may exceed.
-
-
 def guarantee_of(run: DPSGD) -> Callable[[DPSGD], PrivacyCurve]:
-    """The analysis that no attack on this run may exceed."""
+    """Return the analysis whose guarantee no attack on this run may exceed."""
     return composition if run.amplifies else no_amplification

@@ -1,7 +1,8 @@
 """Simulated audits: scores drawn from their law and judged by the tests of a verdict.
 
-A threshold that is fixed in advance has exact sums (`refuting`). Where the scores choose the threshold, where bounds
-hold at any time, and for many canaries in one run, whole audits are drawn instead. All audits are judged at once.
+Audits are simulated if the scores choose the threshold, if bounds hold at any time, and for many canaries in one run.
+Otherwise the threshold is fixed in advance and power is an exact sum (`verdict_strength`). All simulated audits are
+judged at once.
 """
 
 from __future__ import annotations
@@ -31,23 +32,23 @@ from lastiterate.privacy.curve import PrivacyCurve
 from lastiterate.privacy.mixtures.law import law_of
 from lastiterate.run import DPSGD
 
-_SCORES = 200_000  # that are drawn for one chance, in each world
-_FEWEST, _MOST, _ANYTIME = 300, 600, 200  # audits: standard errors of a chance of 0.8: 0.023, 0.016, 0.028
-_FURTHEST, _NODES = 5.0, 25  # normal quantiles between which a curve is interpolated, and their number
+_SCORES = 200_000  # drawn for one probability, in each world
+_FEWEST, _MOST, _ANYTIME = 300, 600, 200  # audits: standard errors of a probability of 0.8: 0.023, 0.016, 0.028
+_FURTHEST, _NODES = 5.0, 25  # the largest normal quantile of an interpolated curve, and the number of nodes
 _SMALLEST, _LARGEST = 1e-300, 1.0 - 1e-16  # rates with a finite normal quantile
 _NUMERICS = 1e-9  # of a rate, as in a verdict
 
 
 @dataclass(frozen=True)
 class Procedure:
-    """How the scores of an audit are judged.
+    """The procedure that judges the scores of an audit.
 
     Attributes:
-        run: what is trained; scores are in units of its noise.
-        models: in each world, or canaries of one run.
+        run: the run that is trained. Scores are in units of its noise.
+        models: number of models in each world, or of canaries of one run.
         delta: of (epsilon, delta)-DP.
         confidence: of the verdict.
-        kind: what the scores are about.
+        kind: the kind of the scores.
         threshold: "split", "corrected", for one run "a-priori", or a function from a method and its confidence to a
             fixed threshold.
         validity: "fixed" or "anytime".
@@ -64,13 +65,13 @@ class Procedure:
     plans: Callable[[str, float], OneRunPlan] | None = None
 
     def audits(self) -> int:
-        """The number of audits that are simulated."""
+        """Return the number of audits that are simulated."""
         if self.validity == "anytime":  # a wager takes long
             return _ANYTIME
         return int(np.clip(_SCORES // self.models, _FEWEST, _MOST))
 
     def chance(self, claim: Claim, scores: ExpectedScores) -> float:
-        """The probability that the verdict on such scores is a violation."""
+        """Return the probability that the verdict is a violation, for this law of the scores."""
         generator = np.random.default_rng(0)
         if self.kind is Kind.ONE_MODEL:
             assert isinstance(scores, LinearScores)
@@ -88,14 +89,14 @@ class Procedure:
         return float(refuted.mean())
 
     def reached(self, method: str, chance: float, scores: ExpectedScores) -> tuple[float, float]:
-        """Upper bounds on both rates that are as good or better with this probability."""
+        """Return upper bounds on both rates that audits match or improve on with this probability."""
         fpr, fnr = self.rates(*self.draw(scores, np.random.default_rng(0)), method, self.confidence, scores)
         order = np.argsort(self._merit(method, scores)(fpr, fnr))
         found = order[int((1.0 - chance) * len(order))]
         return float(fpr[found]), float(fnr[found])
 
     def draw(self, scores: ExpectedScores, generator: np.random.Generator) -> tuple[FloatArray, FloatArray]:
-        """Scores with the canary and without it, a row for each audit."""
+        """Draw scores with the canary and without it, a row for each audit."""
         shape = self.audits(), self.models
         if isinstance(scores, LikelihoodRatio):
             drawn = likelihood_ratios(self.run, scores)
@@ -106,7 +107,7 @@ class Procedure:
     def rates(
         self, inside: FloatArray, outside: FloatArray, method: str, confidence: float, scores: ExpectedScores
     ) -> tuple[FloatArray, FloatArray]:
-        """Upper bounds on both error rates of each audit, at the threshold that the method chooses."""
+        """Return upper bounds on both error rates of each audit, at the threshold that the method chooses."""
         error = 0.5 * (1.0 - confidence)
         if self.threshold == "corrected":
             return _chosen(inside, outside, self._merit(method, scores), error, "corrected")[2:]
@@ -131,7 +132,7 @@ class Procedure:
         return fpr, fnr
 
     def _merit(self, method: str, scores: ExpectedScores) -> Callable[[FloatArray, FloatArray], FloatArray]:
-        """How good upper bounds on the two rates are, as the method compares them."""
+        """Return the function by which the method ranks upper bounds on the two rates; larger is better."""
         if method == "clopper-pearson":
 
             def free(fpr: FloatArray, fnr: FloatArray) -> FloatArray:
@@ -151,7 +152,7 @@ class Procedure:
         return family
 
     def _one_run(self, claim: Claim, scores: LinearScores, generator: np.random.Generator) -> BoolArray:
-        """Whether each simulated audit of many canaries refutes the claim."""
+        """Return for each simulated audit of many canaries whether it refutes the claim."""
         shape = self.audits(), self.models
         present = generator.random(shape) < 0.5
         drawn = np.where(
@@ -182,7 +183,7 @@ class Procedure:
 
 
 def _needed(plan: OneRunPlan, test: Test, claimed: DPSGD | float, ways: int) -> float:
-    """The number of right guesses that refute, if several ways to guess share the error."""
+    """Return the number of right guesses that refutes the claim, if several ways to guess share the error."""
     confidence = 1.0 - (1.0 - test.confidence) / ways
     needed = replace(plan, confidence=confidence).right_to_refute(claimed)
     return math.inf if needed is None else needed
@@ -207,7 +208,7 @@ def _chosen(
     choice: str,
     validity: str = "fixed",
 ) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
-    """Each audit's threshold of most merit, its direction, and the bounds there; all cuts between scores are tried."""
+    """Return each audit's threshold of most merit, its direction, and its bounds. All cuts between scores are tried."""
     ins, outs = inside.shape[1], outside.shape[1]
     merged = np.concatenate((inside, outside), axis=1)
     order = np.argsort(merged, axis=1)
@@ -216,7 +217,7 @@ def _chosen(
     bound = bound_on_rates(choice, validity)
     of_outs, of_ins = (np.asarray(bound(np.arange(size + 1), size, error)) for size in (outs, ins))
     wrong = outs - below_out, below_in
-    counts = [wrong, (below_out, ins - below_in)] if choice == "split" else [wrong]  # a split finds the direction, too
+    counts = [wrong, (below_out, ins - below_in)] if choice == "split" else [wrong]  # only a split finds the direction
     if of_outs.size * of_ins.size < below_in.size:
         merits = merit(of_outs[:, None], of_ins[None, :])
         seen = np.concatenate([merits[each] for each in counts], axis=1)
@@ -231,7 +232,7 @@ def _chosen(
 
 
 def _refutes(test: Test, fpr: FloatArray, fnr: FloatArray, delta: float) -> BoolArray:
-    """Whether each pair of upper bounds refutes the claim."""
+    """Return for each pair of upper bounds whether it refutes the claim."""
     if test.run is None:
         return np.asarray(epsilon_of(fpr, fnr, delta) > test.guarantee)
     return np.asarray(quantile_curve(test.run)(fpr) - _NUMERICS > fnr)
@@ -243,12 +244,12 @@ def _quantiles(rates: FloatArray) -> FloatArray:
 
 
 def _is_slow(run: DPSGD) -> bool:
-    """Whether one curve takes long, so that thresholds are compared as for Gaussian noise."""
+    """Return whether one curve takes long. Thresholds are then compared as for a Gaussian mechanism."""
     return run.release_count > 1 or bool(np.any(np.asarray(run.effective_weights()) < 0.0))
 
 
 class QuantileCurve:
-    """A trade-off curve between normal quantiles of the two rates, in which it is nearly straight."""
+    """A trade-off curve, interpolated in normal quantiles of the two rates, where it is nearly straight."""
 
     def __init__(self, curve: PrivacyCurve) -> None:
         nodes = np.linspace(-_FURTHEST, _FURTHEST, _NODES)
@@ -256,7 +257,7 @@ class QuantileCurve:
         self._between = PchipInterpolator(nodes, ndtri(rates))
 
     def quantiles(self, at: FloatArray) -> FloatArray:
-        """The normal quantiles of false negative rates at those of false positive rates."""
+        """Return the normal quantiles of the false negative rates at normal quantiles of false positive rates."""
         values: FloatArray = self._between(np.clip(at, -_FURTHEST, _FURTHEST))
         return values
 
@@ -267,5 +268,5 @@ class QuantileCurve:
 
 @lru_cache(maxsize=32)
 def quantile_curve(run: DPSGD, heuristic: bool = False) -> QuantileCurve:
-    """The curve of a run's guarantee, or of the heuristic."""
+    """Return the interpolated curve of a run's guarantee, or of the heuristic."""
     return QuantileCurve((last_iterate if heuristic else guarantee_of(run))(run))

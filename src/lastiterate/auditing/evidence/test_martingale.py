@@ -1,11 +1,11 @@
-"""A wager against a claim: who wins much money in a game that the claim makes unfavourable has refuted the claim.
+"""A test martingale against a claim: a wager that multiplies its money only if the claim is false.
 
-If a training has the privacy that is claimed, then for every epsilon >= 0 and every set of scores, P(in) <= e^epsilon
-P(out) + delta(epsilon), and the same with the worlds exchanged. So a bet that wins 1 if a model with the canary scores
-at least y, loses e^epsilon if one without does, and costs delta(epsilon) in any case, wins nothing on average. Whoever
-stakes a share of the money, chosen by earlier models alone and never more than can be lost, has a supermartingale: by
-Ville's inequality the money ever reaches 1 / error times its beginning with probability ``error`` at most, however
-often one looks and whenever one stops.
+If a training has the claimed privacy, then P(in) <= e^epsilon P(out) + delta(epsilon) for every epsilon >= 0 and every
+set of scores, and the same with the worlds exchanged. Consider a bet that wins 1 if a model with the canary scores at
+least y, loses e^epsilon if a model without the canary does, and always costs delta(epsilon). Under the claim this bet
+wins nothing on average. The stake is a share of the money that depends on earlier models alone, and no loss exceeds the
+money. So the money is a supermartingale. By Ville's inequality it ever reaches 1 / error times its initial value with
+probability at most ``error``, however often one looks and whenever one stops.
 """
 
 from __future__ import annotations
@@ -19,39 +19,39 @@ from lastiterate.common.types import FloatArray, IntArray
 
 _FIRST = 4  # models a world before the first bet
 _GROWTH = 1.08  # of the number of models from one choice of a bet to the next
-_PLACES = (np.arange(24) + 0.5) / 24.0  # of thresholds among the scores seen
-_STAKES = np.array([0.05, 0.1, 0.2, 0.3, 0.45, 0.6, 0.75, 0.9])  # of the most that may be staked
-_SLACK = 1e-9  # of delta: what its numerics may be wrong by
+_PLACES = (np.arange(24) + 0.5) / 24.0  # quantiles of the scores seen, as thresholds
+_STAKES = np.array([0.05, 0.1, 0.2, 0.3, 0.45, 0.6, 0.75, 0.9])  # as shares of the largest possible stake
+_SLACK = 1e-9  # of delta: tolerance for its numerical error
 EPSILONS = np.concatenate((np.linspace(0.0, 4.0, 17), np.linspace(4.5, 12.0, 16), np.linspace(14.0, 40.0, 14)))
 
 
 @dataclass(frozen=True, eq=False)
 class Odds:
-    """A claim as a bookmaker has it: the ``deltas`` that it allows at ``epsilons``, the larger of both directions."""
+    """The odds of a claim: the ``deltas`` that it allows at ``epsilons``, the larger of both directions."""
 
     epsilons: FloatArray
     deltas: FloatArray
 
     @classmethod
     def of_curve(cls, delta_of: Callable[[FloatArray], FloatArray]) -> Odds:
-        """Of a claim that has a whole curve."""
+        """Return the odds of a claim with a whole curve."""
         deltas = np.minimum(np.asarray(delta_of(EPSILONS)) * (1.0 + _SLACK) + 1e-15, 1.0)
         return cls(EPSILONS, deltas)
 
     @classmethod
     def of_epsilon(cls, epsilon: float, delta: float) -> Odds:
-        """Of the claim of one epsilon and delta, which bounds delta below that epsilon, too."""
+        """Return the odds of a claim of one epsilon and delta, which also bounds delta at smaller epsilons."""
         epsilons = np.unique(np.minimum(EPSILONS, epsilon))
-        # The two slopes of its trade-off curve, -e^epsilon and -e^-epsilon, meet on the diagonal.
+        # The two slopes of the claim's trade-off curve, -e^epsilon and -e^-epsilon, meet on the diagonal.
         share = np.exp(np.logaddexp(0.0, epsilons) - np.logaddexp(0.0, epsilon))
         return cls(epsilons, 1.0 - (1.0 - delta) * share)
 
 
 @dataclass(frozen=True, eq=False)
 class Wager:
-    """Scores of models with the canary and without it, in the order of the models, and the claim that they bet against.
+    """A wager of scores with and without the canary, in the order of the models, against a claim.
 
-    ``error`` is the probability with which a claim that is true is refuted.
+    ``error`` is the largest probability that a true claim is refuted.
     """
 
     scores_in: FloatArray
@@ -60,9 +60,9 @@ class Wager:
     error: float
 
     def refuted_after(self) -> int | None:
-        """After how many models a world the claim was refuted; None: it is not.
+        """Return the number of models a world after which the claim was refuted; None if it was not.
 
-        Whether larger or smaller scores speak for the canary shows by itself.
+        The wager finds by itself whether larger or smaller scores speak for the canary.
         """
         models = min(len(self.scores_in), len(self.scores_out))
         inside, outside = (scores[None, :models] for scores in (self.scores_in, self.scores_out))
@@ -72,20 +72,20 @@ class Wager:
 def refuted_after(
     inside: FloatArray, outside: FloatArray, odds: Odds, error: float, *, coarse: bool = False
 ) -> IntArray:
-    """For each audit, a row of scores, the number of models a world after which the claim is refuted; 0: never.
+    """Return for each audit (a row of scores) the number of models a world that refutes the claim; 0 if none does.
 
-    ``coarse`` leaves out prices that hardly matter, which is quicker: for simulated audits.
+    ``coarse`` leaves out prices that hardly matter. It is quicker, for simulated audits.
     """
     enough = _log_money(inside, outside, odds, coarse) >= -np.log(error)
     return np.where(enough.any(axis=1), enough.argmax(axis=1) + 1, 0)
 
 
 def _log_money(inside: FloatArray, outside: FloatArray, odds: Odds, coarse: bool = False) -> FloatArray:
-    """The logarithm of the money of each audit after each of its models; it began as 1.
+    """Return the logarithm of the money of each audit after each of its models. The initial money is 1.
 
-    Half of it is bet on models with the canary, half on models without, since a claim holds in both directions.
+    Half of the money is bet on models with the canary, half on models without, since a claim holds in both directions.
     """
-    # Only the order of scores matters, so ranks stand for them: equal scores have equal ranks.
+    # Only the order of scores matters, so scores are replaced by ranks. Equal scores have equal ranks.
     models = inside.shape[1]
     both = [np.unique(row, return_inverse=True)[1] for row in np.concatenate((inside, outside), axis=1)]
     ranks = np.reshape(both, (len(inside), 2 * models)).astype(np.int64)
@@ -107,7 +107,7 @@ def _log_money(inside: FloatArray, outside: FloatArray, odds: Odds, coarse: bool
 
 
 def _flipped(ranks: IntArray, top: int) -> IntArray:
-    """Sorted ranks of scores with the other sign."""
+    """Return the sorted ranks of scores with the opposite sign."""
     return top - ranks[:, ::-1]
 
 
@@ -115,7 +115,8 @@ def _flipped(ranks: IntArray, top: int) -> IntArray:
 class _Bets:
     """The bets to choose from: prices, deltas and stakes.
 
-    ``growths`` has the growth of the money if only the first world wins, if both do, only the second, or neither.
+    ``growths`` are the logarithmic growths of the money if the score reaches the threshold only in the first world, in
+    both, only in the second, or in neither.
     """
 
     prices: FloatArray
@@ -125,9 +126,9 @@ class _Bets:
 
     @classmethod
     def of(cls, odds: Odds, coarse: bool) -> _Bets:
-        """All bets against a claim."""
+        """Return all bets against a claim."""
         kept = slice(None)
-        if coarse:  # where delta is nearly 0, a higher price only costs more
+        if coarse:  # if delta is nearly 0, a higher price only costs more
             kept = slice(max(int(np.searchsorted(-odds.deltas, -1e-6)) + 1, 2))
         prices, deltas = np.exp(odds.epsilons[kept]), odds.deltas[kept]
         stakes = _STAKES[:, None] / (prices + deltas)
@@ -140,10 +141,10 @@ class _Bets:
             ]
         ).reshape(4, -1)
         prices, deltas = (np.broadcast_to(each, stakes.shape).ravel() for each in (prices, deltas))
-        return cls(prices, deltas, stakes.ravel(), growths.astype(np.float32))  # these only choose a bet
+        return cls(prices, deltas, stakes.ravel(), growths.astype(np.float32))  # growths only choose a bet
 
     def gains(self, ups: IntArray, downs: IntArray, won: IntArray, lost: IntArray, top: int) -> FloatArray:
-        """The logarithmic gains of the next models, by the bet that is best for the scores seen (sorted)."""
+        """Return the logarithmic gains of the next models, by the bet that is best for the scores seen (sorted)."""
         both = np.sort(np.concatenate((ups, downs), axis=1), axis=1)
         best, gains = np.zeros(len(ups)), np.zeros(won.shape)
         for sign in (1, -1):
@@ -158,7 +159,7 @@ class _Bets:
         return gains
 
     def _choose(self, ups: IntArray, downs: IntArray, both: IntArray) -> tuple[FloatArray, IntArray, IntArray]:
-        """For each audit, the bet that would have grown its money most: that growth, the threshold and the stake."""
+        """Return for each audit the bet of largest growth on the scores seen: its growth, threshold and index."""
         audits, seen = ups.shape
         thresholds = both[:, np.ceil(_PLACES * (2 * seen - 1)).astype(np.int64)]
         rows = np.arange(audits)[:, None]

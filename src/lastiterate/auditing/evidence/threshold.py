@@ -1,4 +1,4 @@
-"""Which scores are called "in": the threshold is part of the statistics, and so is how it was chosen."""
+"""Thresholds above which scores are called "in": rules to choose them, error bounds, and the sign of the scores."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from lastiterate.common.validation import integer, number, one_of
 from lastiterate.registry import FAMILIES, THRESHOLDS, VALIDITIES
 from lastiterate.run import DPSGD
 
-_COARSE_RATIO = 1.1  # of the ranks of draws: about two hundred thresholds
-_FINE_RATIO = 1.005  # of the ranks that are tried where trying costs nothing but time
+_COARSE_RATIO = 1.1  # of neighbouring ranks of draws: about two hundred thresholds
+_FINE_RATIO = 1.005  # of neighbouring ranks, if more thresholds cost nothing but time
 _LOWEST, _HIGHEST, _POINTS = -4.0, 8.0, 121  # thresholds tried a priori, in standard deviations without the canary
-_QUANTILES = (np.arange(16) + 0.5) / 16.0  # of the numbers of errors that are expected
-_PLATEAU = 1e-6  # of the best merit: thresholds within are equally good
-CHOOSING = 64  # the first models a world choose a "split" threshold, where one may look and stop at any time
-EXPECTED = 512  # models a world, for which a threshold is predicted where nobody knows how many there will be
+_QUANTILES = (np.arange(16) + 0.5) / 16.0  # of the expected numbers of errors
+_PLATEAU = 1e-6  # of the best merit: thresholds this close to it are equally good
+CHOOSING = 64  # with "anytime" validity, this many first models a world choose a "split" threshold
+EXPECTED = 512  # models a world for which a threshold is predicted if their number is unknown
 
 
 def check_threshold(threshold: float | str) -> float | str:
-    """A way to choose a threshold, or one that was chosen."""
+    """Return a validated threshold: a number or the name of a rule."""
     if not isinstance(threshold, str):
         return number("threshold", threshold)
     if threshold not in THRESHOLDS:
@@ -38,30 +38,30 @@ def check_threshold(threshold: float | str) -> float | str:
 
 
 def deciding(threshold: float | str) -> float | str:
-    """The threshold by which a claim is judged: a maximum over thresholds is corrected for, whatever is shown."""
+    """Return the threshold rule by which a claim is judged: "corrected" in place of "uncorrected"."""
     return "corrected" if threshold == "uncorrected" else threshold
 
 
 class Rule(Protocol):
-    """How upper bounds on the two error rates become a lower bound on epsilon."""
+    """A rule that turns upper bounds on the two error rates into a lower bound on epsilon."""
 
     def epsilon(self, fpr: float, fnr: float, delta: float) -> float:
-        """The lower bound."""
+        """Return the lower bound on epsilon."""
 
     def noise_multiplier(self, fpr: float, fnr: float) -> float | None:
-        """The largest noise multiplier that the rates allow, where noise is assumed."""
+        """Return the largest noise multiplier that the rates allow; None if no noise is assumed."""
 
     def merits(self, fpr: FloatArray, fnr: FloatArray, delta: float) -> FloatArray:
-        """How good each row of possible upper bounds is, to compare the rows with each other."""
+        """Return the merit of each row of possible upper bounds. Merits are only compared with each other."""
 
 
 def rule_of(method: str, run: DPSGD | None) -> Rule:
-    """The rule of this name."""
+    """Return the rule of an estimation method."""
     return family_of(method, run) if method in FAMILIES else AssumptionFree()
 
 
 def check_validity(validity: str, threshold: float | str) -> str:
-    """Whether bounds hold for one number of models or for all, and whether such a threshold allows that."""
+    """Return a validated validity, "fixed" or "anytime", that the threshold rule allows."""
     one_of("validity", validity, VALIDITIES)
     if validity == "anytime" and threshold in ("corrected", "uncorrected"):
         raise ValueError(
@@ -80,18 +80,19 @@ class Worlds:
 
     @classmethod
     def of(cls, inside: FloatArray, outside: FloatArray) -> Worlds:
-        """These scores, which are in any order."""
+        """Return the worlds of these scores, which may be in any order."""
         return cls(np.sort(inside), np.sort(outside))
 
     def errors(self, threshold: ArrayLike) -> tuple[IntArray, IntArray]:
-        """How many false positives and false negatives each threshold makes."""
+        """Return the numbers of false positives and of false negatives at each threshold."""
         false_positives = self.outside.size - np.searchsorted(self.outside, threshold, side="left")
         return false_positives, np.searchsorted(self.inside, threshold, side="left")
 
     def thresholds(self, ratio: float) -> FloatArray:
-        """For ranks of either world, the threshold with at most so many errors there and fewest in the other.
+        """Return thresholds to try, for ranks of either world (see ``ranks``).
 
-        In the middle between the two scores that it parts.
+        Each threshold makes at most this many errors in one world and the fewest possible in the other. It lies midway
+        between the two scores that it separates.
         """
         levels = np.unique(np.concatenate((self.inside, self.outside)))
         least_wrong = self.outside[self.outside.size - 1 - ranks(self.outside.size, ratio)]
@@ -101,19 +102,19 @@ class Worlds:
         return _between(levels[np.maximum(index - 1, 0)], levels[index])
 
     def mirrored(self) -> Worlds:
-        """The same models with the scores' signs changed."""
+        """Return the same models with the sign of all scores changed."""
         return Worlds(-self.inside[::-1], -self.outside[::-1])
 
     def generator(self) -> np.random.Generator:
-        """Randomness that is the same for the same scores in any order, and unrelated to what they say.
+        """Return a generator that is seeded by a hash of the scores, in any order.
 
-        A seed that is always the same would not do: of sorted scores it would always draw the same ranks.
+        A fixed seed would always draw the same ranks of the sorted scores.
         """
         digest = hashlib.blake2b(self.inside.tobytes() + b"|" + self.outside.tobytes(), digest_size=16).digest()
         return np.random.default_rng(int.from_bytes(digest, "little"))
 
     def halves(self) -> tuple[Worlds, Worlds]:
-        """Two random parts; of an odd number of models the second has one more."""
+        """Return two random halves of each world. An odd model goes to the second half."""
         generator = self.generator()
         parts = []
         for scores in (self.inside, self.outside):
@@ -125,10 +126,10 @@ class Worlds:
 
 @dataclass(frozen=True)
 class Bounds:
-    """A threshold, the errors it made among the models that count, and upper bounds on their rates.
+    """A threshold, its errors among the counted models, and upper bounds on their rates.
 
-    ``direction`` 1: scores of at least the threshold are called "in"; -1: those of at most the threshold. ``least_fpr``
-    and ``least_fnr`` are what the upper bounds would have been without a single error.
+    ``direction`` 1: scores of at least the threshold are called "in"; -1: scores of at most the threshold.
+    ``least_fpr`` and ``least_fnr`` are the upper bounds without a single error.
     """
 
     threshold: float
@@ -143,7 +144,7 @@ class Bounds:
 
 
 def bounds_at(worlds: Worlds, threshold: float, error: float, bound: RateBound, direction: int = 1) -> Bounds:
-    """The bounds at one threshold, each of which is wrong with probability ``error`` at most."""
+    """Return the bounds at one threshold. Each bound is wrong with probability at most ``error``."""
     seen = worlds if direction > 0 else worlds.mirrored()
     false_positives, false_negatives = (int(count) for count in seen.errors(np.float64(direction * threshold)))
     fpr, least_fpr = (float(bound(count, worlds.outside.size, error)) for count in (false_positives, 0))
@@ -154,15 +155,15 @@ def bounds_at(worlds: Worlds, threshold: float, error: float, bound: RateBound, 
 def chosen_by_others(
     choosing: Worlds, counted: Worlds, rule: Rule, delta: float, error: float, bound: RateBound
 ) -> Bounds:
-    """The bounds of some models at the threshold, and in the direction, that other models make look best."""
-    if not (choosing.inside.size and choosing.outside.size):  # a world of one model: nothing to choose by
+    """Return the bounds of the ``counted`` models at the best threshold and direction of the ``choosing`` models."""
+    if not (choosing.inside.size and choosing.outside.size):  # a world of one model has no models that choose
         return bounds_at(counted, 0.0, error, bound)
     threshold, direction = _best((choosing, choosing.mirrored()), rule, delta, error, bound, _FINE_RATIO)
     return bounds_at(counted, threshold, error, bound, direction)
 
 
 def chosen_by_themselves(worlds: Worlds, choice: str, rule: Rule, delta: float, error: float) -> Bounds:
-    """The bounds at the threshold that the scores themselves make look best, "corrected" for that or "uncorrected"."""
+    """Return the bounds at the best threshold of the same scores, "corrected" for this choice or "uncorrected"."""
     bound = bound_on_rates(choice)
     ratio = CORRECTION_RATIO if choice == "corrected" else _FINE_RATIO
     threshold, _ = _best((worlds,), rule, delta, error, bound, ratio)
@@ -172,7 +173,7 @@ def chosen_by_themselves(worlds: Worlds, choice: str, rule: Rule, delta: float, 
 def _best(
     views: Sequence[Worlds], rule: Rule, delta: float, error: float, bound: RateBound, ratio: float
 ) -> tuple[float, int]:
-    """The threshold whose bounds have most merit, and its direction: 1 in the first view, -1 in the second."""
+    """Return the threshold whose bounds have most merit, and its direction: 1 in the first view, -1 in the second."""
     thresholds, fpr, fnr = [], [], []
     for direction, view in zip((1, -1), views, strict=False):
         tried = view.thresholds(ratio)
@@ -196,11 +197,11 @@ def predicted_threshold(
     signal: float = 1.0,
     validity: str = "fixed",
 ) -> float:
-    """The threshold that the linear analysis expects to show most, before any model is trained.
+    """Return the threshold with the largest expected bound under the linear analysis, before any model is trained.
 
-    Without the canary scores are taken to be N(0, spread^2), with it signal * S / s + N(0, spread^2), where S is how
-    much of the canary is in the last iterate of ``run`` and s the standard deviation of its noise. The numbers of
-    errors are averaged over. It is only a choice: wrong assumptions make the bound weak, not wrong.
+    Scores are assumed to be N(0, spread^2) without the canary, and signal * S / s + N(0, spread^2) with it. S is the
+    amount of the canary in the last iterate of ``run``, and s the standard deviation of its noise. The merit is
+    averaged over the numbers of errors. Wrong assumptions make the bound weak, but not invalid.
     """
     inside, outside = integer("models_in", models_in), integer("models_out", models_out)
     width = number("spread", spread, 0.0, open_low=True)
@@ -224,7 +225,7 @@ def threshold_of_draws(
     method: str,
     validity: str = "fixed",
 ) -> float:
-    """The threshold that is expected to show most if scores are as these draws, which are not those to be judged."""
+    """Return the threshold with the largest expected bound if scores have the law of these independent draws."""
     error = 0.5 * (1.0 - confidence)
     thresholds = drawn.thresholds(_COARSE_RATIO)
     false_positives, false_negatives = drawn.errors(thresholds)
@@ -235,9 +236,9 @@ def threshold_of_draws(
 
 
 def _most_merit(thresholds: FloatArray, merits: FloatArray) -> float:
-    """The middle of the thresholds that are as good as any: of the highest of them, down to where others are worse.
+    """Return the middle of the highest plateau of thresholds with the best merit.
 
-    Where worlds are mirror images of each other the same merit is found twice, with nothing good in between.
+    If the worlds are mirror images of each other, there are two plateaus of the same merit with worse ones in between.
     """
     best = float(np.max(merits))
     worse = np.flatnonzero(merits < best - _PLATEAU * abs(best))
@@ -247,7 +248,7 @@ def _most_merit(thresholds: FloatArray, merits: FloatArray) -> float:
 
 
 def _likely_bounds(rate: FloatArray, models: int, error: float, bound: RateBound) -> FloatArray:
-    """Upper bounds, [rates, quantiles], from quantiles of the number of errors at each rate."""
+    """Return upper bounds, [rates, quantiles], from quantiles of the number of errors at each rate."""
     inside = np.clip(rate, 1e-15, 1.0 - 1e-15)[:, None]
     counts = np.ceil(bdtrik(_QUANTILES, float(models), inside))
     distinct, index = np.unique(np.clip(counts, 0.0, models), return_inverse=True)
@@ -256,17 +257,17 @@ def _likely_bounds(rate: FloatArray, models: int, error: float, bound: RateBound
 
 
 def _between(low: FloatArray, high: FloatArray) -> FloatArray:
-    """Numbers above ``low`` and at most ``high``, in the middle if there is one."""
+    """Return numbers above ``low`` and at most ``high``: the middle, if floats have one."""
     with np.errstate(invalid="ignore"):
         middle = np.minimum(0.5 * low + 0.5 * high, high)
     finite = np.isfinite(low) & np.isfinite(high)
     return np.where(np.isinf(low) & np.isinf(high) & (low < high), 0.0, np.where(finite & (middle > low), middle, high))
 
 
-# Scores with the wrong sign: do they tell the two worlds apart the other way round?
+# Score sign: a test of whether smaller scores, not larger ones, speak for the canary.
 
-CHANCE = 1e-4  # with which scores without signal seem to
-_RATIO = 2.0  # of neighbouring numbers of smallest scores: finer tells hardly more, and shares the error further
+CHANCE = 1e-4  # the probability that scores without signal seem to have the wrong sign
+_RATIO = 2.0  # of neighbouring numbers of smallest scores: a finer grid divides the error more, for hardly more power
 OTHER_WAY = (
     f"The scores tell the two worlds apart the other way round, beyond chance ({CHANCE:g}): smaller scores speak for "
     "the canary. Their sign seems to be wrong; of many models, the threshold split finds the direction by itself."
@@ -278,11 +279,11 @@ SMALLER = (
 
 
 def separates_the_other_way(worlds: Worlds) -> bool:
-    """Whether smaller scores, not larger ones, speak for the canary, beyond a chance of ``CHANCE``.
+    """Return whether smaller scores, not larger ones, speak for the canary, wrongly with probability ``CHANCE``.
 
-    Two tests share that chance; neither minds ties or infinities. Mann and Whitney's asks whether a score with the
-    canary is mostly smaller than one without. The other asks whether the smallest of all scores are mostly of models
-    with the canary, which is what there is to see where few models use it, and the largest are not.
+    Two tests share this error. Both allow ties and infinite scores. Mann and Whitney's test asks whether a score with
+    the canary is mostly smaller than one without. The other test asks whether the smallest of all scores, and not the
+    largest, mostly belong to models with the canary. It has power if few models use the canary.
     """
     if worlds.inside[0] == worlds.outside[0] == worlds.inside[-1] == worlds.outside[-1]:
         return False  # all scores are equal
@@ -294,9 +295,10 @@ def separates_the_other_way(worlds: Worlds) -> bool:
 
 
 def _smallest_are_in(worlds: Worlds) -> bool:
-    """Fisher's exact test of the smallest scores, in numbers that are fixed in advance and share the error.
+    """Return whether Fisher's exact test finds the smallest scores mostly in the world with the canary.
 
-    Scores that equal the largest among them belong to them: which do is the same for both worlds.
+    The numbers of smallest scores are fixed in advance and share the error. Scores that are equal to the largest of
+    the smallest scores are included, in both worlds alike.
     """
     from scipy.stats import hypergeom
 

@@ -1,4 +1,4 @@
-"""Verdicts: is a claim refuted, is the heuristic exceeded, and could this audit have told?"""
+"""Verdicts on a claim: refuted, above the heuristic, inconclusive for lack of power, or consistent."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from lastiterate.registry import ABOVE_HEURISTIC, CONSISTENT, INCONCLUSIVE, METH
 from lastiterate.run import DPSGD
 
 _PREDICTION = {Kind.LAST_ITERATE: "last-iterate", Kind.ONE_MODEL: "one-run-last-iterate"}  # families of the heuristic
-_GUESSED = 0.9  # of the planned guesses: the power of an audit with fewer is not known
+_GUESSED = 0.9  # of the planned guesses: with fewer, the power of the audit is unknown
 
 
 class Judgement(NamedTuple):
@@ -36,7 +36,7 @@ class Judgement(NamedTuple):
 
 
 def verdict_on(claim: Claim, kind: Kind, estimates: Estimates) -> Judgement:
-    """The verdict on the scores of an audit."""
+    """Return the verdict on the scores of an audit."""
     bound = estimates.deciding(claim)
     question = bound.question
     wager = bound.wager(claim, kind) if question.validity == "anytime" else None
@@ -72,7 +72,7 @@ def judge_scores(
     validity: str = "fixed",
     fault: float = HALF,
 ) -> Judgement:
-    """The verdict on a user's scores; arguments as in ``estimate`` and ``strength_of``."""
+    """Return the verdict on a user's scores; arguments as in ``estimate`` and ``strength_of``."""
     decides = deciding(threshold)
 
     @cache
@@ -85,7 +85,7 @@ def judge_scores(
         return strength_of(
             claim,
             kind,
-            run if decides == "a-priori" else claim.run,  # without a claim about its noise a run is only a shape
+            run if decides == "a-priori" else claim.run,  # other thresholds use a run only if its noise is claimed
             LinearScores() if decides == "a-priori" and run is not None else Unknown(),
             (scores_in, scores_out),
             delta=delta,
@@ -108,11 +108,11 @@ def judge(
     failure: str | None = None,
     wager: Wager | None = None,
 ) -> Judgement:
-    """The verdict by the tests that apply to a kind of scores.
+    """Return the verdict by the tests that apply to a kind of scores.
 
-    ``bound(method, confidence)`` gives an estimate. Two tests can refute a claim: they share the error. ``strength``
-    takes the direction of the scores. ``failure`` is the reason why the attack gave no usable scores. If bounds hold at
-    any time, there is a ``wager`` against the claim as well, which gets half of the error.
+    ``bound(method, confidence)`` returns an estimate. Two tests can refute a claim, and they share the error.
+    ``strength`` takes the direction of the scores. ``failure`` is the reason why the attack gave no usable scores. If
+    bounds hold at any time, a ``wager`` against the claim gets half of the error.
     """
     sure = per_cent(confidence)
     first = deciding_tests(claim, kind, confidence, wager)[0]
@@ -144,7 +144,7 @@ def judge(
 def refutation_of(
     claim: Claim, kind: Kind, bound: Callable[[str, float], Estimate], confidence: float, wager: Wager | None
 ) -> str | None:
-    """The sentence that says how the claim is refuted; None: it is not. Arguments as in ``judge``."""
+    """Return the sentence that says how the claim is refuted; None if it is not. Arguments as in ``judge``."""
     refuted = f"The claim ({claim.words}) is refuted with {per_cent(confidence)} confidence"
     if kind is Kind.ONE_MODEL:
         refuted += f", if {OWN_COIN}"
@@ -164,12 +164,12 @@ def refutation_of(
 
 
 def deciding_tests(claim: Claim, kind: Kind, confidence: float, wager: Wager | None) -> list[Test]:
-    """The tests that decide about a claim; they share the error with a wager."""
+    """Return the tests that decide about a claim. They share the error with a wager."""
     return claim.tests(kind, confidence if wager is None else sharing_the_error(confidence))
 
 
 def _cannot_tell(found: Estimate, failure: str | None, power: Strength) -> str | None:
-    """Why this audit cannot tell; None: it has the power to refute the fault."""
+    """Return the reason why the verdict is inconclusive; None if the audit has the power to refute the fault."""
     one_run = METHODS[found.method].is_one_run
     if OTHER_WAY in found.caveats:
         return OTHER_WAY
@@ -196,21 +196,21 @@ def _cannot_tell(found: Estimate, failure: str | None, power: Strength) -> str |
 
 
 def _fault_words(power: Strength) -> str:
-    """The fault that the audit must be able to catch."""
+    """Return the fault that the audit must be able to catch, in words."""
     if power.is_epsilon:
         return f"{spell(1.0 / power.fault)} times the claimed epsilon"
     return "half the declared noise" if power.fault == HALF else f"{spell(power.fault)} of the declared noise"
 
 
 def _chance_words(power: Strength) -> str:
-    """The probability of catching the fault, rounded down."""
+    """Return the probability of catching the fault, rounded down, in words."""
     if power.chance < 0.001:
         return "below 0.1%"
     return "above 99.9%" if power.chance > 0.999 else per_cent(math.floor(1000 * power.chance) / 1000)
 
 
 def _found(test: Test, found: Estimate, bound: Callable[[str, float], Estimate]) -> str:
-    """What refutes a claim: an epsilon, or where no family has one, the error rates or the guesses."""
+    """Return what refutes a claim: an epsilon, or if no family has one, the error rates or the guesses."""
     one_run = METHODS[found.method].is_one_run
     if test.run is not None and guarantee_of(test.run) is not composition:
         if one_run and found.guesses is not None:

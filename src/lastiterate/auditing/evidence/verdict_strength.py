@@ -1,8 +1,7 @@
-"""The strength of a verdict: the faults that this audit would have caught.
+"""The strength of a verdict: the probability that an audit refutes a faulty training, and the models this takes.
 
-The chance of refuting a faulty training is computed for the audit as it was run: its number of models, its threshold
-rule, its tests, and a 95% lower confidence bound on the signal of its scores. The fault is a training with half the
-declared noise, unless the user asks for another.
+The strength is computed for the audit as it was run: its number of models, its threshold rule, its tests, and a 95%
+lower confidence bound on the signal of its scores. The default fault is a training with half the declared noise.
 """
 
 from __future__ import annotations
@@ -27,18 +26,18 @@ from lastiterate.privacy.analyses.calibrate import calibrate
 from lastiterate.privacy.analyses.last_iterate import last_iterate
 from lastiterate.run import DPSGD
 
-# How probable it is that an audit refutes a claim about a training that leaks more, and how many models that takes.
+# Power: the probability of refuting a claim about a training with less noise.
 
 FEWEST = 8  # models a world, or canaries, that are tried first
-MOST_MODELS = 2**16  # a world, that are thought of
+MOST_MODELS = 2**16  # a world, the largest number considered
 MOST_CANARIES = 10_000
-MOST_SIMULATED, MOST_ANYTIME = 2**12, 2**10  # models a world, where audits are simulated
-_NEARLY_SURE = 0.99  # chance at which a picture may end
-_NUMERICS = 1e-9  # of a rate: what a verdict leaves to the guarantee's numerics
+MOST_SIMULATED, MOST_ANYTIME = 2**12, 2**10  # models a world, if audits are simulated
+_NEARLY_SURE = 0.99  # the probability at which a picture may end
+_NUMERICS = 1e-9  # of a rate: tolerance for numerical error of the guarantee, as in a verdict
 
 
 def leaking(expected: ExpectedScores, factor: float) -> LinearScores | LikelihoodRatio:
-    """The scores of a training with its noise divided by this factor, in units of the noise that was described."""
+    """Return the law of the scores if the noise is divided by this factor, in units of the declared noise."""
     if isinstance(expected, LikelihoodRatio):
         return replace(expected, noise=1.0 / factor)
     linear = expected if isinstance(expected, LinearScores) else IDEAL
@@ -46,10 +45,11 @@ def leaking(expected: ExpectedScores, factor: float) -> LinearScores | Likelihoo
 
 
 def chance_to_refute(outlook: Outlook | OneRunOutlook, claim: Claim, factor: float) -> float:
-    """The probability that a verdict refutes the claim, if the noise is the run's divided by this factor.
+    """Return the probability that a verdict refutes the claim if the noise is the run's divided by this factor.
 
-    The two tests of a verdict look at the same scores at two thresholds. If these are fixed in advance, the probability
-    is a sum; otherwise audits are simulated, with the wager against the claim if bounds hold at any time.
+    The two tests of a verdict look at the same scores at two thresholds. If the thresholds are fixed in advance, the
+    probability is a sum. Otherwise audits are simulated. Simulations of "anytime" bounds include the wager against the
+    claim.
     """
     scores = leaking(outlook.scores or outlook.expected, factor)
     if is_simulated(outlook):
@@ -68,12 +68,12 @@ def chance_to_refute(outlook: Outlook | OneRunOutlook, claim: Claim, factor: flo
 
 
 def is_simulated(outlook: Outlook | OneRunOutlook) -> bool:
-    """Whether a chance comes from simulated audits; if not, it is exact."""
+    """Return whether the probability to refute comes from simulated audits. Otherwise it is exact."""
     return isinstance(outlook, OneRunOutlook) or isinstance(outlook.threshold, str) or outlook.validity == "anytime"
 
 
 def most_models(outlook: Outlook | OneRunOutlook) -> int:
-    """The largest number of models a world, or canaries, that is considered."""
+    """Return the largest number of models a world, or canaries, that is considered."""
     if isinstance(outlook, OneRunOutlook):
         return MOST_CANARIES
     if outlook.validity == "anytime":
@@ -82,7 +82,7 @@ def most_models(outlook: Outlook | OneRunOutlook) -> int:
 
 
 def _refuting(test: Test, outlook: Outlook, errors: tuple[ErrorCounts, ErrorCounts]) -> IntArray:
-    """For each number of false positives, how many of the numbers of false negatives refute."""
+    """Return for each number of false positives how many of the numbers of false negatives refute."""
     fpr, fnr = outlook.upper_bounds(errors, test.confidence)
     if test.run is None:
         limit = allowed_fnr(test.guarantee, fpr, outlook.delta)
@@ -95,13 +95,14 @@ Seen = tuple[tuple[ErrorCounts, ErrorCounts], IntArray]
 
 
 def _neither(low: Seen, high: Seen) -> float:
-    """The probability that neither test refutes, the one at the lower threshold nor the one at the higher.
+    """Return the probability that neither the test at the lower threshold nor the test at the higher one refutes.
 
-    The lower has more false positives and fewer false negatives, of the same models.
+    Both tests use the same models. The lower threshold has more false positives and fewer false negatives.
     """
     (outs_low, ins_low), refuted_low = low
     (outs_high, ins_high), refuted_high = high
-    # tails[i, j]: at least the i-th number of false negatives at the lower threshold, and the j-th at the higher.
+    # tails[i, j]: the probability of at least the i-th number of false negatives at the lower threshold and at least
+    # the j-th number at the higher threshold.
     tails = np.zeros((ins_low.counts.size + 1, ins_high.counts.size + 1))
     tails[:-1, :-1] = both(ins_low, ins_high)[::-1, ::-1].cumsum(0).cumsum(1)[::-1, ::-1]
     pairs = both(outs_high, outs_low)
@@ -111,11 +112,12 @@ def _neither(low: Seen, high: Seen) -> float:
 def chances_to_refute(
     outlook: Outlook | OneRunOutlook, claim: Claim, factor: float, chance: float = CHANCE, most: int | None = None
 ) -> tuple[int | None, dict[int, float]]:
-    """How many models a world (or canaries) refute the claim with this probability, and chances for many numbers.
+    """Find the number of models a world (or canaries) that refutes the claim with probability ``chance``.
 
-    None: more than ``most`` do. Thresholds are predicted for each number, and errors are whole numbers, so that the
-    chance rises in steps that at times go back, with few models far back: at the number found it is as large as it
-    says, while another number near it may have less, or do with less.
+    Also return the probabilities for all numbers that were tried. The number is None if more than ``most`` are needed.
+    The probability does not always rise with the number of models, because thresholds are predicted for each number
+    and errors are whole numbers. The number found reaches ``chance``. A slightly larger number may miss ``chance``, and
+    a slightly smaller number may reach it.
     """
     most = most_models(outlook) if most is None else most
     tried: dict[int, float] = {}
@@ -134,35 +136,37 @@ def chances_to_refute(
         middle = (low + high) // 2
         low, high = (low, middle) if enough(middle) else (middle, high)
     larger = high
-    while tried[larger] < _NEARLY_SURE and larger < most:  # the rest of the way up, for a picture
+    while tried[larger] < _NEARLY_SURE and larger < most:  # larger numbers, for a picture
         larger = min(larger + max(1, larger // (1 if simulated else 4)), most)
         enough(larger)
     return high, dict(sorted(tried.items()))
 
 
+# Strength: the faults that the audit would have caught, and the number of models that it lacks.
+
 HALF = 0.5  # of the declared noise: the fault that a verdict must be able to catch
-_LEAST = 0.02  # of the declared noise: less is not looked for
+_LEAST = 0.02  # of the declared noise: the smallest share that is tried
 _NEAR, _NEAR_ANYTIME, _ABOUT = 1.06, 1.15, 1.25  # ratios of noise, and of numbers of models, at which a search ends
-_FEW_VALUES = 8  # different scores, with which nothing says how they respond to noise
+_FEW_VALUES = 8  # different scores: with so few, their response to noise is unknown
 _LEAST_DELTA = 1e-12  # of the Gaussian mechanism that stands for an unknown run
 
 
 @dataclass(frozen=True)
 class Strength:
-    """What a verdict would have caught.
+    """The strength of a verdict.
 
     Attributes:
-        signal: a 95% lower confidence bound on the share of the canary that the scores show; None: none can be seen.
+        signal: a 95% lower confidence bound on the share of the canary that the scores show. None: no signal is seen.
         fault: the noise of the training that must be caught, as a share of the declared noise. Without a run, the
-            claimed epsilon is divided by it.
-        chance: the probability that this audit refutes that training.
-        caught: the largest share of the declared noise that is refuted with probability 80%; None: none is.
-        needed: the number of models a world (or canaries) with which the fault is refuted with probability 80%. None:
-            more than ``most``.
+            faulty epsilon is the claimed epsilon divided by ``fault``.
+        chance: the probability that this audit refutes the faulty training.
+        caught: the largest share of the declared noise that is refuted with probability 80%. None: no share is.
+        needed: the number of models a world (or canaries) that refutes the fault with probability 80%. None: this
+            audit has enough, or no number up to ``most`` suffices.
         most: the largest number of models that was considered.
         words: the strength in one sentence.
-        is_epsilon: whether the fault is a larger epsilon, since the run is unknown.
-        is_unknown: whether the scores take too few values to compute a strength.
+        is_epsilon: True if the fault is a larger epsilon, since the run is unknown.
+        is_unknown: True if the scores take too few values to compute a strength.
     """
 
     signal: float | None
@@ -177,14 +181,14 @@ class Strength:
 
     @property
     def why_not(self) -> str:
-        """Why there is no number of models that suffices."""
+        """The reason why ``needed`` is None."""
         if self.suffices:
             return "this audit has enough"
         return "no signal is seen" if self.signal is None else f"even {self.most:,} would not do"
 
     @property
     def suffices(self) -> bool:
-        """Whether the fault is caught with probability 80%."""
+        """True if the fault is caught with probability 80%."""
         return self.chance >= CHANCE
 
 
@@ -203,7 +207,7 @@ def strength_of(
     direction: int = 1,
     fault: float = HALF,
 ) -> Strength:
-    """The strength of a verdict on these scores; arguments as in ``estimate``.
+    """Compute the strength of a verdict on these scores; arguments as in ``estimate``.
 
     ``direction`` -1: smaller scores speak for the canary.
     """
@@ -218,7 +222,7 @@ def strength_of(
     models = len(inside) + len(outside) if kind is Kind.ONE_MODEL else min(len(inside), len(outside))
 
     def audit(count: int) -> Outlook | OneRunOutlook | None:
-        """This audit with another number of models, and the signal that it would then be sure of."""
+        """Forecast this audit with ``count`` models, at the lower confidence bound on the signal for this number."""
         law = LikelihoodRatio(released=True) if is_own and base.release_count > 1 else expected
         seen = _seen(base, law, inside, outside, None if count == models else count)
         if seen is None:
@@ -254,7 +258,7 @@ def strength_of(
 
 
 def _fault_of(claim: Claim, run: DPSGD | None, delta: float, fault: float) -> tuple[DPSGD, float]:
-    """The run whose law the scores have, and what its noise is divided by in the faulty training.
+    """Return the run whose law the scores have, and the factor by which the faulty training divides its noise.
 
     A Gaussian mechanism with the claimed epsilon stands for an unknown run.
     """
@@ -275,7 +279,7 @@ def _fault_of(claim: Claim, run: DPSGD | None, delta: float, fault: float) -> tu
 def _seen(
     run: DPSGD, expected: ExpectedScores, inside: FloatArray, outside: FloatArray, models: int | None
 ) -> LinearScores | LikelihoodRatio | None:
-    """The law of the scores with the least signal that they allow; None: the signal cannot be told from zero."""
+    """Return the law of the scores at the lower confidence bound on the signal; None if this bound is not positive."""
     bound = signal_bound(inside, outside, models)
     if bound is None or bound <= 0.0:
         return None
@@ -286,7 +290,7 @@ def _seen(
     spread = 1.0
     if isinstance(expected, LinearScores) and np.all(np.isfinite(outside)):
         spread = max(math.ceil(100 * float(np.std(outside, ddof=1))) / 100, 1.0)
-    elif (found := signal_of(inside, outside)) > 0.0:  # less signal than there can be: more than noise moves the scores
+    elif (found := signal_of(inside, outside)) > 0.0:  # a lower signal than ideal: more than noise moves the scores
         spread = max(math.ceil(100 * spread_of(run, found)) / 100, 1.0)
     share = share_of(run, bound, spread) if math.isfinite(bound) else 1.0
     return LinearScores(max(math.floor(1000 * share) / 1000, 0.001), spread)
@@ -295,7 +299,7 @@ def _seen(
 def _needed(
     audit: Callable[[int], Outlook | OneRunOutlook | None], models: int, most: int, claim: Claim, factor: float
 ) -> int | None:
-    """About how many models would catch the fault with probability 80%; None: more than ``most``."""
+    """Return roughly the number of models that catches the fault with probability 80%; None if above ``most``."""
 
     def enough(count: int) -> bool:
         later = audit(count)
@@ -318,7 +322,7 @@ def _chance(audit: Outlook | OneRunOutlook, claim: Claim, factor: float) -> floa
 
 
 def _caught(audit: Outlook | OneRunOutlook, claim: Claim, factor: float, fault: float, chance: float) -> float | None:
-    """The largest share of the declared noise that is refuted with probability 80%."""
+    """Return the largest share of the declared noise that is refuted with probability 80%."""
 
     def enough(share: float) -> bool:
         return _chance(audit, claim, factor * fault / share) >= CHANCE
@@ -334,7 +338,7 @@ def _caught(audit: Outlook | OneRunOutlook, claim: Claim, factor: float, fault: 
 
 
 def _words(is_run: bool, is_own: bool, base: DPSGD, caught: float | None, units: float, delta: float) -> str:
-    """``units``: the noise of ``base`` over the declared noise."""
+    """Describe the strength in one sentence. ``units`` is the noise of ``base`` over the declared noise."""
     sure = f"({per_cent(CHANCE)}"
     condition = ", if the training's noise moves the scores as linear losses predict" if is_own and is_run else ""
     if is_run:
@@ -352,6 +356,6 @@ def _words(is_run: bool, is_own: bool, base: DPSGD, caught: float | None, units:
 
 
 def _few_values(inside: FloatArray, outside: FloatArray) -> int:
-    """The number of different scores, if they are too few to say how they respond to noise; 0: they are not."""
+    """Return the number of different scores if their response to noise is unknown because they are few; otherwise 0."""
     values = len(np.unique(np.concatenate((inside, outside))))
     return values if 1 < values <= _FEW_VALUES < min(len(inside), len(outside)) else 0

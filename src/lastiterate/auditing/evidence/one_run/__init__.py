@@ -1,1 +1,1 @@
-"""Audits of one training run with many canaries: guesses, what a trade-off curve allows of them, and their power."""
+"""Audits of one training run with many canaries: guesses, their limits under a trade-off curve, and their power."""

@@ -1,15 +1,15 @@
-"""How many right guesses about the canaries of one run a trade-off curve allows: Mahloujifar et al. (2024), any curve.
+"""The number of right guesses in one run that a trade-off curve allows: Mahloujifar et al. (2024), for any curve.
 
-Let c be a number of right guesses out of k about m canaries. Given all other coins, whether guess j is right together
-with at least c - 1 of the others is a test of coin j. Under a curve delta(epsilon) that bounds both directions,
+Let c be a number of right guesses out of k about m canaries. Given all other coins, the event that guess j is right
+together with at least c - 1 others is a test of coin j. Under a curve delta(epsilon) that bounds both directions,
 
     P(j is right, at least c are)  <=  e^epsilon P(j is wrong, at least c - 1 are right)  +  delta(epsilon)
 
-for every epsilon, and on average over the canaries. With of_right(c) and of_wrong(c - 1) for these averages,
+for every epsilon. The same holds on average over the canaries. Write of_right(c) and of_wrong(c - 1) for the averages:
 
-    of_wrong(c - 1)  >=  max over epsilon of  e^(-epsilon) (of_right(c) - delta(epsilon)),
+    of_wrong(c - 1)  >=  max over epsilon of  e^(-epsilon) (of_right(c) - delta(epsilon)).
 
-a convex and increasing function of of_right(c), which is all that the recursion needs. docs/method.md has the proof.
+The right side is a convex and increasing function of of_right(c), as the recursion needs. docs/method.md has the proof.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ from lastiterate.common.types import FloatArray
 from lastiterate.privacy.analyses.calibrate import bracket_noise
 from lastiterate.privacy.curve import PrivacyCurve
 
-LeastWrong = Callable[[float], float]  # from what is right (c guesses) to what must at least be wrong (c - 1 guesses)
+LeastWrong = Callable[[float], float]  # from of_right(c) to the least of_wrong(c - 1)
 
-_FARTHEST, _FARTHEST_DELTA = 15.0, 1e-5  # the largest epsilon looked at: events of one run are not as rare
+_FARTHEST, _FARTHEST_DELTA = 15.0, 1e-5  # the largest epsilon of a line: events of one run are not as rare
 _HALVINGS = 36  # of the bracket of a normal quantile
 _LOWEST, _HIGHEST = -37.0, 8.0  # normal quantiles of error probabilities
 
 
 def slack(least_wrong: LeastWrong, canaries: int, count: int, right: int, error: float) -> float:
-    """Negative where ``error`` is too large for the probability of so many right guesses.
+    """Return a number that is negative if at least ``right`` right guesses have a probability below ``error``.
 
-    It supposes that at least ``right`` of ``count`` guesses are right with probability ``error``, and bounds from below
-    what the probabilities of fewer right guesses must then be; more in total than 1 is a contradiction.
+    Suppose that at least ``right`` of ``count`` guesses are right with probability ``error``. Then the probabilities of
+    fewer right guesses have lower bounds. If all probabilities together exceed 1, the supposition is wrong.
     """
     available = count / canaries
     of_right, of_wrong = error * right / canaries, error * (count - right) / canaries
     for fewer in range(right - 1, -1, -1):
         least = least_wrong(of_right)
         if least <= of_wrong:
-            break  # nothing changes any more
+            break  # further rounds change nothing
         of_right = min(of_right + fewer / (count - fewer) * (least - of_wrong), 1.0)
         of_wrong = least
         if of_right + of_wrong > available:
@@ -55,9 +55,9 @@ def slack(least_wrong: LeastWrong, canaries: int, count: int, right: int, error:
 
 
 def least_p_value(least_wrong: LeastWrong, canaries: int, ways: Iterable[tuple[int, int]]) -> tuple[float, int]:
-    """The smallest of the p-values of (guesses, right ones), as a normal quantile, and which of the ways has it.
+    """Return the smallest p-value of the ways (guesses, right guesses), as a normal quantile, and the index of its way.
 
-    A p-value bounds the probability of at least so many right guesses.
+    A p-value is an upper bound on the probability of at least this many right guesses.
     """
     best, chosen = _HIGHEST, 0
     for index, (count, right) in enumerate(ways):
@@ -75,20 +75,20 @@ def least_p_value(least_wrong: LeastWrong, canaries: int, ways: Iterable[tuple[i
 
 
 def guessing(of_right: float) -> float:
-    """Perfect privacy: as much is wrong as is right."""
+    """Return of_wrong under perfect privacy, where it is equal to of_right."""
     return of_right
 
 
 def gaussian(mu: float) -> LeastWrong:
-    """The Gaussian mechanism's, which is exact."""
+    """Return the exact least of_wrong of the Gaussian mechanism."""
     return lambda of_right: float(ndtr(ndtri(of_right) - mu))
 
 
 def lines_of(curve: PrivacyCurve, nodes: int) -> LeastWrong:
-    """Of any curve: the largest of straight lines, two for each of so many epsilons.
+    """Return the least of_wrong of any curve: the maximum of straight lines, two for each of ``nodes`` epsilons.
 
-    Each line is a bound by itself, so that few of them give a weak bound, and none that is wrong. The second line is
-    that of minus epsilon: what is not right is at most e^epsilon times what is not wrong, plus delta(epsilon).
+    Each line is a valid bound, so few lines give a weak but valid bound. The second line belongs to minus epsilon:
+    1 - of_wrong <= e^epsilon (1 - of_right) + delta(epsilon).
     """
     epsilons = np.linspace(0.0, min(float(curve.epsilon(_FARTHEST_DELTA)), _FARTHEST), nodes)
     delta = np.asarray(curve.delta(epsilons))
@@ -100,7 +100,7 @@ def lines_of(curve: PrivacyCurve, nodes: int) -> LeastWrong:
 
 @dataclass(frozen=True, eq=False)
 class _Largest:
-    """The largest of straight lines: between two corners it is one of them."""
+    """The maximum of straight lines. Between two corners it is one of the lines."""
 
     corners: list[float]
     slopes: list[float]
@@ -108,7 +108,7 @@ class _Largest:
 
     @classmethod
     def of(cls, slopes: FloatArray, heights: FloatArray) -> _Largest:
-        """``slopes`` in increasing order; lines that are never the largest are left out."""
+        """Return the maximum of lines with increasing ``slopes``. Lines that are never the largest are left out."""
         kept: list[tuple[float, float]] = []
         corners: list[float] = []
         for slope, height in zip(slopes.tolist(), heights.tolist(), strict=True):
@@ -134,27 +134,28 @@ class _Largest:
         return self.slopes[here] * x + self.heights[here]
 
 
-# The largest noise of a run's family that the right guesses of one run allow.
+# Noise of a family: the largest noise that the right guesses of one run allow.
 
-_NODES, _NODES_OF_COMPOSITION = 200, 24  # epsilons at which a curve is evaluated: one of composition takes long
+_NODES, _NODES_OF_COMPOSITION = 200, 24  # epsilons at which a curve is evaluated: curves of composition are slow
 _STEP, _STEP_OF_COMPOSITION = math.log(2.0), 0.1  # of log noise, while the root is being bracketed
-_NEAR, _NEAR_OF_COMPOSITION = 1e-7, 1e-4  # to the root, in log noise, from above
+_NEAR, _NEAR_OF_COMPOSITION = 1e-7, 1e-4  # distance to the root from above, in log noise
 
 
 def largest_factor(
     family: Family, canaries: int, ways: Sequence[tuple[int, int]], error: float, mu: float
 ) -> tuple[float, int]:
-    """The factor of the noise from which on one of the ways, (guesses, right ones), refutes it, and which of them.
+    """Return the least factor from which on the noise is refuted, and the index of the way that refutes it.
 
-    ``mu`` is that of the Gaussian mechanism at which it would. Infinity where no noise is refuted, as guessing explains
-    the guesses; 0 where all noise is. Composition is followed down as far as ``family`` does, and no further.
+    A way is (guesses, right guesses). ``mu`` is the mu up to which the ways refute the Gaussian mechanism. The factor
+    is infinite if no noise is refuted, because chance explains the guesses, and 0 if all noise is refuted. Composition
+    is followed down to the least factor of ``family``.
     """
     goal = float(ndtri(error))
     if least_p_value(guessing, canaries, ways)[0] >= goal:
         return math.inf, 0
 
     def excess(log_factor: float) -> float:
-        """Positive where so much noise is refuted."""
+        """Return a number that is positive if the noise with this factor is refuted."""
         return goal - least_p_value(_lines(family, log_factor), canaries, ways)[0]
 
     is_composition = family.name == "composition"
@@ -175,7 +176,7 @@ def largest_factor(
 
 
 def _narrowed(excess: Callable[[float], float], low: float, high: float, near: float) -> float:
-    """The upper end of a narrower bracket. Excess may jump, so that halving takes turns with secants."""
+    """Return the upper end of a narrower bracket. Halving alternates with secants, since the excess may jump."""
     below, above, halve = excess(low), excess(high), False
     while high - low > near:
         share = 0.5 if halve else min(max(-below / (above - below), 0.02), 0.98)
@@ -194,5 +195,5 @@ def _lines(family: Family, log_factor: float) -> LeastWrong:
 
 
 def nodes_of(analysis: str) -> int:
-    """How many epsilons a curve of this analysis is evaluated at."""
+    """Return the number of epsilons at which a curve of this analysis is evaluated."""
     return _NODES_OF_COMPOSITION if analysis == "composition" else _NODES

@@ -1,8 +1,9 @@
-"""Many canaries in one training run, each in by a fair coin: the coins are guessed from the scores.
+"""Lower bounds on epsilon from one training run with many canaries.
 
-Steinke, Nasr and Jagielski (2023), arXiv 2305.08846, bound how many guesses can be right under (epsilon, delta)-DP;
-Mahloujifar, Melis and Chaudhuri (2024), arXiv 2410.22235, under f-DP (`one_run_curve`), here with the f of a Gaussian
-mechanism or of a run's family. Both want the number of guesses fixed in advance.
+Each canary is included by a fair coin, and the coins are guessed from the scores. Steinke, Nasr and Jagielski (2023),
+arXiv 2305.08846, bound the number of right guesses under (epsilon, delta)-DP. Mahloujifar, Melis and Chaudhuri (2024),
+arXiv 2410.22235, bound the number under f-DP (`allowed_guesses`), here with the f of a Gaussian mechanism or of a run's
+family. Both need a number of guesses that is fixed in advance. A third bound assumes that canaries do not interact.
 """
 
 from __future__ import annotations
@@ -26,20 +27,20 @@ from lastiterate.registry import METHODS, ONE_RUN_METHODS
 from lastiterate.run import DPSGD
 
 _SHARE = 0.25  # of the canaries are guessed if nothing is known: the top eighth as "in", the bottom eighth as "out"
-FEWEST = 16  # guesses: with fewer, even all of them right, next to nothing can be shown
-_MOST = 1e6  # epsilons and mus that are tried
+FEWEST = 16  # guesses: fewer show next to nothing, even if all of them are right
+_MOST = 1e6  # the largest epsilon or mu that is tried
 LEAST_FAIRNESS = 1e-3  # fair coins have a smaller p-value in at most one of 1,000 audits
 
 
 @dataclass(frozen=True)
 class Guesses:
-    """How many canaries were guessed, and how many wrongly.
+    """Numbers of guesses and of wrong guesses about canaries.
 
     Attributes:
         threshold: the smallest score that was called "in"; infinite if none was.
-        most: how many guesses were to be made, fixed in advance.
-        made: how many were made; fewer where equal scores lie across a cut.
-        false_positives: canaries called "in" that were not.
+        most: the number of guesses that was fixed in advance.
+        made: the number of guesses made. It is smaller than ``most`` if equal scores lie across a cut.
+        false_positives: canaries called "in" that were out.
         false_negatives: canaries called "out" that were in.
     """
 
@@ -51,13 +52,13 @@ class Guesses:
 
     @property
     def right(self) -> int:
-        """How many guesses were right."""
+        """The number of right guesses."""
         return self.made - self.false_positives - self.false_negatives
 
 
 @dataclass(frozen=True)
 class OneRunBound:
-    """A lower bound on epsilon, the same without a wrong guess (None: not computed), and the noise of a family."""
+    """A lower bound on epsilon, the bound without a wrong guess (None: not computed), and the noise of a family."""
 
     epsilon: float
     largest: float | None
@@ -70,7 +71,7 @@ def fairness(canaries_in: int, canaries_out: int) -> float:
 
 
 def unfair_coins(canaries_in: int, canaries_out: int) -> str | None:
-    """Why these counts are not those of fair coins, on which every one-run bound rests; None: they may be."""
+    """Return the reason why these counts are not those of fair coins, which every one-run bound assumes, or None."""
     if (chance := fairness(canaries_in, canaries_out)) >= LEAST_FAIRNESS:
         return None
     return (
@@ -81,20 +82,20 @@ def unfair_coins(canaries_in: int, canaries_out: int) -> str | None:
 
 
 def guess_all(worlds: Worlds, threshold: float) -> Guesses:
-    """Every canary is guessed, by one threshold."""
+    """Guess every canary by one threshold."""
     wrong = [int(count) for count in worlds.errors(np.float64(threshold))]
     canaries = worlds.inside.size + worlds.outside.size
     return Guesses(threshold, canaries, canaries, *wrong)
 
 
 def guess_extremes(worlds: Worlds, choice: str, count: int | None = None) -> list[Guesses]:
-    """Only the largest and smallest scores are guessed, in ways that are the same for all audits of so many canaries.
+    """Guess only the largest and smallest scores, in ways that depend on nothing but the number of canaries.
 
-    Both papers want guesses that are a function of the scores alone. An order of equal scores that the data decide,
-    however well mixed, is a function of the coins as well. So equal scores are treated equally: those that lie across
-    a cut are not guessed at all. There are then fewer guesses than the number fixed in advance, for which the bound is
-    computed. That is valid: to flip coins for those left out would make it that number, and could only add right ones.
-    Where all are to be guessed, the cut moves to the nearest place between two different scores instead.
+    Both papers need guesses that are a function of the scores alone. An order of equal scores that the data decide
+    would depend on the coins as well. So equal scores are treated equally: equal scores on both sides of a cut are not
+    guessed. The bound is computed for the number of guesses fixed in advance, which may then be larger than the number
+    made. The bound is valid: coin flips for the missing guesses would complete the number and could only add right
+    guesses. If all canaries are to be guessed, the cut moves to the nearest place between two different scores instead.
     """
     scores = np.sort(np.concatenate((worlds.outside, worlds.inside)))
     cuts = np.flatnonzero(scores[1:] > scores[:-1]) + 1
@@ -116,19 +117,19 @@ def guess_extremes(worlds: Worlds, choice: str, count: int | None = None) -> lis
 
 
 def usual_guesses(canaries: int) -> int:
-    """How many are guessed a priori if nothing is known about the scores."""
+    """Return the number of guesses of "a-priori" if nothing is known about the scores."""
     return max(math.ceil(_SHARE * canaries), min(FEWEST, canaries))
 
 
 def ways_to_guess(canaries: int, threshold: float | str) -> int:
-    """How many ways to guess a threshold means; they share the error."""
+    """Return the number of ways to guess that a threshold rule tries. The ways share the error."""
     return len(ways_of(canaries, "corrected")) if threshold == "corrected" else 1
 
 
 def ways_of(canaries: int, choice: str, count: int | None = None) -> list[tuple[int, int]]:
-    """How many of the largest scores are called "in", and how many of the smallest "out".
+    """Return for each way to guess how many of the largest scores are called "in" and of the smallest "out".
 
-    "a-priori" is one way, with ``count`` guesses; "corrected" and "uncorrected" are several: all canaries, half of
+    "a-priori" is one way, with ``count`` guesses. "corrected" and "uncorrected" are several ways: all canaries, half of
     them, a quarter and so on, from both ends or from the top only.
     """
     if choice == "a-priori":
@@ -152,9 +153,9 @@ def bound_of(
     run: DPSGD | None = None,
     count: int | None = None,
 ) -> tuple[Guesses, OneRunBound]:
-    """The bound by the best of the ways to guess that this threshold means, and that way.
+    """Return the best of the ways to guess that a threshold rule tries, and the bound by this way.
 
-    ``count`` is the number of guesses of "a-priori"; it must not depend on the scores.
+    ``count`` is the number of guesses of "a-priori". It must not depend on the scores.
     """
     ways = guess_extremes(worlds, threshold, count) if isinstance(threshold, str) else [guess_all(worlds, threshold)]
     canaries = worlds.inside.size + worlds.outside.size
@@ -177,7 +178,7 @@ def bound_of(
 def bound_by_counts(
     method: str, canaries: int, count: int, right: int, delta: float, error: float, run: DPSGD | None = None
 ) -> OneRunBound:
-    """The bound if so many guesses, fixed in advance, turn out right; its ``largest`` is not computed."""
+    """Return the bound if ``right`` of ``count`` guesses are right. Its ``largest`` is not computed."""
     if method not in ONE_RUN_METHODS or method == "one-run-independent":
         raise ValueError(f"method must be one of one run that counts right guesses, got {method!r}")
     if METHODS[method].family is not None:
@@ -191,7 +192,7 @@ def bound_by_counts(
 
 
 def _noise(family: Family, factor: float) -> float:
-    """The noise multiplier of the first step."""
+    """Return the noise multiplier of the first step, scaled by the factor."""
     return float(np.ravel(family.run.noise_multiplier)[0]) * factor
 
 
@@ -207,7 +208,7 @@ def _bound_by_family(
     family: Family, canaries: int, ways: list[Guesses], error: float, delta: float
 ) -> tuple[Guesses, OneRunBound]:
     factor, chosen = _factor(family, canaries, tuple((way.most, way.right) for way in ways), error)
-    largest = None  # curves of composition with next to no noise take minutes
+    largest = None  # with next to no noise, curves of composition take minutes
     if family.name != "composition":
         perfect, _ = _factor(family, canaries, tuple((way.most, way.made) for way in ways), error)
         largest = _of_factor(family, perfect, delta)
@@ -229,14 +230,14 @@ def _of_factor(family: Family, factor: float, delta: float) -> float:
 def largest_bound(
     canaries: int, count: int, method: str, delta: float, confidence: float, threshold: float | str = "a-priori"
 ) -> float:
-    """What so many canaries can show at most with so many guesses: none is wrong, and no scores are equal."""
+    """Return the largest bound that ``count`` guesses can show: no guess is wrong, and no scores are equal."""
     error = (1.0 - confidence) / ways_to_guess(canaries, threshold)
     largest = _refuted_up_to(method, canaries, count, count, delta, error)
     return largest if method == "one-run" else _of_gaussian(largest, delta)
 
 
 def _error(ways: Sized, threshold: float | str, confidence: float) -> float:
-    """The share of each way to guess."""
+    """Return the share of the error for each way to guess."""
     return (1.0 - confidence) / (len(ways) if threshold == "corrected" else 1)
 
 
@@ -245,7 +246,7 @@ def _of_gaussian(mu: float, delta: float) -> float:
 
 
 def _doubt(method: str, canaries: int, count: int, right: int, delta: float, error: float) -> Callable[[float], float]:
-    """An increasing function of epsilon (or mu), negative where so many right guesses refute it."""
+    """Return an increasing function of epsilon (or mu) that is negative where this many right guesses refute it."""
     if method == "one-run":
         return lambda epsilon: p_value(canaries, count, right, epsilon, delta) - error
     return lambda mu: slack(gaussian(mu), canaries, count, right, error)
@@ -253,7 +254,7 @@ def _doubt(method: str, canaries: int, count: int, right: int, delta: float, err
 
 @lru_cache(maxsize=4096)
 def _refuted_up_to(method: str, canaries: int, count: int, right: int, delta: float, error: float) -> float:
-    """The epsilon (or mu) where the doubt begins; 0 if that is at once."""
+    """Return the epsilon (or mu) up to which the right guesses refute; 0 if they refute none."""
     doubt = _doubt(method, canaries, count, right, delta, error)
     if doubt(0.0) >= 0.0:
         return 0.0
@@ -268,10 +269,11 @@ def _refuted_up_to(method: str, canaries: int, count: int, right: int, delta: fl
 
 
 def p_value(canaries: int, count: int, right: int, epsilon: float, delta: float) -> float:
-    """The chance of at least so many right guesses, at most, under (epsilon, delta)-DP (Steinke et al., Theorem 3.1).
+    """Bound the probability of at least ``right`` right guesses under (epsilon, delta)-DP.
 
-    Without delta the number of right guesses is dominated by Binomial(count, e^epsilon / (1 + e^epsilon)). With it some
-    guesses may come for free, 2 * canaries * delta on average, and worst is what buys most of the tail.
+    The bound is Theorem 3.1 of Steinke et al. If delta is 0, the number of right guesses is dominated by
+    Binomial(count, e^epsilon / (1 + e^epsilon)). Otherwise some guesses may be free, 2 * canaries * delta on average.
+    The worst case uses free guesses where the tail grows most.
     """
     if right == 0:
         return 1.0
@@ -279,7 +281,7 @@ def p_value(canaries: int, count: int, right: int, epsilon: float, delta: float)
     tail = float(bdtrc(right - 1, count, rate))
     if delta == 0.0:
         return tail
-    # Farther below its mean the binomial has no mass, and a larger number of free guesses only divides by more.
+    # Farther below its mean the binomial has no mass, and a larger number of free guesses only increases the divisor.
     reach = right - count * rate + 10.0 * math.sqrt(count * rate * (1.0 - rate)) + 10.0
     free = np.arange(1.0, min(right, max(1, math.ceil(reach))) + 1.0)
     below = right - 1.0 - free
@@ -287,24 +289,14 @@ def p_value(canaries: int, count: int, right: int, epsilon: float, delta: float)
     return min(tail + 2.0 * canaries * delta * max(0.0, float(np.max(gain / free))), 1.0)
 
 
-# One run whose canaries do not interact: what a coin does to a score has nothing to do with other coins and scores.
-#
-# Then the pairs of coin and score are independent, though not alike. At a threshold that was fixed in advance, canary
-# j is called "in" though it is out with probability a_j / 2, and "out" though it is in with b_j / 2, where a_j and
-# b_j are error rates of a test, so that 1 - b_j <= e^epsilon a_j + delta, and the same for the means of all m
-# canaries. False positives are a sum of independent indicators with the mean m a / 2. Such a sum is as low as Clopper
-# and Pearson's bound allows no more often than a binomial number of the same mean (Hoeffding 1956), as long as the
-# error is at most 1/4 (Greenberg and Mohri 2014: a binomial number is at most its mean with more than that
-# probability).
-#
-# Without the assumption this is no bound: a mechanism that reveals all coins with probability delta is (0, delta)-DP.
+# Independent canaries: a bound for one run whose coins change no score but that of their own canary.
 
 _MOST_ERROR = 0.25  # of each of the two bounds, for which Hoeffding's inequality applies
 
 
 @dataclass(frozen=True)
 class IndependentBound:
-    """A lower bound on epsilon and the same without an error, the canaries it counts, and what was wrong among them."""
+    """A lower bound on epsilon, the bound without an error, the canaries counted, and the errors among them."""
 
     epsilon: float
     largest: float
@@ -320,9 +312,21 @@ class IndependentBound:
 def independent_bound(
     worlds: Worlds, threshold: float | str, run: DPSGD | None, delta: float, confidence: float
 ) -> IndependentBound:
-    """The bound at a threshold that is given, predicted, or chosen by a random half of the canaries.
+    """Compute the bound at a threshold that is given, predicted, or chosen by a random half of the canaries.
 
-    "corrected" and "uncorrected" are as "split": canaries that are not alike have no distribution to correct for.
+    "corrected" and "uncorrected" are treated as "split": scores of canaries that differ have no common distribution to
+    correct for.
+
+    The pairs of coin and score are independent, but not identically distributed. Take a threshold fixed in advance.
+    Canary j is a false positive with probability a_j / 2 and a false negative with probability b_j / 2. Here a_j and
+    b_j are the error rates of a test, so 1 - b_j <= e^epsilon a_j + delta. The same holds for the means a and b over
+    all m canaries. The number of false positives is a sum of independent indicators with mean m a / 2. Clopper and
+    Pearson's bound fails for this sum no more often than for a binomial number of the same mean (Hoeffding 1956), as
+    long as the error is at most 1/4: a binomial number is at most its mean with a probability above 1/4 (Greenberg and
+    Mohri 2014). The number of false negatives is bounded in the same way.
+
+    Without independence the bound is invalid: a mechanism that reveals all coins with probability delta is
+    (0, delta)-DP.
     """
     error = min(0.5 * (1.0 - confidence), _MOST_ERROR)
     choice = "a-priori"
@@ -330,7 +334,7 @@ def independent_bound(
         canaries = worlds.inside.size + worlds.outside.size
         if run is None:
             raise ValueError("run must be given with threshold 'a-priori', which is predicted for it; got None")
-        half = max(canaries // 2, 1)  # how many really are in says something about the coins
+        half = max(canaries // 2, 1)  # the number of canaries that are in would reveal something about the coins
         threshold = predicted_threshold(run, half, half, delta, confidence)
     elif isinstance(threshold, str):
         choice = "split"
@@ -359,9 +363,9 @@ def independent_bound(
 
 
 def _halves(worlds: Worlds) -> tuple[Worlds, Worlds]:
-    """Two random halves of all canaries, whether they are in or out; the second, which counts, has one more if odd.
+    """Return two random halves of all canaries, regardless of their coins. An odd canary goes to the second half.
 
-    A half of each world, as for independent models, would fix how many are in.
+    A half of each world, as for independent models, would fix how many canaries are in.
     """
     scores = np.concatenate((worlds.inside, worlds.outside))
     is_in = np.arange(scores.size) < worlds.inside.size

@@ -1,9 +1,8 @@
-"""What one run can show: how many of how many canaries to guess, and what comes of it, before anything is trained.
+"""Power of an audit of one run: plans for the numbers of canaries and guesses, before training.
 
-Scores are taken to be as the linear analysis predicts (`score_law`), one canary independent of the other. The cuts are
-taken to lie where they are expected to; how many of the guesses are right is then Binomial, but for the two ends, whose
-rates are averaged, which makes it a little wider than it is. It is only a plan: if it is wrong, bounds are weak, and
-still bounds.
+Scores are assumed to follow the linear analysis (`score_signal`), independently for each canary. The cuts are assumed
+to lie where they are expected. The number of right guesses is then taken to be binomial, with the average rate of the
+two ends, which is slightly wider than its true distribution. A wrong plan makes bounds weak, but not invalid.
 """
 
 from __future__ import annotations
@@ -25,26 +24,26 @@ from lastiterate.privacy.mixtures.law import law_of
 from lastiterate.registry import METHODS
 from lastiterate.run import DPSGD
 
-_RATIO = 1.2  # of numbers of guesses, and of canaries, that are tried
+_RATIO = 1.2  # of neighbouring numbers of guesses, or of canaries, that are tried
 _POINTS = 4001  # of the distributions of scores
 _FURTHEST = 9.0  # standard deviations to either side
-_TIE = 1e-6  # of epsilon, for a guess that is better by one standard deviation than coins
-_LOUD = 4.0  # times the signal: that of a training whose noise is too little to be missed
-_NEARLY = 0.95  # of what the largest number of canaries shows: more canaries than that take are not worth it
+_TIE = 1e-6  # epsilon added for each standard deviation by which guesses are better than coins, to break ties
+_LOUD = 4.0  # times the signal: that of a training with a quarter of the noise
+_NEARLY = 0.95  # of the bound with most canaries: the fewest canaries that reach this share are chosen
 
 
 @dataclass(frozen=True)
 class OneRunPlan:
-    """An audit of one run, as it is expected to turn out.
+    """The plan of an audit of one run.
 
     Attributes:
-        run: what is trained.
-        canaries: how many there are, each in by a fair coin.
-        guesses: how many of them are guessed, half from each end.
+        run: the run that is trained.
+        canaries: number of canaries, each included by a fair coin.
+        guesses: number of guesses, half from each end of the scores.
         delta: of (epsilon, delta)-DP.
         confidence: of the bound.
-        signal: how much of the canary the attack sees, as in `score_law`.
-        spread: standard deviation of the scores, in that of the noise.
+        signal: the share of the canary that the attack sees, as in `score_signal`.
+        spread: the standard deviation of scores without the canary, in units of the noise's.
     """
 
     run: DPSGD
@@ -61,7 +60,7 @@ class OneRunPlan:
 
     @cached_property
     def accuracy(self) -> float:
-        """The share of right guesses that is expected."""
+        """The expected share of right guesses."""
         below_in, below_out = _below(self.run, self.signal, self.spread)
         below = 0.5 * (below_in + below_out)
         ins, outs = self.guesses - self.guesses // 2, self.guesses // 2
@@ -70,32 +69,32 @@ class OneRunPlan:
         return float(np.clip(0.5 * (found + left) * self.canaries / self.guesses, 0.5, 1.0))
 
     def median(self, method: str) -> float:
-        """The median of the bound."""
+        """Return the median of the bound."""
         return self.reached(method, 0.5)
 
     def reached(self, method: str, chance: float) -> float:
-        """The largest epsilon that the bound reaches with at least this probability."""
+        """Return the largest epsilon that the bound reaches with at least this probability."""
         right = int(np.clip(np.ceil(bdtrik(1.0 - chance, self.guesses, self.accuracy)), 0, self.guesses))
         return self._bound(method, right).epsilon
 
     def largest(self, method: str) -> float:
-        """The bound if no guess is wrong."""
+        """Return the bound if no guess is wrong."""
         return self._bound(method, self.guesses).epsilon
 
     def _bound(self, method: str, right: int) -> OneRunBound:
         return bound_by_counts(method, self.canaries, self.guesses, right, self.delta, 1.0 - self.confidence, self.run)
 
     def chance_to_refute(self, claim: DPSGD | float, method: str | None = None) -> float:
-        """The probability that the bound refutes a claim: a run with its noise, or an epsilon.
+        """Return the probability that the audit refutes a claim: a run with its noise, or an epsilon.
 
-        ``method`` None: of a run, that its guarantee is refuted by its own curve; of an epsilon, without assumption.
+        ``method`` None: a run is tested by the curve of its guarantee, and an epsilon without assumptions.
         """
         if (right := self.right_to_refute(claim, method)) is None:
             return 0.0
         return float(bdtrc(right - 1, self.guesses, self.accuracy))
 
     def right_to_refute(self, claim: DPSGD | float, method: str | None = None) -> int | None:
-        """How many guesses must be right to refute a claim; None: more than there are."""
+        """Return the number of right guesses that refutes a claim; None if even all guesses do not."""
         refuted = self._refuted(claim, method)
         if not refuted(self.guesses):
             return None
@@ -118,7 +117,7 @@ class OneRunPlan:
 
 @lru_cache(maxsize=64)
 def allowed_by(run: DPSGD, method: str | None = None) -> LeastWrong:
-    """What the curve of a run allows, by its guarantee or by the family of a one-run method."""
+    """Return the bound on wrong guesses by the curve of a run's guarantee, or of the family of a one-run method."""
     analysis = guarantee_of(run)
     if method is not None:
         family = METHODS[method].family if method in METHODS else None
@@ -139,10 +138,10 @@ def best_guesses(
     signal: float = 1.0,
     spread: float = 1.0,
 ) -> int:
-    """The number of guesses whose median bound is largest, by what is expected of the scores.
+    """Return the number of guesses with the largest expected median bound.
 
-    Families choose as Gaussian DP does, which is quick. Where no number of guesses is expected to show anything, that
-    which is farthest from coins is chosen.
+    Families use the number that is best for Gaussian DP, which is quick to find. If no number of guesses has a positive
+    median bound, the number whose right guesses differ most from coin flips, in standard deviations, is chosen.
     """
     method = method if METHODS[method].is_assumption_free else "one-run-fdp"
     first = OneRunPlan(run, canaries, canaries, delta, confidence, signal, spread)
@@ -156,10 +155,10 @@ def best_guesses(
 
 @lru_cache(maxsize=512)
 def refuting_guesses(plan: OneRunPlan, claim: DPSGD | float) -> int:
-    """The number of guesses that would best refute a claim about a training with a quarter of the noise.
+    """Return the number of guesses most likely to refute a claim about a training with a quarter of the noise.
 
-    A bound on a correct training takes fewer guesses than it takes to refute a claim about a faulty one. Where no
-    number of guesses can refute, that of the plan is as good as any.
+    Refuting a claim about a faulty training takes more guesses than the best bound on a correct training. If no number
+    of guesses can refute the claim, return the number of the plan.
     """
     loud = replace(plan, signal=_LOUD * plan.signal)
     chances = {
@@ -179,9 +178,10 @@ def best_plan(
     signal: float = 1.0,
     spread: float = 1.0,
 ) -> OneRunPlan:
-    """A useful number of canaries, ``most`` at most, and of guesses: nearly as much is shown as by ``most`` canaries.
+    """Return the plan with the fewest canaries whose median bound is 95% of that with ``most`` canaries.
 
-    Every canary that is in makes the model worse, so that the fewest are chosen that show 95% of that.
+    Fewer canaries are better, because every included canary makes the model worse. If the bound with ``most`` canaries
+    is 0, the plan has ``most`` canaries.
     """
 
     def plan(canaries: int) -> OneRunPlan:
@@ -201,7 +201,7 @@ def best_plan(
 
 
 def numbers_up_to(most: int, fewest: int) -> list[int]:
-    """Whole numbers, each a fifth larger than the one before, the largest included."""
+    """Return whole numbers from ``fewest`` to ``most``, each about a fifth larger than the one before."""
     numbers = [fewest]
     while numbers[-1] < most:
         numbers.append(min(math.ceil(numbers[-1] * _RATIO), most))
@@ -210,7 +210,7 @@ def numbers_up_to(most: int, fewest: int) -> list[int]:
 
 @lru_cache(maxsize=64)
 def _below(run: DPSGD, signal: float, spread: float) -> tuple[FloatArray, FloatArray]:
-    """The distributions of scores with the canary and without it, at the same places, from all to nothing."""
+    """Return the distribution functions of scores with and without the canary, at the same scores."""
     law = law_of(run)
     scale = signal / law.noise
     reach = scale * (law.mean + _FURTHEST * math.sqrt(law.variance))
