@@ -120,6 +120,8 @@ class Audit:
         present = np.arange(2 * self.models) % 2 == 0
         if self.kind == "one-run":
             present = generator.random(self.models) < 0.5
+            while present.all() or not present.any():  # an audit without scores of both worlds is refused
+                present = generator.random(self.models) < 0.5
         run = self.run
         if self.rate > 1.0:
             run = run.replace(sample_rate=min(self.rate * float(run.sample_rate), 1.0))
