@@ -11,7 +11,7 @@ import os
 
 import lastiterate as li
 from lastiterate.data import digits
-from lastiterate.integrations.gradient_canary import own_trainer
+from lastiterate.integrations.own_trainer import own_trainer
 from lastiterate.training.problems import logistic
 
 run = li.DPSGD(40, sample_rate=0.1, noise_multiplier=2.0, optimizer=li.SGD(0.0005, momentum=0.5, weight_decay=0.1))

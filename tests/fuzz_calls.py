@@ -46,6 +46,7 @@ PUBLIC = [
     "lastiterate.paper.counterexamples.setting:Setting",
     "lastiterate.data",
     "lastiterate.integrations.gradient_canary",
+    "lastiterate.integrations.own_trainer",
     "lastiterate.integrations.dp_accounting",
     "lastiterate.integrations.opacus",
     "lastiterate.lm",

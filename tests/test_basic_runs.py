@@ -7,7 +7,7 @@ import pytest
 
 import lastiterate as li
 from lastiterate.attacks import Adversarial, AllIterates, GradientSpace, InputSpace, OneRun
-from lastiterate.attacks.all_iterates import log_likelihood_ratio
+from lastiterate.attacks.likelihood_ratio import log_likelihood_ratio
 from lastiterate.attacks.released_iterates import noise_unit
 from lastiterate.auditing.evidence.score_signal import expected_signal, score_below
 from lastiterate.paper.counterexamples.setting import require_plain

@@ -10,7 +10,8 @@ pytest.importorskip("jax", reason="training needs the extra audit")
 
 import lastiterate as li
 from lastiterate import attacks, training
-from lastiterate.integrations.gradient_canary import PlantedGradient, own_trainer
+from lastiterate.integrations.gradient_canary import PlantedGradient
+from lastiterate.integrations.own_trainer import own_trainer
 from lastiterate.training import problems
 from tests.fuzz_calls import Called, run_calls, targets
 

@@ -6,7 +6,7 @@ from scipy.stats import ks_2samp
 
 import lastiterate as li
 from lastiterate.attacks import AllIterates
-from lastiterate.attacks.all_iterates import sample_likelihood_ratios
+from lastiterate.attacks.likelihood_ratio import sample_likelihood_ratios
 from lastiterate.attacks.released_iterates import recovered_gradient
 from lastiterate.training import problems
 

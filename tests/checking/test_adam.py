@@ -106,7 +106,7 @@ def test_an_example_of_the_trainers_own_and_worlds_that_share_nothing():
 def test_our_own_trainer_is_checked_with_adam():
     pytest.importorskip("jax")
     from lastiterate.data import digits
-    from lastiterate.integrations.gradient_canary import own_trainer
+    from lastiterate.integrations.own_trainer import own_trainer
     from lastiterate.training.problems import logistic
 
     run = li.DPSGD(20, 0.1, 2.0, optimizer=li.Adam(0.001))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 import lastiterate as li
-from lastiterate.integrations.gradient_canary import own_trainer
+from lastiterate.integrations.own_trainer import own_trainer
 from lastiterate.training import problems
 
 PROBLEM = problems.linear(np.random.default_rng(0).standard_normal((40, 6)).astype(np.float32))

@@ -12,7 +12,7 @@ import pytest
 from scipy.stats import binom, chisquare, ks_2samp
 
 import lastiterate as li
-from lastiterate.attacks.all_iterates import sample_likelihood_ratios
+from lastiterate.attacks.likelihood_ratio import sample_likelihood_ratios
 from lastiterate.paper.counterexamples.malicious import (
     DEFAULTS,
     Malicious,

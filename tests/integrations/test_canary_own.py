@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("jax")
 
 from lastiterate.data import digits
-from lastiterate.integrations.gradient_canary import own_trainer
+from lastiterate.integrations.own_trainer import own_trainer
 from lastiterate.optimizer import SGD
 from lastiterate.run import DPSGD
 from lastiterate.training.problems import linear, logistic

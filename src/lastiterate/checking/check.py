@@ -10,12 +10,10 @@ import numpy as np
 
 from lastiterate.checking.adam_checks import adam_rows
 from lastiterate.checking.check_result import CheckResult
-from lastiterate.checking.check_trials import LEAST_MODELS, MOST_MODELS, ROWS, Trainer, Trainings, plan
-from lastiterate.checking.declared import Declared
+from lastiterate.checking.declared import Declared, Foreign
 from lastiterate.checking.gradient_checks import example_rows, gradient_rows
-from lastiterate.checking.measurements import Measured
+from lastiterate.checking.measurements import LEAST_MODELS, MOST_MODELS, ROWS, Measured, Trainer, Trainings, plan
 from lastiterate.checking.noise_tests import Initial, different_row, equal_row, initial_row, initial_values
-from lastiterate.checking.parameters import Foreign
 from lastiterate.common.validation import function, integer, number, one_of
 from lastiterate.optimizer import is_adam
 from lastiterate.run import DPSGD, require_run

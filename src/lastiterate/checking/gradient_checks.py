@@ -19,9 +19,17 @@ from lastiterate.checking.canary_effects import (
     still_at,
 )
 from lastiterate.checking.check_result import Row, Status, cannot_tell, not_checked
-from lastiterate.checking.check_trials import ABOVE, LARGER, PARTICIPATION_SHARES, SMALL, loud, one_coordinate, spread
 from lastiterate.checking.clipping import NORM, PRESENCE, presence_row
-from lastiterate.checking.measurements import Measured
+from lastiterate.checking.measurements import (
+    ABOVE,
+    LARGER,
+    PARTICIPATION_SHARES,
+    SMALL,
+    Measured,
+    loud,
+    one_coordinate,
+    spread,
+)
 from lastiterate.checking.noise import QUIET
 from lastiterate.checking.optimizer_effect import are_exact, steps_row
 from lastiterate.checking.participation import RATE, participation_rows

@@ -13,8 +13,7 @@ import numpy as np
 from scipy.stats import chi2, norm
 
 from lastiterate.checking.check_result import Row, Status, not_checked
-from lastiterate.checking.declared import Declared
-from lastiterate.checking.parameters import Parameters
+from lastiterate.checking.declared import Declared, Parameters
 from lastiterate.common.types import FloatArray, IntArray
 
 NAME, QUIET, DEAD = "noise", "noise in quiet parameters", "noise in parameters without gradients"

@@ -10,8 +10,8 @@ from scipy.stats import beta, binom, norm
 
 from lastiterate.checking.canary_effects import Effect, Fit, fit, fit_freely
 from lastiterate.checking.check_result import Row, Status, cannot_tell, not_checked
-from lastiterate.checking.check_trials import models_for
 from lastiterate.checking.declared import Declared
+from lastiterate.checking.measurements import models_for
 from lastiterate.checking.optimizer_effect import weighted_spread_row
 from lastiterate.common.types import FloatArray
 

@@ -1,4 +1,4 @@
-"""Gradient canaries in a user's training, and the shipped trainer as a trainer for ``lastiterate.check``.
+"""Gradient canaries in a user's training.
 
 ``lastiterate.check`` trains with and without a canary, a gradient of one additional example. The training under check
 must draw the batches itself, so that faults in its sampling can be seen. The canary therefore takes the place of one
@@ -18,18 +18,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
-import jax
 import numpy as np
-from numpy.typing import ArrayLike
 
-from lastiterate.common.types import RealArray
-from lastiterate.common.validation import as_array, function, instance, integer, told
-from lastiterate.run import DPSGD, require_run
-from lastiterate.training.problem import GradientCanary, Problem
-from lastiterate.training.trainer import Trainer
+from lastiterate.common.validation import as_array, function, integer, told
 
 ForeignTree: TypeAlias = Any  # arrays and trees of arrays, of libraries that need not be installed
 
@@ -158,42 +151,7 @@ def _map(transform: Callable[..., ForeignTree], tree: ForeignTree, *others: Fore
                     f"{len(tree)}, got {told(other)}"
                 )
         return type(tree)(_map(transform, *values) for values in zip(tree, *others, strict=True))
+
     import jax
 
     return jax.tree.map(transform, tree, *others)
-
-
-# Own trainer: the shipped trainer in the form that ``lastiterate.check`` takes.
-
-Gradient = Mapping[str, RealArray]
-
-
-def own_trainer(run: DPSGD, problem: Problem) -> Callable[[int, Gradient | Literal[False]], Gradient]:
-    """Return a trainer ``train(seed, canary)`` of this problem and run for ``lastiterate.check(run, train)``.
-
-    The trainer returns the released parameters as arrays by name, and a canary has the same form. A name is the path of
-    an array in ``problem.trainable``. Without a canary, the trainer plants a gradient of zero, so that a seed gives
-    both worlds the same batches and the same noise.
-    """
-    instance("problem", problem, Problem, "a training.Problem")
-    # Here a canary is one example that is present or absent.
-    run = require_run(run).replace(group_size=1, neighbours=None)
-    leaves = jax.tree_util.tree_leaves_with_path(problem.trainable)
-    shapes = {jax.tree_util.keystr(path).lstrip(".") or "parameters": np.shape(leaf) for path, leaf in leaves}
-    size = sum(int(np.prod(shape)) for shape in shapes.values())
-    trainer = cache(lambda: Trainer(run, problem, _canary(np.zeros(size)), models=1, chunk_size=1, workers=1))
-
-    def train(seed: int, canary: Gradient | Literal[False]) -> Gradient:
-        gradient = {name: np.zeros(shape, np.float32) for name, shape in shapes.items()} if canary is False else canary
-        found = {name: np.shape(array) for name, array in gradient.items()}
-        if found != shapes:
-            raise ValueError(f"canary must have the form of the parameters, {shapes}, got {found}")
-        planted = trainer().with_canary(_canary(np.concatenate([np.ravel(gradient[name]) for name in shapes])))
-        (chunk,) = planted.chunks(np.zeros(1, np.int64), np.ones(1, np.bool_), seed)
-        return {name: leaf[0] for name, leaf in zip(shapes, jax.tree.leaves(chunk.parameters), strict=True)}
-
-    return train
-
-
-def _canary(gradient: ArrayLike) -> GradientCanary:
-    return GradientCanary(np.asarray(gradient, np.float32))

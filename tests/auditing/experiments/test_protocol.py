@@ -11,9 +11,9 @@ import lastiterate as li
 from lastiterate import attacks, data
 from lastiterate.attacks.attack import LikelihoodRatio, LinearScores, Unknown
 from lastiterate.auditing.design import OneModel, Paired, Quality
-from lastiterate.auditing.experiments.choose import Given, experiment_on
+from lastiterate.auditing.experiments.choose import ExactDraws, Given, experiment_on
 from lastiterate.auditing.experiments.protocol import Crafted
-from lastiterate.auditing.experiments.shipped_trainer import ExactDraws, OneTraining, TrainedModels
+from lastiterate.auditing.experiments.shipped_trainer import OneTraining, TrainedModels
 from lastiterate.auditing.experiments.user_trainer import UserTrainings
 from lastiterate.auditing.run_audit import collected
 from lastiterate.training.recipes import recipe

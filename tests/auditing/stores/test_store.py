@@ -243,7 +243,7 @@ def test_a_reader_does_not_loosen_the_writers_locks(path):
 WRITER = """
 import json, sys
 import numpy as np
-from lastiterate.auditing.stores.trials import ScoredTrials
+from lastiterate.auditing.stores.audit_record import ScoredTrials
 from tests.auditing.stores.helpers import begin
 path, models = sys.argv[1], np.arange(5)
 with begin(path, json.loads(sys.argv[2])) as store:

@@ -22,7 +22,7 @@ OTHERS = {
 @cache
 def own(name: str) -> Fault:
     from lastiterate.data import digits
-    from lastiterate.integrations.gradient_canary import own_trainer
+    from lastiterate.integrations.own_trainer import own_trainer
     from lastiterate.training.problems import logistic
 
     category, changes = OTHERS[name]

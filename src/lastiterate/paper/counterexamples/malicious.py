@@ -21,7 +21,6 @@ import numpy as np
 from scipy.special import ndtr, ndtri
 from scipy.stats import binom
 
-from lastiterate.attacks.all_iterates import TELLING_RATE, telling_threshold, total_log_likelihood_ratio
 from lastiterate.attacks.attack import (
     Armed,
     BringsProblem,
@@ -32,6 +31,7 @@ from lastiterate.attacks.attack import (
     Unknown,
     Words,
 )
+from lastiterate.attacks.likelihood_ratio import TELLING_RATE, telling_threshold, total_log_likelihood_ratio
 from lastiterate.common.types import FloatArray
 from lastiterate.common.validation import number, one_of
 from lastiterate.compare_analyses import Answer

@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from lastiterate.attacks.all_iterates import telling_threshold, total_log_likelihood_ratio
 from lastiterate.attacks.attack import Armed, BringsProblem, Facts, References, Unknown, Words
+from lastiterate.attacks.likelihood_ratio import telling_threshold, total_log_likelihood_ratio
 from lastiterate.common.types import FloatArray, Row, Track, number_in
 from lastiterate.common.validation import number
 from lastiterate.compare_analyses import Answer

@@ -21,6 +21,7 @@ from lastiterate.paper.reproduce.audited_figures import (
     by_steps,
     empirical_fields,
 )
+from lastiterate.paper.reproduce.audited_figures import notes as notes
 
 if TYPE_CHECKING:
     from altair import HConcatChart

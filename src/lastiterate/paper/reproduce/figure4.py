@@ -23,6 +23,7 @@ from lastiterate.paper.reproduce.audited_figures import (
     measure,
     subject_of,
 )
+from lastiterate.paper.reproduce.audited_figures import notes as notes
 from lastiterate.paper.reproduce.figure2 import runs
 
 if TYPE_CHECKING:

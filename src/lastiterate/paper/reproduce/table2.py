@@ -22,6 +22,7 @@ from lastiterate.paper.reproduce.audited_figures import (
     measure,
     subject_of,
 )
+from lastiterate.paper.reproduce.audited_figures import notes as notes
 
 if TYPE_CHECKING:
     from altair import HConcatChart
