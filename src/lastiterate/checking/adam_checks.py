@@ -14,10 +14,10 @@ import numpy as np
 
 from lastiterate.checking import clipping, noise, optimizer_effect
 from lastiterate.checking.canary_effects import Effect, effect_of
-from lastiterate.checking.check_result import Row, Status, cannot_tell, not_checked
+from lastiterate.checking.check_result import Row, Status, cannot_tell, loud, not_checked, spread
 from lastiterate.checking.clipping import PRESENCE
 from lastiterate.checking.gradient_checks import taking_part_row
-from lastiterate.checking.measurements import Measured, loud, spread
+from lastiterate.checking.measurements import Measured
 from lastiterate.common.types import FloatArray
 
 LARGE = "clipping of large gradients"

@@ -9,10 +9,10 @@ from typing import Literal
 import numpy as np
 
 from lastiterate.checking.adam_checks import adam_rows
-from lastiterate.checking.check_result import CheckResult
+from lastiterate.checking.check_result import LEAST_MODELS, MOST_MODELS, ROWS, CheckResult, Trainer, Trainings, plan
 from lastiterate.checking.declared import Declared, Foreign
 from lastiterate.checking.gradient_checks import example_rows, gradient_rows
-from lastiterate.checking.measurements import LEAST_MODELS, MOST_MODELS, ROWS, Measured, Trainer, Trainings, plan
+from lastiterate.checking.measurements import Measured
 from lastiterate.checking.noise_tests import Initial, different_row, equal_row, initial_row, initial_values
 from lastiterate.common.validation import function, integer, number, one_of
 from lastiterate.optimizer import is_adam

@@ -12,9 +12,8 @@ from dataclasses import replace
 import numpy as np
 
 from lastiterate.checking.canary_effects import Effect, along_at_random, restricted
-from lastiterate.checking.check_result import Row, Status, cannot_tell
+from lastiterate.checking.check_result import LARGER, SMALL, Row, Status, cannot_tell
 from lastiterate.checking.declared import Parameters
-from lastiterate.checking.measurements import LARGER, SMALL
 from lastiterate.common.types import FloatArray, IntArray
 
 NORM, SMALLER, COORDINATE = "clipping norm", "clipping of small gradients", "clipping of one coordinate"

@@ -18,18 +18,21 @@ from lastiterate.checking.canary_effects import (
     share_batches,
     still_at,
 )
-from lastiterate.checking.check_result import Row, Status, cannot_tell, not_checked
-from lastiterate.checking.clipping import NORM, PRESENCE, presence_row
-from lastiterate.checking.measurements import (
+from lastiterate.checking.check_result import (
     ABOVE,
     LARGER,
     PARTICIPATION_SHARES,
     SMALL,
-    Measured,
+    Row,
+    Status,
+    cannot_tell,
     loud,
+    not_checked,
     one_coordinate,
     spread,
 )
+from lastiterate.checking.clipping import NORM, PRESENCE, presence_row
+from lastiterate.checking.measurements import Measured
 from lastiterate.checking.noise import QUIET
 from lastiterate.checking.optimizer_effect import are_exact, steps_row
 from lastiterate.checking.participation import RATE, participation_rows

@@ -12,9 +12,8 @@ import numpy as np
 from scipy.stats import binom, chi2, norm
 
 from lastiterate.checking.canary_effects import Effect
-from lastiterate.checking.check_result import Row, Status, not_checked
+from lastiterate.checking.check_result import Row, Status, Trainings, not_checked, seed_of
 from lastiterate.checking.declared import Declared, Foreign, flatten, require_finite, require_same_form
-from lastiterate.checking.measurements import Trainings, seed_of
 from lastiterate.checking.noise import ALIKE, correlation_interval, most_shared
 from lastiterate.common.errors import TrainerFailed, guarded
 from lastiterate.common.types import BoolArray, FloatArray

@@ -9,9 +9,8 @@ import numpy as np
 from scipy.stats import beta, binom, norm
 
 from lastiterate.checking.canary_effects import Effect, Fit, fit, fit_freely
-from lastiterate.checking.check_result import Row, Status, cannot_tell, not_checked
+from lastiterate.checking.check_result import Row, Status, cannot_tell, models_for, not_checked
 from lastiterate.checking.declared import Declared
-from lastiterate.checking.measurements import models_for
 from lastiterate.checking.optimizer_effect import weighted_spread_row
 from lastiterate.common.types import FloatArray
 
