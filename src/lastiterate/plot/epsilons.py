@@ -105,7 +105,7 @@ def epsilon_panel(result: AuditResult, width: int) -> LayerChart:
     ]
     words = []
     if result.estimates:
-        words.append("Light mark: the most that so many models could have shown. Arrow: beyond the picture.")
+        words.append("Light mark: the largest epsilon this many models can show. Arrow: beyond the picture.")
     if any(METHODS[method].is_one_run for method in result.estimates):
         words.append(f"One run: {OWN_COIN}.")
     without = {ANALYSES[name].label: answer for name, answer in result.predictions.items() if answer.value is None}
