@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import lastiterate as li
 
@@ -32,3 +33,39 @@ def test_the_heuristic_does_not_load_composition():
     )
     output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert output.strip() == "[]"
+
+
+NEEDS_EXTRAS = (  # rooms and modules that cannot be loaded without their extra
+    "lm",
+    "training",
+    "attacks.all_iterates",
+    "attacks.gradient_space",
+    "attacks.input_space",
+    "attacks.one_run",
+    "auditing.experiments.shipped_trainer",
+    "integrations.dp_accounting",
+    "integrations.own_trainer",
+)
+EXTRAS = ("jax", "equinox", "torch", "transformers", "altair", "vl_convert", "sklearn", "starlette", "uvicorn", "ray")
+WITHOUT_EXTRAS = f"""
+import importlib, sys
+
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {(*EXTRAS, "pyarrow", "opacus", "dp_accounting", "jax_privacy")!r}:
+            raise ModuleNotFoundError(name, name=name.partition(".")[0])
+
+sys.meta_path.insert(0, Blocked())
+for module in sys.argv[1:]:
+    importlib.import_module(module)
+"""
+
+
+def test_all_other_modules_are_loaded_without_any_extra():
+    source = Path(li.__file__).parent
+    names = [".".join(file.relative_to(source).with_suffix("").parts) for file in source.rglob("*.py")]
+    own = [name for name in names if name not in ("__main__", "__init__", "plot.renderer")]
+    free = [each for each in own if not any(each == room or each.startswith(f"{room}.") for room in NEEDS_EXTRAS)]
+    modules = [f"lastiterate.{each.removesuffix('.__init__')}" for each in sorted(free)]
+    assert len(modules) > 150
+    subprocess.run([sys.executable, "-c", WITHOUT_EXTRAS, *modules], check=True)

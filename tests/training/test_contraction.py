@@ -1,11 +1,14 @@
 """By how much steps of shipped regressions contract."""
 
+from dataclasses import replace
+
 import jax
 import numpy as np
 import pytest
+from scipy.stats import binom
 
 import lastiterate as li
-from lastiterate.training.problems import binary_logistic, clip_features, linear, ridge
+from lastiterate.training.problems import _largest_batch, binary_logistic, clip_features, linear, ridge
 
 GENERATOR = np.random.default_rng(0)
 FEATURES = GENERATOR.normal(size=(60, 3))
@@ -86,3 +89,12 @@ def test_clipped_features_are_what_is_trained_on() -> None:
     assert np.array_equal(clipped.examples[1], problem.examples[1])
     assert clipped.curvature == problem.curvature
     assert 0.0 < li.contraction_of(clipped, RUN, feature_norm=1.0).value < 1.0
+
+
+def test_batches_of_copies_are_binomial_in_all_copies():
+    examples = np.zeros((4, 1), np.float32)
+    problem = replace(ridge(examples, np.zeros(4)), multiplicity=np.array([5, 1, 3, 1]))
+    run = li.DPSGD(20, 0.3, 1.0)
+    size, missed = _largest_batch(problem, run, 0.01)
+    assert missed == pytest.approx(20 * binom.sf(size, 10, 0.3))
+    assert missed <= 0.01 < 20 * binom.sf(size - 1, 10, 0.3)
