@@ -1,1 +1,1 @@
-"""Is a training what its run says? Measured on a handful of models: noise, clipping, batches, optimizer, seeds."""
+"""Checks of training code against its declared run: noise, clipping, batches, optimizer, seeds."""

@@ -34,7 +34,7 @@ def check(
     initial: Callable[[int], Foreign] | None = None,
     told: Callable[[], None] | None = None,
 ) -> CheckResult:
-    """Is a training what its run says? It is measured on a handful of models, of short trainings best.
+    """Check training code against its declared run, on a handful of models; short trainings are best.
 
     Only the last iterate is looked at, and a canary is one example, whatever the run releases and whom it protects.
 

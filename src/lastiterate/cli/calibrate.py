@@ -121,7 +121,7 @@ def plan(
     plot: Plot = None,
     json: Json = False,
 ) -> None:
-    """Which batch size? The noise that each needs.
+    """Compare batch sizes by the noise that each needs.
 
     For each batch size: steps, sample rate, the noise multiplier for the target epsilon, and epsilon under all analyses
     then. One table for a guarantee and one for the heuristic, or a single one by the analysis of your choice.

@@ -59,7 +59,7 @@ def check(
     junit: Junit = None,
     json: Json = False,
 ) -> None:
-    """Is a training what its run says? Seconds, for CI.
+    """Check training code against its declared settings.
 
     A few models are trained, with canaries of made-up gradients and without. Noise, clipping, batches, steps and seeds
     are measured and compared with the run, which options describe, or run = lastiterate.DPSGD(...) in the file. The

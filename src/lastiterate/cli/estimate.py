@@ -61,7 +61,7 @@ def estimate(
     strict: Strict = False,
     json: Json = False,
 ) -> None:
-    """What do my attack's scores show? An empirical epsilon.
+    """Estimate an empirical epsilon from your own attack's scores.
 
     FILE has one row a model: world, which is "in" if it was trained with the canary and "out" if not, and score, which
     is larger the more it speaks for the canary. The result is a lower bound that holds with the given confidence. A

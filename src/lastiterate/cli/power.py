@@ -69,7 +69,7 @@ def power(
     plot: Plot = None,
     json: Json = False,
 ) -> None:
-    """How much can an audit see, and how many models does it take?
+    """Compute the power of an audit, and how many models it needs.
 
     Before anything is trained: the epsilon that so many models will find if the training is exactly as described, and
     how many it takes until the claim about a training with less noise is refuted with probability 80%.

@@ -38,7 +38,7 @@ def report(
     strict: Strict = False,
     json: Json = False,
 ) -> None:
-    """What an audit's stored scores say, or those of several audits side by side.
+    """Report on a stored audit, or compare several.
 
     Other methods, confidences, deltas and claims need no training. The audit may still be running.
 

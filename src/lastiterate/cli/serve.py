@@ -70,7 +70,7 @@ def _open_browser(url: str) -> None:
 
 @unfold
 def explore(server: ServerOptions, json: Json = False) -> None:
-    """Runs in the browser: move a slider, see epsilon.
+    """Explore runs in the browser: move a slider, see epsilon.
 
     Starts a page on this machine, which answers as you change the run, and opens a browser there. It runs until you
     stop it. With --json it prints its address and opens no browser.
@@ -92,7 +92,7 @@ FolderArgument = Annotated[
 
 @unfold
 def watch(folder: FolderArgument, server: ServerOptions, json: Json = False) -> None:
-    """Audits in the browser, finished and as they run.
+    """Watch audits in the browser, finished and running.
 
     Shows the stores (.sqlite) in a folder and below it, and opens a browser there. Nothing is trained, and no store is
     changed. It runs until you stop it. With --json it prints its address and opens no browser.
