@@ -2,9 +2,13 @@
 
 import compileall
 import os
+import signal
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # threads wait for each other busily, and tests run in parallel
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in the background of a shell; programs under test inherit it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
