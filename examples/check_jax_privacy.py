@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import jax
@@ -58,13 +59,13 @@ def step(parameters: Any, state: Any, batch: jax.Array, canary: Any, absent: boo
     return jax.tree.map(lambda leaf, update: leaf - rate * update, parameters, noisy), state
 
 
-def train(seed: int, canary: Any) -> dict[str, Any]:
-    """The training that is checked. It returns the parameters that would be released."""
+def train(seed: int, canary: Any, steps: int = run.steps) -> dict[str, Any]:
+    """The training that is checked, stopped after so many steps. It returns the parameters that would be released."""
     planted = PlantedGradient(canary, place=len(images) - 1)
     parameters = {"weight": jnp.zeros((images.shape[1], data.classes)), "bias": jnp.zeros(data.classes)}
     state = privatizer(seed).init(parameters)
     strategy = batch_selection.CyclicPoissonSampling(sampling_prob=run.sample_rate, iterations=run.steps)
-    for drawn in strategy.batch_iterator(len(images), rng=seed):
+    for drawn in islice(strategy.batch_iterator(len(images), rng=seed), steps):
         batch = batch_selection.pad_to_multiple_of(planted.batch(drawn), PADDING)
         parameters, state = step(parameters, state, batch, canary or None, planted.is_absent)
     return {name: np.asarray(leaf) for name, leaf in parameters.items()}

@@ -41,13 +41,13 @@ def clipped_sum(gradients: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {name: torch.einsum("b,b...->...", factors[name], rows) for name, rows in gradients.items()}
 
 
-def train(seed: int, canary: dict[str, torch.Tensor] | bool) -> dict[str, torch.Tensor]:
-    """The training that is checked. It returns the parameters that would be released."""
+def train(seed: int, canary: dict[str, torch.Tensor] | bool, steps: int = run.steps) -> dict[str, torch.Tensor]:
+    """The training that is checked, stopped after so many steps. It returns the parameters that would be released."""
     torch.set_num_threads(1)
     generator = torch.Generator().manual_seed(seed)
     planted = PlantedGradient(canary, place=len(images) - 1)
     parameters = {name: torch.zeros_like(parameter) for name, parameter in model.named_parameters()}
-    for _ in range(run.steps):
+    for _ in range(steps):
         drawn = torch.rand(len(images), generator=generator) < run.sample_rate
         batch = planted.batch(drawn.nonzero().flatten())
         gradients = vmap(grad(loss), in_dims=(None, 0, 0))(parameters, images[batch], labels[batch])

@@ -52,13 +52,13 @@ PUBLIC = [
     "lastiterate.lm",
     "lastiterate.schedules",
     "lastiterate.training",
-    "lastiterate.training.models",
+    "lastiterate.training.models:CNN,MLP,Conv,Dense,GroupNorm,WideResNet,accuracy,augmentation_multiplicity",
     "lastiterate.training.problems:linear,logistic,binary_logistic,ridge,clip_features,feature_norms,mlp,cnn,wide_resnet",
     "lastiterate.training.recipes",
 ]
 # Called by the library itself with what it has made, from within Ray, or by JAX in a compiled program.
 _INNER = re.compile(
-    r"Engine|RayTrials|cross_entropy|random_view|Answer|run_fields|released_fields|predictions_of|Attack|References|Counterexample|extra|required|require_plain|answer_fields|spell_or_none|"
+    r"Engine|cross_entropy|random_view|Answer|run_fields|released_fields|predictions_of|Attack|References|Counterexample|extra|required|require_plain|answer_fields|spell_or_none|"
     r"history_from_opacus|(Ray|Local|Displacement|GradientCanary|Problem|Question|Setting|TrainedChunk)\.\w+|"
     r"\w+\.(craft|craft_many|arm|expected|words|trained_problem|scores|sample|compose)"
 )

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import lastiterate as li
-from lastiterate.compare_analyses import answer_fields, ask, ask_all, guarantee_of, noise_rows, prediction_fields
+from lastiterate.compare_analyses import answer_fields, ask, ask_all, noise_rows, prediction_fields
 
 RUN = li.DPSGD(100, 0.1, 1.0)
 
@@ -42,7 +42,7 @@ def test_what_breaks_is_no_refusal():
 @pytest.mark.parametrize(("sampling", "name"), [("poisson", "composition"), ("shuffled", "no_amplification")])
 def test_the_guarantee_is_one_that_holds_for_the_sampling(sampling, name):
     run = RUN.replace(sampling=sampling)
-    assert guarantee_of(run) == name
+    assert run.guarantee == name
     assert getattr(li, name)(run).is_guarantee
     assert list(ask_all(run, lambda curve: curve.epsilon(1e-5))) == list(
         dict.fromkeys(["last_iterate", "composition", "full_batch", name])

@@ -25,9 +25,9 @@ SCORES = np.arange(8.0)
 
 
 class _Own(GradientSpace):
-    """An attack that does not say what it knows."""
+    """An attack that does not declare what it supports."""
 
-    knows = ()
+    supports = None
 
 
 READERS = {
@@ -83,7 +83,7 @@ def test_linear_scores_know_all_but_several_releases(reader):
 
 
 def test_the_loss_on_an_example_is_looked_at_in_the_last_iterate_only():
-    with pytest.raises(ValueError, match="releases must be None for this audit, got 2 of them"):
+    with pytest.raises(ValueError, match="releases must be None for the attack InputSpace, got 2 of them"):
         li.audit(li.DPSGD(4, 0.5, 1.0, optimizer=li.SGD(0.1), releases=2), PROBLEM, InputSpace(), models=2)
 
 

@@ -73,7 +73,7 @@ def test_the_opacus_example_is_a_trainer_for_the_command_line(tmp_path):
         ("opacus", "noise", "noise"),
         ("torch_func", "1", "clipping norm"),
         ("jax_privacy", "1", "normalisation"),
-        ("own", "1", "noise in quiet parameters"),
+        ("own", "1", "noise"),
     ],
 )
 def test_the_check_of_an_example_passes_and_finds_its_fault(name, fault, row, monkeypatch):

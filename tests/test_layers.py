@@ -18,9 +18,11 @@ SOURCE = Path(__file__).parents[1] / "src" / "lastiterate"
 
 ROOMS = (
     "common",
+    "mechanism",
     "optimizer",
     "schedules",
     "run",
+    "features",
     "privacy.curve",
     "privacy.mixtures",
     "privacy.losses",

@@ -253,8 +253,8 @@ def assert_refused_as_unknown(optimizer, name):
     with pytest.raises(ValueError, match=r"optimizer must be a lastiterate\.SGD or Adam") as raised:
         DPSGD(10, 0.1, 1.0, optimizer=optimizer)
     sentence = str(raised.value)
-    assert f"got {name}: it divides by a running size of the gradients that is not Adam's" in sentence
-    assert "report the unweighted heuristic instead (optimizer=None) and label it as such" in sentence
+    assert f"got {name}: the weights of its steps are not known" in sentence
+    assert "use equal weights instead (optimizer=None), and say so in reports" in sentence
     assert "\n" not in sentence
 
 
@@ -276,7 +276,7 @@ def test_adam_by_name_or_of_torch_is_refused_with_the_one_that_is_ours(name, ins
     torch = pytest.importorskip("torch")
     kind = getattr(torch.optim, name)
     for each in (name, kind, kind([torch.zeros(1, requires_grad=True)])):
-        with pytest.raises(ValueError, match=rf"got {name}: lastiterate\..*{instead}"):
+        with pytest.raises(ValueError, match=rf"got {name}: use lastiterate\..*{instead}"):
             DPSGD(10, 0.1, 1.0, optimizer=each)
 
 

@@ -59,7 +59,7 @@ def test_without_poisson_sampling_the_guarantee_is_the_one_that_holds(sampling):
 def test_what_the_heuristic_refuses_it_does_not_predict():
     said = li.sentence(RUN.replace(releases=5, optimizer=li.SGD(momentum=0.9)), 1e-5)
     assert guaranteed(said) == 1.829
-    assert "predicts nothing: releases must be 1, or all 1000 steps, with momentum" in said
+    assert "predicts nothing: releases must be None, or all 1000 steps, with momentum" in said
 
 
 def test_a_guarantee_that_no_number_holds_is_not_stated(monkeypatch):

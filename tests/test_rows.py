@@ -12,9 +12,9 @@ ROWS = [{"name": "a", "x": 1.0}, {"name": "b", "x": 3}, {"name": "a", "x": None}
 def test_a_number_is_a_number_and_a_text_a_text():
     assert number_in(ROWS[1], "x") == 3
     assert text_in(ROWS[1], "name") == "b"
-    with pytest.raises(TypeError, match="x is no number in this row: None"):
+    with pytest.raises(TypeError, match="x must be a number in this row, got None"):
         number_in(ROWS[2], "x")
-    with pytest.raises(TypeError, match=r"x is no text in this row: 1\.0"):
+    with pytest.raises(TypeError, match=r"x must be a text in this row, got 1\.0"):
         text_in(ROWS[0], "x")
 
 

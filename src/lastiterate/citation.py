@@ -1,36 +1,35 @@
-"""Sentences for quoting the epsilon of a run: the guarantee, and the prediction beside it."""
+"""Sentences for quoting the epsilon of a run in a paper: the guarantee and the prediction."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from lastiterate.common.validation import number
-from lastiterate.compare_analyses import Answer, ask, guarantee_of, require_curves
+from lastiterate.compare_analyses import Answer, ask, require_curves
 from lastiterate.formatting import ONE_TRAINING, describe, neighbours_of, spell_up
-from lastiterate.optimizer import is_adam
-from lastiterate.registry import APPROXIMATION
+from lastiterate.optimizer import APPROXIMATION
 from lastiterate.run import require_run
 
 if TYPE_CHECKING:
     from lastiterate.compare_analyses import Curves
     from lastiterate.run import DPSGD
 
-_DIGITS = 4  # of an epsilon, rounded up
+_DIGITS = 4  # significant digits of an epsilon, rounded up
 _SEEN = {
     "composition": "for all iterates (composition)",
     "no_amplification": "for all iterates, even if it is known which batches an example is in (no amplification)",
 }
-_CORRELATED = "for all iterates and whichever of the batches that this allows an example is in (a Gaussian mechanism)"
+_CORRELATED = "for all iterates, whichever of the allowed batches an example is in (a Gaussian mechanism)"
 
 
 def sentence(run: DPSGD, delta: float, curves: Curves | None = None) -> str:
-    """Return the sentence about a run for a paper: its guarantee, the neighbours, and the heuristic, labelled as such.
+    """Return sentences about a run for a paper: its guarantee, the neighbouring relation, and the heuristic.
 
     The numbers of the run are exact, so that the run can be rebuilt from the sentence. Schedules are described by their
     first and last values and their range. Epsilons and delta are rounded up. The epsilon of the guarantee is the upper
-    end of its bracket. If the standard analysis does not hold, the guarantee is that of the analysis that does.
-    ``curves`` may have "convex", which is ``lastiterate.convex`` with a contraction or a diameter. Its guarantee for
-    the final model is then added, with its condition.
+    end of its bracket. If the standard analysis does not hold for the run, the guarantee of another analysis is used.
+    ``curves`` may contain "convex": ``lastiterate.convex`` with a contraction or a diameter. Its guarantee for the
+    final model is then added, with its condition.
     """
     require_run(run)
     delta = number("delta", delta, 0.0, 1.0, open_low=True, open_high=True)
@@ -39,9 +38,9 @@ def sentence(run: DPSGD, delta: float, curves: Curves | None = None) -> str:
 
 
 def guaranteed(run: DPSGD, delta: float) -> tuple[str, Answer]:
-    """Return the analysis and its guarantee, the upper end of the bracket, or the reason why there is none."""
+    """Return the analysis and its guarantee (the upper end of its bracket), or the reason why there is none."""
     found, name = Answer(None), ""
-    for name in dict.fromkeys([guarantee_of(run), "no_amplification"]):
+    for name in dict.fromkeys([run.guarantee, "no_amplification"]):
         found = ask(run, name, lambda curve: curve.bracket(delta)[1])
         if found.value is not None:
             break
@@ -53,7 +52,7 @@ def _of_convex(run: DPSGD, delta: float, curves: Curves) -> list[str]:
         return []
     found = ask(run, "convex", lambda curve: curve.bracket(delta)[1], curves["convex"])
     if found.value is None:
-        return [f"For the final model alone nothing is guaranteed by convexity: {found.reason}."]
+        return [f"Convexity gives no guarantee for the final model alone: {found.reason}."]
     bound = f"({spell_up(found.value, _DIGITS)}, {spell_up(delta)})"
     return [
         f"The final model alone is {bound}-DP on the condition that losses are convex and steps contract as stated."
@@ -61,12 +60,12 @@ def _of_convex(run: DPSGD, delta: float, curves: Curves) -> list[str]:
 
 
 def seen_by(run: DPSGD, name: str) -> str:
-    """Describe what the attacks covered by a guarantee of this analysis see."""
+    """Return in words what an attack may see under the guarantee of this analysis."""
     return _CORRELATED if run.noise_filter else _SEEN[name]
 
 
 def released_by(run: DPSGD) -> str:
-    """Describe what an attack on this run sees."""
+    """Return in words what an attack on this run sees."""
     if run.release_count > 1:
         every = run.release_count == run.steps
         return f"all {run.steps:,} iterates" if every else f"the {run.release_count:,} released checkpoints alone"
@@ -86,7 +85,7 @@ def _guaranteed(run: DPSGD, delta: float) -> str:
 def _predicted(run: DPSGD, delta: float) -> str:
     found = ask(run, "last_iterate", lambda curve: curve.epsilon(delta))
     heuristic = "the last-iterate heuristic (Steinke et al. 2025)"
-    if is_adam(run.optimizer):
+    if run.prediction == APPROXIMATION:
         heuristic = f"an {APPROXIMATION}, the last-iterate one (Steinke et al. 2025) with Adam's divisor fixed,"
     if found.value is None:
         return f"For {released_by(run)}, {heuristic} predicts nothing: {found.reason}."

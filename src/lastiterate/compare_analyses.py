@@ -1,19 +1,19 @@
 """Comparison of the analyses of a run: the value of each analysis, or the reason why it has none.
 
-The answers, runs and optimizers are also written as JSON fields here.
+Functions for answers, runs and optimizers as JSON fields are here, too.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
 from lastiterate.common.validation import function, instance, number, one_of
-from lastiterate.optimizer import is_adam, is_sgd
+from lastiterate.optimizer import APPROXIMATION, is_sgd
 from lastiterate.registry import ANALYSES, SIDE_BY_SIDE, kind_of_prediction
 from lastiterate.run import DPSGD, require_run
 
@@ -44,12 +44,12 @@ def ask(
     question: Callable[[PrivacyCurve], float],
     curve: Callable[[DPSGD], PrivacyCurve] | None = None,
 ) -> Answer:
-    """Return the answer of one analysis, or of ``curve`` in its place if the analysis needs more than the run.
+    """Return the answer of one analysis. An analysis that needs more than the run is given as ``curve``.
 
-    The maximum over steps is not computed if it takes long: more than 1,000 steps of different weight.
+    "max_over_steps" is not computed for more than 1,000 steps of different weights, because it takes long.
 
-    If the analysis refuses the run or the question, the refusal becomes the reason of the answer. Callers must
-    therefore check arguments that no analysis can accept, such as a delta of 2, before they ask.
+    If the analysis raises ValueError for the run or the question, the message becomes the reason of the answer. Callers
+    must therefore check arguments that no analysis accepts, such as a delta of 2, beforehand.
     """
     require_run(run)
     one_of("name", name, ANALYSES)
@@ -58,7 +58,7 @@ def ask(
         function("curve", curve, "a function of a run, or None")
     try:
         if name == "max_over_steps" and run.steps > QUICK_STEPS and np.ndim(run.effective_weights()):
-            return Answer(None, f"not computed for more than {QUICK_STEPS} steps of different weight: it takes long")
+            return Answer(None, f"not computed for more than {QUICK_STEPS} steps of different weights: it takes long")
         value = question((curve or ANALYSES[name].curve)(run))
     except ValueError as refusal:
         return Answer(None, str(refusal))
@@ -74,18 +74,22 @@ def ask_all(
 ) -> dict[str, Answer]:
     """Return the answer of each analysis by its name.
 
-    The three analyses of ``SIDE_BY_SIDE`` are always asked. If composition does not hold, the guarantee that does is
-    asked, too. ``also`` names further analyses. ``curves`` holds analyses that need more than the run, such as a
-    contraction.
+    The three analyses of ``SIDE_BY_SIDE`` and the analysis that guarantees the run are always included. ``also`` names
+    further analyses. ``curves`` has analyses that need more than the run, such as a contraction.
     """
     curves = require_curves(curves)
-    names = dict.fromkeys([*SIDE_BY_SIDE, guarantee_of(run), *curves, *also])
+    names = dict.fromkeys([*SIDE_BY_SIDE, require_run(run).guarantee, *curves, *also])
     return {name: ask(run, name, question, curves.get(name)) for name in track(list(names))}
 
 
-def guarantee_of(run: DPSGD) -> str:
-    """Return the name of the analysis that is a guarantee for the run's sampling."""
-    return "composition" if require_run(run).amplifies else "no_amplification"
+def support_matrix() -> str:
+    """Return a Markdown table that shows which analyses support which features of a run."""
+    from lastiterate.features import FEATURES
+
+    analyses = list(ANALYSES.values())
+    lines = [["a run with", *(f"`{each.name}`" for each in analyses)], ["---"] * (1 + len(analyses))]
+    lines += [[each.label, *("yes" if each in a.supports.features else "" for a in analyses)] for each in FEATURES]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def noise_rows(
@@ -96,10 +100,10 @@ def noise_rows(
     track: Track = iter,
     curves: Curves | None = None,
 ) -> list[tuple[_Key, Fields]]:
-    """Return, for each analysis and each run, the noise with which the analysis reaches the target for the run.
+    """Return, for each analysis and each run, the noise at which the analysis gives this epsilon and delta.
 
-    Each row has the key of its run, and the answers of every analysis with that noise or the reason why there is none.
-    Raises ValueError if no row has a noise multiplier.
+    Each row has the key of its run and JSON fields: the noise or the reason why there is none, and the epsilons of all
+    analyses with this noise. Raise ValueError if no row has a noise multiplier.
     """
     number("epsilon", epsilon, 0.0, open_low=True)
     number("delta", delta, 0.0, 1.0, open_low=True, open_high=True)
@@ -108,7 +112,7 @@ def noise_rows(
     for run in instance("runs", runs, dict, "runs by their keys").values():
         require_run(run)
     if not names or not runs:
-        raise ValueError("names and runs must hold one each at least, got none")
+        raise ValueError("names and runs must not be empty: give at least one analysis and one run")
     curves = require_curves(curves)
     asked = [(key, run, name) for name in names for key, run in runs.items()]
     rows = [(key, _noise_row(run, name, epsilon, delta, curves)) for key, run, name in track(asked)]
@@ -118,7 +122,7 @@ def noise_rows(
 
 
 def require_curves(curves: Curves | None) -> Curves:
-    """Return the analyses that need more than a run, by name. Raise if ``curves`` is not a dictionary or None."""
+    """Return ``curves``, or an empty dictionary for None. Raise ValueError for anything else."""
     if curves is None:
         return {}
     return instance("curves", curves, dict, "a dictionary of analyses by their names, or None")
@@ -134,40 +138,42 @@ def _noise_row(run: DPSGD, name: str, epsilon: float, delta: float, curves: Curv
         answers = ask_all(run, lambda curve: curve.epsilon(delta), curves=curves)
     except ValueError as refusal:
         noise = Answer(None, str(refusal))
-        answers = dict.fromkeys([*SIDE_BY_SIDE, guarantee_of(run), *curves], noise)
+        answers = dict.fromkeys([*SIDE_BY_SIDE, run.guarantee, *curves], noise)
     answered = answer_fields({"noise_multiplier": noise, **answers})
     return {"analysis": name, "is_guarantee": ANALYSES[name].is_guarantee, **answered}
 
 
 def answer_fields(answers: dict[str, Answer], run: DPSGD | None = None) -> Fields:
-    """Return answers as JSON: ``name`` and, if null, ``name_reason``; first the kind of prediction for ``run``."""
-    fields: Fields = prediction_fields(run)
+    """Return the kind of prediction and the answers as JSON fields. ``<name>_reason`` says why a field is null."""
+    shown: Fields = prediction_fields(run)
     for name, answer in answers.items():
-        fields[name] = answer.value
+        shown[name] = answer.value
         if answer.value is None:
-            fields[f"{name}_reason"] = answer.reason
-    return fields
+            shown[f"{name}_reason"] = answer.reason
+    return shown
 
 
 def prediction_fields(run: DPSGD | None) -> Fields:
-    """Return the kind of prediction that ``last_iterate`` is for a run; empty if it is the heuristic itself."""
-    if run is None or not is_adam(require_run(run).optimizer):
+    """Return the kind of prediction that ``last_iterate`` is for a run. Empty if it is the heuristic itself."""
+    if run is None or require_run(run).prediction != APPROXIMATION:
         return {}
     return {"prediction": kind_of_prediction(run)}
 
 
+_ALWAYS = ("steps", "sample_rate", "noise_multiplier", "sampling")
+_RELEASED = ("releases", "group_size", "neighbours", "noise_filter", "min_separation")
+
+
 def run_fields(run: DPSGD) -> Fields:
-    """Return a run as JSON. Fields that were added later are included only if they are set."""
-    fields = {name: _plain(getattr(run, name)) for name in ("steps", "sample_rate", "noise_multiplier", "sampling")}
-    if run.batches_per_epoch is not None:
-        fields["batches_per_epoch"] = run.batches_per_epoch
-    if run.weights is not None:
-        fields["weights"] = _plain(run.weights)
-    return fields | optimizer_fields(run) | released_fields(run)
+    """Return a run as JSON fields, without the clipping norm. Other than ``_ALWAYS``, fields are included if set."""
+    names = [each.name for each in fields(DPSGD) if each.name not in ("clip_norm", "optimizer")]
+    return {name: _plain(getattr(run, name)) for name in names if name in _ALWAYS or _is_set(run, name)} | (
+        optimizer_fields(run)
+    )
 
 
 def optimizer_fields(run: DPSGD) -> Fields:
-    """Return the optimizer with its name; empty if there is none."""
+    """Return the optimizer with its name as JSON. Empty if there is no optimizer."""
     optimizer = require_run(run).optimizer
     if optimizer is None:
         return {}
@@ -177,19 +183,16 @@ def optimizer_fields(run: DPSGD) -> Fields:
 
 def released_fields(run: DPSGD) -> Fields:
     """Return releases, group size, neighbours and correlated noise, if they are not the defaults."""
-    fields: Fields = {}
-    if run.releases is not None:
-        fields["releases"] = list(run.releases) if isinstance(run.releases, tuple) else run.releases
-    if run.group_size > 1:
-        fields["group_size"] = run.group_size
-    if run.neighbours != "add-remove":
-        fields["neighbours"] = run.neighbours
-    if run.noise_filter is not None:
-        fields["noise_filter"] = list(run.noise_filter)
-    if run.min_separation > 1:
-        fields["min_separation"] = run.min_separation
-    return fields
+    return {name: _plain(getattr(run, name)) for name in _RELEASED if _is_set(run, name)}
+
+
+def _is_set(run: DPSGD, name: str) -> bool:
+    default = "add-remove" if name == "neighbours" else getattr(DPSGD, name)
+    value = getattr(run, name)
+    return value is not None if default is None else bool(value != default)
 
 
 def _plain(value: object) -> object:
-    return value.tolist() if isinstance(value, np.ndarray) else value
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    return list(value) if isinstance(value, tuple) else value

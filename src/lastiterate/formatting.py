@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from lastiterate.common.types import FloatArray
-from lastiterate.optimizer import Adam, is_adam, is_sgd
-from lastiterate.registry import APPROXIMATION
+from lastiterate.mechanism import SAMPLINGS
+from lastiterate.optimizer import APPROXIMATION, Adam, is_adam, is_sgd
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -32,25 +32,19 @@ ADAM_CAVEAT = (
     "second moment. It does not guarantee anything."
 )
 
-# By Unicode category: line and paragraph separators become blanks. Control characters, surrogates and the two code
-# points that XML forbids become the replacement character.
+# Line and paragraph separators become blanks. Control characters, surrogates and the two code points that XML forbids
+# become the replacement character.
 _SHOWN = {"Zl": " ", "Zp": " ", "Cc": "\ufffd", "Cs": "\ufffd"}
 _BLANKS = str.maketrans("\t\n\r\v\f\x85\ufffe\uffff", "      \ufffd\ufffd")
 
 ONE_TRAINING = "These numbers are for one training: choosing hyperparameters on the same data costs extra privacy."
-_EXACT_DIGITS = 6  # of a number that is shown exactly
-_MOST_DENOMINATOR = 10**6  # of a sample rate that is shown as a fraction
-_SHOWN_COEFFICIENTS = 4  # of a noise filter
-_SAMPLING = {
-    "poisson": "Poisson sampling",
-    "fixed": "batches of fixed size",
-    "shuffled": "shuffled batches",
-    "full": "full batches",
-}
+_EXACT_DIGITS = 6  # most digits of a number that is shown exactly
+_MOST_DENOMINATOR = 10**6  # largest denominator of a sample rate that is shown as a fraction
+_SHOWN_COEFFICIENTS = 4  # number of coefficients of a noise filter that are shown
 
 
 def printable(text: str) -> str:
-    """Return foreign text on one line, without characters that control a terminal or that no file can hold."""
+    """Return text on one line, without characters that control a terminal or that files cannot contain."""
     if text.isprintable():
         return text
     return "".join(_SHOWN.get(unicodedata.category(each), each) for each in text.translate(_BLANKS))
@@ -63,19 +57,19 @@ def per_cent(fraction: float) -> str:
 
 def caveat_of(*runs: DPSGD) -> str:
     """Return the caveat to print beside the predictions for these runs."""
-    adam = [is_adam(run.optimizer) for run in runs]
+    adam = [run.prediction == APPROXIMATION for run in runs]
     return " ".join([*([] if adam and all(adam) else [CAVEAT]), *([ADAM_CAVEAT] if any(adam) else [])])
 
 
 def notes_on(run: DPSGD) -> list[str]:
     """Return the notes for a table that already says that the heuristic is not a guarantee."""
-    return [ADAM_CAVEAT] if is_adam(run.optimizer) else []
+    return [ADAM_CAVEAT] if run.prediction == APPROXIMATION else []
 
 
 def describe(run: DPSGD, *, noise: bool = True, quoted: bool = False) -> str:
-    """Describe the run in one line, with or without its noise; a rounded number is called "about".
+    """Describe the run in one line, with or without its noise. Rounded numbers begin with "about".
 
-    With ``quoted`` every number is exact, and the releases and the neighbours are left to the surrounding text.
+    If ``quoted`` is True, every number is exact, and the releases and the neighbours are left out.
     """
     rounded = not quoted
     parts = [
@@ -91,7 +85,7 @@ def describe(run: DPSGD, *, noise: bool = True, quoted: bool = False) -> str:
 
 def training(run: DPSGD, rounded: bool = True, epochs: bool = True) -> list[str]:
     """Describe the sampling, the batches per epoch (optional), the weights, the optimizer and correlated noise."""
-    parts = [_SAMPLING[run.sampling]]
+    parts = [SAMPLINGS[run.sampling].words]
     if epochs and run.batches_per_epoch is not None:
         parts.append(f"{run.batches_per_epoch:,} batch{'es' if run.batches_per_epoch > 1 else ''} per epoch")
     if run.weights is not None:
@@ -102,7 +96,7 @@ def training(run: DPSGD, rounded: bool = True, epochs: bool = True) -> list[str]
 
 
 def noise_words(run: DPSGD, rounded: bool = True) -> list[str]:
-    """Describe correlated noise and the minimum separation of an example's batches; empty for independent noise."""
+    """Describe correlated noise and the minimum separation of an example's batches. Empty for independent noise."""
     if run.noise_filter is None:
         return []
     first = ", ".join(exact(each, rounded) for each in run.noise_filter[:_SHOWN_COEFFICIENTS])
@@ -161,17 +155,17 @@ def neighbours_of(run: DPSGD) -> str:
 
 
 def spell_exact(value: float) -> str:
-    """Format a number with all its digits, such as an epsilon or delta that was given."""
+    """Format a number with all its digits, such as an epsilon or delta that the user gave."""
     return exact(value, rounded=False)
 
 
 def spell_up(value: float, digits: int = 5) -> str:
-    """Format a number rounded up: noise, a guarantee or a prediction, which must not be understated."""
+    """Format a number rounded up. Use it for noise, guarantees and predictions, which must not be understated."""
     return _rounded(value, digits, ROUND_CEILING)
 
 
 def spell_down(value: float, digits: int = 5) -> str:
-    """Format a number rounded down: a lower bound."""
+    """Format a number rounded down. Use it for lower bounds."""
     return _rounded(value, digits, ROUND_FLOOR)
 
 
@@ -184,7 +178,7 @@ def _rounded(value: float, digits: int, way: str) -> str:
 
 
 def exact(value: ArrayLike, rounded: bool = True, *, as_fraction: bool = False) -> str:
-    """Format a number so that it reads back as the same number. A long one that may be rounded is "about" a value."""
+    """Format a number without loss. If ``rounded`` is True, a long number is rounded and begins with "about"."""
     numbers = np.asarray(value, np.float64)
     if numbers.ndim:
         return _schedule(numbers, lambda each: exact(each, rounded, as_fraction=as_fraction))
@@ -199,7 +193,7 @@ def exact(value: ArrayLike, rounded: bool = True, *, as_fraction: bool = False) 
 
 
 def spell(value: ArrayLike, digits: int = 4) -> str:
-    """Format a number, or a schedule by its first and last values and, if these are not its range, its range."""
+    """Format a number, or a schedule by its first and last values. Its range is added if it is wider."""
     numbers = np.asarray(value, np.float64)
     if numbers.ndim:
         return _schedule(numbers, lambda each: spell(each, digits))
@@ -222,12 +216,12 @@ def _tidy(number: str) -> str:
 
 # Tables: text as wide as the terminal, rendered with rich.
 
-_EDGES = 2  # padding at a table's edges that rich's measurement leaves out
+_EDGES = 2  # padding at a table's edges that rich does not measure
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table without a fixed width: a title, columns and notes. Columns in ``numeric`` are aligned to the right."""
+    """A title, columns and notes, without a fixed width. Columns in ``numeric`` are aligned to the right."""
 
     title: str
     header: Sequence[str]
@@ -263,7 +257,7 @@ def shown(text: str) -> str:
 
 
 def text_of(*parts: RenderableType, colours: bool = True) -> str:
-    """Render these parts with rich, without trailing blanks; colours are for terminals."""
+    """Render these parts with rich, without trailing blanks. Use colours only for terminals."""
     from rich.console import Console
     from rich.measure import Measurement
 

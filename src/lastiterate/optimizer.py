@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
 
 import numpy as np
 
+from lastiterate.common.errors import BadArgument
 from lastiterate.common.types import FloatArray
 from lastiterate.common.validation import (
     PerStep,
@@ -19,6 +20,7 @@ from lastiterate.common.validation import (
     boolean,
     call_of,
     cut,
+    instance,
     integer,
     key,
     number,
@@ -26,9 +28,12 @@ from lastiterate.common.validation import (
     same,
     shape,
 )
+from lastiterate.mechanism import Mechanism
 
 if TYPE_CHECKING:
     from typing_extensions import TypeIs
+
+HEURISTIC, APPROXIMATION = "heuristic", "approximation of a heuristic"  # kinds of prediction
 
 MOST_STEPS_WITH_MEMORY = 10**6
 
@@ -38,16 +43,19 @@ class SGD:
     """Stochastic gradient descent in PyTorch's convention.
 
     Args:
-        learning_rate: one number, or a schedule of one number a step.
-        momentum: heavy-ball factor. As in PyTorch the first step's gradient enters the buffer undampened.
+        learning_rate: one number, or a schedule of one number per step.
+        momentum: heavy-ball factor. As in PyTorch, the first step's gradient enters the buffer without dampening.
         dampening: the buffer takes (1 - dampening) of each later gradient.
         nesterov: use Nesterov's look-ahead.
-        weight_decay: factor of the parameters that is added to the gradient (L2) or, with ``decoupled``, subtracted
-            from the parameters directly (times the learning rate, as in AdamW and SGDW).
+        weight_decay: this factor times the parameters is added to the gradient (L2). If ``decoupled`` is true, it is
+            instead multiplied by the learning rate and subtracted from the parameters, as in AdamW and SGDW.
         decoupled: see ``weight_decay``.
-        averaging: the released model. None: the last iterate. ``"uniform"``: the mean of the iterates after each step.
-            A number in (0, 1): their exponential moving average with this decay, started at the initial parameters.
+        averaging: the released model is the last iterate (None), the mean of the iterates after each step
+            (``"uniform"``), or their exponential moving average with this decay, a number in (0, 1). The moving average
+            starts at the initial parameters.
     """
+
+    prediction: ClassVar[str] = HEURISTIC  # SGD is linear
 
     learning_rate: PerStep = 1.0
     momentum: float = 0.0
@@ -87,7 +95,7 @@ class SGD:
             )
         if self.averaging is not None and not (isinstance(self.averaging, str) and self.averaging == "uniform"):
             if isinstance(self.averaging, str) or np.ndim(self.averaging) != 0:
-                raise ValueError(f"averaging must be None, 'uniform' or a decay in (0, 1), got {self.averaging!r}")
+                raise BadArgument("averaging", f"must be None, 'uniform' or a decay in (0, 1), got {self.averaging!r}")
             fix("averaging", number("averaging", self.averaging, 0.0, 1.0, open_low=True, open_high=True))
 
     @property
@@ -96,19 +104,23 @@ class SGD:
         return self.momentum == 0.0 and self.weight_decay == 0.0 and self.averaging is None
 
     def weights(self, steps: int) -> PerStep:
-        """Return minus the released parameters' derivative by each step's gradient; one number if all are equal."""
+        """Return the weight of each step: minus the derivative of the released parameters by the step's gradient."""
         rate = per_step("learning_rate", self.learning_rate, integer("steps", steps))
         if self.is_memoryless:
             return rate
         _require_few(steps)
         return _finite(self._adjoint(np.broadcast_to(rate, (steps,)).tolist()), steps)
 
+    def weights_in(self, mechanism: Mechanism) -> PerStep:
+        """Return the weights in a run with this mechanism."""
+        return self.weights(_require_mechanism(mechanism).steps)
+
     def prefix(self, steps: int) -> SGD:
         """Return the optimizer of a run that stops after ``steps`` steps."""
         return replace(self, learning_rate=cut(self.learning_rate, integer("steps", steps)))
 
     def _adjoint(self, rates: list[float]) -> FloatArray:
-        """Run the update backwards, with the output's derivatives by the parameters and by the momentum buffer."""
+        """Go backwards through the updates, with the output's derivatives by the parameters and by the buffer."""
         steps, momentum, decay = len(rates), self.momentum, self.weight_decay
         on_output = self._output_coefficients(steps)
         result = [0.0] * steps
@@ -131,7 +143,6 @@ class SGD:
         return np.array(result)
 
     def _output_coefficients(self, steps: int) -> list[float]:
-        """Return the weight of the iterate after each step in the released model."""
         if self.averaging is None:
             return [0.0] * (steps - 1) + [1.0]
         if self.averaging == "uniform":
@@ -154,18 +165,20 @@ class Adam:
     """Adam, or AdamW with ``decoupled``, in PyTorch's convention and with the defaults of ``torch.optim.Adam``.
 
     The input is the noisy *sum* of clipped gradients, as for SGD. For training that divides the sum by a batch size B,
-    as Opacus does, multiply ``eps`` and, if not decoupled, ``weight_decay`` by B. The learning rate stays the same:
-    nothing else in Adam depends on the scale of gradients.
+    as Opacus does, multiply ``eps`` by B, and also ``weight_decay`` unless ``decoupled`` is true. The learning rate
+    stays the same, because nothing else in Adam depends on the scale of gradients.
 
     Args:
-        learning_rate: one number, or a schedule of one number a step.
-        beta1: decay of the running mean of gradients. Its bias is corrected.
-        beta2: decay of the running mean of squared gradients. Its bias is corrected.
-        eps: added to the root of the second moment, on the scale of sums of gradients.
-        weight_decay: factor of the parameters that is added to the gradient (L2) or, with ``decoupled``, subtracted
-            from the parameters directly, times the learning rate (AdamW).
+        learning_rate: one number, or a schedule of one number per step.
+        beta1: decay of the running mean of gradients. The bias of the mean is corrected.
+        beta2: decay of the running mean of squared gradients. The bias of the mean is corrected.
+        eps: number that is added to the root of the second moment, on the scale of sums of gradients.
+        weight_decay: this factor times the parameters is added to the gradient (L2). If ``decoupled`` is true, it is
+            instead multiplied by the learning rate and subtracted from the parameters (AdamW).
         decoupled: see ``weight_decay``.
     """
+
+    prediction: ClassVar[str] = APPROXIMATION  # the divisor is taken as fixed
 
     learning_rate: PerStep = 1e-3
     beta1: float = 0.9
@@ -199,21 +212,21 @@ class Adam:
 
     @property
     def momentum(self) -> float:
-        """Decay of the running mean, through which a gradient also counts in later steps."""
+        """Decay of the running mean of gradients, as for the momentum of SGD."""
         return self.beta1
 
     @property
     def averaging(self) -> None:
-        """None: the last iterate is released."""
+        """Always None, because the last iterate is released."""
         return None
 
     @property
     def is_memoryless(self) -> bool:
-        """True if the released model is the plain sum of learning rate times gradient over the divisor."""
+        """True if the released model is the plain sum of learning rate times gradient, divided by the divisor."""
         return self.beta1 == 0.0 and self.weight_decay == 0.0
 
     def noise_root(self, noise: PerStep, steps: int) -> PerStep:
-        """Return the root of the second moment at each step for gradients that are noise of this standard deviation."""
+        """Return the root of the second moment at each step if gradients are noise with this standard deviation."""
         if not np.ndim(noise):
             return float(noise)
         moment, result = 0.0, np.empty(steps)
@@ -229,7 +242,7 @@ class Adam:
         is (1 - beta1) beta1^(t - j) / (1 - beta1^t) times the learning rate, over the divisor.
 
         Args:
-            root: root of the second moment at each step. The divisor is ``root`` + ``eps``. None: the divisor is 1.
+            root: root of the second moment at each step. The divisor is ``root + eps``, or 1 if ``root`` is None.
         """
         rate = per_step("learning_rate", self.learning_rate, integer("steps", steps))
         divisor: PerStep = 1.0 if root is None else per_step("root", root, steps, 0.0) + self.eps
@@ -242,15 +255,34 @@ class Adam:
         _require_few(steps)
         return _finite(self._adjoint(*np.broadcast_arrays(np.empty(steps), rate, steps_taken)[1:])[0], steps)
 
-    def memory(self, steps: int, root: PerStep) -> float:
-        """Return the derivative of the released parameters by the initial ones, with ``root`` as in ``weights``."""
+    def weights_in(self, mechanism: Mechanism) -> PerStep:
+        """Return the weights in a run with this mechanism. The divisor is computed from the noise alone."""
+        root = self.noise_root_in(mechanism)
+        return self.weights(mechanism.steps, root)
+
+    def noise_root_in(self, mechanism: Mechanism) -> PerStep:
+        """Return the root of the second moment at each step. The analyses assume that gradients are noise alone."""
+        _require_mechanism(mechanism)
+        if mechanism.noise_filter is not None:
+            raise BadArgument(
+                "noise_filter",
+                f"must be None for a prediction with Adam, got {len(mechanism.noise_filter)} "
+                "coefficients: the effect of correlated noise on Adam's second moment is not known; composition "
+                "still holds",
+            )
+        return self.noise_root(mechanism.noise_multiplier * mechanism.clip_norm, mechanism.steps)
+
+    def memory(self, mechanism: Mechanism) -> float:
+        """Return the derivative of the released parameters by the initial parameters, with the divisor of noise."""
         if not self.weight_decay:
             return 1.0
-        rate = per_step("learning_rate", self.learning_rate, integer("steps", steps))
-        return self._adjoint(*np.broadcast_arrays(np.empty(steps), rate, rate / (root + self.eps))[1:])[1]
+        _require_mechanism(mechanism)
+        divisor = self.noise_root_in(mechanism) + self.eps
+        rate = per_step("learning_rate", self.learning_rate, mechanism.steps)
+        return self._adjoint(*np.broadcast_arrays(np.empty(mechanism.steps), rate, rate / divisor)[1:])[1]
 
     def _adjoint(self, rates: FloatArray, steps_taken: FloatArray) -> tuple[FloatArray, float]:
-        """Run the update backwards, with the output's derivatives by the parameters and by the running mean."""
+        """Go backwards through the updates, with the output's derivatives by the parameters and by the running mean."""
         result = [0.0] * len(rates)
         coupled = 0.0 if self.decoupled else self.weight_decay
         kept = (1.0 - rates * (self.weight_decay if self.decoupled else 0.0)).tolist()
@@ -280,18 +312,23 @@ def bias_of(beta: float, count: int) -> float:
     return -math.expm1(count * math.log(beta)) if beta else 1.0
 
 
+def _require_mechanism(mechanism: object) -> Mechanism:
+    return instance("mechanism", mechanism, Mechanism, "the mechanism of a lastiterate.DPSGD")
+
+
 def _learning_rate(value: object) -> PerStep:
     rate = per_step("learning_rate", value, math.prod(shape("learning_rate", value)), low=0.0)
     if not np.any(rate):
-        raise ValueError("learning_rate must not be zero at every step: such a run learns nothing")
+        raise BadArgument("learning_rate", "must not be zero at every step: such a run learns nothing")
     return rate
 
 
 def _require_few(steps: int) -> None:
     if steps > MOST_STEPS_WITH_MEMORY:
-        raise ValueError(
-            f"steps must be at most {MOST_STEPS_WITH_MEMORY} with momentum, weight decay or averaging, got {steps}"
-            ": each step then has a weight of its own"
+        raise BadArgument(
+            "steps",
+            f"must be at most {MOST_STEPS_WITH_MEMORY} with momentum, weight decay or averaging, got {steps}"
+            ": the weight of every step must be computed",
         )
 
 
@@ -305,7 +342,7 @@ def _finite(weights: PerStep, steps: int) -> PerStep:
 
 
 def is_adam(optimizer: object) -> TypeIs[Adam]:
-    """Return whether the optimizer is Adam, for which a prediction is an approximation of the heuristic."""
+    """Return whether the optimizer is Adam, for which predictions are approximations of the heuristic."""
     return isinstance(optimizer, Adam)
 
 
@@ -320,17 +357,20 @@ def is_optimizer(optimizer: object) -> TypeIs[Optimizer]:
 
 
 def require_optimizer(optimizer: object) -> Optimizer:
-    """Return a ``lastiterate.SGD`` or ``Adam``. Raise for optimizers whose steps have no known weights."""
+    """Return a ``lastiterate.SGD`` or ``Adam``. Raise for any other optimizer."""
     if is_optimizer(optimizer):
         return optimizer
     name = optimizer if isinstance(optimizer, str) else getattr(optimizer, "__name__", type(optimizer).__name__)
     if name.lower() in ("adam", "adamw"):
         decoupled = "..., decoupled=True" if name.lower() == "adamw" else "..."
-        raise ValueError(f"optimizer must be a lastiterate.SGD or Adam, got {name}: lastiterate.Adam({decoupled})")
-    if "ada" in name.lower() or "rms" in name.lower():
-        raise ValueError(
-            f"optimizer must be a lastiterate.SGD or Adam, got {name}: it divides by a running size of the gradients "
-            "that is not Adam's, so that the last iterate has no weights that are known here; report the unweighted "
-            "heuristic instead (optimizer=None) and label it as such"
+        raise BadArgument(
+            "optimizer", f"must be a lastiterate.SGD or Adam, got {name}: use lastiterate.Adam({decoupled})"
         )
-    raise ValueError(f"optimizer must be a lastiterate.SGD, a lastiterate.Adam or None, got {name}")
+    if "ada" in name.lower() or "rms" in name.lower():
+        raise BadArgument(
+            "optimizer",
+            f"must be a lastiterate.SGD or Adam, got {name}: the weights of its steps are not known, because it "
+            "divides gradients differently from Adam; use equal weights instead (optimizer=None), and say so in "
+            "reports",
+        )
+    raise BadArgument("optimizer", f"must be a lastiterate.SGD, a lastiterate.Adam or None, got {name}")

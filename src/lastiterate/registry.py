@@ -1,7 +1,6 @@
 """Registry of analyses, estimation methods, threshold choices and verdicts.
 
-Names are the same in Python, JSON and stores. Labels and meanings are for people: tables, pictures and pages take their
-words from here.
+Names are the same in Python, JSON and stores. Tables, charts and web pages show the labels and meanings.
 """
 
 from __future__ import annotations
@@ -10,18 +9,18 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Literal, cast
 
-from lastiterate.optimizer import is_adam
-
-APPROXIMATION = "approximation of a heuristic"  # the prediction with Adam, whose divisor is taken as fixed
+from lastiterate.optimizer import APPROXIMATION
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from types import ModuleType
 
+    from lastiterate.features import Support
     from lastiterate.privacy.curve import PrivacyCurve
     from lastiterate.run import DPSGD
 
 
-_HOMES = {"full_batch": "last_iterate"}  # analyses in a module of another name
+_HOMES = {"full_batch": "last_iterate"}  # modules of analyses that are not named like their module
 
 
 @dataclass(frozen=True)
@@ -29,10 +28,10 @@ class Analysis:
     """A privacy analysis of a run.
 
     Attributes:
-        name: name in Python and JSON, and of the module; the command line spells it with hyphens.
+        name: name in Python and JSON, and of the module. On the command line it has hyphens.
         label: name in tables and legends.
-        assumes: the assumptions, and so the meaning of the numbers.
-        kind: "heuristic" predicts, "guarantee" holds for every attack, "baseline" is for comparison only.
+        assumes: the assumptions, in a few words.
+        kind: a "heuristic" predicts, a "guarantee" holds for every attack, a "baseline" is only for comparison.
     """
 
     name: str
@@ -42,9 +41,17 @@ class Analysis:
 
     @property
     def curve(self) -> Callable[[DPSGD], PrivacyCurve]:
-        """The function of the analysis. It is imported on first use, so that this module loads at once."""
-        module = import_module(f"lastiterate.privacy.analyses.{_HOMES.get(self.name, self.name)}")
-        return cast("Callable[[DPSGD], PrivacyCurve]", getattr(module, self.name))
+        """The function that computes the analysis. It is imported on first use, so that this module loads quickly."""
+        return cast("Callable[[DPSGD], PrivacyCurve]", getattr(self._module, self.name))
+
+    @property
+    def _module(self) -> ModuleType:
+        return import_module(f"lastiterate.privacy.analyses.{_HOMES.get(self.name, self.name)}")
+
+    @property
+    def supports(self) -> Support:
+        """The runs that the analysis supports, as declared in its module."""
+        return cast("Support", self._module.SUPPORT)
 
     @property
     def is_guarantee(self) -> bool:
@@ -52,22 +59,22 @@ class Analysis:
         return self.kind == "guarantee"
 
     def label_of(self, run: DPSGD) -> str:
-        """Return the label for this run. With Adam, a heuristic is an approximation of one."""
-        return self.label.replace("heuristic", APPROXIMATION) if is_adam(run.optimizer) else self.label
+        """Return the label for this run. With Adam, the heuristic is called an approximation of a heuristic."""
+        return self.label.replace("heuristic", APPROXIMATION) if run.prediction == APPROXIMATION else self.label
 
     def assumed_of(self, run: DPSGD) -> str:
         """Return the assumptions of the analysis for this run."""
         words = self.assumes
-        if is_adam(run.optimizer) and self.kind != "guarantee":
+        if run.prediction == APPROXIMATION and self.kind != "guarantee":
             words = words.replace("losses are linear", "losses are linear, Adam's divisor is fixed")
-            words = words.replace("the largest of the heuristic", f"the largest of the {APPROXIMATION}")
+            words = words.replace("the largest value of the heuristic", f"the largest value of the {APPROXIMATION}")
         if run.release_count == 1:
             return words
         return words.replace("the final model is", f"the {run.release_count:,} released models are")
 
     @property
     def option(self) -> str:
-        """Name on the command line."""
+        """The name on the command line."""
         return self.name.replace("_", "-")
 
 
@@ -78,8 +85,8 @@ class Method:
     Attributes:
         name: name in Python, in JSON and on the command line.
         label: name in tables and legends.
-        mechanism: assumption about the mechanism; empty: none.
-        family: the analysis whose mechanism is assumed, with unknown noise. A method with a family needs the run.
+        mechanism: the assumption about the mechanism. Empty if there is no assumption.
+        family: the analysis whose mechanism is assumed, with unknown noise, or None. With a family, the run is needed.
         is_assumption_free: True if the bound holds for every mechanism.
         is_one_run: True if the scores are those of many canaries in one model, instead of one canary in each of many
             models.
@@ -94,7 +101,7 @@ class Method:
 
     @property
     def assumes(self) -> str:
-        """The assumptions for a table: about the mechanism and, for one run, about the coins."""
+        """The assumptions about the mechanism and, for one run, about the coins, in words for a table."""
         if self.is_one_run:
             return f"assumes {self.mechanism}; {OWN_COIN}" if self.mechanism else f"assumes that {OWN_COIN}"
         return f"assumes {self.mechanism or 'nothing about the mechanism'}"
@@ -105,7 +112,7 @@ class Method:
         if not self.is_one_run and validity == "fixed":
             conditions.append("their number was fixed in advance")
         if threshold_choice == "a-priori":
-            what = "how to guess" if self.is_one_run else "the threshold"
+            what = "the way to guess" if self.is_one_run else "the threshold"
             conditions.append(f"{what} was fixed before the scores were seen")
         *first, last = conditions
         holds = f"The bound holds only if {', '.join(first)}{' and ' if first else ''}{last}."
@@ -114,7 +121,7 @@ class Method:
 
 @dataclass(frozen=True)
 class ThresholdChoice:
-    """A way to choose the score above which a model is guessed "in". A bound that is not valid proves nothing."""
+    """A rule that chooses the score from which on models are called "in". If not ``is_valid``, bounds prove nothing."""
 
     name: str
     meaning: str
@@ -123,7 +130,7 @@ class ThresholdChoice:
 
 def kind_of_prediction(run: DPSGD) -> str:
     """Return "a heuristic", or "an approximation of a heuristic" for Adam."""
-    return f"an {APPROXIMATION}" if is_adam(run.optimizer) else "a heuristic"
+    return f"an {APPROXIMATION}" if run.prediction == APPROXIMATION else "a heuristic"
 
 
 LAST_ITERATE = Analysis(
@@ -144,7 +151,7 @@ FULL_BATCH = Analysis(
 NO_AMPLIFICATION = Analysis(
     "no_amplification",
     "no amplification (bound)",
-    "every intermediate model is seen, and which batches an example is in: a guarantee",
+    "every intermediate model is seen, and the batches of an example are known: a guarantee",
     "guarantee",
 )
 CONVEX = Analysis(
@@ -156,7 +163,7 @@ CONVEX = Analysis(
 MAX_OVER_STEPS = Analysis(
     "max_over_steps",
     "largest up to T (heuristic)",
-    "the largest of the heuristic for this run stopped at any step",
+    "the largest value of the heuristic if this run stops at any step",
     "heuristic",
 )
 _ANALYSES = LAST_ITERATE, COMPOSITION, FULL_BATCH, NO_AMPLIFICATION, CONVEX, MAX_OVER_STEPS
@@ -168,14 +175,14 @@ _OF_HEURISTIC = "the heuristic's mechanism, with the noise unknown"
 _OF_STANDARD = "the mechanism of the standard analysis, with the noise unknown"
 _METHODS = (
     Method("clopper-pearson", "Clopper-Pearson (any mechanism)", is_assumption_free=True),
-    Method("gdp", "Gaussian DP family", "that the best attack is one on Gaussian noise"),
+    Method("gdp", "Gaussian DP family", "a Gaussian mechanism, with the noise unknown"),
     Method("last-iterate", "last-iterate family", _OF_HEURISTIC, LAST_ITERATE),
     Method("composition", "composition family", _OF_STANDARD, COMPOSITION),
     Method("one-run", "one run (any mechanism)", is_assumption_free=True, is_one_run=True),
     Method("one-run-fdp", "one run, f-DP (Gaussian family)", "Gaussian DP", is_one_run=True),
     Method(
         "one-run-last-iterate",
-        "one run, last-iterate family (a prediction's)",
+        "one run, last-iterate family (heuristic)",
         f"{_OF_HEURISTIC}: tests a prediction",
         LAST_ITERATE,
         is_one_run=True,
@@ -184,7 +191,7 @@ _METHODS = (
     Method(
         "one-run-independent",
         "one run, canaries independent",
-        "that no canary changes another's score, and is no bound otherwise",
+        "that no canary changes the score of another (otherwise it is not a bound)",
         is_one_run=True,
     ),
 )
@@ -195,33 +202,32 @@ FAMILIES = tuple(name for name in PAIRED_METHODS if not METHODS[name].is_assumpt
 
 _THRESHOLDS = (
     ThresholdChoice("a-priori", "chosen before training"),
-    ThresholdChoice("split", "chosen on other models than those counted"),
-    ThresholdChoice("corrected", "best of all, corrected for the choice"),
-    ThresholdChoice("uncorrected", "best of all, uncorrected: not a valid bound", is_valid=False),
+    ThresholdChoice("split", "chosen by models that are not counted"),
+    ThresholdChoice("corrected", "best of all thresholds, corrected for the choice"),
+    ThresholdChoice("uncorrected", "best of all thresholds, uncorrected: not a valid bound", is_valid=False),
 )
 THRESHOLDS = {each.name: each for each in _THRESHOLDS}
 VALIDITIES = {  # the numbers of models for which a bound holds
-    "fixed": "for a number of models that was fixed before; who stops when it looks good has no confidence left",
-    "anytime": "for every number of models at once; one may look at any time, stop, and go on",
+    "fixed": "for a number of models fixed in advance; stopping early because of the result invalidates the confidence",
+    "anytime": "for every number of models at once; you may look at any time, stop, and continue",
 }
 
 VIOLATION, ABOVE_HEURISTIC, INCONCLUSIVE, CONSISTENT = "violation", "above heuristic", "inconclusive", "consistent"
 VERDICTS = {  # with their meanings
     VIOLATION: (
-        "The attack found more than the claimed guarantee allows. Unless chance played a trick that the stated "
-        "confidence makes unlikely, the training is not as private as claimed: look for a fault in its clipping, its "
-        "noise, or how it samples batches."
+        "The attack found more than the claimed guarantee allows. With the stated confidence, the training is not as "
+        "private as claimed: look for a fault in its clipping, its noise, or its sampling of batches."
     ),
     ABOVE_HEURISTIC: (
         "The attack found more than the heuristic predicts, but the tests that could refute the guarantee did not. "
-        "This is worth a look: for this training the heuristic is too low, or it differs from its description."
+        "Look into it: the heuristic is too low for this training, or the training differs from its description."
     ),
     INCONCLUSIVE: (
-        "This audit lacked power, or its attack did not work. It says neither that the training is as private as "
-        "claimed nor that it is not."
+        "This audit lacked power, or its attack did not work. It does not show whether the training is as private as "
+        "claimed."
     ),
     CONSISTENT: (
-        "The claim was not refuted, and this audit had the power to catch the fault that its reason names. This does "
+        "The claim was not refuted, and this audit had the power to detect the fault named in its reason. This does "
         "not prove that the training is private: another attack, or more models, might find more."
     ),
 }

@@ -1,6 +1,6 @@
-"""Learning rate schedules: one number a step, for ``SGD(learning_rate=...)``.
+"""Learning rate schedules: one number per step, for ``SGD(learning_rate=...)``.
 
-Each function equals the named scheduler of ``torch.optim.lr_scheduler``, stepped after every update.
+Each schedule equals the named scheduler of ``torch.optim.lr_scheduler``, if that is stepped after every update.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from lastiterate.optimizer import MOST_STEPS_WITH_MEMORY
 
 
 def cosine(learning_rate: float, steps: int, final_rate: float = 0.0) -> FloatArray:
-    """Half a cosine from ``learning_rate`` down to ``final_rate``, which is the rate of the step after the last.
+    """Return half a cosine from ``learning_rate`` down to ``final_rate``, which would be reached after the last step.
 
     Equals ``CosineAnnealingLR(T_max=steps, eta_min=final_rate)``.
     """
@@ -24,7 +24,7 @@ def cosine(learning_rate: float, steps: int, final_rate: float = 0.0) -> FloatAr
 
 
 def linear(learning_rate: float, steps: int, final_rate: float = 0.0) -> FloatArray:
-    """A straight line from ``learning_rate`` to ``final_rate``, which is the rate of the step after the last.
+    """Return a straight line from ``learning_rate`` to ``final_rate``, which would be reached after the last step.
 
     Equals ``LinearLR(start_factor=1, end_factor=final_rate / learning_rate, total_iters=steps)``.
     """
@@ -33,7 +33,7 @@ def linear(learning_rate: float, steps: int, final_rate: float = 0.0) -> FloatAr
 
 
 def step(learning_rate: float, steps: int, drop_every: int, drop_factor: float = 0.1) -> FloatArray:
-    """A rate times ``drop_factor`` after each ``drop_every`` steps: ``StepLR(drop_every, gamma=drop_factor)``."""
+    """Return a rate that is multiplied by ``drop_factor`` after every ``drop_every`` steps. Equals ``StepLR``."""
     rate, every = _rate(learning_rate), integer("drop_every", drop_every)
     factor = number("drop_factor", drop_factor, 0.0, 1.0, open_low=True)
     return rate * factor ** np.floor_divide(np.arange(_count(steps)), every).astype(np.float64)
@@ -42,7 +42,7 @@ def step(learning_rate: float, steps: int, drop_every: int, drop_factor: float =
 def warmup_cosine(
     learning_rate: float, steps: int, warmup_steps: int, first_rate: float = 0.0, final_rate: float = 0.0
 ) -> FloatArray:
-    """A straight line from ``first_rate`` up to ``learning_rate`` for ``warmup_steps``, and then half a cosine.
+    """Return a line from ``first_rate`` up to ``learning_rate`` for ``warmup_steps``, followed by half a cosine.
 
     Equals ``SequentialLR`` of ``LinearLR(start_factor=first_rate / learning_rate, total_iters=warmup_steps)`` and
     ``CosineAnnealingLR(T_max=steps - warmup_steps, eta_min=final_rate)``.
@@ -62,7 +62,7 @@ def _count(steps: int) -> int:
 
 
 def _done(steps: int) -> FloatArray:
-    """Return the share of all steps that is done before each step."""
+    """Return, for each step, the share of all steps that come before it."""
     return np.arange(_count(steps)) / steps
 
 

@@ -104,9 +104,9 @@ def test_half_of_the_noise_is_refuted_for_people():
 
 
 def test_what_an_estimate_cannot_know_is_refused():
-    with pytest.raises(ValueError, match="'a-priori': no law of their scores is known"):
+    with pytest.raises(ValueError, match="'a-priori': the distribution of the scores is unknown"):
         li.estimate([1.0], [0.0], threshold="a-priori", run=RUNS["releases"])
     with pytest.raises(ValueError, match="group_size must be 1 for method 'one-run-last-iterate'"):
         li.estimate([1.0], [0.0], method="one-run-last-iterate", run=RUNS["group"])
-    with pytest.raises(ValueError, match="releases must be 1, or all 4 steps, with momentum"):
+    with pytest.raises(ValueError, match="releases must be None, or all 4 steps, with momentum"):
         li.audit(li.DPSGD(4, 0.5, 1.0, optimizer=li.SGD(0.1, momentum=0.9), releases=2), None, Adversarial(), models=2)

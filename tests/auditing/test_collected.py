@@ -15,7 +15,7 @@ from lastiterate.attacks.attack import Armed, BringsProblem, Unknown, Words
 from lastiterate.auditing.experiments.choose import Given, experiment_on
 from lastiterate.auditing.run_audit import collected
 from lastiterate.training import GradientCanary, Problem, problems
-from tests.reproduce.conftest import Idle
+from tests.paper.reproduce.conftest import Idle
 
 RUN = li.DPSGD(6, 0.5, 1.0, optimizer=li.SGD(0.5))
 TINY = li.DPSGD(3, 0.5, 1e-12, optimizer=li.SGD(1.0))

@@ -67,7 +67,7 @@ def test_finished_audit_is_read_and_not_trained_again(tmp_path, monkeypatch):
     def never(*arguments):
         raise AssertionError("trained again")
 
-    monkeypatch.setattr("lastiterate.auditing.experiments.user_trainer._UserTrials.chunks", never)
+    monkeypatch.setattr("lastiterate.auditing.experiments.user_trainer.UserTrainings.score", never)
     again = li.audit(RUN, noisy_sum, models=20, store=path)
     assert again.estimates == first.estimates
     assert again.seconds >= first.seconds
@@ -157,7 +157,7 @@ def test_bad_arguments_are_refused_before_anything_is_trained(tmp_path):
 def test_what_does_not_go_together_is_refused_and_leaves_no_store(tmp_path):
     path = tmp_path / "x.sqlite"
     for given, sentence in [
-        ((RUN.replace(optimizer=None), PROBLEM, ATTACK), "optimizer must be given to train a run"),
+        ((RUN.replace(optimizer=None), PROBLEM, ATTACK), "optimizer must be given for the trainer, got None"),
         ((RUN, noisy_sum, ATTACK), "attack must be None or lastiterate.attacks.Displacement for a trainer"),
         ((RUN, PROBLEM, attacks.Displacement([1.0])), "attack must be one of lastiterate.attacks for a problem"),
         ((RUN, None, ATTACK), "problem must be a training.Problem or a trainer for this attack, got None"),

@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 
-from lastiterate.auditing.stopping_rules import Looks
+from lastiterate.auditing.stopping_rules import Pace
 
 
 class Clock:
@@ -18,7 +18,7 @@ class Clock:
 def conduct(models, seconds_a_model, seconds_a_look, base=0.0):
     """An audit by a clock that we turn: how long it took, and each look's time and cost."""
     clock, seen = Clock(), []
-    looks = Looks(clock)
+    pace = Pace(2.0, clock=clock)
 
     def look(trials):
         clock.now += (cost := base + seconds_a_look * trials)
@@ -27,8 +27,7 @@ def conduct(models, seconds_a_model, seconds_a_look, base=0.0):
 
     for trials in range(1, models + 1):
         clock.now += seconds_a_model
-        if looks.due(trials):
-            assert looks.look(lambda trials=trials: look(trials), trials) == f"{trials} trials"
+        assert pace.look(lambda trials=trials: look(trials), trials) in (None, f"{trials} trials")
     return clock.now - 100.0, seen
 
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-
 import numpy as np
 import pytest
 
@@ -22,23 +19,12 @@ DELTA = 1e-5
 CLAIMS = ({"claim_noise": RUN.noise_multiplier}, {"claim_epsilon": li.composition(RUN).epsilon(DELTA)})
 
 
-@dataclass(frozen=True)
-class Together:
-    """Trials that are handed over all at once: a model takes less time here than the disk needs to keep it."""
-
-    trials: Trials
-
-    @property
-    def chunk_size(self) -> int:
-        return self.trials.chunk_size
-
-    def chunks(self, *args) -> Iterator[ScoredTrials]:
-        yield ScoredTrials.joined(list(self.trials.chunks(*args)))
-
-
 class Quick(Local):
+    """Hands trials over all at once: a model takes less time here than the disk needs to keep it."""
+
     def prepare(self, *args) -> Trials:
-        return Together(super().prepare(*args))
+        trials = super().prepare(*args)
+        return Trials(trials.chunk_size, lambda *given: iter([ScoredTrials.mixed(list(trials.chunks(*given)))]))
 
 
 @pytest.fixture(scope="module")

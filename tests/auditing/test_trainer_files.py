@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import lastiterate
-from lastiterate.auditing.user_code import import_file, loaded_modules, own_source
+from lastiterate.auditing.user_code import import_file, neighbours, own_source
 
 RUN = "--steps 1 --sampling full --noise-multiplier 1 --models 4"
 PLAIN = "def train(seed, canary):\n    return float(canary)\n"
@@ -113,13 +113,14 @@ def test_two_files_of_one_name_are_two_modules_and_a_changed_file_is_read_again(
     one, two = (write(tmp_path / name, mine=f"WHERE = {name!r}\n") / "mine.py" for name in ("one", "two"))
     first, second = import_file(one), import_file(two)
     assert (first.WHERE, second.WHERE) == ("one", "two")
+    assert first.__name__.endswith(f"user_code.{one.with_suffix('')}")
     assert sys.modules[first.__name__] is first
     assert sys.modules[second.__name__] is second
     one.write_text("WHERE = 'changed by now'\n")
     assert import_file(one).WHERE == "changed by now"
 
 
-@pytest.mark.parametrize("name", ["a b-c.d", "_2f", "\N{SNOWMAN}", "100%"])
+@pytest.mark.parametrize("name", ["a b-c.d", "%2e", "%252e", "\N{SNOWMAN}", "100%", "x.py"])
 def test_any_name_of_a_file_can_be_imported(tmp_path, name):
     folder = tmp_path / f"{name} too"
     assert import_file(write(folder, **{name: "X = 1\n"}) / f"{name}.py").X == 1
@@ -138,8 +139,7 @@ def test_the_identity_of_a_trainer_covers_what_it_imports_from_beside_it(tmp_pat
     files["other"] = "X = 1\n"
     module = import_file(write(tmp_path, **files) / "mine.py")
     first = own_source(module.train)
-    names = {Path(each.__file__ or "").name for each in loaded_modules(tmp_path / "mine.py")}
-    assert names == {"mine.py", "near_by.py", "deep_down.py"}
+    assert {path.name for path in neighbours(tmp_path / "mine.py")} == {"mine.py", "near_by.py", "deep_down.py"}
     write(tmp_path, other="X = 2\n")
     assert own_source(module.train) == first
     write(tmp_path, deep_down="X = 2\n")

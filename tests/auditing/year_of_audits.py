@@ -21,7 +21,7 @@ from lastiterate.attacks.attack import ExpectedScores, LikelihoodRatio, LinearSc
 from lastiterate.attacks.likelihood_ratio import sample_likelihood_ratios
 from lastiterate.auditing.design import OneModel, Paired
 from lastiterate.auditing.evidence.estimates import Estimates, Question
-from lastiterate.auditing.evidence.forecast import OneRunOutlook, Outlook
+from lastiterate.auditing.evidence.forecast import Forecast
 from lastiterate.auditing.evidence.score_signal import Kind, kind_of
 from lastiterate.auditing.evidence.threshold import deciding
 from lastiterate.auditing.evidence.verdict import Judgement, verdict_on
@@ -99,17 +99,12 @@ class Audit:
         claimed = self.run if claim.run is None else claim.run
         factor = float(np.max(self.run.noise_multiplier) / np.max(claimed.noise_multiplier)) / noise
         asked = self.run, self.models, self.question.delta, self.question.confidence, expected
-        if self.kind == "one-run":
-            rule = {"split": "corrected", "a-priori": None}.get(str(threshold), threshold)
-            outlook: Any = OneRunOutlook(*asked, rule, LinearScores(self.signal, self.spread))
-        else:
-            rule = "split" if threshold == "a-priori" and self.kind == "none" else threshold
-            scores: Any = LinearScores(self.signal, self.spread)
-            if self.kind == "likelihood-ratio":
-                scores = LikelihoodRatio(signal=self.signal)
-            rule = None if rule == "a-priori" else rule
-            outlook = Outlook(*asked, threshold=rule, scores=scores)
-        return chance_to_refute(outlook, claim, factor)
+        rule = "split" if threshold == "a-priori" and self.kind == "none" else threshold
+        scores: Any = LinearScores(self.signal, self.spread)
+        if self.kind == "likelihood-ratio":
+            scores = LikelihoodRatio(signal=self.signal)
+        forecast = Forecast(*asked, threshold=rule, scores=scores, one_run=self.kind == "one-run")
+        return chance_to_refute(forecast, claim, factor)
 
     def _scores(self, generator: np.random.Generator) -> tuple[Any, Any]:
         """Last iterates and canaries of one run are in standard deviations of the claimed noise."""

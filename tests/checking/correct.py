@@ -27,8 +27,9 @@ class Training:
     train: Numpy
     options: dict[str, Any]
 
-    def check(self) -> CheckResult:
-        return check(self.train.run, self.train, **self.options)
+    def check(self, with_steps: bool = True) -> CheckResult:
+        train = self.train if with_steps else lambda seed, canary: self.train(seed, canary)
+        return check(self.train.run, train, **self.options)
 
 
 FILTERS = ((1.0, -0.5, -0.125), (1.0, -0.95), (1.0, 0.8, 0.3), (1.0, -0.4, 0.2, -0.3), (2.0, -1.0, -0.5, -0.2, -0.1))
@@ -90,7 +91,7 @@ def random_training(seed: int) -> Training:
         dtype=[np.float64, np.float32][int(rng.integers(2))],
         data_seed=seed,
     )
-    options: dict[str, Any] = dict(models=int(rng.choice([8, 16, 16, 32])), seed=seed)
+    options: dict[str, Any] = dict(models=int(rng.choice([8, 16, 32, 32])), seed=seed)
     if rng.random() < 0.1:
         options["canary"] = "example"
     if rng.random() < 0.3:
@@ -99,13 +100,17 @@ def random_training(seed: int) -> Training:
 
 
 def count(
-    trainings: int, first: int = 0, show: bool = False, kind: Callable[[int], Training] = random_training
+    trainings: int,
+    first: int = 0,
+    show: bool = False,
+    kind: Callable[[int], Training] = random_training,
+    with_steps: bool = True,
 ) -> Counter[str]:
     """How many trainings ended how."""
     found: Counter[str] = Counter()
     for seed in range(first, first + trainings):
         training = kind(seed)
-        result = training.check()
+        result = training.check(with_steps)
         found[result.verdict] += 1
         if show and result.verdict == "fault":
             train = training.train
@@ -124,7 +129,8 @@ if __name__ == "__main__":
     parser.add_argument("--trainings", type=int, default=1000)
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--correlated", action="store_true")
+    parser.add_argument("--long", action="store_true", help="trainers that take no number of steps")
     asked = parser.parse_args()
     kind = random_correlated_training if asked.correlated else random_training
-    for ending, times in sorted(count(asked.trainings, asked.first, show=True, kind=kind).items()):
+    for ending, times in sorted(count(asked.trainings, asked.first, True, kind, not asked.long).items()):
         print(f"{times:6} {ending}")

@@ -23,7 +23,7 @@ def most_accusations(trainings: int) -> int:
     return int(binom.isf(1e-3, trainings, ERROR))
 
 
-def accused(numbers: Iterable[int], models: int = 16) -> tuple[list[str], Counter[str]]:
+def accused(numbers: Iterable[int], models: int = 32) -> tuple[list[str], Counter[str]]:
     """What was said against correct trainings, and how many ended how."""
     words, ends = [], Counter[str]()
     for number in numbers:
@@ -39,7 +39,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("trainings", type=int, nargs="?", default=1000)
     parser.add_argument("--first", type=int, default=0)
-    parser.add_argument("--models", type=int, default=16)
+    parser.add_argument("--models", type=int, default=32)
     options = parser.parse_args()
     words, ends = accused(range(options.first, options.first + options.trainings), options.models)
     print("\n".join(words))

@@ -33,20 +33,21 @@ def test_noise_and_initial_values_are_what_training_leaves_of_them(optimizer):
     assert found.mean() == pytest.approx(declared.memory, abs=5 * np.sqrt(declared.variance / 20_000))
 
 
-def test_sums_are_all_that_batches_can_give():
-    plain = Declared(short(steps=3, optimizer=li.SGD(0.5)))
-    assert plain.sums.tolist() == [0.0, 0.5, 1.0, 1.5]
-    weighted = Declared(li.DPSGD(2, 0.5, 1.0, weights=[1.0, 3.0]))
-    assert weighted.sums.tolist() == [0.0, 1.0, 3.0, 4.0]
-    full = Declared(li.DPSGD(2, 1.0, 1.0, sampling="full", weights=[1.0, 3.0]))
-    assert full.sums.tolist() == [4.0]
-    shuffled = Declared(li.DPSGD(5, 0.5, 1.0, sampling="shuffled"))
-    assert shuffled.sums.tolist() == [2.0, 3.0]
-    assert Declared(li.DPSGD(60, 0.5, 1.0, weights=np.arange(1.0, 61.0))).sums is None
+@pytest.mark.parametrize("sampling", ["poisson", "shuffled", "fixed"])
+@pytest.mark.parametrize("optimizer", [li.SGD(0.5), li.SGD(0.5, momentum=0.9)])
+def test_total_weights_have_the_mean_of_the_declared_rate(sampling, optimizer):
+    declared = Declared(li.DPSGD(10, 0.2, 1.0, sampling=sampling, optimizer=optimizer))
+    drawn = declared.total_weights(np.random.default_rng(0), (20_000,))
+    assert drawn.mean() == pytest.approx(float(declared.weights @ declared.rates), rel=0.03)
+    if sampling == "shuffled" and not optimizer.momentum:
+        assert np.all(drawn == 1.0)  # twice a weight of a half
+    else:
+        spread = np.sum(declared.weights**2) * 0.2 * 0.8
+        assert drawn.var() <= 1.05 * spread
 
 
-def test_what_nothing_can_take_away_and_what_repetition_adds():
-    declared = Declared(li.DPSGD(4, 0.5, 1.0))
-    assert declared.last == 0.25
-    assert declared.repeated == 4.0
-    assert declared.most == 4.0
+def test_a_prefix_has_the_weights_of_a_shorter_run():
+    declared = Declared(short(optimizer=li.SGD(np.linspace(1.0, 0.1, 10), momentum=0.5)))
+    assert declared.prefix(1).weights.tolist() == [1.0]
+    assert declared.prefix(2).weights == pytest.approx([1.0 + 0.5 * 0.9, 0.9])
+    assert not Declared(li.DPSGD(2, 0.5, 1.0, weights=[1.0, 3.0])).can_stop

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import lastiterate
-from lastiterate.checking.declared import flatten, in_form, require_finite
+from lastiterate.checking.parameters import flatten, in_form, require_finite
 
 
 class Layer(NamedTuple):

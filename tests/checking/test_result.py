@@ -10,9 +10,10 @@ from lastiterate.checking.check_result import CheckResult, Row, cannot_tell, jun
 from lastiterate.plot.check import ratio_rows
 from tests.checking.trainers import Numpy, short
 
-OK = Row("noise", "w\x1b[31m", 1.0, 1.0, 0.9, 1.1, "ok")
+OK = Row("noise", "w\x1b[31m", 1.0, 1.0, 0.9, 1.1, "ok", "", "noise x 0.8")
 FAULT = Row("clipping norm", None, 1.5, 1.0, 1.5, float("inf"), "fault", "look here")
-UNKNOWN, UNASKED = cannot_tell("participation", 0.1, "too few"), not_checked("size of steps", "no weights")
+UNKNOWN = cannot_tell("participation", 0.1, "too few", "56 models")
+UNASKED = not_checked("size of steps", "no weights")
 
 
 def _result(*rows):
@@ -35,12 +36,27 @@ def test_a_fault_wins_over_what_cannot_be_told_and_rows_not_checked_do_not_count
     assert result.faults == tuple(row for row in rows if row is FAULT)
 
 
+def test_the_summary_counts_what_passed_and_names_what_was_not_decided():
+    assert _result(OK, UNASKED).sentence == "All 1 checks passed."
+    assert _result(OK, UNKNOWN).sentence == "1 passed, 1 could not be decided: participation (needs 56 models)."
+    assert _result(OK, FAULT, UNKNOWN).sentence == "1 of 3 checks found a fault: clipping norm."
+    assert _result(UNASKED).sentence == "Nothing could be checked."
+
+
+def test_the_smallest_fault_is_in_table_json_and_junit():
+    result = _result(OK)
+    assert "noise x 0.8" in str(result)
+    assert result.to_dict()["rows"][0]["smallest_fault"] == "noise x 0.8"
+    assert b"would have found: noise x 0.8" in junit(result)
+
+
 def test_json_has_every_row_and_no_infinity():
     fields = json.loads(json.dumps(_result(OK, FAULT, UNKNOWN).to_dict(), allow_nan=False))
     assert fields["passed"] is False
     assert fields["rows"][1]["high"] is None
     assert [row["name"] for row in fields["faults"]] == ["clipping norm"]
-    assert set(fields["rows"][0]) == {"name", "tensor", "measured", "declared", "low", "high", "status", "advice"}
+    known = {"name", "tensor", "measured", "declared", "low", "high", "status", "smallest_fault", "needs", "advice"}
+    assert set(fields["rows"][0]) == known
 
 
 def test_a_junit_file_has_a_case_for_every_row():
@@ -69,7 +85,7 @@ def test_the_picture_has_a_ratio_for_every_row_that_declares_one():
     pytest.importorskip("altair")
     run = short()
     result = li.check(run, Numpy(run), seed=1)
-    assert result.plot().to_dict()["title"]["text"] == "Is the training what its run says?"
+    assert result.plot().to_dict()["title"]["text"] == "Does training match its declared settings?"
     names = {row["name"] for row in ratio_rows(result)}
     assert {"noise", "noise (w)", "clipping norm"} <= names
     assert "normalisation" not in names

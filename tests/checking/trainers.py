@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+from scipy.stats import norm
 
 import lastiterate as li
 from tests.shuffling import epoch_length
@@ -17,7 +18,7 @@ Tensors = dict[str, np.ndarray]
 
 @dataclass(frozen=True)
 class Numpy:
-    """A trainer ``(seed, canary) -> parameters``; the canary has a place of its own, the last, in both worlds.
+    """A trainer ``(seed, canary, steps) -> parameters``; the canary has a place of its own, the last, in both worlds.
 
     ``fault`` is one of ``FAULTS``, with ``size`` where it has one.
     """
@@ -118,7 +119,7 @@ class Numpy:
     def batches(self, rng: np.random.Generator, step: int, order: np.ndarray) -> tuple[np.ndarray, int]:
         """Examples of a batch, and how often the canary is in it."""
         run, places = self.run, self.examples + 1
-        rate = float(np.broadcast_to(run.sample_rate, run.steps)[step])
+        rate = float(np.broadcast_to(run.sample_rate, run.steps)[min(step, run.steps - 1)])
         if self.fault == "sample rate":
             rate = min(1.0, rate * self.size)
         sampling = {"shuffled instead": "shuffled"}.get(str(self.fault), run.sampling)
@@ -132,8 +133,11 @@ class Numpy:
             length = epoch_length(rate)
             if step % length == 0:
                 order[:] = rng.permutation(places)
-            drawn = np.array_split(order, length)[step % length]
-        times = int(np.any(drawn == self.examples))
+            size = round(rate * places)
+            drawn = order[(step % length) * size : (step % length + 1) * size]
+        if self.fault == "replacement":
+            drawn = rng.integers(0, places, rng.binomial(places, rate))
+        times = int(np.count_nonzero(drawn == self.examples))
         if self.fault == "always in":
             times = 1
         if self.fault == "twice":
@@ -142,8 +146,11 @@ class Numpy:
 
     def noise(self, rng: np.random.Generator, p: Tensors, step: int, seed: int, kept: dict[str, Any]) -> Tensors:
         run = self.run
-        sigma = float(np.broadcast_to(run.noise_multiplier, run.steps)[step]) * run.clip_norm
+        sigma = float(np.broadcast_to(run.noise_multiplier, run.steps)[min(step, run.steps - 1)]) * run.clip_norm
         drawn = {k: sigma * rng.standard_normal(v.shape) for k, v in p.items()}
+        if self.fault == "one key":  # the first number of the noise decides whether the canary is in the batch
+            first = next(iter(drawn.values()))
+            first.flat[0] = sigma * norm.ppf(kept["uniform"])
         if run.noise_filter is not None and self.fault != "no filter":
             past = kept.setdefault("past", [])
             past.insert(0, drawn)
@@ -151,6 +158,16 @@ class Numpy:
         match self.fault:
             case "noise":
                 return {k: self.size * v for k, v in drawn.items()}
+            case "uniform":
+                return {k: sigma * rng.uniform(-(3.0**0.5), 3.0**0.5, v.shape) for k, v in p.items()}
+            case "laplace":
+                return {k: rng.laplace(0.0, sigma / 2.0**0.5, v.shape) for k, v in p.items()}
+            case "few values":
+                return {
+                    k: np.where(np.arange(v.size).reshape(v.shape) < 3, 1.1 * np.round(v), v) for k, v in drawn.items()
+                }
+            case "no noise in the last step" if step == run.steps - 1:
+                return {k: 0.0 * v for k, v in drawn.items()}
             case "every other step" if step % 2:
                 return {k: 0.0 * v for k, v in drawn.items()}
             case "no noise on biases":
@@ -173,9 +190,11 @@ class Numpy:
                 }
         return drawn
 
-    def __call__(self, seed: int, canary: Any) -> Tensors:
-        self.calls.append((seed, canary))
+    def __call__(self, seed: int, canary: Any, steps: int | None = None) -> Tensors:
+        self.calls.append((seed, canary, steps))
         run, sgd = self.run, self.run.optimizer or li.SGD()
+        stop = run.steps if steps is None or self.fault == "ignores steps" else steps
+        stop += self.fault == "a step more"
         if self.fault == "unseeded":
             seed = len(self.calls)
         if self.fault == "one seed":
@@ -186,8 +205,11 @@ class Numpy:
         state: dict[str, Any] = {"average": {k: 0.0 * v for k, v in p.items()}, "moving": dict(p)}
         kept: dict[str, Any] = {}
         order = np.arange(self.examples + 1)
-        for step in range(run.steps):
+        for step in range(stop):
             drawn, times = self.batches(drawing, step, order)
+            if self.fault == "one key":
+                kept["uniform"] = drawing.random()
+                times = int(kept["uniform"] < run.sample_rate)
             g = self.gradients(p, drawn)
             if times and canary is not False:
                 given = self.example() if canary is True else canary
@@ -203,17 +225,24 @@ class Numpy:
             if self.fault == "rate":
                 scale = self.size
             gradient = {k: scale * (total[k] + noise[k]) for k in p}
+            if self.fault == "not zeroed":
+                gradient = {k: v + kept.get(("gradient", k), 0.0) for k, v in gradient.items()}
+                kept.update({("gradient", k): v for k, v in gradient.items()})
             p = {k: v.astype(self.dtype) for k, v in self.update(p, gradient, sgd, step, state).items()}
         if sgd.averaging is None or self.fault == "no averaging":
             return p
-        return state["average" if sgd.averaging == "uniform" else "moving"]
+        return (
+            {k: v / max(stop, 1) for k, v in state["average"].items()}
+            if sgd.averaging == "uniform"
+            else state["moving"]
+        )
 
     def example(self) -> Tensors:
         rng = np.random.default_rng(3)
         return {k: 10.0 * rng.standard_normal(v.shape) for k, v in self.initial().items()}
 
     def update(self, p: Tensors, gradient: Tensors, sgd: li.SGD, step: int, state: dict[str, Any]) -> Tensors:
-        rate = float(np.broadcast_to(sgd.learning_rate, self.run.steps)[step])
+        rate = float(np.broadcast_to(sgd.learning_rate, self.run.steps)[min(step, self.run.steps - 1)])
         if isinstance(sgd, li.Adam):
             return {k: _adam(sgd, k, v, gradient[k], rate, step + 1, state) for k, v in p.items()}
         if self.fault == "no schedule":
@@ -230,7 +259,7 @@ class Numpy:
                 state["buffer", k] = buffer
                 g = g + momentum * buffer if sgd.nesterov else buffer
             new[k] = start - rate * g
-            state["average"][k] = state["average"][k] + new[k] / self.run.steps
+            state["average"][k] = state["average"][k] + new[k]
             if isinstance(sgd.averaging, float):
                 state["moving"][k] = sgd.averaging * state["moving"][k] + (1.0 - sgd.averaging) * new[k]
         return new

@@ -226,7 +226,7 @@ def _import_everything() -> None:
     import lastiterate.attacks.input_space
     import lastiterate.auditing.experiments.choose
     import lastiterate.auditing.run_audit
-    import lastiterate.cli.audit_output
+    import lastiterate.cli.report
     import lastiterate.lm  # noqa: F401
 
     warnings.filterwarnings("ignore", message=r"os\.fork\(\)")

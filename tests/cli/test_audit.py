@@ -92,7 +92,7 @@ def test_pictures_go_into_a_new_folder_but_not_into_a_file(cli, here):
 
 def test_report_recomputes_and_exports_without_training(cli, here, monkeypatch):
     cli(f"{DRAWN} --store x.sqlite --json")
-    monkeypatch.setattr("lastiterate.auditing.run_audit._fill", None)
+    monkeypatch.setattr("lastiterate.auditing.run_audit._Session.fill", None)
     strict = json.loads(
         cli(
             "report x.sqlite --method gdp --confidence 0.999 --delta 1e-6 --threshold split --export s.csv --json"

@@ -168,8 +168,11 @@ def test_checkpoints_and_replaced_texts_are_audited(cli, tiny_llama, texts, tmp_
     [
         ("--unit person", "--unit person and --by FIELD must be given together, got without --by"),
         ("--by user", "--unit person and --by FIELD must be given together, got --by user with --unit example"),
-        ("--unit person --by nobody", "must say in 'nobody' whose each text is"),
-        ("--score loss --releases 2", "score must be 'gradient' or 'rows' with releases 2, got 'loss'"),
+        (
+            "--score loss --releases 2",
+            "releases must be None for the score 'loss', got 2 of them",
+        ),
+        ("--unit person --by nobody", "must name the person of each text in 'nobody'"),
         ("--one-run --releases 2 --method one-run", "releases must be None for"),
     ],
 )

@@ -53,9 +53,9 @@ def test_where_composition_refuses_the_guarantee_is_no_amplification(cli, sampli
     assert heuristic["no_amplification"] > 100.0
     for row in (guarantee, heuristic):
         assert row["composition"] is None
-        assert "not valid" in row["composition_reason"]
+        assert "for composition, got" in row["composition_reason"]
     shown = cli(f"{RUN} --sampling {sampling}").stdout
-    assert "No composition: composition is not valid" in shown
+    assert "No composition: sampling must be 'poisson' or 'full'" in shown
     assert max(map(len, shown.splitlines())) <= 80
 
 
@@ -94,7 +94,7 @@ def test_table_of_one_analysis_begins_with_the_noise(cli):
 
 def test_composition_of_shuffled_batches_cannot_be_calibrated(cli):
     options = "--epsilon 2 --delta 1e-5 --sampling shuffled --analysis composition"
-    assert "not valid" in cli.refusal(f"calibrate --steps 100 --sample-rate .1 {options}")
+    assert "for composition, got" in cli.refusal(f"calibrate --steps 100 --sample-rate .1 {options}")
 
 
 @pytest.mark.parametrize(

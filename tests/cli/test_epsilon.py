@@ -59,7 +59,7 @@ def test_a_filter_may_be_a_file(cli, tmp_path):
     [
         ("x", "--noise-filter must be numbers separated by commas, or a file of them, got 'x'"),
         ("1,,2", "--noise-filter must be a finite number in plain digits, got ''"),
-        ("0,1", "noise_filter must not begin with 0, got 0.0: a step would add no noise of its own"),
+        ("0,1", "noise_filter must not begin with 0, got 0.0: a step would add no new noise"),
         ("1 --min-separation 0", "min_separation must be an integer at least 1, got 0"),
         ("empty.txt", "--noise-filter must be a file of numbers, got one without any: 'empty.txt'"),
         ("words.txt", "--noise-filter must be a finite number in plain digits, got 'one'"),
@@ -225,7 +225,7 @@ def test_the_sentence_says_that_noise_is_correlated(cli):
     options = "--noise-filter 1,-.5,-.125,.1,.1 --min-separation 50"
     words = " ".join(cli(f"{RUN} {options} --sentence").stdout.split())
     assert "correlated noise (filter 1, -0.5, -0.125, 0.1, ... (5 in all)), batches of an example at least 50" in words
-    assert "whichever of the batches that this allows an example is in (a Gaussian mechanism)" in words
+    assert "whichever of the allowed batches an example is in (a Gaussian mechanism)" in words
     assert "the last-iterate heuristic (Steinke et al. 2025) predicts epsilon" in words
 
 

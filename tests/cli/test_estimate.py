@@ -144,9 +144,7 @@ def test_scores_of_the_wrong_sign_are_found_by_a_split_and_remarked_otherwise(cl
         assert answer["caveats"][0] in " ".join(cli(f"estimate {file} {options}").stdout.split())
     judged = cli(f"estimate {file} --threshold 1.5 --claim-epsilon 1")
     assert judged.exit_code == 4
-    assert "Verdict: inconclusive. The scores tell the two worlds apart the other way" in " ".join(
-        judged.stdout.split()
-    )
+    assert "Verdict: inconclusive. The sign of the scores seems to be wrong" in " ".join(judged.stdout.split())
 
 
 @pytest.mark.parametrize("method", ONE_RUN_METHODS)
@@ -179,8 +177,8 @@ def test_a_file_of_one_run_may_name_the_coins_and_none_may_be_shared(cli, tmp_pa
     assert cli(f"estimate {file(range(40))} --method one-run").exit_code == 0
     shared = cli(f"estimate {file([*range(39), 3])} --method one-run")
     assert shared.exit_code == 2
-    assert f"coins.csv line 41: {column} '3' is that of line 5, too." in shared.stderr
-    assert "a fair coin of its own for each canary" in " ".join(shared.stderr.split())
+    assert f"coins.csv line 41: {column} '3' is also in line 5." in shared.stderr
+    assert "an independent fair coin for each canary" in " ".join(shared.stderr.split())
     of_models = cli(f"estimate {file([*range(39), 3])}")  # a column canary may be any name of models
     assert of_models.exit_code == (2 if column == "coin" else 0)
     unnamed = cli(f"estimate {file([*range(39), ' '])} --method one-run")

@@ -8,7 +8,7 @@ import pytest
 
 from lastiterate.auditing.load_evidence import export
 from lastiterate.auditing.stores.store import Store
-from lastiterate.cli.exit_status import OptionError
+from lastiterate.cli.app import OptionError
 from lastiterate.cli.output import check_apart, store_files
 
 TRAINER = """

@@ -69,7 +69,7 @@ def test_shuffled_plan_is_guaranteed_by_no_amplification_and_says_why_not_by_com
     assert {row["analysis"] for row in answer["rows"][:3]} == {"no_amplification"}
     assert all(row["composition"] is None and row["composition_reason"] for row in answer["rows"])
     shown = cli(f"{PLAN} --sampling shuffled --last-batch keep").stdout
-    assert shown.count("No composition: composition is not valid") == 1
+    assert shown.count("No composition: sampling must be 'poisson' or 'full'") == 1
     assert "No amplification is a guarantee." in shown
     assert max(map(len, shown.splitlines())) <= 80
 

@@ -66,7 +66,7 @@ def test_json_is_one_object_with_the_documented_keys(answers, name):
     ]
     missing = [key for key, value in answer.items() if value is None]
     assert missing == (["region_first", "region_last", "lowest_steps"] if name == "zeroing" else [])
-    assert all("nowhere below that of one step" in answer[f"{key}_reason"] for key in missing)
+    assert all("never below its value for one step" in answer[f"{key}_reason"] for key in missing)
     assert 0.25 * answer["true_epsilon"] < answer["empirical"] <= answer["true_epsilon"] < answer["composition"]
     run = li.DPSGD(10, 0.3, 1.0)
     for analysis in (li.last_iterate, li.max_over_steps, li.composition):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lastiterate.cli.probe_output import STORIES, compare, tell_range
+from lastiterate.cli.probe import STORIES, compare, tell_range
 from lastiterate.paper.counterexamples import NAMES
 
 

@@ -14,7 +14,7 @@ class Terminal(io.StringIO):
 def test_long_work_shows_a_bar_on_stderr(monkeypatch, capsys):
     screen = Terminal()
     monkeypatch.setattr("sys.stderr", screen)
-    monkeypatch.setattr(progress, "PATIENCE", 0.0)
+    monkeypatch.setattr("lastiterate.common.progress.PATIENCE", 0.0)
     monkeypatch.setenv("TERM", "xterm")
     done = []
     for item in progress.tracker("training")(range(3)):
@@ -33,7 +33,7 @@ def test_quick_work_shows_nothing(monkeypatch):
 
 
 def test_without_a_terminal_nothing_is_shown(monkeypatch, capsys):
-    monkeypatch.setattr(progress, "PATIENCE", 0.0)
+    monkeypatch.setattr("lastiterate.common.progress.PATIENCE", 0.0)
     for _ in progress.tracker("training")(range(2)):
         time.sleep(0.1)
     assert capsys.readouterr().err == ""

@@ -95,7 +95,7 @@ def test_a_pickle_that_calls_a_function_is_refused_and_not_run(tmp_path, protoco
     for bomb in (Calls(os.system, f"touch {target}"), Calls(eval, f"open({str(target)!r}, 'w')")):
         for content in (pickle.dumps(bomb, protocol), pickle.dumps({"data": bomb, "labels": []}, protocol)):
             message = with_first_batch(tmp_path, content)
-            assert "must be a pickle of plain arrays, got one that asks for " in message
+            assert "must be a pickle of plain arrays, got a pickle that calls " in message
             assert "system" in message or "eval" in message
             assert not target.exists()
 
@@ -133,7 +133,7 @@ def test_any_name_but_those_of_an_array_is_refused(tmp_path, name, protocol):
     else:
         asks = b"".join(b"\x8c" + bytes([len(part)]) + part.encode() for part in (module, attribute)) + b"\x93"
     message = with_first_batch(tmp_path, b"\x80" + bytes([protocol]) + asks + b".")
-    assert message.endswith(f"must be a pickle of plain arrays, got one that asks for '{module}.{attribute}'")
+    assert message.endswith(f"must be a pickle of plain arrays, got a pickle that calls '{module}.{attribute}'")
 
 
 def test_a_hostile_name_cannot_write_control_characters_or_a_novel(tmp_path):
@@ -164,15 +164,15 @@ def test_a_pickle_cannot_change_the_stand_ins(tmp_path, module_and_name):
         ({"labels": (0,), "data": cifar_batch(0, 1)[0]}, "must hold a list as labels, got tuple"),
         (
             {"labels": ["a"], "data": cifar_batch(0, 1)[0]},
-            "must hold class numbers as labels, got a list with something else in it",
+            "must hold class numbers as labels, got a list with other values",
         ),
         (
             {"labels": [-1], "data": cifar_batch(0, 1)[0]},
-            "must hold class numbers as labels, got a list with something else in it",
+            "must hold class numbers as labels, got a list with other values",
         ),
         (
             {"labels": [True], "data": cifar_batch(0, 1)[0]},
-            "must hold class numbers as labels, got a list with something else in it",
+            "must hold class numbers as labels, got a list with other values",
         ),
         ({"labels": [10], "data": cifar_batch(0, 1)[0]}, "must hold labels in 0..9, got 10"),
         ({"labels": [0, 1], "data": cifar_batch(0, 1)[0]}, "must hold one label for each of its 1 images, got 2"),
@@ -189,7 +189,7 @@ def test_a_pickle_cannot_change_the_stand_ins(tmp_path, module_and_name):
         ),
         (
             {"labels": [0], "data": np.zeros(3072, np.uint8)},
-            "must hold data with two axes and a byte for each element, got others",
+            "must hold data with two axes and one byte per element, got other data",
         ),
     ],
 )
@@ -204,7 +204,7 @@ def test_an_array_that_claims_more_than_its_bytes_is_refused(tmp_path):
     assert content.count(length) == 1
     for claim in (2**31 - 1, 4, 2, -3):
         message = with_first_batch(tmp_path, content.replace(length, b"J" + struct.pack("<i", claim)))
-        assert message.endswith("must hold data with two axes and a byte for each element, got others")
+        assert message.endswith("must hold data with two axes and one byte per element, got other data")
 
 
 def test_a_nest_that_would_take_forever_to_print_is_refused_at_once(tmp_path):
@@ -245,9 +245,9 @@ def test_no_damage_to_a_pickle_shows_through(tmp_path, write):
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b"", "must hold a multiple of 3073 bytes, 3073 an image, got 0"),
-        (bytes(3072), "must hold a multiple of 3073 bytes, 3073 an image, got 3072"),
-        (bytes(3 * 3073 + 1), "must hold a multiple of 3073 bytes, 3073 an image, got 9220"),
+        (b"", "must hold a multiple of 3073 bytes, the size of one image, got 0"),
+        (bytes(3072), "must hold a multiple of 3073 bytes, the size of one image, got 3072"),
+        (bytes(3 * 3073 + 1), "must hold a multiple of 3073 bytes, the size of one image, got 9220"),
         (b"\x0a" + bytes(3072), "must hold labels in 0..9, got 10"),
     ],
 )

@@ -91,11 +91,11 @@ def test_taking_more_than_there_is_or_none_is_refused(count):
         ({"y_test": np.zeros(3, np.int64)}, "y_test must be an int32 array, got one of int64"),
         (
             {"x_test": np.zeros((3, 5, 7), np.float32)},
-            "x_test must have shape [n, height, width, channels], none of them 0, got (3, 5, 7)",
+            "x_test must have shape [n, height, width, channels], each at least 1, got (3, 5, 7)",
         ),
         (
             {"x_train": np.zeros((0, 5, 7, 2), np.float32)},
-            "x_train must have shape [n, height, width, channels], none of them 0, got (0, 5, 7, 2)",
+            "x_train must have shape [n, height, width, channels], each at least 1, got (0, 5, 7, 2)",
         ),
         ({"y_test": np.zeros((3, 1), np.int32)}, "y_test must have shape [n] with n at least 1, got (3, 1)"),
         ({"y_test": np.array([0, -1, 2], np.int32)}, "y_test must be in 0..2, got -1"),
@@ -106,7 +106,7 @@ def test_taking_more_than_there_is_or_none_is_refused(count):
         ({"x_test": with_pixel(1.5)}, "x_test must be in [0, 1], or in 0..255 as uint8, got 1.5"),
         (
             {"x_test": np.zeros((3, 7, 5, 2), np.float32)},
-            "x_test must have images of shape (5, 7, 2) as x_train has, got (7, 5, 2)",
+            "x_test must have images of shape (5, 7, 2) like x_train, got (7, 5, 2)",
         ),
     ],
 )
@@ -163,7 +163,7 @@ def test_classes_are_counted_over_both_parts():
         ({"x_train": [[1], [1, 2]]}, "x_train must be an array, got list"),
         (
             {"x_train": np.zeros((6, 35), np.uint8)},
-            "x_train must have shape [n, height, width] or [n, height, width, channels], none of them 0, got (6, 35)",
+            "x_train must have shape [n, height, width] or [n, height, width, channels], each at least 1, got (6, 35)",
         ),
         ({"x_test": np.full((4, 5, 7), 255.0)}, "x_test must be in [0, 1], or in 0..255 as uint8, got 255.0"),
         ({"x_test": np.full((4, 5, 7), 1e300)}, "x_test must be in [0, 1], or in 0..255 as uint8, got 1e+300"),

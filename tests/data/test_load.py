@@ -17,7 +17,7 @@ from lastiterate.data import load, load_cifar10, load_idx, load_npz
 from tests.data.writers import arrays, binary_batch, python2_batch, refusal, write_cifar10, write_idx
 
 UNDERSTOOD = (
-    "path must be the word digits, an .npz file, a folder of idx files as MNIST has, "
+    "path must be the word digits, an .npz file, a folder of idx files (like MNIST), "
     "or a folder of CIFAR-10's own files"
 )
 

@@ -22,7 +22,7 @@ def objection(call, *arguments) -> str:
         return ""
     except (ValueError, FileNotFoundError) as error:
         raised = error
-    assert type(raised).__name__ in ("ValueError", "BadFile", "FileNotFoundError")
+    assert type(raised).__name__ in ("ValueError", "BadArgument", "BadFile", "FileNotFoundError")
     assert raised.__suppress_context__ or raised.__context__ is None
     assert raised.__cause__ is None
     message = str(raised)

@@ -82,7 +82,7 @@ def test_jax_privacy_clips_the_canary_like_any_other_example():
     [
         ({"weight": CANARY["weight"]}, "canary must have the names of the parameters, weight, bias, got weight"),
         (CANARY["bias"], "canary must have the names of the parameters, weight, bias, got ndarray"),
-        (CANARY | {"bias": np.ones(4)}, r"canary must have the form of the parameters, of shape \(3,\) where it has"),
+        (CANARY | {"bias": np.ones(4)}, r"canary must have the form of the parameters, an array of shape \(3,\)"),
     ],
 )
 def test_a_canary_of_another_form_is_refused(canary, message):

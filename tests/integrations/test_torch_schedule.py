@@ -82,11 +82,11 @@ def test_a_scheduler_that_was_never_stepped_has_its_first_rate(opacus, digits):
 def test_what_cannot_be_read_is_asked_for(opacus, digits):
     *given, _ = trained(opacus, digits, SCHEDULERS["ExponentialLR"], 12, every=2)
     with pytest.raises(
-        ValueError, match=r"got 6 times in 12 updates, with epochs of 4 updates, which is neither; pass"
+        ValueError, match=r"got 6 scheduler steps in 12 updates, with epochs of 4 updates, which is neither; pass"
     ):
         DPSGD.from_opacus(*given)
     *given, _ = trained(opacus, digits, SCHEDULERS["ExponentialLR"], 2, every=2)
-    with pytest.raises(ValueError, match="got 1 times in 2 updates, with epochs of 4 updates, which could be either; "):
+    with pytest.raises(ValueError, match=r"got 1 scheduler steps in 2 updates, with .* could be either; "):
         DPSGD.from_opacus(*given)
     engine, optimizer, loader, scheduler, _ = trained(opacus, digits, SCHEDULERS["StepLR"], 3)
     with pytest.raises(ValueError, match=r"got one with a scheduler: pass scheduler= as well, or pass optimizer=last"):
@@ -114,7 +114,7 @@ def test_schedulers_of_losses_of_momentum_and_of_ones_own_are_refused(opacus, di
     }
     for name, make in makers.items():
         *given, _ = trained(opacus, digits, make, 1, every=100, momentum=0.9)
-        sentence = "got a int of another one" if name == "int" else f"scheduler must be one of LambdaLR, .*got {name}; "
+        sentence = "got int, which does not" if name == "int" else f"scheduler must be one of LambdaLR, .*got {name}; "
         with pytest.raises(ValueError, match=sentence):
             DPSGD.from_opacus(*given)
 
@@ -125,7 +125,7 @@ def test_a_scheduler_of_another_optimizer_or_of_unlike_groups_is_refused(opacus,
 
     engine, optimizer, loader, *_ = trained(opacus, digits, SCHEDULERS["StepLR"], 2)
     other = torch.optim.lr_scheduler.StepLR(model_and_optimizer()[1], 2)
-    with pytest.raises(ValueError, match="scheduler must be that of optimizer, got a StepLR of another one"):
+    with pytest.raises(ValueError, match="scheduler must belong to optimizer, got StepLR, which does not"):
         DPSGD.from_opacus(engine, optimizer, loader, other)
 
     model = torch.nn.Linear(64, 10)
@@ -153,5 +153,5 @@ def test_schedulers_of_noise_are_in_the_record_and_those_of_clipping_norms_are_r
     run = DPSGD.from_opacus(engine, optimizer, loader, noise)
     assert run == DPSGD(3, 0.25, [1.0, 0.5, 0.25], clip_norm=0.7, optimizer=SGD(0.5 / 400))
     clip = opacus.schedulers.ExponentialGradClip(optimizer, gamma=0.5)
-    with pytest.raises(ValueError, match="scheduler must leave the clipping norm alone, got ExponentialGradClip"):
+    with pytest.raises(ValueError, match="scheduler must not change the clipping norm, got ExponentialGradClip"):
         DPSGD.from_opacus(engine, optimizer, loader, clip)

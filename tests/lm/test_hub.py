@@ -16,7 +16,6 @@ transformers = pytest.importorskip("transformers", reason="language models need 
 import huggingface_hub
 from safetensors.torch import load_file, save_file
 
-from lastiterate.common.errors import MissingExtra
 from lastiterate.lm.hub import load_model, load_tokenizer, model_folder, weights_digest
 from tests.data.writers import SHARED, refusal
 from tests.lm.conftest import SIZES, SLIDING_WINDOW, SPOKEN, UNSPOKEN, into_shards, logits
@@ -336,13 +335,6 @@ def test_the_digest_of_shards_is_of_all_of_them(folder):
     path = max(folder.glob("*.safetensors"))
     save_file({name: 2 * weight for name, weight in load_file(path).items()}, path, {"format": "pt"})
     assert weights_digest(folder) != digest
-
-
-@pytest.mark.parametrize("missing", ["torch", "transformers"])
-def test_what_is_missing_is_said_with_the_way_to_get_it(missing, tiny_llama, monkeypatch):
-    monkeypatch.setitem(sys.modules, missing, None)
-    with pytest.raises(MissingExtra, match=rf'^{missing} could not be imported: pip install "lastiterate\[lm\]"$'):
-        load_model(tiny_llama)
 
 
 @pytest.mark.skipif(not (SHARED / "stories260k").exists(), reason="the pretrained model is not there")

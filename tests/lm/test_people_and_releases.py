@@ -105,20 +105,20 @@ def test_what_cannot_be_audited_is_refused_in_a_sentence_before_anything_is_trai
         (
             RUN.replace(releases=2),
             UnseenTokens("loss"),
-            "score must be 'gradient' or 'rows' with releases 2, got 'loss'",
+            "releases must be None for the score 'loss', got 2 of them: use score='gradient' or 'rows'",
         ),
-        (RUN.replace(neighbours="replace"), UnseenTokens("loss"), "with neighbours 'replace', got 'loss'"),
-        (RUN.replace(releases=2), OneRunTokens(), "releases must be None for this audit, got 2 of them"),
-        (RUN.replace(group_size=2), OneRunTokens(), "group_size must be 1 for this audit, got 2"),
+        (RUN.replace(neighbours="replace"), UnseenTokens("loss"), "for the score 'loss', got 'replace'"),
+        (RUN.replace(releases=2), OneRunTokens(), "releases must be None for the attack OneRunTokens, got 2 of them"),
+        (RUN.replace(group_size=2), OneRunTokens(), "group_size must be 1 for the attack OneRunTokens, got 2"),
         (
             RUN.replace(releases=2, optimizer=li.SGD(0.02, momentum=0.9)),
             UnseenTokens(),
-            "releases must be 1, or all 6 steps, with momentum",
+            "releases must be None, or all 6 steps, with momentum",
         ),
         (
             RUN.replace(releases=6, optimizer=li.SGD(0.02, averaging="uniform")),
             UnseenTokens(),
-            "averaging must be None for an attack on 6 releases",
+            "averaging must be None for attacks on several releases",
         ),
     ):
         with pytest.raises(ValueError, match=message):

@@ -226,7 +226,7 @@ def test_texts_of_json_lines_have_an_owner_if_asked(tmp_path):
 def test_a_text_of_nobody_is_refused_with_its_line(tmp_path, person):
     file = tmp_path / "d.jsonl"
     file.write_text(json.dumps({"text": "a", "user": "b"}) + "\n" + json.dumps({"text": "a", "user": person}))
-    with pytest.raises(ValueError, match=r"must say in 'user' whose each text is, .* on line 2"):
+    with pytest.raises(ValueError, match=r"must name the person of each text in 'user', .* on line 2"):
         read_texts(file, by="user")
 
 
@@ -237,5 +237,5 @@ def test_only_json_lines_say_whose_a_text_is(tmp_path):
         read_texts(file, by="user")
     with pytest.raises(ValueError, match="people must be one for each of 2 texts, got 1"):
         Texts(("a", "b"), "text", ("me",))
-    with pytest.raises(ValueError, match="group_size must be 1 where nobody knows whose texts they are"):
+    with pytest.raises(ValueError, match="group_size must be 1 for texts without people"):
         read_texts(file).at_most(2)

@@ -58,7 +58,7 @@ def test_texts_may_come_from_an_iterator(tokenizer):
 
 
 def test_a_text_that_predicts_nothing_is_refused_and_shown(tokenizer):
-    with pytest.raises(ValueError, match=r"^texts must have at least two tokens, .* got ' '$"):
+    with pytest.raises(ValueError, match=r"^texts must have at least two tokens, got ' '$"):
         encode(tokenizer, ["i like cat", " "])
 
 

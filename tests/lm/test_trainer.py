@@ -334,7 +334,7 @@ def test_training_that_diverges_says_that_the_learning_rate_is_too_large(llama, 
 
 
 def test_a_run_without_optimizer_is_refused(llama):
-    with pytest.raises(ValueError, match=r"^run must have an optimizer to be trained: optimizer=lastiterate.SGD"):
+    with pytest.raises(ValueError, match=r"^optimizer must be given for the trainer, got None"):
         llama.train(RUN.replace(optimizer=None))
 
 

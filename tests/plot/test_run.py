@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 import lastiterate as li
-from lastiterate.compare_analyses import guarantee_of
 from lastiterate.plot import run_charts as plot_run
 from lastiterate.plot.chart_file import check_target, save
 from lastiterate.plot.run_charts import plan_chart, run_chart
@@ -117,7 +116,7 @@ def test_a_picture_without_composition_says_why():
     ],
 )
 def test_the_guarantee_is_drawn_beside_the_prediction(run):
-    guarantee = ANALYSES[guarantee_of(run)]
+    guarantee = ANALYSES[run.guarantee]
     leaks, errors = run_chart(run, 1e-5).to_dict()["hconcat"]
     shown = {row["steps"]: row["epsilon"] for row in leaks["data"]["values"] if row["analysis"] == guarantee.label}
     assert shown[run.steps] == guarantee.curve(run).epsilon(1e-5)

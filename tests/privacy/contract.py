@@ -46,7 +46,10 @@ KINDS = (
     "full",
     "long",
 )
-SURELY_REFUSED = ("is not valid with sampling", "noise_multiplier must be larger where weights have both signs")
+SURELY_REFUSED = (
+    "is not valid with sampling",
+    "noise_multiplier must be larger with many different weights of both signs",
+)
 
 DeltaOf = Callable[[float], tuple[float, float]]
 

@@ -20,8 +20,7 @@ from lastiterate.privacy.analyses.max_over_steps import MaxOverSteps
 from lastiterate.privacy.analyses.no_amplification import KnownParticipations
 from lastiterate.privacy.curve import PrivacyCurve
 from lastiterate.privacy.mixtures.distributions import DiscretePair
-from lastiterate.privacy.mixtures.pairs import NothingPair, OneSidedPair
-from lastiterate.privacy.mixtures.two_sided import TwoSidedPair
+from lastiterate.privacy.mixtures.pairs import NothingPair, OneSidedPair, TwoSidedPair
 from tests.privacy.contract import (
     ANALYSES,
     KINDS,

@@ -60,12 +60,11 @@ def test_the_language_models_steps_are_those_of_torch(name):
     from lastiterate.lm.dp_sgd import _Weights
 
     adam = ADAMS[name]
-    for dtype in ("float32", "float64"):
-        weights = _Weights(adam, {"w": torch.tensor(INITIAL)}, getattr(torch, dtype))
-        for step, expected in enumerate(torchs(adam, dtype)):
-            gradient = torch.tensor(GRADIENTS[step], dtype=getattr(torch, dtype))
-            weights.update({"w": gradient}, float(np.broadcast_to(adam.learning_rate, STEPS)[step]), step)
-            np.testing.assert_array_equal(weights.parameters["w"].numpy(), expected)
+    weights = _Weights(adam, {"w": torch.tensor(INITIAL)})
+    for step, expected in enumerate(torchs(adam, "float32")):
+        gradient = torch.tensor(GRADIENTS[step], dtype=torch.float32)
+        weights.update({"w": gradient}, float(np.broadcast_to(adam.learning_rate, STEPS)[step]), step)
+        np.testing.assert_array_equal(weights.parameters["w"].numpy(), expected)
 
 
 def test_a_batch_size_by_which_sums_are_divided_goes_into_eps_and_l2_decay():
@@ -135,7 +134,7 @@ def test_what_is_not_adam_or_not_a_second_moment_is_refused():
         second_moment(li.DPSGD(3, 0.5, 1.0, optimizer=li.SGD(0.1)), linear(10, 1.0))
     with pytest.raises(ValueError, match=r"models must be an integer in \[2, "):
         second_moment(li.DPSGD(3, 0.5, 1.0, optimizer=li.Adam()), linear(10, 1.0), models=1)
-    with pytest.raises(ValueError, match="steps must be one at least, and in order"):
+    with pytest.raises(ValueError, match="steps must be at least one step, in increasing order"):
         SecondMoment((2, 1), (1.0, 1.0), (1.0, 1.0), (1.0, 1.0), 10)
     with pytest.raises(ValueError, match="busy must be 1 finite numbers"):
         SecondMoment((2,), (1.0,), (1.0,), (1.0, 2.0), 10)

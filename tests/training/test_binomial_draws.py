@@ -26,7 +26,7 @@ counts_of = jax.jit(binomial_counts)
 
 @cache
 def tables_of(multiplicity: tuple[int, ...], sample_rate: tuple[float, ...]) -> tuple[np.ndarray, ...]:
-    return binomial_tables(np.array(multiplicity), np.array(sample_rate)).arrays
+    return binomial_tables(np.array(multiplicity), np.array(sample_rate))
 
 
 def draw(multiplicity: list[int], sample_rate: list[float], step: int = 0, keys: np.ndarray = KEYS) -> np.ndarray:

@@ -17,7 +17,7 @@ import pytest
 from scipy import stats
 
 from lastiterate.training import draws
-from lastiterate.training.draws import Keys, Stream, model_keys, normal_counters
+from lastiterate.training.draws import Keys, model_keys, normal_counters
 
 FALSE_ALARM = 1e-4
 ROTATIONS = (13, 15, 26, 6, 17, 29, 16, 24)
@@ -283,7 +283,7 @@ def test_keys_depend_on_seed_model_world_and_stream_and_never_meet():
     assert all(key.shape == (numbers.size, 2) and key.dtype == np.uint32 for key in found)
     pairs = np.concatenate(found).astype(np.uint64)
     together = pairs[:, 0] << np.uint64(32) | pairs[:, 1]
-    assert np.unique(together).size == together.size == len(seeds) * 2 * len(Stream) * numbers.size
+    assert np.unique(together).size == together.size == len(seeds) * 2 * len(Keys._fields) * numbers.size
 
 
 def test_keys_of_a_model_do_not_depend_on_the_others():

@@ -164,4 +164,4 @@ def test_input_space_attacks_know_people_and_replaced_examples(canary):
     for position, score in enumerate(armed.score(trained.parameters)):
         lost = [np.mean([cross_entropy(trained.model(position), example, None) for example in each]) for each in rows]
         assert score == pytest.approx((lost[1] - lost[0] - facts["centre"]) / facts["unit"], rel=1e-3, abs=1e-3)
-    assert "replaces" in attack.words(facts).attack
+    assert "loss on the replacement" in attack.words(facts).attack

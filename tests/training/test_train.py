@@ -195,7 +195,7 @@ def test_the_progress_bar_tells_models_and_rate(capfd, monkeypatch):
         (dict(release="all"), "release must be one of last_iterate_only, intermediate_iterates, got 'all'"),
         (dict(chunk_size=0), "chunk_size must be an integer in"),
         (dict(workers=0), "workers must be an integer in"),
-        (dict(run=RUN.replace(optimizer=None)), "optimizer must be given to train a run"),
+        (dict(run=RUN.replace(optimizer=None)), "optimizer must be given for the trainer, got None"),
         (dict(canary=ExampleCanary((X[0][:5], np.int32(2)))), "canary must be an example like those of the problem"),
         (dict(canary=GradientCanary(np.ones(65, np.float32)), present=True), "canary must have 66 numbers"),
         (dict(problem=Problem(PARAMETERS, None)), "examples must not be empty where there is no canary"),

@@ -13,9 +13,10 @@ from typer.testing import CliRunner
 import lastiterate as li
 from lastiterate.cli.app import app
 from lastiterate.cli.options import ConvexOptions, MethodOptions, SizeOptions
+from lastiterate.common.errors import BadArgument
 from lastiterate.registry import ANALYSES
 from lastiterate.web import explorer
-from lastiterate.web.form_fields import FIELDS, ONLY_HERE, PRESETS, blamed, counting
+from lastiterate.web.form_fields import FIELDS, ONLY_HERE, PRESETS, blamed_field, counting
 
 USUAL = {field.name: field.usual for field in FIELDS}
 ODD = {
@@ -225,9 +226,8 @@ def test_every_field_is_an_option():
             assert field.needs[0] in {each.name for each in FIELDS}
 
 
-def test_what_is_blamed_is_what_a_sentence_names_first():
-    names = ["steps", "warmup_steps", "epochs", "batch_size"]
-    assert blamed("--batch-size must be given with --steps", names) == "batch_size"
-    assert blamed("warmup_steps must be an integer", names) == "warmup_steps"
-    assert blamed("epochs * dataset_size / batch_size must be in [0, 9]", names) == "epochs"
-    assert blamed("something else", names) is None
+def test_the_field_to_blame_is_the_argument_that_was_refused():
+    assert blamed_field(BadArgument("--batch-size", "must be given with --steps")) == "batch_size"
+    assert blamed_field(BadArgument("epochs * dataset_size / batch_size", "must be in [0, 9]")) == "epochs"
+    assert blamed_field(BadArgument("warmup", "must be an integer")) is None
+    assert blamed_field(ValueError("steps must be something else")) is None

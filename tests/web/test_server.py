@@ -141,7 +141,7 @@ def test_half_of_a_write_is_not_undone_by_looking(tmp_path):
     database.execute("ROLLBACK")
     database.close()
     before = copy.read_bytes()
-    with pytest.raises(ValueError, match="half of a write in it"):
+    with pytest.raises(ValueError, match="has an incomplete write"):
         Store.read(copy, repairs=False)
     assert copy.read_bytes() == before
     with Store.read(copy) as repaired, Store.read(path) as whole:

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from lastiterate.attacks.attack import (
+    ONE_EXAMPLE,
     Armed,
     BringsProblem,
     ExpectedScores,
@@ -31,6 +32,7 @@ from lastiterate.attacks.released_iterates import (
 )
 from lastiterate.common.types import BoolArray, FloatArray
 from lastiterate.common.validation import one_of
+from lastiterate.features import ADAM, GROUPS, RELEASES, REPLACEMENT, SEPARATION, Support
 from lastiterate.privacy.mixtures.law import law_of
 from lastiterate.run import DPSGD
 
@@ -54,17 +56,13 @@ class Adversarial(BringsProblem):
         one_of("iterates", self.iterates, ("exact", "trained"))
 
     @property
-    def knows(self) -> tuple[str, ...]:
-        """Supported fields of a run beyond one example and the last iterate."""
-        fields = ("releases", "group_size", "neighbours", "noise_filter")
-        return (*fields, "min_separation") if self.iterates == "exact" else fields
-
-    @property
-    def needs_sgd(self) -> str | None:
-        """Reason why this attack does not work on Adam; None if it does."""
+    def supports(self) -> Support:
+        """Runs that this attack supports. Runs with Adam need ``iterates="trained"``."""
+        features = ONE_EXAMPLE | {RELEASES, GROUPS, REPLACEMENT}
         if self.iterates == "trained":
-            return None
-        return "only the prediction would be drawn, not what Adam does; iterates='trained' (adversarial-trained) is"
+            return Support("the attack Adversarial('trained')", features)
+        why = "only the prediction would be drawn, not what Adam does; use iterates='trained' (adversarial-trained)"
+        return Support("the attack Adversarial('exact')", (features | {SEPARATION}) - {ADAM}, {ADAM: why})
 
     def craft(self, run: DPSGD, problem: Problem | None, references: References) -> Facts:
         return facts_of(run)
@@ -73,15 +71,15 @@ class Adversarial(BringsProblem):
         from lastiterate.training import GradientCanary, problems
 
         canary = GradientCanary(np.array([10.0 * run.clip_norm], np.float32))
-        zeros = np.zeros((_others(run), 1), np.float32)
-        setting = problems.linear(zeros) if len(zeros) else problems.linear()
+        others = _others(run)
+        setting = problems.linear(np.zeros((others, 1), np.float32)) if others else problems.linear()
         if run.release_count > 1:
             seen = {**facts, "centres": [0.0] * run.release_count, "spread": 1.0, "signal": 1.0}
             return armed_for_releases(run, setting, canary, np.ones(1), seen)
         return Armed(setting, canary, LinearScore(np.ones(1), 0.0, noise_unit(run)))
 
     def sample(self, run: DPSGD, present: BoolArray, generator: np.random.Generator) -> FloatArray:
-        """Return scores of models with and without the canary, as ``arm`` would give them after training."""
+        """Draw scores of models with and without the canary from their exact distribution, without training."""
         return sample_scores(run, present, generator)
 
     def expected(self, facts: Facts) -> ExpectedScores:
@@ -95,12 +93,12 @@ class Adversarial(BringsProblem):
 
 
 def facts_of(run: DPSGD) -> Facts:
-    """Return the number of iterates that the attack sees; empty for the last one alone."""
+    """Return the number of released iterates as a fact, or no facts if only the last iterate is released."""
     return {"releases": run.release_count} if run.release_count > 1 else {}
 
 
 def _others(run: DPSGD) -> int:
-    """Return the number of zero gradients for which batches of whole examples have the run's sample rate."""
+    """Return the number of zero gradients to add, so that batches can have exactly the run's sample rate."""
     if run.sampling in ("poisson", "full"):
         return 0
     rate = float(np.max(run.sample_rate))
@@ -111,10 +109,11 @@ def _others(run: DPSGD) -> int:
 
 
 def sample_scores(run: DPSGD, present: ArrayLike, generator: np.random.Generator) -> FloatArray:
-    """Draw S + N with the canary present and N with it absent, in units of the noise.
+    """Draw scores in units of the noise: S + N with the canary, and N without it.
 
-    With replacement, the other example pulls the other way: -S + N. If a run releases several iterates, the score is
-    the log-likelihood ratio of all of them.
+    S is the amount of the canary in the model, and N is normal noise. If the neighbouring data set replaces an example,
+    the score without the canary is -S + N. If a run releases several iterates, the score is the log-likelihood ratio of
+    all released iterates.
     """
     here = np.asarray(present, bool)
     if run.release_count > 1:

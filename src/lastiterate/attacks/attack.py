@@ -1,7 +1,7 @@
 """The interface of attacks: a crafter, which makes the canary, and a distinguisher, which scores trained models.
 
-The crafter may train models of its own first (``References``). These models are never counted in the audit, so that
-choices that depend on them (a direction, a centre, a threshold) cost no confidence.
+The crafter may train reference models first (``References``). The audit never counts reference models, so choices that
+depend on them (a direction, a centre, a threshold) do not lower the confidence.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, runtime_checkabl
 
 from lastiterate.common.types import Fields, FloatArray
 from lastiterate.common.validation import one_of
-from lastiterate.optimizer import is_adam
-from lastiterate.run import DPSGD, TRAINED
+from lastiterate.features import BASIC, COMBINATIONS, CORRELATED_NOISE, LINEAR, RELEASES, Support
+from lastiterate.run import DPSGD
 
 if TYPE_CHECKING:
     from jaxtyping import PyTree
@@ -26,11 +26,10 @@ Facts: TypeAlias = Fields  # plain values, which a store can hold
 
 @dataclass(frozen=True)
 class LinearScores:
-    """Expected scores N(0, spread^2) without the canary, and signal S / s + N(0, spread^2) with it.
+    """Expected scores: N(0, spread^2) without the canary, and signal * S / s + N(0, spread^2) with the canary.
 
-    S is the amount of the canary in the model, and s the noise of the run. This is Theorem 1 of the paper for a
-    distinguisher that sees a share of the canary and more than the noise. Thresholds follow before any model is
-    trained.
+    S is the amount of the canary in the model, and s is the standard deviation of the run's noise. ``signal`` is the
+    share of the canary that the attack sees. Theorem 1 of the paper is the case ``signal`` = ``spread`` = 1.
     """
 
     signal: float = 1.0
@@ -41,9 +40,9 @@ class LinearScores:
 class LikelihoodRatio:
     """The log-likelihood ratio over all steps, as if every iterate had been released.
 
-    With ``released`` the ratio is over the blocks between the iterates that the run releases. ``signal`` is the share
-    of the canary that the attack sees, over the spread of its observations without the canary. ``noise`` is the true
-    noise as a share of the noise that the run declares.
+    If ``released`` is true, the ratio is over the blocks of steps between released iterates. ``signal`` is the share of
+    the canary that the attack sees, divided by the standard deviation of its observations without the canary. ``noise``
+    is the true noise divided by the declared noise.
     """
 
     released: bool = False
@@ -53,7 +52,7 @@ class LikelihoodRatio:
 
 @dataclass(frozen=True)
 class Unknown:
-    """Scores of unknown distribution: thresholds must come from the scores themselves."""
+    """Scores of unknown distribution. Thresholds must be chosen from observed scores."""
 
 
 ExpectedScores: TypeAlias = LinearScores | LikelihoodRatio | Unknown
@@ -65,7 +64,7 @@ def Expected(  # noqa: N802 - formerly a class
     spread: float = 1.0,
     released: bool = False,
 ) -> ExpectedScores:
-    """Return the scores that the linear analysis expects, by the name of their kind."""
+    """Return the expected scores of this kind."""
     match one_of("kind", kind, ("linear", "likelihood-ratio", "none")):
         case "linear":
             return LinearScores(signal, spread)
@@ -76,7 +75,7 @@ def Expected(  # noqa: N802 - formerly a class
 
 
 def expected_fields(expected: ExpectedScores) -> Fields:
-    """Return the arguments of ``Expected`` that give this value."""
+    """Return the arguments with which ``Expected`` returns this value."""
     match expected:
         case LinearScores(signal, spread):
             return {"kind": "linear", "signal": signal, "spread": spread}
@@ -88,16 +87,14 @@ def expected_fields(expected: ExpectedScores) -> Fields:
 
 @dataclass(frozen=True, eq=False)
 class Armed:
-    """An attack that is ready, with everything that a chunk of models needs.
+    """An attack that is ready to train and score models.
 
     Attributes:
         problem: the problem to train; attacks on adversarial data replace the user's problem.
-        canary: the canary, present in one world and absent in the other.
-        score: the distinguisher: maps released parameters of some models, a pytree with a leading axis, to their
-            scores.
+        score: maps released parameters of some models, a pytree with a leading axis, to their scores.
         watch: makes a distinguisher for one chunk of models that sees every iterate and replaces ``score``.
         double: train in float64, regardless of JAX's setting.
-        released_only: ``watch`` sees only the initial iterate and those that the run releases.
+        released_only: ``watch`` sees only the initial iterate and the released iterates.
     """
 
     problem: Problem
@@ -116,10 +113,10 @@ class Watch(Protocol):
 
 
 class References(Protocol):
-    """A function that trains models that are not counted. Returns the last iterates.
+    """A function that trains reference models, which the audit does not count, and returns their last iterates.
 
-    ``purpose`` separates the randomness of different uses. With ``seen``, the result is the value of ``seen`` at each
-    released iterate instead: [models, releases], or more axes.
+    Calls with different values of ``purpose`` use independent randomness. If the function ``seen`` is given, the result
+    is the value of ``seen`` at each released iterate instead: [models, releases], or more axes.
     """
 
     def __call__(
@@ -146,14 +143,14 @@ class Attack(Protocol):
         """Return the canary and the distinguisher that the facts determine."""
 
     def expected(self, facts: Facts) -> ExpectedScores:
-        """Return what the linear analysis expects of the scores."""
+        """Return the distribution of the scores that the linear analysis predicts."""
 
     def words(self, facts: Facts) -> Words:
-        """Describe the attack for people."""
+        """Describe the attack in words."""
 
 
 class BringsProblem:
-    """An attack that brings its own problem: it gets None in place of the user's problem."""
+    """An attack that makes its own training problem. It receives None in place of the user's problem."""
 
 
 @dataclass(frozen=True)
@@ -166,23 +163,61 @@ class Words:
 
 
 def models_to_craft(attack: object) -> int:
-    """Return the number of uncounted models that a crafter trains: its ``to_craft`` or ``references``."""
+    """Return the number of reference models that a crafter trains: its ``to_craft`` or ``references``."""
     return int(getattr(attack, "to_craft", getattr(attack, "references", 0)))
 
 
-def require_attackable(run: DPSGD, attack: object) -> None:
-    """Raise if the optimizer is Adam and the attack states by ``needs_sgd`` why it needs SGD."""
-    why = None if isinstance(attack, type) else getattr(attack, "needs_sgd", None)
-    if why and is_adam(run.optimizer):
-        raise ValueError(f"optimizer must be a lastiterate.SGD for {type(attack).__name__}, got Adam: {why}")
+ONE_EXAMPLE = BASIC | {CORRELATED_NOISE} | COMBINATIONS  # default of ``supports``
 
 
-def known_fields(attack: object) -> tuple[str, ...]:
-    """Return the fields of a run beyond the basic ones that an attack supports: its ``knows``.
+def support_of(attack: object) -> Support:
+    """Return the ``supports`` of an attack. The default is a canary of one example and one released iterate.
 
-    Without an attack, all fields are returned: the attacks that suit a problem support them, and a trainer that returns
-    scores must do so, too.
+    ``attack`` is None for the default attack on a problem, and for trainers that return scores.
     """
     if attack is None:
-        return *TRAINED, "min_separation"
-    return () if isinstance(attack, type) else tuple(getattr(attack, "knows", ()))
+        return Support("this audit", LINEAR | {RELEASES} | COMBINATIONS)
+    declared = None if isinstance(attack, type) else getattr(attack, "supports", None)
+    return declared if isinstance(declared, Support) else Support(f"the attack {type(attack).__name__}", ONE_EXAMPLE)
+
+
+# Attacks with command-line names.
+
+
+@dataclass(frozen=True)
+class NamedAttack:
+    """An attack with a command-line name."""
+
+    kind: str  # name of its class
+    argument: str | None = None  # first argument of the class
+    others: Literal["blank", "zero"] | None = None  # allowed kind of other examples, besides natural ones
+
+    def make(self, others: str | None = None) -> object:
+        import lastiterate.attacks
+
+        if others is not None:
+            one_of("others", others, ("natural", "blank", "zero"))
+        given = [] if self.argument is None else [self.argument]
+        among = [] if self.others is None else [others or "natural"]
+        return getattr(lastiterate.attacks, self.kind)(*given, *among)
+
+
+NAMED = {
+    "quiet": NamedAttack("GradientSpace", "quiet"),
+    "layers": NamedAttack("GradientSpace", "layers"),
+    "dirac": NamedAttack("GradientSpace", "dirac"),
+    "random": NamedAttack("GradientSpace", "random"),
+    "adversarial": NamedAttack("Adversarial", "exact"),
+    "adversarial-trained": NamedAttack("Adversarial", "trained"),
+    "mislabelled": NamedAttack("InputSpace", "mislabelled", "blank"),
+    "blank": NamedAttack("InputSpace", "blank", "blank"),
+    "clipbkd": NamedAttack("InputSpace", "clipbkd", "blank"),
+    "all-iterates": NamedAttack("AllIterates", None, "zero"),
+    "one-run": NamedAttack("OneRun", "gradient"),
+    "one-run-mislabelled": NamedAttack("OneRun", "mislabelled"),
+}
+
+
+def named_attack(attack: str, others: str | None = None) -> object:
+    """Return the attack with this command-line name. ``others`` is the kind of the other examples."""
+    return NAMED[one_of("attack", attack, NAMED)].make(others)

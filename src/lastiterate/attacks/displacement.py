@@ -8,31 +8,34 @@ declared noise is used, and the score is the plain projection.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from scipy.stats import chi2
 
 from lastiterate.attacks.attack import ExpectedScores, Facts, LinearScores, Words
 from lastiterate.attacks.released_iterates import Blocks, expected_ratios, noise_unit, score_unit
+from lastiterate.common.trees import leaves
 from lastiterate.common.types import FloatArray
 from lastiterate.common.validation import integer, told
+from lastiterate.features import COMBINATIONS, LINEAR, RELEASES, Support
 from lastiterate.privacy.mixtures.law import Law, law_of
 from lastiterate.privacy.mixtures.released_blocks import laws_in_order
-from lastiterate.run import DPSGD, LINEAR
+from lastiterate.run import DPSGD
 
 if TYPE_CHECKING:
     from jaxtyping import PyTree
 
 _SURPRISE = 1e-3  # tail probability below which a measured variance replaces the declared one
-_LEAST_SPREAD = 0.05
+_LEAST_SPREAD = 0.05  # floor of a measured spread, in units of the noise: a trainer may have no noise at all
 
 
 @dataclass(frozen=True, eq=False)
 class Displacement:
-    """An attack on trainers ``(seed, canary) -> parameters``, or a list of parameters, one for each release of the run.
+    """An attack on trainers ``(seed, canary) -> parameters``.
 
-    With replacement, the trainer injects minus this gradient if ``canary`` is false.
+    If the run releases several iterates, the trainer returns a list with the parameters of each release. If the
+    neighbouring data set replaces an example, the trainer injects minus this gradient when ``canary`` is false.
 
     Args:
         canary: the gradient that the trainer injects if ``canary`` is true, in the form of its parameters: an array, or
@@ -52,14 +55,12 @@ class Displacement:
         if not np.any(np.concatenate([np.empty(0), *given])):
             raise ValueError("canary must not be zero everywhere")
 
-    @property
-    def knows(self) -> tuple[str, ...]:
-        """Supported fields of a run beyond one example and the last iterate."""
-        return ("releases", *LINEAR)
+    supports: ClassVar = Support("the attack Displacement", LINEAR | {RELEASES} | COMBINATIONS)
 
     def craft(self, run: DPSGD, references: list[object]) -> Facts:
-        """Compute tensor weights, centre and spread of the score from the parameters of models without the canary."""
-        share = self._norms() / np.linalg.norm(self._norms())
+        """Compute tensor weights, and the score's centre and spread, from parameters of models without the canary."""
+        norms = np.array([np.linalg.norm(leaf) for leaf in leaves(self.canary)])
+        share = norms[norms > 0.0] / np.linalg.norm(norms[norms > 0.0])
         if run.release_count > 1:
             return self._craft_releases(run, references, share)
         moved = np.array([self._projections(parameters) for parameters in references])
@@ -76,7 +77,7 @@ class Displacement:
         }
 
     def _craft_releases(self, run: DPSGD, references: list[object], share: FloatArray) -> Facts:
-        """Compute the same from what each block between two releases adds. The unknown start is part of the centre."""
+        """Craft from the displacements between releases. The unknown initial parameters are part of the centre."""
         blocks, laws = Blocks.of(run), laws_in_order(run)
         positions = np.array([self._positions(run, parameters) for parameters in references])
         added = np.stack([blocks.added(positions[:, :, each]) for each in range(len(share))], axis=2)
@@ -105,25 +106,15 @@ class Displacement:
         return expected_ratios(facts) if "releases" in facts else LinearScores(1.0, facts["spread"])
 
     def words(self, facts: Facts) -> Words:
+        what, unit = "displacement of its parameters along your canary", score_unit(facts)
         if "releases" in facts:
             what = f"likelihood ratio of the displacements along your canary, by all {facts['releases']:,} releases"
         else:
-            what = "displacement of its parameters along your canary"
-        return Words(
-            f"gradient space, your trainer: {what}",
-            score_unit(facts) if "releases" in facts else "standard deviations of the noise that the run should have",
-            (f"{self.references} models without the canary set centre and spread; they are not counted.",),
-        )
-
-    def _norms(self) -> FloatArray:
-        norms = np.array([np.linalg.norm(leaf) for leaf in leaves(self.canary)])
-        return norms[norms > 0.0]
+            unit += " that the run should have"
+        caveat = f"{self.references} models without the canary set centre and spread; they are not counted."
+        return Words(f"gradient space, your trainer: {what}", unit, (caveat,))
 
     def _positions(self, run: DPSGD, parameters: PyTree) -> FloatArray:
-        """Return the position of every tensor at the start and at each release: [releases + 1, tensors].
-
-        The start is not known and is set to zero.
-        """
         if not isinstance(parameters, (list, tuple)) or len(parameters) != run.release_count:
             raise ValueError(
                 f"the trainer must return a list of {run.release_count} parameters, one for each release of the run, "
@@ -146,19 +137,7 @@ class Displacement:
         return np.array([-np.vdot(a, b) / np.linalg.norm(a) for a, b in pairs])
 
 
-def leaves(parameters: PyTree) -> list[FloatArray]:
-    """Return the arrays in lists, tuples and dicts, in order; PyTorch tensors and lists of numbers become arrays."""
-    if isinstance(parameters, dict):
-        return [leaf for value in parameters.values() for leaf in leaves(value)]
-    if isinstance(parameters, (list, tuple)) and not all(isinstance(value, (int, float)) for value in parameters):
-        return [leaf for value in parameters for leaf in leaves(value)]
-    if hasattr(parameters, "detach"):
-        parameters = parameters.detach().cpu().numpy()
-    return [np.asarray(parameters, np.float64)]
-
-
 def _in_order(canary: PyTree, parameters: PyTree) -> PyTree:
-    """Return the parameters with their names in the canary's order, if both have names."""
     if not (isinstance(canary, dict) and isinstance(parameters, dict)):
         return parameters
     if canary.keys() != parameters.keys():
@@ -167,18 +146,18 @@ def _in_order(canary: PyTree, parameters: PyTree) -> PyTree:
 
 
 def _known(run: DPSGD, law: Law) -> float:
-    """Return the variance, in units of the noise, that the replacing example adds without the canary."""
+    """Return the variance that the replacement example adds in models without the canary, in units of the noise."""
     return law.variance / law.noise**2 if run.neighbours == "replace" else 0.0
 
 
 def _apart(measured: FloatArray, stated: float, known: FloatArray, count: int) -> FloatArray:
-    """Return the variance of the noise in each tensor, without the ``known`` variance added to it."""
+    """Return the noise variance of each tensor, after subtracting the ``known`` variance."""
     total = stated + known
     return np.maximum(total * believed(measured / total, 1.0, count) - known, _LEAST_SPREAD**2 * stated)
 
 
 def believed(measured: FloatArray, stated: float, count: int) -> FloatArray:
-    """Return the stated variance, or the measured one if chance hardly explains their difference (chi-squared test)."""
+    """Return the stated variance, or the measured variance if a chi-squared test finds that they differ."""
     low, high = chi2.ppf([_SURPRISE, 1.0 - _SURPRISE], count - 1) / (count - 1)
     ratio = measured / stated
     return stated * np.where((ratio > low) & (ratio < high), 1.0, np.maximum(ratio, _LEAST_SPREAD**2))

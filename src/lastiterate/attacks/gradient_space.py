@@ -1,21 +1,23 @@
 """Gradient-space attack on natural data: inject a constant canary gradient and score the displacement along it.
 
 The paper injects a Dirac gradient: zero except at one index. Natural gradients also move that index, and hide the
-canary if they move it a lot. The quiet indices, which natural gradients move little, are measured without the canary.
+canary if the movement is large. Models without the canary show which indices are quiet (natural gradients move them
+little).
 
 A model's noise depends only on its address (seed, model, step, parameter). So the same model can be trained once on the
-data and once on no data. SGD is linear in its gradients: the difference of the two models is what the natural gradients
-did. With Adam the difference also contains their effect on the sizes of its steps.
+data and once on no data. SGD is linear in its gradients, so the difference of the two models is the effect of the
+natural gradients. With Adam, the difference also contains the effect of natural gradients on the step sizes.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import ClassVar, Literal, get_args
 
 import numpy as np
 
-from lastiterate.attacks.attack import Armed, ExpectedScores, Facts, LinearScores, References, Words
+from lastiterate.attacks.attack import ONE_EXAMPLE, Armed, ExpectedScores, Facts, LinearScores, References, Words
 from lastiterate.attacks.released_iterates import (
     Blocks,
     LinearScore,
@@ -24,13 +26,14 @@ from lastiterate.attacks.released_iterates import (
     natural_blocks,
     noise_unit,
     score_unit,
-    score_words,
 )
 from lastiterate.common.types import FloatArray
 from lastiterate.common.validation import integer, number, one_of
+from lastiterate.features import GROUPS, RELEASES, REPLACEMENT, Support
 from lastiterate.optimizer import is_adam
-from lastiterate.run import DPSGD, noise_root
-from lastiterate.training.problem import GradientCanary, Problem, flatten
+from lastiterate.run import DPSGD
+from lastiterate.training.problem import GradientCanary, Problem, flatten, sizes_of
+from lastiterate.training.problem import flatten_one as flatten_one
 
 Direction = Literal["quiet", "layers", "dirac", "random"]
 
@@ -67,19 +70,14 @@ class GradientSpace:
         integer("references", self.references, 2)
         integer("seed", self.seed, 0)
 
-    @property
-    def knows(self) -> tuple[str, ...]:
-        """Supported fields of a run beyond one example and the last iterate.
-
-        The canary of a group is ``group_size`` copies. The example that replaces the canary has the opposite gradient.
-        """
-        return ("releases", "group_size", "neighbours", "noise_filter")
+    supports: ClassVar = Support(  # copies of the canary for a group; a replacement has the opposite gradient
+        "the attack GradientSpace", ONE_EXAMPLE | {RELEASES, GROUPS, REPLACEMENT}
+    )
 
     def craft(self, run: DPSGD, problem: Problem, references: References) -> Facts:
-
         blocks = Blocks.of(run) if run.release_count > 1 else None  # raises before anything is trained
         drift = measure_drift(run.replace(releases=None), problem, references, self.references)
-        indices = self._indices(problem, drift.variance + (drift.mean - drift.start) ** 2)
+        indices = self._indices(problem, drift.movement)
         along = self._vector(problem, {"indices": indices})
         if blocks is not None:
             signal = min(1.0, self.norm)
@@ -103,27 +101,30 @@ class GradientSpace:
         return LinearScores(min(1.0, self.norm), facts["spread"])
 
     def words(self, facts: Facts) -> Words:
-        words = f"gradient space, natural data: {_WORDS[self.direction]}; score: {score_words(facts)}"
+        score = "displacement along it"
+        if "releases" in facts:
+            score = (
+                f"likelihood ratio of the displacements along it between all {facts['releases']:,} released iterates"
+            )
+        words = f"gradient space, natural data: {_WORDS[self.direction]}; score: {score}"
         caveat = f"{self.references} models without the canary were trained to craft it; they are not counted."
         return Words(words, score_unit(facts), (caveat,))
 
     def _indices(self, problem: Problem, movement: FloatArray) -> list[int]:
-        """Return the indices of the canary's nonzero parameters; empty for a random direction."""
+        """Return the indices at which the canary is not zero, or no indices for a random direction."""
         match self.direction:
             case "quiet":
                 return [int(np.argmin(movement))]
             case "layers":
-                ends = np.cumsum(_sizes(problem))
-                starts = np.append(0, ends[:-1])
-                return [int(a + np.argmin(movement[a:b])) for a, b in zip(starts, ends, strict=True)]
+                ends = np.cumsum([0, *sizes_of(problem)])
+                return [int(a + np.argmin(movement[a:b])) for a, b in pairwise(ends)]
             case "dirac":
                 return [int(np.random.default_rng(self.seed).integers(movement.size))]
             case "random":
                 return []
 
     def _vector(self, problem: Problem, facts: Facts) -> FloatArray:
-        """Return the unit vector of the canary."""
-        vector = np.zeros(sum(_sizes(problem)))
+        vector = np.zeros(sum(sizes_of(problem)))
         if self.direction == "random":
             vector = np.random.default_rng(self.seed).standard_normal(vector.size)
         else:
@@ -131,19 +132,15 @@ class GradientSpace:
         return vector / np.linalg.norm(vector)
 
 
-def _sizes(problem: Problem) -> list[int]:
-    """Return the number of parameters of each tensor."""
-    import jax
-
-    return [int(np.size(leaf)) for leaf in jax.tree.leaves(problem.trainable)]
-
-
 # Drift: movement of the parameters by natural gradients, without the noise.
 
 
 @dataclass(frozen=True, eq=False)
 class Drift:
-    """Final parameters without noise or canary: ``start`` without data, plus ``natural`` [models, d] from the data."""
+    """Final parameters without noise and canary, as a sum.
+
+    ``start`` is the result of training without data. ``natural`` [models, d] is the effect of the data.
+    """
 
     start: FloatArray
     natural: FloatArray
@@ -154,28 +151,21 @@ class Drift:
         return mean
 
     @property
-    def variance(self) -> FloatArray:
-        variance: FloatArray = self.natural.var(axis=0, ddof=1)
-        return variance
+    def movement(self) -> FloatArray:
+        """Mean squared movement of each parameter by natural gradients."""
+        squared: FloatArray = self.natural.var(axis=0, ddof=1) + (self.mean - self.start) ** 2
+        return squared
 
 
 def measure_drift(run: DPSGD, problem: Problem, references: References, models: int) -> Drift:
     """Train ``models`` models without a canary on the data, and the same models on no data."""
-    nothing = replace(problem, examples=None, loss=None, gradient=None, multiplicity=None)
+    nothing = problem.without_examples()
     absent = GradientCanary(np.zeros(flatten_one(problem).size, np.float32))
     trained = flatten(references(run, problem, models=models)).astype(np.float64)
     noise = flatten(references(run, nothing, absent, models=models)).astype(np.float64)
-    if is_adam(run.optimizer):  # by symmetry, where decay is decoupled or none; there is no silent Adam
-        start = flatten_one(problem).astype(np.float64) * run.optimizer.memory(run.steps, noise_root(run))
+    if is_adam(run.optimizer):  # by symmetry, since Adam cannot run without noise; decay is decoupled or zero
+        start = flatten_one(problem).astype(np.float64) * run.optimizer.memory(run.mechanism)
     else:
         silent = run.replace(noise_multiplier=1e-30)
         start = flatten(references(silent, nothing, absent, models=1)).astype(np.float64)[0]
     return Drift(start, trained - noise)
-
-
-def flatten_one(problem: Problem) -> FloatArray:
-    """Return the initial parameters of a problem as one vector."""
-    import jax
-
-    flat: FloatArray = flatten(jax.tree.map(lambda leaf: np.asarray(leaf)[None], problem.trainable))[0]
-    return flat

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import PyTree
 
-from lastiterate.attacks.attack import Armed, Facts, LinearScores, References, Words
+from lastiterate.attacks.attack import ONE_EXAMPLE, Armed, Facts, LinearScores, References, Words
 from lastiterate.common.types import FloatArray, IntArray
 from lastiterate.common.validation import integer, one_of
+from lastiterate.features import GROUPS, REPLACEMENT, Support
 from lastiterate.privacy.mixtures.law import law_of
 from lastiterate.run import DPSGD
-from lastiterate.training.problem import ExampleCanary, Moment, Problem
-
-if TYPE_CHECKING:
-    from jaxtyping import PyTree
+from lastiterate.training.problem import ExampleCanary, Loss, Moment, Problem
 
 Kind = Literal["mislabelled", "blank", "clipbkd"]
 
@@ -37,10 +36,10 @@ class InputSpace:
     Args:
         canary: "mislabelled" (the natural example and wrong label with the largest loss on models without the example,
             which is removed from the data), "blank" (zeros) or "clipbkd" (Jagielski et al. 2020: along the direction in
-            which natural images vary least). The last two get the label that models without them find least likely. The
-            canary of a group is several mislabelled examples, or copies of one of the other kinds. With replacement,
-            the other example is the same image with its right label, or with the most likely label.
-        others: "natural", or "blank": all other images are zeros, with their labels.
+            which natural images vary least). "blank" and "clipbkd" get the label that models without the canary find
+            least likely. The canary of a group is several mislabelled examples, or copies of a blank or clipbkd
+            example. A replacement is the same image with the right label, or with the most likely label.
+        others: "natural", or "blank" to replace all other images by zeros. Labels are kept.
         pilots: number of models that are trained first to choose the canary, and again in each world to find the centre
             and the spread of the scores. These models are not counted.
         seed: chooses the candidates.
@@ -59,20 +58,19 @@ class InputSpace:
 
     @property
     def to_craft(self) -> int:
-        """Number of models that are not counted: ``pilots`` to choose the canary, and ``pilots`` in each world."""
+        """Number of reference models: ``pilots`` to choose the canary, and ``pilots`` in each world."""
         return 3 * self.pilots
 
-    @property
-    def knows(self) -> tuple[str, ...]:
-        """Supported fields of a run beyond one example and the last iterate."""
-        return ("group_size", "neighbours")
+    supports: ClassVar = Support("the attack InputSpace", ONE_EXAMPLE | {GROUPS, REPLACEMENT})
 
     def craft(self, run: DPSGD, problem: Problem, references: References) -> Facts:
         images, labels = _images(problem)
         law = law_of(run)
         setting = self._others(problem)
         scout = references(run, setting, models=self.pilots, purpose=1)
-        index = self._candidates(len(images)) if self.canary == "mislabelled" else None
+        index = None
+        if self.canary == "mislabelled":
+            index = np.random.default_rng(self.seed).permutation(len(images))[:_CANDIDATES]
         inputs = images[index] if index is not None else self._image(images)[None]
         losses = _losses_by_label(problem, scout, inputs, int(labels.max()) + 1)
         facts = _chosen(run, losses, index, labels)
@@ -83,7 +81,7 @@ class InputSpace:
         ]
         centre, unit = float(worlds[0].mean()), float(worlds[0].std(ddof=1))
         distance = float(worlds[1].mean() - centre)
-        if run.neighbours == "replace":  # half the distance each way; the inclusion count varies in both worlds
+        if run.neighbours == "replace":  # either example shifts the mean by half, and adds variance
             distance *= 0.5
             centre += distance
             known = (distance / law.mean) ** 2 * law.variance
@@ -118,10 +116,11 @@ class InputSpace:
     def words(self, facts: Facts) -> Words:
         others = "natural data" if self.others == "natural" else "all other images blank"
         what, score = f"{_WORDS[self.canary]}, label {facts['label']}", "minus the loss on it"
-        if isinstance(facts["index"], list):
+        is_group = isinstance(facts["index"], list)
+        if is_group:
             what, score = f"{len(facts['index'])} natural examples with wrong labels", "minus the mean loss on them"
         if "replacement" in facts:
-            score = f"how much more is lost on what replaces {'them' if isinstance(facts['index'], list) else 'it'}"
+            score = f"loss on the replacement minus loss on {'them' if is_group else 'it'}"
         return Words(
             f"input space, {others}: {what}; score: {score}",
             "standard deviations of the score without the canary",
@@ -129,13 +128,8 @@ class InputSpace:
         )
 
     def _others(self, problem: Problem) -> Problem:
-        if self.others == "natural":
-            return problem
         images, labels = _images(problem)
-        return replace(problem, examples=(np.zeros_like(images), labels))
-
-    def _candidates(self, size: int) -> IntArray:
-        return np.random.default_rng(self.seed).permutation(size)[:_CANDIDATES]
+        return problem if self.others == "natural" else replace(problem, examples=(np.zeros_like(images), labels))
 
     def _image(self, images: FloatArray) -> FloatArray:
         return np.zeros_like(images[0]) if self.canary == "blank" else _least_varying(images)
@@ -151,47 +145,41 @@ def _images(problem: Problem) -> tuple[FloatArray, IntArray]:
 
 
 def _least_varying(images: FloatArray) -> FloatArray:
-    """Return an image of average norm along the direction in which the images have the least energy."""
     flat = images.reshape(len(images), -1).astype(np.float64)
     _, directions = np.linalg.eigh(flat.T @ flat)
     direction = directions[:, 0]
     length = np.linalg.norm(flat, axis=1).mean()
     image: FloatArray = length * direction * np.sign(direction[np.argmax(np.abs(direction))])
-    shaped: FloatArray = image.reshape(images.shape[1:]).astype(images.dtype)
-    return shaped
+    return image.reshape(images.shape[1:]).astype(images.dtype)
 
 
 def _chosen(run: DPSGD, losses: FloatArray, index: IntArray | None, labels: IntArray) -> Facts:
-    """Return the examples and labels with the largest loss and, with replacement, the labels of the other examples.
+    """Return the examples and labels with the largest mean loss, and the labels of replacements.
 
-    Args:
-        losses: mean losses of models without the canary, [examples, labels].
-        index: positions of the examples in the data; None: the one example is not part of the data.
-        labels: labels of the data.
+    ``losses`` has the axes [examples, labels]. ``index`` has the positions of the examples in the data. It is None if
+    the only example is not part of the data.
     """
-    facts: Facts = {}
     if index is None:
-        facts |= {"index": None, "label": int(np.argmax(losses[0]))}
-        instead: object = int(np.argmin(losses[0]))
+        facts: Facts = {"index": None, "label": int(np.argmax(losses[0])), "replacement": int(np.argmin(losses[0]))}
     else:
         integer("group_size", run.group_size, 1, len(index))
         wrong = losses.copy()
         wrong[np.arange(len(index)), labels[index]] = -np.inf  # the right label
         worst = np.argsort(-wrong.max(axis=1), kind="stable")[: run.group_size]
-        chosen, label = index[worst].tolist(), wrong[worst].argmax(axis=1).tolist()
-        right = labels[chosen].tolist()
-        is_one = run.group_size == 1
-        facts |= {"index": chosen[0] if is_one else chosen, "label": label[0] if is_one else label}
-        instead = right[0] if is_one else right
-    return facts | ({"replacement": instead} if run.neighbours == "replace" else {})
+        chosen = {"index": index[worst], "label": wrong[worst].argmax(axis=1), "replacement": labels[index[worst]]}
+        facts = {name: value.tolist() if run.group_size > 1 else value.tolist()[0] for name, value in chosen.items()}
+    if run.neighbours != "replace":
+        del facts["replacement"]
+    return facts
+
+
+def _evaluated(problem: Problem) -> tuple[Loss, Moment]:
+    assert problem.loss is not None
+    return problem.loss, Moment(jnp.int32(0), jax.random.key(0, impl="threefry2x32"))
 
 
 def _loss_of(problem: Problem, example: PyTree, is_group: bool = False) -> Callable[[PyTree], FloatArray]:
-    """Return a function that gives the loss of each of many models on one example, or their mean loss on a group."""
-    loss = problem.loss
-    assert loss is not None
-    # A key for random losses, such as those with augmentation; the same for all models.
-    moment = Moment(jnp.int32(0), jax.random.key(0, impl="threefry2x32"))
+    loss, moment = _evaluated(problem)
     each: Callable[..., jax.Array] = jax.vmap(loss, (None, 0, None))
 
     def one(trained: PyTree) -> jax.Array:
@@ -203,10 +191,7 @@ def _loss_of(problem: Problem, example: PyTree, is_group: bool = False) -> Calla
 
 
 def _losses_by_label(problem: Problem, trained: PyTree, inputs: FloatArray, classes: int) -> FloatArray:
-    """Return the mean loss over the models for each input and label: [inputs, classes]."""
-    loss = problem.loss
-    assert loss is not None
-    moment = Moment(jnp.int32(0), jax.random.key(0, impl="threefry2x32"))
+    loss, moment = _evaluated(problem)
 
     def one(trained: PyTree) -> jax.Array:
         model = problem.model(trained)
@@ -214,8 +199,4 @@ def _losses_by_label(problem: Problem, trained: PyTree, inputs: FloatArray, clas
         losses: jax.Array = jax.lax.map(lambda x: by_label(x, jnp.arange(classes)), jnp.asarray(inputs))
         return losses
 
-    def total(trained: PyTree) -> jax.Array:
-        losses: jax.Array = jax.lax.map(one, trained)
-        return jnp.mean(losses, axis=0)
-
-    return np.array(jax.jit(total)(trained), np.float64)
+    return np.array(jax.jit(lambda trained: jnp.mean(jax.lax.map(one, trained), axis=0))(trained), np.float64)

@@ -1,4 +1,4 @@
-"""Likelihood ratio of all steps of a run, for models that only the canary and the noise move."""
+"""Likelihood ratio of all steps of a run, for training with no gradients other than the canary."""
 
 from __future__ import annotations
 
@@ -7,15 +7,19 @@ from functools import lru_cache
 import numpy as np
 
 from lastiterate.common.types import FloatArray
-from lastiterate.run import DPSGD, require_basic
+from lastiterate.features import BASIC, Support, require_supported
+from lastiterate.run import DPSGD
 
-TELLING_RATE = 0.1  # false positive rate; from 0.06 to 0.2 the composition family's bounds are within 1% of the best
+TELLING_RATE = 0.1  # false positive rate; bounds of composition methods are within 1% of the best from 0.06 to 0.2
 DRAWS = 50_000  # scores without the canary, to choose a threshold
 
 
 def log_likelihood_ratio(run: DPSGD, observed: FloatArray, step: int) -> FloatArray:
-    """Return the log-likelihood ratio, in against out, of one step's noisy sum along the canary in clipping norms."""
-    require_basic(run, "attacks")
+    """Return the log-likelihood ratio of one step: presence against absence of the canary.
+
+    ``observed`` is the noisy sum of the step's gradients along the canary, in clipping norms.
+    """
+    require_supported(run, Support("likelihood ratios of single steps", BASIC))
     rate = float(np.broadcast_to(run.sample_rate, run.steps)[step])
     noise = float(np.broadcast_to(run.noise_multiplier, run.steps)[step])
     loss = (2.0 * observed - 1.0) / (2.0 * noise**2)
@@ -25,7 +29,7 @@ def log_likelihood_ratio(run: DPSGD, observed: FloatArray, step: int) -> FloatAr
 
 
 def total_log_likelihood_ratio(run: DPSGD, observed: FloatArray) -> FloatArray:
-    """Return the log-likelihood ratio of the noisy sums of all steps, [models, steps], in the order of the steps."""
+    """Return the sum of the log-likelihood ratios of all steps. ``observed`` has the axes [models, steps]."""
     total = np.zeros(len(observed))
     for step in range(run.steps):
         total += log_likelihood_ratio(run, observed[:, step], step)
@@ -35,10 +39,7 @@ def total_log_likelihood_ratio(run: DPSGD, observed: FloatArray) -> FloatArray:
 def sample_likelihood_ratios(
     run: DPSGD, present: FloatArray, generator: np.random.Generator, signal: float = 1.0, noise: float = 1.0
 ) -> FloatArray:
-    """Draw scores of models that only the canary and the noise move.
-
-    ``signal`` is the share of the canary that the attack sees, and ``noise`` the share of the noise that was added.
-    """
+    """Draw scores with and without the canary. The canary is multiplied by ``signal``, and the noise by ``noise``."""
     here = np.asarray(present, bool)
     total = np.zeros(here.size)
     rates, noises = (np.broadcast_to(value, run.steps) for value in (run.sample_rate, run.noise_multiplier))
@@ -51,6 +52,6 @@ def sample_likelihood_ratios(
 
 @lru_cache(maxsize=8)
 def telling_threshold(run: DPSGD) -> float:
-    """Return the log-likelihood ratio with a false positive rate of ``TELLING_RATE``, from draws."""
+    """Return a threshold whose false positive rate is about ``TELLING_RATE``, estimated from random scores."""
     drawn = sample_likelihood_ratios(run, np.zeros(DRAWS, bool), np.random.default_rng(0))
     return float(np.quantile(drawn, 1.0 - TELLING_RATE))

@@ -1,17 +1,19 @@
 """One-run attack: many canaries in a single training, each included by its own fair coin (Steinke et al. 2023).
 
-This attack is for users who cannot train twice. The scores of one training are not independent of each other, so that
-only the one-run methods may turn them into an epsilon.
+This attack is for users who cannot train twice. The scores of one training depend on each other, so only the one-run
+methods can estimate epsilon from them.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import PyTree
 
 from lastiterate.attacks.attack import ExpectedScores, Facts, LinearScores, References, Unknown, Words
 from lastiterate.attacks.gradient_space import measure_drift
@@ -20,21 +22,16 @@ from lastiterate.attacks.released_iterates import noise_unit
 from lastiterate.common.types import BoolArray, FloatArray, IntArray
 from lastiterate.common.validation import integer, number, one_of
 from lastiterate.run import DPSGD
-from lastiterate.training.problem import Moment, Problem, flatten
-
-if TYPE_CHECKING:
-    from jaxtyping import PyTree
+from lastiterate.training.problem import Moment, Problem, flatten, is_trained, sizes_of
 
 
 @dataclass(frozen=True)
 class OneRun:
-    """Many canaries in one model. The ``models`` of an audit are the canaries, about half of which are included.
-
-    Each canary is included by its own fair coin. The coins depend only on the audit's seed.
+    """Many canaries in one model. The ``models`` of an audit are the canaries, each included by a fair coin.
 
     Args:
-        canary: "gradient" (a Dirac gradient for each, on the quietest parameters) or "mislabelled" (natural examples
-            with wrong labels; an example whose coin excludes it is not in the data at all).
+        canary: "gradient" (each canary is a Dirac gradient on one of the quietest parameters) or "mislabelled" (natural
+            examples with wrong labels; an example that its coin excludes is removed from the data).
         norm: norm of a canary gradient before clipping, in clipping norms.
         references: number of models without canaries that are trained first, to find quiet parameters and the scores
             without canaries. These models are not counted.
@@ -53,14 +50,10 @@ class OneRun:
         integer("seed", self.seed, 0)
 
     def most_canaries(self, problem: Problem) -> int:
-        """Return the largest sensible number of canaries.
-
-        For mislabelled examples, which are taken from the data, this is half of the examples. For gradients it is the
-        number of examples or of parameters, whichever is smaller.
-        """
+        """Return the largest sensible number of canaries."""
         if self.canary == "mislabelled":
             return max(problem.size // 2, 1)
-        return max(min(problem.size, flatten(jax.tree.map(lambda leaf: leaf[None], problem.trainable)).size), 1)
+        return max(min(problem.size, sum(sizes_of(problem))), 1)
 
     def craft_many(self, run: DPSGD, problem: Problem, references: References, canaries: int) -> Facts:
         if self.canary == "mislabelled":
@@ -68,8 +61,7 @@ class OneRun:
         drift = measure_drift(run, problem, references, self.references)
         if canaries > drift.start.size:
             raise ValueError(f"models must be at most {drift.start.size}, one canary a parameter, got {canaries}")
-        movement = drift.variance + (drift.mean - drift.start) ** 2
-        indices = np.sort(np.argsort(movement, kind="stable")[:canaries])
+        indices = np.sort(np.argsort(drift.movement, kind="stable")[:canaries])
         return {"indices": indices.tolist(), "centres": (-drift.mean[indices]).tolist()}
 
     def _craft_mislabelled(self, run: DPSGD, problem: Problem, references: References, canaries: int) -> Facts:
@@ -96,13 +88,12 @@ class OneRun:
         return _with_gradients(problem, indices[coins], self.norm * run.clip_norm)
 
     def scores(self, run: DPSGD, problem: Problem, facts: Facts, trained: PyTree) -> FloatArray:
-        """Return a score for every canary, from the one model (a leading axis of 1)."""
+        """Return a score for every canary. ``trained`` holds one model, with a leading axis of length 1."""
         indices, centres = np.array(facts["indices"]), np.array(facts["centres"])
         if self.canary == "mislabelled":
             images, labels = _images(problem)
             losses = _losses_by_label(problem, trained, images[indices], int(labels.max()) + 1)
-            right: FloatArray = losses[np.arange(len(indices)), facts["labels"]]
-            return np.asarray(-right - centres)
+            return np.asarray(-losses[np.arange(len(indices)), facts["labels"]] - centres)
         moved: FloatArray = flatten(trained)[0, indices].astype(np.float64)
         return np.asarray((-moved - centres) / noise_unit(run))
 
@@ -122,19 +113,13 @@ class OneRun:
 
 
 def _with_gradients(problem: Problem, indices: IntArray, norm: float) -> Problem:
-    """Return the problem with one more example for each index, whose gradient is zero except at the index."""
     count, size = len(indices), problem.size
     padded = jax.tree.map(lambda leaf: np.concatenate([leaf, np.repeat(leaf[:1], count, axis=0)]), problem.examples)
     which = np.concatenate([np.full(size, -1), indices]).astype(np.int32)
-    leaves, structure = jax.tree.flatten(problem.trainable)
-    starts = np.cumsum([0] + [int(np.size(leaf)) for leaf in leaves])
+    structure, starts = jax.tree.structure(problem.trainable), np.cumsum([0, *sizes_of(problem)])
 
     def gradient(parameters: PyTree, example: PyTree, moment: Moment) -> PyTree:
         natural, index = example
-        import equinox as eqx
-
-        from lastiterate.training.problem import is_trained
-
         usual = jax.tree.leaves(problem.example_gradient(eqx.filter(parameters, is_trained), natural, moment))
         parts = []
         for start, leaf in zip(starts, usual, strict=False):

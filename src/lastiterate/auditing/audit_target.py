@@ -1,4 +1,4 @@
-"""The subject of an audit from the command line: a data set and a model that ship, or a trainer in a user's file."""
+"""The subject of an audit from the command line: an included data set and model, or a trainer in a user's file."""
 
 from __future__ import annotations
 
@@ -21,14 +21,13 @@ from lastiterate.privacy.analyses.calibrate import calibrate
 from lastiterate.privacy.analyses.composition import composition
 from lastiterate.run import DPSGD
 
-DEFAULT_EPSILON, DEFAULT_DELTA = 8.0, 1e-5  # by composition, if no noise is given
+DEFAULT_EPSILON, DEFAULT_DELTA = 8.0, 1e-5  # guarantee by composition if no noise multiplier is given
 DEFAULT_MOMENTUM = 0.9
-_ALSO = ("attack", "initial", "batch_size")  # optional definitions in a trainer's file, beside ``run``
 
 
 @dataclass(frozen=True, eq=False)
 class Subject:
-    """A run, its problem and its name. The last three fields come from a user's file, if the file defines them."""
+    """A run, its problem and its name. A user's file may set the last three fields."""
 
     run: DPSGD
     problem: Any
@@ -40,36 +39,36 @@ class Subject:
     batch_size: Any = None
 
     def protecting(self, **fields: Any) -> Subject:
-        """Return the subject with other releases, group_size or neighbours, and with noise calibrated for them.
-
-        If several iterates are released, momentum is turned off: with it, the increments between releases are not
-        independent.
-        """
+        """Return the subject with changed releases, group_size or neighbours. The noise is calibrated again."""
         run = self.run.replace(**fields)
         if run == self.run:
             return self
+        # With momentum, the increments between releases are not independent.
         if is_sgd(run.optimizer) and 1 < run.release_count < run.steps:
             run = run.replace(optimizer=replace(run.optimizer, momentum=0.0, nesterov=False, dampening=0.0))
         return replace(self, run=_calibrated(run))
 
     def experiment(self, attack: object, models: int, seed: int, open_ended: bool = False) -> Experiment:
-        """Return the audit of the subject by this attack; None: by the default attack of the problem."""
+        """Return the audit of the subject by this attack. If it is None, the problem's default attack is used."""
         return experiment_on(self.problem, Given(self.run, attack, models, seed, self.test, self.words, open_ended))
 
     def default_store(self, experiment: Experiment) -> Path:
-        """Return a store path that is unique to the audit, so that the same command finds the store again."""
+        """Return a path that depends only on the audit, so that the same command finds the store again."""
         return Path("runs") / f"{self.name}-{experiment.identity().digest()}.sqlite"
 
 
 def find_subject(data: str, model: str, trainer: str | None, run: Callable[[int | None], DPSGD | None]) -> Subject:
-    """Return the subject that the command line names. ``run(examples)`` returns the run of its options, or None."""
+    """Return the subject named on the command line.
+
+    ``run(examples)`` returns the run that the command-line options describe, or None.
+    """
     if trainer is not None:
         return _users(trainer, run(None))
     from lastiterate.data import load
 
     dataset = load(data)
     described = run(len(dataset.x_train))
-    from lastiterate.training.recipes import recipe  # imports JAX: only if there is something to train
+    from lastiterate.training.recipes import recipe  # imports JAX, which takes time
 
     usual = recipe(dataset, model)
     name = f"{re.sub('[^a-z0-9]+', '-', dataset.name.lower()).strip('-')}-{model}"
@@ -88,21 +87,17 @@ def with_defaults(
         run = run.replace(optimizer=usual(batch) if usual else SGD(0.5 / batch, momentum=momentum))
     if calibrated:
         return run
-    if not examples or not run.amplifies:
-        raise ValueError(
-            "noise_multiplier must be given for a trainer, and for shuffled batches or those of fixed size: the "
-            "default, epsilon 8 by composition, is for Poisson sampling"
-        )
+    if not examples or run.sampling not in ("poisson", "full"):
+        why = "the default, epsilon 8 by composition, is for Poisson sampling"
+        raise ValueError(f"noise_multiplier must be given for a trainer, and for shuffled or fixed-size batches: {why}")
     return _calibrated(run)
 
 
 def _calibrated(run: DPSGD) -> DPSGD:
-    """Return the run with the default noise: epsilon 8 at delta 1e-5, by composition."""
     return calibrate(run, epsilon=DEFAULT_EPSILON, delta=DEFAULT_DELTA, analysis=composition)
 
 
 def _users(where: str, run: DPSGD | None) -> Subject:
-    """Return the subject of a trainer in a Python file, which may also define ``run`` and ``attack``."""
     file, name, module = _imported("trainer", where)
     train = getattr(module, name, None)
     if not callable(train):
@@ -113,9 +108,8 @@ def _users(where: str, run: DPSGD | None) -> Subject:
     described = run or own
     if not isinstance(described, DPSGD):
         raise ValueError(f"the run must be described by options, or as run = lastiterate.DPSGD(...) in {str(file)!r}")
-    return Subject(
-        described, train, f"{file.name}:{name}", file.stem, None, *(getattr(module, each, None) for each in _ALSO)
-    )
+    also = (getattr(module, each, None) for each in ("attack", "initial", "batch_size"))
+    return Subject(described, train, f"{file.name}:{name}", file.stem, None, *also)
 
 
 def users_attack(where: str) -> object:
@@ -124,24 +118,19 @@ def users_attack(where: str) -> object:
     if not hasattr(module, name):
         raise ValueError(f"attack must name a class in {str(file)!r}, got {name!r}")
     named = getattr(module, name)
-    return _made(named, where) if isinstance(named, type) else named
-
-
-def _made(kind: type, where: str) -> object:
-    """Instantiate a user's class. Raise if it requires arguments."""
+    if not isinstance(named, type):
+        return named
     try:
-        signature(kind).bind()
+        signature(named).bind()
     except ValueError:  # the signature is unknown
         pass
     except TypeError as error:
-        raise ValueError(
-            f"attack must be a class that is made without arguments, or an instance, got {where!r}: {error}"
-        ) from None
-    return guarded(kind, f"the making of {where!r}", AttackFailed)
+        must = "attack must be a class that is made without arguments, or an instance"
+        raise ValueError(f"{must}, got {where!r}: {error}") from None
+    return guarded(named, f"the making of {where!r}", AttackFailed)
 
 
 def _imported(what: str, where: str) -> tuple[Path, str, ModuleType]:
-    """Return the file of FILE.py:NAME, the name, and the imported module."""
     path, _, name = where.rpartition(":")
     file = Path(path)
     if not path or not name.isidentifier():

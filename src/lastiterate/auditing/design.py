@@ -1,9 +1,9 @@
-"""Designs of an audit (its trials, and the canaries that are present in each), and the measured quality of models."""
+"""Designs of an audit (the list of its trials and of the canaries in each trial), and the quality of models."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import ClassVar, Literal, TypeAlias
 
 import numpy as np
 
@@ -14,17 +14,17 @@ QualityName = Literal["accuracy", "perplexity"]
 
 @dataclass(frozen=True)
 class Paired:
-    """Many models; each number is trained once with the canary and once without it. Scores are independent."""
+    """Many pairs of models, one with the canary and one without it. All scores are independent."""
 
+    kind: ClassVar[str] = "paired"  # the name of the design in stores
     models: int
 
     @property
     def trials(self) -> int:
-        """The number of scores of a complete audit."""
         return 2 * self.models
 
     def planned(self) -> tuple[IntArray, BoolArray]:
-        """Return the model number of each trial, and whether its canary is present. The worlds alternate."""
+        """Return the model number of each trial, and whether the canary is present, which alternates."""
         return np.repeat(np.arange(self.models), 2), np.tile([True, False], self.models)
 
     def places(self, models: IntArray, present: BoolArray) -> IntArray:
@@ -34,55 +34,34 @@ class Paired:
 
 @dataclass(frozen=True)
 class OpenEnded(Paired):
-    """A paired design without a fixed number of models: the audit may be evaluated, stopped and continued at any time.
+    """A paired design without a fixed number of models: an audit that may be stopped and continued at any time."""
 
-    Attributes:
-        models: number of models planned so far, in each world.
-        horizon: number of models planned at first. Thresholds are predicted for this number, even if it changes.
-    """
-
-    horizon: int
+    kind: ClassVar[str] = "open-ended"
+    horizon: int  # number of models planned at first; thresholds are predicted for it, even if ``models`` grows
 
 
 @dataclass(frozen=True)
 class OneModel:
-    """One model with many canaries, each included by its own fair coin. A trial is a canary.
+    """One model with ``models`` canaries. A fair coin decides whether to include a canary. Each canary is a trial."""
 
-    Attributes:
-        models: number of canaries.
-        seed: seed of the audit. The coins depend on it alone.
-    """
-
+    kind: ClassVar[str] = "one-model"
     models: int
     seed: int
 
     @property
     def trials(self) -> int:
-        """The number of scores of a complete audit."""
         return self.models
 
     def planned(self) -> tuple[IntArray, BoolArray]:
-        """Return the number of each canary, and whether it is present."""
         return np.arange(self.models), np.random.default_rng([self.seed, 1]).random(self.models) < 0.5
 
     def places(self, models: IntArray, present: BoolArray) -> IntArray:
-        """Return the index of each trial in the plan; -1 if it is not in the plan."""
         _, planned = self.planned()
         known = (models >= 0) & (models < self.models)
         return np.where(known & (planned[np.where(known, models, 0)] == present), models, -1)
 
 
 Design: TypeAlias = Paired | OpenEnded | OneModel
-
-
-def kind_name(design: Design) -> str:
-    """Return the name of a design in stores."""
-    match design:
-        case OneModel():
-            return "one-model"
-        case OpenEnded():
-            return "open-ended"
-    return "paired"
 
 
 @dataclass(frozen=True)
@@ -93,11 +72,10 @@ class Quality:
 
     @property
     def lower_is_better(self) -> bool:
-        """True if a smaller number is a better model."""
         return self.name == "perplexity"
 
     def of_all(self, values: list[float]) -> float | None:
-        """Return the mean over models, for perplexity the geometric mean; None if nothing was measured."""
+        """Return the mean over models (the geometric mean for perplexity), or None if nothing was measured."""
         known = np.array([value for value in values if value == value])
         if not known.size:
             return None

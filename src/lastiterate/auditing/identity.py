@@ -1,7 +1,6 @@
-"""The identity of an audit: all values that determine its scores, as plain values that a store keeps and compares.
+"""The identity of an audit: all values that determine its scores, as plain values. A store keeps and compares them.
 
-Code of this package counts by the names of its functions and classes. Stores can be resumed after a rewording, a moved
-function or a new Python version. A user's code counts by its source, because any change may change the scores.
+Functions and classes of this package are identified by name, and a user's code by its source.
 """
 
 from __future__ import annotations
@@ -12,55 +11,50 @@ import hashlib
 import math
 import platform
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, fields, is_dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pickle import PicklingError
-from types import CellType, FunctionType, MethodType, ModuleType
+from types import FunctionType, MethodType, ModuleType
 from typing import TypeAlias
 
 import numpy as np
 
-from lastiterate.auditing.design import Design, OpenEnded, kind_name
+from lastiterate.auditing.design import Design, OpenEnded
 from lastiterate.auditing.user_code import Code, globals_of, is_installed, is_ours, own_source
 from lastiterate.common.validation import number, one_of
 from lastiterate.compare_analyses import run_fields
+from lastiterate.mechanism import SAMPLINGS
 from lastiterate.optimizer import SGD, Adam, is_sgd
-from lastiterate.run import DPSGD, USUAL_NEIGHBOURS
+from lastiterate.run import DPSGD
 
 Plain: TypeAlias = "str | int | float | bool | list[Plain] | dict[str, Plain] | None"
 
-VERSION = 1  # of the format; a change of meaning gets a new number and a reader of the old one
+VERSION = 1  # of the format
 _SIMPLE = (str, int, float, bool, type(None))
 
 
 @dataclass(frozen=True)
 class Identity:
-    """All values that two audits must share to have the same scores.
-
-    Attributes:
-        values: the values, as JSON types.
-        unknown: names of code without a source. Such an audit cannot be distinguished from another, and is not resumed.
-    """
+    """All values that two audits must share to have the same scores, as JSON types."""
 
     values: dict[str, Plain]
-    unknown: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = ()  # code whose source is unknown; an audit with such code cannot be resumed
 
     def digest(self) -> str:
-        """Return a short digest for file names."""
         return fingerprint(self.values)[:8]
 
 
 def identify(run: DPSGD, problem: object, attack: object, design: Design, seed: int, **more: Plain) -> Identity:
     """Return the identity of an audit of this problem by this attack."""
     prints = _Prints()
-    kind: dict[str, Plain] = {"kind": kind_name(design)}
     number: dict[str, Plain] = {} if isinstance(design, OpenEnded) else {"models": design.models}
     values: dict[str, Plain] = {
         "version": VERSION,
         "run": describe_run(run),
         "problem": prints.of(problem),
         "attack": prints.attack(attack),
-        "design": kind | number,
+        "design": {"kind": design.kind, **number},
         "seed": seed,
         **more,
     }
@@ -68,14 +62,10 @@ def identify(run: DPSGD, problem: object, attack: object, design: Design, seed: 
 
 
 def describe_run(run: DPSGD) -> dict[str, Plain]:
-    """Return a run as plain values, in the format of all stores.
-
-    SGD has no name, because stores had it before there were other optimizers. Neighbours are left out if they are the
-    default of the sampling. Batches per epoch are left out because they follow from the sample rate.
-    """
+    """Return a run as plain values, without default values and values that follow from others."""
     described: dict[str, Plain] = {**run_fields(run), "clip_norm": run.clip_norm}
     described.pop("batches_per_epoch", None)
-    if run.neighbours == USUAL_NEIGHBOURS[run.sampling]:
+    if run.neighbours == SAMPLINGS[run.sampling].neighbours:
         described.pop("neighbours", None)
     if is_sgd(run.optimizer) and isinstance(sgd := described["optimizer"], dict):
         described["optimizer"] = {name: value for name, value in sgd.items() if name != "name"}
@@ -83,10 +73,8 @@ def describe_run(run: DPSGD) -> dict[str, Plain]:
 
 
 def read_run(described: Mapping[str, object]) -> DPSGD:
-    """Return the run from its plain values. Former versions wrote add-remove for what is zero-out in some samplings."""
+    """Return the run that ``describe_run`` described."""
     given = dict(described)
-    if given.get("neighbours") == "add-remove":
-        del given["neighbours"]  # the default, or zero-out
     if given.get("sampling") == "shuffled":
         batches = 1.0 / number("sample_rate", given.get("sample_rate"), 1e-300, 1.0)
         given["batches_per_epoch"] = math.ceil(batches - max(1e-9, 1e-12 * batches))
@@ -98,7 +86,7 @@ def read_run(described: Mapping[str, object]) -> DPSGD:
 
 
 def fingerprint(value: object) -> str:
-    """Return a digest of a value: a number, an array, a function, or any object that contains them."""
+    """Return a digest of a number, an array, a function, or an object that contains such values."""
     return _Prints().of(value)
 
 
@@ -107,14 +95,14 @@ class _Prints:
 
     def __init__(self) -> None:
         self.unknown: list[str] = []
-        self._known: dict[int, tuple[object, bytes]] = {}  # the object is kept so that no other gets its id
+        self._known: dict[int, tuple[object, bytes]] = {}  # keeping the object keeps its id from being reused
         self._sources: dict[int, tuple[object, str | None]] = {}
 
     def of(self, value: object) -> str:
         return self._digest(value).hex()[:16]
 
     def attack(self, attack: object) -> dict[str, Plain] | None:
-        """Return an attack as its class and its fields. No field can be called "class"."""
+        """Return an attack as its class and its fields."""
         if attack is None:
             return None
         plain: dict[str, Plain] = {"class": type(attack).__name__}
@@ -125,7 +113,6 @@ class _Prints:
         return plain
 
     def _digest(self, value: object) -> bytes:
-        """Return the digest of one value. A compound value hashes its parts' digests, so parts cannot run together."""
         for kind in (bool, int, float, complex, str, bytes):
             if isinstance(value, kind):
                 return _hash(kind.__name__, kind.__repr__(value))
@@ -137,7 +124,6 @@ class _Prints:
         return found
 
     def _parts(self, value: object) -> Iterator[str | bytes]:
-        """Yield all that distinguishes a value from others: texts, and the digests of its parts."""
         inner = self._digest
         if value is None:
             yield "None"
@@ -177,7 +163,6 @@ class _Prints:
             yield inner(_fields(value))
 
     def _compiled(self, function: Code) -> Iterator[str | bytes]:
-        """Yield the name of a compiled function and the digest of the object whose method it is."""
         yield function.__name__
         owner = getattr(function, "__self__", getattr(function, "__objclass__", None))
         if owner is not None and not isinstance(owner, ModuleType):
@@ -188,7 +173,10 @@ class _Prints:
     def _function(self, function: FunctionType) -> Iterator[str | bytes]:
         yield "function"
         bound: list[object] = [function.__defaults__, function.__kwdefaults__]
-        bound += [_content(cell) for cell in function.__closure__ or ()]
+        for cell in function.__closure__ or ():
+            bound.append(None)
+            with suppress(ValueError):  # the cell is empty
+                bound[-1] = cell.cell_contents
         if is_installed(function):
             yield function.__qualname__ if function.__name__ == "<lambda>" else function.__name__
         else:
@@ -197,14 +185,12 @@ class _Prints:
         yield self._digest(bound)
 
     def _class(self, kind: type) -> Iterator[str | bytes]:
-        """Yield the name of a class, and the sources of the user's classes among its bases."""
         yield kind.__name__
         for base in kind.__mro__:
             if not is_installed(base):
                 yield self._source(base)
 
     def _is_users(self, kind: type) -> bool:
-        """Return whether a class is a user's and written in Python."""
         return not is_installed(kind) and self._own_source(kind) is not None
 
     def _source(self, thing: Code | ModuleType) -> str:
@@ -220,7 +206,7 @@ class _Prints:
 
 
 def _hash(*parts: str | bytes) -> bytes:
-    """Return a digest of texts. Each counts with its length, so that texts cannot run together."""
+    """Digest texts, each with its length, so that texts cannot run together."""
     digest = hashlib.sha256()
     for part in parts:
         content = part.encode() if isinstance(part, str) else part
@@ -228,15 +214,7 @@ def _hash(*parts: str | bytes) -> bytes:
     return digest.digest()
 
 
-def _content(cell: CellType) -> object:
-    try:
-        return cell.cell_contents
-    except ValueError:  # the cell is empty
-        return None
-
-
 def _as_array(value: object) -> np.ndarray | None:
-    """Return the value as an array of NumPy, JAX or PyTorch; None if it is no array or NumPy cannot hold it."""
     if isinstance(value, (np.ndarray, np.generic)):
         return np.asarray(value)
     if isinstance(value, type) or not hasattr(value, "__array__"):
@@ -250,7 +228,6 @@ def _as_array(value: object) -> np.ndarray | None:
 
 
 def _fields(value: object) -> dict[str, object]:
-    """Return the fields of an object. Our own dataclasses mark the fields that count with ``compare``."""
     if is_dataclass(value) and not isinstance(value, type) and is_ours(type(value)):
         return {field.name: getattr(value, field.name) for field in fields(value) if field.compare}
     held = dict(getattr(value, "__dict__", {}))
@@ -263,7 +240,7 @@ def _fields(value: object) -> dict[str, object]:
 
 
 def _state(value: object) -> object:
-    """Return the values from which pickle would rebuild an object of compiled code; None if there are none."""
+    """Return the values from which pickle would rebuild an object of compiled code, or None."""
     registered = copyreg.dispatch_table.get(type(value))
     try:
         made = registered(value) if registered else value.__reduce_ex__(2)
@@ -271,8 +248,6 @@ def _state(value: object) -> object:
         return None
     return made[:3] if isinstance(made, tuple) else made
 
-
-# Versions: installed packages on which scores may depend.
 
 PACKAGES = ("lastiterate", "numpy", "scipy", "jax", "jaxlib", "torch", "transformers")
 

@@ -1,7 +1,4 @@
-"""The evidence in a store, and its exports: the result, the privacy card, tables of trials, and scores from CSV files.
-
-A store can be read while its audit is running.
-"""
+"""Results and exports of a store (evidence, privacy card, tables of trials), and scores from a CSV file."""
 
 from __future__ import annotations
 
@@ -9,13 +6,13 @@ import csv
 import io
 import math
 from array import array
+from collections.abc import Iterator
 from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib import import_module
 from importlib.util import find_spec
 from io import TextIOWrapper
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -23,35 +20,30 @@ from lastiterate.auditing.design import Paired
 from lastiterate.auditing.evidence.audit_result import AuditResult
 from lastiterate.auditing.evidence.estimates import Question
 from lastiterate.auditing.evidence.report import Evidence, report
-from lastiterate.auditing.experiments.protocol import Crafted
-from lastiterate.auditing.stores.audit_record import ScoredTrials
-from lastiterate.auditing.stores.store import Store
+from lastiterate.auditing.identity import fingerprint
+from lastiterate.auditing.stores.audit_record import Crafted
+from lastiterate.auditing.stores.store import MemoryStore, Store
 from lastiterate.citation import guaranteed, released_by, seen_by
 from lastiterate.common.atomic_write import check_writable, is_same_file, write_whole
-from lastiterate.common.types import Fields
+from lastiterate.common.types import Fields, FloatArray
 from lastiterate.common.validation import written_number
 from lastiterate.compare_analyses import run_fields
-from lastiterate.data.files import LINE, PARSED, BadFile, as_path, find, most_bytes, too_large
+from lastiterate.data.files import LINE, PARSED, BadFile, Location, as_path, find, most_bytes, too_large
 from lastiterate.formatting import ONE_TRAINING, describe, neighbours_of, per_cent, printable, spell_down, spell_up
 from lastiterate.registry import LAST_ITERATE, METHODS, THRESHOLDS, VALIDITIES, VERDICTS, kind_of_prediction
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
-    from lastiterate.auditing.stores.audit_record import ScoredTrials
-    from lastiterate.common.types import FloatArray
-    from lastiterate.data.files import Location
-
-
-def evidence_in(store: Store) -> Evidence:
+def evidence_in(store: MemoryStore) -> Evidence:
     """Return the evidence of the audit in a store."""
     record, held = store.record, store.crafted
     if held is None:
-        raise ValueError(
-            f"the store {str(store.path)!r} has no trial yet: its audit was stopped before the first model"
-        )
+        what = "its audit was stopped before the first model"
+        raise ValueError(f"the store {str(store.path)!r} has no trial yet: {what}")
     crafted, trials = Crafted.of_fields(held), store.scores()
+    # Count the trials before the first gap, and only models that are scored in both worlds.
+    there = (trials.models == np.arange(len(trials)) // 2) & (trials.present == (np.arange(len(trials)) % 2 == 0))
+    gaps = np.flatnonzero(~there)
+    prefix = 2 * ((int(gaps[0]) if gaps.size else len(trials)) // 2)
     return Evidence(
         run=record.run,
         design=record.design,
@@ -60,7 +52,7 @@ def evidence_in(store: Store) -> Evidence:
         data=record.data,
         scores=trials.scores,
         present=trials.present,
-        prefix=_prefix(trials) if isinstance(record.design, Paired) else 0,
+        prefix=prefix if isinstance(record.design, Paired) else 0,
         quality=record.quality,
         qualities=trials.qualities,
         quality_before=crafted.quality_before,
@@ -70,13 +62,6 @@ def evidence_in(store: Store) -> Evidence:
     )
 
 
-def _prefix(trials: ScoredTrials) -> int:
-    """Return the number of trials before the first gap, counting only models that are scored in both worlds."""
-    there = (trials.models == np.arange(len(trials)) // 2) & (trials.present == (np.arange(len(trials)) % 2 == 0))
-    gaps = np.flatnonzero(~there)
-    return 2 * ((int(gaps[0]) if gaps.size else len(trials)) // 2)
-
-
 def read(path: str | Path, question: Question = Question()) -> AuditResult:  # noqa: B008 - it is frozen
     """Return the result of the audit in a store. The audit may still be running."""
     with Store.read(path) as store:
@@ -84,20 +69,21 @@ def read(path: str | Path, question: Question = Question()) -> AuditResult:  # n
 
 
 def read_with_problem(path: Path, question: Question) -> tuple[AuditResult, str | None]:
-    """Return the result and the fingerprint of the problem. An error names the store, for comparisons of stores."""
+    """Return the result and the fingerprint of the problem. Error messages name the store."""
     with Store.read(path) as store:
         try:
-            return report(evidence_in(store), question), store.problem
+            problem = store.identity.get("problem")
+            return report(evidence_in(store), question), None if problem == fingerprint(None) else problem
         except ValueError as refusal:
             if str(path) in str(refusal):
                 raise
             raise ValueError(f"{refusal} (the store {str(path)!r})") from None
 
 
-# Privacy card: the result of an audit on one page, as plain values for people and programs.
+# Privacy card: the result of an audit on one page, as JSON values.
 
 VERSION = 1  # of the card's format
-_POWER = 0.8  # probability with which an audit finds a detectable epsilon
+_POWER = 0.8  # power at which an epsilon counts as detectable
 TERMS = {
     "epsilon": "How much better than guessing the best attack may be; 0 is no better, and each step of 1 multiplies "
     "the odds by 2.7.",
@@ -109,9 +95,11 @@ TERMS = {
 
 
 def card_of(store: Store, result: AuditResult) -> Fields:
-    """Return the privacy card of a store. A missing value is null, with the reason beside it."""
-    run, record = result.run, store.record
+    """Return the privacy card of a store. A missing value is null, and the card states the reason."""
+    run, record, seed = result.run, store.record, store.identity.get("seed")
     people = run.group_size > 1
+    told = {name: record.setup.get(name) for name in ("created", "platform")}
+    setup = {name: printable(value) if isinstance(value, str) else None for name, value in told.items()}
     return {
         "card": "lastiterate privacy card",
         "version": VERSION,
@@ -134,11 +122,11 @@ def card_of(store: Store, result: AuditResult) -> Fields:
         "reason": printable(result.reason),
         "strength": asdict(result.strength),
         "caveats": [*(printable(each) for each in result.caveats), ONE_TRAINING],
-        "audited": _text(record.setup.get("created")),
+        "audited": setup["created"],
         "summarised": datetime.now(UTC).isoformat(timespec="seconds"),
         "versions": _versions(store),
-        "platform": _text(record.setup.get("platform")),
-        "seed": store.seed,
+        "platform": setup["platform"],
+        "seed": seed if isinstance(seed, int) else None,
         "store": printable(store.path.name),
         "digest": f"sha256:{store.digest()}",
         "terms": dict(TERMS),
@@ -149,13 +137,8 @@ def _guaranteed(result: AuditResult) -> Fields:
     name, found = guaranteed(result.run, result.delta)
     if found.value is None:
         return {"guaranteed": None, "guaranteed_reason": found.reason}
-    return {
-        "guaranteed": {
-            "epsilon": found.value,
-            "analysis": name,
-            "words": f"epsilon {spell_up(found.value, 4)}, {seen_by(result.run, name)}",
-        }
-    }
+    words = f"epsilon {spell_up(found.value, 4)}, {seen_by(result.run, name)}"
+    return {"guaranteed": {"epsilon": found.value, "analysis": name, "words": words}}
 
 
 def _predicted(result: AuditResult) -> Fields:
@@ -164,9 +147,8 @@ def _predicted(result: AuditResult) -> Fields:
         return {"predicted": None, "predicted_reason": answer.reason}
     kind = kind_of_prediction(result.run)
     words = f"epsilon {spell_up(answer.value, 4)}, for {released_by(result.run)}; {kind}, not a guarantee"
-    return {
-        "predicted": {"epsilon": answer.value, "analysis": LAST_ITERATE.name, "is_guarantee": False, "words": words}
-    }
+    fields = {"epsilon": answer.value, "analysis": LAST_ITERATE.name, "is_guarantee": False, "words": words}
+    return {"predicted": fields}
 
 
 def _found(result: AuditResult, method: str) -> Fields:
@@ -191,21 +173,16 @@ def _found(result: AuditResult, method: str) -> Fields:
 
 
 def _power(result: AuditResult) -> Fields:
-    """Return the epsilon that the audit detects with 80% power if training is correct."""
     if not result.detectable:
         return {"power": None, "power_reason": "not known for this audit"}
     method, value = next(iter(result.detectable.items()))
     seen = {name: each if math.isfinite(each) else None for name, each in result.detectable.items()}
-    value_words = spell_down(value, 3) if math.isfinite(value) else "any"
-    words = (
-        f"if training is correct, {per_cent(_POWER)} of perfect attacks find at least epsilon {value_words} "
-        f"({METHODS[method].label})"
-    )
+    found = f"epsilon {spell_down(value, 3) if math.isfinite(value) else 'any'} ({METHODS[method].label})"
+    words = f"if training is correct, {per_cent(_POWER)} of perfect attacks find at least {found}"
     return {"power": {"probability": _POWER, "detectable": seen, "words": words}}
 
 
 def _versions(store: Store) -> Fields:
-    """Return all versions of the packages that trained models of this store."""
     found: dict[str, list[str]] = {}
     for used in store.versions() or [store.record.setup.get("versions") or {}]:
         for name, version in used.items():
@@ -215,27 +192,36 @@ def _versions(store: Store) -> Fields:
     return {name: ", ".join(each) for name, each in found.items()}
 
 
-def _text(value: object) -> str | None:
-    return printable(value) if isinstance(value, str) else None
-
-
-# Export: trials as a CSV or Parquet table, written completely or not at all.
+# Export: trials as a CSV or Parquet table. No incomplete file is ever left.
 
 FORMATS = (".csv", ".parquet")
 
 
 def export(store: Store, path: Location) -> None:
-    """Write the trials to a CSV or Parquet file, according to the suffix. ``lastiterate estimate`` reads the CSV.
+    """Write the trials to a CSV or Parquet file, depending on the suffix. Numbers are not rounded.
 
-    Numbers are written exactly. An accuracy that was not measured is an empty field, in Parquet null.
+    ``lastiterate estimate`` reads the CSV. If accuracy was not measured, its field is empty, or null in Parquet.
     """
     target = check_target(path)
     if is_same_file(target, store.path):
         raise ValueError(f"the export's file must not be the store's, got {str(target)!r}")
-    quality = store.record.quality
+    quality, trials = store.record.quality, store.scores()
     columns = ("model", "world", "score", quality.name if quality else "accuracy", "seconds")
-    write = _parquet if target.suffix.lower() == ".parquet" else _csv
-    write_whole(target, write(store.scores(), columns), "export")
+    if target.suffix.lower() == ".parquet":
+        pyarrow, parquet, buffer = import_module("pyarrow"), import_module("pyarrow.parquet"), io.BytesIO()
+        qualities = pyarrow.array(trials.qualities, from_pandas=True)  # NaN becomes null
+        values = (trials.models, trials.worlds, trials.scores, qualities, trials.seconds)
+        parquet.write_table(pyarrow.table(dict(zip(columns, values, strict=True))), buffer)
+        content = buffer.getvalue()
+    else:
+        text = io.StringIO(newline="")
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(columns)
+        known = ("" if math.isnan(quality) else quality for quality in trials.qualities.tolist())
+        numbers = (trials.scores.tolist(), known, trials.seconds.tolist())  # csv writes a float's repr
+        writer.writerows(zip(trials.models.tolist(), trials.worlds, *numbers, strict=True))
+        content = text.getvalue().encode()
+    write_whole(target, content, "export")
 
 
 def check_target(path: Location) -> Path:
@@ -249,36 +235,16 @@ def check_target(path: Location) -> Path:
     return target
 
 
-def _csv(trials: ScoredTrials, columns: tuple[str, ...]) -> bytes:
-    text = io.StringIO(newline="")
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(columns)
-    qualities = ("" if math.isnan(quality) else quality for quality in trials.qualities.tolist())
-    numbers = (trials.scores.tolist(), qualities, trials.seconds.tolist())  # csv writes a float's repr
-    writer.writerows(zip(trials.models.tolist(), trials.worlds, *numbers, strict=True))
-    return text.getvalue().encode()
+# Scores from a CSV file: each row has the world and the score of a model, or of a canary in a one-run audit.
 
-
-def _parquet(trials: ScoredTrials, columns: tuple[str, ...]) -> bytes:
-    pyarrow, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")
-    qualities = pyarrow.array(trials.qualities, from_pandas=True)  # NaN becomes null
-    values = [trials.models, trials.worlds, trials.scores, qualities, trials.seconds]
-    content = pyarrow.BufferOutputStream()
-    parquet.write_table(pyarrow.table(dict(zip(columns, values, strict=True))), content)
-    return bytes(content.getvalue())
-
-
-# Scores from a CSV file: each row is a model, or a canary of one run, with its world and its score.
-
-_COLUMNS = ("world", "score")
-_COINS = ("coin", "canary")  # optional columns of a one-run file, with distinct values
+_COINS = ("coin", "canary")  # optional columns that identify a canary in a one-run file
 _LONGEST_SHOWN = 100  # characters of a wrong value in an error message
 
 
 def read_scores(path: Path, one_run: bool = False) -> tuple[FloatArray, FloatArray]:
-    """Return the scores in and out of a CSV file. An error is one sentence that names the line.
+    """Return the scores of the worlds "in" and "out" from a CSV file. Error messages name the line.
 
-    With ``one_run`` the rows are canaries: a column ``coin`` or ``canary``, if there is one, must not repeat a value.
+    With ``one_run``, each row is a canary, and a column ``coin`` or ``canary`` must not repeat a value.
     """
     worlds = {"in": array("d"), "out": array("d")}
     try:
@@ -288,12 +254,13 @@ def read_scores(path: Path, one_run: bool = False) -> tuple[FloatArray, FloatArr
         with path.open(encoding="utf-8-sig", newline="") as file:
             rows = csv.reader(_lines(path, file))
             header = [name.strip() for name in next(rows, [])]
-            world, score = (_column(path, header, name) for name in _COLUMNS)
+            if not {"world", "score"} <= set(header):
+                got = _shortened(", ".join(header)) if any(header) else "none"
+                raise ValueError(f"{str(path)!r} must have the columns world and score in its first line, got {got}")
+            world, score = header.index("world"), header.index("score")
             if not one_run and "coin" in header:
-                raise ValueError(
-                    f"{str(path)!r} has a column coin, so its rows are canaries of one run, which are not independent "
-                    "models: choose a one-run method"
-                )
+                what = "so its rows are canaries of one run, which are not independent models: choose a one-run method"
+                raise ValueError(f"{str(path)!r} has a column coin, {what}")
             coins: dict[str, dict[str, int]] = {name: {} for name in _COINS if one_run and name in header}
             for row in rows:
                 if row:
@@ -319,13 +286,6 @@ def _lines(path: Path, file: TextIOWrapper) -> Iterator[str]:
         yield line
 
 
-def _column(path: Path, header: list[str], name: str) -> int:
-    if name not in header:
-        found = _shortened(", ".join(header)) if any(header) else "none"
-        raise ValueError(f"{str(path)!r} must have the columns world and score in its first line, got {found}")
-    return header.index(name)
-
-
 def _add(worlds: dict[str, array[float]], row: list[str], world: int, score: int, where: str) -> None:
     if len(row) <= max(world, score):
         raise ValueError(f"{where} must have a world and a score, got {_shortened(','.join(row))!r}")
@@ -339,15 +299,12 @@ def _add(worlds: dict[str, array[float]], row: list[str], world: int, score: int
 
 
 def _toss(used: dict[str, int], name: str, cell: list[str], where: str, line: int) -> None:
-    """Raise if two canaries share a coin, because a one-run bound would count that coin twice."""
     coin = "".join(cell).strip()
     if not coin:
-        raise ValueError(f"{where} must name its {name}, as the first line has that column, got nothing")
+        raise ValueError(f"{where} must name its {name}, got an empty field")
     if (before := used.setdefault(coin, line)) != line:
-        raise ValueError(
-            f"{where}: {name} {_shortened(coin)!r} is that of line {before}, too. One-run methods need a fair coin of "
-            "its own for each canary: give one row for each coin"
-        )
+        what = "One-run methods need an independent fair coin for each canary: give each coin one row"
+        raise ValueError(f"{where}: {name} {_shortened(coin)!r} is also in line {before}. {what}")
 
 
 def _shortened(text: str) -> str:

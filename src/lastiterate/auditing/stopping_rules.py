@@ -1,51 +1,43 @@
-"""Stopping rules for anytime-valid audits, and limits on how often a running audit is evaluated."""
+"""Stopping rules for anytime-valid audits, and the times of interim estimates."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from time import monotonic
-from typing import NamedTuple
+from typing import TypeAlias, TypeVar
 
 from lastiterate.common.validation import instance, number, written_number
 from lastiterate.formatting import spell, spell_down
 
 _ALLOWED = "refuted, minutes=NUMBER or epsilon=NUMBER, several of them with commas between"
-_PAUSE = 19.0  # times the duration of a look: looks take at most a twentieth of the time
+_SHARE = 1 / 20  # largest share of an audit's time for interim estimates (a free choice)
+_Seen = TypeVar("_Seen")
 
 
-class Look(NamedTuple):
-    """The state of an audit: whether the claim is refuted, and the epsilon that the first method finds."""
-
-    refuted: bool
-    epsilon: float
+Look: TypeAlias = tuple[bool, float]  # whether the claim is refuted, and the epsilon of the first method
 
 
 @dataclass(frozen=True)
 class Until:
-    """Conditions that end an audit before all models are trained. The first that holds ends it.
-
-    Attributes:
-        refuted: stop when the claim is refuted.
-        minutes: stop after this many minutes of the session.
-        epsilon: stop when the first requested method finds at least this epsilon.
-    """
+    """Conditions that end an audit before all models are trained. One of them is enough."""
 
     refuted: bool = False
-    minutes: float | None = None
-    epsilon: float | None = None
+    minutes: float | None = None  # longest duration of this session
+    epsilon: float | None = None  # sufficient lower bound by the first requested method
 
     def reason(self, seconds: float, look: Callable[[], Look | None]) -> str | None:
-        """Return the reason to stop after this many seconds, or None. ``look`` returns None before the first model."""
+        """Return the reason to stop after this many seconds, or None to go on."""
         if self.minutes is not None and seconds >= 60.0 * self.minutes:
             return f"{spell(self.minutes)} minutes are over"
         found = look() if self.refuted or self.epsilon is not None else None
         if found is None:
             return None
-        if self.refuted and found.refuted:
+        refuted, epsilon = found
+        if self.refuted and refuted:
             return "the claim is refuted"
-        if self.epsilon is not None and found.epsilon >= self.epsilon:
-            return f"an epsilon of {spell_down(found.epsilon, 4)} is found"
+        if self.epsilon is not None and epsilon >= self.epsilon:
+            return f"an epsilon of {spell_down(epsilon, 4)} is found"
         return None
 
 
@@ -64,50 +56,38 @@ def read_until(text: str | None) -> Until | None:
     return Until("refuted" in given, given.get("minutes"), given.get("epsilon"))
 
 
+class Pace:
+    """A limit on interim estimates: at least ``least`` seconds apart, and at most 5% of the time of the audit.
+
+    With ``first_is_free``, the time of the first estimate does not count, because it includes preparations.
+    """
+
+    def __init__(self, least: float = 0.0, first_is_free: bool = False, clock: Callable[[], float] = monotonic) -> None:
+        self._least, self._free, self._clock = least, first_is_free, clock
+        self._began = self._looked = clock()
+        self._spent = self._each = 0.0  # seconds of all estimates, and seconds per trial of the last one
+
+    def look(self, at: Callable[[], _Seen], trials: int = 1) -> _Seen | None:
+        """Return the estimate ``at()`` from this number of trials, or None if it is too early for another estimate."""
+        began = self._clock()
+        cost = self._spent + self._each * trials
+        if began - self._looked < self._least or cost > _SHARE * (began - self._began):
+            return None
+        seen = at()
+        self._looked = self._clock()
+        if not self._free:
+            self._spent += self._looked - began
+            self._each = (self._looked - began) / max(trials, 1)
+        self._free = False
+        return seen
+
+
 class Watch:
-    """A check of the stopping rules on a running audit, in at most a twentieth of its time."""
+    """A check of the stopping rules on a running audit, as often as ``Pace`` allows."""
 
     def __init__(self, until: Until, clock: Callable[[], float] = monotonic) -> None:
         self._until, self._clock = until, clock
-        self._began = self._next = clock()
-        self._pause = 0.0  # no pause after the first look, which includes one-off preparations
+        self._pace, self._began = Pace(first_is_free=True, clock=clock), clock()
 
     def reason(self, look: Callable[[], Look | None]) -> str | None:
-        """Return the reason to stop if a check is due and a rule applies, else None."""
-        began = self._clock()
-        if began < self._next:
-            return None
-        reason = self._until.reason(began - self._began, look)
-        now = self._clock()
-        self._next, self._pause = now + self._pause * (now - began), _PAUSE
-        return reason
-
-
-# Running epsilon: looks at it take at most a twentieth of an audit's time.
-
-_SHARE = 1 / 20
-_LOOK_PAUSE = 2.0  # least seconds between two looks
-
-
-class Looks:
-    """A throttle for looks at the running epsilon. The wait is in proportion to the cost of the last look."""
-
-    def __init__(self, clock: Callable[[], float] = monotonic) -> None:
-        self._clock = clock
-        self._began = self._looked = clock()
-        self._spent = self._each = 0.0  # seconds: of all looks, and per trial in the last look
-
-    def due(self, trials: int) -> bool:
-        """Return whether there is time for a look at this number of trials."""
-        now = self._clock()
-        cost = self._spent + self._each * trials
-        return now - self._looked > _LOOK_PAUSE and cost <= _SHARE * (now - self._began)
-
-    def look(self, at: Callable[[], str], trials: int) -> str:
-        """Return the result of a look, and record its cost."""
-        began = self._clock()
-        seen = at()
-        self._looked = self._clock()
-        self._spent += self._looked - began
-        self._each = (self._looked - began) / max(trials, 1)
-        return seen
+        return self._pace.look(lambda: self._until.reason(self._clock() - self._began, look))

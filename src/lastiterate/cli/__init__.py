@@ -13,13 +13,13 @@ def main() -> None:
     from lastiterate.cli.signals import watch
 
     watch()
-    # Imported objects are hardly ever freed: collecting garbage among them takes a tenth of a quick command's time.
+    # Imported objects are hardly ever freed, and garbage collection would take 10% of the time of a quick command.
     gc.set_threshold(50_000, 10, 10)
     if sys.argv[1:] == ["--version"]:  # without loading the app
         print(__version__)
         return
     if sys.argv[1:2] and sys.argv[1] in _ANALYSES:
-        # Matrix products of analyses are small: idle BLAS threads would take a quarter of the processor time.
+        # Analyses multiply only small matrices, and idle BLAS threads would take 25% of the processor time.
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
     from lastiterate.cli.app import app

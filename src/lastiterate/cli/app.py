@@ -1,26 +1,38 @@
-"""The ``lastiterate`` program: its list of commands, lazy loading, and its own help."""
+"""The ``lastiterate`` program: its list of commands, lazy loading, exit statuses and error messages.
+
+Bad input prints one sentence to stderr and exits with status 2. A failure exits with status 3, Ctrl-C with 130 and
+SIGTERM with 143. Status 1 only means that a claim is refuted: errors of Python and typer never exit with status 1.
+"""
 
 from __future__ import annotations
 
+import io
+import os
+import sys
+import traceback
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer.core import TyperCommand, TyperOption
+from typer.core import TyperCommand, TyperGroup, TyperOption
 
 from lastiterate import __version__
-from lastiterate.cli.exit_status import PlainGroup
+from lastiterate.common.errors import DISK_ERRORS, Breakdown, DiskTrouble, MissingExtra, StoreLost
+from lastiterate.common.types import Foreign
+from lastiterate.formatting import printable
 
 if TYPE_CHECKING:
     from _collections_abc import dict_items, dict_values
+    from collections.abc import Sequence
+
+REFUTED, BAD_INPUT, BROKEN, INCONCLUSIVE, STOPPED = 1, 2, 3, 4, 130  # exit statuses
 
 
-# Lazy loading: a command is imported when it is called, since most commands import much that others do not need.
+# The base class of typer's usage errors. Depending on the version, typer or click defines this class.
+_UsageError: type[Exception] = typer.BadParameter.__mro__[2]
 
-Foreign: TypeAlias = Any  # Typer's commands, contexts and options
-
-# Summaries in the order of the list. Each equals the first line of the command's own help.
+# Summaries of the commands, in the order of the list. Each summary equals the first line of the command's help.
 SUMMARIES = {
     "epsilon": "Epsilon of the released model, by three analyses.",
     "delta": "Delta of the released model, by three analyses.",
@@ -38,13 +50,18 @@ SUMMARIES = {
     "reproduce": "Recompute a figure or table of the paper.",
 }
 
+# Commands whose module is not named after the command.
+_HOMES = {"delta": "epsilon", "plan": "calibrate", "explore": "serve", "watch": "serve"}
 
-_HOMES = {
-    "delta": "epsilon",
-    "plan": "calibrate",
-    "explore": "serve",
-    "watch": "serve",
-}  # commands whose module has another name
+
+class OptionError(typer.BadParameter):
+    """A bad value of an option. The message is a whole sentence that names the option."""
+
+    def format_message(self) -> str:
+        return self.message
+
+
+# Lazy loading: a command is imported only when it is called, so that other commands start faster.
 
 
 class LazyCommands(dict[str, Foreign]):
@@ -55,7 +72,11 @@ class LazyCommands(dict[str, Foreign]):
 
     def __getitem__(self, name: str) -> Foreign:
         if super().__getitem__(name) is None:
-            self[name] = _load(name)
+            word = name.replace("-", "_")
+            one = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+            module = import_module(f"lastiterate.cli.{_HOMES.get(word, word)}")
+            one.command(name, cls=PlainCommand)(getattr(module, word))
+            self[name] = typer.main.get_command(one)
         return super().__getitem__(name)
 
     def get(self, name: str, default: Foreign = None) -> Foreign:
@@ -70,8 +91,8 @@ class LazyCommands(dict[str, Foreign]):
         return {name: self[name] for name in self}.items()
 
 
-class LazyGroup(PlainGroup):
-    """The group of all commands. Listing them loads none."""
+class LazyGroup(TyperGroup):
+    """The group of all commands, with plain error messages: no box, no usage, no traceback for bad input."""
 
     def __init__(self, **options: Foreign) -> None:
         super().__init__(**options)
@@ -81,32 +102,76 @@ class LazyGroup(PlainGroup):
         return _read_plainly(super().get_params(ctx))
 
     def format_commands(self, ctx: Foreign, formatter: Foreign) -> None:
-        """Write the list of commands, with summaries cut to the width."""
+        """Write the list of commands, with summaries cut to the width, without importing any command."""
         room = formatter.width - 6 - max(map(len, SUMMARIES))
         brief = {name: TyperCommand(name, help=words).get_short_help_str(room) for name, words in SUMMARIES.items()}
         with formatter.section("Commands"):
             formatter.write_dl(list(brief.items()))
 
+    def main(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, prog_name: str | None = None, **options: Any
+    ) -> object:
+        if not options.pop("standalone_mode", True):
+            return super().main(args, prog_name, standalone_mode=False, **options)
+        for stream in (sys.stdout, sys.stderr):  # the encoding may lack characters of file names and tables
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(errors="backslashreplace")
+        try:
+            status = super().main(args, prog_name, standalone_mode=False, **options)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            status = _pipe_is_gone()
+        except SystemExit as error:  # raised by typer for a broken pipe, or by other code
+            gone = isinstance(error.__context__, BrokenPipeError)
+            status = _pipe_is_gone() if gone else _say(f"something called sys.exit({error.code!r})", BROKEN)
+        except _UsageError as error:
+            status = _say(error.format_message())  # type: ignore[attr-defined]
+        except Breakdown as failed:
+            print(failed.story, file=sys.stderr)
+            status = BROKEN
+        except (DiskTrouble, StoreLost) as error:
+            status = _say(str(error), BROKEN)
+        except OSError as error:
+            status = _no_space(error) if error.errno in DISK_ERRORS else _say(str(error))
+        except (ValueError, ArithmeticError, MissingExtra) as error:
+            status = _say(str(error))
+        except MemoryError:
+            status = _say("the run needs more memory than there is: describe it with fewer distinct steps")
+        except typer.Abort:
+            status = _say("stopped", STOPPED)
+        except Exception:
+            traceback.print_exc()
+            status = BROKEN
+        sys.exit(status if isinstance(status, int) else 0)
+
+
+def _pipe_is_gone() -> int:
+    """Redirect stdout to the null device, so that Python writes nothing to the broken pipe at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return BROKEN
+
+
+def _no_space(error: OSError) -> int:
+    """Report a full disk. If the error has no file name, writing to stdout failed, and Python must not flush it."""
+    if error.filename is None:
+        _pipe_is_gone()
+        return _say(f"the output cannot be written: {error.strerror}", BROKEN)
+    return _say(str(error), BROKEN)
+
+
+def _say(message: str, status: int = BAD_INPUT) -> int:
+    print(printable(" ".join(message.split())), file=sys.stderr)
+    return status
+
 
 class PlainCommand(TyperCommand):
-    """A command whose options are parsed by our own parsers."""
+    """A command whose options bypass pydantic. Typer would load pydantic, which takes 20% of a quick command's time."""
 
     def get_params(self, ctx: Foreign) -> Foreign:
         return _read_plainly(super().get_params(ctx))
 
 
-def _load(name: str) -> Foreign:
-    word = name.replace("-", "_")
-    one = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-    one.command(name, cls=PlainCommand)(getattr(import_module(f"lastiterate.cli.{_HOMES.get(word, word)}"), word))
-    return typer.main.get_command(one)
-
-
 def _read_plainly(parameters: Foreign) -> Foreign:
-    """Make options bypass pydantic, which typer loads even for absent options: a fifth of a quick command's time.
-
-    Versions of typer without ``_runtime_param`` do not use pydantic.
-    """
     for parameter in parameters:
         if isinstance(parameter, TyperOption) and not parameter.multiple and parameter.nargs == 1:
             parameter._runtime_param = _Plainly()  # type: ignore[assignment]
@@ -114,7 +179,7 @@ def _read_plainly(parameters: Foreign) -> Foreign:
 
 
 class _Plainly:
-    """A converter of option values: by our parser, or to a text or a path; typer converts everything else."""
+    """Converts option values with the option's own parser, or to a text or a path. Typer converts all other values."""
 
     def coerce(self, value: Foreign, param: Foreign, ctx: Foreign) -> Foreign:
         if value is None:
@@ -140,11 +205,11 @@ app = typer.Typer(
 def lastiterate(
     context: typer.Context, version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False
 ) -> None:
-    """What does a model trained with DP-SGD leak, when only the final model is released?
+    """Measure what a model trained with DP-SGD leaks if only the final model is released.
 
-    Predict it before training: the last-iterate heuristic (it predicts, it does not guarantee), beside the standard
-    composition analysis (a guarantee) and the full-batch baseline. Audit it by training models with and without a
-    canary, and telling them apart. Probe its limits: counterexamples in which the heuristic is too low.
+    Predict: before training, compute the last-iterate heuristic (it predicts, it does not guarantee), the standard
+    composition analysis (a guarantee) and the full-batch baseline. Audit: train models with and without a canary, and
+    tell them apart. Probe: study counterexamples in which the heuristic is too low.
 
     \b
     Example:

@@ -1,18 +1,18 @@
 """The command ``lastiterate audit-lm``: audit the private fine-tuning of a language model with a canary."""
 
+from __future__ import annotations
+
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from lastiterate.cli import option_values as values
-from lastiterate.cli.audit import check_audit, described_run, perform, planned_canaries, planned_models, rehearse
-from lastiterate.cli.audit_options import AuditOptions, EngineOptions, QuestionOptions
-from lastiterate.cli.exit_status import OptionError
-from lastiterate.cli.option_values import unfold
-from lastiterate.cli.options import Json, MethodOptions, SizeOptions, choice, flag, integer_option, option
+from lastiterate.cli.app import OptionError
+from lastiterate.cli.audit import check_audit, described_run, perform, plan_audit
+from lastiterate.cli.audit_options import AuditOptions, EngineOptions, QuestionOptions, parse_models
+from lastiterate.cli.options import Json, MethodOptions, Option, SizeOptions, unfold
 from lastiterate.cli.output import check_page, given_files, talk_on_stderr
 from lastiterate.common.validation import integer, written_number
 
@@ -21,58 +21,39 @@ if TYPE_CHECKING:
     from lastiterate.run import DPSGD
 
 MODELS = 128
-TrainedPart = Literal["all", "embeddings", "lora"]
-Precision = Literal["float32", "bfloat16"]
-ScoreName = Literal["gradient", "rows", "loss"]
-UnitName = Literal["example", "person"]
 
 
 @dataclass(frozen=True)
 class TextOptions:
     """Options for the language model, the texts, and the trained parameters."""
 
-    model: Annotated[
-        str | None, option("--model", None, "PATH_OR_NAME", "A causal language model: folder, or name on the hub.")
-    ] = None
+    model: Annotated[str | None, Option("A causal language model: a folder, or a name on the hub.", "PATH_OR_NAME")] = (
+        None
+    )
     text: Annotated[
-        Path | None,
-        option("--text", None, "FILE", "ConvAI2 text, JSONL, or plain text; one dialogue or text is one example."),
+        Path | None, Option("ConvAI2 text, JSONL, or plain text; one dialogue or text is one example.", "FILE")
     ] = None
     held_out: Annotated[
-        str | None,
-        option("--held-out", None, "FILE|SHARE", "Text for perplexity, or a share of --text (default: 0.1)."),
+        str | None, Option("Text for perplexity, or a share of --text (default: 0.1).", "FILE|SHARE")
     ] = None
-    examples: Annotated[int | None, integer_option("--examples", "Use only so many texts, with a held-out share.")] = (
-        None
-    )
-    longest: Annotated[int, integer_option("--longest", "Tokens of an example that are used (default: 128).")] = 128
-    persona: Annotated[bool, flag("--persona", "Put personas before the dialogues.")] = False
+    examples: Annotated[int | None, "Use only this many texts, including a held-out share."] = None
+    longest: Annotated[int, "Tokens of an example that are used (default: 128)."] = 128
+    persona: Annotated[bool, "Put personas before the dialogues."] = False
     unit: Annotated[
-        UnitName,
-        choice("--unit", get_args(UnitName), "What is protected: each example (default), or all that a person has."),
+        Literal["example", "person"], "The unit of privacy: an example (default), or all examples of a person."
     ] = "example"
     by: Annotated[
-        str | None, option("--by", None, "FIELD", "With --unit person: the field of JSON lines that says whose.")
+        str | None, Option("With --unit person: the field of the JSON lines that names the person.", "FIELD")
     ] = None
-    trained: Annotated[
-        TrainedPart,
-        choice("--trained", get_args(TrainedPart), "Which parameters are trained (default: all)."),
-    ] = "all"
+    trained: Annotated[Literal["all", "embeddings", "lora"], "Parameters that are trained (default: all)."] = "all"
     dtype: Annotated[
-        Precision,
-        choice("--dtype", get_args(Precision), "In which the model computes and is released (default: float32)."),
+        Literal["float32", "bfloat16"], "Type in which the model computes and is released (default: float32)."
     ] = "float32"
-    added_tokens: Annotated[int, integer_option("--added-tokens", "Add tokens for canaries (default: 0).")] = 0
-    microbatch: Annotated[int | None, integer_option("--microbatch", "Examples at once (default: as many as fit).")] = (
-        None
-    )
-    checkpointing: Annotated[bool, flag("--checkpointing", "Save memory by computing activations twice.")] = False
-    device: Annotated[
-        str | None, option("--device", None, "DEVICE", "Of PyTorch (default: a GPU if there is one).")
-    ] = None
-    trust_remote_code: Annotated[
-        bool, flag("--trust-remote-code", "Let Python code that comes with the model run.")
-    ] = False
+    added_tokens: Annotated[int, "Add tokens for canaries (default: 0)."] = 0
+    microbatch: Annotated[int | None, "Examples that are computed at once (default: as many as fit)."] = None
+    checkpointing: Annotated[bool, "Save memory by computing activations twice."] = False
+    device: Annotated[str | None, Option("Device of PyTorch (default: a GPU if there is one).", "DEVICE")] = None
+    trust_remote_code: Annotated[bool, "Run Python code that comes with the model."] = False
 
     def check(self) -> None:
         """Raise an error for options that are missing or contradict each other, before any file is read."""
@@ -82,7 +63,7 @@ class TextOptions:
             got = "without --by" if self.by is None else f"--by {self.by} with --unit {self.unit}"
             raise OptionError(f"--unit person and --by FIELD must be given together, got {got}")
 
-    def problem(self, group_size: int | None) -> "TextProblem":
+    def problem(self, group_size: int | None) -> TextProblem:
         """Return the problem that the options describe, with at most ``group_size`` texts per person."""
         self.check()
         assert self.model is not None
@@ -114,7 +95,7 @@ class TextOptions:
             device=self.device,
         )
 
-    def _held_out(self) -> "float | Texts":
+    def _held_out(self) -> float | Texts:
         from lastiterate.lm import read_texts
         from lastiterate.lm.text_problem import HELD_OUT
 
@@ -122,29 +103,6 @@ class TextOptions:
             return HELD_OUT
         share = written_number(self.held_out)
         return read_texts(self.held_out, persona=self.persona) if share is None else share
-
-
-Score = Annotated[
-    ScoreName,
-    choice(
-        "--score",
-        get_args(ScoreName),
-        "What the attack looks at: all that moved (default), the canary tokens' embeddings, or its loss.",
-    ),
-]
-Length = Annotated[int, integer_option("--canary-length", "Tokens of the canary (default: 16).")]
-OneRun = Annotated[bool, flag("--one-run", "Train once, with many canaries: --models of them (default: planned).")]
-Models = Annotated[
-    int | str | None,
-    option("--models", values.models, "INTEGER|auto", f"Models a world (default: {MODELS}; auto: planned)."),
-]
-
-
-def usual_size(examples: int) -> SizeOptions:
-    """Return the default size: the paper's epochs, in batches of one eighth of the examples."""
-    from lastiterate.lm.text_problem import EPOCHS
-
-    return SizeOptions(batch_size=max(1, examples // 8), epochs=EPOCHS)
 
 
 @unfold
@@ -155,21 +113,27 @@ def audit_lm(
     question: QuestionOptions,
     engine: EngineOptions,
     options: AuditOptions,
-    score: Score = "gradient",
-    canary_length: Length = 16,
-    one_run: OneRun = False,
-    models: Models = None,
+    score: Annotated[
+        Literal["gradient", "rows", "loss"],
+        "What the attack sees: all parameters (default), the embeddings of the canary's tokens, or its loss.",
+    ] = "gradient",
+    canary_length: Annotated[int, "Tokens of the canary (default: 16)."] = 16,
+    one_run: Annotated[bool, "Train once, with many canaries: --models of them (default: planned)."] = False,
+    models: Annotated[
+        int | str | None,
+        Option(f"Models per world (default: {MODELS}; auto: planned).", "INTEGER|auto", parse_models),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Attack the fine-tuning of a language model, and see what leaks.
 
     The canary is a sequence of tokens that never occur in the texts. Models are fine-tuned by DP-SGD with and without
-    it, and the attack looks at how it moved them. One dialogue (or text) is one example: it is what privacy protects,
-    or with --unit person all that a person has.
-    The same command again resumes where it was stopped. A folder is read without the network; pickles never are.
+    the canary, and the attack measures how far the canary moved them. The unit of privacy is one dialogue (or text), or
+    with --unit person all examples of a person. A stopped audit resumes with the same command. A model in a folder is
+    read without the network. Pickles are never read.
 
     \b
-    Exit status 1: the claim about the training is refuted. 4: the scores cannot tell (with a claim, or --strict).
+    Exit status 1: the claim is refuted. 4: the verdict is inconclusive (with a claim, or --strict).
 
     \b
     Example:
@@ -192,26 +156,22 @@ def audit_lm(
         check_audit(options.store, options, inputs, json)
     computer = engine.find()
     from lastiterate.lm import OneRunTokens, UnseenTokens
-    from lastiterate.lm.text_problem import text_subject, usual_optimizer
+    from lastiterate.lm.text_problem import EPOCHS, text_subject, usual_optimizer
 
-    def described(n: int) -> "DPSGD":
-        how_long = size if any(vars(size).values()) else usual_size(n)
-        of_a_person = method_.group_size or problem.of_a_person
-        run = described_run(how_long, replace(method_, group_size=of_a_person), options, n, usual_optimizer)
-        assert run is not None  # None only without a size
+    def described(n: int) -> DPSGD:
+        # The default: the paper's epochs, in batches of one eighth of the examples.
+        length = size if any(vars(size).values()) else SizeOptions(batch_size=max(1, n // 8), epochs=EPOCHS)
+        method = replace(method_, group_size=method_.group_size or problem.of_a_person)
+        run = described_run(length, method, options.noise_multiplier, options.clip_norm, n, usual_optimizer)
+        assert run is not None  # it is None only if no size is given
         return run
 
     attack: UnseenTokens | OneRunTokens = UnseenTokens(score, canary_length)
-    if one_run and score != "loss":
+    if one_run and score != "loss":  # checked above
         attack = OneRunTokens(score, canary_length)
     with talk_on_stderr():
         problem = texts.problem(method_.group_size)
         subject = text_subject(problem, described)
-        if one_run:
-            planned = planned_canaries(subject, attack, models, asked)
-        else:
-            planned = planned_models(subject, attack, MODELS if models is None else models, asked)
-    if options.dry_run:
-        rehearse(subject, attack, planned, json, asked, subject.problem.unseen_tokens())
-        return
-    raise typer.Exit(perform(subject, attack, planned, options, computer, asked, inputs, json))
+        planned = plan_audit(subject, attack, models, MODELS, asked, is_one_run=one_run)
+    unseen = subject.problem.unseen_tokens
+    raise typer.Exit(perform(subject, attack, planned, options, computer, asked, inputs, json, unseen))

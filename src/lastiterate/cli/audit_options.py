@@ -4,80 +4,100 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from lastiterate.attacks import NAMED
-from lastiterate.cli import option_values as values
-from lastiterate.cli.exit_status import OptionError
-from lastiterate.cli.options import Convex, PerStepOption, choice, flag, integer_option, number_option, option
+from lastiterate.cli.app import OptionError
+from lastiterate.cli.options import Convex, Option, PerStep, Seed, parse_integer, parse_number
 from lastiterate.cli.signals import leaving_with
+from lastiterate.common.validation import written_integer
 from lastiterate.formatting import printable
+from lastiterate.registry import THRESHOLDS
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
-    from pathlib import Path
 
     from lastiterate.auditing.engines.engine import Engine
     from lastiterate.auditing.evidence.estimates import Question
 
+
+def parse_models(option: str, text: str) -> int | str:
+    """Parse a whole number, or the word auto."""
+    if str(text) != "auto" and written_integer(str(text)) is None:
+        raise OptionError(f"{option} must be an integer in plain digits, or auto, got {text!a}")
+    return "auto" if text == "auto" else parse_integer(option, text)
+
+
+def parse_threshold(option: str, text: str) -> float | str:
+    """Parse a threshold: a number, or the name of a rule that chooses the threshold."""
+    if text in THRESHOLDS:
+        return text
+    return parse_number(option, text, f"a finite number or one of {', '.join(THRESHOLDS)}")
+
+
+def parse_attack(option: str, text: str) -> str:
+    """Parse the name of an attack, or FILE.py:CLASS."""
+    if text not in NAMED and ":" not in text:
+        raise OptionError(f"{option} must be FILE.py:CLASS or one of {', '.join(NAMED)}, got {text!a}")
+    return text
+
+
 Others = Annotated[
-    str | None,
-    choice(
-        "--others",
-        ("natural", "blank", "zero"),
-        "What the other examples are: blank images (input space), zero gradients (all-iterates).",
-    ),
+    Literal["natural", "blank", "zero"] | None,
+    "The other examples: natural, blank images (input space), or zero gradients (all-iterates).",
 ]
 AttackName = Annotated[
     str | None,
-    option(
-        "--attack",
-        values.attack,
+    Option(
+        f"The attack: {', '.join(NAMED)} (default: quiet), or your own, from a file.",
         "NAME|FILE.py:CLASS",
-        f"How to attack: {', '.join(NAMED)} (default: quiet), or your own, from a file.",
+        parse_attack,
     ),
 ]
-UsualDelta = Annotated[float, number_option("--delta", "Delta of (epsilon, delta)-DP (default: 1e-5).")]
-Anytime = Annotated[
-    bool, flag("--anytime", "Bounds that hold at every moment: look, stop and go on with more models as you like.")
-]
-ClaimEpsilon = Annotated[float | None, number_option("--claim-epsilon", "Judge the claim of this epsilon.")]
-ClaimNoise = Annotated[float | None, number_option("--claim-noise", "Judge the claim of this noise multiplier.")]
 Fault = Annotated[
-    float,
-    number_option("--fault", "Share of the declared noise that must be caught with 80%, or inconclusive (0.5)."),
+    float, "Share of the declared noise in the faulty training that the audit must catch with power 80% (default: 0.5)."
 ]
+Strict = Annotated[
+    bool, "Exit with 1 also above the heuristic, and with 4 also if the verdict is inconclusive without a claim."
+]
+Output = Annotated[Path | None, Option("Folder for the page and the pictures (default: the store's).", "FOLDER")]
+ClipNorm = Annotated[float | None, "Clipping norm (default: 1)."]
 
 
 @dataclass(frozen=True)
-class QuestionOptions:
+class ClaimOptions:
+    """Options for delta, the claim to judge, and the validity of bounds."""
+
+    delta: Annotated[float, "Delta of (epsilon, delta)-DP (default: 1e-5)."] = 1e-5
+    claim_epsilon: Annotated[float | None, "Judge the claim of this epsilon."] = None
+    claim_noise: Annotated[float | None, "Judge the claim of this noise multiplier."] = None
+    anytime: Annotated[bool, "Bounds hold for every number of models at once: look, stop and continue as you like."] = (
+        False
+    )
+
+    @property
+    def validity(self) -> str:
+        return "anytime" if self.anytime else "fixed"
+
+
+@dataclass(frozen=True)
+class QuestionOptions(ClaimOptions):
     """Options for the estimation of epsilon from scores, and for the claim to judge."""
 
-    delta: UsualDelta = 1e-5
-    confidence: Annotated[
-        float, number_option("--confidence", "Of an empirical epsilon, both error rates (default: 0.95).")
-    ] = 0.95
-    method: Annotated[
-        str | None,
-        option("--method", None, "M1,M2,...", "How to get from scores to epsilon (default: all that apply)."),
-    ] = None
+    confidence: Annotated[float, "Joint confidence in both error rates of an estimate (default: 0.95)."] = 0.95
+    method: Annotated[str | None, Option("Methods of estimation (default: all that apply).", "M1,M2,...")] = None
     threshold: Annotated[
         float | str,
-        option(
-            "--threshold",
-            values.threshold,
+        Option(
+            "The threshold, or how to choose it (default: a-priori).",
             "a-priori|split|corrected|uncorrected|NUMBER",
-            "How to choose it (a-priori).",
+            parse_threshold,
         ),
     ] = "a-priori"
-    claim_epsilon: ClaimEpsilon = None
-    claim_noise: ClaimNoise = None
     fault: Fault = 0.5
-    anytime: Anytime = False
     convex: Convex = None
 
     def question(self) -> Question:
-        """Return the question that the options describe."""
         from lastiterate.auditing.evidence.estimates import Question
 
         methods = None if self.method in (None, "all") else self.method.split(",")
@@ -85,48 +105,30 @@ class QuestionOptions:
         asked = self.delta, self.confidence, methods, self.threshold
         return Question(*asked, *claims, self.validity, self.convex, self.fault)
 
-    @property
-    def validity(self) -> str:
-        """The validity of the bounds: "fixed" number of models, or "anytime"."""
-        return "anytime" if self.anytime else "fixed"
-
-
-Strict = Annotated[
-    bool, flag("--strict", "Exit with 1 above the heuristic, too, and with 4 if inconclusive without a claim.")
-]
-Output = Annotated[
-    Path | None,
-    option("--output", None, "FOLDER", "Folder for the page and the pictures (default: the store's)."),
-]
-
 
 @dataclass(frozen=True)
 class AuditOptions:
     """Options that ``audit`` and ``audit-lm`` share: noise, clipping norm, seed, store, output and stopping."""
 
     noise_multiplier: Annotated[
-        PerStepOption | None,
-        option(
-            "--noise-multiplier", values.per_step, "NUMBER", "Noise sigma (default: for composition 8 at delta 1e-5)."
-        ),
+        PerStep | None, "Noise sigma (default: composition guarantees epsilon 8 at delta 1e-5)."
     ] = None
-    clip_norm: Annotated[float | None, number_option("--clip-norm", "Clipping norm (default: 1).")] = None
-    seed: Annotated[int, integer_option("--seed", "Of all randomness (default: 0).")] = 0
+    clip_norm: ClipNorm = None
+    seed: Seed = 0
     store: Annotated[
-        Path | None,
-        option("--store", None, "FILE.sqlite", "Keeps every score; resumed if it exists (default: in runs/)."),
+        Path | None, Option("File for every score; an existing store is resumed (default: in runs/).", "FILE.sqlite")
     ] = None
     output: Output = None
     strict: Strict = False
     until: Annotated[
         str | None,
-        option("--until", None, "refuted|minutes=N|epsilon=E", "Stop at that, with --anytime; several with commas."),
+        Option("With --anytime: stop on these conditions, separated by commas.", "refuted|minutes=N|epsilon=E"),
     ] = None
-    dry_run: Annotated[bool, flag("--dry-run", "Say what would be trained, and how long it would take.")] = False
+    dry_run: Annotated[bool, "Print how many models would be trained and how long that takes, and stop."] = False
 
 
 def find_attack(name: str, others: str | None = None) -> object:
-    """Return the attack of this name with these other examples, or the attack from a user's file."""
+    """Return the attack with this name, or from a user's file. ``others`` is the kind of the other examples."""
     if name not in NAMED:
         from lastiterate.auditing.audit_target import users_attack
 
@@ -140,19 +142,15 @@ def find_attack(name: str, others: str | None = None) -> object:
     return named.make(others)
 
 
-# Training: options for the engine, and resuming after a stop.
-
-
 @dataclass(frozen=True)
 class EngineOptions:
     """Options for the engine that trains."""
 
-    engine: Annotated[str, choice("--engine", ("local", "ray"), "Where to train (default: local).")] = "local"
-    address: Annotated[str | None, option("--address", None, "ADDRESS", "Of the Ray cluster.")] = None
-    gpus: Annotated[float, number_option("--gpus", "GPUs of each Ray task (default: 0).")] = 0.0
+    engine: Annotated[Literal["local", "ray"], "Where to train (default: local)."] = "local"
+    address: Annotated[str | None, Option("Address of the Ray cluster.", "ADDRESS")] = None
+    gpus: Annotated[float, "GPUs of each Ray task (default: 0)."] = 0.0
 
     def find(self) -> str | Engine:
-        """Return the engine that the options name."""
         if self.engine == "local":
             if self.address is not None or self.gpus:
                 raise OptionError("--address and --gpus belong to --engine ray")

@@ -1,15 +1,16 @@
 """The command ``lastiterate estimate``: an empirical epsilon from the scores of your own attack."""
 
+from __future__ import annotations
+
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lastiterate.cli import option_values as values
-from lastiterate.cli.audit_options import Anytime, ClaimEpsilon, ClaimNoise, Fault, Strict, UsualDelta
-from lastiterate.cli.exit_status import OptionError
-from lastiterate.cli.option_values import unfold
-from lastiterate.cli.options import Json, MethodOptions, PerStepOption, SizeOptions, choice, number_option, option
+from lastiterate.cli.app import OptionError
+from lastiterate.cli.audit_options import ClaimOptions, Fault, Strict, parse_threshold
+from lastiterate.cli.options import Json, MethodOptions, Option, PerStep, SizeOptions, choice, unfold
+from lastiterate.cli.output import print_json, print_rows
 from lastiterate.registry import METHODS, ONE_RUN_METHODS, PAIRED_METHODS, THRESHOLDS
 
 if TYPE_CHECKING:
@@ -19,56 +20,46 @@ if TYPE_CHECKING:
     from lastiterate.common.types import JsonObject
     from lastiterate.run import DPSGD
 
-File = Annotated[
-    Path, typer.Argument(metavar="FILE", help="CSV with columns world (in or out) and score; for one run also coin.")
-]
-Confidence = Annotated[float, number_option("--confidence", "With which the bound holds, jointly (default: 0.95).")]
-Method = Annotated[
-    str,
-    choice(
-        "--method",
-        (*METHODS, "all"),
-        "What is assumed (default: clopper-pearson, any mechanism). The families last-iterate and composition need the "
-        "run.",
-    ),
-]
-Threshold = Annotated[
-    float | str,
-    option(
-        "--threshold", values.threshold, "NUMBER|split|corrected|uncorrected|a-priori", "How chosen (default: split)."
-    ),
-]
-Noise = Annotated[
-    PerStepOption | None,
-    option("--noise-multiplier", values.per_step, "NUMBER", "Of the run; only a threshold chosen a-priori needs it."),
-]
-
 
 @unfold
 def estimate(
-    file: File,
+    file: Annotated[
+        Path,
+        typer.Argument(metavar="FILE", help="CSV with columns world (in or out) and score; for one run also coin."),
+    ],
     size: SizeOptions,
     training: MethodOptions,
-    noise_multiplier: Noise = None,
-    delta: UsualDelta = 1e-5,
-    confidence: Confidence = 0.95,
-    method: Method = "clopper-pearson",
-    threshold: Threshold = "split",
-    claim_epsilon: ClaimEpsilon = None,
-    claim_noise: ClaimNoise = None,
+    claims: ClaimOptions,
+    noise_multiplier: Annotated[PerStep | None, "Noise of the run; only a threshold chosen a-priori needs it."] = None,
+    confidence: Annotated[float, "Joint confidence in both error rates (default: 0.95)."] = 0.95,
+    method: Annotated[
+        str,
+        choice(
+            (*METHODS, "all"),
+            "Assumption about the mechanism (default: clopper-pearson, any mechanism). The families last-iterate and "
+            "composition need the run.",
+        ),
+    ] = "clopper-pearson",
+    threshold: Annotated[
+        float | str,
+        Option(
+            "The threshold, or how to choose it (default: split).",
+            "NUMBER|split|corrected|uncorrected|a-priori",
+            parse_threshold,
+        ),
+    ] = "split",
     fault: Fault = 0.5,
-    anytime: Anytime = False,
     strict: Strict = False,
     json: Json = False,
 ) -> None:
     """Estimate an empirical epsilon from your own attack's scores.
 
-    FILE has one row a model: world, which is "in" if it was trained with the canary and "out" if not, and score, which
-    is larger the more it speaks for the canary. The result is a lower bound that holds with the given confidence. A
-    claim is judged, too. For a one-run method a row is a canary, and a column coin (or canary) names its fair coin.
+    FILE has one row per model. Column world is "in" if the model was trained with the canary, else "out". Column score
+    is larger if the canary is more likely. The result is a lower bound that holds with the given confidence; a claim is
+    judged, too. For a one-run method a row is a canary, and column coin (or canary) names its fair coin.
 
     \b
-    Exit status 1: the claim is refuted. 4: the scores cannot tell.
+    Exit status 1: the claim is refuted. 4: the verdict is inconclusive.
 
     \b
     Example:
@@ -81,21 +72,22 @@ def estimate(
     from lastiterate.auditing.evidence.score_signal import Kind
     from lastiterate.auditing.evidence.verdict import judge_scores
     from lastiterate.auditing.load_evidence import read_scores
-    from lastiterate.cli.audit_output import estimate_fields, status_of, strength_fields, verdict_note
-    from lastiterate.cli.output import print_json, print_rows
+    from lastiterate.cli.report import estimate_fields, status_of, strength_fields, verdict_note
 
-    run = _run(size, training, noise_multiplier)
-    validity = "anytime" if anytime else "fixed"
+    run, delta, validity = None, claims.delta, claims.validity
+    if size != SizeOptions() or training != MethodOptions() or noise_multiplier is not None:
+        # The default noise multiplier is 1, because only the shape of the noise matters.
+        run = size.run(1.0 if noise_multiplier is None else noise_multiplier, training)
     if threshold == "a-priori" and noise_multiplier is None and method not in ONE_RUN_METHODS:
-        raise OptionError("--threshold a-priori needs --noise-multiplier and the run: it is predicted for them")
+        raise OptionError("--threshold a-priori needs --noise-multiplier and the run, which predict it")
     if method != "all" and METHODS[method].family is not None and run is None:
         raise OptionError(f"--method {method} needs the run: give --steps and --sample-rate, or batch sizes")
-    claimed = claim_epsilon is not None or claim_noise is not None
-    if claim_noise is not None and run is None:
+    claimed = claims.claim_epsilon is not None or claims.claim_noise is not None
+    if claims.claim_noise is not None and run is None:
         raise OptionError("--claim-noise needs the run: give --steps and --sample-rate, or batch sizes")
     if strict and not claimed:
         raise OptionError("--strict needs --claim-epsilon or --claim-noise: without a claim nothing is judged")
-    claim = claim_of(run, delta, claim_epsilon, claim_noise) if claimed else None
+    claim = claim_of(run, delta, claims.claim_epsilon, claims.claim_noise) if claimed else None
     scores = read_scores(file, one_run=method in ONE_RUN_METHODS)
     guesses = usual_guesses(len(scores[0]) + len(scores[1])) if noise_multiplier is None else None
     estimated = lastiterate.estimate if claim is None else estimate_or_zero  # a claim gets a verdict, not an error
@@ -116,7 +108,9 @@ def estimate(
     if not json:
         title, notes = _words(found, len(scores[0]), len(scores[1]))
         notes = [note for note in notes if note != judged.get("reason")]
-        print_rows(title, _table(rows), [*notes_on_verdict, *notes])
+        columns = ("method", "epsilon", "largest", "threshold", "false_positives", "false_negatives")
+        table = [{key: row[key] for name in columns for key in (name, f"{name}_reason") if key in row} for row in rows]
+        print_rows(title, table, [*notes_on_verdict, *notes])
     elif method == "all":
         print_json({"delta": delta, "confidence": confidence, "rows": rows, **judged})
     else:
@@ -124,30 +118,16 @@ def estimate(
     raise typer.Exit(status_of(verdict, claimed, strict))
 
 
-def _run(size: SizeOptions, training: MethodOptions, noise_multiplier: PerStepOption | None) -> "DPSGD | None":
-    """Return the described run, or None. Without a noise multiplier it is 1: only the shape of the noise matters."""
-    if size == SizeOptions() and training == MethodOptions() and noise_multiplier is None:
-        return None
-    return size.run(1.0 if noise_multiplier is None else noise_multiplier, training)
-
-
-def _methods(method: str, run: "DPSGD | None") -> tuple[str, ...]:
-    """Return the methods to show. Composition is left out for shuffled and fixed-size batches, which it refuses."""
+def _methods(method: str, run: DPSGD | None) -> tuple[str, ...]:
+    """Return the methods to show. The method composition refuses shuffled and fixed-size batches."""
     if method != "all":
         return (method,)
     if run is None:
         return tuple(name for name in PAIRED_METHODS if METHODS[name].family is None)
-    return tuple(name for name in PAIRED_METHODS if name != "composition" or run.amplifies)
+    return tuple(name for name in PAIRED_METHODS if name != "composition" or run.guarantee == name)
 
 
-def _table(rows: "list[JsonObject]") -> "list[JsonObject]":
-    """Return the columns that fit into a table, with the reasons for missing values."""
-    shown = ("method", "epsilon", "largest", "threshold", "false_positives", "false_negatives")
-    return [{key: row[key] for name in shown for key in (name, f"{name}_reason") if key in row} for row in rows]
-
-
-def _words(found: "list[Estimate]", models_in: int, models_out: int) -> tuple[str, list[str]]:
-    """Return the title of the table and the notes below."""
+def _words(found: list[Estimate], models_in: int, models_out: int) -> tuple[str, list[str]]:
     from lastiterate.formatting import spell, spell_exact
 
     first = found[0]
@@ -159,14 +139,13 @@ def _words(found: "list[Estimate]", models_in: int, models_out: int) -> tuple[st
         f"threshold {first.threshold_choice}"
     )
     notes = [
-        "Epsilon is a lower bound: the scores show at least so much, at this confidence.",
-        f"Largest: what {first.models_in:,} + {first.models_out:,} {what} could have shown at most, without a single "
-        "error.",
+        "Epsilon is a lower bound, at this confidence.",
+        f"Largest: the largest epsilon {first.models_in:,} + {first.models_out:,} {what} can show, without errors.",
     ]
     if first.threshold_choice == "split":
         notes.append("The other models chose the threshold.")
     if first.validity == "anytime":
-        notes.append("It holds for every number of models at once: one may have looked and stopped at any time.")
+        notes.append("The bound holds for every number of models at once: looking and stopping at any time is allowed.")
     if not THRESHOLDS[first.threshold_choice].is_valid:
-        notes.append("The best of all thresholds was taken without correction: this is not a valid bound.")
+        notes.append("The threshold is the best of all, without correction: this is not a valid bound.")
     return title, [*notes, *dict.fromkeys(sentence for each in found for sentence in each.caveats)]

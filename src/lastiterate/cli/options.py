@@ -1,164 +1,265 @@
-"""Options that describe a run on the command line, shared by all commands, and their conversion to a ``DPSGD``."""
+"""Command-line options: parsers, groups of options that commands share, and the run that the options describe.
+
+The parameter ``epochs: Annotated[float, "Passes over the data."]`` of a command becomes the option ``--epochs``. The
+type chooses the parser, unless the annotation is an ``Option`` with another parser. The objects that use the values
+check their ranges.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
-from functools import partial
-from inspect import Parameter, signature
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import partial, wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar, get_args, get_type_hints
+from types import NoneType
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
 
 import typer
 
-from lastiterate.cli import option_values as values
-from lastiterate.cli.exit_status import OptionError
+from lastiterate.cli.app import OptionError
+from lastiterate.common.errors import BadArgument
+from lastiterate.common.validation import written_integer, written_number
+from lastiterate.mechanism import LastBatch, Neighbours, Sampling, batches_of_epoch
 from lastiterate.registry import ANALYSES
-from lastiterate.run import DPSGD, LastBatch, Neighbours, Sampling, batches_of_epoch
+from lastiterate.run import DPSGD
 from lastiterate.schedules import SCHEDULES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
     from lastiterate.common.types import Fields
     from lastiterate.compare_analyses import Curves
     from lastiterate.optimizer import Optimizer
 
-
-def option(name: str, kind: Callable[[str], Callable[[str], object]] | None, metavar: str | None, help_: str) -> object:
-    """An option. ``kind`` is a function of ``option_values`` that makes the parser; None leaves parsing to typer."""
-    return typer.Option(name, parser=kind and kind(name), metavar=metavar, help=help_, show_default=False)
+# Parsers: functions of the option's name (for error messages) and text. Typer does not parse defaults.
 
 
-def integer_option(name: str, help_: str) -> object:
-    """An option that takes a whole number."""
-    return option(name, values.integer, "INTEGER", help_)
+def parse_integer(option: str, text: str) -> int:
+    """Parse a whole number. Refuse 1.5, 1e5 and 1_000, which may be typing errors."""
+    whole = written_integer(str(text))
+    if whole is None:
+        raise OptionError(f"{option} must be an integer in plain digits, got {text!a}")
+    return whole
 
 
-def number_option(name: str, help_: str) -> object:
-    """An option that takes a number."""
-    return option(name, values.number, "NUMBER", help_)
+def parse_number(option: str, text: str, allowed: str = "a finite number in plain digits") -> float:
+    """Parse a number. The error message says that the value must be ``allowed``."""
+    value = written_number(str(text))
+    if value is None:
+        raise OptionError(f"{option} must be {allowed}, got {text!a}")
+    return value
 
 
-def choice(name: str, words: Sequence[str], help_: str) -> object:
+def parse_per_step(option: str, text: str) -> float | list[float]:
+    """Parse one number for all steps, or one per step, separated by commas."""
+    return [parse_number(option, part) for part in text.split(",")] if "," in text else parse_number(option, text)
+
+
+def parse_rates(option: str, text: str) -> float | list[float]:
+    """Parse one sample rate, or one per step, separated by commas. A rate may be a fraction, such as 1/3."""
+
+    def one(part: str) -> float:
+        if "/" not in part:
+            return parse_number(option, part)
+        above, below = (written_integer(each) for each in part.split("/", 1))
+        if above is None or not below:
+            raise OptionError(f"{option} must be a finite number in plain digits or a fraction as 1/3, got {part!a}")
+        return above / below
+
+    return [one(part) for part in str(text).split(",")] if "," in str(text) else one(str(text))
+
+
+def parse_coefficients(option: str, text: str) -> list[float]:
+    """Parse numbers separated by commas, or the name of a text file with numbers."""
+    if written_number(text.partition(",")[0]) is not None:
+        return [parse_number(option, part) for part in text.split(",")]
+    from lastiterate.data.files import PARSED, BadFile, decoding, find, read_all
+
+    try:
+        path = find(text, "file")
+    except (OSError, ValueError):
+        raise OptionError(f"{option} must be numbers separated by commas, or a file of them, got {text!a}") from None
+    try:
+        with decoding(path, "a text file of numbers") as file:
+            words = read_all(file, path, PARSED).decode().replace(",", " ").split()
+    except BadFile as error:
+        raise OptionError(f"{option} cannot be read: {error}") from None
+    if not words:
+        raise OptionError(f"{option} must be a file of numbers, got one without any: {text!a}")
+    return [parse_number(option, word) for word in words]
+
+
+def parse_integers(option: str, text: str) -> list[int]:
+    """Parse whole numbers separated by commas."""
+    return [parse_integer(option, part) for part in text.split(",")]
+
+
+def parse_releases(option: str, text: str) -> int | list[int]:
+    """Parse one whole number, or several separated by commas."""
+    return parse_integers(option, text) if "," in text else parse_integer(option, text)
+
+
+def parse_average(option: str, text: str) -> str | float:
+    """Parse the word uniform, or the decay of an exponential moving average."""
+    return text if text == "uniform" else parse_number(option, text, "uniform or a decay in (0, 1)")
+
+
+def parse_choice(option: str, text: str, words: Sequence[str]) -> str:
+    """Parse one of a few words."""
+    if text not in words:
+        raise OptionError(f"{option} must be one of {', '.join(words)}, got {text!a}")
+    return text
+
+
+# Options: descriptions in the annotations of parameters, and their conversion for typer.
+
+Parser: TypeAlias = Callable[[str, str], Any]
+PerStep: TypeAlias = float | list[float]
+_USUAL: dict[tuple[object, ...], tuple[str, Parser]] = {
+    (int,): ("INTEGER", parse_integer),
+    (float,): ("NUMBER", parse_number),
+    (float, list[float]): ("NUMBER", parse_per_step),
+}
+
+
+@dataclass(frozen=True)
+class Option:
+    """The help of an option, the name of its value in the help, and its parser. The default parser is typer's."""
+
+    help: str
+    metavar: str | None = None
+    parse: Parser | None = None
+
+
+def choice(words: Sequence[str], help_: str) -> Option:
     """An option that takes one of a few words."""
-    return option(name, values.one_of(*words), "|".join(words), help_)
+    return Option(help_, "|".join(words), partial(parse_choice, words=words))
 
 
-def flag(name: str, help_: str) -> object:
-    """An option without a value."""
-    return option(name, None, None, help_)
+def option_of(hint: Any) -> Option | None:
+    """Return the option that an annotation describes, or None if the parameter is a positional argument."""
+    about = hint.__metadata__[0]
+    if not isinstance(about, str):
+        return about if isinstance(about, Option) else None
+    kinds = tuple(each for each in get_args(hint.__origin__) or (hint.__origin__,) if each is not NoneType)
+    if get_origin(hint.__origin__) is Literal:
+        return choice(kinds, about)
+    if kinds and get_origin(kinds[0]) is Literal:
+        return choice(get_args(kinds[0]), about)
+    return Option(about, *_USUAL.get(kinds, ()))
 
 
-PerStepOption: TypeAlias = float | list[float]
+def unfold(command: Callable[..., None]) -> Callable[..., None]:
+    """Return the command with options for typer. Each field of a parameter that is a dataclass becomes an option."""
+    hints = get_type_hints(command, include_extras=True)
+    groups: dict[str, Any] = {name: kind for name, kind in hints.items() if is_dataclass(kind)}
+    shown: list[inspect.Parameter] = []
+    for name, parameter in inspect.signature(command).parameters.items():
+        if name in groups:
+            types = get_type_hints(groups[name], include_extras=True)
+            shown += [_parameter(field.name, types[field.name], field.default) for field in fields(groups[name])]
+        else:
+            shown.append(_parameter(name, hints[name], parameter.default))
 
-Steps = Annotated[int | None, integer_option("--steps", "Number of updates.")]
-NoiseMultiplier = Annotated[
-    PerStepOption,
-    option(
-        "--noise-multiplier", values.per_step, "NUMBER", "Noise sigma over the clipping norm; or one per step: 1,2,3."
-    ),
-]
+    @wraps(command)
+    def unfolded(**given: Any) -> None:
+        for name, kind in groups.items():
+            given[name] = kind(**{field.name: given.pop(field.name) for field in fields(kind)})
+        command(**given)
+
+    unfolded.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]
+    unfolded.__annotations__ = {parameter.name: parameter.annotation for parameter in shown}
+    return unfolded
+
+
+def _parameter(name: str, hint: Any, default: object) -> inspect.Parameter:
+    """Return a parameter for typer. Options with a parser get type Any, since typer supports few types."""
+    if (found := option_of(hint)) is not None:
+        spelled, parse = _spelled(name), found.parse
+        parser = None if parse is None else lambda text: parse(spelled, text)
+        about = typer.Option(spelled, parser=parser, metavar=found.metavar, help=found.help, show_default=False)
+        hint = Annotated[Any if parse else hint.__origin__, about]
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=hint, default=default)
+
+
+def _spelled(name: str) -> str:
+    return f"--{name.strip('_').replace('_', '-')}"
+
+
+# Options that several commands have.
+
+_NOISE = "Standard deviation of the noise over the clipping norm; or one per step: 1,2,3."
+NoiseMultiplier = Annotated[PerStep, _NOISE]
+OptionalNoise = Annotated[PerStep | None, _NOISE]
 LastBatchOption = Annotated[
-    LastBatch | None,
-    choice(
-        "--last-batch", get_args(LastBatch), "What the loader does with a smaller last batch (default: as if none)."
-    ),
+    LastBatch | None, "What the loader does with a smaller last batch (default: there is none)."
 ]
-Delta = Annotated[float, number_option("--delta", "Delta of (epsilon, delta)-DP, in (0, 1).")]
+Delta = Annotated[float, "Delta of (epsilon, delta)-DP, in (0, 1)."]
+Epsilon = Annotated[float, "Epsilon of (epsilon, delta)-DP."]
 Convex = Annotated[
-    float | None,
-    number_option("--convex", "Losses are convex and steps contract by this factor: guarantee the last iterate."),
+    float | None, "For convex losses: the factor by which a step contracts. Adds a guarantee for the last iterate."
 ]
-Epsilon = Annotated[float, number_option("--epsilon", "Epsilon of (epsilon, delta)-DP.")]
 Analysis = Annotated[
     str | None,
     choice(
-        "--analysis",
         [each.option for each in ANALYSES.values() if each.name != "max_over_steps"],
-        "The analysis that is to reach it (default: the guarantee, and beside it the heuristic).",
+        "The analysis that must reach the target (default: the guarantee, and then the heuristic).",
     ),
 ]
-Sentence = Annotated[bool, flag("--sentence", "Print the sentence in which this may be quoted, instead of a table.")]
-Json = Annotated[bool, flag("--json", "Print one JSON object instead of a table.")]
-Plot = Annotated[
-    Path | None, option("--plot", None, "FILE", "Also draw a picture: FILE.png, .svg, .pdf or (interactive) .html.")
-]
+Json = Annotated[bool, "Print one JSON object instead of a table."]
+Plot = Annotated[Path | None, Option("Also draw a picture: FILE.png, .svg, .pdf or (interactive) .html.", "FILE")]
+Seed = Annotated[int, "Seed of all randomness (default: 0)."]
 
 
 @dataclass(frozen=True)
 class MethodOptions:
     """Options for sampling, optimizer, releases, neighbours and correlated noise of a run."""
 
-    sampling: Annotated[
-        Sampling, choice("--sampling", get_args(Sampling), "How batches are drawn (default: poisson).")
-    ] = "poisson"
-    learning_rate: Annotated[
-        PerStepOption | None, option("--learning-rate", values.per_step, "NUMBER", "One number, or one per step.")
-    ] = None
+    sampling: Annotated[Sampling, "How batches are drawn (default: poisson)."] = "poisson"
+    learning_rate: Annotated[PerStep | None, "One number, or one per step."] = None
     schedule: Annotated[
-        str | None, choice("--schedule", tuple(SCHEDULES), "How the learning rate changes (default: not at all).")
+        str | None, choice(tuple(SCHEDULES), "How the learning rate changes (default: it is constant).")
     ] = None
-    final_rate: Annotated[
-        float | None, number_option("--final-rate", "Where linear and cosine schedules end (default: 0).")
-    ] = None
-    warmup_steps: Annotated[int | None, integer_option("--warmup-steps", "How long warmup-cosine rises.")] = None
-    first_rate: Annotated[float | None, number_option("--first-rate", "Where warmup-cosine begins (default: 0).")] = (
-        None
-    )
-    drop_every: Annotated[int | None, integer_option("--drop-every", "Steps between drops of schedule step.")] = None
-    drop_factor: Annotated[
-        float | None, number_option("--drop-factor", "What schedule step multiplies by (default: 0.1).")
-    ] = None
-    momentum: Annotated[float | None, number_option("--momentum", "Heavy-ball factor, in [0, 1).")] = None
-    dampening: Annotated[float | None, number_option("--dampening", "Dampening of the momentum, as in PyTorch.")] = None
-    nesterov: Annotated[bool, flag("--nesterov", "Nesterov's momentum.")] = False
-    weight_decay: Annotated[float | None, number_option("--weight-decay", "L2 factor; needs --learning-rate.")] = None
-    decoupled: Annotated[bool, flag("--decoupled", "Weight decay apart from the gradient, as in SGDW.")] = False
+    final_rate: Annotated[float | None, "Last rate of linear and cosine schedules (default: 0)."] = None
+    warmup_steps: Annotated[int | None, "Steps in which warmup-cosine rises."] = None
+    first_rate: Annotated[float | None, "First rate of warmup-cosine (default: 0)."] = None
+    drop_every: Annotated[int | None, "Steps between drops of schedule step."] = None
+    drop_factor: Annotated[float | None, "Factor of each drop of schedule step (default: 0.1)."] = None
+    momentum: Annotated[float | None, "Heavy-ball factor, in [0, 1)."] = None
+    dampening: Annotated[float | None, "Dampening of the momentum, as in PyTorch."] = None
+    nesterov: Annotated[bool, "Nesterov's momentum."] = False
+    weight_decay: Annotated[float | None, "L2 factor; needs --learning-rate."] = None
+    decoupled: Annotated[bool, "Weight decay apart from the gradient, as in SGDW."] = False
     averaging: Annotated[
-        str | None,
-        option("--averaging", values.average, "uniform|DECAY", "Release the mean of the iterates, or their EMA."),
+        str | None, Option("Release the mean of the iterates, or their EMA.", "uniform|DECAY", parse_average)
     ] = None
     optimizer: Annotated[
-        str | None,
-        choice("--optimizer", ("sgd", "adam", "adamw"), "With Adam, predictions are approximations of a heuristic."),
+        Literal["sgd", "adam", "adamw"] | None, "With Adam, predictions are approximations of a heuristic."
     ] = None
-    beta1: Annotated[float | None, number_option("--beta1", "Adam's, of gradients (default: 0.9).")] = None
-    beta2: Annotated[float | None, number_option("--beta2", "Adam's, of their squares (default: 0.999).")] = None
-    eps: Annotated[
-        float | None, number_option("--eps", "Adam's, on the scale of sums of gradients (default: 1e-8).")
-    ] = None
+    beta1: Annotated[float | None, "Adam's decay of the mean gradient (default: 0.9)."] = None
+    beta2: Annotated[float | None, "Adam's decay of the mean squared gradient (default: 0.999)."] = None
+    eps: Annotated[float | None, "Adam's eps, on the scale of sums of gradients (default: 1e-8)."] = None
     weights: Annotated[
-        PerStepOption | None,
-        option("--weights", values.per_step, "W1,W2,...", "Weight of each step in the model, instead of an optimizer."),
+        PerStep | None, Option("Weight of each step, instead of an optimizer.", "W1,W2,...", parse_per_step)
     ] = None
-
     releases: Annotated[
         int | list[int] | None,
-        option("--releases", values.one_or_more, "K|S1,S2,...", "Release K iterates, or those after these steps."),
+        Option("Release K iterates, or the iterates after these steps.", "K|S1,S2,...", parse_releases),
     ] = None
-    group_size: Annotated[int | None, integer_option("--group-size", "Examples of one person (default: 1).")] = None
+    group_size: Annotated[int | None, "Examples of one person (default: 1)."] = None
     neighbours: Annotated[
         Neighbours | None,
-        choice(
-            "--neighbours",
-            get_args(Neighbours),
-            "What happens to one example (default: add-remove; zero-out with shuffled or fixed batches).",
-        ),
+        "How neighbouring data sets differ (default: add-remove; zero-out with shuffled or fixed batches).",
     ] = None
-
     noise_filter: Annotated[
         list[float] | None,
-        option(
-            "--noise-filter",
-            values.coefficients,
+        Option(
+            "Correlated noise: the factors of a step's own noise and of the noise of earlier steps.",
             "C0,C1,...|FILE",
-            "Correlated noise: how much of each earlier step's noise a step adds, from its own on.",
+            parse_coefficients,
         ),
     ] = None
-    min_separation: Annotated[
-        int, integer_option("--min-separation", "Steps between batches with one example (default: 1).")
-    ] = 1
+    min_separation: Annotated[int, "Fewest steps between two batches with the same example (default: 1)."] = 1
 
     def fields(self) -> Fields:
         """Return the fields of a ``DPSGD`` that these options set."""
@@ -175,22 +276,20 @@ class MethodOptions:
         return run.replace(optimizer=replace(run.optimizer, learning_rate=rates))
 
     def _schedule_parameters(self) -> dict[str, float]:
-        """Return the options of the schedule. Raise an error if one is missing or belongs to another schedule."""
         names = ("final_rate", "warmup_steps", "first_rate", "drop_every", "drop_factor")
         given = {name: value for name in names if (value := getattr(self, name)) is not None}
-        taken = dict(signature(SCHEDULES[self.schedule]).parameters) if self.schedule else {}
+        taken = dict(inspect.signature(SCHEDULES[self.schedule]).parameters) if self.schedule else {}
         for name in given:
             if name not in taken:
-                owners = [each for each, make in SCHEDULES.items() if name in signature(make).parameters]
+                owners = [each for each, make in SCHEDULES.items() if name in inspect.signature(make).parameters]
                 got = f"--schedule {self.schedule}" if self.schedule else "none"
                 raise OptionError(f"{_spelled(name)} belongs to --schedule {' or '.join(owners)}, got {got}")
         for name in set(names) & set(taken) - set(given):
-            if taken[name].default is Parameter.empty:
+            if taken[name].default is inspect.Parameter.empty:
                 raise OptionError(f"{_spelled(name)} must be given with --schedule {self.schedule}")
         return given
 
     def _optimizer(self) -> Optimizer | None:
-        """Return the optimizer that the options describe. Raise an error if an option belongs to another optimizer."""
         from lastiterate.optimizer import SGD, Adam
 
         kind = Adam if self.optimizer in ("adam", "adamw") else SGD
@@ -199,13 +298,14 @@ class MethodOptions:
         given = {name: value for name, value in values.items() if value is not None and value is not False}
         for name in given:
             if name not in names:
-                owner, got = ("adam or adamw", self.optimizer or "none") if kind is SGD else ("sgd", self.optimizer)
+                owner = "adam or adamw" if kind is SGD else "sgd"
+                got = self.optimizer or "none"
                 raise OptionError(f"{_spelled(name)} belongs to --optimizer {owner}, got {got}")
         if kind is SGD and self.weight_decay and self.learning_rate is None:
             raise OptionError("--weight-decay needs --learning-rate: their product says how fast a step is forgotten")
         if self.schedule and not isinstance(self.learning_rate, float):
-            got = "none" if self.learning_rate is None else f"{len(self.learning_rate)} numbers"
-            raise OptionError(f"--learning-rate must be one number with --schedule, its largest, got {got}")
+            numbers = "none" if self.learning_rate is None else f"{len(self.learning_rate)} numbers"
+            raise OptionError(f"--learning-rate must be one number with --schedule, its largest, got {numbers}")
         if self.optimizer == "adamw":
             given = {"weight_decay": ADAMW_DECAY} | given | {"decoupled": True}
         return kind(**given) if given or self.optimizer else None
@@ -213,15 +313,13 @@ class MethodOptions:
 
 @dataclass(frozen=True)
 class ConvexOptions:
-    """Options for the guarantee on the last iterate of convex training. Without them there is no such guarantee."""
+    """Options for the guarantee on the last iterate of convex training."""
 
     convex: Convex = None
-    diameter: Annotated[
-        float | None, number_option("--diameter", "Losses are convex; parameters stay in a set so wide.")
-    ] = None
+    diameter: Annotated[float | None, "For convex losses: the diameter of the set that parameters stay in."] = None
 
     def curves(self, analysis: str | None = None) -> Curves:
-        """Return the convex analysis with these numbers, by name; empty if no number is given."""
+        """Return the convex analysis with these numbers, by name, or an empty dictionary if no number is given."""
         import lastiterate
 
         if self.convex is None and self.diameter is None:
@@ -231,7 +329,6 @@ class ConvexOptions:
         return {"convex": partial(lastiterate.convex, contraction=self.convex, diameter=self.diameter)}
 
     def fields(self) -> Fields:
-        """Return the given options as JSON."""
         given = {"contraction": self.convex, "diameter": self.diameter}
         return {name: value for name, value in given.items() if value is not None}
 
@@ -240,27 +337,20 @@ class ConvexOptions:
 class SizeOptions:
     """Options for the length of a run and its batches: by steps and sample rate, or by dataset and batch size."""
 
-    steps: Steps = None
+    steps: Annotated[int | None, "Number of updates."] = None
     sample_rate: Annotated[
-        PerStepOption | None,
-        option(
-            "--sample-rate",
-            values.rates,
-            "NUMBER",
-            "Probability that an example is in a batch, as 0.01 or 1/3; or one per step.",
-        ),
+        PerStep | None,
+        Option("Probability that an example is in a batch, as 0.01 or 1/3; or one per step.", "NUMBER", parse_rates),
     ] = None
-    dataset_size: Annotated[int | None, integer_option("--dataset-size", "Number of examples.")] = None
-    batch_size: Annotated[int | None, integer_option("--batch-size", "(Expected) size of a batch.")] = None
-    epochs: Annotated[float | None, number_option("--epochs", "Passes over the data; or say --steps.")] = None
+    dataset_size: Annotated[int | None, "Number of examples."] = None
+    batch_size: Annotated[int | None, "(Expected) size of a batch."] = None
+    epochs: Annotated[float | None, "Passes over the data; or give --steps."] = None
     last_batch: LastBatchOption = None
     batches_per_epoch: Annotated[
-        int | None,
-        integer_option("--batches-per-epoch", "Of shuffled batches, if the last one is smaller (default: 1 / rate)."),
+        int | None, "Number of shuffled batches, if the last one is smaller (default: 1 / sample rate)."
     ] = None
 
-    def run(self, noise_multiplier: PerStepOption, method: MethodOptions) -> DPSGD:
-        """Return the run that the options describe."""
+    def run(self, noise_multiplier: PerStep, method: MethodOptions) -> DPSGD:
         sizes: Fields = {"dataset_size": self.dataset_size, "batch_size": self.batch_size}
         if _given(sizes) and self.steps is not None and self.sample_rate is None and self.epochs is None:
             _require(sizes)
@@ -271,7 +361,7 @@ class SizeOptions:
         by_rate: Fields = {"steps": self.steps, "sample_rate": self.sample_rate}
         by_batch: Fields = {**sizes, "epochs": self.epochs}
         if self.batches_per_epoch is not None and _given(by_batch):
-            raise OptionError("--batches-per-epoch belongs to --sample-rate: with --batch-size say --last-batch")
+            raise OptionError("--batches-per-epoch belongs to --sample-rate: with --batch-size give --last-batch")
         if self.last_batch is not None and not _given(by_batch):
             raise OptionError("--last-batch must be given with --dataset-size and --batch-size, got neither")
         if _given(by_rate) and _given(by_batch):
@@ -300,73 +390,68 @@ def _given(fields: Mapping[str, object]) -> list[str]:
     return [_spelled(name) for name, value in fields.items() if value is not None]
 
 
-def _spelled(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
-
-
 def _require(fields: Mapping[str, object]) -> None:
     given = _given(fields)
     if not given:
         raise OptionError(_EITHER)
     if len(given) < len(fields):
-        missing = _given({name: True for name, value in fields.items() if value is None})
+        missing = [_spelled(name) for name, value in fields.items() if value is None]
         raise OptionError(f"{' and '.join(missing)} must be given with {' and '.join(given)}")
 
 
-# Options that are not on a command line: what is typed into a page is read as if it were, with the same complaints.
+# Options that are typed into a web page. The parsers and the messages are the same; errors are a ValueError.
 
 _Options = TypeVar("_Options", SizeOptions, MethodOptions, ConvexOptions)
 _KINDS = (SizeOptions, MethodOptions, ConvexOptions)
-_Value = TypeVar("_Value")
 
 
+@contextmanager
+def _as_value_error() -> Iterator[None]:
+    try:
+        yield
+    except OptionError as error:
+        raise BadArgument(*error.message.split(" ", 1)) from None
+
+
+@_as_value_error()
 def run_of(texts: Mapping[str, str]) -> DPSGD:
-    """Return the run that these options describe, texts by name. A ValueError has the command line's message."""
+    """Return the run that options describe. ``texts`` maps the names of options to their texts."""
     known = {field.name for kind in _KINDS for field in fields(kind)} | {"noise_multiplier"}
     for name in texts:
         if name not in known:
             raise ValueError(f"there is no option {_spelled(name)}")
     if "noise_multiplier" not in texts:
-        raise ValueError("--noise-multiplier must be given")
-    return _told(lambda: _run(texts))
+        raise BadArgument("--noise-multiplier", "must be given")
+    noise = parse_per_step("--noise-multiplier", texts["noise_multiplier"])
+    return _options(SizeOptions, texts).run(noise, _options(MethodOptions, texts))
 
 
+@_as_value_error()
 def curves_of(texts: Mapping[str, str]) -> Curves:
-    """Return the analyses that need more than the run, from the texts of options by name."""
-    return _told(lambda: _options(ConvexOptions, texts).curves())
+    """Return the analyses that need options besides the run. ``texts`` maps the names of options to their texts."""
+    return _options(ConvexOptions, texts).curves()
 
 
+@_as_value_error()
 def number_of(name: str, text: str) -> float:
     """Return the number in the text of an option."""
-    return _told(lambda: values.number(_spelled(name))(text))
+    return parse_number(_spelled(name), text)
 
 
+@_as_value_error()
 def integers_of(name: str, text: str) -> list[int]:
     """Return the whole numbers, separated by commas, in the text of an option."""
-    return _told(lambda: values.integers(_spelled(name))(text))
-
-
-def _run(texts: Mapping[str, str]) -> DPSGD:
-    noise = values.per_step("--noise-multiplier")(texts["noise_multiplier"])
-    return _options(SizeOptions, texts).run(noise, _options(MethodOptions, texts))
+    return parse_integers(_spelled(name), text)
 
 
 def _options(kind: type[_Options], texts: Mapping[str, str]) -> _Options:
     hints = get_type_hints(kind, include_extras=True)
-    given: dict[str, Any] = {name: _read(hints[name], text) for name, text in texts.items() if name in hints}
+    given: dict[str, Any] = {name: _read(name, hints[name], text) for name, text in texts.items() if name in hints}
     return kind(**given)
 
 
-def _read(hint: Any, text: str) -> object:
-    """Convert the text to a value, as typer does."""
-    option = hint.__metadata__[0]
-    if option.parser is not None:
-        return option.parser(text)
+def _read(name: str, hint: Any, text: str) -> object:
+    found = option_of(hint)
+    if found is not None and found.parse is not None:
+        return found.parse(_spelled(name), text)
     return text == "true" if hint.__origin__ is bool else text
-
-
-def _told(read: Callable[[], _Value]) -> _Value:
-    try:
-        return read()
-    except OptionError as error:
-        raise ValueError(error.message) from None

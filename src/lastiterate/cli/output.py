@@ -1,13 +1,14 @@
-"""Output of all commands: JSON, tables, files beside them, and progress bars.
+"""Output of all commands: JSON, tables, other files, and progress bars.
 
-A command prints one JSON object or tables to stdout; tables are plain text without a terminal. Everything else, such as
-output of training code, goes to stderr. Output files are checked before any work begins. Pictures are drawn after the
-table is printed, so that a picture that fails does not lose the table.
+A command prints one JSON object or tables to stdout. If stdout is not a terminal, tables are plain text. Everything
+else, such as output of training code, goes to stderr. Output files are checked before any work begins. Pictures are
+drawn after the table is printed, so that a failed picture does not lose the table.
 """
 
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -19,18 +20,16 @@ from pathlib import Path
 from threading import Event, Thread
 from typing import TYPE_CHECKING
 
-from lastiterate.cli.exit_status import BROKEN, OptionError
-from lastiterate.common.atomic_write import is_same_file
-from lastiterate.common.progress import PATIENCE, make_bar
+import typer
+
+from lastiterate.cli.app import BROKEN, OptionError
 from lastiterate.formatting import Table, neighbours_of, printable, shown, spell, spell_down, spell_up, text_of
 from lastiterate.registry import ANALYSES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
     from rich.text import Text
 
-    from lastiterate.common.types import Item, Json, Track
+    from lastiterate.common.types import Item, Json, JsonObject, Track
     from lastiterate.compare_analyses import Answer
     from lastiterate.plot.style import Picture
     from lastiterate.run import DPSGD
@@ -43,29 +42,45 @@ def print_json(fields: Mapping[str, Json]) -> None:
     _write(json.dumps(fields, indent=2, allow_nan=False) + "\n")
 
 
+def with_reasons(fields: Mapping[str, Json], reasons: Mapping[str, str]) -> JsonObject:
+    """Return fields as JSON. A missing or infinite number is null, and the next field, ``name_reason``, says why."""
+    found: JsonObject = {}
+    for name, value in fields.items():
+        found[name] = None if isinstance(value, float) and not math.isfinite(value) else value
+        if found[name] is None:
+            found[f"{name}_reason"] = reasons[name]
+    return found
+
+
+def by_method(name: str, values: Mapping[str, float], reason: str) -> JsonObject:
+    """Return one number for each method as JSON, followed by the reasons for infinite numbers."""
+    finite = {method: value if math.isfinite(value) else None for method, value in values.items()}
+    return {name: finite, **{f"{name}_{method}_reason": reason for method, value in finite.items() if value is None}}
+
+
 def print_answers(title: str, quantity: str, answers: dict[str, Answer], run: DPSGD, notes: Iterable[str] = ()) -> None:
     """Print a table of the analyses, with the assumptions of each."""
-    shown = {name: answer for name, answer in answers.items() if name != "max_over_steps"}
-    rows = [
-        (ANALYSES[name].label_of(run), "none", "see below")
-        if answer.value is None
-        else (ANALYSES[name].label_of(run), spell_up(answer.value), ANALYSES[name].assumed_of(run))
-        for name, answer in shown.items()
-    ]
-    reasons = [
-        f"{ANALYSES[name].label_of(run)}: {answer.reason}" for name, answer in shown.items() if answer.value is None
-    ]
+    rows, reasons = [], []
+    for name, answer in answers.items():
+        label = ANALYSES[name].label_of(run)
+        if name == "max_over_steps":
+            continue
+        if answer.value is None:
+            rows.append((label, "none", "see below"))
+            reasons.append(f"{label}: {answer.reason}")
+        else:
+            rows.append((label, spell_up(answer.value), ANALYSES[name].assumed_of(run)))
     below = [*reasons, f"Neighbours: {neighbours_of(run)}.", *notes]
-    print_table(title, ("analysis", quantity, "what it assumes"), rows, {1}, below)
+    print_table(Table(title, ("analysis", quantity, "what it assumes"), rows, {1}, below))
 
 
 def print_rows(title: str, rows: Sequence[Mapping[str, Json]], notes: Iterable[str | Text] = ()) -> None:
-    """Print rows of JSON as a table, with the keys as header and the reasons for missing values below."""
+    """Print rows of JSON as a table. The keys are the header. Reasons for missing values are below the table."""
     header = [key for key in rows[0] if not key.endswith("_reason")]
     numeric = {i for i, key in enumerate(header) if not isinstance(rows[0][key], str)}
     reasons = dict.fromkeys(f"none: {row[key]}" for row in rows for key in row if key.endswith("_reason"))
     cells = [[_cell(key, row[key]) for key in header] for row in rows]
-    print_table(title, [key.replace("_", " ") for key in header], cells, numeric, [*reasons, *notes])
+    print_table(Table(title, [key.replace("_", " ") for key in header], cells, numeric, [*reasons, *notes]))
 
 
 def _cell(key: str, value: Json) -> str:
@@ -92,15 +107,8 @@ def print_note(text: str) -> None:
     _write(text_of(Text(shown(text))) + "\n")
 
 
-def print_table(
-    title: str, header: Sequence[str], rows: Sequence[Sequence[str]], numeric: set[int], notes: Sequence[str | Text]
-) -> None:
-    """Print a title, a table with numeric columns aligned to the right, and notes."""
-    print_whole(Table(title, header, rows, numeric, notes))
-
-
-def print_whole(table: Table) -> None:
-    """Print a complete table, in colour on a terminal."""
+def print_table(table: Table) -> None:
+    """Print a title, a table and notes, in colour on a terminal."""
     _write(text_of(*table.parts()) + "\n")
 
 
@@ -118,7 +126,9 @@ _BESIDE_A_STORE = ("-wal", "-shm", "-journal", ".lock")
 
 
 def check_apart(outputs: Files, inputs: Files) -> None:
-    """Raise an error if two outputs, or an output and an input, are the same file; links are followed."""
+    """Raise an error if two outputs, or an output and an input, are the same file. Links are followed."""
+    from lastiterate.common.atomic_write import is_same_file
+
     written = [(name, path) for name, paths in outputs.items() for path in paths]
     read = [(name, path) for name, paths in inputs.items() for path in paths]
     pairs = [*combinations(written, 2), *((output, source) for output in written for source in read)]
@@ -128,13 +138,13 @@ def check_apart(outputs: Files, inputs: Files) -> None:
 
 
 def store_files(store: Path) -> list[Path]:
-    """Return a store, or a folder and its stores, with the SQLite and lock files beside each."""
+    """Return the files of a store, or of all stores in a folder, including SQLite's temporary files and locks."""
     stores = [store, *store.glob("*.sqlite")] if store.is_dir() else [store]
     return [Path(f"{file}{suffix}") for file in stores for suffix in ("", *_BESIDE_A_STORE)]
 
 
 def given_files(*given: Path | str | None) -> list[Path]:
-    """Return the values that name existing files. Others are absent, folders, or names such as that of a dataset."""
+    """Return the values that name existing files. Other values are None, folders, or names of data sets."""
     paths = [Path(each) for each in given if each is not None]
     return [path for path in paths if path.is_file()]
 
@@ -146,10 +156,7 @@ _OUT, _ERR = 1, 2
 
 @contextmanager
 def talk_on_stderr() -> Iterator[None]:
-    """Redirect stdout to stderr, also for compiled code and child processes of the user's code.
-
-    The JSON object then stays alone on stdout.
-    """
+    """Redirect stdout to stderr, also for compiled code and child processes of the user's code."""
     _flush()
     kept = None
     with suppress(OSError):  # stdout or stderr is closed
@@ -177,12 +184,23 @@ def _flush() -> None:
 # Pictures and other files: their names, checks before work begins, and writing after the table.
 
 
-def picture_files(name: str, output: Path) -> list[Path]:
-    """Return the picture files, after checking that they can be written. Creates no file and no folder."""
-    from lastiterate.plot.chart_file import check_target
+def check_plot(path: Path | None) -> None:
+    """Raise an error if the picture could not be drawn or written. Do nothing if ``path`` is None."""
+    if path is not None:
+        from lastiterate.plot.chart_file import check_target
 
+        check_target(path)
+
+
+def write_plot(make: Callable[[], Picture], path: Path, *, quiet: bool, has_notes: bool = True) -> None:
+    """Draw a picture after the table is printed, and end the command with the exit status of ``write_beside``."""
+    raise typer.Exit(write_beside(pictures(make, [path]), quiet=quiet, has_notes=has_notes))
+
+
+def picture_files(name: str, output: Path) -> list[Path]:
+    """Return the paths of the pictures. Raise an error if a picture could not be written."""
     if output.suffix and not output.is_dir():
-        check_target(output)
+        check_plot(output)
         return [output]
     files = [f"{name}.{kind}" for kind in ("png", "html")]
     check_folder(output, files)
@@ -190,30 +208,28 @@ def picture_files(name: str, output: Path) -> list[Path]:
 
 
 def audit_files(store: Path | None, folder: Path, name: str = "") -> list[Path]:
-    """Return the files of the picture and the page of an audit, named after the store, followed by ``name``."""
+    """Return the paths of an audit's picture and page. Their stem is the store's stem followed by ``name``."""
     stem = store.stem if store else "audit"
     return [folder / f"{stem}{name}.{kind}" for kind in ("png", "html")]
 
 
 def check_folder(folder: Path, files: Sequence[str]) -> None:
     """Raise an error if files of these names could not be written in the folder. Does not create the folder."""
-    from lastiterate.plot.chart_file import check_target
-
     if not folder.is_dir() and (folder.exists() or folder.is_symlink() or not folder.parent.is_dir()):
         raise ValueError(f"--output must be a folder, or a new one within a folder that exists, got {str(folder)!r}")
     for file in files:
-        check_target((folder if folder.is_dir() else folder.parent) / file)
+        check_plot((folder if folder.is_dir() else folder.parent) / file)
 
 
 def check_page(folder: Path | None) -> None:
-    """Raise an error if the page of an audit could not be written in the folder; None: no check."""
+    """Raise an error if an audit's page could not be written in the folder. Do nothing if ``folder`` is None."""
     if folder is not None:
         check_folder(folder, ["audit.html"])
 
 
 @dataclass(frozen=True)
 class Beside:
-    """A file that is written beside a table. ``label`` precedes its name in the printed note."""
+    """A file that is written in addition to a printed table. The note below the table prints ``label`` and the name."""
 
     file: Path
     write: Callable[[Path], None]
@@ -221,7 +237,7 @@ class Beside:
 
 
 def pictures(make: Callable[[], Picture], files: Sequence[Path]) -> list[Beside]:
-    """Return the files of an altair chart, which is made when the first file is drawn."""
+    """Return the files of one altair chart. The chart is made when the first file is written."""
     made = cache(make)
 
     def draw(file: Path) -> None:
@@ -233,10 +249,9 @@ def pictures(make: Callable[[], Picture], files: Sequence[Path]) -> list[Beside]
 
 
 def write_beside(files: Sequence[Beside], *, quiet: bool, has_notes: bool = True, track: Track = iter) -> int:
-    """Write the files beside a printed table, and return the exit status: 0, or ``BROKEN`` if a file failed.
+    """Write files after a table is printed, and return the exit status: 0, or ``BROKEN`` if a file failed.
 
-    Failures are reported in one sentence on stderr. Unless ``quiet`` (for JSON), the names of written files are printed
-    below the notes of the table. Without notes (``has_notes``), a blank line comes first.
+    The names of written files are printed below the notes of the table, unless ``quiet`` is true (for JSON).
     """
     failed: dict[str, list[str]] = {}
     for each in track(files):
@@ -256,33 +271,7 @@ def write_beside(files: Sequence[Beside], *, quiet: bool, has_notes: bool = True
     return BROKEN
 
 
-# Progress bars: on stderr, only for work that takes long, so that quick commands load nothing.
-
-
-class _Count:
-    def __init__(self) -> None:
-        self.done = 0
-
-
-@contextmanager
-def _bar(description: str, total: int) -> Iterator[_Count]:
-    count, finished = _Count(), Event()
-
-    def show() -> None:
-        if finished.wait(PATIENCE):
-            return
-        with make_bar() as progress:
-            task = progress.add_task(description, total=total)
-            while not finished.wait(0.1):
-                progress.update(task, completed=count.done)
-
-    thread = Thread(target=show, daemon=True)
-    thread.start()
-    try:
-        yield count
-    finally:
-        finished.set()
-        thread.join()
+# Progress bars: on stderr, and only for long work, so that quick commands do not load the library.
 
 
 def tracker(description: str) -> Track:
@@ -292,16 +281,33 @@ def tracker(description: str) -> Track:
         if not sys.stderr.isatty():
             yield from items
             return
-        with _bar(description, len(items)) as count:
+        from lastiterate.common.progress import PATIENCE, make_bar
+
+        done, finished = 0, Event()
+
+        def show() -> None:
+            if finished.wait(PATIENCE):
+                return
+            with make_bar() as progress:
+                task = progress.add_task(description, total=len(items))
+                while not finished.wait(0.1):
+                    progress.update(task, completed=done)
+
+        thread = Thread(target=show, daemon=True)
+        thread.start()
+        try:
             for item in items:
                 yield item
-                count.done += 1
+                done += 1
+        finally:
+            finished.set()
+            thread.join()
 
     return track
 
 
 def announcer(description: str) -> Track:
-    """Return a function that yields the items and prints a line at each; for items with their own progress bar."""
+    """Return a function that prints a line before each item, for items with progress bars of their own."""
 
     def announce(items: Sequence[Item]) -> Iterator[Item]:
         for number, item in enumerate(items, start=1):

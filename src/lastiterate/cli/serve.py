@@ -11,32 +11,25 @@ from typing import Annotated
 
 import typer
 
-from lastiterate.cli.option_values import unfold
-from lastiterate.cli.options import Json, flag, integer_option, option
+from lastiterate.cli.app import OptionError
+from lastiterate.cli.options import Json, Option, curves_of, integers_of, number_of, run_of, unfold
 from lastiterate.cli.output import print_json, print_note
 from lastiterate.cli.signals import leaving_with
-
-# Server: options and start of the server, shared by ``explore`` and ``watch``.
 
 
 @dataclass(frozen=True)
 class ServerOptions:
     """Options for the address of the server and for opening a browser."""
 
-    port: Annotated[int | None, integer_option("--port", "Where to listen (default: 8765, or any that is free).")] = (
-        None
+    port: Annotated[int | None, "Port to listen on (default: 8765, or any free port)."] = None
+    host: Annotated[str, Option("Address to listen on (default: 127.0.0.1, this machine only).", "ADDRESS")] = (
+        "127.0.0.1"
     )
-    host: Annotated[
-        str, option("--host", None, "ADDRESS", "Listen there (default: 127.0.0.1, this machine alone).")
-    ] = "127.0.0.1"
-    allow_remote: Annotated[
-        bool, flag("--allow-remote", "Let others reach it: they can read all of it, and nobody is asked who he is.")
-    ] = False
-    no_browser: Annotated[bool, flag("--no-browser", "Open no browser.")] = False
+    allow_remote: Annotated[bool, "Let others connect. They can read all pages, without a password."] = False
+    no_browser: Annotated[bool, "Do not open a browser."] = False
 
     def serve(self, path: str, folder: Path | None, json: bool) -> None:
         """Print the address, open a browser, and serve until the program is stopped."""
-        from lastiterate.cli.options import curves_of, integers_of, number_of, run_of
         from lastiterate.common.validation import integer
         from lastiterate.web.form_fields import Reader
         from lastiterate.web.server import address_of, is_loopback, listen, require_web, serve
@@ -52,7 +45,7 @@ class ServerOptions:
         else:
             print_note(f"{url}\nCtrl-C stops it.")
             if is_remote:
-                print("everybody who reaches this machine can read these pages, and make it compute", file=sys.stderr)
+                print("everybody who reaches this machine can read these pages and start computations", file=sys.stderr)
             if not self.no_browser:
                 threading.Thread(target=_open_browser, args=(url,), daemon=True).start()
         with leaving_with("stopped"):
@@ -72,8 +65,8 @@ def _open_browser(url: str) -> None:
 def explore(server: ServerOptions, json: Json = False) -> None:
     """Explore runs in the browser: move a slider, see epsilon.
 
-    Starts a page on this machine, which answers as you change the run, and opens a browser there. It runs until you
-    stop it. With --json it prints its address and opens no browser.
+    Serves a page on this machine and opens it in a browser. The page answers as you change the run. The server runs
+    until you stop it. With --json it prints its address and opens no browser.
 
     \b
     Example:
@@ -83,26 +76,21 @@ def explore(server: ServerOptions, json: Json = False) -> None:
     server.serve("/", None, json)
 
 
-# ``lastiterate watch``: audits in the browser, finished and as they run.
-
-FolderArgument = Annotated[
-    Path, typer.Argument(metavar="FOLDER", help="Where the stores of audits are.", show_default=False)
-]
-
-
 @unfold
-def watch(folder: FolderArgument, server: ServerOptions, json: Json = False) -> None:
+def watch(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of the stores.", show_default=False)],
+    server: ServerOptions,
+    json: Json = False,
+) -> None:
     """Watch audits in the browser, finished and running.
 
-    Shows the stores (.sqlite) in a folder and below it, and opens a browser there. Nothing is trained, and no store is
-    changed. It runs until you stop it. With --json it prints its address and opens no browser.
+    Shows the stores (.sqlite) in a folder and below it, and opens a browser. Nothing is trained, and no store is
+    changed. The server runs until you stop it. With --json it prints its address and opens no browser.
 
     \b
     Example:
       lastiterate watch runs/
     """
-    from lastiterate.cli.exit_status import OptionError
-
     if not folder.is_dir():
         raise OptionError(f"FOLDER must be a folder that exists, got {str(folder)!r}")
     server.serve("/audits", folder, json)

@@ -1,7 +1,7 @@
-"""Ctrl-C and SIGTERM: one sentence and an exit status, from the first moment of the program to its last.
+"""Handling of Ctrl-C and SIGTERM: print one sentence and exit with a status, at any time during the program.
 
-This module is loaded before everything else, so it imports little. It raises no exception: an exception in a callback
-of JAX is lost, and JAX crashes at exit if it is interrupted while it is imported or compiles.
+This module is loaded before everything else, so it imports little. The handlers raise no exception, because JAX loses
+exceptions in its callbacks, and crashes at exit if an exception interrupts its import or a compilation.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _before: dict[signal.Signals, object] = {}
 
 
 def watch() -> None:
-    """Exit on these signals from now on, even while the main thread is inside a library and handles no signal."""
+    """Exit on Ctrl-C and SIGTERM from now on, even while the main thread is busy inside a library."""
     _install()
     atexit.register(_be_done)
     if sys.platform == "win32" or not _before:
@@ -43,7 +43,7 @@ def leaving_with(sentence: str) -> Iterator[None]:
     new = _install()
     try:
         yield
-    except KeyboardInterrupt:  # raised by somebody who has handlers of his own
+    except KeyboardInterrupt:  # raised by a signal handler of other code
         leave(signal.SIGINT)
     finally:
         _sentence = before
@@ -53,8 +53,8 @@ def leaving_with(sentence: str) -> Iterator[None]:
 
 def leave(number: int) -> NoReturn:
     """Print the sentence, remove temporary files, and end the process at once."""
-    with suppress(OSError, ValueError, RuntimeError):  # nobody reads it, or somebody is writing right now
-        on_terminal = sys.stderr.isatty()  # where ^C stands in the line, and a progress bar hides the cursor
+    with suppress(OSError, ValueError, RuntimeError):  # stderr is closed, or another thread is writing to it
+        on_terminal = sys.stderr.isatty()  # a terminal shows ^C in the line, and a progress bar hides the cursor
         sys.stderr.write(f"\x1b[?25h\n{_sentence}\n" if on_terminal else f"{_sentence}\n")
         sys.stderr.flush()
     if (scratch := sys.modules.get("lastiterate.common.atomic_write")) is not None:
@@ -92,8 +92,8 @@ def _be_done() -> None:
 
 
 def _forget() -> None:
-    """Restore the signal handlers in a forked process, whose signals must not reach the parent's wakeup pipe."""
-    with suppress(ValueError):  # no thread of ours
+    """Restore the signal handlers in a forked process, so that its signals do not reach the parent's pipe."""
+    with suppress(ValueError):  # not in the main thread
         signal.set_wakeup_fd(-1)
     for number, handler in _before.items():
         if signal.getsignal(number) is _handle:

@@ -1,4 +1,4 @@
-"""Errors of a running audit that are neither bad input nor a verdict. Earlier results are kept."""
+"""All errors: bad input, missing dependencies, and failures of a running audit, which keep earlier results."""
 
 from __future__ import annotations
 
@@ -15,22 +15,40 @@ class Breakdown(Exception):
     """Base of failures during an audit.
 
     Attributes:
-        kept: description of what was stored before; empty if not known.
+        kept: description of the results that were stored before. Empty if they are not known.
     """
 
     kept: str = ""
 
     @property
     def story(self) -> str:
-        """The whole message for people."""
+        """The whole message."""
         return str(self)
+
+
+# Bad input.
+
+
+class BadArgument(ValueError):
+    """Error for an invalid argument. The message begins with the argument's name.
+
+    Attributes:
+        argument: name of the argument.
+    """
+
+    def __init__(self, argument: str, sentence: str) -> None:
+        super().__init__(argument, sentence)
+        self.argument, self.sentence = argument, sentence
+
+    def __str__(self) -> str:
+        return f"{self.argument} {self.sentence}"
 
 
 # Missing dependencies.
 
 
 class MissingExtra(ImportError):
-    """Error for a missing optional dependency. The message is a sentence that says how to install it."""
+    """Error for a missing optional dependency. The message says how to install it."""
 
 
 # User code: failures of a trainer or an attack, reported with the user's own lines.
@@ -45,7 +63,7 @@ class TrainerFailed(Breakdown):
         error: the exception that the trainer raised.
         training: description of the training that failed.
         lines: the user's own lines of the traceback.
-        kept: description of what was stored before; empty if not known.
+        kept: description of the results that were stored before. Empty if they are not known.
     """
 
     who = "trainer"
@@ -66,7 +84,7 @@ class TrainerFailed(Breakdown):
         return f"{self}\n{self.lines}{self.kept}".rstrip()
 
     def __reduce__(self) -> tuple[type[TrainerFailed], tuple[BaseException, str, str, str]]:
-        """Pickle with the original error or, if that cannot be pickled, with its message."""
+        """Pickle the original error. If it cannot be pickled, pickle its message instead."""
         error = self.error
         try:
             pickle.loads(pickle.dumps(error))
@@ -82,7 +100,7 @@ class AttackFailed(TrainerFailed):
 
 
 def guarded(call: Callable[[], _Result], what: str, failure: type[TrainerFailed] = TrainerFailed) -> _Result:
-    """Return the result of a user's code. Any exception, SystemExit included, becomes a ``failure``."""
+    """Call a user's code and return its result. Raise ``failure`` for any exception, including SystemExit."""
     try:
         return call()
     except (Exception, SystemExit) as error:
@@ -90,7 +108,7 @@ def guarded(call: Callable[[], _Result], what: str, failure: type[TrainerFailed]
 
 
 def _users_lines(error: BaseException) -> str:
-    """Return the traceback without this package and installed or standard ones, but with the line that raised."""
+    """Return the lines of the traceback that are in the user's own files, and the line that raised."""
     ours = [str(Path(__file__).parents[1]), *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))]
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not frame.filename.startswith((*ours, "<frozen"))]
@@ -103,14 +121,14 @@ def _users_lines(error: BaseException) -> str:
 
 
 class TrainingDiverged(ArithmeticError):
-    """Error of both trainers for a model whose parameters are not finite: there is no last iterate to release."""
+    """Error for a model whose parameters are not finite. Both trainers raise it."""
 
 
 # Clusters.
 
 
 class ClusterLost(Breakdown):
-    """Error for the loss of Ray's cluster or of the connection to it. The same call resumes from the store."""
+    """Error for a lost Ray cluster or a lost connection to it. Repeating the same call resumes from the store."""
 
     def __str__(self) -> str:
         kept = f"; {self.kept}" if self.kept else ""
@@ -123,14 +141,14 @@ DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
 
 
 class DiskTrouble(OSError):
-    """Error for a full or broken disk of a store. The message is a whole sentence. Stored results are kept."""
+    """Error for a store on a full or broken disk. Stored results are kept."""
 
 
 class StoreLost(OSError):
-    """Error for a store that disappeared during an audit. The message says where its trials are now.
+    """Error for a store that disappeared during an audit. The message says where the results are now.
 
     Attributes:
-        rescued: the new store, with which the same audit continues; None: nothing could be written anywhere.
+        rescued: path of a new store, with which the same audit can continue. None if no new store could be written.
     """
 
     def __init__(self, sentence: str, rescued: Path | None) -> None:

@@ -1,4 +1,4 @@
-"""Progress bars on stderr, which disappear when the work is done. rich is loaded only if a bar is shown."""
+"""Progress bars on stderr, which disappear when the work is done. They import rich only if a bar is shown."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.progress import Progress, ProgressColumn
 
-PATIENCE = 1.0  # seconds that work takes before the bar appears
+PATIENCE = 1.0  # seconds before the bar appears
 
 
 def make_bar(*columns: ProgressColumn) -> Progress:
-    """Return a bar with these columns, or with rich's defaults, that has not started yet."""
+    """Return a bar that has not started yet. If no columns are given, rich's default columns are used."""
     from rich.console import Console
     from rich.progress import Progress
 
@@ -24,16 +24,16 @@ def make_bar(*columns: ProgressColumn) -> Progress:
 
 # Training progress: models, steps, rate and time left, shown once training has taken longer than ``PATIENCE``.
 
-_REDRAW = 0.1  # seconds between redraws; a model may take less
+_REDRAW = 0.1  # seconds between redraws
 
 
 class TrainingProgress:
-    """A counter of model-steps from any thread, with a bar. ``show=None``: show if stderr is a terminal."""
+    """A thread-safe counter of model-steps with a bar. If ``show`` is None, it is shown if stderr is a terminal."""
 
     def __init__(self, models: int, steps: int, show: bool | None = None) -> None:
         self.models, self.steps = models, steps
         self.models_done = self.model_steps_done = 0
-        self.note = ""  # shown after the rest
+        self.note = ""  # text at the end of the bar
         self._show = sys.stderr.isatty() if show is None else show
         self._began = monotonic()
         self._drawn = 0.0
@@ -56,7 +56,7 @@ class TrainingProgress:
 
     @property
     def rate(self) -> float:
-        """Model-steps a second so far, compilation included."""
+        """Model-steps per second so far, including the time for compilation."""
         return self.model_steps_done / max(monotonic() - self._began, 1e-9)
 
     def advanced(self, models: int, steps: int, finished: bool) -> None:

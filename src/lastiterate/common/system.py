@@ -1,4 +1,4 @@
-"""The machine and this process: cores, memory, cache folders, and functions that are loaded by name."""
+"""System functions: cores, memory, cache folders, and functions that are imported by name."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-# From glibc's malloc.h: the free memory above which some is returned, and the size above which an array has own pages.
+# Numbers of two parameters in glibc's malloc.h. Free memory above the trim threshold is returned to the system. Arrays
+# above the mmap threshold get pages of their own.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
-_LARGE = 32 * 2**20  # glibc's own maximum for the mmap threshold; the trim threshold is then twice this
+_LARGE = 32 * 2**20  # glibc's maximum for its own mmap threshold; its trim threshold is twice as large
 
 
 def late(path: str) -> Any:
-    """Load the function ``package.module:name`` of a room above.
+    """Import and return the function ``package.module:name`` of a higher layer.
 
-    A value's method may offer what a room above does with it, such as ``result.plot()``. `tests/test_layers.py` lists
-    every such call.
+    Lower layers do not import higher layers, but methods such as ``result.plot()`` need their functions.
+    `tests/test_layers.py` lists every such call.
     """
     module, _, name = path.partition(":")
     return getattr(import_module(f"lastiterate.{module}"), name)
@@ -32,7 +33,7 @@ def cores() -> int:
 
 
 def process_peak_bytes() -> int:
-    """Return the peak memory of this process so far; 0 if the system does not report it."""
+    """Return the peak memory of this process so far, or 0 if the system does not report it."""
     try:
         import resource
     except ImportError:  # not on this system
@@ -45,8 +46,8 @@ def process_peak_bytes() -> int:
 def kept_memory() -> Iterator[None]:
     """Keep freed memory for later allocations, instead of returning it to the system.
 
-    A training step frees as much memory as the next one takes. The system clears new pages first, which costs up to a
-    tenth of a step. On systems without glibc this does nothing.
+    Every training step frees its memory, and the next step needs as much again. New pages from the system must be
+    cleared first, which takes up to a tenth of a step. On systems without glibc this function does nothing.
     """
     library = ctypes.CDLL(None) if sys.platform == "linux" else None
     if library is None or not (hasattr(library, "mallopt") and hasattr(library, "malloc_trim")):
@@ -63,7 +64,7 @@ def kept_memory() -> Iterator[None]:
 
 
 def cache_folder(name: str) -> Path:
-    """Return this package's cache folder of this name, at the operating system's usual place."""
+    """Return the folder ``name`` in this package's cache, at the operating system's usual place."""
     if sys.platform == "win32":
         base = Path(os.environ.get("LOCALAPPDATA", Path.home() / "AppData" / "Local"))
     elif sys.platform == "darwin":

@@ -14,15 +14,17 @@ Bools: TypeAlias = NDArray[np.bool_] | np.bool_  # results of comparisons of `Fl
 IntArray: TypeAlias = NDArray[np.int64]
 ComplexArray: TypeAlias = NDArray[np.complex128]
 BoolArray: TypeAlias = NDArray[np.bool_]
-IntegerArray: TypeAlias = NDArray[np.integer]  # labels, of any width
+IntegerArray: TypeAlias = NDArray[np.integer]  # labels, as integers of any width
 RealArray: TypeAlias = NDArray[np.floating]  # float32 or float64, such as the parameters of a trained model
 Float32Array: TypeAlias = NDArray[np.float32]  # images
 Int32Array: TypeAlias = NDArray[np.int32]  # labels, and indices inside a compiled program
-UInt8Array: TypeAlias = NDArray[np.uint8]  # images as files hold them
+UInt8Array: TypeAlias = NDArray[np.uint8]  # images as stored in files
 UInt32Array: TypeAlias = NDArray[np.uint32]  # random words
-UInt64Array: TypeAlias = NDArray[np.uint64]  # probabilities as integers out of 2^64
+UInt64Array: TypeAlias = NDArray[np.uint64]  # probabilities, multiplied by 2^64
 NumberArray: TypeAlias = NDArray[np.number]  # numbers of any type, from a file or a user
 
+
+Foreign: TypeAlias = Any  # an object of another library, which may be untyped or not installed
 
 # Rows: plain values for tables, pictures and JSON; and progress over many items.
 
@@ -34,7 +36,7 @@ Item = TypeVar("Item")
 
 
 class Track(Protocol):
-    """A function that passes items through and may show progress. ``iter`` only passes them through."""
+    """A function that yields the given items and may show progress. ``iter`` is one that shows no progress."""
 
     def __call__(self, items: Sequence[Item], /) -> Iterable[Item]: ...
 
@@ -43,7 +45,7 @@ def number_in(row: Row, name: str) -> float:
     """Return the number in this column."""
     value = row[name]
     if not isinstance(value, (int, float)):
-        raise TypeError(f"{name} is no number in this row: {value!r}")
+        raise TypeError(f"{name} must be a number in this row, got {value!r}")
     return value
 
 
@@ -51,7 +53,7 @@ def text_in(row: Row, name: str) -> str:
     """Return the text in this column."""
     value = row[name]
     if not isinstance(value, str):
-        raise TypeError(f"{name} is no text in this row: {value!r}")
+        raise TypeError(f"{name} must be a text in this row, got {value!r}")
     return value
 
 

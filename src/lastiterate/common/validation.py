@@ -1,6 +1,6 @@
 """Validation of arguments, with errors that name the argument, its value and the allowed range.
 
-A check returns the valid value or raises ValueError.
+Each function returns the valid value or raises ValueError.
 """
 
 from __future__ import annotations
@@ -15,19 +15,20 @@ from typing import Any, TypeAlias, TypeVar, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from lastiterate.common.errors import BadArgument
 from lastiterate.common.types import FloatArray
 
-PerStep: TypeAlias = float | FloatArray  # one number for all steps, or one for each
+PerStep: TypeAlias = float | FloatArray  # one number for all steps, or one number per step
 # Types that users may pass for an array.
 SomeNumbers: TypeAlias = Sequence[float] | Sequence[Sequence[float]] | NDArray[np.floating] | NDArray[np.integer]
 PerStepGiven: TypeAlias = float | Sequence[float] | NDArray[np.floating] | NDArray[np.integer]
 
 LEAST_NOISE, MOST_NOISE = 1e-30, 1e30
 _NO_NUMBERS = "bcSUmM"  # kinds of NumPy types that are not real numbers
-_LONG = 100  # characters of a value that an error message shows
+_LONG = 100  # maximum number of characters of a value in an error message
 MAX_STEPS = 2**53  # above it a float cannot represent every integer
 
-# Python also accepts digits of other scripts, underscores, nan and inf, which are refused here.
+# Python's int and float also accept digits of other scripts, underscores, nan and inf, which are refused here.
 _INTEGER = re.compile(r"[+-]?[0-9]+")
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 _INFINITE = re.compile(r"[+-]?inf(?:inity)?", re.IGNORECASE)
@@ -35,7 +36,7 @@ _BLANKS = " \t"
 
 
 def written_integer(text: str) -> int | None:
-    """Return the integer that a text spells in plain decimal digits, with or without blanks around it, or None."""
+    """Return the integer that is written in a text in plain decimal digits, or None. Blanks around it are allowed."""
     plain = text.strip(_BLANKS)
     try:
         return int(plain) if _INTEGER.fullmatch(plain) else None
@@ -44,9 +45,9 @@ def written_integer(text: str) -> int | None:
 
 
 def written_number(text: str, *, infinite: bool = False) -> float | None:
-    """Return the number that a text spells in plain decimal notation, as ``1``, ``.5`` or ``1e-5``, or None.
+    """Return the number that is written in a text in decimal notation, such as ``1``, ``.5`` or ``1e-5``, or None.
 
-    Infinity is accepted only if ``infinite`` is true, and must be spelled as such: ``1e999`` gives None.
+    Infinity is accepted only if ``infinite`` is true and the text is ``inf`` or ``infinity``. ``1e999`` gives None.
     """
     plain = text.strip(_BLANKS)
     if infinite and _INFINITE.fullmatch(plain):
@@ -59,39 +60,39 @@ Kind = TypeVar("Kind")
 
 
 def instance(name: str, value: object, kind: type[Kind] | tuple[type[Kind], ...], allowed: str) -> Kind:
-    """Return a value of this type; ``allowed`` names the type in the error: "a lastiterate.DPSGD"."""
+    """Return the value if it has this type. ``allowed`` names the type in the error, such as "a lastiterate.DPSGD"."""
     if isinstance(value, kind):
         return value
-    raise ValueError(f"{name} must be {allowed}, got {told(value)}")
+    raise BadArgument(name, f"must be {allowed}, got {told(value)}")
 
 
 def one_of(name: str, value: object, words: Iterable[str]) -> str:
-    """Return one of the given words."""
+    """Return the value if it is one of the words."""
     allowed = list(words)
     if isinstance(value, str) and value in allowed:
         return value
-    raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {told(value)}")
+    raise BadArgument(name, f"must be one of {', '.join(allowed)}, got {told(value)}")
 
 
 def function(name: str, value: object, allowed: str) -> None:
-    """Raise if a value is not callable. A class is refused, too."""
+    """Raise if a value is not callable, or if it is a class."""
     if not callable(value) or isinstance(value, type):
-        raise ValueError(f"{name} must be {allowed}, got {told(value)}")
+        raise BadArgument(name, f"must be {allowed}, got {told(value)}")
 
 
 def as_array(name: str, value: object) -> NDArray[Any]:
-    """Return the value as a NumPy array; lists of different lengths are refused."""
+    """Return the value as a NumPy array. Nested lists of different lengths are refused."""
     try:
         return np.asarray(value)
     except (TypeError, ValueError):
-        raise ValueError(f"{name} must be an array, got {told(value)}") from None
+        raise BadArgument(name, f"must be an array, got {told(value)}") from None
 
 
 def boolean(name: str, value: object) -> bool:
-    """Return True or False; numbers and words are refused, since "no" would be true."""
+    """Return True or False. Numbers and texts are refused, because the text "no" would count as True."""
     if isinstance(value, (bool, np.bool_)):
         return bool(value)
-    raise ValueError(f"{name} must be True or False, got {told(value)}")
+    raise BadArgument(name, f"must be True or False, got {told(value)}")
 
 
 def told(value: object) -> str:
@@ -105,13 +106,13 @@ def told(value: object) -> str:
 
 
 def integer(name: str, value: object, low: int = 1, high: int = MAX_STEPS) -> int:
-    """Return an integer in [low, high]; floats and booleans are refused, even whole ones."""
+    """Return an integer in [low, high]. Booleans and floats, even whole floats, are refused."""
     whole = int(value) if isinstance(value, Integral) and not isinstance(value, (bool, np.bool_)) else None
     if whole is not None and low <= whole <= high:
         return whole
     too_large = whole is not None and whole > high
     allowed = f"in [{low}, {high}]" if high != MAX_STEPS or too_large else f"at least {low}"
-    raise ValueError(f"{name} must be an integer {allowed}, got {value!r}")
+    raise BadArgument(name, f"must be an integer {allowed}, got {value!r}")
 
 
 def number(
@@ -123,13 +124,13 @@ def number(
     open_low: bool = False,
     open_high: bool = False,
 ) -> float:
-    """Return a finite number between ``low`` and ``high``; booleans, texts and complex numbers are refused."""
+    """Return a finite number between ``low`` and ``high``. Booleans, texts and complex numbers are refused."""
     try:
         result = math.nan if _is_no_number(value) else float(value)  # type: ignore[arg-type]  # other types raise
     except (TypeError, ValueError, OverflowError):
         result = math.nan
     if not _inside(result, low, high, open_low, open_high):
-        raise ValueError(f"{name} must be {_allowed(low, high, open_low, open_high)}, got {value!r}")
+        raise BadArgument(name, f"must be {_allowed(low, high, open_low, open_high)}, got {value!r}")
     return result
 
 
@@ -142,18 +143,18 @@ def numbers(
     open_low: bool = False,
     open_high: bool = False,
 ) -> FloatArray:
-    """Return an array of any shape with every number in the interval. Infinity is allowed if ``high`` is infinite."""
+    """Return an array of any shape. Every number must be in the interval. Infinity is allowed if ``high`` is inf."""
     try:
         given = np.asarray(value)
         if given.dtype.kind in _NO_NUMBERS or (given.dtype.kind == "O" and any(map(_is_no_number, given.flat))):
             raise TypeError
         result = given.astype(np.float64, copy=False)
     except (TypeError, ValueError, OverflowError):
-        raise ValueError(f"{name} must be a number or an array of numbers, got {value!r}") from None
+        raise BadArgument(name, f"must be a number or an array of numbers, got {value!r}") from None
     bad = ~((result > low if open_low else result >= low) & (result < high if open_high else result <= high))
     if bad.any():
         shown = float(result[bad].flat[0])
-        raise ValueError(f"{name} must be {_allowed(low, high, open_low, open_high)}, got {shown!r}")
+        raise BadArgument(name, f"must be {_allowed(low, high, open_low, open_high)}, got {shown!r}")
     return result
 
 
@@ -164,18 +165,18 @@ def per_step(
     if isinstance(value, float) or shape(name, value) == ():
         return number(name, value, low, high, open_low=open_low)
     if shape(name, value) != (steps,):
-        raise ValueError(
-            f"{name} must be one number or {steps} numbers, one for each step, got shape {shape(name, value)}"
+        raise BadArgument(
+            name, f"must be one number or {steps} numbers, one for each step, got shape {shape(name, value)}"
         )
     result = np.array(numbers(name, value, low, high, open_low=open_low))
     if not np.isfinite(result).all():
-        raise ValueError(f"{name} must be finite, got {float(result[~np.isfinite(result)][0])!r}")
+        raise BadArgument(name, f"must be finite, got {float(result[~np.isfinite(result)][0])!r}")
     result.flags.writeable = False
     return result
 
 
 def noise_multipliers(value: object, steps: int) -> PerStep:
-    """Return positive noise multipliers in [1e-30, 1e30], whose squares a float holds easily."""
+    """Return positive noise multipliers in [1e-30, 1e30], so that their squares neither overflow nor vanish."""
     result = per_step("noise_multiplier", value, steps, 0.0, open_low=True)
     return per_step("noise_multiplier", result, steps, LEAST_NOISE, MOST_NOISE)
 
@@ -185,23 +186,23 @@ def cut(value: PerStep, stop: int, start: int = 0) -> PerStep: ...
 @overload
 def cut(value: PerStep | None, stop: int, start: int = 0) -> PerStep | None: ...
 def cut(value: PerStep | None, stop: int, start: int = 0) -> PerStep | None:
-    """Restrict a per-step value to the steps after ``start``, up to ``stop``."""
+    """Restrict a per-step value to the steps ``start + 1`` to ``stop``."""
     return value[start:stop] if isinstance(value, np.ndarray) and value.ndim else value
 
 
 def same(first: object, second: object) -> bool:
-    """Return whether two dataclasses of one type hold the same values, arrays included."""
+    """Return whether two dataclasses have the same type and the same values, including arrays."""
     return type(first) is type(second) and key(first) == key(second)
 
 
 def key(value: object) -> tuple[Hashable, ...]:
-    """Return a hashable tuple of the fields of a dataclass, whose fields may be arrays."""
+    """Return the fields of a dataclass, which may be arrays, as a hashable tuple."""
     items = (getattr(value, field.name) for field in fields(value))  # type: ignore[arg-type]
     return tuple(item.tobytes() if isinstance(item, np.ndarray) else item for item in items)
 
 
 def call_of(value: object, usual: Mapping[str, object] | None = None) -> str:
-    """Return the call that makes a dataclass again, without fields at their default; ``usual`` overrides defaults."""
+    """Return the constructor call of a dataclass, without arguments at their default. ``usual`` overrides defaults."""
     given = []
     for field in fields(value):  # type: ignore[arg-type]
         held, default = getattr(value, field.name), (usual or {}).get(field.name, field.default)
@@ -212,7 +213,7 @@ def call_of(value: object, usual: Mapping[str, object] | None = None) -> str:
 
 
 def _is_no_number(value: object) -> bool:
-    """Return whether Python would convert a value to a float that is not meant as a number."""
+    """Return whether a value is not meant as a number, although ``float`` may accept it."""
     if isinstance(value, float):
         return False
     kind = getattr(getattr(value, "dtype", None), "kind", "")
@@ -220,11 +221,11 @@ def _is_no_number(value: object) -> bool:
 
 
 def shape(name: str, value: object) -> tuple[int, ...]:
-    """Return the shape of a value, which need not be an array."""
+    """Return the shape of an array, a number or nested lists."""
     try:
         return tuple(np.shape(value))  # type: ignore[call-overload]  # any type
     except ValueError:
-        raise ValueError(f"{name} must be a number or an array of numbers, got {value!r}") from None
+        raise BadArgument(name, f"must be a number or an array of numbers, got {value!r}") from None
 
 
 def _inside(value: float, low: float, high: float, open_low: bool, open_high: bool) -> bool:

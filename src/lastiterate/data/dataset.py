@@ -14,19 +14,19 @@ from lastiterate.common.validation import integer
 _Scalar = TypeVar("_Scalar", bound=np.generic)
 
 MOST_CLASSES = 2**31 - 1  # labels are int32
-MOST_UNASKED = 2**16  # largest default of classes: models have weights for each class
+MOST_UNASKED = 2**16  # limit of the default of ``classes``, because models have weights for each class
 
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Labelled images for training and testing. Validated; the arrays are read-only, and copied if they were writable.
+    """Validated, labelled images for training and testing. The arrays are read-only, and copied if they were writable.
 
     Args:
-        name: name in reports.
+        name: name of the data set in reports.
         x_train: float32 in [0, 1] of shape [n, height, width, channels].
         y_train: int32 in 0..classes-1 of shape [n].
-        x_test: as ``x_train``, with images of the same shape.
-        y_test: as ``y_train``.
+        x_test: like ``x_train``, with images of the same shape.
+        y_test: like ``y_train``.
         classes: number of classes. A class may have no images.
     """
 
@@ -42,16 +42,19 @@ class Dataset:
             raise ValueError(f"name must be a text that is not empty, got {self.name!r}")
         object.__setattr__(self, "classes", integer("classes", self.classes, 1, MOST_CLASSES))
         for x, y in (("x_train", "y_train"), ("x_test", "y_test")):
-            images, labels = getattr(self, x), getattr(self, y)
-            _check_images(x, images)
-            _check_labels(y, labels, self.classes)
+            images = _checked(x, getattr(self, x), np.float32, "[n, height, width, channels], each at least 1", 4)
+            _check_range(x, images)
+            labels = _checked(y, getattr(self, y), np.int32, "[n] with n at least 1", 1)
+            for label in (int(labels.min()), int(labels.max())):
+                if not 0 <= label < self.classes:
+                    raise ValueError(f"{y} must be in 0..{self.classes - 1}, got {label}")
             if len(images) != len(labels):
                 raise ValueError(f"{y} must have one label for each of the {len(images)} images, got {len(labels)}")
             object.__setattr__(self, x, _frozen(images))
             object.__setattr__(self, y, _frozen(labels))
         if self.x_train.shape[1:] != self.x_test.shape[1:]:
             raise ValueError(
-                f"x_test must have images of shape {self.x_train.shape[1:]} as x_train has, got {self.x_test.shape[1:]}"
+                f"x_test must have images of shape {self.x_train.shape[1:]} like x_train, got {self.x_test.shape[1:]}"
             )
 
     @classmethod
@@ -64,25 +67,19 @@ class Dataset:
         y_test: ArrayLike,
         classes: int | None = None,
     ) -> Dataset:
-        """Return a data set from stored images: uint8 or floats in [0, 1], with or without an axis of channels.
+        """Return a data set from images as uint8 or as floats in [0, 1], with or without an axis of channels.
 
-        Labels may be integers of any width, of shape [n] or [n, 1]. The default of ``classes`` is the largest label
+        Labels may be integers of any type, of shape [n] or [n, 1]. The default of ``classes`` is the largest label
         plus 1, which must be at most 65,536.
         """
         train_labels, test_labels = _as_labels("y_train", y_train), _as_labels("y_test", y_test)
         if classes is None:
             classes = 1 + max(_largest("y_train", train_labels), _largest("y_test", test_labels))
-        return cls(
-            name=name,
-            x_train=_as_images("x_train", x_train),
-            y_train=train_labels,
-            x_test=_as_images("x_test", x_test),
-            y_test=test_labels,
-            classes=classes,
-        )
+        train_images, test_images = _as_images("x_train", x_train), _as_images("x_test", x_test)
+        return cls(name, train_images, train_labels, test_images, test_labels, classes)
 
     def take(self, train: int | None = None, test: int | None = None) -> Dataset:
-        """Return the first ``train`` and the first ``test`` images, None for all. The arrays are views, not copies."""
+        """Return the first ``train`` and ``test`` images. None means all images. The arrays are views, not copies."""
         n = len(self.x_train) if train is None else integer("train", train, 1, len(self.x_train))
         m = len(self.x_test) if test is None else integer("test", test, 1, len(self.x_test))
         return replace(
@@ -90,22 +87,13 @@ class Dataset:
         )
 
 
-def _check_images(name: str, images: object) -> None:
-    if not isinstance(images, np.ndarray) or images.dtype != np.float32:
-        raise ValueError(f"{name} must be a float32 array, got {_type_of(images)}")
-    if images.ndim != 4 or not images.size:
-        raise ValueError(f"{name} must have shape [n, height, width, channels], none of them 0, got {images.shape}")
-    _check_range(name, images)
-
-
-def _check_labels(name: str, labels: object, classes: int) -> None:
-    if not isinstance(labels, np.ndarray) or labels.dtype != np.int32:
-        raise ValueError(f"{name} must be an int32 array, got {_type_of(labels)}")
-    if labels.ndim != 1 or not labels.size:
-        raise ValueError(f"{name} must have shape [n] with n at least 1, got {labels.shape}")
-    for label in (int(labels.min()), int(labels.max())):
-        if not 0 <= label < classes:
-            raise ValueError(f"{name} must be in 0..{classes - 1}, got {label}")
+def _checked(name: str, array: object, dtype: type[np.generic], shape: str, axes: int) -> NumberArray:
+    if not isinstance(array, np.ndarray) or array.dtype != dtype:
+        article = "an" if dtype is np.int32 else "a"
+        raise ValueError(f"{name} must be {article} {dtype.__name__} array, got {_type_of(array)}")
+    if array.ndim != axes or not array.size:
+        raise ValueError(f"{name} must have shape {shape}, got {array.shape}")
+    return array
 
 
 def _check_range(name: str, images: NumberArray) -> None:
@@ -120,7 +108,7 @@ def _as_images(name: str, value: ArrayLike) -> Float32Array:
         raise ValueError(f"{name} must be uint8 or floats in [0, 1], got {given.dtype}")
     if given.ndim not in (3, 4) or not given.size:
         raise ValueError(
-            f"{name} must have shape [n, height, width] or [n, height, width, channels], none of them 0, "
+            f"{name} must have shape [n, height, width] or [n, height, width, channels], each at least 1, "
             f"got {given.shape}"
         )
     result: Float32Array
@@ -149,8 +137,9 @@ def _largest(name: str, labels: Int32Array) -> int:
     largest = int(labels.max(initial=0))
     if largest >= MOST_UNASKED:
         raise ValueError(
-            f"{name} must be below {MOST_UNASKED}, since models have weights for every class up to the largest label, "
-            f"got {largest}: number the classes from 0 on, or give classes to lastiterate.data.Dataset.from_arrays"
+            f"{name} must be below {MOST_UNASKED}, because models have weights for every class up to the largest "
+            f"label, got {largest}: number the classes from 0, or pass classes= to "
+            "lastiterate.data.Dataset.from_arrays"
         )
     return largest
 
@@ -163,7 +152,6 @@ def _as_array(name: str, value: ArrayLike) -> NumberArray:
 
 
 def _frozen(array: NDArray[_Scalar]) -> NDArray[_Scalar]:
-    """Return the array itself if its memory is read-only, else a read-only copy."""
     owner = array if array.base is None else array.base
     if isinstance(owner, np.ndarray) and not owner.flags.writeable and not array.flags.writeable:
         return array

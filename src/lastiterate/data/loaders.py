@@ -1,8 +1,7 @@
 """Loaders of image data sets: CIFAR-10, MNIST-style idx folders, NumPy archives, and the digits of scikit-learn.
 
-CIFAR-10 is read in its Python version (pickles) and in its binary version. Pickles are read without running them. An
-archive's statements about itself (sizes in the zip directory, shapes in array headers) are not trusted before that many
-bytes have been read.
+CIFAR-10 is read in its Python version (pickles) and in its binary version. Pickles are read without running their code.
+A size that a zip directory or an array header states is not trusted: no memory is reserved before bytes are read.
 """
 
 from __future__ import annotations
@@ -11,8 +10,8 @@ import gzip
 import math
 import struct
 from importlib import import_module
-from io import BytesIO
-from typing import TYPE_CHECKING
+from io import BufferedReader, BytesIO
+from pathlib import Path
 from zipfile import ZIP_DEFLATED, ZIP_LZMA, ZIP_STORED, ZipFile
 
 import numpy as np
@@ -35,21 +34,17 @@ from lastiterate.data.files import (
     read_file,
 )
 
-if TYPE_CHECKING:
-    from io import BufferedReader
-    from pathlib import Path
-
 CLASSES = 10
-_PIXELS = 3 * 32 * 32  # the red plane, then green, then blue
+_PIXELS = 3 * 32 * 32  # the red, then the green, then the blue values
 _TRAIN = [f"data_batch_{number}" for number in range(1, 6)]
 _TEST = "test_batch"
 _PLACES = [("", ""), ("", ".bin"), ("cifar-10-batches-py", ""), ("cifar-10-batches-bin", ".bin")]
 
 
 def load_cifar10(folder: Location) -> Dataset:
-    """Load CIFAR-10 from the folder of its files or from the parent folder. Pickles are read without running them."""
+    """Load CIFAR-10 from its folder or from the parent folder. Pickles are read without running their code."""
     source = find(folder, "folder")
-    place = _place(source)
+    place = cifar10_place(source)
     if place is None:
         raise FileNotFoundError(f"{str(source)!r} must hold {_TRAIN[0]} or {_TRAIN[0]}.bin, but neither is there")
     inner, ending = place
@@ -60,13 +55,8 @@ def load_cifar10(folder: Location) -> Dataset:
         return Dataset.from_arrays("cifar10", x_train, y_train, *batches[-1], classes=CLASSES)
 
 
-def is_cifar10(folder: Path) -> bool:
-    """Return whether any CIFAR-10 file of either version is in the folder."""
-    return _place(folder) is not None
-
-
-def _place(folder: Path) -> tuple[Path, str] | None:
-    """Return the files' folder and the ending of their names; None if there are none."""
+def cifar10_place(folder: Path) -> tuple[Path, str] | None:
+    """Return the folder of CIFAR-10's files and the ending of their names, or None if there are no such files."""
     for inner, ending in _PLACES:
         if any(kind(folder / inner / (name + ending)) for name in [*_TRAIN, _TEST]):
             return folder / inner, ending
@@ -74,7 +64,6 @@ def _place(folder: Path) -> tuple[Path, str] | None:
 
 
 def _read_cifar10(path: Path, allowance: Allowance) -> tuple[UInt8Array, UInt8Array]:
-    """Return images of shape [n, 32, 32, 3] and their labels."""
     rows, labels = _read_binary(path, allowance) if path.suffix == ".bin" else read_batch(path, allowance)
     if rows.shape[1] != _PIXELS or not len(rows):
         raise BadFile(f"{str(path)!r} must hold images of {_PIXELS} bytes, got data of shape {rows.shape}")
@@ -91,7 +80,7 @@ def _read_binary(path: Path, allowance: Allowance) -> tuple[UInt8Array, UInt8Arr
         content = np.frombuffer(read_file(file, path, allowance), np.uint8)
     if not content.size or content.size % (1 + _PIXELS):
         raise BadFile(
-            f"{str(path)!r} must hold a multiple of {1 + _PIXELS} bytes, {1 + _PIXELS} an image, got {content.size}"
+            f"{str(path)!r} must hold a multiple of {1 + _PIXELS} bytes, the size of one image, got {content.size}"
         )
     records = content.reshape(-1, 1 + _PIXELS)
     return records[:, 1:], records[:, 0]
@@ -112,7 +101,7 @@ _GZIP = b"\x1f\x8b"
 
 
 def load_idx(folder: Location) -> Dataset:
-    """Load the four files of an MNIST-style folder, plain or gzip. The data set is named after the folder."""
+    """Load the four idx files of a folder, plain or gzip, as for MNIST. The data set is named after the folder."""
     source = find(folder, "folder")
     allowance = Allowance()
     x_train, y_train, x_test, y_test = (_read(_choose(source, key), allowance) for key in _STEMS)
@@ -131,7 +120,7 @@ def _names(key: str) -> list[str]:
 
 
 def _choose(folder: Path, key: str) -> Path:
-    """Return the first existing name of a file. Folders come last: archives unpack to folders with these names."""
+    """Return the first existing file, or else the first folder, because archives may unpack to folders."""
     there = {name: what for name in _names(key) if (what := kind(folder / name))}
     if not there:
         raise FileNotFoundError(f"{str(folder)!r} must hold one of {', '.join(_names(key))}, but none is there")
@@ -140,7 +129,7 @@ def _choose(folder: Path, key: str) -> Path:
 
 def _read(path: Path, allowance: Allowance) -> NumberArray:
     with decoding(path, "an idx file, plain or gzip-compressed") as file:
-        packed = file.read(2) == _GZIP  # the name is not reliable: browsers unpack some files
+        packed = file.read(2) == _GZIP  # the ending .gz is not reliable: browsers unpack some files
         file.seek(0)
         if not packed:
             return _parse(path, file, allowance)
@@ -156,7 +145,7 @@ def _parse(path: Path, stream: Readable, allowance: Allowance) -> NumberArray:
     dtype, axes = np.dtype(_TYPES[magic[2]]), magic[3]
     lengths = stream.read(4 * axes)
     if len(lengths) < 4 * axes:
-        raise BadFile(f"{str(path)!r} must have the lengths of {axes} axes in its header, got a file that ends there")
+        raise BadFile(f"{str(path)!r} must have the lengths of {axes} axes in its header, got a header that ends early")
     shape = struct.unpack(f">{axes}I", lengths)
     size = math.prod(shape) * dtype.itemsize
     allowance.spend(path, size, f"the shape {shape} in its header")
@@ -167,19 +156,19 @@ def _parse(path: Path, stream: Readable, allowance: Allowance) -> NumberArray:
     return np.frombuffer(data, dtype).reshape(shape)
 
 
-# NumPy archives: .npz files, read without trusting the sizes and shapes that they state.
+# NumPy archives: .npz files. The sizes and shapes that they state are not trusted.
 
 KEYS = ("x_train", "y_train", "x_test", "y_test")
-_SIP = 4096  # bytes
+_SIP = 4096  # bytes of one read
 _LONGEST_HEADER = 10_000  # NumPy's own limit
-_LARGEST_DIRECTORY = 2**24  # of the zip file, at about 60 bytes an array
+_LARGEST_DIRECTORY = 2**24  # bytes of the directory of a zip file, which needs about 60 bytes per array
 
 
 def load_npz(path: Location) -> Dataset:
     """Load the arrays ``x_train, y_train, x_test, y_test`` of an .npz file. Nothing is unpickled.
 
-    Other arrays are ignored. Images and labels are in the form that :meth:`Dataset.from_arrays` takes. The data set is
-    named after the file.
+    Other arrays are ignored. Images and labels must have the form that :meth:`Dataset.from_arrays` accepts. The data
+    set is named after the file.
     """
     source = as_path(path)
     allowance = Allowance()
@@ -197,7 +186,7 @@ def load_npz(path: Location) -> Dataset:
 
 
 class _Cautious:
-    """A file with limited reads, because zipfile reads the whole directory of an archive at once, however long."""
+    """A file that limits the size of each read, because zipfile reads the whole directory of an archive at once."""
 
     def __init__(self, file: BufferedReader) -> None:
         self._file = file
@@ -211,7 +200,6 @@ class _Cautious:
 
 
 def _read_npz(path: Path, archive: ZipFile, name: str, allowance: Allowance) -> NumberArray:
-    """Read one array of the archive."""
     method = archive.getinfo(name).compress_type
     if method not in (ZIP_STORED, ZIP_DEFLATED, ZIP_LZMA):
         raise ValueError
@@ -222,14 +210,14 @@ def _read_npz(path: Path, archive: ZipFile, name: str, allowance: Allowance) -> 
         if dtype.hasobject or not dtype.itemsize:
             raise ValueError
         allowance.spend(path, size, f"the shape {shape} of {dtype} for {name!r}")
-        data = read_at_most(stream, size + 1)  # one byte more, because zipfile compares the checksum at the end
+        data = read_at_most(stream, size + 1)  # one byte more, because zipfile checks the checksum only at the end
     if len(data) != size:
         raise ValueError
     return np.frombuffer(data, dtype).reshape(shape, order="F" if by_columns else "C")
 
 
 class _InSips:
-    """A stream with reads of at most 4 KiB: LZMA unpacks all that was read, and 4 KiB unpack to less than 32 MiB."""
+    """A stream with reads of at most 4 KiB, because LZMA can unpack 4 KiB to 32 MiB in one read."""
 
     def __init__(self, stream: Readable) -> None:
         self._stream = stream
@@ -239,7 +227,6 @@ class _InSips:
 
 
 def _header(stream: Readable) -> tuple[tuple[int, ...], bool, np.dtype]:
-    """Return shape, order and type from an array header whose length is checked before it is read."""
     start = stream.read(len(npy.MAGIC_PREFIX) + 2)
     width = 2 if start.endswith(b"\1\0") else 4
     length = stream.read(width)
@@ -258,7 +245,7 @@ _SEED = 0
 
 
 def digits() -> Dataset:
-    """Return the digits: 1,437 images for training and 360 for testing, stratified by class, always the same split."""
+    """Return the digits: 1,437 images for training and 360 for testing. The split is fixed and stratified by class."""
     try:
         bunch = import_module("sklearn.datasets").load_digits()
     except ImportError:
@@ -271,12 +258,12 @@ def digits() -> Dataset:
 
 
 def _split(labels: IntArray) -> tuple[IntArray, IntArray]:
-    """Return the indices of the training and the test part, in shuffled order.
+    """Return the indices of the training and of the test images, in shuffled order.
 
-    NumPy guarantees that the raw bits of a generator stay the same from version to version, but not its permutations.
+    The split uses raw random bits, which are the same in all versions of NumPy. Permutations are not.
     """
     choice, order = np.random.PCG64(_SEED).random_raw((2, len(labels)))
-    quantile = np.empty(len(labels))  # quantile of the choice within its class
+    quantile = np.empty(len(labels))  # quantile of the random choice among the images of the same class
     for label in np.unique(labels):
         same = np.flatnonzero(labels == label)
         quantile[same[np.argsort(choice[same])]] = (np.arange(len(same)) + 0.5) / len(same)

@@ -1,7 +1,5 @@
-"""The last-iterate heuristic as an accountant of dp-accounting, and for steps that other libraries record.
+"""The last-iterate heuristic as an accountant of dp-accounting.
 
-Other libraries record how many steps were taken at which sample rate and noise multiplier. All steps have equal weight
-(plain SGD at a constant learning rate), so a billion equal steps are one group and groups may come in any order.
 Users of accountants expect guarantees, so the first answer warns and states the guarantee of composition.
 """
 
@@ -19,8 +17,9 @@ from lastiterate.common.errors import MissingExtra
 from lastiterate.common.validation import integer, number
 from lastiterate.formatting import spell_exact, spell_up
 from lastiterate.integrations.history import HeuristicWarning, History, Step, tell_epsilon
+from lastiterate.mechanism import Neighbours
 from lastiterate.privacy.curve import PrivacyCurve
-from lastiterate.run import DPSGD, Neighbours
+from lastiterate.run import DPSGD
 
 try:
     import dp_accounting
@@ -31,7 +30,7 @@ except ImportError as error:
     ) from error
 
 
-# Accountant: the calling lines that were warned, with the steps of the call.
+# Lines of code that have received a warning, each with the composed steps.
 _WARNED_AT: set[tuple[str, int, frozenset[tuple[Step, int]] | None]] = set()
 _NEIGHBOURS: dict[NeighboringRelation, Neighbours] = {
     NeighboringRelation.ADD_OR_REMOVE_ONE: "add-remove",
@@ -45,15 +44,14 @@ class LastIterateAccountant(dp_accounting.PrivacyAccountant):  # type: ignore[mi
     """The last-iterate heuristic as a ``dp_accounting.PrivacyAccountant``: a prediction, not a guarantee.
 
     The composed events are the steps of one DP-SGD run that releases only its last iterate, and the losses are assumed
-    to be linear. The epsilon is therefore usually below that of dp-accounting's own accountants, which bound what any
-    attack can learn from all iterates. All steps have equal weight, so the order of the events does not matter.
+    to be linear. The epsilon is therefore usually smaller than with dp-accounting's own accountants, which bound what
+    any attack can learn from all iterates.
 
     Gaussian events, with or without Poisson sampling, are composed in any nesting. A non-private event makes epsilon
-    infinite. All other events are refused. ``REPLACE_ONE`` compares one example with another example; the other
-    relations compare an example with none.
+    infinite. All other events are refused.
 
-    A ``HeuristicWarning`` states the guarantee of composition, once for each calling line and run. dp-accounting's own
-    search for the noise multiplier, which tries many runs, is warned once.
+    A ``HeuristicWarning`` states the guarantee of composition, once for each calling line and run. It appears only once
+    in dp-accounting's own search for the noise multiplier, which tries many runs.
     """
 
     def __init__(self, neighboring_relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE) -> None:
@@ -66,7 +64,7 @@ class LastIterateAccountant(dp_accounting.PrivacyAccountant):  # type: ignore[mi
         return self._history.run()
 
     def get_epsilon(self, target_delta: float) -> float:
-        """Return the epsilon that the heuristic predicts; infinite if a step has no noise."""
+        """Return the epsilon that the heuristic predicts. It is infinite if a step has no noise."""
         delta = number("target_delta", target_delta, 0.0, 1.0)
         epsilon = self._history.epsilon(delta)
         if 0.0 < delta < 1.0 and math.isfinite(epsilon):
@@ -74,7 +72,7 @@ class LastIterateAccountant(dp_accounting.PrivacyAccountant):  # type: ignore[mi
         return epsilon
 
     def get_delta(self, target_epsilon: float) -> float:
-        """Return the delta that the heuristic predicts; 1 if a step has no noise."""
+        """Return the delta that the heuristic predicts. It is 1 if a step has no noise."""
         if isinstance(target_epsilon, float) and target_epsilon == math.inf:
             return self._history.delta(math.inf)
         epsilon = number("target_epsilon", target_epsilon, 0.0)

@@ -1,8 +1,7 @@
-"""Steps that another library has recorded, and the heuristic's answers about them.
+"""Steps recorded by another library, and the heuristic's epsilon and delta for them.
 
-Libraries hand over how many steps were taken at which sampling rate and noise. Every step counts alike (plain SGD at a
-constant learning rate), so a billion equal steps are one group, and groups may come in any order. Users of these
-libraries expect guarantees: a warning names composition's guarantee.
+Other libraries record the number of steps at each sample rate and noise multiplier. All steps have equal weight here,
+as in plain SGD with a constant learning rate. Their order does not matter, and a billion equal steps are one segment.
 """
 
 from __future__ import annotations
@@ -17,17 +16,18 @@ import numpy as np
 
 from lastiterate.common.validation import PerStep, number
 from lastiterate.formatting import spell_exact, spell_up
+from lastiterate.mechanism import Neighbours
 from lastiterate.privacy.analyses.composition import composition
 from lastiterate.privacy.analyses.no_amplification import no_amplification
 from lastiterate.privacy.curve import PrivacyCurve
 from lastiterate.privacy.mixtures.law import Law
 from lastiterate.privacy.mixtures.pairs import pair_of, replaced_pair_of
-from lastiterate.run import DPSGD, Neighbours
+from lastiterate.run import DPSGD
 
 Drawing: TypeAlias = Literal["poisson", "shuffled", "other"]  # how a data loader draws its batches
 
 MOST_STEPS_WRITTEN_OUT = 10**7  # 80 MB an array; epsilon and delta need no arrays and have no such limit
-MOST_KINDS_OF_STEPS = 300  # above that, composition takes longer than 0.3 s, and a warning states an upper bound
+MOST_KINDS_OF_STEPS = 300  # with more, composition takes longer than 0.3 s, and a warning states an upper bound instead
 
 
 class HeuristicWarning(UserWarning):
@@ -36,7 +36,7 @@ class HeuristicWarning(UserWarning):
 
 @dataclass(frozen=True)
 class Step:
-    """One noisy sum of clipped gradients. Unlike in a ``DPSGD``, the noise may be 0; epsilon is then infinite."""
+    """One noisy sum of clipped gradients. Unlike in a ``DPSGD``, the noise may be 0. Epsilon is then infinite."""
 
     sample_rate: float
     noise_multiplier: float
@@ -45,21 +45,16 @@ class Step:
         object.__setattr__(self, "sample_rate", number("sample_rate", self.sample_rate, 0.0, 1.0))
         object.__setattr__(self, "noise_multiplier", number("noise_multiplier", self.noise_multiplier, 0.0))
 
-    @property
-    def is_exposed(self) -> bool:
-        """True if an example may be used without any noise."""
-        return self.noise_multiplier == 0.0 and self.sample_rate > 0.0
-
 
 @dataclass(frozen=True)
 class History:
-    """Segments of equal steps, each a step and its count."""
+    """Segments of equal steps. A segment is a step and the number of such steps."""
 
     segments: tuple[tuple[Step, int], ...]
     neighbours: Neighbours = "add-remove"
 
     def epsilon(self, delta: float) -> float:
-        """Return the heuristic's epsilon for a delta in [0, 1], with dp-accounting's conventions at 0 and 1."""
+        """Return the heuristic's epsilon for a delta in [0, 1]. At 0 and 1 it follows dp-accounting's conventions."""
         if self._is_exposed:
             return math.inf
         law = self._law()
@@ -72,50 +67,42 @@ class History:
         return 1.0 if self._is_exposed else float(self._curve(self._law()).delta(epsilon))
 
     def caution(self, answer: str, question: Callable[[PrivacyCurve], float], sampling: Drawing | None = None) -> str:
-        """Return a sentence that says the answer is not a guarantee and states the guarantee for this sampling.
-
-        ``sampling`` is None if the sampling is unknown.
-        """
+        """Return a sentence which says that the answer is no guarantee, and states the guarantee for this sampling."""
         noises = {step.noise_multiplier for step, _ in self.segments}
         noise = f" at noise multiplier {min(noises):.4g}" if len(noises) == 1 else ""
         steps = f"{self._total:,} step{'s' if self._total > 1 else ''}{noise}"
         sentence = f"{answer} is what the last-iterate heuristic predicts for {steps}, not a guarantee: "
         if sampling == "other":
-            return f"{sentence}composition's does not hold for this data loader, whose batches are not Poisson samples"
+            return f"{sentence}composition does not cover this data loader, whose batches are not Poisson samples"
         if sampling == "shuffled":
-            return sentence + self._without_amplification(question)
+            words = "batches are shuffled, which composition does not cover (the prediction is for Poisson sampling)"
+            try:
+                guaranteed = spell_up(question(no_amplification(self.run().replace(sampling="shuffled"))), 4)
+            except ValueError as refusal:
+                return f"{sentence}{words}; no_amplification has no value here ({refusal})"
+            proved = f"no_amplification guarantees {guaranteed} for zero-out neighbours, not for add/remove"
+            return f"{sentence}{words}; {proved}"
         condition = "" if sampling == "poisson" else " if sampling is Poisson"
         is_bounded = len({step for step, _ in self.segments}) > MOST_KINDS_OF_STEPS
         try:
-            run = self._worst_run() if is_bounded else self.run()
+            if is_bounded:  # a run of equal steps that leaks at least as much
+                rate = max(step.sample_rate for step, _ in self.segments)
+                run = DPSGD(self._total, rate, min(noises), neighbours=self.neighbours)
+            else:
+                run = self.run()
             guaranteed = spell_up(question(composition(run)), 4)
             worst = " (all steps with the least noise and the largest sample rate)" if is_bounded else ""
             return f"{sentence}composition guarantees {guaranteed}{worst}{condition}"
         except ValueError as refusal:
-            return f"{sentence}that is composition's, which has no value here ({refusal})"
-
-    def _without_amplification(self, question: Callable[[PrivacyCurve], float]) -> str:
-        words = "batches are shuffled, which composition does not cover (the prediction is for Poisson sampling)"
-        try:
-            run = self.run().replace(sampling="shuffled")
-            guaranteed = spell_up(question(no_amplification(run)), 4)
-            return f"{words}; no_amplification guarantees {guaranteed} for zero-out neighbours, not for add/remove"
-        except ValueError as refusal:
-            return f"{words}; no_amplification has no value here ({refusal})"
+            return f"{sentence}the guarantee is composition, which has no value here ({refusal})"
 
     def run(self) -> DPSGD:
-        """Return the segments as one run: numbers if all steps are equal, arrays otherwise."""
+        """Return the segments as one run. Its fields are numbers if all steps are equal, and arrays otherwise."""
         if not self.segments:
             raise ValueError("steps must be at least 1 to describe a run, got none: compose or train first")
         rates = self._per_step([step.sample_rate for step, _ in self.segments])
         noises = self._per_step([step.noise_multiplier for step, _ in self.segments])
         return DPSGD(steps=self._total, sample_rate=rates, noise_multiplier=noises, neighbours=self.neighbours)
-
-    def _worst_run(self) -> DPSGD:
-        """Return a run with equal steps that leaks at least as much: the least noise and the largest sample rate."""
-        rate = max(step.sample_rate for step, _ in self.segments)
-        noise = min(step.noise_multiplier for step, _ in self.segments)
-        return DPSGD(self._total, rate, noise, neighbours=self.neighbours)
 
     def _per_step(self, values: list[float]) -> PerStep:
         if len(set(values)) == 1:
@@ -123,7 +110,7 @@ class History:
         if self._total > MOST_STEPS_WRITTEN_OUT:
             raise ValueError(
                 f"steps must be at most {MOST_STEPS_WRITTEN_OUT} for a run whose steps differ, got {self._total}: "
-                "epsilon and delta are available without it"
+                "ask for epsilon or delta, which need no run"
             )
         return np.repeat(values, [count for _, count in self.segments])
 
@@ -148,7 +135,8 @@ class History:
 
     @property
     def _is_exposed(self) -> bool:
-        return any(step.is_exposed for step, _ in self.segments)
+        """True if a step may use an example without adding noise."""
+        return any(step.noise_multiplier == 0.0 and step.sample_rate > 0.0 for step, _ in self.segments)
 
 
 def tell_epsilon(epsilon: float, delta: float) -> str:

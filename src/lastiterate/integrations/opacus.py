@@ -10,28 +10,29 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from importlib import import_module
 from types import FrameType, ModuleType
-from typing import Any, TypeAlias
 
 from lastiterate.common.errors import MissingExtra
+from lastiterate.common.trees import ForeignTree
+from lastiterate.common.types import Foreign
 from lastiterate.common.validation import instance, integer, number
-from lastiterate.integrations.gradient_canary import ForeignTree, PlantedGradient
+from lastiterate.integrations.gradient_canary import PlantedGradient
 from lastiterate.integrations.history import Drawing, HeuristicWarning, History, Step, tell_epsilon
 
-Foreign: TypeAlias = Any  # an object of Opacus or PyTorch, which need not be installed
 _NAME = "last_iterate"  # PrivacyEngine(accountant=...)
 _REFUSAL = (
-    "accountant 'last_iterate' predicts and does not guarantee, so it does not set the noise: find the noise "
+    "accountant 'last_iterate' predicts epsilon without a guarantee, so it does not set the noise: find the noise "
     "multiplier with accountant 'prv' or 'rdp' (opacus.accountants.utils.get_noise_multiplier) and give it to "
-    "make_private, or ask for noise by the heuristic with lastiterate.register_opacus(calibrate_by_heuristic=True)"
+    "make_private, or allow noise by the heuristic with lastiterate.register_opacus(calibrate_by_heuristic=True)"
 )
 
 
 def register_opacus(*, calibrate_by_heuristic: bool = False) -> None:
-    """Register the accountant of ``PrivacyEngine(accountant="last_iterate")`` with Opacus. The last call counts.
+    """Register the accountant of ``PrivacyEngine(accountant="last_iterate")`` with Opacus.
 
-    The accountant predicts. Its first answer comes with a ``HeuristicWarning`` that states the guarantee.
-    ``make_private_with_epsilon`` is refused: its noise would not guarantee the target epsilon. With
-    ``calibrate_by_heuristic`` it finds the noise for which the heuristic *predicts* the target epsilon.
+    The accountant predicts epsilon. Its first answer comes with a ``HeuristicWarning`` that states the guarantee.
+    ``make_private_with_epsilon`` raises an error, because its noise would not guarantee the target epsilon. If
+    ``calibrate_by_heuristic`` is true, it chooses the noise at which the heuristic *predicts* the target epsilon.
+    A later call of this function replaces the setting of an earlier one.
     """
     chosen = instance("calibrate_by_heuristic", calibrate_by_heuristic, bool, "True or False")
     extra("opacus.accountants").register_accountant(_NAME, _opacus_accountant(chosen), force=True)
@@ -49,39 +50,34 @@ def _opacus_accountant(calibrates: bool) -> type[object]:
 
         @property
         def history(self) -> list[tuple[float, float, int]]:
-            """Noise multiplier, sample rate and number of steps of each segment of equal steps."""
             return self._history
 
         @history.setter
         def history(self, history: list[tuple[float, float, int]]) -> None:
-            """Set the history. If not empty, it is a trial of Opacus' search for noise: training never assigns it."""
+            """Set the history. Only Opacus' search for noise assigns a history that is not empty."""
             self._history, self._is_trial = history, bool(history)
 
         def get_optimizer_hook_fn(self, sample_rate: float) -> Callable[[Foreign], None]:
-            """Return Opacus' own hook, and note how the loader draws its batches."""
+            """Return Opacus' own hook, and remember how the loader draws its batches."""
             self._note(_sampling_of(sys._getframe(1)))
             hook: Callable[[Foreign], None] = super().get_optimizer_hook_fn(sample_rate)
             return hook
 
         def state_dict(self, destination: Foreign = None) -> Foreign:
-            """Return Opacus' own state with the sampling added."""
             state = super().state_dict(destination)
             state["sampling"] = self._sampling
             return state
 
         def load_state_dict(self, state_dict: Foreign) -> None:
-            """Load Opacus' own state and the sampling."""
             super().load_state_dict(state_dict)
             self._is_trial = False
             self._note(state_dict.get("sampling"))
 
         def _note(self, sampling: Drawing | None) -> None:
-            """Remember the sampling; two different samplings become "other"."""
             if sampling is not None:
                 self._sampling = sampling if self._sampling in (None, sampling) else "other"
 
         def step(self, *, noise_multiplier: float, sample_rate: float) -> None:
-            """Record one step."""
             self._is_trial = False
             noise, rate, count = self.history.pop() if self.history else (noise_multiplier, sample_rate, 0)
             if (noise, rate) == (noise_multiplier, sample_rate):
@@ -90,7 +86,7 @@ def _opacus_accountant(calibrates: bool) -> type[object]:
                 self.history.extend([(noise, rate, count), (noise_multiplier, sample_rate, 1)])
 
         def get_epsilon(self, delta: float, *args: object, **kwargs: object) -> float:
-            """Return the epsilon that the heuristic predicts. Ignore options of other accountants, as Opacus does."""
+            """Return the epsilon that the heuristic predicts. Options for other accountants are ignored."""
             if self._is_trial and not calibrates:
                 raise ValueError(_REFUSAL)
             history, delta = history_from_opacus(self.history), number("delta", delta, 0.0, 1.0)
@@ -109,17 +105,13 @@ def _opacus_accountant(calibrates: bool) -> type[object]:
 
         @classmethod
         def mechanism(cls) -> str:
-            """Return the name under which ``register_opacus`` registers this accountant."""
             return _NAME
 
     return OpacusLastIterateAccountant
 
 
 def _is_only_tried(caller: FrameType, epsilon: float) -> bool:
-    """Return whether the caller is Opacus' search for noise, with a noise that is not its final answer.
-
-    The search tries noise multipliers until epsilon is below the target by at most the tolerance.
-    """
+    """Return whether the caller is Opacus' search for noise, and will go on searching."""
     if caller.f_code.co_name != "get_noise_multiplier":
         return False
     target, tolerance = (caller.f_locals.get(name, math.inf) for name in ("target_epsilon", "epsilon_tolerance"))
@@ -127,7 +119,7 @@ def _is_only_tried(caller: FrameType, epsilon: float) -> bool:
 
 
 def _sampling_of(caller: FrameType | None) -> Drawing | None:
-    """Return the sampling of the data loader of the calling method of Opacus' engine; None if unknown."""
+    """Return the sampling of the data loader that the caller, a method of Opacus' engine, has. None means unknown."""
     given = caller.f_locals if caller else {}
     if not {"data_loader", "poisson_sampling"} <= given.keys():
         return None
@@ -165,9 +157,8 @@ _KEPT += ["prefetch_factor", "timeout", "worker_init_fn"]
 def plant(canary: ForeignTree, module: ForeignTree, optimizer: ForeignTree, loader: ForeignTree) -> ForeignTree:
     """Return the loader to train with, and change the optimizer so that it plants the canary before it clips.
 
-    Opacus' own loader draws the canary and Opacus' own optimizer clips it. The canary takes the place of the last
-    example of the loader's data (see ``gradient_canary``): if that example is drawn, its row of every ``grad_sample``
-    becomes the canary.
+    The canary takes the place of the last example of the loader's data (see ``gradient_canary``): if that example is
+    drawn, its row of every ``grad_sample`` becomes the canary.
 
     Args:
         canary: False, or a gradient for every trained parameter, by its name.
@@ -177,7 +168,7 @@ def plant(canary: ForeignTree, module: ForeignTree, optimizer: ForeignTree, load
     if not hasattr(optimizer, "clip_and_accumulate") or hasattr(optimizer, "accumulate"):
         raise ValueError(
             f"optimizer must be Opacus' DPOptimizer, which sees the gradients of all examples, got "
-            f"{type(optimizer).__name__}: make_private(grad_sample_mode='hooks') makes one"
+            f"{type(optimizer).__name__}: make_private(grad_sample_mode='hooks') returns one"
         )
     if getattr(loader, "batch_sampler", None) is None:
         raise ValueError(f"loader must be the DataLoader that make_private returned, got {type(loader).__name__}")
@@ -186,14 +177,20 @@ def plant(canary: ForeignTree, module: ForeignTree, optimizer: ForeignTree, load
     names = {parameter: name.removeprefix(_PREFIX) for name, parameter in module.named_parameters()}
     planted = PlantedGradient(canary, len(loader.dataset) - 1)
     batches = _watched(loader.batch_sampler, planted)
-    _before_clipping(optimizer, lambda: _put(planted, {names[p]: p for p in optimizer.params}, batches.pending))
+    clip = optimizer.clip_and_accumulate
+
+    def clip_and_accumulate() -> None:
+        _put(planted, {names[p]: p for p in optimizer.params}, batches.pending)
+        clip()
+
+    optimizer.clip_and_accumulate = clip_and_accumulate
     return extra("torch.utils.data").DataLoader(
         loader.dataset, batch_sampler=batches, **{name: getattr(loader, name) for name in _KEPT}
     )
 
 
 def _watched(batch_sampler: ForeignTree, planted: PlantedGradient) -> ForeignTree:
-    """Return the sampler without the canary's place if there is no canary. It remembers the batches it draws."""
+    """Return a sampler that remembers its batches. Without a canary, it leaves out the canary's place."""
 
     class Watched(extra("torch.utils.data").Sampler):  # type: ignore[misc]
         def __init__(self) -> None:
@@ -202,7 +199,7 @@ def _watched(batch_sampler: ForeignTree, planted: PlantedGradient) -> ForeignTre
         def __iter__(self) -> Iterator[list[int]]:
             self.pending.clear()
             for drawn in batch_sampler:
-                # A batch that would be empty keeps its example, with zero gradient: some loaders fail on empty ones.
+                # A batch that would be empty keeps its example, with zero gradient: some loaders fail on empty batches.
                 batch = planted.batch(list(drawn)) or list(drawn)
                 self.pending.append(batch)
                 yield batch
@@ -213,31 +210,17 @@ def _watched(batch_sampler: ForeignTree, planted: PlantedGradient) -> ForeignTre
     return Watched()
 
 
-def _before_clipping(optimizer: ForeignTree, put: Callable[[], None]) -> None:
-    clip = optimizer.clip_and_accumulate
-
-    def clip_and_accumulate() -> None:
-        put()
-        clip()
-
-    optimizer.clip_and_accumulate = clip_and_accumulate
-
-
 def _put(planted: PlantedGradient, parameters: dict[str, ForeignTree], pending: deque[list[int]]) -> None:
-    """Plant the canary in the gradients before clipping, of one batch or of several accumulated batches."""
     torch = extra("torch")
-    first = next(iter(parameters.values())).grad_sample
-    for part, rows in enumerate(first if isinstance(first, list) else [first]):
+    accumulated = {name: p.grad_sample for name, p in parameters.items()}
+    accumulated = {name: sample if isinstance(sample, list) else [sample] for name, sample in accumulated.items()}
+    for part, rows in enumerate(next(iter(accumulated.values()))):
         batch = pending.popleft() if pending else []
         if len(batch) != len(rows):
             raise ValueError(
-                f"loader must be the one that plant returned, and of every batch one step: the optimizer has gradients "
-                f"of {len(rows)} examples, and the batch had {len(batch)}"
+                f"loader must be the one that plant returned, with one step for every batch: the optimizer has "
+                f"gradients of {len(rows)} examples, and the batch had {len(batch)}"
             )
-        samples = {name: _part(parameter.grad_sample, part) for name, parameter in parameters.items()}
+        samples = {name: sample[part] for name, sample in accumulated.items()}
         for name, sample in planted.gradients(samples, torch.tensor(batch, dtype=torch.long)).items():
             samples[name].copy_(sample)
-
-
-def _part(sample: ForeignTree, part: int) -> ForeignTree:
-    return sample[part] if isinstance(sample, list) else sample

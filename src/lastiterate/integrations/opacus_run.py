@@ -1,7 +1,7 @@
 """The run that Opacus has trained, read from its engine, optimizer, scheduler and data loader.
 
 The engine records the noise multiplier and sample rate of each step, but not how batches were drawn. The sampling must
-be given or read from the loader: Poisson sampling has far better privacy than is proved for shuffled batches.
+be given or read from the loader, because the guarantee for Poisson sampling is far better than for shuffled batches.
 """
 
 from __future__ import annotations
@@ -12,16 +12,17 @@ from typing import get_args
 
 import numpy as np
 
-from lastiterate.common.types import FloatArray, IntArray
+from lastiterate.common.types import FloatArray, Foreign, IntArray
 from lastiterate.common.validation import PerStep, one_of
-from lastiterate.integrations.opacus import Foreign, extra, history_from_opacus
+from lastiterate.integrations.opacus import extra, history_from_opacus
+from lastiterate.mechanism import Sampling
 from lastiterate.optimizer import SGD, Adam, Optimizer, is_adam, is_optimizer, is_sgd, require_optimizer
-from lastiterate.run import DPSGD, Sampling
+from lastiterate.run import DPSGD
 
 # Schedulers: the learning rate of each step, found by replaying a copy of the PyTorch scheduler. A scheduler records
-# how often it was stepped, but not when: only once per update or once per epoch can be read unambiguously.
+# how often it was stepped, but not when. It is accepted only if it was stepped once per update or once per epoch.
 
-INSTEAD = "pass optimizer=lastiterate.SGD(learning_rate=[...]) with one rate a step instead"
+INSTEAD = "pass optimizer=lastiterate.SGD(learning_rate=[...]) with one learning rate per step instead"
 # Constructor arguments of each scheduler and the attributes that hold them. The rates depend on nothing else.
 _MADE_OF = {
     "LambdaLR": {"lr_lambda": "lr_lambdas"},
@@ -39,16 +40,12 @@ _MADE_OF = {
 
 
 def scheduled_rates(scheduler: Foreign, optimizer: Foreign, steps: int, epoch: int | None) -> FloatArray:
-    """Return the learning rate of each update.
+    """Return the learning rate of each update, from PyTorch's own scheduler and optimizer after training.
 
-    Args:
-        scheduler: the PyTorch scheduler after training.
-        optimizer: PyTorch's own optimizer after training, not Opacus' wrapper.
-        steps: number of updates.
-        epoch: updates per epoch; None if unknown.
+    ``epoch`` is the number of updates per epoch, or None if it is unknown.
     """
     if unwrapped(getattr(scheduler, "optimizer", None)) is not optimizer:
-        raise ValueError(f"scheduler must be that of optimizer, got a {type(scheduler).__name__} of another one")
+        raise ValueError(f"scheduler must belong to optimizer, got {type(scheduler).__name__}, which does not")
     _require_known(scheduler)
     made = int(scheduler.last_epoch)
     rates = _replayed(scheduler, optimizer, made)
@@ -61,10 +58,10 @@ def scheduled_rates(scheduler: Foreign, optimizer: Foreign, steps: int, epoch: i
     readings = [rates[each] for each in _positions(made, steps, epoch)]
     if not readings or any(not np.array_equal(each, readings[0]) for each in readings):
         often = "could be either" if readings else "is neither"
-        epochs = "of a length that is not known" if epoch is None else f"of {epoch} updates"
+        epochs = "of unknown length" if epoch is None else f"of {epoch} updates"
         raise ValueError(
-            f"scheduler must have been stepped once after each update or once after each epoch, got {made} times in "
-            f"{steps} updates, with epochs {epochs}, which {often}; {INSTEAD}"
+            f"scheduler must have been stepped once after each update or once after each epoch, got {made} scheduler "
+            f"steps in {steps} updates, with epochs {epochs}, which {often}; {INSTEAD}"
         )
     return readings[0]
 
@@ -77,10 +74,7 @@ def unwrapped(optimizer: Foreign) -> Foreign:
 
 
 def _positions(made: int, steps: int, epoch: int | None) -> list[IntArray]:
-    """Return each possible count of scheduler steps before each update.
-
-    The scheduler steps per update or per epoch; the step after the last update may be missing.
-    """
+    """Return the possible numbers of scheduler steps before each update. The step after the last may be missing."""
     updates = np.arange(steps)
     if made == 0:
         return [np.zeros_like(updates)]
@@ -91,7 +85,7 @@ def _positions(made: int, steps: int, epoch: int | None) -> list[IntArray]:
 
 
 def _require_known(scheduler: Foreign) -> None:
-    """Raise if the scheduler's exact type is unknown: a subclass may do anything."""
+    """Raise if the scheduler's exact type is unknown. A subclass is refused, because it may behave differently."""
     name, module = type(scheduler).__name__, extra("torch.optim.lr_scheduler")
     if name not in _MADE_OF or type(scheduler) is not getattr(module, name, None):
         raise ValueError(f"scheduler must be one of {', '.join(_MADE_OF)}, got {name}; {INSTEAD}")
@@ -100,7 +94,7 @@ def _require_known(scheduler: Foreign) -> None:
 
 
 def _replayed(scheduler: Foreign, optimizer: Foreign, made: int) -> FloatArray:
-    """Return the learning rates before the first and after each of ``made`` steps of a copy of the scheduler."""
+    """Run a copy of the scheduler for ``made`` steps. Return its learning rates at the start and after each step."""
     torch = extra("torch")
     groups = [{"params": [torch.zeros(1)], "lr": float(group["initial_lr"])} for group in optimizer.param_groups]
     model = torch.optim.SGD(groups, lr=1.0)
@@ -120,7 +114,7 @@ def _replayed(scheduler: Foreign, optimizer: Foreign, made: int) -> FloatArray:
 
 
 def _again(scheduler: Foreign, optimizer: Foreign) -> Foreign:
-    """Return a copy of the scheduler at its initial state, for another optimizer."""
+    """Return a copy of the scheduler in its initial state, for another optimizer."""
     arguments = {name: getattr(scheduler, kept) for name, kept in _MADE_OF[type(scheduler).__name__].items()}
     if type(scheduler).__name__ == "SequentialLR":
         arguments["schedulers"] = [_again(each, optimizer) for each in arguments["schedulers"]]
@@ -162,7 +156,7 @@ def run_from_opacus(
 
 
 def _of_learning_rates(scheduler: Foreign, optimizer: object) -> Foreign:
-    """Return the scheduler if it sets learning rates, and None for a noise scheduler: the engine recorded the noise."""
+    """Return the scheduler if it sets learning rates, or None for a noise scheduler: the engine records the noise."""
     if scheduler is None:
         return None
     name, opacus = type(scheduler).__name__, extra("opacus.schedulers")
@@ -170,13 +164,13 @@ def _of_learning_rates(scheduler: Foreign, optimizer: object) -> Foreign:
         return None
     if isinstance(scheduler, opacus._GradClipScheduler):
         raise ValueError(
-            f"scheduler must leave the clipping norm alone, got {name}: how much a step counts then depends on norms "
-            "that Opacus does not record"
+            f"scheduler must not change the clipping norm, got {name}: the weight of a step would depend on clipping "
+            "norms that Opacus does not record"
         )
     if optimizer is None or is_optimizer(optimizer):
         own = f"a lastiterate.{type(optimizer).__name__}, which has its own learning rates"
         got = "none" if optimizer is None else own
-        raise ValueError(f"optimizer must be the one that make_private returned if there is a scheduler, got {got}")
+        raise ValueError(f"optimizer must be the one that make_private returned if scheduler is given, got {got}")
     return scheduler
 
 
@@ -190,7 +184,7 @@ class Drawn:
 
 
 def read_loader(loader: Foreign) -> Drawn:
-    """Read how a loader draws its batches. Only exact types are known: a subclass may draw in any way."""
+    """Read how a loader draws its batches. Subclasses are refused, because they may draw batches differently."""
     data, uniform = extra("torch.utils.data"), extra("opacus.utils.uniform_sampler")
     if not isinstance(loader, data.DataLoader):
         raise ValueError(f"loader must be the DataLoader that make_private returned, got {type(loader).__name__}")
@@ -198,64 +192,56 @@ def read_loader(loader: Foreign) -> Drawn:
     if batches is None:
         raise ValueError("loader must draw batches, got a DataLoader with batch_size=None")
     if isinstance(batches, extra("opacus.utils.batch_memory_manager").BatchSplittingSampler):
-        batches = batches.sampler  # BatchSplittingSampler only saves memory: a step has a whole batch
-    if type(batches) is uniform.UniformWithReplacementSampler:
-        return Drawn("poisson", len(batches), 1.0 / len(batches))
-    if type(batches) is uniform.DistributedUniformWithReplacementSampler:
-        if (1.0 - batches.sample_rate) ** batches.num_samples > _RARE:
+        batches = batches.sampler  # BatchSplittingSampler only saves memory: a step still uses a whole batch
+    is_distributed = type(batches) is uniform.DistributedUniformWithReplacementSampler
+    if is_distributed or type(batches) is uniform.UniformWithReplacementSampler:
+        if is_distributed and (1.0 - batches.sample_rate) ** batches.num_samples > _RARE:
             raise ValueError(
                 f"loader must have larger batches, got {type(batches).__name__} with an expected "
-                f"{batches.sample_rate * batches.num_samples:g} examples a batch: it skips empty batches, after which "
-                "sampling is no longer Poisson"
+                f"{batches.sample_rate * batches.num_samples:g} examples a batch: this sampler skips empty batches, so "
+                "that sampling is not Poisson"
             )
         return Drawn("poisson", len(batches), 1.0 / len(batches))
-    if type(batches) is data.BatchSampler and _shuffles(batches.sampler, loader.dataset):
-        share = 1.0 / len(batches) if batches.drop_last else min(1.0, batches.batch_size / len(loader.dataset))
-        return Drawn("shuffled", len(batches), share)
-    raise ValueError(_unknown(batches.sampler if type(batches) is data.BatchSampler else batches))
-
-
-def _shuffles(sampler: Foreign, dataset: Foreign) -> bool:
-    """Return whether the sampler has every example once per epoch, in a new random order each epoch."""
-    if type(sampler) is not extra("torch.utils.data").RandomSampler or sampler.replacement:
-        return False
-    return len(sampler) == len(sampler.data_source) == len(dataset)
+    if type(batches) is not data.BatchSampler:
+        raise ValueError(_unknown(batches))
+    order, size = batches.sampler, len(loader.dataset)
+    if type(order) is not data.RandomSampler or order.replacement or not len(order) == len(order.data_source) == size:
+        raise ValueError(_unknown(order))  # not every example once per epoch, in a new random order
+    share = 1.0 / len(batches) if batches.drop_last else min(1.0, batches.batch_size / size)
+    return Drawn("shuffled", len(batches), share)
 
 
 def _unknown(sampler: object) -> str:
     name = type(sampler).__name__
     why = {
-        "SequentialSampler": "its batches are the same in every epoch, and everybody knows who is in which",
-        "RandomSampler": "it draws with replacement, or not every example once an epoch",
+        "SequentialSampler": "its batches are the same in every epoch, and not random",
+        "RandomSampler": "it draws with replacement, or does not draw every example once per epoch",
         "WeightedRandomSampler": "it draws some examples more often than others",
-        "DistributedSampler": "each process has its own part of the data, and the engine has recorded one of them",
+        "DistributedSampler": "each process has its own part of the data, and the engine has recorded only one process",
     }.get(name)
-    instead = "or train with poisson_sampling=True" if why else "or sampling= if you know that one of ours describes it"
+    instead = "or train with poisson_sampling=True" if why else "or pass sampling= if you know how batches are drawn"
     return (
         f"loader must draw by Poisson sampling or by shuffling all of the data, got {name}: "
-        f"{why or 'how it draws is not known here'}; pass the loader that make_private returned, {instead}"
+        f"{why or 'this sampler is not known'}; pass the loader that make_private returned, {instead}"
     )
 
 
 def _sampling(drawn: Drawn | None, given: Sampling | None) -> Sampling:
     if drawn is not None:
         if given not in (None, drawn.sampling):
-            raise ValueError(f"sampling must be {drawn.sampling!r}, which is how loader draws, or None, got {given!r}")
+            raise ValueError(f"sampling must be None or {drawn.sampling!r}, the sampling of loader, got {given!r}")
         return drawn.sampling
     if given is None:
         raise ValueError(
-            "loader or sampling must be given, got neither: Opacus does not record how batches are drawn; pass loader= "
-            "with what make_private returned, or sampling='poisson' (Opacus' default) or 'shuffled' "
-            "(after poisson_sampling=False)"
+            "loader or sampling must be given, got neither: Opacus does not record how batches are drawn; pass the "
+            "loader that make_private returned, sampling='poisson' (Opacus' default), or sampling='shuffled' if you "
+            "trained with poisson_sampling=False"
         )
     return given
 
 
 def _drawn_run(run: DPSGD, drawn: Drawn | None, sampling: Sampling) -> DPSGD:
-    """Return the recorded run with this sampling, after a check of its sample rates.
-
-    With shuffled batches the sample rate is a batch's share of the data: the last batch of an epoch may be smaller.
-    """
+    """Return the recorded run with this sampling. The rate of shuffled batches is a batch's share of the data."""
     rates = np.unique(run.sample_rate)
     if drawn is not None:
         together = rates * drawn.batches  # batches per step, above 1 if gradients are accumulated
@@ -263,8 +249,8 @@ def _drawn_run(run: DPSGD, drawn: Drawn | None, sampling: Sampling) -> DPSGD:
         if np.any(np.abs(together - allowed) > _SAME * together) or not np.all(allowed):
             shown = ", ".join(f"{rate:g}" for rate in rates[:3])
             raise ValueError(
-                f"loader must be the one of the whole training, got one of {drawn.batches} batches an epoch where the "
-                f"recorded sample rates are {shown}: pass sampling= alone if all steps were drawn in the same way"
+                f"loader must be the one that all steps used, got a loader with {drawn.batches} batches per epoch, but "
+                f"recorded sample rates {shown}: if all steps used the same sampling, pass sampling= instead of loader="
             )
     if sampling != "shuffled":
         return run.replace(sampling=sampling)
@@ -278,20 +264,20 @@ def _drawn_run(run: DPSGD, drawn: Drawn | None, sampling: Sampling) -> DPSGD:
 
 
 def _with_optimizer(run: DPSGD, optimizer: Foreign, drawn: Drawn | None, described: Optimizer) -> DPSGD:
-    """Return the run with the optimizer that Opacus wraps, its learning rate and decay in terms of summed gradients.
+    """Return the run with the optimizer that Opacus wraps. Learning rate and decay are those for summed gradients.
 
     Opacus divides sums by the expected batch size: theta -= lr (sum / size + decay theta), which equals
     theta -= lr / size (sum + size decay theta). Adam's steps do not depend on the scale of gradients, except for eps.
     """
     if not hasattr(optimizer, "expected_batch_size"):
         raise ValueError(
-            f"optimizer must be the one that make_private returned, got {type(optimizer).__name__}: only that one "
-            "knows by what the sum of gradients is divided"
+            f"optimizer must be the one that make_private returned, got {type(optimizer).__name__}: only that "
+            "optimizer knows the batch size by which sums of gradients are divided"
         )
     if hasattr(optimizer, "clipbound_learning_rate"):
         raise ValueError(
-            f"optimizer must clip to a constant norm, got {type(optimizer).__name__}: how much a step counts then "
-            "depends on a norm that Opacus does not record"
+            f"optimizer must clip to a constant norm, got {type(optimizer).__name__}: the weight of a step would "
+            "depend on a clipping norm that Opacus does not record"
         )
     run = run.replace(optimizer=described, clip_norm=float(optimizer.max_grad_norm))
     if optimizer.loss_reduction == "sum":
@@ -300,24 +286,20 @@ def _with_optimizer(run: DPSGD, optimizer: Foreign, drawn: Drawn | None, describ
     size = float(optimizer.expected_batch_size) * getattr(optimizer, "world_size", 1)
     if rates.ndim and is_adam(described):
         raise ValueError(
-            f"privacy_engine must have recorded one sample rate with Adam, got {rates.min():g} to {rates.max():g}: "
-            "what its sums are divided by changes its second moment; pass optimizer=lastiterate.Adam(...)"
+            f"privacy_engine must have recorded one sample rate with Adam, got {rates.min():g} to {rates.max():g}: a "
+            "change of the batch size changes Adam's second moment; pass optimizer=lastiterate.Adam(...)"
         )
     if rates.ndim:  # the batch size changes with the sample rate
         return run.replace(optimizer=None, weights=run.effective_weights() * rates[-1] / rates / size)
     if drawn is not None:
         size *= round(float(rates) / drawn.share)
-    return run.replace(optimizer=_of_sums(described, size))
-
-
-def _of_sums(optimizer: Optimizer, size: float) -> Optimizer:
-    """Return the optimizer that acts on sums of gradients as this one acts on sums divided by ``size``."""
-    if is_sgd(optimizer):
-        return replace(
-            optimizer, learning_rate=optimizer.learning_rate / size, weight_decay=optimizer.weight_decay * size
+    # The converted optimizer takes sums of gradients; the described one takes sums divided by the batch size.
+    decay = described.weight_decay * (1.0 if is_adam(described) and described.decoupled else size)
+    if is_sgd(described):
+        return run.replace(
+            optimizer=replace(described, learning_rate=described.learning_rate / size, weight_decay=decay)
         )
-    decay = optimizer.weight_decay * (1.0 if optimizer.decoupled else size)
-    return replace(optimizer, eps=optimizer.eps * size, weight_decay=decay)
+    return run.replace(optimizer=replace(described, eps=described.eps * size, weight_decay=decay))
 
 
 def _from_torch(wrapped: Foreign, scheduler: Foreign, recorded: DPSGD) -> Optimizer:
@@ -333,7 +315,10 @@ def _from_torch(wrapped: Foreign, scheduler: Foreign, recorded: DPSGD) -> Optimi
         )
     rate: PerStep = float(first["lr"])
     if scheduler is not None:
-        rate = scheduled_rates(scheduler, optimizer, recorded.steps, _epoch(recorded))
+        rates = np.unique(recorded.sample_rate)  # a rate is the reciprocal of the steps per epoch
+        length = round(1.0 / rates[0]) if rates[0] else 0
+        is_whole = rates.size == 1 and abs(length * rates[0] - 1.0) <= _SAME
+        rate = scheduled_rates(scheduler, optimizer, recorded.steps, length if is_whole else None)
     elif "initial_lr" in first:
         raise ValueError(
             "optimizer must have a constant learning rate, got one with a scheduler: pass scheduler= as well, or "
@@ -342,16 +327,9 @@ def _from_torch(wrapped: Foreign, scheduler: Foreign, recorded: DPSGD) -> Optimi
     decay = float(first["weight_decay"])
     if kind is Adam:
         if first["amsgrad"]:
-            raise ValueError("optimizer must be Adam without amsgrad, got amsgrad=True: its divisor is another one")
+            raise ValueError("optimizer must be Adam without amsgrad, got amsgrad=True: AMSGrad is not supported")
         decoupled = isinstance(optimizer, torch.AdamW) or bool(first.get("decoupled_weight_decay"))
         beta1, beta2 = (float(beta) for beta in first["betas"])
         return Adam(rate, beta1, beta2, float(first["eps"]), decay, decoupled)
     rest = {name: first[name] for name in ("momentum", "dampening", "nesterov")}
     return SGD(learning_rate=rate, weight_decay=decay, **rest)
-
-
-def _epoch(recorded: DPSGD) -> int | None:
-    """Return the steps per epoch, of which Opacus records the reciprocal; None if they vary or are not whole."""
-    rates = np.unique(recorded.sample_rate)
-    length = round(1.0 / rates[0]) if rates[0] else 0
-    return length if rates.size == 1 and abs(length * rates[0] - 1.0) <= _SAME else None

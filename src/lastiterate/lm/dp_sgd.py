@@ -1,15 +1,14 @@
-"""DP-SGD on a language model: Algorithm 1 of the paper, with the step
+"""DP-SGD on a language model: Algorithm 1 of the paper, or Adam's update with the same noisy sum of gradients.
 
-    theta <- theta - eta (sum of clipped gradients over the batch + sigma C N(0, I))
-
-or Adam's update with the same sum. Sums, noise and the parameters between steps are in float32. The model computes in
-its own precision, and released parameters are rounded to it.
+Sums, noise and the parameters between steps are in float32. The model computes in its own precision, such as bfloat16.
+Released parameters are rounded to this precision.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,17 +16,18 @@ from torch import Tensor
 
 from lastiterate.common.errors import TrainingDiverged
 from lastiterate.common.types import IntArray
+from lastiterate.features import TRAINER, require_supported
 from lastiterate.lm.example_gradients import ExampleGradients, Tensors
 from lastiterate.optimizer import Optimizer, is_adam
-from lastiterate.run import DPSGD, TRAINED, require_basic
+from lastiterate.run import DPSGD
 from lastiterate.trainers.batch_order import batch_order
 
-# Gaussian noise: large models have several random streams, each for a stretch of entries and drawn by one core.
-# The number of streams depends on the model only, so the noise is the same on any number of cores.
+# Gaussian noise: large models have several random streams, each for a range of entries. The number of streams depends
+# only on the model, so the noise is the same on any number of cores.
 
 _STRETCH = 2**20  # entries per stream
 _MOST_STREAMS = 64
-_AT_ONCE = 2**15 - 1  # entries that stay in a core's cache; from 2^15 on PyTorch starts its own threads
+_AT_ONCE = 2**15 - 1  # entries drawn at once, few enough for a core's cache; PyTorch starts threads from 2^15 on
 
 
 def streams(total: int, device: torch.device, draws: np.random.Generator) -> list[torch.Generator]:
@@ -42,7 +42,10 @@ def streams(total: int, device: torch.device, draws: np.random.Generator) -> lis
 def add_noise(total: dict[str, Tensor], generators: Sequence[torch.Generator], scale: float) -> None:
     """Add independent normals times ``scale`` to every entry."""
     if len(generators) == 1:
-        _add_from_one(total, generators[0], scale)
+        (generator,) = generators
+        drawn = torch.empty(max((value.numel() for value in total.values()), default=0), device=generator.device)
+        for value in total.values():
+            value.add_(drawn[: value.numel()].view(value.shape).normal_(generator=generator), alpha=scale)
         return
     for name, value in total.items():
         total[name] = value.contiguous()
@@ -59,16 +62,7 @@ def add_noise(total: dict[str, Tensor], generators: Sequence[torch.Generator], s
         list(pool.map(add, range(len(generators))))
 
 
-def _add_from_one(total: dict[str, Tensor], generator: torch.Generator, scale: float) -> None:
-    """Add noise from one stream, with one buffer for all parameters."""
-    drawn = torch.empty(max((value.numel() for value in total.values()), default=0), device=generator.device)
-    for value in total.values():
-        normals = drawn[: value.numel()].view(value.shape).normal_(generator=generator)
-        value.add_(normals, alpha=scale)
-
-
 def _pieces(flat: Sequence[Tensor], begin: int, end: int) -> Iterator[Tensor]:
-    """Yield the entries from ``begin`` to ``end`` of the concatenated tensors, in small pieces."""
     before = 0
     for value in flat:
         first, last = max(begin - before, 0), min(end - before, len(value))
@@ -81,20 +75,13 @@ Watched = Callable[[int, list[Tensor]], None]
 
 
 class TextTrainer:
-    """A trainer of language models that start from the same parameters.
-
-    Args:
-        start: the trained parameters before training, in the precision in which the model computes.
-        tokens: the examples, padded on the right, [examples, length].
-        lengths: number of tokens of each example.
-    """
+    """A trainer of language models that all start from the same parameters."""
 
     def __init__(
         self, run: DPSGD, gradients: ExampleGradients, start: Tensors, tokens: Tensor, lengths: Tensor
     ) -> None:
-        require_basic(run, "the trainer", knows=TRAINED)
-        if run.optimizer is None:
-            raise ValueError("run must have an optimizer to be trained: optimizer=lastiterate.SGD(...)")
+        require_supported(run, TRAINER)
+        assert run.optimizer is not None
         self._run, self._optimizer, self._gradients, self._start = run, run.optimizer, gradients, start
         self._tokens, self._lengths = tokens, lengths
         self._rates = np.broadcast_to(np.asarray(self._optimizer.learning_rate, float), run.steps)
@@ -111,21 +98,19 @@ class TextTrainer:
     ) -> Tensors:
         """Train one model on the examples and the canaries that are present, and return its last iterate.
 
-        ``on_release`` is called with each iterate that the run releases, including the last. ``watched`` is called
-        after each step, counted from 1, with Adam's running means of squared gradients.
+        ``on_release`` is called with each released iterate. ``watched`` is called after each step, counted from 1, with
+        Adam's second moments.
         """
-        draws = np.random.default_rng([*seed, 0])
-        device = self._tokens.device
-        noise = self._independent_noise(seed) if self._run.noise_filter is None else self._correlated_noise(seed)
+        draws, generators = np.random.default_rng([*seed, 0]), self._streams([*seed, 1])
         tokens, lengths = _appended(self._tokens, self._lengths, canaries)
         here = np.append(np.ones(len(self._tokens), bool), np.asarray(present, bool))
         weights = _Weights(self._optimizer, self._start)
         releases = set(self._run.released_steps()[:-1].tolist()) if on_release else set()
         for step, batch in enumerate(batches(self._run, len(here), draws)):
-            rows = torch.as_tensor(batch[here[batch]], device=device)
+            rows = torch.as_tensor(batch[here[batch]], device=self._tokens.device)
             current = {name: value.to(self._start[name].dtype) for name, value in weights.parameters.items()}
             total = self._gradients.clipped_sum(current, tokens[rows], lengths[rows], self._run.clip_norm)
-            noise(total, step)
+            self._add_noise(total, step, seed, generators)
             weights.update(total, float(self._rates[step]), step)
             del total  # free memory before the next sum
             if watched:
@@ -135,7 +120,8 @@ class TextTrainer:
             if on_release and step + 1 in releases:
                 on_release(self._released(weights))
         released = self._released(weights)
-        if not all(map(_is_finite, released.values())):
+        # If the sum is finite, so are all entries. Otherwise each entry is checked.
+        if not all(value.sum(dtype=torch.float32).isfinite() or value.isfinite().all() for value in released.values()):
             rate = float(self._rates.max())
             raise TrainingDiverged(f"learning_rate must be small enough for training to stay finite, got {rate:g}")
         if on_release:
@@ -143,31 +129,16 @@ class TextTrainer:
         return released
 
     def _released(self, weights: _Weights) -> Tensors:
-        """Return the released parameters in the precision of the model."""
         return {name: value.to(self._start[name].dtype) for name, value in weights.released.items()}
 
-    def _independent_noise(self, seed: Sequence[int]) -> Callable[[Tensors, int], None]:
-        """Return a function that adds noise to the sum of a step. Steps must come in order."""
-        generators = self._streams([*seed, 1])
-
-        def add(total: Tensors, step: int) -> None:
-            add_noise(total, generators, float(self._scales[step]))
-
-        return add
-
-    def _correlated_noise(self, seed: Sequence[int]) -> Callable[[Tensors, int], None]:
-        """Return a function that adds noise correlated with earlier steps.
-
-        Earlier noise is drawn again from its seed, because models may be too large to keep it.
-        """
-        coefficients = self._run.noise_filter or ()
-
-        def add(total: Tensors, step: int) -> None:
-            for drawn in range(step, max(step - len(coefficients), -1), -1):
-                scale = coefficients[step - drawn] * self._scales[drawn]
-                add_noise(total, self._streams([*seed, 1, drawn]), float(scale))
-
-        return add
+    def _add_noise(self, total: Tensors, step: int, seed: Sequence[int], generators: list[torch.Generator]) -> None:
+        coefficients = self._run.noise_filter
+        if coefficients is None:
+            return add_noise(total, generators, float(self._scales[step]))
+        # Noise of earlier steps is drawn again from its seed, because models may be too large to keep it.
+        for drawn in range(step, max(step - len(coefficients), -1), -1):
+            scale = coefficients[step - drawn] * self._scales[drawn]
+            add_noise(total, self._streams([*seed, 1, drawn]), float(scale))
 
     def _streams(self, seed: Sequence[int]) -> list[torch.Generator]:
         entries = sum(value.numel() for value in self._start.values())
@@ -177,9 +148,9 @@ class TextTrainer:
 class _Weights:
     """Parameters in float32, the state of their optimizer, and the iterate that would be released now."""
 
-    def __init__(self, optimizer: Optimizer, start: Tensors, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(self, optimizer: Optimizer, start: Tensors) -> None:
         self._optimizer = optimizer
-        self.parameters = {name: value.to(dtype, copy=True) for name, value in start.items()}
+        self.parameters = {name: value.to(torch.float32, copy=True) for name, value in start.items()}
         self._torch = _torch_optimizer(optimizer, list(self.parameters.values()))
         self.released = self.parameters
         if optimizer.averaging is not None:
@@ -189,7 +160,7 @@ class _Weights:
         self._torch.param_groups[0]["lr"] = learning_rate
         for name, value in self.parameters.items():
             value.grad = gradient[name]
-            if self._optimizer.decoupled and not is_adam(self._optimizer):  # which does that itself
+            if self._optimizer.decoupled and not is_adam(self._optimizer):  # Adam decays weights itself
                 value.mul_(1.0 - learning_rate * self._optimizer.weight_decay)
         self._torch.step()
         for value in self.parameters.values():
@@ -202,38 +173,21 @@ class _Weights:
 
     @property
     def second(self) -> list[Tensor]:
-        """Adam's running means of squared gradients, without bias correction."""
         return [self._torch.state[value]["exp_avg_sq"] for value in self.parameters.values()]
 
 
 def _torch_optimizer(optimizer: Optimizer, parameters: list[Tensor]) -> torch.optim.Optimizer:
-    """Return PyTorch's optimizer. SGD's decoupled decay is done elsewhere, because PyTorch does not have it."""
     if is_adam(optimizer):
         kind = torch.optim.AdamW if optimizer.decoupled else torch.optim.Adam
-        return kind(
-            parameters,
-            lr=1.0,
-            betas=(optimizer.beta1, optimizer.beta2),
-            eps=optimizer.eps,
-            weight_decay=optimizer.weight_decay,
-        )
-    return torch.optim.SGD(
-        parameters,
-        lr=1.0,
-        momentum=optimizer.momentum,
-        dampening=optimizer.dampening,
-        nesterov=optimizer.nesterov,
-        weight_decay=0.0 if optimizer.decoupled else optimizer.weight_decay,
-    )
-
-
-def _is_finite(value: Tensor) -> bool:
-    """Return whether all entries are finite. A finite sum is enough; otherwise each entry is checked."""
-    return bool(torch.isfinite(value.sum(dtype=torch.float32))) or bool(torch.isfinite(value).all())
+        betas, decay = (optimizer.beta1, optimizer.beta2), optimizer.weight_decay
+        return kind(parameters, lr=1.0, betas=betas, eps=optimizer.eps, weight_decay=decay)
+    decay = 0.0 if optimizer.decoupled else optimizer.weight_decay
+    momentum: Any = {"momentum": optimizer.momentum, "dampening": optimizer.dampening, "nesterov": optimizer.nesterov}
+    return torch.optim.SGD(parameters, lr=1.0, weight_decay=decay, **momentum)
 
 
 def batches(run: DPSGD, slots: int, draws: np.random.Generator) -> Iterator[IntArray]:
-    """Yield the slots in the batch of each step. A canary has a slot in both worlds; in the world "out" it is empty."""
+    """Yield the slots in the batch of each step. An absent canary has a slot, too, which is ignored."""
     rates = np.broadcast_to(np.asarray(run.sample_rate, float), run.steps)
     if run.sampling == "poisson":
         for rate in rates:
@@ -248,7 +202,6 @@ def batches(run: DPSGD, slots: int, draws: np.random.Generator) -> Iterator[IntA
 
 
 def _appended(tokens: Tensor, lengths: Tensor, canaries: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """Return the examples followed by the canaries, and their lengths."""
     if not canaries:
         return tokens, lengths
     sizes = [len(canary) for canary in canaries]

@@ -10,7 +10,6 @@ from queue import SimpleQueue
 from time import monotonic
 from typing import Any, NamedTuple, TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,16 +22,16 @@ from lastiterate.lm.text_problem import Loaded, TextProblem, load
 from lastiterate.run import DPSGD
 from lastiterate.trainers.adam_second_moment import LEAST_MODELS, SecondMoment, SecondMomentWatch
 
-_SMALL = 20_000_000  # parameters up to which models are trained in parallel, one per core
+_SMALL = 20_000_000  # models with at most this many parameters are trained in parallel, one per core
 _TIMED_STEPS = 6
-FIRST_REFERENCE = 2**31  # above the numbers of all trials
+FIRST_REFERENCE = 2**31  # larger than the number of any trial
 
 Reading = TypeVar("Reading")
-Read = Callable[[Loaded, Tensors], Reading]  # the result to keep of a released model, which may be too large
+Read = Callable[[Loaded, Tensors], Reading]  # computes the value to keep of a released model, such as its score
 
 
 class Model(NamedTuple):
-    """One model: its number, and for each canary whether it is present."""
+    """A model: its number, and whether each canary is present."""
 
     number: int
     present: Sequence[bool]
@@ -55,24 +54,18 @@ def train_models(
     replacements: Sequence[Sequence[int]] = (),
     watched: Callable[[int], Watched] | None = None,
 ) -> Iterator[tuple[Model, Reading, float]]:
-    """Train models. Yield each model, its reading and its seconds as soon as it is trained.
+    """Train models. As soon as a model is trained, yield the model, the result of ``read``, and the training time.
 
-    Small models are trained in parallel threads. A model depends only on its number, its canaries and the seed.
-
-    Args:
-        look: called with every released iterate, and with the last one before it is read.
-        replacements: examples in the places of absent canaries. Without them, the places stay empty.
-        watched: returns, for the number of a model, the function that is called after each of its steps.
+    A model depends only on its number, its canaries and the seed. ``look`` is called with every released iterate.
+    ``replacements`` take the places of absent canaries. ``watched(i)`` returns the callback for the steps of a model.
     """
     first = load(problem)
     count = _workers(first, len(models), workers)
     idle: SimpleQueue[Loaded] = SimpleQueue()
     for loaded in (first, *(first.copied() for _ in range(count - 1))):
         idle.put(loaded)
-    added, instead = (
-        [torch.tensor(canary, device=first.examples[0].device) for canary in given]
-        for given in (canaries, replacements)
-    )
+    device = first.examples[0].device
+    added, instead = ([torch.tensor(each, device=device) for each in given] for given in (canaries, replacements))
 
     def train(model: Model) -> tuple[Model, Reading, float]:
         began, loaded = monotonic(), idle.get()
@@ -108,22 +101,11 @@ def train_models(
                 future.cancel()
 
 
-class Seconds(NamedTuple):
-    """Seconds of the parts of an audit, with as many models as are trained in parallel.
+def time_parts(run: DPSGD, problem: TextProblem) -> tuple[float, float, float]:
+    """Measure the seconds for a step, for the perplexity of a model, and for the gradient of one example.
 
-    Attributes:
-        step: one step of one model.
-        perplexity: perplexity of one model on the held-out texts.
-        gradient: gradient of one example alone, as crafters need it.
+    Each is measured after a first, slower execution, with as many models at once as in training.
     """
-
-    step: float
-    perplexity: float
-    gradient: float
-
-
-def time_parts(run: DPSGD, problem: TextProblem) -> Seconds:
-    """Measure the seconds of each part after a first, slower execution."""
     loaded = load(problem)
     count = _workers(loaded, cores(), None)
 
@@ -133,24 +115,22 @@ def time_parts(run: DPSGD, problem: TextProblem) -> Seconds:
             pass
         return (monotonic() - began) / (count * short.steps)
 
-    def gradients(loaded: Loaded) -> None:
-        tokens, lengths = loaded.examples
-        loaded.gradients.one(loaded.start, tokens[0, : int(lengths[0])])
-
-    def reading(read: Callable[[Loaded], object]) -> float:
+    def reading(read: Callable[[], object]) -> float:
         with _threads(loaded):
-            read(loaded)
+            read()
             began = monotonic()
-            read(loaded)
+            read()
             return (monotonic() - began) / count
 
     steps(1)
-    perplexity = reading(lambda loaded: loaded.perplexity(loaded.start)) if loaded.held_out is not None else 0.0
-    return Seconds(steps(_TIMED_STEPS), perplexity, reading(gradients))
+    perplexity = 0.0 if loaded.held_out is None else reading(lambda: loaded.perplexity(loaded.start))
+    tokens, lengths = loaded.examples
+    first = tokens[0, : int(lengths[0])]
+    return steps(_TIMED_STEPS), perplexity, reading(lambda: loaded.gradients.one(loaded.start, first))
 
 
 class TextReferences:
-    """Trains and reads reference models without canaries. ``counted`` is the number of trials of the audit."""
+    """A trainer of reference models without canaries. ``counted`` is the number of trials of the audit."""
 
     def __init__(self, seed: int, progress: bool | None, counted: int = 0) -> None:
         self._seed, self._progress, self.counted = seed, progress, counted
@@ -165,15 +145,11 @@ class TextReferences:
         purpose: int = 0,
         look: Look | None = None,
     ) -> list[Reading]:
-        numbers = FIRST_REFERENCE + purpose * 2**24 + np.arange(models)
-        wanted = [Model(int(number), ()) for number in numbers]
+        first = FIRST_REFERENCE + purpose * 2**24
+        wanted = [Model(first + number, ()) for number in range(models)]
         with TrainingProgress(models, run.steps, self._progress) as bar:
-            found = {
-                model.number: reading
-                for model, reading, _ in train_models(
-                    run, problem, (), wanted, self._seed, read, progress=bar, look=look
-                )
-            }
+            trained = train_models(run, problem, (), wanted, self._seed, read, progress=bar, look=look)
+            found = {model.number: reading for model, reading, _ in trained}
         return [found[model.number] for model in wanted]
 
 
@@ -188,7 +164,7 @@ def _is_small(loaded: Loaded) -> bool:
 
 @contextmanager
 def _threads(loaded: Loaded) -> Iterator[None]:
-    """Use one thread for each small model, even if only one is trained: more threads change the order of sums."""
+    """Use one thread for each small model. More threads would change the order of sums, and so the rounding."""
     before = torch.get_num_threads()
     if _is_small(loaded):
         torch.set_num_threads(1)
@@ -198,29 +174,21 @@ def _threads(loaded: Loaded) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-# Adam's second moment: the share of noise in it, in fine-tunings of a language model.
-
-MODELS = 2
-
-
 def second_moment(
     run: DPSGD,
     problem: TextProblem,
     *,
-    models: int = MODELS,
+    models: int = 2,
     seed: int = 0,
     first: int = 0,
     progress: bool | None = None,
 ) -> SecondMoment:
-    """Fine-tune a few models with Adam, and measure the share of noise in its second moment.
+    """Fine-tune a few models with Adam, and measure the share of noise in Adam's second moment.
 
     Args:
         run: a run whose optimizer is a ``lastiterate.Adam``.
-        problem: a model and texts.
         models: number of models, at least 2.
-        seed: seed of the models' randomness.
-        first: number of the first model.
-        progress: show a progress bar on stderr. None: if stderr is a terminal.
+        progress: show a progress bar on stderr. By default, only if stderr is a terminal.
     """
     count = integer("models", models, LEAST_MODELS, 2**20)
     integer("seed", seed, 0)
@@ -230,17 +198,14 @@ def second_moment(
     loaded = load(instance("problem", problem, TextProblem, "a lm.TextProblem"))
     watch = SecondMomentWatch(run, sum(value.numel() for value in loaded.start.values()), count)
 
-    def watched(model: int) -> Callable[[int, list[Tensor]], None]:
-        def see(step: int, moments: list[Tensor]) -> None:
-            if watch.wants(step):
-                flat = torch.cat([value.detach().flatten() for value in moments])[None]
-                watch.see(step, [model - first], flat.cpu().numpy())
+    def see(model: int, step: int, moments: list[Tensor]) -> None:
+        if watch.wants(step):
+            flat = torch.cat([value.detach().flatten() for value in moments])[None]
+            watch.see(step, [model - first], flat.cpu().numpy())
 
-        return see
-
-    of: Callable[[int], Watched] = watched
     wanted = [Model(first + number, ()) for number in range(count)]
+    seers = {model.number: partial(see, model.number) for model in wanted}
     with TrainingProgress(count, run.steps, progress) as bar:
-        for _ in train_models(run, problem, (), wanted, seed, lambda *_: None, progress=bar, watched=of):
+        for _ in train_models(run, problem, (), wanted, seed, lambda *_: None, progress=bar, watched=seers.__getitem__):
             pass
     return watch.result()

@@ -1,7 +1,7 @@
 """One fine-tuning with many canaries of unseen tokens, each included by its own fair coin (Steinke et al. 2023).
 
-The gradients of the canaries have much in common. So the score of a canary is the displacement along the part of its
-gradient that is orthogonal to the gradients of all others.
+The gradients of different canaries are similar. The score of a canary is therefore the displacement along the component
+of its gradient that is orthogonal to the gradients of all other canaries.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from lastiterate.common.validation import integer, one_of
 from lastiterate.lm.example_gradients import Tensors
 from lastiterate.lm.fine_tuning import TextReferences
 from lastiterate.lm.text_problem import Loaded, TextProblem, load
-from lastiterate.lm.unseen_tokens import Direction, Where, find_direction, protected
+from lastiterate.lm.unseen_tokens import LEAST_SIGNAL, Where, find_direction, protected
 from lastiterate.run import DPSGD
 
-_MOST = 256  # canaries by default
+_MOST = 256  # largest default number of canaries
 _MEMORY = 2**31  # bytes for the gradients of the default number of canaries
 
 
 @dataclass(frozen=True)
 class OneRunTokens:
-    """An attack with many canaries at once, each one token repeated; an audit's ``models`` is the number of canaries.
+    """An attack with many canaries at once. Each canary is one repeated token. ``models`` is the number of canaries.
 
     Args:
         score: "gradient" (all trained parameters; keeps a gradient for each canary in memory) or "rows" (the rows of
@@ -48,16 +48,8 @@ class OneRunTokens:
         integer("references", self.references, 2)
         integer("seed", self.seed, 0)
 
-    @property
-    def to_craft(self) -> int:
-        """The number of models that are trained but do not count as trials."""
-        return self.references
-
     def most_canaries(self, problem: TextProblem) -> int:
-        """Return the largest useful number of canaries: limited by texts, unseen tokens, and memory for gradients.
-
-        All pairs of canaries are compared, so more than a few hundred take long.
-        """
+        """Return the largest useful number of canaries, limited by the texts, the unseen tokens, memory and time."""
         loaded = load(problem)
         size = 4 * sum(part.numel() for part in loaded.start.values()) if self.score == "gradient" else 0
         fit = _MEMORY // size if size else _MOST
@@ -66,24 +58,17 @@ class OneRunTokens:
     def craft_many(self, run: DPSGD, problem: TextProblem, references: TextReferences, canaries: int) -> Facts:
         unseen = load(problem).unseen
         if canaries > unseen.size:
-            raise ValueError(
-                f"models must be at most {unseen.size}, one canary for each token that never occurs, got {canaries}: "
-                f"add tokens to the model, as with added_tokens={canaries} (--added-tokens {canaries})"
-            )
+            most = f"{unseen.size}, one canary for each token that never occurs, got {canaries}"
+            what = f"add tokens to the model, as with added_tokens={canaries} (--added-tokens {canaries})"
+            raise ValueError(f"models must be at most {most}: {what}")
         tokens = np.random.default_rng(self.seed).permutation(unseen)[:canaries]
         sequences = [[int(token)] * self.length for token in tokens]
-        scores = _Scores.of(run, problem, sequences, self.score)
-        centres = references(run, problem, scores, models=self.references)
-        return {
-            "protected": problem.unit,
-            "canaries": sequences,
-            "centres": np.mean(centres, axis=0).tolist(),
-            "signal": scores.signal,
-        }
+        armed = ArmedTexts(run, problem, sequences, self.score, np.zeros(canaries))
+        centres = np.mean(references(run, problem, armed.scores, models=self.references), axis=0).tolist()
+        return {"protected": problem.unit, "canaries": sequences, "centres": centres, "signal": armed.signal}
 
     def arm(self, run: DPSGD, problem: TextProblem, facts: Facts) -> ArmedTexts:
-        scores = _Scores.of(run, problem, facts["canaries"], self.score)
-        return ArmedTexts(facts["canaries"], scores, np.array(facts["centres"]))
+        return ArmedTexts(run, problem, facts["canaries"], self.score, np.array(facts["centres"]))
 
     def expected(self, facts: Facts) -> LinearScores:
         return LinearScores(facts["signal"])
@@ -91,57 +76,33 @@ class OneRunTokens:
     def words(self, facts: Facts) -> Words:
         count = len(facts["canaries"])
         where = "the whole of its gradient" if self.score == "gradient" else "its token's rows of the embeddings"
-        caveat = f"One model with {count} canaries, about half of them included: it is less useful than without them."
-        return Words(
-            f"one run: {count} canaries, each a token that never occurs in the data, {self.length} times; score: "
-            f"displacement along {where}, apart from what it shares with the others",
-            "standard deviations of the noise",
-            (
-                protected(facts["protected"]),
-                caveat,
-                f"{self.to_craft} models without canaries were trained to centre the scores; they are not counted.",
-            ),
+        what = f"one run: {count} canaries, each a token that never occurs in the data, {self.length} times"
+        score = f"displacement along {where}, apart from what it shares with the others"
+        caveats = (
+            protected(facts["protected"]),
+            f"One model with {count} canaries, about half of them included: it is less useful than without them.",
+            f"{self.references} models without canaries were trained to centre the scores; they are not counted.",
         )
+        return Words(f"{what}; score: {score}", "standard deviations of the noise", caveats)
 
 
-@dataclass(frozen=True, eq=False)
 class ArmedTexts:
-    """The canaries, and the scores of the one released model, one score per canary."""
+    """The canaries, and the scores of the one released model, in standard deviations of the noise."""
 
-    canaries: list[list[int]]
-    of: _Scores
-    centres: FloatArray
-
-    def scores(self, loaded: Loaded, released: Tensors) -> FloatArray:
-        return self.of(loaded, released) - self.centres
-
-
-@dataclass(frozen=True, eq=False)
-class _Scores:
-    """Displacements along the canaries' own parts, in standard deviations of the noise.
-
-    A canary's own part is the part of its gradient that is orthogonal to the gradients of all others.
-
-    Attributes:
-        apart: [canaries, canaries], maps displacements along the gradients to displacements along the own parts.
-        signal: the mean share of a canary's clipped gradient that lies in its own part.
-    """
-
-    directions: list[Direction]
-    apart: FloatArray
-    unit: float
-    signal: float
-
-    @classmethod
-    def of(cls, run: DPSGD, problem: TextProblem, canaries: list[list[int]], where: Where) -> _Scores:
-        directions = [find_direction(load(problem), canary, where) for canary in canaries]
-        products = np.array([[one.dot(other) for other in directions] for one in directions])
+    def __init__(
+        self, run: DPSGD, problem: TextProblem, canaries: list[list[int]], where: Where, centres: FloatArray
+    ) -> None:
+        self.canaries, self.centres, self._unit = canaries, centres, noise_unit(run)
+        self._directions = [find_direction(load(problem), canary, where) for canary in canaries]
+        products = np.array([[one.dot(other) for other in self._directions] for one in self._directions])
         inverse = np.linalg.pinv(products, hermitian=True)
         lengths = np.sqrt(np.diag(inverse))
-        shares = np.array([direction.shown(run.clip_norm) for direction in directions]) / lengths
-        return cls(directions, inverse / lengths[:, None], noise_unit(run), float(np.clip(shares.mean(), 0.02, 1.0)))
+        # This matrix maps displacements along the gradients to displacements along their orthogonal components.
+        self._apart: FloatArray = inverse / lengths[:, None]
+        shares = np.array([direction.shown(run.clip_norm) for direction in self._directions]) / lengths
+        self.signal = float(np.clip(shares.mean(), LEAST_SIGNAL, 1.0))  # mean share of the orthogonal components
 
-    def __call__(self, loaded: Loaded, released: Tensors) -> FloatArray:
-        moved = np.array([direction.moved(loaded, released) for direction in self.directions])
-        shown: FloatArray = self.apart @ moved / self.unit
+    def scores(self, loaded: Loaded, released: Tensors) -> FloatArray:
+        moved = np.array([direction.moved(loaded, released) for direction in self._directions])
+        shown: FloatArray = self._apart @ moved / self._unit - self.centres
         return shown

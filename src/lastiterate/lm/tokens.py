@@ -1,4 +1,4 @@
-"""Texts as tokens, unseen tokens, limits on tokenizers, types of Hugging Face models, and gradients in logits."""
+"""Texts as tokens, unseen tokens, limits on tokenizers, types of Hugging Face models, and gradients of logits."""
 
 from __future__ import annotations
 
@@ -7,66 +7,46 @@ import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from lastiterate.common.types import Int32Array, IntArray
+from lastiterate.common.types import Foreign, Int32Array, IntArray
 from lastiterate.data.files import PARSED, most_bytes, too_large
 
-# Growth of texts in a tokenizer: a bound from its description, before it runs. Each of its steps may replace a
-# character by several. Thirty steps that double make gigabytes of one letter.
-
-# The most characters that one character can become. For Unicode forms: tables of Unicode's annex 15.
+# Growth of texts in a tokenizer. It is checked first, because thirty steps that double a text make gigabytes of one
+# letter. _STEPS has the largest number of characters that each step makes of one character (Unicode's annex 15).
 _STEPS = {"NFC": 3, "NFD": 4, "NFKC": 18, "NFKD": 18, "Lowercase": 3, "BertNormalizer": 12, "ByteLevel": 4}
 _STEPS |= {"Metaspace": 2}
 _KEEPS_LENGTH = {"Strip", "StripAccents", "Nmt", "Split", "Digits", "Punctuation", "Whitespace", "WhitespaceSplit"}
 _KEEPS_LENGTH |= {"BertPreTokenizer", "CharDelimiterSplit", "UnicodeScripts", "FixedLength"}
-_UNKNOWN = 4  # for steps of later versions
+_UNKNOWN = 4  # assumed growth in steps that are not listed here
 
 
-def described_growth(description: Mapping[str, Any]) -> float:
-    """Return the largest number of characters that one character can become, from a tokenizer.json."""
+def described_growth(description: Mapping[str, Foreign]) -> float:
+    """Return the largest number of characters that a tokenizer, as in tokenizer.json, makes of one character."""
     return _of(description.get("normalizer")) * _of(description.get("pre_tokenizer"))
 
 
-def tokenizer_growth(tokenizer: object) -> float:
-    """Return the growth of a loaded tokenizer, from any file; 1 for tokenizers written in Python."""
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    parts = {name: getattr(backend, name, None) for name in ("normalizer", "pre_tokenizer")}
-    return described_growth({name: json.loads(part.__getstate__()) for name, part in parts.items() if part is not None})
-
-
-def _of(step: Any) -> float:
+def _of(step: Foreign) -> float:
     if step is None:
         return 1.0
     kind = step["type"]
     if kind == "Sequence":
-        return _product(map(_of, step.get("normalizers") or step.get("pretokenizers") or ()))
+        parts = step.get("normalizers") or step.get("pretokenizers") or ()
+        return math.prod(map(_of, parts), start=1.0)  # an overflow gives infinity and raises nothing
     if kind == "Replace":
-        pattern = step["pattern"].get("String", "")  # a regular expression may match the empty string, everywhere
+        pattern = step["pattern"].get("String", "")  # a regular expression may match empty strings
         return max(1.0, len(step["content"]) / len(pattern)) if pattern else 1.0 + len(step["content"])
     if kind == "Prepend":
         return 1.0 + len(step["prepend"])
-    if kind == "Precompiled":
-        return _longest_entry(step["precompiled_charsmap"])
+    if kind == "Precompiled":  # SentencePiece's table: length of a trie in 4 bytes, trie, texts that end with a 0 byte
+        content = base64.b64decode(step["precompiled_charsmap"])
+        texts = content[4 + int.from_bytes(content[:4], "little") :]
+        return float(max(1, *map(len, texts.split(b"\0")))) if texts else 1.0
     return 1.0 if kind in _KEEPS_LENGTH else float(_STEPS.get(kind, _UNKNOWN))
-
-
-def _product(factors: Iterable[float]) -> float:
-    return math.prod(factors, start=1.0)  # an overflow gives infinity and raises nothing
-
-
-def _longest_entry(charsmap: str) -> float:
-    """Return the longest entry of SentencePiece's table.
-
-    The table is the length of a trie in four bytes, the trie, and texts that end with a zero byte.
-    """
-    content = base64.b64decode(charsmap)
-    texts = content[4 + int.from_bytes(content[:4], "little") :]
-    return float(max(1, *map(len, texts.split(b"\0")))) if texts else 1.0
 
 
 _CHARACTERS_AT_ONCE = 2**20
@@ -86,49 +66,39 @@ class Tokenizer(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Tokens:
-    """Examples as rows of token numbers, padded on the right with zeros.
+    """Examples as rows of token numbers, padded on the right with zeros."""
 
-    Attributes:
-        ids: token numbers, [examples, width].
-        lengths: number of the example's own tokens in each row, at least two.
-        cut: number of examples that were longer and lost their end.
-    """
-
-    ids: IntArray
-    lengths: IntArray
-    cut: int = 0
+    ids: IntArray  # [examples, width]
+    lengths: IntArray  # number of tokens in each row without padding, at least two
+    cut: int = 0  # number of examples that were too long and were cut
 
     def __len__(self) -> int:
         return len(self.ids)
 
 
 def encode(tokenizer: Tokenizer, texts: Iterable[str]) -> list[Int32Array]:
-    """Return the token numbers of each text, uncut, with the special tokens that the tokenizer adds."""
+    """Return all token numbers of each text, including the special tokens that the tokenizer adds."""
     given = list(texts)
-    _check_growth(tokenizer, given)
+    longest = max(map(len, given), default=0)
+    added, backend = tokenizer.num_special_tokens_to_add(), getattr(tokenizer, "backend_tokenizer", None)
+    parts = {name: getattr(backend, name, None) for name in ("normalizer", "pre_tokenizer")}  # in Python: none
+    growth = described_growth(
+        {name: json.loads(part.__getstate__()) for name, part in parts.items() if part is not None}
+    )
+    if longest * growth + added > most_bytes(PARSED):  # checked before the tokenizer runs
+        got = f"{longest:,} that may become {growth:.4g} times as many, and {added:,} tokens around them"
+        raise too_large("a text must become in its tokenizer", PARSED, got, "characters")
     encoded: list[Int32Array] = []
     for some in _batches(given):
-        # verbose=False: no warning of texts that are too long for the model, because they are cut later.
+        # verbose=False turns off warnings about long texts, which are cut later.
         for text, ids in zip(some, tokenizer(some, truncation=False, verbose=False)["input_ids"], strict=True):
             if len(ids) < 2:
-                raise ValueError(
-                    f"texts must have at least two tokens, of which the first predicts the next, got {text[:100]!r}"
-                )
+                raise ValueError(f"texts must have at least two tokens, got {text[:100]!r}")
             encoded.append(np.array(ids, np.int32))
     return encoded
 
 
-def _check_growth(tokenizer: Tokenizer, texts: list[str]) -> None:
-    """Raise if the tokenizer could make a text too long, before it runs."""
-    longest = max(map(len, texts), default=0)
-    growth, added = tokenizer_growth(tokenizer), tokenizer.num_special_tokens_to_add()
-    if longest * growth + added > most_bytes(PARSED):
-        got = f"{longest:,} that may become {growth:.4g} times as many, and {added:,} tokens around them"
-        raise too_large("a text must become in its tokenizer", PARSED, got, "characters")
-
-
 def _batches(texts: list[str]) -> Iterator[list[str]]:
-    """Yield batches of texts that are small enough for the tokenizer's data about each token to fit in memory."""
     batch: list[str] = []
     size = 0
     for text in texts:
@@ -152,51 +122,26 @@ def pad(encoded: Sequence[Sequence[int] | Int32Array], longest: int) -> Tokens:
 
 def unseen_tokens(tokenizer: Tokenizer, encoded: Iterable[Sequence[int] | Int32Array]) -> IntArray:
     """Return the tokenizer's tokens that occur in none of the examples, without special tokens."""
-    known = {int(number) for number in tokenizer.get_vocab().values()}
-    known -= set(tokenizer.all_special_ids)
+    known = {int(number) for number in tokenizer.get_vocab().values()} - set(tokenizer.all_special_ids)
     for ids in encoded:
         known.difference_update(np.unique(ids).tolist())
     return np.array(sorted(known), np.int64)
 
 
-# Types of Hugging Face language models: transformers' own classes are less precise.
-
-
-class TextConfig(Protocol):
-    """The sizes of a model."""
-
-    hidden_size: int
-    num_hidden_layers: int
-    vocab_size: int
-
-
-class Config(Protocol):
-    """The configuration of a model, which may hold a configuration for texts among others."""
-
-    def get_text_config(self) -> TextConfig: ...
-
-
 class CausalModel(torch.nn.Module):
-    """A causal language model of transformers, or of peft around it. The class is a type and has no instances."""
+    """The type of a causal language model of transformers or peft. It has no instances."""
 
-    config: Config
+    config: Foreign
     dtype: torch.dtype
     get_input_embeddings: Callable[[], torch.nn.Embedding]
     get_output_embeddings: Callable[[], torch.nn.Linear]
     gradient_checkpointing_enable: Callable[..., None]
 
 
-# Losses: weights of an example's tokens, and the gradient of the examples' losses in the logits.
-
-
 def logit_gradient(logits: Tensor, tokens: Tensor, weights: Tensor, *, overwrite: bool = False) -> Tensor:
-    """Compute the gradient of the sum of all losses in the logits, as of cross-entropy, without copies of the logits.
+    """Return the gradient of the weighted sum of cross-entropies by the logits [examples, tokens, vocabulary].
 
-    Args:
-        logits: [examples, tokens, vocabulary].
-        tokens: [examples, tokens].
-        weights: weight of each prediction of the next token, [examples, tokens - 1].
-        overwrite: whether the gradient may replace the logits in memory.
+    With ``overwrite``, the gradient replaces the logits in memory.
     """
     targets = torch.nn.functional.pad(tokens[:, 1:], (0, 1))[..., None]
     counted = torch.nn.functional.pad(weights, (0, 1))[..., None]
@@ -208,12 +153,12 @@ def logit_gradient(logits: Tensor, tokens: Tensor, weights: Tensor, *, overwrite
 
 
 def token_weights(lengths: Tensor, width: int) -> Tensor:
-    """Return the weight of each prediction, [examples, width - 1]: equal for an example's own tokens, 0 for padding."""
+    """Return the weight of each prediction, [examples, width - 1]. Padding has weight 0, all other tokens the same."""
     predictions = (lengths - 1)[:, None]
     counted = torch.arange(width - 1, device=lengths.device) < predictions
     return counted.float() / predictions.clamp_min(1)
 
 
 def by_length(lengths: Tensor, size: int) -> list[Tensor]:
-    """Return the rows of the examples in groups of at most ``size``, sorted by length to save padding."""
+    """Return the indices of the examples in groups of at most ``size``, sorted by length to save padding."""
     return list(torch.split(torch.argsort(lengths, stable=True), size)) if len(lengths) else []

@@ -1,4 +1,4 @@
-"""Chart files: checked before anything is computed, drawn in another process, and written atomically."""
+"""Chart files. They are checked before anything is computed, drawn in another process, and written atomically."""
 
 from __future__ import annotations
 
@@ -19,12 +19,11 @@ from lastiterate.plot.page_assets import for_script, harmless, keep_scripts, kep
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     from lastiterate.plot.style import Picture
 
 
-# Drawing: in another process, with a time limit, so that a failure costs only the picture.
+# Drawing happens in another process, with a time limit, so that a failure loses only the picture.
 
 Kind = Literal["png", "svg", "pdf"]
 Spec = dict[str, Any]
@@ -73,13 +72,7 @@ def _ask(pictures: Sequence[tuple[str, Spec]]) -> list[bytes]:
     ).encode()
     command = [sys.executable, "-P", str(_PROGRAM)]
     try:
-        done = subprocess.run(
-            command,
-            input=asked,
-            capture_output=True,
-            timeout=seconds,
-            check=False,
-        )
+        done = subprocess.run(command, input=asked, capture_output=True, timeout=seconds, check=False)
     except subprocess.TimeoutExpired:
         raise PictureFailed(_too_long(seconds)) from None
     except OSError as error:
@@ -97,14 +90,13 @@ def _too_long(seconds: float) -> str:
 
 
 def _killed(number: int, seconds: float) -> str:
-    """Explain the signal that ended the drawing process."""
     if sys.platform != "win32" and number == signal.SIGALRM:
         return _too_long(seconds)
     try:
         name = signal.Signals(number).name
     except ValueError:
         name = f"signal {number}"
-    return f"the process that draws was ended by {name}, as where there is too little memory"
+    return f"the process that draws was ended by {name}, perhaps for lack of memory"
 
 
 FORMATS = ("png", "svg", "pdf", "html")
@@ -130,7 +122,7 @@ vegaEmbed("#picture", spec, {{mode: "vega-lite"}});
 
 
 def check_target(path: Path) -> None:
-    """Raise if the file could not be drawn or written later, so that nobody waits for a picture in vain."""
+    """Raise an error if the picture could not be drawn or written later."""
     if path.suffix[1:].lower() not in FORMATS:
         raise ValueError(f"the plot's file must end in {', '.join(f'.{kind}' for kind in FORMATS)}, got {str(path)!r}")
     if sentence := missing_libraries():
@@ -140,7 +132,7 @@ def check_target(path: Path) -> None:
 
 
 def missing_libraries() -> str | None:
-    """Return which library is missing and how to install it, or None if all are there."""
+    """Return a text about missing libraries and how to install them, or None if nothing is missing."""
     for module in ("altair", "vl_convert"):
         if sys.modules.get(module, module) is None or find_spec(module) is None:
             return f'plots need {module}, which is not installed: pip install "lastiterate[plot]"'
@@ -151,9 +143,7 @@ def save(chart: Picture, path: Path) -> None:
     """Draw an altair chart into a file, in the format of the file's suffix."""
     check_target(path)
     kind, spec = path.suffix[1:].lower(), harmless(chart.to_dict())
-    write_whole(path, _page(spec) if kind == "html" else render(cast("Kind", kind), spec)[0], "plot")
-
-
-def _page(spec: Spec) -> bytes:
-    """Return a page that contains its scripts and works without a network."""
-    return _PAGE.format(spec=for_script(spec), scripts=scripts()).encode()
+    if kind == "html":  # a page that contains its scripts and works without a network
+        write_whole(path, _PAGE.format(spec=for_script(spec), scripts=scripts()).encode(), "plot")
+    else:
+        write_whole(path, render(cast("Kind", kind), spec)[0], "plot")

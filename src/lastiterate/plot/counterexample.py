@@ -7,18 +7,20 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
 from lastiterate.common.types import Row, largest, number_in, text_in
-from lastiterate.compare_analyses import ask, guarantee_of
+from lastiterate.compare_analyses import ask
 from lastiterate.formatting import CAVEAT, describe, per_cent, spell, spell_exact, spell_up
-from lastiterate.paper.counterexamples.setting import known
+from lastiterate.paper.counterexamples.setting import Probe, known
 from lastiterate.plot.epsilons import spell_epsilon
 from lastiterate.plot.style import (
     EXACT,
     FOUND,
+    alt,
     chart_of,
     colour_of,
     epsilon_y,
     found_shape,
     layered,
+    lines,
     log_x,
     long,
     looks,
@@ -27,23 +29,18 @@ from lastiterate.plot.style import (
 from lastiterate.registry import ANALYSES, MAX_OVER_STEPS
 
 if TYPE_CHECKING:
-    from altair import Chart, LayerChart, X, Y
-
-    from lastiterate.paper.counterexamples.setting import Probe
-
     _Place = tuple[Literal["left", "right", "center"], int]  # alignment and offset of a text beside its point
 
 _ASIDE = 1.05  # factor between the outermost points and the picture's frame
 
 
-def counterexample_chart(found: Probe, title: str) -> LayerChart:
+def counterexample_chart(found: Probe, title: str) -> alt.LayerChart:
     """Return the chart of one of the four counterexamples."""
     draw = {"zeroing": _zeroing, "quadratic": _quadratic, "shift": _shift, "malicious": _malicious}[found.name]
     return draw(found, title)
 
 
-def _zeroing(found: Probe, title: str) -> LayerChart:
-    """Return the heuristic over the number of steps, with the exact epsilon under the regulariser."""
+def _zeroing(found: Probe, title: str) -> alt.LayerChart:
     case = found.cases[-1]
     exact, last = known(case.exact), number_in(found.rows[-1], "steps")
     top = 1.6 * max(exact, case.empirical)
@@ -51,14 +48,13 @@ def _zeroing(found: Probe, title: str) -> LayerChart:
     y = epsilon_y(found.setting.delta, between=(0.0, top))
     layers = [
         *_shade(found.fields, last, top, x, y),
-        _lines(long(found.rows, "epsilon", ["last_iterate"]) + _level("steps", (1, last), EXACT, exact), x, y),
+        _curves(long(found.rows, "epsilon", ["last_iterate"]) + _level("steps", (1, last), EXACT, exact), x, y),
         _points([{"steps": found.run.steps, "epsilon": case.empirical}], x, y),
     ]
     return _picture(found, title, layers)
 
 
-def _shade(region: Row, end: float, top: float, x: X, y: Y) -> list[Chart]:
-    """Return the region where the heuristic is too low, if there is one."""
+def _shade(region: Row, end: float, top: float, x: alt.X, y: alt.Y) -> list[alt.Chart]:
     if region["region_first"] is None:
         return []
     first = number_in(region, "region_first")
@@ -69,10 +65,7 @@ def _shade(region: Row, end: float, top: float, x: X, y: Y) -> list[Chart]:
     return [area.encode(x=x, x2="end:Q"), words.encode(x=x, y=y)]
 
 
-def _quadratic(found: Probe, title: str) -> LayerChart:
-    """Return epsilon over alpha, with the largest heuristic epsilon of any shorter run."""
-    import altair as alt
-
+def _quadratic(found: Probe, title: str) -> alt.LayerChart:
     predicted, case = known(found.predictions["max_over_steps"]), found.cases[-1]
     worst = largest(found.rows, "epsilon")
     alpha = number_in(worst, "alpha")
@@ -87,15 +80,14 @@ def _quadratic(found: Probe, title: str) -> LayerChart:
     place: _Place = ("left", 8) if alpha < 0.2 else ("right", -8) if alpha > 0.8 else ("center", 0)
     peak = chart_of([worst]).mark_text(text=words, align=place[0], dx=place[1], dy=-12, fontSize=13, color="#444")
     layers = [
-        _lines(curve + flat, x, y),
+        _curves(curve + flat, x, y),
         peak.encode(x=x, y=y),
         _points([{"alpha": found.setting.alpha, "epsilon": case.empirical}], x, y),
     ]
     return _picture(found, title, layers)
 
 
-def _shift(found: Probe, title: str) -> LayerChart:
-    """Return epsilon over growth, with the heuristic's prediction and the guarantee of the standard analysis."""
+def _shift(found: Probe, title: str) -> alt.LayerChart:
     ends = number_in(found.rows[0], "growth") / _ASIDE, number_in(found.rows[-1], "growth") * _ASIDE
     drawn: list[Row] = [{"growth": row["growth"], "analysis": EXACT, "epsilon": row["exact"]} for row in found.rows]
     for name in ("last_iterate", "composition"):
@@ -106,13 +98,10 @@ def _shift(found: Probe, title: str) -> LayerChart:
     y = epsilon_y(found.setting.delta, between=(0.0, top))
     others = {row["models"] for row in audited} - {found.setting.models}
     more = [f"Points at other growths than {spell(found.setting.growth)}: {count:,} models." for count in others]
-    return _picture(found, title, [_lines(drawn, x, y), _points(audited, x, y)], *more)
+    return _picture(found, title, [_curves(drawn, x, y), _points(audited, x, y)], *more)
 
 
-def _malicious(found: Probe, title: str) -> LayerChart:
-    """Return each encoding's epsilon, exact and found, with the heuristic and composition."""
-    import altair as alt
-
+def _malicious(found: Probe, title: str) -> alt.LayerChart:
     y = alt.Y("what:N", title=None, sort=None, axis=alt.Axis(labelLimit=0, labelFontSize=14))
     x = alt.X("epsilon:Q", title=f"epsilon at delta {spell_exact(found.setting.delta)}", scale=alt.Scale(zero=True))
     names = {
@@ -141,28 +130,21 @@ def _malicious(found: Probe, title: str) -> LayerChart:
 
 
 def _level(field: str, ends: tuple[float, float], label: str, epsilon: float | None) -> list[Row]:
-    """Return rows of a horizontal line between two values of ``field``, or no rows without an epsilon."""
     return [] if epsilon is None else [{field: end, "analysis": label, "epsilon": epsilon} for end in ends]
 
 
-def _lines(rows: list[Row], x: X, y: Y) -> Chart:
-    """Return one line for each label in the column ``analysis``: analyses, and the example's exact epsilon."""
-    marks = chart_of(rows).mark_line(strokeWidth=2.5, interpolate="monotone", clip=True)
-    chart: Chart = marks.encode(x=x, y=y, **looks(text_in(row, "analysis") for row in rows))
-    return chart
+def _curves(rows: list[Row], x: alt.X, y: alt.Y) -> alt.Chart:
+    return lines(rows, x, y, looks(text_in(row, "analysis") for row in rows), interpolate="monotone", clip=True)
 
 
-def _points(rows: list[Row], x: X, y: Y) -> Chart:
-    """Return points at the lower bounds of attacks, in the column ``epsilon``."""
+def _points(rows: list[Row], x: alt.X, y: alt.Y) -> alt.Chart:
     marks = chart_of([{**row, "found": FOUND} for row in rows])
     marks = marks.mark_point(filled=True, size=100, opacity=1.0, color=colour_of(FOUND))
-    chart: Chart = marks.encode(x=x, y=y, shape=found_shape({FOUND: "circle"}))
+    chart: alt.Chart = marks.encode(x=x, y=y, shape=found_shape({FOUND: "circle"}))
     return chart
 
 
-def _picture(found: Probe, title: str, layers: Sequence[Chart], *more: str) -> LayerChart:
-    """Return the finished picture: layers, with the run and the meaning of a point under the title."""
-
+def _picture(found: Probe, title: str, layers: Sequence[alt.Chart], *more: str) -> alt.LayerChart:
     setting = found.setting
     words = [
         describe(found.run),
@@ -170,6 +152,6 @@ def _picture(found: Probe, title: str, layers: Sequence[Chart], *more: str) -> L
         "in each world.",
         f"Method: {found.cases[-1].method}.",
     ]
-    guaranteed = ask(found.run, guarantee_of(found.run), lambda curve: curve.epsilon(setting.delta)).value
+    guaranteed = ask(found.run, found.run.guarantee, lambda curve: curve.epsilon(setting.delta)).value
     promise = [] if guaranteed is None else [f"{CAVEAT} For this run epsilon {spell_up(guaranteed, 4)} is guaranteed."]
     return styled(layered(*layers).properties(width=620, height=340), title, [*words, *more, *promise], width=92)

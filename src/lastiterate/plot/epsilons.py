@@ -4,46 +4,36 @@ from __future__ import annotations
 
 import math
 import textwrap
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 
-from lastiterate.auditing.evidence.audit_comparison import difference, methods_of, trust
-from lastiterate.common.types import Row, Value
-from lastiterate.compare_analyses import guarantee_of
+from lastiterate.auditing.evidence.audit_comparison import ComparedAudit, difference, methods_of, trust
+from lastiterate.auditing.evidence.audit_result import AuditResult
+from lastiterate.common.types import Fields, Row, Value
 from lastiterate.formatting import caveat_of, per_cent, spell, spell_down, spell_exact, spell_up
-from lastiterate.plot.style import FOUND, chart_of, colour_of, layered, panel_title, styled, verdict_colour
+from lastiterate.plot.style import FOUND, alt, chart_of, colour_of, layered, panel_title, styled, verdict_colour
 from lastiterate.registry import ANALYSES, LAST_ITERATE, METHODS, OWN_COIN, THRESHOLDS
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from altair import Chart, LayerChart, VConcatChart, X, Y
-
-    from lastiterate.auditing.evidence.audit_comparison import ComparedAudit
-    from lastiterate.auditing.evidence.audit_result import AuditResult
-
-
-# Bar rows: name and number stand beside the bar in a wide picture, and above the bar in a narrow one.
+# Bar rows: name and number are beside the bar in a wide picture, and above the bar in a narrow picture.
 
 BAR = 30  # height of a row in pixels, with the name beside the bar
 _STACKED = 46  # height of a row in pixels, with the name above the bar
 _ROOM = 600  # least width in pixels for names beside bars
-_DOWN = 11  # pixels of a bar below the middle of its row, with the name above
+_DOWN = 11  # distance in pixels from the middle of a row to its bar, with the name above the bar
 
 
 @dataclass(frozen=True)
 class BarRow:
-    """Layout of a row in a picture of this width, with pixels for names and for numbers."""
+    """Layout of a row: the width of the picture, of the names and of the numbers, in pixels."""
 
     width: int
     names: int
     numbers: int
-    is_wide: bool
 
-    @classmethod
-    def of(cls, width: int, names: int, numbers: int) -> BarRow:
-        """Return the layout for this width."""
-        return cls(width, names, numbers, width >= _ROOM)
+    @property
+    def is_wide(self) -> bool:
+        """True if names and numbers are beside the bars."""
+        return self.width >= _ROOM
 
     @property
     def across(self) -> list[float]:
@@ -52,28 +42,37 @@ class BarRow:
 
     @property
     def height(self) -> int:
-        """Height of a row in pixels."""
         return BAR if self.is_wide else _STACKED
 
     @property
     def below(self) -> int:
-        """Offset of marks below the middle of the row, in pixels."""
+        """Distance in pixels from the middle of the row down to its marks."""
         return 0 if self.is_wide else _DOWN
 
     @property
-    def bar(self) -> dict[str, Any]:
-        """Mark properties of a bar."""
-        return {"height": 0.6 * BAR, "yOffset": self.below} if self.is_wide else {"height": 14, "yOffset": self.below}
+    def bar(self) -> Fields:
+        return {"height": 0.6 * BAR if self.is_wide else 14, "yOffset": self.below}
 
-    def texts(self, rows: list[Row], y: Y, name: str, number: str) -> list[Chart]:
-        """Return text layers of the columns ``name`` and ``number``."""
-        import altair as alt
+    def epsilon_x(self, field: str, delta: float, end: float) -> alt.X:
+        scale = alt.Scale(domain=[0.0, end], range=self.across, nice=False)
+        ticks = alt.Axis(tickCount=8 if self.is_wide else 5)
+        return alt.X(f"{field}:Q", title=f"epsilon at delta {spell_exact(delta)}", scale=scale, axis=ticks)
 
-        left: dict[str, Any] = {"align": "right", "dx": -8} if self.is_wide else {"align": "left", "dy": -9}
-        right: dict[str, Any] = {"align": "left", "dx": 8} if self.is_wide else {"align": "right", "dy": -9}
-        places = (self.names, self.width - self.numbers) if self.is_wide else (0, self.width - 4)
+    def name_y(self, rows: list[Row]) -> alt.Y:
+        return alt.Y("name:N", axis=None, sort=None, scale=alt.Scale(domain=[each["name"] for each in rows]))
+
+    def panel(self, layers: Sequence[alt.Chart], count: int, title: str, words: Sequence[str]) -> alt.LayerChart:
+        """Return the panel of these layers, with room for ``count`` rows and without a frame."""
+        heading = panel_title(title, words, self.width // 7)
+        bare = alt.ViewBackground(stroke=None)
+        height = self.height * max(count, 1)
+        return layered(*layers).properties(title=heading, width=self.width, height=height, view=bare)
+
+    def texts(self, rows: list[Row], y: alt.Y, name: str, number: str) -> list[alt.Chart]:
+        left: Fields = {"align": "right", "dx": -8} if self.is_wide else {"align": "left", "dy": -9}
+        right: Fields = {"align": "left", "dx": 8} if self.is_wide else {"align": "right", "dy": -9}
         layers = []
-        for column, at, style in ((name, places[0], left), (number, places[1], right)):
+        for column, at, style in ((name, self.across[0], left), (number, self.across[1], right)):
             text = chart_of(rows).mark_text(baseline="middle", fontSize=13, color="#222", **style)
             layers.append(text.encode(x=alt.value(at), y=y, text=f"{column}:N"))
         return layers
@@ -83,20 +82,15 @@ _NAMES, _NUMBERS = 232, 170  # pixels beside a bar
 _CLAIMS = {"heuristic": "predicted (heuristic)", "guarantee": "guaranteed", "baseline": "for comparison"}
 
 
-def epsilon_panel(result: AuditResult, width: int) -> LayerChart:
+def epsilon_panel(result: AuditResult, width: int) -> alt.LayerChart:
     """Return bars of epsilon with names and numbers. A bar beyond the axis ends in an arrow.
 
-    Names and numbers are inside the panel, not at its axes, so that their length does not indent a panel above.
+    Names and numbers are inside the panel, so that their length does not move the panels above.
     """
-    import altair as alt
-
     rows = epsilon_rows(result)
     edge = _edge(rows)
-    row = BarRow.of(width, _NAMES, _NUMBERS)
-    scale = alt.Scale(domain=[0.0, edge], range=row.across, nice=False)
-    ticks = alt.Axis(tickCount=8 if row.is_wide else 5)
-    x = alt.X("end:Q", title=f"epsilon at delta {spell_exact(result.delta)}", scale=scale, axis=ticks)
-    y = alt.Y("name:N", axis=None, sort=None, scale=alt.Scale(domain=[each["name"] for each in rows]))
+    row = BarRow(width, _NAMES, _NUMBERS)
+    x, y = row.epsilon_x("end", result.delta, edge), row.name_y(rows)
     layers = [
         *_bars(rows, edge, x, y, row),
         *_largest(rows, edge, x, y, row),
@@ -110,13 +104,11 @@ def epsilon_panel(result: AuditResult, width: int) -> LayerChart:
         words.append(f"One run: {OWN_COIN}.")
     without = {ANALYSES[name].label: answer for name, answer in result.predictions.items() if answer.value is None}
     words += [f"Without {label}: {answer.reason.partition(':')[0]}." for label, answer in without.items()]
-    title = panel_title("Epsilon, predicted and found", words, width // 7)
-    height = row.height * max(len(rows), 1)
-    return layered(*layers).properties(width=width, height=height, title=title, view=alt.ViewBackground(stroke=None))
+    return row.panel(layers, len(rows), "Epsilon, predicted and found", words)
 
 
 def epsilon_rows(result: AuditResult) -> list[Row]:
-    """Return the rows of the panel: predictions, then estimates. Non-finite numbers become texts for JSON."""
+    """Return the rows of the panel: predictions, then estimates. Infinite numbers become texts, as JSON lacks them."""
     rows = [
         _row(analysis.label_of(result.run), answer.value, None, _CLAIMS[analysis.kind], colour_of(analysis.label))
         for analysis, answer in ((ANALYSES[name], answer) for name, answer in result.predictions.items())
@@ -142,7 +134,7 @@ def _row(name: str, epsilon: float | None, largest: float | None, claim: str, co
 
 
 def spell_epsilon(epsilon: float, *, found: bool = False) -> str:
-    """Spell an epsilon with three digits, or as infinite. A lower bound (``found``) is rounded down, others up."""
+    """Spell an epsilon with three digits. Lower bounds (``found``) are rounded down, other numbers up."""
     return (spell_down if found else spell_up)(epsilon, 3) if math.isfinite(epsilon) else "infinite"
 
 
@@ -155,7 +147,7 @@ def _number(value: Value) -> float | None:
 
 
 def _edge(rows: list[Row]) -> float:
-    """Return the end of the axis, which shows all finite values but those that dwarf the rest, as a loose guarantee."""
+    """Return the end of the axis, which shows all values except a guarantee that is much larger than the rest."""
     values = sorted(value for row in rows if isinstance(value := row["epsilon"], float) and value > 0.0)
     if not values:
         return 1.0
@@ -164,13 +156,11 @@ def _edge(rows: list[Row]) -> float:
     return 1.06 * max([edge, *(value for value in largest if value <= 1.5 * edge)])
 
 
-def _bars(rows: list[Row], edge: float, x: X, y: Y, row: BarRow) -> list[Chart]:
-    import altair as alt
-
+def _bars(rows: list[Row], edge: float, x: alt.X, y: alt.Y, row: BarRow) -> list[alt.Chart]:
     ends = [(each, _number(each["epsilon"])) for each in rows]
     drawn = [{**each, "end": min(value, edge)} for each, value in ends if value is not None]
     beyond = [{**each, "end": edge} for each, value in ends if value is not None and value > edge]
-    # An uncorrected maximum over thresholds is no bound: its bar is hollow.
+    # A bar without filling marks an uncorrected maximum over thresholds, which is not a valid bound.
     opacity = alt.FillOpacity("valid:N", scale=alt.Scale(domain=[True, False], range=[0.85, 0.0]), legend=None)
     bars = (
         chart_of(drawn)
@@ -187,7 +177,7 @@ def _bars(rows: list[Row], edge: float, x: X, y: Y, row: BarRow) -> list[Chart]:
     return [bars, *_arrows(beyond, "#fff", x, y, row)]
 
 
-def _arrows(rows: list[Row], colour: str, x: X, y: Y, row: BarRow) -> list[Chart]:
+def _arrows(rows: list[Row], colour: str, x: alt.X, y: alt.Y, row: BarRow) -> list[alt.Chart]:
     if not rows:
         return []
     arrow = chart_of(rows).mark_point(
@@ -196,8 +186,8 @@ def _arrows(rows: list[Row], colour: str, x: X, y: Y, row: BarRow) -> list[Chart
     return [arrow.encode(x=x, y=y)]
 
 
-def _largest(rows: list[Row], edge: float, x: X, y: Y, row: BarRow) -> list[Chart]:
-    """Return a light mark at the epsilon of an audit without a single error, or an arrow if beyond the axis."""
+def _largest(rows: list[Row], edge: float, x: alt.X, y: alt.Y, row: BarRow) -> list[alt.Chart]:
+    """Return a light mark at the bound that would result if the attack made no errors, or an arrow at the edge."""
     ends = [(each, _number(each["largest"])) for each in rows]
     near = [{**each, "end": value} for each, value in ends if value is not None and value <= edge]
     far = [{**each, "end": edge} for each, value in ends if value is not None and value > edge]
@@ -206,7 +196,7 @@ def _largest(rows: list[Row], edge: float, x: X, y: Y, row: BarRow) -> list[Char
     return [*ticks, *_arrows(far, "#999", x, y, row)]
 
 
-def _rule_of_heuristic(result: AuditResult, edge: float, x: X) -> list[Chart]:
+def _rule_of_heuristic(result: AuditResult, edge: float, x: alt.X) -> list[alt.Chart]:
     answer = result.predictions.get("last_iterate")
     if answer is None or answer.value is None or answer.value > edge:
         return []
@@ -227,15 +217,17 @@ _MARKS = {
 }
 
 
-def comparison_chart(audits: Sequence[ComparedAudit]) -> VConcatChart:
-    """Return panels of signal, epsilon by each method, and cost. Each bar is an audit, in its verdict's colour."""
-    import altair as alt
-
+def comparison_chart(audits: Sequence[ComparedAudit]) -> alt.VConcatChart:
+    """Return panels of signal, epsilon by each method, and cost. Each bar is an audit, in the verdict's colour."""
     edge = _edge_comparison(audits)
     panels = [
         ("signal d'", [_signal(audit) for audit in audits], None),
         *((METHODS[method].label, [_found(audit, method) for audit in audits], edge) for method in methods_of(audits)),
-        ("cost in seconds", [_cost(audit) for audit in audits], None),
+        (
+            "cost in seconds",
+            [_bar_row(each, float(each.result.seconds), f"{each.result.seconds:,.0f}") for each in audits],
+            None,
+        ),
     ]
     rows = [
         alt.hconcat(*(_panel(*panel, named=not i) for i, panel in enumerate(panels[at : at + _ACROSS])), spacing=24)
@@ -252,13 +244,11 @@ def comparison_chart(audits: Sequence[ComparedAudit]) -> VConcatChart:
     return styled(alt.vconcat(*rows, spacing=24), "What several attacks found in the released model", words, width=125)
 
 
-def _panel(title: str, rows: list[Row], edge: float | None, *, named: bool) -> LayerChart:
-    """Return bars, numbers on their right, and marks of heuristic, guarantee and ideal signal.
+def _panel(title: str, rows: list[Row], edge: float | None, *, named: bool) -> alt.LayerChart:
+    """Return bars with numbers on their right, and marks for the heuristic, the guarantee and the ideal signal.
 
-    Only the first panel of a row is ``named``: it shows the names of the audits.
+    If ``named`` is true, the panel shows the names of the audits.
     """
-    import altair as alt
-
     highest = [value for row in rows for name in ("value", *_MARKS) if isinstance(value := row.get(name), float)]
     end = edge or 1.06 * max(highest, default=0.0) or 1.0
     lowest = min([0.0, *highest])
@@ -282,8 +272,7 @@ def _panel(title: str, rows: list[Row], edge: float | None, *, named: bool) -> L
     return layered(*layers).properties(width=_WIDTH, height=_BAR * len(rows), title=heading)
 
 
-def _row_comparison(audit: ComparedAudit, value: float | None, text: str, **marks: float | None) -> Row:
-    """Return the row of a bar. An infinite bar goes to the end of the panel."""
+def _bar_row(audit: ComparedAudit, value: float | None, text: str, **marks: float | None) -> Row:
     name = f"{audit.label}: {audit.result.verdict}"
     known = {mark: at for mark, at in marks.items() if at is not None and math.isfinite(at)}
     drawn = value if value is None or math.isfinite(value) else _BEYOND
@@ -293,26 +282,21 @@ def _row_comparison(audit: ComparedAudit, value: float | None, text: str, **mark
 def _signal(audit: ComparedAudit) -> Row:
     signal = audit.result.signal
     if not math.isfinite(signal):
-        return _row_comparison(audit, None, "no value")
-    return _row_comparison(audit, signal, spell(signal, 3), ideal=audit.result.ideal_signal)
+        return _bar_row(audit, None, "no value")
+    return _bar_row(audit, signal, spell(signal, 3), ideal=audit.result.ideal_signal)
 
 
 def _found(audit: ComparedAudit, method: str) -> Row:
     predictions = audit.result.predictions
-    marks = {"heuristic": predictions.get("last_iterate"), "guarantee": predictions.get(guarantee_of(audit.result.run))}
+    marks = {"heuristic": predictions.get("last_iterate"), "guarantee": predictions.get(audit.result.run.guarantee)}
     values = {name: None if answer is None else answer.value for name, answer in marks.items()}
     if method not in audit.result.estimates:
-        return _row_comparison(audit, None, "-")
+        return _bar_row(audit, None, "-")
     epsilon = audit.result.estimates[method].epsilon
-    return _row_comparison(audit, epsilon, spell_epsilon(epsilon, found=True), **values)
-
-
-def _cost(audit: ComparedAudit) -> Row:
-    return _row_comparison(audit, float(audit.result.seconds), f"{audit.result.seconds:,.0f}")
+    return _bar_row(audit, epsilon, spell_epsilon(epsilon, found=True), **values)
 
 
 def _edge_comparison(audits: Sequence[ComparedAudit]) -> float:
-    """Return the end of all epsilon axes, which show all finite values but guarantees that dwarf the rest."""
     rows = [_found(audit, method) for audit in audits for method in methods_of(audits)]
     shown = [value for row in rows for name in ("value", "heuristic") if isinstance(value := row.get(name), float)]
     most = max([value for value in shown if value < _BEYOND], default=0.0)

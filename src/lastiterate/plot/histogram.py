@@ -8,46 +8,44 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lastiterate.common.types import Row, among, number_in
+from lastiterate.common.types import FloatArray, Row, among, number_in
 from lastiterate.formatting import spell
-from lastiterate.plot.style import chart_of, layered, panel_title
+from lastiterate.plot.style import alt, chart_of, layered, legend_below, lines, panel_title, scale_of
 from lastiterate.registry import THRESHOLDS
 
 if TYPE_CHECKING:
-    from altair import Chart, LayerChart, X, Y
-
     from lastiterate.auditing.evidence.audit_result import AuditResult
-    from lastiterate.common.types import FloatArray
 
 WORLDS = {"out": "without the canary", "in": "with the canary"}
 
-# Filled grey against outlined purple, and dashes against a solid line: distinct without colour too.
+# Filled grey and outlined purple, and dashed and solid lines, can be distinguished without colour.
 _FILLS = {"out": "#8C8C8C", "in": "#CC79A7"}
 _LINES = {"out": ("#333333", [6, 4]), "in": ("#8F2F66", [1, 0])}
 _MOST_BINS, _LABELLED = 60, 4
 _TWO_COLUMNS = 340  # least width in pixels for two legend columns
-_LARGEST = 1e150  # scores are clipped to this, so that widths of bins and their inverses stay finite
+_LARGEST = 1e150  # scores are clipped to this value, so that bin widths and their inverses are finite
 
 
-def histogram_panel(result: AuditResult, width: int, height: int) -> LayerChart:
-    """Return both worlds over the same bins, with predicted densities as lines and thresholds as rules."""
-    import altair as alt
-
+def histogram_panel(result: AuditResult, width: int, height: int) -> alt.LayerChart:
+    """Return histograms with and without the canary. Lines are predicted densities; vertical rules are thresholds."""
     scores = {"out": np.asarray(result.scores_out, float), "in": np.asarray(result.scores_in, float)}
     pooled = np.concatenate((scores["out"], scores["in"]))
     low, high = _range(pooled)
     edges = _edges(np.clip(pooled, low, high), low, high)
     bars = [row for world in WORLDS for row in _bars(world, scores[world], edges)]
-    lines = _predicted(result, low, high)
+    predicted = _predicted(result, low, high)
     labels = min(len(_thresholds(result)), _LABELLED)
-    top = (1.06 + 0.08 * labels) * max([number_in(row, "density") for row in bars + lines], default=1.0)
+    top = (1.06 + 0.08 * labels) * max([number_in(row, "density") for row in bars + predicted], default=1.0)
     unit = textwrap.wrap(f"score ({result.score_unit})", width // 8)
     x = alt.X("low:Q", title=unit, scale=alt.Scale(domain=[low, high], nice=False, zero=False))
     y = alt.Y("density:Q", title="density", scale=alt.Scale(domain=[0.0, top], nice=False), axis=alt.Axis(tickCount=5))
     layers = [_bar_layer(bars, world, x, y, 2 if width >= _TWO_COLUMNS else 1) for world in WORLDS]
-    layers += [_line_layer(lines, world, x, y) for world in WORLDS if lines]
+    for world, (colour, dash) in _LINES.items():
+        mark = {"strokeWidth": 2, "color": colour, "strokeDash": dash, "clip": True}
+        rows = among(predicted, "world", WORLDS[world])
+        layers += [lines(rows, x, y, {"order": "low:Q"}, **mark)] if predicted else []
     layers += _threshold_layers(result, low, high, x)
-    words = ["Bars: found. Lines: predicted by the linear analysis." if lines else "No prediction of the scores."]
+    words = ["Bars: found. Lines: predicted by the linear analysis." if predicted else "No prediction of the scores."]
     beyond = int(np.sum((pooled < low) | (pooled > high)))
     if beyond:
         words.append(f"{beyond:,} score{'s' if beyond > 1 else ''} beyond the picture, counted at its ends.")
@@ -56,7 +54,6 @@ def histogram_panel(result: AuditResult, width: int, height: int) -> LayerChart:
 
 
 def _range(pooled: FloatArray) -> tuple[float, float]:
-    """Return the range of the finite scores, without a few outliers that would squeeze the others into one bin."""
     finite = np.clip(pooled[np.isfinite(pooled)], -_LARGEST, _LARGEST)
     if finite.size == 0:
         return -1.0, 1.0
@@ -103,13 +100,11 @@ def _predicted(result: AuditResult, low: float, high: float) -> list[Row]:
     ]
 
 
-def _bar_layer(bars: list[Row], world: str, x: X, y: Y, columns: int) -> Chart:
-    import altair as alt
-
-    colours = alt.Scale(domain=list(WORLDS.values()), range=list(_FILLS.values()))
-    legend = alt.Legend(title=None, orient="bottom", labelLimit=0, symbolType="square", symbolSize=160, columns=columns)
+def _bar_layer(bars: list[Row], world: str, x: alt.X, y: alt.Y, columns: int) -> alt.Chart:
+    colours = scale_of({WORLDS[each]: fill for each, fill in _FILLS.items()})
+    legend = legend_below(labelLimit=0, symbolType="square", symbolSize=160, columns=columns)
     outline: dict[str, Any] = {"stroke": _FILLS[world], "strokeWidth": 1.4} if world == "in" else {}
-    chart: Chart = (
+    chart: alt.Chart = (
         chart_of(among(bars, "world", WORLDS[world]))
         .mark_rect(opacity=1.0, fillOpacity=0.28 if world == "in" else 0.6, **outline)
         .encode(
@@ -124,26 +119,13 @@ def _bar_layer(bars: list[Row], world: str, x: X, y: Y, columns: int) -> Chart:
     return chart
 
 
-def _line_layer(lines: list[Row], world: str, x: X, y: Y) -> Chart:
-    colour, dash = _LINES[world]
-    chart: Chart = (
-        chart_of(among(lines, "world", WORLDS[world]))
-        .mark_line(strokeWidth=2, color=colour, strokeDash=dash, clip=True)
-        .encode(x=x, y=y, order="low:Q")
-    )
-    return chart
-
-
 def _thresholds(result: AuditResult) -> list[tuple[float, str]]:
     return list(dict.fromkeys((each.threshold, each.threshold_choice) for each in result.estimates.values()))
 
 
-def _threshold_layers(result: AuditResult, low: float, high: float, x: X) -> list[Chart]:
-    """Return a rule for every threshold of an estimate. A threshold beyond the axis is drawn at the edge."""
-    import altair as alt
-
+def _threshold_layers(result: AuditResult, low: float, high: float, x: alt.X) -> list[alt.Chart]:
     used = _thresholds(result)
-    layers: list[Chart] = []
+    layers: list[alt.Chart] = []
     for index, (threshold, choice) in enumerate(used):
         shown = float(np.clip(threshold, low, high))
         rule = chart_of([{"low": shown, "threshold": spell(threshold), "choice": choice}])
@@ -151,17 +133,12 @@ def _threshold_layers(result: AuditResult, low: float, high: float, x: X) -> lis
         if index >= _LABELLED:
             continue
         right = shown > (low + high) / 2.0
-        place: dict[str, Any] = {
-            "align": "right" if right else "left",
-            "dx": -5 if right else 5,
-            "baseline": "top",
-            "fontSize": 12,
-        }
+        side, dx = ("right", -5) if right else ("left", 5)
+        place: dict[str, Any] = {"align": side, "dx": dx, "baseline": "top", "fontSize": 12}
         value = spell(threshold) if math.isfinite(threshold) else "infinite"
         how = f", {THRESHOLDS[choice].meaning}" if len(used) == 1 else f" ({choice})"
         label = f"threshold {value}{how.partition(':')[0]}"
         halo = rule.mark_text(text=label, stroke="white", strokeWidth=4, strokeOpacity=0.8, **place)
-        layers += [
-            text.encode(x=x, y=alt.value(5 + 16 * index)) for text in (halo, rule.mark_text(text=label, **place))
-        ]
+        y = alt.value(5 + 16 * index)
+        layers += [text.encode(x=x, y=y) for text in (halo, rule.mark_text(text=label, **place))]
     return layers

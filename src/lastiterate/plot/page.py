@@ -3,67 +3,23 @@
 from __future__ import annotations
 
 import base64
-import html
 import math
 import shlex
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
+from lastiterate.auditing.evidence.audit_result import AuditResult
+from lastiterate.auditing.evidence.estimate import Estimate
 from lastiterate.common.atomic_write import write_whole
-from lastiterate.compare_analyses import guarantee_of
-from lastiterate.formatting import caveat_of, describe, per_cent, printable, spell, spell_exact, spell_up
-from lastiterate.plot.audit_charts import page_charts
+from lastiterate.formatting import caveat_of, describe, per_cent, spell, spell_exact, spell_up
+from lastiterate.plot.audit_charts import PageChart, page_charts
 from lastiterate.plot.chart_file import check_target, render, scripts
 from lastiterate.plot.epsilons import spell_epsilon
-from lastiterate.plot.page_assets import STYLE, for_script
-from lastiterate.plot.style import verdict_colour
+from lastiterate.plot.page_assets import STATIC, escape, for_script, html_page, verdict_box
 from lastiterate.registry import ANALYSES, METHODS, OWN_COIN, THRESHOLDS, VERDICTS
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from lastiterate.auditing.evidence.audit_result import AuditResult
-    from lastiterate.auditing.evidence.estimate import Estimate
-    from lastiterate.plot.audit_charts import PageChart
 
 _TITLE = "What an attack found in the released model"
 
-_WIDE, _NARROW = 446, 330  # pixels of a picture: two side by side, and on a phone
-
-# Each picture is an image first, for print and for readers without scripts. A script then makes the picture
-# interactive, in the available width.
-_DRAW = """
-const specs = JSON.parse(document.getElementById("specs").textContent);
-const stills = {}, drawn = {};
-function draw() {
-  for (const [id, [wide, narrow]] of Object.entries(specs)) {
-    const place = document.querySelector(`#${id} .chart`), size = place.clientWidth < 430 ? narrow : wide;
-    stills[id] ??= place.innerHTML;
-    if (drawn[id] === size || matchMedia("print").matches) continue;
-    drawn[id] = size;
-    const options = {mode: "vega-lite", renderer: "svg", actions: false};
-    vegaEmbed(place, size, options).then(() => place.querySelector("svg").setAttribute("aria-hidden", "true"))
-      .catch(() => { place.innerHTML = stills[id]; });
-  }
-}
-draw();
-addEventListener("resize", draw);
-"""
-
-
-@dataclass(frozen=True)
-class Parts:
-    """The HTML of a page without its pictures.
-
-    Attributes:
-        answer: the verdict, and the epsilons guaranteed, predicted and found.
-        tables: details of these numbers.
-        about: what was run, the caveats, and how to recompute the numbers.
-    """
-
-    answer: str
-    tables: str
-    about: str
+_WIDE, _NARROW = 446, 330  # width of a picture in pixels, on a desktop (two side by side) and on a phone
 
 
 def write_page(result: AuditResult, path: Path) -> None:
@@ -74,15 +30,17 @@ def write_page(result: AuditResult, path: Path) -> None:
     write_whole(path, _page(result).encode(), "page")
 
 
-def parts_of(result: AuditResult) -> Parts:
-    """Return all parts of the page but the pictures."""
-    return Parts(
-        _verdict(result) + _answer(result),
-        _section("Epsilon", _epsilons(result) + _estimates(result) + _quality(result)) + _waterfall(result),
-        _section("What was run", _what_was_run(result))
-        + _section("What these numbers do not say", _list(caveats(result)))
+def parts_of(result: AuditResult) -> dict[str, str]:
+    """Return all parts of the page except the pictures."""
+    limits = "".join(f"<li>{escape(sentence)}</li>" for sentence in caveats(result))
+    verdict = verdict_box(result.verdict, f"{result.reason} {result.strength.words}", VERDICTS[result.verdict])
+    return {
+        "answer": verdict + _answer(result),
+        "tables": _section("Epsilon", _epsilons(result) + _estimates(result) + _quality(result)) + _waterfall(result),
+        "about": _section("What was run", _what_was_run(result))
+        + _section("What these numbers do not say", f"<ul>{limits}</ul>")
         + _section("How to compute them again", _recompute(result)),
-    )
+    }
 
 
 def _page(result: AuditResult) -> str:
@@ -91,26 +49,19 @@ def _page(result: AuditResult) -> str:
     images = render("svg", *(chart.spec for chart in charts.values()))
     pictures = "".join(_picture(name, charts[name], image) for name, image in zip(charts, images, strict=True))
     parts = parts_of(result)
-    body = "".join(
-        [
-            f"<h1>{_TITLE}</h1>",
-            parts.answer,
-            _section("Pictures", f'<div class="figures">{pictures}</div>'),
-            parts.tables,
-            parts.about,
-        ]
-    )
-    return (
-        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{_TITLE}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n<main>\n{body}</main>\n"
+    shown = _section("Pictures", f'<div class="figures">{pictures}</div>')
+    draw = (STATIC / "page.js").read_text(encoding="utf-8")
+    return html_page(
+        _TITLE,
+        "page.css",
+        f"<h1>{_TITLE}</h1>{parts['answer']}{shown}{parts['tables']}{parts['about']}",
         f'<script type="application/json" id="specs">{for_script(specs)}</script>\n'
-        f"<script>{scripts()}</script>\n<script>{_DRAW}</script>\n</body>\n</html>\n"
+        f"<script>{scripts()}</script>\n<script>{draw}</script>\n",
     )
 
 
 def caveats(result: AuditResult) -> list[str]:
-    """Return the caveats of this audit, then those of all audits."""
+    """Return the caveats of this audit, then the caveats that apply to all audits."""
     joint = ["The confidence is joint: the error is split evenly over the false positive and the false negative rate."]
     return [
         *result.caveats,
@@ -119,24 +70,13 @@ def caveats(result: AuditResult) -> list[str]:
         f"{caveat_of(result.run)} Only the standard analysis (composition) does, where its assumptions hold.",
         *([] if _is_one_run(result) else joint),
         "The confidence holds for each method by itself, not for all of them together.",
-        "A method that is called a family assumes that the mechanism belongs to it; where that is wrong, so may be its "
-        "number.",
+        "A method that is called a family assumes that the mechanism belongs to it. Otherwise its number may be wrong.",
     ]
 
 
-def _verdict(result: AuditResult) -> str:
-    meaning = VERDICTS[result.verdict]
-    return (
-        f'<div class="verdict" style="border-color: {verdict_colour(result.verdict)}">'
-        f'<p class="word">Verdict: {escape(result.verdict)}</p>'
-        f"<p>{escape(result.reason)} {escape(result.strength.words)}</p><p>{escape(meaning)}</p></div>"
-    )
-
-
 def _answer(result: AuditResult) -> str:
-    """Return tiles with the epsilons guaranteed, predicted and found."""
     tiles = []
-    guarantee = guarantee_of(result.run)
+    guarantee = result.run.guarantee
     for name, kind in ((guarantee, "guaranteed"), ("last_iterate", "predicted")):
         answer = result.predictions.get(name)
         if answer is None or (answer.value is None and kind == "guaranteed"):
@@ -147,8 +87,7 @@ def _answer(result: AuditResult) -> str:
     for method, each in list(result.estimates.items())[:1]:
         coins = f", if {OWN_COIN}" if METHODS[method].is_one_run else ""
         words = f"{METHODS[method].label}, with confidence {per_cent(each.confidence)}: a lower bound for this attack"
-        words += coins
-        tiles.append(("found", "found", _least(each), words))
+        tiles.append(("found", "found", _least(each), words + coins))
     made = "".join(
         f'<article class="tile {kind}"><p class="title">Epsilon {name}</p><p class="value">{escape(value)}</p>'
         f'<p class="soft">{escape(words)}</p></article>'
@@ -203,7 +142,6 @@ def _estimates(result: AuditResult) -> str:
 
 
 def _waterfall(result: AuditResult) -> str:
-    """Return the section on why the epsilon found is below the guarantee, with the power of the audit."""
     if not result.waterfall:
         return ""
     rows = [[step.name, step.rounded, step.words] for step in result.waterfall]
@@ -216,7 +154,6 @@ def _waterfall(result: AuditResult) -> str:
 
 
 def _is_one_run(result: AuditResult) -> bool:
-    """Return whether the scores belong to canaries in one model instead of to models."""
     return any(METHODS[method].is_one_run for method in result.estimates)
 
 
@@ -231,23 +168,14 @@ def _quality(result: AuditResult) -> str:
         signal += "; the ideal is not known"
     elif math.isfinite(result.signal):
         signal += f", {per_cent(round(result.signal / ideal, 3))} of the ideal {spell(ideal, 3)}"
-    return _facts(
-        {
-            **_how_good(result),
-            "signal of the attack": f"{signal} (distance of the two worlds' mean scores, in standard deviations)",
-        }
-    )
-
-
-def _how_good(result: AuditResult) -> dict[str, str]:
-    """Return the perplexity or the accuracy of the models."""
+    signal += " (distance of the two worlds' mean scores, in standard deviations)"
+    name = "accuracy of the models"
+    measured = "not measured" if result.accuracy is None else per_cent(round(result.accuracy, 4))
     if result.perplexity is not None:
         before = "" if result.perplexity_before is None else f", before training {spell(result.perplexity_before)}"
-        return {
-            "perplexity on held-out text": f"{spell(result.perplexity)}, the geometric mean over the models{before}"
-        }
-    measured = "not measured" if result.accuracy is None else per_cent(round(result.accuracy, 4))
-    return {"accuracy of the models": measured}
+        name = "perplexity on held-out text"
+        measured = f"{spell(result.perplexity)}, the geometric mean over the models{before}"
+    return _facts({name: measured, "signal of the attack": signal})
 
 
 def _what_was_run(result: AuditResult) -> str:
@@ -317,12 +245,3 @@ def _table(columns: list[str], rows: list[list[str]]) -> str:
 
 def _facts(facts: dict[str, str]) -> str:
     return "<dl>" + "".join(f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>" for name, text in facts.items()) + "</dl>"
-
-
-def _list(sentences: list[str]) -> str:
-    return "<ul>" + "".join(f"<li>{escape(sentence)}</li>" for sentence in sentences) + "</ul>"
-
-
-def escape(text: str) -> str:
-    """Return any text as HTML."""
-    return html.escape(printable(text))

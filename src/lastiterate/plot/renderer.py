@@ -1,4 +1,4 @@
-"""The drawing program. It runs in its own process, because the browser engine of vl-convert can end its process.
+"""The drawing program. It runs in its own process, because the browser engine of vl-convert can crash.
 
 The program is started as a file (``renderer.py``). It imports nothing of this package, so that it starts at once.
 """

@@ -3,35 +3,29 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from lastiterate.auditing.evidence.audit_result import AuditResult
 from lastiterate.auditing.evidence.error_rates import upper_bound
-from lastiterate.common.types import Row, number_in, text_in
-from lastiterate.compare_analyses import guarantee_of
+from lastiterate.common.types import FloatArray, IntArray, Row, number_in, text_in
 from lastiterate.formatting import per_cent, spell_exact, spell_up
 from lastiterate.plot.epsilons import BarRow
-from lastiterate.plot.style import FOUND, chart_of, colour_of, layered, log_x, log_y, looks, panel_title
+from lastiterate.plot.style import FOUND, alt, chart_of, colour_of, layered, lines, log_x, log_y, looks, panel_title
 from lastiterate.registry import ANALYSES, COMPOSITION, LAST_ITERATE, METHODS
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from altair import LayerChart
-
-    from lastiterate.auditing.evidence.audit_result import AuditResult
-    from lastiterate.common.types import FloatArray, IntArray
 
 _POINTS = {"last_iterate": 31, "composition": 16, "no_amplification": 31}  # composition is slow for few steps
 _TWO_COLUMNS = 400  # least width in pixels for two legend columns
 _FINEST = 24  # points of the curve per factor of e in a rate: about three pixels apart
 
 
-def roc_panel(result: AuditResult, width: int, height: int) -> LayerChart:
-    """Return false negative against false positive rate, both logarithmic: the attack, its band and the predictions."""
+def roc_panel(result: AuditResult, width: int, height: int) -> alt.LayerChart:
+    """Return a chart of false negative over false positive rates, both logarithmic.
 
+    It shows the attack's rates with a confidence band, and the predicted trade-off curves.
+    """
     low = lowest_rate(result)
     x = log_x("fpr", "false positive rate (log scale)", low, 1.0)
     y = log_y("fnr", "false negative rate (log scale)", low, 1.0)
@@ -40,24 +34,20 @@ def roc_panel(result: AuditResult, width: int, height: int) -> LayerChart:
     shown = [FOUND, *dict.fromkeys(text_in(row, "analysis") for row in predicted)]
     guess = np.geomspace(low, 0.5, 30)
     guesses = np.concatenate((guess, 1.0 - guess[::-1])).tolist()
-    chance = chart_of([{"fpr": rate, "fnr": 1.0 - rate} for rate in guesses])
+    chance: list[Row] = [{"fpr": rate, "fnr": 1.0 - rate} for rate in guesses]
     if is_one_run := any(METHODS[method].is_one_run for method in result.estimates):
         words = ["No band: canaries of one training are not independent. Grey: guessing."]
     else:
         error_text = f"Band: {per_cent(result.confidence)}, pointwise, half the error to each rate."
         words = [f"{error_text} Dots: bounds that the estimates use. Grey: guessing."]
     words += [f"Without {ANALYSES[name].label}: {why.partition(':')[0]}." for name, why in without.items()]
+    look = looks(shown, columns=2 if width >= _TWO_COLUMNS else 1)
+    shade = {"filled": True, "fill": colour_of(FOUND), "fillOpacity": 0.16, "strokeWidth": 0}
     layers = [
-        chart_of([] if is_one_run else band)
-        .mark_line(filled=True, fill=colour_of(FOUND), fillOpacity=0.16, strokeWidth=0, clip=True)
-        .encode(x=x, y=y, order="order:Q"),
-        chance.mark_line(color="#999", strokeWidth=1, clip=True).encode(x=x, y=y, order="fpr:Q"),
-        chart_of(found)
-        .mark_line(strokeWidth=2.8, interpolate="step-before", clip=True)
-        .encode(x=x, y=y, order="order:Q", **looks(shown, columns=2 if width >= _TWO_COLUMNS else 1)),
-        chart_of(predicted)
-        .mark_line(strokeWidth=2, interpolate="monotone", clip=True)
-        .encode(x=x, y=y, order="fpr:Q", **looks(shown, columns=2 if width >= _TWO_COLUMNS else 1)),
+        lines([] if is_one_run else band, x, y, {"order": "order:Q"}, clip=True, **shade),
+        lines(chance, x, y, {"order": "fpr:Q"}, color="#999", strokeWidth=1, clip=True),
+        lines(found, x, y, {"order": "order:Q", **look}, strokeWidth=2.8, interpolate="step-before", clip=True),
+        lines(predicted, x, y, {"order": "fpr:Q", **look}, strokeWidth=2, interpolate="monotone", clip=True),
         chart_of([] if is_one_run else _bounds(result, low))
         .mark_point(size=75, filled=True, opacity=1.0, color=colour_of(FOUND), stroke="white", strokeWidth=1.2)
         .encode(x=x, y=y, tooltip=["methods:N", "fpr_upper:Q", "fnr_upper:Q"]),
@@ -67,7 +57,7 @@ def roc_panel(result: AuditResult, width: int, height: int) -> LayerChart:
 
 
 def lowest_rate(result: AuditResult) -> float:
-    """Return the low end of the axes: half of one error, at most 0.01. Rates of zero are drawn there."""
+    """Return the low end of the axes: the rate of half an error, at most 0.01. Rates of zero are drawn there."""
     models = max(np.size(result.scores_in), np.size(result.scores_out), 1)
     return min(0.5 / models, 0.01)
 
@@ -75,15 +65,14 @@ def lowest_rate(result: AuditResult) -> float:
 @lru_cache(maxsize=1)  # the same audit is drawn in a picture and in a page
 def predicted_rates(result: AuditResult) -> tuple[list[Row], dict[str, str]]:
     """Return points of the predicted trade-off curves, and the reasons for missing curves."""
-
     low = lowest_rate(result)
     rows: list[Row] = []
     reasons = {}
-    for name in dict.fromkeys(("last_iterate", "composition", guarantee_of(result.run))):
+    for name in dict.fromkeys(("last_iterate", "composition", result.run.guarantee)):
         points = _POINTS[name]
         try:
             curve = ANALYSES[name].curve(result.run)
-            bend = np.linspace(0.2, 1.0, points // 2, endpoint=False)  # where logarithmic axes bend the curve
+            bend = np.linspace(0.2, 1.0, points // 2, endpoint=False)  # the curve bends here on log axes
             fpr = np.concatenate((np.geomspace(low, 0.2, points // 2, endpoint=False), bend, [0.98, 0.995]))
             fnr = np.maximum(curve.fnr(fpr), 1e-3 * low)
         except ValueError as refusal:
@@ -95,12 +84,12 @@ def predicted_rates(result: AuditResult) -> tuple[list[Row], dict[str, str]]:
 
 
 def _rows(result: AuditResult, low: float) -> tuple[list[Row], list[Row]]:
-    """Return the curve through all thresholds, and the outline of its band: upper edge there, lower edge back."""
+    """Return the points of the curve, and the outline of its band: the upper edge, then the lower edge in reverse."""
     false_positives, false_negatives, outs, ins = counts(result)
     error = (1.0 - result.confidence) / 2.0
     upper = (upper_bound(false_positives, outs, error), upper_bound(false_negatives, ins, error))
     lower = tuple(1.0 - upper_bound(n - k, n, error) for k, n in ((false_positives, outs), (false_negatives, ins)))
-    # The upper edge ends where every model, or no model, is called "in". Bounds of few models do not reach these ends.
+    # The upper edge ends at (1, 0) and (0, 1), where the attack guesses the same for every model.
     outline = np.concatenate(([[1.0, 0.0]], _stairs(*upper), [[0.0, 1.0]], _stairs(*lower)[::-1]))
     curve = np.stack((false_positives / max(outs, 1), false_negatives / max(ins, 1)), axis=1)
     return [
@@ -110,25 +99,21 @@ def _rows(result: AuditResult, low: float) -> tuple[list[Row], list[Row]]:
 
 
 def _stairs(fpr: FloatArray, fnr: FloatArray) -> FloatArray:
-    """Return the points with the corners between them.
-
-    A threshold between two scores has the error rates of the threshold above or below.
-    """
     corners = np.stack((fpr[:-1], fnr[1:]), axis=1)
     points = np.stack((fpr, fnr), axis=1)
     return np.insert(points, np.arange(1, len(points)), corners, axis=0)
 
 
 def counts(result: AuditResult) -> tuple[IntArray, IntArray, int, int]:
-    """Return false positives and false negatives of all thresholds, and the numbers of scores out and in.
+    """Return the counts of false positives, false negatives, scores without the canary, and scores with the canary.
 
-    Thresholds are in ascending order. Thresholds that look the same in the picture are left out.
+    Thresholds whose points would coincide in the picture are left out.
     """
     ins, outs = np.sort(np.ravel(result.scores_in)), np.sort(np.ravel(result.scores_out))
     thresholds = np.unique(np.concatenate((ins, outs)))
     positives = outs.size - np.searchsorted(outs, thresholds)
     negatives = np.searchsorted(ins, thresholds)
-    positives, negatives = np.append(positives, 0), np.append(negatives, ins.size)  # above every score
+    positives, negatives = np.append(positives, 0), np.append(negatives, ins.size)  # a threshold above every score
     places = np.floor(_FINEST * np.log(np.stack((positives, negatives)) + 0.5))
     first = np.append(True, np.any(np.diff(places) != 0.0, axis=0))
     first[-1] = True
@@ -136,7 +121,6 @@ def counts(result: AuditResult) -> tuple[IntArray, IntArray, int, int]:
 
 
 def _bounds(result: AuditResult, low: float) -> list[Row]:
-    """Return the bounds on error rates that the estimates use. Methods with the same bounds share a dot."""
     points: dict[tuple[float, float], list[str]] = {}
     for method, each in result.estimates.items():
         points.setdefault((each.fpr_upper, each.fnr_upper), []).append(METHODS[method].label)
@@ -152,10 +136,8 @@ def _bounds(result: AuditResult, low: float) -> list[Row]:
 _DWARFING = 4.0  # a guarantee above this multiple of the bound is named, not drawn
 
 
-def growth_panel(result: AuditResult, points: Sequence[tuple[int, float]], width: int, height: int) -> LayerChart:
+def growth_panel(result: AuditResult, points: Sequence[tuple[int, float]], width: int, height: int) -> alt.LayerChart:
     """Return the lower bound by number of models, as steps, with predictions and guarantees as horizontal lines."""
-    import altair as alt
-
     rows: list[Row] = [{"models": models, "epsilon": epsilon} for models, epsilon in points]
     title = f"epsilon is at least, at delta {spell_exact(result.delta)}"
     x = log_x("models", "models a world (log scale)", max(1, points[0][0]), max(result.models, points[-1][0]))
@@ -191,33 +173,22 @@ _COLOURS = {
 }
 
 
-def waterfall_panel(result: AuditResult, width: int) -> LayerChart:
-    """Return a bar for each level, and a pale bar for the loss since the level before."""
-    import altair as alt
-
+def waterfall_panel(result: AuditResult, width: int) -> alt.LayerChart:
+    """Return a bar for each level, and a pale bar for the difference from the previous level."""
     rows = _levels(result)
     most = max([1e-9, *(number_in(each, name) for each in rows for name in ("before", "epsilon"))])
-    row = BarRow.of(width, _NAMES, _NUMBERS)
-    scale = alt.Scale(domain=[0.0, 1.03 * most], range=row.across, nice=False)
-    title = f"epsilon at delta {spell_exact(result.delta)}"
-    y = alt.Y("name:N", axis=None, sort=None, scale=alt.Scale(domain=[each["name"] for each in rows]))
-    x = alt.X("epsilon:Q", title=title, scale=scale, axis=alt.Axis(tickCount=8 if row.is_wide else 5))
-    bars = chart_of(rows).mark_bar(**row.bar, opacity=0.85)
-    lost = chart_of(rows).mark_bar(**row.bar, opacity=0.25)
-    words = ["words:N", "epsilon:Q"]
+    row = BarRow(width, _NAMES, _NUMBERS)
+    x, y = row.epsilon_x("epsilon", result.delta, 1.03 * most), row.name_y(rows)
+    encoded = {"x": x, "y": y, "color": alt.Color("colour:N", scale=None), "tooltip": ["words:N", "epsilon:Q"]}
     layers = (
-        lost.encode(x=x, x2="before:Q", y=y, color=alt.Color("colour:N", scale=None), tooltip=words),
-        bars.encode(x=x, y=y, color=alt.Color("colour:N", scale=None), tooltip=words),
+        chart_of(rows).mark_bar(**row.bar, opacity=0.25).encode(x2="before:Q", **encoded),
+        chart_of(rows).mark_bar(**row.bar, opacity=0.85).encode(**encoded),
         *row.texts(rows, y, "name", "value"),
     )
-    sentences = [step.words for step in result.waterfall]
-    heading = panel_title("Why is the number so low?", sentences, width // 7)
-    bare = alt.ViewBackground(stroke=None)
-    return layered(*layers).properties(title=heading, width=width, height=row.height * len(rows), view=bare)
+    return row.panel(layers, len(rows), "Why is the number so low?", [step.words for step in result.waterfall])
 
 
 def _levels(result: AuditResult) -> list[Row]:
-    """Return a row for each finite level."""
     steps = [step for step in result.waterfall if math.isfinite(step.epsilon)]
     befores = [steps[0].epsilon, *(step.epsilon for step in steps[:-1])] if steps else []
     return [

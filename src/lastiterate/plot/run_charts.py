@@ -8,14 +8,23 @@ import numpy as np
 
 from lastiterate.auditing.evidence.forecast import CHANCE
 from lastiterate.common.types import Row, Track, among, number_in, text_in
-from lastiterate.compare_analyses import guarantee_of
 from lastiterate.formatting import CAVEAT, caveat_of, describe, spell, spell_exact
-from lastiterate.plot.style import chart_of, epsilon_y, from_zero, layered, log_x, long, looks, styled
+from lastiterate.plot.style import (
+    alt,
+    chart_of,
+    epsilon_y,
+    from_zero,
+    layered,
+    line_looks,
+    lines,
+    log_x,
+    long,
+    looks,
+    styled,
+)
 from lastiterate.registry import ANALYSES, LAST_ITERATE, METHODS, OWN_COIN, SIDE_BY_SIDE
 
 if TYPE_CHECKING:
-    from altair import Chart, HConcatChart, LayerChart
-
     from lastiterate.auditing.evidence.audit_power import Power
     from lastiterate.compare_analyses import Curves
     from lastiterate.privacy.curve import PrivacyCurve
@@ -27,15 +36,16 @@ _RATES = {"last_iterate": 49, "full_batch": 49, "composition": 13, "no_amplifica
 _WIDTH, _HEIGHT = 420, 320
 
 
-def run_chart(run: DPSGD, delta: float, track: Track = iter, more: Curves | None = None) -> HConcatChart:
-    """Return two panels: epsilon against steps, and the trade-off between false positives and false negatives.
-
-    ``more`` holds analyses that need more than the run, such as the convex guarantee.
-    """
-    import altair as alt
-
-    analyses = {name: ANALYSES[name].curve for name in (*SIDE_BY_SIDE, guarantee_of(run))} | dict(more or {})
-    curves, reasons = _curves(run, analyses)
+def run_chart(run: DPSGD, delta: float, track: Track = iter, more: Curves | None = None) -> alt.HConcatChart:
+    """Return panels of epsilon over steps and of error rates. ``more`` has further analyses."""
+    analyses = {name: ANALYSES[name].curve for name in (*SIDE_BY_SIDE, run.guarantee)} | dict(more or {})
+    curves: dict[str, PrivacyCurve] = {}
+    reasons = {}
+    for name, analysis in analyses.items():
+        try:
+            curves[name] = analysis(run)
+        except ValueError as refusal:
+            reasons[name] = str(refusal)
     valid = {name: analyses[name] for name in curves}
     panels = alt.hconcat(_epsilon_panel(run, delta, valid, track), _trade_off_panel(curves, track), spacing=36)
     words = [f"{describe(run)}; delta {spell_exact(delta)}", caveat_of(run)]
@@ -43,32 +53,12 @@ def run_chart(run: DPSGD, delta: float, track: Track = iter, more: Curves | None
     return styled(panels, "What the released model leaks", words)
 
 
-def _curves(run: DPSGD, analyses: Curves) -> tuple[dict[str, PrivacyCurve], dict[str, str]]:
-    """Return the curves of analyses that are valid for the run, and the reasons against the others."""
-
-    curves, reasons = {}, {}
-    for name, analysis in analyses.items():
-        try:
-            curves[name] = analysis(run)
-        except ValueError as refusal:
-            reasons[name] = str(refusal)
-    return curves, reasons
-
-
-def _epsilon_panel(run: DPSGD, delta: float, analyses: Curves, track: Track) -> Chart:
-    names = list(analyses)
-    rows = long(_epsilon_by_steps(run, delta, analyses, track), "epsilon", names)
-    chart: Chart = (
-        chart_of(rows)
-        .properties(width=_WIDTH, height=_HEIGHT, title="Epsilon as training goes on")
-        .mark_line(strokeWidth=2.5, interpolate="monotone", point=run.steps == 1)
-        .encode(
-            x=log_x("steps", "steps taken (log scale)", 1, run.steps),
-            y=epsilon_y(delta),
-            **looks(ANALYSES[name].label for name in names),
-        )
-    )
-    return chart
+def _epsilon_panel(run: DPSGD, delta: float, analyses: Curves, track: Track) -> alt.Chart:
+    rows = long(_epsilon_by_steps(run, delta, analyses, track), "epsilon", list(analyses))
+    x = log_x("steps", "steps taken (log scale)", 1, run.steps)
+    look = looks(ANALYSES[name].label for name in analyses)
+    chart = lines(rows, x, epsilon_y(delta), look, interpolate="monotone", point=run.steps == 1)
+    return chart.properties(width=_WIDTH, height=_HEIGHT, title="Epsilon as training goes on")
 
 
 def _epsilon_by_steps(run: DPSGD, delta: float, analyses: Curves, track: Track) -> list[Row]:
@@ -79,7 +69,7 @@ def _epsilon_by_steps(run: DPSGD, delta: float, analyses: Curves, track: Track) 
         for name in (name for name in analyses if steps in wanted[name]):
             try:
                 value = analyses[name](run.prefix(steps)).epsilon(delta)
-            except ValueError:  # all weights are zero, or a person's examples are within an epoch
+            except ValueError:  # the analysis refuses this prefix of the run, such as one with zero weights
                 continue
             if np.isfinite(value):
                 row[name] = value
@@ -87,9 +77,7 @@ def _epsilon_by_steps(run: DPSGD, delta: float, analyses: Curves, track: Track) 
     return rows
 
 
-def _trade_off_panel(curves: dict[str, PrivacyCurve], track: Track) -> LayerChart:
-    import altair as alt
-
+def _trade_off_panel(curves: dict[str, PrivacyCurve], track: Track) -> alt.LayerChart:
     rows: list[Row] = []
     for name in track(list(curves)):
         fpr = np.linspace(0.0, 1.0, _RATES[name]) ** 3  # dense near 0, where the curves are steep
@@ -100,62 +88,38 @@ def _trade_off_panel(curves: dict[str, PrivacyCurve], track: Track) -> LayerChar
     y = alt.Y("fnr:Q", title="false negative rate", scale=alt.Scale(domain=[0, 1]), axis=axis)
     ends = [{"fpr": 0.0, "fnr": 1.0}, {"fpr": 1.0, "fnr": 0.0}]
     chance = chart_of(ends).mark_line(color="#999", strokeWidth=1).encode(x=x, y=y)
-    slope = np.degrees(np.arctan2(_HEIGHT, _WIDTH))
-    label = (
-        chart_of([{"fpr": 0.72, "fnr": 0.28}])
-        .mark_text(text="guessing", angle=float(slope), dy=-8, color="#777", fontSize=13)
-        .encode(x=x, y=y)
-    )
-    best = (
-        chart_of(rows)
-        .mark_line(strokeWidth=2.5, interpolate="monotone")
-        .encode(x=x, y=y, order="fpr:Q", **looks(ANALYSES[name].label for name in curves))
-    )
+    slope = float(np.degrees(np.arctan2(_HEIGHT, _WIDTH)))
+    label = chart_of([{"fpr": 0.72, "fnr": 0.28}])
+    label = label.mark_text(text="guessing", angle=slope, dy=-8, color="#777", fontSize=13).encode(x=x, y=y)
+    look = looks(ANALYSES[name].label for name in curves)
+    best = lines(rows, x, y, {"order": "fpr:Q", **look}, interpolate="monotone")
     title = "Errors of the best attack on what is released"
     return layered(chance, label, best).properties(width=_WIDTH, height=_HEIGHT, title=title)
 
 
-# Checkpoints: epsilon over the number of released iterates, from the last one to all.
+# Checkpoints: epsilon over the number of released iterates.
 
 _COUNTS = 33  # numbers of released iterates per run
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#222222")
 _DASHES = ([1, 0], [7, 5], [2, 3], [10, 3, 2, 3], [4, 4], [1, 0])
 
 
-def releases_chart(runs: list[DPSGD], delta: float, track: Track = iter) -> Chart:
+def releases_chart(runs: list[DPSGD], delta: float, track: Track = iter) -> alt.Chart:
     """Return epsilon over the number of released iterates, with one line for each of up to six runs."""
-    import altair as alt
-
     if not 0 < len(runs) <= len(_COLOURS):
         raise ValueError(f"runs must be 1 to {len(_COLOURS)}, got {len(runs)}")
     labels = [describe(run.replace(releases=None)) for run in runs]
-    rows = [row for label, run in zip(labels, runs, strict=True) for row in _rows(label, run, delta, track)]
-    legend = alt.Legend(
-        title=None, orient="bottom", labelLimit=0, symbolType="stroke", symbolSize=500, symbolStrokeWidth=2.5, columns=1
-    )
-    colours = alt.Scale(domain=labels, range=list(_COLOURS[: len(runs)]))
-    dashes = alt.Scale(domain=labels, range=list(_DASHES[: len(runs)]))
-    chart: Chart = (
-        chart_of(rows)
-        .properties(width=620, height=340)
-        .mark_line(strokeWidth=2.5)
-        .encode(
-            x=log_x("releases", "released iterates, equally spaced (log scale)", 1, max(run.steps for run in runs)),
-            y=epsilon_y(delta),
-            color=alt.Color("run:N", scale=colours, legend=legend),
-            strokeDash=alt.StrokeDash("run:N", scale=dashes, legend=legend),
-        )
-    )
+    rows: list[Row] = []
+    for label, run in zip(labels, runs, strict=True):
+        counts = np.unique(np.rint(np.geomspace(1, run.steps, _COUNTS)).astype(np.int64)).tolist()
+        for count in track(counts):
+            epsilon = LAST_ITERATE.curve(run.replace(releases=count)).epsilon(delta)
+            rows.append({"run": label, "releases": count, "epsilon": epsilon})
+    colours, dashes = dict(zip(labels, _COLOURS, strict=False)), dict(zip(labels, _DASHES, strict=False))
+    x = log_x("releases", "released iterates, equally spaced (log scale)", 1, max(run.steps for run in runs))
+    chart = lines(rows, x, epsilon_y(delta), line_looks("run", colours, dashes, columns=1))
     left = "On the left the last iterate only, at the right end of each line every one: what composition guarantees."
-    return styled(chart, "What do checkpoints cost?", [left, caveat_of(*runs)])
-
-
-def _rows(label: str, run: DPSGD, delta: float, track: Track) -> list[Row]:
-    counts = np.unique(np.rint(np.geomspace(1, run.steps, _COUNTS)).astype(np.int64)).tolist()
-    return [
-        {"run": label, "releases": count, "epsilon": LAST_ITERATE.curve(run.replace(releases=count)).epsilon(delta)}
-        for count in track(counts)
-    ]
+    return styled(chart.properties(width=620, height=340), "What do checkpoints cost?", [left, caveat_of(*runs)])
 
 
 # Plan: epsilon under each analysis, and the noise needed, over batch sizes.
@@ -164,13 +128,8 @@ _NARROW = 320
 _DRAWN = (*SIDE_BY_SIDE, "no_amplification", "convex")
 
 
-def plan_chart(rows: list[Row], delta: float, words: str, caveat: str = CAVEAT) -> HConcatChart:
-    """Return panels over batch sizes: epsilon at the noise with which each analysis meets the target, and that noise.
-
-    ``words`` describe the plan. ``caveat`` explains predictions.
-    """
-    import altair as alt
-
+def plan_chart(rows: list[Row], delta: float, words: str, caveat: str = CAVEAT) -> alt.HConcatChart:
+    """Return two panels over batch sizes: the epsilons, and the noise that each analysis needs for the target."""
     sizes = sorted({number_in(row, "batch_size") for row in rows})
     names = list(dict.fromkeys(text_in(row, "analysis") for row in rows))
     shown = [name for name in _DRAWN if name in names or any(row.get(name) is not None for row in rows)]
@@ -184,20 +143,15 @@ def plan_chart(rows: list[Row], delta: float, words: str, caveat: str = CAVEAT) 
     )
     point = alt.OverlayMarkDef(size=60, filled=True)
     leaks = [
-        chart_of(long(among(rows, "analysis", name), "epsilon", _DRAWN))
-        .properties(title=f"Epsilon with the noise by {ANALYSES[name].label}", width=width, height=_HEIGHT)
-        .mark_line(strokeWidth=2.5, point=point)
-        .encode(x=x, y=epsilon_y(delta), **look)
+        lines(
+            long(among(rows, "analysis", name), "epsilon", _DRAWN), x, epsilon_y(delta), look, point=point
+        ).properties(title=f"Epsilon with the noise by {ANALYSES[name].label}", width=width, height=_HEIGHT)
         for name in names
     ]
     drawable = [row for row in rows if row["noise_multiplier"] is not None]
     needed = [{**row, "analysis": ANALYSES[text_in(row, "analysis")].label} for row in drawable]
-    noise = (
-        chart_of(needed)
-        .properties(title="Noise needed", width=width, height=_HEIGHT)
-        .mark_line(strokeWidth=2.5, point=point)
-        .encode(x=x, y=alt.Y("noise_multiplier:Q", title="noise multiplier", **from_zero()), **look)
-    )
+    noise = lines(needed, x, alt.Y("noise_multiplier:Q", title="noise multiplier", **from_zero()), look, point=point)
+    noise = noise.properties(title="Noise needed", width=width, height=_HEIGHT)
     reasons = {name: row[f"{name}_reason"] for row in rows for name in _DRAWN if f"{name}_reason" in row}
     notes = [f"Without {ANALYSES[name].label}: {why}" for name, why in reasons.items() if name not in shown]
     return styled(alt.hconcat(*leaks, noise, spacing=36), "Which batch size?", [words, caveat, *notes])
@@ -209,13 +163,8 @@ _POWER_WIDTH, _POWER_HEIGHT = 620, 340
 _LINE, _GOAL, _ASKED = "#0072B2", "#777777", "#D55E00"
 
 
-def power_chart(found: Power) -> LayerChart:
-    """Return the probability of refuting the claim over the number of models.
-
-    The chart marks the goal of 80% and the requested number of models.
-    """
-    import altair as alt
-
+def power_chart(found: Power) -> alt.LayerChart:
+    """Return the probability of refuting the claim over the number of models, with the goal of 80%."""
     what = "canaries" if found.one_run else "models a world"
     rows: list[Row] = [{"models": models, "chance": chance} for models, chance in found.chances]
     x = log_x("models", f"{what} (log scale)", found.chances[0][0], found.chances[-1][0])
@@ -227,12 +176,12 @@ def power_chart(found: Power) -> LayerChart:
     )
     tooltip = ["models:Q", alt.Tooltip("chance:Q", format=".1%")]
     point = alt.OverlayMarkDef(size=25, filled=True, color=_LINE)
-    line = chart_of(rows).mark_line(strokeWidth=2.5, color=_LINE, point=point).encode(x=x, y=y, tooltip=tooltip)
+    line = lines(rows, x, y, {"tooltip": tooltip}, color=_LINE, point=point)
     goal = chart_of([{"chance": CHANCE}]).mark_rule(color=_GOAL, strokeDash=[6, 4]).encode(y=y)
     asked = chart_of([{"models": found.models, "chance": found.chance}])
     layers = [goal, line, asked.mark_point(size=140, filled=True, color=_ASKED, opacity=1).encode(x=x, y=y)]
     if found.needed is not None:
-        right = found.needed > 0.5 * found.chances[-1][0]  # a text on the right of the rule would not fit
+        right = found.needed > 0.5 * found.chances[-1][0]  # the text must be on the left of the rule to fit
         needed = chart_of([{"models": found.needed, "chance": 0.04, "words": f"{found.needed:,} for 80%"}])
         text = needed.mark_text(align="right" if right else "left", fontSize=14, dx=-6 if right else 6)
         layers.append(needed.mark_rule(color=_GOAL, strokeDash=[2, 3]).encode(x=x))
@@ -245,9 +194,5 @@ def power_chart(found: Power) -> LayerChart:
         f"({METHODS[best.method].label}{f', if {OWN_COIN}' if found.one_run else ''}).",
         *found.notes[:1],
     ]
-    return styled(
-        layered(*layers).properties(width=_POWER_WIDTH, height=_POWER_HEIGHT),
-        f"How many {what} does it take?",
-        words,
-        100,
-    )
+    chart = layered(*layers).properties(width=_POWER_WIDTH, height=_POWER_HEIGHT)
+    return styled(chart, f"How many {what} does it take?", words, 100)

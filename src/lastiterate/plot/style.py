@@ -1,24 +1,32 @@
-"""Shared style of all charts: colours and dashes, which also differ without colour, titles, legends and axes."""
+"""Shared style of all charts: colours, dashes, titles, legends and axes. Lines also differ without colour."""
 
 from __future__ import annotations
 
 import math
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, TypeAlias, TypedDict, TypeVar
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from lastiterate.common.types import Row, Value
 from lastiterate.formatting import spell_exact
 from lastiterate.registry import ANALYSES
 
 if TYPE_CHECKING:
-    from altair import Axis, Scale, X, Y
+    import altair
 
-if TYPE_CHECKING:
-    from altair import Chart, Color, HConcatChart, LayerChart, Shape, StrokeDash, TitleParams, VConcatChart
+    alt = altair
+    Picture: TypeAlias = alt.Chart | alt.LayerChart | alt.HConcatChart | alt.VConcatChart
+    Drawn = TypeVar("Drawn", alt.Chart, alt.LayerChart, alt.HConcatChart, alt.VConcatChart)
+else:
 
-    Picture: TypeAlias = Chart | LayerChart | HConcatChart | VConcatChart
-    Drawn = TypeVar("Drawn", Chart, LayerChart, HConcatChart, VConcatChart)
+    class _Altair:
+        """The module altair, which is optional and slow to load. The first use of an attribute loads it."""
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(import_module("altair"), name)
+
+    alt = _Altair()
 
 EXACT = "this example (exact)"
 FOUND = "found by the attack"
@@ -35,7 +43,7 @@ _LOOKS = {
     FOUND: ("#222222", [1, 0]),
 }
 
-# Also Okabe and Ito's: bad, warning, neutral, good.
+# Okabe and Ito's colours for bad, warning, neutral and good.
 _VERDICTS = {
     "violation": "#D55E00",
     "above heuristic": "#E69F00",
@@ -45,70 +53,78 @@ _VERDICTS = {
 
 
 def verdict_colour(verdict: str) -> str:
-    """Return the colour of a verdict in tables, pictures and pages; grey for an unknown verdict."""
+    """Return the colour of a verdict in tables, pictures and pages. An unknown verdict is grey."""
     return _VERDICTS.get(verdict, "#777777")
 
 
 def colour_of(label: str) -> str:
-    """Return the colour that an analysis, or the attack's result, has in every picture; grey for an unknown label."""
+    """Return the colour of an analysis, or of the attack's result, in all pictures. An unknown label is grey."""
     return _LOOKS[label][0] if label in _LOOKS else "#777777"
 
 
 def dash_of(label: str) -> list[int]:
-    """Return the dash that the lines of a label have in every picture."""
+    """Return the dash pattern of this label's lines in all pictures."""
     return _LOOKS[label][1] if label in _LOOKS else [1, 0]
 
 
-def chart_of(rows: Sequence[Mapping[str, Value]]) -> Chart:
+def chart_of(rows: Sequence[Mapping[str, Value]]) -> alt.Chart:
     """Return a chart of these rows, without marks and encodings."""
-    import altair as alt
-
     # Altair keeps a tuple, but copies a list row by row whenever charts are combined.
     return alt.Chart(alt.Data(values=tuple(rows)))  # type: ignore[no-untyped-call]
 
 
-def layered(*layers: Chart | LayerChart) -> LayerChart:
-    """Return charts on top of each other, the first at the bottom."""
-    import altair as alt
+def lines(rows: Sequence[Mapping[str, Value]], x: alt.X, y: alt.Y, look: Mapping[str, Any], **mark: Any) -> alt.Chart:
+    """Return lines through the rows, with further encodings (``look``) and properties of the lines (``mark``)."""
+    drawn: alt.Chart = chart_of(rows).mark_line(**{"strokeWidth": 2.5, **mark}).encode(x=x, y=y, **look)
+    return drawn
 
+
+def layered(*layers: alt.Chart | alt.LayerChart) -> alt.LayerChart:
+    """Draw charts on top of each other, with the first at the bottom."""
     drawn = alt.layer(*layers)
     assert isinstance(drawn, alt.LayerChart)  # fails if a layer is split into facets
     return drawn
 
 
-def looks(labels: Iterable[str], columns: int = 4) -> dict[str, Color | StrokeDash]:
-    """Return encodings that give each analysis its colour and dash, with one legend under the picture."""
-    import altair as alt
+def legend_below(**look: Any) -> alt.Legend:
+    """Return a legend under the picture, without a title."""
+    return alt.Legend(title=None, orient="bottom", **look)
 
-    given = set(labels)
-    shown = [label for label in _LOOKS if label in given]
-    legend = alt.Legend(
-        title=None,
-        orient="bottom",
-        labelLimit=0,
-        symbolType="stroke",
-        symbolSize=500,
-        symbolStrokeWidth=2.5,
-        columns=columns,
-    )
-    colours = alt.Scale(domain=shown, range=[_LOOKS[label][0] for label in shown])
-    dashes = alt.Scale(domain=shown, range=[_LOOKS[label][1] for label in shown])
+
+def scale_of(values: Mapping[str, str | Sequence[float]]) -> alt.Scale:
+    """Return a scale that gives each name its own value, such as a colour."""
+    return alt.Scale(domain=list(values), range=list(values.values()))
+
+
+def line_looks(
+    field: str, colours: Mapping[str, str], dashes: Mapping[str, Sequence[float]], columns: int
+) -> dict[str, alt.Color | alt.StrokeDash]:
+    """Return encodings that give each name in the column ``field`` its colour and dash, with one legend."""
+    stroke = {"symbolType": "stroke", "symbolSize": 500, "symbolStrokeWidth": 2.5}
+    legend = legend_below(labelLimit=0, **stroke, columns=columns)
     return {
-        "color": alt.Color("analysis:N", scale=colours, legend=legend),
-        "strokeDash": alt.StrokeDash("analysis:N", scale=dashes, legend=legend),
+        "color": alt.Color(f"{field}:N", scale=scale_of(colours), legend=legend),
+        "strokeDash": alt.StrokeDash(f"{field}:N", scale=scale_of(dashes), legend=legend),
     }
 
 
-def found_shape(shapes: dict[str, str]) -> Shape:
-    """Return the encoding of names in the column ``found`` by shape, with one legend under the picture."""
-    import altair as alt
+def looks(labels: Iterable[str], columns: int = 4) -> dict[str, alt.Color | alt.StrokeDash]:
+    """Return encodings that give each analysis its colour and dash, with one legend."""
+    given = set(labels)
+    shown = [label for label in _LOOKS if label in given]
+    return line_looks(
+        "analysis", {each: colour_of(each) for each in shown}, {each: dash_of(each) for each in shown}, columns
+    )
 
-    legend = alt.Legend(title=None, orient="bottom", labelLimit=0, symbolSize=120, padding=6)
-    return alt.Shape("found:N", scale=alt.Scale(domain=list(shapes), range=list(shapes.values())), legend=legend)
+
+def found_shape(shapes: Mapping[str, str]) -> alt.Shape:
+    """Return the encoding that gives each name in the column ``found`` its shape, with one legend."""
+    legend = legend_below(labelLimit=0, symbolSize=120, padding=6)
+    return alt.Shape("found:N", scale=scale_of(shapes), legend=legend)
 
 
 def long(rows: Iterable[Row], quantity: str, names: Iterable[str]) -> list[Row]:
-    """Return one row for each analysis of each row, without missing values."""
+    """Convert rows with one column per analysis to rows with one value each. Missing values are left out."""
     columns = list(names)
     return [
         {
@@ -122,22 +138,15 @@ def long(rows: Iterable[Row], quantity: str, names: Iterable[str]) -> list[Row]:
     ]
 
 
-def panel_title(title: str, words: Sequence[str], width: int) -> TitleParams:
+def panel_title(title: str, words: Sequence[str], width: int, **look: Any) -> alt.TitleParams:
     """Return the title of a panel, with ``words`` as subtitle in lines of at most ``width`` characters."""
-    import altair as alt
-
     lines = [line for sentence in words for line in textwrap.wrap(sentence, width)]
-    return alt.TitleParams(title, subtitle=lines, anchor="start", offset=8)
+    return alt.TitleParams(title, subtitle=lines, anchor="start", **{"offset": 8, **look})
 
 
 def styled(chart: Drawn, title: str, words: Sequence[str], width: int = 120) -> Drawn:
-    """Return a finished picture: title, plain words under it, sizes that stay legible in a README."""
-    import altair as alt
-
-    lines = [line for sentence in words for line in textwrap.wrap(sentence, width)]
-    heading = alt.TitleParams(
-        title, subtitle=lines, anchor="start", fontSize=19, subtitleFontSize=14, subtitleColor="#444", offset=16
-    )
+    """Add a title and lines of text below it, and apply the fonts and sizes of all pictures."""
+    heading = panel_title(title, words, width, fontSize=19, subtitleFontSize=14, subtitleColor="#444", offset=16)
     return configured(chart.properties(title=heading, background="white", padding=14))
 
 
@@ -159,31 +168,20 @@ def configured(chart: Drawn) -> Drawn:
 # Axes: ranges and ticks.
 
 
-class Ruler(TypedDict):
-    """The scale and the ticks of an axis."""
-
-    scale: Scale
-    axis: Axis
-
-
-def log_x(field: str, title: str, low: float, high: float) -> X:
+def log_x(field: str, title: str, low: float, high: float) -> alt.X:
     """Return a logarithmic horizontal axis from ``low`` to ``high``."""
-    import altair as alt
-
     return alt.X(f"{field}:Q", title=title, **_logarithmic(low, high))
 
 
-def log_y(field: str, title: str, low: float, high: float) -> Y:
+def log_y(field: str, title: str, low: float, high: float) -> alt.Y:
     """Return a logarithmic vertical axis from ``low`` to ``high``."""
-    import altair as alt
-
     return alt.Y(f"{field}:Q", title=title, **_logarithmic(low, high))
 
 
-def epsilon_y(delta: float, log: tuple[float, float] | None = None, between: tuple[float, float] | None = None) -> Y:
-    """Return the vertical axis of epsilon: from zero, or logarithmic or linear between two bounds."""
-    import altair as alt
-
+def epsilon_y(
+    delta: float, log: tuple[float, float] | None = None, between: tuple[float, float] | None = None
+) -> alt.Y:
+    """Return the vertical axis of epsilon. It starts at zero, unless the bounds ``log`` or ``between`` are given."""
     title = f"epsilon at delta {spell_exact(delta)}"
     if log is not None:
         return alt.Y("epsilon:Q", title=f"{title} (log scale)", **_logarithmic(*log))
@@ -193,25 +191,17 @@ def epsilon_y(delta: float, log: tuple[float, float] | None = None, between: tup
     return alt.Y("epsilon:Q", title=title, **from_zero())
 
 
-def from_zero() -> Ruler:
-    """Return a linear axis from zero to a tick, so that the titles of panels side by side are level."""
-    import altair as alt
-
+def from_zero() -> dict[str, Any]:
+    """Return a linear axis from zero to a tick, so that titles of panels side by side have the same height."""
     return {"scale": alt.Scale(zero=True, nice=6), "axis": alt.Axis(tickCount=6)}
 
 
-def _logarithmic(low: float, high: float) -> Ruler:
-    """Return an axis with ticks at powers of ten, and between these if there are few powers."""
-    import altair as alt
-
+def _logarithmic(low: float, high: float) -> dict[str, Any]:
+    """Return an axis with ticks at powers of ten. If there are few, the axis has more ticks between them."""
     decades = math.log10(high / low) if high > low else 0.0
     factors = (1, 2, 3, 5, 8) if decades < 1.2 else (1, 2, 5) if decades < 2.5 else (1,)
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1, max(1, math.ceil(decades / 6)))
     ticks = [factor * 10.0**power for power in powers for factor in factors]
-    return {
-        "scale": alt.Scale(type="log", domain=[low, max(high, low * 1.01)], nice=False),
-        "axis": alt.Axis(
-            values=[tick for tick in ticks if low * (1 - 1e-9) <= tick <= high * (1 + 1e-9)],
-            format="~s" if high >= 1e6 else ",~r",
-        ),
-    }
+    shown = [tick for tick in ticks if low * (1 - 1e-9) <= tick <= high * (1 + 1e-9)]
+    scale = alt.Scale(type="log", domain=[low, max(high, low * 1.01)], nice=False)
+    return {"scale": scale, "axis": alt.Axis(values=shown, format="~s" if high >= 1e6 else ",~r")}

@@ -1,4 +1,4 @@
-"""PrivacyCurve, the result of every analysis: how well a run's output reveals whether the canary was in.
+"""PrivacyCurve, the result of every analysis: how well a run's output reveals whether the canary was used.
 
 Delta is the larger of two hockey-stick divergences (the paper's equation 2), and epsilon is its inverse (equation 3).
 The trade-off function is that of Dong et al. (Gaussian Differential Privacy, 2022).
@@ -16,28 +16,28 @@ from lastiterate.common.validation import SomeNumbers, numbers
 
 
 class Pair(Protocol):
-    """Two distributions, P (canary in) and Q (out). Arguments are arrays or NumPy scalars."""
+    """The output distributions P (with the canary) and Q (without). Arguments are arrays or NumPy scalars."""
 
     def epsilon(self, log_delta: Floats) -> Floats:
-        """Return the smallest epsilon >= 0 for which both directions have at most this delta."""
+        """Return the smallest epsilon >= 0 for which P over Q and Q over P both have at most this delta."""
 
     def log_delta(self, epsilon: Floats) -> Floats:
-        """Return the log of the larger delta of the two directions."""
+        """Return the log of the larger of the two deltas, of P over Q and of Q over P."""
 
     def fnr(self, fpr: Floats) -> Floats:
-        """Return the smallest false negative rate of a test of Q against P, 0 < fpr < 1."""
+        """Return the smallest false negative rate at false positive rate ``fpr``, 0 < fpr < 1."""
 
     def bracket(self, log_delta: Floats) -> tuple[Floats, Floats]:
-        """Return bounds on epsilon that allow for the numerical error."""
+        """Return a lower and an upper bound on epsilon that allow for the numerical error."""
 
 
 @dataclass(frozen=True)
 class PrivacyCurve:
-    """Epsilon against delta, and the trade-off of error rates, for one analysis of one run.
+    """Epsilon as a function of delta, and the trade-off of error rates, for one analysis of one run.
 
-    Scalars in, floats out; arrays in, arrays out. ``analysis`` names the analysis. If ``is_guarantee``, epsilon bounds
-    every attack. Otherwise epsilon predicts the best attack under assumptions that the run may not meet. ``proved``
-    names the ends of ``bracket`` that are theorems; the others rest on estimates of numerical errors.
+    Methods return a float for a number and an array for an array. ``analysis`` names the analysis. If ``is_guarantee``,
+    epsilon bounds every attack. Otherwise epsilon predicts the best attack under assumptions that the run may not meet.
+    ``proved`` names the ends of ``bracket`` that are proved; the other ends rest on estimates of numerical errors.
     """
 
     pair: Pair
@@ -53,7 +53,8 @@ class PrivacyCurve:
         """Return the epsilon of (epsilon, delta)-DP."""
         values = numbers("delta", delta, 0.0, 1.0, open_low=True, open_high=True)
         with np.errstate(all="ignore"):
-            return _plain(_inf_for_nan(self.pair.epsilon(np.log(values))))
+            value = self.pair.epsilon(np.log(values))
+        return _plain(np.where(np.isnan(value), np.inf, value))  # NaN: epsilon exceeds the range of floats
 
     @overload
     def delta(self, epsilon: float) -> float: ...
@@ -91,12 +92,7 @@ class PrivacyCurve:
         values = numbers("delta", delta, 0.0, 1.0, open_low=True, open_high=True)
         with np.errstate(all="ignore"):
             lower, upper = self.pair.bracket(np.log(values))
-        return _plain(np.maximum(lower, 0.0)), _plain(_inf_for_nan(upper))
-
-
-def _inf_for_nan(values: Floats) -> FloatArray:
-    """Replace NaN by infinity: if the arithmetic left the range of floats, so did epsilon."""
-    return np.where(np.isnan(values), np.inf, values)
+        return _plain(np.maximum(lower, 0.0)), _plain(np.where(np.isnan(upper), np.inf, upper))
 
 
 def _plain(values: Floats) -> float | FloatArray:

@@ -1,8 +1,8 @@
 """Measurement of Adam's second moment on a few models: the share of noise in it, and the effect on step sizes.
 
-The prediction assumes that noise alone makes up the second moment, so that Adam divides all steps alike. If gradients
-add to the second moment, steps are smaller. If their contribution shrinks during training, later steps are larger than
-earlier ones.
+The prediction assumes that noise alone makes up the second moment, so that Adam divides all steps by the same number.
+If gradients add to the second moment, steps are smaller. If the contribution of gradients shrinks during training,
+later steps are larger than earlier ones.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from threading import Lock
 
 import numpy as np
 
-from lastiterate.common.types import FloatArray, IntArray, RealArray
+from lastiterate.common.types import IntArray, RealArray
 from lastiterate.common.validation import instance, integer, numbers
 from lastiterate.optimizer import Adam, bias_of
-from lastiterate.run import DPSGD, noise_root, require_run
+from lastiterate.run import DPSGD, require_run
 
-LEAST_MODELS = 2  # one half of the models finds the busy parameters, the other half is measured on them
-_LOOKS = 24
-_MOST_PARAMETERS = 100_000  # that are measured
-_BUSY = 0.1  # share of the parameters
+LEAST_MODELS = 2  # one half of the models selects the busy parameters, the other half is measured there
+_LOOKS = 24  # number of steps at which the second moment is measured
+_MOST_PARAMETERS = 100_000  # maximum number of parameters that are measured
+_BUSY = 0.1  # the busy parameters are the tenth with the largest second moment
 
 
 @dataclass(frozen=True)
@@ -31,11 +31,11 @@ class SecondMoment:
     """Adam's second moment as measured after some of the steps, with its bias corrected.
 
     Attributes:
-        steps: steps after which it was measured.
-        noise: its value if gradients were noise alone.
-        mean: its mean over parameters and models.
-        busy: its mean over the tenth of the parameters where it is largest.
-        numbers: how many numbers each mean in ``busy`` is taken over.
+        steps: steps after which the second moment was measured.
+        noise: the second moment that noise alone would give.
+        mean: mean second moment over parameters and models.
+        busy: mean second moment over the busy parameters, the tenth where it is largest.
+        numbers: number of values behind each mean in ``busy``.
     """
 
     steps: tuple[int, ...]
@@ -48,16 +48,16 @@ class SecondMoment:
         looks = len(instance("steps", self.steps, tuple, "a tuple of steps"))
         steps = [integer("steps", step) for step in self.steps]
         if not steps or any(later <= earlier for earlier, later in pairwise(steps)):
-            raise ValueError(f"steps must be one at least, and in order, got {self.steps!r}")
+            raise ValueError(f"steps must be at least one step, in increasing order, got {self.steps!r}")
         for name in ("noise", "mean", "busy"):
             values = numbers(name, getattr(self, name), 0.0, open_low=True)
             if values.shape != (looks,) or not np.isfinite(values).all():
-                raise ValueError(f"{name} must be {looks} finite numbers, one for each of steps, got {values!r}")
+                raise ValueError(f"{name} must be {looks} finite numbers, one per entry of steps, got {values!r}")
         integer("numbers", self.numbers)
 
     @classmethod
     def of_fields(cls, fields: Mapping[str, Sequence[float] | float]) -> SecondMoment:
-        """Return the measurement that ``fields`` wrote."""
+        """Return the measurement from the JSON fields that the method ``fields`` returned."""
         given = {name: tuple(value) if isinstance(value, Sequence) else value for name, value in fields.items()}
         return cls(**given)  # type: ignore[arg-type]  # ``fields`` wrote it
 
@@ -77,19 +77,17 @@ class SecondMoment:
 
     @property
     def growth(self) -> float:
-        """Factor by which the last step is larger than the smallest step, beyond the prediction.
-
-        The factor is 1 if the second moment, relative to the noise, is largest at the end.
-        """
-        return max(_growth(np.divide(values, self.noise)) for values in (self.mean, self.busy))
+        """Ratio of the last step to the smallest step, each divided by its predicted size. It is at least 1."""
+        relative = [np.divide(values, self.noise) for values in (self.mean, self.busy)]
+        return max(float(np.sqrt(each.max() / each[-1])) for each in relative)
 
     @property
     def uncertainty(self) -> float:
-        """Chance excess of ``growth`` over 1: four standard deviations of the root of the first step's mean."""
+        """Excess of ``growth`` over 1 that may be chance: four standard deviations of the root of the first mean."""
         return 4.0 * math.sqrt(0.5 / self.numbers)
 
     def as_measured(self, run: DPSGD) -> tuple[DPSGD, DPSGD]:
-        """Return the run with the step weights of the mean second moment, and with those of the busy parameters."""
+        """Return the run with step weights from the mean second moment, and with step weights from ``busy``."""
         adam = instance("run.optimizer", require_run(run).optimizer, Adam, "a lastiterate.Adam")
         every = np.arange(1, run.steps + 1)
         roots = [np.interp(every, self.steps, np.sqrt(values)) for values in (self.mean, self.busy)]
@@ -97,18 +95,15 @@ class SecondMoment:
         return first, second
 
 
-def _growth(relative: FloatArray) -> float:
-    return float(np.sqrt(relative.max() / relative[-1]))
-
-
 class SecondMomentWatch:
-    """A collector of second moments of models while they train. Several threads may call it."""
+    """A thread-safe collector of second moments of models while they train."""
 
     def __init__(self, run: DPSGD, parameters: int, models: int) -> None:
         self._adam = instance("run.optimizer", require_run(run).optimizer, Adam, "a lastiterate.Adam")
         looks = np.unique(np.rint(np.linspace(1, run.steps, min(_LOOKS, run.steps))).astype(int))
         self._rows = {int(step): row for row, step in enumerate(looks)}
-        self._noise = np.broadcast_to(np.asarray(noise_root(run), np.float64) ** 2, run.steps)[looks - 1]
+        noise = np.asarray(self._adam.noise_root_in(run.mechanism), np.float64)
+        self._noise = np.broadcast_to(noise**2, run.steps)[looks - 1]
         self._which: IntArray | None = None
         if parameters > _MOST_PARAMETERS:
             self._which = np.sort(np.random.default_rng(0).choice(parameters, _MOST_PARAMETERS, replace=False))
@@ -122,7 +117,7 @@ class SecondMomentWatch:
         return step in self._rows
 
     def see(self, step: int, models: Sequence[int], moments: RealArray) -> None:
-        """Add second moments with their bias, [models, parameters], after a step; models are numbered from 0."""
+        """Add uncorrected second moments, [models, parameters], after a step. Models are numbered from 0."""
         found = np.asarray(moments if self._which is None else moments[:, self._which], np.float64)
         found = found / bias_of(self._adam.beta2, step)
         with self._lock:

@@ -1,4 +1,4 @@
-"""Batches of consecutive examples in some order: full batches, batches of fixed size, and shuffled batches."""
+"""Batches of consecutive examples of an order: full batches, batches of fixed size, and shuffled batches."""
 
 from __future__ import annotations
 
@@ -7,31 +7,32 @@ from dataclasses import dataclass
 import numpy as np
 
 from lastiterate.common.types import IntArray
+from lastiterate.features import NO_OPTIMIZER, TRAINED, Support, require_supported
 from lastiterate.privacy.mixtures.law import epoch_length
-from lastiterate.run import DPSGD, TRAINED, require_basic
+from lastiterate.run import DPSGD
 
 
 @dataclass(frozen=True)
 class BatchOrder:
-    """Positions of batches: step t takes slots ``begins[t]`` up to ``begins[t] + sizes[t]`` of the current order.
+    """Positions of batches. Step t uses slots ``begins[t]`` to ``begins[t] + sizes[t] - 1`` of the current order.
 
-    A slot holds an example or the canary. The canary has a slot in both worlds; in the world "out" the slot is empty.
+    A slot holds an example or the canary. In the world without the canary, the canary's slot is empty.
     """
 
     begins: IntArray  # [steps]
     sizes: IntArray  # [steps]
-    steps_per_order: int | None  # steps until a new order is drawn; None: the natural order throughout
+    steps_per_order: int | None  # steps until a new order is drawn; None if the order never changes
 
 
 def batch_order(run: DPSGD, slots: int) -> BatchOrder:
-    """Return the batches over ``slots`` slots of a run whose sampling is "full", "fixed" or "shuffled"."""
-    require_basic(run, "batches", knows=TRAINED)
+    """Return the batches of a run over ``slots`` slots. The sampling must be "full", "fixed" or "shuffled"."""
+    require_supported(run, Support("batches", TRAINED | {NO_OPTIMIZER}))
     rates = np.broadcast_to(np.asarray(run.sample_rate, np.float64), run.steps)
     if run.sampling == "full":
         nowhere = np.zeros(run.steps, np.int64)
         return BatchOrder(nowhere, nowhere + slots, None)
     if run.sampling == "fixed":
-        # Rounded down, so that the canary is in a batch with at most the sample rate that is analysed.
+        # Rounded down, so that the canary is in a batch with at most the probability ``sample_rate``.
         sizes = np.floor(rates * slots + 1e-9).astype(np.int64)
         if not sizes.any():
             raise ValueError(

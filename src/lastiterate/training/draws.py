@@ -1,22 +1,20 @@
-"""Counter-based random numbers of a training. Every draw has an address, and no draw depends on another.
+"""Counter-based random numbers for training. No draw depends on another.
 
-The generator is Threefry-2x32 with 20 rounds, identical to JAX's own bit for bit. It is written out here because JAX
-rolls its rounds into a loop on CPUs and uses only half of the bits, which makes it several times slower than one fused
-loop. A draw is addressed by (seed, model, world, stream, step, index). Uniforms have 32 bits. Normals come from
-uniforms by the Box-Muller transform and so end at 6.8 standard deviations, beyond which lies a mass of 1e-11.
+The generator is Threefry-2x32 with 20 rounds. Its bits are identical to those of JAX's generator. JAX's version is
+several times slower on CPUs, because it does not unroll the rounds and uses only half of the bits. A draw is a function
+of (seed, model, world, stream, step, index). Uniforms have 32 bits. Normals are made from uniforms by the Box-Muller
+transform, so they end at 6.8 standard deviations. The probability beyond is 1e-11.
 
-Binomial draws give the number of copies of an example in a batch. They invert the distribution function exactly: a
-table of it, made once in float64, is searched with a uniform of 64 bits. JAX's own binomial works in float32 by
-rejection, which cannot resolve counts in the millions.
+Binomial draws give the number of copies of an example in a batch. A uniform of 64 bits is looked up in a table of the
+distribution function, which is computed once in float64. JAX's own binomial works in float32 by rejection and is not
+exact for counts in the millions.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from enum import IntEnum
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +22,7 @@ import numpy as np
 from jax.typing import ArrayLike, DTypeLike
 from scipy.stats import binom
 
-from lastiterate.common.types import BoolArray, FloatArray, Int32Array, IntArray, UInt32Array, UInt64Array
+from lastiterate.common.types import BoolArray, FloatArray, Int32Array, IntArray, UInt32Array
 
 _PARITY = np.uint32(0x1BD11BDA)  # this constant and the rotations: Salmon et al. 2011
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
@@ -32,36 +30,23 @@ _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 Words = tuple[jax.Array, jax.Array]  # the generator makes two 32-bit words at a time
 
 
-class Stream(IntEnum):
-    """The purpose of random numbers. Streams are independent: a longer batch does not change the noise."""
-
-    SAMPLING = 0
-    NOISE = 1
-    LOSS = 2
-
-
 class Keys(NamedTuple):
-    """The keys of a chunk of models: one array [models, 2] for each stream."""
+    """The keys of a chunk of models: one array [models, 2] for each stream.
+
+    Streams are independent. A larger batch, for example, does not change the noise.
+    """
 
     sampling: jax.Array
     noise: jax.Array
     loss: jax.Array
 
 
-class _Float(Protocol):
-    """``jnp.float32`` or ``jnp.float64``, as a type and as a function that makes arrays of that type."""
-
-    @property
-    def dtype(self) -> np.dtype[np.floating]: ...
-    def __call__(self, value: ArrayLike, /) -> jax.Array: ...
-
-
 def model_keys(seed: int, models: IntArray | jax.Array, present: BoolArray | jax.Array) -> Keys:
-    """Return keys that depend only on the audit's seed, the model's number and the model's world."""
+    """Return keys that depend only on the audit's seed, the model's number, and whether the canary is present."""
     low, high = jnp.uint32(seed & 0xFFFFFFFF), jnp.uint32(seed >> 32)
     number = jnp.asarray(models, jnp.uint32)
     world = jnp.asarray(present, jnp.uint32)
-    return Keys(*(jnp.stack(threefry((low, high), number, 2 * s + world), axis=-1) for s in map(jnp.uint32, Stream)))
+    return Keys(*(jnp.stack(threefry((low, high), number, 2 * s + world), axis=-1) for s in map(jnp.uint32, range(3))))
 
 
 def threefry(key: Words, first: jax.Array, second: jax.Array) -> Words:
@@ -87,15 +72,14 @@ def words(keys: jax.Array, step: ArrayLike, index: jax.Array) -> Words:
 def normals(
     keys: jax.Array, step: ArrayLike, shape: tuple[int, ...], offset: int = 0, dtype: DTypeLike = jnp.float32
 ) -> jax.Array:
-    """Return standard normals [models, *shape] from the counters that begin at ``offset``.
-
-    The random bits are the same for every ``dtype``; float64 keeps more digits of the normals.
-    """
+    """Return standard normals [models, *shape], starting at counter ``offset``. All dtypes use the same random bits."""
     count = math.prod(shape)
     radius_bits, angle_bits = words(keys, step, offset + jnp.arange(normal_counters(count), dtype=jnp.uint32))
-    wide: _Float = jnp.float64 if dtype == jnp.float64 else jnp.float32
+    wide: Any = jnp.float64 if dtype == jnp.float64 else jnp.float32
     radius = jnp.sqrt(-2.0 * jnp.log(_uniform(radius_bits, wide)))
-    angle = _angle_in_quadrant(angle_bits, wide)
+    # The upper 23 of the word's lower 30 bits give an angle in (-pi/4, pi/4). The two upper bits add quarter turns.
+    fraction = ((angle_bits << np.uint32(2)) >> np.uint32(9)).astype(wide) * wide(2.0**-23)
+    angle = (fraction + wide(2.0**-24 - 0.5)) * wide(math.pi / 2)
     pair = (jnp.sin(angle), jnp.cos(angle)) if wide == jnp.float64 else _sine_and_cosine(angle)
     sine, cosine = _turned(angle_bits, *pair)
     flat = jnp.concatenate([radius * sine, radius * cosine], axis=1)
@@ -103,7 +87,7 @@ def normals(
 
 
 def normal_counters(count: int) -> int:
-    """Return the number of counters that ``count`` normals use."""
+    """Return the number of counters used for ``count`` normals."""
     return (count + 1) // 2
 
 
@@ -115,36 +99,27 @@ def exponentials(keys: jax.Array, step: ArrayLike, index: jax.Array) -> jax.Arra
 
 
 def loss_keys(keys: jax.Array, step: ArrayLike, slots: jax.Array) -> jax.Array:
-    """Return JAX keys for randomness within a loss, one per model and slot; ``slots`` is [models, block]."""
+    """Return one JAX key per model and slot, for losses that draw random numbers. ``slots`` is [models, block]."""
     key = keys[:, :1], keys[:, 1:]
     pair = threefry(key, jnp.asarray(step, jnp.uint32), slots.astype(jnp.uint32))
     wrapped: jax.Array = jax.random.wrap_key_data(jnp.stack(pair, axis=-1), impl="threefry2x32")
     return wrapped
 
 
-def _uniform(word: jax.Array, dtype: _Float = jnp.float32) -> jax.Array:
+def _uniform(word: jax.Array, dtype: Any = jnp.float32) -> jax.Array:
     """Return a word as a number in (0, 1]. Small numbers keep all 32 bits, since floats are dense near 0."""
-    return (word.astype(dtype) + dtype(0.5)) * dtype(2.0**-32)
-
-
-def _angle_in_quadrant(word: jax.Array, dtype: _Float) -> jax.Array:
-    """Return an angle in (-pi/4, pi/4) from the upper 23 of the word's lower 30 bits."""
-    fraction = ((word << np.uint32(2)) >> np.uint32(9)).astype(dtype) * dtype(2.0**-23)
-    return (fraction + dtype(2.0**-24 - 0.5)) * dtype(math.pi / 2)
+    number: jax.Array = (word.astype(dtype) + dtype(0.5)) * dtype(2.0**-32)
+    return number
 
 
 def _sine_and_cosine(angle: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Return sine and cosine by Taylor series, which have float32 precision on [-pi/4, pi/4].
-
-    XLA's own functions take several times as long on CPUs, because they must first reduce an argument of any size.
-    """
+    """Return sine and cosine to float32 precision on [-pi/4, pi/4] by Taylor series, which is faster than XLA's."""
     square = angle * angle
     sine = angle * _polynomial(square, [(-1) ** k / math.factorial(2 * k + 1) for k in range(5)])
     return sine, _polynomial(square, [(-1) ** k / math.factorial(2 * k) for k in range(6)])
 
 
 def _turned(word: jax.Array, sine: jax.Array, cosine: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Return sine and cosine of an angle turned by a number of quarters, the word's two upper bits."""
     quarters = word >> np.uint32(30)
     odd, half = (quarters & np.uint32(1)) == 1, quarters >= np.uint32(2)
     sine, cosine = jnp.where(odd, cosine, sine), jnp.where(odd, -sine, cosine)
@@ -152,7 +127,6 @@ def _turned(word: jax.Array, sine: jax.Array, cosine: jax.Array) -> tuple[jax.Ar
 
 
 def _polynomial(x: jax.Array, coefficients: list[float]) -> jax.Array:
-    """Evaluate a polynomial by Horner's rule, given two or more ``coefficients`` of the powers from 0 on."""
     highest, *lower = (np.float32(coefficient) for coefficient in reversed(coefficients))
     result = highest * x + lower[0]
     for coefficient in lower[1:]:
@@ -164,36 +138,27 @@ def _polynomial(x: jax.Array, coefficients: list[float]) -> jax.Array:
 
 MOST_ENTRIES = 2**26
 
-HostTables = tuple[Int32Array, Int32Array, UInt32Array, UInt32Array]  # fields of ``BinomialTables``
-Tables = tuple[jax.Array, jax.Array, jax.Array, jax.Array]  # the same fields on the device
 
+class BinomialTables(NamedTuple):
+    """Tables of the binomial distribution function, one for each distinct sample rate and each group of copies.
 
-@dataclass(frozen=True)
-class BinomialTables:
-    """The binomial distribution function as integers out of 2^64, for each distinct sample rate and each group.
-
-    Entry k of a table is the probability of at most ``lows + k`` copies, split into a high and a low word of 32 bits.
-    At step t the rate is ``rate_of_step[t]``. Given a uniform draw of 64 bits, group g then has ``lows[rate, g]``
-    copies, plus one for each entry of its table that is at most the draw.
+    Entry k of a table is 2^64 times the probability of at most ``lows + k`` copies, split into a high and a low word
+    of 32 bits. ``rate_of_step[t]`` is the index of the rate at step t. Given a uniform draw of 64 bits, group g has
+    ``lows[rate, g]`` copies, plus one copy for each entry of its table that is not larger than the draw.
     """
 
-    rate_of_step: Int32Array  # [steps]
-    lows: Int32Array  # [rates, groups]
-    high_words: UInt32Array  # [rates, groups, entries]
-    low_words: UInt32Array
-
-    @property
-    def arrays(self) -> HostTables:
-        """All arrays of the tables, as ``binomial_counts`` takes them."""
-        return self.rate_of_step, self.lows, self.high_words, self.low_words
+    rate_of_step: Int32Array | jax.Array  # [steps]
+    lows: Int32Array | jax.Array  # [rates, groups]
+    high_words: UInt32Array | jax.Array  # [rates, groups, entries]
+    low_words: UInt32Array | jax.Array
 
 
 def binomial_tables(multiplicity: IntArray, sample_rate: FloatArray) -> BinomialTables:
-    """Return tables for groups of these multiplicities and the sample rates of all steps."""
+    """Return tables for groups with these numbers of copies, and for the sample rates of all steps."""
     rates, rate_of_step = np.unique(sample_rate, return_inverse=True)
     trials, group = np.unique(multiplicity, return_inverse=True)
     mean = trials * rates[:, None]
-    reach = 9.0 * np.sqrt(mean * (1.0 - rates[:, None])) + 40.0  # the mass beyond is below 2^-64
+    reach = 9.0 * np.sqrt(mean * (1.0 - rates[:, None])) + 40.0  # the probability beyond is below 2^-64
     low = np.maximum(np.floor(mean - reach), 0).astype(np.int64)
     entries = int(np.max(np.minimum(np.ceil(mean + reach), trials) - low)) or 1
     if entries * rates.size * multiplicity.size > MOST_ENTRIES:
@@ -203,7 +168,9 @@ def binomial_tables(multiplicity: IntArray, sample_rate: FloatArray) -> Binomial
         )
     counts = low[..., None] + np.arange(entries)
     below = binom.cdf(counts, trials[:, None], rates[:, None, None])
-    thresholds = _as_words(below)
+    # Multiply probabilities with 2^64. Probability 1 becomes the largest integer, which occurs once in 2^64 draws.
+    whole = np.minimum(np.ldexp(below, 64), np.nextafter(2.0**64, 0.0)).astype(np.uint64)
+    thresholds = np.where(below >= 1.0, np.uint64(2**64 - 1), whole)
     return BinomialTables(
         rate_of_step.astype(np.int32),
         low[:, group].astype(np.int32),
@@ -212,8 +179,8 @@ def binomial_tables(multiplicity: IntArray, sample_rate: FloatArray) -> Binomial
     )
 
 
-def binomial_counts(keys: jax.Array, step: jax.Array, tables: Tables) -> jax.Array:
-    """Return the number of copies of each group that each model draws at a step: [models, groups]."""
+def binomial_counts(keys: jax.Array, step: jax.Array, tables: BinomialTables) -> jax.Array:
+    """Draw the number of copies of each group in each model's batch at a step: [models, groups]."""
     rate_of_step, lows, high_words, low_words = tables
     rate = rate_of_step[step]
     groups, entries = high_words.shape[1:]
@@ -222,10 +189,7 @@ def binomial_counts(keys: jax.Array, step: jax.Array, tables: Tables) -> jax.Arr
     high_table, low_table = high_words[rate].reshape(-1), low_words[rate].reshape(-1)
 
     def search(reached: Callable[[jax.Array], jax.Array]) -> jax.Array:
-        """Return the number of entries of each table that are reached, by bisection bit by bit, as tables ascend.
-
-        The bits are a loop of the compiled program. Unrolled, XLA fuses all bits and is ten times as slow on CPUs.
-        """
+        """Count the entries of each table that are reached, by bisection. An unrolled loop is slow on CPUs."""
 
         def bisect(bit: jax.Array, found: jax.Array) -> jax.Array:
             candidate = found + (largest >> bit)
@@ -239,15 +203,8 @@ def binomial_counts(keys: jax.Array, step: jax.Array, tables: Tables) -> jax.Arr
     def both_words(at: jax.Array) -> jax.Array:
         return (high_table[at] < high) | ((high_table[at] == high) & (low_table[at] <= low))
 
-    # Reading tables takes most of the time. Low words matter only if a draw's high word equals an entry's.
+    # Reading tables takes most of the time. Low words are needed only if the high words of draw and entry are equal.
     found = search(lambda at: high_table[at] < high)
     tied = high_table[first + jnp.minimum(found, entries - 1)] == high
     counts: jax.Array = jax.lax.cond(jnp.any(tied), lambda: search(both_words), lambda: found)
     return lows[rate] + counts
-
-
-def _as_words(probability: FloatArray) -> UInt64Array:
-    """Return probabilities as integers out of 2^64. 1 becomes the largest integer, reached once in 2^64 draws."""
-    largest = np.nextafter(2.0**64, 0.0)
-    whole = np.minimum(np.ldexp(probability, 64), largest).astype(np.uint64)
-    return np.where(probability >= 1.0, np.uint64(2**64 - 1), whole)

@@ -2,10 +2,10 @@
 
 The gradient of one example with respect to the weights of a dense layer is the outer product of the layer's input and
 the gradient at its output. In the program that JAX traces, this gradient is the result of a ``dot_general``, perhaps
-transposed. We ask the traced program for the two factors instead of their product. Norms and clipped sums follow from
-the factors at a fraction of the memory and time. The gradient of a convolution written as patches times kernel is a sum
-of outer products, one for each position in the image; its factors give products of large matrices, which are fast. A
-gradient of any other form is computed directly, so every pure function works.
+transposed. This module takes the two factors from the traced program instead of their product, and computes norms
+and clipped sums from the factors, which needs less memory and time. The gradient of a convolution written as patches
+times kernel is a sum of outer products, one for each position in the image. Clipped sums are then products of large
+matrices, which are fast. A gradient of any other form is computed directly, so every pure function works.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Plain:
 
     shape: tuple[int, ...]
 
-    count = 1  # number of arrays that describe the leaf
+    count = 1  # number of arrays that represent the leaf
 
     @property
     def numbers(self) -> int:
@@ -48,12 +48,12 @@ class Plain:
 
 @dataclass(frozen=True)
 class Product:
-    """A leaf of the gradient that is a transposed ``dot_general(a, b)``, described by a and b."""
+    """A leaf of the gradient that is a transposed ``dot_general(a, b)``, represented by the arrays a and b."""
 
     shape: tuple[int, ...]
     shapes: tuple[tuple[int, ...], tuple[int, ...]]  # shapes of a and b
     contracted: tuple[tuple[int, ...], tuple[int, ...]]  # axes of a and of b that are summed over
-    permutation: tuple[int, ...]  # from the axes of the product to those of the leaf
+    permutation: tuple[int, ...]  # maps the axes of the product to the axes of the leaf
 
     count = 2
 
@@ -84,24 +84,18 @@ class Product:
     def weighted_sum(self, weights: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:
         left, right = self._matrices(a, b)
         weights = weights.astype(right.dtype)
-        if self.terms > 1:  # the gradients are computed anyway, for their norms
+        if self.terms > 1:  # the norms need the whole gradients anyway
             product = jnp.tensordot(weights, self._written_out(left, right), axes=1)
         else:
             weighted = right * weights[:, None, None]
             product = left.reshape(-1, left.shape[-1]).T @ weighted.reshape(-1, right.shape[-1])
-        free = [
-            size
-            for shape, axes in zip(self.shapes, self.contracted, strict=True)
-            for axis, size in enumerate(shape)
-            if axis not in axes
-        ]
+        pairs = zip(self.shapes, self.contracted, strict=True)
+        free = [size for shape, axes in pairs for axis, size in enumerate(shape) if axis not in axes]
         return product.reshape(free).transpose(self.permutation)
 
     def _written_out(self, left: jax.Array, right: jax.Array) -> jax.Array:
-        """Return the gradients themselves. Norms from inner products of terms would lose all digits if terms cancel.
-
-        XLA's fastest products of many small matrices have the narrower factor on the left, with its terms last.
-        """
+        """Return the whole gradients. Norms from inner products of terms would be inaccurate if terms cancel."""
+        # XLA multiplies many small matrices fastest if the narrower factor is on the left, with its terms last.
         if left.shape[2] <= right.shape[2]:
             return jnp.einsum("kis,ksj->kij", left.transpose(0, 2, 1), right)
         return jnp.einsum("kjs,ksi->kji", right.transpose(0, 2, 1), left).transpose(0, 2, 1)
@@ -112,7 +106,7 @@ Leaf = Plain | Product
 
 @dataclass(frozen=True)
 class GradientForm:
-    """The description of one example's gradient, leaf by leaf, and the function that computes the description."""
+    """The form of each leaf of an example's gradient, and the function that computes the arrays of these forms."""
 
     leaves: tuple[Leaf, ...]
     describe: Callable[..., list[jax.Array]]
@@ -132,21 +126,17 @@ class GradientForm:
         return [(leaf, arrays[end - leaf.count : end]) for leaf, end in zip(self.leaves, ends, strict=True)]
 
     def norms(self, arrays: list[jax.Array]) -> jax.Array:
-        """Return the norm of each example's gradient, from descriptions with a leading axis of examples."""
+        """Return the norm of each example's gradient, from arrays with a leading axis of examples."""
         return jnp.sqrt(sum(leaf.squared_norms(*parts) for leaf, parts in self._split(arrays)))
 
     def weighted_sum(self, weights: jax.Array, arrays: list[jax.Array]) -> list[jax.Array]:
-        """Return the weighted sum of the examples' gradients."""
         return [leaf.weighted_sum(weights, *parts) for leaf, parts in self._split(arrays)]
 
 
 def gradient_form(gradient: Callable[..., PyTree], *arguments: PyTree) -> GradientForm:
-    """Return the form of the gradient, a pytree, that a function returns for arguments of these shapes."""
-
-    def leaves(*given: PyTree) -> list[jax.Array]:
-        return jax.tree.leaves(gradient(*given))
-
-    closed = jax.make_jaxpr(_inlined(jax.make_jaxpr(leaves)(*arguments)))(*jax.tree.leaves(arguments))
+    """Return the form of the pytree that the function ``gradient`` returns for arguments of these shapes."""
+    traced = jax.make_jaxpr(lambda *given: jax.tree.leaves(gradient(*given)))(*arguments)
+    closed = jax.make_jaxpr(_inlined(traced))(*jax.tree.leaves(arguments))
     jaxpr = closed.jaxpr
     makers = {variable: equation for equation in jaxpr.eqns for variable in equation.outvars}
     forms: list[Leaf] = []
@@ -158,18 +148,11 @@ def gradient_form(gradient: Callable[..., PyTree], *arguments: PyTree) -> Gradie
     information = jaxpr.debug_info._replace(result_paths=None)
     asked = core.ClosedJaxpr(jaxpr.replace(outvars=outputs, debug_info=information), closed.consts)
     compute: Callable[..., list[jax.Array]] = core.jaxpr_as_fun(asked)
-
-    def describe(*given: PyTree) -> list[jax.Array]:
-        return compute(*jax.tree.leaves(given))
-
-    return GradientForm(tuple(forms), describe)
+    return GradientForm(tuple(forms), lambda *given: compute(*jax.tree.leaves(given)))
 
 
 def _form_of(output: Atom, makers: dict[core.Var, core.JaxprEqn]) -> tuple[Leaf, tuple[Atom, ...]]:
-    """Return the form of one result of the traced program, and the variables that describe it.
-
-    Transpositions are followed back from the result. If they begin at a product, its factors describe the result.
-    """
+    """Return the form of one output of the traced program, and the arrays that represent the output."""
     shape = _array(output).shape
     permutation = tuple(range(len(shape)))
     variable = output
@@ -190,13 +173,12 @@ def _form_of(output: Atom, makers: dict[core.Var, core.JaxprEqn]) -> tuple[Leaf,
 
 
 def _array(variable: Atom) -> jax.core.ShapedArray:
-    """Return the shape and type of a variable's value."""
     assert isinstance(variable.aval, jax.core.ShapedArray)
     return variable.aval
 
 
 def _inlined(closed: core.ClosedJaxpr) -> Callable[..., list[jax.Array]]:
-    """Return a traced program as a function with jitted functions inlined, so that products inside them are found."""
+    """Inline the jitted functions of a traced program, so that products inside them are found."""
 
     def run(jaxpr: core.Jaxpr, constants: Sequence[jax.Array], *arguments: jax.Array) -> list[jax.Array]:
         values: dict[core.Var, jax.Array] = dict(zip(jaxpr.constvars, constants, strict=True))

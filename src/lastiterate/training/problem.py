@@ -1,27 +1,24 @@
-"""Problems and canaries: parameters, losses or gradients of examples, a regulariser, the examples, and the canary."""
+"""Training problems (parameters, examples, their losses or gradients, and a regulariser) and canaries."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import NamedTuple, TypeAlias
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import PyTree
 from numpy.typing import ArrayLike
 
-from lastiterate.common.types import NumberArray, RealArray
+from lastiterate.common.types import FloatArray, RealArray
 from lastiterate.common.validation import as_array, function
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from jaxtyping import PyTree
 
 
 class Moment(NamedTuple):
-    """The moment of a loss evaluation: the step, from 0, and a JAX key unique to model, step and example."""
+    """The step of a loss evaluation, counted from 0, and a JAX key that is unique to model, step and example."""
 
     step: jax.Array
     key: jax.Array
@@ -36,8 +33,8 @@ class Problem:
 
     Args:
         parameters: the initial parameters, any pytree; in an equinox model the floating-point arrays are trained.
-        examples: a pytree of arrays with a leading axis of examples, such as ``(x, y)``. None: no examples but the
-            canary.
+        examples: a pytree of arrays with a leading axis of examples, such as ``(x, y)``. If it is None, the
+            canary is the only example.
         loss: ``loss(parameters, example, moment)``, a number. ``example`` has no leading axis.
         gradient: ``gradient(parameters, example, moment)``, a pytree like ``parameters``, instead of a loss. It need
             not be the gradient of any function.
@@ -67,17 +64,12 @@ class Problem:
         if self.size and self.loss is None and self.gradient is None:
             raise ValueError("loss or gradient must be given for the examples, got neither")
         if self.multiplicity is not None:
-            self._check_multiplicity(as_array("multiplicity", self.multiplicity))
-
-    def _check_multiplicity(self, counts: NumberArray) -> None:
-        if (
-            counts.shape != (self.size,)
-            or counts.dtype.kind not in "iu"
-            or not np.all((counts >= 1) & (counts < 2**31))
-        ):
-            raise ValueError(
-                f"multiplicity must be {self.size} integers in [1, 2^31), one for each example, got {counts!r}"
-            )
+            counts = as_array("multiplicity", self.multiplicity)
+            whole = counts.shape == (self.size,) and counts.dtype.kind in "iu"
+            if not whole or not np.all((counts >= 1) & (counts < 2**31)):
+                raise ValueError(
+                    f"multiplicity must be {self.size} integers in [1, 2^31), one for each example, got {counts!r}"
+                )
 
     @property
     def size(self) -> int:
@@ -90,11 +82,15 @@ class Problem:
 
     @property
     def trainable(self) -> PyTree:
-        """The initial parameters without leaves that are not trained, such as a model's activation functions."""
+        """The initial parameters, without leaves that are not trained, such as activation functions."""
         return eqx.filter(self.parameters, is_trained)
 
+    def without_examples(self) -> Problem:
+        """Return the same parameters and regulariser without examples."""
+        return replace(self, examples=None, loss=None, gradient=None, multiplicity=None)
+
     def model(self, trained: PyTree) -> PyTree:
-        """Return trained parameters combined with the untrained leaves, as the problem's functions take them."""
+        """Combine trained parameters with the untrained leaves. The problem's functions take the result."""
         static = eqx.filter(self.parameters, is_trained, inverse=True)
         return eqx.combine(trained, static)
 
@@ -133,12 +129,12 @@ class Problem:
 
 @dataclass(frozen=True, eq=False)
 class ExampleCanary:
-    """An extra example: a pytree like one of the problem's examples, without their leading axis.
+    """An extra example: a pytree like one of the problem's examples, without a leading axis.
 
     Args:
-        example: the canary.
-        replacement: the example in its place in the world "out", for a run whose neighbours replace each other.
-        is_group: whether both have a leading axis of ``group_size`` different examples of one person.
+        replacement: the example that takes the place of an absent canary, if neighbouring data sets differ by
+            replacement.
+        is_group: whether canary and replacement have a leading axis of ``group_size`` examples of one person.
     """
 
     example: PyTree
@@ -153,10 +149,10 @@ class ExampleCanary:
 
 @dataclass(frozen=True, eq=False)
 class GradientCanary:
-    """An injected gradient: a pytree like the parameters, one flat vector of all of them, or a function.
+    """An injected gradient: a pytree like the parameters, one flat vector, or a function.
 
     The function takes ``(parameters, moment)`` and returns a pytree or a flat vector. The gradient is clipped like any
-    other. If neighbours replace each other, the world "out" has the opposite gradient in its place.
+    other. If neighbouring data sets differ by replacement, the opposite gradient takes the place of an absent canary.
     """
 
     gradient: PyTree | Callable[[PyTree, Moment], PyTree]
@@ -167,7 +163,7 @@ class GradientCanary:
         return self._in_form(problem, given)
 
     def constant(self, problem: Problem) -> PyTree | None:
-        """Return the gradient in the same form if it is the same at all moments, or None if it is a function."""
+        """Return the gradient as a pytree, or None if it is a function."""
         return None if callable(self.gradient) else self._in_form(problem, self.gradient)
 
     def _in_form(self, problem: Problem, given: PyTree) -> PyTree:
@@ -191,7 +187,7 @@ def same_structure(first: PyTree, second: PyTree) -> bool:
 
 
 def unflatten(vector: RealArray | jax.Array, like: PyTree) -> PyTree:
-    """Return a flat vector as a pytree: the leaves one after the other, each in C order."""
+    """Return a flat vector as a pytree. The vector contains the leaves one after the other, each in C order."""
     leaves, structure = jax.tree.flatten(like)
     sizes = [int(np.size(leaf)) for leaf in leaves]
     if jnp.shape(vector) != (sum(sizes),):
@@ -201,6 +197,17 @@ def unflatten(vector: RealArray | jax.Array, like: PyTree) -> PyTree:
         vector[end - size : end].reshape(np.shape(leaf)) for leaf, size, end in zip(leaves, sizes, ends, strict=True)
     ]
     return jax.tree.unflatten(structure, parts)
+
+
+def sizes_of(problem: Problem) -> list[int]:
+    """Return the number of parameters of each tensor."""
+    return [int(np.size(leaf)) for leaf in jax.tree.leaves(problem.trainable)]
+
+
+def flatten_one(problem: Problem) -> FloatArray:
+    """Return the initial parameters of a problem as one vector."""
+    flat: FloatArray = flatten(jax.tree.map(lambda leaf: np.asarray(leaf)[None], problem.trainable))[0]
+    return flat
 
 
 def flatten(parameters: PyTree) -> RealArray:

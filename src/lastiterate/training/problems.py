@@ -1,41 +1,49 @@
 """Problems included in the library: linear losses, regressions, image classifiers; contraction of regressions.
 
-`contraction_of` does not compute anything from the features, because a guarantee must not depend on private data. The
-caller states a public bound on the norms of the features, and the features are only compared with the bound. With L2
-outside of the clipped sum, a step without the canary is w -> (1 - eta lambda) w - eta sum of clipped gradients. If the
-clipped gradients are those of convex functions of smoothness beta, the step contracts by max(|1 - eta lambda|, |1 - eta
-lambda - eta b beta|) for a batch of b examples (docs/method.md, "Convex losses").
+A guarantee must not depend on private data. So the caller of `contraction_of` states a public bound on the norms of the
+features, and the features are only compared with this bound. If the L2 penalty is outside of the clipped sum, a step
+without the canary is w -> (1 - eta lambda) w - eta sum of clipped gradients. If the clipped gradients are those of
+convex functions of smoothness beta, the step contracts by max(|1 - eta lambda|, |1 - eta lambda - eta b beta|) for a
+batch of b examples (docs/method.md, "Convex losses").
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import PyTree
 from numpy.typing import ArrayLike
 from scipy.special import bdtrc
 
 from lastiterate.common.types import Float32Array, FloatArray, Int32Array
 from lastiterate.common.validation import as_array, instance, integer, number, numbers
 from lastiterate.data import Dataset
+from lastiterate.features import (
+    AVERAGING,
+    CORRELATED_NOISE,
+    GROUPS,
+    NOISE_MULTIPLIERS,
+    RELEASES,
+    REPLACEMENT,
+    WEIGHT_DECAY,
+    Support,
+    require_supported,
+)
 from lastiterate.optimizer import is_sgd
 from lastiterate.privacy.convex.distances import Contraction
-from lastiterate.run import DPSGD, require_run
+from lastiterate.run import DPSGD
 from lastiterate.training.models import CNN, MLP, Dense, WideResNet, augmentation_multiplicity, cross_entropy
 from lastiterate.training.problem import Moment, Problem
 
-if TYPE_CHECKING:
-    from jaxtyping import PyTree
-
 
 def linear(gradients: ArrayLike | None = None, dimension: int = 1) -> Problem:
-    """Return linear losses: the gradient of example i is ``gradients[i]`` at all parameters. The heuristic is exact.
+    """Return linear losses, for which the heuristic is exact. The gradient of example i is always ``gradients[i]``.
 
-    Without gradients there are no examples but the canary, and ``dimension`` parameters. All parameters begin at 0.
+    Without ``gradients``, the canary is the only example, and there are ``dimension`` parameters. All start at 0.
     """
     if gradients is None:
         return Problem(np.zeros(integer("dimension", dimension), np.float32))
@@ -46,25 +54,24 @@ def linear(gradients: ArrayLike | None = None, dimension: int = 1) -> Problem:
 
 
 def logistic(dataset: Dataset) -> Problem:
-    """Return multinomial logistic regression, begun at 0."""
+    """Return multinomial logistic regression. All parameters start at 0."""
     model = Dense(int(np.prod(_checked(dataset).x_train.shape[1:])), dataset.classes, jax.random.key(0))
-    zeros = jax.tree.map(jnp.zeros_like, model)
-    return Problem(zeros, _flat_examples(dataset), cross_entropy)
+    return Problem(jax.tree.map(jnp.zeros_like, model), _flat_examples(dataset), cross_entropy)
 
 
 @dataclass(frozen=True, eq=False)
 class ScalarLink(Problem):
-    """A regression whose loss is a convex function of one number, the product of parameters and features.
+    """A regression whose loss is a convex function of the inner product of parameters and features.
 
-    Its gradient is the derivative of that function times the features. Clipping bounds the derivative and keeps it
-    increasing, so a clipped example still has a convex loss.
+    The gradient is the derivative of this function times the features. Clipping bounds the derivative and keeps it
+    increasing, so a clipped gradient is also the gradient of a convex loss.
     """
 
-    curvature: float = 1.0  # largest second derivative of that function
+    curvature: float = 1.0  # largest second derivative of the convex function
 
 
 def binary_logistic(features: ArrayLike, labels: ArrayLike) -> ScalarLink:
-    """Return logistic regression with labels -1 and 1, begun at 0. For an intercept, add a feature that is 1."""
+    """Return logistic regression with labels -1 and 1, starting at 0. For an intercept, add a feature that is 1."""
     x, y = _regression(features, "labels", labels)
     if not np.all(np.abs(y) == 1.0):
         raise ValueError("labels must be -1 or 1 for logistic regression")
@@ -72,7 +79,7 @@ def binary_logistic(features: ArrayLike, labels: ArrayLike) -> ScalarLink:
 
 
 def ridge(features: ArrayLike, targets: ArrayLike) -> ScalarLink:
-    """Return linear regression by half the squared error, begun at 0. The penalty is the optimizer's weight decay."""
+    """Return linear regression with half the squared error, starting at 0. Weight decay is set in the optimizer."""
     x, y = _regression(features, "targets", targets)
     return ScalarLink(np.zeros(x.shape[1], np.float32), (x, y), _squared_loss, curvature=1.0)
 
@@ -80,7 +87,7 @@ def ridge(features: ArrayLike, targets: ArrayLike) -> ScalarLink:
 def clip_features(problem: Problem, feature_norm: float) -> Problem:
     """Return the problem with the features of every example scaled down to a norm of at most ``feature_norm``.
 
-    Each example is clipped by itself, so no example changes another. Features are the first array of the examples.
+    Clipping of one example does not depend on other examples. Features are the first array of ``problem.examples``.
     """
     instance("problem", problem, Problem, "a lastiterate.training.Problem")
     most = number("feature_norm", feature_norm, 0.0, open_low=True)
@@ -101,7 +108,7 @@ def feature_norms(problem: Problem) -> FloatArray:
 
 
 def mlp(dataset: Dataset, hidden: int = 128, seed: int = 0) -> Problem:
-    """Return a tanh network with one hidden layer; ``seed`` sets its initial parameters, equal for all models."""
+    """Return a tanh network with one hidden layer. All models start from the same parameters, drawn with ``seed``."""
     inputs = int(np.prod(_checked(dataset).x_train.shape[1:]))
     model = MLP((inputs, integer("hidden", hidden), dataset.classes), _key(seed))
     return Problem(model, _flat_examples(dataset), cross_entropy)
@@ -114,13 +121,9 @@ def cnn(dataset: Dataset, seed: int = 0) -> Problem:
 
 
 def wide_resnet(dataset: Dataset, augmentations: int = 16, seed: int = 0) -> Problem:
-    """Return WideResNet-16-4 as De et al. (2022) train it.
-
-    The loss of an example is the mean over its augmentations.
-    """
+    """Return the WideResNet-16-4 of De et al. (2022). The loss is the mean over augmentations of an example."""
     model = WideResNet(16, 4, _checked(dataset).classes, _key(seed))
-    count = integer("augmentations", augmentations)
-    loss = augmentation_multiplicity(cross_entropy, count)
+    loss = augmentation_multiplicity(cross_entropy, integer("augmentations", augmentations))
     return Problem(model, (dataset.x_train, dataset.y_train), loss)
 
 
@@ -163,29 +166,32 @@ _OF_SOFTMAX = 0.5  # largest eigenvalue of diag(p) - p p^T
 _ROUNDING = 1e-6  # relative rounding of features and gradients in 32 bits
 
 
+_CONTRACTION = Support(
+    "contraction_of",
+    frozenset({WEIGHT_DECAY, AVERAGING, NOISE_MULTIPLIERS, CORRELATED_NOISE, GROUPS, RELEASES, REPLACEMENT}),
+)
+
+
 def contraction_of(problem: Problem, run: DPSGD, *, feature_norm: float, failure: float = 1e-12) -> Contraction:
     """Return the contraction of an included regression under a run, for ``lastiterate.convex``.
 
-    The contraction depends on the run, on ``feature_norm`` and on the number of examples, which counts as public.
+    The contraction depends on the run, ``feature_norm`` and the number of examples, which is assumed to be public.
 
     Args:
-        problem: of ``lastiterate.training.problems``: ``binary_logistic``, ``ridge``, or ``logistic``. With
-            ``logistic`` the clipping norm must be so large that nothing is clipped, as clipped softmax may expand.
+        problem: made by ``binary_logistic``, ``ridge`` or ``logistic`` of ``lastiterate.training.problems``. For
+            ``logistic``, the clipping norm must be so large that nothing is clipped: a step with clipped softmax
+            gradients may not contract.
         run: a run whose optimizer states learning rate and weight decay.
         feature_norm: a public bound on the norm of every example's features, chosen without looking at private data.
-            Examples that exceed the bound are refused. The refusal itself reveals that some example exceeds the bound,
-            while clipping reveals nothing. Use ``lastiterate.training.problems.clip_features(problem, feature_norm)``
-            both for training and here.
-        failure: the probability, over all steps, that some batch is larger than the size assumed.
+            An error is raised if an example exceeds the bound. This error reveals that such examples exist. To
+            avoid it, use ``clip_features`` both for training and here.
+        failure: largest probability that any batch of the run is larger than the batch size assumed here.
     """
     instance("problem", problem, Problem, "a lastiterate.training.Problem")
     most = number("feature_norm", feature_norm, 0.0, open_low=True)
     allowed = number("failure", failure, 0.0, 1.0, open_low=True, open_high=True)
-    optimizer: object = require_run(run).optimizer
-    if not is_sgd(optimizer) or np.ndim(optimizer.learning_rate) or optimizer.momentum:
-        raise ValueError("optimizer must be a lastiterate.SGD with one learning rate and no momentum")
-    if np.ndim(run.sample_rate) or not run.amplifies:
-        raise ValueError(f"sampling must be 'poisson' or 'full' with one sample_rate, got {run.sampling!r}")
+    optimizer = require_supported(run, _CONTRACTION).optimizer
+    assert is_sgd(optimizer)
     if problem.regulariser is not None or problem.regulariser_gradient is not None:
         raise ValueError("regulariser must be None: tell L2 by the optimizer's weight_decay, from which it contracts")
     smoothness = (1.0 + _ROUNDING) * _smoothness(problem, run, most)
@@ -206,10 +212,6 @@ def contraction_of(problem: Problem, run: DPSGD, *, feature_norm: float, failure
 
 
 def _smoothness(problem: Problem, run: DPSGD, most: float) -> float:
-    """Return the largest second derivative of one example's loss with features of norm ``most``.
-
-    Raise for losses that may not stay convex when clipped.
-    """
     if isinstance(problem, ScalarLink):
         return problem.curvature * most**2
     if problem.loss is cross_entropy and isinstance(problem.parameters, Dense):
@@ -228,16 +230,11 @@ def _smoothness(problem: Problem, run: DPSGD, most: float) -> float:
 
 
 def _largest_batch(problem: Problem, run: DPSGD, allowed: float) -> tuple[int, float]:
-    """Return the number of examples that a batch may have, and the probability that some batch of the run has more.
-
-    Copies of an example are drawn independently, so the size of a batch is binomial.
-    """
     copies = np.ones(problem.size) if problem.multiplicity is None else np.asarray(problem.multiplicity)
-    size = int(np.sum(copies, dtype=np.int64))
-    rate = float(run.sample_rate)
+    size, rate = int(np.sum(copies, dtype=np.int64)), float(run.sample_rate)
     if size == 0 or rate == 1.0:
         return size, 0.0
-    low, high = -1, size  # more than low is too probable
+    low, high = -1, size  # batches larger than low are too probable
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if run.steps * float(bdtrc(middle, size, rate)) > allowed else (low, middle)

@@ -2,9 +2,9 @@
 
     theta <- theta - eta (sum of clipped gradients over the batch + gradient of the regulariser + sigma C N(0, I))
 
-where C is the clipping norm, 1 in the paper. Noise may be correlated over steps. The program advances a chunk from one
-step to another. The range of steps, the presence of the canary, the noise and the data are inputs. The program is
-therefore compiled once for all chunks, and once for all runs that differ in noise or learning rate only.
+where C is the clipping norm, 1 in the paper. Noise may be correlated over steps. The program runs a range of steps. The
+range, the presence of the canary, the noise and the data are inputs. All chunks, and all runs that differ only in noise
+or learning rate, therefore use the same compiled program.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     Carry = tuple[PyTree, PyTree, jax.Array]  # cursor, sum of gradients, number of times each model drew the canary
     Shared = tuple[PyTree, PyTree, jax.Array, jax.Array, PyTree]
 
-_MOMENT_AXES = Moment._make((None, 0))  # axes for vmap: one step for all, a key for each
+_MOMENT_AXES = Moment._make((None, 0))  # axes for vmap: all examples share the step, and each has its own key
 _shape: Callable[[tuple[int, ...], DTypeLike], jax.ShapeDtypeStruct] = jax.ShapeDtypeStruct  # JAX's class has no types
 
 
@@ -46,19 +46,15 @@ class State(NamedTuple):
 
 
 class Inputs(NamedTuple):
-    """The inputs of a chunk's training besides its state.
-
-    Learning rate and noise are one number, or one per step. ``canary`` is a gradient that is the same at all steps, or
-    None if there is no such canary.
-    """
+    """The inputs of a chunk's training besides its state."""
 
     keys: Keys
     present: jax.Array
     examples: PyTree
     sampling: PyTree
-    learning_rate: jax.Array
-    noise: jax.Array
-    canary: PyTree
+    learning_rate: jax.Array  # one number, or one per step
+    noise: jax.Array  # one number, or one per step, like learning_rate
+    canary: PyTree  # a gradient that is the same at all steps, or None
 
 
 @dataclass(frozen=True)
@@ -69,7 +65,7 @@ class Program:
     problem: Problem
     canary: Canary | None
     sampler: Sampler
-    form: GradientForm | None  # None: there are no examples
+    form: GradientForm | None  # None if there are no examples
     chunk_size: int
 
     @property
@@ -79,16 +75,13 @@ class Program:
 
     @property
     def replaces(self) -> bool:
-        """True if the world "out" has another example in the place of the canary."""
+        """True if another example takes the place of an absent canary."""
         return self.run.neighbours == "replace"
 
     def initial(self) -> State:
-        """Return the state before the first step."""
-        copies = jax.tree.map(
-            lambda leaf: jnp.repeat(jnp.asarray(leaf)[None], self.chunk_size, axis=0), self.problem.trainable
-        )
-        weights = update.start(self.optimizer, copies)
-        return State(weights, self.sampler.memory(self.chunk_size))
+        count = self.chunk_size
+        copies = jax.tree.map(lambda leaf: jnp.repeat(jnp.asarray(leaf)[None], count, axis=0), self.problem.trainable)
+        return State(update.start(self.optimizer, copies), self.sampler.memory(count))
 
     def shared_inputs(self) -> Shared:
         """Return the inputs that all chunks share, on the device: the last five of ``Inputs``."""
@@ -110,7 +103,6 @@ class Program:
         return Inputs(model_keys(seed, models, world), world.astype(jnp.float32), *shared)
 
     def advance(self, state: State, inputs: Inputs, start: jax.Array, stop: jax.Array) -> State:
-        """Return the state after steps ``start`` to ``stop - 1``."""
         advanced: State = jax.lax.fori_loop(start, stop, lambda step, state: self._step(step, state, inputs), state)
         return advanced
 
@@ -119,7 +111,7 @@ class Program:
         trained = state.weights.parameters
         total, drawn = self._noisy_sum(trained, order, inputs, step)
         if isinstance(self.canary, GradientCanary):
-            # An example that replaces the canary has the opposite gradient.
+            # The replacement of the canary has the opposite gradient.
             there = 2.0 * inputs.present - 1.0 if self.replaces else inputs.present
             total = self._add_canary(total, drawn * there, trained, inputs, step)
         regulariser = jax.vmap(lambda t: self.problem.unclipped_gradient(t, step))(trained)
@@ -129,7 +121,7 @@ class Program:
         return State(weights, order)
 
     def _noisy_sum(self, trained: PyTree, order: PyTree, inputs: Inputs, step: jax.Array) -> tuple[PyTree, jax.Array]:
-        """Return noise plus the clipped gradients of the batch, and the number of times each model drew the canary."""
+        """Return the noise plus the sum of clipped gradients, and the number of times each model drew the canary."""
         sampler, keys = self.sampler, inputs.keys
 
         def more(carry: Carry) -> jax.Array:
@@ -142,7 +134,7 @@ class Program:
             drawn = drawn + jnp.sum(weights * is_canary, axis=1)
             if self.form is not None:
                 if isinstance(sampler, GroupSampler) and not isinstance(self.canary, ExampleCanary):
-                    # Slots are in order, so the slots of a canary that is no example come last and can be cut off.
+                    # The slots of a gradient canary come last and can be cut off.
                     slots, weights, is_canary = (each[:, : self.problem.size] for each in (slots, weights, is_canary))
                 if not (self.replaces and isinstance(self.canary, ExampleCanary)):
                     counted = inputs.present[:, None] if isinstance(self.canary, ExampleCanary) else 0.0
@@ -156,10 +148,7 @@ class Program:
         return total, drawn
 
     def _noise(self, trained: PyTree, inputs: Inputs, step: jax.Array) -> PyTree:
-        """Return the noise of a step for each parameter of each model. A noise filter adds draws of earlier steps.
-
-        Earlier draws are not stored but drawn again, because each draw has an address.
-        """
+        """Return the noise of a step. A noise filter also needs the noise of earlier steps, which is drawn again."""
         if self.run.noise_filter is None:
             return self._draw(trained, inputs, step)
         coefficients = jnp.asarray(self.run.noise_filter[: self.run.steps])
@@ -173,7 +162,6 @@ class Program:
         return noise
 
     def _draw(self, trained: PyTree, inputs: Inputs, step: jax.Array) -> PyTree:
-        """Return a step's normal draws, with standard deviation sigma times the clipping norm."""
         leaves, structure = jax.tree.flatten(trained)
         scale, offset, result = _at(inputs.noise, step), 0, []
         for leaf in leaves:
@@ -185,7 +173,6 @@ class Program:
     def _clipped_sums(
         self, form: GradientForm, trained: PyTree, slots: jax.Array, weights: jax.Array, inputs: Inputs, step: jax.Array
     ) -> PyTree:
-        """Return the sum of the clipped gradients of a block, weighted by ``weights``, for each model."""
         rows = self._rows(slots, inputs.present)
         batch = jax.tree.map(lambda leaf: leaf[rows], inputs.examples)
         moments = Moment(step, loss_keys(inputs.keys.loss, step, slots))
@@ -198,10 +185,6 @@ class Program:
         return jax.tree.unflatten(jax.tree.structure(trained), sums)
 
     def _rows(self, slots: jax.Array, present: jax.Array) -> jax.Array:
-        """Return the rows of the examples in these slots.
-
-        The canary's slots hold copies of one example, or one example each if the canary is a group.
-        """
         size = self.problem.size
         if not isinstance(self.canary, ExampleCanary):
             return jnp.minimum(slots, size - 1)
@@ -214,15 +197,13 @@ class Program:
     def _clip_factors(self, norms: jax.Array) -> jax.Array:
         """Return the factors that clip gradients of these norms: 1 / max(1, norm / C), as in Algorithm 1."""
         factors = 1.0 / jnp.maximum(1.0, norms / self.run.clip_norm)
-        # A norm that overflows would scale its gradient to 0, and the example would be left out unnoticed.
+        # A norm that overflows would scale its gradient to 0, and nobody would notice.
         return jnp.where(jnp.isinf(norms), jnp.nan, factors)
 
     def _add_canary(self, total: PyTree, times: jax.Array, trained: PyTree, inputs: Inputs, step: jax.Array) -> PyTree:
-        """Return the sum plus each model's clipped canary, multiplied by ``times``."""
         canary = self.canary
         assert isinstance(canary, GradientCanary)
-        slot = jnp.full((self.chunk_size, 1), self.problem.size)
-        keys = loss_keys(inputs.keys.loss, step, slot)[:, 0]
+        keys = loss_keys(inputs.keys.loss, step, jnp.full((self.chunk_size, 1), self.problem.size))[:, 0]
 
         def clipped(trained: PyTree, key: jax.Array, times: jax.Array) -> PyTree:
             gradient = inputs.canary
@@ -236,10 +217,7 @@ class Program:
 
 
 def describe_gradients(problem: Problem) -> GradientForm | None:
-    """Return the form in which a problem's example gradients are computed, or None if there are no examples.
-
-    Raise if the problem's functions do not fit its arrays.
-    """
+    """Return the form of the gradients of a problem's examples, or None if there are no examples."""
     if not problem.size:
         return None
     example = jax.tree.map(lambda leaf: _shape(leaf.shape[1:], jnp.result_type(leaf)), problem.examples)
@@ -255,14 +233,10 @@ def compile_program(program: Program, workers: int) -> Compiled:
     state = jax.eval_shape(program.initial)
     number = _shape((), jnp.int32)
     lowered = jax.jit(program.advance).lower(state, inputs, number, number)
-    return lowered.compile(compiler_options=_options(workers) if jax.default_backend() == "cpu" else None)
-
-
-def _options(workers: int) -> dict[str, str | bool]:
-    """Return XLA's options for CPUs: full vector registers, and no XLA threads if there are several workers."""
-    return {"xla_cpu_prefer_vector_width": "512", "xla_cpu_multi_thread_eigen": workers == 1}
+    # On CPUs: full vector registers, and no XLA threads if there are several workers.
+    options: dict[str, str | bool] = {"xla_cpu_prefer_vector_width": "512", "xla_cpu_multi_thread_eigen": workers == 1}
+    return lowered.compile(compiler_options=options if jax.default_backend() == "cpu" else None)
 
 
 def _at(schedule: jax.Array, step: jax.Array) -> jax.Array:
-    """Return the entry of a step in a schedule that has one number for all steps or one for each."""
     return schedule if schedule.ndim == 0 else schedule[step]

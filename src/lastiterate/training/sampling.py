@@ -1,61 +1,56 @@
-"""Samplers of the batches of each step, for a chunk of models at once.
+"""Samplers of batches, for a chunk of models at once.
 
-The examples and the canary occupy *slots*: slots 0 to n - 1 are the examples, and slot n is the canary. A group has m
-copies of the canary, up to slot n + m - 1. A batch comes as blocks of fixed shape [models, block], until every model
-has its whole batch. Shapes are therefore static, and no batch can overflow or be truncated.
+The examples and the canary have numbers, called *slots*: slots 0 to n - 1 are the examples, and slot n is the canary.
+With group size m, the canary has slots n to n + m - 1. A batch is split into blocks of fixed shape [models, block].
+Blocks are taken until every model has its whole batch, so shapes are static and no batch is truncated.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import PyTree
 from scipy.stats import binom
 
 from lastiterate.common.types import Float32Array, FloatArray, Int32Array, IntArray
 from lastiterate.run import DPSGD
 from lastiterate.trainers.batch_order import batch_order
-from lastiterate.training.draws import HostTables, Tables, binomial_counts, binomial_tables, exponentials, words
-
-if TYPE_CHECKING:
-    from jaxtyping import PyTree
+from lastiterate.training.draws import BinomialTables, binomial_counts, binomial_tables, exponentials, words
 
 Pair = tuple[jax.Array, jax.Array]
 
 MOST_SLOTS = 2**23  # positions are computed in float32, which is exact for integers up to 2^24
 
 
-class Sampler(Protocol):
-    """A sampler of batches.
+class _NoMemory:
+    """Default methods for a sampler that carries nothing from step to step.
 
-    ``arguments`` are arrays that the compiled program takes as inputs. ``memory`` is carried from step to step. A step
-    calls ``begin`` once, which returns the memory of that step. The step then calls ``take`` once for each block while
-    there is ``more``; ``cursor`` is carried from block to block.
+    ``arguments`` of a sampler are arrays that the compiled program takes as inputs. ``memory`` is carried from step to
+    step. A step calls ``begin`` once, which returns the memory of that step. The step then calls ``take`` once for each
+    block, as long as ``more`` is true. ``cursor`` is carried from block to block. ``take`` returns slots
+    [models, block], the multiplicity of each slot (0 for padding), and the next cursor.
     """
 
-    @property
-    def block(self) -> int: ...
-    @property
-    def arguments(self) -> PyTree: ...
-    def memory(self, models: int) -> PyTree: ...
-    def begin(self, arguments: PyTree, memory: PyTree, keys: jax.Array, step: jax.Array) -> PyTree: ...
-    def cursor(self, models: int) -> PyTree: ...
-    def more(self, arguments: PyTree, cursor: PyTree, step: jax.Array) -> jax.Array: ...
-    def take(
-        self, arguments: PyTree, memory: PyTree, keys: jax.Array, step: jax.Array, cursor: PyTree
-    ) -> tuple[jax.Array, jax.Array, PyTree]:
-        """Return slots [models, block], the multiplicity of each (0 for padding), and the next cursor."""
+    def memory(self, models: int) -> PyTree:
+        return ()
+
+    def begin(self, arguments: PyTree, memory: PyTree, keys: jax.Array, step: jax.Array) -> PyTree:
+        return memory
+
+    def cursor(self, models: int) -> PyTree:
+        return jnp.int32(0)
 
 
 @dataclass(frozen=True)
-class PoissonSampler:
-    """A sampler that takes each slot independently with probability q, by geometric gaps between the slots taken.
+class PoissonSampler(_NoMemory):
+    """A sampler that takes each slot independently with probability q. Gaps between these slots are geometric.
 
-    Gaps come from uniforms that float32 holds to 2^-25 or better. The error of a slot's probability is at most that:
-    3e-5 of the probability at q = 0.001, and less where several gaps add up.
+    Gaps are computed from float32 uniforms with an error of at most 2^-25. The error of a slot's probability is not
+    larger: at q = 0.001 it is at most 3e-5 of the probability.
     """
 
     slots: int
@@ -66,12 +61,6 @@ class PoissonSampler:
     def arguments(self) -> Float32Array:
         with np.errstate(divide="ignore"):
             return (-np.log1p(-self.sample_rate)).astype(np.float32)
-
-    def memory(self, models: int) -> tuple[()]:
-        return ()
-
-    def begin(self, arguments: jax.Array, memory: tuple[()], keys: jax.Array, step: jax.Array) -> tuple[()]:
-        return memory
 
     def cursor(self, models: int) -> Pair:
         return jnp.uint32(0), jnp.full(models, -1.0, jnp.float32)
@@ -85,7 +74,7 @@ class PoissonSampler:
         drawn, last = cursor
         waiting = exponentials(keys, step, drawn + jnp.arange(self.block, dtype=jnp.uint32))
         gaps = jnp.minimum(jnp.floor(waiting / arguments[step]), self.slots)
-        # Multiply with a triangle of ones. XLA's cumulative sum takes quadratic time on CPUs too, but is slower.
+        # A product with a triangular matrix of ones. On CPUs it is faster than XLA's cumulative sum.
         triangle = np.triu(np.ones((self.block, self.block), np.float32))
         slots = last[:, None] + jnp.dot(gaps + 1.0, triangle, precision=jax.lax.Precision.HIGHEST)
         taken = slots < self.slots
@@ -95,8 +84,8 @@ class PoissonSampler:
 
 
 @dataclass(frozen=True)
-class GroupSampler:
-    """A sampler for slots of many identical examples: a step takes a binomial number of copies of every slot."""
+class GroupSampler(_NoMemory):
+    """A sampler for slots that stand for many identical examples. A step takes a binomial number of copies of each."""
 
     multiplicity: IntArray  # [slots]
     sample_rate: FloatArray  # [steps]
@@ -106,24 +95,14 @@ class GroupSampler:
         return int(self.multiplicity.size)
 
     @property
-    def arguments(self) -> HostTables:
-        return binomial_tables(self.multiplicity, self.sample_rate).arrays
+    def arguments(self) -> BinomialTables:
+        return binomial_tables(self.multiplicity, self.sample_rate)
 
-    def memory(self, models: int) -> tuple[()]:
-        return ()
-
-    def begin(self, arguments: Tables, memory: tuple[()], keys: jax.Array, step: jax.Array) -> tuple[()]:
-        return memory
-
-    def cursor(self, models: int) -> jax.Array:
-        first: jax.Array = jnp.int32(0)
-        return first
-
-    def more(self, arguments: Tables, cursor: jax.Array, step: jax.Array) -> jax.Array:
+    def more(self, arguments: BinomialTables, cursor: jax.Array, step: jax.Array) -> jax.Array:
         return cursor == 0
 
     def take(
-        self, arguments: Tables, memory: tuple[()], keys: jax.Array, step: jax.Array, cursor: jax.Array
+        self, arguments: BinomialTables, memory: tuple[()], keys: jax.Array, step: jax.Array, cursor: jax.Array
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
         counts = binomial_counts(keys, step, arguments).astype(float)  # the widest float type that JAX is set to
         slots = jnp.broadcast_to(jnp.arange(self.block, dtype=jnp.int32), counts.shape)
@@ -131,14 +110,17 @@ class GroupSampler:
 
 
 @dataclass(frozen=True)
-class OrderSampler:
-    """A sampler of consecutive slots in an order of all slots: a new order per step, per epoch, or the natural one."""
+class OrderSampler(_NoMemory):
+    """A sampler that takes consecutive slots from an order of all slots.
+
+    The order is the natural one, or it is drawn again for each step or each epoch.
+    """
 
     slots: int
     block: int
     begins: IntArray  # [steps]
     sizes: IntArray  # [steps]
-    steps_per_order: int | None  # None: the natural order throughout
+    steps_per_order: int | None  # None if the order is always the natural one
 
     @property
     def arguments(self) -> tuple[Int32Array, Int32Array]:
@@ -160,10 +142,6 @@ class OrderSampler:
         order: jax.Array = jax.lax.cond(step % self.steps_per_order == 0, shuffle, lambda order: order, memory)
         return order
 
-    def cursor(self, models: int) -> jax.Array:
-        first: jax.Array = jnp.int32(0)
-        return first
-
     def more(self, arguments: Pair, cursor: jax.Array, step: jax.Array) -> jax.Array:
         return cursor < arguments[1][step]
 
@@ -177,6 +155,8 @@ class OrderSampler:
         weights = jnp.broadcast_to(taken.astype(jnp.float32), shape)
         return jnp.broadcast_to(slots, shape), weights, cursor + self.block
 
+
+Sampler: TypeAlias = PoissonSampler | GroupSampler | OrderSampler
 
 _BLOCK_COST = 4  # overhead of a block of a convolution, in units of the cost of an example
 
@@ -201,22 +181,16 @@ def make_sampler(run: DPSGD, slots: int, chunk_size: int, most: int, multiplicit
 
 
 def poisson_block(slots: int, rate: float, chunk_size: int) -> int:
-    """Return a block size that holds the batches of all models of a chunk in 19 of 20 steps.
-
-    The size is a multiple of 8, or all slots.
-    """
+    """Return a block size. In 19 of 20 steps, one block holds the whole batch of every model of a chunk."""
     size = int(binom.isf(0.05 / chunk_size, slots, rate))
     return min(max(8, -(-size // 8) * 8), slots)
 
 
 def tight_block(slots: int, rate: float, chunk_size: int, most: int) -> int:
-    """Return the block size from half of ``most`` to ``most`` that minimises the expected work on a chunk's batches.
-
-    A step goes through blocks until the largest batch of its chunk has ended, and the last block is padded.
-    """
+    """Return the block size between ``most / 2`` and ``most`` with the least expected work, including padding."""
     blocks = np.arange(max(1, most // 2), most + 1)
     sizes = np.arange(slots + 1)
     probabilities = np.diff(binom.cdf(sizes, slots, rate) ** chunk_size, prepend=0.0)
     likely = probabilities > 1e-9
-    taken = (sizes[likely] // blocks[:, None] + 1) @ probabilities[likely]  # a batch ends with a draw beyond all slots
+    taken = (sizes[likely] // blocks[:, None] + 1) @ probabilities[likely]  # the last draw is beyond all slots
     return int(blocks[np.argmin(taken * (blocks + _BLOCK_COST))])

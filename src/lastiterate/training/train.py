@@ -1,4 +1,4 @@
-"""Training of many models in one call, and Adam's second moment as they train."""
+"""Training of many models in one call, and measurement of Adam's second moment."""
 
 from __future__ import annotations
 
@@ -6,22 +6,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from threading import Lock
 from time import monotonic
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import Literal, get_args
 
 import jax
 import numpy as np
+from jaxtyping import PyTree
 from numpy.typing import ArrayLike
 
 from lastiterate.common.progress import TrainingProgress
 from lastiterate.common.types import BoolArray, IntArray, RealArray
 from lastiterate.common.validation import as_array, boolean, instance, integer, one_of, shape
-from lastiterate.run import DPSGD, TRAINED, require_basic
+from lastiterate.features import TRAINER, require_supported
+from lastiterate.run import DPSGD
 from lastiterate.trainers.adam_second_moment import LEAST_MODELS, SecondMoment, SecondMomentWatch
-from lastiterate.training.problem import Canary, Problem, flatten
+from lastiterate.training.problem import Canary, Problem, flatten, sizes_of
 from lastiterate.training.trainer import OnIterate, TrainedChunk, Trainer, peak_bytes
-
-if TYPE_CHECKING:
-    from jaxtyping import PyTree
 
 Release = Literal["last_iterate_only", "intermediate_iterates"]
 
@@ -31,15 +30,12 @@ class Trained:
     """Trained models, in the order in which they were requested.
 
     Attributes:
-        models: the numbers of the models.
-        present: for each model, whether the canary was present.
-        parameters: the released parameters: the last iterate, or the average that the optimizer asks for. A pytree of
+        parameters: the released parameters (the last iterate, or an average if the optimizer averages). A pytree of
             NumPy arrays with a leading axis of models.
-        iterates: all iterates from the initial one on, with a second axis of steps + 1, if they were requested.
+        iterates: if requested, all iterates including the initial one, with a second axis of length steps + 1.
         chunk_size: the number of models that the compiled program trained at once.
-        seconds: the duration, compilation included.
-        peak_bytes: the peak memory of the process, or of the accelerator, by the end.
-        released: the iterates that the run releases, with a second axis of releases, if the run releases several.
+        peak_bytes: the peak memory of the process, or of the accelerator.
+        released: the released iterates, with a second axis of releases, if the run releases several.
     """
 
     problem: Problem
@@ -57,7 +53,7 @@ class Trained:
         return flatten(self.parameters)
 
     def model(self, position: int) -> PyTree:
-        """Return one of the models, in the form in which the problem's parameters were given."""
+        """Return one of the models, in the form of the problem's parameters."""
         return self.problem.model(jax.tree.map(lambda leaf: leaf[position], self.parameters))
 
 
@@ -82,27 +78,21 @@ def train(
 
     Args:
         run: steps, sampling, clipping, noise and optimizer. The analyses take the same object.
-        problem: the problem to train on.
-        canary: an extra example or gradient.
-        models: the number of models, or their numbers.
-        present: whether the canary is present, for all models or for each.
+        models: how many models to train, or a list of model numbers.
+        present: whether the canary is present: one value for all models, or a list.
         seed: the seed of the whole audit.
-        release: the iterates to keep besides the last ones. None: the iterates that the run releases, if it releases
-            several; "intermediate_iterates": all iterates.
+        release: "intermediate_iterates" keeps all iterates. By default, the iterates that the run releases are kept.
         on_iterate: called as ``on_iterate(step, chunk)`` for each chunk of models before the first step (as step 0) and
-            after every step, so that iterates can be used without being kept. Chunks run in threads, so the function is
-            called from several threads.
+            after every step, from several threads.
         on_release: called in the same way before the first step, and after each step whose iterate the run releases.
-        chunk_size: the number of models that the compiled program trains at once. Results depend on it by rounding
-            only.
-        workers: the number of chunks trained at a time.
-        progress: show a bar on stderr. None: only if stderr is a terminal.
+        chunk_size, workers: see ``Trainer``. The chunk size changes results only by rounding.
+        progress: show a progress bar on stderr. By default, only if stderr is a terminal.
 
     Raises:
-        TrainingDiverged: if the parameters of a model are not finite any more.
+        TrainingDiverged: if parameters of a model become infinite or NaN.
     """
     began = monotonic()
-    require_basic(run, "the trainer", knows=TRAINED)
+    require_supported(run, TRAINER)
     instance("problem", problem, Problem, "a training.Problem")
     if progress is not None:
         boolean("progress", progress)
@@ -113,9 +103,9 @@ def train(
     if release is not None:
         one_of("release", release, get_args(Release))
     trainer = Trainer(run, problem, canary, models=len(numbers), chunk_size=chunk_size, workers=workers)
-    steps = range(run.steps + 1)
-    kept = _Iterates(numbers, worlds, steps, on_iterate) if release == "intermediate_iterates" else None
-    released = None
+    kept = released = None
+    if release == "intermediate_iterates":
+        kept = _Iterates(numbers, worlds, range(run.steps + 1), on_iterate)
     if release is None and run.release_count > 1:
         released = _Iterates(numbers, worlds, run.released_steps().tolist(), on_release)
     with TrainingProgress(len(numbers), run.steps, progress) as bar:
@@ -150,7 +140,6 @@ class _Iterates:
 
 
 def _models(models: int | ArrayLike, present: bool | ArrayLike) -> tuple[IntArray, BoolArray]:
-    """Return the numbers of the models and their worlds as arrays."""
     given_count = shape("models", models) == ()
     if given_count:
         numbers = np.arange(integer("models", models, 1, 2**32))
@@ -168,31 +157,23 @@ def _models(models: int | ArrayLike, present: bool | ArrayLike) -> tuple[IntArra
     return numbers, worlds
 
 
-# Adam's second moment: the part of it that is noise, in trainings of a problem.
-
-MODELS = 8
-
-
 def second_moment(
-    run: DPSGD, problem: Problem, *, models: int = MODELS, seed: int = 0, first: int = 0, progress: bool | None = None
+    run: DPSGD, problem: Problem, *, models: int = 8, seed: int = 0, first: int = 0, progress: bool | None = None
 ) -> SecondMoment:
-    """Train a few models with Adam, and measure its second moment as they train.
+    """Train a few models with Adam, and measure Adam's second moment during training.
 
     Args:
         run: a run whose optimizer is a ``lastiterate.Adam``.
-        problem: the problem to train on.
-        models: the number of models, at least 2.
-        seed: the seed of the models' randomness.
         first: the number of the first model.
-        progress: show a bar on stderr. None: only if stderr is a terminal.
+        progress: show a progress bar on stderr. By default, only if stderr is a terminal.
     """
     count = integer("models", models, LEAST_MODELS, 2**20)
     integer("seed", seed, 0, 2**64 - 1)
     integer("first", first, 0, 2**32 - count)
     if progress is not None:
         boolean("progress", progress)
-    leaves = jax.tree.leaves(instance("problem", problem, Problem, "a training.Problem").trainable)
-    watch = SecondMomentWatch(run, sum(int(np.size(leaf)) for leaf in leaves), count)
+    instance("problem", problem, Problem, "a training.Problem")
+    watch = SecondMomentWatch(run, sum(sizes_of(problem)), count)
 
     def see(step: int, chunk: TrainedChunk) -> None:
         if step and watch.wants(step):

@@ -1,4 +1,4 @@
-"""A compiled trainer: chunks of models go through one program, one chunk per core at a time."""
+"""A compiled trainer. One compiled program trains chunks of models, one chunk per core at a time."""
 
 from __future__ import annotations
 
@@ -10,86 +10,75 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from copy import copy
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from threading import Event
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import numpy as np
+from jax.stages import Compiled
+from jaxtyping import PyTree
 
 from lastiterate.common.errors import TrainingDiverged
 from lastiterate.common.progress import TrainingProgress
 from lastiterate.common.system import cache_folder, cores, kept_memory, process_peak_bytes
 from lastiterate.common.types import BoolArray, IntArray, RealArray
 from lastiterate.common.validation import boolean, function, instance, integer, number, told
+from lastiterate.features import TRAINER, require_supported
 from lastiterate.optimizer import is_adam
-from lastiterate.run import DPSGD, TRAINED, require_basic
+from lastiterate.run import DPSGD
 from lastiterate.training.problem import Canary, ExampleCanary, GradientCanary, Problem, same_structure
 from lastiterate.training.program import Inputs, Program, State, compile_program, describe_gradients
 from lastiterate.training.sampling import make_sampler, tight_block
 from lastiterate.training.update import released
 
-if TYPE_CHECKING:
-    from jax.stages import Compiled
-    from jaxtyping import PyTree
-
-
-# How much memory there is, how much was used, and how many models fit into a chunk.
-
-# What a core's share of the caches holds. Work that fits into it is several times as fast as work that does not.
+# A core's share of the caches. Work that fits into it is several times as fast as work that does not.
 CACHE_BYTES = 2 * 2**20
 LARGEST_CHUNK = 4096
-LEAST_BLOCK = 16  # examples; below it products of matrices lose their efficiency
-LARGEST_BLOCK_OF_SUMS = 32  # of a convolution an example has many rows in such products: more only adds padding
+LEAST_BLOCK = 16  # examples; products of smaller matrices are inefficient
+LARGEST_BLOCK_OF_SUMS = 32  # for convolutions, where one example gives many rows; larger blocks only add padding
+
+
+def _accelerator() -> dict[str, int]:
+    return jax.local_devices()[0].memory_stats() or {}
 
 
 def available_bytes() -> int:
     """Return the memory still available on the accelerator, if JAX uses one, else in this machine or container."""
-    statistics = jax.local_devices()[0].memory_stats()
-    if statistics and "bytes_limit" in statistics:
+    statistics = _accelerator()
+    if "bytes_limit" in statistics:
         return int(statistics["bytes_limit"] - statistics["bytes_in_use"])
     return min(_machine_bytes(), _container_bytes())
 
 
 def total_bytes() -> int:
     """Return the total memory of the accelerator, if JAX uses one, else of this machine."""
-    statistics = jax.local_devices()[0].memory_stats()
-    if statistics and "bytes_limit" in statistics:
-        return int(statistics["bytes_limit"])
-    if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
-        return int(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
-    return _machine_bytes()
+    limit = _accelerator().get("bytes_limit")
+    if limit is None and hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
+        limit = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return _machine_bytes() if limit is None else int(limit)
 
 
 def peak_bytes() -> int:
     """Return the peak memory so far of the accelerator, if JAX uses one, else of this process."""
-    statistics = jax.local_devices()[0].memory_stats()
-    if statistics and "peak_bytes_in_use" in statistics:
-        return int(statistics["peak_bytes_in_use"])
-    return process_peak_bytes()
+    return int(_accelerator().get("peak_bytes_in_use") or process_peak_bytes())
 
 
 def working_bytes() -> int:
-    """Return the most bytes that a step of a chunk should work on: a core's caches, or part of an accelerator.
-
-    The number depends only on the machine, not on its load, so that chunks have the same size every time.
-    """
-    statistics = jax.local_devices()[0].memory_stats()
-    if statistics and "bytes_limit" in statistics:
-        return int(statistics["bytes_limit"]) // 4
-    return CACHE_BYTES
+    """Return how many bytes a step of a chunk should use at most. It depends on the machine, not on its load."""
+    limit = _accelerator().get("bytes_limit")
+    return CACHE_BYTES if limit is None else int(limit) // 4
 
 
 def choose_chunk_size(model_bytes: int, example_bytes: int, batch: float, models: int, workers: int) -> int:
-    """Return the number of models to train at once: limited by working memory and by each worker's share."""
+    """Return the number of models to train at once, limited by working memory and by the number of workers."""
     each = model_bytes + example_bytes * max(batch, 1.0)
     return max(1, min(int(working_bytes() / each), math.ceil(models / workers), LARGEST_CHUNK))
 
 
 def largest_block(example_bytes: int, chunk_size: int, has_sums: bool) -> int:
-    """Return the number of examples of each model to work on at once; ``has_sums`` is as in ``GradientForm``."""
+    """Return the largest number of examples per model in a block. ``has_sums`` is as in ``GradientForm``."""
     fits = max(LEAST_BLOCK, working_bytes() // (example_bytes * chunk_size))
     return min(fits, LARGEST_BLOCK_OF_SUMS) if has_sums and jax.default_backend() == "cpu" else fits
 
@@ -103,26 +92,22 @@ def _machine_bytes() -> int:
 
 
 def _container_bytes() -> int:
-    group = Path("/sys/fs/cgroup")
     try:
-        limit = int((group / "memory.max").read_text(encoding="ascii"))
-        return limit - int((group / "memory.current").read_text(encoding="ascii"))
+        limit, used = (int(Path(f"/sys/fs/cgroup/memory.{name}").read_text("ascii")) for name in ("max", "current"))
+        return limit - used
     except (OSError, ValueError):  # no such file, or "max"
         return sys.maxsize
 
 
-# Compiled programs are kept in the user's cache folder, so that the next process need not compile them again.
-
-
 def use_compilation_cache() -> None:
-    """Turn on JAX's persistent cache, unless the user has chosen a folder or switched it off."""
-    settings: Any = jax.config  # the names of its settings are not in its type
+    """Keep compiled programs in the user's cache folder. The user's own JAX settings take precedence."""
+    settings: Any = jax.config  # JAX's type does not list the settings
     if settings.jax_compilation_cache_dir is None and settings.jax_enable_compilation_cache:
         settings.update("jax_compilation_cache_dir", str(cache_folder("compiled")))
         settings.update("jax_persistent_cache_min_compile_time_secs", 0.5)
 
 
-_wait: Callable[[State], State] = jax.block_until_ready  # which has no types
+_wait: Callable[[State], State] = jax.block_until_ready  # JAX's function has no type annotations
 _MOST_WORKERS, _MOST_AT_ONCE = 1024, 2**20
 _LEAST, _MOST = 1e-30, 1e30  # range of float32, with a margin
 SEGMENT_SECONDS = 0.3  # target time between returns to Python, for progress, interrupts and checks
@@ -130,16 +115,12 @@ SEGMENT_SECONDS = 0.3  # target time between returns to Python, for progress, in
 
 @dataclass(frozen=True, eq=False)
 class TrainedChunk:
-    """A chunk of models: their numbers, whether the canary is present for each, and their parameters.
-
-    ``parameters`` is a pytree of NumPy arrays with a leading axis of models. ``second_moment`` is a pytree of the same
-    form, available while models train: Adam's running mean of squared gradients, without bias correction.
-    """
+    """A chunk of models: their numbers, whether the canary is present for each, and their parameters."""
 
     models: IntArray
     present: BoolArray
-    parameters: PyTree[RealArray]
-    second_moment: PyTree[RealArray] | None = None
+    parameters: PyTree[RealArray]  # NumPy arrays with a leading axis of models
+    second_moment: PyTree[RealArray] | None = None  # Adam's mean of squared gradients, without bias correction
 
 
 OnIterate = Callable[[int, TrainedChunk], None]
@@ -150,13 +131,12 @@ class Trainer:
 
     Args:
         run: the run to train; it needs an optimizer.
-        problem: the problem to train on.
-        canary: the extra example or gradient that is present for some models. A group has ``group_size`` copies of it,
-            each sampled and clipped on its own.
-        models: the approximate number of models. Chunks are no larger than the share of each worker.
-        chunk_size: the number of models that the compiled program trains at once. None: chosen from caches and memory.
-        workers: the number of chunks trained at a time. None: one for each core, or one on an accelerator.
-        double: train in float64. None: follow JAX's setting.
+        canary: the extra example or gradient that is present for some models. If ``group_size`` is above 1, there are
+            that many copies, and each copy is sampled and clipped separately.
+        models: the approximate number of models, which limits the chunk size.
+        chunk_size: the number of models that the compiled program trains at once. The default suits the machine.
+        workers: the number of chunks trained at a time. By default, one per core, or one on an accelerator.
+        double: whether to train in float64. By default, follow JAX's setting.
     """
 
     def __init__(
@@ -176,15 +156,14 @@ class Trainer:
         integer("models", models)
         if double is not None:
             boolean("double", double)
-        if require_basic(run, "the trainer", knows=TRAINED).optimizer is None:
-            raise ValueError("optimizer must be given to train a run, got None: for example lastiterate.SGD(0.1)")
+        require_supported(run, TRAINER)
         if isinstance(canary, ExampleCanary):
             _check_example_canary(problem, canary, run)
         _check_single_precision(run)
         use_compilation_cache()
         default = cores() if jax.default_backend() == "cpu" else 1
         self.workers = default if workers is None else integer("workers", workers, 1, _MOST_WORKERS)
-        self.run, self.problem, self.canary = run, problem, canary
+        self.run, self.problem, self.canary, self.steps = run, problem, canary, run.steps
         self._double = bool(jax.config.x64_enabled) if double is None else double  # type: ignore[attr-defined]
         with jax.enable_x64(self._double):
             self._form = describe_gradients(problem)
@@ -196,13 +175,19 @@ class Trainer:
             self._shared = self._program.shared_inputs()
 
     def with_canary(self, canary: GradientCanary) -> Trainer:
-        """Return a trainer of another gradient canary, with the same compiled program. Neither may be a function."""
+        """Return a trainer with another gradient canary and the same compiled program. No canary may be a function."""
         if not isinstance(self.canary, GradientCanary) or callable(self.canary.gradient) or callable(canary.gradient):
             raise ValueError("canary must be a gradient, as that of the trainer must be, and not a function")
         other = copy(self)
         other.canary = canary
         with jax.enable_x64(self._double):
             other._shared = (*self._shared[:-1], canary.constant(self.problem))
+        return other
+
+    def stopping_after(self, steps: int) -> Trainer:
+        """Return a trainer that stops after ``steps`` steps of the run, with the same compiled program."""
+        other = copy(self)
+        other.steps = integer("steps", steps, 0, self.run.steps)
         return other
 
     def _bytes(self) -> tuple[int, int]:
@@ -216,10 +201,7 @@ class Trainer:
         return copies * sum(leaf.nbytes for leaf in leaves), example + numbers * leaves[0].itemsize
 
     def _compile(self) -> tuple[Program, Compiled]:
-        """Compile the program, with blocks halved until it fits into memory.
-
-        Only compiling shows the memory of activations.
-        """
+        """Compile the program. Halve the block size until the program fits into memory."""
         has_sums = self._form is not None and self._form.has_sums
         most = largest_block(self._bytes()[1], self.chunk_size, has_sums)
         if has_sums and self.run.sampling == "poisson":
@@ -227,7 +209,8 @@ class Trainer:
         while True:
             program = self._make_program(most)
             compiled = compile_program(program, self.workers)
-            needed = self.workers * int(getattr(compiled.memory_analysis(), "temp_size_in_bytes", 0))
+            analysis = compiled.memory_analysis()  # None if the platform does not support it
+            needed = self.workers * (0 if analysis is None else int(analysis.temp_size_in_bytes))
             if needed < 0.6 * total_bytes() or program.sampler.block <= 1 or self.problem.multiplicity is not None:
                 break
             most = program.sampler.block // 2
@@ -278,9 +261,8 @@ class Trainer:
             with kept_memory():
                 for begin in range(0, len(models), self.chunk_size):
                     part = slice(begin, begin + self.chunk_size)
-                    shown = on_iterate, on_release
-                    task = partial(self._train_chunk, models[part], present[part], seed, stop, progress, *shown)
-                    waiting.append(pool.submit(self._in_thread, task))
+                    shown = stop, progress, on_iterate, on_release
+                    waiting.append(pool.submit(self._train_chunk, models[part], present[part], seed, *shown))
                     if len(waiting) > 2 * self.workers:  # finished chunks hold memory until the caller takes them
                         yield waiting.popleft().result()
                 while waiting:
@@ -288,10 +270,6 @@ class Trainer:
         finally:
             stop.set()
             pool.shutdown(cancel_futures=True)
-
-    def _in_thread(self, task: Callable[[], TrainedChunk]) -> TrainedChunk:
-        with jax.enable_x64(self._double):  # a new thread does not inherit the setting
-            return task()
 
     def _train_chunk(
         self,
@@ -306,36 +284,43 @@ class Trainer:
         count = len(models)
         releases = deque(self.run.released_steps().tolist() if on_release else ())
         padding = (0, self.chunk_size - count)
-        inputs = self._program.inputs(seed, np.pad(models, padding), np.pad(present, padding), self._shared)
-        state = self._program.initial()
-        if on_iterate:
-            on_iterate(0, _chunk_of(models, present, state))
-        if on_release:
-            on_release(0, TrainedChunk(models, present, _first(released(state.weights), count)))
-        step, stride = 0, 1
-        while step < self.run.steps and not stop.is_set():
-            end = min(step + stride, releases[0] if releases else self.run.steps)
-            began = monotonic()
-            before, state = state, _wait(self._advance(state, inputs, np.int32(step), np.int32(end)))
-            if not _finite(state, count).all():
-                self._report_divergence(before, inputs, step, models, present)
+
+        def iterate(state: State) -> TrainedChunk:
+            weights = state.weights
+            return TrainedChunk(models, present, _first(weights.parameters, count), _first(weights.second, count))
+
+        def release(state: State) -> TrainedChunk:
+            return TrainedChunk(models, present, _first(released(state.weights), count))
+
+        with jax.enable_x64(self._double):  # a new thread does not inherit the setting
+            inputs = self._program.inputs(seed, np.pad(models, padding), np.pad(present, padding), self._shared)
+            state = self._program.initial()
             if on_iterate:
-                on_iterate(end, _chunk_of(models, present, state))
-            else:
-                stride = _next_stride(end - step, monotonic() - began)
-            if on_release and end == releases[0]:
-                releases.popleft()
-                on_release(end, TrainedChunk(models, present, _first(released(state.weights), count)))
-            if progress:
-                progress.advanced(count, end - step, finished=end == self.run.steps)
-            step = end
-        return TrainedChunk(models, present, _first(released(state.weights), count))
+                on_iterate(0, iterate(state))
+            if on_release:
+                on_release(0, release(state))
+            step, stride = 0, 1
+            while step < self.steps and not stop.is_set():
+                end = min(step + stride, releases[0] if releases else self.steps)
+                began = monotonic()
+                before, state = state, _wait(self._advance(state, inputs, np.int32(step), np.int32(end)))
+                if not _finite(state, count).all():
+                    self._report_divergence(before, inputs, step, models, present)
+                if on_iterate:
+                    on_iterate(end, iterate(state))
+                else:  # choose the number of steps that take about SEGMENT_SECONDS
+                    taken = max(monotonic() - began, 1e-6)
+                    stride = max(1, min(4 * (end - step), int((end - step) * SEGMENT_SECONDS / taken)))
+                if on_release and end == releases[0]:
+                    releases.popleft()
+                    on_release(end, release(state))
+                if progress:
+                    progress.advanced(count, end - step, finished=end == self.steps)
+                step = end
+            return release(state)
 
     def _report_divergence(self, state: State, inputs: Inputs, step: int, models: IntArray, present: BoolArray) -> None:
-        """Find the first step after which a model is not finite, and raise.
-
-        The segment that began at this ``state`` and ``step`` is run again one step at a time, with the same draws.
-        """
+        """Raise an error that names the first step after which a model is not finite. Steps are repeated to find it."""
         finite = _finite(state, len(models))
         while finite.all():
             state = self._advance(state, inputs, np.int32(step), np.int32(step + 1))
@@ -351,28 +336,20 @@ class Trainer:
         )
 
 
-def _chunk_of(models: IntArray, present: BoolArray, state: State) -> TrainedChunk:
-    """Return the current iterates of models in training."""
-    weights, count = state.weights, len(models)
-    return TrainedChunk(models, present, _first(weights.parameters, count), _first(weights.second, count))
-
-
 def _finite(state: State, count: int) -> BoolArray:
-    """Return, for each of the first ``count`` models, whether all of its parameters are finite."""
     leaves = [np.asarray(leaf)[:count].reshape(count, -1) for leaf in jax.tree.leaves(state.weights.parameters)]
     finite: BoolArray = np.all([np.isfinite(leaf).all(axis=1) for leaf in leaves], axis=0)
     return finite
 
 
 def _check_single_precision(run: DPSGD) -> None:
-    """Raise if a setting would be 0 or infinite in float32."""
     optimizer = run.optimizer
     assert optimizer is not None
     number("clip_norm", run.clip_norm, _LEAST, _MOST)
     most = max(1.0, *map(abs, run.noise_filter or (1.0,))) * float(np.max(run.noise_multiplier))
     noise = run.clip_norm * most
     number("clip_norm times noise_multiplier", noise, 0.0, _MOST)
-    if is_adam(optimizer):  # which squares it
+    if is_adam(optimizer):  # Adam squares gradients
         number("clip_norm times noise_multiplier", noise, _LEAST**0.5, _MOST**0.5)
         number("eps", optimizer.eps, 0.0, _MOST)
     number("learning_rate", float(np.max(optimizer.learning_rate)), 0.0, float(np.finfo(np.float32).max))
@@ -401,10 +378,4 @@ def _check_example_canary(problem: Problem, canary: ExampleCanary, run: DPSGD) -
 
 
 def _first(tree: PyTree[jax.Array], count: int) -> PyTree[RealArray]:
-    """Return the arrays of the first ``count`` models, without the padding of the chunk."""
     return jax.tree.map(lambda leaf: np.asarray(leaf)[:count], tree)
-
-
-def _next_stride(steps: int, seconds: float) -> int:
-    """Return the number of steps to run next, so that they take about ``SEGMENT_SECONDS``."""
-    return max(1, min(4 * steps, int(steps * SEGMENT_SECONDS / max(seconds, 1e-6))))

@@ -1,1 +1,1 @@
-"""Pages in the browser: the explorer of runs, and live pages of audits. The server only reads."""
+"""Pages in the browser: the explorer of runs, and live pages of audits. The server only reads stores."""

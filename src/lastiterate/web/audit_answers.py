@@ -15,7 +15,6 @@ from lastiterate.auditing.evidence.report import Evidence, growth_of, report
 from lastiterate.auditing.load_evidence import evidence_in
 from lastiterate.auditing.stores.store import Store
 from lastiterate.common.types import Fields, JsonObject
-from lastiterate.compare_analyses import guarantee_of
 from lastiterate.formatting import describe, printable, spell_down, spell_exact, spell_up
 from lastiterate.plot.style import colour_of, dash_of, verdict_colour
 from lastiterate.registry import ANALYSES, METHODS, OWN_COIN
@@ -23,12 +22,8 @@ from lastiterate.registry import ANALYSES, METHODS, OWN_COIN
 
 def summary(path: str) -> Fields:
     """Return an entry of the list of audits."""
-    with Store.read(Path(path), repairs=False) as store:
-        fields = _begun(store)
-        evidence = evidence_in(store) if store.crafted is not None else None
-    if evidence is not None and _has_both(evidence):
-        fields |= _judged(report(evidence, Question()))
-    return fields
+    fields, evidence = _read(path)
+    return fields if evidence is None else fields | _judged(report(evidence, Question()))
 
 
 def detail(path: str, name: str, width: int) -> Fields:
@@ -36,27 +31,19 @@ def detail(path: str, name: str, width: int) -> Fields:
     from lastiterate.plot.audit_charts import page_charts
     from lastiterate.plot.page import parts_of
 
-    with Store.read(Path(path), repairs=False) as store:
-        fields = _begun(store)
-        evidence = evidence_in(store) if store.crafted is not None else None
-    if evidence is None or not _has_both(evidence):
+    fields, evidence = _read(path)
+    if evidence is None:
         return fields | {"waits": "No model of both worlds is there yet."}
     question = Question()
     result = report(evidence, question)
-    parts = parts_of(result)
     charts = page_charts(result, width, growth_of(evidence, question))
     order = ["growth", *(each for each in charts if each != "growth")]
-    figures = [
-        {"name": each, "title": chart.title, "words": chart.words, "description": chart.description, "spec": chart.spec}
-        for each in order
-        if (chart := charts.get(each)) is not None
-    ]
-    fields |= {"answer": parts.answer, "tables": parts.tables, "about": parts.about, "figures": figures}
-    return fields | _judged(result) | {"name": name}
+    figures = [{"name": each, **vars(charts[each])} for each in order if each in charts]
+    return fields | parts_of(result) | {"figures": figures} | _judged(result) | {"name": name}
 
 
 def one_page(path: str) -> Fields:
-    """Return the one-page summary, to be signed, as HTML."""
+    """Return the one-page summary for the signer, as HTML."""
     from lastiterate.auditing.load_evidence import card_of
     from lastiterate.plot.summary import summary_page
 
@@ -64,8 +51,19 @@ def one_page(path: str) -> Fields:
         return {"html": summary_page(card_of(store, report(evidence_in(store), Question())))}
 
 
+def _read(path: str) -> tuple[Fields, Evidence | None]:
+    with Store.read(Path(path), repairs=False) as store:
+        fields = _begun(store)
+        evidence = evidence_in(store) if store.crafted is not None else None
+    try:
+        if evidence is not None:
+            evidence.worlds("anytime" if isinstance(evidence.design, OpenEnded) else "fixed")
+    except ValueError:
+        return fields, None
+    return fields, evidence
+
+
 def _begun(store: Store) -> Fields:
-    """Return the fields of an audit that are known before its first score."""
     record, trials = store.record, store.scores()
     crafted = store.crafted
     created = record.setup.get("created")
@@ -74,7 +72,7 @@ def _begun(store: Store) -> Fields:
         "run": describe(record.run),
         "attack": printable(crafted["words"]["attack"]) if crafted else "the canary is being crafted",
         "done": len(trials),
-        "read": monotonic(),  # a page asks for the list and for one audit, and shows the newer answer
+        "read": monotonic(),  # a page receives these fields in two ways, and shows the newer ones
         "planned": record.design.trials,
         "is_open": isinstance(record.design, OpenEnded),
         "trial_seconds": float(trials.seconds.mean()) if len(trials) else 0.0,
@@ -86,35 +84,22 @@ def _begun(store: Store) -> Fields:
 
 def _judged(result: AuditResult) -> Fields:
     method, first = next(iter(result.estimates.items()))
-    guarantee = result.predictions.get(guarantee_of(result.run))
+    guarantee = result.predictions.get(result.run.guarantee)
     return {
         "verdict": result.verdict,
         "reason": printable(result.reason),
         "colour": verdict_colour(result.verdict),
         "found": spell_down(first.epsilon, 3),
         "found_if": OWN_COIN if METHODS[method].is_one_run else None,
-        "predicted": _spelled(result.last_iterate),
-        "guaranteed": _spelled(None if guarantee is None else guarantee.value),
+        "predicted": "none" if result.last_iterate is None else spell_up(result.last_iterate, 3),
+        "guaranteed": "none" if guarantee is None or guarantee.value is None else spell_up(guarantee.value, 3),
         "delta": spell_exact(result.delta),
     }
 
 
-def _spelled(value: float | None) -> str:
-    return "none" if value is None else spell_up(value, 3)
+# Colours and dashes of analyses, as in all charts, with lighter colours for dark mode.
 
-
-def _has_both(evidence: Evidence) -> bool:
-    """Return whether each world has a score that counts."""
-    try:
-        evidence.worlds("anytime" if isinstance(evidence.design, OpenEnded) else "fixed")
-    except ValueError:
-        return False
-    return True
-
-
-# Looks: colours and dashes of analyses, as in all charts, with lighter colours for dark mode.
-
-# Okabe and Ito's sky blue and similar colours, whose contrast with black is like that of the originals with white.
+# Okabe and Ito's sky blue and similar colours. Their contrast with black is like that of the light mode with white.
 IN_THE_DARK = {
     "#0072B2": "#56B4E9",
     "#D55E00": "#F08A48",

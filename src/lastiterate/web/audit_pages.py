@@ -1,6 +1,6 @@
 """Live pages of audits: the stores below a folder, the page of one audit, and server-sent events of changes.
 
-No path outside the folder is ever named. Links are followed before a path is checked.
+Pages never name a path outside the folder. Links are followed before a path is checked.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def find_stores(folder: Path) -> dict[str, Path]:
 
 
 def locate(folder: Path, name: str) -> Path | None:
-    """Return the path of the store of this name; None if there is no such store below the folder."""
+    """Return the path of the store with this name, or None if there is no such store below the folder."""
     parts = name.split("/")
     if not name.endswith(SUFFIX) or "\0" in name or "\\" in name or any(part in ("", ".", "..") for part in parts):
         return None
@@ -61,43 +61,40 @@ def locate(folder: Path, name: str) -> Path | None:
     return path if _is_below(root, path) else None
 
 
-def token_of(path: Path) -> str:
-    """Return a token that changes whenever the store changes."""
-    marks = []
+def _stats(path: Path) -> list[os.stat_result | None]:
+    found: list[os.stat_result | None] = []
     for file in (path, path.with_name(f"{path.name}-wal")):
         try:
-            about = file.stat()
-            marks.append(f"{about.st_mtime_ns}.{about.st_size}")
+            found.append(file.stat())
         except OSError:
-            marks.append("none")
+            found.append(None)
+    return found
+
+
+def token_of(path: Path) -> str:
+    """Return a token that changes whenever the store changes."""
+    marks = ["none" if each is None else f"{each.st_mtime_ns}.{each.st_size}" for each in _stats(path)]
     return "-".join([*marks, "locked" if is_locked(path) else "free"])
 
 
 def changed_at(path: Path) -> float:
-    """Return the time of the last write, in seconds since 1970; 0 if there is no file."""
-    times = []
-    for file in (path, path.with_name(f"{path.name}-wal")):
-        try:
-            times.append(file.stat().st_mtime)
-        except OSError:
-            continue
-    return max(times, default=0.0)
+    """Return the time of the last write in seconds since 1970, or 0 if there is no file."""
+    return max([each.st_mtime for each in _stats(path) if each is not None], default=0.0)
 
 
 def is_locked(path: Path) -> bool:
-    """Return whether the store has a lock file: a process writes to the store, or was killed while it did."""
+    """Return whether the store has a lock file. A process is writing to the store, or was killed while writing."""
     return path.with_name(f"{path.name}.lock").exists()
 
 
 def _is_below(root: Path, path: Path) -> bool:
-    """Return whether the path, with links followed, is a file below the folder."""
     try:
         return path.is_file() and path.resolve().is_relative_to(root)
     except (OSError, RuntimeError):
         return False
 
 
-# Watching: a task that looks at the folder, and the events that it causes.
+# Watching: a task that looks for changes in the folder and sends them as events.
 
 _PAUSE = 1.0  # seconds between two looks at the folder
 _SHARE = 0.1  # largest share of time spent on reading a store that keeps changing
@@ -120,7 +117,7 @@ class Seen:
 
 
 class Audits:
-    """The audits below a folder. The folder is searched only while a page watches."""
+    """The audits below a folder. The folder is searched only while a page is open."""
 
     def __init__(self, folder: Path, summaries: Workers, details: Workers) -> None:
         self.folder = folder.resolve()
@@ -157,11 +154,10 @@ class Audits:
             self._watchers -= 1
 
     def rows(self) -> Fields:
-        """Return the list of audits as last read."""
         return {"folder": printable(str(self.folder)), "rows": [self._row(name) for name in sorted(self._seen)]}
 
     async def page(self, name: str, width: int) -> Fields | None:
-        """Return the page of one audit; None if there is no such store."""
+        """Return the page of one audit, or None if there is no such store."""
         path = locate(self.folder, name)
         if path is None:
             return None
@@ -173,12 +169,11 @@ class Audits:
         return {**self._pages[key], **self._state(name, path, self._pages[key]), "token": key[1]}
 
     async def summary(self, name: str) -> Fields | None:
-        """Return the summary page, to be signed; None if there is no such store."""
+        """Return the one-page summary for the signer, or None if there is no such store."""
         path = locate(self.folder, name)
         return None if path is None else await self._details.ask(audit_answers.one_page, str(path))
 
     async def _look(self) -> None:
-        """Look for changed stores until no page watches."""
         while self._watchers:
             with suppress(OSError):  # the folder is gone, or cannot be read at the moment
                 await self._look_once()
@@ -227,7 +222,6 @@ class Audits:
         return shown | seen.fields | self._state(name, seen.path, seen.fields)
 
     def _state(self, name: str, path: Path, fields: Fields) -> Fields:
-        """Return the state of an audit (finished, stopped, silent or running) and the seconds left."""
         done, planned = int(fields["done"]), int(fields["planned"])
         changed = changed_at(path)
         gap = float(fields["trial_seconds"]) * int(fields["chunk"])
@@ -244,7 +238,7 @@ class Audits:
         return {"state": state, "changed": changed, "left": left}
 
     def _seconds_a_trial(self, name: str, stored: float) -> float:
-        """Return the observed seconds per trial, which include parallel training; at first, the stored seconds."""
+        """Return the observed seconds per trial, including the effect of parallel training, or else ``stored``."""
         counts = self._seen[name].counts if name in self._seen else None
         if counts is not None and len(counts) > 1:
             (began, first), (ended, last) = counts[0], counts[-1]
@@ -268,21 +262,16 @@ def audit_routes(audits: Audits) -> list[Route]:
         name, width = request.query_params.get("store", ""), request.query_params.get("width", "446")
         if not width.isascii() or not width.isdigit() or not LEAST <= int(width[:6]) <= MOST:
             return json_of({"error": f"width must be in [{LEAST}, {MOST}], got {width[:20]!a}", "field": "width"}, 422)
-        found = await answered(request, audits.page(name, int(width)))
-        return found if found is not None else _missing()
+        return await answered(request, audits.page(name, int(width))) or missing()
 
     async def summary(request: Request) -> Response:
         try:
             found = await audits.summary(request.query_params.get("store", ""))
         except (ValueError, RuntimeError) as trouble:
             return responses.Response(str(trouble), 422, media_type="text/plain")
-        return _missing() if found is None else responses.Response(str(found["html"]), media_type="text/html")
+        return missing() if found is None else responses.Response(str(found["html"]), media_type="text/html")
 
-    def _missing() -> Response:
+    def missing() -> Response:
         return json_of({"error": "there is no such store in the folder", "field": "store"}, 404)
 
-    return [
-        Route("/api/audits/events", events),
-        Route("/api/audits/one", one),
-        Route("/summary", summary),
-    ]
+    return [Route("/api/audits/events", events), Route("/api/audits/one", one), Route("/summary", summary)]

@@ -1,18 +1,19 @@
-"""Form fields of the explorer: their description, presets, and the reader of typed texts.
+"""Form fields of the explorer: a description of the fields, presets, and the reader of typed texts.
 
-The page builds its form from this description. Each field has the name of its command-line option, and the parser of
-that option reads the typed text. A new option therefore needs one line here.
+The page builds its form from the description. Each field has the name of a command-line option, and the parser of this
+option reads the typed text. A new option therefore needs one line here.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Literal, get_args
 
+from lastiterate.common.errors import BadArgument
 from lastiterate.common.types import JsonObject
-from lastiterate.run import DPSGD, LastBatch, Neighbours, Sampling
+from lastiterate.mechanism import LastBatch, Neighbours, Sampling
+from lastiterate.run import DPSGD
 
 if TYPE_CHECKING:
     from lastiterate.compare_analyses import Curves
@@ -29,34 +30,20 @@ GROUPS: dict[Group, str] = {
 
 @dataclass(frozen=True)
 class Field:
-    """A form field for one value of a run.
+    """A form field for one value of a run."""
 
-    Attributes:
-        name: the name of the option, with underscores.
-        label: the label on the page.
-        group: the group of fields that contains this field.
-        hint: a few words on what to type.
-        usual: the default text; empty: not given.
-        choices: the allowed words; empty: free text, such as a number.
-        unset: the label of an empty choice.
-        low, high: the ends of the slider. Typed values may be beyond. None: no slider.
-        is_log: True if the slider is logarithmic.
-        is_whole: True if the slider takes whole numbers only.
-        needs: another field, and the texts of that field with which this field counts. No texts: any text that is
-            not empty. None: the field always counts.
-    """
-
-    name: str
+    name: str  # name of the option, with underscores
     label: str
     group: Group
     hint: str = ""
-    usual: str = ""
-    choices: tuple[str, ...] = ()
-    unset: str = "none"
-    low: float | None = None
+    usual: str = ""  # the default; empty if there is none
+    choices: tuple[str, ...] = ()  # allowed words; empty for free text, such as a number
+    unset: str = "none"  # label of an empty choice
+    low: float | None = None  # ends of the slider, if the field has one; typed values may be outside
     high: float | None = None
     is_log: bool = True
     is_whole: bool = False
+    # The field is used only if another field has one of these texts, or any text if the tuple is empty.
     needs: tuple[str, tuple[str, ...]] | None = None
 
 
@@ -107,10 +94,10 @@ FIELDS = (
     ),
 )  # fmt: skip
 NAMES = tuple(field.name for field in FIELDS)
-ONLY_HERE = ("length",)  # fields of the page that are no options
+ONLY_HERE = ("length",)  # fields of the page that are not command-line options
 ASKED = ("epsilon", "analysis", "batch_sizes")  # fields that are not part of the run
 
-# Well-known runs: the texts that differ from the defaults.
+# Presets: well-known runs, as texts that differ from the defaults.
 PRESETS: dict[str, dict[str, str]] = {
     "The paper's example: 1,000 steps, sample rate 0.01, noise 1": {
         "dataset_size": "50000", "batch_size": "500", "length": "steps", "steps": "1000", "noise_multiplier": "1",
@@ -145,54 +132,41 @@ def description() -> JsonObject:
 
 
 def counting(texts: dict[str, str]) -> dict[str, str]:
-    """Return the texts that count, by option. Empty fields and fields of another choice do not count.
+    """Return the texts that are used, by option. Empty fields and fields whose ``needs`` is not met are not used.
 
-    No defaults are filled in, with one exception. Without "length", steps count if only steps are given, else epochs.
+    If the field "length" is not given, it is "steps" if only steps are given, and "epochs" otherwise.
     """
     known = {field.name: field for field in FIELDS}
     chosen = {"length": "steps" if texts.get("steps") and not texts.get("epochs") else "epochs", **texts}
     given: dict[str, str] = {}
     for name, text in texts.items():
-        needs = known[name].needs if name in known else None
-        if name in ONLY_HERE or not text.strip() or (needs and not _is_met(needs, chosen)):
+        if name in ONLY_HERE or not text.strip():
             continue
+        if name in known and (needs := known[name].needs) is not None:
+            held = chosen.get(needs[0], "").strip()
+            if not (held in needs[1] if needs[1] else held):
+                continue
         given[name] = text
     if given.get("releases", "").strip() == "1":
         del given["releases"]
     return given
 
 
-def _is_met(needs: tuple[str, tuple[str, ...]], texts: dict[str, str]) -> bool:
-    name, allowed = needs
-    held = texts.get(name, "").strip()
-    return held in allowed if allowed else bool(held)
-
-
-# Reader: the command line's parsers, passed in by the caller, so that this package need not import them.
+# Reader: the command line's parsers. The caller passes them, so that this package does not import the command line.
 
 
 @dataclass(frozen=True)
 class Reader:
-    """The command line's parsers. Each raises a ValueError with the command line's error message.
+    """The command line's parsers. Each raises a ValueError with the command line's error message."""
 
-    Attributes:
-        run: makes a run from the texts of options, by name. Options of analyses are ignored.
-        curves: makes the analyses that need more than the run, from the same texts.
-        number: reads a number from an option's name and text.
-        integers: reads whole numbers separated by commas from an option's name and text.
-    """
-
-    run: Callable[[Mapping[str, str]], DPSGD]
-    curves: Callable[[Mapping[str, str]], Curves]
-    number: Callable[[str, str], float]
+    run: Callable[[Mapping[str, str]], DPSGD]  # reads the texts of options, by name
+    curves: Callable[[Mapping[str, str]], Curves]  # reads analyses that need more options than the run
+    number: Callable[[str, str], float]  # reads an option's name and text
     integers: Callable[[str, str], list[int]]
 
 
-def blamed(sentence: str, names: Iterable[str]) -> str | None:
-    """Return the field that an error message names first; None if it names none of these."""
-    places: dict[int, str] = {}
-    for name in sorted(names, key=len):  # the longer of two names at the same place wins
-        spelled = re.escape(name).replace("_", "[_ -]")
-        if found := re.search(rf"(?<![\w-])(?:--)?{spelled}(?![\w-])", sentence):
-            places[found.start()] = name
-    return places[min(places)] if places else None
+def blamed_field(refusal: ValueError) -> str | None:
+    """Return the field whose value was refused, or None if the error names no field."""
+    argument = refusal.argument if isinstance(refusal, BadArgument) else ""
+    name = argument.partition(" ")[0].removeprefix("--").replace("-", "_")
+    return name if name in (*NAMES, *ASKED) else None

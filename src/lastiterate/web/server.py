@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any, get_args
 from lastiterate.common.errors import MissingExtra
 from lastiterate.common.types import Fields
 from lastiterate.plot.chart_file import missing_libraries
-from lastiterate.plot.page_assets import BASE
+from lastiterate.plot.page_assets import STATIC as PAGE_STATIC
 from lastiterate.web import explorer
 from lastiterate.web.audit_answers import looks
-from lastiterate.web.form_fields import ASKED, NAMES, Reader, blamed, description
+from lastiterate.web.form_fields import Reader, blamed_field, description
 from lastiterate.web.workers import Broke, Task, TooLong, Workers
 
 if TYPE_CHECKING:
@@ -31,14 +31,14 @@ if TYPE_CHECKING:
 
 # Responses: JSON, or one sentence that says what is wrong.
 
-_LEFT = 499  # the status if the client has disconnected; nobody reads it
+_LEFT = 499  # status after the client has disconnected, which nobody reads
 
 
 async def answered(request: Request, question: Awaitable[Fields | None]) -> Response | None:
-    """Await the question and return its answer as a JSON response; return None if the answer is None.
+    """Await the answer to a question and return it as a JSON response, or return None if the answer is None.
 
-    A refused question (ValueError) gets status 422 and a sentence. A timeout or a broken worker gets 503, any other
-    RuntimeError 500. If the client disconnects, the question is cancelled.
+    A ValueError (bad input) has status 422 and a sentence. A timeout or a broken worker has status 503, and any other
+    RuntimeError has status 500. If the client disconnects, the question is cancelled.
     """
     from starlette.responses import Response
 
@@ -52,7 +52,7 @@ async def answered(request: Request, question: Awaitable[Fields | None]) -> Resp
         return None if found is None else json_of(found)
     except ValueError as refusal:
         sentence = " ".join(str(refusal).split())
-        return json_of({"error": sentence, "field": blamed(sentence, (*NAMES, *ASKED))}, 422)
+        return json_of({"error": sentence, "field": blamed_field(refusal)}, 422)
     except (TooLong, Broke) as trouble:
         return json_of({"error": str(trouble), "field": None}, 503)
     except RuntimeError as fault:
@@ -100,17 +100,12 @@ _LONGEST = 8192  # characters of a query string or a path
 
 @dataclass(frozen=True)
 class Hosts:
-    """The host names under which the server answers; the check prevents DNS rebinding.
-
-    An attacker can point a name of their own to this machine. They cannot do so with an IP address or with this
-    machine's own name.
-    """
+    """The host names under which the server answers. Other names are refused as a defence against DNS rebinding."""
 
     port: int
     is_remote: bool
 
     def allow(self, header: str) -> bool:
-        """Return whether the server answers requests with this Host header."""
         name, _, port = header.rpartition(":") if not header.endswith("]") else (header, "", "")
         if not name:
             name, port = header, ""
@@ -119,17 +114,21 @@ class Hosts:
         name = name.lower().rstrip(".")
         if name in ("localhost", "127.0.0.1", "[::1]"):
             return True
-        return self.is_remote and (_is_number(name) or name in (socket.gethostname().lower(), socket.getfqdn().lower()))
+        own = (socket.gethostname().lower(), socket.getfqdn().lower())
+        return self.is_remote and (_ip_address(name) is not None or name in own)
 
 
 def is_loopback(host: str) -> bool:
     """Return whether a server that listens on this host is reachable only from this machine."""
-    if host.lower() == "localhost":
-        return True
+    address = _ip_address(host)
+    return host.lower() == "localhost" or (address is not None and address.is_loopback)
+
+
+def _ip_address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
+        return ipaddress.ip_address(name.strip("[]"))
     except ValueError:
-        return False
+        return None
 
 
 class Guard:
@@ -139,7 +138,6 @@ class Guard:
         self._application, self._hosts = application, hosts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle one request."""
         if scope["type"] != "http":
             await self._application(scope, receive, send)
             return
@@ -171,16 +169,8 @@ class Guard:
         return None
 
 
-def _is_number(name: str) -> bool:
-    try:
-        ipaddress.ip_address(name.strip("[]"))
-    except ValueError:
-        return False
-    return True
-
-
 PORT = 8765
-STATIC = Path(__file__).parent / "static"
+_STATIC = Path(__file__).with_name("static")
 _MOST_AT_ONCE = 512  # concurrent connections
 
 
@@ -206,8 +196,9 @@ def require_web() -> None:
 
 
 def application(reader: Reader, hosts: Hosts, folder: Path | None = None, limits: Limits = Limits()) -> Application:  # noqa: B008 - it is frozen
-    """Return the server as an ASGI application. ``folder`` holds the stores of audits; None: no pages of audits."""
+    """Return the server as an ASGI application. If ``folder`` is given, it also serves pages of the audits there."""
     from starlette.applications import Starlette
+    from starlette.responses import FileResponse
     from starlette.routing import Mount, Route
     from starlette.staticfiles import StaticFiles
 
@@ -233,10 +224,16 @@ def application(reader: Reader, hosts: Hosts, folder: Path | None = None, limits
 
         return endpoint
 
+    def file(path: Path, kind: str) -> Callable[[Request], Response]:
+        return lambda request: FileResponse(path, media_type=kind)
+
+    def described(request: Request) -> Response:
+        return json_of({**description(), "looks": looks(), "has_audits": audits is not None})
+
     routes = [
-        Route("/", _page("index.html")),
-        Route("/audits", _page("audits.html")),
-        Route("/api/description", partial(_description, audits is not None)),
+        Route("/", file(_STATIC / "index.html", "text/html")),
+        Route("/audits", file(_STATIC / "audits.html", "text/html")),
+        Route("/api/description", described),
         Route("/api/answer", asking(answers, explorer.answer)),
         *(
             Route(f"/api/lines/{part}", asking(lines, partial(explorer.lines, part=part)))
@@ -245,35 +242,16 @@ def application(reader: Reader, hosts: Hosts, folder: Path | None = None, limits
         Route("/api/sentence", asking(searches, explorer.quoted)),
         Route("/api/noise", asking(searches, explorer.noise)),
         Route("/api/plan", asking(searches, explorer.plan)),
-        Route("/static/base.css", _base_style),
+        Route("/static/base.css", file(PAGE_STATIC / "base.css", "text/css")),
         Route("/static/vega.js", _scripts),
-        Mount("/static", StaticFiles(directory=STATIC)),
+        Mount("/static", StaticFiles(directory=_STATIC)),
         *([] if audits is None else audit_routes(audits)),
     ]
     return Guard(Starlette(routes=routes, lifespan=lifespan), hosts)
 
 
-def _page(name: str) -> Callable[[Request], Response]:
-    def page(request: Request) -> Response:
-        from starlette.responses import FileResponse
-
-        return FileResponse(STATIC / name, media_type="text/html")
-
-    return page
-
-
-def _description(has_audits: bool, request: Request) -> Response:
-    return json_of({**description(), "looks": looks(), "has_audits": has_audits})
-
-
-def _base_style(request: Request) -> Response:
-    from starlette.responses import Response
-
-    return Response(BASE, media_type="text/css")
-
-
 async def _scripts(request: Request) -> Response:
-    """Return the Vega script, which is bundled once per version. Until then a page works without charts."""
+    """Return the Vega script, which is bundled once per version. Pages work without charts until they receive it."""
     from starlette.responses import Response
 
     from lastiterate.plot.chart_file import PictureFailed, scripts
@@ -286,11 +264,11 @@ async def _scripts(request: Request) -> Response:
 
 
 def listen(host: str, port: int | None, allow_remote: bool) -> socket.socket:
-    """Return a listening socket on the given port. Without a port, use ``PORT``, or any free port if it is taken."""
+    """Return a listening socket. The default port is ``PORT``, or any free port if ``PORT`` is in use."""
     if not is_loopback(host) and not allow_remote:
         raise ValueError(
-            f"--host must be of this machine alone, such as 127.0.0.1, got {host!r}: with --allow-remote everybody who "
-            "reaches this machine can read the pages and the audits, and make it compute"
+            f"--host must be an address of this machine only, such as 127.0.0.1, got {host!r}. With --allow-remote, "
+            "everybody who reaches this machine can read the pages and the audits and start computations"
         )
     wanted = [port] if port is not None else [PORT, 0]
     for each in wanted:
@@ -338,7 +316,7 @@ def serve(reader: Reader, listening: socket.socket, folder: Path | None, *, is_r
     )
 
     class Quiet(uvicorn.Server):
-        """A server that installs no signal handlers, because nothing must be finished before it stops."""
+        """A server without signal handlers, since it can be stopped at any time."""
 
         @contextmanager
         def capture_signals(self) -> Iterator[None]:

@@ -16,6 +16,7 @@ from contextlib import suppress
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 
+from lastiterate.common.errors import BadArgument
 from lastiterate.common.types import Fields
 
 Task = Callable[..., Fields]
@@ -23,24 +24,17 @@ _FORGET_AFTER = 0.3  # seconds that an abandoned question may still take before 
 
 
 class TooLong(RuntimeError):
-    """A question exceeded its time limit; the message is a sentence."""
+    """Error for a question that exceeded its time limit. The message is a sentence."""
 
 
 class Broke(RuntimeError):
-    """The process of a question died, for example for lack of memory; the message is a sentence."""
+    """Error for a process that died, for example for lack of memory. The message is a sentence."""
 
 
 class Workers:
-    """A pool of processes. Each answers one question at a time; further questions wait."""
+    """A pool of processes. Each process answers one question at a time, and further questions wait."""
 
     def __init__(self, count: int, seconds: float, preloaded: Sequence[str] = ()) -> None:
-        """Configure the pool.
-
-        Args:
-            count: the number of processes.
-            seconds: the time limit of a question.
-            preloaded: names of modules that are imported before a process starts.
-        """
         self._count, self._seconds = count, seconds
         self._context = multiprocessing.get_context("spawn" if sys.platform == "win32" else "forkserver")
         if sys.platform != "win32":
@@ -48,7 +42,7 @@ class Workers:
         self._free: asyncio.Queue[_Worker] = asyncio.Queue()
 
     def start(self) -> None:
-        """Start the processes in the background, so that the first question finds one ready."""
+        """Start the processes in the background, before the first question."""
         for _ in range(self._count):
             worker = _Worker(self._context, self._seconds)
             threading.Thread(target=worker.begin, daemon=True).start()
@@ -60,7 +54,7 @@ class Workers:
             self._free.get_nowait().end()
 
     async def ask(self, task: Task, *given: object) -> Fields:
-        """Run the task on these values in a process and return the result. A ValueError of the task is raised here."""
+        """Run the task with these arguments in a process. Return its result or raise its ValueError."""
         worker = await self._free.get()
         try:
             return await worker.ask(task, *given)
@@ -69,8 +63,6 @@ class Workers:
 
 
 class _Worker:
-    """One process and its pipe."""
-
     def __init__(self, context: multiprocessing.context.BaseContext, seconds: float) -> None:
         self._context, self._seconds = context, seconds
         self._process: BaseProcess | None = None
@@ -84,7 +76,8 @@ class _Worker:
         try:
             done, _ = await asyncio.wait({exchange}, timeout=self._seconds)
         except asyncio.CancelledError:  # the client has disconnected
-            await asyncio.wait({exchange}, timeout=max(0.0, _FORGET_AFTER - _since(began)))
+            since = asyncio.get_running_loop().time() - began
+            await asyncio.wait({exchange}, timeout=max(0.0, _FORGET_AFTER - since))
             if not exchange.done():
                 self.end()
             exchange.add_done_callback(_forget)
@@ -93,7 +86,7 @@ class _Worker:
             self.end()
             exchange.add_done_callback(_forget)
             raise TooLong(
-                f"this takes longer than the {self._seconds:g} seconds that a page waits: the command line has no limit"
+                f"this takes longer than the {self._seconds:g} seconds that a page waits: use the command line instead"
             )
         return exchange.result()
 
@@ -104,9 +97,7 @@ class _Worker:
             found, refusal = pipe.recv()
         except (EOFError, OSError):
             self.end()
-            raise Broke(
-                "the process that computes ended, as where there is too little memory: try another run"
-            ) from None
+            raise Broke("the computing process ended, perhaps for lack of memory: try another run") from None
         if refusal is not None:
             raise refusal
         fields: Fields = found
@@ -124,7 +115,6 @@ class _Worker:
             return self._pipe
 
     def end(self) -> None:
-        """Kill the process."""
         self.is_alive = False
         if self._process is not None:
             self._process.kill()
@@ -134,10 +124,6 @@ class _Worker:
                 self._pipe.close()
 
 
-def _since(began: float) -> float:
-    return asyncio.get_running_loop().time() - began
-
-
 def _forget(exchange: asyncio.Future[Fields]) -> None:
     """Retrieve the exception of an abandoned question, so that asyncio does not report it."""
     if not exchange.cancelled():
@@ -145,7 +131,6 @@ def _forget(exchange: asyncio.Future[Fields]) -> None:
 
 
 def _serve(pipe: Connection, seconds: float) -> None:
-    """Answer questions in the worker process until the pipe is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server handles Ctrl-C; its end closes the pipe
     while True:
         try:
@@ -159,10 +144,10 @@ def _serve(pipe: Connection, seconds: float) -> None:
         try:
             found = task(*given)
         except (ValueError, ArithmeticError, OSError) as error:
-            refusal = ValueError(str(error))
+            refusal = error if isinstance(error, BadArgument) else ValueError(str(error))
         except MemoryError:
             refusal = ValueError("the run needs more memory than there is: describe it with fewer distinct steps")
-        except Exception as error:  # a bug of ours costs one answer, not the process
+        except Exception as error:  # a bug must not end the process
             refusal = RuntimeError(f"{type(error).__name__}: {error}")
         if sys.platform != "win32":
             signal.setitimer(signal.ITIMER_REAL, 0.0)

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import lastiterate as li
-from lastiterate.auditing.engines.ray_cluster import check_answer, connect
+from lastiterate.auditing.engines.ray_driver import check_answer, connect
 from lastiterate.auditing.engines.ray_engine import Ray
 from lastiterate.auditing.experiments.choose import Given, experiment_on
 from lastiterate.common.errors import ClusterLost
@@ -226,6 +226,6 @@ def website():
 @pytest.mark.parametrize("listener", [silent, website])
 @pytest.mark.parametrize("scheme", ["", "ray://"])
 def test_a_port_that_is_no_ray_is_told_within_seconds(listener, scheme, monkeypatch):
-    monkeypatch.setattr("lastiterate.auditing.engines.ray_cluster.PATIENCE", 1.0)
-    with listener() as port, pytest.raises(ValueError, match=r"but what listens at '.*' is none$"):
+    monkeypatch.setattr("lastiterate.auditing.engines.ray_driver.PATIENCE", 1.0)
+    with listener() as port, pytest.raises(ValueError, match=r"but another service listens at '.*'$"):
         check_answer(f"{scheme}127.0.0.1:{port}")

@@ -9,11 +9,10 @@ import pytest
 
 import lastiterate as li
 from lastiterate.auditing.engines import worker_fingerprint as node
-from lastiterate.auditing.engines.ray_worker import Task
 from lastiterate.auditing.experiments.choose import Given, experiment_on
 
 pytest.importorskip("ray")
-from lastiterate.auditing.engines.task_pickle import pack
+from lastiterate.auditing.engines.ray_driver import pack
 
 RUN = li.DPSGD(steps=12, sample_rate=0.1, noise_multiplier=1.0)
 MAIN = """
@@ -43,7 +42,7 @@ def module(tmp_path, monkeypatch):
 
 def sent(trainer):
     experiment = experiment_on(trainer, Given(RUN, None, 2, 0, None, ""))
-    return pack(Task(experiment, experiment.craft(None), 1, 1))
+    return pack(experiment, experiment.craft(None), 1, 1)
 
 
 @pytest.mark.parametrize("made", ["train", "partial", "method"])

@@ -18,9 +18,9 @@ import pytest
 import lastiterate as li
 from lastiterate import attacks
 from lastiterate.auditing.audit_target import find_subject
-from lastiterate.auditing.engines.ray_cluster import check_answer, import_ray
-from lastiterate.auditing.engines.ray_driver import WorkerDied
+from lastiterate.auditing.engines.ray_driver import WorkerDied, check_answer
 from lastiterate.auditing.engines.ray_engine import Ray
+from lastiterate.auditing.engines.ray_worker import import_ray
 from lastiterate.auditing.experiments.user_trainer import trainer_seed
 from lastiterate.common.errors import TrainingDiverged
 from lastiterate.data import digits

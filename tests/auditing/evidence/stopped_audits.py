@@ -3,7 +3,7 @@
     python -m tests.auditing.evidence.stopped_audits [--audits 1000] [--every 1]
 
 prints how many of them claimed too much, by bounds that hold at any time, by those for a fixed number of models, and
-by a wager against a claim that is true.
+by a test martingale against a claim that is true.
 """
 
 import argparse
@@ -11,7 +11,7 @@ import argparse
 import numpy as np
 
 import lastiterate as li
-from lastiterate.auditing.evidence.test_martingale import Odds, Wager
+from lastiterate.auditing.evidence.test_martingale import ClaimedCurve, Martingale
 from lastiterate.auditing.evidence.threshold import CHOOSING
 
 GAUSSIAN = li.DPSGD(steps=1, sample_rate=1.0, noise_multiplier=1.0)
@@ -37,11 +37,13 @@ def too_much(audits: int, threshold: float | str, validity: str, confidence: flo
 
 
 def refuted(audits: int, distance: float, error: float, seed: int) -> int:
-    """How many wagers, which look after every model, ever refuted the claim of one Gaussian step of noise 1."""
+    """How many test martingales, looking after every model, ever refuted the claim of one Gaussian step of noise 1."""
     random = np.random.default_rng(seed)
-    odds = Odds.of_curve(li.composition(GAUSSIAN).delta)
+    claimed = ClaimedCurve.of_curve(li.composition(GAUSSIAN).delta)
     return sum(
-        Wager(random.normal(distance, 1.0, MODELS), random.normal(0.0, 1.0, MODELS), odds, error).refuted_after()
+        Martingale(
+            random.normal(distance, 1.0, MODELS), random.normal(0.0, 1.0, MODELS), claimed, error
+        ).refuted_after()
         is not None
         for _ in range(audits)
     )
@@ -57,7 +59,7 @@ def main() -> None:
         for threshold in ("split", 0.5):
             count = too_much(audits, threshold, validity, 0.9, 5, given.every)
             print(f"{validity} bounds, threshold {threshold}: {count} of {audits} claim too much; 10% is stated")
-    print(f"wagers: {refuted(audits, 1.0, 0.1, seed=7)} of {audits} refute what is true; 10% is stated")
+    print(f"test martingales: {refuted(audits, 1.0, 0.1, seed=7)} of {audits} refute what is true; 10% is stated")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Bounds and wagers that hold however often one looks and whenever one stops."""
+"""Bounds and test martingales that hold however often one looks and whenever one stops."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ import lastiterate as li
 from lastiterate.auditing.evidence.claims import claim_of
 from lastiterate.auditing.evidence.error_rates import anytime_bound, upper_bound
 from lastiterate.auditing.evidence.score_signal import Kind
-from lastiterate.auditing.evidence.test_martingale import Odds, Wager
+from lastiterate.auditing.evidence.test_martingale import ClaimedCurve, Martingale
 from lastiterate.auditing.evidence.threshold import CHOOSING
 from lastiterate.auditing.evidence.verdict import judge_scores
 from tests.auditing.evidence.stopped_audits import GAUSSIAN, refuted, too_much
@@ -94,12 +94,12 @@ def test_audits_stopped_at_their_best_moment_hardly_ever_exceed_the_truth(thresh
     assert too_much(100, threshold, "anytime", 0.9, seed=5) <= 2
 
 
-def test_a_wager_refutes_a_true_claim_no_more_often_than_stated_and_a_false_one_soon():
+def test_a_martingale_refutes_a_true_claim_no_more_often_than_stated_and_a_false_one_soon():
     assert refuted(150, 1.0, 0.2, seed=7) <= 30
     assert refuted(30, 2.0, 0.05, seed=7) == 30
 
 
-def test_a_wager_on_a_claimed_epsilon_is_fair_at_the_mechanism_that_has_just_this_epsilon():
+def test_a_martingale_on_a_claimed_epsilon_is_fair_at_the_mechanism_that_has_just_this_epsilon():
     """Randomised response: the score is the bit, flipped with probability 1 / (1 + e^epsilon)."""
     random = np.random.default_rng(11)
     epsilon, refuted, caught = 1.0, 0, 0
@@ -107,27 +107,27 @@ def test_a_wager_on_a_claimed_epsilon_is_fair_at_the_mechanism_that_has_just_thi
         for actual in (epsilon, 2.5 * epsilon):
             keep = 1.0 / (1.0 + np.exp(-actual))
             inside, outside = (random.random(200) < keep).astype(float), (random.random(200) >= keep).astype(float)
-            found = Wager(inside, outside, Odds.of_epsilon(epsilon, 0.0), 0.2).refuted_after() is not None
+            found = Martingale(inside, outside, ClaimedCurve.of_epsilon(epsilon, 0.0), 0.2).refuted_after() is not None
             refuted, caught = refuted + (found and actual == epsilon), caught + (found and actual != epsilon)
     assert refuted <= 0.2 * 150
     assert caught >= 0.9 * 150
 
 
-def test_odds_of_an_epsilon_are_what_its_trade_off_curve_allows():
-    odds = Odds.of_epsilon(2.0, 1e-3)
+def test_deltas_of_an_epsilon_are_what_its_trade_off_curve_allows():
+    claimed = ClaimedCurve.of_epsilon(2.0, 1e-3)
     fpr = np.linspace(0.0, 1.0, 200_001)
     fnr = np.maximum.reduce([1 - 1e-3 - np.exp(2.0) * fpr, np.exp(-2.0) * (1 - 1e-3 - fpr), np.zeros_like(fpr)])
-    allowed = [np.max(1 - fnr - np.exp(epsilon) * fpr) for epsilon in odds.epsilons]
-    np.testing.assert_allclose(odds.deltas, allowed, atol=1e-5)
-    assert Odds.of_epsilon(5000.0, 1e-5).deltas == pytest.approx(1.0)
+    allowed = [np.max(1 - fnr - np.exp(epsilon) * fpr) for epsilon in claimed.epsilons]
+    np.testing.assert_allclose(claimed.deltas, allowed, atol=1e-5)
+    assert ClaimedCurve.of_epsilon(5000.0, 1e-5).deltas == pytest.approx(1.0)
 
 
-def test_scores_of_the_wrong_sign_lose_a_wager_nothing():
+def test_scores_of_the_wrong_sign_lose_a_martingale_nothing():
     random = np.random.default_rng(2)
     inside, outside = random.normal(4.0, 1.0, 200), random.normal(0.0, 1.0, 200)
-    odds = Odds.of_curve(li.composition(GAUSSIAN).delta)
-    assert Wager(-inside, -outside, odds, ERROR).refuted_after() == pytest.approx(
-        Wager(inside, outside, odds, ERROR).refuted_after(), abs=5
+    claimed = ClaimedCurve.of_curve(li.composition(GAUSSIAN).delta)
+    assert Martingale(-inside, -outside, claimed, ERROR).refuted_after() == pytest.approx(
+        Martingale(inside, outside, claimed, ERROR).refuted_after(), abs=5
     )
 
 
@@ -151,7 +151,7 @@ def test_before_the_threshold_is_chosen_nothing_is_shown():
     [
         ({"threshold": "corrected"}, "threshold must be a-priori, split or a number"),
         ({"threshold": "uncorrected"}, "threshold must be a-priori, split or a number"),
-        ({"method": "one-run"}, "validity must be 'fixed' with method 'one-run'"),
+        ({"method": "one-run"}, "validity must be 'fixed' for method 'one-run'"),
         ({"validity": "always"}, "validity must be one of fixed, anytime, got 'always'"),
     ],
 )
@@ -169,7 +169,7 @@ def test_a_false_claim_is_refuted_by_looking_and_a_true_one_is_not():
         assert found == verdict, reason
 
 
-def test_too_few_models_for_any_wager_are_inconclusive():
+def test_too_few_models_for_any_martingale_are_inconclusive():
     claim = claim_of(None, 1e-5, epsilon=4.0)
     scores = np.random.default_rng(0).normal(3.0, 1.0, 100), np.random.default_rng(1).normal(size=100)
     found, reason, _ = judge_scores(*scores, claim, Kind.LAST_ITERATE, 1e-5, 0.95, "split", None, "anytime")

@@ -130,7 +130,7 @@ def test_an_audit_whose_coins_look_unfair_is_inconclusive_and_claims_nothing(pro
     assert (result.verdict, result.reason) == ("inconclusive", reason)
     assert set(result.empirical.values()) == {0.0}
     assert " ".join(str(result).split()).count(reason) == 1
-    assert reason in parts_of(result).answer
+    assert reason in parts_of(result)["answer"]
     assert summary(str(store))["verdict"] == "inconclusive"
     shown = Cli()(f"report {store} --strict --json")
     assert (shown.exit_code, json.loads(shown.stdout)["reason"]) == (4, reason)
@@ -141,11 +141,11 @@ def test_every_number_of_one_run_says_what_it_assumes_of_the_coins(problem, tmp_
     attack = OneRun(references=2)
     result = li.audit(RUN, problem, attack, models=CANARIES, seed=seed_with(False), store=store, progress=False)
     printed, page = str(result), parts_of(result)
-    for text in (printed, page.answer, page.tables, page.about):
+    for text in (printed, page["answer"], page["tables"], page["about"]):
         assert "assumption-free" not in text
         assert "assumes nothing" not in text
-    assert OWN_COIN in page.answer
-    assert page.tables.count(OWN_COIN) == len(ONE_RUN_METHODS)
+    assert OWN_COIN in page["answer"]
+    assert page["tables"].count(OWN_COIN) == len(ONE_RUN_METHODS)
     assert not any(OWN_COIN in caveat for caveat in result.caveats)  # the table has it, row by row
     assert f"One run: {OWN_COIN}." in str(audit_chart(result).to_dict())
     assert summary(str(store))["found_if"] == OWN_COIN

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from scipy.stats import beta, binom
 
 import lastiterate as li
+from lastiterate.attacks.attack import LinearScores
 from lastiterate.auditing.evidence.error_rates import ranks, upper_bound
 from lastiterate.auditing.evidence.score_signal import score_below, score_density
 from lastiterate.auditing.evidence.threshold import predicted_threshold
@@ -188,7 +189,7 @@ def test_composition_predicts_nearly_the_threshold_of_the_last_iterate_here():
 
 
 def test_predicted_threshold_follows_the_scale_of_scores():
-    wide = predicted_threshold(RUN, 100, 100, spread=2.0, signal=2.0)
+    wide = predicted_threshold(RUN, 100, 100, scores=LinearScores(2.0, 2.0))
     assert wide == pytest.approx(2.0 * predicted_threshold(RUN, 100, 100), rel=1e-9)
 
 

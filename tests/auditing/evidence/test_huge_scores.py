@@ -8,7 +8,7 @@ import pytest
 
 import lastiterate as li
 from lastiterate.auditing.evidence.score_signal import signal_of
-from lastiterate.cli.audit_output import result_fields
+from lastiterate.cli.report import result_fields
 from lastiterate.plot.histogram import _bars, _edges, _range
 
 RUN = li.DPSGD(30, 0.1, 1.0)

@@ -94,7 +94,7 @@ def test_the_estimate_of_a_family_is_where_its_curve_begins_to_refute(method):
 
 
 def test_families_of_one_run_need_the_run_and_know_what_they_cannot_explain():
-    with pytest.raises(ValueError, match="run must be given with method 'one-run-last-iterate'"):
+    with pytest.raises(ValueError, match="run must be given for method 'one-run-last-iterate'"):
         li.estimate([1.0], [0.0], method="one-run-last-iterate")
     with pytest.raises(ValueError, match="composition"):
         li.estimate([1.0], [0.0], method="one-run-composition", run=SHUFFLED)
@@ -129,7 +129,7 @@ def test_one_training_with_too_little_noise_refutes_a_claim_about_the_noise(run)
     verdict, reason, _ = judged(run, 700, noise=0.1)
     assert verdict == "violation", reason
     assert "share the error" in reason
-    assert ("one run, composition family finds" if run is SPARSE else "guesses are fewer than it allows") in reason
+    assert ("one run, composition family finds" if run is SPARSE else "are fewer than the claim allows") in reason
 
 
 def test_the_assumption_free_bound_of_so_many_canaries_could_not_have_refuted_it():
@@ -153,4 +153,4 @@ def test_a_prediction_that_is_too_low_is_above_the_heuristic_and_not_a_violation
     estimates = Estimates(run, LinearScores(), scores[is_in], scores[~is_in], Question())
     verdict, reason, _ = verdict_on(Question().claim(run), Kind.ONE_MODEL, estimates)
     assert verdict == "above heuristic", reason
-    assert "one run, last-iterate family (a prediction's)" in reason
+    assert "one run, last-iterate family (heuristic)" in reason

@@ -52,7 +52,7 @@ def test_the_best_number_of_guesses_beats_the_usual_one_and_its_neighbours():
 
 
 def test_where_nothing_can_be_seen_there_is_still_a_number_of_guesses():
-    assert 16 <= best_guesses(GAUSSIAN, 50, signal=0.01) <= 50
+    assert 16 <= best_guesses(GAUSSIAN, 50, "one-run-fdp", 1e-5, 0.95, 0.01) <= 50
     assert best_guesses(GAUSSIAN, 5) == 5
 
 
@@ -68,7 +68,7 @@ def test_what_cannot_be_planned_is_refused():
         OneRunPlan(SPARSE, 10, 11)
     with pytest.raises(ValueError, match="method must be 'one-run'"):
         OneRunPlan(SPARSE, 10, 10).chance_to_refute(1.0, "one-run-fdp")
-    with pytest.raises(ValueError, match="method must be one of a run's families"):
+    with pytest.raises(ValueError, match="method must assume a family of the run"):
         allowed_by(SPARSE, "one-run-fdp")
-    with pytest.raises(ValueError, match="method must be one of one run that counts right guesses"):
+    with pytest.raises(ValueError, match="method must be a method of one run that counts right guesses"):
         OneRunPlan(SPARSE, 10, 10).median("one-run-independent")

@@ -13,10 +13,10 @@ from lastiterate.auditing.evidence.claims import claim_of
 from lastiterate.auditing.evidence.error_rates import ErrorCounts, both
 from lastiterate.auditing.evidence.estimates import Estimates, Question
 from lastiterate.auditing.evidence.family import family_of
-from lastiterate.auditing.evidence.forecast import Outlook
+from lastiterate.auditing.evidence.forecast import Forecast, leaking
 from lastiterate.auditing.evidence.score_signal import Kind, guarantee_of
 from lastiterate.auditing.evidence.verdict import verdict_on
-from lastiterate.auditing.evidence.verdict_strength import chance_to_refute, leaking
+from lastiterate.auditing.evidence.verdict_strength import chance_to_refute
 
 RUN = li.DPSGD(100, 0.1, 0.94)
 AUDITS = 400
@@ -38,9 +38,9 @@ def within(share, chance):
 @pytest.mark.parametrize("validity", ["fixed", "anytime"])
 @pytest.mark.parametrize("method", ["clopper-pearson", "gdp", "last-iterate"])
 def test_so_many_audits_reach_the_detectable_epsilon_and_the_median(method, validity):
-    outlook = Outlook(RUN, 128, expected=LinearScores(1.0, 1.2), validity=validity)
-    rates = {chance: outlook.reached(method, chance) for chance in (0.8, 0.5)}
-    generator, threshold = np.random.default_rng(1), outlook.threshold_for(method, 0.95)
+    forecast = Forecast(RUN, 128, expected=LinearScores(1.0, 1.2), validity=validity)
+    rates = {chance: forecast.reached(method, chance) for chance in (0.8, 0.5)}
+    generator, threshold = np.random.default_rng(1), forecast.threshold_for(method, 0.95)
     found = [
         li.estimate(*simulated(128, generator, spread=1.2), 1e-5, 0.95, method, threshold, RUN, validity).epsilon
         for _ in range(AUDITS)
@@ -53,9 +53,9 @@ def test_so_many_audits_reach_the_detectable_epsilon_and_the_median(method, vali
 
 def test_detectable_epsilon_of_composition_is_its_own_at_the_quantile_of_all_outcomes():
     run = li.DPSGD(4, 0.5, 1.5)
-    outlook = Outlook(run, 12)
-    errors = outlook.errors_at(outlook.threshold_for("composition", 0.95), outlook.expected)
-    upper = outlook.upper_bounds(errors, 0.95)
+    forecast = Forecast(run, 12)
+    errors = forecast.errors_at(forecast.threshold_for("composition", 0.95), forecast.expected)
+    upper = forecast.upper_bounds(errors, 0.95)
     rule = family_of("composition", run)
     outcomes = sorted(
         (rule.epsilon(float(fpr), float(fnr), 1e-5), p * q)
@@ -65,13 +65,13 @@ def test_detectable_epsilon_of_composition_is_its_own_at_the_quantile_of_all_out
     )
     epsilons, masses = np.array(outcomes).T
     reached = epsilons[np.searchsorted(np.cumsum(masses) / masses.sum(), 0.5)]
-    assert outlook.reached("composition", 0.5) == pytest.approx(reached, rel=0.02)
+    assert forecast.reached("composition", 0.5) == pytest.approx(reached, rel=0.02)
 
 
 @pytest.mark.parametrize(("factor", "models"), [(2.0, 100), (3.0, 40)])
 def test_so_many_faulty_trainings_are_refuted_as_predicted(factor, models):
     claim, generator = claim_of(RUN, 1e-5), np.random.default_rng(2)
-    chance = chance_to_refute(Outlook(RUN, models), claim, factor)
+    chance = chance_to_refute(Forecast(RUN, models), claim, factor)
     refuted = [
         verdict_on(
             claim, Kind.LAST_ITERATE, Estimates(RUN, LinearScores(), *simulated(models, generator, factor), Question())
@@ -95,16 +95,17 @@ def test_joint_law_of_two_thresholds_has_both_binomials_as_margins():
 @pytest.mark.parametrize("run", [RUN, li.DPSGD(4, 0.5, 0.2), RUN.replace(sampling="shuffled")])
 def test_between_its_nodes_a_curve_is_as_exact_as_at_them(run, monkeypatch):
     """Detectable epsilons to 1e-7, and chances to 1e-6: whole numbers of errors leave little room."""
-    outlook = Outlook(run, 4000)
-    interpolated = [outlook.reached(method) for method in ("gdp", "last-iterate")]
+    forecast = Forecast(run, 4000)
+    interpolated = [forecast.reached(method) for method in ("gdp", "last-iterate")]
     claim, sizes = claim_of(run, 1e-5), ((40, 4.0), (300, 2.0), (300, 1.5))
-    chances = [chance_to_refute(Outlook(run, models), claim, factor) for models, factor in sizes]
+    chances = [chance_to_refute(Forecast(run, models), claim, factor) for models, factor in sizes]
     monkeypatch.setattr("lastiterate.auditing.evidence.forecast._NODES", 10**9)
     monkeypatch.setattr(
-        "lastiterate.auditing.evidence.verdict_strength.quantile_curve", lambda run: guarantee_of(run)(run).fnr
+        "lastiterate.auditing.evidence.verdict_strength.guaranteed_fnr",
+        lambda run, fpr: guarantee_of(run)(run).fnr(fpr) - 1e-9,
     )
-    assert interpolated == pytest.approx([outlook.reached(method) for method in ("gdp", "last-iterate")], abs=1e-7)
-    exact = [chance_to_refute(Outlook(run, models), claim, factor) for models, factor in sizes]
+    assert interpolated == pytest.approx([forecast.reached(method) for method in ("gdp", "last-iterate")], abs=1e-7)
+    exact = [chance_to_refute(Forecast(run, models), claim, factor) for models, factor in sizes]
     assert chances == pytest.approx(exact, abs=1e-3)
 
 
@@ -149,7 +150,7 @@ def test_scores_of_less_noise_spread_less_but_for_what_is_not_noise():
 
 def test_models_are_chosen_so_that_half_of_the_noise_is_found():
     models, words = models_for(RUN, Question())
-    assert chance_to_refute(Outlook(RUN, models), claim_of(RUN, 1e-5), 2.0) >= 0.8
+    assert chance_to_refute(Forecast(RUN, models), claim_of(RUN, 1e-5), 2.0) >= 0.8
     assert f"{models:,} a world" in words
     halves, _ = models_for(RUN, Question(), is_known=False)
     assert 1.5 * models < halves < 3 * models
@@ -164,7 +165,7 @@ def test_models_are_chosen_so_that_half_of_the_noise_is_found():
         ({"signal": 1.5}, "signal must be in"),
         ({"spread": 0.5}, "spread must be in"),
         ({"scores": "other"}, "scores must be one of known, own, all-iterates"),
-        ({"scores": "all-iterates", "one_run": True}, "scores must be 'known' or 'own' with one_run"),
+        ({"scores": "all-iterates", "one_run": True}, "scores must be 'known' or 'own' if one_run"),
         ({"leaks_noise": 1e-9}, "leaks_noise must mean noise between"),
         ({"leaks_noise": 1.0, "leaks_epsilon": 1.0}, "both given"),
         ({"one_run": True, "validity": "anytime"}, "validity must be 'fixed'"),

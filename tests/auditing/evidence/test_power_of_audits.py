@@ -69,10 +69,10 @@ def share_refuted(run, models, noise, signal, options, audits, seed=1):
     for _ in range(audits):
         scores = scores_of(run, models, noise, signal, options, generator)
         bound = Estimates(run, expected, *scores, question, models).deciding(claim)
-        wager = bound.wager(claim, kind) if question.validity == "anytime" else None
-        by_wager = wager is not None and wager.refuted_after() is not None
-        tests = deciding_tests(claim, kind, question.confidence, wager)
-        refuted += by_wager or any(test.refutes(bound(test.method, test.confidence)) for test in tests)
+        martingale = bound.martingale(claim, kind) if question.validity == "anytime" else None
+        by_martingale = martingale is not None and martingale.refuted_after() is not None
+        tests = deciding_tests(claim, kind, question.confidence, martingale)
+        refuted += by_martingale or any(test.refutes(bound(test.method, test.confidence)) for test in tests)
     return refuted / audits
 
 

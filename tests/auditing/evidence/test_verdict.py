@@ -112,7 +112,7 @@ def test_too_few_scores_are_inconclusive_and_say_the_chance_and_how_many_it_take
 def test_a_claim_that_no_number_of_models_can_refute_says_so():
     scores = normal(0, 5.0, 50), normal(1, 0.0, 50)
     _, reason, _ = judge_scores(*scores, claim_of(None, 1e-5, 30.0), LAST, 1e-5, 0.95, 2.5, None)
-    assert "Even 65,536 models a world would not do." in reason
+    assert "Even 65,536 models a world would not be enough." in reason
 
 
 def test_equal_scores_of_one_run_are_why_it_cannot_tell():

@@ -8,7 +8,7 @@ import lastiterate as li
 from lastiterate import attacks
 from lastiterate.attacks.attack import LikelihoodRatio
 from lastiterate.auditing.evidence.audit_result import waterfall_of
-from lastiterate.auditing.evidence.forecast import OneRunOutlook, Outlook, perfect
+from lastiterate.auditing.evidence.forecast import Forecast, perfect
 from lastiterate.compare_analyses import Answer
 
 RUN = li.DPSGD(100, 0.1, 1.2)
@@ -25,13 +25,13 @@ def test_levels_go_from_the_guarantee_to_what_was_found_by_one_family(result):
     assert list(levels) == ["guarantee", "heuristic", "perfect attack", "found"]
     assert levels["guarantee"] == result.composition
     assert levels["heuristic"] == result.last_iterate
-    assert levels["perfect attack"] == Outlook(RUN, 512).reached("last-iterate", 0.5)
+    assert levels["perfect attack"] == Forecast(RUN, 512).reached("last-iterate", 0.5)
     assert levels["found"] == result.empirical["last-iterate"]
     assert "last-iterate family" in result.waterfall[2].words
 
 
 def test_a_report_carries_what_each_of_its_methods_detects(result):
-    assert result.detectable == {method: Outlook(RUN, 512).reached(method) for method in result.estimates}
+    assert result.detectable == {method: Forecast(RUN, 512).reached(method) for method in result.estimates}
 
 
 def test_found_is_about_the_median_of_a_perfect_attack_over_many_audits():
@@ -47,12 +47,12 @@ def test_a_lucky_attack_and_one_beyond_the_heuristic_say_so(result):
         from dataclasses import replace
 
         lucky = {"last-iterate": replace(result.estimates["last-iterate"], epsilon=epsilon)}
-        return waterfall_of(Outlook(RUN, 512), result.predictions, lucky)[-1].words
+        return waterfall_of(Forecast(RUN, 512), result.predictions, lucky)[-1].words
 
-    median = Outlook(RUN, 512).reached("last-iterate", 0.5)
+    median = Forecast(RUN, 512).reached("last-iterate", 0.5)
     assert "misses 0.5" in last(median - 0.5)
     assert "misses nothing" in last(median)
-    assert "by luck or because" in last(median + 0.01)
+    assert "by chance or because" in last(median + 0.01)
     assert "more than the heuristic predicts" in last(result.last_iterate + 0.1)
     assert "more than the heuristic predicts" in last(math.inf)
 
@@ -64,7 +64,7 @@ def test_without_composition_it_begins_at_the_guarantee_that_there_is():
     assert "no amplification" in levels[0].words
     none = {"last_iterate": Answer(2.0), "composition": Answer(None, "no reason")}
     found = li.audit(RUN, None, EXACT, models=64, methods=["gdp"]).estimates
-    assert [step.name for step in waterfall_of(Outlook(RUN, 64), none, found)] == [
+    assert [step.name for step in waterfall_of(Forecast(RUN, 64), none, found)] == [
         "heuristic",
         "perfect attack",
         "found",
@@ -72,7 +72,7 @@ def test_without_composition_it_begins_at_the_guarantee_that_there_is():
 
 
 def test_where_all_iterates_are_seen_nothing_is_hidden(result):
-    seen = Outlook(li.DPSGD(5, 0.5, 1.5), 64, expected=LikelihoodRatio())
+    seen = Forecast(li.DPSGD(5, 0.5, 1.5), 64, expected=LikelihoodRatio())
     steps = waterfall_of(seen, result.predictions, {"clopper-pearson": result.estimates["clopper-pearson"]})
     assert [step.name for step in steps] == ["guarantee", "perfect attack", "found"]
     assert perfect(seen) == seen
@@ -82,7 +82,7 @@ def test_one_run_has_its_own(result):
     from dataclasses import replace
 
     guessed = replace(result.estimates["last-iterate"], method="one-run-fdp", epsilon=0.5)
-    outlook = OneRunOutlook(RUN, 300)
-    steps = waterfall_of(outlook, result.predictions, {"one-run-fdp": guessed})
-    assert steps[2].epsilon == outlook.plan("one-run-fdp", 0.95).median("one-run-fdp")
+    forecast = Forecast(RUN, 300, one_run=True)
+    steps = waterfall_of(forecast, result.predictions, {"one-run-fdp": guessed})
+    assert steps[2].epsilon == forecast.plan("one-run-fdp", 0.95).median("one-run-fdp")
     assert "300 canaries of one run" in steps[2].words

@@ -8,9 +8,8 @@ import pytest
 import lastiterate as li
 from lastiterate.attacks.attack import LinearScores, Words
 from lastiterate.auditing.design import Paired, Quality
-from lastiterate.auditing.experiments.protocol import Crafted
 from lastiterate.auditing.identity import Identity
-from lastiterate.auditing.stores.audit_record import Record, ScoredTrials
+from lastiterate.auditing.stores.audit_record import Crafted, Record, ScoredTrials
 from lastiterate.auditing.stores.store import Store
 
 VALUES = {"run": {"steps": 10, "weights": [1.0, 0.5]}, "models": 64, "seed": 0}

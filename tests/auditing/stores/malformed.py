@@ -176,9 +176,7 @@ def _tables() -> dict[str, Damage]:
         "schema twice": sql("INSERT INTO sqlite_master SELECT * FROM sqlite_master WHERE name = 'audit'"),
         "other application": sql(application_id=7),
         "format 0": sql(user_version=0),
-        "format 1": sql(user_version=1),
         "format 2": sql(user_version=2),
-        "format 4": sql(user_version=4),
         "format -1": sql(user_version=-1),
     }
 

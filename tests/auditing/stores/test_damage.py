@@ -70,12 +70,14 @@ def test_a_damaged_store_is_refused(path, damage):
     assert contents(path.parent) == before
 
 
-def test_a_newer_format_is_refused(path):
+def test_an_unknown_format_is_refused_and_left_alone(path):
     begin(path).close()
     with closing(sqlite3.connect(path)) as database:
-        database.execute("PRAGMA user_version = 4")
-    said = f"{str(path)!r} has store format 4, but this version of lastiterate reads 1, 2 and 3 only"
+        database.execute("PRAGMA user_version = 2")
+    before = contents(path.parent)
+    said = f"{str(path)!r} has store format 2, which this version of lastiterate cannot read: name another store"
     assert refusal(begin, path) == refusal(Store.read, path) == said
+    assert contents(path.parent) == before
 
 
 def test_a_full_disk_loses_nothing_that_was_stored(path):
@@ -145,4 +147,4 @@ def test_a_copy_without_its_log_is_read_in_a_read_only_folder_and_one_with_it_ne
     with Store.read(folder / "alone.sqlite") as store:
         assert len(store.scores()) == 0
     sentence = refusal(Store.read, folder / "x.sqlite")
-    assert sentence.endswith("the file must be readable and, after an interruption, its folder writable")
+    assert sentence.endswith("it must be readable and, after an interruption, its folder writable")

@@ -28,7 +28,7 @@ class Fault:
     category: str  # noise, clipping, participation, normalisation, optimizer or seeds
     run: DPSGD
     train: object
-    models: int = 16
+    models: int = 32
     batch_size: float | None = None  # told to the check where only that tells more noise from that of sampling
     found: bool = True  # False: it may be told from a correct training by nothing, and must not pass all the same
 
@@ -369,7 +369,7 @@ class TheCanaryInNoBatch(Trainer):
         return 0
 
 
-@fault("participation", models=32)
+@fault("participation")
 class ShuffledWherePoissonIsDeclared(Trainer):
     def batches(self, rng, present):
         return self.shuffled(rng, present)
@@ -434,8 +434,8 @@ class TheCanaryMakesOthersWeighLess(Trainer):
 class TheCanaryAddsAStep(Trainer):
     """One more example makes one more batch. Its noise is not told from that of worlds that share less."""
 
-    def steps(self, present):
-        return self.run.steps + bool(present)
+    def steps(self, present, asked):
+        return asked + bool(present)
 
 
 # Optimizer
@@ -467,8 +467,8 @@ trained_by("learning_rate_of_the_mean_of_gradients", SGD(RATE / 40.0))
 
 @fault("optimizer")
 class HalfTheSteps(Trainer):
-    def steps(self, present):
-        return self.run.steps // 2
+    def steps(self, present, asked):
+        return asked // 2
 
 
 # Seeds
@@ -480,7 +480,7 @@ class SeedsThatAreIgnored(Trainer):
         return super().streams(0, present)
 
 
-@fault("seeds", models=32)
+@fault("seeds")
 class SameBatchesForAllSeeds(Trainer):
     def streams(self, seed, present):
         return super().streams(0, present)[0], *super().streams(seed, present)[1:]
@@ -513,14 +513,14 @@ class NotANumberWithACanary(Trainer):
 
 
 class ShapesThatChange(Trainer):
-    def __call__(self, seed, canary):
-        found = super().__call__(seed, canary)
+    def __call__(self, seed, canary, steps=None):
+        found = super().__call__(seed, canary, steps)
         return found | {"bias": found["bias"][: 5 + seed % 5]}
 
 
 class TensorsThatChange(Trainer):
-    def __call__(self, seed, canary):
-        found = super().__call__(seed, canary)
+    def __call__(self, seed, canary, steps=None):
+        found = super().__call__(seed, canary, steps)
         return found | {f"extra{seed}": np.zeros(3)}
 
 

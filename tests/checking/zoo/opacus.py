@@ -36,5 +36,4 @@ def example(file: Path, fault: str = "") -> dict[str, object]:
 
 def opacus_fault(name: str) -> Fault:
     names = example(OPACUS, name)
-    models = 32 if name == "shuffled" else 16
-    return Fault(f"opacus_{name}", CATEGORIES[name], names["run"], names["train"], models)
+    return Fault(f"opacus_{name}", CATEGORIES[name], names["run"], names["train"])

@@ -15,29 +15,29 @@ from tests.checking.zoo.trainer import Trainer
 FEW_STEPS = DPSGD(15, 0.1, 2.0, optimizer=SGD(RATE))
 
 
-@fault("noise", models=32)
+@fault("noise")
 class OneDrawForTwoNeighbours(Trainer):
     def normal(self, rng):
         size = len(super().normal(rng))
         return np.repeat(rng.normal(size=(size + 1) // 2), 2)[:size]
 
 
-@fault("noise", models=32)
+@fault("noise")
 class SmoothNoise(Trainer):
     def normal(self, rng):
         drawn = super().normal(rng)
         return (drawn + np.roll(drawn, 1)) / np.sqrt(2.0)
 
 
-@fault("noise", run=FEW_STEPS.replace(optimizer=SGD(RATE, momentum=0.5)), models=32)
+@fault("noise", run=FEW_STEPS.replace(optimizer=SGD(RATE, momentum=0.5)))
 class SevenTenthsOfTheNoiseWithMomentum(Trainer):
     """In single precision, as most models have it."""
 
     def noise(self, rng, step):
         return 0.7 * super().noise(rng, step)
 
-    def __call__(self, seed, canary):
-        return {name: value.astype(np.float32) for name, value in super().__call__(seed, canary).items()}
+    def __call__(self, seed, canary, steps=None):
+        return {name: value.astype(np.float32) for name, value in super().__call__(seed, canary, steps).items()}
 
 
 @fault("clipping")
@@ -63,7 +63,7 @@ class LargeNormsMistakenForSquares(ClippedByTheSquareOfTheNorm):
     pass
 
 
-@fault("optimizer", run=FEW_STEPS, models=32)
+@fault("optimizer", run=FEW_STEPS)
 class GradientAscent(Trainer):
     def total(self, rows, noise, present):
         return -super().total(rows, noise, present)
@@ -75,12 +75,12 @@ class ScheduledTrainer(Trainer):
         return replace(self.run.optimizer, learning_rate=self.run.optimizer.learning_rate * falling)
 
 
-@fault("optimizer", run=FEW_STEPS, model=Network(), models=32)
+@fault("optimizer", run=FEW_STEPS, model=Network())
 class UndeclaredCosineSchedule(ScheduledTrainer):
     pass
 
 
-@fault("optimizer", run=FEW_STEPS, model=Network(), models=32)
+@fault("optimizer", run=FEW_STEPS, model=Network())
 class UndeclaredAverage(Trainer):
     def optimizer(self):
         return replace(self.run.optimizer, averaging="uniform")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import count, islice
 
 import numpy as np
 
@@ -26,12 +27,14 @@ class Trainer:
     pairing: str = "shared"
     draws_start: bool = False  # whether initial parameters differ from seed to seed
 
-    def __call__(self, seed, canary):
+    def __call__(self, seed, canary, steps=None):
         gradient = None if canary is False else vector(canary)
         batches, noise, start = self.streams(seed, gradient is not None)
         theta = self.model.start(start)
         optimizer = Optimizer(self.optimizer(), theta)
-        for step, drawn in enumerate(self.batches(batches, gradient is not None)):
+        asked = self.run.steps if steps is None else steps
+        stop = self.steps(gradient is not None, asked)
+        for step, drawn in enumerate(islice(self.batches(batches, gradient is not None), stop)):
             rows = self.model.gradients(optimizer.theta, drawn[drawn < CANARY])
             if gradient is not None:
                 rows = np.vstack([rows, *[gradient] * self.times(drawn)])
@@ -58,8 +61,8 @@ class Trainer:
         """What the trainer does, whatever is declared."""
         return self.run.optimizer
 
-    def steps(self, present):
-        return self.run.steps
+    def steps(self, present, asked):
+        return asked
 
     def rate(self):
         return float(self.run.sample_rate)
@@ -70,7 +73,7 @@ class Trainer:
             yield from self.shuffled(rng, present)
             return
         slots = CANARY + (present if self.pairing == "entangled" else 1)
-        for _ in range(self.steps(present)):
+        while True:
             if self.run.sampling == "fixed":
                 yield rng.choice(CANARY + 1, round(self.rate() * (CANARY + 1)), replace=False)
             else:
@@ -78,7 +81,7 @@ class Trainer:
 
     def shuffled(self, rng, present):
         length = round(1.0 / self.rate())
-        for step in range(self.steps(present)):
+        for step in count():
             if step % length == 0:
                 parts = np.array_split(rng.permutation(CANARY + 1), length)
             yield parts[step % length]

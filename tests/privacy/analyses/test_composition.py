@@ -270,7 +270,7 @@ def test_steps_that_never_see_the_canary_cost_nothing():
 @pytest.mark.parametrize("sampling", ["shuffled", "fixed"])
 def test_sampling_without_a_proof_of_amplification_is_refused(sampling):
     run = li.DPSGD(steps=100, sample_rate=0.1, noise_multiplier=1.0, sampling=sampling)
-    with pytest.raises(ValueError, match=r"not valid.*no_amplification"):
+    with pytest.raises(ValueError, match=r"for composition, got .*no_amplification"):
         li.composition(run)
     assert li.no_amplification(run).epsilon(1e-5) > li.last_iterate(run).epsilon(1e-5)
 

@@ -272,16 +272,16 @@ def test_what_is_not_known_is_refused():
         ({"sampling": "fixed"}, "min_separation must be 1 for the heuristic, got 3"),
         ({"weights": np.arange(1.0, 11.0)}, "min_separation must be 1 for the heuristic, got 3"),
         ({"sample_rate": 0.4}, "sample_rate must be at most 1 / min_separation"),
-        ({"sampling": "shuffled", "weights": np.arange(1.0, 11.0)}, "epochs whose shuffles depend on each other"),
+        ({"sampling": "shuffled", "weights": np.arange(1.0, 11.0)}, "otherwise epochs depend on each other"),
     ]:
         with pytest.raises(ValueError, match=words):
             li.last_iterate(run.replace(**changes))
         assert li.composition(run.replace(**changes)).epsilon(DELTA) > 0.0
-    with pytest.raises(ValueError, match="min_separation must be at most the 2 batches of an epoch"):
+    with pytest.raises(ValueError, match="min_separation must be at most 2, the number of batches per epoch"):
         li.composition(run.replace(sampling="shuffled", sample_rate=0.5))
     with pytest.raises(ValueError, match="min_separation must be 1 with sampling 'full'"):
         run.replace(sampling="full", sample_rate=1.0)
-    with pytest.raises(ValueError, match="noise_filter must have an inverse that does not grow"):
+    with pytest.raises(ValueError, match="noise_filter must have an inverse that floats can hold"):
         li.composition(li.DPSGD(3000, 0.2, 1.0, noise_filter=[1.0, -2.0]))
     with pytest.raises(ValueError, match="steps must be at most 1000000 for a guarantee with noise_filter"):
         li.composition(li.DPSGD(10**7, 0.2, 1.0, noise_filter=FILTER))

@@ -271,10 +271,9 @@ def test_the_bound_without_amplification_of_a_canary_that_is_never_there_is_zero
 @pytest.mark.parametrize("sampling", ["shuffled", "fixed"])
 def test_composition_is_refused_and_names_the_bound_that_holds(sampling):
     run = DPSGD(100, 0.1, 1.0, sampling=sampling)
-    with pytest.raises(ValueError, match=f"composition is not valid with sampling '{sampling}'") as raised:
+    with pytest.raises(ValueError, match=f"for composition, got '{sampling}'") as raised:
         composition(run)
     assert "lastiterate.no_amplification" in str(raised.value)
-    assert ("sqrt(epochs) / sigma" in str(raised.value)) == (sampling == "shuffled")
     assert math.isfinite(no_amplification(run).epsilon(1e-5))
 
 

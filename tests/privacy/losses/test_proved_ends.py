@@ -11,8 +11,7 @@ from scipy.special import ndtr
 
 import lastiterate as li
 from lastiterate.privacy.losses import certified_bracket as proved_ends
-from lastiterate.privacy.losses.certified_bracket import proved_epsilon, smoothed_line
-from lastiterate.privacy.losses.certified_step import log_moment_bound
+from lastiterate.privacy.losses.certified_bracket import log_moment_bound, proved_epsilon, smoothed_line
 from lastiterate.privacy.losses.loss_cumulant import LossCumulant
 from lastiterate.privacy.losses.step_loss import StepLoss
 from tests.privacy.helpers import deltas, gaussian_delta

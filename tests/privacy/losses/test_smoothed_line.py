@@ -8,7 +8,7 @@ import pytest
 from scipy.special import ndtr
 from scipy.stats import binom
 
-from lastiterate.privacy.convex.smoothed_line import SmoothedLoss
+from lastiterate.privacy.convex.windows import SmoothedLoss
 from lastiterate.privacy.mixtures.fourier import Complex
 
 

@@ -14,9 +14,8 @@ from scipy.special import log_ndtr, logsumexp
 from lastiterate import DPSGD, last_iterate
 from lastiterate.privacy.mixtures import mixture
 from lastiterate.privacy.mixtures.fourier import Unreliable
-from lastiterate.privacy.mixtures.kernels import FourierKernel, small_support
+from lastiterate.privacy.mixtures.kernels import FourierKernel, rounded, small_support
 from lastiterate.privacy.mixtures.law import law_of
-from lastiterate.privacy.mixtures.pairs import rounded
 
 WIDTH = (
     1e-2  # of the bracket relative to epsilon, at most: weights of some hundred spacings and more are rounded by one

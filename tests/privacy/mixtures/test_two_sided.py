@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from lastiterate import DPSGD, SGD, last_iterate
 from lastiterate.privacy.mixtures.law import law_of
-from lastiterate.privacy.mixtures.pairs import pair_of
-from lastiterate.privacy.mixtures.two_sided import TwoSidedPair
+from lastiterate.privacy.mixtures.pairs import TwoSidedPair, pair_of
 from tests.privacy.brute_force import mixture_of
 from tests.privacy.helpers import references, run_of
 
@@ -246,7 +245,9 @@ def test_heavy_momentum_with_strong_decay_by_fourier_inversion():
 def test_little_noise_and_many_weights_of_both_signs_are_refused_in_a_sentence():
     curve = last_iterate(DPSGD(14, 0.1, 0.05, weights=np.linspace(-0.3, 1.0, 14)))
     for question in (curve.epsilon, curve.bracket):
-        with pytest.raises(ValueError, match="noise_multiplier must be larger where weights have both signs"):
+        with pytest.raises(
+            ValueError, match="noise_multiplier must be larger with many different weights of both signs"
+        ):
             question(1e-5)
 
 

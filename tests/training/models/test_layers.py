@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from lastiterate.training.models import Conv, Dense, GroupNorm
-from lastiterate.training.models.layers import max_pool
+from lastiterate.training.models import Conv, Dense, GroupNorm, max_pool
 from tests.training.models.reference import array, channels_first, convolution, gradients, random_model, tensors
 
 # Kernel, stride and padding: those of the networks, those that do not divide, and a stride that skips pixels.

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from lastiterate.training.models import WideResNet
-from lastiterate.training.models.networks import StandardisedConv
+from lastiterate.training.models import StandardisedConv, WideResNet
 from tests.training.models.reference import array, channels_first, gradients, random_model, tensors, wide_resnet
 
 

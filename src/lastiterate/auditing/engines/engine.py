@@ -1,4 +1,4 @@
-"""The protocol of engines and the local engine. All engines draw the same randomness."""
+"""The protocol of engines, and the local engine. All engines use the same random numbers."""
 
 from __future__ import annotations
 
@@ -6,16 +6,17 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from lastiterate.auditing.experiments.protocol import Crafted, Experiment, Trials
+from lastiterate.auditing.experiments.protocol import Experiment, Trials
+from lastiterate.auditing.stores.audit_record import Crafted
 from lastiterate.common.validation import told
 
 
 @runtime_checkable
 class Engine(Protocol):
-    """An engine, which computes the trials of an experiment chunk by chunk, in any order."""
+    """An engine computes the trials of an experiment in chunks, in any order."""
 
     def running(self) -> AbstractContextManager[None]:
-        """Return a context that is entered before training and left after it, also after a failure."""
+        """Return a context manager that surrounds the training."""
 
     def prepare(self, experiment: Experiment, crafted: Crafted, chunk_size: int | None) -> Trials:
         """Return the experiment's trials. If ``chunk_size`` is None, the engine chooses one."""
@@ -23,7 +24,7 @@ class Engine(Protocol):
 
 @dataclass(frozen=True)
 class Local:
-    """An engine that trains on this machine, ``workers`` chunks at a time; None: one per core."""
+    """An engine that trains on this machine, ``workers`` chunks at a time (by default one per core)."""
 
     workers: int | None = None
 
@@ -35,7 +36,7 @@ class Local:
 
 
 def find_engine(engine: str | Engine) -> Engine:
-    """Return the engine of this name, or the engine itself."""
+    """Return the engine with this name. Return an engine object unchanged."""
     if isinstance(engine, Engine) and not isinstance(engine, type):
         return engine
     if not isinstance(engine, str) or engine not in ("local", "ray"):

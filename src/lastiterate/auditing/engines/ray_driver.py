@@ -1,74 +1,68 @@
-"""The driver of a Ray cluster: it compares the nodes' programs, starts tasks, and retries lost tasks.
-
-A task that lost its node is retried up to ``NODE_LOSSES`` times. A task whose process ends by itself (an exit, a crash
-or a lack of memory) is retried a few times; then ``WorkerDied`` names it.
-"""
+"""The driver of a Ray cluster: it connects, compares the nodes' programs, starts tasks, and retries lost tasks."""
 
 from __future__ import annotations
 
+import logging
+import os
+import pickle
+import pickletools
+import socket
+import sys
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import cache, partial
+from pathlib import Path
 from time import monotonic
-from typing import Any, Protocol, TypeAlias
+from types import FunctionType, MethodType, ModuleType
+from urllib.parse import urlsplit
 
 from lastiterate.auditing.engines import worker_fingerprint as node
-from lastiterate.auditing.engines.ray_cluster import first_line, import_ray
-from lastiterate.auditing.engines.ray_worker import SentTask
-from lastiterate.auditing.engines.task_pickle import Parcel
+from lastiterate.auditing.engines.ray_worker import SentTask, import_ray
+from lastiterate.auditing.experiments.protocol import Experiment
+from lastiterate.auditing.stores.audit_record import Crafted
+from lastiterate.auditing.user_code import is_installed, neighbours
 from lastiterate.common.errors import ClusterLost
-from lastiterate.common.types import Fields
+from lastiterate.common.types import Fields, Foreign
 
-Foreign: TypeAlias = Any  # Ray itself, and objects sent through Ray
-
-NODE_LOSSES = 100  # most lost nodes of one task
-NO_ROOM = 60.0  # longest time without any node with room for a task, in seconds
+NODE_LOSSES = 100  # largest number of lost nodes that one task may have
+NO_ROOM = 60.0  # longest time in seconds during which no node has room for a task
 ANSWER = 60.0  # longest time for a node to report its program or to send a result, in seconds
 _LOOK = 5.0  # seconds between two checks of the nodes
 
 
+@dataclass(frozen=True, eq=False)
+class Parcel:
+    """A pickled task as plain values, which any process can send to the cluster."""
+
+    pickled: bytes  # pickled here, because Ray would unpickle arrays as read-only
+    program: Fields  # the ``node.report`` that workers must match, and the folders of the user's modules
+    double: bool  # whether JAX uses double precision in this process
+
+
 @dataclass(frozen=True)
 class Demand:
-    """The resources of a task, and the number of retries when its process ends by itself."""
+    """The resources of a task, and the number of retries after its process has died."""
 
     cpus: float
     gpus: float
     retries: int
 
     def slots(self, have: dict[str, float]) -> int:
-        """Return how many tasks run at a time with these resources."""
         needed = {"CPU": self.cpus, "GPU": self.gpus}
         return int(min((have.get(name, 0.0) / each for name, each in needed.items() if each), default=1.0))
 
 
 class WorkerDied(RuntimeError):
-    """Error for a task whose process ended at every attempt; ``call`` is the index of the task."""
-
-    def __init__(self, reason: str, call: int) -> None:
-        super().__init__(reason, call)
-        self.call = call
+    """Error for a task whose process died at every attempt. Its arguments are the reason and the task's index."""
 
     def __str__(self) -> str:
         return str(self.args[0])
 
 
-class Driver(Protocol):
-    """Access to a cluster, from this process or through another one."""
-
-    def resources(self) -> dict[str, float]:
-        """Return the resources of the cluster."""
-
-    def reports(self, parcel: Parcel, demand: Demand) -> list[Fields]:
-        """Return a report of the program on every node that has room for a task."""
-
-    def run(
-        self, parcel: Parcel, demand: Demand, function: str, calls: list[tuple[Foreign, ...]]
-    ) -> Iterator[tuple[str, Foreign]]:
-        """Yield the workers' answers to these calls of a function of ``ray_worker``, in any order."""
-
-
 @dataclass(eq=False)
 class ConnectedDriver:
-    """The driver in a process that is connected to Ray. It calls ``alive`` about once a second while it waits."""
+    """Access to a cluster from a process connected to Ray. ``alive`` is called every second while waiting."""
 
     alive: Callable[[], None] = lambda: None
     _looked: float = field(default_factory=monotonic, init=False)
@@ -78,6 +72,7 @@ class ConnectedDriver:
         return dict(import_ray().cluster_resources())
 
     def reports(self, parcel: Parcel, demand: Demand) -> list[Fields]:
+        """Return the ``node.report`` of every node that has room for a task."""
         ray = import_ray()
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -101,7 +96,9 @@ class ConnectedDriver:
     def run(
         self, parcel: Parcel, demand: Demand, function: str, calls: list[tuple[Foreign, ...]]
     ) -> Iterator[tuple[str, Foreign]]:
+        """Call a function of ``ray_worker`` with each tuple of arguments. Yield the answers in any order."""
         ray = import_ray()
+        known = ray.exceptions
         ray.cloudpickle.register_pickle_by_value(node)
         sent = SentTask(ray.put(parcel.pickled), demand.cpus, demand.gpus, parcel.double)
         remote = ray.remote(num_cpus=demand.cpus, num_gpus=demand.gpus, max_retries=0)(node.call)
@@ -120,20 +117,24 @@ class ConnectedDriver:
                 call = waiting.pop(reference)
                 try:
                     answer = ray.get(reference, timeout=ANSWER)
-                except (ray.exceptions.WorkerCrashedError, ray.exceptions.OutOfMemoryError) as error:
+                except (known.WorkerCrashedError, known.OutOfMemoryError) as error:
                     self._check_own_node(ray)
                     deaths[call] += 1
                     if deaths[call] > demand.retries:
-                        raise WorkerDied(_death(ray, error, deaths[call]), call) from None
+                        times = "once" if deaths[call] == 1 else f"each of {deaths[call]} times"
+                        why = f"its process ended, {times}, by an exit, a crash or a kill"
+                        if isinstance(error, known.OutOfMemoryError):
+                            why = f"its process was ended for lack of memory, {times}: {first_line(error)}"
+                        raise WorkerDied(why, call) from None
                     left.append(call)
-                except _node_losses(ray) as error:
+                except (known.NodeDiedError, known.ObjectLostError, known.GetTimeoutError) as error:
                     losses[call] += 1
                     if losses[call] > NODE_LOSSES:
                         raise ClusterLost(f"a task lost {losses[call]} nodes: {first_line(error)}") from None
                     left.append(call)
-                except ray.exceptions.RayTaskError as error:  # before any of our code ran
+                except known.RayTaskError as error:  # the task failed before it called this package
                     raise ClusterLost(f"a worker cannot run tasks: {first_line(error.cause)}") from None
-                except (ray.exceptions.RayError, ConnectionError) as error:
+                except (known.RayError, ConnectionError) as error:
                     raise ClusterLost(first_line(error)) from None
                 else:
                     yield answer
@@ -154,7 +155,7 @@ class ConnectedDriver:
             raise ClusterLost("no node is left that has room for a task")
 
     def _check_own_node(self, ray: Foreign) -> None:
-        """Raise if this process' node is lost: Ray then reports crashed workers for all tasks."""
+        # If the node of this process is lost, Ray reports a crashed worker for every task.
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         own = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
@@ -166,13 +167,147 @@ class ConnectedDriver:
             raise ClusterLost("the node that this process belongs to runs no more tasks") from None
 
 
-def _node_losses(ray: Foreign) -> tuple[type[Exception], ...]:
-    known = ray.exceptions
-    return known.NodeDiedError, known.ObjectLostError, known.GetTimeoutError
+PATIENCE = 5.0  # longest time for a cluster to answer, in seconds
+
+# Start of an HTTP/2 connection (RFC 9113, 3.4). Ray's services answer with a frame whose fourth byte is 4.
+_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\x04\0\0\0\0\0"
+_IS_SETTINGS = 4
 
 
-def _death(ray: Foreign, error: Exception, times: int) -> str:
-    times_said = "once" if times == 1 else f"each of {times} times"
-    if isinstance(error, ray.exceptions.OutOfMemoryError):
-        return f"its process was ended for lack of memory, {times_said}: {first_line(error)}"
-    return f"its process ended, {times_said}, by an exit, a crash or a kill"
+def given_address(address: str | None) -> str | None:
+    """Return the address. If there is none, return the environment variable ``RAY_ADDRESS``, or None."""
+    return address or os.environ.get("RAY_ADDRESS")
+
+
+def connect(address: str | None) -> None:
+    """Connect this process to a cluster, or start one."""
+    ray, given = import_ray(), given_address(address)
+    options: Fields = {"log_to_driver": False, "logging_level": logging.ERROR}
+    if given in (None, "local"):
+        options["include_dashboard"] = False
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # JAX warns about forks; Ray's forks are safe because they start other programs
+        try:
+            ray.init(address=address, **options)
+        except (ConnectionError, ImportError, RuntimeError, ValueError) as error:
+            raise not_running(given, first_line(error)) from None
+        except ray.exceptions.RayError as error:
+            raise ClusterLost(f"it cannot be started or joined: {first_line(error)}") from None
+
+
+def not_running(address: str | None, reason: str) -> ValueError:
+    """Return the error for an address at which no cluster runs."""
+    return ValueError(f"address must be of a Ray cluster that runs, got {address!r}: {reason}")
+
+
+def check_answer(address: str) -> None:
+    """Raise if no Ray service answers at the address. Ray itself would keep trying for minutes."""
+    try:
+        parts = urlsplit(address if "://" in address else f"//{address}")
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        host = port = None
+    if not host or not port:
+        raise ValueError(f"address must be HOST:PORT, ray://HOST:PORT, auto or local, got {address!r}")
+    try:
+        with socket.create_connection((host, port), PATIENCE) as asked:
+            if os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true"):
+                return
+            asked.sendall(_HELLO)
+            said = asked.recv(9)
+    except (TimeoutError, ConnectionResetError):
+        said = b""
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise ValueError(f"address must be of a Ray cluster, but nothing answers at {address!r}: {reason}") from None
+    if len(said) < _IS_SETTINGS or said[3] != _IS_SETTINGS:
+        raise ValueError(f"address must be of a Ray cluster, but another service listens at {address!r}")
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error message."""
+    return str(error).strip().partition("\n")[0]
+
+
+# Pickled tasks, with the user's modules and the digests that workers must match.
+
+
+def pack(experiment: Experiment, crafted: Crafted, chunk_size: int | None, sharers: int) -> Parcel:
+    """Pickle an experiment and the arguments of its ``trials``.
+
+    The user's own modules are pickled by value, because other machines do not have them.
+    """
+    cloudpickle = import_ray().cloudpickle
+    things = _unwrapped(list(vars(experiment).values()))
+    by_value = {module.__name__: module for module in map(_users_module, things) if module}
+    for module in by_value.values():
+        cloudpickle.register_pickle_by_value(module)
+    try:
+        pickled = bytes(cloudpickle.dumps((experiment, crafted, chunk_size, 1, sharers)))
+    except (TypeError, pickle.PicklingError) as error:
+        reason = str(error).partition("\n")[0]
+        raise ValueError(f"the trainer must be one that can be sent to other processes: {reason}") from None
+    finally:
+        for module in by_value.values():
+            cloudpickle.unregister_pickle_by_value(module)
+    jax = sys.modules.get("jax")
+    program = _program(pickled, {"__main__", *by_value})
+    return Parcel(pickled, program, jax is not None and bool(jax.config.x64_enabled))
+
+
+def _program(pickled: bytes, by_value: set[str]) -> Fields:
+    told = {argument for _, argument, _ in pickletools.genops(pickled) if isinstance(argument, str)}
+    files = {name: file for name in told if (file := _users_file(name))}
+    sent = {file for name, file in files.items() if name in by_value}
+    imported = {_module_name(file): file for known in files.values() for file in neighbours(known) - sent}
+    folders = {str(_root(file)) for name, file in {**imported, **files}.items() if name != "__main__"}
+    return {
+        **_ourselves(),
+        "modules": {name: node.digest_of_file(file) for name, file in sorted(imported.items())},
+        "folders": sorted(folders),
+        "cwd": str(Path.cwd()),
+    }
+
+
+@cache
+def _ourselves() -> Fields:
+    return node.report([])
+
+
+def _unwrapped(things: list[object]) -> Iterator[object]:
+    """Yield the objects, with each ``functools.partial`` and each bound method replaced by its parts."""
+    while things:
+        thing = things.pop()
+        if isinstance(thing, partial):
+            things += [thing.func, *thing.args, *thing.keywords.values()]
+        elif isinstance(thing, MethodType):
+            things += [thing.__func__, thing.__self__]
+        else:
+            yield thing
+
+
+def _users_module(thing: object) -> ModuleType | None:
+    written = thing if isinstance(thing, (FunctionType, type)) else type(thing)
+    name = written.__module__
+    return None if name == "__main__" or is_installed(written) else sys.modules.get(name)
+
+
+def _users_file(name: str) -> Path | None:
+    module = sys.modules.get(name)
+    file = getattr(module, "__file__", None)
+    if module is None or file is None or is_installed(module):
+        return None
+    return Path(file).resolve() if Path(file).suffix == ".py" and Path(file).is_file() else None
+
+
+def _module_name(file: Path) -> str:
+    """Return the name under which a file is imported from the folder of its outermost package."""
+    path = file.parent if file.name == "__init__.py" else file.with_suffix("")
+    return ".".join(path.relative_to(_root(file)).parts)
+
+
+def _root(file: Path) -> Path:
+    folder = file.parent
+    while (folder / "__init__.py").is_file():
+        folder = folder.parent
+    return folder

@@ -4,50 +4,43 @@ from __future__ import annotations
 
 import os
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
 
-from lastiterate.auditing.engines.ray_cluster import import_ray
-from lastiterate.auditing.experiments.protocol import Crafted, Experiment, Trials
+from lastiterate.auditing.experiments.protocol import Trials
 from lastiterate.auditing.identity import versions
 from lastiterate.auditing.stores.audit_record import ScoredTrials
-from lastiterate.common.types import BoolArray, IntArray
+from lastiterate.common.types import BoolArray, Foreign, IntArray
 
-AGREED: dict[str, str | None] = {}  # digests of this worker's imports, after they were found to match the driver's
+AGREED: dict[str, str | None] = {}  # digests of this worker's imports, filled once they match the driver's
+# Ray reads these when it is imported. They turn off usage reports and harmless messages about dead workers.
+_SETTINGS = {"RAY_DEDUP_LOGS_SKIP_REGEX": ".", "RAY_USAGE_STATS_ENABLED": "0"}
 
 
-@dataclass(frozen=True, eq=False)
-class Task:
-    """The task of a worker; ``sharers`` is the number of workers that share the trials."""
-
-    experiment: Experiment
-    crafted: Crafted
-    chunk_size: int | None
-    sharers: int
+def import_ray() -> Foreign:
+    """Import Ray, or raise an error that says how to install it."""
+    for name, value in _SETTINGS.items():
+        os.environ.setdefault(name, value)
+    try:
+        import ray
+    except ImportError:
+        raise ValueError("engine 'ray' needs Ray, which is not installed: pip install \"lastiterate[ray]\"") from None
+    return ray
 
 
 @dataclass(frozen=True)
 class SentTask:
-    """A reference to a task in the cluster's memory, cheap to send, and the resources of its workers.
+    """A small reference to a task in the cluster's memory, and the resources of its workers."""
 
-    Attributes:
-        double: whether JAX uses double precision in the process that sent the task.
-    """
-
-    reference: Any
+    reference: Foreign
     cpus: float
     gpus: float
-    double: bool
+    double: bool  # whether JAX uses double precision in the process that sent the task
 
 
-def answer(function: str, sent: SentTask, arguments: tuple[Any, ...]) -> bytes:
-    """Return the pickled result or exception of ``chunk_size`` or ``train``.
-
-    Only the process that has the user's classes unpickles it.
-    """
+def answer(function: str, sent: SentTask, arguments: tuple[Foreign, ...]) -> bytes:
+    """Return the pickled result or exception of ``chunk_size`` or ``train``."""
     ray = import_ray()
     try:
         return bytes(ray.cloudpickle.dumps(("returned", globals()[function](sent, *arguments))))
@@ -58,22 +51,15 @@ def answer(function: str, sent: SentTask, arguments: tuple[Any, ...]) -> bytes:
 
 def chunk_size(sent: SentTask) -> int:
     """Return the chunk size that suits the worker."""
-    with _computing(sent) as trials:
-        return trials.chunk_size
+    with _precision(sent):
+        return _trials(sent).chunk_size
 
 
 def train(sent: SentTask, models: IntArray, present: BoolArray) -> ScoredTrials:
-    """Train one chunk. Return it with the package versions of this worker."""
-    with _computing(sent) as trials:
-        chunk = ScoredTrials.joined(list(trials.chunks(models.copy(), present.copy(), None)))
+    """Train one chunk. Return its trials with the package versions of this worker."""
+    with _precision(sent):
+        chunk = ScoredTrials.mixed(list(_trials(sent).chunks(models.copy(), present.copy(), None)))
         return replace(chunk, versions=versions())
-
-
-@contextmanager
-def _computing(sent: SentTask) -> Iterator[Trials]:
-    """Yield the trials, with the floating-point precision of the process that sent the task."""
-    with _precision(sent.double):
-        yield _trials(sent)
 
 
 @lru_cache(maxsize=1)
@@ -85,22 +71,23 @@ def _trials(sent: SentTask) -> Trials:
         os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", f"{0.9 * sent.gpus:.3f}")
     pickled = ray.get(sent.reference)
     try:
-        task: Task = ray.cloudpickle.loads(pickled)
+        experiment, *given = ray.cloudpickle.loads(pickled)
     except ImportError as error:
         raise ValueError(f"all machines of the cluster must have what the trainer imports: {error}") from None
-    return task.experiment.trials(task.crafted, task.chunk_size, workers=1, sharers=task.sharers)
+    found: Trials = experiment.trials(*given)
+    return found
 
 
-def _precision(double: bool) -> Any:
-    if not double:
+def _precision(sent: SentTask) -> Foreign:
+    if not sent.double:
         return nullcontext()
     import jax
 
     return jax.enable_x64(True)
 
 
-def _dump_error(ray: Any, error: BaseException) -> bytes:
-    """Pickle an error for another process. If it cannot be pickled, pickle a RuntimeError with its message."""
+def _dump_error(ray: Foreign, error: BaseException) -> bytes:
+    """Pickle an error, or a RuntimeError with its message if it cannot be pickled."""
     try:
         pickled = bytes(ray.cloudpickle.dumps(("raised", error)))
         ray.cloudpickle.loads(pickled)

@@ -1,6 +1,6 @@
-"""Fingerprints of a node's program: digests of its lastiterate and of the user's modules, compared with the driver's.
+"""Digests of the sources of lastiterate and of the user's modules on a node, compared with those of the driver.
 
-This module is sent by value, because a node may have another lastiterate or none. It therefore imports nothing but
+This module is pickled by value, because a node may have no lastiterate or another version. It therefore imports only
 Python's standard library and, in Ray's workers, Ray.
 """
 
@@ -15,19 +15,16 @@ import socket
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, TypeAlias
 
-Foreign: TypeAlias = Any  # objects that are sent, and modules that may differ in another version
+from lastiterate.common.types import Foreign
 
 _WORKER = "lastiterate.auditing.engines.ray_worker"
 
 
 def report(modules: Iterable[str], folders: Iterable[str] = ()) -> dict[str, Foreign]:
-    """Return digests of the sources that this process would import, as plain values.
+    """Return digests of the sources that this process would import. The digest of a missing user's module is None.
 
-    Args:
-        modules: names of the user's modules; the digest is None if a module is not found.
-        folders: folders to append to ``sys.path`` for the life of this process.
+    The folders are appended to ``sys.path`` for the life of this process.
     """
     sys.path += [folder for folder in folders if folder not in sys.path and Path(folder).is_dir()]
     specified = importlib.util.find_spec("lastiterate")
@@ -43,37 +40,34 @@ def report(modules: Iterable[str], folders: Iterable[str] = ()) -> dict[str, For
 
 
 def disagreement(ours: dict[str, Foreign], theirs: dict[str, Foreign]) -> str | None:
-    """Return a sentence that says how the programs differ, so that scores may differ; None if they are the same."""
+    """Return a sentence about the differences between two reports, or None if they are equal."""
     if theirs["sources"] != ours["sources"]:
         there = "none" if theirs["sources"] is None else f"{theirs['version']} with sources {theirs['sources']}"
-        return (
-            f"node {theirs['node']} must have the lastiterate of this process, {ours['version']} with sources "
-            f"{ours['sources']}, got {there}: install the same one on all machines of the cluster"
-        )
+        here = f"{ours['version']} with sources {ours['sources']}, got {there}"
+        what = "install the same one on all machines of the cluster"
+        return f"node {theirs['node']} must have the lastiterate of this process, {here}: {what}"
     for name, digest in ours["modules"].items():
         seen = theirs["modules"].get(name)
         if seen is not None and seen != digest:
-            return (
-                f"node {theirs['node']} must have the module {name!r} that is used here, of digest {digest}, got one "
-                f"of {seen}: copy the same files to all machines of the cluster, or remove them there"
-            )
+            must = f"must have the module {name!r} that is used here, of digest {digest}, got one of {seen}"
+            return f"node {theirs['node']} {must}: copy the same files to all machines, or remove them there"
     return None
 
 
 def probe(modules: list[str], folders: list[str]) -> dict[str, Foreign]:
-    """Return the report of a node's worker with the node's name and, if lastiterate has them, package versions."""
+    """Return the report of a node with the node's name and, if available, the package versions."""
     found = {**report(modules, folders), "node": node_name()}
     try:
         found["versions"] = importlib.import_module("lastiterate.auditing.identity").versions()
-    except (ImportError, AttributeError):  # another lastiterate
+    except (ImportError, AttributeError):  # another version of lastiterate
         found["versions"] = {}
     return found
 
 
 def call(ours: dict[str, Foreign], function: str, sent: Foreign, *arguments: Foreign) -> tuple[str, Foreign]:
-    """Call a function of ``ray_worker`` and return its answer, or refuse if this worker has another program.
+    """Call a function of ``ray_worker`` and return its answer. Refuse if this worker's sources differ from ``ours``.
 
-    The programs are compared once in the life of a worker, which keeps its imports even if the files change.
+    The sources are compared once per worker, because a worker keeps its imports even if the files change.
     """
     wanted = {"lastiterate": ours["sources"], **ours["modules"]}
     agreed = getattr(sys.modules.get(_WORKER), "AGREED", {})
@@ -90,7 +84,7 @@ def call(ours: dict[str, Foreign], function: str, sent: Foreign, *arguments: For
 
 
 def node_name() -> str:
-    """Return the machine's name and the start of the node's id, as one machine may have several nodes."""
+    """Return the machine's name and the start of the node's id. One machine may have several nodes."""
     import ray
 
     return f"{socket.gethostname()} ({ray.get_runtime_context().get_node_id()[:8]})"
@@ -106,7 +100,7 @@ def digest_of_folder(folder: Path) -> str:
 
 
 def digest_of_module(name: str) -> str | None:
-    """Return a digest of the file that an import of this name would find; None if there is none."""
+    """Return a digest of the file that an import of this name would find."""
     parts = name.split(".")
     for entry in sys.path:
         place = Path(entry or ".").joinpath(*parts)
@@ -117,5 +111,5 @@ def digest_of_module(name: str) -> str | None:
 
 
 def digest_of_file(file: Path) -> str:
-    """Return a digest of a file's content."""
+    """Return a digest of a file."""
     return hashlib.sha256(file.read_bytes()).hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""Comparison of several audits: their epsilons side by side, and how their runs and data differ from the first."""
+"""Comparison of several audits: their epsilons side by side, and the differences of each from the first audit."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lastiterate.auditing.evidence.audit_result import AuditResult
-from lastiterate.compare_analyses import guarantee_of, run_fields
+from lastiterate.compare_analyses import run_fields
 from lastiterate.formatting import Table, caveat_of, describe, per_cent, spell, spell_down, spell_exact, spell_up
 from lastiterate.registry import ANALYSES, CONSISTENT, METHODS, OWN_COIN, THRESHOLDS
 from lastiterate.run import DPSGD
@@ -14,12 +14,7 @@ from lastiterate.run import DPSGD
 
 @dataclass(frozen=True, eq=False)
 class ComparedAudit:
-    """One of several audits.
-
-    Attributes:
-        name: a unique name of the audit.
-        differs: differences from the first audit: names of the run's fields, and "data". Empty: none.
-    """
+    """One of several audits. ``differs`` lists what differs from the first audit: fields of the run, or "data"."""
 
     name: str
     result: AuditResult
@@ -32,12 +27,12 @@ class ComparedAudit:
 
     @property
     def label(self) -> str:
-        """The name, with marks for an audit that differs and for "anytime" bounds."""
+        """The name of the audit, with "*" if it differs from the first audit, and "(anytime)" for "anytime" bounds."""
         return f"{self.name}{'*' if self.differs else ''}{' (anytime)' if self.validity == 'anytime' else ''}"
 
 
 def compared(audits: Sequence[tuple[str, AuditResult, str | None]]) -> list[ComparedAudit]:
-    """Compare audits with the first. Each is (name, result, fingerprint of the training problem or None if unknown)."""
+    """Compare audits with the first. Each audit is (name, result, fingerprint of the training problem or None)."""
     (_, first, known), *_ = audits
     found = []
     for name, result, problem in audits:
@@ -49,24 +44,18 @@ def compared(audits: Sequence[tuple[str, AuditResult, str | None]]) -> list[Comp
 
 
 def methods_of(audits: Sequence[ComparedAudit]) -> list[str]:
-    """Return all methods that at least one audit has estimates of."""
+    """Return the methods that at least one of the audits used."""
     return [method for method in METHODS if any(method in audit.result.estimates for audit in audits)]
 
 
 def comparison_table(audits: Sequence[ComparedAudit]) -> Table:
-    """Return the table of the audits, one row for each."""
-    first, methods = audits[0].result, methods_of(audits)
-    rows = [
-        [
-            audit.label,
-            spell(audit.result.signal, 3),
-            *(_epsilon(audit.result, method) for method in methods),
-            _models(audit),
-            f"{audit.result.seconds:,.0f}",
-            audit.result.verdict,
-        ]
-        for audit in audits
-    ]
+    """Return a table with one row for each audit."""
+    first, methods, rows = audits[0].result, methods_of(audits), []
+    for audit in audits:
+        result, found = audit.result, audit.result.estimates
+        epsilons = (spell_down(found[method].epsilon, 4) if method in found else "-" for method in methods)
+        signal, seconds = spell(result.signal, 3), f"{result.seconds:,.0f}"
+        rows.append([audit.label, signal, *epsilons, _models(audit), seconds, result.verdict])
     columns = [method.replace("-", "- ") for method in methods]
     header = ("audit", "signal", *columns, "models", "seconds", "verdict")
     title = f"{len(audits)} audits; epsilons at delta {spell_exact(first.delta)}"
@@ -77,7 +66,7 @@ def _notes(audits: Sequence[ComparedAudit]) -> list[str]:
     first = audits[0]
     predicted = [
         f"{ANALYSES[name].label_of(first.result.run)} {spell_up(answer.value, 4)}"
-        for name in ("last_iterate", guarantee_of(first.result.run))
+        for name in ("last_iterate", first.result.run.guarantee)
         if (answer := first.result.predictions.get(name)) is not None and answer.value is not None
     ]
     notes = [f"{audit.name}: {audit.result.attack}." for audit in audits]
@@ -87,7 +76,7 @@ def _notes(audits: Sequence[ComparedAudit]) -> list[str]:
         if audit.result.verdict != CONSISTENT
     ]
     notes.append(
-        f"{first.name} is of {first.result.data or 'your trainer'}: {describe(first.result.run)}. "
+        f"{first.name} audits {first.result.data or 'your trainer'}: {describe(first.result.run)}. "
         f"Epsilon by analyses: {', '.join(predicted) or 'none'}."
     )
     notes += [f"* {difference(audit, first)}" for audit in audits if audit.differs]
@@ -96,7 +85,7 @@ def _notes(audits: Sequence[ComparedAudit]) -> list[str]:
 
 
 def difference(audit: ComparedAudit, first: ComparedAudit) -> str:
-    """Return a sentence on the differences of an audit from the first."""
+    """Return a sentence on the differences between an audit and the first audit."""
     own, others = _fields(audit.result.run), _fields(first.result.run)
     words = []
     for name in audit.differs:
@@ -104,7 +93,8 @@ def difference(audit: ComparedAudit, first: ComparedAudit) -> str:
         if name == "data":
             words.append(f"other data or another model ({audit.result.data or 'your trainer'})")
         elif isinstance(one, (int, float, str)) and isinstance(other, (int, float, str)):
-            words.append(f"{name} {_told(one)} instead of {_told(other)}")
+            values = (each if isinstance(each, str) else spell(each, 6) for each in (one, other))
+            words.append(f"{name} {' instead of '.join(values)}")
         else:
             words.append(f"another {name}")
     return f"{audit.name} is not comparable with {first.name}: {', '.join(words)}."
@@ -113,25 +103,20 @@ def difference(audit: ComparedAudit, first: ComparedAudit) -> str:
 def trust(audits: Sequence[ComparedAudit]) -> list[str]:
     """Return sentences on the confidence and validity of the epsilons of several audits."""
     words = [
-        f"Empirical epsilons are lower bounds, each with {per_cent(audits[0].result.confidence)} confidence by itself: "
-        "the largest of several was chosen by looking, and has less."
+        f"Empirical epsilons are lower bounds, each with {per_cent(audits[0].result.confidence)} confidence. "
+        "The largest of several has less confidence, because it was chosen after all were seen."
     ]
     if any(audit.validity == "anytime" for audit in audits):
-        words.append("Anytime: these bounds hold at every moment, and are a little lower for it.")
+        words.append("Anytime: these bounds hold at every moment of the audit, and are therefore a little lower.")
     found = [estimate for audit in audits for estimate in audit.result.estimates.values()]
     if any(METHODS[each.method].is_one_run for each in found):
-        words.append(f"Epsilons of one run hold only if {OWN_COIN}.")
+        words.append(f"Epsilons from one run hold only if {OWN_COIN}.")
     if not all(THRESHOLDS[each.threshold_choice].is_valid for each in found):
-        words.append("The threshold is the best of all, uncorrected for that choice: these are not valid bounds.")
+        words.append("The threshold is the best of all, without correction for this choice: the bounds are invalid.")
     return words
 
 
-def _epsilon(result: AuditResult, method: str) -> str:
-    return spell_down(result.estimates[method].epsilon, 4) if method in result.estimates else "-"
-
-
 def _models(audit: ComparedAudit) -> str:
-    """Return the number of models a world, or of all canaries of one run, and the planned number if not reached."""
     result = audit.result
     done = len(result.scores_in)
     if any(METHODS[method].is_one_run for method in result.estimates):
@@ -142,7 +127,3 @@ def _models(audit: ComparedAudit) -> str:
 
 def _fields(run: DPSGD) -> dict[str, object]:
     return {**run_fields(run), "clip_norm": run.clip_norm}
-
-
-def _told(value: float | str) -> str:
-    return value if isinstance(value, str) else spell(value, 6)

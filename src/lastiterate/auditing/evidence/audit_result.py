@@ -1,4 +1,4 @@
-"""The result of an audit beside its predictions, as a value, a waterfall of epsilons, and a table."""
+"""The result of an audit: the ``AuditResult`` class, its waterfall of epsilons, and its table."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lastiterate.auditing.evidence.estimate import Estimate
-from lastiterate.auditing.evidence.forecast import OneRunOutlook, Outlook, perfect
-from lastiterate.auditing.evidence.score_signal import is_defined, sees_every_step
+from lastiterate.auditing.evidence.forecast import Forecast, perfect
+from lastiterate.auditing.evidence.score_signal import defined_signal, sees_every_step
 from lastiterate.auditing.evidence.verdict_strength import Strength
 from lastiterate.common.errors import MissingExtra
 from lastiterate.common.system import late
@@ -35,12 +35,9 @@ _HEADLINES = ("last-iterate", "one-run-last-iterate", "composition", "clopper-pe
 
 @dataclass(frozen=True)
 class Step:
-    """One level of the waterfall from the guarantee down to the empirical epsilon.
+    """One level of the waterfall: "guarantee", "heuristic", "perfect attack" or "found".
 
-    Attributes:
-        name: "guarantee", "heuristic", "perfect attack" or "found".
-        epsilon: epsilon at this level.
-        words: a sentence on the difference from the level before.
+    ``words`` is a sentence on the difference from the level before.
     """
 
     name: str
@@ -49,37 +46,31 @@ class Step:
 
     @property
     def rounded(self) -> str:
-        """The epsilon as text: guarantee and prediction rounded up, lower bounds rounded down."""
+        """The epsilon as text. Guarantees and predictions are rounded up, lower bounds are rounded down."""
         spell_level = spell_up if self.name in ("guarantee", "heuristic") else spell_down
         return spell_level(self.epsilon, 3) if math.isfinite(self.epsilon) else "infinite"
 
 
-def headline(estimates: Mapping[str, Estimate], sees_all: bool) -> Estimate:
-    """Return the estimate of the waterfall: by the last-iterate family, or by composition if all iterates are seen."""
-    names = [name for name in _HEADLINES if name in estimates and not (sees_all and name == "last-iterate")]
-    return estimates[names[0]] if names else next(iter(estimates.values()))
-
-
 def waterfall_of(
-    outlook: Outlook | OneRunOutlook, predictions: Mapping[str, Answer], estimates: Mapping[str, Estimate]
+    forecast: Forecast, predictions: Mapping[str, Answer], estimates: Mapping[str, Estimate]
 ) -> tuple[Step, ...]:
     """Return the levels from the guarantee, if there is one, down to the empirical epsilon, all for one method."""
-    sees_all = sees_every_step(outlook.expected)
-    found = headline(estimates, sees_all)
+    sees_all = sees_every_step(forecast.expected)
+    names = [name for name in _HEADLINES if name in estimates and not (sees_all and name == "last-iterate")]
+    found = estimates[names[0]] if names else next(iter(estimates.values()))
     steps: list[Step] = []
     known = ((name, predictions[name].value) for name in ("composition", "no_amplification") if name in predictions)
     guarantee = next(((name, value) for name, value in known if value is not None), None)
     if guarantee is not None:
         steps.append(Step("guarantee", guarantee[1], f"Guaranteed, by {ANALYSES[guarantee[0]].label}."))
-    heuristic = predictions["last_iterate"].value
-    if heuristic is not None and not sees_all:
-        steps.append(Step("heuristic", heuristic, _hidden(steps, heuristic, outlook.run)))
-    median = perfect(outlook).reached(found.method, 0.5)
-    what = "canaries of one run" if isinstance(outlook, OneRunOutlook) else "models a world"
-    many = f"{outlook.models:,} {what}, {METHODS[found.method].label}"
+    heuristic = None if sees_all else predictions["last_iterate"].value
+    if heuristic is not None:
+        steps.append(Step("heuristic", heuristic, _hidden(steps, heuristic, forecast.run)))
+    median = perfect(forecast).reached(found.method, 0.5)
+    what = "canaries of one run" if forecast.one_run else "models a world"
+    many = f"{forecast.models:,} {what}, {METHODS[found.method].label}"
     steps.append(Step("perfect attack", median, _sample(steps, median, many)))
-    above = None if heuristic is None or sees_all else heuristic
-    steps.append(Step("found", found.epsilon, _missed(median, found.epsilon, above)))
+    steps.append(Step("found", found.epsilon, _missed(median, found.epsilon, heuristic)))
     return tuple(steps)
 
 
@@ -90,8 +81,8 @@ def _hidden(before: list[Step], heuristic: float, run: DPSGD) -> str:
     if not before:
         return f"Predicted for {seen} ({what})."
     if (lost := before[-1].epsilon - heuristic) < 0.0:
-        return f"The heuristic is {spell(-lost, 3)} above the guarantee, which holds all the same."
-    return f"Hidden: {spell(lost, 3)}, as only {seen} {verb} seen (predicted, {what})."
+        return f"The heuristic is {spell(-lost, 3)} above the guarantee, which still holds."
+    return f"Hidden: {spell(lost, 3)}, because only {seen} {verb} seen (predicted, {what})."
 
 
 def _sample(before: list[Step], median: float, many: str) -> str:
@@ -99,24 +90,24 @@ def _sample(before: list[Step], median: float, many: str) -> str:
     if not before or not math.isfinite(median):
         return f"The sample: {shows}."
     if (lost := before[-1].epsilon - median) < 0.0:
-        return f"The sample costs nothing: {shows}, as a bound of so little confidence is often too high."
+        return f"The sample costs nothing: {shows}. A bound of low confidence is often too high."
     return f"The sample costs {spell(lost, 3)}: {shows}."
 
 
 def _missed(median: float, found: float, heuristic: float | None) -> str:
     if heuristic is not None and found > heuristic:
         return (
-            f"Found: {spell(found - heuristic, 3)} more than the heuristic predicts. The bound was lucky, losses are "
-            "not as linear as it assumes, or training is not as described."
+            f"Found: {spell(found - heuristic, 3)} more than the heuristic predicts, by chance, because losses are not "
+            "as linear as the heuristic assumes, or because training is not as described."
         )
     if not math.isfinite(median) or not math.isfinite(found):
         return "Found by this attack."
     if abs(lost := median - found) < 0.0005:
-        return "This attack misses nothing: it finds what half of the perfect attacks find at least."
+        return "This attack misses nothing: it matched the median perfect attack at this sample size."
     if lost < 0.0:
-        more = f"Found: {spell(-lost, 3)} more than half of the perfect attacks find"
-        return f"{more}, by luck or because training is not as described."
-    return f"This attack misses {spell(lost, 3)}, by what it does not see of the canary, or by bad luck."
+        more = f"Found: {spell(-lost, 3)} more than the median of perfect attacks"
+        return f"{more}, by chance or because training is not as described."
+    return f"This attack misses {spell(lost, 3)}: it does not see all of the canary, or found less by chance."
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,28 +119,26 @@ class AuditResult:
         attack: the attack, in one line.
         data: the model and the training data, in one line.
         caveats: sentences that a reader must know about these numbers.
-        delta: of (epsilon, delta)-DP.
-        confidence: of every empirical epsilon.
+        confidence: the confidence of every empirical epsilon.
         predictions: the epsilon of each analysis for the run, by the name of the analysis.
         estimates: empirical epsilons, by method.
-        scores_in: scores of the models with the canary. A larger score speaks for the canary.
-        scores_out: scores of the models without the canary.
+        scores_in, scores_out: scores of the models with and without the canary. A larger score speaks for the canary.
         score_unit: unit of a score, such as "standard deviations of the noise".
         score_density: points (score, density without the canary, density with it) that the linear analysis predicts,
-            an array [points, 3]. None: the linear analysis does not predict the scores.
+            an array [points, 3]. None if the linear analysis does not predict the scores.
         signal: d', the distance of the two means in standard deviations.
-        ideal_signal: d' if the losses were linear and nothing but noise moved the score. None: not known.
-        accuracy: the mean test accuracy of the models. None: not measured.
+        ideal_signal: the d' of linear losses if only noise moves the score, or None if it is unknown.
+        accuracy: the mean test accuracy of the models, or None if it was not measured.
         models: the planned number of models a world.
         store: path of the store with the scores.
         seconds: duration of training and scoring, over all sessions.
         verdict: "violation", "above heuristic", "inconclusive" or "consistent".
-        reason: the reason for the verdict. For an inconclusive verdict, also the number of models that it lacks.
+        reason: the reason for the verdict. If models are lacking, the reason says how many are needed.
         strength: the faults that the verdict would have caught.
-        perplexity: perplexity of language models on held-out text, geometric mean over the models. None: not measured.
+        perplexity: the geometric mean of the perplexity of language models on held-out text, or None if not measured.
         perplexity_before: perplexity of the model before training.
-        second_moment: Adam's second moment, on models that are not counted. None: not Adam, or not measured.
         outlook: the forecast of an audit with this number of models, if training is exactly as described.
+        second_moment: Adam's second moment, on models that are not counted, or None if it was not measured.
     """
 
     run: DPSGD
@@ -175,7 +164,7 @@ class AuditResult:
     strength: Strength
     perplexity: float | None = None
     perplexity_before: float | None = None
-    outlook: Outlook | OneRunOutlook | None = None
+    outlook: Forecast | None = None
     second_moment: SecondMoment | None = None
 
     @cached_property
@@ -214,7 +203,6 @@ class AuditResult:
         return str(result_table(self))
 
     def _repr_html_(self) -> str:
-        """Return the table as HTML for notebooks."""
         return f"<pre>{html.escape(str(self))}</pre>"
 
     def plot(self) -> VConcatChart:
@@ -227,15 +215,15 @@ class AuditResult:
     def page(self, path: str | Path) -> None:
         """Write the result as one web page that needs no network. The file's name must end in .html."""
         if not isinstance(path, (str, Path)):
-            raise ValueError(f"path must be that of a file, got {told(path)}")
+            raise ValueError(f"path must be a file name, got {told(path)}")
         late("plot.page:write_page")(self, Path(path))
 
 
-# Table: the result as text, in print and on the command line.
+# Table: the result as text, for ``print`` and the command line.
 
 
 def result_table(result: AuditResult) -> Table:
-    """Return the table of predictions and estimates. The first note is the verdict."""
+    """Return a table of the predictions and estimates. The first note is the verdict."""
     rows, run = [], result.run
     for name, answer in result.predictions.items():
         value = "none" if answer.value is None else spell_up(answer.value)
@@ -261,13 +249,12 @@ def verdict_sentence(verdict: str, reason: str) -> str:
 
 
 def _about(result: AuditResult) -> list[str]:
-    """Return notes on the estimates, the quality of the models, the signal of the attack, and the power."""
     choices = {estimate.threshold_choice for estimate in result.estimates.values()}
     one = next(iter(result.estimates.values()))
-    joint = "" if METHODS[one.method].is_one_run else ", joint over both error rates"
+    joint = "" if METHODS[one.method].is_one_run else ", for both error rates together"
     words = [
         f"Empirical epsilons are lower bounds for this attack: {one.models_in:,} + {one.models_out:,} scores, "
-        f"threshold {' or '.join(sorted(choices))}; confidence for each method by itself{joint}. "
+        f"threshold {' or '.join(sorted(choices))}; confidence for each method alone{joint}. "
         "Limit: the largest epsilon this many models can show."
     ]
     if result.accuracy is not None:
@@ -275,20 +262,14 @@ def _about(result: AuditResult) -> list[str]:
     if result.perplexity is not None:
         before = "" if result.perplexity_before is None else f", {spell(result.perplexity_before)} before training"
         words.append(f"Perplexity of the models on held-out text: {spell(result.perplexity)}{before}.")
-    error = math.sqrt(1 / len(result.scores_in) + 1 / len(result.scores_out))  # of d', about
+    error = math.sqrt(1 / len(result.scores_in) + 1 / len(result.scores_out))  # standard error of d', about
     signal = f"Signal d' {spell(result.signal, 3)} (plus or minus {spell(error, 1)})"
-    if not is_defined(result.scores_in, result.scores_out):
+    if defined_signal(result.scores_in, result.scores_out) is None:
         signal = "Signal d': not defined for these scores"
     if result.ideal_signal:
         share = result.signal / result.ideal_signal
         signal += f": {100 * share:.0f}% of {spell(result.ideal_signal, 3)}, the ideal of linear losses"
     words.append(f"{signal}.")
-    return words + _reach(result)
-
-
-def _reach(result: AuditResult) -> list[str]:
-    """Return notes on the power of the audit, and on the waterfall."""
-    words = []
     if result.detectable:
         seen = ", ".join(f"{spell_down(value, 3)} ({method})" for method, value in result.detectable.items())
         words.append(

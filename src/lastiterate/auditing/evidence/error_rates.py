@@ -1,4 +1,4 @@
-"""Upper bounds on error rates from counted errors, the assumption-free epsilon, and the law of error counts."""
+"""Upper bounds on error rates from counted errors, the assumption-free epsilon, and the distribution of errors."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from lastiterate.privacy.mixtures.solve import invert
 
 RateBound: TypeAlias = Callable[[ArrayLike, int, float], FloatArray]
 
-CORRECTION_RATIO = 1.25  # of neighbouring ranks: a finer grid costs confidence, a coarser one rounds counts up by more
-_TIE = 1e-9  # epsilon added for a distance of one standard deviation, to break ties
-_FURTHEST = 8.0  # standard deviations
-_OUTWARDS = 1e-12  # of a rate: more than the root-finder's error
+CORRECTION_RATIO = 1.25  # ratio of neighbouring ranks: a finer grid costs confidence, a coarser one accuracy
+_TIE = 1e-9  # epsilon added for each standard deviation of distance, to break ties
+_FURTHEST = 8.0  # the largest normal quantile: rates closer than 1e-15 to 0 or 1 are cut off
+_OUTWARDS = 1e-12  # relative increase of a rate, more than the error of the root finder
 
 
 def upper_bound(errors: ArrayLike, models: int, error: float) -> FloatArray:
-    """Return Clopper and Pearson's upper bound on a rate, wrong with probability at most ``error``."""
+    """Return Clopper and Pearson's upper bound on a rate. It is wrong with probability at most ``error``."""
     count = np.asarray(errors, dtype=np.float64)
     all_wrong = count >= models
     return np.where(all_wrong, 1.0, betainccinv(count + 1.0, np.where(all_wrong, 1.0, models - count), error))[()]
@@ -31,11 +31,9 @@ def upper_bound(errors: ArrayLike, models: int, error: float) -> FloatArray:
 def anytime_bound(errors: ArrayLike, models: int, error: float) -> FloatArray:
     """Return an upper bound on a rate that holds for all numbers of models at once, with probability 1 - ``error``.
 
-    One may look after every model and stop at any time. The evidence against a rate p is the mixture of the likelihood
-    ratios of r to p, over the rates r below p with the weights of Jeffreys' prior. If the true rate is at least p, the
-    evidence is a supermartingale that begins at 1. By Ville's inequality it ever exceeds 1 / error with probability at
-    most ``error``. The evidence increases in p wherever it is at least 2 (docs/method.md), so it crosses 1 / error
-    once. The bound is this crossing.
+    The evidence against a rate p is the mixture of the likelihood ratios of r to p over the rates r below p, with the
+    weights of Jeffreys' prior. It is a supermartingale that begins at 1. The bound is the rate p at which the evidence
+    reaches 1 / error (docs/method.md).
     """
     if not 0.0 < error <= 0.5:
         raise ValueError(f"error must be above 0 and at most 0.5, got {error!r}")
@@ -48,7 +46,6 @@ def anytime_bound(errors: ArrayLike, models: int, error: float) -> FloatArray:
 
 
 def _crossing(count: FloatArray, models: int, error: float) -> FloatArray:
-    """Return the rate against which the evidence reaches 1 / error, for each number of errors below ``models``."""
     right = models - count
     constant = betaln(count + 0.5, right + 0.5) - betaln(0.5, 0.5)
 
@@ -63,7 +60,7 @@ def _crossing(count: FloatArray, models: int, error: float) -> FloatArray:
             - count * log_rate
             - right * np.log1p(-rate)
         )
-        density = np.sqrt(rate / (1.0 - rate)) / np.pi  # of the prior, over the logarithm
+        density = np.sqrt(rate / (1.0 - rate)) / np.pi  # of the prior, for the logarithm of the rate
         slope = (models * rate - count) / (1.0 - rate) - density / below * (1.0 - np.exp(-np.maximum(logarithm, 0.0)))
         return logarithm, slope
 
@@ -71,16 +68,11 @@ def _crossing(count: FloatArray, models: int, error: float) -> FloatArray:
     low = np.log(upper_bound(count, models, error))
     goal = np.full(count.size, -np.log(error))
     found = np.exp(invert(evidence, goal, np.minimum(low + 0.2, 0.5 * low), low, np.zeros(count.size)))
-    bounds: FloatArray = np.minimum(found * (1.0 + _OUTWARDS), 1.0)
-    return bounds
+    return np.asarray(np.minimum(found * (1.0 + _OUTWARDS), 1.0))
 
 
 def bound_on_rates(choice: str, validity: str = "fixed") -> RateBound:
-    """Return the function that turns numbers of errors into an upper bound on their rate.
-
-    The bound holds at one threshold, or at all thresholds at once for the choice "corrected". It holds for one number
-    of models, or for all numbers at once for the validity "anytime".
-    """
+    """Return the function that turns numbers of errors into upper bounds on rates."""
     if choice == "corrected":
         return simultaneous_bound
     return anytime_bound if validity == "anytime" else upper_bound
@@ -89,13 +81,8 @@ def bound_on_rates(choice: str, validity: str = "fixed") -> RateBound:
 def simultaneous_bound(errors: ArrayLike, models: int, error: float) -> FloatArray:
     """Return upper bounds on the error rates of all thresholds at once. All hold with probability 1 - ``error``.
 
-    Consider false positives. Let X be the (k+1)-th largest of n scores. A threshold with at most k false positives lies
-    above X, so its rate is at most the probability that a new score exceeds X. Scores are a decreasing function of
-    uniform numbers. A new score exceeds X only if its uniform number is smaller than that of X; with ties it may have
-    to be smaller still. The uniform number of X is the (k+1)-th smallest of n and has the law Beta(k+1, n-k). Clopper
-    and Pearson's bound for k errors is a quantile of this law, so it holds jointly for every threshold with at most k
-    errors. The ranks k are fixed before the scores are seen, each has an equal share of ``error``, and a count is
-    rounded up to the next rank. False negatives are treated in the same way from below.
+    A threshold with at most k errors lies beyond the (k+1)-th most extreme score, whose tail probability is distributed
+    as Beta(k+1, n-k). The ranks k are fixed in advance and share the error. Counts are rounded up to the next rank.
     """
     grid = ranks(models, CORRECTION_RATIO)
     bounds = np.append(upper_bound(grid, models, error / grid.size), 1.0)
@@ -103,10 +90,9 @@ def simultaneous_bound(errors: ArrayLike, models: int, error: float) -> FloatArr
 
 
 def ranks(models: int, ratio: float) -> IntArray:
-    """Return a grid of numbers of errors out of ``models``.
+    """Return a grid of error counts below ``models``: 0, 1, 2 and so on, later in steps of the factor ``ratio``.
 
-    The numbers are 0, 1, 2 and so on, later each ``ratio`` times the one before, up to half of the models. Above half
-    of the models the grid is the mirror image. It leaves out ``models`` itself, because a rate of 1 shows nothing.
+    The upper half of the grid is the mirror image of the lower half.
     """
     steps = [0]
     while steps[-1] <= models // 2:
@@ -129,32 +115,28 @@ class AssumptionFree:
     """The rule that uses only the definition of (epsilon, delta)-DP."""
 
     def epsilon(self, fpr: float, fnr: float, delta: float) -> float:
-        """Return the lower bound on epsilon that upper bounds on the two rates imply."""
+        """Return a lower bound on epsilon, from upper bounds on the false positive and false negative rates."""
         return float(epsilon_of(fpr, fnr, delta))
 
     def noise_multiplier(self, fpr: float, fnr: float) -> float | None:
-        """Return None, since no noise is assumed."""
+        """Return None: this rule does not estimate noise."""
         return None
 
     def merits(self, fpr: FloatArray, fnr: FloatArray, delta: float) -> FloatArray:
-        """Return the merit of each row of possible upper bounds: the mean epsilon.
-
-        Ties are broken by the distance between two normal distributions with these rates.
-        """
+        """Return the mean epsilon of each row of possible upper bounds, with ties broken as for Gaussian noise."""
         epsilons = epsilon_of(fpr[:, :, None], fnr[:, None, :], delta)
         overlap = sum(np.clip(ndtri(rate), -_FURTHEST, _FURTHEST).mean(axis=1) for rate in (fpr, fnr))
-        merits: FloatArray = epsilons.mean(axis=(1, 2)) - _TIE * overlap
-        return merits
+        return np.asarray(epsilons.mean(axis=(1, 2)) - _TIE * overlap)
 
 
-# Error counts: the binomial law of the number of errors, at one threshold and at two jointly.
+# Error counts: the binomial distribution of the number of errors, at one threshold and jointly at two.
 
-_LEFT_OUT = 1e-13  # of the probability, at either end
+_LEFT_OUT = 1e-13  # probability left out at either end
 
 
 @dataclass(frozen=True, eq=False)
 class ErrorCounts:
-    """The law of the number of errors among ``models`` models. ``counts`` are the numbers that occur."""
+    """The distribution of the number of errors among ``models`` models. ``counts`` are the possible numbers."""
 
     models: int
     rate: float
@@ -162,7 +144,7 @@ class ErrorCounts:
 
     @classmethod
     def of(cls, models: int, rate: float) -> ErrorCounts:
-        """Return the law at this error rate."""
+        """Return the distribution at this error rate, without counts that are extremely unlikely."""
         rate = min(max(rate, 0.0), 1.0)
         inside = min(max(rate, 1e-15), 1.0 - 1e-15)
         low, high = (float(bdtrik(end, float(models), inside)) for end in (_LEFT_OUT, 1.0 - _LEFT_OUT))
@@ -177,28 +159,22 @@ class ErrorCounts:
 
     @property
     def at_most(self) -> FloatArray:
-        """The probability of less than the first of the ``counts``, and of at most each of the ``counts``."""
+        """The probability of fewer errors than ``counts[0]``, then the probabilities of at most each of ``counts``."""
         fewer = np.concatenate((self.counts[:1] - 1, self.counts))
         return np.where(fewer < 0, 0.0, bdtr(np.maximum(fewer, 0), self.models, self.rate))
 
 
 def both(fewer: ErrorCounts, more: ErrorCounts) -> FloatArray:
-    """Return the matrix of joint probabilities of the numbers of errors at two thresholds.
-
-    A model that is wrong at the threshold with fewer errors is also wrong at the other.
-    """
+    """Return joint probabilities of error counts at two thresholds. A model wrong at the first is wrong at both."""
     left = more.models - fewer.counts[:, None]
     rest = max(1.0 - fewer.rate, 1e-300)
     share = min(max((more.rate - fewer.rate) / rest, 0.0), 1.0)
     added = more.counts[None, :] - fewer.counts[:, None]
     possible = (added >= 0) & (added <= left)
     given = np.where(possible, _binomial(np.where(possible, added, 0), np.maximum(left, 0), share), 0.0)
-    joint: FloatArray = fewer.masses[:, None] * given
-    return joint
+    return np.asarray(fewer.masses[:, None] * given)
 
 
 def _binomial(count: IntArray, models: int | IntArray, rate: float) -> FloatArray:
-    """Return the binomial probability of ``count`` errors."""
     ways = gammaln(np.add(models, 1.0)) - gammaln(count + 1.0) - gammaln(np.subtract(models, count) + 1.0)
-    mass: FloatArray = np.exp(ways + xlogy(count, rate) + xlog1py(np.subtract(models, count), -rate))
-    return mass
+    return np.asarray(np.exp(ways + xlogy(count, rate) + xlog1py(np.subtract(models, count), -rate)))

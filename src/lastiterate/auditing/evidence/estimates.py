@@ -1,4 +1,4 @@
-"""Questions to the scores of one audit, and the bounds that answer them, each at its predicted or chosen threshold."""
+"""The bounds of one audit (``Estimates``), and the options for computing and judging them (``Question``)."""
 
 from __future__ import annotations
 
@@ -23,15 +23,16 @@ from lastiterate.auditing.evidence.estimate import Estimate, estimate_or_zero
 from lastiterate.auditing.evidence.one_run.guesses import usual_guesses
 from lastiterate.auditing.evidence.one_run.one_run_power import OneRunPlan, best_guesses, refuting_guesses
 from lastiterate.auditing.evidence.score_signal import Kind, expected_signal, failure_of, sees_every_step, signal_of
-from lastiterate.auditing.evidence.test_martingale import Wager
+from lastiterate.auditing.evidence.test_martingale import Martingale
 from lastiterate.auditing.evidence.threshold import (
     EXPECTED,
     Worlds,
+    best_threshold,
     check_threshold,
     check_validity,
     deciding,
     predicted_threshold,
-    threshold_of_draws,
+    rule_of,
 )
 from lastiterate.common.types import FloatArray
 from lastiterate.common.validation import number, one_of, told
@@ -41,6 +42,7 @@ from lastiterate.privacy.convex.distances import Contraction
 from lastiterate.registry import COMPOSITION, CONVEX, METHODS, ONE_RUN_METHODS, PAIRED_METHODS
 from lastiterate.run import DPSGD
 
+_RATIO = 1.1  # ratio of neighbouring ranks of simulated scores: about two hundred thresholds
 METHODS_OF = {
     Kind.LAST_ITERATE: PAIRED_METHODS,
     Kind.ALL_ITERATES: ("clopper-pearson", "composition"),
@@ -50,12 +52,11 @@ METHODS_OF = {
 
 @dataclass(frozen=True)
 class Question:
-    """The question to the scores of an audit: options of the bounds, and the claim to judge.
+    """The options of an audit's bounds, and the claim to judge.
 
-    The options are checked before training. ``methods`` None: all that apply. ``threshold`` and ``validity`` are as in
-    ``estimate``. With a ``contraction``, predictions include the guarantee of ``lastiterate.convex`` for the last
-    iterate. ``fault`` is the noise of the training that an audit must be able to refute, as a share of the declared
-    noise.
+    If ``methods`` is None, all methods that apply are used. ``threshold`` and ``validity`` are as in ``estimate``. If
+    ``contraction`` is given, predictions include the guarantee of ``lastiterate.convex``. ``fault`` is the noise of the
+    faulty training that an audit must be able to refute, as a share of the declared noise.
     """
 
     delta: float = 1e-5
@@ -70,7 +71,7 @@ class Question:
 
     @property
     def has_claim(self) -> bool:
-        """True if the claim is not the run's own."""
+        """True if an epsilon or noise multiplier is claimed. Otherwise the claim is the run as described."""
         return self.claim_epsilon is not None or self.claim_noise is not None
 
     def claim(self, run: DPSGD) -> Claim:
@@ -83,47 +84,40 @@ class Question:
 
     def __post_init__(self) -> None:
         check_claims(self.claim_epsilon, self.claim_noise)
-        for name in ("delta", "confidence"):  # plain numbers, since caches look them up by value
+        for name in ("delta", "confidence"):  # plain floats, since they are keys of caches
             plain = number(name, getattr(self, name), 0.0, 1.0, open_low=True, open_high=True)
             object.__setattr__(self, name, plain)
         object.__setattr__(self, "fault", check_fault(self.fault))
         if sharing_the_error(self.confidence) == 1.0:
             raise ValueError(
-                f"confidence must leave an error that can be shared, 1e-15 at least, got {self.confidence!r}"
+                f"confidence must be at most 1 - 1e-15, because tests share the error, got {self.confidence!r}"
             )
         check_validity(self.validity, check_threshold(self.threshold))
         if self.methods is None:
             return
         if not isinstance(self.methods, (list, tuple)) or not self.methods:
-            given = "an empty one" if isinstance(self.methods, (list, tuple)) else told(self.methods)
+            given = "an empty list" if isinstance(self.methods, (list, tuple)) else told(self.methods)
             raise ValueError(f"methods must be a list of at least one method, or None for all, got {given}")
-        for method in self.methods:  # methods_for checks that they apply, once the attack is known
+        for method in self.methods:  # methods_for checks whether they apply, once the attack is known
             one_of("method", method, METHODS)
 
-    def check(self, run: DPSGD, kind: Kind) -> None:
-        """Raise an error if the question cannot be answered for this run and kind of scores."""
+    def check(self, run: DPSGD, kind: Kind) -> Claim:
+        """Return the claim to judge. Raise an error if the question has no answer for this run and kind of scores."""
         self.methods_for(run, kind)
-        self.check_validity(kind)
-        self.check_contraction(run, kind)
-        self.claim(run)
-
-    def check_contraction(self, run: DPSGD, kind: Kind) -> None:
-        """Raise an error if the convex guarantee does not hold for the run or for this kind of scores."""
-        if self.contraction is None:
-            return
-        if kind is Kind.ALL_ITERATES:
-            raise ValueError("contraction must be None where an attack sees all iterates: it is for the last one")
-        convex(run, contraction=self.contraction)
-
-    def check_validity(self, kind: Kind) -> None:
-        """Raise an error for "anytime" validity with one training, which allows only one look."""
         if kind is Kind.ONE_MODEL and self.validity == "anytime":
-            raise ValueError("validity must be 'fixed' for canaries of one training, got 'anytime': it is one look")
+            raise ValueError(
+                "validity must be 'fixed' for canaries of one training, got 'anytime': they give one result"
+            )
+        if self.contraction is not None:
+            if kind is Kind.ALL_ITERATES:
+                raise ValueError("contraction must be None if the attack sees all iterates: it is for the last iterate")
+            convex(run, contraction=self.contraction)
+        return self.claim(run)
 
     def methods_for(self, run: DPSGD, kind: Kind) -> list[str]:
-        """Return the methods that were asked for, or all that apply to this kind of scores."""
+        """Return the methods that were requested, or by default all methods that apply to this kind of scores."""
         apply = METHODS_OF[kind]
-        if not run.amplifies:
+        if run.guarantee != "composition":
             apply = tuple(method for method in apply if METHODS[method].family is not COMPOSITION)
         if self.methods is None:
             return list(apply)
@@ -135,7 +129,7 @@ class Question:
 
 @lru_cache(maxsize=8)  # predictions are needed before and after training
 def predictions_of(run: DPSGD, delta: float, contraction: float | Contraction | None = None) -> dict[str, Answer]:
-    """Return the epsilon of each analysis for the run; with a contraction, also the convex guarantee."""
+    """Return the epsilon of each analysis for the run. The convex guarantee is included if there is a contraction."""
     curves = {} if contraction is None else {CONVEX.name: partial(convex, contraction=contraction)}
     return ask_all(run, lambda curve: curve.epsilon(delta), curves=curves)
 
@@ -153,26 +147,26 @@ class Estimates:
         planned: int = EXPECTED,
         claim: Claim | None = None,
     ) -> None:
-        """Store the scores. ``planned``: models a world for which a threshold is predicted with "anytime" validity."""
+        """Store the scores. With "anytime" validity, thresholds are predicted for ``planned`` models a world."""
         self.question, self.planned, self._claim = question, planned, claim
         self.run, self.expected = run, expected
         self.scores = scores_in, scores_out
         self._known: dict[tuple[str, float], Estimate] = {}
 
     def deciding(self, claim: Claim) -> Estimates:
-        """Return the estimates at the threshold, and with the number of guesses, that decide about a claim."""
+        """Return the estimates for judging a claim. Their thresholds and numbers of guesses may be different."""
         question = replace(self.question, threshold=deciding(self.question.threshold))
         decides = Estimates(self.run, self.expected, *self.scores, question, self.planned, claim)
         if question == self.question:  # the claim changes nothing but the number of guesses of one run
             decides._known = {key: found for key, found in self._known.items() if found.guesses is None}
         return decides
 
-    def wager(self, claim: Claim, kind: Kind) -> Wager | None:
-        """Return the wager of these scores against a claim."""
-        return claim.wager(kind, *self.scores, self.question.delta, self.question.confidence)
+    def martingale(self, claim: Claim, kind: Kind) -> Martingale | None:
+        """Return the test martingale of these scores against a claim."""
+        return claim.martingale(kind, *self.scores, self.question.delta, self.question.confidence)
 
     def failure(self) -> str | None:
-        """Return the reason why the attack failed; None if nothing shows that it did."""
+        """Return the reason why the attack failed, or None if the scores do not show a failure."""
         signal = None
         match self.expected:
             case LinearScores(share, spread):
@@ -208,7 +202,6 @@ class Estimates:
         )
 
     def _guesses(self, method: str, confidence: float) -> int | None:
-        """Return the number of guesses for one run by the expected scores; None if the threshold rule needs none."""
         if not METHODS[method].is_one_run or self.question.threshold != "a-priori":
             return None
         canaries = len(self.scores[0]) + len(self.scores[1])
@@ -218,8 +211,8 @@ class Estimates:
         best = best_guesses(self.run, canaries, method, *options)
         if self._claim is None:
             return best
-        is_free = METHODS[method].is_assumption_free or self._claim.run is None
-        claim = self._claim.guarantee if is_free else self._claim.run
+        claimed = None if METHODS[method].is_assumption_free else self._claim.run
+        claim = self._claim.guarantee if claimed is None else claimed
         return refuting_guesses(OneRunPlan(self.run, canaries, best, *options), claim)
 
 
@@ -233,25 +226,24 @@ def a_priori_threshold(
     method: str,
     validity: str,
 ) -> float:
-    """Return the threshold with the largest expected bound, for this law of the scores and these numbers of models."""
+    """Return the threshold with the largest expected bound, for expected scores and numbers of models a world."""
     if method == "composition" and not sees_every_step(expected):  # nearly the same threshold, far quicker to find
         method = "last-iterate"
     if isinstance(expected, LinearScores):
-        return predicted_threshold(
-            run, *sizes, delta, confidence, method, spread=expected.spread, signal=expected.signal, validity=validity
-        )
+        return predicted_threshold(run, *sizes, delta, confidence, method, scores=expected, validity=validity)
     if method == "composition":
         return telling_threshold(run)
     drawn = likelihood_ratios(run, expected)
-    return threshold_of_draws(drawn, run, *sizes, delta, confidence, method, validity)
+    thresholds = drawn.thresholds(_RATIO)
+    false_positives, false_negatives = drawn.errors(thresholds)
+    rates = false_positives / drawn.outside.size, false_negatives / drawn.inside.size
+    return best_threshold(thresholds, rates, sizes[::-1], rule_of(method, run), delta, confidence, validity)
 
 
 @lru_cache(maxsize=8)
 def likelihood_ratios(run: DPSGD, expected: LikelihoodRatio) -> Worlds:
-    """Draw likelihood ratios of all steps, or of the released iterates, if only canary and noise move the models."""
+    """Simulate likelihood ratios of all steps or of the released iterates, if only canary and noise move models."""
     worlds, generator = np.arange(2 * DRAWS) % 2 == 0, np.random.default_rng(0)
-    if expected.released:
-        drawn = sample_released_scores(run, worlds, generator, expected.signal, expected.noise)
-    else:
-        drawn = sample_likelihood_ratios(run, worlds, generator, expected.signal, expected.noise)
+    sample = sample_released_scores if expected.released else sample_likelihood_ratios
+    drawn = sample(run, worlds, generator, expected.signal, expected.noise)
     return Worlds(np.sort(drawn[::2]), np.sort(drawn[1::2]))

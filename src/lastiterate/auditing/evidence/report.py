@@ -13,7 +13,7 @@ from lastiterate.auditing.design import Design, OpenEnded, Paired, Quality
 from lastiterate.auditing.evidence.audit_result import AuditResult
 from lastiterate.auditing.evidence.estimate import Estimate
 from lastiterate.auditing.evidence.estimates import Estimates, Question, likelihood_ratios, predictions_of
-from lastiterate.auditing.evidence.forecast import OneRunOutlook, Outlook
+from lastiterate.auditing.evidence.forecast import Forecast
 from lastiterate.auditing.evidence.score_signal import (
     Kind,
     density_without,
@@ -32,40 +32,33 @@ from lastiterate.registry import CONVEX, METHODS, THRESHOLDS
 from lastiterate.run import DPSGD
 from lastiterate.trainers.adam_second_moment import SecondMoment
 
-# Adam's second moment: sentences on whether it is as the prediction supposes.
+# Adam's second moment: sentences on whether noise dominates it, as the prediction supposes.
 
 _DOMINATES = 0.5  # the smallest noise share of the second moment at which noise dominates
-_GROWS = 1.05  # the smallest growth of later steps that is reported
+_GROWS = 1.05  # a smaller growth of later steps is not reported
 
 
 def second_moment_sentences(run: DPSGD, moment: SecondMoment | None, delta: float) -> list[str]:
-    """Return sentences on the share of noise in Adam's second moment, and on the growth of later steps if they grow."""
+    """Return sentences on the share of noise in Adam's second moment, and on later steps if they are larger."""
     if not is_adam(run.optimizer):
         return []
     if moment is None:
-        return ["How far noise makes up Adam's second moment, as the prediction supposes, was not measured."]
-    return [_dominance(moment), *_growth(run, moment, delta)]
-
-
-def _dominance(moment: SecondMoment) -> str:
+        return ["The prediction supposes that noise dominates Adam's second moment. This was not measured."]
     all_, busy = (per_cent(round(min(share, 1.0), 2)) for share in (moment.noise_share, moment.busy_noise_share))
-    shares = f"{all_} of it at least, and {busy} in the tenth of the parameters where it is largest"
+    shares = (
+        f"noise is at least {all_} of the second moment, and at least {busy} in the tenth of the parameters where the "
+        "second moment is largest."
+    )
+    dominance = f"Noise dominates Adam's second moment, as the prediction supposes: {shares}"
     if moment.noise_share < _DOMINATES:
-        return (
-            f"Noise does not dominate Adam's second moment, as the prediction supposes: it makes up {shares}. Steps "
-            "are smaller there than supposed, and not of one size: the prediction is less to be trusted."
+        dominance = (
+            f"Noise does not dominate Adam's second moment, although the prediction supposes this: {shares} Steps are "
+            "smaller than supposed and differ in size, so the prediction is less reliable."
         )
-    if moment.busy_noise_share < _DOMINATES:
-        return (
-            f"Noise dominates Adam's second moment, as the prediction supposes, but not everywhere: it makes up "
-            f"{shares}."
-        )
-    return f"Noise dominates Adam's second moment, as the prediction supposes: it makes up {shares}."
-
-
-def _growth(run: DPSGD, moment: SecondMoment, delta: float) -> list[str]:
+    elif moment.busy_noise_share < _DOMINATES:
+        dominance = f"Noise dominates Adam's second moment, as the prediction supposes, but not everywhere: {shares}"
     if moment.growth < _GROWS + moment.uncertainty:
-        return []
+        return [dominance]
     found = [ask(each, "last_iterate", lambda curve: curve.epsilon(delta)).value for each in moment.as_measured(run)]
     predicted = ask(run, "last_iterate", lambda curve: curve.epsilon(delta)).value
     known = [value for value in found if value is not None]
@@ -74,30 +67,28 @@ def _growth(run: DPSGD, moment: SecondMoment, delta: float) -> list[str]:
         measured, supposed = spell_up(max(known), 4), spell_up(predicted, 4)
         words = f": with steps of these sizes the prediction would be {measured} instead of {supposed}"
     return [
-        "Adam's second moment shrinks while training goes on, and later steps grow, by "
-        f"{spell(moment.growth, 3)} more than the prediction supposes{words}."
+        dominance,
+        "Adam's second moment shrinks during training, so that later steps are up to "
+        f"{spell(moment.growth, 3)} times as large as the prediction supposes{words}.",
     ]
 
 
 @dataclass(frozen=True, eq=False)
 class Evidence:
-    """The scores of an audit, and all else that its result is computed from.
+    """The scores of an audit, and everything else that its result is computed from.
 
     Attributes:
-        run: the run that was trained, or is claimed to have been.
-        design: the planned trials.
-        expected: the law of the scores by the linear analysis.
-        words: the attack in words.
+        expected: the distribution of the scores that the linear analysis predicts.
         data: the model and the training data in words.
         scores: scores of the finished trials.
-        present: for each score, whether the canary was in.
-        prefix: number of scores, from the first on, before which no model is missing.
-        quality: the quality that ``qualities`` measures. None: not measured.
-        qualities: quality of the models, one for each score; NaN if not measured.
+        present: for each score, whether the model was trained with the canary.
+        prefix: number of scores at the start of the plan without a gap.
+        quality: the kind of quality in ``qualities``, or None if none was measured.
+        qualities: the quality of the model of each score. NaN if it was not measured.
         quality_before: quality of the model before training.
         seconds: duration of training and scoring.
-        store: path of the store with the scores.
-        second_moment: Adam's second moment, if it was measured.
+        store: path of the store with the scores, or None if there is no store.
+        second_moment: Adam's second moment, or None if it was not measured.
     """
 
     run: DPSGD
@@ -112,25 +103,26 @@ class Evidence:
     qualities: FloatArray
     quality_before: float | None
     seconds: float
-    store: Path
+    store: Path | None
     second_moment: SecondMoment | None = None
 
-    def worlds(self, validity: str = "fixed") -> tuple[FloatArray, FloatArray]:
-        """Return the scores with the canary, and those without.
+    @property
+    def horizon(self) -> int:
+        """The number of models a world that was planned at the start. Thresholds are predicted for this number."""
+        return self.design.horizon if isinstance(self.design, OpenEnded) else self.design.models
 
-        With validity "anytime", models after a missing model are left out: quick models must not displace slow ones.
-        """
+    def worlds(self, validity: str = "fixed") -> tuple[FloatArray, FloatArray]:
+        """Return the scores with and without the canary. With "anytime" validity, models after a gap are left out."""
         counted = slice(self.prefix) if validity == "anytime" else slice(None)
         scores, present = self.scores[counted], self.present[counted]
         inside, outside = scores[present], scores[~present]
         if not len(inside) or not len(outside):
-            raise ValueError(
-                f"the store {str(self.store)!r} has no trial in one of the worlds yet: finish its audit first"
-            )
+            where = f"the store {str(self.store)!r}" if self.store else "the audit"
+            raise ValueError(f"{where} has no model with the canary, or none without it, yet: finish the audit first")
         return inside, outside
 
     def quality_of(self, name: str) -> float | None:
-        """Return the quality of all models together; None if this quality was not measured."""
+        """Return the quality of all models together, or None if this kind of quality was not measured."""
         if self.quality is None or self.quality.name != name:
             return None
         return self.quality.of_all(self.qualities.tolist())
@@ -140,31 +132,37 @@ def report(evidence: Evidence, question: Question = Question()) -> AuditResult: 
     """Compute the result of an audit from its scores."""
     run, expected, words = evidence.run, evidence.expected, evidence.words
     kind = kind_of(evidence.design, expected)
-    horizon = evidence.design.models
     if isinstance(evidence.design, OpenEnded):  # the number of models was not fixed in advance
-        question, horizon = replace(question, validity="anytime"), evidence.design.horizon
-    question.check_validity(kind)
-    question.check_contraction(run, kind)
-    methods = question.methods_for(run, kind)
+        question = replace(question, validity="anytime")
+    claim = question.check(run, kind)
     scores_in, scores_out = evidence.worlds(question.validity)
-    estimates = Estimates(run, expected, scores_in, scores_out, question, horizon)
-    found = {method: estimates(method, question.confidence) for method in methods}
+    estimates = Estimates(run, expected, scores_in, scores_out, question, evidence.horizon)
+    found = {method: estimates(method, question.confidence) for method in question.methods_for(run, kind)}
     predictions = dict(predictions_of(run, question.delta, question.contraction))
-    verdict, reason, strength = verdict_on(question.claim(run), kind, estimates)
+    verdict, reason, strength = verdict_on(claim, kind, estimates)
     heuristic = None if kind is Kind.ALL_ITERATES else predictions["last_iterate"].value
-    limits = [sentence for sentence in _limits(found, heuristic) if sentence != reason]
-    is_text = evidence.quality == Quality("perplexity")
+    limits = [sentence for sentence in _limits(found, heuristic, predictions) if sentence != reason]
+    ideal_signal = expected_signal(run) if isinstance(expected, LinearScores) else None
+    if isinstance(expected, LikelihoodRatio) and expected.released:
+        drawn = likelihood_ratios(run, LikelihoodRatio(released=True))
+        ideal_signal = signal_of(drawn.inside, drawn.outside)
+    sizes, one_run = (len(scores_in), len(scores_out)), kind is Kind.ONE_MODEL
+    threshold = deciding(question.threshold)
+    if isinstance(expected, Unknown) and not one_run and threshold != "corrected":
+        threshold = "split"  # the unit of the scores is unknown, so no other rule can be forecast
+    models = sum(sizes) if one_run else min(sizes)
+    asked = question.delta, question.confidence, expected, question.validity, threshold, evidence.horizon
+    after, before, worse = evidence.quality_of("perplexity"), evidence.quality_before, []
+    if before is not None and after is not None and after > before:
+        worse.append(
+            f"The models are worse on held-out text than before training (perplexity {spell(after)}, {spell(before)} "
+            "before): try more texts, a smaller learning rate or less noise."
+        )
     return AuditResult(
         run=run,
         attack=words.attack,
         data=evidence.data,
-        caveats=(
-            *words.caveats,
-            *_remarks(evidence, question),
-            *limits,
-            *_above_convex(predictions, found),
-            *_usefulness(evidence),
-        ),
+        caveats=(*words.caveats, *_remarks(evidence, question), *limits, *worse),
         delta=question.delta,
         confidence=question.confidence,
         predictions=predictions,
@@ -174,7 +172,7 @@ def report(evidence: Evidence, question: Question = Question()) -> AuditResult: 
         score_unit=words.unit,
         score_density=_density(run, expected, scores_in, scores_out),
         signal=signal_of(scores_in, scores_out),
-        ideal_signal=_ideal_signal(run, expected),
+        ideal_signal=ideal_signal,
         accuracy=evidence.quality_of("accuracy"),
         models=evidence.design.models,
         store=evidence.store,
@@ -182,85 +180,35 @@ def report(evidence: Evidence, question: Question = Question()) -> AuditResult: 
         verdict=verdict,
         reason=reason,
         strength=strength,
-        perplexity=evidence.quality_of("perplexity"),
-        perplexity_before=evidence.quality_before if is_text else None,
-        outlook=_outlook(run, expected, kind, question, (len(scores_in), len(scores_out)), horizon),
+        perplexity=after,
+        perplexity_before=evidence.quality_before if evidence.quality == Quality("perplexity") else None,
+        outlook=Forecast(run, models, *asked, one_run=one_run),
         second_moment=evidence.second_moment,
     )
 
 
-def _ideal_signal(run: DPSGD, expected: ExpectedScores) -> float | None:
-    """Return the signal of an attack that sees all of the canary; None if the linear analysis does not know it."""
-    match expected:
-        case LinearScores():
-            return expected_signal(run)
-        case LikelihoodRatio(True):
-            drawn = likelihood_ratios(run, LikelihoodRatio(released=True))
-            return signal_of(drawn.inside, drawn.outside)
-    return None
-
-
-def _outlook(
-    run: DPSGD, expected: ExpectedScores, kind: Kind, question: Question, sizes: tuple[int, int], horizon: int
-) -> Outlook | OneRunOutlook:
-    """Return the forecast of an audit with this number of scores and this threshold rule.
-
-    If the law of the scores is unknown, the forecast is that of a perfect attack.
-    """
-    threshold: float | str | None = deciding(question.threshold)
-    asked = run, question.delta, question.confidence, expected
-    if kind is Kind.ONE_MODEL:
-        rule = {"split": "corrected", "a-priori": None}.get(str(threshold), threshold)
-        return OneRunOutlook(asked[0], sum(sizes), *asked[1:], threshold=rule)
-    if isinstance(expected, Unknown) and threshold != "corrected":
-        threshold = "split"  # the unit of the scores is unknown, so no other rule can be forecast
-    return Outlook(
-        asked[0],
-        min(sizes),
-        *asked[1:],
-        validity=question.validity,
-        threshold=None if threshold == "a-priori" else threshold,
-        horizon=horizon if question.validity == "anytime" else None,
-    )
-
-
 def _remarks(evidence: Evidence, question: Question) -> list[str]:
-    """Return sentences on an odd claim, on missing trials, and on Adam's second moment."""
-    remark = question.remark(evidence.run)
-    sentences = [] if remark is None else [remark]
-    done, planned = len(evidence.scores), evidence.design.trials
+    sentences = [remark] if (remark := question.remark(evidence.run)) is not None else []
+    done, planned, models = len(evidence.scores), evidence.design.trials, evidence.design.models
     if question.validity == "anytime":
         sentences.append(
-            f"{evidence.prefix // 2:,} of {evidence.design.models:,} models a world count so far. These bounds hold at "
-            "every moment: look, stop or go on as you like."
+            f"{evidence.prefix // 2:,} of {models:,} models a world count so far. These bounds hold at every moment: "
+            "look, stop or go on as you like."
         )
     elif done < planned:
-        sentences.append(
-            f"Only {done} of {planned} trials are done: who stops when it looks good has no confidence left."
-        )
+        early = "Stopping early because of the result invalidates the confidence."
+        sentences.append(f"Only {done} of {planned} trials are done. {early}")
     return [*sentences, *second_moment_sentences(evidence.run, evidence.second_moment, question.delta)]
 
 
-def _usefulness(evidence: Evidence) -> list[str]:
-    """Return a sentence if training made the models worse on held-out text."""
-    after, before = evidence.quality_of("perplexity"), evidence.quality_before
-    if before is None or after is None or after <= before:
-        return []
-    return [
-        f"The models are worse on held-out text than before training (perplexity {spell(after)}, {spell(before)} "
-        "before): more texts, a smaller learning rate or less noise would make them useful."
-    ]
-
-
-def _limits(found: dict[str, Estimate], predicted: float | None) -> list[str]:
-    """Return sentences on the limits of these estimates."""
-    sentences = []
+def _limits(found: dict[str, Estimate], heuristic: float | None, predictions: dict[str, Answer]) -> list[str]:
+    sentences, proved = [], predictions[CONVEX.name].value if CONVEX.name in predictions else None
     for method, each in found.items():
         most = each.largest if METHODS[method].is_assumption_free else None
-        if most is not None and predicted is not None and most < predicted:
+        if most is not None and heuristic is not None and most < heuristic:
             sentences.append(
                 f"{each.models_in:,} and {each.models_out:,} scores show at most epsilon {spell_up(most, 4)} for any "
-                f"mechanism, which is below the heuristic's {spell_up(predicted, 4)}: they cannot refute it that way."
+                f"mechanism. This is below the heuristic's {spell_up(heuristic, 4)}, so this bound cannot refute it."
             )
         if each.threshold_choice == "split":
             sentences.append(
@@ -269,32 +217,23 @@ def _limits(found: dict[str, Estimate], predicted: float | None) -> list[str]:
                 else "Half of the models chose the threshold, and only the other half is counted."
             )
         if each.threshold_choice == "uncorrected":
-            sentences.append(
-                f"{METHODS[method].label}: the threshold is the best of all, uncorrected for that choice: not a valid "
-                "bound."
-            )
-        sentences += [caveat for caveat in each.caveats if caveat not in each.assumptions]  # the table has them
-    return list(dict.fromkeys(sentences))
-
-
-def _above_convex(predictions: dict[str, Answer], found: dict[str, Estimate]) -> list[str]:
-    """Return a sentence if a bound exceeds the guarantee for convex losses: a condition of the proof is not met."""
-    proved = predictions[CONVEX.name].value if CONVEX.name in predictions else None
+            why = "the threshold is the best of all, without correction for this choice: not a valid bound"
+            sentences.append(f"{METHODS[method].label}: {why}.")
+        sentences += [caveat for caveat in each.caveats if caveat not in each.assumptions]  # shown by the table
     free = [
         each.epsilon
         for method, each in found.items()
         if METHODS[method].is_assumption_free and THRESHOLDS[each.threshold_choice].is_valid
     ]
-    if proved is None or not free or max(free) <= proved:
-        return []
-    return [
-        f"Epsilon {spell_down(max(free), 4)} was found, more than the {spell_up(proved, 4)} that is guaranteed for "
-        "convex losses: steps do not contract as stated, or training is not as described."
-    ]
+    if proved is not None and free and max(free) > proved:
+        sentences.append(
+            f"Epsilon {spell_down(max(free), 4)} was found, more than the guarantee of {spell_up(proved, 4)} for "
+            "convex losses: steps do not contract as stated, or training is not as described."
+        )
+    return list(dict.fromkeys(sentences))
 
 
 def _density(run: DPSGD, expected: ExpectedScores, scores_in: FloatArray, scores_out: FloatArray) -> FloatArray | None:
-    """Return the densities that the linear analysis predicts over the range of the scores."""
     finite = np.concatenate([scores_in, scores_out])
     finite = finite[np.isfinite(finite)]
     if not isinstance(expected, LinearScores) or not finite.size:
@@ -312,7 +251,7 @@ _FIRST = 4  # models a world: fewer show nothing
 
 
 def growth_of(evidence: Evidence, question: Question) -> list[tuple[int, float]]:
-    """Return (models a world, "anytime" bound by the first method); empty if the audit has no such bound."""
+    """Return pairs (models a world, "anytime" bound by the first method), or an empty list if there is no bound."""
     design = evidence.design
     if not isinstance(design, Paired) or evidence.prefix < 2 * _FIRST:
         return []
@@ -320,14 +259,15 @@ def growth_of(evidence: Evidence, question: Question) -> list[tuple[int, float]]
     anytime = replace(question, validity="anytime", threshold="a-priori", methods=None)
     inside, outside = evidence.worlds("anytime")
     most = min(len(inside), len(outside))
-    horizon = design.horizon if isinstance(design, OpenEnded) else design.models
     counts = np.unique(np.rint(np.geomspace(_FIRST, most, _POINTS)).astype(np.int64)).tolist()
     points = []
     for count in counts:
-        estimates = Estimates(evidence.run, evidence.expected, inside[:count], outside[:count], anytime, horizon)
+        estimates = Estimates(
+            evidence.run, evidence.expected, inside[:count], outside[:count], anytime, evidence.horizon
+        )
         try:
             epsilon = estimates(method, question.confidence).epsilon
-        except ValueError:  # too few models to choose a threshold by
+        except ValueError:  # too few models to choose a threshold
             continue
         if math.isfinite(epsilon):
             points.append((count, epsilon))

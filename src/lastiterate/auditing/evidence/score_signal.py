@@ -1,4 +1,4 @@
-"""The signal d' of an attack, the law of its scores under the linear analysis, and the kinds of scores.
+"""The signal d' of an attack, the distribution of its scores by the linear analysis, and the kinds of scores.
 
 Scores under the linear analysis are signal * S / s + N(0, spread^2) with the canary and N(0, spread^2) without it. S is
 the amount of the canary in the last iterate, and s the standard deviation of its noise. If one example replaces
@@ -15,32 +15,30 @@ from enum import Enum
 import numpy as np
 from scipy.special import ndtr, ndtri
 
-from lastiterate.attacks.attack import ExpectedScores, LikelihoodRatio
+from lastiterate.attacks.attack import ExpectedScores, LikelihoodRatio, LinearScores
 from lastiterate.auditing.design import Design, OneModel
 from lastiterate.common.types import FloatArray
+from lastiterate.features import COMBINATIONS, LINEAR, Support, require_supported
 from lastiterate.formatting import spell
-from lastiterate.privacy.analyses.composition import composition
-from lastiterate.privacy.analyses.no_amplification import no_amplification
 from lastiterate.privacy.curve import PrivacyCurve
 from lastiterate.privacy.mixtures.distributions import density, probability_below
 from lastiterate.privacy.mixtures.law import Law, law_of
-from lastiterate.run import DPSGD, LINEAR, require_basic
+from lastiterate.registry import ANALYSES
+from lastiterate.run import DPSGD
 
-_LEAST_SHARE = 0.1  # of the expected signal: an attack failed if its signal is below this with confidence _SURE
+_LEAST_SHARE = 0.1  # an attack failed if its signal is below this share of the expected signal (confidence _SURE)
 _SURE = 0.99
-_CONFIDENCE = 0.95  # of the lower bound on the signal that the strength of a verdict uses
+_CONFIDENCE = 0.95  # confidence of the lower bound on the signal, for the strength of a verdict
 _LARGE = 1e100
+IDEAL = LinearScores()  # the scores of a perfect attack: all of the canary, and noise
 
 
 def signal_of(scores_in: FloatArray, scores_out: FloatArray) -> float:
-    """Return d', the distance of the means in standard deviations; 0 if d' is not defined."""
-    found = _defined_signal(scores_in, scores_out)
-    return 0.0 if found is None else found
+    """Return d', the distance of the means in standard deviations. Return 0 if d' is not defined."""
+    return defined_signal(scores_in, scores_out) or 0.0
 
 
-def is_defined(scores_in: FloatArray, scores_out: FloatArray) -> bool:
-    """Return whether d' is defined for these scores."""
-    return _defined_signal(scores_in, scores_out) is not None
+_LINEAR_SCORES = Support("linear scores", LINEAR | COMBINATIONS)
 
 
 def expected_signal(run: DPSGD, signal: float = 1.0, spread: float = 1.0) -> float:
@@ -50,60 +48,55 @@ def expected_signal(run: DPSGD, signal: float = 1.0, spread: float = 1.0) -> flo
 
 
 def _shift(run: DPSGD) -> tuple[float, float]:
-    """Return the distance of the two means, and half the sum of the variances without noise, in units of the noise."""
-    law = law_of(require_basic(run, "linear scores", knows=LINEAR))
-    worlds = 2.0 if run.neighbours == "replace" else 1.0  # worlds in which an example is used
+    """Return the distance of the two means, and the mean of the two variances without noise, in units of noise."""
+    law = law_of(require_supported(run, _LINEAR_SCORES))
+    worlds = 2.0 if run.neighbours == "replace" else 1.0  # number of worlds in which an example moves the scores
     return float(worlds * law.mean / law.noise), float(0.5 * worlds * law.variance / law.noise**2)
 
 
 def signal_bound(scores_in: FloatArray, scores_out: FloatArray, models: int | None = None) -> float | None:
-    """Return a 95% lower confidence bound on d'; None if there are too few scores, or all are equal.
+    """Return a 95% lower confidence bound on d', or None if there are too few scores or all are equal.
 
-    ``models``: compute the bound for this number of scores a world with the same d'. Infinite scores are replaced by
-    the largest or smallest finite ones. The bound is infinite if scores are constant in each world and larger with the
-    canary.
+    If ``models`` is given, compute the bound as if there were this number of scores a world. Infinite scores are
+    replaced by finite ones. The bound is infinite if scores are constant in each world and larger with the canary.
     """
     finite = np.concatenate((scores_in, scores_out))
     finite = finite[np.isfinite(finite)]
     low, high = (finite.min(), finite.max()) if finite.size else (0.0, 1.0)
-    found = _defined_signal(np.clip(scores_in, low, high), np.clip(scores_out, low, high))
+    found = defined_signal(np.clip(scores_in, low, high), np.clip(scores_out, low, high))
     if found is None:
-        return math.inf if _is_separated(scores_in, scores_out) else None
+        is_separated = min(len(scores_in), len(scores_out)) > 1 and scores_in.min() > scores_out.max()
+        return math.inf if is_separated else None
     sizes = (models, models) if models is not None else (len(scores_in), len(scores_out))
     return found - float(ndtri(_CONFIDENCE)) * _standard_error(found, sizes)
 
 
-def _is_separated(scores_in: FloatArray, scores_out: FloatArray) -> bool:
-    """Return whether all scores with the canary are larger than all scores without it."""
-    return min(len(scores_in), len(scores_out)) > 1 and bool(scores_in.min() > scores_out.max())
-
-
 def share_of(run: DPSGD, signal: float, spread: float) -> float:
-    """Return the share of the canary, at most 1, with which linear scores of this spread have the signal d'."""
+    """Return the share of the canary (at most 1) that linear scores of this spread show, if ``signal`` is d'."""
     mean, variance = _shift(run)
     left = mean**2 - signal**2 * variance
     return 1.0 if left <= (signal * spread) ** 2 else signal * spread / math.sqrt(left)
 
 
 def spread_of(run: DPSGD, signal: float) -> float:
-    """Return the spread, at least 1, of linear scores that show all of the canary and have the signal d'."""
+    """Return the spread (at least 1) of linear scores that show all of the canary, if ``signal`` is d'."""
     mean, variance = _shift(run)
     return math.sqrt(max((mean / signal) ** 2 - variance, 1.0))
 
 
 def failure_of(scores_in: FloatArray, scores_out: FloatArray, expected: float | None) -> str | None:
-    """Return a sentence if the scores show that the attack failed, which says nothing about the training; else None."""
+    """Return a sentence if the scores show that the attack failed, else None. ``expected`` is the expected d'."""
     if len({*np.unique(scores_in), *np.unique(scores_out)}) == 1:
         return "The attack failed, which says nothing about the training: all scores are equal."
-    found = _defined_signal(scores_in, scores_out)
+    found = defined_signal(scores_in, scores_out)
     if found is None or expected is None:
         return None
     most = found + float(ndtri(_SURE)) * _standard_error(found, (len(scores_in), len(scores_out)))
     if most >= _LEAST_SHARE * expected:
         return None
     return (
-        f"The attack failed, which says nothing about the training: its signal d' is {spell(found, 3)}, with 99% "
-        f"confidence below {spell(most, 3)}, where {spell(expected, 3)} was expected."
+        f"The attack failed, which says nothing about the training: its signal d' is {spell(found, 3)} "
+        f"(below {spell(most, 3)} with 99% confidence), but {spell(expected, 3)} was expected."
     )
 
 
@@ -113,7 +106,7 @@ def _standard_error(signal: float, sizes: tuple[int, int]) -> float:
 
 
 def standardised(value: float, scores: FloatArray) -> float:
-    """Return the distance of a value from the mean of the scores in standard deviations; 0 if they have none."""
+    """Return the distance of a value from the mean of the scores in standard deviations, or 0 if all are equal."""
     largest = max(np.abs(scores).max(), abs(value))
     if not np.isfinite(largest):
         return 0.0
@@ -124,11 +117,12 @@ def standardised(value: float, scores: FloatArray) -> float:
 
 
 def _rescaling(largest: float) -> int:
-    """Return the power of two by which scores are multiplied so that their squares stay in the range of floats."""
+    # The power of two by which scores are multiplied so that their squares stay in the range of floats.
     return -int(np.frexp(largest)[1]) if largest > _LARGE or 0.0 < largest < 1.0 / _LARGE else 0
 
 
-def _defined_signal(scores_in: FloatArray, scores_out: FloatArray) -> float | None:
+def defined_signal(scores_in: FloatArray, scores_out: FloatArray) -> float | None:
+    """Return d', or None if it is not defined for these scores."""
     if min(len(scores_in), len(scores_out)) < 2:
         return None
     largest = max(np.abs(scores_in).max(), np.abs(scores_out).max())
@@ -145,20 +139,25 @@ def _defined_signal(scores_in: FloatArray, scores_out: FloatArray) -> float | No
     return float(distance / spread)
 
 
-# Score law: probabilities and densities of scores under the linear analysis.
+# Score distribution: probabilities and densities of scores by the linear analysis.
 
 
 def score_below(run: DPSGD, scores: FloatArray, *, spread: float = 1.0, signal: float = 1.0) -> FloatArray:
-    """Return the probability that a model with the canary has a smaller score than each of these."""
+    """Return, for each of ``scores``, the probability that a model with the canary has a smaller score."""
     return probability_below(_law(run, spread, signal), scores)
 
 
 def false_alarms(run: DPSGD, scores: FloatArray, *, spread: float = 1.0, signal: float = 1.0) -> FloatArray:
-    """Return the probability that a model without the canary has a larger score than each of these."""
+    """Return, for each of ``scores``, the probability that a model without the canary has a larger score."""
     if run.neighbours == "replace":
         return score_below(run, -scores, spread=spread, signal=signal)
-    rates: FloatArray = ndtr(-scores / spread)
-    return rates
+    return np.asarray(ndtr(-scores / spread))
+
+
+def linear_rates(run: DPSGD, thresholds: FloatArray, scores: LinearScores) -> tuple[FloatArray, FloatArray]:
+    """Return the false positive and the false negative rate of linear scores at each threshold."""
+    law = {"spread": scores.spread, "signal": scores.signal}
+    return false_alarms(run, thresholds, **law), score_below(run, thresholds, **law)
 
 
 def score_density(run: DPSGD, scores: FloatArray, *, spread: float = 1.0, signal: float = 1.0) -> FloatArray:
@@ -170,12 +169,11 @@ def density_without(run: DPSGD, scores: FloatArray, *, spread: float = 1.0, sign
     """Return the density of the score of a model without the canary."""
     if run.neighbours == "replace":
         return score_density(run, -scores, spread=spread, signal=signal)
-    values: FloatArray = np.exp(-0.5 * np.square(scores / spread)) / (spread * math.sqrt(2.0 * math.pi))
-    return values
+    return np.asarray(np.exp(-0.5 * np.square(scores / spread)) / (spread * math.sqrt(2.0 * math.pi)))
 
 
 def _law(run: DPSGD, spread: float, signal: float) -> Law:
-    law = law_of(require_basic(run, "linear scores", knows=LINEAR))
+    law = law_of(require_supported(run, _LINEAR_SCORES))
     return law.scaled(signal / law.noise, spread)
 
 
@@ -183,7 +181,7 @@ def _law(run: DPSGD, spread: float, signal: float) -> Law:
 
 
 class Kind(Enum):
-    """The kind of scores: last (or all released) or all iterates of many models, or many canaries of one model."""
+    """The kind of scores: of the last (or released) iterates, of all iterates, or of many canaries in one model."""
 
     LAST_ITERATE = "last iterate"
     ALL_ITERATES = "all iterates"
@@ -198,10 +196,10 @@ def kind_of(design: Design, expected: ExpectedScores) -> Kind:
 
 
 def sees_every_step(expected: ExpectedScores) -> bool:
-    """Return whether the attack sees all iterates, whatever the run releases."""
+    """Return whether the attack sees all iterates, even if the run does not release them."""
     return isinstance(expected, LikelihoodRatio) and not expected.released
 
 
 def guarantee_of(run: DPSGD) -> Callable[[DPSGD], PrivacyCurve]:
     """Return the analysis whose guarantee no attack on this run may exceed."""
-    return composition if run.amplifies else no_amplification
+    return ANALYSES[run.guarantee].curve

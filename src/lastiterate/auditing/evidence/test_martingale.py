@@ -1,11 +1,11 @@
-"""A test martingale against a claim: a wager that multiplies its money only if the claim is false.
+"""A test martingale against a claim: bets whose wealth grows only if the claim is false.
 
 If a training has the claimed privacy, then P(in) <= e^epsilon P(out) + delta(epsilon) for every epsilon >= 0 and every
 set of scores, and the same with the worlds exchanged. Consider a bet that wins 1 if a model with the canary scores at
 least y, loses e^epsilon if a model without the canary does, and always costs delta(epsilon). Under the claim this bet
-wins nothing on average. The stake is a share of the money that depends on earlier models alone, and no loss exceeds the
-money. So the money is a supermartingale. By Ville's inequality it ever reaches 1 / error times its initial value with
-probability at most ``error``, however often one looks and whenever one stops.
+wins nothing on average. The stake is a share of the wealth that depends on earlier models alone, and no loss exceeds
+the wealth. So the wealth is a supermartingale. By Ville's inequality it ever reaches 1 / error times its initial value
+with probability at most ``error``, however often one looks and whenever one stops.
 """
 
 from __future__ import annotations
@@ -17,30 +17,29 @@ import numpy as np
 
 from lastiterate.common.types import FloatArray, IntArray
 
-_FIRST = 4  # models a world before the first bet
-_GROWTH = 1.08  # of the number of models from one choice of a bet to the next
-_PLACES = (np.arange(24) + 0.5) / 24.0  # quantiles of the scores seen, as thresholds
+_FIRST = 4  # number of models a world before the first bet
+_GROWTH = 1.08  # a new bet is chosen when the number of models has grown by this factor
+_PLACES = (np.arange(24) + 0.5) / 24.0  # thresholds of bets, as quantiles of the scores seen so far
 _STAKES = np.array([0.05, 0.1, 0.2, 0.3, 0.45, 0.6, 0.75, 0.9])  # as shares of the largest possible stake
-_SLACK = 1e-9  # of delta: tolerance for its numerical error
+_SLACK = 1e-9  # relative tolerance for the numerical error of delta
 EPSILONS = np.concatenate((np.linspace(0.0, 4.0, 17), np.linspace(4.5, 12.0, 16), np.linspace(14.0, 40.0, 14)))
 
 
 @dataclass(frozen=True, eq=False)
-class Odds:
-    """The odds of a claim: the ``deltas`` that it allows at ``epsilons``, the larger of both directions."""
+class ClaimedCurve:
+    """The ``deltas`` that a claim allows at ``epsilons``: the larger of the deltas for both orders of the worlds."""
 
     epsilons: FloatArray
     deltas: FloatArray
 
     @classmethod
-    def of_curve(cls, delta_of: Callable[[FloatArray], FloatArray]) -> Odds:
-        """Return the odds of a claim with a whole curve."""
-        deltas = np.minimum(np.asarray(delta_of(EPSILONS)) * (1.0 + _SLACK) + 1e-15, 1.0)
-        return cls(EPSILONS, deltas)
+    def of_curve(cls, delta_of: Callable[[FloatArray], FloatArray]) -> ClaimedCurve:
+        """Return the deltas of a claim that is a whole privacy curve."""
+        return cls(EPSILONS, np.minimum(np.asarray(delta_of(EPSILONS)) * (1.0 + _SLACK) + 1e-15, 1.0))
 
     @classmethod
-    def of_epsilon(cls, epsilon: float, delta: float) -> Odds:
-        """Return the odds of a claim of one epsilon and delta, which also bounds delta at smaller epsilons."""
+    def of_epsilon(cls, epsilon: float, delta: float) -> ClaimedCurve:
+        """Return the deltas of a claim of one epsilon and delta. The claim also bounds delta at smaller epsilons."""
         epsilons = np.unique(np.minimum(EPSILONS, epsilon))
         # The two slopes of the claim's trade-off curve, -e^epsilon and -e^-epsilon, meet on the diagonal.
         share = np.exp(np.logaddexp(0.0, epsilons) - np.logaddexp(0.0, epsilon))
@@ -48,49 +47,46 @@ class Odds:
 
 
 @dataclass(frozen=True, eq=False)
-class Wager:
-    """A wager of scores with and without the canary, in the order of the models, against a claim.
+class Martingale:
+    """A test martingale against a claim. Scores must be in the order of the models.
 
     ``error`` is the largest probability that a true claim is refuted.
     """
 
     scores_in: FloatArray
     scores_out: FloatArray
-    odds: Odds
+    claimed: ClaimedCurve
     error: float
 
     def refuted_after(self) -> int | None:
-        """Return the number of models a world after which the claim was refuted; None if it was not.
+        """Return the number of models a world after which the claim was refuted, or None if it was not.
 
-        The wager finds by itself whether larger or smaller scores speak for the canary.
+        The bets find by themselves whether larger or smaller scores speak for the canary.
         """
         models = min(len(self.scores_in), len(self.scores_out))
         inside, outside = (scores[None, :models] for scores in (self.scores_in, self.scores_out))
-        return int(refuted_after(inside, outside, self.odds, self.error)[0]) or None
+        return int(refuted_after(inside, outside, self.claimed, self.error)[0]) or None
 
 
 def refuted_after(
-    inside: FloatArray, outside: FloatArray, odds: Odds, error: float, *, coarse: bool = False
+    inside: FloatArray, outside: FloatArray, claimed: ClaimedCurve, error: float, *, coarse: bool = False
 ) -> IntArray:
-    """Return for each audit (a row of scores) the number of models a world that refutes the claim; 0 if none does.
+    """Return, for each audit (a row of scores), the number of models a world that refutes the claim, or 0.
 
-    ``coarse`` leaves out prices that hardly matter. It is quicker, for simulated audits.
+    If ``coarse`` is True, bets that hardly matter are left out. This is for simulated audits.
     """
-    enough = _log_money(inside, outside, odds, coarse) >= -np.log(error)
+    enough = _log_wealth(inside, outside, claimed, coarse) >= -np.log(error)
     return np.where(enough.any(axis=1), enough.argmax(axis=1) + 1, 0)
 
 
-def _log_money(inside: FloatArray, outside: FloatArray, odds: Odds, coarse: bool = False) -> FloatArray:
-    """Return the logarithm of the money of each audit after each of its models. The initial money is 1.
-
-    Half of the money is bet on models with the canary, half on models without, since a claim holds in both directions.
-    """
+def _log_wealth(inside: FloatArray, outside: FloatArray, claimed: ClaimedCurve, coarse: bool = False) -> FloatArray:
+    """Return the log wealth of each audit after each of its models. Half of the wealth is bet with worlds exchanged."""
     # Only the order of scores matters, so scores are replaced by ranks. Equal scores have equal ranks.
     models = inside.shape[1]
     both = [np.unique(row, return_inverse=True)[1] for row in np.concatenate((inside, outside), axis=1)]
     ranks = np.reshape(both, (len(inside), 2 * models)).astype(np.int64)
     ins, outs = ranks[:, :models], ranks[:, models:]
-    bets = _Bets.of(odds, coarse)
+    bets = _Bets.of(claimed, coarse)
     top = 2 * models - 1
     gains = np.zeros((2, *ins.shape))
     begin = _FIRST
@@ -102,12 +98,10 @@ def _log_money(inside: FloatArray, outside: FloatArray, odds: Odds, coarse: bool
         mirrored = _flipped(seen[1], top), _flipped(seen[0], top), top - now[1], top - now[0]
         gains[1, :, begin:end] = bets.gains(*mirrored, top)
         begin = end
-    money: FloatArray = np.logaddexp(*np.cumsum(gains, axis=2)) - np.log(2.0)
-    return money
+    return np.asarray(np.logaddexp(*np.cumsum(gains, axis=2)) - np.log(2.0))
 
 
 def _flipped(ranks: IntArray, top: int) -> IntArray:
-    """Return the sorted ranks of scores with the opposite sign."""
     return top - ranks[:, ::-1]
 
 
@@ -115,8 +109,8 @@ def _flipped(ranks: IntArray, top: int) -> IntArray:
 class _Bets:
     """The bets to choose from: prices, deltas and stakes.
 
-    ``growths`` are the logarithmic growths of the money if the score reaches the threshold only in the first world, in
-    both, only in the second, or in neither.
+    ``growths`` are the logarithmic growths of the wealth if the score reaches the threshold only in the first world, in
+    both worlds, only in the second, or in neither.
     """
 
     prices: FloatArray
@@ -125,12 +119,12 @@ class _Bets:
     growths: FloatArray
 
     @classmethod
-    def of(cls, odds: Odds, coarse: bool) -> _Bets:
+    def of(cls, claimed: ClaimedCurve, coarse: bool) -> _Bets:
         """Return all bets against a claim."""
         kept = slice(None)
-        if coarse:  # if delta is nearly 0, a higher price only costs more
-            kept = slice(max(int(np.searchsorted(-odds.deltas, -1e-6)) + 1, 2))
-        prices, deltas = np.exp(odds.epsilons[kept]), odds.deltas[kept]
+        if coarse:  # where delta is nearly 0, a larger epsilon makes the bet worse
+            kept = slice(max(int(np.searchsorted(-claimed.deltas, -1e-6)) + 1, 2))
+        prices, deltas = np.exp(claimed.epsilons[kept]), claimed.deltas[kept]
         stakes = _STAKES[:, None] / (prices + deltas)
         growths = np.log1p(
             [
@@ -141,10 +135,10 @@ class _Bets:
             ]
         ).reshape(4, -1)
         prices, deltas = (np.broadcast_to(each, stakes.shape).ravel() for each in (prices, deltas))
-        return cls(prices, deltas, stakes.ravel(), growths.astype(np.float32))  # growths only choose a bet
+        return cls(prices, deltas, stakes.ravel(), growths.astype(np.float32))  # precise enough to choose a bet
 
     def gains(self, ups: IntArray, downs: IntArray, won: IntArray, lost: IntArray, top: int) -> FloatArray:
-        """Return the logarithmic gains of the next models, by the bet that is best for the scores seen (sorted)."""
+        """Return the logarithmic gains of the next models, with the best bet for the (sorted) scores seen so far."""
         both = np.sort(np.concatenate((ups, downs), axis=1), axis=1)
         best, gains = np.zeros(len(ups)), np.zeros(won.shape)
         for sign in (1, -1):
@@ -159,7 +153,7 @@ class _Bets:
         return gains
 
     def _choose(self, ups: IntArray, downs: IntArray, both: IntArray) -> tuple[FloatArray, IntArray, IntArray]:
-        """Return for each audit the bet of largest growth on the scores seen: its growth, threshold and index."""
+        """Return growth, threshold and index of the bet with the largest growth on the scores seen, for each audit."""
         audits, seen = ups.shape
         thresholds = both[:, np.ceil(_PLACES * (2 * seen - 1)).astype(np.int64)]
         rows = np.arange(audits)[:, None]

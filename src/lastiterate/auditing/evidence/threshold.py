@@ -5,27 +5,27 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike
 from scipy.special import bdtrik
 
+from lastiterate.attacks.attack import LinearScores
 from lastiterate.auditing.evidence.error_rates import CORRECTION_RATIO, AssumptionFree, RateBound, bound_on_rates, ranks
-from lastiterate.auditing.evidence.family import family_of
-from lastiterate.auditing.evidence.score_signal import false_alarms, score_below
+from lastiterate.auditing.evidence.family import Family, family_of
+from lastiterate.auditing.evidence.score_signal import IDEAL, linear_rates
 from lastiterate.common.types import FloatArray, IntArray
-from lastiterate.common.validation import integer, number, one_of
+from lastiterate.common.validation import number, one_of
 from lastiterate.registry import FAMILIES, THRESHOLDS, VALIDITIES
 from lastiterate.run import DPSGD
 
-_COARSE_RATIO = 1.1  # of neighbouring ranks of draws: about two hundred thresholds
-_FINE_RATIO = 1.005  # of neighbouring ranks, if more thresholds cost nothing but time
-_LOWEST, _HIGHEST, _POINTS = -4.0, 8.0, 121  # thresholds tried a priori, in standard deviations without the canary
-_QUANTILES = (np.arange(16) + 0.5) / 16.0  # of the expected numbers of errors
-_PLATEAU = 1e-6  # of the best merit: thresholds this close to it are equally good
-CHOOSING = 64  # with "anytime" validity, this many first models a world choose a "split" threshold
-EXPECTED = 512  # models a world for which a threshold is predicted if their number is unknown
+_FINE_RATIO = 1.005  # ratio of neighbouring ranks, where more thresholds cost only time
+_LOWEST, _HIGHEST, _POINTS = -4.0, 8.0, 121  # a-priori thresholds, in standard deviations without the canary
+_QUANTILES = (np.arange(16) + 0.5) / 16.0  # levels of the quantiles of the number of errors
+_PLATEAU = 1e-6  # relative tolerance: thresholds with nearly the best merit are equally good
+CHOOSING = 64  # with "anytime" validity, the first 64 models a world choose the "split" threshold
+EXPECTED = 512  # if the number of models a world is unknown, thresholds are predicted for this number
 
 
 def check_threshold(threshold: float | str) -> float | str:
@@ -38,35 +38,25 @@ def check_threshold(threshold: float | str) -> float | str:
 
 
 def deciding(threshold: float | str) -> float | str:
-    """Return the threshold rule by which a claim is judged: "corrected" in place of "uncorrected"."""
+    """Return the threshold rule for judging a claim: "corrected" replaces "uncorrected"."""
     return "corrected" if threshold == "uncorrected" else threshold
 
 
-class Rule(Protocol):
-    """A rule that turns upper bounds on the two error rates into a lower bound on epsilon."""
-
-    def epsilon(self, fpr: float, fnr: float, delta: float) -> float:
-        """Return the lower bound on epsilon."""
-
-    def noise_multiplier(self, fpr: float, fnr: float) -> float | None:
-        """Return the largest noise multiplier that the rates allow; None if no noise is assumed."""
-
-    def merits(self, fpr: FloatArray, fnr: FloatArray, delta: float) -> FloatArray:
-        """Return the merit of each row of possible upper bounds. Merits are only compared with each other."""
+Rule: TypeAlias = AssumptionFree | Family  # turns upper bounds on both error rates into a lower bound on epsilon
 
 
 def rule_of(method: str, run: DPSGD | None) -> Rule:
-    """Return the rule of an estimation method."""
+    """Return the rule by which an estimation method turns error rates into epsilon."""
     return family_of(method, run) if method in FAMILIES else AssumptionFree()
 
 
 def check_validity(validity: str, threshold: float | str) -> str:
-    """Return a validated validity, "fixed" or "anytime", that the threshold rule allows."""
+    """Return ``validity`` if the threshold rule allows it. Otherwise raise ValueError."""
     one_of("validity", validity, VALIDITIES)
     if validity == "anytime" and threshold in ("corrected", "uncorrected"):
         raise ValueError(
-            f"threshold must be a-priori, split or a number with validity 'anytime', got {threshold!r}: the best of "
-            "all thresholds changes from model to model"
+            f"threshold must be a-priori, split or a number if validity is 'anytime', got {threshold!r}: the best "
+            "threshold changes with every new model"
         )
     return validity
 
@@ -80,7 +70,7 @@ class Worlds:
 
     @classmethod
     def of(cls, inside: FloatArray, outside: FloatArray) -> Worlds:
-        """Return the worlds of these scores, which may be in any order."""
+        """Sort the scores, which may be in any order."""
         return cls(np.sort(inside), np.sort(outside))
 
     def errors(self, threshold: ArrayLike) -> tuple[IntArray, IntArray]:
@@ -89,16 +79,12 @@ class Worlds:
         return false_positives, np.searchsorted(self.inside, threshold, side="left")
 
     def thresholds(self, ratio: float) -> FloatArray:
-        """Return thresholds to try, for ranks of either world (see ``ranks``).
-
-        Each threshold makes at most this many errors in one world and the fewest possible in the other. It lies midway
-        between the two scores that it separates.
-        """
+        """Return thresholds to try: for each error count of ``ranks`` in one world, the fewest errors in the other."""
         levels = np.unique(np.concatenate((self.inside, self.outside)))
         least_wrong = self.outside[self.outside.size - 1 - ranks(self.outside.size, ratio)]
         first_right = self.inside[ranks(self.inside.size, ratio)]
         index = np.concatenate((np.searchsorted(levels, least_wrong, "right"), np.searchsorted(levels, first_right)))
-        index = np.unique(np.minimum(index, levels.size - 1))  # calling nothing "in" shows nothing
+        index = np.unique(np.minimum(index, levels.size - 1))  # a threshold above all scores is useless
         return _between(levels[np.maximum(index - 1, 0)], levels[index])
 
     def mirrored(self) -> Worlds:
@@ -106,15 +92,12 @@ class Worlds:
         return Worlds(-self.inside[::-1], -self.outside[::-1])
 
     def generator(self) -> np.random.Generator:
-        """Return a generator that is seeded by a hash of the scores, in any order.
-
-        A fixed seed would always draw the same ranks of the sorted scores.
-        """
+        """Return a generator seeded by the scores. A fixed seed would always draw the same ranks of sorted scores."""
         digest = hashlib.blake2b(self.inside.tobytes() + b"|" + self.outside.tobytes(), digest_size=16).digest()
         return np.random.default_rng(int.from_bytes(digest, "little"))
 
     def halves(self) -> tuple[Worlds, Worlds]:
-        """Return two random halves of each world. An odd model goes to the second half."""
+        """Return two random halves of each world. If the number of models is odd, the second half is larger."""
         generator = self.generator()
         parts = []
         for scores in (self.inside, self.outside):
@@ -126,10 +109,10 @@ class Worlds:
 
 @dataclass(frozen=True)
 class Bounds:
-    """A threshold, its errors among the counted models, and upper bounds on their rates.
+    """A threshold, its errors among the counted models, and upper bounds on the two error rates.
 
-    ``direction`` 1: scores of at least the threshold are called "in"; -1: scores of at most the threshold.
-    ``least_fpr`` and ``least_fnr`` are the upper bounds without a single error.
+    If ``direction`` is 1, scores of at least the threshold are called "in". If it is -1, scores of at most the
+    threshold are. ``least_fpr`` and ``least_fnr`` are the upper bounds that would result if there were no errors.
     """
 
     threshold: float
@@ -152,18 +135,40 @@ def bounds_at(worlds: Worlds, threshold: float, error: float, bound: RateBound, 
     return Bounds(threshold, direction, worlds, false_positives, false_negatives, fpr, fnr, least_fpr, least_fnr)
 
 
-def chosen_by_others(
-    choosing: Worlds, counted: Worlds, rule: Rule, delta: float, error: float, bound: RateBound
+def bounds_of(
+    inside: FloatArray,
+    outside: FloatArray,
+    delta: float,
+    confidence: float,
+    method: str,
+    threshold: float | str,
+    run: DPSGD | None,
+    validity: str,
 ) -> Bounds:
-    """Return the bounds of the ``counted`` models at the best threshold and direction of the ``choosing`` models."""
-    if not (choosing.inside.size and choosing.outside.size):  # a world of one model has no models that choose
-        return bounds_at(counted, 0.0, error, bound)
-    threshold, direction = _best((choosing, choosing.mirrored()), rule, delta, error, bound, _FINE_RATIO)
-    return bounds_at(counted, threshold, error, bound, direction)
+    """Return the bounds at a threshold that is given, predicted or chosen by scores. See ``estimate``."""
+    choice = threshold if isinstance(threshold, str) else "a-priori"
+    bound, error = bound_on_rates(choice, validity), 0.5 * (1.0 - confidence)
+    if threshold == "a-priori":
+        sizes = (EXPECTED, EXPECTED) if validity == "anytime" else (inside.size, outside.size)
+        threshold = predicted_threshold(run, *sizes, delta, confidence, method, validity=validity)
+    if not isinstance(threshold, str):
+        return bounds_at(Worlds.of(inside, outside), threshold, error, bound)
+    # Composition's own curves choose nearly the same threshold, and may take minutes.
+    rule = rule_of("last-iterate" if method == "composition" else method, run)
+    if threshold != "split":
+        return chosen_by_themselves(Worlds.of(inside, outside), threshold, rule, delta, error)
+    choosing, counted = Worlds.of(inside, outside).halves()
+    if validity == "anytime":
+        choosing = Worlds.of(inside[:CHOOSING], outside[:CHOOSING])
+        counted = Worlds.of(inside[CHOOSING:], outside[CHOOSING:])
+    best, direction = 0.0, 1
+    if choosing.inside.size and choosing.outside.size:  # the first half of one model is empty
+        best, direction = _best((choosing, choosing.mirrored()), rule, delta, error, bound, _FINE_RATIO)
+    return bounds_at(counted, best, error, bound, direction)
 
 
 def chosen_by_themselves(worlds: Worlds, choice: str, rule: Rule, delta: float, error: float) -> Bounds:
-    """Return the bounds at the best threshold of the same scores, "corrected" for this choice or "uncorrected"."""
+    """Return the bounds at the best threshold for these scores, "corrected" for this choice or "uncorrected"."""
     bound = bound_on_rates(choice)
     ratio = CORRECTION_RATIO if choice == "corrected" else _FINE_RATIO
     threshold, _ = _best((worlds,), rule, delta, error, bound, ratio)
@@ -173,7 +178,6 @@ def chosen_by_themselves(worlds: Worlds, choice: str, rule: Rule, delta: float, 
 def _best(
     views: Sequence[Worlds], rule: Rule, delta: float, error: float, bound: RateBound, ratio: float
 ) -> tuple[float, int]:
-    """Return the threshold whose bounds have most merit, and its direction: 1 in the first view, -1 in the second."""
     thresholds, fpr, fnr = [], [], []
     for direction, view in zip((1, -1), views, strict=False):
         tried = view.thresholds(ratio)
@@ -186,60 +190,44 @@ def _best(
 
 
 def predicted_threshold(
-    run: DPSGD,
+    run: DPSGD | None,
     models_in: int,
     models_out: int,
     delta: float = 1e-5,
     confidence: float = 0.95,
     method: str = "clopper-pearson",
     *,
-    spread: float = 1.0,
-    signal: float = 1.0,
+    scores: LinearScores = IDEAL,
     validity: str = "fixed",
 ) -> float:
-    """Return the threshold with the largest expected bound under the linear analysis, before any model is trained.
+    """Return the threshold with the largest expected bound under the linear analysis (see ``score_signal``).
 
-    Scores are assumed to be N(0, spread^2) without the canary, and signal * S / s + N(0, spread^2) with it. S is the
-    amount of the canary in the last iterate of ``run``, and s the standard deviation of its noise. The merit is
-    averaged over the numbers of errors. Wrong assumptions make the bound weak, but not invalid.
+    The bound is averaged over possible numbers of errors. Wrong assumptions make the bound weak, but not invalid.
     """
-    inside, outside = integer("models_in", models_in), integer("models_out", models_out)
-    width = number("spread", spread, 0.0, open_low=True)
-    strength = number("signal", signal, 0.0, open_low=True)
-    error = 0.5 * (1.0 - number("confidence", confidence, 0.0, 1.0, open_low=True, open_high=True))
-    thresholds = width * np.linspace(_LOWEST, _HIGHEST, _POINTS)
-    bound = bound_on_rates("a-priori", validity)
-    law = {"spread": width, "signal": strength}
-    fpr_bounds = _likely_bounds(false_alarms(run, thresholds, **law), outside, error, bound)
-    fnr_bounds = _likely_bounds(score_below(run, thresholds, **law), inside, error, bound)
-    return _most_merit(thresholds, rule_of(method, run).merits(fpr_bounds, fnr_bounds, delta))
+    if run is None:
+        raise ValueError("run must be given if threshold is 'a-priori', which is predicted for the run; got None")
+    thresholds = scores.spread * np.linspace(_LOWEST, _HIGHEST, _POINTS)
+    rates = linear_rates(run, thresholds, scores)
+    return best_threshold(thresholds, rates, (models_out, models_in), rule_of(method, run), delta, confidence, validity)
 
 
-def threshold_of_draws(
-    drawn: Worlds,
-    run: DPSGD,
-    models_in: int,
-    models_out: int,
+def best_threshold(
+    thresholds: FloatArray,
+    rates: tuple[FloatArray, FloatArray],
+    sizes: tuple[int, int],
+    rule: Rule,
     delta: float,
     confidence: float,
-    method: str,
-    validity: str = "fixed",
+    validity: str,
 ) -> float:
-    """Return the threshold with the largest expected bound if scores have the law of these independent draws."""
-    error = 0.5 * (1.0 - confidence)
-    thresholds = drawn.thresholds(_COARSE_RATIO)
-    false_positives, false_negatives = drawn.errors(thresholds)
-    bound = bound_on_rates("a-priori", validity)
-    fpr_bounds = _likely_bounds(false_positives / drawn.outside.size, models_out, error, bound)
-    fnr_bounds = _likely_bounds(false_negatives / drawn.inside.size, models_in, error, bound)
-    return _most_merit(thresholds, rule_of(method, run).merits(fpr_bounds, fnr_bounds, delta))
+    """Return the threshold with the largest expected bound at these error rates.
 
-
-def _most_merit(thresholds: FloatArray, merits: FloatArray) -> float:
-    """Return the middle of the highest plateau of thresholds with the best merit.
-
-    If the worlds are mirror images of each other, there are two plateaus of the same merit with worse ones in between.
+    If neighbouring thresholds are equally good, return their middle. If there are several such intervals, as for worlds
+    that are mirror images of each other, use the last one.
     """
+    bound, error = bound_on_rates("a-priori", validity), 0.5 * (1.0 - confidence)
+    fpr, fnr = (_likely_bounds(each, size, error, bound) for each, size in zip(rates, sizes, strict=True))
+    merits = rule.merits(fpr, fnr, delta)
     best = float(np.max(merits))
     worse = np.flatnonzero(merits < best - _PLATEAU * abs(best))
     last = int(np.flatnonzero(merits >= best - _PLATEAU * abs(best))[-1])
@@ -248,7 +236,6 @@ def _most_merit(thresholds: FloatArray, merits: FloatArray) -> float:
 
 
 def _likely_bounds(rate: FloatArray, models: int, error: float, bound: RateBound) -> FloatArray:
-    """Return upper bounds, [rates, quantiles], from quantiles of the number of errors at each rate."""
     inside = np.clip(rate, 1e-15, 1.0 - 1e-15)[:, None]
     counts = np.ceil(bdtrik(_QUANTILES, float(models), inside))
     distinct, index = np.unique(np.clip(counts, 0.0, models), return_inverse=True)
@@ -257,33 +244,32 @@ def _likely_bounds(rate: FloatArray, models: int, error: float, bound: RateBound
 
 
 def _between(low: FloatArray, high: FloatArray) -> FloatArray:
-    """Return numbers above ``low`` and at most ``high``: the middle, if floats have one."""
     with np.errstate(invalid="ignore"):
         middle = np.minimum(0.5 * low + 0.5 * high, high)
     finite = np.isfinite(low) & np.isfinite(high)
     return np.where(np.isinf(low) & np.isinf(high) & (low < high), 0.0, np.where(finite & (middle > low), middle, high))
 
 
-# Score sign: a test of whether smaller scores, not larger ones, speak for the canary.
+# Score sign: a test for scores with the wrong sign, where smaller scores speak for the canary.
 
 CHANCE = 1e-4  # the probability that scores without signal seem to have the wrong sign
-_RATIO = 2.0  # of neighbouring numbers of smallest scores: a finer grid divides the error more, for hardly more power
+_RATIO = 2.0  # ratio of neighbouring ranks: a finer grid divides the error further, for hardly more power
 OTHER_WAY = (
-    f"The scores tell the two worlds apart the other way round, beyond chance ({CHANCE:g}): smaller scores speak for "
-    "the canary. Their sign seems to be wrong; of many models, the threshold split finds the direction by itself."
+    f"The sign of the scores seems to be wrong: smaller scores speak for the canary, and not by chance (p below "
+    f"{CHANCE:g}). Change the sign, or use the threshold split, which learns the direction."
 )
 SMALLER = (
-    "The half of the models that chose the threshold found that smaller scores speak for the canary: those of at most "
-    'the threshold are called "in".'
+    "The models that chose the threshold show that smaller scores speak for the canary: scores of at most the "
+    'threshold are called "in".'
 )
 
 
 def separates_the_other_way(worlds: Worlds) -> bool:
-    """Return whether smaller scores, not larger ones, speak for the canary, wrongly with probability ``CHANCE``.
+    """Return whether smaller scores, not larger ones, speak for the canary.
 
-    Two tests share this error. Both allow ties and infinite scores. Mann and Whitney's test asks whether a score with
-    the canary is mostly smaller than one without. The other test asks whether the smallest of all scores, and not the
-    largest, mostly belong to models with the canary. It has power if few models use the canary.
+    For scores without signal the answer is True with probability at most ``CHANCE``. Two tests share this error: Mann
+    and Whitney's, and Fisher's test of whether the smallest of all scores, and not the largest, mostly belong to models
+    with the canary. Fisher's test has power even if few models use the canary.
     """
     if worlds.inside[0] == worlds.outside[0] == worlds.inside[-1] == worlds.outside[-1]:
         return False  # all scores are equal
@@ -295,11 +281,7 @@ def separates_the_other_way(worlds: Worlds) -> bool:
 
 
 def _smallest_are_in(worlds: Worlds) -> bool:
-    """Return whether Fisher's exact test finds the smallest scores mostly in the world with the canary.
-
-    The numbers of smallest scores are fixed in advance and share the error. Scores that are equal to the largest of
-    the smallest scores are included, in both worlds alike.
-    """
+    """Return whether Fisher's exact test finds the smallest scores mostly "in". The tested ranks share the error."""
     from scipy.stats import hypergeom
 
     scores = np.sort(np.concatenate((worlds.inside, worlds.outside)))

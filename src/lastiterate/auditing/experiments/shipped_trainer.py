@@ -1,8 +1,4 @@
-"""Experiments without a user's trainer.
-
-``TrainedModels`` trains many models with and without the canary, ``OneTraining`` trains one model with many canaries,
-and ``ExactDraws`` draws last iterates from their known distribution without training.
-"""
+"""Experiments with ``lastiterate.training``: many models with and without a canary, or one with many canaries."""
 
 from __future__ import annotations
 
@@ -19,10 +15,9 @@ import numpy as np
 from lastiterate.attacks.attack import Attack, BringsProblem, Watch, models_to_craft
 from lastiterate.attacks.gradient_space import flatten_one
 from lastiterate.attacks.one_run import OneRun
-from lastiterate.auditing.design import OneModel, OpenEnded, Paired, Quality
-from lastiterate.auditing.experiments.protocol import Cost, Crafted, Trials
-from lastiterate.auditing.identity import Identity, identify
-from lastiterate.auditing.stores.audit_record import ScoredTrials
+from lastiterate.auditing.design import OpenEnded, Paired, Quality
+from lastiterate.auditing.experiments.protocol import Cost, Experiment, Trials
+from lastiterate.auditing.stores.audit_record import Crafted, ScoredTrials
 from lastiterate.auditing.user_code import is_installed
 from lastiterate.common.errors import AttackFailed, TrainingDiverged, guarded
 from lastiterate.common.types import BoolArray, FloatArray, IntArray, IntegerArray, RealArray
@@ -42,31 +37,16 @@ if TYPE_CHECKING:
 _Result = TypeVar("_Result")
 
 _STEPS = 20  # steps of the first timing
-_LONG = 10.0  # seconds of the second, longer timing
+_LONG = 10.0  # target duration of the second, longer timing, in seconds
 _AROUND = 11.0  # seconds for loading, compiling about four programs, and the report
-_OPEN_ENDED = 256  # assumed number of models for the chunk size if the number of models is open
+_OPEN_ENDED = 256  # number of models from which the chunk size of an open-ended audit is chosen
 _FIRST_REFERENCE = 2**31  # number of the first reference model; no audited model has a number this large
 _WATCHED = 100  # a purpose (see ``TrainsReferences``) that no attack uses
 
 
 @dataclass(frozen=True, eq=False)
-class TrainedModels:
-    """An attack on the shipped trainer.
-
-    Attributes:
-        problem: the problem to train on; None if the attack brings its own.
-        design: the number of models in each of the two worlds.
-        test: images and labels on which accuracy is measured.
-        described: description of the problem for the report; if empty, the problem is described by its sizes.
-    """
-
-    run: DPSGD
-    problem: Problem | None
-    attack: Attack
-    design: Paired
-    seed: int
-    test: tuple[RealArray, IntegerArray] | None = None
-    described: str = ""
+class _OnShippedTrainer(Experiment):
+    test: tuple[RealArray, IntegerArray] | None = None  # images and labels on which accuracy is measured
 
     @property
     def quality(self) -> Quality | None:
@@ -74,10 +54,25 @@ class TrainedModels:
 
     @property
     def data(self) -> str:
-        return self.described or describe_problem(self.problem)
+        if self.described or self.problem is None:
+            return self.described or "no data"
+        size = sum(int(np.size(leaf)) for leaf in jax.tree.leaves(self.problem.trainable))
+        return f"a problem of {size:,} parameters and {self.problem.size:,} examples"
 
-    def identity(self) -> Identity:
-        return identify(self.run, self.problem, self.attack, self.design, self.seed)
+    def _second_moment(self, progress: bool | None) -> SecondMoment | None:
+        if not is_adam(self.run.optimizer) or isinstance(self.attack, BringsProblem) or not self.problem.size:
+            return None
+        first = _FIRST_REFERENCE + _WATCHED * 2**24
+        return second_moment(self.run, self.problem, seed=self.seed, first=first, progress=progress)
+
+
+@dataclass(frozen=True, eq=False)
+class TrainedModels(_OnShippedTrainer):
+    """Many models with and without the canary. ``problem`` is None if the attack brings its own."""
+
+    problem: Problem | None
+    attack: Attack
+    design: Paired
 
     def craft(self, progress: bool | None) -> Crafted:
         # An attack that brings its own problem ignores this one.
@@ -87,12 +82,11 @@ class TrainedModels:
             facts = self.attack.craft(self.run, problem, references)
             return Crafted(facts, self.attack.expected(facts), self.attack.words(facts))
 
-        trained = None if isinstance(self.attack, BringsProblem) else self.problem
-        moment = second_moment_of(self.run, trained, self.seed, progress)
+        moment = self._second_moment(progress)
         return replace(self.asked(crafted, "crafting the canary"), second_moment=moment)
 
     def asked(self, call: Callable[[], _Result], what: str) -> _Result:
-        """Call the attack and return its answer. A user's own attack that fails raises ``AttackFailed``."""
+        """Return the result of a call of the attack. If a user's own attack fails, raise ``AttackFailed``."""
         if is_installed(type(self.attack)):
             return call()
         try:
@@ -103,29 +97,55 @@ class TrainedModels:
             raise
 
     def trials(self, crafted: Crafted, chunk_size: int | None, workers: int | None, sharers: int = 1) -> Trials:
-        return _ModelTrials(self, crafted, chunk_size, workers, _share(self.design, sharers))
+        # The number of trials per worker sets the chunk size. It is constant for an open-ended audit.
+        open_ended = isinstance(self.design, OpenEnded)
+        share = _OPEN_ENDED if open_ended else 2 * math.ceil(self.design.models / sharers)
+        problem = cast("Problem", self.problem)
+        armed = self.asked(lambda: self.attack.arm(self.run, problem, crafted.facts), "arming the canary")
+        trainer = Trainer(
+            self.run,
+            armed.problem,
+            armed.canary,
+            models=share,
+            chunk_size=chunk_size,
+            workers=workers,
+            double=True if armed.double else None,
+        )
+
+        def chunks(models: IntArray, present: BoolArray, progress: TrainingProgress | None) -> Iterator[ScoredTrials]:
+            watches: dict[tuple[int, bool], Watch] = {}
+            make_watch = armed.watch
+
+            def watch(step: int, chunk: TrainedChunk) -> None:
+                key = int(chunk.models[0]), bool(chunk.present[0])
+                if step == 0 and make_watch:
+                    watches[key] = make_watch()
+                watches[key].see(step, chunk.parameters)
+
+            began = monotonic()
+            shown = {"on_release" if armed.released_only else "on_iterate": watch if make_watch else None}
+            for chunk in trainer.chunks(models, present, self.seed, progress, **shown):
+                key = int(chunk.models[0]), bool(chunk.present[0])
+                score = watches.pop(key).scores if make_watch else partial(armed.score, chunk.parameters)
+                scores = self.asked(score, f"the scores of {len(chunk.models)} models")
+                accuracies = self._accuracies(armed.problem, chunk.parameters, len(chunk.models))
+                yield ScoredTrials.of(chunk.models, chunk.present, scores, accuracies, seconds=monotonic() - began)
+                began = monotonic()
+
+        return Trials(trainer.chunk_size, chunks)
+
+    def _accuracies(self, armed: Problem, parameters: PyTree, count: int) -> FloatArray | None:
+        if self.test is None or self.problem is None or armed.parameters is not self.problem.parameters:
+            return None  # the attack trains a model of its own
+        models = [armed.model(jax.tree.map(lambda leaf, i=i: leaf[i], parameters)) for i in range(count)]
+        return np.array([accuracy(model, *self.test) for model in models])
 
     def cost(self) -> Cost:
-        references = models_to_craft(self.attack)
-        return shipped_cost(self.run, self.problem, references, self.design.trials)
-
-
-def second_moment_of(run: DPSGD, problem: Problem | None, seed: int, progress: bool | None) -> SecondMoment | None:
-    """Measure Adam's second moment on models without the canary. None if the optimizer is not Adam or without data."""
-    if not is_adam(run.optimizer) or problem is None or not problem.size:
-        return None
-    return second_moment(run, problem, seed=seed, first=_FIRST_REFERENCE + _WATCHED * 2**24, progress=progress)
-
-
-def _share(design: Paired, sharers: int) -> int:
-    """Return the number of trials per worker, which sets the chunk size. It is constant for an open-ended audit."""
-    if isinstance(design, OpenEnded):
-        return _OPEN_ENDED
-    return 2 * math.ceil(design.models / sharers)
+        return shipped_cost(self.run, self.problem, models_to_craft(self.attack), self.design.trials)
 
 
 class TrainsReferences:
-    """A trainer of reference models, whose numbers no audited model has. Implements ``attacks.attack.References``."""
+    """A trainer of reference models, which are never scored. Implements ``attacks.attack.References``."""
 
     def __init__(self, seed: int, progress: bool | None) -> None:
         self._seed, self._progress = seed, progress
@@ -164,77 +184,17 @@ class TrainsReferences:
         return np.concatenate([np.stack(list(looks[first].values()), axis=1) for first in sorted(looks)])
 
 
-class _ModelTrials:
-    def __init__(
-        self, experiment: TrainedModels, crafted: Crafted, chunk_size: int | None, workers: int | None, share: int
-    ) -> None:
-        self._experiment = experiment
-        run, problem = experiment.run, experiment.problem
-        attack, given = experiment.attack, cast("Problem", problem)
-        self._armed = experiment.asked(lambda: attack.arm(run, given, crafted.facts), "arming the canary")
-        self._trainer = Trainer(
-            run,
-            self._armed.problem,
-            self._armed.canary,
-            models=share,
-            chunk_size=chunk_size,
-            workers=workers,
-            double=True if self._armed.double else None,
-        )
-        self.chunk_size = self._trainer.chunk_size
-
-    def chunks(self, models: IntArray, present: BoolArray, progress: TrainingProgress | None) -> Iterator[ScoredTrials]:
-        watches: dict[tuple[int, bool], Watch] = {}
-        make_watch = self._armed.watch
-
-        def watch(step: int, chunk: TrainedChunk) -> None:
-            key = int(chunk.models[0]), bool(chunk.present[0])
-            if step == 0 and make_watch:
-                watches[key] = make_watch()
-            watches[key].see(step, chunk.parameters)
-
-        began = monotonic()
-        seed = self._experiment.seed
-        shown = {"on_release" if self._armed.released_only else "on_iterate": watch if make_watch else None}
-        for chunk in self._trainer.chunks(models, present, seed, progress, **shown):
-            key = int(chunk.models[0]), bool(chunk.present[0])
-            score = watches.pop(key).scores if make_watch else partial(self._armed.score, chunk.parameters)
-            scores = self._experiment.asked(score, f"the scores of {len(chunk.models)} models")
-            accuracies = self._accuracies(chunk.parameters, len(chunk.models))
-            now = monotonic()
-            yield ScoredTrials.of(chunk.models, chunk.present, scores, accuracies, seconds=now - began)
-            began = monotonic()
-
-    def _accuracies(self, parameters: PyTree, count: int) -> FloatArray | None:
-        test, own = self._experiment.test, self._experiment.problem
-        if test is None or own is None or self._armed.problem.parameters is not own.parameters:  # another model
-            return None
-        models = [self._armed.problem.model(jax.tree.map(lambda leaf, i=i: leaf[i], parameters)) for i in range(count)]
-        return np.array([accuracy(model, *test) for model in models])
-
-
-def describe_problem(problem: Problem | None) -> str:
-    """Describe a problem by its sizes."""
-    if problem is None:
-        return "no data"
-    size = sum(int(np.size(leaf)) for leaf in jax.tree.leaves(problem.trainable))
-    return f"a problem of {size:,} parameters and {problem.size:,} examples"
-
-
 def shipped_cost(run: DPSGD, problem: Problem | None, references: int, models: int) -> Cost:
     """Estimate the cost of training this many models from a few timed steps."""
-    if problem is None:
-        return Cost(references + models, references, _AROUND, peak_bytes(), "of a problem that is not timed")
-    seconds, steps = _seconds_a_model(run, problem)
     total = references + models
+    if problem is None:
+        return Cost(total, references, _AROUND, peak_bytes(), "of a problem that is not timed")
+    seconds, steps = _seconds_a_model(run, problem)
     return Cost(total, references, seconds * total + _AROUND, peak_bytes(), f"from {steps} steps trained")
 
 
 def _seconds_a_model(run: DPSGD, problem: Problem) -> tuple[float, int]:
-    """Return the estimated seconds per model and the number of timed steps.
-
-    Two timings of different length separate the cost per step from the fixed cost of a chunk.
-    """
+    # Two timings of different length separate the cost per step from the fixed cost of a chunk.
     few = min(_STEPS, run.steps)
     began = monotonic()
     first = _timed(run.prefix(few), problem)
@@ -246,75 +206,40 @@ def _seconds_a_model(run: DPSGD, problem: Problem) -> tuple[float, int]:
 
 
 def _timed(run: DPSGD, problem: Problem) -> float:
-    """Return the seconds per model when all cores train."""
     trainer = Trainer(run, problem, GradientCanary(np.zeros(flatten_one(problem).size, np.float32)))
-    count = trainer.chunk_size * trainer.workers
-    seconds = 0.0
+    count, began = trainer.chunk_size * trainer.workers, 0.0
     for _ in range(2):  # the first pass includes JAX's compilation
         began = monotonic()
         for _ in trainer.chunks(np.arange(count), np.zeros(count, bool), 0):
             pass
-        seconds = monotonic() - began
-    return seconds / count
-
-
-# One training: a single model with many canaries.
+    return (monotonic() - began) / count
 
 
 @dataclass(frozen=True, eq=False)
-class OneTraining:
-    """One model with ``models`` canaries. The other attributes are those of ``TrainedModels``."""
+class OneTraining(_OnShippedTrainer):
+    """One model with many canaries. All canaries are in one chunk."""
 
-    run: DPSGD
     problem: Problem
     attack: OneRun
-    models: int
-    seed: int
-    test: tuple[RealArray, IntegerArray] | None = None
-    described: str = ""
-
-    @property
-    def design(self) -> OneModel:
-        return OneModel(self.models, self.seed)
-
-    @property
-    def quality(self) -> Quality | None:
-        return None if self.test is None else Quality("accuracy")
-
-    @property
-    def data(self) -> str:
-        return self.described or describe_problem(self.problem)
-
-    def identity(self) -> Identity:
-        return identify(self.run, self.problem, self.attack, self.design, self.seed)
 
     def craft(self, progress: bool | None) -> Crafted:
         references = TrainsReferences(self.seed, progress)
-        facts = self.attack.craft_many(self.run, self.problem, references, self.models)
-        moment = second_moment_of(self.run, self.problem, self.seed, progress)
-        return Crafted(facts, self.attack.expected(facts), self.attack.words(facts), second_moment=moment)
+        facts = self.attack.craft_many(self.run, self.problem, references, self.design.models)
+        expected, words = self.attack.expected(facts), self.attack.words(facts)
+        return Crafted(facts, expected, words, second_moment=self._second_moment(progress))
 
     def trials(self, crafted: Crafted, chunk_size: int | None, workers: int | None, sharers: int = 1) -> Trials:
-        return _Canaries(self, crafted, self.models)
+        def chunks(models: IntArray, present: BoolArray, progress: TrainingProgress | None) -> Iterator[ScoredTrials]:
+            facts, began = crafted.facts, monotonic()
+            problem = self.attack.trained_problem(self.run, self.problem, facts, present)
+            trained = train(self.run, problem, models=1, seed=self.seed, progress=False)
+            scores = self.attack.scores(self.run, self.problem, facts, trained.parameters)
+            right = None if self.test is None else np.full(len(models), accuracy(trained.model(0), *self.test))
+            if progress:
+                progress.advanced(len(models), self.run.steps, finished=True)
+            yield ScoredTrials.of(models, present, scores, right, seconds=monotonic() - began)
+
+        return Trials(self.design.models, chunks)
 
     def cost(self) -> Cost:
         return shipped_cost(self.run, self.problem, models_to_craft(self.attack), 1)
-
-
-@dataclass(frozen=True, eq=False)
-class _Canaries:
-    """The trials of one training: a single chunk with all canaries."""
-
-    experiment: OneTraining
-    crafted: Crafted
-    chunk_size: int
-
-    def chunks(self, models: IntArray, present: BoolArray, progress: TrainingProgress | None) -> Iterator[ScoredTrials]:
-        this, facts, began = self.experiment, self.crafted.facts, monotonic()
-        problem = this.attack.trained_problem(this.run, this.problem, facts, present)
-        trained = train(this.run, problem, models=1, seed=this.seed, progress=False)
-        scores = this.attack.scores(this.run, this.problem, facts, trained.parameters)
-        right = None if this.test is None else np.full(len(models), accuracy(trained.model(0), *this.test))
-        if progress:
-            progress.advanced(len(models), this.run.steps, finished=True)
-        yield ScoredTrials.of(models, present, scores, right, seconds=monotonic() - began)

@@ -1,7 +1,4 @@
-"""Experiments with a user's own trainer, any function ``(seed, canary) -> score | parameters``.
-
-The trainer may return ``Trained`` to have its steps, noise and batch sizes compared with the declared run.
-"""
+"""Experiments with a user's own trainer, which is a function ``(seed, canary) -> score | parameters``."""
 
 from __future__ import annotations
 
@@ -17,11 +14,10 @@ from numpy.typing import ArrayLike
 from scipy.special import bdtr, bdtrc, gammainc, gammaincc
 
 from lastiterate.attacks.attack import ExpectedScores, Facts, Unknown, Words, models_to_craft
-from lastiterate.auditing.design import Paired, Quality
 from lastiterate.auditing.experiments.choose import Given
-from lastiterate.auditing.experiments.protocol import Cost, Crafted, Trials
+from lastiterate.auditing.experiments.protocol import Cost, Experiment, Trials
 from lastiterate.auditing.identity import Identity, identify
-from lastiterate.auditing.stores.audit_record import ScoredTrials
+from lastiterate.auditing.stores.audit_record import Crafted, ScoredTrials
 from lastiterate.common.errors import TrainerFailed, guarded
 from lastiterate.common.system import process_peak_bytes
 from lastiterate.common.types import BoolArray, FloatArray, IntArray
@@ -32,23 +28,21 @@ if TYPE_CHECKING:
     from lastiterate.common.progress import TrainingProgress
 
 
-# Reported training: comparison of what a trainer did with the declared run.
-
-IMPLAUSIBLE = 1e-6  # batch sizes with a smaller probability under the declared run are refused
-_LARGE_ENOUGH = 5.0  # smallest mean batch size at which the spread of sizes is close to chi-square
+IMPLAUSIBLE = 1e-6  # smallest accepted probability of the batch sizes under the declared run
+_LARGE_ENOUGH = 5.0  # smallest mean batch size for the chi-square test of the batch sizes
 
 
 @dataclass(frozen=True, eq=False)
 class Trained:
-    """A trainer's result, with facts to compare with the declared run. A mismatch stops the audit.
+    """A trainer's result, with facts that are compared with the declared run. A mismatch stops the audit.
 
     Args:
         result: the score, or the parameters that the attack scores.
         steps: number of updates.
-        batch_sizes: number of examples in each batch, empty batches included.
+        batch_sizes: number of examples in each batch. List empty batches as 0.
         noise_multiplier: noise multiplier that was used, one number or one per step.
-        dataset_size: number of examples, including the canary if it is present. If given, batch sizes are compared
-            with the declared sample rate; otherwise only with each other.
+        dataset_size: number of examples, including the canary if it is present. If it is not given, batch sizes are
+            compared only with each other, and not with the declared sample rate.
     """
 
     result: object
@@ -58,15 +52,15 @@ class Trained:
     dataset_size: int | None = None
 
     def check(self, run: DPSGD) -> None:
-        """Raise if the training differs from this run."""
+        """Raise if the reported facts differ from this run."""
         if self.steps is not None:
             _check_steps("steps", integer("Trained.steps", self.steps, 0), run)
         if self.noise_multiplier is not None:
             used = noise_multipliers(self.noise_multiplier, run.steps)
             if not np.allclose(used, run.noise_multiplier, rtol=1e-6, atol=0.0):
+                declared = _shown(run.noise_multiplier)
                 raise ValueError(
-                    f"noise_multiplier must be what was trained with, {_shown(used)}, but the run declares "
-                    f"{_shown(run.noise_multiplier)}"
+                    f"noise_multiplier must be what was trained with, {_shown(used)}, but the run declares {declared}"
                 )
         if self.batch_sizes is not None:
             sizes = numbers("Trained.batch_sizes", self.batch_sizes, 0.0)
@@ -83,7 +77,6 @@ def _check_steps(what: str, done: int, run: DPSGD) -> None:
 
 
 def _check_sizes(sizes: FloatArray, run: DPSGD, examples: int | None) -> None:
-    """Raise if the batch sizes have a probability below ``IMPLAUSIBLE`` under the declared sampling."""
     rates = np.broadcast_to(np.asarray(run.sample_rate, np.float64), sizes.shape)
     if examples is not None:
         _check_total(sizes, rates, run, examples)
@@ -91,14 +84,11 @@ def _check_sizes(sizes: FloatArray, run: DPSGD, examples: int | None) -> None:
         _check_spread(sizes, rates)
     elif run.sampling != "shuffled" and np.ndim(run.sample_rate) == 0 and np.ptp(sizes) > 1.0:
         # With shuffled data the last batch of an epoch may be smaller.
-        raise ValueError(
-            f"sampling {run.sampling!r} has batches of one size, but those of the training have "
-            f"{sizes.min():g} to {sizes.max():g} examples"
-        )
+        got = f"{sizes.min():g} to {sizes.max():g} examples"
+        raise ValueError(f"sampling {run.sampling!r} has batches of one size, but those of the training have {got}")
 
 
 def _check_total(sizes: FloatArray, rates: FloatArray, run: DPSGD, examples: int) -> None:
-    """Check the sum of batch sizes, which is binomial under Poisson sampling and known otherwise."""
     total, expected = float(sizes.sum()), examples * float(rates.sum())
     rate = float(rates.mean())
     if run.sampling == "poisson" and rate < 1.0:
@@ -117,21 +107,20 @@ def _check_total(sizes: FloatArray, rates: FloatArray, run: DPSGD, examples: int
 
 
 def _check_spread(sizes: FloatArray, rates: FloatArray) -> None:
-    """Check the spread of batch sizes, which for binomial sizes follows from their mean and the sample rate."""
     mean = sizes.sum() * rates / rates.sum()
     variance = mean * (1.0 - rates)
     if sizes.size < 2 or mean.mean() < _LARGE_ENOUGH or np.any(variance <= 0.0):
         return
-    # Chi-square test that allows for rounding: each size may be off by half an example, in favour of the training.
+    # Chi-square test that allows for rounding: each size may be off by half an example.
     distance, rounding = np.sqrt(np.sum((sizes - mean) ** 2 / variance)), np.sqrt(np.sum(0.25 / variance))
     most, least = 0.5 * (distance + rounding) ** 2, 0.5 * max(distance - rounding, 0.0) ** 2
     half = 0.5 * (sizes.size - 1.0)
     if 2.0 * min(gammainc(half, most), gammaincc(half, least)) < IMPLAUSIBLE:
         how = "less" if most < half else "more"
+        got = f"{how}, with {sizes.std():.3g} (from {sizes.min():g} to {sizes.max():g} examples)"
         raise ValueError(
             f"sampling 'poisson' at the declared sample_rate {_shown(rates)} gives batches whose sizes vary with a "
-            f"standard deviation of {np.sqrt(variance.mean()):.3g}, but those of the training vary {how}, with "
-            f"{sizes.std():.3g} (from {sizes.min():g} to {sizes.max():g} examples)"
+            f"standard deviation of {np.sqrt(variance.mean()):.3g}, but those of the training vary {got}"
         )
 
 
@@ -161,33 +150,25 @@ class ParametersAttack(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class UserTrainings:
-    """An experiment with a user's trainer and, if the trainer returns parameters, the attack that scores them."""
+class UserTrainings(Experiment):
+    """An experiment with a user's trainer. If the trainer returns parameters, an attack scores them."""
 
-    run: DPSGD
-    trainer: UserTrainer
+    problem: UserTrainer
     attack: ParametersAttack | None
-    design: Paired
-    seed: int
-    data: str
-    quality: Quality | None = None
 
     @classmethod
     def of(cls, trainer: UserTrainer, given: Given) -> UserTrainings:
-        """Make the experiment, after checking its arguments."""
         integer("models", given.models, 1, FIRST_REFERENCE)
         attack = given.attack
         if attack is not None and (isinstance(attack, type) or not isinstance(attack, ParametersAttack)):
-            raise ValueError(
-                f"attack must be None or lastiterate.attacks.Displacement for a trainer, or have craft, score, "
-                f"expected and words, got {told(attack)}"
-            )
+            allowed = "None or lastiterate.attacks.Displacement for a trainer, or have craft, score, expected and words"
+            raise ValueError(f"attack must be {allowed}, got {told(attack)}")
         _check_arguments(trainer)
         words = given.data or f"the trainer {getattr(trainer, '__qualname__', type(trainer).__name__)}"
         return cls(given.run, trainer, attack, given.paired(), given.seed, words)
 
     def identity(self) -> Identity:
-        return identify(self.run, self.trainer, self.attack, self.design, self.seed, trainer_seeds=SEED_NUMBERING)
+        return identify(self.run, self.problem, self.attack, self.design, self.seed, trainer_seeds=SEED_NUMBERING)
 
     def craft(self, progress: bool | None) -> Crafted:
         attack = self.attack
@@ -197,12 +178,21 @@ class UserTrainings:
         trained = [self.train(FIRST_REFERENCE + model, False) for model in range(count)]
         try:
             facts = attack.craft(self.run, trained)
-        except (TypeError, ValueError) as error:  # the results are not parameters, or not of the canary's shapes
+        except (TypeError, ValueError) as error:  # no parameters, or other shapes than the canary's
             raise TrainerFailed(error, f"{count} reference models of world 'out'") from error
         return Crafted(facts, attack.expected(facts), attack.words(facts))
 
     def trials(self, crafted: Crafted, chunk_size: int | None, workers: int | None, sharers: int = 1) -> Trials:
-        return _UserTrials(self, crafted, chunk_size or 1)
+        def chunks(models: IntArray, present: BoolArray, progress: TrainingProgress | None) -> Iterator[ScoredTrials]:
+            # Each trial is yielded before the next model is trained, because a trainer may hang or end the process.
+            for model, world in zip(models.tolist(), present.tolist(), strict=True):
+                began = monotonic()
+                score = self.score(crafted.facts, model, world)
+                if progress:
+                    progress.advanced(1, self.run.steps, finished=True)
+                yield ScoredTrials.of([model], [world], [score], seconds=monotonic() - began)
+
+        return Trials(chunk_size or 1, chunks)
 
     def cost(self) -> Cost:
         references = 0 if self.attack is None else models_to_craft(self.attack)
@@ -213,55 +203,31 @@ class UserTrainings:
 
     def train(self, model: int, world: bool) -> object:
         """Train one model and return the trainer's result. Raise if a reported fact differs from the declared run."""
-        result = guarded(lambda: self.trainer(trainer_seed(self.seed, model, world), world), self.called(model, world))
-        if isinstance(result, Trained):
-            result.check(self.run)
-            return result.result
-        return result
+        result = guarded(lambda: self.problem(trainer_seed(self.seed, model, world), world), self.called(model, world))
+        if not isinstance(result, Trained):
+            return result
+        result.check(self.run)
+        return result.result
 
     def score(self, facts: Facts, model: int, world: bool) -> float:
-        """Train one model and score it."""
         result = self.train(model, world)
         if self.attack is None and isinstance(result, (list, tuple, np.ndarray)) and np.ndim(result) != 0:
-            raise ValueError(
-                f"attack must be given where the trainer returns parameters (here of shape {np.shape(result)}): for "
-                "example lastiterate.attacks.Displacement(canary); a score is one number for all that is released"
-            )
+            got = f"(here of shape {np.shape(result)}), such as lastiterate.attacks.Displacement(canary)"
+            raise ValueError(f"attack must be given where the trainer returns parameters {got}")
         try:
             return _number(result if self.attack is None else self.attack.score(self.run, facts, result))
         except (TypeError, ValueError) as error:
             raise TrainerFailed(error, self.called(model, world)) from error
 
     def called(self, model: int, world: bool) -> str:
-        """Name a model for an error message."""
         number = f"model {model}" if model < FIRST_REFERENCE else f"reference model {model - FIRST_REFERENCE}"
         return f"{number} of world {'in' if world else 'out'!r} (seed {trainer_seed(self.seed, model, world)})"
 
 
-@dataclass(frozen=True, eq=False)
-class _UserTrials:
-    """Trials of a user's trainer, one model after the other. Parallelism is left to the trainer's framework.
-
-    Each trial is yielded before the next model is trained, because a trainer may hang or end the process.
-    """
-
-    experiment: UserTrainings
-    crafted: Crafted
-    chunk_size: int
-
-    def chunks(self, models: IntArray, present: BoolArray, progress: TrainingProgress | None) -> Iterator[ScoredTrials]:
-        for model, world in zip(models.tolist(), present.tolist(), strict=True):
-            began = monotonic()
-            score = self.experiment.score(self.crafted.facts, model, world)
-            if progress:
-                progress.advanced(1, self.experiment.run.steps, finished=True)
-            yield ScoredTrials.of([model], [world], [score], seconds=monotonic() - began)
-
-
 def trainer_seed(seed: int, model: int, present: bool) -> int:
-    """Return a seed for a user's trainer in [0, 2^32), different for every model and world of an audit.
+    """Return a seed in [0, 2^32) for a user's trainer. All models of an audit have different seeds.
 
-    The seed is a permutation of the numbers below 2^32: a four-round Feistel network keyed by the audit's seed.
+    Seeds are a permutation of the numbers below 2^32, by a four-round Feistel network keyed by the audit's seed.
     """
     left, right = divmod(2 * model + present, 2**16)
     for turn in range(4):
@@ -271,7 +237,6 @@ def trainer_seed(seed: int, model: int, present: bool) -> int:
 
 
 def _check_arguments(trainer: UserTrainer) -> None:
-    """Raise if the trainer cannot be called with (seed, canary), as far as its signature is known."""
     try:
         how = signature(trainer)
     except (TypeError, ValueError):
@@ -279,19 +244,16 @@ def _check_arguments(trainer: UserTrainer) -> None:
     try:
         how.bind(0, True)
     except TypeError as error:
-        raise ValueError(
-            f"problem must be a trainer that takes (seed, canary), got one that takes {how}: {error}"
-        ) from None
+        got = f"got one that takes {how}: {error}"
+        raise ValueError(f"problem must be a trainer that takes (seed, canary), {got}") from None
 
 
 def _number(result: object) -> float:
     try:
         score = float(result)  # type: ignore[arg-type]
     except (TypeError, ValueError):
-        raise ValueError(
-            f"the trainer must return a number, or parameters together with an attack that scores them, such as "
-            f"lastiterate.attacks.Displacement(canary); got {type(result).__name__}"
-        ) from None
+        other = "or parameters with an attack that scores them, such as lastiterate.attacks.Displacement(canary)"
+        raise ValueError(f"the trainer must return a number, {other}; got {type(result).__name__}") from None
     if np.isnan(score):
         raise ValueError("scores must be numbers, infinite ones included, got nan from the trainer")
     return score

@@ -1,7 +1,4 @@
-"""The parts of a store: the audit's description, the crafter's decisions, and the table of scored trials.
-
-Values read from a file are checked, also those of the first format. Differences between two audits are named.
-"""
+"""The parts of a store: the audit's description, the crafted canary, and the table of scored trials."""
 
 from __future__ import annotations
 
@@ -9,15 +6,16 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import islice, zip_longest
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, TypeVar, cast, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from lastiterate.auditing.design import Design, OneModel, OpenEnded, Paired, Quality, QualityName, kind_name
+from lastiterate.attacks.attack import Expected, ExpectedScores, Facts, Words, expected_fields
+from lastiterate.auditing.design import Design, OneModel, OpenEnded, Paired, Quality, QualityName
 from lastiterate.auditing.identity import describe_run, read_run
 from lastiterate.common.types import BoolArray, Fields, FloatArray, IntArray
-from lastiterate.common.validation import integer, number, numbers
+from lastiterate.common.validation import boolean, integer, number, numbers, one_of
 from lastiterate.run import DPSGD
 from lastiterate.trainers.adam_second_moment import SecondMoment
 
@@ -25,23 +23,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from lastiterate.common.types import Fields
-
+_Kind = TypeVar("_Kind")
 _MOST_MODELS, _MOST_CANARIES = 2**53, 2**24
 _LARGEST_SEED = 2**63 - 1
 
 
 @dataclass(frozen=True)
 class Record:
-    """The description of an audit, without its scores.
-
-    Attributes:
-        run: the run that was trained.
-        design: the planned trials.
-        data: description of model and data for the report.
-        quality: the quality measured besides the score; None if it is not measured.
-        setup: versions, platform and date at the start.
-    """
+    """The description of an audit, without its scores. ``setup`` has the package versions, platform and start date."""
 
     run: DPSGD
     design: Design
@@ -50,10 +39,9 @@ class Record:
     setup: Fields
 
     def fields(self) -> Fields:
-        """Return the record as JSON values."""
         return {
             "run": describe_run(self.run),
-            "design": {"kind": kind_name(self.design), **asdict(self.design)},
+            "design": {"kind": self.design.kind, **asdict(self.design)},
             "data": self.data,
             "quality": None if self.quality is None else self.quality.name,
             "setup": self.setup,
@@ -61,29 +49,18 @@ class Record:
 
     @classmethod
     def of_fields(cls, fields: Fields) -> Record:
-        """Read a record from JSON values. Raise TypeError, ValueError or KeyError if they are not a record."""
+        """Read a record from JSON values. Raise TypeError, ValueError or KeyError if a value is missing or invalid."""
         _object(fields, "run", "design", "data", "quality", "setup")
         design = dict(_object(fields["design"]))
-        kind = _one_of(("one-model", "open-ended", "paired"), design.pop("kind"))
-        quality = fields["quality"]
-        return cls(
-            read_run(fields["run"]),
-            _design(kind, **design),
-            _text(fields["data"]),
-            None if quality is None else Quality(_one_of(get_args(QualityName), quality)),
-            _object(fields["setup"]),
-        )
-
-    def quality_of_format_1(self, accuracy: FloatArray) -> FloatArray:
-        """Convert the first format's accuracy to the quality: for language models it was 1 / perplexity."""
-        if self.quality is None or not self.quality.lower_is_better:
-            return accuracy
-        found: FloatArray = np.divide(1.0, accuracy, out=np.full(len(accuracy), np.nan), where=accuracy != 0.0)
-        return found
+        kind = one_of("kind", design.pop("kind"), ("one-model", "open-ended", "paired"))
+        quality = None
+        if fields["quality"] is not None:
+            quality = Quality(cast("QualityName", one_of("quality", fields["quality"], get_args(QualityName))))
+        data, setup = _of(str, fields["data"]), _object(fields["setup"])
+        return cls(read_run(fields["run"]), _design(kind, **design), data, quality, setup)
 
 
 def _design(kind: str, models: object, **more: object) -> Design:
-    """Return a design. Raise if it has more models or canaries than any audit, as a plan needs memory for them."""
     if kind == "one-model":
         (seed,) = _object(more, "seed").values()
         return OneModel(integer("models", models, 1, _MOST_CANARIES), integer("seed", seed, 0, _LARGEST_SEED))
@@ -96,84 +73,66 @@ def _design(kind: str, models: object, **more: object) -> Design:
     return Paired(count)
 
 
-def check_crafted(crafted: Fields) -> None:
-    """Raise TypeError, ValueError or KeyError if these values cannot be a crafter's decisions."""
-    measured = {name: crafted[name] for name in ("second_moment",) if name in _object(crafted)}  # not in older stores
-    _object(crafted, "facts", "expected", "words", "quality_before", "chunk_size", *measured)
-    for moment in measured.values():
-        SecondMoment.of_fields(_object(moment))
-    expected, words, before = crafted["expected"], crafted["words"], crafted["quality_before"]
-    _object(crafted["facts"])
-    all_of_them = {"signal": 1.0, "spread": 1.0, "released": False, **_object(expected)}
-    _object(all_of_them, "kind", "signal", "spread", "released")
-    _object(words, "attack", "unit", "caveats")
-    _one_of(("linear", "likelihood-ratio", "none"), expected["kind"])
-    number("signal", expected.get("signal", 1.0))
-    number("spread", expected.get("spread", 1.0), 0.0, open_low=True)
-    if not isinstance(all_of_them["released"], bool):
-        raise TypeError(f"released must be true or false, got {all_of_them['released']!r}")
-    for text in (words["attack"], words["unit"], *_list(words["caveats"])):
-        _text(text)
-    if before is not None:
-        number("quality_before", before, 0.0)
-    integer("chunk_size", crafted["chunk_size"], 1, 2**31)
+@dataclass(frozen=True)
+class Crafted:
+    """The crafted canary and the expected scores, fixed before the first audited model is trained."""
 
+    facts: Facts  # plain values that the attack needs in later sessions
+    expected: ExpectedScores  # the distribution of scores predicted by the linear analysis
+    words: Words
+    quality_before: float | None = None
+    second_moment: SecondMoment | None = None  # of Adam on reference models, if measured
 
-def _one_of(allowed: Sequence[str], value: object) -> Any:
-    if not isinstance(value, str) or value not in allowed:
-        raise ValueError(f"must be one of {', '.join(allowed)}, got {value!r}")
-    return value
+    def fields(self) -> Fields:
+        measured: Fields = {} if self.second_moment is None else {"second_moment": self.second_moment.fields()}
+        return measured | {
+            "facts": self.facts,
+            "expected": expected_fields(self.expected),
+            "words": asdict(self.words),
+            "quality_before": self.quality_before,
+        }
+
+    @classmethod
+    def of_fields(cls, fields: Fields) -> Crafted:
+        """Read the result of ``fields()``. Raise TypeError, ValueError or KeyError if a value is missing or invalid."""
+        measured = _object(fields).get("second_moment")  # present only for Adam
+        names = ("facts", "expected", "words", "quality_before", "chunk_size")
+        _object(fields, *names, *(["second_moment"] if measured is not None else []))
+        moment = None if measured is None else SecondMoment.of_fields(_object(measured))
+        given = {"signal": 1.0, "spread": 1.0, "released": False, **_object(fields["expected"])}
+        _object(given, "kind", "signal", "spread", "released")
+        number("signal", given["signal"])
+        number("spread", given["spread"], 0.0, open_low=True)
+        boolean("released", given["released"])
+        told = _object(fields["words"], "attack", "unit", "caveats")
+        words = Words(told["attack"], told["unit"], tuple(_of(list, told["caveats"])))
+        for text in (words.attack, words.unit, *words.caveats):
+            _of(str, text)
+        if fields["quality_before"] is not None:
+            number("quality_before", fields["quality_before"], 0.0)
+        integer("chunk_size", fields["chunk_size"], 1, 2**31)
+        return cls(_object(fields["facts"]), Expected(**fields["expected"]), words, fields["quality_before"], moment)
 
 
 def _object(value: Any, *keys: str) -> Fields:
-    """Return the value if it is a JSON object, with exactly these keys if any are given."""
     if not isinstance(value, dict) or (keys and set(value) != set(keys)):
         raise TypeError(f"must be an object of {', '.join(keys)}, got {value!r}")
     return value
 
 
-def _list(value: object) -> list[Any]:
-    if not isinstance(value, list):
-        raise TypeError(f"must be a list, got {value!r}")
+def _of(kind: type[_Kind], value: object) -> _Kind:
+    if not isinstance(value, kind):
+        raise TypeError(f"must be a {kind.__name__}, got {value!r}")
     return value
 
-
-def _text(value: object) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"must be a text, got {value!r}")
-    return value
-
-
-def record_of_format_1(specification: Fields, facts: Fields | None, setup: Fields | None) -> Record:
-    """Read the record of a store of the first format, in which ``facts`` determine design and quality."""
-    found = facts or {}
-    models, seed = specification["models"], specification["seed"]
-    return Record(
-        read_run(specification["run"]),
-        _design("one-model", models, seed=seed) if found.get("one_run") else _design("paired", models),
-        _text(specification["data"]),
-        Quality("perplexity" if "perplexity_before" in found else "accuracy"),
-        _object(setup or {}),
-    )
-
-
-def crafted_of_format_1(facts: Fields | None) -> Fields | None:
-    """Convert the crafter's decisions of a store of the first format to the current format."""
-    if facts is None:
-        return None
-    kept = {name: facts[name] for name in ("expected", "words", "chunk_size")}
-    return {"facts": facts["crafted"], **kept, "quality_before": facts.get("perplexity_before")}
-
-
-# Comparison: JSON texts, and the differences between two audits.
 
 _ABSENT = object()
-_SHOWN = 3  # differences named in an error message
-_SHORT = 60  # characters of a value in an error message
+_SHOWN = 3  # largest number of differences in an error message
+_SHORT = 60  # largest number of characters of a value in an error message
 
 
 def as_json(name: str, value: object) -> str:
-    """Return a dictionary as JSON text. Raise ValueError with ``name`` if it is not one of JSON values."""
+    """Return a dictionary as JSON text."""
     if not isinstance(value, dict):
         raise ValueError(f"{name} must be a dictionary, got {value!r}")
     try:
@@ -183,14 +142,12 @@ def as_json(name: str, value: object) -> str:
 
 
 def check_same(path: Path, held: Fields, wanted: Fields) -> None:
-    """Raise if the store holds another audit than the wanted one, and name the differences."""
+    """Raise an error that names the differences if the store holds another audit."""
     differing = list(islice(differences(held, wanted), _SHOWN + 1))
     if differing:
-        more = " and more" if len(differing) > _SHOWN else ""
-        raise ValueError(
-            f"the store {str(path)!r} holds another audit ({'; '.join(differing[:_SHOWN])}{more}): "
-            "name another store, or repeat what was asked for then"
-        )
+        named = "; ".join(differing[:_SHOWN]) + (" and more" if len(differing) > _SHOWN else "")
+        what = "name another store, or use the settings of that audit"
+        raise ValueError(f"the store {str(path)!r} holds another audit ({named}): {what}")
 
 
 def differences(held: object, wanted: object, name: str = "") -> Iterator[str]:
@@ -211,28 +168,19 @@ def _short(value: object) -> str:
     return text if len(text) <= _SHORT else f"{text[:_SHORT]}..."
 
 
-# Trials: scored models as columns that are checked before they are written.
+_COLUMNS = ("models", "present", "scores", "qualities", "seconds")
 
 
 @dataclass(frozen=True, eq=False)
 class ScoredTrials:
-    """Trained and scored models, one array per column.
+    """Trained and scored models, with one array per column."""
 
-    Attributes:
-        models: number of each model, from 0; each number occurs once per world.
-        present: whether the canary was present: world "in", else "out".
-        scores: scores of the last iterates; they may be infinite but not NaN.
-        qualities: quality of the models, such as accuracy; NaN if it was not measured.
-        seconds: each model's share of the time for training and scoring.
-        versions: package versions, by name, of the process that trained the models; None: those of this process.
-    """
-
-    models: IntArray
-    present: BoolArray
-    scores: FloatArray
-    qualities: FloatArray
-    seconds: FloatArray
-    versions: Mapping[str, str] | None = None
+    models: IntArray  # number of each model, from 0; each number occurs once per world
+    present: BoolArray  # whether the canary was present: world "in", else "out"
+    scores: FloatArray  # they may be infinite but not NaN
+    qualities: FloatArray  # quality of the models, such as accuracy; NaN if it was not measured
+    seconds: FloatArray  # each model's share of the time for training and scoring
+    versions: Mapping[str, str] | None = None  # package versions during training; None means those of this process
 
     def __post_init__(self) -> None:
         scores, present, models = map(np.asarray, (self.scores, self.present, self.models))
@@ -269,44 +217,20 @@ class ScoredTrials:
         seconds: float,
     ) -> ScoredTrials:
         """Make trials that took ``seconds`` in total."""
-        numbered = np.asarray(models)
-        count = numbered.size
-        return cls(
-            numbered,
-            np.asarray(present),
-            np.asarray(scores),
-            np.full(count, np.nan) if qualities is None else np.asarray(qualities),
-            np.full(count, seconds / max(count, 1)),
-        )
-
-    @classmethod
-    def joined(cls, parts: Sequence[ScoredTrials]) -> ScoredTrials:
-        """Concatenate trials that were trained with the same package versions."""
-        if any(part.versions != parts[0].versions for part in parts):
-            raise ValueError("versions must be the same in all parts that are joined, got different ones")
-        return replace(cls.mixed(parts), versions=parts[0].versions)
+        numbered, count = np.asarray(models), np.size(models)
+        measured = np.full(count, np.nan) if qualities is None else np.asarray(qualities)
+        shares = np.full(count, seconds / max(count, 1))
+        return cls(numbered, np.asarray(present), np.asarray(scores), measured, shares)
 
     @classmethod
     def mixed(cls, parts: Sequence[ScoredTrials]) -> ScoredTrials:
         """Concatenate trials and drop their package versions, which may differ."""
-        return cls(
-            np.concatenate([np.empty(0, np.int64), *(part.models for part in parts)]),
-            np.concatenate([np.empty(0, np.bool_), *(part.present for part in parts)]),
-            np.concatenate([np.empty(0), *(part.scores for part in parts)]),
-            np.concatenate([np.empty(0), *(part.qualities for part in parts)]),
-            np.concatenate([np.empty(0), *(part.seconds for part in parts)]),
-        )
+        them = [cls.of(np.empty(0, np.int64), np.empty(0, np.bool_), np.empty(0), seconds=0.0), *parts]
+        columns: dict[str, Any] = {name: np.concatenate([getattr(each, name) for each in them]) for name in _COLUMNS}
+        return replace(them[0], **columns)
 
     def at(self, rows: IntArray | slice) -> ScoredTrials:
-        """Return the trials of these rows, in this order."""
-        return replace(
-            self,
-            models=self.models[rows],
-            present=self.present[rows],
-            scores=self.scores[rows],
-            qualities=self.qualities[rows],
-            seconds=self.seconds[rows],
-        )
+        return replace(self, **{name: getattr(self, name)[rows] for name in _COLUMNS})
 
     def ordered(self) -> ScoredTrials:
         """Return the trials ordered by model, world "in" before "out"."""
@@ -315,7 +239,9 @@ class ScoredTrials:
     def __len__(self) -> int:
         return len(self.scores)
 
+    def name(self, row: int) -> str:
+        return f"model {self.models[row]} of world {self.worlds[row]!r}"
+
     @property
     def worlds(self) -> list[str]:
-        """The world of each trial, "in" or "out"."""
         return ["in" if present else "out" for present in self.present.tolist()]

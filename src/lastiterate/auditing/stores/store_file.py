@@ -1,4 +1,4 @@
-"""The file of a store: creation, connections, protection against changes by others, and the writer's lock."""
+"""The file of a store: creation, connections, detection of changes by other programs, and the writer's lock."""
 
 from __future__ import annotations
 
@@ -10,21 +10,16 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
-from lastiterate.auditing.stores.error_messages import damaged, explaining
-from lastiterate.auditing.stores.serialization import Contents, check_kind, check_tables, read, write
+from lastiterate.auditing.stores import serialization
+from lastiterate.auditing.stores.serialization import Contents, check_kind, check_tables, damaged, explaining
 from lastiterate.common.errors import StoreLost
-from lastiterate.data.files import BadFile, as_path, kind
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from lastiterate.data.files import Location
+from lastiterate.data.files import BadFile, Location, as_path, kind
 
 _PATIENCE = 30.0  # seconds to wait for a reader to finish
-_AS_IT_IS = "mode=ro&immutable=1"  # no locks, no log
-_LONGEST = 2**28  # largest value in bytes; the largest are runs in which every step differs
+_AS_IT_IS = "mode=ro&immutable=1"  # read without locks and without the log
+_LONGEST = 2**28  # largest value in bytes; the largest values are runs with different settings at each step
 _LONG_ENOUGH = 60.0  # time limit for reading, in seconds
 _SECONDS_A_BYTE = 1e-6  # addition to the time limit per byte of the file
 _INSTRUCTIONS = 100_000  # SQLite instructions between two checks of the time limit
@@ -32,7 +27,7 @@ _SIDECARS = ("-wal", "-shm", "-journal")
 
 
 def locate(path: Location) -> Path:
-    """Return the store's path with links resolved, since SQLite puts its log beside the real file. Refuse a folder."""
+    """Return the store's path with links resolved. Raise if the path is a folder."""
     found = as_path(path)
     try:
         found = found.resolve() if found.is_symlink() else found
@@ -41,11 +36,6 @@ def locate(path: Location) -> Path:
     if (what := kind(found)) not in (None, "file"):
         raise BadFile(f"the store must be a file, got the {what} {str(found)!r}")
     return found
-
-
-def is_new(path: Path) -> bool:
-    """Return whether the file is missing or empty."""
-    return not path.exists() or path.stat().st_size == 0
 
 
 def create(path: Path, contents: Contents) -> None:
@@ -57,8 +47,8 @@ def create(path: Path, contents: Contents) -> None:
             leftover.unlink(missing_ok=True)
         try:
             with closing(sqlite3.connect(neighbour, isolation_level=None)) as database:
-                write(database, contents)
-            for ending in _SIDECARS:  # left by a deleted store: SQLite would apply them to the new one
+                serialization.write(database, contents)
+            for ending in _SIDECARS:  # files of a deleted store, which SQLite would apply to the new store
                 path.with_name(path.name + ending).unlink(missing_ok=True)
             neighbour.replace(path)
         finally:
@@ -67,13 +57,18 @@ def create(path: Path, contents: Contents) -> None:
 
 
 def connect_to_write(path: Path) -> sqlite3.Connection:
-    """Open a connection for writing. Commits survive a crash, and readers do not block the writer."""
+    """Open a connection for writing. Commits survive a crash, and readers do not block the writer.
+
+    A store of an older format is converted to the current format in one transaction.
+    """
     database = _connect(path, "mode=rw")
     try:
         check_tables(path, database)
-        # On file systems without WAL, SQLite keeps using a journal, which is as safe but slower.
+        # On file systems without write-ahead logs, SQLite uses a rollback journal, which is as safe but slower.
         database.execute("PRAGMA journal_mode = WAL")
         database.execute("PRAGMA synchronous = FULL")
+        if serialization.format_of(database) != serialization.FORMAT:
+            serialization.write(database, serialization.read(path, database))
     except BaseException:
         database.close()
         raise
@@ -81,7 +76,7 @@ def connect_to_write(path: Path) -> sqlite3.Connection:
 
 
 def close_written(database: sqlite3.Connection) -> None:
-    """Close a writer's connection. Merge the log into the store, so that one file can be copied or read anywhere."""
+    """Close a writer's connection. The log is merged into the store, so that the store is a single file."""
     with suppress(sqlite3.Error):  # a reader is connected or the disk is full: the next session merges the log
         database.execute("PRAGMA busy_timeout = 0")
         database.execute("PRAGMA journal_mode = DELETE")
@@ -91,29 +86,29 @@ def close_written(database: sqlite3.Connection) -> None:
 def connect_to_read(path: Path, without_log: bool = False, *, repairs: bool = True) -> sqlite3.Connection:
     """Open a read-only connection that does not block a writer. Raise unless the file is an undamaged store.
 
-    An incomplete write of a killed writer is rolled back first if ``repairs``, and refused otherwise.
+    If a writer was killed during a write, the write is rolled back first. If ``repairs`` is false, raise instead.
     """
     if without_log:
         return _sound(path, _AS_IT_IS)
     # Python must not open the file itself: closing it would release SQLite's locks on the file.
     with closing(_connect(path, _AS_IT_IS)) as database, suppress(sqlite3.DatabaseError):
         check_kind(path, database)  # before SQLite creates files beside a foreign database
-    # Without its log even an undamaged file may look damaged, hence the second check with the log.
+    # An undamaged file may look damaged without its log, so the file is checked again with the log.
     try:
         return _sound(path, "mode=ro")
     except sqlite3.OperationalError as error:
         name = getattr(error, "sqlite_errorname", "")
-        if name == "SQLITE_READONLY_ROLLBACK" and not repairs:
-            raise BadFile(
-                f"the store {str(path)!r} has half of a write in it: `lastiterate report` undoes that, and reads it"
-            ) from None
         if name == "SQLITE_READONLY_ROLLBACK":
-            _undo_half_a_write(path)
+            if not repairs:
+                what = "run `lastiterate report`, which undoes it"
+                raise BadFile(f"the store {str(path)!r} has an incomplete write: {what}") from None
+            with closing(_connect(path, "mode=rw")) as database:
+                database.execute("SELECT count(*) FROM sqlite_master").fetchone()  # SQLite rolls the write back
             return _sound(path, "mode=ro")
         log = path.with_name(f"{path.name}-wal")
         if not name.startswith(("SQLITE_CANTOPEN", "SQLITE_READONLY")) or (log.exists() and log.stat().st_size > 0):
             raise
-    return _sound(path, _AS_IT_IS)  # a read-only folder: SQLite cannot lock there, and nobody writes
+    return _sound(path, _AS_IT_IS)  # in a read-only folder SQLite cannot lock files, and nobody can write
 
 
 def _connect(path: Path, mode: str) -> sqlite3.Connection:
@@ -142,28 +137,19 @@ def _sound(path: Path, mode: str) -> sqlite3.Connection:
 
 
 def limit_time(path: Path, database: sqlite3.Connection) -> None:
-    """Interrupt queries that take longer than reading a file of this size can take."""
+    """Interrupt queries that exceed a time limit, which depends on the file's size."""
     until = monotonic() + _LONG_ENOUGH + path.stat().st_size * _SECONDS_A_BYTE
     database.set_progress_handler(lambda: monotonic() > until, _INSTRUCTIONS)
 
 
-def _undo_half_a_write(path: Path) -> None:
-    """Open the file for writing, so that SQLite rolls back the write of a writer killed between journal and log."""
-    with closing(_connect(path, "mode=rw")) as database:
-        database.execute("SELECT count(*) FROM sqlite_master").fetchone()
-
-
-# Watching: detect that the file was removed, replaced or overwritten while an audit runs.
-
-_HEAD = 65_536  # bytes at the beginning of the file; they describe the audit, so two stores differ there
-_File: TypeAlias = tuple[int, int, int, int] | None
-_Signature: TypeAlias = tuple[_File, _File]
+_HEAD = 65_536  # bytes at the beginning of the file that are compared; different stores differ there
+_File: TypeAlias = tuple[int, int, int, int] | None  # device, inode, size and time of the last change
 
 
 class Watched:
-    """The opened file and its state after the last write.
+    """The file and its state after the last write. They show whether another program removed or changed the file.
 
-    The file stays open until ``close``: closing it sooner would release SQLite's locks.
+    The file stays open until ``close``, because closing a file releases SQLite's locks on it.
     """
 
     def __init__(self, path: Path) -> None:
@@ -173,44 +159,40 @@ class Watched:
         self._head = self._beginning()
 
     def is_there(self) -> bool:
-        """Return whether the path still leads to the file that was opened, and to its log."""
+        """Return whether the opened file and its log still exist at their paths."""
         (store, log), (store_now, log_now) = self._left, self._signature()
-        kept = store is not None and store_now is not None and store[:2] == store_now[:2]
-        return kept and (log is None or (log_now is not None and log[:2] == log_now[:2]))
+        return _is_same(store, store_now) and (log is None or _is_same(log, log_now))
 
     def is_as_left(self, contents: Callable[[], Contents]) -> bool:
-        """Return whether nobody else has written to the file, or it holds these contents anyway."""
+        """Return whether the file is unchanged since the last write, or holds these contents."""
         if (now := self._signature()) == self._left:
             return True
         if not self.is_there():
             return False
         # The log hides changes of the file itself until the log is merged.
-        changed = _size(now) != _size(self._left) or self._beginning() != self._head
+        sizes = [0 if store is None else store[2] for store, _ in (now, self._left)]
+        changed = sizes[0] != sizes[1] or self._beginning() != self._head
         if not holds(self._path, contents(), without_log=changed):
             return False
         self.leave()
         return True
 
     def leave(self) -> None:
-        """Remember the current state of the file as the expected one."""
         before, self._left = self._left, self._signature()
         if before[0] != self._left[0]:
             self._head = self._beginning()
 
     def fate(self) -> str:
-        """Describe in words what has happened to the file."""
-        store, now = self._left[0], _of(self._path)
-        if now is None or store is None:
+        now = _stat(self._path)
+        if now is None:
             return "was removed"
-        return "was overwritten, or lost its log," if now[:2] == store[:2] else "was replaced by another file"
+        return "was overwritten, or lost its log," if _is_same(self._left[0], now) else "was replaced by another file"
 
     def close(self) -> None:
-        """Close the file. Call this after SQLite has closed it."""
         os.close(self._descriptor)
 
-    def _signature(self) -> _Signature:
-        """Return device, inode, size and time of the store and its log, which change with every write."""
-        return _of(self._path), _of(self._log)
+    def _signature(self) -> tuple[_File, _File]:
+        return _stat(self._path), _stat(self._log)
 
     def _beginning(self) -> bytes:
         os.lseek(self._descriptor, 0, os.SEEK_SET)
@@ -218,25 +200,17 @@ class Watched:
 
 
 def holds(path: Path, contents: Contents, *, without_log: bool = False) -> bool:
-    """Return whether the store holds exactly these contents.
-
-    Args:
-        path: path of the store.
-        contents: the expected contents.
-        without_log: ignore the log, which hides changes of the file until the log is merged.
-    """
+    """Return whether the store, with or without its log, holds exactly these contents."""
     try:
         with closing(connect_to_read(path, without_log)) as database:
-            return read(path, database).same_as(contents)
+            return serialization.read(path, database).same_as(contents)
     except (BadFile, OSError, sqlite3.Error):
         return False
 
 
 def rescue(path: Path, shown: Path, fate: str, contents: Contents) -> StoreLost:
-    """Write the contents to a new file: beside the store, in the current folder, or in the temporary folder.
-
-    Return the error to raise, which names the new file.
-    """
+    """Write the contents to a new file, beside the store if possible. Return an error that names the new file."""
+    lost = f"the store {str(shown)!r} {fate} while the audit ran"
     count = len(contents.trials)
     for place in _places(path):
         try:
@@ -244,22 +218,12 @@ def rescue(path: Path, shown: Path, fate: str, contents: Contents) -> StoreLost:
         except (BadFile, OSError, sqlite3.Error):
             continue
         near = shown.with_name(place.name) if place.parent == path.parent else place
-        return StoreLost(
-            f"the store {str(shown)!r} {fate} while the audit ran: its {count} trials are now in {str(near)!r}, "
-            "and the same command goes on with that as its store",
-            near,
-        )
-    return StoreLost(
-        f"the store {str(shown)!r} {fate} while the audit ran, and its {count} trials could not be written elsewhere",
-        None,
-    )
+        moved = f"its {count} trials are now in {str(near)!r}, and the same command goes on with that as its store"
+        return StoreLost(f"{lost}: {moved}", near)
+    return StoreLost(f"{lost}, and its {count} trials could not be written elsewhere", None)
 
 
-def _size(found: _Signature) -> int:
-    return found[0][2] if found[0] else 0
-
-
-def _of(path: Path) -> _File:
+def _stat(path: Path) -> _File:
     try:
         found = path.stat()
     except OSError:
@@ -267,8 +231,11 @@ def _of(path: Path) -> _File:
     return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 
 
+def _is_same(one: _File, other: _File) -> bool:
+    return one is not None and other is not None and one[:2] == other[:2]
+
+
 def _places(path: Path) -> Iterator[Path]:
-    """Yield one unused file name per writable folder."""
     folders = [path.parent]
     with suppress(OSError):  # the current folder may have been removed
         folders.append(Path.cwd())
@@ -283,11 +250,8 @@ def _places(path: Path) -> Iterator[Path]:
                 break
 
 
-# Lock: one process at a time writes to a store.
-
-
 class WriterLock:
-    """A lock held by the one process that writes to a store. The operating system releases it when the process ends.
+    """A lock that allows only one writer. The operating system releases the lock when the process ends.
 
     The lock is a file beside the store, because SQLite's own locks would block readers.
     """
@@ -301,11 +265,10 @@ class WriterLock:
                 raise BadFile(f"another process is writing to the store {str(path)!r}: wait for it or stop it first")
             if self._is_there():
                 return
-            os.close(self._descriptor)  # the last owner deleted the lock file after this process opened it
+            os.close(self._descriptor)  # the previous owner deleted the lock file after this process had opened it
 
     def release(self) -> None:
-        """Let the next process write."""
-        with suppress(OSError):  # Windows does not delete open files: a remaining lock file is harmless
+        with suppress(OSError):  # Windows does not delete open files; a lock file that remains is harmless
             self._path.unlink()
         os.close(self._descriptor)
 
@@ -317,7 +280,7 @@ class WriterLock:
 
 
 def _take(descriptor: int) -> bool:
-    """Return whether this process got the lock. True on file systems without locks: no trial is stored twice anyway."""
+    """Return whether this process got the lock. Return True on file systems without locks."""
     try:
         if sys.platform == "win32":
             import msvcrt

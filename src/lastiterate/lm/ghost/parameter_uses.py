@@ -1,28 +1,28 @@
-"""Records of each use of a parameter (its inputs and the gradient of its output), and the operations that make them.
+"""Records of the uses of parameters, and operations that make the records.
 
-All tensors here have examples along the first axis. Inputs and gradients are kept in the model's own precision. Sums
-over tokens are in float32.
+A record has the inputs and the gradient of the output of an operation with a parameter, in the model's precision. Sums
+over tokens are in float32. All tensors here have examples along the first axis.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
-from torch.autograd.function import FunctionCtx
 from torch.nn import functional
 
-_NARROW = 16  # columns up to which a factor goes on the left: an adapter's product then takes a quarter of the time
+Tensors = dict[str, Tensor]
+
+_NARROW = 16  # a factor with at most this many columns goes on the left, which is four times as fast
 
 
 class Product(NamedTuple):
     """A product of inputs [examples, tokens, d] with a matrix; the gradient of the outputs is [examples, tokens, p].
 
-    ``transposed``: the matrix is [d, p], as in GPT-2's Conv1D, and not [p, d], as in a linear layer.
+    If ``transposed``, the matrix is [d, p], as in GPT-2's Conv1D. Otherwise it is [p, d], as in a linear layer.
     """
 
     inputs: Tensor
@@ -31,12 +31,11 @@ class Product(NamedTuple):
 
     @property
     def is_smaller_written_out(self) -> bool:
-        """True if the gradients of all examples are no larger than the tensors they are computed from."""
+        """True if the gradients of all examples need no more memory than the inputs and output gradients."""
         d, p = self.inputs.shape[2], self.gradient.shape[2]
         return d * p <= self.inputs.shape[1] * (d + p)
 
     def written_out(self) -> Tensor:
-        """Compute the gradient of each example, in the shape of the matrix."""
         left, right = (self.inputs, self.gradient) if self.transposed else (self.gradient, self.inputs)
         if right.shape[2] <= _NARROW < left.shape[2]:
             return torch.bmm(right.float().transpose(1, 2), left.float()).transpose(1, 2)
@@ -44,7 +43,7 @@ class Product(NamedTuple):
 
 
 class Lookup(NamedTuple):
-    """A lookup of rows of a table, [examples, tokens]; the gradient of the outputs is [examples, tokens, d]."""
+    """A lookup in a table. Rows are [examples, tokens], and the gradient of the outputs is [examples, tokens, d]."""
 
     rows: Tensor
     gradient: Tensor
@@ -52,21 +51,14 @@ class Lookup(NamedTuple):
 
 @dataclass
 class Uses:
-    """All uses of parameters in one pass, by the name of the parameter.
+    """All uses of parameters in one pass, by the name of the parameter."""
 
-    Attributes:
-        examples: number of examples.
-        counted: number of uses of each parameter in the forward pass.
-        products, lookups: the tensors from which gradients are computed.
-        written: gradients of each example that are already written out, summed over the uses.
-    """
-
-    examples: int
+    examples: int  # number of examples
     device: torch.device
-    counted: Counter[str] = field(default_factory=Counter)
+    counted: Counter[str] = field(default_factory=Counter)  # number of uses of each parameter in the forward pass
     products: dict[str, list[Product]] = field(default_factory=dict)
     lookups: dict[str, list[Lookup]] = field(default_factory=dict)
-    written: dict[str, Tensor] = field(default_factory=dict)
+    written: Tensors = field(default_factory=dict)  # stored per-example gradients, summed over the uses
 
     def add_product(self, name: str, product: Product) -> None:
         if self.counted[name] == 1 and product.is_smaller_written_out:
@@ -74,22 +66,19 @@ class Uses:
         else:
             self.products.setdefault(name, []).append(product)
 
-    def add_lookup(self, name: str, lookup: Lookup) -> None:
-        self.lookups.setdefault(name, []).append(lookup)
-
     def add_written(self, name: str, gradients: Tensor) -> None:
         before = self.written.get(name)
         self.written[name] = gradients if before is None else before + gradients
 
     def join(self) -> None:
-        """Join the uses of each parameter into one product and one lookup, by concatenating their tokens.
-
-        Products that are smaller written out are written out, together with the lookups in the same table.
-        """
+        """Join the uses of each parameter into one product and one lookup, or into gradients if these are smaller."""
         for name, products in list(self.products.items()):
             if len({product.transposed for product in products}) > 1:
                 raise UnforeseenUse({name})
-            one = products[0] if len(products) == 1 else _joined_products(products)
+            one = products[0]
+            if len(products) > 1:
+                inputs = torch.cat([product.inputs for product in products], 1)
+                one = Product(inputs, torch.cat([product.gradient for product in products], 1), one.transposed)
             self.products[name] = [one]
             if one.is_smaller_written_out:
                 self.add_written(name, one.written_out())
@@ -105,40 +94,15 @@ class Uses:
                 del self.lookups[name]
 
     def only(self, name: str) -> Uses:
-        """Return the uses of one parameter."""
         parts = (self.products, self.lookups, self.written)
         products, lookups, written = ({name: part[name]} if name in part else {} for part in parts)
         return Uses(self.examples, self.device, self.counted, products, lookups, written)  # type: ignore[arg-type]
 
-    def zeros(self) -> Tensor:
-        """Return a zero for each example, in float64."""
-        return torch.zeros(self.examples, dtype=torch.float64, device=self.device)
-
-    def each_product(self) -> Iterator[tuple[str, Product]]:
-        for name, (product,) in self.products.items():
-            yield name, product
-
-    def each_lookup(self) -> Iterator[tuple[str, Lookup]]:
-        for name, (lookup,) in self.lookups.items():
-            yield name, lookup
-
-
-def _joined_products(products: list[Product]) -> Product:
-    inputs = torch.cat([product.inputs for product in products], 1)
-    return Product(inputs, torch.cat([product.gradient for product in products], 1), products[0].transposed)
-
 
 def add_rows(written: Tensor, lookup: Lookup) -> None:
-    """Add the gradients of looked up rows to written out gradients of the table, [examples, rows, d]."""
+    """Add the gradients of looked-up rows to the gradients of the table, [examples, rows, d]."""
     index = lookup.rows[:, :, None].expand(lookup.gradient.shape)
     written.scatter_add_(1, index, lookup.gradient.float())
-
-
-def is_same(one: Tensor | None, other: Tensor) -> bool:
-    """Return whether both share the same memory and layout; autograd may hand out one tensor as two objects."""
-    if one is None or one.data_ptr() != other.data_ptr():
-        return False
-    return one.shape == other.shape and one.stride() == other.stride() and one.dtype == other.dtype
 
 
 class UnforeseenUse(RuntimeError):
@@ -149,35 +113,30 @@ class UnforeseenUse(RuntimeError):
         self.names = names
 
 
-# Products with a matrix: float32 on CPUs by oneDNN. PyTorch's ``linear`` uses MKL, which on processors that are not
-# Intel's takes a tenth more time than oneDNN, and up to four times as much if one side is narrow, as in adapters.
-# The operation is that of PyTorch's compiler. PyTorch versions without it use ``linear``.
+# Products with a matrix use oneDNN for float32 on CPUs, like PyTorch's compiler. PyTorch's ``linear`` uses MKL, which
+# takes 10% more time on processors of other makers than Intel, and up to four times as much if one side is narrow.
 
-_WORTHWHILE = 2**21  # multiply-adds: for fewer, the preparation costs more than it gains
+_WORTHWHILE = 2**21  # fewest multiply-adds for which oneDNN is faster despite its preparation
 _ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")  # type: ignore[no-untyped-call]
 
 
 def linear(inputs: Tensor, matrix: Tensor, vector: Tensor | None = None) -> Tensor:
     """Compute ``functional.linear`` without autograd: inputs [..., d] times a matrix [p, d], plus a vector."""
-    ordinary = _ONEDNN and inputs.dim() > 1 and _is_ordinary(inputs) and _is_ordinary(matrix)
-    if not ordinary or inputs.numel() * len(matrix) < _WORTHWHILE:
+    ordinary = all(each.device.type == "cpu" and each.dtype == torch.float32 for each in (inputs, matrix))
+    if not (_ONEDNN and ordinary) or inputs.dim() < 2 or inputs.numel() * len(matrix) < _WORTHWHILE:
         return functional.linear(inputs, matrix, vector)
     found: Tensor = torch.ops.mkldnn._linear_pointwise(inputs, matrix, vector, "none", [], "")
     return found
 
 
-def _is_ordinary(given: Tensor) -> bool:
-    return given.device.type == "cpu" and given.dtype == torch.float32
-
-
-# Autograd operations: the backward pass records uses. ``anchor`` is a number that requires a gradient and gets none:
-# it makes autograd run the backward pass even if no input requires a gradient.
+# Autograd operations whose backward pass records uses. ``anchor`` is a dummy input that requires a gradient, so that
+# autograd runs the backward pass even if no other input requires one.
 
 Context: TypeAlias = Any  # PyTorch's context, from a forward pass to its backward pass
 
 
 class Names:
-    """The parameters of an operation and the record of their uses; None for a parameter that is not trained."""
+    """The names of an operation's parameters, and the record of their uses. Untrained parameters are None."""
 
     def __init__(self, uses: Uses, matrix: str | None, vector: str | None = None) -> None:
         self.uses, self.matrix, self.vector = uses, matrix, vector
@@ -214,7 +173,7 @@ class Multiply(torch.autograd.Function):
 
 
 class MultiplyFixed(torch.autograd.Function):
-    """Inputs times a matrix that is not trained, plus a vector. It keeps nothing, and is faster than PyTorch's own."""
+    """Inputs times an untrained matrix, plus a vector. It stores nothing, and is faster than PyTorch's ``linear``."""
 
     @staticmethod
     def forward(ctx: Context, inputs: Tensor, matrix: Tensor, vector: Tensor | None) -> Tensor:
@@ -227,8 +186,8 @@ class MultiplyFixed(torch.autograd.Function):
         return linear(gradient, matrix.t()), None, None
 
 
-class LookUp(torch.autograd.Function):
-    """Rows [examples, tokens] of a table; rows of padding get no gradient."""
+class Embed(torch.autograd.Function):
+    """A lookup of rows [examples, tokens] of a table. Padding rows get no gradient."""
 
     @staticmethod
     def forward(ctx: Context, rows: Tensor, table: Tensor, anchor: Tensor, names: Names, padding: int | None) -> Tensor:
@@ -243,50 +202,27 @@ class LookUp(torch.autograd.Function):
         if ctx.padding is not None:
             gradient = gradient * (rows != ctx.padding)[:, :, None]
         assert names.matrix is not None
-        names.uses.add_lookup(names.matrix, Lookup(rows, gradient.detach()))
+        names.uses.lookups.setdefault(names.matrix, []).append(Lookup(rows, gradient.detach()))
         return None, None, None, None, None
 
 
-class Scale(torch.autograd.Function):
-    """Inputs [examples, ..., d] times a vector; ``slope`` is the derivative of the vector in its parameter."""
+class Entrywise(torch.autograd.Function):
+    """Inputs [examples, ..., d] times or plus a vector; ``slope`` is the derivative of the vector in its parameter."""
 
     @staticmethod
     def forward(
-        ctx: Context, inputs: Tensor, vector: Tensor, anchor: Tensor, names: Names, slope: Tensor | None
+        ctx: Context, inputs: Tensor, vector: Tensor, anchor: Tensor, names: Names, slope: Tensor | None, times: bool
     ) -> Tensor:
-        ctx.save_for_backward(inputs, vector)
-        ctx.names, ctx.slope = names, slope
-        return inputs * vector
-
-    @staticmethod
-    def backward(ctx: Context, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        inputs, vector = ctx.saved_tensors
-        _keep(ctx, gradient.float() * inputs.float())
-        back = (gradient * vector).to(inputs.dtype) if ctx.needs_input_grad[0] else None
-        return back, None, None, None, None
-
-
-class Shift(torch.autograd.Function):
-    """Inputs [examples, ..., d] plus a vector."""
-
-    @staticmethod
-    def forward(
-        ctx: Context, inputs: Tensor, vector: Tensor, anchor: Tensor, names: Names, slope: Tensor | None
-    ) -> Tensor:
+        ctx.save_for_backward(*((inputs, vector) if times else ()))
         ctx.names, ctx.slope, ctx.dtype = names, slope, inputs.dtype
-        return inputs + vector
+        return inputs * vector if times else inputs + vector
 
     @staticmethod
     def backward(ctx: Context, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        _keep(ctx, gradient)
-        return gradient.to(ctx.dtype), None, None, None, None
-
-
-def _keep(ctx: FunctionCtx, gradient: Tensor) -> None:
-    """Sum over all axes but the examples and the vector's own, and record the gradient."""
-    names: Names = ctx.names  # type: ignore[attr-defined]
-    slope: Tensor | None = ctx.slope  # type: ignore[attr-defined]
-    between = tuple(range(1, gradient.dim() - 1))
-    found = gradient.sum(between, dtype=torch.float32) if between else gradient.float()
-    assert names.vector is not None
-    names.uses.add_written(names.vector, found if slope is None else found * slope)
+        inputs, vector = ctx.saved_tensors or (None, None)
+        kept = gradient if inputs is None else gradient.float() * inputs.float()
+        between = tuple(range(1, gradient.dim() - 1))  # all axes except the first and the last
+        found = kept.sum(between, dtype=torch.float32) if between else kept.float()
+        ctx.names.uses.add_written(ctx.names.vector, found if ctx.slope is None else found * ctx.slope)
+        back = (gradient if vector is None else gradient * vector).to(ctx.dtype) if ctx.needs_input_grad[0] else None
+        return back, None, None, None, None, None

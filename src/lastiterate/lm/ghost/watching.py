@@ -1,15 +1,15 @@
 """A PyTorch function mode that records each use of a model's parameters, and one pass of a model under that mode.
 
-PyTorch passes every function call to a function mode. A call that uses a watched parameter in a known way is replaced
-by an operation that keeps its inputs and gradients. Names of modules do not matter. The shape of a tensor shows where
-its examples are: along the first axis, or along one axis with the tokens after ``view``, ``reshape`` or ``flatten``.
-``lm/example_gradients.py`` compares the gradients with autograd before they are used.
+If a call uses a watched parameter in a known way, it is replaced by an operation that records inputs and gradients. The
+first axis of a tensor has the examples or, after ``view``, ``reshape`` or ``flatten``, all tokens of all examples. The
+shape shows which. ``lm/example_gradients.py`` compares the gradients with autograd before they are used.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,22 +17,10 @@ from torch.func import functional_call
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from lastiterate.lm.ghost.parameter_uses import (
-    LookUp,
-    Multiply,
-    MultiplyFixed,
-    Names,
-    Scale,
-    Shift,
-    UnforeseenUse,
-    Uses,
-)
-from lastiterate.lm.tokens import logit_gradient
-
-if TYPE_CHECKING:
-    from lastiterate.lm.tokens import CausalModel
-
-Foreign: TypeAlias = Any  # arguments and results of PyTorch's functions
+from lastiterate.common.types import Foreign
+from lastiterate.lm.ghost import parameter_uses
+from lastiterate.lm.ghost.parameter_uses import Names, Tensors, UnforeseenUse, Uses
+from lastiterate.lm.tokens import CausalModel, logit_gradient
 
 _LAID_OUT = "_lastiterate_laid_out"  # mark of tensors whose first axis is examples times tokens, example by example
 
@@ -48,14 +36,14 @@ _VECTOR_CHANGES = {torch.Tensor.to, torch.Tensor.float, torch.Tensor.type_as, to
 
 
 class Vector(NamedTuple):
-    """A watched parameter with one axis, or an entrywise function of it (Gemma's norms multiply with 1 + w)."""
+    """A watched parameter with one axis, or an entrywise function of it, such as 1 + w in Gemma's norms."""
 
     name: str
     parameter: Tensor
     value: Tensor
 
     def slope(self) -> Tensor | None:
-        """Return the derivative of each entry in the parameter's entry; None if the value is the parameter itself."""
+        """Return the derivative of each entry by the parameter's entry, or None for the parameter itself."""
         if self.value is self.parameter:
             return None
         (found,) = torch.autograd.grad(self.value.sum(), self.parameter, retain_graph=True)
@@ -63,39 +51,30 @@ class Vector(NamedTuple):
 
 
 class Watch(TorchFunctionMode):
-    """A function mode that records uses of the parameters in ``uses`` while it is active.
+    """A function mode that records uses of watched parameters in ``uses``. ``shape`` is that of the model's inputs.
 
-    Args:
-        parameters: parameters by name. Those with one axis must require a gradient, and no other may.
-        shape: number of examples and tokens of the model's input.
-
-    Attributes:
-        unforeseen: names of parameters that were used in an unknown way.
+    Parameters with one axis must require a gradient, and other parameters must not. ``unforeseen`` names the
+    parameters that were used in an unknown way. Differentiate by ``anchor``, so that autograd visits all uses.
     """
 
-    def __init__(self, parameters: dict[str, Tensor], shape: Sequence[int], uses: Uses) -> None:
+    def __init__(self, parameters: Tensors, shape: Sequence[int], uses: Uses) -> None:
         super().__init__()
         self._examples, self._length = shape
         self._uses = uses
         self._matrices = {id(value): name for name, value in parameters.items() if value.dim() != 1}
         vectors = [Vector(name, value, value) for name, value in parameters.items() if value.dim() == 1]
         self._vectors = {id(vector.value): vector for vector in vectors}
-        self._anchor = torch.zeros((), device=uses.device, requires_grad=True)
+        self.anchor = torch.zeros((), device=uses.device, requires_grad=True)
         self._known: dict[Callable[..., Foreign], Callable[..., Tensor | None]] = {
-            functional.linear: self._linear,
+            functional.linear: self._multiply,
             torch.addmm: self._addmm,
             functional.embedding: self._embedding,
             functional.layer_norm: self._layer_norm,
             functional.rms_norm: self._rms_norm,
-            **dict.fromkeys(_MUL, self._scale),
-            **dict.fromkeys(_ADD, self._shift),
+            **dict.fromkeys(_MUL, partial(self._entrywise, True)),
+            **dict.fromkeys(_ADD, partial(self._entrywise, False)),
         }
         self.unforeseen: set[str] = set()
-
-    @property
-    def anchor(self) -> Tensor:
-        """The tensor to differentiate in, so that autograd passes through all uses."""
-        return self._anchor
 
     def __torch_function__(
         self,
@@ -120,7 +99,6 @@ class Watch(TorchFunctionMode):
         return result
 
     def _without(self, func: Callable[..., Foreign], args: tuple[Foreign, ...], kwargs: dict[str, Foreign]) -> Foreign:
-        """Call a function that uses no watched parameter. Results of laid out tensors are marked as laid out, too."""
         if func is functional.linear and (found := _multiply_fixed(*args, **kwargs)) is not None:
             return found
         result = func(*args, **kwargs)
@@ -143,13 +121,12 @@ class Watch(TorchFunctionMode):
         self._vectors[id(result)] = Vector(vector.name, vector.parameter, result)
         return True
 
-    def _linear(self, inputs: Tensor, matrix: Tensor, bias: Tensor | None = None) -> Tensor | None:
-        return self._multiply(inputs, matrix, bias, transposed=False)
-
     def _addmm(self, bias: Tensor, inputs: Tensor, matrix: Tensor, **scaled: float) -> Tensor | None:
         return None if scaled else self._multiply(inputs, matrix, bias, transposed=True)
 
-    def _multiply(self, inputs: Tensor, matrix: Tensor, bias: Tensor | None, *, transposed: bool) -> Tensor | None:
+    def _multiply(
+        self, inputs: Tensor, matrix: Tensor, bias: Tensor | None = None, *, transposed: bool = False
+    ) -> Tensor | None:
         rows = self._by_example(inputs)
         if rows is None or matrix.dim() != 2 or id(inputs) in self._vectors or id(inputs) in self._matrices:
             return None
@@ -159,7 +136,8 @@ class Watch(TorchFunctionMode):
         names = Names(self._uses, self._matrices.get(id(matrix)), vector and vector.name)
         plain = None if bias is None else bias.detach()
         flat = rows.flatten(1, -2) if rows.dim() > 3 else rows
-        found: Tensor = Multiply.apply(flat, matrix, plain, self._anchor, names, transposed)  # type: ignore[no-untyped-call]
+        multiply: Foreign = parameter_uses.Multiply
+        found = multiply.apply(flat, matrix, plain, self.anchor, names, transposed)
         return self._like(inputs, found.view(*rows.shape[:-1], found.shape[-1]))
 
     def _embedding(
@@ -180,8 +158,8 @@ class Watch(TorchFunctionMode):
         if padding_idx is not None and padding_idx < 0:
             padding_idx += len(table)
         names = Names(self._uses, self._matrices[id(table)])
-        rows = rows.expand(expected)
-        found: Tensor = LookUp.apply(rows, table, self._anchor, names, padding_idx)  # type: ignore[no-untyped-call]
+        embed: Foreign = parameter_uses.Embed
+        found: Tensor = embed.apply(rows.expand(expected), table, self.anchor, names, padding_idx)
         return found
 
     def _layer_norm(
@@ -205,32 +183,24 @@ class Watch(TorchFunctionMode):
 
     def _affine(self, inputs: Tensor, normal: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor | None:
         found: Tensor | None = self._like(inputs, normal)
-        for operation, vector in ((self._scale, weight), (self._shift, bias)):
+        for times, vector in ((True, weight), (False, bias)):
             if vector is not None and found is not None:
-                found = operation(found, vector)
+                found = self._entrywise(times, found, vector)
         return found
 
-    def _scale(self, one: Tensor, other: Tensor) -> Tensor | None:
-        return self._entrywise(Scale, one, other)
-
-    def _shift(self, one: Tensor, other: Tensor) -> Tensor | None:
-        return self._entrywise(Shift, one, other)
-
-    def _entrywise(self, operation: type[Scale | Shift], one: Tensor, other: Tensor) -> Tensor | None:
-        """Apply the operation to a tensor and a vector, in either order."""
+    def _entrywise(self, times: bool, one: Tensor, other: Tensor) -> Tensor | None:
         inputs, value = (other, one) if id(one) in self._vectors else (one, other)
         rows = self._by_example(inputs) if isinstance(inputs, Tensor) and id(inputs) not in self._vectors else None
         if rows is None or rows.shape[-1:] != value.shape:
             return None
         if id(value) not in self._vectors:  # not trained
-            return inputs * value if operation is Scale else inputs + value
+            return inputs * value if times else inputs + value
         vector = self._vectors[id(value)]
         names = Names(self._uses, None, vector.name)
-        found = operation.apply(rows, value.detach(), self._anchor, names, vector.slope())  # type: ignore[no-untyped-call]
-        return self._like(inputs, found)
+        operation: Foreign = parameter_uses.Entrywise
+        return self._like(inputs, operation.apply(rows, value.detach(), self.anchor, names, vector.slope(), times))
 
     def _by_example(self, inputs: Tensor) -> Tensor | None:
-        """Return the tensor with examples along the first axis and tokens along others; None if unknown."""
         if getattr(inputs, _LAID_OUT, False):
             return inputs.view(self._examples, self._length, *inputs.shape[1:])
         if inputs.dim() < 3 or inputs.shape[0] not in (self._examples, 1):
@@ -238,7 +208,6 @@ class Watch(TorchFunctionMode):
         return inputs.expand(self._examples, *inputs.shape[1:])
 
     def _like(self, inputs: Tensor, found: Tensor) -> Tensor:
-        """Return the result in the layout of the inputs."""
         if not getattr(inputs, _LAID_OUT, False):
             return found
         if found.dim() > inputs.dim():
@@ -248,39 +217,26 @@ class Watch(TorchFunctionMode):
 
 
 def _multiply_fixed(inputs: Tensor, matrix: Tensor, bias: Tensor | None = None) -> Tensor | None:
-    """Multiply with a matrix that is not trained; None if autograd has to see the product."""
     trained = matrix.requires_grad or (bias is not None and bias.requires_grad)
     if trained or not inputs.requires_grad or matrix.dim() != 2:
         return None
-    found: Tensor = MultiplyFixed.apply(inputs, matrix, bias)  # type: ignore[no-untyped-call]
+    multiply: Foreign = parameter_uses.MultiplyFixed
+    found: Tensor = multiply.apply(inputs, matrix, bias)
     return found
 
 
 def _flat(given: object) -> list[Tensor]:
-    """Return all tensors among the arguments, also inside lists and dictionaries."""
     if isinstance(given, Tensor):
         return [given]
-    if isinstance(given, (list, tuple)):
-        return [each for part in given for each in _flat(part)]
-    if isinstance(given, dict):
-        return [each for part in given.values() for each in _flat(part)]
-    return []
-
-
-# One pass: forwards and backwards through a model, with all uses of its parameters.
-
-Tensors = dict[str, Tensor]
+    inside = given.values() if isinstance(given, dict) else given if isinstance(given, (list, tuple)) else ()
+    return [each for part in inside for each in _flat(part)]
 
 
 def follow(model: CausalModel, watched: Tensors, others: Tensors, tokens: Tensor, weights: Tensor) -> Uses:
-    """Run the model forwards and backwards once, and return the uses of the parameters ``watched``.
+    """Run one forward and one backward pass, and return the uses of the parameters ``watched``.
 
-    The uses hold the gradients of the sum of the examples' losses.
-
-    Args:
-        watched, others: parameters and buffers that replace the model's own.
-        tokens: tokens of the examples, [examples, tokens].
-        weights: weight of each prediction.
+    ``watched`` and ``others`` replace the model's parameters and buffers. ``weights`` has the weight of each
+    prediction in the loss.
     """
     leaves = {name: value.detach().requires_grad_(value.dim() == 1) for name, value in watched.items()}
     uses = Uses(len(tokens), tokens.device)

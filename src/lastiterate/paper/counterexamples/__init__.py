@@ -1,7 +1,4 @@
-"""The paper's counterexamples, one file each: runs whose last iterate leaks more than the heuristic predicts.
-
-Each file defines ``TAKES``, ``DEFAULTS`` and ``probe(setting, track)``.
-"""
+"""The paper's counterexamples, one module each: runs whose last iterate leaks more than the heuristic predicts."""
 
 from __future__ import annotations
 
@@ -18,16 +15,15 @@ NAMES = ("zeroing", "quadratic", "shift", "malicious")
 
 
 class Counterexample(Protocol):
-    """Interface of the file of a counterexample."""
+    """Interface of the module of a counterexample. ``probe`` analyses the run, trains it and attacks last iterates."""
 
     TAKES: tuple[str, ...]  # the fields of ``Setting`` that only this counterexample uses
     DEFAULTS: Setting
 
-    def probe(self, setting: Setting, track: Track = ...) -> Probe:
-        """Analyse the example, run it, and attack its last iterates."""
+    def probe(self, setting: Setting, track: Track = ...) -> Probe: ...
 
 
 def find(name: str) -> Counterexample:
-    """Return the counterexample of this name."""
+    """Return the module of the counterexample ``name``."""
     one_of("name", name, NAMES)
     return cast("Counterexample", import_module(f"lastiterate.paper.counterexamples.{name}"))

@@ -3,58 +3,44 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 from lastiterate.common.validation import integer, number
 from lastiterate.compare_analyses import Answer, ask
-from lastiterate.optimizer import SGD, is_sgd
+from lastiterate.features import Support, require_supported
+from lastiterate.optimizer import SGD
 from lastiterate.privacy.analyses.calibrate import calibrate
 from lastiterate.privacy.analyses.composition import composition
-from lastiterate.run import DPSGD, require_basic
+from lastiterate.run import DPSGD
 
 if TYPE_CHECKING:
     from lastiterate.attacks.attack import Attack
     from lastiterate.auditing.engines.engine import Engine
     from lastiterate.common.types import FloatArray, Row
-    from lastiterate.run import DPSGD
 
-Encoding = Literal["one-bit", "linear"]  # of a step, in the malicious data set
+Encoding = Literal["one-bit", "linear"]  # how the malicious data set stores a step
 Given = TypeVar("Given", int, float)
-STANDARD = 8.0  # epsilon by composition if no noise is given
+STANDARD = 8.0  # epsilon by composition, from which the noise is computed if it is not given
 
 
 @dataclass(frozen=True)
 class Setting:
-    """The numbers of a counterexample, and the settings of its audit.
+    """The numbers of a counterexample, and the settings of its audit."""
 
-    Args:
-        steps: T. None: ``zeroing`` only, which then chooses a number of steps at which the heuristic is low.
-        sample_rate: q.
-        noise_multiplier: sigma. None: the noise for a standard epsilon of 8.
-        delta: of (epsilon, delta)-DP.
-        models: number of models with the canary, and as many without.
-        confidence: of empirical epsilons.
-        seed: of all randomness.
-        store: a folder for the scores, one file per audit. Stored models are not trained again. None: no store.
-        engine: "local", "ray", or an engine object.
-        alpha: ``quadratic`` only: the regulariser's strength, times the learning rate.
-        growth: ``shift`` only: the factor v by which coordinates grow at every step.
-        encoding: ``malicious`` only: "one-bit" or "linear". None: both.
-    """
-
-    steps: int | None
+    steps: int | None  # None only for ``zeroing``, which then chooses a number of steps at which the heuristic is low
     sample_rate: float
-    noise_multiplier: float | None
+    noise_multiplier: float | None  # None means the noise for a standard epsilon of 8
     delta: float
-    models: int
+    models: int  # number of models with the canary, and of models without it
     confidence: float = 0.95
     seed: int = 0
-    store: Path | None = None
+    store: Path | None = None  # a folder for the scores, one file per audit; stored models are not trained again
     engine: str | Engine = "local"
-    alpha: float = 0.5
-    growth: float = 10.0
-    encoding: Encoding | None = None
+    alpha: float = 0.5  # ``quadratic`` only: the regulariser's strength, times the learning rate
+    growth: float = 10.0  # ``shift`` only: the factor v by which coordinates grow at every step
+    encoding: Encoding | None = None  # ``malicious`` only; None means both encodings
 
     def __post_init__(self) -> None:
         for name in ("delta", "confidence"):
@@ -63,7 +49,6 @@ class Setting:
         integer("seed", self.seed, 0, 2**63 - 1)
 
     def run(self, steps: int, noise_multiplier: float) -> DPSGD:
-        """Return the run to train: plain SGD."""
         return DPSGD(steps, self.sample_rate, noise_multiplier, optimizer=SGD(1.0))
 
     def calibrated_run(self) -> DPSGD:
@@ -75,28 +60,20 @@ class Setting:
             return calibrate(self.run(steps, 1.0), epsilon=STANDARD, delta=self.delta, analysis=composition)
         except ValueError as error:
             raise ValueError(
-                f"noise_multiplier must be given for sample_rate {self.sample_rate!r} and {steps} steps: the "
-                f"default is for a standard epsilon of {STANDARD:g}, and {error}"
+                f"noise_multiplier must be given for sample_rate {self.sample_rate!r} and {steps} steps: there is no "
+                f"default, because a standard epsilon of {STANDARD:g} cannot be reached ({error})"
             ) from None
 
 
 def require_plain(run: DPSGD) -> float:
     """Return the learning rate of a run of plain SGD with Poisson or full sampling. Raise for any other run."""
-    require_basic(run, "counterexamples")
-    sgd = run.optimizer
-    if not is_sgd(sgd) or not sgd.is_memoryless or not isinstance(sgd.learning_rate, float):
-        raise ValueError(
-            f"optimizer must be lastiterate.SGD with one learning rate and nothing else, got {run.optimizer}"
-        )
-    if not run.amplifies:
-        raise ValueError(f"sampling must be 'poisson' or 'full' for a counterexample, got {run.sampling!r}")
-    for name in ("sample_rate", "noise_multiplier"):
-        number(name, getattr(run, name))
-    return sgd.learning_rate
+    sgd = require_supported(run, Support("counterexamples", frozenset())).optimizer
+    assert sgd is not None
+    return float(sgd.learning_rate)
 
 
 def required(name: str, value: Given | None) -> Given:
-    """Return a number of the setting that the example cannot choose. Raise if the number is None."""
+    """Return the value of a field. Raise if it is None."""
     if value is None:
         raise ValueError(f"{name} must be given for this counterexample, got None")
     return value
@@ -104,63 +81,42 @@ def required(name: str, value: Given | None) -> Given:
 
 # Results: predictions, exact epsilons, and lower bounds from attacks on last iterates.
 
-_FROM_BELOW = Answer(None, "the method bounds epsilon from below only")
+_FROM_BELOW = Answer(None, "the method gives only a lower bound on epsilon")
 _PREDICTED = ("last_iterate", "max_over_steps", "composition")
 
 
 @dataclass(frozen=True)
 class Case:
-    """One variant of a counterexample.
+    """One variant of a counterexample."""
 
-    Attributes:
-        label: name of the variant; empty if there is only one.
-        exact: exact epsilon of the last iterate.
-        empirical: the lower bound that the attack found, with the setting's confidence.
-        method: method of the lower bound, in plain words.
-        at_most: an upper bound on the exact epsilon, with the same confidence, or the reason for having none.
-        by_composition: lower bound by the composition family from the same scores, if the method is another.
-        exact_lower: the exact epsilon lies between this and ``exact``. None: the two are too close to show both.
-    """
-
-    label: str
-    exact: Answer
-    empirical: float
-    method: str
-    at_most: Answer = _FROM_BELOW
-    by_composition: float | None = None
-    exact_lower: float | None = None
+    label: str  # empty if there is only one variant
+    exact: Answer  # epsilon of the last iterate
+    empirical: float  # the lower bound that the attack found, with the setting's confidence
+    method: str  # name of the method behind ``empirical``
+    at_most: Answer = _FROM_BELOW  # an upper bound on ``exact``, with the same confidence
+    by_composition: float | None = None  # lower bound by the composition family, if ``method`` is another one
+    exact_lower: float | None = None  # numerical lower bound on ``exact``; None if one number can be shown for both
 
 
 @dataclass(frozen=True, eq=False)
 class Probe:
-    """The analysis and audit of a counterexample.
-
-    Attributes:
-        name: name of the counterexample.
-        setting: the complete setting.
-        run: the trained run.
-        predictions: epsilons by the analyses, which know the run but not the counterexample.
-        cases: the variants, the strongest one last.
-        rows: the numbers of the picture.
-        fields: further results of this counterexample, as plain values.
-    """
+    """The analysis and audit of a counterexample."""
 
     name: str
     setting: Setting
     run: DPSGD
-    predictions: dict[str, Answer]
-    cases: tuple[Case, ...]
-    rows: list[Row]
-    fields: Row = field(default_factory=dict)
+    cases: tuple[Case, ...]  # the strongest variant is the last
+    rows: list[Row]  # the numbers of the picture
+    fields: Row = field(default_factory=dict)  # further results
 
-
-def predict(run: DPSGD, delta: float) -> dict[str, Answer]:
-    """Return the predictions that a user would get for the run."""
-    return {name: ask(run, name, lambda curve: curve.epsilon(delta)) for name in _PREDICTED}
+    @cached_property
+    def predictions(self) -> dict[str, Answer]:
+        """Epsilons of the run by the usual analyses, which ignore the regulariser and data of the counterexample."""
+        return {name: ask(self.run, name, lambda curve: curve.epsilon(self.setting.delta)) for name in _PREDICTED}
 
 
 def last_iterate_scores(setting: Setting, run: DPSGD, attack: Attack, name: str) -> tuple[FloatArray, FloatArray]:
-    """Train models with the canary and without it, and return the scores of their last iterates in this order."""
+    """Train models with and without the canary. Return the scores of both groups of last iterates, in this order."""
     from lastiterate.auditing.experiments.choose import Given, experiment_on
     from lastiterate.auditing.run_audit import collected
 
@@ -171,8 +127,17 @@ def last_iterate_scores(setting: Setting, run: DPSGD, attack: Attack, name: str)
     return trials.scores[trials.present], trials.scores[~trials.present]
 
 
+def lower_bound(
+    setting: Setting, scores: tuple[FloatArray, FloatArray], method: str, threshold: float | str, run: DPSGD
+) -> float:
+    """Return a lower bound on epsilon, computed from scores with the canary and scores without it."""
+    from lastiterate.auditing.evidence.estimate import estimate
+
+    return estimate(*scores, setting.delta, setting.confidence, method, threshold, run).epsilon
+
+
 def known(answer: Answer) -> float:
-    """Return the value of an answer that sentences and pictures need. Raise if there is none."""
+    """Return the value of an answer. Raise if the answer has no value."""
     if answer.value is None:
         raise ValueError(f"this counterexample has no numbers to show: {answer.reason}")
     return answer.value

@@ -1,19 +1,19 @@
-"""The paper's pathological regulariser: the last iterate remembers every step, each in a coordinate of its own.
+"""The paper's pathological regulariser: the last iterate reveals every step, each in its own coordinate.
 
-The regulariser moves coordinate i, times the growth v, to coordinate i + 1. It empties the first coordinate, where the
-canary and the noise of the next step arrive. In the last iterate of T steps and T coordinates, coordinate i times
-v^(1-i) is
+At every step, the regulariser multiplies coordinate i by the growth v and moves it to coordinate i + 1. The first
+coordinate becomes zero, and the canary and the noise of the next step are added to it. In the last iterate of T steps
+and T coordinates, coordinate i times v^(1-i) is
 
     A_(T-i+1) + N(0, sigma_i^2),    sigma_i^2 = sigma^2 (1 + v^-2 + ... + v^-2(i-1)),
 
-where A_t is 1 if the canary was in batch t, and else 0 (the paper's index T - i is off by one). A diagonal of the noise
-is in one coordinate only, so the coordinates are independent. The last iterate is therefore as informative as all
-iterates of a run with the noise sigma_i. Composition of that run is exact for every v, and tends to composition of the
-plain run as v grows.
+where A_t is 1 if the canary was in batch t, and else 0 (the paper's index T - i is off by one). Every noise draw ends
+in one coordinate only, so the coordinates are independent. The last iterate is therefore as informative as all iterates
+of a run with the noise sigma_i. Composition of that run is the exact epsilon for every v. As v grows, it tends to
+composition of the plain run.
 
-The update is the paper's, so the last coordinate is about v^(T-1). Models are trained in float64, which holds 1e301 and
-some standard deviations: v = 2 with 1,000 steps, v = 1e6 with 50. Larger growths are refused. Rounding drops less than
-1e-13 standard deviations of a coordinate's noise.
+The last coordinate is about v^(T-1). Models are trained in float64, which can represent v = 2 with 1,000 steps and
+v = 1e6 with 50 steps. A growth that would overflow is refused. Rounding errors are below 1e-13 standard deviations of a
+coordinate's noise.
 """
 
 from __future__ import annotations
@@ -29,15 +29,8 @@ from lastiterate.common.types import FloatArray, Row, Track, number_in
 from lastiterate.common.validation import number
 from lastiterate.compare_analyses import Answer
 from lastiterate.formatting import spell
-from lastiterate.paper.counterexamples.setting import (
-    Case,
-    Probe,
-    Setting,
-    last_iterate_scores,
-    predict,
-    require_plain,
-    required,
-)
+from lastiterate.paper.counterexamples import setting as shared
+from lastiterate.paper.counterexamples.setting import Case, Probe, Setting, last_iterate_scores, require_plain, required
 from lastiterate.privacy.analyses.composition import composition
 from lastiterate.run import DPSGD
 
@@ -47,7 +40,7 @@ if TYPE_CHECKING:
 
 # Attack: canary, shifting regulariser and distinguisher.
 
-LARGEST = 301.0  # decimal digits of v^(T-1): seven fewer than float64 holds, for the noise and the learning rate
+LARGEST = 301.0  # maximum of log10(v^(T-1)): float64 allows 308; the rest is for the noise and the learning rate
 
 
 @dataclass(frozen=True)
@@ -80,32 +73,33 @@ class Shift(BringsProblem):
         return Armed(setting, GradientCanary(canary), ShiftScore(self, run), double=True)
 
     def expected(self, facts: Facts) -> Unknown:
-        return Unknown()  # the likelihood ratio has the law of ``seen(run)``, not of the run
+        return Unknown()  # the likelihood ratio has the distribution for ``seen(run)``, not for the run
 
     def words(self, facts: Facts) -> Words:
         return Words(f"shifting regulariser, growth {spell(self.growth)}", "nats of the log-likelihood ratio")
 
     def seen(self, run: DPSGD) -> DPSGD:
-        """Return the run whose iterates together show what the last iterate shows. Its first step is ``run``'s last."""
+        """Return a run whose iterates together reveal what the last iterate reveals. Its steps are in reverse order."""
         return run.replace(noise_multiplier=run.noise_multiplier * noise_factors(self.growth, run.steps))
 
     def check(self, steps: int) -> None:
         """Raise if float64 would overflow with this growth."""
         if not self.fits(steps):
             most = 10.0 ** (LARGEST / (steps - 1))
+            unit = 10.0 ** (np.floor(np.log10(most)) - 3.0)  # rounds down, so that the stated growth is allowed
             raise ValueError(
-                f"growth must be at most {_spell_down(most)} for {steps:,} steps, as growth^(steps - 1) must "
-                f"stay in the range of floating-point numbers, got {self.growth!r}"
+                f"growth must be at most {spell(np.floor(most / unit) * unit)} for {steps:,} steps, as "
+                f"growth^(steps - 1) must stay in the range of floating-point numbers, got {self.growth!r}"
             )
 
     def fits(self, steps: int) -> bool:
-        """Return whether float64 holds the last coordinate."""
+        """Return whether float64 can represent the last coordinate."""
         return (steps - 1) * float(np.log10(self.growth)) <= LARGEST
 
 
 @dataclass(frozen=True)
 class ShiftScore:
-    """The best distinguisher: the sum of the log-likelihood ratios of all coordinates."""
+    """The optimal distinguisher: the sum of the log-likelihood ratios of all coordinates."""
 
     attack: Shift
     run: DPSGD
@@ -114,20 +108,14 @@ class ShiftScore:
         return total_log_likelihood_ratio(self.attack.seen(self.run), self.observed(parameters))
 
     def observed(self, parameters: object) -> FloatArray:
-        """Return each step's noisy sum along the canary, in clipping norms, the last step first."""
+        """Return the noisy sum of each step along the canary, in clipping norms. The last step comes first."""
         scale = self.attack.growth ** -np.arange(self.run.steps, dtype=np.float64)
         return -np.asarray(parameters, np.float64) * scale / (require_plain(self.run) * self.run.clip_norm)
 
 
 def noise_factors(growth: float, steps: int) -> FloatArray:
-    """Return sigma_i / sigma for each coordinate. The plain sum also holds for growth 1."""
+    """Return sigma_i / sigma for each coordinate."""
     return np.sqrt(np.cumsum(growth ** (-2.0 * np.arange(steps))))
-
-
-def _spell_down(value: float) -> str:
-    """Spell an upper bound rounded down, so that the spelled value is allowed."""
-    unit = 10.0 ** (np.floor(np.log10(value)) - 3.0)
-    return spell(np.floor(value / unit) * unit)
 
 
 TAKES = ("growth",)
@@ -139,33 +127,28 @@ _TIGHT = 1e-4  # bounds closer than this, relative to epsilon, are shown as one 
 
 
 def probe(setting: Setting, track: Track = iter) -> Probe:
-    """Compute epsilon over growth, and audit some growths, with most models at the requested growth."""
+    """Compute epsilon for several growths, and audit some of them. The requested growth gets the most models."""
     Shift(setting.growth).check(required("steps", setting.steps))
     run = setting.calibrated_run()
     growths = sorted({*_CURVE, setting.growth})
     rows = [_row(setting, run, Shift(growth)) for growth in track(growths)]
     row = rows[growths.index(setting.growth)]
     exact, lower = number_in(row, "exact"), number_in(row, "exact_lower")
-    case = Case(
-        "",
-        Answer(exact),
-        number_in(row, "empirical"),
-        "composition family of the plain run",
-        exact_lower=None if is_one_number(lower, exact) else lower,
-    )
-    return Probe("shift", setting, run, predict(run, setting.delta), (case,), rows)
+    shown = None if is_one_number(lower, exact) else lower
+    method = "composition family of the plain run"
+    case = Case("", Answer(exact), number_in(row, "empirical"), method, exact_lower=shown)
+    return Probe("shift", setting, run, (case,), rows)
 
 
 def is_one_number(lower: float, upper: float) -> bool:
-    """Return whether bounds on an epsilon are so close that readers need only one."""
+    """Return whether two bounds on epsilon are so close that one number can be shown instead of two."""
     return upper - lower < _TIGHT * upper
 
 
 def _row(setting: Setting, run: DPSGD, attack: Shift) -> Row:
-    """Return the row of one growth: the exact epsilon and, for some growths, an audit.
+    """Return the exact epsilon of one growth and, for some growths, an audit.
 
-    ``exact`` is never too low. Near growth 1, where few coordinates count, ``exact`` can be some per cent too high. The
-    true epsilon lies between ``exact_lower`` and ``exact``.
+    The true epsilon lies between ``exact_lower`` and ``exact``. Near growth 1 the two differ by a few per cent.
     """
     curve = composition(attack.seen(run))
     exact, (lower, _) = curve.epsilon(setting.delta), curve.bracket(setting.delta)
@@ -179,13 +162,9 @@ def _row(setting: Setting, run: DPSGD, attack: Shift) -> Row:
 
 
 def find_epsilon(setting: Setting, run: DPSGD, attack: Shift) -> float:
-    """Return the lower bound that the attack finds.
+    """Return the lower bound on epsilon that the attack finds.
 
-    The family is that of the plain run, whose steps all have the same noise, so the attack does not know the growth. At
-    growths near 1 the noise differs much between coordinates, and the attack finds only half of epsilon.
+    The bound uses the composition family of the plain run, which ignores the growth. Near growth 1 it is epsilon / 2.
     """
-    from lastiterate.auditing.evidence.estimate import estimate
-
     scores = last_iterate_scores(setting, run, attack, "shift")
-    threshold = telling_threshold(attack.seen(run))
-    return estimate(*scores, setting.delta, setting.confidence, "composition", threshold, run).epsilon
+    return shared.lower_bound(setting, scores, "composition", telling_threshold(attack.seen(run)), run)

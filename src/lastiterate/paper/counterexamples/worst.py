@@ -1,17 +1,14 @@
-"""Search for step weights whose last iterate exceeds the heuristic most, for linear losses.
+"""Search for the step weights at which the last iterate exceeds the heuristic most, for linear losses.
 
-Weight decay, momentum and learning rates give steps unequal weights. The last iterate can then leak more than the
-largest heuristic epsilon of any shorter run. Each family of weights is searched for its worst member: first on a
-lattice over the whole family, then uphill from the highest peaks of the lattice. The epsilon found is exact for its
-weights, and a lower bound for the family.
+The search covers several families of weights. In each family it tries a grid over all parameters, and then climbs from
+the highest grid points. The epsilon found is exact for its weights, and a lower bound on the worst of the family.
 
 Momentum beta with weight decay alpha is searched where no weight is negative: beta = (1 - a)(1 - b) and alpha = a b,
-with a and b in [0, 1]. Elsewhere weights swing around zero, and the canary's steps work against each other.
+with a and b in [0, 1]. Elsewhere weights change sign, and the canary's contributions cancel each other.
 
-The worst known schedules have one heavy step among many light ones. The heavy step alone shows the canary clearly but
-seldom. The light steps together show the canary always but faintly. In the right proportion the two add up. The
-heuristic sees each of the two alone. If both alone leak the same epsilon, together they leak an eighth more at
-epsilon 1, and the excess grows with epsilon.
+The worst known schedules have one heavy step among many light ones. The heavy step reveals the canary clearly but
+rarely. The light steps together reveal the canary always but faintly. If both have the same epsilon by themselves,
+their joint epsilon is an eighth larger at epsilon 1, and the excess grows with epsilon.
 """
 
 from __future__ import annotations
@@ -21,93 +18,70 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
-from typing import TYPE_CHECKING, Generic, TypeVar
 
 import numpy as np
+from scipy.optimize import minimize
 
-from lastiterate.common.types import FloatArray
+from lastiterate.common.types import FloatArray, Track
+from lastiterate.features import BASIC, NOISE_MULTIPLIERS, SAMPLE_RATES, SHUFFLED, Support, require_supported
 from lastiterate.optimizer import SGD
 from lastiterate.privacy.analyses.last_iterate import last_iterate
 from lastiterate.privacy.analyses.max_over_steps import max_over_steps
-from lastiterate.run import DPSGD, require_basic
-
-if TYPE_CHECKING:
-    from lastiterate.common.types import FloatArray, IntArray, Track
-
+from lastiterate.run import DPSGD
 
 # Search: the highest point of a function with several peaks, on the unit interval or square.
 
-_POINTS = {1: 25, 2: 13}  # lattice points along each axis, by the number of axes
-_PEAKS = 3  # lattice peaks to climb from
-
-Thing = TypeVar("Thing")
+_POINTS = {1: 25, 2: 13}  # grid points along each axis, by the number of axes
+_PEAKS = 3  # number of grid peaks to climb from
 
 
-class Tried(Generic[Thing]):
-    """Minus the height, as objective of an optimiser. Remembers the highest result of all calls."""
+class Tried:
+    """The objective of an optimiser: minus epsilon. ``highest`` is the violation with the largest epsilon so far."""
 
-    def __init__(self, at: Callable[[FloatArray], Thing], height: Callable[[Thing], float]) -> None:
-        self._at, self._height = at, height
-        self._highest: Thing | None = None
+    highest: Violation
+
+    def __init__(self, at: Callable[[FloatArray], Violation]) -> None:
+        self._at, self._most = at, -math.inf
 
     def __call__(self, place: FloatArray) -> float:
         new = self._at(place)
-        if self._highest is None or self._height(new) > self._height(self._highest):
-            self._highest = new
-        return -self._height(new)
-
-    def highest(self) -> Thing:
-        if self._highest is None:
-            raise RuntimeError("nothing was tried")
-        return self._highest
+        if new.epsilon > self._most:
+            self._most, self.highest = new.epsilon, new
+        return -new.epsilon
 
 
-def climb(at: Callable[[FloatArray], Thing], height: Callable[[Thing], float], axes: int) -> Thing:
-    """Return the highest result: search a lattice, then climb from its highest local maxima."""
-    from scipy.optimize import minimize
-
-    tried = Tried(at, height)
+def climb(at: Callable[[FloatArray], Violation], axes: int) -> Violation:
+    """Return the violation with the largest epsilon. Search a grid, then climb from its highest local maxima."""
+    tried = Tried(at)
     places = np.linspace(0.0, 1.0, _POINTS[axes])
     heights = np.array([-tried(np.array(place)) for place in product(places, repeat=axes)])
     heights = heights.reshape((places.size,) * axes)
-    for peak in sorted(_peaks(heights), key=lambda index: -heights[index])[:_PEAKS]:
+    padded = np.pad(heights, 1, constant_values=-np.inf)
+    around = {index: padded[tuple(slice(i, i + 3) for i in index)].max() for index in np.ndindex(*heights.shape)}
+    peaks = [index for index, highest in around.items() if heights[index] >= highest]
+    for peak in sorted(peaks, key=lambda index: -heights[index])[:_PEAKS]:
         start = places[list(peak)]
         aside = start + np.diag(np.where(start > 0.5, -0.5, 0.5) * places[1])
         options = {"initial_simplex": np.vstack((start, aside)), "xatol": 1e-4, "fatol": 1e-9}
         minimize(lambda place: tried(np.clip(place, 0.0, 1.0)), start, method="Nelder-Mead", options=options)
-    return tried.highest()
-
-
-def _peaks(heights: FloatArray) -> list[tuple[int, ...]]:
-    """Return the points of a lattice that no neighbour exceeds."""
-    padded = np.pad(heights, 1, constant_values=-np.inf)
-    around = {index: padded[tuple(slice(i, i + 3) for i in index)].max() for index in np.ndindex(*heights.shape)}
-    return [index for index, highest in around.items() if heights[index] >= highest]
+    return tried.highest
 
 
 _NEGLIGIBLE = 1e-18  # relative to the largest weight: even a million such steps change no digit of epsilon
 _NO_MOMENTUM = 1e-12  # smaller values are rounding errors of zero
-_ALL_COUNTS = 24  # heavy steps: all smaller numbers are tried, and some larger ones
-_FREE = 48  # free weights of a schedule; in longer runs some steps share a weight
+_ALL_COUNTS = 24  # every smaller number of heavy steps is tried, and some larger ones
+_FREE = 48  # number of free weights of a schedule; in longer runs some steps share a weight
 
 
 @dataclass(frozen=True, eq=False)
 class Violation:
-    """The worst weights found in a family.
+    """The worst weights found in a family."""
 
-    Attributes:
-        family: name of the family, see `worst`.
-        parameters: parameters of the family, by name.
-        weights: weights of the steps, in order of time.
-        epsilon: exact epsilon of the last iterate with these weights.
-        largest: the heuristic's largest epsilon for at most as many steps, of equal weight.
-    """
-
-    family: str
-    parameters: dict[str, float]
-    weights: FloatArray
-    epsilon: float
-    largest: float
+    family: str  # see `worst`
+    parameters: dict[str, float]  # the parameters of the family that give ``weights``
+    weights: FloatArray  # weight of each step, in order of time
+    epsilon: float  # exact epsilon of the last iterate with these weights
+    largest: float  # largest heuristic epsilon of runs with equal weights that have the same number of steps or fewer
 
     @property
     def ratio(self) -> float:
@@ -119,8 +93,6 @@ class Violation:
 
 @dataclass(frozen=True)
 class _Case:
-    """The run, the delta and the largest heuristic epsilon that all families share."""
-
     run: DPSGD
     delta: float
     largest: float
@@ -131,6 +103,13 @@ class _Case:
         return Violation(family, parameters, weights, float(last_iterate(run).epsilon(self.delta)), self.largest)
 
 
+_INTERCHANGEABLE = Support(
+    "the search for the worst weights",
+    BASIC - {SAMPLE_RATES, NOISE_MULTIPLIERS, SHUFFLED},
+    {SHUFFLED: "the steps of an epoch depend on each other"},
+)
+
+
 def worst(run: DPSGD, delta: float, track: Track = iter) -> list[Violation]:
     """Return the worst weights of each family for a run's steps, sample rate and noise.
 
@@ -138,86 +117,60 @@ def worst(run: DPSGD, delta: float, track: Track = iter) -> list[Violation]:
 
     - "decay": weights (1 - alpha)^(T - t);
     - "momentum and decay";
-    - "two levels": some steps of weight 1, the others of a smaller weight. This family represents learning-rate
-      schedules, because steps are interchangeable;
+    - "two levels": some steps have weight 1, the others a smaller weight. This family represents learning-rate
+      schedules, because the order of steps does not matter;
     - "any schedule": a local search from the worst weights of the other families.
     """
-    plain = _plain(run)
+    require_supported(run, _INTERCHANGEABLE)
+    plain = run.replace(optimizer=None, weights=None)
     case = _Case(plain, delta, float(max_over_steps(plain).epsilon(delta)))
     best: dict[str, Violation] = {}
-    searches = [partial(_decay, case), partial(_momentum, case)]
-    searches += [partial(_two_levels, case, count) for count in _heavy_steps(plain.steps)]
+    searches = [partial(climb, partial(_decay, case), 1), partial(climb, partial(_momentum, case), 2)]
+    searches += [partial(climb, partial(_two_levels, case, count), 1) for count in _heavy_steps(plain.steps)]
     searches += [partial(_any_schedule, case, best)]  # last, because it starts from the results of the others
     for search in track(searches):
         new = search()
-        best[new.family] = max(best.get(new.family, new), new, key=_epsilon)
+        best[new.family] = max(best.get(new.family, new), new, key=lambda violation: violation.epsilon)
     return list(best.values())
 
 
-def _epsilon(violation: Violation) -> float:
-    return violation.epsilon
+def _decay(case: _Case, place: FloatArray) -> Violation:
+    alpha = _share(place[0], case.run.steps)
+    weights = (1.0 - alpha) ** np.arange(case.run.steps, dtype=np.float64)[::-1]
+    return case.violation("decay", {"alpha": alpha}, weights)
 
 
-def _plain(run: DPSGD) -> DPSGD:
-    """Return the run with equal weights. Raise if its steps are not interchangeable."""
-    require_basic(run, "the search for the worst")
-    for name in ("sample_rate", "noise_multiplier"):
-        if np.ndim(getattr(run, name)):
-            raise ValueError(f"{name} must be one number for all steps, got {len(getattr(run, name))} of them")
-    if run.sampling == "shuffled":
-        raise ValueError("sampling must not be 'shuffled': the steps of an epoch depend on each other")
-    return run.replace(optimizer=None, weights=None)
-
-
-def _decay(case: _Case) -> Violation:
+def _momentum(case: _Case, place: FloatArray) -> Violation:
     steps = case.run.steps
-
-    def at(place: FloatArray) -> Violation:
-        alpha = _share(place[0], steps)
-        return case.violation("decay", {"alpha": alpha}, (1.0 - alpha) ** np.arange(steps, dtype=np.float64)[::-1])
-
-    return climb(at, _epsilon, 1)
-
-
-def _momentum(case: _Case) -> Violation:
-    steps = case.run.steps
-
-    def at(place: FloatArray) -> Violation:
-        slow = _share(place[0], steps)
-        fast = _share(place[0] + (1.0 - place[0]) * place[1], steps)  # at least ``slow``: the two are interchangeable
-        momentum, decay = min((1.0 - slow) * (1.0 - fast), 1.0 - 1e-12), slow * fast
-        momentum = momentum if momentum > _NO_MOMENTUM else 0.0
-        weights = np.broadcast_to(SGD(1.0, momentum=momentum, weight_decay=decay).weights(steps), (steps,))
-        parameters = {"momentum": momentum, "weight_decay": decay}
-        return case.violation("momentum and decay", parameters, np.maximum(weights, 0.0))
-
-    return climb(at, _epsilon, 2)
+    slow = _share(place[0], steps)
+    fast = _share(place[0] + (1.0 - place[0]) * place[1], steps)  # at least ``slow``: the two are interchangeable
+    momentum, decay = min((1.0 - slow) * (1.0 - fast), 1.0 - 1e-12), slow * fast
+    momentum = momentum if momentum > _NO_MOMENTUM else 0.0
+    weights = np.broadcast_to(SGD(1.0, momentum=momentum, weight_decay=decay).weights(steps), (steps,))
+    parameters = {"momentum": momentum, "weight_decay": decay}
+    return case.violation("momentum and decay", parameters, np.maximum(weights, 0.0))
 
 
 def _heavy_steps(steps: int) -> list[int]:
-    """Return the numbers of heavy steps to try for two levels: all small numbers, then with gaps of a tenth."""
+    """Return the numbers of heavy steps to try for two levels: all small numbers, then larger ones 10% apart."""
     gaps = 1 + round(10.0 * math.log(max(steps / _ALL_COUNTS, 1.0)))
     more = np.rint(np.geomspace(_ALL_COUNTS, max(steps, _ALL_COUNTS), 1 + gaps)).astype(np.int64)
     return [count for count in sorted({*range(1, _ALL_COUNTS), *more.tolist()}) if count <= steps]
 
 
-def _two_levels(case: _Case, count: int) -> Violation:
+def _two_levels(case: _Case, count: int, place: FloatArray) -> Violation:
     steps = case.run.steps
-
-    def at(place: FloatArray) -> Violation:
-        other = _share(place[0], steps)
-        weights = np.where(np.arange(steps) < steps - count, other, 1.0)
-        return case.violation("two levels", {"heavy_steps": count, "light_weight": other}, weights)
-
-    return climb(at, _epsilon, 1)
+    other = _share(place[0], steps)
+    weights = np.where(np.arange(steps) < steps - count, other, 1.0)
+    return case.violation("two levels", {"heavy_steps": count, "light_weight": other}, weights)
 
 
 def _any_schedule(case: _Case, best: dict[str, Violation]) -> Violation:
-    """Search weights of any form, from the worst of each family, perturbed so that equal weights can separate."""
-    from scipy.optimize import minimize
-
-    groups = _groups(case.run.steps)
-    tried = Tried(lambda weights: case.violation("any schedule", {}, weights), _epsilon)
+    """Search any weights. Start from the worst of each family, perturbed so that equal weights can become unequal."""
+    steps = case.run.steps
+    ends = np.arange(1, steps + 1) if steps <= _FREE else np.unique(np.rint(np.geomspace(1, steps, _FREE)))
+    groups = np.searchsorted(ends, np.arange(steps), side="right")  # lighter steps are in larger groups
+    tried = Tried(lambda weights: case.violation("any schedule", {}, weights))
     for start in best.values():
         tried(start.weights)
         levels = np.bincount(groups, weights=np.sort(start.weights)[::-1]) / np.bincount(groups)
@@ -229,16 +182,10 @@ def _any_schedule(case: _Case, best: dict[str, Violation]) -> Violation:
             bounds=[(0.0, 1.0)] * levels.size,
             options={"eps": 1e-6, "maxiter": 40},
         )
-    return tried.highest()
-
-
-def _groups(steps: int) -> IntArray:
-    """Return the group of each step, ordered by weight. Steps of a group share a weight; lighter groups are larger."""
-    ends = np.arange(1, steps + 1) if steps <= _FREE else np.unique(np.rint(np.geomspace(1, steps, _FREE)))
-    return np.searchsorted(ends, np.arange(steps), side="right")
+    return tried.highest
 
 
 def _share(place: float, steps: int) -> float:
-    """Map [0, 1] to [0, 1], with resolution for values that are small against 1 and large against 1 / T."""
+    """Map [0, 1] to [0, 1], on a scale that is nearly logarithmic above 1 / T."""
     scale = 10.0 * steps
     return min(math.expm1(place * math.log1p(scale)) / scale, 1.0)

@@ -1,7 +1,4 @@
-"""The paper's figures and tables, one file each.
-
-Each file defines ``TITLE``, ``TAKES``, ``rows(scale, track, audits)``, ``chart(rows)`` and ``notes(rows)``.
-"""
+"""The paper's figures and tables, one module each. ``Reproduction`` is the interface of these modules."""
 
 from __future__ import annotations
 
@@ -22,22 +19,17 @@ NAMES = ("figure1", "figure2", "figure3", "figure4", "figure5", "figure6", "tabl
 
 
 class Reproduction(Protocol):
-    """Interface of the file of a figure or table."""
+    """Interface of a module that reproduces a figure or table. ``rows`` returns one row per point or table row."""
 
     TITLE: str
-    TAKES: tuple[str, ...]  # the fields of ``Audits`` that the file uses
+    TAKES: tuple[str, ...]  # the fields of ``Audits`` that the module uses
 
-    def rows(self, scale: Scale, track: Track = ..., audits: Audits = ...) -> list[Row]:
-        """Return the numbers as plain values, one row per point."""
-
-    def chart(self, rows: list[Row]) -> HConcatChart:
-        """Return the altair chart of these numbers."""
-
-    def notes(self, rows: list[Row]) -> list[str]:
-        """Return the notes of the table, in sentences."""
+    def rows(self, scale: Scale, track: Track = ..., audits: Audits = ...) -> list[Row]: ...
+    def chart(self, rows: list[Row]) -> HConcatChart: ...
+    def notes(self, rows: list[Row]) -> list[str]: ...
 
 
 def find(name: str) -> Reproduction:
-    """Return the figure or table of this name."""
+    """Return the module that reproduces the figure or table ``name``."""
     one_of("name", name, NAMES)
     return cast("Reproduction", import_module(f"lastiterate.paper.reproduce.{name}"))

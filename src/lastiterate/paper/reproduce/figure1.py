@@ -1,6 +1,6 @@
-"""Figure 1: the heuristic against the two baselines, in three regimes.
+"""Figure 1: the heuristic and two baselines over the number of steps, in three settings.
 
-The paper states delta = 1e-6 and the constants of each panel, but not their values. The values below are ours.
+The paper states delta = 1e-6 and which quantities each panel keeps constant, but not their values. The values are ours.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+import lastiterate as li
 from lastiterate.common.types import Row, Track, among, number_in
 from lastiterate.formatting import CAVEAT, spell
 from lastiterate.paper.reproduce.audited_figures import HEURISTIC_NOTE
@@ -21,12 +22,11 @@ if TYPE_CHECKING:
 
     from lastiterate.paper.reproduce import Scale
     from lastiterate.paper.reproduce.audited_figures import Audits
-    from lastiterate.run import DPSGD
 
 DELTA = 1e-6  # from the figure's caption
 EPOCHS, TOTAL_VARIANCE = 10.0, 100.0  # panel a: T q and T sigma^2
 STANDARD, RATE = 8.0, 0.01  # panel b: the standard epsilon, at this sample rate
-FIXED_RATE, FIXED_NOISE = 0.01, 0.5  # panel c: small noise, so that one step leaks more than ten
+FIXED_RATE, FIXED_NOISE = 0.01, 0.5  # panel c: small noise, so that one step leaks more than ten steps
 
 TITLE = f"Figure 1: epsilon at delta {spell(DELTA)} against the number of steps T"
 TAKES = ()
@@ -40,9 +40,7 @@ _POINTS = {"quick": 13, "full": 49}
 
 
 def rows(scale: Scale, track: Track = iter, audits: Audits | None = None) -> list[Row]:
-    """Return every point of the three panels. Nothing is audited."""
-    import lastiterate
-
+    """Return a row for each point of the three panels. No models are trained."""
     points: list[tuple[str, int]] = []
     for panel, (low, high) in _STEPS.items():
         counts = np.unique(np.rint(np.geomspace(low, high, _POINTS[scale])).astype(np.int64))
@@ -50,29 +48,22 @@ def rows(scale: Scale, track: Track = iter, audits: Audits | None = None) -> lis
     result: list[Row] = []
     for panel, steps in track(points):
         run = _run(panel, steps)
-        row: Row = {
-            "panel": panel,
-            "steps": steps,
-            "sample_rate": float(run.sample_rate),
-            "noise_multiplier": float(run.noise_multiplier),
-        }
+        row: Row = {"panel": panel, "steps": steps, "sample_rate": float(run.sample_rate)}
+        row["noise_multiplier"] = float(run.noise_multiplier)
         row |= {name: ANALYSES[name].curve(run).epsilon(DELTA) for name in SIDE_BY_SIDE}
         if panel == "c":
-            row["max_over_steps"] = lastiterate.max_over_steps(run).epsilon(DELTA)
+            row["max_over_steps"] = li.max_over_steps(run).epsilon(DELTA)
         result.append(row)
     return result
 
 
-def _run(panel: str, steps: int) -> DPSGD:
-    import lastiterate
-
+def _run(panel: str, steps: int) -> li.DPSGD:
     if panel == "a":
-        return lastiterate.DPSGD(steps, EPOCHS / steps, math.sqrt(TOTAL_VARIANCE / steps))
+        return li.DPSGD(steps, EPOCHS / steps, math.sqrt(TOTAL_VARIANCE / steps))
     if panel == "b":
-        return lastiterate.calibrate(
-            lastiterate.DPSGD(steps, RATE, 1.0), epsilon=STANDARD, delta=DELTA, analysis=lastiterate.composition
-        )
-    return lastiterate.DPSGD(steps, FIXED_RATE, FIXED_NOISE)
+        run = li.DPSGD(steps, RATE, 1.0)
+        return li.calibrate(run, epsilon=STANDARD, delta=DELTA, analysis=li.composition)
+    return li.DPSGD(steps, FIXED_RATE, FIXED_NOISE)
 
 
 def notes(rows: list[Row]) -> list[str]:

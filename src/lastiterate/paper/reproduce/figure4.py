@@ -1,8 +1,8 @@
 """Figure 4: input-space attacks. The canary is a mislabelled example, and the score is the loss on it.
 
 The other examples are blank images in one panel and natural images in the other. The paper's sample rate is 0.01. The
-digits are few: batches would have 14 examples, and the canary would be used too seldom to be found. The quick scale
-therefore uses 0.08. The noise is chosen as in figure 2. We add ClipBKD canaries (Jagielski et al. 2020).
+quick scale uses 0.08, because the digits are a small data set: at 0.01 the canary would be used too rarely to be
+detected. The noise is chosen as in figure 2. We add ClipBKD canaries (Jagielski et al. 2020).
 """
 
 from __future__ import annotations
@@ -11,19 +11,8 @@ from typing import TYPE_CHECKING
 
 from lastiterate.common.types import Row, Track, among, number_in
 from lastiterate.formatting import spell
-from lastiterate.paper.reproduce.audited_figures import (
-    ALL,
-    DELTA,
-    LEARNING_RATE,
-    MODELS,
-    Audits,
-    Case,
-    Panel,
-    by_steps,
-    measure,
-    subject_of,
-)
-from lastiterate.paper.reproduce.audited_figures import notes as notes
+from lastiterate.paper.reproduce import audited_figures as shared
+from lastiterate.paper.reproduce.audited_figures import DELTA, Audits, Case
 from lastiterate.paper.reproduce.figure2 import runs
 
 if TYPE_CHECKING:
@@ -33,7 +22,8 @@ if TYPE_CHECKING:
     from lastiterate.paper.reproduce import Scale
 
 TITLE = f"Figure 4: input-space attacks; epsilon at delta {spell(DELTA)}"
-TAKES = ALL
+TAKES = shared.ALL
+notes = shared.notes
 SETTINGS = {"blank": "all other images blank", "natural": "natural data"}
 CANARIES = {"mislabelled": "mislabelled example (paper)", "clipbkd": "ClipBKD (extra)"}
 RATE = {"quick": 0.08, "full": 0.01}
@@ -41,9 +31,9 @@ STEPS = {"quick": (30, 100, 300), "full": (100, 300, 1000, 2500)}
 
 
 def rows(scale: Scale, track: Track = iter, audits: Audits = Audits()) -> list[Row]:  # noqa: B008 - it is frozen
-    """Return a row for each audit: settings, canaries, steps."""
-    subject = subject_of(scale, audits)
-    return measure("figure4", subject, cases(scale, subject), track, audits, models=MODELS[scale])
+    """Return a row for each audit, that is, for each setting, canary and number of steps."""
+    subject = shared.subject_of(scale, audits)
+    return shared.measure("figure4", subject, cases(scale, subject), track, audits, models=shared.MODELS[scale])
 
 
 def cases(scale: Scale, subject: Subject) -> list[Case]:
@@ -54,15 +44,15 @@ def cases(scale: Scale, subject: Subject) -> list[Case]:
         Case(run, InputSpace(canary, setting), {"setting": setting, "attack": canary})  # type: ignore[arg-type]
         for setting in SETTINGS
         for canary in CANARIES
-        for run in runs(RATE[scale], STEPS[scale], LEARNING_RATE[scale])
+        for run in runs(RATE[scale], STEPS[scale], shared.LEARNING_RATE[scale])
     ]
 
 
 def chart(rows: list[Row]) -> HConcatChart:
-    """Return a panel for each setting."""
+    """Return a chart with a panel for each setting."""
     panels = []
     for setting, words in SETTINGS.items():
         part = among(rows, "setting", setting)
         rate, noise = (spell(number_in(part[0], name)) for name in ("sample_rate", "noise_multiplier"))
-        panels.append(Panel(words.capitalize(), f"q = {rate}, noise multiplier {noise}", part))
-    return by_steps("Input-space attacks (Figure 4)", panels, DELTA, CANARIES)
+        panels.append(shared.Panel(words.capitalize(), f"q = {rate}, noise multiplier {noise}", part))
+    return shared.by_steps("Input-space attacks (Figure 4)", panels, CANARIES)

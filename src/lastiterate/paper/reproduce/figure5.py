@@ -1,7 +1,7 @@
-"""Figure 5: the quadratic regulariser with alpha = 1/2 against the largest heuristic epsilon of any shorter run.
+"""Figure 5: epsilon with a quadratic regulariser (alpha = 1/2), divided by the largest heuristic epsilon up to T steps.
 
-The paper draws an upper bound, from a rounded support, over a grid that it does not state. Here both sides of the ratio
-are exact, and the paper's bound is computed too. The largest ratio is also searched for between the grid points.
+The paper shows an upper bound, computed with a rounded support, on a grid that it does not state. Here numerator and
+denominator are exact, and the paper's bound is computed too. The largest ratio is also searched between grid points.
 """
 
 from __future__ import annotations
@@ -9,10 +9,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from scipy.optimize import minimize_scalar
 
+import lastiterate as li
 from lastiterate.common.types import Row, Track, among, largest, number_in, text_in
 from lastiterate.formatting import per_cent, spell
+from lastiterate.paper.counterexamples.quadratic import rounded_support
 from lastiterate.plot.style import chart_of, layered, log_x, panel_title, styled
+from lastiterate.privacy.mixtures.mixture import RELATIVE_ERROR
 
 if TYPE_CHECKING:
     from altair import HConcatChart, LayerChart
@@ -26,19 +30,19 @@ ONE_STEP = {"1": 1.0, "2": 2.0}  # epsilon of a single step, by panel
 CLAIM = 1.03  # "the violation is small (<= 3%)"
 STEPS = (*range(1, 13), 15, 20, 30, 50, 100, 200, 500, 1000)
 
-TITLE = f"Figure 5: epsilon of the quadratic (alpha = 1/2) over the heuristic's largest up to T; delta {spell(DELTA)}"
+TITLE = f"Figure 5: epsilon with alpha = 1/2, divided by the largest heuristic epsilon up to T; delta {spell(DELTA)}"
 TAKES = ()
 _RATES = {"quick": 30, "full": 120}
 _LEAST_RATE, _MOST_RATE = 0.005, 0.95
-_SETTLED = 64  # steps before the last 64 weigh less than 2^-63, which changes no digit of a bracket
-_NEARLY = 0.97  # of the largest ratio on the grid: a peak between two rates is at most 2% higher
-_DRAWN = {2: "#E69F00", 4: "#D55E00", 6: "#CC79A7", 10: "#0072B2", 20: "#009E73"}  # steps: Okabe and Ito's colours
+_SETTLED = 64  # weights of steps before the last 64 are below 2^-63, which changes no digit of a bracket
+_NEARLY = 0.97  # share of the largest ratio on the grid; peaks between grid points are at most 2% higher
+_DRAWN = {2: "#E69F00", 4: "#D55E00", 6: "#CC79A7", 10: "#0072B2", 20: "#009E73"}  # Okabe and Ito's colours by steps
 _DRAWN_RATES, _DRAWN_RATIOS = (0.02, 0.5), (0.8, 1.1)
 _EXACT, _PAPER = "exact", "the paper's upper bound (rounded support)"
 
 
 def rows(scale: Scale, track: Track = iter, audits: Audits | None = None) -> list[Row]:
-    """Return every point of the grid, and of the rates where the ratio peaks. Nothing is audited."""
+    """Return rows for all grid points and for the sample rates at which the ratio peaks. No models are trained."""
     rates = np.geomspace(_LEAST_RATE, _MOST_RATE, _RATES[scale]).tolist()
     columns = [(panel, rate) for panel in ONE_STEP for rate in rates]
     found = [row for panel, rate in track(columns) for row in _column(panel, rate)]
@@ -47,7 +51,7 @@ def rows(scale: Scale, track: Track = iter, audits: Audits | None = None) -> lis
 
 
 def notes(rows: list[Row]) -> list[str]:
-    """Return sentences on the largest ratios and on the effect of the paper's rounding."""
+    """Return notes on the largest ratios and on the effect of the paper's rounding."""
     worst = [largest(among(rows, "panel", panel), "ratio_lower") for panel in ONE_STEP]
     found = " and ".join(
         f"{row['ratio_lower']:.4f} where one step is {_guarantee(text_in(row, 'panel'))} (T = {row['steps']}, "
@@ -59,12 +63,12 @@ def notes(rows: list[Row]) -> list[str]:
         f"The largest ratios are {found}; the paper says at most {spell(CLAIM)}.",
         f"The paper's method gives up to {bound['paper_method_ratio']:.4f}: its rounding adds up to "
         f"{per_cent(round(_rounding(rounding), 4))} (T = {rounding['steps']}, q = "
-        f"{spell(number_in(rounding, 'sample_rate'))}), where it expects at most 5%.",
+        f"{spell(number_in(rounding, 'sample_rate'))}). The paper expects at most 5%.",
     ]
 
 
 def chart(rows: list[Row]) -> HConcatChart:
-    """Return the ratio over the sample rate, exact and by the paper's method, for some numbers of steps."""
+    """Return a chart of the ratio over the sample rate, exact and by the paper's method, for some numbers of steps."""
     import altair as alt
 
     panels = [_panel(among(rows, "panel", panel), panel) for panel in ONE_STEP]
@@ -87,16 +91,15 @@ def _panel(rows: list[Row], panel: str) -> LayerChart:
     names = [f"T = {steps}" for steps in _DRAWN]
     colours = alt.Scale(domain=names, range=list(_DRAWN.values()))
     dashes = alt.Scale(domain=[_EXACT, _PAPER], range=[[1, 0], [4, 4]])
-    lines = (
-        chart_of(_lines(rows))
-        .mark_line(clip=True, strokeWidth=2.2)
-        .encode(
-            x=x,
-            y=y,
-            color=alt.Color("steps:N", scale=colours, legend=alt.Legend(symbolType="stroke", **legend)),
-            strokeDash=alt.StrokeDash("kind:N", scale=dashes, legend=alt.Legend(**legend)),
-        )
-    )
+    points: list[Row] = [
+        {"sample_rate": row["sample_rate"], "steps": f"T = {row['steps']}", "kind": kind, "ratio": row[name]}
+        for row in rows
+        if row["steps"] in _DRAWN
+        for kind, name in ((_EXACT, "ratio_lower"), (_PAPER, "paper_method_ratio"))
+    ]
+    colour = alt.Color("steps:N", scale=colours, legend=alt.Legend(symbolType="stroke", **legend))
+    dash = alt.StrokeDash("kind:N", scale=dashes, legend=alt.Legend(**legend))
+    lines = chart_of(points).mark_line(clip=True, strokeWidth=2.2).encode(x=x, y=y, color=colour, strokeDash=dash)
     levels: list[Row] = [{"ratio": 1.0, "text": ""}, {"ratio": CLAIM, "text": "the paper: at most 3%"}]
     rules = chart_of(levels).mark_rule(color="#444").encode(y=y)
     words = chart_of(levels).mark_text(dy=-8, color="#444", align="right", dx=-5, fontSize=13)
@@ -113,25 +116,10 @@ def _panel(rows: list[Row], panel: str) -> LayerChart:
     return layered(rules, words, lines, point, value).properties(width=430, height=330, title=title)
 
 
-def _lines(rows: list[Row]) -> list[Row]:
-    """Return one row per point of a line."""
-    return [
-        {"sample_rate": row["sample_rate"], "steps": f"T = {row['steps']}", "kind": kind, "ratio": row[name]}
-        for row in rows
-        if row["steps"] in _DRAWN
-        for kind, name in ((_EXACT, "ratio_lower"), (_PAPER, "paper_method_ratio"))
-    ]
-
-
 def _column(panel: str, rate: float) -> list[Row]:
-    """Return the rows of one sample rate. The heuristic's maximum is computed for all steps at once."""
-    import lastiterate
-    from lastiterate.paper.counterexamples.quadratic import rounded_support
-    from lastiterate.privacy.mixtures.pairs import RELATIVE_ERROR
-
     noise = _noise(panel, rate)
     counts = np.arange(1, max(STEPS) + 1)
-    predicted = np.maximum.accumulate(lastiterate.last_iterate_epsilon(counts, rate, noise, DELTA))
+    predicted = np.maximum.accumulate(li.last_iterate_epsilon(counts, rate, noise, DELTA))
     error = RELATIVE_ERROR * np.maximum(1.0, predicted)
     settled = {min(steps, _SETTLED) for steps in STEPS}
     exact = {steps: _quadratic(steps, rate, noise).bracket(DELTA) for steps in settled}
@@ -151,21 +139,17 @@ def _column(panel: str, rate: float) -> list[Row]:
 
 
 def _noise(panel: str, rate: float) -> float:
-    import lastiterate
-
-    one_step = lastiterate.DPSGD(1, rate, 1.0)
-    run = lastiterate.calibrate(one_step, epsilon=ONE_STEP[panel], delta=DELTA, analysis=lastiterate.last_iterate)
+    one_step = li.DPSGD(1, rate, 1.0)
+    run = li.calibrate(one_step, epsilon=ONE_STEP[panel], delta=DELTA, analysis=li.last_iterate)
     return float(run.noise_multiplier)
 
 
 def _quadratic(steps: int, rate: float, noise: float) -> PrivacyCurve:
-    import lastiterate
-
-    return lastiterate.last_iterate(lastiterate.DPSGD(steps, rate, noise, weights=0.5 ** np.arange(steps)[::-1]))
+    return li.last_iterate(li.DPSGD(steps, rate, noise, weights=0.5 ** np.arange(steps)[::-1]))
 
 
 def _peak_rates(rows: list[Row]) -> list[float]:
-    """Return the sample rates where a panel's ratio peaks, for the steps drawn and for all that could be largest."""
+    """Return the sample rates at which the ratio peaks, for numbers of steps that are drawn or may have the maximum."""
     peaks = {steps: largest(among(rows, "steps", steps), "ratio_lower") for steps in STEPS[1:]}
     near = _NEARLY * max(number_in(peak, "ratio_lower") for peak in peaks.values())
     rates = sorted({number_in(row, "sample_rate") for row in rows})
@@ -179,24 +163,16 @@ def _peak_rates(rows: list[Row]) -> list[float]:
 
 
 def _peak_rate(panel: str, steps: int, low: float, high: float) -> float:
-    from scipy.optimize import minimize_scalar
+    def minus_ratio(rate: float) -> float:
+        noise = _noise(panel, float(rate))
+        predicted = np.max(li.last_iterate_epsilon(np.arange(1, steps + 1), float(rate), noise, DELTA))
+        return -float(_quadratic(steps, float(rate), noise).epsilon(DELTA) / predicted)
 
-    def below(rate: float) -> float:
-        return -_ratio(panel, steps, float(rate))
-
-    return float(minimize_scalar(below, bounds=(low, high), method="bounded", options={"xatol": 1e-10}).x)
-
-
-def _ratio(panel: str, steps: int, rate: float) -> float:
-    import lastiterate
-
-    noise = _noise(panel, rate)
-    predicted = np.max(lastiterate.last_iterate_epsilon(np.arange(1, steps + 1), rate, noise, DELTA))
-    return float(_quadratic(steps, rate, noise).epsilon(DELTA) / predicted)
+    return float(minimize_scalar(minus_ratio, bounds=(low, high), method="bounded", options={"xatol": 1e-10}).x)
 
 
 def _rounding(row: Row) -> float:
-    """Return the relative increase of epsilon by the paper's rounding."""
+    """Return the relative increase of epsilon that the paper's rounding causes."""
     return number_in(row, "paper_method_ratio") / number_in(row, "ratio_upper") - 1.0
 
 

@@ -13,12 +13,12 @@ from lastiterate.privacy.curve import PrivacyCurve
 from lastiterate.privacy.mixtures.solve import Secants, invert
 from lastiterate.run import DPSGD, require_run
 
-_FACTOR_AT_ONCE = 4.0  # factor of the noise while the root is being bracketed
+_FACTOR_AT_ONCE = 4.0  # the noise changes by this factor in each step of `bracket_noise`
 _LEAST, _MOST = 1e-4, 1e12  # smallest and largest noise multiplier tried
-_NEAR_ENOUGH = 1e-7  # largest distance to the target, from below
-_CERTIFYING = 6  # largest number of times that noise is added until the upper end of a guarantee meets the target
-_NEAR_CERTAIN = 1e-4  # relative width above which a bracket does not show that more noise is needed
-_ROUGHLY, _QUESTIONS = 1e-3, 12  # distance to the target and number of evaluations for an analysis that jumps
+_NEAR_ENOUGH = 1e-7  # epsilon may be at most this far below the target
+_CERTIFYING = 6  # largest number of times that noise is added to get the upper end of a bracket below the target
+_NEAR_CERTAIN = 1e-4  # an upper end further above the target than this fraction is due to a wide bracket
+_ROUGHLY, _QUESTIONS = 1e-3, 12  # for an analysis that jumps: distance to the target, number of evaluations
 
 
 def calibrate(run: DPSGD, *, analysis: Callable[[DPSGD], PrivacyCurve], epsilon: float, delta: float) -> DPSGD:
@@ -27,9 +27,10 @@ def calibrate(run: DPSGD, *, analysis: Callable[[DPSGD], PrivacyCurve], epsilon:
     With ``composition`` the noise guarantees ``epsilon`` (with ``no_amplification`` for shuffled or fixed batches).
     With ``last_iterate`` there is less noise, and ``epsilon`` is a prediction, not a guarantee.
 
-    The result never exceeds ``epsilon``, by the upper end of a guarantee's bracket, and is below it by about 1e-6.
-    ``convex`` jumps where another of its bounds becomes the least, and may end some thousandths below. The noise of
-    ``run`` matters only as a shape: any positive number will do if the noise is constant.
+    The epsilon of the result never exceeds ``epsilon``, and is about 1e-6 below it. For a guarantee this holds for the
+    upper end of its bracket. The ``convex`` analysis is the smallest of several bounds, so its epsilon can jump, and
+    the result may be some thousandths below ``epsilon``. Only the ratios between the noise multipliers of ``run``
+    matter: if the noise is constant, any positive number will do.
     """
     require_run(run)
     choices = "lastiterate.composition or no_amplification for a guarantee, or last_iterate for a prediction"
@@ -37,19 +38,32 @@ def calibrate(run: DPSGD, *, analysis: Callable[[DPSGD], PrivacyCurve], epsilon:
     target = number("epsilon", epsilon, 0.0, open_low=True)
     number("delta", delta, 0.0, 1.0, open_low=True, open_high=True)
 
-    @cache
-    def spent(log_factor: float) -> float:
-        factor = math.exp(log_factor)
-        return float(analysis(run.replace(noise_multiplier=run.noise_multiplier * factor)).epsilon(delta))
-
-    low, high = _bracket(run, spent, target, delta)
-    with np.errstate(all="ignore"):
-        solve = _solve_roughly if _is_rough(analysis) else _solve
-        log_factor = solve(spent, target, low, high)
-
     def scaled(log_factor: float) -> DPSGD:
         return run.replace(noise_multiplier=run.noise_multiplier * math.exp(log_factor))
 
+    @cache
+    def spent(log_factor: float) -> float:
+        return float(analysis(scaled(log_factor)).epsilon(delta))
+
+    least = math.log(_LEAST / float(np.min(run.noise_multiplier)))
+    most = math.log(_MOST / float(np.max(run.noise_multiplier)))
+    stride = math.log(_FACTOR_AT_ONCE)
+    low, high = bracket_noise(
+        lambda log_factor: spent(log_factor) <= target, max(0.0, least), lambda _: least, most, lambda: stride
+    )
+    if high == math.inf:
+        raise ValueError(
+            f"epsilon {target!r} at delta {delta!r} is not reached with any noise multiplier up to {_MOST:g}"
+        )
+    if low == -math.inf:
+        raise ValueError(
+            f"epsilon {target!r} at delta {delta!r} is met with any noise, even a noise multiplier of {_LEAST:g}: "
+            "there is nothing to calibrate"
+        )
+    # The convex analysis takes about a second, and its epsilon jumps where another bound becomes the smallest.
+    is_rough = getattr(getattr(analysis, "func", analysis), "__name__", "") == "convex"
+    with np.errstate(all="ignore"):
+        log_factor = (_solve_roughly if is_rough else _solve)(spent, target, low, high)
     for doublings in range(_CERTIFYING):
         curve = analysis(scaled(log_factor))
         upper = curve.bracket(delta)[1] if curve.is_guarantee else target
@@ -66,18 +80,12 @@ def bracket_noise(
     most: float,
     stride: Callable[[], float],
 ) -> tuple[float, float]:
-    """Return logarithms of two factors of the noise: the smaller gives too little noise, the larger enough.
+    """Return the logs of two factors for the noise: the smaller gives too little noise, the larger enough.
 
-    The search goes upwards from ``start`` until there is enough noise, and then downwards until there is too little.
-
-    Args:
-        is_enough: Return whether a factor gives enough noise. Every larger factor is then enough too.
-        start: Log-factor to begin with.
-        least: Return the least log-factor that may be tried on the way down from a given one.
-        most: Largest log-factor that may be tried. If it is not enough, the larger result is infinity.
-        stride: Return the size of the next stride. Called after each trial.
-
-    If even the least factor is enough, the smaller result is minus infinity and the larger is the least.
+    The search starts at the log-factor ``start`` and goes up in steps of ``stride()``, at most to ``most``, until
+    ``is_enough``. Then it goes down, at most to ``least(log_factor)``, until there is too little noise. If ``most`` is
+    not enough, the larger result is infinity. If even the smallest factor is enough, the smaller result is minus
+    infinity and the larger result is the smallest factor.
     """
     low = high = min(start, most)
     while not is_enough(high):
@@ -92,28 +100,8 @@ def bracket_noise(
     return low, high
 
 
-def _bracket(run: DPSGD, spent: Callable[[float], float], target: float, delta: float) -> tuple[float, float]:
-    """Return logarithms of factors with too little and with enough noise."""
-    least = math.log(_LEAST / float(np.min(run.noise_multiplier)))
-    most = math.log(_MOST / float(np.max(run.noise_multiplier)))
-    stride = math.log(_FACTOR_AT_ONCE)
-    low, high = bracket_noise(
-        lambda log_factor: spent(log_factor) <= target, max(0.0, least), lambda _: least, most, lambda: stride
-    )
-    if high == math.inf:
-        raise ValueError(
-            f"epsilon {target!r} at delta {delta!r} is not reached by any noise multiplier up to {_MOST:g}"
-        )
-    if low == -math.inf:
-        raise ValueError(
-            f"epsilon {target!r} at delta {delta!r} is met with any noise, even a noise multiplier of {_LEAST:g}: "
-            "there is nothing to calibrate"
-        )
-    return low, high
-
-
 def _solve(spent: Callable[[float], float], target: float, low: float, high: float) -> float:
-    """Return the smallest factor found that is enough: a root, by secants, then nudged to the safe side."""
+    """Find the root with secants, then move it until epsilon is at most the target."""
     shortfall = Secants(lambda log_factor: -math.log(max(spent(log_factor), 1e-300)))
     start = np.float64(0.5 * (low + high))
     root = float(invert(shortfall, np.float64(-math.log(target)), start, np.float64(low), np.float64(high)))
@@ -126,16 +114,7 @@ def _solve(spent: Callable[[float], float], target: float, low: float, high: flo
     return root
 
 
-def _is_rough(analysis: Callable[[DPSGD], PrivacyCurve]) -> bool:
-    """Return whether an analysis is the least of many bounds.
-
-    Such an analysis takes a second and jumps between bounds.
-    """
-    return getattr(getattr(analysis, "func", analysis), "__name__", "") == "convex"
-
-
 def _solve_roughly(spent: Callable[[float], float], target: float, low: float, high: float) -> float:
-    """Return a factor that is enough and hardly too large, by repeated linear interpolation between the two ends."""
     least = target - _ROUGHLY * max(1.0, target)
     goal = math.log(max(0.5 * (least + target), 0.5 * target))
     for _ in range(_QUESTIONS):

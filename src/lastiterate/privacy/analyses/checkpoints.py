@@ -1,39 +1,37 @@
-"""The pair of several released iterates: the privacy losses of the blocks between them add up."""
+"""Privacy of several released iterates: the privacy losses of the blocks of steps between them add up."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from lastiterate.features import require_supported, reveals_every_step
 from lastiterate.privacy.analyses.composition import CompositionPair, pair_of_steps
 from lastiterate.privacy.analyses.no_amplification import TOLD_NOTHING, KnownParticipations, told_run
+from lastiterate.privacy.curve import Pair
 from lastiterate.privacy.losses.composition_values import fnr_of
 from lastiterate.privacy.losses.gaussian_mixture import Mixture
 from lastiterate.privacy.losses.loss_cumulant import Certain, Condensed, LossCumulant, loss_cumulant
 from lastiterate.privacy.losses.mixture_loss import MixtureLoss, mixture_of
 from lastiterate.privacy.losses.step_loss import Loss
-from lastiterate.privacy.mixtures.law import Law, law_of, require_independence
+from lastiterate.privacy.mixtures.law import Law, law_of
 from lastiterate.privacy.mixtures.pairs import TOO_LITTLE_NOISE, NothingPair, pair_of, replaced_pair_of
-from lastiterate.privacy.mixtures.released_blocks import released_laws, require_independent_noise, tells_every_step
+from lastiterate.privacy.mixtures.released_blocks import BLOCKS, released_laws
 from lastiterate.run import DPSGD
-
-if TYPE_CHECKING:
-    from lastiterate.privacy.curve import Pair
-
 
 # Cumulant of the privacy loss: one term for each block between released iterates.
 
 
 @dataclass(frozen=True, eq=False)
 class BlockCumulant(LossCumulant):
-    """K(z) of blocks: ``counts[j]`` blocks have the loss of ``mixtures[j]``, or a Gaussian loss if that is a slope.
+    """The cumulant generating function K(z) of the privacy loss of blocks of steps.
 
-    ``rates`` holds the probability that a block has the canary at all. ``sigmas`` holds the noise of a block in units
-    of the change by one more canary. If ``is_rounded``, some of the mixtures are only bounds.
+    ``counts[j]`` blocks have the loss of ``mixtures[j]``. If ``mixtures[j]`` is a number, the loss is Gaussian and the
+    number is mu. ``rates`` holds the probability that a block has the canary. ``sigmas`` holds the noise, in units of
+    the largest gap between two values of the canary's signal.
     """
 
     mixtures: tuple[Mixture | float, ...] = ()
@@ -41,7 +39,6 @@ class BlockCumulant(LossCumulant):
 
     @cached_property
     def steps(self) -> list[tuple[float, Loss | Certain]]:
-        """Kinds of blocks, each with its number."""
         return [
             (count, self._loss(mixture)) for count, mixture in zip(self.counts.tolist(), self.mixtures, strict=True)
         ]
@@ -52,7 +49,6 @@ class BlockCumulant(LossCumulant):
         return MixtureLoss(mixture, self.remove, self._left_out_of_each, self.cap, self.mirrored)
 
     def edge(self) -> float:
-        """Return the loss at which the density of the loss may be sharp: the loss if no block has the canary."""
         if self.mirrored:
             return super().edge()
         total = float(self.counts @ np.log(np.maximum([_unseen(mixture) for mixture in self.mixtures], 1e-16)))
@@ -60,7 +56,6 @@ class BlockCumulant(LossCumulant):
 
     @cached_property
     def core(self) -> float:
-        """The scale of the bulk of the loss, without the rare large losses."""
         return self._core_of_kinds()
 
     def _condensed(self, nodes: int) -> Condensed | None:
@@ -76,10 +71,7 @@ def _unseen(mixture: Mixture | float) -> float:
 
 
 def block_cumulant(laws: list[tuple[float, Law]], *, mirrored: bool, up: bool = True) -> BlockCumulant:
-    """Return the direction "remove" of blocks with these laws and their counts.
-
-    Laws are rounded up, or down, if needed.
-    """
+    """Return K(z) of P over Q for pairs (number of blocks, law). If necessary, laws are rounded up (or down)."""
     counts, rates, sigmas, mixtures, is_rounded = [], [], [], [], False
     for count, law in laws:
         mixture: Mixture | float = law.high / law.noise
@@ -102,21 +94,19 @@ def block_cumulant(laws: list[tuple[float, Law]], *, mirrored: bool, up: bool = 
 
 # Pair of the released iterates.
 
-_ERROR = 2e-9  # of max(1, epsilon): lines agree to half of this error
+_ERROR = 2e-9  # error relative to max(1, epsilon); two lines agree to half of it
 
 
 def released_pair(run: DPSGD) -> Pair:
     """Return the pair of distributions of several released iterates, for linear losses."""
     mirrored = run.neighbours == "replace"
-    require_independent_noise(run)
-    if tells_every_step(run):
-        require_independence(run)
+    require_supported(run, BLOCKS)
+    if reveals_every_step(run):
         return pair_of_steps(loss_cumulant(run))
     laws = released_laws(run)
-    if all(law.low == law.high for _, law in laws):  # Gaussian mechanisms compose to one
+    if all(law.low == law.high for _, law in laws):  # several Gaussian mechanisms equal a single one
         mu = math.sqrt(math.fsum(count * (law.high / law.noise) ** 2 for count, law in laws))
-        none = np.empty(0)
-        return pair_of(Law(1.0, 2.0 * mu if mirrored else mu, none, none, none)) if mu else NothingPair()
+        return pair_of(Law(1.0, 2.0 * mu if mirrored else mu)) if mu else NothingPair()
     if len(laws) == 1 and laws[0][0] == 1.0:
         return replaced_pair_of(laws[0][1]) if mirrored else pair_of(laws[0][1])
     cumulant = block_cumulant(laws, mirrored=mirrored)
@@ -127,10 +117,10 @@ def released_pair(run: DPSGD) -> Pair:
 
 @dataclass(frozen=True)
 class ReleasedPair(CompositionPair):
-    """Sums of privacy losses of blocks, in both directions."""
+    """The sum of the privacy losses of all blocks, for P over Q and for Q over P."""
 
     run: DPSGD
-    is_rounded: bool = False  # laws are rounded up
+    is_rounded: bool = False  # the laws of some blocks are rounded up
 
     def _bracket(self, log_delta: float) -> tuple[float, float]:
         try:
@@ -138,14 +128,11 @@ class ReleasedPair(CompositionPair):
         except ArithmeticError:  # Unreliable, or out of the range of floats: use bounds that always hold
             return self._proved(log_delta, None)
         error = _ERROR * max(1.0, value)
-        return self._lower(value, log_delta) - error, value + error
-
-    def _lower(self, value: float, log_delta: float) -> float:
-        """Return the value; if laws are rounded up, the value of laws rounded down."""
-        if not self.is_rounded:
-            return value
-        down = ReleasedPair(block_cumulant(released_laws(self.run), mirrored=False, up=False), self.run)
-        return min(value, float(down.epsilon(np.float64(log_delta))))
+        lower = value
+        if self.is_rounded:
+            down = ReleasedPair(block_cumulant(released_laws(self.run), mirrored=False, up=False), self.run)
+            lower = min(value, float(down.epsilon(np.float64(log_delta))))
+        return lower - error, value + error
 
     def _fnr(self, fpr: float) -> float:
         try:
@@ -155,12 +142,11 @@ class ReleasedPair(CompositionPair):
 
     @cached_property
     def _told(self) -> tuple[KnownParticipations, KnownParticipations]:
-        """A trivial lower bound, and an upper bound on the privacy loss of all iterates."""
         return TOLD_NOTHING, told_run(self.run)
 
     @cached_property
     def _last_iterate(self) -> Pair:
-        """The pair of the last released iterate, which reveals at most as much as all of them."""
+        """The pair of the last released iterate alone, which reveals at most as much as all of them."""
         law = law_of(self.run)
         if not self.cumulant.mirrored:
             return pair_of(law)

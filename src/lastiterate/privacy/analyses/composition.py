@@ -1,7 +1,7 @@
 """The standard analysis: every iterate is released, and the privacy losses of the steps add up.
 
-Values come from `composition_values`, where two lines must agree. The ends of the bracket come from `certified_bracket`
-and are proved. If two lines do not agree, the value is the proved upper end.
+Values come from `composition_values`, where integrals along two lines must agree. If they disagree, the value is the
+upper end of the bracket. The ends of the bracket come from `certified_bracket` and are proved.
 """
 
 from __future__ import annotations
@@ -11,10 +11,21 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from lastiterate.common.types import Floats
+from lastiterate.features import (
+    CHECKPOINTS_OF_MEMORY,
+    CORRELATED_ADAM,
+    CORRELATED_RELEASES,
+    FIXED,
+    LINEAR,
+    RELEASES,
+    SHUFFLED,
+    Support,
+    require_supported,
+)
 from lastiterate.privacy.analyses.correlated import correlated_pair, without_filter
 from lastiterate.privacy.analyses.no_amplification import (
     TOLD_NOTHING,
@@ -29,15 +40,20 @@ from lastiterate.privacy.losses.loss_cumulant import LossCumulant, loss_cumulant
 from lastiterate.privacy.losses.loss_line import chernoff_bound
 from lastiterate.privacy.mixtures.fourier import Unreliable
 from lastiterate.privacy.mixtures.law import Law
+from lastiterate.privacy.mixtures.mixture import SinglePair
 from lastiterate.privacy.mixtures.pairs import NothingPair, pair_of, replaced_pair_of
-from lastiterate.privacy.mixtures.solve import each
 from lastiterate.run import DPSGD, require_run
 
-if TYPE_CHECKING:
-    from lastiterate.common.types import Floats
+_WIDE = 1e-3  # if a bracket is wider than this, relative to max(1, epsilon), other bounds are tried too
+_CLOSE_RATES = 1e-7, 1e-6  # closer bounds on an error rate need no integral: absolute, and relative to the power
 
-_WIDE = 1e-3  # width of a bracket, relative to max(1, epsilon), above which other bounds may be closer
-_CLOSE_RATES = 1e-7, 1e-6  # distance of bounds on an error rate that need no line: absolute, and relative to the power
+
+_HOLDS = "the standard analysis assumes Poisson sampling, so epsilon may be too low; use lastiterate.no_amplification"
+SUPPORT = Support(
+    "composition",
+    (LINEAR - {FIXED, SHUFFLED}) | {RELEASES, CORRELATED_RELEASES, CHECKPOINTS_OF_MEMORY, CORRELATED_ADAM},
+    {FIXED: _HOLDS, SHUFFLED: _HOLDS},
+)
 
 
 def composition(run: DPSGD) -> PrivacyCurve:
@@ -52,40 +68,27 @@ def composition(run: DPSGD) -> PrivacyCurve:
     """
     if require_run(run).noise_filter is not None:
         plain = without_filter(run)
-        if plain is None or not plain.amplifies:
+        if plain is None or SUPPORT.refusal(plain):
             return PrivacyCurve(correlated_pair(run), "composition", is_guarantee=True)
         run = plain
-    if not run.amplifies:
-        raise ValueError(_refusal(run))
+    require_supported(run, SUPPORT)
     pair = pair_of_steps(loss_cumulant(run))
     if isinstance(pair, CompositionPair):
         return PrivacyCurve(pair, "composition", is_guarantee=True, proved=("lower", "upper"))
     return PrivacyCurve(pair, "composition", is_guarantee=True)
 
 
-def _refusal(run: DPSGD) -> str:
-    what = "shuffled batches" if run.sampling == "shuffled" else "batches of fixed size"
-    bound = "no amplification: Gaussian with mu = sqrt(epochs) / sigma"
-    if run.sampling == "fixed":
-        bound = "no amplification: each step a Gaussian with mu = 1 / sigma where the example is in its batch"
-    return (
-        f"composition is not valid with sampling {run.sampling!r}: the standard analysis assumes Poisson sampling and "
-        f"may be too low for {what}; the bound that holds is lastiterate.no_amplification ({bound})"
-    )
-
-
 def pair_of_steps(cumulant: LossCumulant) -> Pair:
-    """Return closed forms if there are any, and otherwise the contour."""
-    none = np.empty(0)
+    """Return a pair in closed form if there is one, and otherwise a pair that is integrated numerically."""
     if not cumulant.counts.size:
         return NothingPair()
     if np.all(cumulant.rates == 1.0):
-        # One Gaussian mechanism, in units that make it equal to the heuristic's to the last digit.
+        # One Gaussian mechanism, in units for which all digits equal those of the last-iterate heuristic.
         noise = float(cumulant.sigmas[0]) * math.sqrt(float(cumulant.counts[0]))
         mu = math.sqrt(float(np.sum(cumulant.counts / cumulant.sigmas**2)))
         constant = float(cumulant.counts[0]) if cumulant.counts.size == 1 else mu * noise
         times = cumulant.group * (2.0 if cumulant.mirrored else 1.0)
-        return pair_of(Law(noise, constant * times, none, none, none))
+        return pair_of(Law(noise, constant * times))
     if cumulant.counts.size == 1 and cumulant.counts[0] == 1.0:
         counts = cumulant.counts * cumulant.group
         law = Law(float(cumulant.sigmas[0]), 0.0, counts, cumulant.rates, np.ones(1))
@@ -94,19 +97,10 @@ def pair_of_steps(cumulant: LossCumulant) -> Pair:
 
 
 @dataclass(frozen=True)
-class CompositionPair:
-    """Sums of privacy losses, in both directions."""
+class CompositionPair(SinglePair):
+    """The sum of the privacy losses of all steps, for P over Q and for Q over P."""
 
     cumulant: LossCumulant
-
-    def epsilon(self, log_delta: Floats) -> Floats:
-        return each(self._epsilon, log_delta)
-
-    def log_delta(self, epsilon: Floats) -> Floats:
-        return each(self._log_delta, epsilon)
-
-    def fnr(self, fpr: Floats) -> Floats:
-        return each(self._fnr, fpr)
 
     def bracket(self, log_delta: Floats) -> tuple[Floats, Floats]:
         bounds = [self._bracket(float(value)) for value in np.ravel(log_delta)]
@@ -119,10 +113,7 @@ class CompositionPair:
 
     @cached_property
     def _last_iterate(self) -> Pair:
-        """The pair of the last iterate, which is a function of all iterates and so reveals no more than they do.
-
-        Steps are weighted by 1 / sigma^2, the weights that reveal most.
-        """
+        """The pair of a last iterate with steps weighted by 1 / sigma^2, which reveals no more than all iterates."""
         counts, rates, sigmas = self.cumulant.counts, self.cumulant.rates, self.cumulant.sigmas
         group = self.cumulant.group
         weights = (sigmas.min() / sigmas) ** 2
@@ -134,11 +125,7 @@ class CompositionPair:
 
     @cached_property
     def _told(self) -> tuple[KnownParticipations, KnownParticipations]:
-        """A lower and an upper bound for an adversary who is told the number of batches with the canary.
-
-        The bounds are close if there is little noise. One example of a group gives the lower bound for the group. If an
-        example is replaced, the lower bound is trivial.
-        """
+        """Bounds for an adversary who is told the number of batches with the canary, close if there is little noise."""
         steps, rates, sigmas = int(self.cumulant.counts.sum()), self.cumulant.rates, self.cumulant.sigmas
         if self.cumulant.mirrored:
             return TOLD_NOTHING, told_kinds(self.cumulant.counts, rates, 0.5 * sigmas, self.cumulant.group)
@@ -147,31 +134,28 @@ class CompositionPair:
 
     def _epsilon(self, log_delta: float) -> float:
         try:
-            value = self._by_two_lines(log_delta)
+            return self._by_two_lines(log_delta)
         except ArithmeticError:  # Unreliable, or out of the range of floats: use bounds that always hold
             return self._proved(log_delta, None)[1]
-        return value
 
     def _by_two_lines(self, log_delta: float) -> float:
         value, difference = epsilon_of(self.cumulant, log_delta)
         if add_matters(self._add, value, log_delta):
             value, difference = max((value, difference), epsilon_of(self._add, log_delta))
         if value + difference < float(self._last_iterate.epsilon(np.float64(log_delta))) * (1.0 - 1e-8) - 1e-8:
-            raise Unreliable  # all iterates reveal at least as much as one
+            raise Unreliable  # all iterates must reveal at least as much as one
         return value
 
     def _bracket(self, log_delta: float) -> tuple[float, float]:
-        try:
-            value = self._by_two_lines(log_delta)
-        except ArithmeticError:  # Unreliable, or out of the range of floats: use bounds that always hold
-            return self._proved(log_delta, None)
-        return self._proved(log_delta, value)
+        near = None
+        with suppress(ArithmeticError):  # Unreliable, or out of the range of floats
+            near = self._by_two_lines(log_delta)
+        return self._proved(log_delta, near)
 
     def _proved(self, log_delta: float, near: float | None) -> tuple[float, float]:
-        """Return proved bounds on epsilon. ``near`` is an approximate epsilon, if known."""
         try:
             if costs_nothing(self.cumulant, log_delta):
-                return 0.0, 0.0  # at epsilon = 0 the two directions are the same
+                return 0.0, 0.0  # at epsilon = 0, P over Q and Q over P have the same delta
             lower, upper = proved_epsilon(self.cumulant, log_delta, near)
             if add_matters(self._add, upper, log_delta, proved_chernoff_bound):
                 bounds = proved_epsilon(self._add, log_delta, near)
@@ -208,13 +192,10 @@ class CompositionPair:
 def add_matters(
     add: LossCumulant, epsilon: float, log_delta: float, bound: Callable[..., float] = chernoff_bound
 ) -> bool:
-    """Return whether delta of Q over P may exceed the given delta.
-
-    It may not if Chernoff's bound or the largest loss forbids it.
-    """
+    """Return False if Chernoff's bound or the largest loss shows that delta of Q over P is at most the given delta."""
     largest = (1.0 + 1e-12) * add.largest_loss()
     if epsilon <= 0.0 or epsilon >= largest or math.log(-math.expm1(epsilon - largest)) <= log_delta:
-        return False  # at epsilon = 0 the two directions are the same
+        return False  # at epsilon = 0, P over Q and Q over P have the same delta
     try:
         return bound(add, epsilon, log_delta) > log_delta
     except Unreliable:

@@ -2,58 +2,55 @@
 
 The adversary sees the noisy sums G + F z of all steps. F is lower triangular, so with C = F^-1 the adversary equally
 sees C G + z, step by step. The canary changes the mean of step t by (C D)_t. D holds the gradients of the canary, which
-may depend on everything seen before. The sum of the squares of these changes is at most the largest |C D|^2. A Gaussian
-mechanism with adaptively chosen changes under such a bound is the mechanism with that change (Denisov et al. 2022,
-theorem 2.1). A mixture over batches is no easier to distinguish than the worst choice of batches.
+may depend on everything seen before. The sum of the squares of these changes is at most the largest |C D|^2. If changes
+are chosen adaptively under such a bound, the mechanism reveals no more than one Gaussian mechanism whose change equals
+the bound (Denisov et al. 2022, theorem 2.1). A mixture over batches is no easier to distinguish than the worst choice
+of batches.
 
-The largest change is the largest |C u|, where u says in which batches the example is. The gradient of the example may
-point in another direction at every step. So |C u|^2 stands for a sum over pairs of steps in u of the absolute values of
-the entries of X = C^T C. The sum is |C u|^2 itself if no entry of C is negative.
+The largest change is the largest |C u|, where u is 1 for batches with the example and 0 for the others. The gradient of
+the example may point in a different direction at every step. So |C u|^2 means here the sum of |X_ij| over all pairs of
+steps in u, where X = C^T C. The sum is |C u|^2 itself if no entry of C is negative.
 
-For a filter that decreases and is never negative, the worst u is 0, b, 2b, ...: the entry of X at (i, j) falls with the
-later of the two steps and with their distance, and the k-th participation cannot be before step k b. The absolute
-values of any filter lie below a decreasing filter, their running maximum from the end (``_envelope``). The bound for
-the decreasing filter therefore holds for every filter.
+Let the filter decrease and never be negative, and let participations be at least b steps apart. Then the worst
+participations are at steps 0, b, 2b, ...: X_ij falls with the later of the two steps and with their distance, and
+participation k = 0, 1, ... cannot be before step k b. The absolute values of any filter lie below a decreasing filter,
+their running maximum from the end (``_envelope``). So the bound for the decreasing filter holds for every filter.
 """
 
 from __future__ import annotations
 
 import math
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from lastiterate.common.types import BoolArray, FloatArray
+from lastiterate.privacy.curve import Pair
 from lastiterate.privacy.mixtures.correlated_noise import inverse
-from lastiterate.privacy.mixtures.law import Law, epoch_length, require_separable_epochs
+from lastiterate.privacy.mixtures.law import Law, epoch_length
 from lastiterate.privacy.mixtures.pairs import NothingPair, pair_of
 from lastiterate.run import DPSGD
-
-if TYPE_CHECKING:
-    from lastiterate.privacy.curve import Pair
-
 
 # Largest change: upper bounds on |C u| over all allowed u. C is the inverse of the noise filter's matrix.
 
 MOST_STEPS = 10**6
-_MOST_DOUBT = 1e-7  # largest relative error of the result, which is raised by the error
-_MOST_PAIRS = 16_384  # steps up to which all pairs of steps are examined
-_MOST_ROWS = 2048  # steps up to which X fits into memory
-_MOST_ENTRIES = 2**21  # participation patterns times steps, up to which all patterns are tried
+_MOST_DOUBT = 1e-7  # largest relative error of the result; the error is added to the result
+_MOST_PAIRS = 16_384  # largest number of steps for which all pairs of steps are examined
+_MOST_ROWS = 2048  # largest number of steps for which X fits into memory
+_MOST_ENTRIES = 2**21  # largest product of patterns and steps for which all patterns are tried
 _MOST_PRODUCTS = 3 * 10**8
 _UNIT = 2.0**-53
 
 
 @lru_cache(maxsize=16)
 def largest_norm(coefficients: tuple[float, ...], steps: int, apart: int, epoch: int | None) -> float:
-    """Return an upper bound on |C u| for gradients of norm 1, over batches at least ``apart`` steps apart.
+    """Return an upper bound on |C u| for gradients of norm 1, over all u allowed by ``apart`` and ``epoch``.
 
-    ``epoch`` None allows any number of participations. Otherwise the example is used once in each stretch of ``epoch``
-    steps. The bound is tight up to 1e-7 in three cases:
+    Participations are at least ``apart`` steps apart. If ``epoch`` is None, their number is not limited. Otherwise the
+    example is used once in every ``epoch`` steps. The bound is tight up to 1e-7 in three cases:
 
-    - ``apart`` is 1, ``epoch`` is None, and there are at most 16,384 steps or no entry of C is negative;
-    - C decreases, no entry of C is negative, and ``epoch`` is None or ``apart``;
+    - ``apart`` is 1, ``epoch`` is None, and either there are at most 16,384 steps or no entry of C is negative;
+    - C decreases, no entry is negative, and ``epoch`` is None or ``apart``;
     - there are few enough participation patterns to try them all.
     """
     if steps > MOST_STEPS:
@@ -65,14 +62,13 @@ def largest_norm(coefficients: tuple[float, ...], steps: int, apart: int, epoch:
         found = _bound(values, apart, epoch)
         if not (math.isfinite(found) and doubt <= _MOST_DOUBT * found):
             raise ValueError(
-                "noise_filter must have an inverse that does not grow beyond what floats can hold, for a guarantee: "
-                "noise that this filter adds is nearly taken back by later steps"
+                "noise_filter must have an inverse that floats can hold, for a guarantee: with this filter, later "
+                "steps cancel nearly all of the noise"
             )
     return found + doubt
 
 
 def _bound(values: FloatArray, apart: int, epoch: int | None) -> float:
-    """Return the bound for a filter that is known exactly. Rounding errors of squares and sums are rounded up."""
     rounding = 1.0 + 8.0 * values.size * _UNIT
     if apart == 1 and epoch is None:
         return rounding * _of_all_steps(values)
@@ -82,14 +78,18 @@ def _bound(values: FloatArray, apart: int, epoch: int | None) -> float:
         bounds.append(_one_each_epoch(falling, apart, epoch))
     if values.size <= _MOST_ROWS and not (np.array_equal(values, falling) and epoch in (None, apart)):
         patterns = _patterns(values.size, apart, epoch)
-        bounds.append(_by_rows(values, apart, epoch) if patterns is None else _of_each(values, patterns))
+        if patterns is None:
+            bounds.append(_by_rows(values, apart, epoch))
+        else:
+            matrix, doubt = _absolute_gram(values)
+            rows = patterns.astype(np.float64)
+            bounds.append(math.sqrt(float(np.max(np.vecdot(rows @ matrix, rows))) + doubt))
     if apart == 1:
         bounds.append(_of_all_steps(values))
     return rounding * min(bounds)
 
 
 def _of_all_steps(values: FloatArray) -> float:
-    """Return the bound for an example that is in every batch."""
     absolute = float(np.linalg.norm(np.cumsum(np.abs(values))))
     if values.min() >= 0.0 or values.size > _MOST_PAIRS:
         return absolute
@@ -101,13 +101,12 @@ def _of_all_steps(values: FloatArray) -> float:
 
 
 def _envelope(values: FloatArray) -> FloatArray:
-    """Return the smallest decreasing filter that is nowhere below the absolute values."""
     result: FloatArray = np.maximum.accumulate(np.abs(values)[::-1])[::-1]
     return result
 
 
 def _evenly(falling: FloatArray, apart: int, count: int) -> float:
-    """Return the norm for ``count`` participations at 0, b, 2b, ..., the worst of all that are at least b apart."""
+    """Return the norm for ``count`` participations at steps 0, ``apart``, 2 ``apart``, ...: the worst case."""
     size = falling.size
     padded = np.zeros(-(-size // apart) * apart)
     padded[:size] = falling
@@ -117,12 +116,7 @@ def _evenly(falling: FloatArray, apart: int, count: int) -> float:
 
 
 def _one_each_epoch(falling: FloatArray, apart: int, epoch: int) -> float:
-    """Return the bound for one participation an epoch.
-
-    Each pair of epochs is bounded by the nearest two steps that it allows. Participations that are s epochs apart are
-    at least (s - 1) epoch + 1 steps apart, and at least s times ``apart``. The later of the two is not before the
-    beginning of its epoch.
-    """
+    """Bound one participation per epoch. Each two epochs count with the two nearest steps that are allowed."""
     size, count = falling.size, -(-falling.size // epoch)
     total = 0.0
     for later in range(count):
@@ -134,7 +128,6 @@ def _one_each_epoch(falling: FloatArray, apart: int, epoch: int) -> float:
 
 
 def _patterns(steps: int, apart: int, epoch: int | None) -> BoolArray | None:
-    """Return all sets of batches that may contain the example, one a row; None if there are too many."""
     rows, last = np.zeros((1, steps), bool), np.full(1, -max(apart, steps + 1))
     for step in range(steps):
         free = step - last >= apart
@@ -148,19 +141,8 @@ def _patterns(steps: int, apart: int, epoch: int | None) -> BoolArray | None:
     return rows
 
 
-def _of_each(values: FloatArray, patterns: BoolArray) -> float:
-    """Return the largest norm of all patterns."""
-    matrix, doubt = _absolute_gram(values)
-    rows = patterns.astype(np.float64)
-    return math.sqrt(float(np.max(np.vecdot(rows @ matrix, rows))) + doubt)
-
-
 def _by_rows(values: FloatArray, apart: int, epoch: int | None) -> float:
-    """Return a bound from sums over rows of |X|.
-
-    A row counts only the entries of steps that may occur together with the step of the row. This is Algorithm 4 of
-    Choquette-Choo et al. (2023), except that the own entry of a row always counts.
-    """
+    """Sum over rows of |X| (Choquette-Choo et al. 2023, Algorithm 4). The diagonal entries are always included."""
     matrix, doubt = _absolute_gram(values)
     steps = np.arange(values.size)
     far = np.abs(steps[:, None] - steps) >= apart
@@ -191,14 +173,11 @@ def _best(rows: FloatArray, apart: int) -> FloatArray:
     best = np.zeros((len(columns) + apart, len(rows)))
     for place, column in enumerate(columns):
         best[place + apart] = np.maximum(best[place + apart - 1], column + best[place])
-    result: FloatArray = best[-1]
-    return result
+    return np.asarray(best[-1])
 
 
 def correlated_pair(run: DPSGD) -> Pair:
-    """Return the Gaussian mechanism with mu = |C u| / sigma, for the worst u.
-
-    A noise schedule counts as its smallest value.
+    """Return the Gaussian mechanism with mu = |C u| / sigma, for the worst u and the smallest sigma of a schedule.
 
     Examples of a group may all be in the same batches. If one example replaces another, gradients differ by twice the
     clipping norm.
@@ -208,16 +187,14 @@ def correlated_pair(run: DPSGD) -> Pair:
         return NothingPair()
     epoch = None
     if run.sampling == "shuffled":
-        require_separable_epochs(run)
         epoch = epoch_length(run)
     size = largest_norm(run.noise_filter, run.steps, run.min_separation, epoch)
     apart = run.group_size * (2.0 if run.neighbours == "replace" else 1.0)
-    none = np.empty(0)
-    return pair_of(Law(float(np.min(run.noise_multiplier)), apart * size, none, none, none))
+    return pair_of(Law(float(np.min(run.noise_multiplier)), apart * size))
 
 
 def without_filter(run: DPSGD) -> DPSGD | None:
-    """Return the run without its filter; None unless the filter only scales the noise and ``min_separation`` is 1."""
+    """Return an equivalent run without a filter, or None if the filter mixes steps or ``min_separation`` exceeds 1."""
     assert run.noise_filter is not None
     if any(run.noise_filter[1 : run.steps]) or run.min_separation > 1:
         return None

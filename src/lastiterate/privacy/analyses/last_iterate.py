@@ -14,8 +14,10 @@ from lastiterate.privacy.mixtures import mixture
 from lastiterate.privacy.mixtures.kernels import BinomialKernel
 from lastiterate.privacy.mixtures.law import Law, law_of
 from lastiterate.privacy.mixtures.pairs import each_row, pair_of, replaced_pair_of
-from lastiterate.privacy.mixtures.released_blocks import released_laws
+from lastiterate.privacy.mixtures.released_blocks import BLOCKS, released_laws
 from lastiterate.run import DPSGD, MOST_OF_A_GROUP, require_run
+
+SUPPORT = BLOCKS
 
 
 def last_iterate(run: DPSGD) -> PrivacyCurve:
@@ -38,25 +40,25 @@ def last_iterate(run: DPSGD) -> PrivacyCurve:
 
 
 def full_batch(run: DPSGD) -> PrivacyCurve:
-    """The run with q = 1, learning rates times q_t and noise multipliers over q_t (the paper's equation 4).
+    """The run with q = 1, learning rates multiplied by q_t and noise multipliers divided by q_t (equation 4).
 
-    Every example then contributes its average with certainty: the Gaussian mechanism with mu = sum_t w_t q_t /
-    sqrt(sum_t w_t^2 sigma_t^2). This is a baseline for comparison, not a guarantee for the run itself. Each block
-    between released iterates is such a mechanism, and the mu^2 of the blocks add up.
+    Every example then makes its average contribution with certainty. This is the Gaussian mechanism with mu = sum_t w_t
+    q_t / sqrt(sum_t w_t^2 sigma_t^2). It is the paper's baseline for comparison, not a guarantee for the run itself.
+    Each block between released iterates is such a mechanism, and the mu^2 of the blocks add up.
     """
-    laws, none = released_laws(require_run(run)), np.empty(0)
+    laws = released_laws(require_run(run))
     noise, mean = laws[0][1].noise, laws[0][1].mean
     if run.release_count > 1:
         noise, mean = 1.0, math.sqrt(math.fsum(count * (law.mean / law.noise) ** 2 for count, law in laws))
     apart = 2.0 if run.neighbours == "replace" else 1.0
-    return PrivacyCurve(pair_of(Law(noise, apart * mean, none, none, none)), "full_batch", is_guarantee=False)
+    return PrivacyCurve(pair_of(Law(noise, apart * mean)), "full_batch", is_guarantee=False)
 
 
 # Grids: the heuristic for many runs at once.
 
 
 @overload
-def last_iterate_epsilon(  # type: ignore[overload-overlap]  # four numbers give a number, anything else an array
+def last_iterate_epsilon(  # type: ignore[overload-overlap]  # numbers give a number, arrays an array
     steps: float, sample_rate: float, noise_multiplier: float, delta: float, *, group_size: float = 1
 ) -> float: ...
 @overload
@@ -76,10 +78,10 @@ def last_iterate_epsilon(
     *,
     group_size: float | SomeNumbers = 1,
 ) -> float | FloatArray:
-    """Epsilon of the last-iterate heuristic for runs with constant rate and noise; broadcasts like a NumPy ufunc.
+    """Epsilon of the last-iterate heuristic for runs with constant rate and noise. Broadcasts like a NumPy ufunc.
 
-    The values are those of ``last_iterate(DPSGD(...)).epsilon(delta)``, about ten times as fast for each item of a
-    grid. ``group_size`` is the number of examples of a person.
+    The values equal ``last_iterate(DPSGD(...)).epsilon(delta)``. For a grid, each value takes about a tenth of the
+    time. ``group_size`` is the number of examples of a person.
     """
     count = _whole("steps", steps, MAX_STEPS)
     group = _whole("group_size", group_size, MOST_OF_A_GROUP)
@@ -96,7 +98,8 @@ def last_iterate_epsilon(
             result[random] = each_row(mixture.epsilon, BinomialKernel(t * m, q, np.sqrt(t) * s), log_delta)
         for index in np.flatnonzero(flat[1] == 1.0):
             t, _, s, log_delta, m = (item[index] for item in flat)
-            result[index] = pair_of(_certain(float(t), float(s), float(m))).epsilon(log_delta)
+            law = Law(float(np.sqrt(t)) * float(s), float(t) * float(m))  # the canary is in every batch
+            result[index] = pair_of(law).epsilon(log_delta)
     return float(result[0]) if items[0].ndim == 0 else result.reshape(items[0].shape)
 
 
@@ -105,9 +108,3 @@ def _whole(name: str, value: float | SomeNumbers, most: int) -> FloatArray:
     if np.any(result != np.floor(result)):
         raise ValueError(f"{name} must be whole numbers, got {float(result[result != np.floor(result)].flat[0])!r}")
     return result
-
-
-def _certain(steps: float, sigma: float, group: float) -> Law:
-    """Return the law of a canary in every batch."""
-    none = np.empty(0)
-    return Law(float(np.sqrt(steps)) * sigma, steps * group, none, none, none)

@@ -1,6 +1,6 @@
 """The maximum of the heuristic over all stopping times of a run.
 
-The heuristic is not monotone in the number of steps. The maximum is found by branch and bound: stretches of stopping
+The heuristic is not monotone in the number of steps. The maximum is found by branch and bound: intervals of stopping
 times whose bound is below the best value found are discarded, and the others are halved. A few hundred evaluations find
 the maximum over 1e5 steps.
 
@@ -14,12 +14,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from lastiterate.common.types import FloatArray, Floats
 from lastiterate.common.validation import PerStep, cut
+from lastiterate.features import LINEAR, RELEASES, REPLACEMENT, Support, require_supported
 from lastiterate.optimizer import is_adam
 from lastiterate.privacy.curve import Pair, PrivacyCurve
 from lastiterate.privacy.mixtures import mixture
@@ -29,24 +29,12 @@ from lastiterate.privacy.mixtures.law import NOTHING, Law, law_of
 from lastiterate.privacy.mixtures.mixture import Kernel
 from lastiterate.privacy.mixtures.pairs import each_row, highest_epsilon, lowest_epsilon, pair_of
 from lastiterate.privacy.mixtures.solve import each
-from lastiterate.run import DPSGD, require_run
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from lastiterate.privacy.mixtures.law import Law
-    from lastiterate.run import DPSGD
-
-
-# Prefixes: the runs stopped early, and bounds for many of them at once.
+from lastiterate.run import DPSGD
 
 
 @dataclass(frozen=True)
 class Prefixes:
-    """All prefixes of a run.
-
-    ``law(t)`` is the run stopped at t. ``bound(a, b)``, if not None, dominates all a <= t <= b.
-    """
+    """The law ``law(t)`` of a run stopped at step t. ``bound(a, b)``, if not None, dominates it for all a <= t <= b."""
 
     steps: int
     law: Callable[[int], Law]
@@ -54,11 +42,13 @@ class Prefixes:
 
 
 def prefixes_of(run: DPSGD) -> Prefixes:
-    """Return the prefixes of a run, each with the weights that its optimizer gives it."""
+    """Return the laws of a run that is stopped early. The optimizer's weights are those of the shorter run."""
     weights = _nested_weights(run)
     if run.noise_filter is not None and (isinstance(weights, np.ndarray) or np.ndim(run.noise_multiplier)):
         weights = None  # a longer run may have less noise
-    first = _first_that_counts(run)
+    schedule = run.weights if run.optimizer is None else run.optimizer.learning_rate
+    # The first step with a nonzero weight. A warm-up may begin with learning rate 0.
+    first = 1 if schedule is None else 1 + int(np.argmax(np.asarray(schedule) != 0.0))
     if weights is None:
         return Prefixes(run.steps, lambda t: law_of(run.prefix(t)) if t >= first else NOTHING, None)
     energy = _energy(weights, run)
@@ -82,14 +72,7 @@ def prefixes_of(run: DPSGD) -> Prefixes:
     return Prefixes(run.steps, law, bound if first == 1 else None)
 
 
-def _first_that_counts(run: DPSGD) -> int:
-    """Return the first step with a nonzero weight, such as the step after the zero start of a warm-up."""
-    schedule = run.weights if run.optimizer is None else run.optimizer.learning_rate
-    return 1 if schedule is None else 1 + int(np.argmax(np.asarray(schedule) != 0.0))
-
-
-def _energy(weights: PerStep, run: DPSGD) -> Callable[[int], float]:
-    """Return a function for the variance of the noise in a prefix, in the units of the weights."""
+def _energy(weights: PerStep, run: DPSGD) -> Callable[[int], float]:  # variance of the noise in a prefix
     if run.noise_filter is not None:  # with equal weights the variance grows with every step
         return lambda t: filtered_noise(run.prefix(t), 1.0) ** 2
     spread = np.asarray(weights) * np.asarray(run.noise_multiplier)
@@ -100,12 +83,12 @@ def _energy(weights: PerStep, run: DPSGD) -> Callable[[int], float]:
 
 
 def _nested_weights(run: DPSGD) -> PerStep | None:
-    """Return weights whose first t are those of the run stopped at t, up to a common factor; None if there are none."""
+    """Return weights whose first t are, up to order and a factor, those of the run stopped at t, or None."""
     optimizer = run.optimizer
     if optimizer is None or optimizer.is_memoryless:
         weights = run.effective_weights()
         return weights if np.min(weights) >= 0.0 else None
-    if is_adam(optimizer):  # the correction of its bias depends on when a step was
+    if is_adam(optimizer):  # Adam's bias correction depends on the number of the step
         return None
     steady = all(np.ndim(value) == 0 for value in (run.sample_rate, run.noise_multiplier, optimizer.learning_rate))
     if steady and run.sampling != "shuffled" and (optimizer.dampening == 0.0 or optimizer.momentum == 0.0):
@@ -125,10 +108,17 @@ def _nested_weights(run: DPSGD) -> PerStep | None:
 # Maximum: branch and bound over the stopping times.
 
 _LEVELS = 500
-_TOLERANCE = 1e-11  # of max(1, value): stretches that could gain no more than this are discarded too
+_TOLERANCE = 1e-11  # of max(1, value): an interval that can gain at most this much is discarded
 
 OfPair = Callable[[Pair, Floats], Floats]
 OfKernel = Callable[[Kernel, Floats], Floats]
+
+
+SUPPORT = Support(
+    "max_over_steps",
+    LINEAR - {REPLACEMENT},
+    {RELEASES: "it assumes that a single iterate is released; use lastiterate.last_iterate"},
+)
 
 
 def max_over_steps(run: DPSGD) -> PrivacyCurve:
@@ -137,22 +127,13 @@ def max_over_steps(run: DPSGD) -> PrivacyCurve:
     The paper compares its counterexamples with this epsilon (Section 4). Like the heuristic it is a prediction, not a
     guarantee.
     """
-    if require_run(run).release_count > 1:
-        raise ValueError(
-            f"releases must be None for max_over_steps, got {run.release_count} of them: it is about one iterate, the "
-            "last of the run stopped at any step; lastiterate.last_iterate answers for all that are released"
-        )
-    if run.neighbours == "replace":
-        raise ValueError(
-            "neighbours must be 'add-remove' or 'zero-out' for max_over_steps, got 'replace': its search is for the "
-            "presence of one example"
-        )
+    require_supported(run, SUPPORT)
     return PrivacyCurve(MaxOverSteps(prefixes_of(run)), "max_over_steps", is_guarantee=False)
 
 
 @dataclass(frozen=True)
 class MaxOverSteps:
-    """The pairs of all prefixes: the largest epsilon or delta, the smallest error rate."""
+    """The largest epsilon and delta, and the smallest false negative rate, of all runs stopped early."""
 
     prefixes: Prefixes
 
@@ -178,13 +159,12 @@ class MaxOverSteps:
 
         def largest(value: float) -> float:
             earlier = _largest(self.prefixes, lambda laws: _evaluate(laws, of_kernel, of_pair, np.float64(value)))
-            return max(earlier, float(of_pair(whole, np.float64(value))))  # not below the run itself, even by rounding
+            return max(earlier, float(of_pair(whole, np.float64(value))))  # at least the value of the whole run
 
         return each(largest, argument)
 
 
 def _largest(prefixes: Prefixes, evaluate: Callable[[list[Law]], FloatArray]) -> float:
-    """Return the largest value of any prefix."""
     if prefixes.bound is None:
         return max(float(evaluate([prefixes.law(t)])[0]) for t in range(1, prefixes.steps + 1))
     ends = np.unique(np.floor(np.geomspace(1, prefixes.steps, 2 + prefixes.steps.bit_length())).astype(np.int64))
@@ -193,7 +173,10 @@ def _largest(prefixes: Prefixes, evaluate: Callable[[list[Law]], FloatArray]) ->
     while stretches:
         alive = stretches
         for coarse in (True, False):
-            laws = [_coarser(prefixes.bound(a, b)) if coarse else prefixes.bound(a, b) for a, b in alive]
+            laws = [prefixes.bound(a, b) for a, b in alive]
+            if coarse:  # looser bounds that are quicker to evaluate if there are many distinct weights
+                few = (law.blocks or law.weights.size <= 2 * _LEVELS for law in laws)
+                laws = [law if ok else law.rounded_up(_LEVELS) for law, ok in zip(laws, few, strict=True)]
             enough = best + _TOLERANCE * max(1.0, abs(best))
             alive = [s for s, bound in zip(alive, evaluate(laws), strict=True) if bound > enough]
         middles = [(a + b) // 2 for a, b in alive]
@@ -205,13 +188,7 @@ def _largest(prefixes: Prefixes, evaluate: Callable[[list[Law]], FloatArray]) ->
     return best
 
 
-def _coarser(law: Law) -> Law:
-    """Return a looser bound that is quicker to evaluate if there are many distinct weights."""
-    return law if law.blocks or law.weights.size <= 2 * _LEVELS else law.rounded_up(_LEVELS)
-
-
 def _evaluate(laws: list[Law], of_kernel: OfKernel, of_pair: OfPair, argument: np.float64) -> FloatArray:
-    """Evaluate a function of many laws: all binomials at once, the others one by one."""
     result = np.empty(len(laws))
     binomials = [index for index, law in enumerate(laws) if law.is_binomial and law.weights[0] > 0.0]
     if binomials:

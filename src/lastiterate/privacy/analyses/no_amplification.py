@@ -1,4 +1,4 @@
-"""A bound that holds however batches are drawn: the adversary is told which batches contain the canary.
+"""A bound that holds for every way to draw batches: the adversary is told which batches contain the canary.
 
 To this adversary every step with the canary is a Gaussian mechanism. k such steps are one Gaussian mechanism with mu =
 sqrt(k) / sigma (Dong et al. 2022), whose delta has a closed form (Balle and Wang 2018).
@@ -9,38 +9,39 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import numpy as np
 from scipy.special import log_ndtr, ndtr, xlog1py, xlogy
 
+from lastiterate.common.types import FloatArray, Floats
+from lastiterate.features import COMBINATIONS, LINEAR, RELEASES, Support, require_supported
 from lastiterate.privacy.analyses.correlated import correlated_pair, without_filter
 from lastiterate.privacy.curve import PrivacyCurve
 from lastiterate.privacy.mixtures import support as binomial
 from lastiterate.privacy.mixtures.law import epoch_length
-from lastiterate.privacy.mixtures.pairs import RELATIVE_ERROR, larger_delta, smaller_delta
-from lastiterate.privacy.mixtures.solve import Side, a_little_less, each, invert, solve
-from lastiterate.run import DPSGD, require_run
-
-if TYPE_CHECKING:
-    from lastiterate.common.types import FloatArray, Floats
+from lastiterate.privacy.mixtures.mixture import SinglePair
+from lastiterate.privacy.mixtures.solve import Side, a_little_less, invert, solve
+from lastiterate.run import DPSGD
 
 _MOST_COUNTS = 20_000
 _ONE = np.float64(1.0)
 _UP = 1.0 + 1e-14  # a factor that exceeds the rounding error of a sum of squares
 
 
+SUPPORT = Support("no_amplification", LINEAR | {RELEASES} | COMBINATIONS)
+
+
 def no_amplification(run: DPSGD) -> PrivacyCurve:
-    """A guarantee for every way of sampling and every iterate released; loose if sampling hides the canary.
+    """A guarantee for any sampling, even if all iterates are released. It is loose if sampling hides the canary.
 
     Shuffled batches use the canary once an epoch: a Gaussian mechanism with mu = sqrt(epochs) / sigma. A last partial
-    epoch counts as a whole one. With Poisson sampling and batches of fixed size, the number of batches with the canary
-    is Binomial(steps, q). A schedule of noise counts as its smallest value, a schedule of rates as its largest.
-    Examples of a group may all be in the same batches, unless each is sampled independently. If one example replaces
-    another, gradients differ by twice the clipping norm, which halves the noise multiplier. Correlated noise has the
-    guarantee of ``composition``, unless the filter only scales the noise.
+    epoch counts as a whole epoch. With Poisson sampling and batches of fixed size, the number of batches with the
+    canary is Binomial(steps, q). A schedule of noise is replaced by its smallest value, a schedule of rates by its
+    largest value. Examples of a group may all be in the same batches, unless each is sampled independently. If one
+    example replaces another, gradients differ by twice the clipping norm, which halves the noise multiplier. Correlated
+    noise has the guarantee of ``composition``, unless the filter only scales the noise.
     """
-    if require_run(run).noise_filter is not None:
+    if require_supported(run, SUPPORT).noise_filter is not None:
         plain = without_filter(run)
         if plain is None:
             return PrivacyCurve(correlated_pair(run), "no_amplification", is_guarantee=True)
@@ -49,7 +50,7 @@ def no_amplification(run: DPSGD) -> PrivacyCurve:
 
 
 def told_run(run: DPSGD) -> KnownParticipations:
-    """Return an upper bound on the privacy loss of any iterates of a run."""
+    """Return an upper bound on the privacy loss of all iterates of a run."""
     sigma, rate, group = float(np.min(run.noise_multiplier)), float(np.max(run.sample_rate)), run.group_size
     if run.neighbours == "replace":
         sigma *= 0.5  # gradients differ by twice the clipping norm
@@ -64,8 +65,8 @@ def told_run(run: DPSGD) -> KnownParticipations:
 def told_group(steps: int, rate: float, sigma: float, group: int) -> KnownParticipations:
     """Return an upper bound for a group whose examples are sampled independently.
 
-    If B_t of the examples are in batch t, mu^2 is the sum of B_t^2 over sigma^2. The sum is at most ``group`` times the
-    sum of B_t, which is Binomial(group steps, rate). The bound is exact if all examples are in every batch.
+    mu^2 is the sum over batches of n^2 / sigma^2, where n is the number of the group's examples in the batch. Since n
+    <= ``group``, mu^2 is at most ``group`` / sigma^2 times the sum of all n.
     """
     if group == 1 or rate < 1.0:
         return told_participations(steps * group, rate, sigma / math.sqrt(group), upper=True)
@@ -73,11 +74,7 @@ def told_group(steps: int, rate: float, sigma: float, group: int) -> KnownPartic
 
 
 def told_kinds(counts: FloatArray, rates: FloatArray, sigmas: FloatArray, group: int) -> KnownParticipations:
-    """Return an upper bound for steps of several kinds.
-
-    The adversary is told, for each kind, the number of steps with the canary. If there are too many combinations of
-    these numbers, every step counts as the worst kind.
-    """
+    """Return an upper bound for several rates and noise multipliers. If they are too many, use the worst ones."""
     worst = told_group(int(counts.sum()), float(rates.max()), float(sigmas.min()), group)
     count, log_mass = np.zeros(1), np.zeros(1)
     if counts.size == 1:
@@ -94,30 +91,25 @@ def told_kinds(counts: FloatArray, rates: FloatArray, sigmas: FloatArray, group:
 def told_participations(steps: int, rate: float, sigma: float, *, upper: bool) -> KnownParticipations:
     """Bound composition with Poisson sampling, by an adversary who is told which batches contain the canary.
 
-    Upper bound: knowledge of the batches with the canary never hides anything.
+    Upper bound: knowledge of the batches never hides anything.
 
-    Lower bound: without this knowledge the loss is lower by at most a constant. Let x be the loss of a step with the
-    canary for the adversary who is told. For the adversary who is not told, the loss of that step is log(1 - q + q e^x)
-    >= x + log q, and a step without the canary has a loss of at least log(1 - q) instead of 0. With k steps with the
-    canary the loss changes by at least k log q + (steps - k) log(1 - q) in all.
-
-    The two bounds are close to each other if there is little noise.
+    Lower bound: let x be the loss of a step with the canary for the adversary who is told. For the adversary who is not
+    told, the loss is log(1 - q + q e^x) >= x + log q, and a step without the canary has a loss of at least log(1 - q)
+    instead of 0. With k steps with the canary the loss changes by at least k log q + (steps - k) log(1 - q) in all. The
+    bounds are close if there is little noise.
     """
     middle, half = _stretches(steps, rate)
     log_mass = _log_masses(middle, half, steps, rate, upper=upper)
     fewest, most = (np.clip(middle + side * half, 0.0, float(steps)) for side in (-1.0, 1.0))
     if upper:
         return KnownParticipations(sigma, most, log_mass, np.zeros_like(most), 2.0 * half)
-    # The smallest count of the stretch, with the largest decrease of the loss, which is linear in the count.
+    # The smallest count of the interval, with the largest decrease of the loss. The decrease is linear in the count.
     shifts = [-(xlogy(count, rate) + xlog1py(steps - count, -rate)) for count in (fewest, most)]
     return KnownParticipations(sigma, fewest, log_mass, np.maximum(*shifts))
 
 
 def _stretches(steps: int, rate: float) -> tuple[FloatArray, float]:
-    """Return the numbers of batches that may have the canary, as stretches of counts: the middles, and the half-width.
-
-    All counts down to a probability of 1e-320 are covered. The half-width is 0 unless there are too many counts.
-    """
+    """Split the range of the number of batches with the canary into intervals. Return middles and half-width."""
     if rate in (0.0, 1.0):
         return np.array([steps * rate]), 0.0
     spread = math.sqrt(1500.0 * steps * rate * (1.0 - rate)) + 500.0
@@ -127,11 +119,7 @@ def _stretches(steps: int, rate: float) -> tuple[FloatArray, float]:
 
 
 def _log_masses(middle: FloatArray, half: float, steps: int, rate: float, *, upper: bool) -> FloatArray:
-    """Return logarithms of bounds on the probabilities of stretches; log-probabilities if stretches are single counts.
-
-    The binomial distribution is log-concave. So from the middle on, the probability falls at least as fast as over the
-    first count, and at most as fast as on average up to the end of the stretch.
-    """
+    """Return logs of bounds on the probabilities of intervals, by log-concavity. They are exact for half-width 0."""
     if rate in (0.0, 1.0):
         return np.zeros(1)
 
@@ -155,11 +143,10 @@ def _log_masses(middle: FloatArray, half: float, steps: int, rate: float, *, upp
 
 
 @dataclass(frozen=True)
-class KnownParticipations:
-    """A randomly drawn Gaussian mechanism with mu = sqrt(count) / sigma; the adversary knows which one was drawn.
+class KnownParticipations(SinglePair):
+    """A Gaussian mechanism with mu = sqrt(count) / sigma and a random count, which the adversary knows.
 
-    The privacy loss is lowered by the ``shift`` of the count. A count may stand for a stretch of smaller counts, down
-    to ``count - below``.
+    The ``shift`` of a count is subtracted from the privacy loss. A count stands for ``count - below`` up to ``count``.
     """
 
     sigma: float
@@ -172,27 +159,18 @@ class KnownParticipations:
     def mu(self) -> FloatArray:
         return np.sqrt(self.count) / self.sigma
 
-    def epsilon(self, log_delta: Floats) -> Floats:
-        return each(self._epsilon, log_delta)
-
-    def log_delta(self, epsilon: Floats) -> Floats:
-        return each(lambda value: self._side(value).log_delta, epsilon)
-
-    def fnr(self, fpr: Floats) -> Floats:
-        return each(self._fnr, fpr)
-
-    def bracket(self, log_delta: Floats) -> tuple[Floats, Floats]:
-        least = replace(self, count=np.maximum(self.count - self.below, 0.0))
-        lower, upper = least.epsilon(larger_delta(log_delta)), self.epsilon(smaller_delta(log_delta))
-        error = RELATIVE_ERROR * np.maximum(1.0, upper)
-        return lower - error, upper + error
+    def _lower(self) -> KnownParticipations:
+        return replace(self, count=np.maximum(self.count - self.below, 0.0))
 
     def proved_end(self, log_delta: float, *, upper: bool) -> float:
-        """Return an epsilon at which delta is at most (or at least) the given delta; inf (or 0) if none is found.
+        """Return an epsilon at which delta is at most (``upper``) or at least the given delta.
 
-        Delta is evaluated at the epsilon that the search returns, with an allowance for rounding errors.
+        If none is found, return infinity for ``upper`` and 0 otherwise. Delta is evaluated at the epsilon that the
+        search returns. Its rounding error comes from the terms of delta and from the log-probabilities of counts far
+        from their mean (see `log_binomial`).
         """
-        goal = log_delta - self._rounding if upper else log_delta + self._rounding
+        rounding = 1e-11 + 1e-15 * float(np.ptp(self.count))
+        goal = log_delta - rounding if upper else log_delta + rounding
         if not goal < 0.0:
             return 0.0
         end, step = float(self._epsilon(np.float64(goal))), 1e-12
@@ -205,14 +183,6 @@ class KnownParticipations:
             end, step = end + (step if upper else -step) * max(1.0, end), 4.0 * step
         return math.inf if upper else 0.0
 
-    @property
-    def _rounding(self) -> float:
-        """The rounding error of log delta.
-
-        It comes from the terms of delta, and from log-probabilities of counts far from their mean (see `log_binomial`).
-        """
-        return 1e-11 + 1e-15 * float(np.ptp(self.count))
-
     def _epsilon(self, log_delta: Floats) -> Floats:
         largest = self.mu.max()
         high: Floats = 0.5 * largest**2 + largest * np.sqrt(-2.0 * log_delta) + 1e-300
@@ -221,6 +191,9 @@ class KnownParticipations:
         if self._side(np.float64(0.0)).log_delta <= a_little_less(log_delta):
             return np.float64(0.0)
         return solve(self._side, log_delta, 0.5 * high, 0.0 * high, high)[0]
+
+    def _log_delta(self, epsilon: Floats) -> Floats:
+        return self._side(epsilon).log_delta
 
     def _side(self, epsilon: Floats) -> Side:
         used = self.mu > 0.0
@@ -231,11 +204,7 @@ class KnownParticipations:
         return Side(epsilon, _ONE, log_delta, -np.exp(np.logaddexp.reduce(log_mass + log_q) - log_delta))
 
     def _fnr(self, fpr: Floats) -> Floats:
-        """Return P(L <= l) + e^l (Q(L > l) - fpr), where the loss L exceeds l with probability fpr under Q.
-
-        The formula is that of `TwoSidedPair`. If the canary may be in no batch at all, the loss is 0 with a positive
-        probability and Q(L > l) may jump over fpr at l = 0. The best test is then randomised.
-        """
+        """Return P(L <= l) + e^l (Q(L > l) - fpr), where the loss L exceeds l with probability fpr under Q."""
         used = self.mu > 0.0
         mu, log_mass, goal = self.mu[used], self.log_mass[used], np.log(fpr)
         unused = np.exp(np.logaddexp.reduce(self.log_mass[~used], initial=-np.inf))

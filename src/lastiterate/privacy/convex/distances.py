@@ -1,8 +1,8 @@
 """Upper bounds on the distance between convex training with and without the canary, and the contraction of a step.
 
 In units of learning rate times clipping norm, the distance after some steps is at most R = sum_k c^k b_k. c is the
-contraction, and b_k ~ Bernoulli(q) says whether the canary was in the batch k steps ago (docs/method.md, "Convex
-losses"). `distances` returns a law with few values that exceeds R stochastically: weights, values and tails are all
+contraction, and b_k ~ Bernoulli(q) is 1 if the canary was in the batch k steps ago (docs/method.md, "Convex losses").
+`distances` returns a distribution with few values that dominates R stochastically: weights, values and tails are all
 rounded up.
 """
 
@@ -11,28 +11,25 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 import numpy as np
 from scipy.special import bdtrc, ndtr
 
+from lastiterate.common.types import FloatArray
 from lastiterate.common.validation import number
 from lastiterate.privacy.mixtures.fourier import Cumulant
 from lastiterate.privacy.mixtures.law import Law
 
-if TYPE_CHECKING:
-    from lastiterate.common.types import FloatArray
-
 LOG_LOST = -57.0  # log-probability of distances that are left out
-_RATIO = 0.01  # relative difference of weights that are rounded up to the largest of them
-_OF_THE_REST = 1e-3  # share of the mean in small weights, whose batches are taken to have the canary
-_FEW_STEPS = 8  # steps up to which all sums are enumerated
+_RATIO = 0.01  # weights that differ by less than this fraction are rounded up to the largest of them
+_OF_THE_REST = 1e-3  # small weights with this share of the mean count as if the canary were in all their batches
+_FEW_STEPS = 8  # largest number of steps for which all sums are enumerated
 _VALUES = 256
 _LEAST = 0.5  # smallest distance kept, as a share of the mean
-_BEYOND = 24  # values in the tail where only Chernoff's bound is used
-_LOG_TAIL = -28.0  # log-probability where that tail begins
-_FINENESS = 1200.0  # range of distances in units of the smoothing
-_MOVED = 3.0  # standard deviations by which smoothing moves the tails
+_BEYOND = 24  # number of values in the tail where only Chernoff's bound is used
+_LOG_TAIL = -28.0  # log-probability at which this tail begins
+_FINENESS = 1200.0  # range of distances, in standard deviations of the smoothing noise
+_MOVED = 3.0  # distance by which the tails are moved, in the same unit
 _LAST = 8.5  # frequency in 1 / smoothing, beyond which the transform is negligible
 _ERROR = 1e-11  # allowance for the error of the inversion, which is about 1e-13
 
@@ -46,7 +43,7 @@ class Distances:
     log_lost: float = -math.inf
 
     def at_least_part_of_mean(self) -> Distances:
-        """Round small distances up to half of the mean. They hardly matter, and the loss is smoother without them."""
+        """Round small distances up to half of the mean. They hardly matter, but make the loss less smooth."""
         least = _LEAST * float(np.exp(self.log_mass) @ self.values)
         small = self.values < least
         if not small.any():
@@ -59,7 +56,7 @@ class Distances:
 
 @lru_cache(maxsize=256)
 def distances(steps: int, rate: float, contraction: float, most: float = math.inf) -> Distances:
-    """Return the law of min(R, most), rounded up."""
+    """Return the distribution of min(R, most), rounded up."""
     farthest = min(geometric_sum(contraction, steps), most)
     if steps == 0 or rate == 0.0:
         return Distances(np.zeros(1), np.zeros(1))
@@ -86,7 +83,6 @@ def geometric_sum(ratio: float, count: int) -> float:
 
 
 def _counted(steps: int, rate: float) -> tuple[FloatArray, FloatArray]:
-    """Return some counts of a binomial, and the probability of larger counts."""
     cumulant = Cumulant(Law(0.0, 0.0, np.array([float(steps)]), np.array([rate]), np.ones(1)))
     low, middle, high = (math.ceil(end) for end in _ends(cumulant, float(steps)))
     grids = np.linspace(max(low, 0), middle, _VALUES), np.linspace(middle, high, _BEYOND + 1)[1:]
@@ -105,7 +101,6 @@ def _written_out(steps: int, rate: float, contraction: float) -> tuple[FloatArra
 
 
 def _weighted(steps: int, rate: float, contraction: float) -> tuple[FloatArray, FloatArray]:
-    """Return some distances, and upper bounds on the probability of larger distances."""
     near = min(steps, math.ceil(math.log(_OF_THE_REST * rate) / math.log(contraction)))
     together = max(1, math.floor(-_RATIO / math.log(contraction)))
     first = np.arange(0, near, together)
@@ -115,14 +110,16 @@ def _weighted(steps: int, rate: float, contraction: float) -> tuple[FloatArray, 
     cumulant = Cumulant(Law(0.0, 0.0, counts, np.full(first.size, rate), weights))
     low, middle, high = _ends(cumulant, float(counts @ weights))
     values = np.concatenate((np.linspace(low, middle, _VALUES), np.linspace(middle, high, _BEYOND + 1)[1:]))
-    tails = _chernoff(cumulant, values)
+    thetas, exponents = _exponents(cumulant)
+    logs = np.min(exponents[:, None] - thetas[:, None] * values, axis=0)  # Chernoff's bounds
+    tails = np.where(values >= float(counts @ weights), 0.0, np.exp(np.minimum(logs, 0.0)))
     tails[:_VALUES] = np.minimum(tails[:_VALUES], _smoothed(cumulant, values[:_VALUES], low, middle))
     ever = -math.expm1(steps * math.log1p(-rate))  # probability that the canary was used at all
     return np.append(0.0, values + rest), np.minimum.accumulate(np.append(ever, tails))
 
 
 def _ends(cumulant: Cumulant, highest: float) -> tuple[float, float, float]:
-    """Return three distances: the tails below the first and above the second are small, above the third negligible."""
+    """Return three distances: little mass is below the first and above the second, and almost none above the third."""
     thetas, exponents = _exponents(cumulant)
     high = [min(float(np.min((exponents - log_tail) / thetas)), highest) for log_tail in (_LOG_TAIL, LOG_LOST)]
     below = np.array([cumulant.real(-theta)[0] for theta in thetas.tolist()])
@@ -131,27 +128,14 @@ def _ends(cumulant: Cumulant, highest: float) -> tuple[float, float, float]:
 
 
 def _exponents(cumulant: Cumulant) -> tuple[FloatArray, FloatArray]:
-    """Return some tilts, and the cumulant generating function there."""
     deviation = math.sqrt(cumulant.law.variance)
     thetas = np.geomspace(1e-2, 1e2, 101) / deviation
     thetas = thetas[thetas < 600.0]
     return thetas, np.array([cumulant.real(theta)[0] for theta in thetas.tolist()])
 
 
-def _chernoff(cumulant: Cumulant, values: FloatArray) -> FloatArray:
-    """Return Chernoff's bounds on the probability of exceeding each value; 0 from the sum of all weights on."""
-    thetas, exponents = _exponents(cumulant)
-    logs = np.min(exponents[:, None] - thetas[:, None] * values, axis=0)
-    tails: FloatArray = np.exp(np.minimum(logs, 0.0))
-    highest = float(cumulant.law.counts @ cumulant.law.weights)
-    return np.where(values >= highest, 0.0, tails)
-
-
 def _smoothed(cumulant: Cumulant, values: FloatArray, low: float, high: float) -> FloatArray:
-    """Return bounds on the same probabilities by Fourier inversion, after adding noise N.
-
-    For x > 0, P(R > r) <= P(R + N > r - x) / P(N > -x).
-    """
+    """Bound P(R > r) by P(R + N > r - x) / P(N > -x), from Fourier inversion, with x > 0 and Gaussian noise N."""
     noise = (high - low) / _FINENESS
     step = math.pi / (1.1 * (high - low) + 30.0 * noise)
     frequencies: FloatArray = (np.arange(float(math.ceil(_LAST / (noise * step)))) + 0.5) * step
@@ -168,11 +152,10 @@ def _smoothed(cumulant: Cumulant, values: FloatArray, low: float, high: float) -
 
 @dataclass(frozen=True)
 class Contraction:
-    """A contraction factor for every step of a run, as ``lastiterate.convex`` takes it.
+    """A contraction factor that holds for every step of a run, as an argument of ``lastiterate.convex``.
 
-    Attributes:
-        value: Without the canary, every step brings two models closer at least by this factor; in (0, 1].
-        failure: Probability that some step does not, for example because a batch is larger than ``value`` allows.
+    With probability 1 - ``failure`` or more, every step without the canary multiplies the distance of two models by at
+    most ``value``, which is in (0, 1].
     """
 
     value: float

@@ -1,1 +1,1 @@
-"""The privacy loss of steps that are all released: its cumulants, and lines on which to integrate them."""
+"""The privacy loss if every iterate is released: its cumulant generating function, and integrals along lines."""

@@ -1,8 +1,8 @@
 """Sums of exp(iu loss) over many losses, at equally spaced frequencies u, by fast Fourier transforms.
 
-Losses are moved to the nearest point of a grid. Taylor's series of exp(iu r) corrects for the displacement r; its terms
-are transforms of moments of r. The remainder is explicit: |u r| is at most pi / 2, and the error at most (pi / 2)^TERMS
-/ TERMS! of the probability.
+Losses are moved to the nearest point of a grid. Taylor's series of exp(iu r) corrects for the displacement r. The terms
+of the series are transforms of moments of r. |u r| is at most pi / 2, so the error is at most (pi / 2)^TERMS / TERMS!
+times the probability.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _AT_ONCE = 2**16  # numbers in one transform of several rows
 
 
 class Characteristic(NamedTuple):
-    """Real part less one, and imaginary part, of E exp(iu loss), with the quantities that bound their errors."""
+    """The characteristic function E exp(iu loss), stored as its real part minus 1 and its imaginary part."""
 
     real: FloatArray
     imaginary: FloatArray
@@ -30,7 +30,7 @@ class Characteristic(NamedTuple):
     near: float  # second moment of the other losses, in units of half a grid step
 
     def logarithm(self) -> tuple[FloatArray, FloatArray]:
-        """Return log of the modulus, and the phase."""
+        """Return the log of the modulus, and the phase."""
         above_one = 2.0 * self.real + self.real * self.real + self.imaginary * self.imaginary
         with np.errstate(divide="ignore"):
             far_from_one = np.log(np.hypot(1.0 + self.real, self.imaginary))
@@ -42,21 +42,13 @@ class Characteristic(NamedTuple):
         return (0.5 * math.pi) ** TERMS / math.factorial(TERMS) * (self.far + self.near)
 
 
-def _fast_size(least: int) -> int:
-    """Return the smallest size with a fast transform: one of a few odd factors times a power of two.
-
-    SciPy has a similar function, but loading its transforms takes as long as the composition of a thousand steps.
-    """
-    return min(odd << (-(-least // odd) - 1).bit_length() for odd in _ODD)
-
-
 def characteristic(loss: FloatArray, mass: FloatArray, spacing: float, count: int) -> Characteristic:
-    """Return E exp(iu loss) at u = 0, spacing, ..., (count - 1) spacing; ``mass`` adds up to one.
+    """Return E exp(iu loss) at u = 0, spacing, ..., (count - 1) spacing. ``mass`` must sum to one.
 
-    Losses near 0 are summed without a transform. The result is then accurate relative to its own size, and stays
-    accurate for any number of steps.
+    Losses near 0 are summed without a transform, to be accurate relative to the size of the result.
     """
-    size = _fast_size(2 * count)
+    # The smallest size with a fast transform. SciPy's function for this is not used, because importing it is slow.
+    size = min(odd << (-(-2 * count // odd) - 1).bit_length() for odd in _ODD)
     step = 2.0 * math.pi / (size * spacing)
     place = loss / step
     cell = np.rint(place)
@@ -86,7 +78,7 @@ def characteristic(loss: FloatArray, mass: FloatArray, spacing: float, count: in
 
 
 def _near(moved: FloatArray, mass: FloatArray, angle: FloatArray) -> tuple[FloatArray, FloatArray, float]:
-    """Return the same parts for losses within half a grid step of 0, and the second moment of these losses."""
+    """Return real part - 1, imaginary part and second moment, for losses within half a grid step of 0."""
     moments = [0.0]
     for _ in range(TERMS + 1):
         mass = mass * moved

@@ -1,19 +1,20 @@
 """The privacy loss of a mixture of Gaussians: log E exp(a x - a^2 / 2), where a is the canary's random shift.
 
-One step has two values of a, 0 and 1 / sigma. A person's examples have more values, and a block of steps between two
-released iterates has many. The loss is convex in x, with slope E[a | x] and curvature Var[a | x].
+One step has two values of a, 0 and 1 / sigma. A person with several examples has more values, and a block of steps
+between two released iterates has many. The loss is convex in x, with slope E[a | x] and curvature Var[a | x].
 
-`Points` sums over the values of a. `Interpolated` uses piecewise polynomials where there are many values, or where only
-the transform of the law is known.
+`Points` sums over the values of a. `Interpolated` uses piecewise polynomials if there are many values, or if only the
+transform of the law is known.
 """
 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 from scipy.special import log_ndtr, ndtr
@@ -22,9 +23,10 @@ from lastiterate.common.types import FloatArray
 from lastiterate.privacy.mixtures import support as binomial
 from lastiterate.privacy.mixtures.fourier import Unreliable
 
-LEAST_LOG_MASS = -800.0  # smallest log-probability of a value of a, below every float and requested delta
+LEAST_LOG_MASS = -800.0  # values of a with a smaller log-probability are left out; it is below any delta
 _NEGLIGIBLE = -42.0  # log of a negligible share of the sum
 _AT_ONCE = 1_000_000  # largest number of array elements in memory
+_UNIT = 4.0  # windows of x are widened to multiples of this, so that similar windows share a cache
 _FEW = 48  # largest number of values summed at every x
 
 
@@ -36,70 +38,64 @@ class Local(NamedTuple):
     curvature: FloatArray
 
 
-class Mixture(Protocol):
-    """Protocol of a mixture."""
+class Mixture(ABC):
+    """A mixture of Gaussians N(a, 1), a >= 0, against N(0, 1).
+
+    ``steepest`` is the largest a, ``jump`` is the largest gap between values of a, and ``unseen`` is the probability
+    that a is 0. ``rounding`` is the absolute error of a loss, in addition to rounding in the last digits.
+    """
+
+    rounding: float = 0.0
 
     @property
-    def steepest(self) -> float:
-        """The largest a."""
-
+    @abstractmethod
+    def steepest(self) -> float: ...
     @property
-    def jump(self) -> float:
-        """The largest distance between neighbouring values of a."""
-
+    @abstractmethod
+    def jump(self) -> float: ...
     @property
-    def unseen(self) -> float:
-        """The probability that a is 0."""
-
-    @property
-    def is_quick(self) -> bool:
-        """True if a loss is a sum over a few values of a. Rounding errors of the loss are then known."""
-
-    @property
-    def known(self) -> dict[tuple[float, float], Mixture]:
-        """A cache of fast versions of this mixture, by range of x."""
-
-    @property
-    def rounding(self) -> float:
-        """The absolute error of a loss, besides that of the last digits."""
-
+    @abstractmethod
+    def unseen(self) -> float: ...
+    @abstractmethod
     def at(self, x: FloatArray) -> Local: ...
 
-    def loss(self, x: FloatArray) -> FloatArray:
-        """Return the loss alone, which is faster than `at`."""
-
-    def within(self, low: float, high: float) -> Mixture:
-        """Return the same mixture for x in this range, as fast as possible."""
-
+    @abstractmethod
     def far(self, log_tail: float) -> float:
         """Return the x above which the mixture has this log-probability."""
 
-    def spread(self, left: FloatArray, right: FloatArray) -> FloatArray:
-        """Return an upper bound on the curvature everywhere between ``left`` and ``right``."""
-
+    @abstractmethod
     def tails(self, x: float) -> tuple[float, float, float, float]:
-        """Return probabilities: N(0, 1) below x, mixture below x, N(0, 1) above x, and mixture above x less N(0, 1)."""
+        """Return the mass of N(0, 1) below x, mixture below x, N(0, 1) above x, and mixture minus N(0, 1) above x."""
+
+    def loss(self, x: FloatArray) -> FloatArray:
+        """Return the loss without its derivatives."""
+        return self.at(x).loss
+
+    def within(self, low: float, high: float) -> Mixture:
+        """Return the mixture for x in this range, without values of a that are negligible there."""
+        return self
+
+    def quick(self, low: float, high: float) -> Points | Interpolated:
+        """Return the mixture for x in this range, as a sum of few terms or interpolated."""
+        ends = _UNIT * math.floor(low / _UNIT), _UNIT * math.ceil(high / _UNIT)
+        if ends not in self._known:
+            within = self.within(*ends)
+            few = within if isinstance(within, Points) and within.points.size <= _FEW else None
+            self._known[ends] = few or interpolated(within, *ends)
+        return self._known[ends]
+
+    @cached_property
+    def _known(self) -> dict[tuple[float, float], Points | Interpolated]:
+        return {}
 
 
 @dataclass(frozen=True, eq=False)
-class Points:
+class Points(Mixture):
     """Non-negative values of a in increasing order, with logs of their probabilities."""
 
     points: FloatArray
     log_mass: FloatArray
     missing: float = 0.0  # probability of values left out, which are negligible in the range of x
-
-    @property
-    def is_quick(self) -> bool:
-        return self.points.size <= _FEW
-
-    @cached_property
-    def known(self) -> dict[tuple[float, float], Mixture]:
-        return {}
-
-    @property
-    def rounding(self) -> float:
-        return 0.0
 
     @property
     def steepest(self) -> float:
@@ -125,12 +121,10 @@ class Points:
         return np.concatenate([self._shares(part)[0] for part in self._parts(x)]).reshape(np.shape(x))
 
     def _parts(self, x: FloatArray) -> list[FloatArray]:
-        """Return all x in parts that fit in memory."""
         flat, width = np.ravel(x), max(1, _AT_ONCE // self.points.size)
         return [flat[start : start + width] for start in range(0, max(flat.size, 1), width)]
 
     def _shares(self, x: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Return the loss, and the probabilities of the values of a given x."""
         exponent = np.multiply.outer(x, self.points) - 0.5 * self.points**2
         logs = exponent + self.log_mass
         top = logs.max(axis=1)
@@ -139,7 +133,7 @@ class Points:
         loss = np.log(total) + top
         small = np.abs(loss) < 0.5
         if small.any():
-            # Sum probability times (ratio - 1): in sums of probability times ratio, the 1 swamps the digits.
+            # A sum of probability times ratio is near 1 and loses digits. Sum probability times (ratio - 1) instead.
             exponent, mass = exponent[small], np.exp(self.log_mass)
             excess = np.where(
                 exponent < 1.0, mass * np.expm1(np.minimum(exponent, 1.0)), np.exp(logs[small]) - mass
@@ -148,11 +142,7 @@ class Points:
         return loss, share / total[:, None]
 
     def spread(self, left: FloatArray, right: FloatArray) -> FloatArray:
-        """Return an upper bound on the curvature everywhere between ``left`` and ``right``.
-
-        The variance of a is at most its mean square distance to any c. The part with a > c rises with x, and the part
-        with a < c falls.
-        """
+        """Bound Var[a | x] for x between ``left`` and ``right``, by the mean square distance of a from one value."""
         centre = 0.5 * (self.at(left).slope + self.at(right).slope)
         result = np.zeros_like(centre)
         for x, sign in (right, 1.0), (left, -1.0):
@@ -163,7 +153,6 @@ class Points:
         return result
 
     def within(self, low: float, high: float) -> Mixture:
-        """Return the mixture without values whose share of the sum is negligible in this range."""
         x = np.linspace(low, high, 65)
         logs = np.multiply.outer(x, self.points) - 0.5 * self.points**2 + self.log_mass
         # The log of a share has a slope of at most the range of a, which bounds its growth between grid points.
@@ -184,7 +173,6 @@ class Points:
         return below, float(mass @ ndtr(x - self.points)), above, float(mass @ (ndtr(self.points - x) - above))
 
     def far(self, log_tail: float) -> float:
-        """Return the x above which the mixture has this log-probability."""
         return falling_root(
             lambda x: float(np.logaddexp.reduce(self.log_mass + log_ndtr(self.points - x))), log_tail, 0.0
         )
@@ -225,7 +213,7 @@ def binomial_points(trials: int, rate: float, unit: float) -> Points:
     return Points(unit * count[part], log_mass[part])
 
 
-# Interpolation: lines need a loss at tens of thousands of x. Every panel is halved until its last Chebyshev
+# Interpolation: line integrals need the loss at tens of thousands of x. Every panel is halved until its last Chebyshev
 # coefficients vanish.
 
 _DEGREE = 24
@@ -244,30 +232,8 @@ _TO_COEFFICIENTS[0] *= 0.5
 class Interpolated:
     """A mixture whose loss is interpolated between ``ends[0]`` and ``ends[-1]``."""
 
-    mixture: Mixture
     ends: FloatArray
     coefficients: FloatArray  # indexed by [loss, slope or curvature; panel; order]
-    is_quick = False
-
-    @property
-    def steepest(self) -> float:
-        return self.mixture.steepest
-
-    @property
-    def known(self) -> dict[tuple[float, float], Mixture]:
-        return self.mixture.known
-
-    @property
-    def rounding(self) -> float:
-        return self.mixture.rounding
-
-    @property
-    def jump(self) -> float:
-        return self.mixture.jump
-
-    @property
-    def unseen(self) -> float:
-        return self.mixture.unseen
 
     def at(self, x: FloatArray) -> Local:
         return Local(*(self._values(x, which) for which in range(3)))
@@ -276,7 +242,6 @@ class Interpolated:
         return self._values(x, 0)
 
     def _values(self, x: FloatArray, which: int) -> FloatArray:
-        """Return the loss or one of its derivatives by Clenshaw's recurrence."""
         panel = np.clip(np.searchsorted(self.ends, x, side="right") - 1, 0, self.ends.size - 2)
         low, high = self.ends[panel], self.ends[panel + 1]
         place = np.clip((2.0 * x - low - high) / (high - low), -1.0, 1.0)
@@ -286,18 +251,6 @@ class Interpolated:
             now, before = columns[order][panel] + 2.0 * place * now - before, now
         result: FloatArray = columns[0][panel] + place * now - before
         return result
-
-    def spread(self, left: FloatArray, right: FloatArray) -> FloatArray:
-        raise Unreliable  # an interpolated loss has no proved bound
-
-    def within(self, low: float, high: float) -> Mixture:
-        return self.mixture.within(low, high)
-
-    def tails(self, x: float) -> tuple[float, float, float, float]:
-        return self.mixture.tails(x)
-
-    def far(self, log_tail: float) -> float:
-        return self.mixture.far(log_tail)
 
 
 def interpolated(mixture: Mixture, low: float, high: float) -> Interpolated:
@@ -323,4 +276,4 @@ def interpolated(mixture: Mixture, low: float, high: float) -> Interpolated:
     starts = np.concatenate([part[0] for part in done])
     order = np.argsort(starts)
     ends = np.append(starts[order], high)
-    return Interpolated(mixture, ends, np.concatenate([part[2] for part in done], axis=1)[:, order])
+    return Interpolated(ends, np.concatenate([part[2] for part in done], axis=1)[:, order])

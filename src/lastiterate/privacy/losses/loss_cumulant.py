@@ -1,22 +1,22 @@
 """Cumulant generating function of the privacy loss when every iterate is released.
 
-One step of DP-SGD is a Gaussian that is shifted with probability q. Let L be its loss under the noise alone (see
-`step_loss`) and M(s) = log E exp(s L). Then
+One step of DP-SGD is a Gaussian that is shifted with probability q. Let L be its privacy loss if only noise is released
+(see `step_loss`), and M(s) = log E exp(s L). Then
 
     K(z) = sum_t M_t(1 + z)  (P over Q, "remove"),        K(z) = sum_t M_t(-z)  (Q over P, "add").
 
 Only M of a step is needed. A block of steps with another loss L(x), x ~ N(0, 1), is added in the same way.
 
 A long schedule is replaced by a few steps: M is a smooth function of 1 / sigma^2 and of q, and is interpolated between
-Chebyshev nodes. A strong tilt needs more nodes. With too few nodes the sum is wrong without an error, so callers must
-compare at ``Condensed.checks``.
+Chebyshev nodes. A strong tilt needs more nodes. With too few nodes the sum is wrong, so callers must compare
+interpolated with exact values at ``Condensed.checks``.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -39,8 +39,7 @@ _CHECKS = 7  # points between the nodes at which the interpolation is compared w
 class Condensed:
     """A long schedule as a few steps, with counts that need not be whole or positive.
 
-    ``between @ values`` interpolates values at the steps to values at ``checks``, which measures the interpolation's
-    error.
+    ``between @ values`` interpolates from ``steps`` to ``checks``. The exact values at ``checks`` then show the error.
     """
 
     counts: FloatArray
@@ -52,7 +51,7 @@ class Condensed:
 def condensed(
     counts: FloatArray, rates: FloatArray, sigmas: FloatArray, nodes: int, step: Callable[[float, float], Loss]
 ) -> Condensed | None:
-    """Return the schedule as ``nodes`` steps made by ``step(rate, sigma)``; None if impossible or no saving."""
+    """Replace a schedule by ``nodes`` steps ``step(rate, sigma)``. Return None if impossible or without gain."""
     by_noise = np.ptp(rates) == 0.0
     if counts.size <= 2 * nodes or np.any(rates == 1.0) or (not by_noise and np.ptp(sigmas) > 0.0):
         return None
@@ -79,28 +78,29 @@ def condensed(
 
 _NODES = 20  # initial number of nodes of the interpolation over a long schedule
 _MOST_NODES = 1000  # about the largest number of distinct steps that can be added one by one
-_ERROR, _ERROR_OF_SLOPES = 1e-11, 1e-6  # of the interpolation, relative to the largest value; slopes guide searches
-_ERROR_ALONG = 1e-9  # of K along a line, where exp(K) is not negligible
+_ERROR, _ERROR_OF_SLOPES = 1e-11, 1e-6  # errors of the interpolation, relative to the largest value
+_ERROR_ALONG = 1e-9  # error of K along a line, where exp(K) is not negligible
 _VANISHED = -45.0  # log of a negligible factor
-_CAP_OF_ADD = 1.3  # cap over the smallest cap that is possible
-_FEW_KINDS = 200  # of steps: up to this number they are added one by one; caps would spoil an interpolation
-_BELOW = 10.0  # standard deviations below the mean, below which there is hardly any probability
+_CAP_OF_ADD = 1.3  # cap divided by the smallest possible cap
+_FEW_KINDS = 200  # largest number of distinct steps that are added one by one; more are interpolated, without caps
+_BELOW = 10.0  # hardly any probability is further below the mean than this many standard deviations
 _SMALLEST = -700.0  # lower limit of the log of a modulus
-_NO_MASS = 1e-22  # mass of one node below which the node is left out
+_NO_MASS = 1e-22  # a node with less mass is left out
 
 
 @dataclass(frozen=True, eq=False)
 class LossCumulant:
-    """K(z) for one direction of a run's steps: ``counts[j]`` steps have rate ``rates[j]`` and noise ``sigmas[j]``.
+    """K(z) of P over Q (``remove``) or of Q over P. ``counts[j]`` steps have rate ``rates[j]`` and noise ``sigmas[j]``.
 
-    With a ``group`` of canaries, each canary is in a batch with that rate, independently. With ``mirrored``, the world
-    without the canaries has canaries that pull the other way: one example, or each of a group, is replaced by another.
+    Each of ``group`` canaries is in a batch with this rate, independently of the others. If ``mirrored``, training
+    without the canaries has other examples instead, with opposite gradients.
 
-    The largest losses, which together have probability exp(``log_left_out``) under P, are left out. Under a strong tilt
+    The largest losses, which together have probability exp(``log_left_out``) under P, are left out. For a large theta
     they would dominate K, but leaving them out lowers delta by at most their probability.
 
-    Losses of one step above ``cap`` are left out of K too; `apart` returns their part of delta. With one of them the
-    total loss is at least cap + edge. For smaller epsilon all of their probability counts, and no integral is needed.
+    Losses of one step above ``cap`` are left out of K too, and `apart` returns their part of delta. If a step has such
+    a loss, the total loss is at least cap + edge. For a smaller epsilon all of this probability counts, and no integral
+    is needed.
     """
 
     counts: FloatArray
@@ -111,13 +111,13 @@ class LossCumulant:
     cap: float = math.inf
     group: int = 1
     mirrored: bool = False
+    _known_nodes: dict[float, int] = field(default_factory=dict, init=False, repr=False)
+    _known_moments: dict[float, tuple[float, float, float]] = field(default_factory=dict, init=False, repr=False)
+    _known_segments: dict[float, Segments] = field(default_factory=dict, init=False, repr=False)
+    _known_condensed: dict[int, Condensed | None] = field(default_factory=dict, init=False, repr=False)
 
     def other_direction(self) -> LossCumulant:
-        """Return the same steps, Q over P, for epsilon >= 0. Mirrored steps are symmetric in x, so they return self.
-
-        The losses are -L <= -log(1 - q). A step with L above the sum of these bounds over all steps makes the total
-        negative. The step then does not count in delta, and a cap leaves it out.
-        """
+        """Return K(z) of Q over P for epsilon >= 0. A cap leaves out losses of a step that make the total negative."""
         if self.mirrored:
             return self
         other = replace(self, remove=False)
@@ -133,17 +133,13 @@ class LossCumulant:
         return replace(self, log_left_out=log_mass)
 
     def capped(self, cap: float) -> LossCumulant:
-        """Return the same steps with losses of one step above ``cap`` set apart, if losses are bounded from below.
-
-        The direction "add" has no large losses.
-        """
+        """Leave losses of one step above ``cap`` out of K, if losses are bounded from below."""
         if not self.remove or self._cannot_be_capped or cap >= self._largest:
             return self
         return replace(self, cap=cap)
 
     @cached_property
     def _largest(self) -> float:
-        """The largest loss of one step that is not left out."""
         return max(float(step.loss(np.asarray(step.window[1]))) for step in self._sampled[1])
 
     def apart(self, epsilon: float) -> tuple[float, float]:
@@ -157,7 +153,7 @@ class LossCumulant:
     @cached_property
     def with_large_losses(self) -> tuple[float, float]:
         """P(E) - Q(E) and Q(E) for the event E that some step has a loss above the cap."""
-        log_q, log_p_over_q = 0.0, 0.0  # no step above the cap: log Q, and log of P over Q
+        log_q, log_p_over_q = 0.0, 0.0  # log Q and log(P / Q) of the event that no step is above the cap
         for number, step in zip(*self._sampled, strict=True) if self.remove and math.isfinite(self.cap) else ():
             if step.is_capped:
                 without, more = step.above
@@ -166,7 +162,6 @@ class LossCumulant:
         return -math.exp(log_q) * math.expm1(log_p_over_q), -math.expm1(log_q)
 
     def order(self, theta: float) -> float:
-        """Return the real part of the argument s of M."""
         return 1.0 + theta if self.remove else -theta
 
     def real(self, theta: float) -> tuple[float, float, float]:
@@ -177,7 +172,7 @@ class LossCumulant:
         return self._known_moments[theta]
 
     def along(self, theta: float, spacing: float, count: int, fineness: float = 1.0) -> Complex:
-        """Return K(theta + iu) at u = 0, spacing, ..., (count - 1) spacing; a larger ``fineness`` uses finer grids."""
+        """Return K(theta + iu) at u = 0, spacing, ..., (count - 1) spacing. A larger ``fineness`` uses finer grids."""
         nodes = math.ceil(self._nodes_at(self.order(theta)) * fineness)
         while (few := self._condensed(nodes)) is not None:
             logs, truth = (
@@ -209,33 +204,25 @@ class LossCumulant:
         fineness: float,
         known: dict[float, Segments] | None = None,
     ) -> Iterator[Complex]:
-        """Yield M of each step along a line; the values at u = 0 are computed for all steps at once."""
-        if steps:
-            for step, (value, mean, _) in zip(steps, moments_of(steps, self.order(theta), known).tolist(), strict=True):
-                yield self._log_moments(step, value, mean, theta, spacing, count, fineness)
-
-    def _log_moments(
-        self, step: Loss, value: float, mean: float, theta: float, spacing: float, count: int, fineness: float
-    ) -> Complex:
-        """Return M of one step along a line, given its value and derivative at u = 0."""
-        order, sign = self.order(theta), 1.0 if self.remove else -1.0
-        u = spacing * np.arange(count)
-        nodes = step.nodes(order, float(u[-1]), fineness)
-        exponent = nodes.log_weight + order * nodes.loss
-        mass = np.exp(exponent - exponent.max())
-        mass /= mass.sum()
-        kept = mass > _NO_MASS
-        log_modulus, phase = characteristic(nodes.loss[kept] - mean, mass[kept], spacing, count).logarithm()
-        result = np.empty(count, dtype=np.complex128)
-        result.real, result.imag = value + np.maximum(log_modulus, _SMALLEST), sign * (mean * u + phase)
-        return result
+        order, sign, u = self.order(theta), 1.0 if self.remove else -1.0, spacing * np.arange(count)
+        moments = moments_of(steps, order, known).tolist() if steps else []
+        for step, (value, mean, _) in zip(steps, moments, strict=True):
+            nodes = step.nodes(order, float(u[-1]), fineness)
+            exponent = nodes.log_weight + order * nodes.loss
+            mass = np.exp(exponent - exponent.max())
+            mass /= mass.sum()
+            kept = mass > _NO_MASS
+            log_modulus, phase = characteristic(nodes.loss[kept] - mean, mass[kept], spacing, count).logarithm()
+            result = np.empty(count, dtype=np.complex128)
+            result.real, result.imag = value + np.maximum(log_modulus, _SMALLEST), sign * (mean * u + phase)
+            yield result
 
     def largest_loss(self) -> float:
-        """Return the supremum of the loss. It is finite only for "add", where each step costs at most -log(1 - q)."""
+        """Return the supremum of the loss: finite for Q over P ("add"), where each step costs at most -log(1 - q)."""
         return math.inf if self.remove or np.any(self.rates == 1.0) else self.edge()
 
     def edge(self) -> float:
-        """Return the loss at which the density may be sharp: the sum of log(1 - q), or of -log(1 - q) for "add"."""
+        """Return the loss at which the density may be sharp: the sum of log(1 - q), or of -log(1 - q) for Q over P."""
         if self.mirrored:
             _, mean, variance = self.real(-1.0)
             return mean - _BELOW * math.sqrt(variance)
@@ -244,7 +231,7 @@ class LossCumulant:
 
     @cached_property
     def core(self) -> float:
-        """The scale of the loss without rare large losses: half of L(1) - L(-1) per step, added in quadrature."""
+        """The scale of the loss without rare large losses: the root of the sum over steps of ((L(1) - L(-1)) / 2)^2."""
         if self.group > 1 or self.mirrored:
             return self._core_of_kinds()
         slopes = 1.0 / self.sigmas
@@ -262,16 +249,13 @@ class LossCumulant:
     def recurrence(self) -> float:
         """Return a frequency beyond which a characteristic function that is small stays small.
 
-        With little noise the loss clusters around multiples of about 1 / (2 sigma^2). The characteristic function then
-        recurs at the frequencies that fit the clusters, up to frequencies that resolve the width of a cluster. There is
-        no recurrence if so many steps see the canary that neighbouring clusters overlap.
+        With little noise the loss clusters around multiples of about 1 / (2 sigma^2), and the function grows again.
         """
         separate = 8.0 * math.pi**2 * self.counts * self.group * self.rates * self.sigmas**2 < 60.0
         sigmas = self.sigmas[(self.sigmas < 0.5) & (self.rates < 1.0) & separate]
         return float(np.max(8.0 * math.pi * sigmas**2, initial=0.0))
 
     def _moments(self, order: float) -> FloatArray:
-        """Return sums over all steps of M, M' and M'' at a real order."""
         few = self._condensed(self._nodes_at(order))
         if few is not None:
             return few.counts @ moments_of(few.steps, order)
@@ -283,7 +267,6 @@ class LossCumulant:
         return total + counts @ moments_of(steps, order, self._known_segments) if steps else total
 
     def _nodes_at(self, order: float) -> int:
-        """Return the number of nodes that the interpolation needs at this order. A stronger tilt needs more."""
         if order not in self._known_nodes:
             nodes = _NODES
             while (few := self._condensed(nodes)) is not None:
@@ -298,7 +281,6 @@ class LossCumulant:
         return self._known_nodes[order]
 
     def _condensed(self, nodes: int) -> Condensed | None:
-        """Return the steps condensed to ``nodes`` nodes, or None if that saves no work or is impossible."""
         if self.counts.size <= _FEW_KINDS:
             return None
         if nodes > _MOST_NODES and self.counts.size > 2 * _MOST_NODES:
@@ -315,12 +297,11 @@ class LossCumulant:
 
     @property
     def _left_out_of_each(self) -> float:
-        """The log-probability of the losses left out in each step."""
         return self.log_left_out - math.log(float(self.counts.sum()))
 
     @cached_property
     def steps(self) -> list[tuple[float, Loss | Certain]]:
-        """Kinds of steps, each with its count."""
+        """The distinct steps, as pairs (count, step)."""
         columns = (column.tolist() for column in (self.counts, self.rates, self.sigmas))
         return [
             (count, Certain(self._certain / sigma) if rate == 1.0 else self._step(rate, sigma))
@@ -329,29 +310,13 @@ class LossCumulant:
 
     @property
     def _certain(self) -> float:
-        """The distance, in clipping norms, between the two worlds in a step that has the canaries for certain."""
+        """The distance of P and Q, in clipping norms, in a step whose batch has all canaries for certain."""
         return self.group * (2.0 if self.mirrored else 1.0)
 
     @cached_property
     def _sampled(self) -> tuple[FloatArray, list[Loss]]:
         kinds = [(count, step) for count, step in self.steps if isinstance(step, Loss)]
         return np.array([count for count, _ in kinds]), [step for _, step in kinds]
-
-    @cached_property
-    def _known_nodes(self) -> dict[float, int]:
-        return {}
-
-    @cached_property
-    def _known_moments(self) -> dict[float, tuple[float, float, float]]:
-        return {}
-
-    @cached_property
-    def _known_segments(self) -> dict[float, Segments]:
-        return {}
-
-    @cached_property
-    def _known_condensed(self) -> dict[int, Condensed | None]:
-        return {}
 
 
 @dataclass(frozen=True)
@@ -362,13 +327,12 @@ class Certain:
     left_out = 0.0
 
     def moments(self, order: float) -> tuple[float, float, float]:
-        """Return M(s) and the mean and variance of L under the tilt exp(s L), at a real s."""
         square = self.slope**2
         return 0.5 * order * (order - 1.0) * square, (order - 0.5) * square, square
 
 
 def loss_cumulant(run: DPSGD) -> LossCumulant:
-    """Return the direction "remove" of a run with Poisson or no sampling, without steps whose sample rate is 0."""
+    """Return K(z) of P over Q for Poisson sampling or full batches. Steps with sample rate 0 are left out."""
     rates, sigmas, counts = distinct(np.asarray(run.sample_rate), np.asarray(run.noise_multiplier), run.steps)
     seen = rates > 0.0
     return LossCumulant(

@@ -1,9 +1,9 @@
 """Choice of integration lines and their nodes: saddle points of the privacy loss, periods and a cutoff.
 
-The cutoff is flat on top: the integrand is multiplied by F(wu) = Q(16, (wu)^2 / 2), which is 1 up to 5e-10 for wu < 2
-and below 1e-16 for wu > 12.2. In terms of the loss, the cutoff convolves exp(theta loss) delta(loss) with a kernel of
-width w, 31 of whose moments vanish. Only the smoothness of delta within about 13 w of the loss matters, and sharp
-features farther away do not.
+The cutoff is flat on top: the integrand is multiplied by F(wu) = Q(16, (wu)^2 / 2), where Q is the incomplete gamma
+function. F is 1 up to 5e-10 for wu < 2 and below 1e-16 for wu > 12.2. In terms of the loss, the cutoff convolves
+exp(theta loss) delta(loss) with a kernel of width w that has 31 vanishing moments. So only the smoothness of delta
+within about 13 w of the loss matters. Sharp features farther away have no effect.
 """
 
 from __future__ import annotations
@@ -12,11 +12,10 @@ import math
 
 import numpy as np
 
-from lastiterate.common.types import FloatArray
 from lastiterate.privacy.losses.loss_cumulant import LossCumulant
 from lastiterate.privacy.mixtures.fourier import Line, Unreliable
 
-_OF_GAUSSIAN = 4.5  # standard deviation over width of a cutoff that does not change a Gaussian
+_OF_GAUSSIAN = 4.5  # (standard deviation / width) of a cutoff that does not change a Gaussian
 _LITTLE = 0.5  # noise below which losses cluster by the number of uses of the canary
 _FARTHEST = 13.0  # distance in widths beyond which the cutoff's kernel is below 1e-15
 _ORDER = 16  # order of the cutoff
@@ -25,20 +24,20 @@ _NEGLIGIBLE = 34.0  # aliasing is below exp(-_NEGLIGIBLE) of the result
 _OFTEN_ENOUGH = 12.0  # first trial of the last node, in units of 1 / standard deviation
 _TRUNCATION = 1e-13  # relative size of the integral beyond the last node
 _LOOSE = 1.5  # largest ratio of a reused cap to the smallest possible cap
-_FEW_NODES = 250.0  # nodes that cost next to nothing
-_MOST_NODES = 200_000  # of a line
+_FEW_NODES = 250.0  # a number of nodes that costs next to nothing
+_MOST_NODES = 200_000  # largest number of nodes of a line
 _TILTS = (1.0, 0.5, 2.0, 0.25, 4.0, 0.1, 10.0)  # tilts of Chernoff's bound, in units of a Gaussian's tilt
-_LEFT_OUT = math.log(1e-9)  # log of the probability of losses left out, over the delta to compare with
+_LEFT_OUT = math.log(1e-9)  # log of (probability of losses left out / delta to compare with)
 _MARGIN = 1e-5  # far above the errors of rounding and quadrature in log delta
-_REPELLED = 4.0  # power of the distance from the pole
+_REPELLED = 4.0  # power of the distance from the pole in `tilt_for`
 _FROM_POLE = 2.5  # distance of a line to the pole, in units of 1 / standard deviation of the loss
 
 
 def start(cumulant: LossCumulant, log_tail: float, pole: float = 0.0, sign: float = 1.0) -> tuple[float, float]:
-    """Return a tilt and an approximate threshold whose tail (above if sign = 1, below if -1) is exp(log_tail).
+    """Return a tilt and an approximate threshold. The probability above (sign 1) or below (-1) it is exp(log_tail).
 
-    The tail is under P for the pole at 0 and under Q for the pole at -1. Chernoff's exponent grows with the distance x
-    of the tilt from the pole. Bisection between Newton's steps therefore cannot fail, even where the tilted loss jumps.
+    The probability is under P for the pole at 0 and under Q for the pole at -1. Chernoff's exponent grows with the
+    distance x of the tilt from the pole, so bisection between Newton's steps cannot fail.
     """
     variance = cumulant.real(pole)[2]
     if not variance > 0.0:
@@ -67,7 +66,7 @@ def start(cumulant: LossCumulant, log_tail: float, pole: float = 0.0, sign: floa
 
 
 def saddle(cumulant: LossCumulant, loss: float) -> float:
-    """Return the theta at which K' is ``loss``, up to a twentieth of a standard deviation."""
+    """Return the theta with K'(theta) = ``loss``, up to a twentieth of a standard deviation."""
     low, high = -math.inf, math.inf
     theta = 0.0
     variance = cumulant.real(theta)[2]
@@ -92,11 +91,10 @@ def saddle(cumulant: LossCumulant, loss: float) -> float:
 def tilt_for(
     cumulant: LossCumulant, loss: float, pole: float = 0.0, sign: float = 1.0, near: float | None = None
 ) -> float:
-    """Return a line for a threshold on one side of a pole, as far from the pole as cancellation allows.
+    """Return the theta of a line on one side of a pole, as far from the pole as cancellation allows.
 
-    The line minimises the integrand at u = 0 with a power of the distance x from the pole: K - theta loss - _REPELLED
-    log x, which is convex. Lines closer to the pole need more nodes. The search begins at the line ``near`` if that is
-    given.
+    This theta minimises the convex function K - theta loss - _REPELLED log x, where x is the distance from the pole.
+    The search begins at ``near`` if ``near`` is given.
     """
     low, high, before = 0.0, math.inf, math.inf
     x = math.sqrt(_REPELLED / max(cumulant.real(pole)[2], 1e-300)) if near is None else abs(near - pole)
@@ -120,7 +118,7 @@ def tilt_for(
 
 
 def between(cumulant: LossCumulant, loss: float) -> float:
-    """Return a line for any threshold: right of the poles at 0 and -1, left of both, or between if there is room."""
+    """Return the theta of a line: right of the poles at 0 and -1, left of both, or between them if there is room."""
     centre = saddle(cumulant, loss)
     clear = 0.4 * _FROM_POLE / math.sqrt(cumulant.real(centre)[2])
     if clear < 0.3 and clear - 1.0 < centre < -clear:
@@ -130,11 +128,7 @@ def between(cumulant: LossCumulant, loss: float) -> float:
 
 
 def flat_width(cumulant: LossCumulant, loss: float) -> float:
-    """Return a width of the cutoff to try.
-
-    Delta is sharp only at the edge of the loss. Around 0 its scale is the width of the loss' core. With little noise
-    delta varies on the scale of one step with the canary.
-    """
+    """Return a width of the cutoff. Delta is sharp at the edge, and at single steps with little noise."""
     core = cumulant.core / _OF_GAUSSIAN
     from_edge = math.inf if cumulant.mirrored else max(abs(loss - cumulant.edge()) / _FARTHEST, 1e-3 * core)
     steep = float(np.min(1.0 / cumulant.sigmas[cumulant.sigmas < _LITTLE], initial=math.inf)) / _OF_GAUSSIAN
@@ -142,10 +136,7 @@ def flat_width(cumulant: LossCumulant, loss: float) -> float:
 
 
 def capped_for(cumulant: LossCumulant, loss: float, width: float, before: LossCumulant | None = None) -> LossCumulant:
-    """Return a cumulant whose cap sets apart the losses that need no resolution for thresholds up to about ``loss``.
-
-    ``before`` is a cumulant with a cap. It is returned if its cap will do, so that its cached values are reused.
-    """
+    """Cap the losses that need no integral. Return ``before`` if its cap is suitable."""
     cap = 1.1 * (loss - cumulant.edge()) + (_FARTHEST + 2.0) * width
     if before is not None and cap <= before.cap <= _LOOSE * cap:
         return before
@@ -153,7 +144,7 @@ def capped_for(cumulant: LossCumulant, loss: float, width: float, before: LossCu
 
 
 def beside(cumulant: LossCumulant, theta: float, pole: float = 0.0) -> float:
-    """Return another line for comparison, a little closer to the pole."""
+    """Return the theta of another line for comparison, a little closer to the pole."""
     distance = theta - pole
     step = min(0.15 * abs(distance), 1.0 / math.sqrt(cumulant.real(theta)[2]))
     return theta - math.copysign(step, distance)
@@ -168,13 +159,10 @@ def flat_line(
     poles: tuple[float, ...] = (0.0,),
     resolution: float = 1.0,
 ) -> Line:
-    """Return nodes on the line at ``theta`` for results of size exp(-exponent) at thresholds near ``loss``.
-
-    The nodes end at the end of the cutoff of this width, or earlier if the integrand has vanished.
-    """
+    """Return nodes on the line at ``theta`` for results of size exp(-exponent) at thresholds near ``loss``."""
     value, _, variance = cumulant.real(theta)
     deviation = math.sqrt(variance)
-    log_scale = max(value - theta * loss + exponent, 0.0)  # the integrand at u = 0 over the result
+    log_scale = max(value - theta * loss + exponent, 0.0)  # log of (integrand at u = 0 / result)
     spacing = 2.0 * math.pi / (resolution * period(cumulant, theta, loss, exponent, poles, _NEGLIGIBLE))
     last = _END / min(width, deviation / _OF_GAUSSIAN)
     width = _END / last
@@ -191,29 +179,19 @@ def flat_line(
         if rest < math.log(_TRUNCATION):
             break
         end = min(4.0 * end, last)
-    values = values + _log_flat(width * u)
+    square = 0.5 * (width * u) * (width * u)
+    total = np.ones_like(u)
+    for order in range(_ORDER - 1, 0, -1):  # Q(16, square) is a sum of 16 terms
+        total = 1.0 + total * square / order
+    values = values + (np.log(total) - square)
     values[0] -= math.log(2.0)  # half weight: the trapezoid rule
     z = np.empty(count, dtype=np.complex128)
     z.real, z.imag = theta, u
     return Line(z, values, spacing)
 
 
-def _log_flat(x: FloatArray) -> FloatArray:
-    """Return log Q(16, x^2 / 2), by a sum of 16 terms."""
-    square = 0.5 * x * x
-    total = np.ones_like(x)
-    for order in range(_ORDER - 1, 0, -1):
-        total = 1.0 + total * square / order
-    return np.log(total) - square
-
-
 def period(
-    cumulant: LossCumulant,
-    theta: float,
-    loss: float,
-    exponent: float,
-    poles: tuple[float, ...],
-    negligible: float,
+    cumulant: LossCumulant, theta: float, loss: float, exponent: float, poles: tuple[float, ...], negligible: float
 ) -> float:
     """Return a period in the loss whose aliases are at most exp(-negligible) of results of size exp(-exponent)."""
     deviation = math.sqrt(cumulant.real(theta)[2])
@@ -240,17 +218,17 @@ def period(
 
 
 def chernoff(cumulant: LossCumulant, theta: float, epsilon: float) -> float:
-    """Return log of Chernoff's upper bound on delta(epsilon) of the losses not left out, for any theta > 0."""
+    """Return the log of Chernoff's upper bound on delta(epsilon) of the losses not left out, for any theta > 0."""
     return cumulant.real(theta)[0] + below_tail(theta) - theta * epsilon
 
 
 def below_tail(theta: float) -> float:
-    """Return log of Chernoff's bound on delta over Chernoff's bound on the tail probability."""
+    """Return the log of the ratio of Chernoff's bounds on delta and on the tail probability."""
     return theta * math.log(theta) - (1.0 + theta) * math.log1p(theta)
 
 
 def chernoff_bound(cumulant: LossCumulant, epsilon: float, log_goal: float) -> float:
-    """Return log of an upper bound on delta(epsilon), the best of a few tilts for a delta of about exp(log_goal)."""
+    """Return the log of an upper bound on delta(epsilon), the best of a few tilts for a delta near exp(log_goal)."""
     log_left_out = log_goal + _LEFT_OUT
     best, _ = chernoff_tilt(cumulant.leaving_out(log_left_out), epsilon, log_goal)
     return float(np.logaddexp(best, log_left_out)) + _MARGIN
@@ -268,7 +246,7 @@ def chernoff_tilt(cumulant: LossCumulant, epsilon: float, log_goal: float) -> tu
 
 
 def chernoff_bound_at(cumulant: LossCumulant, epsilon: float) -> float:
-    """Return log of an upper bound on delta(epsilon), however small, trying several probabilities to leave out."""
+    """Return the log of an upper bound on delta(epsilon). Delta may be arbitrarily small."""
     best = 0.0
     for log_left_out in (-100.0, -250.0, -800.0):
         trial = cumulant.leaving_out(log_left_out)

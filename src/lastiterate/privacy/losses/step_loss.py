@@ -11,15 +11,18 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 
 import numpy as np
 from scipy.special import expit, ndtr, ndtri_exp
 
 from lastiterate.common.types import FloatArray, IntArray
 from lastiterate.privacy.mixtures.fourier import Unreliable
+from lastiterate.privacy.mixtures.solve import HALF_LOG_TAU
 
 _PANEL_NODES = 32
+_NODES, _WEIGHTS = np.polynomial.legendre.leggauss(_PANEL_NODES)
+_LOG_WEIGHTS = np.log(_WEIGHTS)
 TURN = 24.0  # largest change of the integrand's phase (radians) or log in half a panel
 BEND = 1.5  # widths of panels near the bend, in units of the distance from the bend to the singularities of L
 RISE = 3.0  # largest growth of log L' in a panel
@@ -27,12 +30,11 @@ _MOST_NODES = 400_000
 _LARGEST_SLOPE = 1e6  # for larger slopes the panels at the bend are narrower than rounding allows
 _LARGEST_ORDER = 1e30
 _ELLIPSES = np.array([1.2, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0, 5.0, 6.5, 8.0])
-_HALF_LOG_TWO_PI = 0.5 * math.log(2.0 * math.pi)
 
 
 @dataclass(frozen=True, eq=False)
 class Nodes:
-    """A quadrature: nodes, losses at the nodes, and logs of the weights times the density of N(0, 1)."""
+    """A quadrature: nodes, losses at the nodes, and the logs of weight times density of N(0, 1)."""
 
     x: FloatArray
     loss: FloatArray
@@ -43,79 +45,72 @@ class Nodes:
 class Loss(ABC):
     """The loss L(x), increasing in x, of a step or of a block of steps on a window of x.
 
-    Q is the world without the canary, in which x is drawn. P is the world with the canary.
+    P is the distribution with the canary, Q without it. x is drawn from Q. If ``mirrored``, Q has other examples
+    instead of the canaries, with opposite gradients.
     """
 
-    @abstractmethod
-    def loss(self, x: FloatArray) -> FloatArray:
-        """Return L(x)."""
+    log_left_out: float
+    mirrored: bool = False
 
     @abstractmethod
-    def moved(self, x: FloatArray) -> FloatArray:
-        """Return the error of the loss in ulps due to rounding of x and of the factors of x."""
-
+    def loss(self, x: FloatArray) -> FloatArray: ...
+    @abstractmethod
+    def moved(self, x: FloatArray) -> FloatArray: ...  # error of the loss in ulps due to rounding of x and its factors
     @property
     @abstractmethod
-    def steepest(self) -> float:
-        """An upper bound on L'."""
-
+    def steepest(self) -> float: ...  # an upper bound on L'
     @property
     @abstractmethod
+    def _far(self) -> float: ...  # the x above which there is next to no probability
+    @property
+    @abstractmethod
+    def _at_cap(self) -> float: ...  # the x at which the loss equals the cap
+    @property
+    @abstractmethod
+    def above(self) -> tuple[float, float]: ...  # probability above the window: under Q, and under P minus under Q
+    @property
+    @abstractmethod
+    def outside(self) -> tuple[float, float]: ...  # probability outside of the window, under P and under Q
+    @property
+    @abstractmethod
+    def left_out(self) -> float: ...  # the neglected probability: under P for P over Q, under Q for Q over P
+
+    @cached_property
     def window(self) -> tuple[float, float]:
         """The lower and upper limit of x."""
+        return float(ndtri_exp(self.log_left_out - math.log(2.0))), min(self._far, self._at_cap)
 
     @property
-    @abstractmethod
     def is_capped(self) -> bool:
         """True if the window ends at the cap, not at a negligible probability."""
-
-    @property
-    @abstractmethod
-    def above(self) -> tuple[float, float]:
-        """The probability above the window under Q, and how much larger it is under P."""
-
-    @property
-    @abstractmethod
-    def outside(self) -> tuple[float, float]:
-        """The probability outside of the window, under P and under Q."""
-
-    @property
-    @abstractmethod
-    def left_out(self) -> float:
-        """The neglected probability, in the world whose losses these are."""
+        return self._at_cap < self._far
 
     @abstractmethod
     def log_error(self, nodes: Nodes, order: float, frequency: float) -> float:
-        """Return log of a bound on the panels' error for the integral of exp(s L), with Im s up to ``frequency``."""
+        """Return the log of a bound on the error of quadrature of exp(s L), with Im s up to ``frequency``."""
 
     @abstractmethod
     def _places(self, size: float) -> tuple[FloatArray, FloatArray]:
         """Return increasing x across the window, and the number of panels up to each x, for |s| = size."""
 
-    @property
-    def density_is_off(self) -> float:
-        """The error of log of Q's density in excess of the error for N(0, 1), in units of `moved`."""
-        return 0.0
-
     def log_density(self, x: FloatArray) -> FloatArray | float:
-        """Return log of Q's density over that of N(0, 1)."""
+        """Return the log of the density of Q divided by the density of N(0, 1)."""
         return 0.0
-
-    def moments(self, order: float) -> tuple[float, float, float]:
-        """Return log E exp(s L) on the window, and mean and variance of L under the tilt exp(s L), at a real s."""
-        value, mean, variance = moments_of([self], order)[0].tolist()
-        return value, mean, variance
 
     def nodes(self, order: float, frequency: float, fineness: float = 1.0) -> Nodes:
         """Return nodes for integrals of exp(s L) with Re s = ``order`` and Im s up to ``frequency``."""
         if not (self.steepest < _LARGEST_SLOPE and abs(order) < _LARGEST_ORDER):
             raise Unreliable
-        ends = self._ends(math.hypot(order, frequency), fineness)
-        node, log_weight = _legendre()
+        at, place = self._places(math.hypot(order, frequency))
+        place = fineness * place
+        place -= place[0]
+        if not place[-1] * _PANEL_NODES <= _MOST_NODES:
+            raise Unreliable
+        ends = np.interp(np.linspace(0.0, place[-1], math.ceil(place[-1]) + 1), place, at)
         half, middle = 0.5 * np.diff(ends), 0.5 * (ends[1:] + ends[:-1])
-        x = (middle[:, None] + half[:, None] * node).ravel()
-        weight = (np.log(half)[:, None] + log_weight).ravel()
-        return Nodes(x, self.loss(x), weight - 0.5 * x * x - _HALF_LOG_TWO_PI + self.log_density(x), ends)
+        x = (middle[:, None] + half[:, None] * _NODES).ravel()
+        weight = (np.log(half)[:, None] + _LOG_WEIGHTS).ravel()
+        return Nodes(x, self.loss(x), weight - 0.5 * x * x - HALF_LOG_TAU + self.log_density(x), ends)
 
     def roughly(self, size: float) -> Nodes:
         """Return nodes that serve all real orders up to ``size``."""
@@ -127,23 +122,13 @@ class Loss(ABC):
     def _known(self) -> dict[float, Nodes]:
         return {}
 
-    def _ends(self, size: float, fineness: float) -> FloatArray:
-        """Return ends of panels. Their density is about (|s| L' + |x| + 4) / (2 TURN), and higher near the bend."""
-        x, place = self._places(size)
-        place = fineness * place
-        place -= place[0]
-        if not place[-1] * _PANEL_NODES <= _MOST_NODES:
-            raise Unreliable
-        count = math.ceil(place[-1])
-        return np.interp(np.linspace(0.0, place[-1], count + 1), place, x)
-
 
 @dataclass(frozen=True, eq=False)
 class StepLoss(Loss):
-    """The loss of one step on a window of x that has all but exp(``log_left_out``) of the probability.
+    """The loss of one step on a window of x with all but exp(``log_left_out``) of the probability.
 
-    The probability is under the mixture if ``remove``, otherwise under N(0, 1). Losses above ``cap`` are outside of the
-    window too, whatever their probability, and are accounted for separately.
+    The probability is that of the mixture if ``remove``, otherwise of N(0, 1). Losses above ``cap`` are outside of the
+    window too and are accounted for separately.
     """
 
     rate: float
@@ -153,20 +138,17 @@ class StepLoss(Loss):
     cap: float = math.inf
 
     def loss(self, x: FloatArray) -> FloatArray:
-        """Return L(x)."""
         exponent = self.slope * x - 0.5 * self.slope**2
         small = np.log1p(self.rate * np.expm1(np.minimum(exponent, 1.0)))
         large = np.logaddexp(math.log1p(-self.rate), math.log(self.rate) + exponent)
         return np.where(exponent < 1.0, small, large)
 
     def moved(self, x: FloatArray) -> FloatArray:
-        """Return the error of the loss in ulps due to an error of one ulp of x."""
         share: FloatArray = expit(self.slope * (x - self.bend))
         return np.abs(x) * self.slope * share
 
     @property
     def steepest(self) -> float:
-        """An upper bound on L'."""
         return self.slope
 
     @cached_property
@@ -175,19 +157,7 @@ class StepLoss(Loss):
         return 0.5 * self.slope + math.log((1.0 - self.rate) / self.rate) / self.slope
 
     @cached_property
-    def window(self) -> tuple[float, float]:
-        """The lower and upper limit of x."""
-        low = float(ndtri_exp(self.log_left_out - math.log(2.0)))
-        return low, min(self._far, self._at_cap)
-
-    @property
-    def is_capped(self) -> bool:
-        """True if the window ends at the cap, not at a negligible probability."""
-        return self._at_cap < self._far
-
-    @cached_property
     def _far(self) -> float:
-        """The x above which there is next to no probability."""
         log_quarter = self.log_left_out - math.log(4.0)
         far = -float(ndtri_exp(log_quarter))
         if not self.remove:
@@ -198,7 +168,6 @@ class StepLoss(Loss):
 
     @cached_property
     def _at_cap(self) -> float:
-        """The x at which the loss equals the cap."""
         if not math.isfinite(self.cap):
             return math.inf
         excess = math.expm1(min(self.cap, 700.0)) / self.rate  # exp(a x - a^2 / 2) - 1 at the cap
@@ -207,14 +176,12 @@ class StepLoss(Loss):
 
     @cached_property
     def above(self) -> tuple[float, float]:
-        """The probability above the window under Q, and how much larger it is under P."""
         high = self.window[1]
         without = float(ndtr(-high))
         return without, self.rate * float(ndtr(self.slope - high) - without)
 
     @cached_property
     def outside(self) -> tuple[float, float]:
-        """The probability outside of the window, under P and under Q."""
         low = self.window[0]
         out, shifted = float(ndtr(low)), float(ndtr(low - self.slope))
         without, more = self.above
@@ -222,7 +189,6 @@ class StepLoss(Loss):
 
     @property
     def left_out(self) -> float:
-        """The neglected probability, in the world whose losses these are."""
         if self.is_capped:
             return float(ndtr(self.window[0]))
         return self.outside[0 if self.remove else 1]
@@ -236,16 +202,16 @@ class StepLoss(Loss):
         x.sort()
         turned = size * self.loss(x) + 0.5 * x * np.abs(x) + 4.0 * x
         bent = np.arcsinh((x - self.bend) / width) / BEND
-        rising = self.slope * (x - self.bend)  # left of the bend L' grows like exp(rising); it matters from 1 / |s| on
+        rising = self.slope * (x - self.bend)  # left of the bend L' grows like exp(rising); it matters above 1 / |s|
         risen = np.logaddexp(0.0, rising + math.log1p(size)) - np.logaddexp(0.0, rising)
         return x, turned / (2.0 * TURN) + bent + risen / RISE
 
     def log_error(self, nodes: Nodes, order: float, frequency: float) -> float:
-        """Return log of a bound on the panels' error for the integral of exp(s L), with Im s up to ``frequency``.
+        """Return the log of a bound on the error of quadrature, the smallest of the bounds of several ellipses.
 
         Take an ellipse around a panel, with foci at the panel's ends and half axes that add up to rho times its half
         width. Then n Gauss-Legendre nodes err by at most (64 / 15) rho^(-2n) / (1 - rho^-2) times the half width times
-        the largest modulus of the integrand on the ellipse. Every ellipse gives a bound; the smallest is taken.
+        the largest modulus of the integrand on the ellipse.
         """
         left, right, high = panel_ellipses(nodes)
         # |1 - q + q e^(w + iv)| is e^L(x) times a factor in [least, 1].
@@ -269,12 +235,12 @@ def panel_ellipses(nodes: Nodes) -> tuple[FloatArray, FloatArray, FloatArray]:
 
 
 def log_panel_errors(nodes: Nodes, log_size: FloatArray) -> float:
-    """Return log of a bound on the panels' error, where exp(log_size) bounds |exp(s L)| on each ellipse."""
+    """Return the log of a bound on the error of quadrature, where exp(log_size) bounds |exp(s L)| on each ellipse."""
     left, right, high = panel_ellipses(nodes)
     half = 0.5 * np.diff(nodes.ends)
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
         inner = np.maximum(np.maximum(left, -right), 0.0)
-        log_most = log_size + 0.5 * (high * high - inner * inner) - _HALF_LOG_TWO_PI
+        log_most = log_size + 0.5 * (high * high - inner * inner) - HALF_LOG_TAU
         log_rate = -2.0 * _PANEL_NODES * np.log(_ELLIPSES) - np.log1p(-(_ELLIPSES**-2))
         bound = np.nan_to_num(log_most + log_rate, nan=np.inf, posinf=np.inf).min(axis=1)
     return float(np.logaddexp.reduce(bound + np.log(half * 64.0 / 15.0)))
@@ -283,8 +249,7 @@ def log_panel_errors(nodes: Nodes, log_size: FloatArray) -> float:
 def moments_of(steps: Sequence[Loss], order: float, known: dict[float, Segments] | None = None) -> FloatArray:
     """Return log E exp(s L) on the window, and mean and variance of L under the tilt exp(s L), in a row for each step.
 
-    The order s is real. The nodes serve all orders up to a power of four; ``known`` keeps them from one order to the
-    next.
+    The nodes serve all real orders s up to a power of four. ``known`` caches the nodes.
     """
     size = 4.0 ** math.ceil(math.log(max(abs(order), 4.0), 4.0))
     known = {} if known is None else known
@@ -293,7 +258,7 @@ def moments_of(steps: Sequence[Loss], order: float, known: dict[float, Segments]
     segments = known[size]
     loss = segments.loss
     exponent = segments.log_weight + order * loss
-    top = segments.largest(exponent)
+    top = np.maximum.reduceat(exponent, segments.starts)
     mass = np.exp(exponent - segments.spread(top))
     total = segments.sums(mass)
     mean = segments.sums(mass * loss) / total
@@ -333,12 +298,8 @@ class Segments:
             return np.array([values.sum()])
         return np.add.reduceat(values, self.starts)
 
-    def largest(self, values: FloatArray) -> FloatArray:
-        """Return the largest value over each step's nodes."""
-        return np.maximum.reduceat(values, self.starts)
-
     def spread(self, values: FloatArray) -> FloatArray:
-        """Repeat one value per step at each of the step's nodes."""
+        """Repeat the value of each step at all nodes of the step."""
         return np.repeat(values, self.lengths)
 
 
@@ -352,9 +313,3 @@ def weighted_rise(nodes: Nodes | Segments, order: float) -> FloatArray:
         return np.where(exponent < 1.0, small, np.exp(nodes.log_weight + exponent) - weight)
 
     return growth(order) - order * growth(1.0)
-
-
-@lru_cache(maxsize=1)
-def _legendre() -> tuple[FloatArray, FloatArray]:
-    node, weight = np.polynomial.legendre.leggauss(_PANEL_NODES)
-    return node, np.log(weight)

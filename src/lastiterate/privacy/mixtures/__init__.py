@@ -1,1 +1,1 @@
-"""The pair S + N against N: the law of S, kernels that evaluate the mixture, and the root-finder."""
+"""Signal plus noise against noise alone, S + N against N: laws of S, numerical evaluation, root-finding."""

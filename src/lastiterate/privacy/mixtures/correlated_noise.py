@@ -1,7 +1,7 @@
 """Correlated noise in the last iterate, and products and inverses of noise filters with error bounds.
 
-The noise of step t is the sum of c_j z_(t-j). z_s enters the last iterate at all steps from s on, in total v_s = sum_j
-c_j w_(s+j) times. So the variance is sum_s sigma_s^2 v_s^2, where only z_s with s >= 0 exist.
+The noise of step t is the sum of c_j z_(t-j). z_s enters the last iterate in all steps from s on, with the total
+weight v_s = sum_j c_j w_(s+j). So the variance is the sum of sigma_s^2 v_s^2 over all s >= 0.
 """
 
 from __future__ import annotations
@@ -9,17 +9,13 @@ from __future__ import annotations
 import math
 from functools import lru_cache
 from itertools import accumulate
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
 from lastiterate.common.types import FloatArray
-
-if TYPE_CHECKING:
-    from lastiterate.common.types import FloatArray
-    from lastiterate.common.validation import PerStep
-    from lastiterate.run import DPSGD
-
+from lastiterate.common.validation import PerStep
+from lastiterate.run import DPSGD
 
 # Causal filters: products and inverses. A filter (c_0, c_1, ...) is the first column of a triangular Toeplitz matrix.
 # Correlated noise is designed to cancel, so products lose relative accuracy: all error bounds are absolute.
@@ -27,7 +23,7 @@ if TYPE_CHECKING:
 Numbers = TypeVar("Numbers", float, FloatArray)
 
 _UNIT = 2.0**-53
-_MOST_EXACT = 2**23  # number of products up to which sums are computed with twice the digits
+_MOST_EXACT = 2**23  # largest number of products for which sums are computed with twice the digits
 _BLOCK = 256
 _FFT = 10.0 * math.log2(2 * _BLOCK) * _UNIT  # relative error of a transform, 2-norm (Higham 2002, theorem 24.2)
 _LARGEST = 1e100  # largest coefficient of an inverse
@@ -44,7 +40,7 @@ def product(first: FloatArray, second: FloatArray, size: int) -> tuple[FloatArra
 
 
 def _compensated(short: FloatArray, long: FloatArray, size: int) -> tuple[FloatArray, float]:
-    """Compute the product as if with twice the digits, then rounded (Ogita, Rump and Oishi 2005, Dot2)."""
+    """Compute the product with twice the digits, then round it (Ogita, Rump and Oishi 2005, Dot2)."""
     high, low = np.zeros(size), np.zeros(size)
     upper = _upper_half(long)
     lower = long - upper
@@ -71,18 +67,14 @@ def _compensated(short: FloatArray, long: FloatArray, size: int) -> tuple[FloatA
     return result, _UNIT * float(np.linalg.norm(result)) + doubt * size_of_terms
 
 
-def _upper_half(value: Numbers) -> Numbers:
-    """Return the upper 26 bits of a number's digits (Dekker 1971)."""
+def _upper_half(value: Numbers) -> Numbers:  # the upper 26 bits of the significand (Dekker 1971)
     scaled: Numbers = 134217729.0 * value
     return scaled - (scaled - value)
 
 
 def _by_blocks(first: FloatArray, second: FloatArray, size: int) -> tuple[FloatArray, float]:
-    """Compute the product by Fourier transforms of short blocks.
-
-    Errors are relative to the blocks, not to the whole.
-    """
-    blocks, others = (_blocks(each) for each in (first, second))
+    """Compute the product by Fourier transforms of short blocks, so that errors are relative to each block."""
+    blocks, others = (np.append(each, np.zeros(-each.size % _BLOCK)).reshape(-1, _BLOCK) for each in (first, second))
     transforms, other_transforms = (np.fft.rfft(each, 2 * _BLOCK, axis=1) for each in (blocks, others))
     count = -(-size // _BLOCK)
     total = np.zeros((count, _BLOCK + 1), complex)
@@ -98,18 +90,11 @@ def _by_blocks(first: FloatArray, second: FloatArray, size: int) -> tuple[FloatA
     return result.ravel()[:size].copy(), 2.0 * float(np.linalg.norm(errors[:count]))
 
 
-def _blocks(values: FloatArray) -> FloatArray:
-    padded = np.zeros(-(-values.size // _BLOCK) * _BLOCK)
-    padded[: values.size] = values
-    return padded.reshape(-1, _BLOCK)
-
-
 def inverse(coefficients: FloatArray, size: int) -> tuple[FloatArray, float]:
     """Return the first ``size`` coefficients of the inverse of a filter, and a bound on the sum of their errors.
 
-    Uses Newton's iteration. If c times the result is 1 + r, the inverse is the result over 1 + r. So the error is at
-    most |result| |r| / (1 - |r|), in sums of absolute values. The bound is infinite if the inverse grows too fast for
-    floats.
+    Uses Newton's iteration. If c times the result is 1 + r, the error is at most |result| |r| / (1 - |r|), where |.| is
+    the sum of absolute values. The bound is infinite if the inverse grows too fast for floats.
     """
     coefficients = coefficients[:size]
     result = np.array([1.0 / coefficients[0]])
@@ -129,14 +114,12 @@ def inverse(coefficients: FloatArray, size: int) -> tuple[FloatArray, float]:
 
 
 def _residual(coefficients: FloatArray, inverse_: FloatArray) -> tuple[FloatArray, float]:
-    """Return the difference of a filter times its inverse from 1, and a bound on the error of the difference."""
     left, error = product(coefficients, inverse_, inverse_.size)
     left[0] -= 1.0
     return left, error
 
 
 def _quick(first: FloatArray, second: FloatArray, size: int) -> FloatArray:
-    """Compute a product whose errors do not matter."""
     first, second = first[:size], second[:size]
     if min(first.size, second.size) <= 64:
         values: FloatArray = np.convolve(first, second)
@@ -148,27 +131,27 @@ def _quick(first: FloatArray, second: FloatArray, size: int) -> FloatArray:
 
 # Noise in the last iterate.
 
-_MOST_DOUBT = 4e-10  # largest relative error of the noise's standard deviation, which is lowered by the error
+_MOST_DOUBT = 4e-10  # largest relative error of a standard deviation; the error is subtracted from it
 
 
 def filtered_noise(run: DPSGD, weights: PerStep) -> float:
-    """Return the standard deviation of the released noise, for steps with these ``weights``.
-
-    The result is never too large: a bound on the error is subtracted.
-    """
+    """Return a lower bound on the standard deviation of the released noise, for steps with these weights."""
     assert run.noise_filter is not None
     sigma = np.asarray(run.noise_multiplier)
     largest = float(np.max(sigma))
     if np.ndim(weights) == 0 and sigma.ndim == 0:
-        spread, error = _of_equal_steps(run.noise_filter, run.steps)
-        spread, error = abs(float(weights)) * spread, abs(float(weights)) * error
+        sums = prefix_sums(run.noise_filter)[: run.steps]  # v_s of steps of weight 1
+        rest = (run.steps - len(sums)) * sums[-1] ** 2
+        spread = abs(float(weights)) * math.sqrt(math.fsum([each * each for each in sums] + [rest]))
+        error = math.sqrt(run.steps) * (len(sums) * 2.0**-52) ** 2 * math.fsum(map(abs, run.noise_filter))
+        error = abs(float(weights)) * error
     else:
         values, error = influences(run, weights)
         spread = float(np.linalg.norm(sigma / largest * values))
     if not error <= _MOST_DOUBT * spread:
         raise ValueError(
-            "noise_filter must not cancel nearly all of the noise of so many steps: what is left of it is not known to "
-            "ten digits"
+            "noise_filter must leave more noise in the released model: the filter cancels nearly all noise, and the "
+            "remaining noise cannot be computed to ten digits"
         )
     return largest * (spread - error)
 
@@ -180,20 +163,9 @@ def influences(run: DPSGD, weights: PerStep) -> tuple[FloatArray, float]:
     return values[::-1], error
 
 
-def _of_equal_steps(coefficients: tuple[float, ...], steps: int) -> tuple[float, float]:
-    """Return the root of sum_s v_s^2 if all steps have weight 1, and its error.
-
-    v_s is then a prefix sum of coefficients.
-    """
-    sums = prefix_sums(coefficients)[:steps]
-    rest = (steps - len(sums)) * sums[-1] ** 2
-    size = math.sqrt(math.fsum([each * each for each in sums] + [rest]))
-    return size, math.sqrt(steps) * (len(sums) * 2.0**-52) ** 2 * math.fsum(map(abs, coefficients))
-
-
 @lru_cache(maxsize=8)
 def prefix_sums(values: tuple[float, ...]) -> list[float]:
-    """Return the prefix sums of values, as if computed with twice the digits."""
+    """Return the prefix sums of values, computed with twice the digits."""
 
     def add(total: tuple[float, float], value: float) -> tuple[float, float]:
         high = total[0] + value

@@ -9,41 +9,34 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import numpy as np
 from scipy.special import logsumexp
 
 from lastiterate.common.types import FloatArray, Floats
-from lastiterate.privacy.mixtures.fourier import Cumulant
-from lastiterate.privacy.mixtures.pairs import RELATIVE_ERROR, larger_delta, smaller_delta
-from lastiterate.privacy.mixtures.solve import each
-
-if TYPE_CHECKING:
-    from lastiterate.common.types import FloatArray
-    from lastiterate.privacy.mixtures.fourier import Complex
-    from lastiterate.privacy.mixtures.law import Law
+from lastiterate.privacy.mixtures.fourier import Complex, Cumulant
+from lastiterate.privacy.mixtures.law import Law
+from lastiterate.privacy.mixtures.mixture import RELATIVE_ERROR, SinglePair, larger_delta, smaller_delta
 
 
 @dataclass(frozen=True, eq=False)
-class DiscretePair:
-    """P (canary in) and Q (out), by the logarithms of their probabilities; -inf if a point does not occur."""
+class DiscretePair(SinglePair):
+    """P (with the canary) and Q (without), as log-probabilities of points. -inf means that a point does not occur."""
 
     log_p: FloatArray
     log_q: FloatArray
 
-    def epsilon(self, log_delta: Floats) -> Floats:
-        return each(lambda value: max(_epsilon(*self._remove, value), _epsilon(*self._add, value)), log_delta)
+    def _epsilon(self, log_delta: float) -> float:
+        return max(_epsilon(*sets, log_delta) for sets in self._best_sets)
 
-    def log_delta(self, epsilon: Floats) -> Floats:
+    def _log_delta(self, epsilon: float) -> float:
         p, q = self.log_p, self.log_q
-        return each(lambda value: max(_log_delta(p, q, value), _log_delta(q, p, value)), epsilon)
+        return max(_log_delta(p, q, epsilon), _log_delta(q, p, epsilon))
 
-    def fnr(self, fpr: Floats) -> Floats:
+    def _fnr(self, fpr: float) -> float:
         # Between two sets the best test is randomised on the points in which they differ.
-        accepted, rejected = self._remove[1], self._remove[0]
-        rates: Floats = np.interp(fpr, np.append(0.0, np.exp(accepted)), np.append(1.0, 1.0 - np.exp(rejected)))
-        return rates
+        rejected, accepted = self._best_sets[0]
+        return float(np.interp(fpr, np.append(0.0, np.exp(accepted)), np.append(1.0, 1.0 - np.exp(rejected))))
 
     def bracket(self, log_delta: Floats) -> tuple[Floats, Floats]:
         lower, upper = self.epsilon(larger_delta(log_delta)), self.epsilon(smaller_delta(log_delta))
@@ -51,12 +44,8 @@ class DiscretePair:
         return lower - error, upper + error
 
     @cached_property
-    def _remove(self) -> tuple[FloatArray, FloatArray]:
-        return _best_sets(self.log_p, self.log_q)
-
-    @cached_property
-    def _add(self) -> tuple[FloatArray, FloatArray]:
-        return _best_sets(self.log_q, self.log_p)
+    def _best_sets(self) -> tuple[tuple[FloatArray, FloatArray], ...]:
+        return _best_sets(self.log_p, self.log_q), _best_sets(self.log_q, self.log_p)
 
 
 def _best_sets(log_p: FloatArray, log_q: FloatArray) -> tuple[FloatArray, FloatArray]:
@@ -77,7 +66,6 @@ def _epsilon(log_p: FloatArray, log_q: FloatArray, log_delta: float) -> float:
 
 
 def _log_delta(log_p: FloatArray, log_q: FloatArray, epsilon: float) -> float:
-    """Return the log of the sum of P - e^epsilon Q over the points at which it is positive."""
     gains = log_p > epsilon + log_q
     if not gains.any():
         return -np.inf
@@ -85,8 +73,8 @@ def _log_delta(log_p: FloatArray, log_q: FloatArray, epsilon: float) -> float:
     return float(logsumexp(p + np.log1p(-np.exp(epsilon + q - p))))
 
 
-# Distribution of S + N, for predictions: the characteristic function inverted to an absolute error of about 1e-12.
-# Epsilon needs relative accuracy in the tails: see `fourier`.
+# Distribution of S + N, for predictions. The characteristic function is inverted to an absolute error of about 1e-12.
+# Epsilon needs relative accuracy in the tails, which `fourier` gives.
 
 _FURTHEST = 12.0  # standard deviations, beyond which the mass is negligible
 _LAST = 8.5  # frequency, in 1 / noise, after which a Gaussian's characteristic function is below 1e-15
@@ -94,29 +82,22 @@ _LAST = 8.5  # frequency, in 1 / noise, after which a Gaussian's characteristic 
 
 def probability_below(law: Law, y: FloatArray) -> FloatArray:
     """Return P(S + N <= y) for each y, by the formula of Gil-Pelaez (1951)."""
-    step, frequencies, transform = _characteristic_function(law)
-    near = np.clip(y, -_farthest(law), _farthest(law))
-    waves = np.exp(-1j * np.multiply.outer(near, frequencies))
+    step, frequencies, transform, waves = _characteristic_function(law, y)
     return np.clip(0.5 - step / math.pi * (waves @ (transform / frequencies)).imag, 0.0, 1.0)
 
 
 def density(law: Law, y: FloatArray) -> FloatArray:
     """Return the density of S + N at each y."""
-    step, frequencies, transform = _characteristic_function(law)
-    near = np.clip(y, -_farthest(law), _farthest(law))
-    waves = np.exp(-1j * np.multiply.outer(near, frequencies))
+    step, _, transform, waves = _characteristic_function(law, y)
     return np.maximum(step / math.pi * (waves @ transform).real, 0.0)
 
 
-def _farthest(law: Law) -> float:
-    """Return the distance from 0 beyond which the mass of S + N is negligible."""
-    return abs(law.mean) + _FURTHEST * math.hypot(math.sqrt(law.variance), law.noise)
-
-
-def _characteristic_function(law: Law) -> tuple[float, FloatArray, Complex]:
-    """Return the spacing of the frequencies, the frequencies, and the characteristic function of S + N there."""
-    reach = 2.0 * _farthest(law)  # half a period of the grid: the largest distance of a queried y from a value of S + N
+def _characteristic_function(law: Law, y: FloatArray) -> tuple[float, FloatArray, Complex, Complex]:
+    """Return the spacing of the frequencies u, these frequencies, E exp(iu (S + N)), and exp(-iuy) for each y."""
+    farthest = abs(law.mean) + _FURTHEST * math.hypot(math.sqrt(law.variance), law.noise)
+    reach = 2.0 * farthest  # half a period of the grid: the largest distance of a queried y from a value of S + N
     step = math.pi / reach
     frequencies = (np.arange(float(math.ceil(_LAST / (law.noise * step)))) + 0.5) * step
+    waves = np.exp(-1j * np.multiply.outer(np.clip(y, -farthest, farthest), frequencies))
     with np.errstate(divide="ignore"):  # the function may vanish, and its logarithm is then -inf
-        return step, frequencies, np.exp(Cumulant(law).along(0.0, frequencies))
+        return step, frequencies, np.exp(Cumulant(law).along(0.0, frequencies)), waves

@@ -1,12 +1,12 @@
-"""Kernel (b): S + N against N by inverting a Fourier transform along a tilted contour.
+"""S + N against N, by inverting a Laplace transform along a vertical line in the complex plane.
 
 K(z) = log E exp(z (S + N)) is known for every run. With z = theta + iu,
 
-    density p(y) = 1/pi  integral_0^inf  Re exp(K(z) - z y) du,      upper tail: the same with / z  (theta > 0).
+    density p(y) = 1/pi  integral_0^inf  Re exp(K(z) - z y) du,      upper tail: the same, divided by z (theta > 0).
 
 This is Bromwich's formula for the inverse of a Laplace transform, from which Daniels (1954) and Lugannani and Rice
-(1980) derive their approximations. Here the integral is computed by the midpoint rule in u. The rule is exact up to the
-mass further than 2 pi / step from y (Poisson summation), which Bernstein's inequality bounds. For analytic integrands
+(1980) derive their approximations. Here the integral is computed by the midpoint rule in u. Its error is the mass
+further than 2 pi / step from y (Poisson summation), which Bernstein's inequality bounds. For analytic integrands
 that fall off like a Gaussian the rule converges geometrically (Trefethen and Weideman, 2014). The integrand does not
 oscillate near its saddle point K'(theta) = y. So the sums keep their relative accuracy however small p(y) is, and a few
 dozen nodes suffice.
@@ -16,39 +16,35 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 from scipy.special import erfcx, log_ndtr
 
-from lastiterate.privacy.mixtures.solve import SQRT_HALF, Side
-
-if TYPE_CHECKING:
-    from lastiterate.common.types import FloatArray, Floats
-    from lastiterate.privacy.mixtures.law import Law
-
+from lastiterate.common.types import FloatArray, Floats
+from lastiterate.privacy.mixtures.law import Law
+from lastiterate.privacy.mixtures.solve import HALF_LOG_TAU, SQRT_HALF, SQRT_HALF_PI, Side, saddle_point
 
 # Line integrals: 1/pi times the integral of Re exp(K(z) - zy) k(z) over u > 0, by the midpoint rule on z = theta + iu.
 # k is 1 for the density at y and 1/z for the tail beyond y; other k give hockey-stick divergences.
 
-LARGEST_CANCELLATION = 1e-5  # smallest sum relative to its moduli: rounding then costs at most a relative 1e-11
+LARGEST_CANCELLATION = 1e-5  # smallest ratio of a sum to the sum of moduli; rounding errors are then below 1e-11
 
 Complex = npt.NDArray[np.complex128]
 
 
 class Unreliable(ArithmeticError):
-    """Error for an integral that cancels or would take too many nodes."""
+    """Error for an integral whose terms cancel, or that needs too many nodes."""
 
 
 @dataclass
 class Effort:
-    """A limit on work, counted in computed numbers and so independent of the speed of the machine."""
+    """A limit on the amount of computation, counted in numbers computed and not in seconds."""
 
     left: float = math.inf
 
     def spend(self, numbers: float) -> None:
-        """Count work that is about to be done or was done. Raise Unreliable if the limit is exceeded."""
+        """Count work. Raise Unreliable if the limit is exceeded."""
         self.left -= numbers
         if self.left < 0.0:
             raise Unreliable
@@ -56,7 +52,7 @@ class Effort:
 
 @dataclass(frozen=True)
 class Line:
-    """The nodes of a line, and K at the nodes."""
+    """The nodes z of an integration line, and K at these nodes."""
 
     z: Complex
     log_values: Complex
@@ -67,7 +63,7 @@ class Line:
         return float(self.z[0].real)
 
     def integral(self, y: float, kernel: Complex | float, least: float = LARGEST_CANCELLATION) -> tuple[float, float]:
-        """Return the log of a scale, and 1/pi times the integral of Re exp(K(z) - zy) kernel(z) in that scale.
+        """Return log(scale), and 1/pi times the integral of Re exp(K(z) - zy) kernel(z) divided by this scale.
 
         Raises Unreliable if the sum is below ``least`` times the sum of the moduli of its terms.
         """
@@ -83,16 +79,15 @@ class Line:
 # Kernel: the cumulant of S + N, and the contour through a saddle point.
 
 NEGLIGIBLE = 36.0  # neglected terms are below exp(-NEGLIGIBLE) of the total
-LARGEST_CANCELLATION_OF_DELTA = 1e-9  # if P and Q are that close, delta's relative error hardly moves epsilon
+LARGEST_CANCELLATION_OF_DELTA = 1e-9  # the same for delta: if P and Q are so close, its error hardly changes epsilon
 MOST_NODES = 20_000
 _CHUNK = 200_000  # complex numbers in memory at once
 _FROM_POLE = 2.5  # distance of the contour to the pole at 0, in units of 1 / standard deviation
-_LOG_TAU = math.log(2.0 * math.pi)
 _I = np.complex128(1j)
 
 
 class Cumulant:
-    """K(z) of S + N for a law of S: on the real axis with two derivatives, and along a vertical line."""
+    """K(z) of S + N, for a law of S."""
 
     def __init__(self, law: Law) -> None:
         self.law = law
@@ -144,25 +139,23 @@ class Cumulant:
         for values, probabilities in law.blocks:
             mass = probabilities * np.exp(values * theta - np.max(values * theta))
             mass /= mass.sum()
-            result += np.log(sum_in_chunks(mass, values, u))
+            total = np.zeros(u.size, dtype=np.complex128)
+            for start in range(0, values.size, width):
+                part = slice(start, start + width)
+                total += mass[part] @ np.exp(1j * values[part, None] * u)
+            result += np.log(total)
         return result
 
     def saddle(self, y: float) -> float:
-        """Find the theta at which K' is y, to a twentieth of a standard deviation."""
+        """Find the theta with K'(theta) = y, up to a twentieth of a standard deviation."""
         square = self.law.noise**2
         low, high = (y - self.law.high) / square, (y - self.law.low) / square
         theta = min(max((y - self.law.mean) / (square + self.law.variance), low), high)
-        for _ in range(200):
-            _, mean, variance = self.real(theta)
-            if abs(mean - y) <= 0.05 * math.sqrt(variance):
-                break
-            low, high = (theta, high) if mean < y else (low, theta)
-            newton = theta + (y - mean) / variance
-            theta = newton if low < newton < high else 0.5 * (low + high)
-        return theta
+        at, bottom, top = (np.float64(value) for value in (theta, low, high))
+        return float(saddle_point(lambda theta: self.real(float(theta))[1:], np.float64(y), at, bottom, top, 0.05))
 
     def start(self, log_delta: float) -> float:
-        """Estimate the threshold whose upper tail is delta (see `support.tilt_for`)."""
+        """Estimate the threshold that S + N exceeds with probability delta (see `support.tilt_for`)."""
         goal = -2.0 * log_delta
         theta = math.sqrt(goal / (self.law.noise**2 + self.law.variance))
         for _ in range(6):
@@ -173,19 +166,9 @@ class Cumulant:
         return self.real(theta)[1]
 
 
-def sum_in_chunks(mass: FloatArray, values: FloatArray, u: FloatArray) -> Complex:
-    """Return sum_k mass_k exp(i values_k u) for each u, in bounded memory."""
-    result = np.zeros(u.size, dtype=np.complex128)
-    width = max(1, _CHUNK // u.size)
-    for start in range(0, values.size, width):
-        part = slice(start, start + width)
-        result += mass[part] @ np.exp(1j * values[part, None] * u)
-    return result
-
-
 @dataclass(frozen=True)
 class Contour:
-    """The pair near the threshold ``centre``, from K(z) at the nodes z = theta + iu of a vertical line."""
+    """The pair S + N against N near the threshold ``centre``, from K(z) on a line z = theta + iu."""
 
     noise: float
     centre: float
@@ -196,10 +179,7 @@ class Contour:
         return abs(float(y) - self.centre) <= self.reach
 
     def remove(self, y: Floats) -> Side:
-        """Return P over Q: the set is {>= y}.
-
-        The kernel 1/z gives P(>= y), and the constant gives e^f Q(>= y) = p(y) Q(>= y) / q(y).
-        """
+        """Return P over Q. The term 1/z gives P(>= y). The constant gives e^f Q(>= y) = p(y) Q(>= y) / q(y)."""
         loss, slope = self.loss(y)
         over_density = self.noise * _mills(y / self.noise)
         if self._upper:
@@ -211,7 +191,6 @@ class Contour:
         return _side(loss, slope, log_delta, -slope * math.exp(log_slope))
 
     def add(self, r: Floats) -> Side:
-        """Return Q over P: the set is {<= y}, y = -r. As in `remove`, delta falls and the loss -f rises along r."""
         y = -r
         loss, slope = self.loss(y)
         x0 = float(y) / self.noise
@@ -221,26 +200,23 @@ class Contour:
                 float(y), 1.0 / self.line.z + self.noise * _mills(-x0), LARGEST_CANCELLATION_OF_DELTA
             )
             _, density = self.line.integral(float(y), 1.0)
-            log_delta = math.log(excess / density / self.noise) - 0.5 * x0 * x0 - 0.5 * _LOG_TAU
+            log_delta = math.log(excess / density / self.noise) - 0.5 * x0 * x0 - HALF_LOG_TAU
         else:
             share = math.exp(min(log_shared - float(log_ndtr(x0)), 0.0))
             log_delta = float(log_ndtr(x0)) + (math.log1p(-share) if share < 1.0 else -math.inf)
         return _side(-loss, slope, log_delta, -slope * np.exp(log_shared - log_delta))
 
     def loss(self, y: Floats) -> tuple[Floats, Floats]:
-        """Return the privacy loss f(y) = log p(y) / q(y) and its derivative."""
         scale, density = self.line.integral(float(y), 1.0)
         _, moment = self.line.integral(float(y), self.line.z, -math.inf)
         x0 = y / self.noise
-        loss = scale + math.log(density) + 0.5 * x0 * x0 + math.log(self.noise) + 0.5 * _LOG_TAU
+        loss = scale + math.log(density) + 0.5 * x0 * x0 + math.log(self.noise) + HALF_LOG_TAU
         return np.float64(loss), np.float64(x0 / self.noise - moment / density)
 
     def log_lower(self, y: Floats) -> Floats:
-        """log P(S + N <= y)."""
         return self._log_tail(y, direct=not self._upper)
 
     def log_upper(self, y: Floats) -> Floats:
-        """log P(S + N >= y)."""
         return self._log_tail(y, direct=self._upper)
 
     @property
@@ -254,10 +230,7 @@ class Contour:
 
 
 def contour(cumulant: Cumulant, y: float) -> Contour:
-    """Return the contour through the saddle point at y.
-
-    The contour passes beside the saddle point if that is too close to the pole at z = 0.
-    """
+    """Return the line through the saddle point for y, or next to it if the saddle point is near the pole at z = 0."""
     saddle = cumulant.saddle(y)
     clear = _FROM_POLE / math.sqrt(cumulant.real(saddle)[2])
     theta = max(saddle, clear) if saddle > -0.3 * clear else min(saddle, -clear)
@@ -266,7 +239,7 @@ def contour(cumulant: Cumulant, y: float) -> Contour:
     reach = 1.5 * deviation
     third = NEGLIGIBLE * cumulant.largest_jump / 3.0
     spread = third + math.sqrt(third * third + 2.0 * NEGLIGIBLE * variance)
-    # Beyond a period from y the tilted density is negligible, and so is the pole's residue against the tail.
+    # Further than a period from y the tilted density is negligible. So is the residue of the pole.
     exponent = max(theta * y - value, 0.0) + math.log1p(abs(theta) * deviation)
     period = max(spread + abs(mean - y), (exponent + NEGLIGIBLE) / abs(theta)) + reach
     needed = math.sqrt(2.0 * NEGLIGIBLE) / cumulant.law.noise * period / (2.0 * math.pi)
@@ -280,7 +253,7 @@ def contour(cumulant: Cumulant, y: float) -> Contour:
 
 
 def _mills(x: Floats | float) -> float:
-    return math.sqrt(0.5 * math.pi) * float(erfcx(SQRT_HALF * x))
+    return SQRT_HALF_PI * float(erfcx(SQRT_HALF * x))
 
 
 def _side(*values: Floats | float) -> Side:

@@ -1,35 +1,29 @@
-"""Kernels for every law of S: windowed binomial, all points of a small support, or Fourier inversion."""
+"""Kernels compute S + N against N: from a part of a binomial, from all values of S, or by Fourier inversion."""
 
 from __future__ import annotations
 
 import itertools
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from scipy.special import log_ndtr
 
+from lastiterate.common.types import Bools, FloatArray, Floats, IntArray
 from lastiterate.privacy.mixtures import support as binomial
-from lastiterate.privacy.mixtures.fourier import NEGLIGIBLE, Contour, Cumulant, contour
-from lastiterate.privacy.mixtures.mixture import Moving
-from lastiterate.privacy.mixtures.solve import Side, every, pick, some
+from lastiterate.privacy.mixtures.fourier import NEGLIGIBLE, Cumulant, contour
+from lastiterate.privacy.mixtures.law import Law
+from lastiterate.privacy.mixtures.mixture import Kernel, Local, Moving
+from lastiterate.privacy.mixtures.solve import HALF_LOG_TAU, Side, every, pick, some
 from lastiterate.privacy.mixtures.support import Support, log_integral, log_interval
 
-if TYPE_CHECKING:
-    from lastiterate.common.types import Bools, Floats
-    from lastiterate.privacy.mixtures.law import Law
-    from lastiterate.privacy.mixtures.mixture import Kernel, Local
-
-MOST_POINTS = 4096  # points of a support that is enumerated in full
+MOST_POINTS = 4096  # largest number of values of S that are enumerated
 
 
 @dataclass(frozen=True)
 class BinomialKernel:
-    """The kernel of S ~ Binomial(steps, rate), 0 < rate < 1.
-
-    Array arguments evaluate many runs, or many deltas, at once.
-    """
+    """The kernel of S ~ Binomial(steps, rate), 0 < rate < 1. Each entry of an array is a separate run."""
 
     steps: Floats
     rate: Floats
@@ -54,17 +48,14 @@ class BinomialKernel:
     def near(self, y: Floats, *, upper: bool) -> Local:
         return self._view(binomial.tilt_at(y, self.steps, self.rate, self.noise), upper=upper)
 
-    def covers(self, local: Local, y: Floats) -> bool:
-        return isinstance(local, _Window) and every(np.abs(y - local.centre) <= local.reach)
-
     def row(self, index: int) -> BinomialKernel:
         return BinomialKernel(*(np.float64(np.asarray(value)[index]) for value in (self.steps, self.rate, self.noise)))
 
     def _view(self, centre: binomial.Tilt, *, upper: bool) -> _Window:
         points, log_mass, beyond = binomial.window(centre, self.steps, self.rate, self.noise, upper=upper)
         square = self.noise * self.noise
-        # Only the binomial's share of a change in y moves the window, by a third of its standard deviation at most.
-        # The share is nearly constant only while theta changes by no more than about one, or the variance is small.
+        # If y changes, the window moves by the binomial's share of the change: at most a third of a standard deviation.
+        # The share is nearly constant only while theta changes by at most about one, or if the variance is small.
         variance = centre.variance + 1e-300
         turn = np.minimum(0.3 / np.sqrt(variance), np.maximum(1.0, -np.log(10.0 * variance)))
         reach = turn * (centre.variance + square)
@@ -73,15 +64,14 @@ class BinomialKernel:
 
 @dataclass(frozen=True)
 class _Window(Support):
-    """The part of a binomial that matters for thresholds within ``reach`` of ``centre``.
-
-    If the tail is ``beyond`` the window, the tail is nearly 1 and the other tail is within the window. The complement
-    of the other tail is then used.
-    """
+    """The part of a binomial near ``centre``. A tail that lies ``beyond`` this part is 1 minus the other tail."""
 
     centre: Floats
     reach: Floats
     beyond: Bools
+
+    def covers(self, y: Floats) -> bool:
+        return every(np.abs(y - self.centre) <= self.reach)
 
     def remove(self, y: Floats) -> Side:
         side = super().remove(y)
@@ -103,8 +93,6 @@ class _Window(Support):
 
 @dataclass(frozen=True)
 class _OfLaw:
-    """A single problem, given by the law of S."""
-
     law: Law
 
     @property
@@ -124,12 +112,12 @@ class _OfLaw:
         return np.float64(self.law.high)
 
     def row(self, index: int) -> Kernel:
-        raise IndexError("a single problem has no rows")
+        raise IndexError("the kernel of a single law has no rows")
 
 
 @dataclass(frozen=True)
 class FiniteKernel(_OfLaw):
-    """The kernel of an S with few values: all values are used at every threshold."""
+    """The kernel of an S with few values. All values are used at every threshold."""
 
     support: Support
     relative_error: ClassVar[float] = 1e-14  # of `log_between`
@@ -139,9 +127,6 @@ class FiniteKernel(_OfLaw):
 
     def near(self, y: Floats, *, upper: bool) -> Local:
         return self.support
-
-    def covers(self, local: Local, y: Floats) -> bool:
-        return True
 
     def log_between(self, low: Floats, high: Floats) -> Floats:
         """Return log P(low <= S + N <= high) to full relative accuracy, however small the probability is."""
@@ -164,22 +149,15 @@ class FourierKernel(_OfLaw):
     def near(self, y: Floats, *, upper: bool) -> Local:
         return contour(Cumulant(self.law), float(y))
 
-    def covers(self, local: Local, y: Floats) -> bool:
-        return isinstance(local, Contour) and local.covers(y)
-
     def log_between(self, low: Floats, high: Floats) -> Floats:
-        """Return log P(low <= S + N <= high), if P is at most a multiple of Q in the interval.
-
-        Parts of the interval where Q is negligible are left out. A difference of tails would be lost in rounding if P
-        has mass on both sides of the interval.
-        """
+        """Return log P(low <= S + N <= high). P must be at most a multiple of Q. Negligible parts are left out."""
         noise = self.law.noise
         middle = min(max(0.0, float(low)), float(high))
-        far = noise * math.sqrt((middle / noise) ** 2 + 2.0 * NEGLIGIBLE)  # beyond it Q is negligible, hence P
+        far = noise * math.sqrt((middle / noise) ** 2 + 2.0 * NEGLIGIBLE)  # beyond this, Q is negligible, and so is P
         moving = Moving(self, upper=True)
 
         def log_density(y: Floats) -> Floats:
-            return moving.at(y).loss(y)[0] - 0.5 * (y / noise) ** 2 - math.log(noise) - 0.5 * math.log(2.0 * math.pi)
+            return moving.at(y).loss(y)[0] - 0.5 * (y / noise) ** 2 - math.log(noise) - HALF_LOG_TAU
 
         ends = (max(float(low), -far), middle, min(float(high), far))
         parts = [log_integral(log_density, a, b) for a, b in itertools.pairwise(ends) if a < b]
@@ -202,7 +180,7 @@ def signed_kernel_of(law: Law) -> FiniteKernel | FourierKernel:
 
 
 def small_support(law: Law) -> Support | None:
-    """Return all values of S with their probabilities; None if there are too many."""
+    """Return all values of S with their probabilities, or None if there are too many values."""
     sizes = np.concatenate((law.counts + 1.0, [float(values.size) for values, _ in law.blocks]))
     if float(np.sum(np.log(sizes))) > math.log(MOST_POINTS):
         return None
@@ -215,5 +193,52 @@ def small_support(law: Law) -> Support | None:
     for values, logs in terms:
         points = np.add.outer(points, values).ravel()
         log_mass = np.add.outer(log_mass, logs).ravel()
-    order = np.argsort(points)  # the kernel compares the threshold with the last point only
+    order = np.argsort(points)  # sorted, because the threshold is compared with the last point only
     return Support(np.float64(law.noise), points[order], log_mass[order])
+
+
+# Rounded laws are bounds if the noise is small against irregular gaps of S. Weights are rounded to a lattice.
+# More signal under the same noise is never harder to detect (Choquette-Choo et al. 2024, Lemma 4.5).
+
+_FINENESS = 1e-3  # spacing of the lattice in units of the noise
+_MOST_POINTS = 50_000
+
+
+def rounded(law: Law) -> tuple[FiniteKernel, FiniteKernel]:
+    """Return the kernels of two bounds on this law: weights rounded down, and weights rounded up."""
+    law = law.from_lowest()
+    spacing = max(_FINENESS * law.noise, law.high / _MOST_POINTS)
+    return _on_lattice(law, spacing, up=False), _on_lattice(law, spacing, up=True)
+
+
+def _on_lattice(law: Law, spacing: float, *, up: bool) -> FiniteKernel:
+    def steps(values: FloatArray) -> IntArray:
+        return (np.ceil(values / spacing) if up else np.floor(values / spacing)).astype(np.int64)
+
+    shift = int(steps(np.asarray(law.constant)))
+    weights = steps(law.weights)
+    blocks = [(steps(values), probabilities) for values, probabilities in law.blocks]
+    size = 1 + int(weights @ law.counts) + sum(int(jumps.max()) for jumps, _ in blocks)
+    mass = np.zeros(size)
+    mass[0], used = 1.0, 1
+    for count, rate, jump in zip(law.counts, law.rates, weights, strict=True):
+        for _ in range(int(count)):
+            used += int(jump)
+            mass[:used] = _convolve(mass[:used], np.array([0, jump]), np.array([1.0 - rate, rate]))
+    for jumps, probabilities in blocks:
+        used += int(jumps.max())
+        mass[:used] = _convolve(mass[:used], jumps, probabilities)
+    present = mass > 0.0
+    points = spacing * (np.flatnonzero(present) + shift).astype(np.float64)
+    support = Support(np.float64(law.noise), points, np.log(mass[present]))
+    on_lattice = tuple((jumps.astype(np.float64) * spacing, probabilities) for jumps, probabilities in blocks)
+    heights = weights.astype(np.float64) * spacing
+    return FiniteKernel(Law(law.noise, shift * spacing, law.counts, law.rates, heights, on_lattice), support)
+
+
+def _convolve(mass: FloatArray, jumps: IntArray, probabilities: FloatArray) -> FloatArray:
+    """Add a term to the sum. All products are positive, so that small probabilities keep their relative accuracy."""
+    result = np.zeros_like(mass)
+    for jump, probability in zip(jumps, probabilities, strict=True):
+        result[jump:] += probability * mass[: mass.size - jump]
+    return result

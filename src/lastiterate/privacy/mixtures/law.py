@@ -1,18 +1,29 @@
-"""The law of S = sum_t w_t A_t, the signal of the canary in the released model.
+"""The law (the distribution) of S = sum_t w_t A_t, the signal of the canary in the released model.
 
-The paper's Theorem 1 is the case of equal weights 1 and Poisson-sampled batches, where S is Binomial(T, q). The proof
-of the theorem (Appendix A) unrolls the updates of linear losses. This file unrolls the same sum with the weights that
-an optimizer gives to its steps.
+w_t is the weight of step t, and A_t is 1 if the canary is in the batch of step t and 0 otherwise. The paper's
+Theorem 1 is the case of equal weights 1 and Poisson-sampled batches, where S is Binomial(T, q). The theorem's proof
+(Appendix A) unrolls the updates of linear losses. This file uses the weights that an optimizer gives to its steps.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from lastiterate.features import (
+    COMBINATIONS,
+    CORRELATED_ADAM,
+    GROUPS_IN_FIXED_BATCHES,
+    GROUPS_IN_SHUFFLED_BATCHES,
+    LINEAR,
+    RELEASES,
+    Support,
+    require_supported,
+)
 from lastiterate.privacy.mixtures.correlated_noise import filtered_noise
 
 if TYPE_CHECKING:
@@ -20,19 +31,22 @@ if TYPE_CHECKING:
     from lastiterate.run import DPSGD
 
 
+_no_terms = partial(np.empty, 0)
+
+
 @dataclass(frozen=True)
 class Law:
     """S as a constant plus independent terms, and the standard deviation ``noise`` of the noise N added to S.
 
     ``counts[j]`` Bernoulli terms take the value ``weights[j]`` with probability ``rates[j]`` and 0 otherwise. A block
-    (values, probabilities) is one term with that distribution: an epoch of shuffled batches.
+    (values, probabilities) is one term with this distribution, such as an epoch of shuffled batches.
     """
 
     noise: float
     constant: float
-    counts: FloatArray
-    rates: FloatArray
-    weights: FloatArray
+    counts: FloatArray = field(default_factory=_no_terms)
+    rates: FloatArray = field(default_factory=_no_terms)
+    weights: FloatArray = field(default_factory=_no_terms)
     blocks: tuple[tuple[FloatArray, FloatArray], ...] = ()
 
     @property
@@ -66,10 +80,7 @@ class Law:
         return self.counts.size == 1 and not self.blocks and self.constant == 0.0
 
     def rounded_up(self, levels: int) -> Law:
-        """Return a law with few distinct weights that is at least as easy to detect.
-
-        Weights, which must be in [0, 1], are rounded up. The law must have no blocks.
-        """
+        """Round the weights, in [0, 1], of a law without blocks up to few values. The result is no harder to detect."""
         weights = np.ceil(self.weights * levels) / levels
         pairs, index = np.unique(weights + 2j * self.rates, return_inverse=True)
         counts = _sums_of_groups(index, self.counts)
@@ -79,7 +90,7 @@ class Law:
         """Return the same law, written as its smallest value plus terms that are never negative.
 
         A Bernoulli term of weight -w equals -w plus a term of weight w that occurs if the first one does not. The
-        smallest value must not be negative. A value that is negative by rounding is taken for 0.
+        smallest value must not be negative, except by rounding.
         """
         rates = np.where(self.weights < 0.0, np.minimum(1.0 - self.rates, 1.0 - 1e-16), self.rates)
         blocks = tuple((v - v.min(), p) for v, p in self.blocks)
@@ -101,12 +112,17 @@ class Law:
 
     def flipped(self) -> Law:
         """Return the law of -S, which is as easy to detect as S."""
-        blocks = tuple((-v, p) for v, p in self.blocks)
-        return Law(self.noise, -self.constant, self.counts, self.rates, -self.weights, blocks)
+        return self.scaled(-1.0, self.noise)
 
 
 _NO_TERMS = (np.empty(0), np.empty(0), np.empty(0))
 NOTHING = Law(1.0, 0.0, *_NO_TERMS)
+
+
+LAW = Support(
+    "the heuristic",
+    (LINEAR | {RELEASES} | COMBINATIONS) - {GROUPS_IN_FIXED_BATCHES, GROUPS_IN_SHUFFLED_BATCHES, CORRELATED_ADAM},
+)
 
 
 def law_of(run: DPSGD) -> Law:
@@ -114,7 +130,7 @@ def law_of(run: DPSGD) -> Law:
 
     Weights are scaled so that the largest absolute weight is 1. Steps of weight 0 are left out.
     """
-    require_independence(run)
+    require_supported(run.replace(releases=None) if run.release_count > 1 else run, LAW)
     weights = run.effective_weights()
     if np.ndim(weights) == 0 and np.ndim(run.noise_multiplier) == 0 and run.sampling != "shuffled":
         noise = float(run.noise_multiplier) * math.sqrt(run.steps)
@@ -130,28 +146,14 @@ def law_of(run: DPSGD) -> Law:
 
 
 def _noise(run: DPSGD, weights: FloatArray) -> float:
-    """Return the standard deviation of the released noise, if the noise of the steps is independent."""
     spread = weights * np.asarray(run.noise_multiplier)
     largest = float(np.max(np.abs(spread)))
     spread /= largest
     return largest * math.sqrt(float(np.sum(spread * spread)) * (1 if spread.ndim else run.steps))
 
 
-def require_independence(run: DPSGD) -> None:
-    """Refuse groups whose examples displace each other from batches."""
-    if run.group_size > 1 and run.sampling == "fixed":
-        raise ValueError(
-            f"group_size must be 1 with sampling 'fixed', got {run.group_size}: examples of one person then keep each "
-            "other out of a batch, by how much depends on the size of the data set"
-        )
-
-
 def _independent(run: DPSGD, weights: FloatArray, noise: float) -> Law:
-    """Return the law for Poisson sampling and for batches of fixed size.
-
-    Batches of fixed size are drawn anew at each step, so each A_t is Bernoulli(q_t) as with Poisson sampling. A group
-    has one such term a step for each of its examples.
-    """
+    """Return the law if batches are drawn anew at each step: a Bernoulli(q_t) term for each step and example."""
     if run.min_separation > 1:
         return _in_turns(run, weights, noise)
     if weights.ndim == 0 and np.ndim(run.sample_rate) == 0 and 0.0 < run.sample_rate < 1.0:
@@ -169,25 +171,24 @@ def _independent(run: DPSGD, weights: FloatArray, noise: float) -> Law:
 def _in_turns(run: DPSGD, weights: FloatArray, noise: float) -> Law:
     """Return the law for Poisson sampling of b = ``min_separation`` groups that take turns.
 
-    The group of the canary is random. With k b + r steps, r < b, the canary's group has k turns, and one more with
-    probability r / b. Each turn is one independent term.
+    The canary is in a random group. With k b + r steps, r < b, its group has k turns, or k + 1 with probability r / b.
     """
     apart, rate = run.min_separation, float(np.max(run.sample_rate))
     alike = weights.ndim == 0 or bool(np.all(weights == weights[0]))
     always = apart * rate > 1.0 - 1e-9
     if run.sampling != "poisson" or np.ndim(run.sample_rate) or not (alike or always):
         raise ValueError(
-            f"min_separation must be 1 for the heuristic, got {apart}, but for Poisson sampling at one sample_rate of "
-            "steps that count alike (or of all of a group at each of its turns), and for shuffled batches: otherwise "
-            "batches depend on each other in a way that is not known"
+            f"min_separation must be 1 for the heuristic, got {apart}. A larger value needs shuffled batches, or "
+            "Poisson sampling at a constant sample_rate with equal weights of all steps (or with sample_rate = 1 / "
+            "min_separation)"
         )
     if apart * rate > 1.0 + 1e-9:
         raise ValueError(
-            f"sample_rate must be at most 1 / min_separation = {1.0 / apart:g} for the heuristic, got {rate!r}: an "
-            "example can be in no more batches than its group has turns"
+            f"sample_rate must be at most 1 / min_separation = {1.0 / apart:g} for the heuristic, got {rate!r}: "
+            "an example is in at most one of min_separation consecutive batches"
         )
     if not alike:
-        return Law(noise, 0.0, *_NO_TERMS, (_in_order(weights, np.full(apart, 1.0 / apart)),) * run.group_size)
+        return Law(noise, 0.0, blocks=(_in_order(weights, np.full(apart, 1.0 / apart)),) * run.group_size)
     turns, rest = divmod(run.steps, apart)
     counts = np.array([turns, 1.0 if rest else 0.0]) * run.group_size
     rates = np.array([min(apart * rate, 1.0), rest * min(rate, 1.0 / apart)])
@@ -198,10 +199,7 @@ def _in_turns(run: DPSGD, weights: FloatArray, noise: float) -> Law:
 
 
 def _in_order(weights: FloatArray, chances: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Return the block of a canary with one random place in an order of batches that repeats.
-
-    ``chances`` holds the probabilities of the places.
-    """
+    """Return the block for batches in an order that repeats. The canary's batch is drawn with these probabilities."""
     sums = np.array([float(np.sum(weights[place :: chances.size])) for place in range(chances.size)])
     values, index = np.unique(sums, return_inverse=True)
     return values, _sums_of_groups(index, chances)
@@ -222,7 +220,6 @@ def distinct(first: FloatArray, second: FloatArray, steps: int) -> tuple[FloatAr
 
 
 def _sums_of_groups(groups: IntArray, values: FloatArray) -> FloatArray:
-    """Return the sum of the values of each group; groups are numbered from 0."""
     sums: FloatArray = np.bincount(groups, weights=values).astype(np.float64, copy=False)
     return sums
 
@@ -234,30 +231,25 @@ def epoch_length(run: DPSGD) -> int:
 
 
 def _shuffled(run: DPSGD, weights: FloatArray, noise: float) -> Law:
-    """Return the law for shuffled batches, where each example is used once an epoch.
-
-    Groups of several examples need whole epochs and steps of equal weight.
-    """
+    """Return the law for shuffled batches. Groups of several examples need whole epochs and steps of equal weight."""
     rate = float(run.sample_rate)
     length = epoch_length(run)
     none = np.empty(0)
-    require_separable_epochs(run)
     if weights.ndim == 0 or np.all(weights == weights[0]):
         value = float(weights if weights.ndim == 0 else weights[0])
         epochs, rest = divmod(run.steps, length)
         if run.group_size > 1 and not rest:
             return Law(noise, epochs * value * run.group_size, none, none, none)
-        _require_one(run)
+        assert run.group_size == 1
         counts, rates, values = np.array([[1.0], [rest * rate], [value]]) if rest else (none, none, none)
         return Law(noise, epochs * value, counts, rates, values)
-    _require_one(run)
+    assert run.group_size == 1
     if run.min_separation == length:  # all epochs have the same order
         return Law(noise, 0.0, *_NO_TERMS, (_in_order(weights, _places(rate, length)),))
     if run.min_separation > 1:
         raise ValueError(
-            f"min_separation must be 1 for the heuristic with sampling 'shuffled', or the {length} batches of an "
-            f"epoch, got {run.min_separation}, unless steps count alike: epochs whose shuffles depend on each other "
-            "are not independent"
+            f"min_separation must be 1 or {length}, the number of batches in an epoch, for the heuristic with sampling "
+            f"'shuffled' and different weights, got {run.min_separation}: otherwise epochs depend on each other"
         )
     constant, blocks = 0.0, []
     for start in range(0, run.steps, length):
@@ -270,36 +262,12 @@ def _shuffled(run: DPSGD, weights: FloatArray, noise: float) -> Law:
 
 
 def _places(rate: float, count: int) -> FloatArray:
-    """Return the probability of each place in an epoch.
-
-    The last place has the remaining probability: a smaller batch.
-    """
+    """Return the probability of the canary in each batch of an epoch. The last batch may be smaller."""
     chances = np.full(count, rate)
     chances[-1] = 1.0 - rate * (count - 1)
     return chances
 
 
-def require_separable_epochs(run: DPSGD) -> None:
-    """Refuse a separation of more steps than an epoch of shuffled batches has."""
-    length = epoch_length(run)
-    if run.min_separation > length:
-        raise ValueError(
-            f"min_separation must be at most the {length} batches of an epoch with sampling 'shuffled', got "
-            f"{run.min_separation}"
-        )
-
-
-def _require_one(run: DPSGD) -> None:
-    if run.group_size > 1:
-        raise ValueError(
-            f"group_size must be 1 with sampling 'shuffled', got {run.group_size}, unless epochs are whole and steps "
-            "count alike: one shuffle places all examples of a person, so that they are not independent"
-        )
-
-
 def _epoch(weights: FloatArray, length: int) -> FloatArray:
-    """Return the weights of an epoch.
-
-    If the run ends within the epoch, append weight 0 for a canary in an unused batch.
-    """
+    """Return the weights of an epoch, and 0 for an unused batch if the run ends within the epoch."""
     return weights if weights.size == length else np.append(weights, 0.0)

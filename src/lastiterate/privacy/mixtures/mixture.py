@@ -4,25 +4,22 @@ S is not negative here. The privacy loss f(y) = log p(y) / q(y) then increases a
 {>= y} and {<= y}, and one threshold y gives both epsilon = f(y) and delta by the formulas of Appendix A ("Computing
 delta from epsilon"). The paper bisects; here Newton's method finds the y with the given delta.
 
-A *kernel* knows the pair near a given y. The queries are the same for all kernels. Each entry of an array argument is a
-separate problem.
+A *kernel* computes the pair near a given y. The queries are the same for all kernels. Each entry of an array argument
+is a separate run or query.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from collections.abc import Callable
+from typing import ClassVar, Protocol
 
 import numpy as np
 from scipy.special import log_ndtr, ndtri, ndtri_exp
 
+from lastiterate.common.types import Floats
 from lastiterate.privacy.mixtures.fourier import Unreliable
 from lastiterate.privacy.mixtures.solve import Side, each, invert, pick, solve, some
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from lastiterate.common.types import Floats
 
 _ROUNDED_TO_ZERO = 1e-12  # an epsilon below this is only rounding error
 _FAR_FETCHED = 1e6
@@ -30,26 +27,18 @@ _FURTHEST = 38.5  # standard deviations beyond which N has no mass that a float 
 
 
 class Local(Protocol):
-    """The pair near one threshold."""
+    """The pair near one threshold. ``loss`` returns f(y) and f'(y). The tails are those of P = S + N."""
 
-    def remove(self, y: Floats) -> Side:
-        """Return P over Q along y: the set {>= y}."""
-
-    def add(self, r: Floats) -> Side:
-        """Return Q over P along r = -y: the set {<= y}."""
-
-    def loss(self, y: Floats) -> tuple[Floats, Floats]:
-        """Return f(y) and its derivative."""
-
-    def log_lower(self, y: Floats) -> Floats:
-        """log P(S + N <= y)."""
-
-    def log_upper(self, y: Floats) -> Floats:
-        """log P(S + N >= y)."""
+    def covers(self, y: Floats) -> bool: ...  # is this pair accurate at y?
+    def remove(self, y: Floats) -> Side: ...  # P over Q along y: the set {>= y}
+    def add(self, r: Floats) -> Side: ...  # Q over P along r = -y: the set {<= y}; delta falls along r too
+    def loss(self, y: Floats) -> tuple[Floats, Floats]: ...
+    def log_lower(self, y: Floats) -> Floats: ...
+    def log_upper(self, y: Floats) -> Floats: ...
 
 
 class Kernel(Protocol):
-    """The pair, which can be viewed near any threshold."""
+    """The pair near any threshold. ``high`` is the largest value of S."""
 
     @property
     def noise(self) -> Floats: ...
@@ -58,36 +47,32 @@ class Kernel(Protocol):
     @property
     def variance(self) -> Floats: ...
     @property
-    def high(self) -> Floats:
-        """The largest value of S."""
+    def high(self) -> Floats: ...
 
     def start(self, log_delta: Floats) -> tuple[Floats, Local]:
-        """Return approximately the threshold with the given delta, and the pair near it."""
+        """Return an estimate of the threshold with the given delta, and the pair near it."""
 
     def near(self, y: Floats, *, upper: bool) -> Local:
         """Return the pair near y, accurate for its upper or its lower tail."""
 
-    def covers(self, local: Local, y: Floats) -> bool:
-        """Return whether a local view is still accurate at y."""
-
     def row(self, index: int) -> Kernel:
-        """Return one of many problems as a kernel of its own."""
+        """Return the kernel of one entry, if parameters are arrays."""
 
 
 class Moving:
-    """A kernel along a moving threshold. The local view is renewed if it does not cover the threshold."""
+    """A kernel at a changing threshold. The local pair is replaced if it does not cover the threshold."""
 
     def __init__(self, kernel: Kernel, *, upper: bool, local: Local | None = None) -> None:
         self.kernel, self.upper, self.local = kernel, upper, local
 
     def at(self, y: Floats) -> Local:
-        if self.local is None or not self.kernel.covers(self.local, y):
+        if self.local is None or not self.local.covers(y):
             self.local = self.kernel.near(y, upper=self.upper)
         return self.local
 
 
 def epsilon(kernel: Kernel, log_delta: Floats) -> Floats:
-    """Return the smallest epsilon >= 0 at which the delta of neither direction exceeds the given delta."""
+    """Return the smallest epsilon >= 0 at which P over Q and Q over P both have at most the given delta."""
     y, local = kernel.start(log_delta)
     moving = Moving(kernel, upper=True, local=local)
     top = kernel.high - kernel.noise * np.minimum(ndtri_exp(log_delta), 0.0)
@@ -106,7 +91,7 @@ def epsilon(kernel: Kernel, log_delta: Floats) -> Floats:
 
 
 def log_delta(kernel: Kernel, epsilon: Floats) -> Floats:
-    """Return the log of the larger delta of the two directions at epsilon >= 0."""
+    """Return the log of the larger of the deltas of P over Q and of Q over P at epsilon >= 0."""
     moving = Moving(kernel, upper=True)
     low = kernel.noise * np.sqrt(2.0 * epsilon)  # f(y) <= y^2 / (2 noise^2)
     y = _threshold(moving, epsilon, low)
@@ -118,7 +103,7 @@ def log_delta(kernel: Kernel, epsilon: Floats) -> Floats:
 
 
 def log_delta_add(kernel: Kernel, epsilon: Floats) -> Floats:
-    """Return the log of delta for Q over P; -inf if -f does not reach epsilon."""
+    """Return the log of delta for Q over P, or -inf if -f is below epsilon everywhere."""
     moving = Moving(kernel, upper=False)
     y = _threshold(moving, -epsilon, -_FURTHEST * kernel.noise)
     local = moving.at(y)
@@ -140,36 +125,25 @@ def log_delta_at(side: Side, loss: Floats, epsilon: Floats) -> Floats:
 
 
 def _threshold(moving: Moving, loss: Floats, low: Floats) -> Floats:
-    """Return the y at which f(y) = loss, or ``low`` if f is larger even there."""
+    """Return the y at which f(y) = loss, or ``low`` if f(low) > loss."""
     kernel = moving.kernel
     square = kernel.noise * kernel.noise
     high = (loss * square + 0.5 * (kernel.variance + kernel.mean**2)) / kernel.mean  # see `_bound_add`
     high = np.maximum(high, low) + 1e-9 * kernel.noise
     if some(high > _FAR_FETCHED * (kernel.noise + kernel.high)):
-        high = _nearer(moving, loss, low, high)
+        near = low + kernel.noise  # Jensen's bound is far off for a rare canary
+        for _ in range(60):
+            short = (near < high) & (moving.at(near).loss(near)[0] < loss)
+            if not some(short):
+                break
+            near = pick(short, low + 2.0 * (near - low), near)
+        high = np.minimum(near, high)
     y = invert(lambda y: moving.at(y).loss(y), loss, 0.5 * (low + high), low, high)
     return np.maximum(y, low)
 
 
-def _nearer(moving: Moving, loss: Floats, low: Floats, high: Floats) -> Floats:
-    """Return a y nearer than ``high`` where f is still at least ``loss``.
-
-    Jensen's bound is far off for a rare canary.
-    """
-    near = low + moving.kernel.noise
-    for _ in range(60):
-        short = (near < high) & (moving.at(near).loss(near)[0] < loss)
-        if not some(short):
-            break
-        near = pick(short, low + 2.0 * (near - low), near)
-    return np.minimum(near, high)
-
-
 def _bound_add(kernel: Kernel, epsilon: Floats) -> Floats:
-    """Return an upper bound on log delta of Q over P.
-
-    The bound uses f(y) >= (E[S] y - E[S^2] / 2) / noise^2, which is Jensen's inequality.
-    """
+    """Bound log delta of Q over P from above, by Jensen's inequality f(y) >= (E[S] y - E[S^2] / 2) / noise^2."""
     mean, square = kernel.mean, kernel.noise * kernel.noise
     cut = (0.5 * (kernel.variance + mean * mean) - epsilon * square) / mean
     outer = log_ndtr(cut / kernel.noise)
@@ -179,7 +153,6 @@ def _bound_add(kernel: Kernel, epsilon: Floats) -> Floats:
 
 
 def _at_least_add(kernel: Kernel, log_delta: Floats, epsilon: Floats) -> Floats:
-    """Return the larger of ``epsilon`` and the epsilon at which Q over P has this delta."""
     if log_delta_add(kernel, epsilon) <= log_delta:
         return epsilon
     moving = Moving(kernel, upper=False)
@@ -189,13 +162,26 @@ def _at_least_add(kernel: Kernel, log_delta: Floats, epsilon: Floats) -> Floats:
     return np.maximum(found, epsilon)
 
 
-# Reliable pairs: a common base for pairs whose kernels may be too inaccurate. The error then asks for more noise.
+# Pairs that are evaluated number by number, and the numerical errors that their brackets allow for.
+
+RELATIVE_ERROR = 1e-10  # of max(1, epsilon): rounding and terms that the kernels neglect, with room to spare
+_RELATIVE_ERROR_OF_DELTA = 1e-11  # the same for delta; it matters if delta is so flat that it hardly determines epsilon
 
 
-class ReliablePair(ABC):
-    """A pair that is evaluated number by number, and raises ValueError if its kernel is too inaccurate."""
+def larger_delta(log_delta: Floats) -> Floats:
+    """Raise log_delta by a little more than its numerical error, but not to 0."""
+    return np.minimum(log_delta + _RELATIVE_ERROR_OF_DELTA, -1e-300)
 
-    too_little_noise: ClassVar[str]
+
+def smaller_delta(log_delta: Floats) -> Floats:
+    """Lower log_delta by a little more than its numerical error."""
+    return log_delta - _RELATIVE_ERROR_OF_DELTA
+
+
+class SinglePair(ABC):
+    """A pair that is evaluated number by number."""
+
+    relative_error: ClassVar[float] = RELATIVE_ERROR
 
     def epsilon(self, log_delta: Floats) -> Floats:
         return self._each(self._epsilon, log_delta)
@@ -206,16 +192,32 @@ class ReliablePair(ABC):
     def fnr(self, fpr: Floats) -> Floats:
         return self._each(self._fnr, fpr)
 
-    @abstractmethod
-    def _epsilon(self, log_delta: Floats) -> Floats: ...
+    def bracket(self, log_delta: Floats) -> tuple[Floats, Floats]:
+        lower, upper = self._lower().epsilon(larger_delta(log_delta)), self.epsilon(smaller_delta(log_delta))
+        error = self.relative_error * np.maximum(1.0, upper)
+        return lower - error, upper + error
+
+    def _lower(self) -> SinglePair:
+        """Return a pair that reveals no more than this one, for the lower end of the bracket."""
+        return self
 
     @abstractmethod
-    def _log_delta(self, epsilon: Floats) -> Floats: ...
-
+    def _epsilon(self, log_delta: np.float64) -> Floats | float: ...
     @abstractmethod
-    def _fnr(self, fpr: Floats) -> Floats: ...
+    def _log_delta(self, epsilon: np.float64) -> Floats | float: ...
+    @abstractmethod
+    def _fnr(self, fpr: np.float64) -> Floats | float: ...
 
-    def _each(self, function: Callable[[Floats], Floats], values: Floats) -> Floats:
+    def _each(self, function: Callable[[np.float64], Floats | float], values: Floats) -> Floats:
+        return each(function, values)
+
+
+class ReliablePair(SinglePair):
+    """A pair that raises ValueError if its kernel is too inaccurate."""
+
+    too_little_noise: ClassVar[str]
+
+    def _each(self, function: Callable[[np.float64], Floats | float], values: Floats) -> Floats:
         try:
             return each(function, values)
         except Unreliable:

@@ -1,6 +1,6 @@
 """Pairs of distributions from the law of S: S + N against N, and S + N against -S + N.
 
-The pair depends on whether S takes no, one or both signs. If neither kernel is accurate, rounded laws bound the pair.
+S may be 0, have one sign, or have both signs. If no kernel is accurate, rounded laws bound the pair.
 """
 
 from __future__ import annotations
@@ -8,83 +8,32 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import numpy as np
-from scipy.special import ndtri_exp
+from scipy.special import log_ndtr, ndtri_exp
 
 from lastiterate.common.types import Floats
+from lastiterate.privacy.curve import Pair
 from lastiterate.privacy.mixtures import mixture
 from lastiterate.privacy.mixtures import support as binomial
 from lastiterate.privacy.mixtures.fourier import Unreliable
-from lastiterate.privacy.mixtures.kernels import BinomialKernel, FiniteKernel, kernel_of
+from lastiterate.privacy.mixtures.kernels import (
+    BinomialKernel,
+    FiniteKernel,
+    FourierKernel,
+    kernel_of,
+    rounded,
+    signed_kernel_of,
+)
 from lastiterate.privacy.mixtures.law import Law
-from lastiterate.privacy.mixtures.mixture import Kernel, Moving, ReliablePair, log_delta_at
-from lastiterate.privacy.mixtures.solve import Side, a_little_less, invert, solve
-from lastiterate.privacy.mixtures.support import Support
-from lastiterate.privacy.mixtures.two_sided import TwoSidedPair
-
-if TYPE_CHECKING:
-    from lastiterate.common.types import FloatArray, Floats, IntArray
-    from lastiterate.privacy.curve import Pair
-    from lastiterate.privacy.mixtures.law import Law
-
-
-# Rounded laws: bounds if the noise is small against irregular gaps of S. Weights are rounded to a lattice, down and up.
-# More signal under the same noise is never harder to detect (Choquette-Choo et al. 2024, Lemma 4.5).
-
-_FINENESS = 1e-3  # spacing of the lattice in units of the noise
-_MOST_POINTS = 50_000
-
-
-def rounded(law: Law) -> tuple[FiniteKernel, FiniteKernel]:
-    """Return the kernels of a lower and an upper bound of this law."""
-    law = law.from_lowest()
-    spacing = max(_FINENESS * law.noise, law.high / _MOST_POINTS)
-    return _on_lattice(law, spacing, up=False), _on_lattice(law, spacing, up=True)
-
-
-def _on_lattice(law: Law, spacing: float, *, up: bool) -> FiniteKernel:
-    def steps(values: FloatArray) -> IntArray:
-        return (np.ceil(values / spacing) if up else np.floor(values / spacing)).astype(np.int64)
-
-    shift = int(steps(np.asarray(law.constant)))
-    weights = steps(law.weights)
-    blocks = [(steps(values), probabilities) for values, probabilities in law.blocks]
-    size = 1 + int(weights @ law.counts) + sum(int(jumps.max()) for jumps, _ in blocks)
-    mass = np.zeros(size)
-    mass[0], used = 1.0, 1
-    for count, rate, jump in zip(law.counts, law.rates, weights, strict=True):
-        for _ in range(int(count)):
-            used += int(jump)
-            mass[:used] = _convolve(mass[:used], np.array([0, jump]), np.array([1.0 - rate, rate]))
-    for jumps, probabilities in blocks:
-        used += int(jumps.max())
-        mass[:used] = _convolve(mass[:used], jumps, probabilities)
-    present = mass > 0.0
-    points = spacing * (np.flatnonzero(present) + shift).astype(np.float64)
-    support = Support(np.float64(law.noise), points, np.log(mass[present]))
-    on_lattice = tuple((jumps.astype(np.float64) * spacing, probabilities) for jumps, probabilities in blocks)
-    heights = weights.astype(np.float64) * spacing
-    return FiniteKernel(Law(law.noise, shift * spacing, law.counts, law.rates, heights, on_lattice), support)
-
-
-def _convolve(mass: FloatArray, jumps: IntArray, probabilities: FloatArray) -> FloatArray:
-    """Return the law of the sum after one more term.
-
-    All summands are positive, so small masses keep their relative accuracy.
-    """
-    result = np.zeros_like(mass)
-    for jump, probability in zip(jumps, probabilities, strict=True):
-        result[jump:] += probability * mass[: mass.size - jump]
-    return result
-
+from lastiterate.privacy.mixtures.mixture import Kernel, Local, Moving, ReliablePair, log_delta_at
+from lastiterate.privacy.mixtures.solve import HALF_LOG_TAU, Side, a_little_less, invert, solve
+from lastiterate.privacy.mixtures.support import log_interval
 
 # Pairs of distributions: S + N against N.
 
-RELATIVE_ERROR = 1e-10  # of max(1, epsilon): rounding and terms that the kernels neglect, with room to spare
-_RELATIVE_ERROR_OF_DELTA = 1e-11  # the same for delta; it matters if delta is so flat that it hardly determines epsilon
 _POINTS_AT_ONCE = 16_000  # small enough for the cache of one core
+_ZERO, _ONE = np.float64(0.0), np.float64(1.0)
 
 Function = Callable[[Kernel, Floats], Floats]
 
@@ -164,31 +113,18 @@ class OneSidedPair:
 
 def lowest_epsilon(kernel: Kernel, log_delta: Floats) -> Floats:
     """Return a lower bound on the exact epsilon, valid if the kernel's numerical errors are within RELATIVE_ERROR."""
-    value = mixture.epsilon(kernel, larger_delta(log_delta))
-    return value - RELATIVE_ERROR * np.maximum(1.0, value)
+    value = mixture.epsilon(kernel, mixture.larger_delta(log_delta))
+    return value - mixture.RELATIVE_ERROR * np.maximum(1.0, value)
 
 
 def highest_epsilon(kernel: Kernel, log_delta: Floats) -> Floats:
     """Return an upper bound on the exact epsilon, under the same condition as `lowest_epsilon`."""
-    value = mixture.epsilon(kernel, smaller_delta(log_delta))
-    return value + RELATIVE_ERROR * np.maximum(1.0, value)
-
-
-def larger_delta(log_delta: Floats) -> Floats:
-    """Raise log_delta by a little more than its numerical error; the result is still below 0."""
-    return np.minimum(log_delta + _RELATIVE_ERROR_OF_DELTA, -1e-300)
-
-
-def smaller_delta(log_delta: Floats) -> Floats:
-    """Lower log_delta by a little more than its numerical error."""
-    return log_delta - _RELATIVE_ERROR_OF_DELTA
+    value = mixture.epsilon(kernel, mixture.smaller_delta(log_delta))
+    return value + mixture.RELATIVE_ERROR * np.maximum(1.0, value)
 
 
 def each_row(function: Function, kernel: BinomialKernel, argument: Floats) -> Floats:
-    """Evaluate a function of many binomials.
-
-    Chunks of rows with windows of about one size keep memory bounded.
-    """
+    """Evaluate a function of many binomials. Rows with windows of similar size are grouped, to limit memory."""
     if np.ndim(argument) == 0 and np.ndim(kernel.steps) == 0:
         return function(kernel, argument)
     steps, rate, noise, values = np.broadcast_arrays(kernel.steps, kernel.rate, kernel.noise, argument)
@@ -210,41 +146,30 @@ def each_row(function: Function, kernel: BinomialKernel, argument: Floats) -> Fl
 
 
 # Replaced examples: S + N against -S + N, S >= 0. The gradients of the new example point the other way.
-# The loss f(y) = l(y) - l(-y) increases along y; l is the loss of S + N against N. Both directions are the same.
+# The loss f(y) = l(y) - l(-y) increases along y, where l is the loss of S + N against N. P over Q equals Q over P.
 
-_HALF_LOG_TAU = 0.5 * np.log(2.0 * np.pi)
 TOO_LITTLE_NOISE = (
-    "noise_multiplier must be larger with neighbours 'replace' and many different weights: with so little noise "
-    "neither kernel is accurate"
+    "noise_multiplier must be larger with neighbours 'replace' and many different weights: no method is accurate"
 )
-_ZERO = np.float64(0.0)
 
 
 def replaced_pair_of(law: Law) -> Pair:
-    """Return the pair S + N against -S + N, for any law of S of one sign."""
+    """Return the pair S + N against -S + N, for an S of one sign."""
     low, high = law.low, law.high
     if low == high:
         return pair_of(law.scaled(2.0, law.noise))
     if low < 0.0 < high:
-        raise ValueError(
-            "weights must not have both signs with neighbours 'replace': then no threshold tells best which of two "
-            "examples was there"
-        )
+        raise ValueError("weights must all have one sign with neighbours 'replace': otherwise the best test is unknown")
     return ReplacedPair(law.flipped() if low < 0.0 else law)
 
 
 @dataclass(frozen=True)
 class ReplacedPair(ReliablePair):
-    """The pair S + N against -S + N for S >= 0 that is not constant."""
+    """The pair S + N against -S + N, for an S >= 0 that is not constant."""
 
     law: Law
 
     too_little_noise = TOO_LITTLE_NOISE
-
-    def bracket(self, log_delta: Floats) -> tuple[Floats, Floats]:
-        lower, upper = self.epsilon(larger_delta(log_delta)), self.epsilon(smaller_delta(log_delta))
-        error = RELATIVE_ERROR * np.maximum(1.0, upper)
-        return lower - error, upper + error
 
     @cached_property
     def _kernel(self) -> Kernel:
@@ -263,25 +188,18 @@ class ReplacedPair(ReliablePair):
         while side(high).loss < epsilon:
             high = 2.0 * high
 
-        def loss(y: Floats) -> tuple[Floats, Floats]:
-            now = side(y)
-            return now.loss, now.loss_slope
-
-        now = side(invert(loss, epsilon, 0.5 * high, _ZERO, high))
+        now = side(invert(lambda y: side(y)[:2], epsilon, 0.5 * high, _ZERO, high))
         return log_delta_at(now, now.loss, epsilon)
 
     def _fnr(self, fpr: Floats) -> Floats:
-        """Return the false negative rate of the test that says "in" above the threshold y.
-
-        -S + N exceeds y with probability ``fpr``, the probability that S + N is below -y.
-        """
+        # y is the threshold that -S + N exceeds with probability fpr. So S + N is below -y with the same probability.
         noise = self.law.noise
         below, above = Moving(self._kernel, upper=False), Moving(self._kernel, upper=False)
 
         def log_lower(y: Floats) -> tuple[Floats, Floats]:
             local = below.at(y)
             log_mass = local.log_lower(y)
-            log_density = local.loss(y)[0] - 0.5 * (y / noise) ** 2 - np.log(noise) - _HALF_LOG_TAU
+            log_density = local.loss(y)[0] - 0.5 * (y / noise) ** 2 - np.log(noise) - HALF_LOG_TAU
             return log_mass, np.exp(log_density - log_mass)
 
         goal = np.log(fpr)
@@ -290,7 +208,7 @@ class ReplacedPair(ReliablePair):
         return np.exp(above.at(y).log_lower(y))
 
     def _sides(self) -> Callable[[Floats], Side]:
-        """Return P over Q along y >= 0: the set {>= y}. -S + N is in the set as often as S + N is below -y."""
+        """Return P over Q for the set {>= y}, y >= 0. By symmetry, Q(>= y) is the probability that S + N <= -y."""
         right, left = Moving(self._kernel, upper=True), Moving(self._kernel, upper=False)
 
         def side(y: Floats) -> Side:
@@ -303,3 +221,147 @@ class ReplacedPair(ReliablePair):
             return Side(loss, rise, log_delta, -rise * np.exp(log_q - log_delta))
 
         return side
+
+
+# Weights of both signs, such as those of heavy momentum with L2 decay. The best test has two thresholds: the privacy
+# loss f(y) = log E exp((2 S y - S^2) / (2 noise^2)) is still convex, and negative at 0. So {f >= epsilon} is a pair of
+# half-lines. Each half-line is an upper tail of S + N or of -S + N. {f <= -epsilon} is an interval between them.
+
+
+@dataclass(frozen=True)
+class TwoSidedPair(ReliablePair):
+    """S + N against N where S takes values of both signs."""
+
+    law: Law
+
+    too_little_noise = (
+        "noise_multiplier must be larger with many different weights of both signs: no method is accurate"
+    )
+    relative_error = 1e-9
+
+    @cached_property
+    def _sides(self) -> tuple[Moving, Moving]:
+        return Moving(signed_kernel_of(self.law.flipped()), upper=True), Moving(self._kernel, upper=True)
+
+    @cached_property
+    def _kernel(self) -> FiniteKernel | FourierKernel:
+        return signed_kernel_of(self.law)
+
+    @cached_property
+    def _lowest(self) -> tuple[Floats, Floats]:
+        """The y at which f is smallest, and f(y). This y may be far from all values of S."""
+        right = self._sides[1]
+
+        def slope(y: Floats) -> tuple[Floats, Floats]:
+            return right.at(y).loss(y)[1], np.float64(np.nan)
+
+        low, high = -right.kernel.noise, right.kernel.noise
+        while slope(low)[0] > 0.0:
+            low = 2.0 * low
+        while slope(high)[0] < 0.0:
+            high = 2.0 * high
+        y = invert(slope, _ZERO, _ZERO, low, high)
+        return y, right.at(y).loss(y)[0]
+
+    def _epsilon(self, log_delta: Floats) -> Floats:
+        enough = a_little_less(log_delta)
+        found: Floats = _ZERO
+        if self._remove(found).log_delta > enough:
+            high: Floats = _ONE
+            while self._remove(high).log_delta > enough and high < 1e300:
+                high = 2.0 * high
+            found, _ = solve(self._remove, log_delta, 0.5 * high, found, high)
+        most = -self._lowest[1]  # for a larger epsilon Q is nowhere e^epsilon times P
+        if self._bound_add(found) <= enough or self._add(found).log_delta <= enough:
+            return found
+        return np.maximum(solve(self._add, log_delta, 0.5 * (found + most), found, most)[0], found)
+
+    def _log_delta(self, epsilon: Floats) -> Floats:
+        remove = self._remove(epsilon).log_delta
+        if epsilon == 0.0 or self._bound_add(epsilon) <= remove:  # at 0 both deltas are the same
+            return remove
+        return max(remove, self._add(epsilon).log_delta)
+
+    def _remove(self, epsilon: Floats) -> Side:
+        thresholds = self._thresholds(epsilon)
+        parts: list[Floats] = []
+        for y, local in thresholds:  # log(P - e^epsilon Q) beyond y, or log P if they are too small to distinguish
+            log_excess = log_delta_at(local.remove(y), local.loss(y)[0], epsilon)
+            parts.append(local.log_upper(y) if np.isnan(log_excess) else log_excess)
+        log_delta: Floats = np.logaddexp(parts[0], parts[1])
+        log_q = self._log_outside(thresholds)
+        return Side(epsilon, _ONE, log_delta, -np.exp(epsilon + log_q - log_delta))
+
+    def _add(self, epsilon: Floats) -> Side:
+        """Return Q over P, from the interval where f <= -epsilon. A bit of P is left out, so delta is not too small."""
+        log_q = self._log_inside(epsilon)
+        if log_q == -np.inf:
+            return Side(epsilon, _ONE, log_q, -_ONE)
+        left, right = (y for y, _ in self._thresholds(-epsilon))
+        share = np.exp(np.minimum(epsilon + self._kernel.log_between(-left, right) - log_q, 0.0))
+        share *= 1.0 - self._kernel.relative_error - 1e-15 * epsilon
+        return Side(epsilon, _ONE, log_q + np.log1p(-share), -share / (1.0 - share))
+
+    def _bound_add(self, epsilon: Floats) -> Floats:
+        """Bound log delta of Q over P from above, as if f had its minimum wherever f is below -epsilon."""
+        log_q = self._log_inside(epsilon)
+        return log_q if log_q == -np.inf else log_q + np.log(-np.expm1(epsilon + self._lowest[1]))
+
+    def _log_inside(self, epsilon: Floats) -> Floats:
+        """Return log Q of the interval where f <= -epsilon, or -inf if there is none."""
+        if -epsilon <= self._lowest[1]:
+            return np.float64(-np.inf)
+        left, right = (y for y, _ in self._thresholds(-epsilon))
+        return log_interval(0.5 * (right - left) / self.law.noise, 0.5 * (right + left) / self.law.noise)
+
+    def _log_outside(self, thresholds: list[tuple[Floats, Local]]) -> Floats:
+        either: Floats = np.logaddexp(*(log_ndtr(-y / self.law.noise) for y, _ in thresholds))
+        return either
+
+    def _thresholds(self, loss: Floats) -> list[tuple[Floats, Local]]:
+        """Return -y for the left y with f(y) = loss, and y for the right one, each with the pair near it."""
+        bottom, lowest = self._lowest
+        result = []
+        for moving, low in zip(self._sides, (-bottom, bottom), strict=True):
+
+            def local_loss(y: Floats, moving: Moving = moving) -> tuple[Floats, Floats]:
+                return moving.at(y).loss(y)
+
+            y = low
+            if loss > lowest:
+                reach = moving.kernel.noise
+                while local_loss(low + reach)[0] < loss:
+                    reach = 2.0 * reach
+                y = invert(local_loss, loss, low + 0.5 * reach, low, low + reach)
+            result.append((y, moving.at(y)))
+        return result
+
+    def _fnr(self, fpr: Floats) -> Floats:
+        """Return the smallest false negative rate of a test whose false positive rate is ``fpr``.
+
+        By the Neyman-Pearson lemma the best test says "in" where f > l, for the l at which Q(f > l) = fpr. The result
+        is P(f <= l) + e^l (Q(f > l) - fpr). At any other l the result is not larger, so an inaccurate l gives a
+        lower bound. If Q(f > l) jumps over fpr, the result is the rate of the randomised test.
+        """
+        lowest, goal, noise = self._lowest[1], np.log(fpr), self.law.noise
+
+        def rarity(loss: Floats) -> tuple[Floats, Floats]:
+            thresholds = self._thresholds(loss)
+            log_outside = self._log_outside(thresholds)
+            log_densities = [-0.5 * (y / noise) ** 2 - np.log(local.loss(y)[1] * noise) for y, local in thresholds]
+            return -log_outside, np.exp(np.logaddexp(*log_densities) - HALF_LOG_TAU - log_outside)
+
+        high = _ONE
+        while rarity(lowest + high)[0] < -goal:
+            high = 2.0 * high
+        loss = invert(rarity, -goal, lowest + 0.5 * high, lowest, lowest + high)
+        thresholds = self._thresholds(loss)
+        log_outside = self._log_outside(thresholds)
+        # P of the interval between the thresholds, as a difference of the smaller tails.
+        (left, from_left), (right, from_right) = thresholds
+        below, above = from_right.log_lower(right), from_left.log_lower(left)
+        if below < above:
+            between = np.exp(below) - np.exp(from_left.log_upper(left))
+        else:
+            between = np.exp(above) - np.exp(from_right.log_upper(right))
+        return between + np.exp(loss + log_outside) - np.exp(loss + goal)

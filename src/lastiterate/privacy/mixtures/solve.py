@@ -1,4 +1,4 @@
-"""The root-finder: Newton's method within a bracket, for many problems at once.
+"""The root-finder: Newton's method within a bracket, for many equations at once.
 
 The root is always a threshold y. `solve` finds the threshold with a given delta, and its privacy loss, which is
 epsilon. `invert` finds the threshold at which an increasing function has a given value.
@@ -8,27 +8,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from scipy.special import erfcx, ndtri_exp
 
 from lastiterate.common.types import Bools, FloatArray, Floats
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from lastiterate.common.types import Floats
-
-
-# Many problems at once: each entry of an array of any shape, or a single number, is a separate problem.
-# Most calls are on single numbers, where NumPy's reductions cost microseconds; `every` and `some` avoid that cost.
-
 SQRT_HALF = 0.5**0.5
+SQRT_HALF_PI = math.sqrt(0.5 * math.pi)
+HALF_LOG_TAU = 0.5 * math.log(2.0 * math.pi)
+_SMALLEST_BRACKET = 4e-16  # relative: about the distance of neighbouring floats
+
+# Many equations at once: each entry of an array of any shape is a separate equation. A single number is one equation.
+# Most calls are on single numbers, where NumPy's reductions cost microseconds. `every` and `some` avoid that cost.
 
 
 class Side(NamedTuple):
-    """One direction of a pair along a threshold: the privacy loss there, log(delta), and both derivatives."""
+    """P over Q, or Q over P, at a threshold: the privacy loss, log(delta), and the derivatives of both."""
 
     loss: Floats
     loss_slope: Floats
@@ -37,60 +34,51 @@ class Side(NamedTuple):
 
 
 def every(condition: Bools) -> bool:
-    """Return whether a condition holds for every problem."""
+    """Return whether a condition holds for every entry."""
     return bool(condition if condition.ndim == 0 else condition.all())
 
 
 def some(condition: Bools) -> bool:
-    """Return whether a condition holds for any problem."""
+    """Return whether a condition holds for any entry."""
     return bool(condition if condition.ndim == 0 else condition.any())
 
 
 def largest(values: Floats) -> float:
-    """Return the largest value of all problems."""
+    """Return the largest entry."""
     return float(values if values.ndim == 0 else values.max())
 
 
 def beside_points(values: Floats) -> FloatArray:
-    """Return the values with one more axis, the last, for the points of each problem."""
-    wider: FloatArray = values[..., None]  # type: ignore[index]  # NumPy's numbers can be indexed, its stubs say not
+    """Add a last axis to the values, for the points of each entry."""
+    wider: FloatArray = values[..., None]  # type: ignore[index]  # NumPy scalars can be indexed, its stubs forbid it
     return wider
 
 
 def pick(condition: Bools, first: Floats | float, second: Floats | float) -> Floats:
-    """Return `numpy.where`, but single numbers stay numbers instead of becoming arrays without a dimension."""
+    """Return `numpy.where`, but single numbers stay numbers."""
     picked: FloatArray = np.where(condition, first, second)
     return picked[()]
 
 
 def each(function: Callable[[np.float64], Floats | float], values: Floats) -> Floats:
-    """Apply a function of single numbers to every problem in turn."""
+    """Apply a function of single numbers to every entry in turn."""
     result: Floats = np.vectorize(lambda value: function(np.float64(value)), otypes=[np.float64])(values)[()]
     return result
 
 
 # Root-finding: thresholds with a given delta, and inverses of increasing functions.
 
-_SQRT_HALF_PI = float(np.sqrt(0.5 * np.pi))
-_SMALLEST_BRACKET = 4e-16  # relative: about the distance of neighbouring floats
-
 
 def solve(
-    side: Callable[[Floats], Side], log_delta: Floats, y: Floats, low: Floats, high: Floats, floor: float = 0.0
+    side: Callable[[Floats], Side], log_delta: Floats, y: Floats, low: Floats, high: Floats
 ) -> tuple[Floats, Floats]:
     """Return the privacy loss at the threshold where log delta(y) = log_delta, and that threshold.
 
-    Args:
-        side: Function for the loss and log delta at a threshold, with their derivatives. Delta falls along y.
-        log_delta: Target value of log delta.
-        y: Initial threshold.
-        low: A threshold that is too small.
-        high: A threshold that is large enough.
-        floor: A loss that is as good as any smaller one. The search ends at a loss of at most ``floor`` whose delta is
-            below the target. The result is then some loss below ``floor``, not the exact one.
+    ``side`` returns the loss and log delta at a threshold, with their derivatives. Delta falls along y. ``y`` is the
+    initial threshold, ``low`` one that is too small, and ``high`` one that is large enough. The search also ends at any
+    loss of at most 0 whose delta is below the target.
 
     Delta may be so flat that rounding errors decide where delta reaches the target. The result then errs upwards.
-
     Newton's method is applied to the normal quantile of delta. y is nearly a linear function of this quantile, so three
     evaluations usually suffice.
     """
@@ -99,8 +87,8 @@ def solve(
     def gap_and_step(now: Side) -> tuple[Floats, Floats]:
         quantile = ndtri_exp(np.minimum(now.log_delta, 0.0))  # rounding may raise a delta of 1 above 1
         gap = goal - quantile
-        step = gap / (now.log_delta_slope * erfcx(-SQRT_HALF * quantile) * _SQRT_HALF_PI)
-        settled = (gap > 0.0) & (now.loss <= floor)
+        step = gap / (now.log_delta_slope * erfcx(-SQRT_HALF * quantile) * SQRT_HALF_PI)
+        settled = (gap > 0.0) & (now.loss <= 0.0)
         if some(settled):
             gap, step = pick(settled, 0.0, gap), pick(settled, 0.0, step)
         return gap, step
@@ -111,8 +99,7 @@ def solve(
 def a_little_less(log_delta: Floats) -> Floats:
     """Lower ``log_delta`` by about the rounding error of a computed log delta, so that epsilon errs upwards.
 
-    A computed log delta is a sum of logarithms of probabilities. The error of each logarithm is relative to its size
-    (2e-15 is nine times the spacing of floats). The error of the sum inside the last logarithm is absolute (1e-14).
+    A logarithm has a relative error of 2e-15 (nine ulps), and the sum inside the last one an absolute error of 1e-14.
     """
     return (1.0 + 2e-15) * log_delta - 1e-14
 
@@ -122,8 +109,7 @@ def invert(
 ) -> Floats:
     """Return the y between ``low`` and ``high`` at which an increasing function has the value ``goal``.
 
-    ``function`` returns its value and its derivative. If the derivative is NaN, not known, the bracket is halved
-    instead.
+    ``function`` returns its value and its derivative. If the derivative is NaN, the bracket is halved.
     """
 
     def side(y: Floats) -> Side:
@@ -137,8 +123,31 @@ def invert(
     return _newton(side, gap_and_step, y, low, high)[0]
 
 
+def saddle_point(
+    moments: Callable[[Floats], tuple[Floats | float, Floats | float]],
+    y: Floats,
+    theta: Floats,
+    low: Floats,
+    high: Floats,
+    tolerance: float,
+) -> Floats:
+    """Return the theta at which a mean that rises with theta equals y, up to ``tolerance`` standard deviations.
+
+    ``moments`` returns mean and variance. The variance is the derivative of the mean.
+    """
+    for _ in range(200):
+        mean, variance = moments(theta)
+        excess = mean - y
+        if every(np.abs(excess) <= tolerance * np.sqrt(variance)):
+            break
+        low, high = pick(excess < 0.0, theta, low), pick(excess > 0.0, theta, high)
+        newton = theta - excess / variance
+        theta = pick((newton > low) & (newton < high), newton, 0.5 * (low + high))
+    return theta
+
+
 class Secants:
-    """A function of one number without a derivative, for `invert`. Slopes come from the last two places evaluated."""
+    """A function without a derivative, for `invert`. Slopes are computed from the last two evaluations."""
 
     def __init__(self, function: Callable[[float], float]) -> None:
         self.function = function
@@ -162,11 +171,9 @@ def _newton(
     """Return the loss at the root, and the root.
 
     ``gap_and_step`` returns the distance from the goal, positive if y is too large, and the Newton step for y. Every
-    evaluation narrows the bracket. The step is taken while it stays within the bracket and halves the gap each time.
-    Otherwise the bracket is halved if the step leaves it.
-
-    The last step is so short that the loss is extrapolated along it, not evaluated once more. Problems that do not
-    converge end at the upper end of their bracket, where the loss is at least the one sought.
+    evaluation narrows the bracket. A step is taken while it stays within the bracket and halves the gap. Otherwise the
+    bracket is halved if the step leaves it. The loss is extrapolated along the last step. Equations that do not
+    converge end at the upper end of their bracket, where the loss is at least the loss at the root.
     """
     before: Floats = np.float64(np.inf)
     for _ in range(300):

@@ -1,7 +1,8 @@
 """The number of right guesses in one run that a trade-off curve allows: Mahloujifar et al. (2024), for any curve.
 
 Let c be a number of right guesses out of k about m canaries. Given all other coins, the event that guess j is right
-together with at least c - 1 others is a test of coin j. Under a curve delta(epsilon) that bounds both directions,
+together with at least c - 1 others is a test of coin j. Let delta(epsilon) be a privacy curve that holds for adding a
+canary and for removing it. Then
 
     P(j is right, at least c are)  <=  e^epsilon P(j is wrong, at least c - 1 are right)  +  delta(epsilon)
 
@@ -23,23 +24,23 @@ from functools import lru_cache
 import numpy as np
 from scipy.special import ndtr, ndtri
 
-from lastiterate.auditing.evidence.family import MOST_NOISE, Family, near_composition
+from lastiterate.auditing.evidence.family import Family, near_composition
 from lastiterate.common.types import FloatArray
 from lastiterate.privacy.analyses.calibrate import bracket_noise
 from lastiterate.privacy.curve import PrivacyCurve
 
-LeastWrong = Callable[[float], float]  # from of_right(c) to the least of_wrong(c - 1)
+LeastWrong = Callable[[float], float]  # maps of_right(c) to the smallest possible of_wrong(c - 1)
 
-_FARTHEST, _FARTHEST_DELTA = 15.0, 1e-5  # the largest epsilon of a line: events of one run are not as rare
-_HALVINGS = 36  # of the bracket of a normal quantile
+_FARTHEST, _FARTHEST_DELTA = 15.0, 1e-5  # larger epsilons matter only for events rarer than those of one run
+_HALVINGS = 36  # number of halvings of the bracket of a normal quantile
 _LOWEST, _HIGHEST = -37.0, 8.0  # normal quantiles of error probabilities
 
 
 def slack(least_wrong: LeastWrong, canaries: int, count: int, right: int, error: float) -> float:
     """Return a number that is negative if at least ``right`` right guesses have a probability below ``error``.
 
-    Suppose that at least ``right`` of ``count`` guesses are right with probability ``error``. Then the probabilities of
-    fewer right guesses have lower bounds. If all probabilities together exceed 1, the supposition is wrong.
+    If this probability were ``error``, the probabilities of fewer right guesses would have lower bounds. The number is
+    negative if these lower bounds add up to more than 1.
     """
     available = count / canaries
     of_right, of_wrong = error * right / canaries, error * (count - right) / canaries
@@ -55,10 +56,7 @@ def slack(least_wrong: LeastWrong, canaries: int, count: int, right: int, error:
 
 
 def least_p_value(least_wrong: LeastWrong, canaries: int, ways: Iterable[tuple[int, int]]) -> tuple[float, int]:
-    """Return the smallest p-value of the ways (guesses, right guesses), as a normal quantile, and the index of its way.
-
-    A p-value is an upper bound on the probability of at least this many right guesses.
-    """
+    """Return the smallest p-value of several pairs (guesses, right guesses), as a normal quantile, and its index."""
     best, chosen = _HIGHEST, 0
     for index, (count, right) in enumerate(ways):
         if slack(least_wrong, canaries, count, right, float(ndtr(best))) >= 0.0:
@@ -66,16 +64,14 @@ def least_p_value(least_wrong: LeastWrong, canaries: int, ways: Iterable[tuple[i
         low, high = _LOWEST, best
         for _ in range(_HALVINGS):
             middle = 0.5 * (low + high)
-            if slack(least_wrong, canaries, count, right, float(ndtr(middle))) < 0.0:
-                high = middle
-            else:
-                low = middle
+            is_refuted = slack(least_wrong, canaries, count, right, float(ndtr(middle))) < 0.0
+            low, high = (low, middle) if is_refuted else (middle, high)
         best, chosen = high, index
     return best, chosen
 
 
 def guessing(of_right: float) -> float:
-    """Return of_wrong under perfect privacy, where it is equal to of_right."""
+    """Return the least of_wrong under perfect privacy, which is equal to of_right."""
     return of_right
 
 
@@ -85,10 +81,9 @@ def gaussian(mu: float) -> LeastWrong:
 
 
 def lines_of(curve: PrivacyCurve, nodes: int) -> LeastWrong:
-    """Return the least of_wrong of any curve: the maximum of straight lines, two for each of ``nodes`` epsilons.
+    """Return the least of_wrong of any curve: the maximum of straight lines.
 
-    Each line is a valid bound, so few lines give a weak but valid bound. The second line belongs to minus epsilon:
-    1 - of_wrong <= e^epsilon (1 - of_right) + delta(epsilon).
+    There are two lines for each of ``nodes`` epsilons: one for epsilon and one for -epsilon. Each is a valid bound.
     """
     epsilons = np.linspace(0.0, min(float(curve.epsilon(_FARTHEST_DELTA)), _FARTHEST), nodes)
     delta = np.asarray(curve.delta(epsilons))
@@ -108,7 +103,7 @@ class _Largest:
 
     @classmethod
     def of(cls, slopes: FloatArray, heights: FloatArray) -> _Largest:
-        """Return the maximum of lines with increasing ``slopes``. Lines that are never the largest are left out."""
+        """Return the maximum of lines with increasing ``slopes``."""
         kept: list[tuple[float, float]] = []
         corners: list[float] = []
         for slope, height in zip(slopes.tolist(), heights.tolist(), strict=True):
@@ -136,26 +131,24 @@ class _Largest:
 
 # Noise of a family: the largest noise that the right guesses of one run allow.
 
-_NODES, _NODES_OF_COMPOSITION = 200, 24  # epsilons at which a curve is evaluated: curves of composition are slow
-_STEP, _STEP_OF_COMPOSITION = math.log(2.0), 0.1  # of log noise, while the root is being bracketed
-_NEAR, _NEAR_OF_COMPOSITION = 1e-7, 1e-4  # distance to the root from above, in log noise
+_NODES, _NODES_OF_COMPOSITION = 200, 24  # numbers of epsilons at which a curve is evaluated
+_STEP, _STEP_OF_COMPOSITION = math.log(2.0), 0.1  # steps of log noise while a root is bracketed
+_NEAR, _NEAR_OF_COMPOSITION = 1e-7, 1e-4  # tolerance of the root, in log noise
 
 
 def largest_factor(
     family: Family, canaries: int, ways: Sequence[tuple[int, int]], error: float, mu: float
 ) -> tuple[float, int]:
-    """Return the least factor from which on the noise is refuted, and the index of the way that refutes it.
+    """Return the smallest noise factor that the guesses refute, and the index of the pair that refutes it.
 
-    A way is (guesses, right guesses). ``mu`` is the mu up to which the ways refute the Gaussian mechanism. The factor
-    is infinite if no noise is refuted, because chance explains the guesses, and 0 if all noise is refuted. Composition
-    is followed down to the least factor of ``family``.
+    ``ways`` are pairs (guesses, right guesses), one for each way to guess. ``mu`` is the largest mu at which these
+    pairs refute mu-Gaussian DP. The factor is infinite if chance explains the guesses, and 0 if all noise is refuted.
     """
     goal = float(ndtri(error))
     if least_p_value(guessing, canaries, ways)[0] >= goal:
         return math.inf, 0
 
     def excess(log_factor: float) -> float:
-        """Return a number that is positive if the noise with this factor is refuted."""
         return goal - least_p_value(_lines(family, log_factor), canaries, ways)[0]
 
     is_composition = family.name == "composition"
@@ -164,7 +157,7 @@ def largest_factor(
         lambda log_factor: excess(log_factor) > 0.0,
         max(near_composition(family.run, max(mu, 1e-3)), 0.0) if is_composition else 0.0,
         lambda log_factor: min(family.least_log_factor, 0.0) if log_factor <= 0.0 else 0.0,
-        math.log(MOST_NOISE / float(np.max(family.run.noise_multiplier))),
+        family.most_log_factor,
         lambda: step,
     )
     if low == -math.inf and not is_composition:

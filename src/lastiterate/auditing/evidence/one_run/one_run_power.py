@@ -1,14 +1,13 @@
 """Power of an audit of one run: plans for the numbers of canaries and guesses, before training.
 
-Scores are assumed to follow the linear analysis (`score_signal`), independently for each canary. The cuts are assumed
-to lie where they are expected. The number of right guesses is then taken to be binomial, with the average rate of the
-two ends, which is slightly wider than its true distribution. A wrong plan makes bounds weak, but not invalid.
+Plans assume that scores follow the linear analysis (`score_signal`), that canaries are independent, and that the cuts
+between guessed and other scores lie at their expected places. The number of right guesses is taken to be binomial. If
+these assumptions are wrong, bounds are weak, but not invalid.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
@@ -16,34 +15,28 @@ import numpy as np
 from scipy.special import bdtrc, bdtrik, ndtr
 
 from lastiterate.auditing.evidence.one_run.allowed_guesses import LeastWrong, lines_of, nodes_of, slack
-from lastiterate.auditing.evidence.one_run.guesses import FEWEST, OneRunBound, bound_by_counts, p_value
+from lastiterate.auditing.evidence.one_run.guesses import FEWEST, bound_by_counts, p_value
 from lastiterate.auditing.evidence.score_signal import guarantee_of, score_below
+from lastiterate.common.search import first_integer
 from lastiterate.common.types import FloatArray
 from lastiterate.common.validation import integer, number
 from lastiterate.privacy.mixtures.law import law_of
 from lastiterate.registry import METHODS
 from lastiterate.run import DPSGD
 
-_RATIO = 1.2  # of neighbouring numbers of guesses, or of canaries, that are tried
-_POINTS = 4001  # of the distributions of scores
-_FURTHEST = 9.0  # standard deviations to either side
-_TIE = 1e-6  # epsilon added for each standard deviation by which guesses are better than coins, to break ties
-_LOUD = 4.0  # times the signal: that of a training with a quarter of the noise
-_NEARLY = 0.95  # of the bound with most canaries: the fewest canaries that reach this share are chosen
+_RATIO = 1.2  # ratio of neighbouring numbers of guesses, or of canaries, that are tried
+_POINTS = 4001  # number of points at which distributions of scores are evaluated
+_FURTHEST = 9.0  # range of these points, in standard deviations to either side
+_TIE = 1e-6  # epsilon added for each standard deviation by which guesses beat coin flips, to break ties
+_LOUD = 4.0  # factor of the signal in a training with a quarter of the noise
+_NEARLY = 0.95  # share of the bound with most canaries: the fewest canaries that reach it are chosen
 
 
 @dataclass(frozen=True)
 class OneRunPlan:
-    """The plan of an audit of one run.
+    """The plan of an audit of one run. Half of the guesses are for the largest scores, half for the smallest.
 
-    Attributes:
-        run: the run that is trained.
-        canaries: number of canaries, each included by a fair coin.
-        guesses: number of guesses, half from each end of the scores.
-        delta: of (epsilon, delta)-DP.
-        confidence: of the bound.
-        signal: the share of the canary that the attack sees, as in `score_signal`.
-        spread: the standard deviation of scores without the canary, in units of the noise's.
+    ``signal`` and ``spread`` describe the scores, as in `score_signal`.
     """
 
     run: DPSGD
@@ -74,77 +67,68 @@ class OneRunPlan:
 
     def reached(self, method: str, chance: float) -> float:
         """Return the largest epsilon that the bound reaches with at least this probability."""
-        right = int(np.clip(np.ceil(bdtrik(1.0 - chance, self.guesses, self.accuracy)), 0, self.guesses))
-        return self._bound(method, right).epsilon
+        return self._epsilon(
+            method, int(np.ceil(bdtrik(1.0 - chance, self.guesses, self.accuracy)).clip(0, self.guesses))
+        )
 
     def largest(self, method: str) -> float:
         """Return the bound if no guess is wrong."""
-        return self._bound(method, self.guesses).epsilon
+        return self._epsilon(method, self.guesses)
 
-    def _bound(self, method: str, right: int) -> OneRunBound:
-        return bound_by_counts(method, self.canaries, self.guesses, right, self.delta, 1.0 - self.confidence, self.run)
+    def _epsilon(self, method: str, right: int) -> float:
+        error = 1.0 - self.confidence
+        return bound_by_counts(method, self.canaries, self.guesses, right, self.delta, error, self.run).epsilon
 
     def chance_to_refute(self, claim: DPSGD | float, method: str | None = None) -> float:
-        """Return the probability that the audit refutes a claim: a run with its noise, or an epsilon.
+        """Return the probability that the audit refutes a claim, which is a run with its noise, or an epsilon.
 
-        ``method`` None: a run is tested by the curve of its guarantee, and an epsilon without assumptions.
+        If ``method`` is None, a run is tested by the curve of its guarantee, and an epsilon without assumptions.
         """
         if (right := self.right_to_refute(claim, method)) is None:
             return 0.0
         return float(bdtrc(right - 1, self.guesses, self.accuracy))
 
     def right_to_refute(self, claim: DPSGD | float, method: str | None = None) -> int | None:
-        """Return the number of right guesses that refutes a claim; None if even all guesses do not."""
-        refuted = self._refuted(claim, method)
-        if not refuted(self.guesses):
-            return None
-        low, high = 0, self.guesses
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (low, middle) if refuted(middle) else (middle, high)
-        return high
-
-    def _refuted(self, claim: DPSGD | float, method: str | None) -> Callable[[int], bool]:
+        """Return the smallest number of right guesses that refutes a claim, or None if no number does."""
         error = 1.0 - self.confidence
-        if not isinstance(claim, DPSGD):
+        if isinstance(claim, DPSGD):
+            allowed = allowed_by(claim, method)
+
+            def refuted(right: int) -> bool:
+                return slack(allowed, self.canaries, self.guesses, right, error) < 0.0
+        else:
             epsilon = number("claim", claim, 0.0)
             if method not in (None, "one-run"):
-                raise ValueError(f"method must be 'one-run' for a claim that is an epsilon, got {method!r}")
-            return lambda right: p_value(self.canaries, self.guesses, right, epsilon, self.delta) < error
-        allowed = allowed_by(claim, method)
-        return lambda right: slack(allowed, self.canaries, self.guesses, right, error) < 0.0
+                raise ValueError(f"method must be 'one-run' if the claim is an epsilon, got {method!r}")
+
+            def refuted(right: int) -> bool:
+                return p_value(self.canaries, self.guesses, right, epsilon, self.delta) < error
+
+        return first_integer(refuted, 0, self.guesses) if refuted(self.guesses) else None
 
 
 @lru_cache(maxsize=64)
 def allowed_by(run: DPSGD, method: str | None = None) -> LeastWrong:
-    """Return the bound on wrong guesses by the curve of a run's guarantee, or of the family of a one-run method."""
+    """Return the bound on wrong guesses by the curve of a run's guarantee, or by the analysis of a one-run method."""
     analysis = guarantee_of(run)
     if method is not None:
         family = METHODS[method].family if method in METHODS else None
         if family is None:
-            raise ValueError(f"method must be one of a run's families, or None for its guarantee, got {method!r}")
+            raise ValueError(f"method must assume a family of the run, or be None for its guarantee, got {method!r}")
         analysis = family.curve
     curve = analysis(run)
     return lines_of(curve, nodes_of(curve.analysis))
 
 
 @lru_cache(maxsize=512)
-def best_guesses(
-    run: DPSGD,
-    canaries: int,
-    method: str = "one-run-fdp",
-    delta: float = 1e-5,
-    confidence: float = 0.95,
-    signal: float = 1.0,
-    spread: float = 1.0,
-) -> int:
+def best_guesses(run: DPSGD, canaries: int, method: str = "one-run-fdp", *options: float) -> int:
     """Return the number of guesses with the largest expected median bound.
 
-    Families use the number that is best for Gaussian DP, which is quick to find. If no number of guesses has a positive
-    median bound, the number whose right guesses differ most from coin flips, in standard deviations, is chosen.
+    ``options`` are delta, confidence, signal and spread of the plan. For families, the number that is best for Gaussian
+    DP is used. Ties, such as bounds of 0, are broken by how far right guesses are from coin flips.
     """
     method = method if METHODS[method].is_assumption_free else "one-run-fdp"
-    first = OneRunPlan(run, canaries, canaries, delta, confidence, signal, spread)
+    first = OneRunPlan(run, canaries, canaries, *options)
 
     def merit(guesses: int) -> float:
         plan = replace(first, guesses=guesses)
@@ -155,10 +139,9 @@ def best_guesses(
 
 @lru_cache(maxsize=512)
 def refuting_guesses(plan: OneRunPlan, claim: DPSGD | float) -> int:
-    """Return the number of guesses most likely to refute a claim about a training with a quarter of the noise.
+    """Return the number of guesses that is most likely to refute a claim if training uses a quarter of the noise.
 
-    Refuting a claim about a faulty training takes more guesses than the best bound on a correct training. If no number
-    of guesses can refute the claim, return the number of the plan.
+    If no number of guesses can refute the claim, return the number of the plan.
     """
     loud = replace(plan, signal=_LOUD * plan.signal)
     chances = {
@@ -169,39 +152,26 @@ def refuting_guesses(plan: OneRunPlan, claim: DPSGD | float) -> int:
     return best if chances[best] > 0.0 else plan.guesses
 
 
-def best_plan(
-    run: DPSGD,
-    most: int,
-    method: str = "one-run-fdp",
-    delta: float = 1e-5,
-    confidence: float = 0.95,
-    signal: float = 1.0,
-    spread: float = 1.0,
-) -> OneRunPlan:
-    """Return the plan with the fewest canaries whose median bound is 95% of that with ``most`` canaries.
+def best_plan(run: DPSGD, most: int, method: str = "one-run-fdp", *options: float) -> OneRunPlan:
+    """Return the plan with the fewest canaries whose median bound is at least 95% of the bound with ``most`` canaries.
 
-    Fewer canaries are better, because every included canary makes the model worse. If the bound with ``most`` canaries
-    is 0, the plan has ``most`` canaries.
+    Fewer canaries are better, because every included canary makes the model worse. ``options`` as in ``best_guesses``.
     """
 
     def plan(canaries: int) -> OneRunPlan:
-        guesses = best_guesses(run, canaries, method, delta, confidence, signal, spread)
-        return OneRunPlan(run, canaries, guesses, delta, confidence, signal, spread)
+        return OneRunPlan(run, canaries, best_guesses(run, canaries, method, *options), *options)
 
     quick = method if METHODS[method].is_assumption_free else "one-run-fdp"
     counts = numbers_up_to(most, min(FEWEST, most))
     enough = plan(most).median(quick) * _NEARLY
     if enough == 0.0:
         return plan(most)
-    low, high = -1, len(counts) - 1
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if plan(counts[middle]).median(quick) >= enough else (middle, high)
-    return plan(counts[high])
+    fewest = first_integer(lambda index: plan(counts[index]).median(quick) >= enough, -1, len(counts) - 1)
+    return plan(counts[fewest])
 
 
 def numbers_up_to(most: int, fewest: int) -> list[int]:
-    """Return whole numbers from ``fewest`` to ``most``, each about a fifth larger than the one before."""
+    """Return whole numbers between ``fewest`` and ``most``. Each is about a fifth larger than the one before."""
     numbers = [fewest]
     while numbers[-1] < most:
         numbers.append(min(math.ceil(numbers[-1] * _RATIO), most))
@@ -210,7 +180,6 @@ def numbers_up_to(most: int, fewest: int) -> list[int]:
 
 @lru_cache(maxsize=64)
 def _below(run: DPSGD, signal: float, spread: float) -> tuple[FloatArray, FloatArray]:
-    """Return the distribution functions of scores with and without the canary, at the same scores."""
     law = law_of(run)
     scale = signal / law.noise
     reach = scale * (law.mean + _FURTHEST * math.sqrt(law.variance))

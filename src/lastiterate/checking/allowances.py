@@ -1,0 +1,38 @@
+"""Allowances of a check: the faults that it must be able to find, and the deviations that it tolerates."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from lastiterate.common.validation import number
+
+
+@dataclass(frozen=True)
+class Allowances:
+    """Numbers that are a choice, not a quantile. A row is ``ok`` only if it would have found the faults stated here.
+
+    Args:
+        power: probability with which a stated fault must be found.
+        noise: stated fault of the noise, as a share of the declared standard deviation.
+        norm: stated fault of clipping, as a multiple of the declared norm.
+        rate: stated fault of participation, as a multiple of the declared sample rate.
+        exact: relative deviation that counts as equal: rounding, and constants such as Opacus' 1e-6 in the divisor.
+        curvature: relative change by curvature of what three steps, or the noise of a whole run, add up to.
+        largest_batch: batch size beyond which ``batch_size`` must be given. It bounds the variance of sampling.
+        kurtosis: excess kurtosis that sampling may add to normal noise.
+        most_seeds: largest number of one-step pairs that are trained to find the canary in a batch.
+    """
+
+    power: float = 0.8
+    noise: float = 0.7
+    norm: float = 1.5
+    rate: float = 2.0
+    exact: float = 0.01
+    curvature: float = 0.2
+    largest_batch: float = 1000.0
+    kurtosis: float = 0.5
+    most_seeds: int = 512
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            number(f"allowances.{field.name}", getattr(self, field.name), 0.0, open_low=True)

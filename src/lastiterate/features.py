@@ -1,0 +1,261 @@
+"""Features of runs, and which analyses, attacks and trainers support them.
+
+The basic run has Poisson or full sampling, plain SGD with constant settings, one example per person, independent noise,
+and releases only the last iterate. Everything else that a run may have is a *feature*. Analyses, attacks and trainers
+declare the features that they support as a `Support`. `require_supported` compares a run with such a declaration. It
+refuses features that the declaration does not list, so a new feature is unsupported until it is declared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+import numpy as np
+
+from lastiterate.common.errors import BadArgument
+from lastiterate.common.validation import PerStep
+from lastiterate.mechanism import SAMPLINGS, Sampling
+from lastiterate.optimizer import is_adam, is_sgd
+from lastiterate.run import DPSGD, require_run
+
+Found = tuple[str, str] | None  # texts of the allowed and the given value; None if the run does not have the feature
+
+
+@dataclass(frozen=True)
+class Feature:
+    """A property of a run that not every analysis, attack or trainer supports.
+
+    Attributes:
+        field: the argument that the error names.
+        label: name in the support matrix.
+        of: returns the allowed value and the run's value for the error, or None if the run does not have the feature.
+        advice: the reason for the error, or what to do instead. A declaration may replace it.
+    """
+
+    field: str
+    label: str
+    of: Callable[[DPSGD], Found]
+    advice: str = ""
+
+
+def reveals_every_step(run: DPSGD) -> bool:
+    """Return whether the iterates reveal every noisy gradient: all iterates are released, and no step has weight 0.
+
+    Momentum, decay and averaging do not change this, nor does Adam if its divisor is taken as known.
+    """
+    if run.release_count != run.steps or (run.sampling == "shuffled" and float(run.sample_rate) < 1.0):
+        return False
+    schedule = run.weights if run.optimizer is None else run.optimizer.learning_rate
+    return schedule is None or bool(np.all(np.asarray(schedule) != 0.0))
+
+
+def _sampled(name: Sampling) -> Feature:
+    return Feature("sampling", SAMPLINGS[name].words, lambda run: ("", repr(name)) if run.sampling == name else None)
+
+
+def _per_step(name: str, label: str, of: Callable[[DPSGD], PerStep | None]) -> Feature:
+    def found(run: DPSGD) -> Found:
+        value = of(run)
+        return None if value is None or not np.ndim(value) else ("one number", f"{np.size(value)}, one for each step")
+
+    return Feature(name, label, found)
+
+
+def _memory(run: DPSGD) -> str:
+    """Return the reason why an iterate depends on more than the previous one. The string is empty if it does not."""
+    optimizer = run.optimizer
+    if optimizer is None or is_adam(optimizer):
+        return "" if optimizer is None else "Adam"
+    return "momentum" if optimizer.momentum else "averaging" if optimizer.averaging is not None else ""
+
+
+def _checkpoints(run: DPSGD, found: Found) -> Found:
+    return found if run.release_count > 1 and not reveals_every_step(run) else None
+
+
+def _checkpoints_of_memory(run: DPSGD) -> Found:
+    what = _memory(run)
+    return _checkpoints(run, (f"None, or all {run.steps} steps, with {what}", str(run.release_count))) if what else None
+
+
+def _checkpoints_inside_epochs(run: DPSGD) -> Found:
+    if run.batches_per_epoch is None:
+        return None
+    inside = run.released_steps()[run.released_steps() % run.batches_per_epoch != 0][:1]
+    where = f"at ends of epochs of {run.batches_per_epoch} steps with sampling 'shuffled'"
+    return _checkpoints(run, (where, f"one after step {inside[0]}")) if inside.size and inside[0] < run.steps else None
+
+
+def _groups_in_shuffled_batches(run: DPSGD) -> Found:
+    if run.group_size == 1 or run.batches_per_epoch is None or run.release_count > 1:
+        return None  # the steps between two releases are analysed as a run of their own
+    if CORRELATED_ADAM.of(run) is not None:
+        return None  # the weights are not known
+    if run.steps % run.batches_per_epoch == 0 and np.ptp(run.effective_weights()) == 0.0:
+        return None
+    return "1 with sampling 'shuffled', unless epochs are whole and steps have equal weights,", str(run.group_size)
+
+
+FIXED, SHUFFLED = _sampled("fixed"), _sampled("shuffled")
+_OF_SAMPLING = {FIXED: "fixed", SHUFFLED: "shuffled"}
+SAMPLE_RATES = _per_step("sample_rate", "sample rates by step", lambda run: run.sample_rate)
+NOISE_MULTIPLIERS = _per_step("noise_multiplier", "noise by step", lambda run: run.noise_multiplier)
+LEARNING_RATES = _per_step(
+    "learning_rate",
+    "learning rate schedule",
+    lambda run: None if run.optimizer is None else run.optimizer.learning_rate,
+)
+WEIGHTS = _per_step("weights", "weights by step", lambda run: run.weights)
+NO_OPTIMIZER = Feature(
+    "optimizer",
+    "no optimizer",
+    lambda run: ("given", "None") if run.optimizer is None else None,
+    "for example lastiterate.SGD(0.1)",
+)
+MOMENTUM = Feature(
+    "momentum",
+    "momentum",
+    lambda run: ("0", repr(run.optimizer.momentum)) if is_sgd(run.optimizer) and run.optimizer.momentum else None,
+)
+WEIGHT_DECAY = Feature(
+    "weight_decay",
+    "weight decay",
+    lambda run: ("0", repr(run.optimizer.weight_decay)) if run.optimizer and run.optimizer.weight_decay else None,
+)
+AVERAGING = Feature(
+    "averaging",
+    "averaging of iterates",
+    lambda run: ("None", repr(run.optimizer.averaging)) if run.optimizer and run.optimizer.averaging else None,
+)
+ADAM = Feature("optimizer", "Adam", lambda run: ("a lastiterate.SGD", "Adam") if is_adam(run.optimizer) else None)
+RELEASES = Feature(
+    "releases",
+    "several releases",
+    lambda run: ("None", f"{run.release_count} of them") if run.release_count > 1 else None,
+    "only the last iterate is analysed; lastiterate.composition covers all iterates",
+)
+CHECKPOINTS_OF_MEMORY = Feature(
+    "releases",
+    "checkpoints of momentum, averages, Adam",
+    _checkpoints_of_memory,
+    "the difference of two iterates depends on earlier steps; lastiterate.composition still holds",
+)
+CHECKPOINTS_INSIDE_EPOCHS = Feature(
+    "releases",
+    "checkpoints inside shuffled epochs",
+    _checkpoints_inside_epochs,
+    "blocks of steps that share an epoch are not independent",
+)
+GROUPS = Feature(
+    "group_size", "several examples a person", lambda run: ("1", str(run.group_size)) if run.group_size > 1 else None
+)
+GROUPS_IN_FIXED_BATCHES = Feature(
+    "group_size",
+    "several examples in fixed batches",
+    lambda run: (
+        ("1 with sampling 'fixed'", str(run.group_size)) if run.group_size > 1 and run.sampling == "fixed" else None
+    ),
+    "examples of one person compete for places in a batch, with an effect that depends on the size of the data set",
+)
+GROUPS_IN_SHUFFLED_BATCHES = Feature(
+    "group_size",
+    "several examples in uneven shuffled epochs",
+    _groups_in_shuffled_batches,
+    "one shuffle determines the batches of all examples of a person, so these batches are not independent",
+)
+REPLACEMENT = Feature(
+    "neighbours",
+    "neighbours: replace",
+    lambda run: ("'add-remove' or 'zero-out'", "'replace'") if run.neighbours == "replace" else None,
+)
+CORRELATED_NOISE = Feature(
+    "noise_filter",
+    "correlated noise",
+    lambda run: ("None", f"{len(run.noise_filter)} coefficients") if run.noise_filter is not None else None,
+    "the noise of each step must be independent",
+)
+CORRELATED_RELEASES = Feature(
+    "releases",
+    "several releases, correlated noise",
+    lambda run: (
+        ("None with noise_filter", f"{run.release_count} of them")
+        if run.noise_filter is not None and run.release_count > 1
+        else None
+    ),
+    "the noise between two releases depends on earlier noise; lastiterate.composition still holds",
+)
+CORRELATED_ADAM = Feature(
+    "noise_filter",
+    "Adam, correlated noise",
+    lambda run: (
+        ("None with Adam", f"{len(run.noise_filter)} coefficients")
+        if run.noise_filter is not None and is_adam(run.optimizer)
+        else None
+    ),
+    "the effect of correlated noise on Adam's second moment is not known; lastiterate.composition still holds",
+)
+SEPARATION = Feature(
+    "min_separation",
+    "minimum separation",
+    lambda run: ("1", str(run.min_separation)) if run.min_separation > 1 else None,
+)
+
+SCHEDULES = frozenset({SAMPLE_RATES, NOISE_MULTIPLIERS, LEARNING_RATES, WEIGHTS})
+OPTIMIZERS = frozenset({NO_OPTIMIZER, MOMENTUM, WEIGHT_DECAY, AVERAGING, ADAM})
+BASIC = frozenset({FIXED, SHUFFLED}) | SCHEDULES | OPTIMIZERS
+LINEAR = BASIC | {GROUPS, REPLACEMENT, CORRELATED_NOISE, SEPARATION}  # supported by linear scores of one iterate
+COMBINATIONS = frozenset(
+    {
+        *(CHECKPOINTS_OF_MEMORY, CHECKPOINTS_INSIDE_EPOCHS, CORRELATED_RELEASES, CORRELATED_ADAM),
+        *(GROUPS_IN_FIXED_BATCHES, GROUPS_IN_SHUFFLED_BATCHES),
+    }
+)
+TRAINED = (BASIC | {RELEASES, GROUPS, REPLACEMENT, CORRELATED_NOISE} | COMBINATIONS) - {NO_OPTIMIZER}
+FEATURES = (
+    *(FIXED, SHUFFLED, SAMPLE_RATES, NOISE_MULTIPLIERS, LEARNING_RATES, WEIGHTS),
+    *(NO_OPTIMIZER, ADAM, MOMENTUM, WEIGHT_DECAY, AVERAGING),
+    *(RELEASES, CORRELATED_RELEASES, CHECKPOINTS_OF_MEMORY, CHECKPOINTS_INSIDE_EPOCHS),
+    *(CORRELATED_NOISE, CORRELATED_ADAM, SEPARATION),
+    *(GROUPS, GROUPS_IN_FIXED_BATCHES, GROUPS_IN_SHUFFLED_BATCHES, REPLACEMENT),
+)
+
+
+@dataclass(frozen=True)
+class Support:
+    """A declaration of the features that an analysis, attack or trainer supports.
+
+    Attributes:
+        who: name of the analysis, attack or trainer in errors.
+        features: the supported features.
+        why: reasons why other features are not supported. They replace the features' own advice.
+    """
+
+    who: str
+    features: frozenset[Feature]
+    why: Mapping[Feature, str] = field(default_factory=lambda: MappingProxyType({}))
+
+    def refusal(self, run: DPSGD) -> BadArgument | None:
+        """Return the error for the first unsupported feature of a run, or None if all features are supported."""
+        for feature in FEATURES:
+            if feature not in self.features and (found := feature.of(run)) is not None:
+                allowed, got = found
+                if feature in _OF_SAMPLING:
+                    allowed = " or ".join(repr(name) for each, name in _OF_SAMPLING.items() if each in self.features)
+                    allowed = f"'poisson' or 'full'{f' or {allowed}' if allowed else ''}"
+                reason = self.why.get(feature, feature.advice)
+                sentence = f"must be {allowed} for {self.who}, got {got}{f': {reason}' if reason else ''}"
+                return BadArgument(feature.field, sentence)
+        return None
+
+
+def require_supported(run: object, support: Support) -> DPSGD:
+    """Return the run. Raise if it has a feature that the declaration does not list."""
+    checked = require_run(run)
+    if refusal := support.refusal(checked):
+        raise refusal
+    return checked
+
+
+TRAINER = Support("the trainer", TRAINED)

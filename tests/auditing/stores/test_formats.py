@@ -1,0 +1,93 @@
+"""Formats of stores: a registered former format is read, and an audit that goes on rewrites it."""
+
+import json
+import sqlite3
+from contextlib import closing
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import lastiterate as li
+from lastiterate import attacks, data
+from lastiterate.auditing.experiments.choose import Given, experiment_on
+from lastiterate.auditing.identity import versions
+from lastiterate.auditing.stores.audit_record import Record, ScoredTrials
+from lastiterate.auditing.stores.serialization import APPLICATION, FORMAT, FORMER, Contents, Former
+from lastiterate.auditing.stores.store import Store
+from lastiterate.training import problems
+from tests.auditing.stores.helpers import CRAFTED, contents
+from tests.auditing.stores.malformed import MODELS, RUN, train, unfinished
+
+SCHEMA = "CREATE TABLE one (value TEXT);"  # of an imaginary earlier format: all in one value
+
+
+@pytest.fixture
+def former(tmp_path, monkeypatch):
+    """An unfinished store of format 0, which has a registered reader."""
+
+    def read_former(database):
+        values, rows = json.loads(database.execute("SELECT value FROM one").fetchone()[0])
+        models, worlds, scores = zip(*rows, strict=True)
+        trials = ScoredTrials.of(models, [world == "in" for world in worlds], scores, seconds=0.0)
+        return Contents(values, (replace(trials, versions={}),))
+
+    monkeypatch.setitem(FORMER, 0, Former(SCHEMA, read_former))
+    path = unfinished(tmp_path / "s.sqlite")
+    with closing(sqlite3.connect(path)) as database:
+        values = dict(database.execute("SELECT name, value FROM audit").fetchall())
+        rows = database.execute("SELECT model, world, score FROM trials").fetchall()
+    path.unlink()
+    with closing(sqlite3.connect(path)) as database, database:
+        database.executescript(f"PRAGMA application_id = {APPLICATION}; {SCHEMA}")
+        database.execute("INSERT INTO one VALUES (?)", (json.dumps([values, rows]),))
+    return path
+
+
+def test_a_store_of_a_registered_former_format_is_read_unchanged_and_rewritten_when_continued(former):
+    before = contents(former.parent)
+    with Store.read(former) as store:
+        assert len(store.scores()) == 9
+    with pytest.raises(ValueError, match="holds another audit"):
+        li.audit(RUN, train, models=MODELS, seed=1, store=former)
+    assert contents(former.parent) == before
+    whole = li.audit(RUN, train, models=MODELS)
+    resumed = li.audit(RUN, train, models=MODELS, store=former)
+    np.testing.assert_array_equal(resumed.scores_in, whole.scores_in)
+    np.testing.assert_array_equal(resumed.scores_out, whole.scores_out)
+    with closing(sqlite3.connect(former)) as database:
+        assert database.execute("PRAGMA user_version").fetchone() == (FORMAT,)
+    with Store.read(former) as store:
+        assert [told.get("numpy") for told in store.versions()] == [None, np.__version__]
+
+
+def test_other_tables_under_a_known_number_are_refused_and_left_alone(former):
+    with closing(sqlite3.connect(former)) as database, database:
+        database.execute(f"PRAGMA user_version = {FORMAT}")
+    before = contents(former.parent)
+    for call in (Store.read, lambda path: li.audit(RUN, train, models=MODELS, store=path)):
+        with pytest.raises(ValueError, match="must have the tables of lastiterate and nothing else"):
+            call(former)
+    assert contents(former.parent) == before
+
+
+def test_going_on_with_other_versions_is_remarked(tmp_path, capsys, monkeypatch):
+    path = unfinished(tmp_path / "s.sqlite")
+    capsys.readouterr()
+    now = {**versions(), "numpy": "9.9"}
+    monkeypatch.setattr("lastiterate.auditing.run_audit.versions", lambda: now)
+    li.audit(RUN, train, models=MODELS, store=path)
+    assert capsys.readouterr().err == (
+        f"trials in the store {str(path)!r} were trained with numpy {np.__version__}, here 9.9: scores may differ\n"
+    )
+
+
+def test_facts_of_another_shape_are_one_sentence(tmp_path):
+    """With the right checksum: whoever wrote them did so on purpose."""
+    run = li.DPSGD(5, 0.5, 1.0, optimizer=li.SGD(0.1))
+    path, problem, attack = tmp_path / "s.sqlite", problems.logistic(data.digits()), attacks.GradientSpace("random")
+    experiment = experiment_on(problem, Given(run, attack, 2, 0))
+    with Store.open(path, experiment.identity(), Record(run, experiment.design, "", None, {})) as store:
+        store.set_crafted({**CRAFTED, "facts": {"x": 1}})
+    with pytest.raises(ValueError, match=r"^the store '.*' is damaged"):
+        li.audit(run, problem, attack, models=2, store=path)
