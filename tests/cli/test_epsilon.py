@@ -57,7 +57,7 @@ def test_a_filter_may_be_a_file(cli, tmp_path):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("x", "--noise-filter must be numbers separated by commas, or a file of them, got 'x'"),
+        ("x", "--noise-filter must be numbers separated by commas, or a file of numbers, got 'x'"),
         ("1,,2", "--noise-filter must be a finite number in plain digits, got ''"),
         ("0,1", "noise_filter must not begin with 0, got 0.0: a step would add no new noise"),
         ("1 --min-separation 0", "min_separation must be an integer at least 1, got 0"),

@@ -94,7 +94,7 @@ def test_the_status_is_the_worst_of_all(cli, here, command, verdicts, status):
 @pytest.mark.parametrize(
     ("command", "words"),
     [
-        ("first.sqlite noisy.sqlite --export s.csv", "--export must be of one store, got 2 of them"),
+        ("first.sqlite noisy.sqlite --export s.csv", "--export must be given with one store, got 2 of them"),
         ("first.sqlite ./first.sqlite", "STORE must be different files, got 'first.sqlite' and"),
         ("first.sqlite none.sqlite", "nothing is at 'none.sqlite'"),
         ("first.sqlite open.sqlite --threshold corrected", "(the store 'open.sqlite')"),

@@ -62,7 +62,7 @@ def test_reopening_keeps_record_crafted_and_seconds(path):
     with begin(path, record=recorded(setup={"created": "tomorrow"}, data="other words")) as store:
         store.add_seconds(2.0)
         store.set_crafted(CRAFTED)
-        assert refusal(store.set_crafted, {**CRAFTED, "facts": {}}).startswith("crafted must be what the store")
+        assert refusal(store.set_crafted, {**CRAFTED, "facts": {}}).startswith("crafted must equal the value in the store")
         assert refusal(store.set_crafted, {"facts": {}}).startswith("crafted must be what a report understands")
     with Store.read(path) as store:
         assert (store.record, store.seconds) == (RECORD, 3.25)
@@ -209,7 +209,7 @@ def test_a_bad_column_is_refused(columns, said):
 
 
 def test_what_json_cannot_say_is_refused(path):
-    assert refusal(begin, path, {"a": {1, 2}}).startswith("identity must be made of what JSON has: ")
+    assert refusal(begin, path, {"a": {1, 2}}).startswith("identity must contain only JSON values: ")
     assert refusal(begin, path, [1]) == "identity must be a dictionary, got [1]"
     assert not path.exists()
 

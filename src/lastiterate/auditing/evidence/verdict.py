@@ -147,8 +147,8 @@ def refutation_of(
     if martingale is not None and (after := martingale.refuted_after()) is not None:
         return (
             f"{refuted}, after {after:,} models per world: bets against the claim, which gain nothing on average if "
-            f"the claim is true, multiplied their wealth by {1.0 / martingale.error:.0f}. The other tests use the other "
-            "half of the error."
+            f"the claim is true, multiplied their wealth by {1.0 / martingale.error:.0f}. The other tests use the "
+            "other half of the error."
         )
     tests = deciding_tests(claim, kind, confidence, martingale)
     for test in tests:
