@@ -203,7 +203,7 @@ def test_a_page_that_cannot_be_written_leaves_the_old_one(tmp_path, monkeypatch)
         write_page(fake(1), path)
     assert path.read_text() == "old"
     assert [file.name for file in tmp_path.iterdir()] == ["page.html"]
-    with pytest.raises(ValueError, match=r"whose name ends in \.html"):
+    with pytest.raises(ValueError, match=r"path must end in \.html"):
         write_page(fake(1), tmp_path / "page.png")
     with pytest.raises(ValueError, match="folder must exist"):
         write_page(fake(1), tmp_path / "no" / "page.html")

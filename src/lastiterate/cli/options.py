@@ -78,7 +78,7 @@ def parse_coefficients(option: str, text: str) -> list[float]:
     try:
         path = find(text, "file")
     except (OSError, ValueError):
-        raise OptionError(f"{option} must be numbers separated by commas, or a file of them, got {text!a}") from None
+        raise OptionError(f"{option} must be numbers separated by commas, or a file of numbers, got {text!a}") from None
     try:
         with decoding(path, "a text file of numbers") as file:
             words = read_all(file, path, PARSED).decode().replace(",", " ").split()

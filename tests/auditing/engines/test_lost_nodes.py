@@ -131,9 +131,10 @@ def with_helper(tmp_path, monkeypatch):
 def test_what_a_trainer_imports_must_be_the_same_on_every_node(nodes, with_helper):
     trainer, theirs = with_helper
     assert max(audit(nodes, trainer).scores_in) < 7.0
+    said = r"^node .* must have the same module 'shifted_by' as this process, with digest"
     with (
         one_more(nodes, SOURCE, theirs),
-        pytest.raises(ValueError, match=r"^node .* must have the same module 'shifted_by' as this process, with digest"),
+        pytest.raises(ValueError, match=said),
     ):
         audit(nodes, trainer)
 

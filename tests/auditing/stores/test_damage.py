@@ -132,7 +132,7 @@ def test_a_read_only_file_is_refused_to_a_writer(nobody):
     begin(folder / "x.sqlite").close()
     folder.chmod(0o777)
     protect(folder / "x.sqlite")
-    assert "must be writable, got one that is protected" in refusal(begin, folder / "x.sqlite")
+    assert "must be writable, but it is protected" in refusal(begin, folder / "x.sqlite")
     Store.read(folder / "x.sqlite").close()
 
 
