@@ -125,7 +125,7 @@ def test_what_is_no_engine_is_refused_as_one(wrong):
         ({"progress": "no"}, "progress must be True or False, got 'no'"),
         ({"test": 3}, "test must be a pair of arrays"),
         ({"data": 3}, "data must be words"),
-        ({"claim_epsilon": 1e9}, "claim_epsilon must be possible for the run"),
+        ({"claim_epsilon": 1e9}, "claim_epsilon must be an epsilon that the run can have"),
         ({"claim_noise": 1e300}, r"claim_noise must be in \[1e-30, 1e\+30\]"),
     ],
 )

@@ -128,7 +128,7 @@ def test_seeds_of_a_users_trainer_are_all_different():
 
 @pytest.mark.slow
 def test_quiet_direction_reaches_the_heuristic_on_natural_digits(tmp_path):
-    """1,024 models a world at a heuristic epsilon between 6 and 8, with a threshold that was chosen before training."""
+    """1,024 models per world at a heuristic epsilon between 6 and 8, with a threshold chosen before training."""
     run = li.calibrate(RUN, epsilon=7.0, delta=1e-5, analysis=li.last_iterate)
     result = li.audit(run, PROBLEM, attacks.GradientSpace("quiet"), models=1024, store=tmp_path / "x.sqlite")
     found = result.estimates["last-iterate"]

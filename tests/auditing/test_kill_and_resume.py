@@ -82,7 +82,7 @@ def test_ctrl_c_says_how_to_resume_and_the_same_command_does(tmp_path, slow):
     output, errors = audit.communicate()
     assert audit.returncode == 130
     assert output == ""
-    assert errors.strip() == f"stopped; what was trained is in {store}: the same command resumes"
+    assert errors.strip() == f"stopped; the scores so far are in {store}: the same command resumes"
     kept = trials(store)
     assert 5 <= len(kept) < 80
     finish(start(store, slow, tmp_path))

@@ -132,7 +132,7 @@ def test_an_audit_stops_when_time_is_over():
     clock = iter(np.arange(100) * 20.0)
     watch = Watch(Until(minutes=1.0), lambda: float(next(clock)))
     assert watch.reason(lambda: None) is None
-    assert watch.reason(lambda: None) == "1 minutes are over"
+    assert watch.reason(lambda: None) == "1 minutes have passed"
 
 
 def test_looks_that_are_dear_are_seldom():

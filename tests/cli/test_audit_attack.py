@@ -112,7 +112,7 @@ def test_a_users_attack_scores_a_users_trainer(cli, mine):
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ("--attack mine.py:Wants", "made without arguments, or an instance, got 'mine.py:Wants'"),
+        ("--attack mine.py:Wants", "an instance, or a class that needs no arguments, got 'mine.py:Wants'"),
         ("--attack mine.py:number", "or have craft, arm, expected and words, got 3"),
         ("--attack mine.py:nothing", "must name a class in 'mine.py', got 'nothing'"),
         ("--attack mine.py:", "attack must be FILE.py:NAME, got 'mine.py:'"),

@@ -67,7 +67,7 @@ def test_the_table_says_what_the_noise_of_the_heuristic_guarantees(cli):
     assert guarantee == ["composition", "(standard)", "0.58626", "2.4311", "8", "2.1696"]
     assert heuristic == ["last", "iterate", "(heuristic)", "0.24381", "8", "130.94", "5.9325"]
     text = " ".join(result.stdout.split())
-    assert "it predicts, it does not guarantee. With its noise the guarantee is epsilon 130.94." in text
+    assert "it predicts, it does not guarantee. With the heuristic's noise, the guarantee is epsilon 130.94." in text
 
 
 def test_a_heuristic_that_cannot_be_calibrated_leaves_the_guarantee(cli):

@@ -36,7 +36,7 @@ def failed(folder, command, reason, status=3, **options):
     assert result.returncode == status, result.stderr
     assert reason in result.stderr
     assert result.stderr.count("\n") == 1
-    assert result.stderr.endswith("; what was printed is complete\n")
+    assert result.stderr.endswith("; the printed output is complete\n")
     assert "Picture" not in result.stdout
     assert not [path for path in folder.rglob("*") if path.suffix in (".png", ".html", ".part")]
     return result.stdout
@@ -51,7 +51,7 @@ FULL_DISK = "resource.setrlimit(resource.RLIMIT_FSIZE, (9000, 9000))"
     ("options", "reason"),
     [
         ({"limits": FULL_DISK}, "File too large"),
-        ({"limits": LITTLE_MEMORY}, "the process that draws was ended by SIG"),
+        ({"limits": LITTLE_MEMORY}, "the drawing process was ended by SIG"),
         ({"LASTITERATE_DRAWING_SECONDS": "0.01"}, "drawing took more than 0.01 seconds"),
     ],
 )

@@ -63,7 +63,7 @@ def test_the_table_says_how_many_models_it_takes_and_that_it_is_a_heuristic(cli)
     assert found.exit_code == 0
     words = " ".join(found.stdout.split())
     needed = li.power(li.DPSGD(100, 0.1, 0.94), methods=["clopper-pearson"], leaks_noise=0.3).needed
-    assert f"80% needs {needed} models a world" in words
+    assert f"80% needs {needed} models per world" in words
     assert "Faulty training: noise multiplier 0.3, epsilon" in words
     assert "a heuristic" in words
 
@@ -78,8 +78,8 @@ def test_power_prints_in_python_what_the_command_prints(cli, monkeypatch):
 def test_a_claim_that_nobody_refutes_has_no_number_and_says_why(cli):
     answer = cli.json(f"{POWER} --leaks-noise 0.94 --models 8")
     assert answer["needed"] is None
-    assert answer["needed_reason"] == "more than 65,536 would be needed"
-    assert "80% needs more than 65,536 models a world" in " ".join(cli(f"{POWER} --leaks-noise 2").stdout.split())
+    assert answer["needed_reason"] == "more than 65,536 models or canaries would be needed"
+    assert "80% needs more than 65,536 models per world" in " ".join(cli(f"{POWER} --leaks-noise 2").stdout.split())
 
 
 def test_one_run_has_methods_of_its_own(cli):
@@ -109,10 +109,10 @@ def test_an_infinite_epsilon_is_null_with_the_reason():
         ("--signal 2", "signal must be in (0, 1], got 2.0"),
         ("--spread 0.5", "spread must be in [1, 1000], got 0.5"),
         ("--leaks-noise 0", "leaks_noise must be greater than 0"),
-        ("--leaks-epsilon 1e9", "leaks_epsilon must mean noise between"),
+        ("--leaks-epsilon 1e9", "leaks_epsilon must correspond to noise between"),
         ("--leaks-epsilon 1 --leaks-noise 1", "leaks_epsilon and leaks_noise were both given"),
-        ("--claim-epsilon 1e-9", "claim_epsilon must mean noise between"),
-        ("--claim-noise 2000", "claim_noise must mean noise between"),
+        ("--claim-epsilon 1e-9", "claim_epsilon must correspond to noise between"),
+        ("--claim-noise 2000", "claim_noise must correspond to noise between"),
         ("--one-run --method one-run --anytime", "validity must be 'fixed' for canaries of one training"),
         ("--one-run", "method must be one of one-run,"),
         ("--plot x.jpg", "the plot's file must end in"),
@@ -127,7 +127,7 @@ def test_auto_trains_as_many_models_as_power_says(cli, folder):
     found = cli(f"{SMALL} --models auto --store x.sqlite --json")
     assert found.exit_code == 0
     assert json.loads(found.stdout)["models"] == needed
-    assert found.stderr.startswith(f"models: {needed} a world, so that a training with half of the claimed noise")
+    assert found.stderr.startswith(f"models: {needed} per world, so that a training with half of the claimed noise")
     assert "a heuristic" in found.stderr
 
 

@@ -51,7 +51,7 @@ def test_a_schedule_fits_runs_by_epochs_and_every_row_of_a_plan(cli):
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ("--schedule cosine", "--learning-rate must be one number with --schedule, its largest, got none"),
+        ("--schedule cosine", "--learning-rate must be one number with --schedule, the largest rate, got none"),
         (
             "--schedule cosine --learning-rate 1,2",
             "--learning-rate must be one number with --schedule, .* got 2 numbers",

@@ -348,5 +348,5 @@ def test_what_cannot_be_meant_is_refused_at_once(tiny_llama, tiny_texts, given, 
 
 def test_examples_longer_than_the_models_positions_are_refused(tiny_llama):
     long = Texts(("i like you " * 50, "you like me"), "text")
-    with pytest.raises(ValueError, match="longest must be at most 128, the positions that the model has, got 151"):
+    with pytest.raises(ValueError, match="longest must be at most 128, the number of positions of the model, got 151"):
         load(TextProblem.of(tiny_llama, long, None, longest=1000))

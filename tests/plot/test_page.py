@@ -87,8 +87,8 @@ def test_a_page_tells_its_story_in_order(page):
         "Pictures",
         "Epsilon",
         "What was run",
-        "What these numbers do not say",
-        "How to compute them again",
+        "Limits of these numbers",
+        "How to compute these numbers again",
     ]
     result = fake()
     said = ["7.4", "7.98", "6.89", "≥ 5.62", "95%", "joint over both error rates", "512", "4.93", "23.4", "1.9"]
@@ -203,7 +203,7 @@ def test_a_page_that_cannot_be_written_leaves_the_old_one(tmp_path, monkeypatch)
         write_page(fake(1), path)
     assert path.read_text() == "old"
     assert [file.name for file in tmp_path.iterdir()] == ["page.html"]
-    with pytest.raises(ValueError, match=r"whose name ends in \.html"):
+    with pytest.raises(ValueError, match=r"path must end in \.html"):
         write_page(fake(1), tmp_path / "page.png")
     with pytest.raises(ValueError, match="folder must exist"):
         write_page(fake(1), tmp_path / "no" / "page.html")
@@ -215,6 +215,6 @@ def test_one_run_speaks_of_canaries_and_not_of_two_error_rates(tmp_path):
     text = " ".join(read((tmp_path / "page.html").read_text()).words)
     assert "canaries in and out" in text
     assert "among the guesses" in text
-    assert "models a world" not in text
+    assert "models per world" not in text
     assert "joint" not in text
     assert "nan" not in text.split()

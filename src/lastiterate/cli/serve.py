@@ -43,7 +43,7 @@ class ServerOptions:
         if json:
             print_json({"url": url})
         else:
-            print_note(f"{url}\nCtrl-C stops it.")
+            print_note(f"{url}\nCtrl-C stops the server.")
             if is_remote:
                 print("everybody who reaches this machine can read these pages and start computations", file=sys.stderr)
             if not self.no_browser:

@@ -186,7 +186,7 @@ def test_divergence_in_a_worker_is_told_as_if_it_were_here():
 
 def test_a_trainer_that_cannot_be_sent_is_one_sentence():
     lock = threading.Lock()
-    with pytest.raises(ValueError, match="must be one that can be sent to other processes"):
+    with pytest.raises(ValueError, match="must be picklable, to be sent to other processes"):
         audit(lambda seed, canary: lock, None, 2, engine="ray")
 
 
@@ -256,7 +256,7 @@ def test_gpus_and_cores_of_a_task_can_be_set():
 
 @pytest.mark.parametrize("asked", [dict(gpus=2), dict(cpus=3)])
 def test_a_task_that_fits_nowhere_is_refused(asked):
-    with pytest.raises(ValueError, match="must fit into the cluster, which has 2 CPUs and 1 GPUs"):
+    with pytest.raises(ValueError, match="must need at most the 2 CPUs and 1 GPUs of the cluster"):
         audit(gaussian, None, 2, engine=Ray(**asked))
 
 
@@ -325,7 +325,7 @@ def test_an_address_that_does_not_answer_is_one_sentence_at_once(tmp_path):
     assert time.monotonic() - began < 20.0
     assert found.returncode == 2
     assert found.stderr == (
-        f"address must be of a Ray cluster, but nothing answers at {address!r}: Connection refused\n"
+        f"address must be that of a Ray cluster, but nothing answers at {address!r}: Connection refused\n"
     )
     assert found.stdout == ""
 

@@ -62,8 +62,9 @@ def test_reopening_keeps_record_crafted_and_seconds(path):
     with begin(path, record=recorded(setup={"created": "tomorrow"}, data="other words")) as store:
         store.add_seconds(2.0)
         store.set_crafted(CRAFTED)
-        assert refusal(store.set_crafted, {**CRAFTED, "facts": {}}).startswith("crafted must be what the store")
-        assert refusal(store.set_crafted, {"facts": {}}).startswith("crafted must be what a report understands")
+        said = refusal(store.set_crafted, {**CRAFTED, "facts": {}})
+        assert said.startswith("crafted must equal the value in the store")
+        assert refusal(store.set_crafted, {"facts": {}}).startswith("crafted must have valid fields")
     with Store.read(path) as store:
         assert (store.record, store.seconds) == (RECORD, 3.25)
         assert store.record.setup == SETUP
@@ -99,12 +100,12 @@ def test_equal_identities_may_be_written_differently(path):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"seed": 1}, "seed is 0 there and 1 here"),
-        ({"run": {"steps": 11, "weights": [1.0, 0.5]}}, "run.steps is 10 there and 11 here"),
-        ({"run": {"steps": 10, "weights": [1.0]}}, "run.weights[1] is 0.5 there and absent here"),
-        ({"attack": "dirac"}, "attack is absent there and 'dirac' here"),
-        ({"seed": {"x": "y" * 100}}, "seed is 0 there and {'x': 'yyyy"),
-        ({"a": 1, "b": 2, "c": 3, "d": 4}, "c is absent there and 3 here and more)"),
+        ({"seed": 1}, "seed is 0 in the store and 1 in this audit"),
+        ({"run": {"steps": 11, "weights": [1.0, 0.5]}}, "run.steps is 10 in the store and 11 in this audit"),
+        ({"run": {"steps": 10, "weights": [1.0]}}, "run.weights[1] is 0.5 in the store and absent in this audit"),
+        ({"attack": "dirac"}, "attack is absent in the store and 'dirac' in this audit"),
+        ({"seed": {"x": "y" * 100}}, "seed is 0 in the store and {'x': 'yyyy"),
+        ({"a": 1, "b": 2, "c": 3, "d": 4}, "c is absent in the store and 3 in this audit and more)"),
     ],
 )
 def test_another_identity_is_refused_and_not_a_byte_changes(path, change, said):
@@ -119,7 +120,7 @@ def test_another_identity_is_refused_and_not_a_byte_changes(path, change, said):
 
 def test_another_identity_leaves_a_killed_store_as_it_is(killed):
     before = contents(killed.parent)
-    assert "seed is 0 there and 5 here" in refusal(begin, killed, {**VALUES, "seed": 5})
+    assert "seed is 0 in the store and 5 in this audit" in refusal(begin, killed, {**VALUES, "seed": 5})
     assert contents(killed.parent) == before
 
 
@@ -209,7 +210,7 @@ def test_a_bad_column_is_refused(columns, said):
 
 
 def test_what_json_cannot_say_is_refused(path):
-    assert refusal(begin, path, {"a": {1, 2}}).startswith("identity must be made of what JSON has: ")
+    assert refusal(begin, path, {"a": {1, 2}}).startswith("identity must contain only JSON values: ")
     assert refusal(begin, path, [1]) == "identity must be a dictionary, got [1]"
     assert not path.exists()
 
