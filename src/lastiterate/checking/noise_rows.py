@@ -434,4 +434,3 @@ def released_row(setting: Setting, models: FloatArray, left: float, name: str, t
         why = f"curvature may explain it, or {row.advice}"
         return replace(row, needs=row.needs or "one-step models", advice=why)
     return row
-
