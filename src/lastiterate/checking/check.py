@@ -375,8 +375,6 @@ class _Check:
         if rows[0].status != "fault":
             tests = [noise_rows.without_row, noise_rows.law_row, noise_rows.distinct_row]
             rows += [row(setting, models, variance) for row in [*tests, noise_rows.again_row]]
-        if self.start is not None:
-            rows.append(noise_rows.sizes_row(setting, models - self.declared.prefix(1).memory * self._start_of(models)))
         if self.steps > 1 and self.trainings.with_steps:
             few = min(3, self.steps)
             some = min(64, max(8, int(np.ceil(ENOUGH / len(setting.columns)))))

@@ -20,7 +20,7 @@ from lastiterate.checking.trainings import Setting
 from lastiterate.common.types import FloatArray
 
 NOISE, EXCESS, WITHOUT, LAW = "noise", "excess noise", "parameters without noise", "law of the noise"
-DISTINCT, AGAIN, SIZES = "distinct values", "noise that is used again", "size of batches"
+DISTINCT, AGAIN = "distinct values", "noise that is used again"
 SEVERAL, LAST, RELEASED = "noise of three steps", "noise of the last step", "noise of all steps"
 UNIFORM = 1.8  # kurtosis of the uniform law, which must be told from the normal law's 3; Laplace's is 6
 ENOUGH = 600  # numbers whose kurtosis follows Anscombe and Glynn (1983)
@@ -215,33 +215,6 @@ def without_row(setting: Setting, models: FloatArray, variance: float) -> Row:
     share = np.sqrt(limit * freedom / float(chi2.ppf(setting.allowances.power, freedom)))
     why = "parameters hardly vary from seed to seed: look whether noise is added to every parameter of every tensor"
     return judged(WITHOUT, (count, 0.0, count, count), count > 0, why, f"one with noise x {share:.2g}")
-
-
-def sizes_row(setting: Setting, moved: FloatArray) -> Row:
-    """Return the variance along the mean step, which is too small if Poisson is declared and batches have one size.
-
-    If examples join independently at rate q, the variance of the sum of their effects a along a direction is
-    q (1 - q) sum(a^2), at least (1 - q) mean^2 / batch size by Cauchy and Schwarz. Noise comes on top.
-    """
-    declared = setting.declared.prefix(1)
-    if declared.run.sampling != "poisson" or setting.seeded:
-        return not_checked(SIZES, "only Poisson batches from one initial model have sizes that show")
-    if setting.batch_size is None:
-        return not_checked(SIZES, "without batch_size, or batch_sizes of li.Trained, fixed batches do not show")
-    chosen, tested = moved[::2, setting.columns], moved[1::2, setting.columns]
-    direction = chosen.mean(axis=0) / max(float(np.linalg.norm(chosen.mean(axis=0))), 1e-300)
-    along, freedom, error = tested @ direction, len(tested) - 1, setting.error / 2.0
-    mean = max(0.0, abs(along.mean()) - float(norm.isf(error)) * float(along.std(ddof=1)) / np.sqrt(len(along)))
-    extra = (1.0 - float(declared.rates[0])) * mean**2 / setting.batch_size
-    test = Lower("", float(along.var(ddof=1)) / (declared.variance + extra), freedom, error)
-    likely = float(chi2.ppf(setting.allowances.power, freedom)) / freedom
-    numbers = test.ratio, 1.0, *test.interval
-    why = "the sum of gradients varies too little: look whether batches have one size where Poisson is declared"
-    if test.interval[1] < 1.0 - setting.allowances.exact:
-        return judged(SIZES, numbers, True, why)
-    if declared.variance * likely > test.quantile * (declared.variance + extra):
-        return not_checked(SIZES, "noise hides the sizes of batches")
-    return judged(SIZES, numbers, False, "", "batches of one size and like gradients")
 
 
 # The law of the noise, where sampling adds little: kurtosis, and distinct values.
