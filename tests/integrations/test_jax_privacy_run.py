@@ -136,17 +136,3 @@ def parameters(**changes):
 def test_what_cannot_be_read_is_asked_for_or_refused(make, given, words):
     with pytest.raises(ValueError, match=words):
         li.DPSGD.from_jax_privacy(make(), **given)
-
-
-@pytest.mark.parametrize(
-    ("changes", "sentence"),
-    [
-        ({"is_finite_guarantee": False}, "is_finite_guarantee must be True, got False"),
-        ({"noise_multipliers": [(10, 1.0)]}, "noise_multipliers must begin at step 0"),
-        ({"noise_multipliers": [(-3, 1.0)]}, "noise_multipliers must begin at step 0"),
-    ],
-)
-def test_parameters_without_a_guarantee_are_refused(changes, sentence):
-    usual = dict(noise_multipliers=1.0, num_samples=1000, delta=DELTA, batch_size=100)
-    with pytest.raises(ValueError, match=sentence):
-        li.DPSGD.from_jax_privacy(analysis.DpParams(**(usual | changes)), steps=50)

@@ -18,7 +18,7 @@ import pytest
 import lastiterate as li
 from lastiterate import attacks
 from lastiterate.auditing.audit_target import find_subject
-from lastiterate.auditing.engines.ray_driver import WorkerDied, check_answer
+from lastiterate.auditing.engines.ray_driver import WorkerDied
 from lastiterate.auditing.engines.ray_engine import Ray
 from lastiterate.auditing.engines.ray_worker import import_ray
 from lastiterate.auditing.experiments.user_trainer import trainer_seed
@@ -260,12 +260,6 @@ def test_a_task_that_fits_nowhere_is_refused(asked):
         audit(gaussian, None, 2, engine=Ray(**asked))
 
 
-@pytest.mark.parametrize("asked", [dict(gpus=-1), dict(gpus=1.5), dict(cpus=2.5), dict(retries=-1)])
-def test_bad_settings_are_refused(asked):
-    with pytest.raises(ValueError, match=f"^{next(iter(asked))} must be"):
-        Ray(**asked)
-
-
 def test_a_cluster_that_was_there_is_left_as_it_is(ray):
     before = ray.get_runtime_context().get_job_id()
     audit(gaussian, None, 2, engine="ray")
@@ -328,9 +322,3 @@ def test_an_address_that_does_not_answer_is_one_sentence_at_once(tmp_path):
         f"address must be that of a Ray cluster, but nothing answers at {address!r}: Connection refused\n"
     )
     assert found.stdout == ""
-
-
-@pytest.mark.parametrize("address", ["nowhere", "host:", "host:x", "ray://", "127.0.0.1:99999"])
-def test_an_address_without_host_and_port_is_refused(address):
-    with pytest.raises(ValueError, match=r"^address must be HOST:PORT, ray://HOST:PORT, auto or local, got"):
-        check_answer(address)

@@ -41,19 +41,6 @@ def test_what_was_added_comes_back_ordered_and_exact(path):
         assert column.dtype == expected.dtype
 
 
-def test_in_comes_before_out(path):
-    with begin(path) as store:
-        store.add(chunk(present=np.tile([False, True], 4)))
-        assert store.scores().worlds == ["in", "out"] * 4
-
-
-def test_a_store_without_trials_is_empty(path):
-    with begin(path) as store:
-        store.add(chunk(count=0))
-        assert len(store.scores()) == 0
-        assert store.done() == set()
-
-
 def test_reopening_keeps_record_crafted_and_seconds(path):
     with Store.open(path, Identity(VALUES), RECORD) as store:
         assert store.crafted is None
@@ -207,12 +194,6 @@ def test_a_trial_is_stored_once_and_its_chunk_not_at_all(path, columns, again):
 )
 def test_a_bad_column_is_refused(columns, said):
     assert refusal(lambda: chunk(**columns)).startswith(said)
-
-
-def test_what_json_cannot_say_is_refused(path):
-    assert refusal(begin, path, {"a": {1, 2}}).startswith("identity must contain only JSON values: ")
-    assert refusal(begin, path, [1]) == "identity must be a dictionary, got [1]"
-    assert not path.exists()
 
 
 def test_a_second_writer_is_refused_and_a_reader_sees_what_is_there(path):
