@@ -93,7 +93,7 @@ def test_a_report_of_an_open_ended_audit_is_valid_at_any_time_whatever_is_asked(
     li.audit(GAUSSIAN, gaussian, models=80, store=store, validity="anytime")
     found = read(store, Question(validity="fixed"))
     assert {each.validity for each in found.estimates.values()} == {"anytime"}
-    assert any("look, stop or go on" in caveat for caveat in found.caveats)
+    assert any("look, stop or continue" in caveat for caveat in found.caveats)
     with pytest.raises(ValueError, match="threshold must be a-priori, split or a number"):
         read(store, Question(threshold="corrected"))
 
@@ -123,9 +123,9 @@ def test_a_correct_training_never_stops_early():
 
 
 def test_an_audit_stops_when_it_has_found_so_much():
-    result = li.audit(GAUSSIAN, loud, models=2000, validity="anytime", until="epsilon=2", methods=["clopper-pearson"])
+    result = li.audit(GAUSSIAN, loud, models=20_000, validity="anytime", until="epsilon=2", methods=["clopper-pearson"])
     assert result.empirical["clopper-pearson"] >= 2.0
-    assert len(result.scores_in) < 2000
+    assert len(result.scores_in) < 20_000
 
 
 def test_an_audit_stops_when_time_is_over():
