@@ -70,7 +70,7 @@ def test_a_trainer_that_cannot_take_seed_and_canary_is_refused_before_it_is_call
         ({"methods": "gdp"}, "methods must be a list of at least one method"),
         ({"progress": "no"}, "progress must be True or False, got 'no'"),
         ({"test": 3}, "test must be a pair of arrays"),
-        ({"data": 3}, "data must be words"),
+        ({"data": 3}, "data must be a description of the problem in words"),
         ({"claim_epsilon": 1e9}, "claim_epsilon must be an epsilon that the run can have"),
         ({"claim_noise": 1e300}, r"claim_noise must be in \[1e-30, 1e\+30\]"),
     ],

@@ -91,7 +91,7 @@ def test_audit_by_exact_draws_is_near_the_heuristic_and_never_refutes(name, tmp_
     assert 0.85 * result.last_iterate < result.empirical["last-iterate"] <= 1.02 * result.last_iterate
     assert result.run == run
     assert read(tmp_path / "s.sqlite").empirical == result.empirical
-    assert "seen" in result.waterfall[1].words
+    assert "sees only" in result.waterfall[1].words
 
 
 def test_half_of_the_noise_is_refuted_for_people():

@@ -76,7 +76,7 @@ def test_another_audit_is_refused_and_nothing_touched(tmp_path, changes):
     given = {"run": RUN, "problem": noisy_sum, "models": 20, "store": path}
     li.audit(**given)
     before = path.read_bytes()
-    with pytest.raises(ValueError, match=r"is .* there and .* here"):
+    with pytest.raises(ValueError, match=r"is .* in the store and .* in this audit"):
         li.audit(**(given | changes))
     assert path.read_bytes() == before
 

@@ -38,7 +38,7 @@ def test_a_trainer_whose_files_have_changed_is_not_resumed(load, tmp_path, chang
     li.audit(RUN, load(mine=MINE, helper=HELPER, deeper=DEEPER), models=4, store=path)
     before = path.read_bytes()
     with pytest.raises(
-        ValueError, match=r"holds another audit \(problem is '\w{16}' there and '\w{16}' here\)"
+        ValueError, match=r"holds another audit \(problem is '\w{16}' in the store and '\w{16}' in this audit\)"
     ) as caught:
         li.audit(RUN, load(**changed), models=4, store=path)
     assert "\n" not in str(caught.value)

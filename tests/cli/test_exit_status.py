@@ -100,7 +100,7 @@ def trainer(name, options="--models 40"):
         ("audit --trainer nowhere.py:train", 2, "must be in a file that exists"),
         (trainer("correct", "--threshold inf"), 2, "threshold must be a finite number"),
         (trainer("other_steps"), 2, "made 10 steps, but the run declares 30"),
-        (trainer("other_noise"), 2, "trained with, 0.5, but the run declares 1"),
+        (trainer("other_noise"), 2, "that of the training, 0.5, but the run declares 1"),
         (trainer("leaves_0"), 3, "6 of 80 trials are stored in leaves_0.sqlite"),
         (trainer("leaves_1"), 3, "it called sys.exit(1)"),
         (trainer("value_error"), 3, 'raise ValueError("my own mistake")'),

@@ -74,7 +74,7 @@ def test_a_report_and_an_export_leave_the_store_alone(cli, folder):
     }.items():
         assert said in cli.refusal(command)
         assert (folder / "s.csv").read_bytes() == content
-    with Store.read(folder / "s.csv") as store, pytest.raises(ValueError, match="must not be the store's"):
+    with Store.read(folder / "s.csv") as store, pytest.raises(ValueError, match="must differ from the store"):
         export(store, folder / "hard.csv")
 
 

@@ -76,7 +76,7 @@ def stop(folder, command, number, seconds):
     errors = process.communicate(timeout=120)[1]
     if process.returncode in (0, 1, 4) and not errors:  # it was done before
         return ""
-    sentence = r"stopped(; what was trained is in .*: the same command resumes)?\n"
+    sentence = r"stopped(; (what was trained is|the scores so far are) in .*: the same command resumes)?\n"
     fine = process.returncode == {signal.SIGINT: 130, signal.SIGTERM: 143}[number] and re.fullmatch(sentence, errors)
     left = is_left_behind(folder)
     return "" if fine and not left else f"{command} after {seconds:.3f} s: {process.returncode}, {errors}, left {left}"

@@ -127,8 +127,8 @@ BROKEN = {
     '{"text": "a"}\n{"turns": ["b"]}': "either dialogues or texts, got a dialogue on line 2 and a text on line 1",
     '{"text": "\\ud800"}': "half of a surrogate pair on line 1",
     "[" * 100_000: "got a broken one on line 1",
-    "": "at least one text, got a file that is empty",
-    " \n\n": "at least one text, got a file that is empty",
+    "": "at least one text, got an empty file",
+    " \n\n": "at least one text, got an empty file",
 }
 
 

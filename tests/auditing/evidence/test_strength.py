@@ -66,7 +66,7 @@ def test_enough_models_of_a_correct_training_are_consistent_and_say_what_they_wo
     assert result.strength.chance >= 0.8
     assert result.strength.caught > 0.5
     assert "This audit would have caught noise below 0.5" in str(result)
-    assert "if the training's noise moves the scores" in result.strength.words
+    assert "if the noise of training moves the scores" in result.strength.words
 
 
 def test_spread_that_is_not_noise_weakens_a_verdict():

@@ -66,7 +66,7 @@ def test_a_store_begun_with_other_seeds_is_reported_and_not_continued(tmp_path, 
     li.audit(RUN, train, models=8, store=path)
     monkeypatch.undo()
     before = path.read_bytes()
-    with pytest.raises(ValueError, match=r"holds another audit .*trainer_seeds is 1 there and 2 here"):
+    with pytest.raises(ValueError, match=r"holds another audit .*trainer_seeds is 1 in the store and 2 in this audit"):
         li.audit(RUN, train, models=8, store=path)
     assert path.read_bytes() == before
     assert read(path).models == 8
@@ -143,7 +143,7 @@ def test_references_are_compared_with_the_run_too():
     def train(seed, canary):
         return li.Trained(np.zeros(3), noise_multiplier=0.5)
 
-    with pytest.raises(ValueError, match=r"trained with, 0\.5, but the run declares 1"):
+    with pytest.raises(ValueError, match=r"that of the training, 0\.5, but the run declares 1"):
         li.audit(RUN, train, attacks.Displacement([1.0, 2.0, 3.0]), models=4)
 
 

@@ -205,7 +205,7 @@ def test_a_second_writer_is_refused_and_a_reader_sees_what_is_there(path):
             assert len(reader.scores()) == 8
             store.add(chunk(4))
             assert len(reader.scores()) == 16
-            assert "must be writable, got one that" in refusal(reader.add, chunk(8))
+            assert "must be writable, but it was opened only for reading" in refusal(reader.add, chunk(8))
     begin(path).close()
 
 

@@ -72,13 +72,13 @@ def test_sentences_carry_the_numbers_and_the_caveat(found):
     heuristic = found.predictions["last_iterate"].value
     assert f"The heuristic predicts {heuristic:.4g}" in one
     assert f"leaks {100 * (found.cases[1].exact.value / heuristic - 1):.3g}% more" in linear
-    assert "all other examples conspire" in caveat
+    assert "gradients of all other examples depend on the parameters" in caveat
 
 
 def test_one_step_is_no_counterexample_and_one_bit_of_it_matches():
     found = malicious.probe(replace(malicious.DEFAULTS, steps=1, sample_rate=0.1, models=20))
     one, linear, _ = STORIES["malicious"].sentences(found)
-    assert "with 1 of composition's epsilon: it matches the standard analysis" in one
+    assert "leaks 1 of composition's epsilon: it matches the standard analysis" in one
     assert "this is no counterexample" in linear
 
 
