@@ -21,7 +21,7 @@ def test_the_gaussian_mechanism_has_its_mu_no_regret_and_the_risk_of_its_closed_
     mu = 2.0 / sigma
     assert curve.mu() == pytest.approx(mu, rel=1e-9)
     lower, upper = curve.mu_bracket()
-    assert lower <= mu <= upper and upper - lower < 1e-8
+    assert lower <= mu <= upper < lower + 1e-8
     assert curve.regret() < 1e-9
     baselines = np.array([1e-6, 0.01, 0.1, 0.5, 0.9])
     assert curve.risk(baselines) == pytest.approx(ndtr(ndtri(baselines) + mu), rel=1e-9)
@@ -58,7 +58,7 @@ def test_the_polygon_gives_the_mu_that_the_mixture_has_in_closed_form(run):
     with np.errstate(all="ignore"):
         exact, (lower, upper) = pair.mu(1e-10), find_mu_bracket(pair.epsilon, pair.bracket, 1e-10)
         assert exact * (1.0 - 1e-9) <= find_mu(pair.epsilon, 1e-10) <= exact * (1.0 + 1e-3)
-    assert lower <= exact * (1.0 + 1e-9) and exact <= upper * (1.0 + 1e-9)
+    assert lower * (1.0 - 1e-9) <= exact <= upper * (1.0 + 1e-9)
 
 
 @settings(max_examples=25, deadline=None)
@@ -75,7 +75,8 @@ def test_mu_falls_with_noise_and_the_guarantee_is_above_the_prediction(steps, lo
         assert analysis(more).mu(smallest) <= analysis(run).mu(smallest) * (1.0 + 1e-9)
         baselines = [0.0, 1e-4, 0.1, 0.7, 1.0]
         risk = np.asarray(analysis(run).risk(baselines))
-        assert np.all(np.diff(risk) >= -1e-7) and np.all(risk >= np.array(baselines) - 1e-12)
+        assert np.all(np.diff(risk) >= -1e-7)
+        assert np.all(risk >= np.array(baselines) - 1e-12)
         assert np.all(analysis(more).risk(baselines) <= risk + 1e-6)
     assert li.last_iterate(run).mu(smallest) <= li.composition(run).mu_bracket(smallest)[1] * (1.0 + 1e-9)
     assert np.all(li.last_iterate(run).risk(baselines) <= risk + 1e-6)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from scipy.special import log_ndtr, ndtri, ndtri_exp
@@ -107,7 +108,7 @@ class _Polygon:
         for value, first, second in [end, *sorted(inside, reverse=True)]:
             if value >= enough and math.isfinite(value):
                 gaps = [(first, second)] if first != second else [(first - 1, first), (first, first + 1)]
-                gaps = [(a, b) for a, b in gaps if 0 <= a and b < quantiles.size]
+                gaps = [(a, b) for a, b in gaps if a >= 0 and b < quantiles.size]
                 found += [0.5 * (quantiles[a] + quantiles[b]) for a, b in gaps if quantiles[a] - quantiles[b] > _NEAR]
         return np.array(list(dict.fromkeys(found)))
 
@@ -147,7 +148,7 @@ class _Polygon:
             return [(self._mu_on(middle, same), middle, middle)]
         inside = [(line, since) for line, since in kept if smallest <= since]
         corners = [(self._mu_on(middle, same), middle, middle)]
-        for (first, _), (second, rate) in zip(inside[:-1], inside[1:], strict=True):
+        for (first, _), (second, rate) in pairwise(inside):
             if rate <= same:
                 corners.append((self._mu_on(first, rate), first, second))
         last = inside[-1][0]
