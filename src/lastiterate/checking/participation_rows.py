@@ -19,7 +19,6 @@ from lastiterate.common.types import BoolArray, FloatArray
 
 RATE, SPREAD, COPIES, KEYS = "participation", "participation over seeds", "copies in a batch", "noise and batches"
 _MOST_DRAWS, _DRAWS = 200_000, 1000  # of the null, whose quantiles are far out, and of a fault
-_WHOLE = 0.1  # counts this close to whole numbers, at all seeds, are these numbers
 _FACTORS = (1.1, 1.2, 1.35, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0, 5.0, 7.0, 10.0)
 
 
@@ -60,9 +59,9 @@ class Counts:
         near = np.round(self.totals)
         some, expected = np.unique(near[near > 0.0]), round(float(self.setting.declared.rates.mean()) * self.steps)
         # One number at all seeds may be an accident of curvature, unless it is 1 or the expected number.
-        if np.all(np.abs(self.totals - near) < _WHOLE) and (len(some) != 1 or some[0] in (1.0, expected)):
+        if np.all(np.abs(self.totals - near) < self.setting.allowances.whole) and (len(some) != 1 or some[0] in (1.0, expected)):
             return near
-        share, above = self.setting.allowances.curvature, np.ceil(self.totals - _WHOLE)
+        share, above = self.setting.allowances.curvature, np.ceil(self.totals - self.setting.allowances.whole)
         taken = np.where(above > 0.0, above - self.totals, 0.0) / np.maximum(above, 1.0)
         clear = np.all(taken <= share) and np.all(above < 1.0 / share) and np.any(above == 1.0)
         return above if clear else None
