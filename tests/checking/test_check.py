@@ -10,6 +10,7 @@ from tests.checking.trainers import Numpy, short
 RUN = short(sample_rate=0.1)
 LARGER = dict(features=64, classes=10, examples=300)
 MOMENTUM = short(sample_rate=0.1, optimizer=li.SGD(0.002, momentum=0.9))
+SHUFFLED = short(steps=20, sample_rate=0.3, sampling="shuffled", batches_per_epoch=4)
 AVERAGED = short(sample_rate=0.1, optimizer=li.SGD(0.002, averaging="uniform"))
 
 # What is wrong, by how much, the run that is declared, and a row that names it.
@@ -44,6 +45,8 @@ FAULTS = [
     ("after averaging", 1, RUN, "clipping of others"),
     ("micro-batches", 1, RUN, "clipping norm"),
     ("sample rate", 2.0, RUN, "participation"),
+    ("sample rate", 0.5, short(sample_rate=0.4), "participation"),
+    ("drop last", 1, SHUFFLED, "participation"),
     ("always in", 1, RUN, "participation"),
     ("twice", 1, RUN, "participation"),
     ("replacement", 1, short(sample_rate=0.4), "copies in a batch"),

@@ -7,13 +7,20 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
-from scipy.stats import norm
 
 from lastiterate.checking import adam_rows, noise_rows, participation_rows, seed_rows
 from lastiterate.checking.allowances import Allowances
 from lastiterate.checking.check_result import CheckResult, Row, cannot_tell, judged, not_checked
 from lastiterate.checking.clipping_rows import ALL as CLIPPING
-from lastiterate.checking.clipping_rows import NORM, NORMALISATION, STEPS, Canaries, clipping_rows, not_finite_row, off_canary
+from lastiterate.checking.clipping_rows import (
+    NORM,
+    NORMALISATION,
+    STEPS,
+    Canaries,
+    clipping_rows,
+    not_finite_row,
+    off_canary,
+)
 from lastiterate.checking.declared import Declared
 from lastiterate.checking.noise_rows import ENOUGH
 from lastiterate.checking.parameters import Foreign
@@ -244,14 +251,10 @@ class _Check:
         few = max(_FEW_SEEDS, self.plan.plain, min(allowed.most_seeds // 2, int(np.ceil(10 * ENOUGH / size))))
         if not 0.0 < rate < 1.0:
             return min(few, allowed.most_seeds)
-        seen = int(np.ceil(np.log(0.003) / np.log1p(-rate)))  # the canary is in no batch of these in 0.3%
+        seen = int(np.ceil(np.log(allowed.unseen) / np.log1p(-rate)))
         weights = self.declared.weights
         trials = self.plan.pairs * float(weights.sum() ** 2 / np.sum(weights**2)) if self.steps > 1 else 0.0
-        other = allowed.rate * rate if allowed.rate * rate <= 1.0 else rate / allowed.rate
-        # Batches that tell the stated rate from the declared one, by the normal law, and a half more.
-        needed = float(norm.isf(0.8 * self.setting.error)) * np.sqrt(rate * (1.0 - rate))
-        needed += float(norm.ppf(allowed.power)) * np.sqrt(other * (1.0 - other))
-        counted = 1.5 * (needed / (other - rate)) ** 2 - trials
+        counted = participation_rows.trials_for_rate(self.setting, rate) - trials
         copies = participation_rows.seeds_for_copies(rate)
         return int(min(allowed.most_seeds, max(few, seen, counted, copies if copies <= allowed.most_seeds / 2 else 0)))
 
@@ -503,11 +506,8 @@ class _Check:
                 why = "a canary moves it, but noise does not: look whether noise is added to every tensor"
                 rows.append(Row(noise_rows.NOISE, like.names[tensor], 0.0, 1.0, 0.0, 0.0, "fault", why))
             else:
-                rows.append(
-                    not_checked(
-                        noise_rows.NOISE, "never changes, with a canary neither: it is not trained", like.names[tensor]
-                    )
-                )
+                why = "never changes, with a canary neither: it is not trained"
+                rows.append(not_checked(noise_rows.NOISE, why, like.names[tensor]))
         return rows
 
     def _by_adam(self, count: int) -> list[Row]:
