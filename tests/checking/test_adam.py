@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import lastiterate as li
-from tests.checking.trainers import Numpy, short
+from tests.tools.trainers import Numpy, short
 
 ADAMS = {
     "adam": li.Adam(0.002),

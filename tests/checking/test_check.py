@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 import lastiterate as li
-from tests.checking.correct import count, random_training
-from tests.checking.trainers import Numpy, short
+from tests.tools.correct import count, random_training
+from tests.tools.trainers import Numpy, short
 
 RUN = short(sample_rate=0.1)
 LARGER = dict(features=64, classes=10, examples=300)
@@ -92,7 +92,7 @@ def test_a_summary_says_what_passed_and_what_was_not_decided():
 
 @pytest.mark.slow
 def test_correct_trainings_of_all_kinds_raise_no_more_than_the_stated_error():
-    # A tenth of what `python -m tests.checking.correct` does; at error 1e-3 a fault in 100 has probability 0.1 at most.
+    # A tenth of what `python -m tests.tools.correct` does; at error 1e-3 a fault in 100 has probability 0.1 at most.
     assert count(100)["fault"] <= 1
     assert count(100, with_steps=False)["fault"] <= 1
 
