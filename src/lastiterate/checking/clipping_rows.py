@@ -191,9 +191,9 @@ def _norm_pattern(canaries: Canaries, norms: FloatArray, whole: float) -> str:
 
 def _shape_row(name: str, norm: float, slack: float, exact: bool, allowed: float) -> Row:
     """Return the clipped norm of a canary of another shape. Curvature of many steps may take any part of it."""
-    how = "more than a clipping norm: look whether all tensors are scaled by the norm, and"
-    how = how if norm > 1.0 else "less than a clipping norm: look"
-    why = f"{how} whether the norm is the Euclidean one of all tensors"
+    why = "less than a clipping norm: look whether the norm is the Euclidean one"
+    if norm > 1.0:
+        why = f"more{why[4:]} of all tensors, and all are scaled by it"
     if exact:
         return _ratio_row(name, norm, 1.0, slack, why)
     limit = allowed + slack
