@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import lastiterate as li
-from tests.checking.trainers import Numpy, short
+from tests.tools.trainers import Numpy, short
 
 ADAMS = {
     "adam": li.Adam(0.002),
@@ -18,8 +18,8 @@ ADAMS = {
 NOT_CHECKED = {"clipping norm", "clipping of small gradients", "normalisation"}
 
 
-def checked(trainer, models=32, **more):
-    result = li.check(trainer.run, trainer, models=models, **more)
+def checked(trainer, models=32, run=None, **more):
+    result = li.check(run or trainer.run, trainer, models=models, **more)
     told = any(row.name == "noise" and row.status == "ok" for row in result.rows)
     assert told or not result.passed  # the noise was not measured, and nobody may think so
     return result
@@ -81,6 +81,16 @@ def test_noise_that_is_missing_shows_where_sampling_does_not_hide_it(fault, size
     run = short(optimizer=li.Adam(0.002), noise_multiplier=4.0)
     result = checked(Numpy(run, fault=fault, size=size, examples=10, **dict(features=64, classes=10)))
     assert "noise" in {each.name for each in result.faults}, result
+
+
+@pytest.mark.parametrize("declared", [0.5, 1.0])
+def test_a_first_step_larger_than_the_learning_rate_is_found(declared):
+    """The first step of Adam is at most its learning rate: a training of 0.002 that declares half of it is a fault."""
+    run = short(optimizer=li.Adam(0.002 * declared))
+    result = checked(Numpy(run.replace(optimizer=li.Adam(0.002))), run=run)
+    (row,) = (row for row in result.rows if row.name == "size of steps")
+    assert row.status == ("ok" if declared == 1.0 else "fault")
+    assert row.measured == pytest.approx(1.0 / declared, rel=1e-3)
 
 
 def test_a_canary_that_is_always_in_is_found():

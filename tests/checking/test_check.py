@@ -4,12 +4,13 @@ import numpy as np
 import pytest
 
 import lastiterate as li
-from tests.checking.correct import count, random_training
-from tests.checking.trainers import Numpy, short
+from tests.tools.correct import count, random_training
+from tests.tools.trainers import Numpy, short
 
 RUN = short(sample_rate=0.1)
 LARGER = dict(features=64, classes=10, examples=300)
 MOMENTUM = short(sample_rate=0.1, optimizer=li.SGD(0.002, momentum=0.9))
+SHUFFLED = short(steps=20, sample_rate=0.3, sampling="shuffled", batches_per_epoch=4)
 AVERAGED = short(sample_rate=0.1, optimizer=li.SGD(0.002, averaging="uniform"))
 
 # What is wrong, by how much, the run that is declared, and a row that names it.
@@ -44,6 +45,8 @@ FAULTS = [
     ("after averaging", 1, RUN, "clipping of others"),
     ("micro-batches", 1, RUN, "clipping norm"),
     ("sample rate", 2.0, RUN, "participation"),
+    ("sample rate", 0.5, short(sample_rate=0.4), "participation"),
+    ("drop last", 1, SHUFFLED, "participation"),
     ("always in", 1, RUN, "participation"),
     ("twice", 1, RUN, "participation"),
     ("replacement", 1, short(sample_rate=0.4), "copies in a batch"),
@@ -89,7 +92,7 @@ def test_a_summary_says_what_passed_and_what_was_not_decided():
 
 @pytest.mark.slow
 def test_correct_trainings_of_all_kinds_raise_no_more_than_the_stated_error():
-    # A tenth of what `python -m tests.checking.correct` does; at error 1e-3 a fault in 100 has probability 0.1 at most.
+    # A tenth of what `python -m tests.tools.correct` does; at error 1e-3 a fault in 100 has probability 0.1 at most.
     assert count(100)["fault"] <= 1
     assert count(100, with_steps=False)["fault"] <= 1
 

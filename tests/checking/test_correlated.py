@@ -5,8 +5,8 @@ import pytest
 
 import lastiterate as li
 from lastiterate.checking.declared import Declared
-from tests.checking.correct import count, random_correlated_training
-from tests.checking.trainers import Numpy, short
+from tests.tools.correct import count, random_correlated_training
+from tests.tools.trainers import Numpy, short
 
 FILTERS = [(1.0, -0.5, -0.125), (1.0, 0.8, 0.3)]
 LARGER = dict(features=64, classes=10, examples=300)
@@ -35,7 +35,7 @@ def test_a_filter_that_is_not_declared_is_a_fault(filter_):
 
 
 def test_correct_trainings_with_curvature_are_not_accused():
-    """Twelve of what `python -m tests.checking.correct --correlated` does."""
+    """Twelve of what `python -m tests.tools.correct --correlated` does."""
     assert count(12, first=20, kind=random_correlated_training)["fault"] == 0
 
 

@@ -5,7 +5,7 @@ import pytest
 
 import lastiterate as li
 from lastiterate.checking.declared import Declared
-from tests.checking.trainers import Numpy, short
+from tests.tools.trainers import Numpy, short
 
 OPTIMIZERS = [
     li.SGD(0.01),

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import lastiterate as li
-from tests.checking.zoo.faults import (
+from tests.tools.zoo.faults import (
     FAULTS,
     POISSON,
     NotANumber,
@@ -14,9 +14,9 @@ from tests.checking.zoo.faults import (
     ShapesThatChange,
     TensorsThatChange,
 )
-from tests.checking.zoo.own import OTHERS, own
-from tests.checking.zoo.subtle import FEW_STEPS  # whose faults are registered with the others
-from tests.checking.zoo.trainer import Trainer
+from tests.tools.zoo.own import OTHERS, own
+from tests.tools.zoo.subtle import FEW_STEPS  # whose faults are registered with the others
+from tests.tools.zoo.trainer import Trainer
 
 # Rows that name a fault of a category. Every row depends on the size of a step, so that other rows may, too.
 ROWS = {
@@ -66,7 +66,7 @@ def test_our_own_trainer_is_correct_and_faults_of_another_run_are_found(name):
 @pytest.mark.parametrize("name", ["noise", "bias", "seed", "clipping", "layers", "momentum", "shuffled"])
 def test_the_fault_is_found_in_opacus(name):
     pytest.importorskip("opacus")
-    from tests.checking.zoo.opacus import opacus_fault
+    from tests.tools.zoo.opacus import opacus_fault
 
     fault = opacus_fault(name)
     result = li.check(fault.run, fault.train)

@@ -8,7 +8,7 @@ import pytest
 import lastiterate as li
 from lastiterate.checking.check_result import CheckResult, Row, cannot_tell, junit, not_checked
 from lastiterate.plot.check import ratio_rows
-from tests.checking.trainers import Numpy, short
+from tests.tools.trainers import Numpy, short
 
 OK = Row("noise", "w\x1b[31m", 1.0, 1.0, 0.9, 1.1, "ok", "", "noise x 0.8")
 FAULT = Row("clipping norm", None, 1.5, 1.0, 1.5, float("inf"), "fault", "look here")

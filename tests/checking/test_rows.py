@@ -12,7 +12,7 @@ from lastiterate.checking.declared import Declared
 from lastiterate.checking.parameters import flatten
 from lastiterate.checking.participation_rows import Counts
 from lastiterate.checking.trainings import Setting, Trainings
-from tests.checking.trainers import Numpy, short
+from tests.tools.trainers import Numpy, short
 
 ERROR, TIMES = 0.05, 200  # an error that shows in so many draws
 MOST = 22  # accusations of 200 at an error of 0.05, but for one time in a thousand

@@ -9,10 +9,10 @@ import pytest
 
 from lastiterate.optimizer import SGD
 from lastiterate.run import DPSGD
-from tests.checking.zoo.correct import correct
-from tests.checking.zoo.faults import FAULTS
-from tests.checking.zoo.models import EXAMPLES, Linear, Logistic, Network, constant_gradients, tensors, vector
-from tests.checking.zoo.trainer import CANARY, Trainer
+from tests.tools.zoo.correct import correct
+from tests.tools.zoo.faults import FAULTS
+from tests.tools.zoo.models import EXAMPLES, Linear, Logistic, Network, constant_gradients, tensors, vector
+from tests.tools.zoo.trainer import CANARY, Trainer
 
 RATE = 0.01
 NO_NOISE = 1e-30
@@ -33,7 +33,7 @@ def test_gradients_are_those_of_the_loss(model):
     slope = model.gradients(theta, np.arange(5)) @ along
 
     def losses(at):
-        from tests.checking.zoo.models import digits, softmax
+        from tests.tools.zoo.models import digits, softmax
 
         images, labels = digits()
         parts = [*tensors(at, model.shapes).values()]

@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from tests.checking import trainers
+from tests.tools import trainers
 
 FILE = """
 from trainers_of_tests import Numpy, li, short

@@ -23,6 +23,10 @@ class Allowances:
         sampling: relative variance that sampling may add where the law of the noise is tested. Excess kurtosis of
             sampling counts by the square of this, so that one of 50 adds ``kurtosis``.
         pattern: relative deviation within which advice names a known pattern. Verdicts do not depend on it.
+        rounding: multiple of the size of rounding errors below which an effect counts as none.
+        whole: distance from whole numbers, at all seeds, below which counts of batches are these numbers.
+        spare: factor on planned numbers of seeds, because the normal law of a count is approximate.
+        unseen: probability that the planned one-step pairs never show the canary.
         equal: distance between models that counts as none, in units of the noise between two models: sums that are
             not always taken in one order differ by roundings.
         most_seeds: largest number of one-step pairs that are trained to find the canary in a batch.
@@ -38,6 +42,10 @@ class Allowances:
     kurtosis: float = 0.5
     sampling: float = 0.1
     pattern: float = 0.03
+    rounding: float = 10.0
+    whole: float = 0.1
+    spare: float = 1.5
+    unseen: float = 0.003
     equal: float = 1e-4
     most_seeds: int = 512
 

@@ -7,13 +7,20 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
-from scipy.stats import norm
 
 from lastiterate.checking import adam_rows, noise_rows, participation_rows, seed_rows
 from lastiterate.checking.allowances import Allowances
 from lastiterate.checking.check_result import CheckResult, Row, cannot_tell, judged, not_checked
 from lastiterate.checking.clipping_rows import ALL as CLIPPING
-from lastiterate.checking.clipping_rows import NORM, NORMALISATION, STEPS, Canaries, clipping_rows, not_finite_row
+from lastiterate.checking.clipping_rows import (
+    NORM,
+    NORMALISATION,
+    STEPS,
+    Canaries,
+    clipping_rows,
+    not_finite_row,
+    off_canary,
+)
 from lastiterate.checking.declared import Declared
 from lastiterate.checking.noise_rows import ENOUGH
 from lastiterate.checking.parameters import Foreign
@@ -31,8 +38,9 @@ ROWS = 16  # rows with a random error, each with an equal share (union bound); a
 SHAPES = 6  # canaries beside the huge one
 _FEW_SEEDS = 16  # one-step models: 15 degrees of freedom for each parameter
 _MOST_KEPT = 2 * 10**7  # numbers of one-step models that are kept
-_OWN = 0.7  # share of its own noise in an effect: all if worlds do not share noise, at most half if they do
-_ALONG = 0.9  # cosine of an effect and the whole displacement: 1 if steps are divided by the size of the batch
+# Midway between a batch of one example that is divided by two, and noise of two models that is independent:
+_OWN = (1.0 / 2.0 + 1.0) / 2.0  # share of a model's own displacement in an effect
+_ALONG = (1.0 + np.sqrt(1.0 / 2.0)) / 2.0  # cosine of an effect and the displacement
 SHARED, LENGTH = "shared randomness", "number of steps"
 _NO_STEPS = (
     "The trainer takes no number of steps. One that is called as train(seed, canary, steps) is also checked after one "
@@ -161,6 +169,7 @@ class Seeds:
         along: minus the displacement along the canary, in units of the clipping norm.
         size: norm of the displacement.
         best: the seed and the displacement of the largest effect; None: the canary had none.
+        rest: largest part of an effect that is not along the canary.
         broken: whether parameters were not finite.
     """
 
@@ -170,6 +179,7 @@ class Seeds:
     taken: BoolArray
     best: tuple[int, FloatArray] | None
     some: tuple[FloatArray, ...]
+    rest: float = 0.0
     broken: bool = False
 
 
@@ -241,14 +251,10 @@ class _Check:
         few = max(_FEW_SEEDS, self.plan.plain, min(allowed.most_seeds // 2, int(np.ceil(10 * ENOUGH / size))))
         if not 0.0 < rate < 1.0:
             return min(few, allowed.most_seeds)
-        seen = int(np.ceil(np.log(0.003) / np.log1p(-rate)))  # the canary is in no batch of these in 0.3%
+        seen = int(np.ceil(np.log(allowed.unseen) / np.log1p(-rate)))
         weights = self.declared.weights
         trials = self.plan.pairs * float(weights.sum() ** 2 / np.sum(weights**2)) if self.steps > 1 else 0.0
-        other = allowed.rate * rate if allowed.rate * rate <= 1.0 else rate / allowed.rate
-        # Batches that tell the stated rate from the declared one, by the normal law, and a half more.
-        needed = float(norm.isf(0.8 * self.setting.error)) * np.sqrt(rate * (1.0 - rate))
-        needed += float(norm.ppf(allowed.power)) * np.sqrt(other * (1.0 - other))
-        counted = 1.5 * (needed / (other - rate)) ** 2 - trials
+        counted = participation_rows.trials_for_rate(self.setting, rate) - trials
         copies = participation_rows.seeds_for_copies(rate)
         return int(min(allowed.most_seeds, max(few, seen, counted, copies if copies <= allowed.most_seeds / 2 else 0)))
 
@@ -273,7 +279,7 @@ class _Check:
         trainings, clip = self.trainings, self.declared.run.clip_norm
         along, sizes, taken, some = np.zeros(count), np.zeros(count), np.zeros(count, np.bool_), list[FloatArray]()
         best: tuple[int, FloatArray] | None = None
-        floor = 0.0
+        floor = rest = 0.0
         canary, dear = self._huge(), count * len(trainings.like.vector) > _MOST_KEPT
         for seed in range(count):
             effect = trainings.effect(seed, canary, steps, "with a canary")
@@ -282,7 +288,9 @@ class _Check:
             floor = floor or trainings.floor(steps)
             sizes[seed] = float(np.linalg.norm(effect))
             along[seed] = float(effect @ self.direction) / clip if self.with_gradients else sizes[seed] / clip
-            taken[seed] = sizes[seed] > 10.0 * floor
+            taken[seed] = sizes[seed] > self.setting.allowances.rounding * floor
+            if steps == 1 and self.with_gradients:
+                rest = max(rest, off_canary(self.setting, self.direction, effect))
             if taken[seed]:
                 # One step: the least, of one copy of the canary. Many steps: the largest, which curvature hides least.
                 if best is None or (sizes[seed] < np.linalg.norm(best[1])) == (steps == 1):
@@ -290,7 +298,7 @@ class _Check:
                 some = [*some, effect][:8]
             if dear and seed >= _FEW_SEEDS:
                 trainings.plain.pop((seed, steps), None)
-        return Seeds(steps, along, sizes, taken, best, tuple(some))
+        return Seeds(steps, along, sizes, taken, best, tuple(some), rest)
 
     def _by_sgd(self, count: int) -> list[Row]:
         """Return the rows of noise, clipping and participation with SGD."""
@@ -333,8 +341,9 @@ class _Check:
         if seen.best is None:
             rows += [cannot_tell(NORM, self.declared.run.clip_norm, _ABSENT, _MORE)]
         else:
-            canaries = Canaries(self.setting, seen.best[0], seen.steps, self.direction, seen.best[1])
-            canaries = replace(canaries, effect=seen.best[1] / canaries.unit)
+            canaries = Canaries(self.setting, seen.best[0], seen.steps, self.direction, seen.best[1], seen.rest)
+            unit = canaries.unit
+            canaries = replace(canaries, effect=seen.best[1] / unit, rest=seen.rest / abs(unit))
             rows += clipping_rows(canaries, SHAPES if count and self.trainings.with_steps else self.plan.shapes)
         counts = self._counts(ones, whole, rows)
         rows += participation_rows.participation_rows(counts, lambda pairs: models_for(self.plan, pairs))
@@ -450,7 +459,8 @@ class _Check:
         if self.with_gradients:
             effect = effect - float(effect @ self.direction) * self.direction
         size, unit = float(np.linalg.norm(effect)), abs(float(np.sum(declared.weights))) * self.declared.run.clip_norm
-        if size < 10.0 * like.floor(seeds.steps) + (10.0 * TINY if self.with_gradients else 1.0) * unit:
+        often = self.setting.allowances.rounding
+        if size < often * like.floor(seeds.steps) + (10.0 * TINY if self.with_gradients else 1.0) * unit:
             return True
         models = like.models(min(self.plan.plain, len(seeds.taken)), seeds.steps)
         own = models[0] - (models.mean(axis=0) if self.start is None else declared.memory * self.start[0])
@@ -496,11 +506,8 @@ class _Check:
                 why = "a canary moves it, but noise does not: look whether noise is added to every tensor"
                 rows.append(Row(noise_rows.NOISE, like.names[tensor], 0.0, 1.0, 0.0, 0.0, "fault", why))
             else:
-                rows.append(
-                    not_checked(
-                        noise_rows.NOISE, "never changes, with a canary neither: it is not trained", like.names[tensor]
-                    )
-                )
+                why = "never changes, with a canary neither: it is not trained"
+                rows.append(not_checked(noise_rows.NOISE, why, like.names[tensor]))
         return rows
 
     def _by_adam(self, count: int) -> list[Row]:

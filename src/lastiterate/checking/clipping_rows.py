@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lastiterate.checking.check_result import Row, Status, cannot_tell, not_checked
+from lastiterate.checking.check_result import Row, cannot_tell, judged, not_checked
 from lastiterate.checking.trainings import ABOVE, BELOW, SMALL, TINY, Setting, huge, one_coordinate, spread
 from lastiterate.common.types import FloatArray
 
@@ -19,18 +19,21 @@ STEPS, NORM, SMALLER = "size of steps", "clipping norm", "clipping of small grad
 JUST_ABOVE, COORDINATE, TENSOR = "clipping just above the norm", "clipping of one coordinate", "clipping of one tensor"
 OTHERS, NORMALISATION = "clipping of others", "normalisation"
 ALL = (STEPS, NORM, SMALLER, JUST_ABOVE, COORDINATE, TENSOR, OTHERS, NORMALISATION)
-_CLOSE = 0.02  # relative: a pattern is named if it explains the measured norm so well
 
 
 @dataclass(frozen=True, eq=False)
 class Canaries:
-    """Effects at one seed, in units of the clipping norm; after one step also in units of its weight."""
+    """Effects at one seed, in units of the clipping norm; after one step also in units of its weight.
+
+    ``rest`` is the largest part of a huge canary's effect off its direction, at any one-step seed.
+    """
 
     setting: Setting
     number: int
     steps: int
     direction: FloatArray
     effect: FloatArray  # of the huge canary
+    rest: float
 
     @property
     def unit(self) -> float:
@@ -48,15 +51,15 @@ class Canaries:
         found = self.setting.trainings.effect(self.number, canary, self.steps, f"with a canary ({words})")
         return None if found is None else found / self.unit
 
-    def off_canary(self, effect: FloatArray) -> FloatArray:
-        """Return the part of an effect that is not along the canary on any tensor."""
-        rest = effect.copy()
-        for tensor in self.setting.tensors:
-            where = self.setting.like.slices[tensor]
-            part = self.direction[where]
-            if square := float(part @ part):
-                rest[where] -= float(rest[where] @ part) / square * part
-        return rest
+
+def off_canary(setting: Setting, direction: FloatArray, effect: FloatArray) -> float:
+    """Return the norm of the part of an effect that is not along the canary on any tensor."""
+    rest = effect.copy()
+    for tensor in setting.tensors:
+        where = setting.like.slices[tensor]
+        part = direction[where]
+        rest[where] -= float(rest[where] @ part) / float(part @ part) * part
+    return float(np.linalg.norm(rest))
 
 
 def clipping_rows(canaries: Canaries, most: int) -> list[Row]:
@@ -82,7 +85,7 @@ def clipping_rows(canaries: Canaries, most: int) -> list[Row]:
     if "small" not in effects:
         return [not_checked(name, "so few models leave no canary to compare with") for name in ALL]
     small = float(effects["small"] @ g) / SMALL
-    if small <= 10.0 * canaries.floor:
+    if small <= allowed.rounding * canaries.floor:
         return _no_small_effect(canaries, small)
     bend = 0.0 if exact else float(np.linalg.norm(effects["small"] - SMALL * small * g)) / (SMALL * small)
     slack = allowed.exact + canaries.floor / (SMALL * small) + bend
@@ -103,7 +106,16 @@ def clipping_rows(canaries: Canaries, most: int) -> list[Row]:
         ratio = float(above @ g) / float(canaries.effect @ g)
         why = "a gradient just above the norm is not clipped as a large one is: look from which norm on it is clipped"
         rows.append(_ratio_row(JUST_ABOVE, ratio, 1.0, slack, why))
-        rows.append(_others_row(canaries, canaries.effect - above, small, slack))
+        # After one step, a huge canary leaves the others as they are at every seed. After many steps, it does the same
+        # as one just above the norm.
+        rest = canaries.rest if exact else off_canary(setting, g, canaries.effect - above)
+        limit = slack + 2.0 * canaries.floor / small
+        why = (
+            "a large gradient changes what the others of its batch do, or which noise is added: look whether each "
+            "gradient is clipped by itself, before sums and means, and whether noise is drawn once"
+        )
+        words = f"{limit:.2g} clipping norms"
+        rows.append(judged(OTHERS, (rest / small, 0.0, 0.0, rest / small + limit), rest > limit * small, why, words))
     for name, words, direction in ((COORDINATE, "one coordinate", coordinate), (TENSOR, "one tensor", on_tensor)):
         if words in effects:
             rows.append(_shape_row(name, float(effects[words] @ direction) / small, slack, exact, allowed.norm))
@@ -113,15 +125,14 @@ def clipping_rows(canaries: Canaries, most: int) -> list[Row]:
 
 
 def _ratio_row(name: str, ratio: float, declared: float, slack: float, why: str) -> Row:
-    """Return a row of a ratio that must be 1 within the slack."""
-    status: Status = "fault" if abs(ratio / declared - 1.0) > slack else "ok"
-    found = f"x {1.0 + 2.0 * slack:.3g}" if declared else ""
-    low, high = ratio - slack * declared, ratio + slack * declared
-    return Row(name, None, ratio, declared, low, high, status, why if status == "fault" else "", found)
+    """Return a row of a ratio that must be the declared one within the slack."""
+    off = slack * declared
+    numbers = ratio, declared, ratio - off, ratio + off
+    return judged(name, numbers, abs(ratio - declared) > off, why, f"x {1.0 + 2.0 * slack:.3g}")
 
 
 def _no_small_effect(canaries: Canaries, small: float) -> list[Row]:
-    backwards = small < -10.0 * canaries.floor
+    backwards = small < -canaries.setting.allowances.rounding * canaries.floor
     why = "steps go the wrong way: look at the sign with which gradients are taken off the parameters"
     if not backwards:
         why = "a large gradient has an effect and a small one has none: look at what is clipped, and at rounding"
@@ -132,7 +143,7 @@ def _no_small_effect(canaries: Canaries, small: float) -> list[Row]:
 def _steps_row(canaries: Canaries, small: float, slack: float) -> Row:
     setting = canaries.setting
     size, why = max(small, 1.0 / small), "look at the learning rate, and at what gradients are divided by"
-    if setting.batch_size and abs(np.log(size / setting.batch_size)) < 0.1:
+    if setting.batch_size and abs(np.log(size / setting.batch_size)) < setting.allowances.pattern:
         why = (
             "as if the learning rate were that of the mean of gradients: the run needs that of their sum (rate / batch "
             "size), or the code sums where it should average"
@@ -157,74 +168,49 @@ def _norm_row(canaries: Canaries, small: float, slack: float) -> Row:
     if off <= slack:
         return _ratio_row(NORM, whole * clip, clip, slack, "")
     name = setting.like.names[worst] if len(norms) > 1 and abs(whole - 1.0) <= slack else None
-    value = (norms[setting.tensors.index(worst)] if name else whole) * clip
+    value = norms[setting.tensors.index(worst)] if name else whole
     why = _norm_pattern(canaries, np.array(norms), whole)
-    return Row(
-        NORM, name, value, clip, value - slack * clip, value + slack * clip, "fault", why, f"x {1 + 2 * slack:.3g}"
-    )
+    numbers = value * clip, clip, (value - slack) * clip, (value + slack) * clip
+    return judged(NORM, numbers, True, why, f"x {1 + 2 * slack:.3g}", name)
 
 
 def _norm_pattern(canaries: Canaries, norms: FloatArray, whole: float) -> str:
+    close = canaries.setting.allowances.pattern
     count, least = len(norms), float(np.abs(canaries.direction[canaries.direction != 0.0]).min())
     given = float(np.linalg.norm(huge(canaries.direction, 1.0)))
     if whole > 0.5 * given:
         return "a large gradient is not clipped at all: look where gradients are clipped, and that they are used then"
-    if count > 1 and np.all(np.abs(norms / np.sqrt(count) - 1.0) < _CLOSE):
+    if count > 1 and np.all(np.abs(norms / np.sqrt(count) - 1.0) < close):
         return "as if clipping each tensor by itself: take the norm of all tensors together"
-    if abs(whole * least * np.sqrt(np.mean(canaries.direction != 0.0)) - 1.0) < _CLOSE or whole * least > 1.0 - _CLOSE:
+    if abs(whole * least * np.sqrt(np.mean(canaries.direction != 0.0)) - 1.0) < close or whole * least > 1.0 - close:
         return "as if clipping each coordinate by itself: take the norm of all tensors together"
-    if np.ptp(norms) > _CLOSE * whole:
+    if np.ptp(norms) > close * whole:
         return "tensors are clipped differently: look whether all are in the norm, and whether all are scaled by it"
     return "gradients are clipped to another norm: look at the norm, and whether sums or means of gradients are clipped"
 
 
 def _shape_row(name: str, norm: float, slack: float, exact: bool, allowed: float) -> Row:
-    why = (
-        "more than a clipping norm: look whether the norm is the Euclidean one of all tensors, and all are scaled by it"
-        if norm > 1.0
-        else "less than a clipping norm: look whether the norm is the Euclidean one"
-    )
+    """Return the clipped norm of a canary of another shape. Curvature of many steps may take any part of it."""
+    why = "less than a clipping norm: look whether the norm is the Euclidean one"
+    if norm > 1.0:
+        why = f"more{why[4:]} of all tensors, and all are scaled by it"
     if exact:
         return _ratio_row(name, norm, 1.0, slack, why)
-    high = max(1.0, norm) if norm <= allowed + slack else norm  # curvature differs from coordinate to coordinate
-    status: Status = "ok" if norm <= allowed + slack else "fault"
-    return Row(name, None, norm, 1.0, 0.0, high, status, why if status == "fault" else "", f"x {allowed + slack:.3g}")
-
-
-def _others_row(canaries: Canaries, difference: FloatArray, small: float, slack: float) -> Row:
-    """Return what a huge canary changes beside its own gradient; one just above the norm must do the same."""
-    rest = float(np.linalg.norm(canaries.off_canary(difference))) / small
-    status: Status = "fault" if rest > slack + 2.0 * canaries.floor / small else "ok"
-    why = (
-        "a large gradient changes what the others of its batch do: look whether each gradient is clipped by itself, "
-        "before sums and means"
-    )
-    return Row(
-        OTHERS,
-        None,
-        rest,
-        0.0,
-        0.0,
-        rest + slack,
-        status,
-        why if status == "fault" else "",
-        f"{slack:.2g} clipping norms",
-    )
+    limit = allowed + slack
+    return judged(name, (norm, 1.0, 0.0, max(1.0, norm)), norm > limit, why, f"x {limit:.3g}")
 
 
 def _normalisation_row(canaries: Canaries, tiny: FloatArray, small: float, bend: float) -> Row:
     """Return what a canary of almost no size does beside its own gradient: nothing, unless it counts as an example."""
-    rest = float(np.linalg.norm(canaries.off_canary(tiny))) / small
+    rest = off_canary(canaries.setting, canaries.direction, tiny) / small
     limit = 2.0 * canaries.floor / small + TINY * (1.0 + bend)
     if limit > 0.1:
         return cannot_tell(NORMALISATION, 0.0, "rounding hides the effect of a tiny canary", "a larger learning rate")
-    status: Status = "fault" if rest > limit else "ok"
     why = (
         "a canary of almost no size changes the model: look whether steps are divided by the size of the batch that "
         "was drawn, where they should be divided by the expected one"
     )
-    words = f"{limit:.2g} clipping norms"
-    return Row(NORMALISATION, None, rest, 0.0, 0.0, rest + limit, status, why if status == "fault" else "", words)
+    return judged(NORMALISATION, (rest, 0.0, 0.0, rest + limit), rest > limit, why, f"{limit:.2g} clipping norms")
 
 
 def not_finite_row() -> Row:

@@ -351,7 +351,7 @@ def several_row(setting: Setting, first: FloatArray, models: FloatArray, steps: 
     words = f"x {lower / expected * low_f:.2g} or x {upper / expected * high_f:.2g}"
     row = Row(SEVERAL, None, measured, expected, measured / high_f, measured / low_f, "ok", "", words)
     if measured / low_f < lower or measured / high_f > upper:
-        return replace(row, status="fault", advice=_several(measured, steps))
+        return replace(row, status="fault", advice=_several(measured, low_f, high_f, steps))
     if lower * low_f >= allowed.noise**2 * expected:
         return row
     if max(share, 1.0 - kept) > allowed.curvature:
@@ -360,7 +360,8 @@ def several_row(setting: Setting, first: FloatArray, models: FloatArray, steps: 
     return replace(row, status="cannot tell", advice=why, needs="more models")
 
 
-def _several(measured: float, steps: int) -> str:
+def _several(measured: float, low_f: float, high_f: float, steps: int) -> str:
+    """Return the advice, which names the pattern whose ratio is in the interval of the measured one."""
     same = "as if every step added the same noise: look where its generator is seeded or its key is split"
     patterns = {
         float(steps): "as without momentum",
@@ -368,7 +369,7 @@ def _several(measured: float, steps: int) -> str:
         float(sum(k * k for k in range(1, steps + 1))): "as if gradients were not set to zero between steps",
         1.0: "as if one step alone added noise, or a step took back the noise of the step before",
     }
-    name = next((words for ratio, words in patterns.items() if abs(measured / ratio - 1.0) < 0.1), "")
+    name = next((words for ratio, words in patterns.items() if low_f <= measured / ratio <= high_f), "")
     where = name or "look at momentum, averaging, the schedule, and at noise that is repeated or missing"
     return f"{steps} steps have {measured:.3g} times the variance of one step, {where}"
 

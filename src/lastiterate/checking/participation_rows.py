@@ -13,13 +13,12 @@ from functools import cached_property
 import numpy as np
 from scipy.stats import binom, norm
 
-from lastiterate.checking.check_result import Row, Status, cannot_tell, not_checked
+from lastiterate.checking.check_result import Row, cannot_tell, judged, not_checked
 from lastiterate.checking.trainings import Setting
 from lastiterate.common.types import BoolArray, FloatArray
 
 RATE, SPREAD, COPIES, KEYS = "participation", "participation over seeds", "copies in a batch", "noise and batches"
 _MOST_DRAWS, _DRAWS = 200_000, 1000  # of the null, whose quantiles are far out, and of a fault
-_WHOLE = 0.1  # counts this close to whole numbers, at all seeds, are these numbers
 _FACTORS = (1.1, 1.2, 1.35, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0, 5.0, 7.0, 10.0)
 
 
@@ -60,9 +59,11 @@ class Counts:
         near = np.round(self.totals)
         some, expected = np.unique(near[near > 0.0]), round(float(self.setting.declared.rates.mean()) * self.steps)
         # One number at all seeds may be an accident of curvature, unless it is 1 or the expected number.
-        if np.all(np.abs(self.totals - near) < _WHOLE) and (len(some) != 1 or some[0] in (1.0, expected)):
+        if np.all(np.abs(self.totals - near) < self.setting.allowances.whole) and (
+            len(some) != 1 or some[0] in (1.0, expected)
+        ):
             return near
-        share, above = self.setting.allowances.curvature, np.ceil(self.totals - _WHOLE)
+        share, above = self.setting.allowances.curvature, np.ceil(self.totals - self.setting.allowances.whole)
         taken = np.where(above > 0.0, above - self.totals, 0.0) / np.maximum(above, 1.0)
         clear = np.all(taken <= share) and np.all(above < 1.0 / share) and np.any(above == 1.0)
         return above if clear else None
@@ -103,22 +104,17 @@ def participation_rows(counts: Counts, models_for: Callable[[int], int]) -> list
     ends = max(0.0, low), min(1.0, high)
     outside = _outside(counts, totals)
     measured = found / trials
+    row, spread = Row(RATE, None, measured, rate, *ends, "ok"), _spread_row(counts, totals, models_for)
     few = found if counts.is_whole else float(counts.hits.sum())
     if found - exact > most or few + exact < least or (not found and sums.min() > 0.0) or outside:
-        return [
-            Row(RATE, None, measured, rate, *ends, "fault", _rate_advice(counts, measured, rate)),
-            _spread_row(counts, totals, models_for),
-        ]
+        return [replace(row, status="fault", advice=_rate_advice(counts, measured, rate)), spread]
     words, is_found = _smallest_rates(counts, share, least, most)
     if is_found:
-        return [Row(RATE, None, measured, rate, *ends, "ok", "", words), _spread_row(counts, totals, models_for)]
-    pairs = _pairs_needed(counts, rate)
-    needs = f"{models_for(pairs)} models" if allowed_rate(counts) else "one-step models"
+        return [replace(row, smallest_fault=words), spread]
+    pairs = int(np.ceil((trials_for_rate(setting, rate) - len(counts.hits)) / (share * counts.steps)))
+    needs = f"{models_for(max(len(counts.totals) + 1, pairs))} models" if allowed_rate(counts) else "one-step models"
     why = f"too few batches to tell {setting.allowances.rate:g} times the rate: more models, or more steps"
-    return [
-        Row(RATE, None, measured, rate, *ends, "cannot tell", why, words, needs),
-        _spread_row(counts, totals, models_for),
-    ]
+    return [replace(row, status="cannot tell", advice=why, smallest_fault=words, needs=needs), spread]
 
 
 def allowed_rate(counts: Counts) -> bool:
@@ -168,15 +164,13 @@ def _smallest_rates(counts: Counts, share: float, least: float, most: float) -> 
     return words, up is not None and up <= allowed.rate
 
 
-def _pairs_needed(counts: Counts, rate: float) -> int:
-    """Return how many pairs it takes to find the stated fault, by the normal law."""
-    allowed = counts.setting.allowances
-    weights = counts.setting.declared.prefix(counts.steps).weights
-    other = min(allowed.rate * rate, 1.0) if allowed.rate * rate <= 1.0 else rate / allowed.rate
-    needed = float(norm.isf(0.8 * counts.setting.error)) * np.sqrt(rate * (1.0 - rate))
+def trials_for_rate(setting: Setting, rate: float) -> float:
+    """Return how many batches tell the stated rate from the declared one, by the normal law and with some to spare."""
+    allowed = setting.allowances
+    other = allowed.rate * rate if allowed.rate * rate <= 1.0 else rate / allowed.rate
+    needed = float(norm.isf(0.8 * setting.error)) * np.sqrt(rate * (1.0 - rate))
     needed += float(norm.ppf(allowed.power)) * np.sqrt(other * (1.0 - other))
-    trials = (needed / (other - rate)) ** 2 - len(counts.hits)
-    return max(len(counts.totals) + 1, int(np.ceil(1.1 * trials / (weights.sum() ** 2 / np.sum(weights**2)))))
+    return float(allowed.spare * (needed / (other - rate)) ** 2)
 
 
 def _spread_row(counts: Counts, totals: FloatArray, models_for: Callable[[int], int]) -> Row:
@@ -234,13 +228,12 @@ def epoch_row(setting: Setting, taken: BoolArray, length: int) -> Row:
     found = int(np.count_nonzero(~taken))
     low = int(binom.ppf(0.9 * setting.error, seeds, never))
     high = int(binom.isf(0.1 * setting.error, seeds, never))
-    status: Status = "ok" if low <= found <= high else "fault"
     why = (
         f"the canary is in {'some' if found < low else 'no'} batch of {length} steps at too many seeds, as by a "
         f"shuffled loader: look whether batches are drawn by {setting.declared.run.sampling} sampling"
     )
     numbers = found / seeds, never, low / seeds, high / seeds
-    return Row(SPREAD, None, *numbers, status, why if status == "fault" else "", "shuffled batches")
+    return judged(SPREAD, numbers, not low <= found <= high, why, "shuffled batches")
 
 
 def _chance_of_copies(rate: float) -> float:
@@ -293,9 +286,8 @@ def keys_row(setting: Setting, models: FloatArray, taken: BoolArray) -> Row:
     if mean / scale < limit + 1.0:
         return not_checked(KEYS, "one key for noise and batches would take more pairs of one step to show")
     best = float(np.max(np.abs(around[taken].mean(axis=0) - around[~taken].mean(axis=0)))) / float(scale)
-    status: Status = "fault" if best > limit else "ok"
     why = "the noise of a parameter tells whether the canary is in the batch: look whether one key or seed draws both"
-    return Row(KEYS, None, best, 0.0, 0.0, limit, status, why if status == "fault" else "", "one key for both")
+    return judged(KEYS, (best, 0.0, 0.0, limit), best > limit, why, "one key for both")
 
 
 # Worlds that do not share randomness: the canary's effect is one number in the noise of two models.
@@ -327,32 +319,19 @@ def unshared_rows(setting: Setting, ones: FloatArray, totals: FloatArray, ratio:
         deviation = float(np.sqrt(2.0 * ratio * first.variance)) / abs(first.step)
         limit = 1.0 + float(norm.isf(setting.error / len(ones))) * deviation
         most, rate = float(ones.max()), float(first.rates[0])
-        needed = f"norm x {limit + deviation:.2g}"
         why = "a large gradient has an effect far above the clipping norm: look where gradients are clipped"
-        status: Status = "fault" if most > limit else "ok"
-        if status == "ok" and (1.0 - rate) ** len(ones) > 1.0 - allowed.power:
-            status, why, needed = "cannot tell", "the canary may have been in no batch", ""
-        rows.append(
-            Row(
-                clipping,
-                None,
-                most,
-                1.0,
-                most - deviation,
-                most + deviation,
-                status,
-                why if status != "ok" else "",
-                needed,
-            )
-        )
+        numbers = most, 1.0, most - deviation, most + deviation
+        row = judged(clipping, numbers, most > limit, why, f"norm x {limit + deviation:.2g}")
+        if most <= limit and (1.0 - rate) ** len(ones) > 1.0 - allowed.power:
+            row = cannot_tell(clipping, 1.0, "the canary may have been in no batch", "more models")
+        rows.append(row)
     parts = [(ones, declared.prefix(1))] if len(ones) else []
     found = []
     for values, run in [*parts, (totals, declared)]:
         scale = float(np.mean(run.weights)) * run.run.clip_norm
         mean = float(run.weights @ run.rates) / float(np.mean(run.weights))
-        spread = 2.0 * ratio * run.variance / scale**2 + float(
-            np.sum((run.weights / np.mean(run.weights)) ** 2 * run.rates)
-        )
+        spread = 2.0 * ratio * run.variance / scale**2
+        spread += float(np.sum((run.weights / np.mean(run.weights)) ** 2 * run.rates))
         error = float(np.sqrt(spread / len(values)))
         found.append((mean / error, float(values.mean()) / mean, error / mean, run.run.steps == 1))
     _, share, error, is_one = max(found)
@@ -364,16 +343,8 @@ def unshared_rows(setting: Setting, ones: FloatArray, totals: FloatArray, ratio:
     # Curvature of several steps may have taken any part of the effect.
     if share - 1.0 > limit + allowed.curvature or (is_one and 1.0 - share > limit):
         why = "canaries count more, or less, than the rate and the clipping norm say: look at both"
-        rows.append(replace(row, status="fault", advice=why))
-    elif factor > allowed.rate:
-        rows.append(
-            replace(
-                row,
-                status="cannot tell",
-                advice="noise hides how often the canary is in a batch",
-                needs="shared randomness",
-            )
-        )
-    else:
-        rows.append(row)
-    return rows
+        return [*rows, replace(row, status="fault", advice=why)]
+    if factor <= allowed.rate:
+        return [*rows, row]
+    why = "noise hides how often the canary is in a batch"
+    return [*rows, replace(row, status="cannot tell", advice=why, needs="shared randomness")]

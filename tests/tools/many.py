@@ -1,4 +1,4 @@
-"""Many correct trainings, and how many of them the check accuses: ``python -m tests.checking.many 1000``.
+"""Many correct trainings, and how many of them the check accuses: ``python -m tests.tools.many 1000``.
 
 The check's error is the probability that a correct training has any fault in its result. More accusations than an error
 of that size brings about by chance, one time in a thousand, are too many; the script then ends with status 1.
@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from scipy.stats import binom
 
 import lastiterate as li
-from tests.checking.zoo.correct import correct
+from tests.tools.zoo.correct import correct
 
 ERROR = 1e-3
 

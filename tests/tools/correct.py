@@ -1,6 +1,6 @@
 """Correct trainings of many kinds, at random: none of them may be called faulty more often than is stated.
 
-python -m tests.checking.correct --trainings 1000
+python -m tests.tools.correct --trainings 1000
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 import lastiterate as li
 from lastiterate.checking.check import check
 from lastiterate.checking.check_result import CheckResult
-from tests.checking.trainers import Numpy
+from tests.tools.trainers import Numpy
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Check every training of the catalogue: ``python -m tests.checking.unseen.judge [--models 32] [--steps no]``.
+"""Check every training of the catalogue: ``python -m tests.tools.unseen.judge [--models 32] [--steps no]``.
 
 A fault is found if any row is a fault. A miss is honest if the check says "cannot tell", and bad if it says "ok".
 """

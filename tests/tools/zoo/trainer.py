@@ -9,7 +9,7 @@ import numpy as np
 
 from lastiterate.optimizer import SGD
 from lastiterate.run import DPSGD
-from tests.checking.zoo.models import EXAMPLES, Logistic, tensors, vector
+from tests.tools.zoo.models import EXAMPLES, Logistic, tensors, vector
 
 CANARY = EXAMPLES  # its index: behind those of the examples
 

@@ -130,7 +130,7 @@ class Numpy:
         elif sampling == "fixed":
             drawn = rng.permutation(places)[: round(rate * places)]
         else:
-            length = epoch_length(rate)
+            length = int(1.0 / rate) if self.fault == "drop last" else epoch_length(rate)
             if step % length == 0:
                 order[:] = rng.permutation(places)
             size = round(rate * places)

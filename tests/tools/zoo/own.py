@@ -6,7 +6,7 @@ from functools import cache
 
 from lastiterate.optimizer import SGD
 from lastiterate.run import DPSGD
-from tests.checking.zoo.faults import Fault
+from tests.tools.zoo.faults import Fault
 
 RATE = 2e-4
 DECLARED = DPSGD(40, 0.1, 2.0, optimizer=SGD(RATE, momentum=0.5))

@@ -8,9 +8,9 @@ import numpy as np
 
 from lastiterate.optimizer import SGD
 from lastiterate.run import DPSGD
-from tests.checking.zoo.faults import POISSON, RATE, fault
-from tests.checking.zoo.models import Network
-from tests.checking.zoo.trainer import Trainer
+from tests.tools.zoo.faults import POISSON, RATE, fault
+from tests.tools.zoo.models import Network
+from tests.tools.zoo.trainer import Trainer
 
 FEW_STEPS = DPSGD(15, 0.1, 2.0, optimizer=SGD(RATE))
 

@@ -6,7 +6,7 @@ import os
 import runpy
 from pathlib import Path
 
-from tests.checking.zoo.faults import Fault
+from tests.tools.zoo.faults import Fault
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 OPACUS = EXAMPLES / "check_opacus.py"

@@ -8,8 +8,8 @@ import numpy as np
 
 from lastiterate.optimizer import SGD
 from lastiterate.run import DPSGD
-from tests.checking.zoo.models import Linear, Logistic, Network
-from tests.checking.zoo.trainer import Trainer
+from tests.tools.zoo.models import Linear, Logistic, Network
+from tests.tools.zoo.trainer import Trainer
 
 RATE = 2e-4
 

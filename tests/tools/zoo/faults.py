@@ -12,8 +12,8 @@ import numpy as np
 
 from lastiterate.optimizer import SGD
 from lastiterate.run import DPSGD
-from tests.checking.zoo.models import Linear, Logistic, Network
-from tests.checking.zoo.trainer import CANARY, Trainer
+from tests.tools.zoo.models import Linear, Logistic, Network
+from tests.tools.zoo.trainer import CANARY, Trainer
 
 RATE = 2e-4  # of the sum of gradients; so small that losses are as good as linear
 POISSON = DPSGD(40, 0.1, 2.0, optimizer=SGD(RATE))
