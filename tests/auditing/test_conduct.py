@@ -107,18 +107,6 @@ def test_score_that_is_no_number_is_refused_and_earlier_ones_are_kept(tmp_path):
         assert len(store.done()) == 4
 
 
-def test_seeds_of_a_users_trainer_are_all_different():
-    seeds = []
-
-    def record(seed, canary):
-        seeds.append(seed)
-        return float(seed % 7)
-
-    li.audit(RUN, record, models=50, seed=3)
-    assert len(set(seeds)) == 100
-    assert all(0 <= seed < 2**32 for seed in seeds)
-
-
 @pytest.mark.slow
 def test_quiet_direction_reaches_the_heuristic_on_natural_digits(tmp_path):
     """1,024 models per world at a heuristic epsilon between 6 and 8, with a threshold chosen before training."""

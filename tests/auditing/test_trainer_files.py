@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import lastiterate
-from lastiterate.auditing.user_code import import_file, neighbours, own_source
+from lastiterate.auditing.user_code import import_file
 
 RUN = "--steps 1 --sampling full --noise-multiplier 1 --models 4"
 PLAIN = "def train(seed, canary):\n    return float(canary)\n"
@@ -132,15 +132,3 @@ def test_a_file_that_failed_leaves_no_module_behind(tmp_path):
     with pytest.raises(RuntimeError):
         import_file(file)
     assert set(sys.modules) == before
-
-
-def test_the_identity_of_a_trainer_covers_what_it_imports_from_beside_it(tmp_path):
-    files = {"mine": f"import near_by\n{PLAIN}", "near_by": "import deep_down\n", "deep_down": "X = 1\n"}
-    files["other"] = "X = 1\n"
-    module = import_file(write(tmp_path, **files) / "mine.py")
-    first = own_source(module.train)
-    assert {path.name for path in neighbours(tmp_path / "mine.py")} == {"mine.py", "near_by.py", "deep_down.py"}
-    write(tmp_path, other="X = 2\n")
-    assert own_source(module.train) == first
-    write(tmp_path, deep_down="X = 2\n")
-    assert own_source(module.train) != first
