@@ -16,6 +16,7 @@ from pathlib import Path
 from time import monotonic, time
 from typing import TYPE_CHECKING
 
+from lastiterate.auditing.stores.store_file import is_written
 from lastiterate.common.types import Fields
 from lastiterate.formatting import printable
 from lastiterate.web import audit_answers
@@ -83,8 +84,8 @@ def changed_at(path: Path) -> float:
 
 
 def is_locked(path: Path) -> bool:
-    """Return whether the store has a lock file. A process is writing to the store, or was killed while writing."""
-    return path.with_name(f"{path.name}.lock").exists()
+    """Return whether a process is writing to the store."""
+    return is_written(path)
 
 
 def _is_below(root: Path, path: Path) -> bool:

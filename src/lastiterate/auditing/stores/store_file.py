@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from pathlib import Path
-from time import monotonic
+from time import monotonic, sleep
 from typing import TypeAlias
 
 from lastiterate.auditing.stores import serialization
@@ -250,6 +250,9 @@ def _places(path: Path) -> Iterator[Path]:
                 break
 
 
+_TRIES, _PAUSE = 10, 0.02  # attempts to take the lock, and seconds between them
+
+
 class WriterLock:
     """A lock that allows only one writer. The operating system releases the lock when the process ends.
 
@@ -260,12 +263,19 @@ class WriterLock:
         self._path = path.with_name(f"{path.name}.lock")
         while True:
             self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o666)
-            if not _take(self._descriptor):
+            if not self._taken():
                 os.close(self._descriptor)
                 raise BadFile(f"another process is writing to the store {str(path)!r}: wait for it or stop it first")
             if self._is_there():
                 return
             os.close(self._descriptor)  # the previous owner deleted the lock file after this process had opened it
+
+    def _taken(self) -> bool:
+        for _ in range(_TRIES):  # a reader that looks whether somebody writes holds the lock for a moment
+            if _take(self._descriptor):
+                return True
+            sleep(_PAUSE)
+        return False
 
     def release(self) -> None:
         with suppress(OSError):  # Windows does not delete open files; a lock file that remains is harmless
@@ -279,7 +289,19 @@ class WriterLock:
             return False
 
 
-def _take(descriptor: int) -> bool:
+def is_written(path: Path) -> bool:
+    """Return whether a process holds the writer's lock of the store. A lock file that nobody holds does not count."""
+    try:
+        descriptor = os.open(path.with_name(f"{path.name}.lock"), os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+    except OSError:
+        return False
+    try:
+        return not _take(descriptor, shared=True)
+    finally:
+        os.close(descriptor)
+
+
+def _take(descriptor: int, *, shared: bool = False) -> bool:
     """Return whether this process got the lock. Return True on file systems without locks."""
     try:
         if sys.platform == "win32":
@@ -289,7 +311,7 @@ def _take(descriptor: int) -> bool:
         else:
             import fcntl
 
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError):
         return False
     except OSError:
