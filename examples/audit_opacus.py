@@ -127,7 +127,7 @@ def main() -> None:
     print(f"epsilon at delta {DELTA:g}")
     print(f"  predicted by the last-iterate heuristic   {result.last_iterate:6.3f}")
     print(f"  guaranteed by composition                 {result.composition:6.3f}")
-    print(f"found with {result.models} models a world, at least, with {result.confidence:.0%} confidence each")
+    print(f"found with {result.models} models per world, at least, with {result.confidence:.0%} confidence each")
     for method, epsilon in result.empirical.items():
         print(f"  by {method:38} {epsilon:6.3f}")
     print(f"signal d' {result.signal:.2f}, where the ideal is {result.ideal_signal:.2f}")

@@ -51,7 +51,7 @@ def test_the_opacus_example_is_a_program(monkeypatch, capsys):
     runpy.run_path(str(OPACUS), run_name="__main__")
     printed = capsys.readouterr()
     assert "predicted by the last-iterate heuristic" in printed.out
-    assert "found with 4 models a world" in printed.out
+    assert "found with 4 models per world" in printed.out
     assert "verdict: inconclusive" in printed.out  # so few models
     assert printed.err == ""
 

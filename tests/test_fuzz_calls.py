@@ -10,8 +10,6 @@ pytest.importorskip("jax", reason="training needs the extra audit")
 
 import lastiterate as li
 from lastiterate import attacks, training
-from lastiterate.integrations.gradient_canary import PlantedGradient
-from lastiterate.integrations.own_trainer import own_trainer
 from lastiterate.training import problems
 from tests.fuzz_calls import Called, run_calls, targets
 
@@ -52,52 +50,6 @@ def _score(seed, canary):
     return float(canary)
 
 
-@pytest.mark.parametrize("wrong", [None, "ray", 3, {"steps": 3}, li.DPSGD, li.SGD(0.1), _score])
-@pytest.mark.parametrize(
-    "take",
-    [
-        li.last_iterate,
-        li.composition,
-        li.full_batch,
-        li.no_amplification,
-        li.max_over_steps,
-        lambda run: li.calibrate(run, epsilon=1.0, delta=1e-5, analysis=li.composition),
-        lambda run: li.check(run, _score),
-        lambda run: li.power(run, 20),
-        lambda run: li.sentence(run, 1e-5),
-        lambda run: own_trainer(run, problems.linear()),
-        lambda run: li.audit(run, _score, models=2),
-        lambda run: li.estimate([1.0, 2.0], [0.0, 1.0], run=run or "none"),
-        lambda run: training.train(run, problems.linear()),
-        lambda run: training.Trainer(run, problems.linear()),
-    ],
-)
-def test_what_is_no_run_is_refused_as_one(take, wrong):
-    with pytest.raises(ValueError, match=r"^run must be a lastiterate\.DPSGD, got "):
-        take(wrong)
-
-
-@pytest.mark.parametrize("wrong", ["mlp", 3, training.Problem, li.SGD, attacks.GradientSpace()])
-def test_what_is_no_problem_is_refused_as_one(wrong):
-    with pytest.raises(ValueError, match=r"^problem must be a training.Problem, a lm.TextProblem or a trainer, got "):
-        li.audit(RUN, wrong, models=2)
-    for take in (training.train, own_trainer):
-        with pytest.raises(ValueError, match=r"^problem must be a training.Problem, got "):
-            take(RUN, wrong)
-
-
-@pytest.mark.parametrize("wrong", [None, 3, "x", object(), np.ones(3), [[0]], ["a"]])
-def test_what_are_no_gradients_or_indices_of_a_batch_is_refused_as_such(wrong):
-    for canary in (False, np.ones(2)):
-        planted = PlantedGradient(canary, 1)
-        with pytest.raises(ValueError, match=r"^batch must be the indices of a batch, "):
-            planted.gradients(np.ones((2, 2)), wrong)
-        with pytest.raises(ValueError, match=r"gradients (must be arrays with one row for each|a list of 1,)"):
-            planted.gradients(wrong, [0, 1])
-    with pytest.raises(ValueError, match=r"^loss must be a function"):
-        PlantedGradient(False, 1).loss(wrong)
-
-
 def test_a_check_of_more_steps_than_can_be_told_apart_is_refused():
     with pytest.raises(ValueError, match=r"^steps must be an integer in \[1, 1000000\], got 9007199254740992"):
         li.check(li.DPSGD(2**53, 1e-9, 1.0), _score)
@@ -107,12 +59,6 @@ def test_a_check_of_more_steps_than_can_be_told_apart_is_refused():
 def test_a_trainer_that_cannot_take_seed_and_canary_is_refused_before_it_is_called(wrong):
     with pytest.raises(ValueError, match=r"^problem must be a trainer that takes \(seed, canary\), got one "):
         li.audit(RUN, wrong, models=2)
-
-
-@pytest.mark.parametrize("wrong", [None, "slurm", 3, li.SGD, [], RUN])
-def test_what_is_no_engine_is_refused_as_one(wrong):
-    with pytest.raises(ValueError, match=r"^engine must be 'local', 'ray' or an engine, got "):
-        li.audit(RUN, _score, models=2, engine=wrong)
 
 
 @pytest.mark.parametrize(
@@ -125,7 +71,7 @@ def test_what_is_no_engine_is_refused_as_one(wrong):
         ({"progress": "no"}, "progress must be True or False, got 'no'"),
         ({"test": 3}, "test must be a pair of arrays"),
         ({"data": 3}, "data must be words"),
-        ({"claim_epsilon": 1e9}, "claim_epsilon must be possible for the run"),
+        ({"claim_epsilon": 1e9}, "claim_epsilon must be an epsilon that the run can have"),
         ({"claim_noise": 1e300}, r"claim_noise must be in \[1e-30, 1e\+30\]"),
     ],
 )
@@ -153,12 +99,3 @@ def test_numbers_that_single_precision_cannot_hold_are_refused_before_training(c
 def test_a_number_may_be_an_array_of_one():
     plain, array = (li.power(RUN, 20, delta=one(0.1), confidence=one(0.9), one_run=True) for one in (float, np.array))
     assert (array.delta, array.confidence, array.rows) == (0.1, 0.9, plain.rows)
-
-
-def test_what_is_no_page_and_no_choice_is_refused_by_name():
-    result = li.audit(RUN, _score, models=4, methods=["clopper-pearson"], progress=False)
-    for wrong in (3, ".", "found.txt"):
-        with pytest.raises(ValueError, match=r"^path must be (a file name|that of a file)"):
-            result.page(wrong)
-    with pytest.raises(ValueError, match=r"^one_run must be True or False, got "):
-        li.power(RUN, 20, one_run=np.ones(2))

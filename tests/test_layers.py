@@ -23,6 +23,7 @@ ROOMS = (
     "schedules",
     "run",
     "features",
+    "privacy.gaussian_dp",
     "privacy.curve",
     "privacy.mixtures",
     "privacy.losses",

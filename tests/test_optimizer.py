@@ -188,17 +188,6 @@ def test_a_prefix_is_the_optimizer_stopped_early(drawn, stop):
     assert_same_weights(optimizer.prefix(stop).weights(stop), expected)
 
 
-def test_a_prefix_keeps_every_option():
-    options = {"momentum": 0.9, "nesterov": True, "weight_decay": 0.1, "decoupled": True, "averaging": 0.5}
-    assert SGD([1.0, 2.0, 3.0], **options).prefix(2) == SGD([1.0, 2.0], **options)
-    assert SGD(0.3, dampening=0.1, momentum=0.9).prefix(2) == SGD(0.3, dampening=0.1, momentum=0.9)
-
-
-def test_the_prefix_of_a_warm_up_that_has_learnt_nothing_is_refused():
-    with pytest.raises(ValueError, match="learning_rate must not be zero at every step"):
-        SGD([0.0, 0.5, 1.0]).prefix(1)
-
-
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 @pytest.mark.parametrize("steps", [2, 5])
 def test_a_schedule_of_another_length_than_the_run_is_refused_by_name(momentum, steps):
@@ -263,14 +252,6 @@ def test_what_divides_by_something_else_is_refused_by_name_with_what_to_report_i
     assert_refused_as_unknown(name, name)
 
 
-@pytest.mark.parametrize("name", ["NAdam", "Adagrad", "RMSprop"])
-def test_it_is_refused_as_a_class_of_torch_and_as_an_instance(name):
-    torch = pytest.importorskip("torch")
-    kind = getattr(torch.optim, name)
-    assert_refused_as_unknown(kind, name)
-    assert_refused_as_unknown(kind([torch.zeros(1, requires_grad=True)], lr=0.1), name)
-
-
 @pytest.mark.parametrize(("name", "instead"), [("Adam", r"Adam\(\.\.\.\)"), ("AdamW", r"\.\.\., decoupled=True\)")])
 def test_adam_by_name_or_of_torch_is_refused_with_the_one_that_is_ours(name, instead):
     torch = pytest.importorskip("torch")
@@ -278,22 +259,6 @@ def test_adam_by_name_or_of_torch_is_refused_with_the_one_that_is_ours(name, ins
     for each in (name, kind, kind([torch.zeros(1, requires_grad=True)])):
         with pytest.raises(ValueError, match=rf"got {name}: use lastiterate\..*{instead}"):
             DPSGD(10, 0.1, 1.0, optimizer=each)
-
-
-@pytest.mark.parametrize("optimizer", ["sgd", SGD, 0.1, object()])
-def test_what_is_no_optimizer_is_refused_without_a_lecture(optimizer):
-    sentence = r"optimizer must be a lastiterate\.SGD, a lastiterate\.Adam or None, got "
-    with pytest.raises(ValueError, match=sentence) as raised:
-        DPSGD(10, 0.1, 1.0, optimizer=optimizer)
-    assert "divides" not in str(raised.value)
-
-
-def test_an_optimizer_is_frozen():
-    optimizer = SGD([0.1, 0.2])
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        optimizer.momentum = 0.9
-    with pytest.raises(ValueError, match="read-only"):
-        optimizer.learning_rate[0] = 1.0
 
 
 def test_optimizers_are_equal_where_their_options_are():

@@ -68,11 +68,3 @@ def test_a_guarantee_that_no_number_holds_is_not_stated(monkeypatch):
         "No guarantee can be stated under adding or removing one example: larger than a floating-point number holds."
         in li.sentence(RUN, 1e-5)
     )
-
-
-def test_delta_is_rounded_up_and_checked():
-    assert ", 1.2346e-5)-DP" in li.sentence(RUN, 1.234561e-5)
-    with pytest.raises(ValueError, match=r"delta must be in \(0, 1\), got 2"):
-        li.sentence(RUN, 2)
-    with pytest.raises(ValueError, match=r"run must be a lastiterate\.DPSGD"):
-        li.sentence("run", 1e-5)

@@ -56,19 +56,3 @@ def test_a_warm_up_and_a_cosine_are_pytorchs_one_after_the_other(first):
 def test_a_schedule_is_a_learning_rate():
     run = li.DPSGD(20, 0.1, 1.0, optimizer=li.SGD(schedules.warmup_cosine(0.3, 20, 4)))
     assert li.last_iterate(run).epsilon(1e-5) < li.last_iterate(run.replace(optimizer=None)).epsilon(1e-5)
-
-
-@pytest.mark.parametrize(
-    ("call", "sentence"),
-    [
-        (lambda: schedules.cosine(0.0, 5), "learning_rate must be greater than 0 and finite, got 0.0"),
-        (lambda: schedules.linear(0.1, 5, -1), "final_rate must be at least 0 and finite, got -1"),
-        (lambda: schedules.linear(0.1, 0), r"steps must be an integer in \[1, 1000000\], got 0"),
-        (lambda: schedules.step(0.1, 5, 0), "drop_every must be an integer at least 1, got 0"),
-        (lambda: schedules.step(0.1, 5, 1, 2), r"drop_factor must be in \(0, 1\], got 2"),
-        (lambda: schedules.warmup_cosine(0.1, 5, 5), r"warmup_steps must be an integer in \[0, 4\], got 5"),
-    ],
-)
-def test_what_makes_no_schedule_is_refused(call, sentence):
-    with pytest.raises(ValueError, match=sentence):
-        call()

@@ -56,10 +56,6 @@ def test_an_integer_with_two_bounds_names_both():
     assert message_of(integer, "models", 1, 2, 5) == "models must be an integer in [2, 5], got 1"
 
 
-def test_an_integer_above_the_largest_is_told_the_largest():
-    assert str(MAX_STEPS) in message_of(integer, "steps", MAX_STEPS + 1)
-
-
 @pytest.mark.parametrize(
     ("low", "high", "open_low", "open_high", "bad", "allowed"),
     [
@@ -91,20 +87,10 @@ def test_what_is_not_one_finite_number_is_refused(value):
     assert message_of(number, "momentum", value) == f"momentum must be a finite number, got {value!r}"
 
 
-@pytest.mark.parametrize("check", [number, numbers])
-def test_an_integer_beyond_the_floats_is_refused_like_infinity(check):
-    assert message_of(check, "noise_multiplier", 10**400, 0.0).startswith("noise_multiplier must be")
-
-
 @pytest.mark.parametrize("value", [True, np.True_, "0.1", b"1", 1 + 0j, np.complex128(1), np.array(True)])
 @pytest.mark.parametrize("check", [number, numbers])
 def test_what_python_would_turn_into_a_number_though_nobody_means_one_is_refused(check, value):
     assert message_of(check, "rate", value).endswith(f"got {value!r}")
-
-
-@pytest.mark.parametrize("value", [[True, False], ["0.1"], [1j], [10**400]])
-def test_arrays_of_what_is_no_number_are_refused(value):
-    assert message_of(numbers, "rate", value) == f"rate must be a number or an array of numbers, got {value!r}"
 
 
 @pytest.mark.parametrize("value", [Fraction(1, 2), Decimal("0.5"), np.float32(0.5), np.array(0.5)])
@@ -150,21 +136,12 @@ def test_one_number_for_each_step_becomes_an_array(value):
     assert result.tolist() == [1.0, 2.0, 3.0]
 
 
-def test_an_array_of_one_step_stays_an_array():
-    assert per_step("weights", [2.0], 1).shape == (1,)
-
-
 @pytest.mark.parametrize(
     ("value", "shape"), [([1.0, 2.0], "(2,)"), ([], "(0,)"), ([[1.0, 2.0, 3.0]], "(1, 3)"), (np.ones((3, 1)), "(3, 1)")]
 )
 def test_too_few_or_too_many_numbers_are_counted(value, shape):
     expected = f"weights must be one number or 3 numbers, one for each step, got shape {shape}"
     assert message_of(per_step, "weights", value, 3) == expected
-
-
-def test_a_ragged_schedule_is_refused_by_name():
-    with pytest.raises(ValueError, match="weights must"):
-        per_step("weights", [[1.0], [1.0, 2.0]], 2)
 
 
 def test_a_schedule_must_be_finite_throughout():
@@ -197,12 +174,6 @@ class Thing:
     value: Any
 
 
-@dataclass(frozen=True)
-class Other:
-    name: Any
-    value: Any
-
-
 def test_values_with_equal_arrays_are_the_same():
     first, second = Thing("a", np.array([1.0, 2.0])), Thing("a", np.array([1.0, 2.0]))
     assert same(first, second)
@@ -215,10 +186,6 @@ def test_values_with_equal_arrays_are_the_same():
 )
 def test_values_that_differ_somewhere_are_not_the_same(other):
     assert not same(Thing("a", np.array([1.0, 2.0])), other)
-
-
-def test_values_of_different_types_are_not_the_same():
-    assert not same(Thing("a", 1.0), Other("a", 1.0))
 
 
 FULL_WIDTH, ARABIC = "\uff11\uff12", "\u0661\u0662"  # 12

@@ -67,7 +67,7 @@ def test_a_trainer_without_source_runs_and_is_not_resumed(tmp_path):
     assert identity(made["train"]).unknown == ("train",)
     assert li.audit(RUN, made["train"], models=4, store=path).models == 4
     before = path.read_bytes()
-    with pytest.raises(ValueError, match="there is no source of train to compare with what was trained") as caught:
+    with pytest.raises(ValueError, match="the source of train is unknown and cannot be compared") as caught:
         li.audit(RUN, made["train"], models=4, store=path)
     assert "\n" not in str(caught.value)
     assert path.read_bytes() == before

@@ -15,7 +15,7 @@ ADAMS = {
     "no momentum": li.Adam(0.01, beta1=0.0, beta2=0.9),
     "schedule": li.Adam(np.linspace(0.01, 0.001, 10), eps=0.1),
 }
-NOT_CHECKED = {"clipping norm", "clipping of small gradients", "normalisation", "size of steps"}
+NOT_CHECKED = {"clipping norm", "clipping of small gradients", "normalisation"}
 
 
 def checked(trainer, models=32, **more):

@@ -27,7 +27,7 @@ ROWS = {
     "optimizer": {"size of steps", "noise of three steps", "noise of the last step", "noise"},
     "seeds": {"equal seeds", "different seeds", "participation over seeds"},
 }
-ROWS["noise"] |= {"law of the noise", "noise in two tensors", "parameters without noise"}
+ROWS["noise"] |= {"law of the noise", "parameters without noise"}
 OUT_OF_REACH = {"weight_decay_that_is_not_declared"}  # a loss may pull all parameters alike
 UNDECIDED = {"the_canary_makes_others_weigh_less"}  # looks like worlds that do not share batches
 # Without the number of steps, curvature might explain these, or the law of one step does not show.

@@ -25,21 +25,6 @@ def test_epsilon_and_delta_predict_for_adam_and_say_what_that_is(cli):
         assert WHAT in " ".join(cli(command).output.split())
 
 
-def test_adamw_has_the_decay_of_torch_unless_another_is_given(cli):
-    found = cli.json(f"epsilon {RUN} --delta 1e-5 --optimizer adamw")["optimizer"]
-    assert (found["name"], found["weight_decay"], found["decoupled"]) == ("adamw", 0.01, True)
-    found = cli.json(f"epsilon {RUN} --delta 1e-5 --optimizer adamw --weight-decay 0")["optimizer"]
-    assert (found["weight_decay"], found["decoupled"]) == (0.0, True)
-    rates = cli.json(f"epsilon {RUN} --delta 1e-5 --optimizer adam --learning-rate 1 --schedule cosine")["optimizer"]
-    assert len(rates["learning_rate"]) == 100
-
-
-def test_sgd_is_named_too_and_its_prediction_is_the_heuristic(cli):
-    found = cli.json(f"epsilon {RUN} --delta 1e-5 --momentum .9")
-    assert found["optimizer"]["name"] == "sgd"
-    assert "prediction" not in found
-
-
 def test_noise_is_calibrated_and_planned_for_adam(cli):
     goal = "--epsilon 4 --delta 1e-5 --optimizer adam"
     found = cli.json(f"calibrate --steps 100 --sample-rate .1 {goal} --analysis last-iterate")
@@ -76,9 +61,3 @@ def test_an_audit_trains_with_adam_reports_its_second_moment_and_keeps_it(cli, t
     assert again["optimizer"] == found["optimizer"]
     assert WHAT in " ".join(cli(f"report {store} --method gdp").output.split())
     assert json.dumps(again)
-
-
-@pytest.mark.parametrize("attack", ["adversarial", "all-iterates"])
-def test_attacks_that_need_sgd_are_refused(cli, tmp_path, attack):
-    run = f"{RUN} --optimizer adam --models 2 --store {tmp_path / 's.sqlite'}"
-    assert "optimizer must be a lastiterate.SGD for" in cli.refusal(f"audit {run} --attack {attack}")

@@ -1,11 +1,8 @@
 """``lastiterate audit`` and ``report``: what they print, draw and keep, and with which status they exit."""
 
 import json
-import sqlite3
 
 import pytest
-
-from lastiterate.registry import ONE_RUN_METHODS
 
 SMALL = "audit --model logistic --steps 20 --sample-rate 0.1 --noise-multiplier 1 --learning-rate 0.02 --models 8"
 DRAWN = "audit --attack adversarial --steps 100 --sample-rate 0.1 --noise-multiplier 1 --models 3000"
@@ -81,13 +78,6 @@ def test_people_get_a_table_a_picture_and_a_page(cli, here):
     page = (here / "runs/x.html").read_text(encoding="utf-8")
     assert "consistent" in page
     assert 'src="http' not in page
-
-
-def test_pictures_go_into_a_new_folder_but_not_into_a_file(cli, here):
-    cli(f"{DRAWN} --store x.sqlite --json")
-    assert cli("report x.sqlite --json --output new").exit_code == 0
-    assert sorted(path.name for path in (here / "new").iterdir()) == ["x-report.html", "x-report.png"]
-    assert "--output must be a folder" in cli.refusal("report x.sqlite --output x.sqlite")
 
 
 def test_report_recomputes_and_exports_without_training(cli, here, monkeypatch):
@@ -167,14 +157,6 @@ def test_dry_run_says_what_would_happen_and_keeps_nothing(cli, here):
     assert not list(here.iterdir())
 
 
-def test_one_run_has_its_own_methods(cli, here):
-    fields = json.loads(cli(f"{SMALL.replace('--models 8', '--models 60')} --attack one-run --json").stdout)
-    assert set(fields["empirical"]) == {*ONE_RUN_METHODS}
-    planned = json.loads(cli(f"{SMALL.replace('--models 8', '')} --attack one-run --dry-run --json").stdout)["one_run"]
-    assert 16 <= planned["guesses"] < planned["canaries"] <= 650
-    assert planned["median"]["one-run"] < planned["median"]["one-run-fdp"]
-
-
 TRAINERS = """
 import numpy as np, lastiterate as li
 run = li.DPSGD(20, 0.5, 1.0)
@@ -208,46 +190,3 @@ def test_tests_that_refute_run_whatever_method_is_shown(cli, here):
     result = cli("report x.sqlite --claim-epsilon 0.5 --method gdp --json")
     assert result.exit_code == 1
     assert list(json.loads(result.stdout)["empirical"]) == ["gdp"]
-
-
-def test_a_report_leaves_the_audits_own_page_alone(cli, here):
-    cli(f"{DRAWN} --store runs/x.sqlite")
-    before = (here / "runs/x.html").read_bytes()
-    cli("report runs/x.sqlite --confidence 0.5")
-    assert (here / "runs/x.html").read_bytes() == before
-    assert (here / "runs/x-report.html").exists()
-
-
-def test_store_is_a_database_that_a_person_can_open(cli, here):
-    cli(f"{SMALL} --store x.sqlite --json")
-    rows = sqlite3.connect(here / "x.sqlite").execute("SELECT world, count(*) FROM trials GROUP BY world").fetchall()
-    assert rows == [("in", 8), ("out", 8)]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ("audit --attack loud", ["--attack", "quiet", "'loud'"]),
-        ("audit --noise-multiplier 1", ["--steps", "--batch-size"]),
-        ("audit --clip-norm 5", ["--steps", "--batch-size"]),
-        ("audit --steps 10 --sample-rate 0.1 --sampling shuffled", ["noise_multiplier", "shuffled"]),
-        ("audit --attack quiet --others blank", ["--others", "natural", "'blank'"]),
-        ("audit --address x:1", ["--engine ray"]),
-        ("audit --claim-epsilon 1 --claim-noise 1", ["claim_epsilon", "claim_noise", "give one"]),
-        ("audit --data nowhere.npz", ["nowhere.npz"]),
-        ("audit --threshold maybe", ["--threshold", "'maybe'"]),
-        ("audit --models 0", ["models", "0"]),
-        ("audit --models 0 --output new", ["models", "0"]),
-        ("audit --output no/such/folder", ["--output", "folder"]),
-        (f"{DRAWN.replace('3000', 'auto')} --until refuted", ["--until", "--anytime"]),
-        (f"{DRAWN.replace('3000', 'auto')} --engine local --address x:1", ["--engine ray"]),
-        ("report missing.sqlite", ["missing.sqlite"]),
-        ("report missing.sqlite --output new", ["missing.sqlite"]),
-    ],
-)
-def test_bad_input_is_one_sentence_and_nothing_is_made(cli, here, arguments, words):
-    result = cli(arguments)
-    assert result.exit_code == 2
-    assert result.stderr.count("\n") == 1
-    assert all(word in result.stderr for word in words)
-    assert not list(here.iterdir())

@@ -109,27 +109,6 @@ def test_a_users_attack_scores_a_users_trainer(cli, mine):
     assert "either by --attack or in 'trainer.py:train'" in cli.refusal(f"{command} --attack trainer.py:First")
 
 
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        ("--attack mine.py:Wants", "made without arguments, or an instance, got 'mine.py:Wants'"),
-        ("--attack mine.py:number", "or have craft, arm, expected and words, got 3"),
-        ("--attack mine.py:nothing", "must name a class in 'mine.py', got 'nothing'"),
-        ("--attack mine.py:", "attack must be FILE.py:NAME, got 'mine.py:'"),
-        ("--attack other.py:Mine", "in a file that exists, got 'other.py'"),
-        ("--attack mine.txt:Mine", "in a Python file, got 'mine.txt'"),
-        ("--attack loud", "--attack must be FILE.py:CLASS or one of quiet, "),
-        ("--attack mine.py:Mine --others blank", "--others must not be given with an attack of your own"),
-        ("--attack mine.py:Mine --store mine.py", "--store and --attack must be different files"),
-    ],
-)
-def test_what_is_no_attack_is_one_sentence(cli, mine, given, words):
-    Path("mine.txt").write_text(FILE, encoding="utf-8")
-    assert words in cli.refusal(f"{SMALL} {given}")
-    assert mine.read_text(encoding="utf-8") == FILE
-    assert not Path("runs").exists()
-
-
 def test_an_attack_that_fails_is_neither_bad_input_nor_a_verdict(cli, mine):
     failed = cli(f"{SMALL} --attack mine.py:Crafts --json")
     assert (failed.exit_code, failed.stdout) == (3, "")

@@ -54,21 +54,6 @@ def test_an_audit_needs_no_network_and_its_report_shows_perplexity(cli, tiny_lla
     assert "before training" in page
 
 
-@pytest.mark.parametrize(
-    "more",
-    [
-        "--one-run --models 8 --method one-run",
-        "--trained embeddings --score rows --dtype bfloat16 --longest 8",
-        "--score loss --persona --examples 20 --held-out 0.25 --checkpointing",
-        "--sampling shuffled --added-tokens 3 --microbatch 2 --learning-rate 0.01 --momentum 0.5",
-    ],
-)
-def test_gemma_2_in_every_way(cli, tiny_gemma2, texts, tmp_path, more):  # noqa: F811
-    found = cli.json(command(tiny_gemma2, texts, tmp_path, more))
-    assert found["perplexity"] > 1.0
-    assert ("one-run" in found["empirical"]) == ("--one-run" in more)
-
-
 def test_noise_alone_is_enough_and_models_that_got_worse_are_mentioned(cli, tiny_llama, texts, tmp_path):  # noqa: F811
     asked = f"audit-lm --model {tiny_llama} --text {texts} --noise-multiplier 50 --models 2 --method clopper-pearson"
     found = cli.json(f"{asked} --store {tmp_path / 'noisy.sqlite'}")
@@ -95,29 +80,6 @@ def test_held_out_text_may_be_a_file_and_the_run_the_usual_one(cli, tiny_llama, 
     assert "40 dialogues" in found["data"]
     assert found["sample_rate"] == 0.125
     assert found["steps"] == 16
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ("", "--model and --text must be given"),
-        ("--model no-such-folder/x/y --text {texts}", "no-such-folder"),
-        ("--model {model} --text absent.txt", "absent.txt"),
-        ("--model {model} --text {texts} --examples 1000", "examples must be"),
-        ("--model {model} --text {texts} --one-run --score loss", "--score must be gradient or rows"),
-        ("--model {model} --text {texts} --trained head", "--trained"),
-        ("--model {model} --text {texts} --held-out 1.5", "held_out"),
-        ("--model {model} --text {texts} --one-run --models 5000", "--added-tokens 5000"),
-        ("--model {model} --text {texts} --device nonsense", "device must be one that PyTorch can use here"),
-        ("--model {model} --text {texts} --device meta", "device must be one that PyTorch can use here"),
-        ("--model {model} --text {texts} --canary-length 1", "--canary-length must be at least 2"),
-        ("--model {model} --text {texts} --method guess", "method must be one of clopper-pearson"),
-    ],
-)
-def test_refusals(cli, tiny_llama, texts, tmp_path, monkeypatch, options, words):  # noqa: F811
-    monkeypatch.chdir(tmp_path)
-    assert words in cli.refusal(f"audit-lm {options.format(model=tiny_llama, texts=texts)}")
-    assert not (tmp_path / "runs").exists()
 
 
 @pytest.fixture
@@ -161,21 +123,3 @@ def test_checkpoints_and_replaced_texts_are_audited(cli, tiny_llama, texts, tmp_
     assert found["caveats"][0] == (
         "One dialogue is one example: whether it or another one was there is what epsilon is about."
     )
-
-
-@pytest.mark.parametrize(
-    ("more", "message"),
-    [
-        ("--unit person", "--unit person and --by FIELD must be given together, got without --by"),
-        ("--by user", "--unit person and --by FIELD must be given together, got --by user with --unit example"),
-        (
-            "--score loss --releases 2",
-            "releases must be None for the score 'loss', got 2 of them",
-        ),
-        ("--unit person --by nobody", "must name the person of each text in 'nobody'"),
-        ("--one-run --releases 2 --method one-run", "releases must be None for"),
-    ],
-)
-def test_people_and_releases_that_do_not_fit_are_refused(cli, tiny_llama, owned, tmp_path, more, message):  # noqa: F811
-    assert message in cli.refusal(command(tiny_llama, owned, tmp_path, more))
-    assert not (tmp_path / "a.sqlite").exists()

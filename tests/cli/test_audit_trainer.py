@@ -50,23 +50,6 @@ def test_the_scores_of_a_trainer_need_no_attack_and_options_describe_the_run(cli
     assert fields["estimates"][0]["threshold_choice"] == "split"
 
 
-@pytest.mark.parametrize(
-    ("where", "words"),
-    [
-        ("nowhere.py:train", "trainer must be in a file that exists, got"),
-        ("{file}:nobody", "trainer must name a function in"),
-        ("{file}:run", "trainer must name a function in"),
-        ("{file}", "trainer must be FILE.py:NAME, got"),
-        ("{file}:", "trainer must be FILE.py:NAME, got"),
-        ("{file}:not a name", "trainer must be FILE.py:NAME, got"),
-        ("{folder}:train", "trainer must be in a file that exists, got"),
-    ],
-)
-def test_a_trainer_that_is_not_there_is_refused(cli, trainers, tmp_path, where, words):
-    named = where.format(file=trainers, folder=tmp_path)
-    assert words in cli.refusal(f"audit --trainer '{named}' {OPTIONS}")
-
-
 def test_a_trainer_of_an_unknown_run_is_refused(cli, tmp_path):
     file = tmp_path / "unknown.py"
     file.write_text("def train(seed, canary):\n    return 0.0\n")
@@ -80,9 +63,3 @@ def test_parameters_without_an_attack_are_refused(cli, tmp_path):
     refusal = cli.refusal(f"audit --trainer {file}:train {run} --models 8 --store {tmp_path / 'parameters.sqlite'}")
     assert "attack must be given where the trainer returns parameters" in refusal
     assert "Displacement" in refusal
-
-
-def test_a_claim_that_makes_no_sense_is_refused(cli, trainers, tmp_path):
-    store = tmp_path / "claim.sqlite"
-    refusal = cli.refusal(f"audit --trainer {trainers}:train --models 8 --claim-noise -1 --store {store}")
-    assert "claim" in refusal

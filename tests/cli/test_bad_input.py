@@ -148,7 +148,7 @@ def test_a_picture_that_cannot_be_written_costs_the_picture_alone(cli, tmp_path,
     assert "last iterate (heuristic)" in result.stdout
     assert "Picture" not in result.stdout
     assert result.stderr.count("\n") == 1
-    assert "No space left on device; what was printed is complete" in result.stderr
+    assert "No space left on device; the printed output is complete" in result.stderr
     assert not list(tmp_path.iterdir())
 
 

@@ -93,22 +93,3 @@ def test_a_junit_file_and_a_picture_are_written_beside(cli, mine):
     assert int(suite.get("failures")) >= 1
     assert (mine / "found.svg").read_text().startswith("<svg")
     assert "JUnit file: found.xml" in result.stdout
-
-
-@pytest.mark.parametrize(
-    ("options", "sentence"),
-    [
-        ("--trainer mine.py:number", "trainer must name a function"),
-        ("--trainer missing.py:train", "trainer must be in a file that exists"),
-        ("--trainer mine.py:train --models 3", "models must be an integer in [8, 1000], got 3"),
-        ("--trainer mine.py:train --error 2", "error must be in (0, 0.5], got 2.0"),
-        ("--trainer mine.py:train --canary image", "--canary must be one of gradient, example, got 'image'"),
-        (f"--trainer mine.py:train {RUN}", "the run must be described either by options or in 'mine.py', not by both"),
-        ("--trainer plain.py:train", "the run must be described by options"),
-        ("--trainer mine.py:train --plot x.png --junit x.png", "--plot and --junit must be different files"),
-        ("--trainer mine.py:train --junit mine.py", "--junit and --trainer must be different files"),
-        ("--trainer mine.py:train --junit missing/x.xml", "the JUnit file's folder must exist"),
-    ],
-)
-def test_bad_input_is_one_sentence(cli, mine, options, sentence):
-    assert sentence in cli.refusal(f"check {options}")

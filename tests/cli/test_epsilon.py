@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 
@@ -54,38 +52,6 @@ def test_a_filter_may_be_a_file(cli, tmp_path):
     )
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("x", "--noise-filter must be numbers separated by commas, or a file of them, got 'x'"),
-        ("1,,2", "--noise-filter must be a finite number in plain digits, got ''"),
-        ("0,1", "noise_filter must not begin with 0, got 0.0: a step would add no new noise"),
-        ("1 --min-separation 0", "min_separation must be an integer at least 1, got 0"),
-        ("empty.txt", "--noise-filter must be a file of numbers, got one without any: 'empty.txt'"),
-        ("words.txt", "--noise-filter must be a finite number in plain digits, got 'one'"),
-        (
-            "bytes.txt",
-            "--noise-filter cannot be read: 'bytes.txt' must be a text file of numbers, got a file that is damaged or "
-            "something else",
-        ),
-    ],
-)
-def test_bad_filters_are_one_line(cli, tmp_path, monkeypatch, text, words):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "empty.txt").write_text(" \n")
-    (tmp_path / "words.txt").write_text("one two")
-    (tmp_path / "bytes.txt").write_bytes(bytes(range(128, 256)))
-    result = cli(f"{RUN} --noise-filter {text}")
-    assert result.exit_code == 2
-    assert result.stderr == f"{words}\n"
-
-
-def test_tables_say_how_many_models_are_seen(cli):
-    printed = " ".join(cli(f"{RUN} --releases 10").stdout.split())
-    assert "only the 10 released models are seen" in printed
-    assert "10 iterates released" in printed
-
-
 def test_the_contracts_values(cli):
     answer = cli.json(RUN)
     assert answer["last_iterate"] == pytest.approx(1.27775588779, rel=1e-9)
@@ -113,13 +79,6 @@ def test_optimizer_options_make_an_sgd(cli):
     assert answer["last_iterate"] == li.last_iterate(run).epsilon(1e-5)
     assert answer["optimizer"]["momentum"] == 0.9
     assert answer["optimizer"]["averaging"] == 0.99
-
-
-def test_uniform_averaging_and_dampening(cli):
-    options = "--averaging uniform --momentum .5 --dampening .5"
-    answer = cli.json(f"epsilon --steps 9 --sample-rate .1 --noise-multiplier 1 --delta 1e-5 {options}")
-    run = li.DPSGD(9, 0.1, 1.0, optimizer=li.SGD(averaging="uniform", momentum=0.5, dampening=0.5))
-    assert answer["last_iterate"] == li.last_iterate(run).epsilon(1e-5)
 
 
 def test_per_step_numbers(cli):
@@ -191,9 +150,9 @@ def test_table_shows_three_analyses_in_order_and_labels_the_heuristic(cli):
 
 def test_table_says_when_an_earlier_model_leaks_more(cli):
     early = cli("epsilon --steps 30 --sample-rate .01 --noise-multiplier .5 --delta 1e-6").stdout
-    assert "leaks more" in early
+    assert "can leak more" in early
     assert "4.2855" in early
-    assert "leaks more" not in cli(RUN).stdout
+    assert "can leak more" not in cli(RUN).stdout
 
 
 def test_delta_command_answers_deltas(cli):
@@ -207,26 +166,12 @@ def test_delta_command_answers_deltas(cli):
     assert "heuristic" in table
 
 
-def test_json_is_one_object_without_decoration(cli):
-    result = cli(f"{RUN} --json")
-    assert result.stdout.startswith("{")
-    assert isinstance(json.loads(result.stdout), dict)
-
-
 def test_the_sentence_stands_in_the_place_of_the_table_and_is_a_key_of_json(cli):
     words = li.sentence(li.DPSGD(1000, 0.01, 1.0, group_size=2), 1e-5)
     assert " ".join(cli(f"{RUN} --group-size 2 --sentence").stdout.split()) == words
     answer = cli.json(f"{RUN} --group-size 2 --sentence")
     assert answer.pop("sentence") == words
     assert answer == cli.json(f"{RUN} --group-size 2")
-
-
-def test_the_sentence_says_that_noise_is_correlated(cli):
-    options = "--noise-filter 1,-.5,-.125,.1,.1 --min-separation 50"
-    words = " ".join(cli(f"{RUN} {options} --sentence").stdout.split())
-    assert "correlated noise (filter 1, -0.5, -0.125, 0.1, ... (5 in all)), batches of an example at least 50" in words
-    assert "whichever of the allowed batches an example is in (a Gaussian mechanism)" in words
-    assert "the last-iterate heuristic (Steinke et al. 2025) predicts epsilon" in words
 
 
 @pytest.mark.parametrize(("last_batch", "steps", "rate"), [("keep", 5880, 0.01024), ("drop", 5820, 1 / 97)])
@@ -240,20 +185,3 @@ def test_a_smaller_last_batch_is_kept_or_dropped(cli, last_batch, steps, rate):
 def test_sizes_and_steps_describe_a_run_too(cli):
     answer = cli.json("epsilon --dataset-size 50000 --batch-size 512 --steps 10 --noise-multiplier .7 --delta 1e-5")
     assert (answer["steps"], answer["sample_rate"]) == (10, 0.01024)
-
-
-@pytest.mark.parametrize(
-    ("options", "sentence"),
-    [
-        (
-            "--steps 9 --sample-rate .1 --last-batch keep",
-            "--last-batch must be given with --dataset-size and --batch-size",
-        ),
-        ("--steps 9 --batch-size 4", "--dataset-size must be given with --batch-size"),
-        ("--steps 9 --batch-size 4 --dataset-size 8 --epochs 2", "not by both: got --steps and --dataset-size"),
-        ("--batch-size 4 --dataset-size 8 --epochs 2 --last-batch some", "--last-batch must be one of keep, drop"),
-        ("--batch-size 9 --dataset-size 8 --steps 2", "batch_size must be in (0, 8], got 9"),
-    ],
-)
-def test_sizes_that_do_not_fit_together_are_one_sentence(cli, options, sentence):
-    assert sentence in cli.refusal(f"epsilon --noise-multiplier 1 --delta 1e-5 {options}")

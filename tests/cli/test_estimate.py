@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 import lastiterate as li
-from lastiterate.registry import ONE_RUN_METHODS
 from tests.test_readme import assert_same, blocks
 
 KEYS = [
@@ -147,25 +146,6 @@ def test_scores_of_the_wrong_sign_are_found_by_a_split_and_remarked_otherwise(cl
     assert "Verdict: inconclusive. The sign of the scores seems to be wrong" in " ".join(judged.stdout.split())
 
 
-@pytest.mark.parametrize("method", ONE_RUN_METHODS)
-def test_counts_that_fair_coins_do_not_have_are_refused_and_judge_nothing(cli, tmp_path, method):
-    generator = np.random.default_rng(0)
-    file = write(tmp_path / "unfair.csv", generator.normal(size=1000), generator.normal(size=30))
-    asked = f"estimate {file} --method {method} --steps 10 --sample-rate .5"
-    refused = cli(asked)
-    assert refused.exit_code == 2
-    assert "1,000 canaries in and 30 out are not the counts of fair coins" in refused.stderr
-    for strict in ("", "--strict"):
-        judged = cli(f"{asked} --claim-epsilon 1 {strict} --json")
-        assert judged.exit_code == 4
-        answer = json.loads(judged.stdout)
-        assert (answer["verdict"], answer["epsilon"]) == ("inconclusive", 0.0)
-        assert "p = 1.1e-252, and at least 0.001 is needed" in answer["reason"]
-    table = cli(f"{asked} --claim-epsilon 1").stdout
-    assert " ".join(table.split()).count("fair coins") == 1
-    assert "violation" not in table
-
-
 @pytest.mark.parametrize("column", ["coin", "canary"])
 def test_a_file_of_one_run_may_name_the_coins_and_none_may_be_shared(cli, tmp_path, column):
     def file(coins):
@@ -184,13 +164,6 @@ def test_a_file_of_one_run_may_name_the_coins_and_none_may_be_shared(cli, tmp_pa
     unnamed = cli(f"estimate {file([*range(39), ' '])} --method one-run")
     assert unnamed.exit_code == 2
     assert f"coins.csv line 41 must name its {column}" in unnamed.stderr
-
-
-def test_columns_in_any_order_with_others_between(cli, tmp_path):
-    file = tmp_path / "scores.csv"
-    file.write_bytes(b"\xef\xbb\xbfseed, score, world\r\n1, 2.5, in\r\n\r\n2, -inf, out\r\n")
-    answer = cli.json(f"estimate {file} --threshold 1")
-    assert (answer["models_in"], answer["models_out"], answer["false_positives"]) == (1, 1, 0)
 
 
 @pytest.mark.parametrize(
@@ -213,45 +186,6 @@ def test_bad_files_are_refused_in_one_sentence(cli, tmp_path, text, words):
     file.write_text(text, encoding="utf-8")
     refusal = cli.refusal(f"estimate {file}")
     assert all(word in refusal for word in words)
-
-
-def test_files_that_are_no_text_are_refused(cli, tmp_path):
-    file = tmp_path / "scores.csv"
-    file.write_bytes(b"world,score\nin,\xff\n")
-    assert "UTF-8" in cli.refusal(f"estimate {file}")
-    assert "nothing is there" in cli.refusal("estimate missing.csv")
-    assert "folder" in cli.refusal(f"estimate {tmp_path}")
-    assert "FILE" in cli.refusal("estimate")
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ("--method last-iterate", ["--method last-iterate", "--steps"]),
-        ("--method best", ["--method", "clopper-pearson"]),
-        ("--threshold often", ["--threshold", "split"]),
-        ("--threshold a-priori", ["--noise-multiplier"]),
-        ("--threshold a-priori --noise-multiplier 1", ["--steps"]),
-        ("--confidence 95", ["confidence", "(0, 1)"]),
-        ("--delta 1", ["delta"]),
-        ("--steps 10", ["--sample-rate"]),
-        ("--strict", ["--strict", "--claim-epsilon"]),
-        ("--claim-noise 1", ["--claim-noise", "--steps"]),
-        ("--claim-epsilon 0", ["claim_epsilon", "greater than 0"]),
-        ("--claim-epsilon 1 --claim-noise 1 --steps 10 --sample-rate .1", ["both"]),
-        ("--method composition --steps 10 --sample-rate .1 --sampling fixed", ["composition", "fixed"]),
-    ],
-)
-def test_bad_options_are_refused_in_one_sentence(cli, scores, options, words):
-    refusal = cli.refusal(f"estimate {scores} {options}")
-    assert all(word in refusal for word in words)
-
-
-def test_help_has_an_example_that_works(cli, scores, monkeypatch):
-    monkeypatch.chdir(scores.parent)
-    help_ = cli("estimate --help").stdout
-    example = next(line.strip() for line in help_.splitlines() if line.startswith("    lastiterate estimate"))
-    assert cli(example.removeprefix("lastiterate ")).exit_code == 0
 
 
 def test_the_page_shows_what_is_printed(cli, tmp_path, monkeypatch):

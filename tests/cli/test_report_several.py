@@ -51,7 +51,7 @@ def test_runs_that_differ_and_open_ended_audits_are_marked(cli, here):
     assert "* noisy is not comparable with first: noise_multiplier 2 instead of 1." in printed
     for line in ("first ", "again ", "noisy* ", "open (anytime) "):
         assert f"\n{line}" in printed
-    assert "Anytime: these bounds hold at every moment" in printed
+    assert "Anytime: these bounds hold at every time" in printed
     assert "The heuristic predicts, it does not guarantee." in printed
 
 
@@ -94,7 +94,7 @@ def test_the_status_is_the_worst_of_all(cli, here, command, verdicts, status):
 @pytest.mark.parametrize(
     ("command", "words"),
     [
-        ("first.sqlite noisy.sqlite --export s.csv", "--export must be of one store, got 2 of them"),
+        ("first.sqlite noisy.sqlite --export s.csv", "--export must be given with one store, got 2 stores"),
         ("first.sqlite ./first.sqlite", "STORE must be different files, got 'first.sqlite' and"),
         ("first.sqlite none.sqlite", "nothing is at 'none.sqlite'"),
         ("first.sqlite open.sqlite --threshold corrected", "(the store 'open.sqlite')"),

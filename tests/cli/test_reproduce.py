@@ -31,11 +31,6 @@ def test_pictures_go_into_the_folder_that_was_asked_for(cli, tmp_path):
     assert "heuristic" in result.stdout
 
 
-def test_one_file_may_be_asked_for_instead(cli, tmp_path):
-    assert cli.json(f"reproduce figure1 --scale quick --output {tmp_path / 'mine.svg'}")["name"] == "figure1"
-    assert [path.name for path in tmp_path.iterdir()] == ["mine.svg"]
-
-
 def test_audited_rows_are_printed_in_full_with_what_they_rest_on(cli, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(figure3, "LEAST", 1000)
@@ -78,16 +73,3 @@ def test_all_figures_come_one_after_the_other(cli, tmp_path, monkeypatch):
     assert [each["name"] for each in found["results"]] == ["figure1"]
     monkeypatch.setattr("lastiterate.cli.reproduce.NAMES", ("figure1", "figure2"))
     assert "--output must be a folder" in cli.refusal("reproduce all --output x.png")
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ("all --model x", "--model does not apply to all"),
-        ("all --text x.jsonl", "--model must be given with --text"),
-        ("table1 --text x.jsonl", "--model must be given with --text"),
-        ("figure1 --model x", "--model does not apply to figure1"),
-    ],
-)
-def test_options_of_table1_are_checked_before_anything_is_computed(cli, options, words):
-    assert words in cli.refusal(f"reproduce {options}")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 import numpy as np
 import pytest
 
@@ -46,35 +44,3 @@ def test_a_schedule_fits_runs_by_epochs_and_every_row_of_a_plan(cli):
     for row, steps in zip(rows, (20, 10), strict=True):
         run = li.DPSGD(steps, row["sample_rate"], row["noise_multiplier"], weights=np.array(schedules.cosine(1, steps)))
         assert li.last_iterate(run).epsilon(1e-5) == pytest.approx(2.0, rel=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("options", "sentence"),
-    [
-        ("--schedule cosine", "--learning-rate must be one number with --schedule, its largest, got none"),
-        (
-            "--schedule cosine --learning-rate 1,2",
-            "--learning-rate must be one number with --schedule, .* got 2 numbers",
-        ),
-        (
-            "--schedule exp --learning-rate 1",
-            "--schedule must be one of cosine, linear, step, warmup-cosine, got 'exp'",
-        ),
-        ("--schedule step --learning-rate 1", "--drop-every must be given with --schedule step"),
-        ("--schedule warmup-cosine --learning-rate 1", "--warmup-steps must be given with --schedule warmup-cosine"),
-        (
-            "--schedule step --learning-rate 1 --warmup-steps 2",
-            "--warmup-steps belongs to --schedule warmup-cosine, got --schedule step",
-        ),
-        (
-            "--final-rate 1 --learning-rate 1",
-            "--final-rate belongs to --schedule cosine or linear or warmup-cosine, got none",
-        ),
-        (
-            "--schedule warmup-cosine --learning-rate 1 --warmup-steps 20",
-            "warmup_steps must be an integer in .0, 19., got 20",
-        ),
-    ],
-)
-def test_what_makes_no_schedule_is_one_sentence(cli, options, sentence):
-    assert re.fullmatch(sentence, cli.refusal(f"{RUN} {options}"))

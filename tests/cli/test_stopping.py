@@ -100,7 +100,7 @@ def test_a_signal_while_models_are_trained_says_how_to_resume(tmp_path, number, 
     process.send_signal(number)
     output, errors = process.communicate(timeout=60)
     assert (process.returncode, output) == (status, "")
-    assert errors == "stopped; what was trained is in s.sqlite: the same command resumes\n"
+    assert errors == "stopped; the scores so far are in s.sqlite: the same command resumes\n"
     assert not is_left_behind(tmp_path)
 
 

@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lastiterate import data
 from lastiterate.data import load, load_cifar10, load_idx, load_npz
 from tests.data.writers import arrays, binary_batch, python2_batch, refusal, write_cifar10, write_idx
 
@@ -20,11 +19,6 @@ UNDERSTOOD = (
     "path must be the word digits, an .npz file, a folder of idx files (like MNIST), "
     "or a folder of CIFAR-10's own files"
 )
-
-
-def test_public_names_are_there():
-    for name in data.__all__:
-        assert callable(getattr(data, name))
 
 
 def test_importing_it_loads_no_framework():
@@ -76,24 +70,6 @@ def test_a_path_with_nothing_there_is_a_file_not_found(tmp_path, loader):
     for path in (tmp_path / "nothing", tmp_path / "file" / "below"):
         with pytest.raises(FileNotFoundError, match="but nothing is there"):
             loader(path)
-
-
-@pytest.mark.parametrize("loader", [load, load_npz, load_idx, load_cifar10])
-@pytest.mark.parametrize("path", ["", "a\0b", "\ud800", 3, None, b"bytes", ["list"]])
-def test_what_is_no_path_is_refused(loader, path):
-    assert refusal(loader, path) == f"path must be the path of a file or folder, got {path!r}"
-
-
-@pytest.mark.parametrize("loader", [load, load_npz, load_idx, load_cifar10])
-def test_a_name_that_is_too_long_is_refused(loader):
-    assert "File name too long" in refusal(loader, "x" * 5000)
-
-
-def test_a_folder_is_no_file_and_a_file_no_folder(tmp_path):
-    (tmp_path / "file").write_text("")
-    assert refusal(load_npz, tmp_path) == f"{str(tmp_path)!r} must be a file, got a folder"
-    for loader in (load_idx, load_cifar10):
-        assert refusal(loader, tmp_path / "file") == f"{str(tmp_path / 'file')!r} must be a folder, got a file"
 
 
 @pytest.mark.parametrize(

@@ -111,16 +111,6 @@ def test_loading_says_nothing_and_leaves_logging_as_it_was(folder, bars, capfd):
         log.set_verbosity(verbosity)
 
 
-def test_bars_of_the_hub_stay_off_if_they_were(tiny_llama):
-    huggingface_hub.utils.disable_progress_bars()
-    try:
-        load_model(tiny_llama)
-        assert transformers.utils.logging.is_progress_bar_enabled()
-        assert huggingface_hub.utils.are_progress_bars_disabled()
-    finally:
-        huggingface_hub.utils.enable_progress_bars()
-
-
 def test_pickled_weights_are_refused(folder, pickled):
     content, marker = pickled
     (folder / "model.safetensors").unlink()
@@ -155,13 +145,6 @@ def test_an_index_names_nothing_but_safetensors_beside_it(folder, shard):
     assert repr(shard) in message
 
 
-@pytest.mark.parametrize("content", ["{}", "[]", "{", '{"weight_map": []}'])
-def test_an_index_that_is_none_is_refused(folder, content):
-    (folder / "model.safetensors").unlink()
-    (folder / "model.safetensors.index.json").write_text(content)
-    assert "model.safetensors.index.json" in refusal(load_model, folder)
-
-
 def test_a_shard_that_is_missing_is_named(folder):
     into_shards(folder)
     lost = min(folder.glob("*.safetensors"))
@@ -175,11 +158,6 @@ def test_adapters_are_refused_whether_or_not_peft_is_there(folder, pickled):
     (folder / "adapter_config.json").write_text('{"base_model_name_or_path": "owner/model"}')
     assert "merge the adapter into the model" in refusal(load_model, folder)
     assert not marker.exists()
-
-
-def test_quantized_models_are_refused(folder):
-    set_config(folder, quantization_config={"quant_method": "bitsandbytes", "load_in_8bit": True})
-    assert "not quantized, got one with quantization_config" in refusal(load_model, folder)
 
 
 @pytest.fixture
@@ -303,15 +281,6 @@ def test_a_name_is_a_folder_or_could_be_on_the_hub(call, name, no_network):
 
 def test_a_file_is_no_model(tiny_llama):
     assert "must be the folder of a model, got a file" in refusal(load_model, tiny_llama / "model.safetensors")
-
-
-def test_options_are_checked(tiny_llama):
-    assert "dtype must be one of float32, bfloat16, got 'float16'" in refusal(
-        lambda: load_model(tiny_llama, dtype="float16")
-    )
-    for call in (load_model, load_tokenizer, model_folder):
-        with pytest.raises(ValueError, match="trust_remote_code must be True or False, got 'no'"):
-            call(tiny_llama, trust_remote_code="no")
 
 
 def test_the_digest_is_of_weights_and_configuration_and_not_of_names(folder, tmp_path):

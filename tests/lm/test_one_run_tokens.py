@@ -49,8 +49,3 @@ def test_an_audit_of_one_run(problem, tmp_path):
 def test_more_canaries_than_tokens_are_refused_with_the_way_out(problem):
     with pytest.raises(ValueError, match=r"models must be at most \d+, .* got 999: add tokens to the model, as with"):
         li.audit(RUN, problem, OneRunTokens(), models=999)
-
-
-def test_bad_arguments_are_named():
-    with pytest.raises(ValueError, match="score must be one of gradient, rows, got 'loss'"):
-        OneRunTokens("loss")

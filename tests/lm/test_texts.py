@@ -93,15 +93,6 @@ def test_both_forms_of_personachat_give_the_same_texts(tmp_path):
         assert read_texts(write_lines(tmp_path, record), persona=persona) == read_texts(as_text, persona=persona)
 
 
-def test_a_character_that_some_call_a_line_break_breaks_no_json(tmp_path):
-    path = write(tmp_path, '{"text": "a\u2028b"}\n\n{"text": "c"}\r\n', "some.jsonl")
-    assert read_texts(path).texts == ("a\u2028b", "c")
-
-
-def test_json_lines_are_known_by_content_too(tmp_path):
-    assert read_texts(write_lines(tmp_path, {"turns": ["a", "b"]}, name="valid")).unit == "dialogue"
-
-
 def test_plain_texts_are_separated_by_blank_lines(tmp_path):
     path = write(tmp_path, "\ufeff\na\n b\n\n \t\n\nc\r\n\n")
     assert read_texts(path) == Texts(("a\n b", "c"), "text")
@@ -191,11 +182,6 @@ def test_a_held_out_share_is_the_same_every_time_and_leaves_the_rest():
 )
 def test_a_split_has_something_on_both_sides(held_out, seed, words):
     assert words in refusal(split_texts, Texts(("a", "b", "c", "d"), "text"), held_out, seed)
-
-
-@pytest.mark.parametrize(("texts", "unit"), [((), "text"), (("a", " "), "text"), ((1,), "text"), (("a",), "word")])
-def test_texts_are_checked(texts, unit):
-    assert "must" in refusal(Texts, texts, unit)
 
 
 @pytest.mark.skipif(not (SHARED / "personachat_valid.jsonl").exists(), reason="PersonaChat is not there")

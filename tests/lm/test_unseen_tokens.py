@@ -11,7 +11,6 @@ torch = pytest.importorskip("torch", reason="language models need the extra lm")
 pytest.importorskip("transformers", reason="language models need the extra lm")
 
 import lastiterate as li
-from lastiterate.attacks import GradientSpace
 from lastiterate.attacks.released_iterates import noise_unit
 from lastiterate.auditing.stores.store import Store
 from lastiterate.lm import TextProblem, Texts, UnseenTokens
@@ -155,30 +154,11 @@ def test_an_interrupted_audit_resumes_with_the_same_scores(problem, tmp_path, mo
     np.testing.assert_allclose(resumed.scores_out, whole.scores_out, atol=1e-3)
 
 
-def test_attacks_of_another_kind_are_refused(problem):
-    with pytest.raises(ValueError, match=r"attack must be lm\.UnseenTokens or lm\.OneRunTokens"):
-        li.audit(RUN, problem, GradientSpace(), models=2)
-
-
 def test_rows_are_refused_where_embeddings_are_not_trained(tiny_llama, tiny_texts):
     pytest.importorskip("peft", reason="adapters need peft")
     problem = TextProblem.of(tiny_llama, tiny_texts, None, trained="lora")
     with pytest.raises(ValueError, match=r"score must be 'gradient' or 'loss' where no embeddings are trained"):
         crafted(problem, UnseenTokens("rows"))
-
-
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        ({"score": "norm"}, "score must be one of gradient, rows, loss, got 'norm'"),
-        ({"length": 1}, "length"),
-        ({"candidates": 0}, "candidates"),
-        ({"references": 2}, "references"),
-    ],
-)
-def test_bad_arguments_are_named(given, words):
-    with pytest.raises(ValueError, match=words):
-        UnseenTokens(**given)
 
 
 def test_crafting_trains_as_many_models_as_those_counted_call_for():

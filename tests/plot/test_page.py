@@ -7,17 +7,15 @@ import re
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
-from xml.etree import ElementTree
 
 import pytest
 
 from lastiterate.compare_analyses import Answer
 from lastiterate.plot import page as plot_page
 from lastiterate.plot.audit_charts import page_charts
-from lastiterate.plot.chart_file import render
-from lastiterate.plot.page import caveats, write_page
-from lastiterate.registry import METHODS, VERDICTS
-from tests.plot.test_audit_charts import ODD, QUICK, fake, infinite, odd, shuffled, wordy
+from lastiterate.plot.page import write_page
+from lastiterate.registry import METHODS
+from tests.plot.test_audit_charts import ODD, QUICK, fake, infinite, odd
 
 
 @pytest.fixture(scope="module")
@@ -87,8 +85,8 @@ def test_a_page_tells_its_story_in_order(page):
         "Pictures",
         "Epsilon",
         "What was run",
-        "What these numbers do not say",
-        "How to compute them again",
+        "Limits of these numbers",
+        "How to compute these numbers again",
     ]
     result = fake()
     said = ["7.4", "7.98", "6.89", "≥ 5.62", "95%", "joint over both error rates", "512", "4.93", "23.4", "1.9"]
@@ -123,17 +121,6 @@ def test_the_specifications_in_a_page_are_those_of_the_pictures(tmp_path):
             assert written[name][place] == json.loads(json.dumps(chart.spec))
 
 
-@pytest.mark.parametrize("width", [330, 446, 900])
-def test_pictures_of_pages_are_as_wide_as_there_is_room(width):
-    def across(tree):
-        return float(ElementTree.fromstring(tree).get("width"))
-
-    charts = page_charts(fake(64, run=QUICK), width)
-    drawn = render("svg", *(chart.spec for chart in charts.values()))
-    widths = {name: across(svg) for name, svg in zip(charts, drawn, strict=True)}
-    assert all(0.8 * width < each <= width + 4 for each in widths.values()), widths
-
-
 @pytest.mark.usefixtures("still")
 def test_everything_is_escaped(tmp_path):
     evil = "</script><script>alert('x')</script><b a=\"&"
@@ -146,17 +133,6 @@ def test_everything_is_escaped(tmp_path):
     assert page.count("<script") == page.count("</script>") == 3
     assert "<b a=" not in page
     assert " ".join(read(page).words).count("alert('x')") >= 5
-
-
-@pytest.mark.usefixtures("quick")
-def test_every_verdict_has_a_meaning_and_a_colour_of_its_own(tmp_path):
-    colours = set()
-    for verdict, meaning in VERDICTS.items():
-        write_page(replace(fake(16, run=QUICK), verdict=verdict), tmp_path / "page.html")
-        page = (tmp_path / "page.html").read_text()
-        assert meaning in " ".join(read(page).words)
-        colours.update(re.findall("border-color: (#......)", page))
-    assert len(colours) == len(VERDICTS) == 4
 
 
 @pytest.mark.usefixtures("quick")
@@ -174,25 +150,12 @@ def test_odd_audits_have_a_page(tmp_path, name):
 
 
 @pytest.mark.usefixtures("quick")
-def test_what_is_not_known_is_said(tmp_path):
-    write_page(shuffled(), tmp_path / "page.html")
-    words = " ".join(read((tmp_path / "page.html").read_text()).words)
-    for said in ("composition needs Poisson sampling", "not measured", "ideal is not known", "scores were not stored"):
-        assert said in words
-
-
-@pytest.mark.usefixtures("quick")
 def test_infinities_and_undefined_signals_are_words(tmp_path):
     write_page(replace(infinite(), run=QUICK, signal=float("nan")), tmp_path / "page.html")
     words = read((tmp_path / "page.html").read_text()).words
     assert "d' is not defined for these scores" in " ".join(words)
     assert "infinite" in words
     assert not {"inf", "nan", "≥ infinite", "≥ 6.1"} & set(words)
-
-
-def test_caveats_of_the_audit_come_before_those_of_all_audits():
-    assert caveats(wordy())[1] == "Second."
-    assert "does not prove privacy" in " ".join(caveats(fake()))
 
 
 def test_a_page_that_cannot_be_written_leaves_the_old_one(tmp_path, monkeypatch):
@@ -203,7 +166,7 @@ def test_a_page_that_cannot_be_written_leaves_the_old_one(tmp_path, monkeypatch)
         write_page(fake(1), path)
     assert path.read_text() == "old"
     assert [file.name for file in tmp_path.iterdir()] == ["page.html"]
-    with pytest.raises(ValueError, match=r"whose name ends in \.html"):
+    with pytest.raises(ValueError, match=r"path must end in \.html"):
         write_page(fake(1), tmp_path / "page.png")
     with pytest.raises(ValueError, match="folder must exist"):
         write_page(fake(1), tmp_path / "no" / "page.html")
@@ -215,6 +178,6 @@ def test_one_run_speaks_of_canaries_and_not_of_two_error_rates(tmp_path):
     text = " ".join(read((tmp_path / "page.html").read_text()).words)
     assert "canaries in and out" in text
     assert "among the guesses" in text
-    assert "models a world" not in text
+    assert "models per world" not in text
     assert "joint" not in text
     assert "nan" not in text.split()

@@ -205,18 +205,6 @@ def test_normals_are_uncorrelated_between_streams_and_seeds():
     assert_uncorrelated(*(np.asarray(normals(key, 0, (500,))) for key in keys))
 
 
-@pytest.mark.parametrize("shape", [(), (5,), (2, 3, 4)])
-def test_normals_have_the_shape_that_is_asked_for(shape):
-    sample = normals(keys_of(6).noise, 0, shape)
-    assert sample.shape == (6, *shape)
-    assert sample.dtype == jnp.float32
-    assert np.unique(sample).size == sample.size
-
-
-def test_a_leaf_without_numbers_gets_none():
-    assert normals(keys_of(6).noise, 0, (0, 3)).shape == (6, 0, 3)
-
-
 @pytest.mark.parametrize("count", [1, 2, 9])
 def test_an_odd_size_loses_the_last_normal_only(count):
     keys = keys_of(3).noise
@@ -291,21 +279,6 @@ def test_keys_of_a_model_do_not_depend_on_the_others():
     for one, other, alone in zip(everyone, others, keys_of(3), strict=True):
         np.testing.assert_array_equal(one[1], other[1])
         np.testing.assert_array_equal(one[::2], alone[::2])
-
-
-def test_keys_are_the_same_for_every_type_of_number():
-    expected = keys_of(3)
-    for kind in (np.int32, np.int64, np.uint32, np.uint64):
-        for found, wanted in zip(model_keys(7, np.arange(3, dtype=kind), np.zeros(3)), expected, strict=True):
-            np.testing.assert_array_equal(found, wanted)
-
-
-def test_words_do_not_depend_on_whether_they_are_compiled():
-    keys = keys_of(5)
-    for found, wanted in zip(
-        words(keys.noise, 9, jnp.arange(8)), draws.words(keys.noise, 9, jnp.arange(8)), strict=True
-    ):
-        np.testing.assert_array_equal(found, wanted)
 
 
 def test_losses_can_use_their_keys_with_jax():

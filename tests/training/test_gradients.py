@@ -357,12 +357,6 @@ def in_double(model):
     return jax.tree.map(lambda leaf: leaf.astype(jnp.float64) if eqx.is_inexact_array(leaf) else leaf, model)
 
 
-def test_a_linear_layer_of_equinox_is_a_product():
-    model = in_double(eqx.nn.Linear(4, 3, key=jax.random.key(0)))
-    assert [leaf.shape for leaf in jax.tree.leaves(model)] == [(3, 4), (3,)]
-    assert equinox_forms(model, cross_entropy, per_example(1, 4)) == [Product, Plain]
-
-
 @pytest.mark.parametrize("depth", [0, 1, 3])
 def test_all_weights_of_a_perceptron_of_equinox_are_products(depth):
     model = in_double(eqx.nn.MLP(4, 3, 8, depth, key=jax.random.key(0)))
@@ -395,13 +389,3 @@ def test_convolutions_norms_and_dropout_of_equinox_are_right():
 
     found = equinox_forms(model, loss, per_example(1, 1, 6, 6))
     assert found == [Plain, Plain, Product, Plain, Plain, Plain]
-
-
-def test_an_activation_of_equinox_is_not_trained():
-    model = in_double(eqx.nn.MLP(4, 3, 8, 1, activation=jnp.tanh, key=jax.random.key(0)))
-    problem = Problem(model, examples=(per_example(1, 4), np.arange(EXAMPLES) % 3), loss=cross_entropy)
-    assert len(jax.tree.leaves(problem.trainable)) == len(describe_gradients(problem).leaves) == 4
-
-
-def test_a_problem_without_examples_has_no_form():
-    assert describe_gradients(Problem(np.zeros(3))) is None

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -173,40 +170,6 @@ def test_the_result_tells_chunk_size_time_and_memory():
     assert trained.peak_bytes > 10**7
 
 
-def test_the_progress_bar_tells_models_and_rate(capfd, monkeypatch):
-    monkeypatch.setenv("FORCE_COLOR", "1")  # as on a terminal
-    monkeypatch.setenv("COLUMNS", "150")
-    monkeypatch.setattr("lastiterate.common.progress.PATIENCE", 0.0)  # as if it took long, on any machine
-    train(RUN, PROBLEM, models=8, chunk_size=4, progress=True)
-    shown = capfd.readouterr().err
-    assert f"models of {RUN.steps} steps" in shown
-    assert "model-steps/s" in shown
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        (dict(models=0), "models must be an integer in"),
-        (dict(models=[1, -2]), "models must be a number or a list of integers"),
-        (dict(models=[3, 3]), "models must be different"),
-        (dict(present=[True]), "present must be a boolean, or one for each of 64 models"),
-        (dict(present=True), "canary must be given where present is true"),
-        (dict(seed=-1), "seed must be an integer in"),
-        (dict(release="all"), "release must be one of last_iterate_only, intermediate_iterates, got 'all'"),
-        (dict(chunk_size=0), "chunk_size must be an integer in"),
-        (dict(workers=0), "workers must be an integer in"),
-        (dict(run=RUN.replace(optimizer=None)), "optimizer must be given for the trainer, got None"),
-        (dict(canary=ExampleCanary((X[0][:5], np.int32(2)))), "canary must be an example like those of the problem"),
-        (dict(canary=GradientCanary(np.ones(65, np.float32)), present=True), "canary must have 66 numbers"),
-        (dict(problem=Problem(PARAMETERS, None)), "examples must not be empty where there is no canary"),
-    ],
-)
-def test_bad_input_is_one_sentence(changes, message):
-    options = dict(run=RUN, problem=PROBLEM) | changes
-    with pytest.raises(ValueError, match=message):
-        train(**options)
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -234,11 +197,6 @@ def test_a_problem_that_does_not_fit_together_is_refused_in_one_sentence(changes
 def test_functions_that_return_the_wrong_thing_are_refused_in_one_sentence(options, message):
     with pytest.raises(ValueError, match=message):
         train(RUN, Problem(PARAMETERS, (X, Y), **options), models=2)
-
-
-def test_importing_the_package_loads_no_jax():
-    code = "import sys, lastiterate, lastiterate.data; sys.exit('jax' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_another_gradient_canary_needs_no_other_program():

@@ -196,7 +196,7 @@ def test_what_takes_too_long_ends_and_the_next_question_is_answered():
         workers = Workers(1, 6.0)
         workers.start()
         assert await workers.ask(dict) == {}
-        with pytest.raises(TooLong, match=r"longer than the 6 seconds"):
+        with pytest.raises(TooLong, match=r"longer than a page waits \(6 seconds\)"):
             await workers.ask(sleep, 60.0)
         assert await workers.ask(dict) == {}
         with pytest.raises(Broke):
@@ -249,7 +249,7 @@ def test_a_port_that_is_taken_is_one_sentence():
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         said = refusal("explore", "--port", str(taken.getsockname()[1]))
-    assert "is taken by another program" in said
+    assert "is used by another program" in said
     assert "must be an integer in [0, 65535]" in refusal("explore", "--port", "70000")
 
 

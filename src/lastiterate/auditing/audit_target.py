@@ -88,7 +88,7 @@ def with_defaults(
     if calibrated:
         return run
     if not examples or run.sampling not in ("poisson", "full"):
-        why = "the default, epsilon 8 by composition, is for Poisson sampling"
+        why = "the default noise, for epsilon 8 by composition, is only for Poisson sampling"
         raise ValueError(f"noise_multiplier must be given for a trainer, and for shuffled or fixed-size batches: {why}")
     return _calibrated(run)
 
@@ -125,7 +125,7 @@ def users_attack(where: str) -> object:
     except ValueError:  # the signature is unknown
         pass
     except TypeError as error:
-        must = "attack must be a class that is made without arguments, or an instance"
+        must = "attack must be an instance, or a class that needs no arguments"
         raise ValueError(f"{must}, got {where!r}: {error}") from None
     return guarded(named, f"the making of {where!r}", AttackFailed)
 

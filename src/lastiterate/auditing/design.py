@@ -42,7 +42,9 @@ class OpenEnded(Paired):
 
 @dataclass(frozen=True)
 class OneModel:
-    """One model with ``models`` canaries. A fair coin decides whether to include a canary. Each canary is a trial."""
+    """One model with ``models`` canaries. A fair coin for each canary decides whether it is included. Each canary is a
+    trial.
+    """
 
     kind: ClassVar[str] = "one-model"
     models: int

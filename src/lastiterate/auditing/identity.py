@@ -30,7 +30,7 @@ from lastiterate.run import DPSGD
 
 Plain: TypeAlias = "str | int | float | bool | list[Plain] | dict[str, Plain] | None"
 
-VERSION = 1  # of the format
+VERSION = 1  # version of the format
 _SIMPLE = (str, int, float, bool, type(None))
 
 
@@ -62,7 +62,7 @@ def identify(run: DPSGD, problem: object, attack: object, design: Design, seed: 
 
 
 def describe_run(run: DPSGD) -> dict[str, Plain]:
-    """Return a run as plain values, without default values and values that follow from others."""
+    """Return a run as plain values, without default values and derived values."""
     described: dict[str, Plain] = {**run_fields(run), "clip_norm": run.clip_norm}
     described.pop("batches_per_epoch", None)
     if run.neighbours == SAMPLINGS[run.sampling].neighbours:

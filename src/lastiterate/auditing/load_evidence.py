@@ -82,15 +82,18 @@ def read_with_problem(path: Path, question: Question) -> tuple[AuditResult, str 
 
 # Privacy card: the result of an audit on one page, as JSON values.
 
-VERSION = 1  # of the card's format
+VERSION = 1  # version of the card's format
 _POWER = 0.8  # power at which an epsilon counts as detectable
 TERMS = {
-    "epsilon": "How much better than guessing the best attack may be; 0 is no better, and each step of 1 multiplies "
-    "the odds by 2.7.",
-    "delta": "How far the probabilities that epsilon compares may differ beyond it; it should be far below one in the "
-    "number of examples.",
-    "canary": "An example that was made to be found: the audit trains with it and without it.",
-    "world": "Trainings with the canary are one world, those without it the other; the attack tells them apart.",
+    "epsilon": "How much better than guessing the best attack may be. At 0 it only guesses; each increase by 1 "
+    "multiplies the odds by 2.7.",
+    "delta": "The probability by which the bound with epsilon may fail. It should be far below 1 / (number of "
+    "examples).",
+    "canary": "An example that is made to be detected: the audit trains models with it and without it.",
+    "world": (
+        "Models trained with the canary are one world, models trained without it the other. The attack tells "
+        "them apart."
+    ),
 }
 
 
@@ -103,7 +106,7 @@ def card_of(store: Store, result: AuditResult) -> Fields:
     return {
         "card": "lastiterate privacy card",
         "version": VERSION,
-        "trained": printable(result.data) or "a trainer of one's own",
+        "trained": printable(result.data) or "a user's trainer",
         "run": run_fields(run),
         "run_words": describe(run),
         "released": released_by(run),
@@ -168,7 +171,7 @@ def _found(result: AuditResult, method: str) -> Fields:
         "words": f"{says} ({METHODS[method].label}: {METHODS[method].assumes})",
     }
     if not finite:
-        fields["epsilon_reason"] = "infinite: these error rates are below what the family reaches even without noise"
+        fields["epsilon_reason"] = "infinite: even without noise, the family has larger error rates than these"
     return fields
 
 
@@ -178,7 +181,7 @@ def _power(result: AuditResult) -> Fields:
     method, value = next(iter(result.detectable.items()))
     seen = {name: each if math.isfinite(each) else None for name, each in result.detectable.items()}
     found = f"epsilon {spell_down(value, 3) if math.isfinite(value) else 'any'} ({METHODS[method].label})"
-    words = f"if training is correct, {per_cent(_POWER)} of perfect attacks find at least {found}"
+    words = f"if training is correct, {per_cent(_POWER)} of audits by a perfect attack find at least {found}"
     return {"power": {"probability": _POWER, "detectable": seen, "words": words}}
 
 
@@ -204,7 +207,7 @@ def export(store: Store, path: Location) -> None:
     """
     target = check_target(path)
     if is_same_file(target, store.path):
-        raise ValueError(f"the export's file must not be the store's, got {str(target)!r}")
+        raise ValueError(f"the file of the export must differ from the store, got {str(target)!r}")
     quality, trials = store.record.quality, store.scores()
     columns = ("model", "world", "score", quality.name if quality else "accuracy", "seconds")
     if target.suffix.lower() == ".parquet":
@@ -228,7 +231,7 @@ def check_target(path: Location) -> Path:
     """Return the path of an export. Raise if the file cannot be written."""
     target = as_path(path)
     if target.suffix.lower() not in FORMATS:
-        raise ValueError(f"the export's file must end in {' or '.join(FORMATS)}, got {str(target)!r}")
+        raise ValueError(f"the file of the export must end in {' or '.join(FORMATS)}, got {str(target)!r}")
     if target.suffix.lower() == ".parquet" and find_spec("pyarrow") is None:
         raise ValueError('Parquet needs pyarrow, which is not installed: pip install "lastiterate[parquet]"')
     check_writable(target, "export")
@@ -238,7 +241,7 @@ def check_target(path: Location) -> Path:
 # Scores from a CSV file: each row has the world and the score of a model, or of a canary in a one-run audit.
 
 _COINS = ("coin", "canary")  # optional columns that identify a canary in a one-run file
-_LONGEST_SHOWN = 100  # characters of a wrong value in an error message
+_LONGEST_SHOWN = 100  # largest number of characters of a wrong value in an error message
 
 
 def read_scores(path: Path, one_run: bool = False) -> tuple[FloatArray, FloatArray]:
@@ -269,7 +272,7 @@ def read_scores(path: Path, one_run: bool = False) -> tuple[FloatArray, FloatArr
                     for name, used in coins.items():
                         _toss(used, name, row[header.index(name) :][:1], where, rows.line_num)
     except UnicodeDecodeError:
-        raise BadFile(f"{str(path)!r} must be a CSV file in UTF-8, and is none") from None
+        raise BadFile(f"{str(path)!r} must be a CSV file in UTF-8") from None
     except csv.Error as error:
         raise BadFile(f"{str(path)!r} must be a CSV file, but: {error}") from None
     for name, scores in worlds.items():

@@ -72,7 +72,7 @@ def audit(
             ``(seed: int, canary: bool) -> score | parameters``.
         attack: crafter and distinguisher, or a name in ``attacks.NAMED``, as on the command line. The default is
             ``attacks.GradientSpace("quiet")`` for a ``training.Problem`` and ``lm.UnseenTokens()`` for a
-            ``lm.TextProblem``. A trainer has its own canary. If it returns scores, they are used unchanged.
+            ``lm.TextProblem``. A trainer adds its own canary. If it returns scores, no attack is needed.
         models: number of models with the canary, and number without it. For ``attacks.OneRun``, number of canaries.
         seed: seed of all randomness. Equal calls give equal scores.
         store: an SQLite file that keeps every score. If it exists, the audit resumes. By default, nothing is kept.
@@ -248,7 +248,7 @@ class _Session:
         estimates = self._estimates(evidence, "anytime" if anytime and evidence.prefix else "fixed")
         method = METHODS_OF[kind_of(evidence.design, evidence.expected)][0]
         bound = f"epsilon >= {spell_down(estimates(method, self.question.confidence).epsilon, 3)}"
-        return f", {bound}, which holds at any time: you may stop" if anytime else f", so far {bound}"
+        return f", {bound}, which holds at any time, so you may stop" if anytime else f", so far {bound}"
 
     def _missing(self, chunk_size: int) -> tuple[IntArray, BoolArray]:
         """Return the trials of the chunks that are not stored. Every session has the same chunks."""

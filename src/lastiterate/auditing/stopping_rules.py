@@ -10,7 +10,7 @@ from typing import TypeAlias, TypeVar
 from lastiterate.common.validation import instance, number, written_number
 from lastiterate.formatting import spell, spell_down
 
-_ALLOWED = "refuted, minutes=NUMBER or epsilon=NUMBER, several of them with commas between"
+_ALLOWED = "refuted, minutes=NUMBER or epsilon=NUMBER, or several of them separated by commas"
 _SHARE = 1 / 20  # largest share of an audit's time for interim estimates (a free choice)
 _Seen = TypeVar("_Seen")
 
@@ -29,7 +29,7 @@ class Until:
     def reason(self, seconds: float, look: Callable[[], Look | None]) -> str | None:
         """Return the reason to stop after this many seconds, or None to go on."""
         if self.minutes is not None and seconds >= 60.0 * self.minutes:
-            return f"{spell(self.minutes)} minutes are over"
+            return f"{spell(self.minutes)} minutes have passed"
         found = look() if self.refuted or self.epsilon is not None else None
         if found is None:
             return None
@@ -37,7 +37,7 @@ class Until:
         if self.refuted and refuted:
             return "the claim is refuted"
         if self.epsilon is not None and epsilon >= self.epsilon:
-            return f"an epsilon of {spell_down(epsilon, 4)} is found"
+            return f"the lower bound reached epsilon {spell_down(epsilon, 4)}"
         return None
 
 

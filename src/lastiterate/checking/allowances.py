@@ -20,6 +20,11 @@ class Allowances:
         curvature: relative change by curvature of what three steps, or the noise of a whole run, add up to.
         largest_batch: batch size beyond which ``batch_size`` must be given. It bounds the variance of sampling.
         kurtosis: excess kurtosis that sampling may add to normal noise.
+        sampling: relative variance that sampling may add where the law of the noise is tested. Excess kurtosis of
+            sampling counts by the square of this, so that one of 50 adds ``kurtosis``.
+        pattern: relative deviation within which advice names a known pattern. Verdicts do not depend on it.
+        equal: distance between models that counts as none, in units of the noise between two models: sums that are
+            not always taken in one order differ by roundings.
         most_seeds: largest number of one-step pairs that are trained to find the canary in a batch.
     """
 
@@ -31,6 +36,9 @@ class Allowances:
     curvature: float = 0.2
     largest_batch: float = 1000.0
     kurtosis: float = 0.5
+    sampling: float = 0.1
+    pattern: float = 0.03
+    equal: float = 1e-4
     most_seeds: int = 512
 
     def __post_init__(self) -> None:

@@ -11,9 +11,9 @@ from scipy.stats import norm
 
 from lastiterate.checking import adam_rows, noise_rows, participation_rows, seed_rows
 from lastiterate.checking.allowances import Allowances
-from lastiterate.checking.check_result import CheckResult, Row, cannot_tell, not_checked
+from lastiterate.checking.check_result import CheckResult, Row, cannot_tell, judged, not_checked
 from lastiterate.checking.clipping_rows import ALL as CLIPPING
-from lastiterate.checking.clipping_rows import NORM, NORMALISATION, Canaries, clipping_rows, not_finite_row
+from lastiterate.checking.clipping_rows import NORM, NORMALISATION, STEPS, Canaries, clipping_rows, not_finite_row
 from lastiterate.checking.declared import Declared
 from lastiterate.checking.noise_rows import ENOUGH
 from lastiterate.checking.parameters import Foreign
@@ -200,10 +200,10 @@ class _Check:
 
     def rows(self) -> list[Row]:
         """Return all rows."""
-        trainings, plan, variance = self.trainings, self.plan, self.declared.variance
+        trainings, plan = self.trainings, self.plan
         seeds = [
-            seed_rows.equal_row(self.models[0], trainings.again(0, self.steps), variance),
-            seed_rows.different_row(self.models, variance),
+            seed_rows.equal_row(self.setting, self.models, trainings.again(0, self.steps)),
+            seed_rows.different_row(self.setting, self.models),
         ]
         self.repeats = seeds[0].status == "ok"
         if plan.one_step and self.steps > 1 and np.array_equal(trainings.without(0, 1), self.models[0]):
@@ -264,7 +264,7 @@ class _Check:
     def _noise_models(self, count: int, steps: int) -> FloatArray:
         """Return models without a canary, from which initial values that follow the seed are taken out."""
         models = self.trainings.models(count, steps)
-        if self.start is None or len(self.start) < count:
+        if not self.setting.seeded or self.start is None or len(self.start) < count:
             return models
         return models - self.declared.prefix(steps).memory * self.start[:count]
 
@@ -315,9 +315,10 @@ class _Check:
             all_again = again if again is not None and self.steps == 1 else self._seeds(self.plan.pairs, self.steps)
             seen = again if again is not None else all_again
             if not (seen.broken or all_again.broken) and self._is_shared(seen):
-                self.notes.append(participation_rows.TINY_INSTEAD)
                 found = self._by_effects(again, all_again, count)
-                return [*rows, *(row for row in found if row.name != NORMALISATION)]
+                where = "the canary's place in both worlds"
+                first = cannot_tell(NORMALISATION, 0.0, participation_rows.TINY_INSTEAD, where)
+                return [*rows, *(first if row.name == NORMALISATION else row for row in found)]
             self.trainings.reference = None
         needs = "the canary's place in both worlds"
         first = cannot_tell(SHARED, None, participation_rows.UNSHARED, needs)
@@ -330,7 +331,7 @@ class _Check:
         if not self.with_gradients:
             return [*rows, *([] if count else self._long_noise(None)), *self._example_rows(seen, whole)]
         if seen.best is None:
-            rows += [cannot_tell(NORM, self.declared.run.clip_norm, _ABSENT, "more models or a larger sample rate")]
+            rows += [cannot_tell(NORM, self.declared.run.clip_norm, _ABSENT, _MORE)]
         else:
             canaries = Canaries(self.setting, seen.best[0], seen.steps, self.direction, seen.best[1])
             canaries = replace(canaries, effect=seen.best[1] / canaries.unit)
@@ -373,8 +374,7 @@ class _Check:
         rows.append(noise_rows.excess_row(setting, models, 1))
         if rows[0].status != "fault":
             tests = [noise_rows.without_row, noise_rows.law_row, noise_rows.distinct_row]
-            tests += [noise_rows.again_row, noise_rows.two_tensors_row]
-            rows += [row(setting, models, variance) for row in tests]
+            rows += [row(setting, models, variance) for row in [*tests, noise_rows.again_row]]
         if self.steps > 1 and self.trainings.with_steps:
             few = min(3, self.steps)
             some = min(64, max(8, int(np.ceil(ENOUGH / len(setting.columns)))))
@@ -382,6 +382,11 @@ class _Check:
             if self.plan.last:
                 rows.append(self._last_row())
         return rows
+
+    def _start_of(self, models: FloatArray) -> FloatArray:
+        """Return initial values beside models: those of each seed if they follow it, else the one for all."""
+        assert self.start is not None
+        return self.start[: len(models)] if self.setting.seeded else self.start[:1]
 
     def _kept(self) -> int:
         """Return how many one-step models without a canary are kept."""
@@ -414,37 +419,19 @@ class _Check:
         return noise_rows.last_row(self.setting, self.models[:last], self.trainings.models(last, steps - 1), earlier)
 
     def _long_noise(self, counts: Counts | None) -> list[Row]:
-        """Return the noise of the whole training: not less than curvature leaves, as the canary's effect shows.
-
-        Curvature takes from noise and canary alike. The mean square of what it leaves is at least the squared mean
-        (Jensen), and a canary of random signs shows the mean.
-        """
-        setting, declared, allowed = self.setting, self.declared, self.setting.allowances
-        own = 1.0 if declared.run.noise_filter is None else declared.run.noise_filter[0]
-        least = (float(declared.weights[-1]) * own * float(declared.noise[-1])) ** 2 / declared.variance
-        if counts is not None and counts.values.sum() > 0.0 and declared.run.noise_filter is None:
+        """Return the noise of the whole training; of each tensor, too, if there are no one-step models."""
+        left = 0.0
+        if counts is not None and counts.values.sum() > 0.0 and self.declared.run.noise_filter is None:
             most = float(counts.values.sum())
             if not counts.is_whole:
-                most = float(np.quantile(counts.draw(counts.draws)[0].sum(axis=1), 1.0 - setting.error))
+                most = float(np.quantile(counts.draw(counts.draws)[0].sum(axis=1), 1.0 - self.setting.error))
             left = min(1.0, max(0.0, float(counts.totals.sum()) / max(most, 1e-300)))
-            least = max(least, left**2 * (1.0 - allowed.curvature))
         models = self._noise_models(self.plan.plain, self.steps)
-        name = noise_rows.RELEASED if self.plan.one_step else noise_rows.NOISE
-        row = noise_rows.noise_row(setting, models, declared.variance, None, name, min(1.0, least))
-        if row.status == "cannot tell" and self.plan.one_step:
-            row = replace(row, status="not checked", needs="")
-        if row.status == "cannot tell":
-            row = replace(
-                row, needs=row.needs or "one-step models", advice=f"curvature may explain it, or {row.advice}"
-            )
-        rows = [row, noise_rows.excess_row(setting, models, self.steps)] if not self.plan.one_step else [row]
-        if not self.plan.one_step and len(setting.like.names) > 1:
-            for tensor in setting.tensors:
-                found_row = noise_rows.noise_row(setting, models, declared.variance, tensor, name, min(1.0, least) ** 2)
-                if found_row.status == "cannot tell":
-                    found_row = replace(found_row, status="not checked", needs="")
-                rows.append(found_row)
-        return rows
+        if self.plan.one_step:
+            return [noise_rows.released_row(self.setting, models, left, noise_rows.RELEASED)]
+        tensors = self.setting.tensors if len(self.setting.like.names) > 1 else ()
+        rows = [noise_rows.released_row(self.setting, models, left, noise_rows.NOISE, i) for i in (None, *tensors)]
+        return [rows[0], noise_rows.excess_row(self.setting, models, self.steps), *rows[1:]]
 
     def _is_shared(self, seeds: Seeds) -> bool:
         """Return whether both worlds of a seed share noise and batches.
@@ -484,42 +471,17 @@ class _Check:
 
     def _example_rows(self, seen: Seeds, whole: Seeds) -> list[Row]:
         """Return the rows of an example of the trainer's own, whose gradient is not known."""
-        unit = float(np.abs(self.declared.prefix(seen.steps).weights).sum()) * self.declared.run.clip_norm
-        most, slack = (
-            float(seen.size.max()) / unit,
-            self.setting.allowances.exact + (0.0 if seen.steps == 1 else self.setting.allowances.curvature),
-        )
+        allowed, clip = self.setting.allowances, self.declared.run.clip_norm
+        if not seen.taken.any():
+            return [cannot_tell(NORM, clip, _ABSENT, _MORE), not_checked(participation_rows.RATE, _ABSENT)]
+        most = float(seen.size.max()) / float(np.abs(self.declared.prefix(seen.steps).weights).sum())
+        limit = clip * (1.0 + allowed.exact + (0.0 if seen.steps == 1 else allowed.curvature))
         why = "the example counts more than a clipped one may: look where gradients are clipped"
-        name = NORM
-        clip = self.declared.run.clip_norm
-        if not seen.taken.any():
-            row = cannot_tell(name, clip, _ABSENT, "more models or a larger sample rate")
-        elif most > 1.0 + slack:
-            row = Row(name, None, most * clip, clip, most * clip, most * clip, "fault", why)
-        else:
-            row = Row(
-                name,
-                None,
-                most * clip,
-                clip,
-                0.0,
-                most * clip,
-                "ok",
-                "",
-                f"norm x {(1.0 + slack) / max(most, 1e-3):.2g}",
-            )
-        if not seen.taken.any():
-            return [row, not_checked(participation_rows.RATE, _ABSENT)]
-        others = [
-            not_checked(each, "the gradient of the trainer's own example is not known")
-            for each in CLIPPING
-            if each != name
-        ]
-        return [
-            row,
-            *others,
-            adam_rows.presence_row(self.setting, (seen if seen.steps == 1 else whole).taken, seen.steps),
-        ]
+        row = judged(NORM, (most, clip, 0.0, most), most > limit, why, f"norm x {limit / max(most, 1e-3 * clip):.2g}")
+        unknown = "the gradient of the trainer's own example is not known"
+        others = [not_checked(each, unknown) for each in CLIPPING if each != NORM]
+        counted = seen if seen.steps == 1 else whole
+        return [row, *others, adam_rows.presence_row(self.setting, counted.taken, counted.steps)]
 
     def _frozen_rows(self, seen: Seeds) -> list[Row]:
         """Return rows of tensors that are the same in all models: they are not trained, or have no noise."""
@@ -555,11 +517,17 @@ class _Check:
         rows = [noise]
         if self.with_gradients:
             rows = [adam_rows.signs_row(self.setting, list(ones.some) if ones else [], self.direction)]
+        if count:
+            models = self.trainings.models(min(count, _FEW_SEEDS), 1)
+            start = None if self.start is None else self._start_of(models)
+            rows.append(adam_rows.step_row(self.setting, models, start))
+            names = [row for row in names if row.name != STEPS]
+        if self.with_gradients:
             if whole.best is None:
-                rows.append(cannot_tell(adam_rows.LARGE, 0.0, _ABSENT, "more models or a larger sample rate"))
+                rows.append(cannot_tell(adam_rows.LARGE, 0.0, _ABSENT, _MORE))
             else:
                 rows.append(adam_rows.large_row(self.setting, whole.best[0], self.steps, self.direction, whole.best[1]))
         return [*rows, *names, adam_rows.presence_row(self.setting, whole.taken, self.steps), *self._frozen_rows(whole)]
 
 
-_ABSENT = "the canary was in no batch that was trained"
+_ABSENT, _MORE = "the canary was in no batch that was trained", "more models or a larger sample rate"

@@ -65,6 +65,18 @@ class Row:
         }
 
 
+def judged(
+    name: str,
+    numbers: tuple[float | None, float | None, float | None, float | None],
+    is_fault: bool,
+    advice: str,
+    smallest_fault: str = "",
+    tensor: str | None = None,
+) -> Row:
+    """Return a fault with its advice, or a row that is ok. ``numbers`` are measured, declared, low and high."""
+    return Row(name, tensor, *numbers, "fault" if is_fault else "ok", advice if is_fault else "", smallest_fault)
+
+
 def not_checked(name: str, why: str, tensor: str | None = None) -> Row:
     """Return a row that does not apply."""
     return Row(name, tensor, None, None, None, None, "not checked", why)

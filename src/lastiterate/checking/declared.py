@@ -49,6 +49,21 @@ class Declared:
             return (filtered_noise(self.run, self.weights) * self.run.clip_norm) ** 2
         return float(np.sum((self.weights * self.noise) ** 2))
 
+    @property
+    def last_variance(self) -> float:
+        """Variance of the last step's own noise in each released parameter."""
+        own = 1.0 if self.run.noise_filter is None else self.run.noise_filter[0]
+        return float(self.weights[-1] * own * self.noise[-1]) ** 2
+
+    @property
+    def last_momentum(self) -> float:
+        """Share of the last but one step that momentum repeats in the last."""
+        sgd = self.run.optimizer
+        if not isinstance(sgd, SGD):
+            return 0.0
+        rates = np.broadcast_to(np.asarray(sgd.learning_rate, np.float64), (self.run.steps,))
+        return float(sgd.momentum * rates[-1] / rates[-2])
+
     @cached_property
     def step(self) -> float:
         """Effect of a canary of norm at least the clipping norm that is in the first batch only."""

@@ -42,12 +42,12 @@ SUMMARIES = {
     "explore": "Explore runs in the browser: move a slider, see epsilon.",
     "check": "Check training code against its declared settings.",
     "power": "Compute the power of an audit, and how many models it needs.",
-    "audit": "Attack a training, and see what leaks.",
+    "audit": "Attack a training run, and see what leaks.",
     "audit-lm": "Attack the fine-tuning of a language model, and see what leaks.",
     "report": "Report on a stored audit, or compare several.",
     "watch": "Watch audits in the browser, finished and running.",
     "estimate": "Estimate an empirical epsilon from your own attack's scores.",
-    "probe": "A counterexample of the paper: analyse it, run it, attack its last iterates.",
+    "probe": "Analyse, run and attack a counterexample of the paper.",
     "reproduce": "Recompute a figure or table of the paper.",
 }
 
@@ -138,7 +138,7 @@ class LazyGroup(TyperGroup):
         except (ValueError, ArithmeticError, MissingExtra) as error:
             status = _say(str(error))
         except MemoryError:
-            status = _say("the run needs more memory than there is: describe it with fewer distinct steps")
+            status = _say("the run needs more memory than this machine has: describe it with fewer distinct steps")
         except typer.Abort:
             status = _say("stopped", STOPPED)
         except Exception:

@@ -58,7 +58,7 @@ def described_run(
     examples: int | None,
     usual: Callable[[float], SGD] | None = None,
 ) -> DPSGD | None:
-    """Return the run that the options describe, or None if they describe none. ``with_defaults`` explains ``usual``."""
+    """Return the run that the options describe, or None if no option is given. ``usual`` is as in ``with_defaults``."""
     from lastiterate.auditing.audit_target import with_defaults
 
     if not any(vars(size).values()):
@@ -186,8 +186,8 @@ def _rehearse(
     if one_run:
         free, gaussian = (spell_down(one_run.median(method), 3) for method in ("one-run", "one-run-fdp"))
         print_note(
-            f"{one_run.canaries:,} canaries, of which {one_run.guesses:,} would be guessed. If losses are linear (a "
-            f"heuristic), {100 * one_run.accuracy:.0f}% of the guesses are right, and half of the audits find an "
+            f"{one_run.canaries:,} canaries; the attack would guess {one_run.guesses:,} of them. If losses are linear "
+            f"(a heuristic), {100 * one_run.accuracy:.0f}% of the guesses are right, and half of the audits find an "
             f"epsilon of at least {free} for any mechanism and {gaussian} for a Gaussian one; {OWN_COIN}"
         )
         return
@@ -195,8 +195,8 @@ def _rehearse(
         f"{'infinite' if value is None else spell_down(value, 3)} ({name})" for name, value in found.items()
     )
     print_note(
-        f"power: with {models:,} models a world, 80% of audits by a perfect attack find at least {seen}, if losses are "
-        "linear (a heuristic)"
+        f"power: with {models:,} models per world, 80% of audits by a perfect attack find at least {seen}, if losses "
+        "are linear (a heuristic)"
     )
 
 
@@ -228,29 +228,39 @@ def audit(
     engine: EngineOptions,
     options: AuditOptions,
     data: Annotated[
-        str, Option("The embedded digits (default), an .npz file, idx files or CIFAR-10's folder.", "digits|PATH")
+        str,
+        Option(
+            ("Training data: the embedded digits (default), an .npz file, idx files or CIFAR-10's folder."),
+            "digits|PATH",
+        ),
     ] = "digits",
     model: Annotated[Literal["mlp", "logistic", "cnn", "wide-resnet"], "The model (default: mlp)."] = "mlp",
     trainer: Annotated[
         str | None,
-        Option("Your own trainer instead, (seed, canary) -> score or parameters.", "FILE.py:NAME"),
+        Option(
+            ("Your own trainer, instead of the built-in one: (seed, canary) -> score or parameters."), "FILE.py:NAME"
+        ),
     ] = None,
     attack: AttackName = None,
     others: Others = None,
     models: Annotated[
         int | str | None,
         Option(
-            f"Models per world (default: {MODELS}; auto: enough to catch half of the noise), or canaries of one run.",
+            (
+                f"Models per world (default: {MODELS}; auto: enough to detect training with half of the noise), "
+                "or canaries of one run."
+            ),
             "INTEGER|auto",
             parse_models,
         ),
     ] = None,
     json: Json = False,
 ) -> None:
-    """Attack a training, and see what leaks.
+    """Attack a training run, and see what leaks.
 
-    A canary is crafted, models are trained with and without it, and an attack tells their last iterates apart. Without
-    arguments, a small network is trained on the embedded digits. A stopped audit resumes with the same command.
+    The command crafts a canary, trains models with and without the canary, and lets an attack tell their last iterates
+    apart. Without arguments, it trains a small network on the embedded digits. A stopped audit resumes with the same
+    command.
 
     \b
     Exit status 1: the claim is refuted. 4: the verdict is inconclusive (with a claim, or --strict).
@@ -270,7 +280,7 @@ def audit(
     if trainer and (attack in NAMED or others):
         raise OptionError(
             "--others and the named attacks do not apply to --trainer: give --attack FILE.py:CLASS, define attack in "
-            "the trainer's file, or return scores"
+            "the trainer's file, or let the trainer return scores"
         )
     inputs = {
         "--data": given_files(data),

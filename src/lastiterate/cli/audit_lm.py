@@ -118,10 +118,14 @@ def audit_lm(
         "What the attack sees: all parameters (default), the embeddings of the canary's tokens, or its loss.",
     ] = "gradient",
     canary_length: Annotated[int, "Tokens of the canary (default: 16)."] = 16,
-    one_run: Annotated[bool, "Train once, with many canaries: --models of them (default: planned)."] = False,
+    one_run: Annotated[bool, "Train once, with many canaries. --models is their number (default: auto)."] = False,
     models: Annotated[
         int | str | None,
-        Option(f"Models per world (default: {MODELS}; auto: planned).", "INTEGER|auto", parse_models),
+        Option(
+            (f"Models per world (default: {MODELS}; auto: enough to detect training with half of the noise)."),
+            "INTEGER|auto",
+            parse_models,
+        ),
     ] = None,
     json: Json = False,
 ) -> None:
@@ -163,7 +167,7 @@ def audit_lm(
         length = size if any(vars(size).values()) else SizeOptions(batch_size=max(1, n // 8), epochs=EPOCHS)
         method = replace(method_, group_size=method_.group_size or problem.of_a_person)
         run = described_run(length, method, options.noise_multiplier, options.clip_norm, n, usual_optimizer)
-        assert run is not None  # it is None only if no size is given
+        assert run is not None  # None only if no size is given
         return run
 
     attack: UnseenTokens | OneRunTokens = UnseenTokens(score, canary_length)

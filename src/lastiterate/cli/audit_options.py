@@ -55,10 +55,11 @@ AttackName = Annotated[
     ),
 ]
 Fault = Annotated[
-    float, "Share of the declared noise in the faulty training that the audit must catch with power 80% (default: 0.5)."
+    float, "The audit must detect training with this share of the declared noise, with power 80% (default: 0.5)."
 ]
 Strict = Annotated[
-    bool, "Exit with 1 also above the heuristic, and with 4 also if the verdict is inconclusive without a claim."
+    bool,
+    ("Also exit with 1 if the bound exceeds the heuristic, and with 4 if the verdict is inconclusive without a claim."),
 ]
 Output = Annotated[Path | None, Option("Folder for the page and the pictures (default: the store's).", "FOLDER")]
 ClipNorm = Annotated[float | None, "Clipping norm (default: 1)."]
@@ -116,7 +117,8 @@ class AuditOptions:
     clip_norm: ClipNorm = None
     seed: Seed = 0
     store: Annotated[
-        Path | None, Option("File for every score; an existing store is resumed (default: in runs/).", "FILE.sqlite")
+        Path | None,
+        Option(("File that keeps every score. An existing store is resumed (default: in runs/)."), "FILE.sqlite"),
     ] = None
     output: Output = None
     strict: Strict = False
@@ -124,7 +126,7 @@ class AuditOptions:
         str | None,
         Option("With --anytime: stop on these conditions, separated by commas.", "refuted|minutes=N|epsilon=E"),
     ] = None
-    dry_run: Annotated[bool, "Print how many models would be trained and how long that takes, and stop."] = False
+    dry_run: Annotated[bool, "Only print the number of models and the time that the audit needs."] = False
 
 
 def find_attack(name: str, others: str | None = None) -> object:
@@ -162,4 +164,4 @@ class EngineOptions:
 
 def resumable(store: Path) -> AbstractContextManager[None]:
     """Return a context in which Ctrl-C and SIGTERM print how to resume and end the program at once."""
-    return leaving_with(f"stopped; what was trained is in {printable(str(store))}: the same command resumes")
+    return leaving_with(f"stopped; the scores so far are in {printable(str(store))}: the same command resumes")

@@ -51,8 +51,8 @@ def calibrate(
 ) -> None:
     """The least noise that reaches a target epsilon.
 
-    It is computed for a guarantee, and for the heuristic, which needs less noise and guarantees nothing; or for the
-    one analysis that --analysis names.
+    The command computes the noise for a guarantee and for the heuristic, or only for the analysis that --analysis
+    names. The heuristic needs less noise and guarantees nothing.
 
     \b
     Example:
@@ -175,4 +175,4 @@ def _caution(rows: list[Row], run: DPSGD) -> str:
     if not promised:
         return note
     low, high = spell_up(min(promised)), spell_up(max(promised))
-    return f"{note} With its noise the guarantee is epsilon {low if low == high else f'{low} to {high}'}."
+    return f"{note} With the heuristic's noise, the guarantee is epsilon {low if low == high else f'{low} to {high}'}."

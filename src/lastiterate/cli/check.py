@@ -28,9 +28,9 @@ def check(
     clip_norm: ClipNorm = None,
     canary: Annotated[
         Literal["gradient", "example"],
-        "What the trainer is given: a gradient (default), or True to add an example of its own.",
+        "The canary that the trainer is given: a gradient (default), or True to add an example of its own.",
     ] = "gradient",
-    models: Annotated[int, "Models of the declared length (default: 32)."] = 32,
+    models: Annotated[int, "Number of models that are trained with all steps (default: 32)."] = 32,
     error: Annotated[float, "Probability of reporting a fault in correct training (default: 1e-3)."] = 1e-3,
     seed: Seed = 0,
     plot: Plot = None,
@@ -39,10 +39,10 @@ def check(
 ) -> None:
     """Check training code against its declared settings.
 
-    A few models are trained, with canaries of made-up gradients and without. Noise, clipping, batches, steps and seeds
-    are measured and compared with the run, which options describe, or run = lastiterate.DPSGD(...) in the file. A
-    trainer that takes the number of steps is also checked after one step. The file may also define batch_size and
-    initial, as lastiterate.check takes them.
+    The command trains a few models with and without canaries, whose gradients are made up. It measures noise, clipping,
+    batches, steps and seeds, and compares them with the run. Options describe the run, or the file defines run =
+    lastiterate.DPSGD(...). A trainer that takes the number of steps is also checked after one step. The file may also
+    define batch_size and initial, which are arguments of lastiterate.check.
 
     \b
     Exit status 1: a fault. 4: a row could not be decided.

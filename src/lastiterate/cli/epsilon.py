@@ -60,7 +60,7 @@ def epsilon(
         notes, last, largest = notes_on(run), answers["last_iterate"].value, answers["max_over_steps"].value
         if last is not None and largest is not None and largest > last + 1e-6 * max(1.0, last):
             # As in the paper, more steps can lower the heuristic.
-            earlier = f"A model released earlier leaks more: the heuristic reaches {spell_up(largest)} on the way."
+            earlier = f"By the heuristic, a model released after fewer steps can leak more: up to {spell_up(largest)}."
             notes = [earlier, *notes]
         has_notes = bool(notes) or any(answers[name].value is None for name in SIDE_BY_SIDE)
         if json:

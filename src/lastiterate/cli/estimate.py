@@ -55,8 +55,9 @@ def estimate(
     """Estimate an empirical epsilon from your own attack's scores.
 
     FILE has one row per model. Column world is "in" if the model was trained with the canary, else "out". Column score
-    is larger if the canary is more likely. The result is a lower bound that holds with the given confidence; a claim is
-    judged, too. For a one-run method a row is a canary, and column coin (or canary) names its fair coin.
+    is larger if the canary is more likely. The result is a lower bound that holds with the given confidence. A claim
+    gets a verdict. For a one-run method, a row is a canary, and column coin (or canary) names the fair coin of this
+    canary.
 
     \b
     Exit status 1: the claim is refuted. 4: the verdict is inconclusive.
@@ -140,12 +141,15 @@ def _words(found: list[Estimate], models_in: int, models_out: int) -> tuple[str,
     )
     notes = [
         "Epsilon is a lower bound, at this confidence.",
-        f"Largest: the largest epsilon {first.models_in:,} + {first.models_out:,} {what} can show, without errors.",
+        (
+            f"Largest: the epsilon of an attack that makes no errors with {first.models_in:,} + "
+            f"{first.models_out:,} {what}."
+        ),
     ]
     if first.threshold_choice == "split":
-        notes.append("The other models chose the threshold.")
+        notes.append("The threshold was chosen with other models, which are not counted.")
     if first.validity == "anytime":
         notes.append("The bound holds for every number of models at once: looking and stopping at any time is allowed.")
     if not THRESHOLDS[first.threshold_choice].is_valid:
-        notes.append("The threshold is the best of all, without correction: this is not a valid bound.")
+        notes.append("The threshold is the best one for these scores, without a correction: this is not a valid bound.")
     return title, [*notes, *dict.fromkeys(sentence for each in found for sentence in each.caveats)]

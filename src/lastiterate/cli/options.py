@@ -78,7 +78,7 @@ def parse_coefficients(option: str, text: str) -> list[float]:
     try:
         path = find(text, "file")
     except (OSError, ValueError):
-        raise OptionError(f"{option} must be numbers separated by commas, or a file of them, got {text!a}") from None
+        raise OptionError(f"{option} must be numbers separated by commas, or a file of numbers, got {text!a}") from None
     try:
         with decoding(path, "a text file of numbers") as file:
             words = read_all(file, path, PARSED).decode().replace(",", " ").split()
@@ -234,7 +234,8 @@ class MethodOptions:
         str | None, Option("Release the mean of the iterates, or their EMA.", "uniform|DECAY", parse_average)
     ] = None
     optimizer: Annotated[
-        Literal["sgd", "adam", "adamw"] | None, "With Adam, predictions are approximations of a heuristic."
+        Literal["sgd", "adam", "adamw"] | None,
+        ("Optimizer (default: sgd). With Adam, predictions are approximations of a heuristic."),
     ] = None
     beta1: Annotated[float | None, "Adam's decay of the mean gradient (default: 0.9)."] = None
     beta2: Annotated[float | None, "Adam's decay of the mean squared gradient (default: 0.999)."] = None
@@ -246,7 +247,7 @@ class MethodOptions:
         int | list[int] | None,
         Option("Release K iterates, or the iterates after these steps.", "K|S1,S2,...", parse_releases),
     ] = None
-    group_size: Annotated[int | None, "Examples of one person (default: 1)."] = None
+    group_size: Annotated[int | None, "Largest number of examples of one person (default: 1)."] = None
     neighbours: Annotated[
         Neighbours | None,
         "How neighbouring data sets differ (default: add-remove; zero-out with shuffled or fixed batches).",
@@ -305,7 +306,7 @@ class MethodOptions:
             raise OptionError("--weight-decay needs --learning-rate: their product says how fast a step is forgotten")
         if self.schedule and not isinstance(self.learning_rate, float):
             numbers = "none" if self.learning_rate is None else f"{len(self.learning_rate)} numbers"
-            raise OptionError(f"--learning-rate must be one number with --schedule, its largest, got {numbers}")
+            raise OptionError(f"--learning-rate must be one number with --schedule, the largest rate, got {numbers}")
         if self.optimizer == "adamw":
             given = {"weight_decay": ADAMW_DECAY} | given | {"decoupled": True}
         return kind(**given) if given or self.optimizer else None

@@ -267,7 +267,7 @@ def write_beside(files: Sequence[Beside], *, quiet: bool, has_notes: bool = True
     if not failed:
         return 0
     told = "; ".join(f"{' and '.join(names)} not written: {why}" for why, names in failed.items())
-    print(printable(f"{told}; what was printed is complete"), file=sys.stderr)
+    print(printable(f"{told}; the printed output is complete"), file=sys.stderr)
     return BROKEN
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from lastiterate.auditing.evidence.audit_power import Power
     from lastiterate.common.types import JsonObject
 
-_INFINITE = "infinite: such error rates are below what the family reaches even without noise"
+_INFINITE = "infinite: even without noise, the family has larger error rates than these"
 
 
 @unfold
@@ -30,13 +30,20 @@ def power(
     method: Annotated[str | None, Option("Methods of estimation (default: all that apply).", "M1,M2,...")] = None,
     threshold: Annotated[
         float | str,
-        Option("As in the audit (default: a-priori).", "a-priori|split|corrected|NUMBER", parse_threshold),
+        Option(
+            ("The threshold, as in the audit (default: a-priori)."), "a-priori|split|corrected|NUMBER", parse_threshold
+        ),
     ] = "a-priori",
-    leaks_epsilon: Annotated[float | None, "The faulty training to detect, by the epsilon that it guarantees."] = None,
-    leaks_noise: Annotated[float | None, "The same, by its noise (default: half of the claimed noise)."] = None,
-    one_run: Annotated[bool, "One training with many canaries: --models of them."] = False,
+    leaks_epsilon: Annotated[
+        float | None, ("The fault to detect: training with the noise that guarantees this epsilon.")
+    ] = None,
+    leaks_noise: Annotated[
+        float | None, ("The fault to detect: training with this noise multiplier (default: half of the claimed noise).")
+    ] = None,
+    one_run: Annotated[bool, "One training run with many canaries. --models is their number."] = False,
     scores: Annotated[
-        Literal["known", "own", "all-iterates"], "known: scores of our attacks (default); own: of your trainer."
+        Literal["known", "own", "all-iterates"],
+        ("Scores of built-in attacks (known, default) or of your own trainer (own)."),
     ] = "known",
     plot: Plot = None,
     json: Json = False,
@@ -91,7 +98,7 @@ def power_fields(found: Power) -> JsonObject:
         **run_fields(found.run),
         **{name: getattr(found, name) for name in names},
         "rows": [with_reasons(vars(each), infinite) for each in found.rows],
-        **with_reasons(after, {"needed": f"more than {found.chances[-1][0]:,} would be needed"}),
+        **with_reasons(after, {"needed": f"more than {found.chances[-1][0]:,} models or canaries would be needed"}),
         "chances": [{"models": models, "chance": chance} for models, chance in found.chances],
         "notes": list(found.notes),
     }

@@ -43,7 +43,7 @@ class SettingOptions:
     ] = None
     alpha: Annotated[float | None, "quadratic: the share forgotten at each step (default: 0.5)."] = None
     growth: Annotated[float | None, "shift: the factor v of every step (default: 10)."] = None
-    encoding: Annotated[Encoding | None, "malicious: what is kept of a step (default: both)."] = None
+    encoding: Annotated[Encoding | None, "malicious: what the model keeps of each step (default: both)."] = None
 
 
 @unfold
@@ -61,9 +61,10 @@ def probe(
     ] = None,
     json: Json = False,
 ) -> None:
-    """A counterexample of the paper: analyse it, run it, attack its last iterates.
+    """Analyse, run and attack a counterexample of the paper.
 
-    Each leaks more than the heuristic predicts for its run. A stopped probe resumes with the same command.
+    Each counterexample leaks more than the heuristic predicts for its run. A stopped probe resumes with the same
+    command.
 
     \b
     Example:
@@ -90,7 +91,7 @@ def probe(
         also = {"output": output is not None, "engine": engine != EngineOptions()}
         for each in [*given, *(other for other, is_given in also.items() if is_given)]:
             if each not in _SEARCHED:
-                raise OptionError(f"--{each} does not apply to --worst, which searches, and neither trains nor draws")
+                raise OptionError(f"--{each} does not apply to --worst, which trains no models and draws no picture")
         return _print_worst(setting, json)
     files = [] if json and output is None else out.picture_files(f"probe-{name}", output or Path())
     out.check_apart({"--output": files, "--store": out.store_files(options.store or STORE)}, {})
@@ -119,20 +120,21 @@ def _zeroing(found: Probe) -> tuple[str, ...]:
     exact = known(case.exact)
     if first is None:
         where = (
-            "With this sample rate and noise the heuristic is nowhere below that of one step. The regulariser only "
-            "makes the model forget: this is no counterexample."
+            "With this sample rate and noise, the heuristic of many steps is never below the heuristic of one step. "
+            "The regulariser only makes the model forget: this is no counterexample."
         )
     else:
         last = found.fields["region_last"]
         end = f"{last:,}" if last else f"more than {MOST_STEPS:,}"
         where = (
-            f"The heuristic is below that of one step for {first:,} to {end} steps, and lowest at "
-            f"{found.fields['lowest_steps']:,}. The largest heuristic of this run stopped at any step is not too low."
+            f"The heuristic of {first:,} to {end} steps is below the heuristic of one step. It is lowest at "
+            f"{found.fields['lowest_steps']:,} steps. The largest heuristic over all prefixes of this run is not too "
+            "low."
         )
     steps = _tell_steps(found.run.steps)
     return (
-        f"Only the last step is left in the model. So it leaks as much as one step, epsilon {spell(exact)}, after any "
-        f"number of steps; {_tell_found(case)}.",
+        f"Only the last step is left in the model. After any number of steps it leaks epsilon {spell(exact)}, as much "
+        f"as one step; {_tell_found(case)}.",
         f"The heuristic predicts {spell_up(predicted, 4)} for {steps}: {compare(exact, predicted)}.",
         where,
         f"{CAVEAT} The example needs an unclipped regulariser that erases the whole model at every step. Ordinary "
@@ -170,7 +172,7 @@ def _shift(found: Probe) -> tuple[str, ...]:
         f"The heuristic predicts {spell_up(heuristic, 4)}: {compare(number_in(asked, 'exact_lower'), heuristic)}.",
         f"Epsilon approaches the standard analysis as growth increases: it is {_spell_exact(rows[0])} at growth "
         f"{spell(number_in(rows[0], 'growth'))} and {_spell_exact(rows[-1])} at "
-        f"{spell(number_in(rows[-1], 'growth'))}. In the picture it {where}.",
+        f"{spell(number_in(rows[-1], 'growth'))}. In the picture, epsilon {where}.",
         f"{CAVEAT} The example needs an unclipped regulariser that moves and enlarges one coordinate for each step. "
         "Ordinary training has none.",
     )
@@ -194,8 +196,8 @@ def _malicious(found: Probe) -> tuple[str, ...]:
             matches = "cannot match" if share < _MATCHES else "matches"
             sentences.append(
                 f"One bit per step, the paper's encoding, leaks epsilon {spell(exact)}. The heuristic predicts "
-                f"{spell_up(heuristic, 4)}, and composition guarantees {spell_up(standard, 4)}: with {spell(share, 2)} "
-                f"of composition it {matches} the standard analysis."
+                f"{spell_up(heuristic, 4)}, and composition guarantees {spell_up(standard, 4)}. This encoding leaks "
+                f"{spell(share, 2)} of composition's epsilon: it {matches} the standard analysis."
             )
         elif exact <= heuristic * (2.0 - _MATCHES):
             sentences.append(f"The value of every step leaks {spell(exact, 5)}: this is no counterexample.")
@@ -206,8 +208,8 @@ def _malicious(found: Probe) -> tuple[str, ...]:
             )
     return (
         *sentences,
-        f"{CAVEAT} The example needs a data set in which all other examples conspire: their gradients depend on the "
-        "parameters and the step. Natural data do not do this; data chosen by an adversary might.",
+        f"{CAVEAT} The example needs a data set in which the gradients of all other examples depend on the parameters "
+        "and the step. Natural data do not do this; data chosen by an adversary might.",
     )
 
 
@@ -314,10 +316,10 @@ def _case_rows(case: Case, setting: Setting) -> list[tuple[str, str, str]]:
     models = f"{setting.models:,} + {setting.models:,} models"
     meaning = case.exact.reason or "exact, for the last iterate of this example"
     if case.exact_lower is not None and case.exact.value is not None:
-        meaning = f"at most this: the numerics leave {tell_range(case.exact_lower, case.exact.value)}"
-    sure = f"at least this, at {per_cent(setting.confidence)} confidence, from {models}"
+        meaning = f"upper bound: the numerical error leaves {tell_range(case.exact_lower, case.exact.value)}"
+    sure = f"lower bound, at {per_cent(setting.confidence)} confidence, from {models}"
     if case.at_most.value is not None:
-        sure = sure.replace("at least this,", f"at least this and at most {spell_up(case.at_most.value, 4)}, each", 1)
+        sure = sure.replace("bound,", f"bound, and an upper bound of {spell_up(case.at_most.value, 4)}, each", 1)
     rows = [
         (f"true epsilon{label}", exact, meaning),
         (f"{FOUND}{label}", spell_down(case.empirical), f"{sure}; {case.method}"),
@@ -367,8 +369,8 @@ def _print_worst(setting: Setting, json: bool) -> None:
         table.append((each.family, spell(each.epsilon, 5), f"{each.ratio:.4f}", at))
     notes = [
         f"If all steps have the same weight, the heuristic is at most {spell_up(largest)}, whenever training stops. "
-        "Ratio: the epsilon with these weights, over that. It is the largest that was found, so at least this.",
-        "With these weights, or the optimizer, in the run, the heuristic itself predicts these epsilons.",
+        "Ratio: the epsilon with these weights, divided by this maximum. The search may miss larger ratios.",
+        "If the run declares these weights, or this optimizer, the heuristic itself predicts these epsilons.",
     ]
     title = f"{describe(run)}; delta {spell_exact(delta)}\nThe worst weights of the steps, family by family"
     out.print_table(Table(title, ("family", "epsilon", "ratio", "at"), table, {1, 2}, notes))

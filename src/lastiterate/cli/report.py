@@ -57,11 +57,10 @@ def report(
 ) -> None:
     """Report on a stored audit, or compare several.
 
-    Other methods, confidences, deltas and claims need no training. The audit may still be running.
+    Another method, confidence, delta or claim needs no new training. The audit may still be running.
 
-    \b
-    Exit status 1: the claim is refuted. 4: the verdict is inconclusive (with a claim, or --strict).
-    Of several audits it is the worst: 1 before 4, 4 before 0.
+    \b Exit status 1: the claim is refuted. 4: the verdict is inconclusive (with a claim, or --strict). With several
+    audits, it is the worst status: 1 before 4, 4 before 0.
 
     \b
     Example:
@@ -74,7 +73,7 @@ def report(
         raise typer.Exit(_one(stores[0], asked, output, export, summary, strict, json))
     for name, given in (("--export", export), ("--summary", summary)):
         if given is not None:
-            raise OptionError(f"{name} must be of one store, got {len(stores)} of them: report each by itself")
+            raise OptionError(f"{name} must be given with one store, got {len(stores)} stores: report each by itself")
     raise typer.Exit(_several(stores, asked, output, strict, json))
 
 
@@ -242,15 +241,19 @@ def result_fields(result: AuditResult) -> JsonObject:
 
 def strength_fields(strength: Strength) -> JsonObject:
     """Return the strength of a verdict as JSON."""
-    absent = {"signal": "no signal is seen", "caught": "no such fault would be caught", "needed": strength.why_not}
+    absent = {
+        "signal": ("no signal was observed"),
+        "caught": ("the audit cannot detect such a fault"),
+        "needed": strength.why_not,
+    }
     fields = asdict(strength)
     missing = {name: fields[name] for name in absent if fields[name] is None}
     return fields | out.with_reasons(missing, absent)
 
 
 _INFINITE = {
-    "epsilon": "infinite: these error rates are below what the family reaches even without noise",
-    "largest": "infinite: without a single error, the rates would be below what the family reaches without noise",
+    "epsilon": "infinite: even without noise, the family has larger error rates than these",
+    "largest": "infinite: even without noise, the family has larger error rates than an attack without errors",
     "noise_multiplier": "infinite: guessing explains these error rates",
     "fpr_upper": "one run bounds the number of right guesses, not the two rates",
     "fnr_upper": "one run bounds the number of right guesses, not the two rates",

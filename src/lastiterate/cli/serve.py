@@ -51,7 +51,7 @@ class ServerOptions:
         if json:
             print_json({"url": url})
         else:
-            print_note(f"{url}\nCtrl-C stops it.")
+            print_note(f"{url}\nCtrl-C stops the server.")
             if is_remote:
                 print("everybody who has this address can read these pages; nothing is encrypted", file=sys.stderr)
             if token is None:

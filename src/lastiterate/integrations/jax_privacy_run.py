@@ -1,5 +1,9 @@
 """The run that a configuration of jax-privacy describes, with its sampling and possibly correlated noise.
 
+jax-privacy 2.0 has ``BandMFExecutionPlanConfig`` in ``jax_privacy.experimental.execution_plan``. Its accountant states
+the neighbours. Version 2.2 has ``jax_privacy.execution_plan``, and the plan states the neighbours. Later sources
+call the class ``BandMFConfig`` and give ``expected_participations`` instead of ``sampling_prob``.
+
 A strategy in jax-privacy is a list of the coefficients of a matrix C. The noise is C^-1 times independent normal draws.
 The run's noise multiplier is the standard deviation of these draws over the clipping norm. Its noise filter is C^-1.
 """
@@ -24,6 +28,7 @@ _RELATIONS: dict[str, tuple[Neighbours, float]] = {  # with the sensitivity in c
     "REPLACE_SPECIAL": ("zero-out", 1.0),
     "REPLACE_ONE": ("replace", 2.0),
 }
+_BANDS = ("BandMFExecutionPlanConfig", "BandMFConfig")
 _MOST_ERROR = 1e-9
 
 
@@ -39,10 +44,10 @@ def run_from_jax_privacy(
         instance("optimizer", optimizer, (SGD, Adam), expected)
     kind = type(config)
     name = kind.__name__ if kind.__module__.partition(".")[0] == "jax_privacy" else ""
-    if name not in ("BandMFExecutionPlanConfig", "DpParams"):
+    if name not in (*_BANDS, "DpParams"):
         raise ValueError(
-            f"config must be jax-privacy's BandMFExecutionPlanConfig or DpParams, got {told(config)}: describe other "
-            "runs with lastiterate.DPSGD(...)"
+            f"config must be jax-privacy's {', '.join(_BANDS)} or DpParams, got {told(config)}: describe other runs "
+            "with lastiterate.DPSGD(...)"
         )
     size = config.truncated_batch_size
     if size is not None:
@@ -66,11 +71,11 @@ def _of_bands(config: Foreign, optimizer: Optimizer | None) -> DPSGD:
     clip_norm = float(config.l2_clip_norm)
     if not 0.0 < clip_norm < math.inf:
         raise ValueError(f"l2_clip_norm must be greater than 0 and finite, got {clip_norm!r}")
-    relation = config.accountant.neighboring_relation.name
+    noise, relation = _noise_and_relation(config)
     if relation not in _RELATIONS:
-        raise ValueError(f"accountant must have one of the relations {', '.join(_RELATIONS)}, got {relation}")
+        raise ValueError(f"config must have one of the neighbours {', '.join(_RELATIONS)}, got {relation}")
     neighbours, apart = _RELATIONS[relation]
-    rate, noise = float(config.sampling_prob) / strategy.size, apart * _noise_multiplier(config)
+    rate, noise = _sample_rate(config, strategy.size), apart * noise
     run = DPSGD(config.iterations, rate, noise, "poisson", clip_norm, optimizer=optimizer, neighbours=neighbours)
     if strategy.size == 1:
         return run
@@ -81,13 +86,43 @@ def _of_bands(config: Foreign, optimizer: Optimizer | None) -> DPSGD:
     return run.replace(noise_multiplier=noise, noise_filter=coefficients, min_separation=strategy.size)
 
 
-def _noise_multiplier(config: Foreign) -> float:
-    if config.noise_multiplier is not None:
-        return float(config.noise_multiplier)
-    event = config.plan.dp_event
+def _sample_rate(config: Foreign, bands: int) -> float:
+    """Return the probability that an example is in a given batch. Its group takes part in every ``bands``-th batch."""
+    fields = config.__dataclass_fields__
+    if "sampling_prob" in fields:
+        return float(config.sampling_prob) / bands
+    if "expected_participations" in fields:
+        return float(config.expected_participations) / int(config.iterations)
+    raise _unknown_layout(config, "sampling_prob or expected_participations")
+
+
+def _noise_and_relation(config: Foreign) -> tuple[float, str]:
+    """Return the noise multiplier before bands and neighbours are counted, and the name of the neighbours."""
+    fields = config.__dataclass_fields__
+    if "accountant" in fields:
+        noise = config.noise_multiplier
+        return (
+            _noise_of_event(config.plan.dp_event) if noise is None else float(noise),
+            config.accountant.neighboring_relation.name,
+        )
+    if config.noise_multiplier is None:
+        raise ValueError("noise_multiplier must be given, got None: use the config that calibrate() returns")
+    if not hasattr(config, "make"):
+        raise _unknown_layout(config, "accountant or make()")
+    return float(config.noise_multiplier), config.make().neighboring_relation.name
+
+
+def _noise_of_event(event: Foreign) -> float:
     while not hasattr(event, "noise_multiplier"):
         event = event.event
     return float(event.noise_multiplier)
+
+
+def _unknown_layout(config: Foreign, missing: str) -> ValueError:
+    return ValueError(
+        f"config must have the fields of jax-privacy 2.0 or 2.2, got a {type(config).__name__} without {missing}: "
+        "describe the run with lastiterate.DPSGD(...)"
+    )
 
 
 def _of_parameters(

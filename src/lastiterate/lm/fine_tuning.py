@@ -27,7 +27,9 @@ _TIMED_STEPS = 6
 FIRST_REFERENCE = 2**31  # larger than the number of any trial
 
 Reading = TypeVar("Reading")
-Read = Callable[[Loaded, Tensors], Reading]  # computes the value to keep of a released model, such as its score
+Read = Callable[
+    [Loaded, Tensors], Reading
+]  # function that computes the value to keep of a released model, such as its score
 
 
 class Model(NamedTuple):

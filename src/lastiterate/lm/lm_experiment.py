@@ -154,4 +154,4 @@ def perplexity_before(problem: TextProblem) -> float | None:
 def _cost(run: DPSGD, problem: TextProblem, references: int, counted: int, candidates: int) -> Cost:
     (step, perplexity, gradient), total = time_parts(run, problem), references + counted
     seconds = total * run.steps * step + counted * perplexity + (2 * candidates + references) * gradient
-    return Cost(total, references, seconds, process_peak_bytes(), "from a few steps trained")
+    return Cost(total, references, seconds, process_peak_bytes(), "from a few timed steps")

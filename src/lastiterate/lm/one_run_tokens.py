@@ -77,10 +77,10 @@ class OneRunTokens:
         count = len(facts["canaries"])
         where = "the whole of its gradient" if self.score == "gradient" else "its token's rows of the embeddings"
         what = f"one run: {count} canaries, each a token that never occurs in the data, {self.length} times"
-        score = f"displacement along {where}, apart from what it shares with the others"
+        score = f"displacement along {where}, without the part that it shares with other canaries"
         caveats = (
             protected(facts["protected"]),
-            f"One model with {count} canaries, about half of them included: it is less useful than without them.",
+            f"One model is trained with about half of {count} canaries, which makes it less useful.",
             f"{self.references} models without canaries were trained to centre the scores; they are not counted.",
         )
         return Words(f"{what}; score: {score}", "standard deviations of the noise", caveats)

@@ -74,7 +74,7 @@ class TextProblem:
     unseen: IntArray  # tokens of the tokenizer that occur in none of the texts
     unit: Unit = "text"
     trained: Trained = "all"
-    dtype: hub.Precision = "float32"  # of the model and of releases; sums, noise and updates are in float32
+    dtype: hub.Precision = "float32"  # precision of the model and of releases; sums, noise and updates are in float32
     added_tokens: int = 0
     trust_remote_code: bool = field(default=False, compare=False)
     microbatch: int | None = field(default=None, compare=False)
@@ -123,7 +123,7 @@ class TextProblem:
             device: PyTorch's device. By default, a GPU if there is one.
         """
         integer("longest", longest, 2)
-        instance("texts", texts, Texts, "lm.Texts, as lm.read_texts gives")
+        instance("texts", texts, Texts, "lm.Texts, the result of lm.read_texts")
         instance("held_out", held_out, (Texts, float, type(None)), "lm.Texts, a share in (0, 1) or None")
         _find_device(device)
         folder = hub.model_folder(model, trust_remote_code=trust_remote_code)
@@ -213,7 +213,7 @@ def load(problem: TextProblem) -> Loaded:
     device = _find_device(problem.device)
     folder = hub.model_folder(problem.model, trust_remote_code=problem.trust_remote_code)
     if hub.weights_digest(folder) != problem.weights:
-        raise ValueError(f"model must be the one whose texts were tokenised, but {problem.model!r} has changed since")
+        raise ValueError(f"model must be unchanged since the texts were tokenised, but {problem.model!r} has changed")
     model: Foreign = hub.load_model(folder, dtype=problem.dtype, trust_remote_code=problem.trust_remote_code)
     rows = model.get_input_embeddings().weight.shape[0]
     largest = max(int(given.ids.max()) for given in (problem.tokens, problem.held_out) if given is not None)
@@ -221,7 +221,7 @@ def load(problem: TextProblem) -> Loaded:
         raise ValueError(f"the model must have a row for each of its tokenizer's tokens, got {rows} for {largest}")
     width, positions = problem.tokens.ids.shape[1], getattr(model.config, "max_position_embeddings", None)
     if positions is not None and width > positions:
-        raise ValueError(f"longest must be at most {positions}, the positions that the model has, got {width}")
+        raise ValueError(f"longest must be at most {positions}, the number of positions of the model, got {width}")
     unseen = problem.unseen[problem.unseen < rows]
     if problem.added_tokens:
         model.resize_token_embeddings(rows + problem.added_tokens, mean_resizing=False)

@@ -119,7 +119,7 @@ def read_texts(path: Location, *, persona: bool = False, by: str | None = None) 
     source = find(path, "file")
     examples = list(_examples(source, _lines(source), by))
     if persona and not any(example.personas for example in examples):
-        raise ValueError(f"persona must be False for {str(source)!r}, in which no persona is described")
+        raise ValueError(f"persona must be False for {str(source)!r}, which describes no persona")
     units = {example.unit: example.line for example in examples}
     if len(units) > 1:
         got = f"a dialogue on line {units['dialogue']} and a text on line {units['text']}"
@@ -135,7 +135,7 @@ def split_texts(texts: Texts, held_out: float, seed: int) -> tuple[Texts, Texts]
     """
     share = number("held_out", held_out, 0.0, 1.0, open_low=True, open_high=True)
     integer("seed", seed, 0, 2**63 - 1)
-    instance("texts", texts, Texts, "lm.Texts, as lm.read_texts gives")
+    instance("texts", texts, Texts, "lm.Texts, the result of lm.read_texts")
     count = round(len(texts) * share)
     if not 1 <= count < len(texts):
         got = f"{held_out!r} of {len(texts)}, which is {count}"
@@ -167,7 +167,7 @@ def _lines(path: Path) -> list[str]:
         line = 1 + content.count(b"\n", 0, error.start)
         raise BadFile(f"{str(path)!r} must be UTF-8, got byte 0x{content[error.start]:02x} on line {line}") from None
     if not text.strip():
-        raise BadFile(f"{str(path)!r} must hold at least one text, got a file that is empty")
+        raise BadFile(f"{str(path)!r} must hold at least one text, got an empty file")
     # ``splitlines`` would also split at characters that are valid inside JSON strings.
     return text.replace("\r\n", "\n").split("\n")
 
@@ -231,9 +231,9 @@ def _json_lines(path: Path, lines: list[str], by: str | None) -> Iterator[_Examp
         try:
             record = json.loads(line)
         except (ValueError, RecursionError):
-            raise _bad(path, place, "hold one JSON object a line", "a broken one") from None
+            raise _bad(path, place, "hold one JSON object per line", "a broken one") from None
         if not isinstance(record, dict):
-            raise _bad(path, place, "hold one JSON object a line", f"a {type(record).__name__}")
+            raise _bad(path, place, "hold one JSON object per line", f"a {type(record).__name__}")
         key = next((key for key in _FIELDS if key in record), None)
         if key is None:
             got = f"one with {', '.join(record)[:100] or 'nothing'}"

@@ -76,12 +76,12 @@ def _ask(pictures: Sequence[tuple[str, Spec]]) -> list[bytes]:
     except subprocess.TimeoutExpired:
         raise PictureFailed(_too_long(seconds)) from None
     except OSError as error:
-        raise PictureFailed(f"the process that draws cannot be started: {error.strerror}") from None
+        raise PictureFailed(f"the drawing process cannot be started: {error.strerror}") from None
     if done.returncode < 0:
         raise PictureFailed(_killed(-done.returncode, seconds))
     if done.returncode:
         lines = done.stderr.decode(errors="replace").strip().splitlines()
-        raise PictureFailed(lines[-1] if lines else f"the process that draws ended with status {done.returncode}")
+        raise PictureFailed(lines[-1] if lines else f"the drawing process ended with status {done.returncode}")
     return [base64.b64decode(line) for line in done.stdout.splitlines()]
 
 
@@ -96,7 +96,7 @@ def _killed(number: int, seconds: float) -> str:
         name = signal.Signals(number).name
     except ValueError:
         name = f"signal {number}"
-    return f"the process that draws was ended by {name}, perhaps for lack of memory"
+    return f"the drawing process was ended by {name}, perhaps for lack of memory"
 
 
 FORMATS = ("png", "svg", "pdf", "html")

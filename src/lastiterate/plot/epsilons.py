@@ -99,7 +99,9 @@ def epsilon_panel(result: AuditResult, width: int) -> alt.LayerChart:
     ]
     words = []
     if result.estimates:
-        words.append("Light mark: the largest epsilon this many models can show. Arrow: beyond the picture.")
+        words.append(
+            "Light mark: the largest epsilon this many models can show. Arrow: the value is outside the picture."
+        )
     if any(METHODS[method].is_one_run for method in result.estimates):
         words.append(f"One run: {OWN_COIN}.")
     without = {ANALYSES[name].label: answer for name, answer in result.predictions.items() if answer.value is None}
@@ -147,7 +149,7 @@ def _number(value: Value) -> float | None:
 
 
 def _edge(rows: list[Row]) -> float:
-    """Return the end of the axis, which shows all values except a guarantee that is much larger than the rest."""
+    """Return the end of the axis, which excludes a guarantee that is much larger than all other values."""
     values = sorted(value for row in rows if isinstance(value := row["epsilon"], float) and value > 0.0)
     if not values:
         return 1.0
@@ -236,8 +238,8 @@ def comparison_chart(audits: Sequence[ComparedAudit]) -> alt.VConcatChart:
     words = [
         *(f"{audit.label}: {audit.result.attack}" for audit in audits),
         *(f"* {difference(audit, audits[0])}" for audit in audits if audit.differs),
-        f"Epsilons at delta {spell_exact(audits[0].result.delta)}. Marks, for each audit's own run: blue, what the "
-        "heuristic predicts; orange, what is guaranteed; grey, the ideal signal of linear losses.",
+        f"Epsilons at delta {spell_exact(audits[0].result.delta)}. Marks, for each audit's own run: blue, the "
+        "heuristic; orange, the guarantee; grey, the ideal signal of linear losses.",
         *trust(audits),
         caveat_of(*(audit.result.run for audit in audits)),
     ]

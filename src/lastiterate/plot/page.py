@@ -25,7 +25,7 @@ _WIDE, _NARROW = 446, 330  # width of a picture in pixels, on a desktop (two sid
 def write_page(result: AuditResult, path: Path) -> None:
     """Write the page atomically. The file's name must end in .html."""
     if path.suffix.lower() != ".html":
-        raise ValueError(f"path must be that of a file whose name ends in .html, got {str(path)!r}")
+        raise ValueError(f"path must end in .html, got {str(path)!r}")
     check_target(path)
     write_whole(path, _page(result).encode(), "page")
 
@@ -38,8 +38,8 @@ def parts_of(result: AuditResult) -> dict[str, str]:
         "answer": verdict + _answer(result),
         "tables": _section("Epsilon", _epsilons(result) + _estimates(result) + _quality(result)) + _waterfall(result),
         "about": _section("What was run", _what_was_run(result))
-        + _section("What these numbers do not say", f"<ul>{limits}</ul>")
-        + _section("How to compute them again", _recompute(result)),
+        + _section("Limits of these numbers", f"<ul>{limits}</ul>")
+        + _section("How to compute these numbers again", _recompute(result)),
     }
 
 
@@ -67,10 +67,10 @@ def caveats(result: AuditResult) -> list[str]:
         *result.caveats,
         "An empirical epsilon is a lower bound that this attack found. It does not prove privacy: a better attack may "
         "find more.",
-        f"{caveat_of(result.run)} Only the standard analysis (composition) does, where its assumptions hold.",
+        f"{caveat_of(result.run)} Only the standard analysis (composition) is a guarantee, if its assumptions hold.",
         *([] if _is_one_run(result) else joint),
-        "The confidence holds for each method by itself, not for all of them together.",
-        "A method that is called a family assumes that the mechanism belongs to it. Otherwise its number may be wrong.",
+        "The confidence holds for each method separately, not for all methods together.",
+        "A family method assumes that the mechanism belongs to the family. Otherwise its number may be wrong.",
     ]
 
 
@@ -117,7 +117,7 @@ def _estimates(result: AuditResult) -> str:
         "method",
         "epsilon",
         "confidence" if one_run else "confidence (joint over both error rates)",
-        "canaries in and out" if one_run else "models a world",
+        "canaries in and out" if one_run else "models per world",
         "false positives",
         "false negatives",
         "largest epsilon possible",
@@ -138,7 +138,7 @@ def _estimates(result: AuditResult) -> str:
         ]
         for method, each in result.estimates.items()
     ]
-    return "<h3>What the estimates rest on</h3>" + _table(columns, rows)
+    return "<h3>Data of the estimates</h3>" + _table(columns, rows)
 
 
 def _waterfall(result: AuditResult) -> str:
@@ -148,8 +148,8 @@ def _waterfall(result: AuditResult) -> str:
     seen = ", ".join(
         f"{spell_epsilon(value, found=True)} ({METHODS[name].label})" for name, value in result.detectable.items()
     )
-    words = f"Power: if training is correct, 80% of perfect attacks with these models find at least {seen}."
-    table = _table(["level", f"epsilon at delta {spell_exact(result.delta)}", "what lies between"], rows)
+    words = f"Power: if training is correct, 80% of audits by a perfect attack with these models find at least {seen}."
+    table = _table(["level", f"epsilon at delta {spell_exact(result.delta)}", "difference from the level above"], rows)
     return _section("Why is the number so low?", f"{table}<p>{escape(words)}</p>")
 
 
@@ -180,7 +180,7 @@ def _quality(result: AuditResult) -> str:
 
 def _what_was_run(result: AuditResult) -> str:
     done = f"{len(result.scores_in):,} with the canary and {len(result.scores_out):,} without"
-    trained = {"models": f"{done}, of {result.models:,} planned a world"}
+    trained = {"models": f"{done}; {result.models:,} per world are planned"}
     if _is_one_run(result):
         trained = {"canaries": f"{len(result.scores_in):,} in the model and {len(result.scores_out):,} not"}
     return _facts(
@@ -196,15 +196,13 @@ def _what_was_run(result: AuditResult) -> str:
 
 def _recompute(result: AuditResult) -> str:
     if result.store is None:
-        return "<p>The scores were not stored: only a new audit gives them again.</p>"
+        return "<p>The scores were not stored. Computing these numbers again needs a new audit.</p>"
     method = next(iter(result.estimates), "clopper-pearson")
     command = (
         f"lastiterate report {shlex.quote(str(result.store))} --method {shlex.quote(method)} "
         f"--confidence {result.confidence:g} --delta {spell_exact(result.delta)}"
     )
-    words = (
-        "Estimates come from the stored scores, so no model is trained again for another method, confidence or delta:"
-    )
+    words = "The estimates use stored scores. Another method, confidence or delta needs no new training:"
     return f"<p>{words}</p><pre><code>{escape(command)}</code></pre>"
 
 

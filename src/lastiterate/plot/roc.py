@@ -36,9 +36,9 @@ def roc_panel(result: AuditResult, width: int, height: int) -> alt.LayerChart:
     guesses = np.concatenate((guess, 1.0 - guess[::-1])).tolist()
     chance: list[Row] = [{"fpr": rate, "fnr": 1.0 - rate} for rate in guesses]
     if is_one_run := any(METHODS[method].is_one_run for method in result.estimates):
-        words = ["No band: canaries of one training are not independent. Grey: guessing."]
+        words = ["No band: canaries of one training run are not independent. Grey: guessing."]
     else:
-        error_text = f"Band: {per_cent(result.confidence)}, pointwise, half the error to each rate."
+        error_text = f"Band: {per_cent(result.confidence)}, pointwise, with half of the error for each rate."
         words = [f"{error_text} Dots: bounds that the estimates use. Grey: guessing."]
     words += [f"Without {ANALYSES[name].label}: {why.partition(':')[0]}." for name, why in without.items()]
     look = looks(shown, columns=2 if width >= _TWO_COLUMNS else 1)
@@ -52,7 +52,7 @@ def roc_panel(result: AuditResult, width: int, height: int) -> alt.LayerChart:
         .mark_point(size=75, filled=True, opacity=1.0, color=colour_of(FOUND), stroke="white", strokeWidth=1.2)
         .encode(x=x, y=y, tooltip=["methods:N", "fpr_upper:Q", "fnr_upper:Q"]),
     ]
-    title = panel_title("Errors of the attack, and of the best one predicted", words, width // 6)
+    title = panel_title("Errors of the attack and of the best predicted attack", words, width // 6)
     return layered(*layers).properties(width=width, height=height, title=title)
 
 
@@ -140,12 +140,12 @@ def growth_panel(result: AuditResult, points: Sequence[tuple[int, float]], width
     """Return the lower bound by number of models, as steps, with predictions and guarantees as horizontal lines."""
     rows: list[Row] = [{"models": models, "epsilon": epsilon} for models, epsilon in points]
     title = f"epsilon is at least, at delta {spell_exact(result.delta)}"
-    x = log_x("models", "models a world (log scale)", max(1, points[0][0]), max(result.models, points[-1][0]))
+    x = log_x("models", "models per world (log scale)", max(1, points[0][0]), max(result.models, points[-1][0]))
     y = alt.Y("epsilon:Q", title=title, scale=alt.Scale(zero=True, nice=True), axis=alt.Axis(tickCount=5))
     dots = alt.OverlayMarkDef(color=colour_of(FOUND), size=24, filled=True)
     found = chart_of(rows).mark_line(strokeWidth=2.6, color=colour_of(FOUND), interpolate="step-after", point=dots)
     layers = [found.encode(x=x, y=y, tooltip=["models:Q", "epsilon:Q"])]
-    words = ["This bound holds after every number of models at once: one may look at any time."]
+    words = ["This bound holds for every number of models at once: you may look at any time."]
     most = max([0.1, *(epsilon for _, epsilon in points)])
     for name, answer in result.predictions.items():
         label = ANALYSES[name].label

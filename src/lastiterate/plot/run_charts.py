@@ -93,7 +93,7 @@ def _trade_off_panel(curves: dict[str, PrivacyCurve], track: Track) -> alt.Layer
     label = label.mark_text(text="guessing", angle=slope, dy=-8, color="#777", fontSize=13).encode(x=x, y=y)
     look = looks(ANALYSES[name].label for name in curves)
     best = lines(rows, x, y, {"order": "fpr:Q", **look}, interpolate="monotone")
-    title = "Errors of the best attack on what is released"
+    title = "Errors of the best attack on the released model"
     return layered(chance, label, best).properties(width=_WIDTH, height=_HEIGHT, title=title)
 
 
@@ -118,7 +118,7 @@ def releases_chart(runs: list[DPSGD], delta: float, track: Track = iter) -> alt.
     colours, dashes = dict(zip(labels, _COLOURS, strict=False)), dict(zip(labels, _DASHES, strict=False))
     x = log_x("releases", "released iterates, equally spaced (log scale)", 1, max(run.steps for run in runs))
     chart = lines(rows, x, epsilon_y(delta), line_looks("run", colours, dashes, columns=1))
-    left = "On the left the last iterate only, at the right end of each line every one: what composition guarantees."
+    left = "Left: only the last iterate is released. Right end of each line: all iterates are released (composition)."
     return styled(chart.properties(width=620, height=340), "What do checkpoints cost?", [left, caveat_of(*runs)])
 
 
@@ -165,7 +165,7 @@ _LINE, _GOAL, _ASKED = "#0072B2", "#777777", "#D55E00"
 
 def power_chart(found: Power) -> alt.LayerChart:
     """Return the probability of refuting the claim over the number of models, with the goal of 80%."""
-    what = "canaries" if found.one_run else "models a world"
+    what = "canaries" if found.one_run else "models per world"
     rows: list[Row] = [{"models": models, "chance": chance} for models, chance in found.chances]
     x = log_x("models", f"{what} (log scale)", found.chances[0][0], found.chances[-1][0])
     y = alt.Y(
@@ -190,9 +190,9 @@ def power_chart(found: Power) -> alt.LayerChart:
     words = [
         describe(found.run),
         *found.sentences(),
-        f"If training is as described, they find epsilon {spell(best.detectable)} with probability 80% "
+        f"If training is correct, they find at least epsilon {spell(best.detectable)} with probability 80% "
         f"({METHODS[best.method].label}{f', if {OWN_COIN}' if found.one_run else ''}).",
         *found.notes[:1],
     ]
     chart = layered(*layers).properties(width=_POWER_WIDTH, height=_POWER_HEIGHT)
-    return styled(chart, f"How many {what} does it take?", words, 100)
+    return styled(chart, f"How many {what} are needed?", words, 100)

@@ -11,8 +11,8 @@ from lastiterate.formatting import spell_exact
 from lastiterate.plot.page_assets import escape, html_page, verdict_box
 
 FORMATS = (".html", ".md")
-TITLE = "Privacy of a training: summary of an audit"
-_CAVEAT = "An audit finds lower bounds for one attack: it can refute a claim of privacy, and cannot prove one."
+TITLE = "Privacy of a training run: summary of an audit"
+_CAVEAT = "An audit finds lower bounds for one attack. It can refute a claim of privacy, but it cannot prove one."
 
 
 def check_summary(path: Path) -> list[Path]:

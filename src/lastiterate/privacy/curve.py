@@ -6,13 +6,17 @@ The trade-off function is that of Dong et al. (Gaussian Differential Privacy, 20
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal, Protocol, overload
 
 import numpy as np
 
 from lastiterate.common.types import FloatArray, Floats
-from lastiterate.common.validation import SomeNumbers, numbers
+from lastiterate.common.validation import SomeNumbers, number, numbers
+from lastiterate.privacy.gaussian_dp import gaussian_log_delta
+
+_POINTS, _FINER = 13, 4  # the search for the largest distance of two curves: points of a grid, and grids
 
 
 class Pair(Protocol):
@@ -29,6 +33,12 @@ class Pair(Protocol):
 
     def bracket(self, log_delta: Floats) -> tuple[Floats, Floats]:
         """Return a lower and an upper bound on epsilon that allow for the numerical error."""
+
+    def mu(self, smallest_error: float) -> float:
+        """Return the smallest mu whose Gaussian trade-off curve lies below, wherever error rates are at least this."""
+
+    def mu_bracket(self, smallest_error: float) -> tuple[float, float]:
+        """Return a lower and an upper bound on mu that allow for the numerical error."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +89,57 @@ class PrivacyCurve:
             rates = np.clip(self.pair.fnr(inside[()]), 0.0, 1.0 - inside)
         return _plain(np.where(values <= 0.0, 1.0, np.where(values >= 1.0, 0.0, rates)))
 
+    @overload
+    def risk(self, baseline: float) -> float: ...
+    @overload
+    def risk(self, baseline: SomeNumbers) -> FloatArray: ...
+    def risk(self, baseline: float | SomeNumbers) -> float | FloatArray:
+        """Return the largest probability that an attack on the released model succeeds: 1 - fnr(baseline).
+
+        ``baseline`` is the probability that the same attack succeeds against a model that was trained without the
+        person's data. The attack may be membership inference, where the baseline is the rate of false alarms, or
+        singling out, attribute inference or reconstruction.
+        """
+        return 1.0 - self.fnr(numbers("baseline", baseline, 0.0, 1.0)[()])
+
+    def mu(self, smallest_error: float = 1e-10) -> float:
+        """Return the smallest mu whose Gaussian trade-off curve lies below the run's, on a range of error rates.
+
+        The range has all points of the curves at which both error rates are at least ``smallest_error``. Always state
+        this range with mu: a smaller range can give a much smaller mu. Mu is not too small, as far as epsilon is not.
+        """
+        smallest_error = _error("smallest_error", smallest_error)
+        with np.errstate(all="ignore"):
+            return self.pair.mu(smallest_error)
+
+    def mu_bracket(self, smallest_error: float = 1e-10) -> tuple[float, float]:
+        """Return (lower, upper) bounds on mu. The upper bound is as certain as the upper end of ``bracket``."""
+        smallest_error = _error("smallest_error", smallest_error)
+        with np.errstate(all="ignore"):
+            return self.pair.mu_bracket(smallest_error)
+
+    def regret(self, smallest_error: float = 1e-10) -> float:
+        """Return the largest distance between the trade-off curves of the run and of its mu (Gomez et al. 2025).
+
+        Moved along the diagonal by this distance, the run's curve lies below the Gaussian curve. The distance is
+        the largest (delta of mu - delta of the run) / (1 + e^epsilon) over all epsilons. It is small if mu says all.
+        Delta is the larger one of both directions, so the run's curve is the lower one.
+        """
+        mu = self.mu(smallest_error)
+        if not math.isfinite(mu):
+            return math.inf
+
+        def distance(epsilon: FloatArray) -> FloatArray:
+            of_mu = np.exp(gaussian_log_delta(np.float64(mu), epsilon))
+            return np.asarray((of_mu - self.delta(epsilon)) / (1.0 + np.exp(epsilon)))
+
+        points = np.linspace(0.0, 0.5 * mu * mu + 3.0 * mu, _POINTS)
+        for _ in range(_FINER):
+            found = distance(points)
+            best = int(np.argmax(found))
+            points = np.linspace(points[max(best - 1, 0)], points[min(best + 1, _POINTS - 1)], _POINTS)
+        return max(float(found.max()), 0.0)
+
     def advantage(self) -> float:
         """Return the largest difference of true and false positive rate that any test achieves."""
         return self.delta(0.0)
@@ -93,6 +154,10 @@ class PrivacyCurve:
         with np.errstate(all="ignore"):
             lower, upper = self.pair.bracket(np.log(values))
         return _plain(np.maximum(lower, 0.0)), _plain(np.where(np.isnan(upper), np.inf, upper))
+
+
+def _error(name: str, value: float) -> float:
+    return number(name, value, 1e-100, 0.5, open_high=True)
 
 
 def _plain(values: Floats) -> float | FloatArray:

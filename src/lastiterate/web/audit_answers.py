@@ -33,7 +33,7 @@ def detail(path: str, name: str, width: int) -> Fields:
 
     fields, evidence = _read(path)
     if evidence is None:
-        return fields | {"waits": "No model of both worlds is there yet."}
+        return fields | {"waits": "There are no scores of both worlds yet."}
     question = Question()
     result = report(evidence, question)
     charts = page_charts(result, width, growth_of(evidence, question))
@@ -72,7 +72,7 @@ def _begun(store: Store) -> Fields:
         "run": describe(record.run),
         "attack": printable(crafted["words"]["attack"]) if crafted else "the canary is being crafted",
         "done": len(trials),
-        "read": monotonic(),  # a page receives these fields in two ways, and shows the newer ones
+        "read": monotonic(),  # a page receives these fields in two ways, and shows the newest
         "planned": record.design.trials,
         "is_open": isinstance(record.design, OpenEnded),
         "trial_seconds": float(trials.seconds.mean()) if len(trials) else 0.0,

@@ -134,7 +134,7 @@ class Audits:
     async def events(self) -> AsyncIterator[str]:
         """Yield the list of audits as a server-sent event, whenever the list changes."""
         if self._watchers >= _MOST_WATCHERS:
-            yield f"event: refused\ndata: {json.dumps('too many pages watch this folder')}\n\n"
+            yield f"event: refused\ndata: {json.dumps('too many pages are watching this folder')}\n\n"
             return
         self._watchers += 1
         if self._looking is None or self._looking.done():
@@ -176,7 +176,7 @@ class Audits:
 
     async def _look(self) -> None:
         while self._watchers:
-            with suppress(OSError):  # the folder is gone, or cannot be read at the moment
+            with suppress(OSError):  # the folder is gone, or cannot be read now
                 await self._look_once()
             await asyncio.sleep(_PAUSE)
 

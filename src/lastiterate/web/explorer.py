@@ -57,11 +57,11 @@ Part = Literal["quick", "slow", "convex"]
 
 ATTACK_FPR = 0.01
 QUICK = ("last_iterate", "full_batch")
-_POINTS = {"steps": 25, "errors": 41, "noise": 25}  # points of a line of a quick analysis
-_FEW = {"steps": 9, "errors": 13, "noise": 9}  # points of a line of a slow analysis
+_POINTS = {"steps": 25, "errors": 41, "noise": 25}  # number of points in a line of a quick analysis
+_FEW = {"steps": 9, "errors": 13, "noise": 9}  # number of points in a line of a slow analysis
 _SPAN = 5.0  # the chart shows noise from 1/5 to 5 times the noise of the run
-_SECONDS = {"quick": 2.5, "slow": 2.5, "convex": 8.0}  # time limits: a line has the points found until then
-_LEAST = 5  # points that are computed regardless of the time limit, to show the shape of a line
+_SECONDS = {"quick": 2.5, "slow": 2.5, "convex": 8.0}  # time limits in seconds: after them, a line has fewer points
+_LEAST = 5  # number of points that are computed regardless of the time limit
 _MARKED = 60  # most released iterates that a chart marks
 _KINDS = {"heuristic": "prediction", "guarantee": "guarantee", "baseline": "comparison"}
 _NOT_HERE = "max_over_steps"  # the analysis that the page does not offer for calibration
@@ -149,7 +149,7 @@ def _question(reader: Reader, texts: Mapping[str, str]) -> tuple[DPSGD, float, d
     options = {name: text for name, text in given.items() if name != "delta" and name not in ASKED}
     if "noise_filter" in options and written_number(options["noise_filter"].partition(",")[0]) is None:  # a file
         got = options["noise_filter"]
-        raise BadArgument("--noise-filter", f"must be numbers separated by commas, or a file of them, got {got!a}")
+        raise BadArgument("--noise-filter", f"must be numbers separated by commas, or a file of numbers, got {got!a}")
     run = reader.run(options)
     if "delta" not in given:
         raise BadArgument("--delta", "must be given")
@@ -194,8 +194,9 @@ def _attacks(run: DPSGD, name: str) -> list[JsonObject]:
     who = "is predicted to find" if name == "last_iterate" else "finds at most"
     share = min(1.0, 0.5 + 0.5 * advantage.value)
     words = (
-        f"The best attack {who} {_share(power.value)} of the members at {per_cent(ATTACK_FPR)} false alarms. Shown a "
-        f"member or a non-member, it is right in {_share(share)} of all cases; guessing is right in 50%."
+        f"The best attack {who} {_share(power.value)} of the members at a false positive rate of "
+        f"{per_cent(ATTACK_FPR)}. It tells a member from a non-member in {_share(share)} of all cases; a guess is "
+        "right in 50%."
     )
     numbers = {"power": power.value, "advantage": advantage.value}
     return [{"analysis": name, "kind": _KINDS[ANALYSES[name].kind], **numbers, "words": words}]

@@ -24,7 +24,7 @@ GROUPS: dict[Group, str] = {
     "privacy": "Noise and delta",
     "training": "Sampling",
     "optimizer": "Optimizer",
-    "release": "What is released, and to whom it matters",
+    "release": "What is released, and the unit of privacy",
 }
 
 
@@ -49,17 +49,19 @@ class Field:
 
 FIELDS = (
     Field("dataset_size", "data set size", "data", "examples", "50000", low=100, high=1e7, is_whole=True),
-    Field("batch_size", "batch size", "data", "examples, as expected", "512", low=1, high=65536, is_whole=True),
+    Field("batch_size", "batch size", "data", "examples (expected number)", "512", low=1, high=65536, is_whole=True),
     Field("length", "length in", "data", usual="epochs", choices=("epochs", "steps")),
     Field("epochs", "epochs", "data", "passes", "60", low=1, high=1000, needs=("length", ("epochs",))),
     Field(
         "steps", "steps", "data", "updates", "5859", low=1, high=1e6, is_whole=True, needs=("length", ("steps",))
     ),
-    Field("noise_multiplier", "noise multiplier", "privacy", "in clipping norms", "0.7", low=0.1, high=20),
+    Field("noise_multiplier", "noise multiplier", "privacy", "in units of the clipping norm", "0.7", low=0.1, high=20),
     Field("delta", "delta", "privacy", "below 1 / examples", "1e-5", low=1e-10, high=1e-2),
     Field("noise_filter", "noise filter", "privacy", "correlated noise, as 1,-0.5; empty: independent"),
     Field(
-        "min_separation", "separation", "privacy", "steps between batches with one example", "1", low=1, high=1000,
+        "min_separation", "separation", "privacy", (
+                "steps between batches with the same example"
+                ), "1", low=1, high=1000,
         is_whole=True, needs=("noise_filter", ()),
     ),
     Field("sampling", "batches are drawn", "training", usual="poisson", choices=get_args(Sampling)),
@@ -68,10 +70,12 @@ FIELDS = (
         needs=("sampling", ("shuffled",)),
     ),
     Field(
-        "optimizer", "optimizer", "optimizer", "none: every step counts alike", "", ("", "sgd", "adam", "adamw"),
+        "optimizer", "optimizer", "optimizer", (
+                "none: all steps have the same weight"
+                ), "", ("", "sgd", "adam", "adamw"),
     ),
     Field(
-        "learning_rate", "learning rate", "optimizer", "any, if it is constant", "0.1", low=1e-4, high=10,
+        "learning_rate", "learning rate", "optimizer", "any value, if it is constant", "0.1", low=1e-4, high=10,
         needs=("optimizer", ("sgd", "adam", "adamw")),
     ),
     Field(
@@ -85,9 +89,9 @@ FIELDS = (
     Field(
         "averaging", "averaging", "optimizer", "uniform, or a decay; empty: none", needs=("optimizer", ("sgd",))
     ),
-    Field("convex", "contraction", "optimizer", "if losses are convex: how steps contract, in (0, 1]"),
+    Field("convex", "contraction", "optimizer", "for convex losses: contraction of a step, in (0, 1]"),
     Field("releases", "released models", "release", "how many, or after which steps: 100,400", "1"),
-    Field("group_size", "examples of a person", "release", "", "1", low=1, high=100, is_whole=True),
+    Field("group_size", "examples of one person", "release", "", "1", low=1, high=100, is_whole=True),
     Field(
         "neighbours", "neighbours", "release", "empty: add-remove, or zero-out if batches are shuffled or fixed", "",
         ("", *get_args(Neighbours)), "default",
@@ -132,7 +136,8 @@ def description() -> JsonObject:
 
 
 def counting(texts: dict[str, str]) -> dict[str, str]:
-    """Return the texts that are used, by option. Empty fields and fields whose ``needs`` is not met are not used.
+    """Return the texts of the fields that are used, by option. Empty fields are not used, nor fields whose ``needs``
+    are not met.
 
     If the field "length" is not given, it is "steps" if only steps are given, and "epochs" otherwise.
     """

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 # Responses: JSON, or one sentence that says what is wrong.
 
-_LEFT = 499  # status after the client has disconnected, which nobody reads
+_LEFT = 499  # status for a client that has disconnected
 
 
 async def answered(request: Request, question: Awaitable[Fields | None]) -> Response | None:
@@ -57,7 +57,7 @@ async def answered(request: Request, question: Awaitable[Fields | None]) -> Resp
     except (TooLong, Broke) as trouble:
         return json_of({"error": str(trouble), "field": None}, 503)
     except RuntimeError as fault:
-        return json_of({"error": f"this should not have happened: {fault}", "field": None}, 500)
+        return json_of({"error": f"internal error: {fault}", "field": None}, 500)
     finally:
         left.cancel()
         asked.cancel()
@@ -321,10 +321,10 @@ def listen(host: str, port: int | None, allow_remote: bool) -> socket.socket:
         except OSError as error:
             listening.close()
             if error.errno == errno.EADDRINUSE and each == wanted[-1]:
-                raise ValueError(f"--port {each} is taken by another program: choose another one") from None
+                raise ValueError(f"--port {each} is used by another program: choose another port") from None
             if error.errno != errno.EADDRINUSE:
                 raise ValueError(f"--host {host} and --port {each} cannot be listened on: {error.strerror}") from None
-    raise AssertionError("one of the ports was taken or refused")
+    raise AssertionError("another program uses one of the ports")
 
 
 def address_of(listening: socket.socket, host: str, path: str, token: str | None) -> str:

@@ -86,7 +86,7 @@ class _Worker:
             self.end()
             exchange.add_done_callback(_forget)
             raise TooLong(
-                f"this takes longer than the {self._seconds:g} seconds that a page waits: use the command line instead"
+                f"this takes longer than a page waits ({self._seconds:g} seconds): use the command line instead"
             )
         return exchange.result()
 
@@ -146,7 +146,9 @@ def _serve(pipe: Connection, seconds: float) -> None:
         except (ValueError, ArithmeticError, OSError) as error:
             refusal = error if isinstance(error, BadArgument) else ValueError(str(error))
         except MemoryError:
-            refusal = ValueError("the run needs more memory than there is: describe it with fewer distinct steps")
+            refusal = ValueError(
+                "the run needs more memory than this machine has: describe it with fewer distinct steps"
+            )
         except Exception as error:  # a bug must not end the process
             refusal = RuntimeError(f"{type(error).__name__}: {error}")
         if sys.platform != "win32":

@@ -131,9 +131,10 @@ def with_helper(tmp_path, monkeypatch):
 def test_what_a_trainer_imports_must_be_the_same_on_every_node(nodes, with_helper):
     trainer, theirs = with_helper
     assert max(audit(nodes, trainer).scores_in) < 7.0
+    said = r"^node .* must have the same module 'shifted_by' as this process, with digest"
     with (
         one_more(nodes, SOURCE, theirs),
-        pytest.raises(ValueError, match=r"^node .* must have the module 'shifted_by' that is used here, of digest"),
+        pytest.raises(ValueError, match=said),
     ):
         audit(nodes, trainer)
 
@@ -181,7 +182,7 @@ def train(seed, canary):
     audit.send_signal(number)
     said = finish(audit, status)
     if number == signal.SIGTERM:
-        assert said == f"stopped; what was trained is in {store}: the same command resumes\n"
+        assert said == f"stopped; the scores so far are in {store}: the same command resumes\n"
     session = (tmp_path / "session").read_text()
     until = time.monotonic() + 20.0
     while (left := subprocess.run(["pgrep", "-a", "-s", session], capture_output=True, text=True).stdout) and (

@@ -81,4 +81,4 @@ def test_any_changed_line_of_the_package_is_another_program(tmp_path):
 def test_a_node_without_lastiterate_is_refused():
     ours = node.report([])
     theirs = {**ours, "sources": None, "version": None, "node": "n"}
-    assert node.disagreement(ours, theirs).endswith("got none: install the same one on all machines of the cluster")
+    assert node.disagreement(ours, theirs).endswith("got none: install the same version on all machines of the cluster")

@@ -18,7 +18,7 @@ import pytest
 import lastiterate as li
 from lastiterate import attacks
 from lastiterate.auditing.audit_target import find_subject
-from lastiterate.auditing.engines.ray_driver import WorkerDied, check_answer
+from lastiterate.auditing.engines.ray_driver import WorkerDied
 from lastiterate.auditing.engines.ray_engine import Ray
 from lastiterate.auditing.engines.ray_worker import import_ray
 from lastiterate.auditing.experiments.user_trainer import trainer_seed
@@ -186,7 +186,7 @@ def test_divergence_in_a_worker_is_told_as_if_it_were_here():
 
 def test_a_trainer_that_cannot_be_sent_is_one_sentence():
     lock = threading.Lock()
-    with pytest.raises(ValueError, match="must be one that can be sent to other processes"):
+    with pytest.raises(ValueError, match="must be picklable, to be sent to other processes"):
         audit(lambda seed, canary: lock, None, 2, engine="ray")
 
 
@@ -256,14 +256,8 @@ def test_gpus_and_cores_of_a_task_can_be_set():
 
 @pytest.mark.parametrize("asked", [dict(gpus=2), dict(cpus=3)])
 def test_a_task_that_fits_nowhere_is_refused(asked):
-    with pytest.raises(ValueError, match="must fit into the cluster, which has 2 CPUs and 1 GPUs"):
+    with pytest.raises(ValueError, match="must need at most the 2 CPUs and 1 GPUs of the cluster"):
         audit(gaussian, None, 2, engine=Ray(**asked))
-
-
-@pytest.mark.parametrize("asked", [dict(gpus=-1), dict(gpus=1.5), dict(cpus=2.5), dict(retries=-1)])
-def test_bad_settings_are_refused(asked):
-    with pytest.raises(ValueError, match=f"^{next(iter(asked))} must be"):
-        Ray(**asked)
 
 
 def test_a_cluster_that_was_there_is_left_as_it_is(ray):
@@ -325,12 +319,6 @@ def test_an_address_that_does_not_answer_is_one_sentence_at_once(tmp_path):
     assert time.monotonic() - began < 20.0
     assert found.returncode == 2
     assert found.stderr == (
-        f"address must be of a Ray cluster, but nothing answers at {address!r}: Connection refused\n"
+        f"address must be that of a Ray cluster, but nothing answers at {address!r}: Connection refused\n"
     )
     assert found.stdout == ""
-
-
-@pytest.mark.parametrize("address", ["nowhere", "host:", "host:x", "ray://", "127.0.0.1:99999"])
-def test_an_address_without_host_and_port_is_refused(address):
-    with pytest.raises(ValueError, match=r"^address must be HOST:PORT, ray://HOST:PORT, auto or local, got"):
-        check_answer(address)

@@ -73,7 +73,7 @@ def test_a_split_holds_too_and_corrected_is_a_split():
 
 
 def test_it_shows_about_what_as_many_models_would():
-    """500 models a world, of which each has a canary of its own; 1,000 canaries of one run."""
+    """500 models per world, of which each has a canary of its own; 1,000 canaries of one run."""
     perfect = li.estimate(np.ones(500), np.zeros(500), method=METHOD, threshold=0.5)
     models = li.estimate(np.ones(500), np.zeros(500), method="clopper-pearson", threshold=0.5)
     assert perfect.epsilon == perfect.largest == pytest.approx(models.epsilon, abs=0.05)

@@ -7,7 +7,7 @@ import pytest
 
 import lastiterate as li
 from lastiterate.auditing.evidence.one_run.guesses import bound_by_counts, usual_guesses
-from lastiterate.auditing.evidence.one_run.one_run_power import OneRunPlan, allowed_by, best_guesses, best_plan
+from lastiterate.auditing.evidence.one_run.one_run_power import OneRunPlan, best_guesses, best_plan
 from tests.auditing.evidence.test_one_run_family import SHUFFLED, SPARSE, counts
 
 GAUSSIAN = li.DPSGD(1, 1.0, 1.0)
@@ -61,14 +61,3 @@ def test_a_useful_number_of_canaries_shows_nearly_as_much_as_the_most():
     assert 500 < plan.canaries < 5000
     assert plan.median("one-run-fdp") >= 0.95 * most.median("one-run-fdp")
     assert best_plan(GAUSSIAN.replace(noise_multiplier=1e3), 80).canaries == 80  # nothing can be seen: all of them
-
-
-def test_what_cannot_be_planned_is_refused():
-    with pytest.raises(ValueError, match="guesses must be"):
-        OneRunPlan(SPARSE, 10, 11)
-    with pytest.raises(ValueError, match="method must be 'one-run'"):
-        OneRunPlan(SPARSE, 10, 10).chance_to_refute(1.0, "one-run-fdp")
-    with pytest.raises(ValueError, match="method must assume a family of the run"):
-        allowed_by(SPARSE, "one-run-fdp")
-    with pytest.raises(ValueError, match="method must be a method of one run that counts right guesses"):
-        OneRunPlan(SPARSE, 10, 10).median("one-run-independent")

@@ -151,28 +151,9 @@ def test_scores_of_less_noise_spread_less_but_for_what_is_not_noise():
 def test_models_are_chosen_so_that_half_of_the_noise_is_found():
     models, words = models_for(RUN, Question())
     assert chance_to_refute(Forecast(RUN, models), claim_of(RUN, 1e-5), 2.0) >= 0.8
-    assert f"{models:,} a world" in words
+    assert f"{models:,} per world" in words
     halves, _ = models_for(RUN, Question(), is_known=False)
     assert 1.5 * models < halves < 3 * models
     most, words = models_for(li.DPSGD(100, 0.1, 0.94, "shuffled"), Question())
     assert most == 4096
-    assert "more are needed" in words
-
-
-@pytest.mark.parametrize(
-    ("given", "why"),
-    [
-        ({"signal": 1.5}, "signal must be in"),
-        ({"spread": 0.5}, "spread must be in"),
-        ({"scores": "other"}, "scores must be one of known, own, all-iterates"),
-        ({"scores": "all-iterates", "one_run": True}, "scores must be 'known' or 'own' if one_run"),
-        ({"leaks_noise": 1e-9}, "leaks_noise must mean noise between"),
-        ({"leaks_noise": 1.0, "leaks_epsilon": 1.0}, "both given"),
-        ({"one_run": True, "validity": "anytime"}, "validity must be 'fixed'"),
-        ({"models": 0}, "models must be an integer"),
-        ({"methods": ["one-run"]}, "method must be one of"),
-    ],
-)
-def test_what_cannot_be_planned_is_refused_in_a_sentence(given, why):
-    with pytest.raises(ValueError, match=why):
-        li.power(RUN, **given)
+    assert "more models are needed" in words

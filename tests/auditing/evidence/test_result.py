@@ -1,6 +1,5 @@
 """A result shows itself: as the table of the command line, as a picture and as a page."""
 
-import html
 import sys
 
 import pytest
@@ -26,19 +25,6 @@ def test_a_result_prints_as_the_command_line_does(tmp_path, monkeypatch):
     table, _, files = printed.partition("Picture: ")
     assert str(read("x.sqlite")) + "\n" == table
     assert files
-
-
-def test_a_result_prints_plainly_wherever_it_is_printed(result, monkeypatch):
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    assert "\x1b" not in str(result)
-    assert f"Verdict: {result.verdict}." in str(result)
-    assert result.strength.words in " ".join(str(result).split())
-
-
-def test_notebooks_get_the_same_table(result):
-    shown = result._repr_html_()
-    assert html.unescape(shown) == f"<pre>{result}</pre>"
-    assert "d' " not in shown  # it is escaped
 
 
 def test_a_result_draws_itself_and_writes_its_page(result, tmp_path):

@@ -44,8 +44,8 @@ def test_scores_on_one_side_of_the_threshold_are_inconclusive():
 
 def test_a_score_that_does_not_see_the_canary_is_inconclusive():
     result = audit(lambda seed, canary: float(np.random.default_rng([seed, canary]).normal()), 200)
-    assert (result.verdict, "no signal is seen" in result.reason) == ("inconclusive", True)
-    assert result.strength.words == "This audit would have caught nothing: it sees no signal."
+    assert (result.verdict, "there is no signal" in result.reason) == ("inconclusive", True)
+    assert result.strength.words == "This audit would have caught no fault: its scores show no signal."
 
 
 def test_a_few_models_that_return_parameters_are_inconclusive():

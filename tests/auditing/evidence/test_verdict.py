@@ -105,14 +105,14 @@ def test_too_few_scores_are_inconclusive_and_say_the_chance_and_how_many_it_take
     )
     assert verdict == "inconclusive"
     assert "refutes a training with 2 times the claimed epsilon with probability" in reason
-    assert "models a world would" in reason
+    assert "models per world would" in reason
     assert strength.chance < 0.8
 
 
 def test_a_claim_that_no_number_of_models_can_refute_says_so():
     scores = normal(0, 5.0, 50), normal(1, 0.0, 50)
     _, reason, _ = judge_scores(*scores, claim_of(None, 1e-5, 30.0), LAST, 1e-5, 0.95, 2.5, None)
-    assert "Even 65,536 models a world would not be enough." in reason
+    assert "Even 65,536 models per world would not be enough." in reason
 
 
 def test_equal_scores_of_one_run_are_why_it_cannot_tell():

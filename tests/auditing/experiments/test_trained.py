@@ -28,7 +28,7 @@ def test_401_examples_in_batches_of_100_are_five_batches_an_epoch():
 
 @pytest.mark.parametrize("noise", [0.5, 1.001, np.linspace(0.9, 1.1, 8)])
 def test_another_noise_is_refused_with_both_values(noise):
-    with pytest.raises(ValueError, match=r"noise_multiplier must be what was trained with, .*, but the run declares 1"):
+    with pytest.raises(ValueError, match=r"noise_multiplier must be that of the training, .*, but the run declares 1"):
         li.Trained(0.0, noise_multiplier=noise).check(RUN)
 
 

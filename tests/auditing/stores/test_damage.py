@@ -65,7 +65,7 @@ def test_a_damaged_store_is_refused(path, damage):
     before = contents(path.parent)
     for call in (begin, lambda path: Store.read(path).record):
         assert refusal(call, path) == (
-            f"the store {str(path)!r} is damaged: restore it from a copy or name another one"
+            f"the store {str(path)!r} is damaged: restore it from a copy, or choose another store"
         )
     assert contents(path.parent) == before
 
@@ -75,7 +75,7 @@ def test_an_unknown_format_is_refused_and_left_alone(path):
     with closing(sqlite3.connect(path)) as database:
         database.execute("PRAGMA user_version = 2")
     before = contents(path.parent)
-    said = f"{str(path)!r} has store format 2, which this version of lastiterate cannot read: name another store"
+    said = f"{str(path)!r} has store format 2, which this version of lastiterate cannot read: choose another store"
     assert refusal(begin, path) == refusal(Store.read, path) == said
     assert contents(path.parent) == before
 
@@ -132,7 +132,7 @@ def test_a_read_only_file_is_refused_to_a_writer(nobody):
     begin(folder / "x.sqlite").close()
     folder.chmod(0o777)
     protect(folder / "x.sqlite")
-    assert "must be writable, got one that is protected" in refusal(begin, folder / "x.sqlite")
+    assert "must be writable, but it is protected" in refusal(begin, folder / "x.sqlite")
     Store.read(folder / "x.sqlite").close()
 
 

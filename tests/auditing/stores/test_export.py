@@ -84,7 +84,7 @@ def test_no_trials_make_an_empty_table(tmp_path, path, suffix):
 
 
 def test_a_file_that_cannot_be_written_is_refused(folder, store):
-    with pytest.raises(ValueError, match=r"^the export's file must end in \.csv or \.parquet, got '.*x\.xlsx'$"):
+    with pytest.raises(ValueError, match=r"^the file of the export must end in \.csv or \.parquet, got '.*x\.xlsx'$"):
         export(store, folder / "x.xlsx")
     with pytest.raises(ValueError, match=r"^the export's folder must exist, got '.*missing'$"):
         export(store, folder / "missing" / "x.csv")

@@ -246,7 +246,7 @@ def test_the_command_says_where_the_trials_are_and_ends_with_3(place, how):
     fate = "overwritten, or lost its log," if how == "overwritten" else "removed"
     assert lost.stderr == (
         f"the store {str(place)!r} was {fate} while the audit ran: its 7 trials are now in "
-        f"{str(folder / 's-rescued.sqlite')!r}, and the same command goes on with that as its store\n"
+        f"{str(folder / 's-rescued.sqlite')!r}, and the same command continues with this file as --store\n"
     )
     resumed = run(folder / "s-rescued.sqlite", "")
     assert (resumed.returncode, resumed.stderr) == (0, "")

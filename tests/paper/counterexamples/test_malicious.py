@@ -78,7 +78,7 @@ def test_sentences_carry_the_numbers_and_the_caveat(found):
 def test_one_step_is_no_counterexample_and_one_bit_of_it_matches():
     found = malicious.probe(replace(malicious.DEFAULTS, steps=1, sample_rate=0.1, models=20))
     one, linear, _ = STORIES["malicious"].sentences(found)
-    assert "with 1 of composition it matches the standard analysis" in one
+    assert "with 1 of composition's epsilon: it matches the standard analysis" in one
     assert "this is no counterexample" in linear
 
 

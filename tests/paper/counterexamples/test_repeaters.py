@@ -243,27 +243,7 @@ def test_runs_for_which_the_encoding_does_not_work_are_refused(run, words):
         Malicious("linear").craft(run, None, None)
 
 
-def test_bad_arguments_are_refused_by_name():
-    with pytest.raises(ValueError, match="encoding must be one of one-bit, linear, got 'two-bit'"):
-        Malicious("two-bit")
-    with pytest.raises(ValueError, match="threshold must be"):
-        Malicious("one-bit", float("nan"))
-    with pytest.raises(ValueError, match=r"threshold must be None for the encoding 'linear', got 1\.0"):
-        Malicious("linear", 1.0)
-
-
 def test_without_a_threshold_it_is_the_best_one():
     assert Malicious("one-bit").craft(RUN, None, None)["threshold"] == best_threshold(RUN, 1e-5)
     assert Malicious("one-bit", 0.0).craft(RUN, None, None)["threshold"] == 0.0
     assert "threshold" not in Malicious("linear").craft(RUN, None, None)
-
-
-def test_attacks_are_described_in_words():
-    for encoding, words, unit in (
-        ("one-bit", "one bit a step at threshold", "bits"),
-        ("linear", "the value of", "nats"),
-    ):
-        attack = Malicious(encoding)
-        found = attack.words({"threshold": 2.0})
-        assert words in found.attack
-        assert unit in found.unit

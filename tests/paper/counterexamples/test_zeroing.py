@@ -68,7 +68,8 @@ def test_probe_refutes_the_heuristic():
     assert found.fields == {"region_first": 2, "region_last": 1595, "lowest_steps": 21}
     assert case.exact.value == pytest.approx(one_step, rel=1e-9)
     assert found.predictions["last_iterate"].value < case.empirical < one_step
-    assert "2 to 1,595 steps, and lowest at 21" in STORIES["zeroing"].sentences(found)[2]
+    said = STORIES["zeroing"].sentences(found)[2]
+    assert "2 to 1,595 steps is below the heuristic of one step. It is lowest at 21" in said
     assert "4.23 times as much" in STORIES["zeroing"].sentences(found)[1]
     assert "the heuristic is too low here" in str(counterexample_chart(found, "A title").to_dict())
 

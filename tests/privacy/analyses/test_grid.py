@@ -23,19 +23,3 @@ def test_grid_equals_single_calls_and_broadcasts():
 def test_scalars_give_a_float():
     assert isinstance(li.last_iterate_epsilon(1000, 0.01, 1.0, 1e-5), float)
     assert li.last_iterate_epsilon(1000, 0.01, 1.0, 1e-5) == pytest.approx(1.27775588779, abs=1e-11)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "name"),
-    [
-        ((0, 0.1, 1.0, 1e-5), "steps"),
-        ((1.5, 0.1, 1.0, 1e-5), "steps"),
-        ((1, 1.5, 1.0, 1e-5), "sample_rate"),
-        ((1, 0.1, -1.0, 1e-5), "noise_multiplier"),
-        ((1, 0.1, [1.0, np.nan], 1e-5), "noise_multiplier"),
-        ((1, 0.1, 1.0, 0.0), "delta"),
-    ],
-)
-def test_bad_items_are_named(arguments, name):
-    with pytest.raises(ValueError, match=f"^{name} must be"):
-        li.last_iterate_epsilon(*arguments)

@@ -159,13 +159,6 @@ def test_scalars_give_floats_and_arrays_give_arrays_of_their_shape():
     assert curve.delta(math.inf) == 0.0
 
 
-@pytest.mark.parametrize("delta", [0.0, 1.0, -1e-5, 2.0, math.nan, "x", None])
-def test_bad_delta_is_named(delta):
-    curve = li.last_iterate(li.DPSGD(steps=10, sample_rate=0.1, noise_multiplier=1.0))
-    with pytest.raises(ValueError, match=r"^delta must be"):
-        curve.epsilon(delta)
-
-
 def test_errata_small_delta_is_not_too_low():
     run = li.DPSGD(steps=100, sample_rate=0.1, noise_multiplier=2.0)
     assert li.last_iterate(run).epsilon(1e-12) == pytest.approx(4.046, abs=1e-3)

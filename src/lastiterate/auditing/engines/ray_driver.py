@@ -25,7 +25,7 @@ from lastiterate.auditing.user_code import is_installed, neighbours
 from lastiterate.common.errors import ClusterLost
 from lastiterate.common.types import Fields, Foreign
 
-NODE_LOSSES = 100  # largest number of lost nodes that one task may have
+NODE_LOSSES = 100  # largest number of nodes that one task may lose
 NO_ROOM = 60.0  # longest time in seconds during which no node has room for a task
 ANSWER = 60.0  # longest time for a node to report its program or to send a result, in seconds
 _LOOK = 5.0  # seconds between two checks of the nodes
@@ -197,7 +197,7 @@ def connect(address: str | None) -> None:
 
 def not_running(address: str | None, reason: str) -> ValueError:
     """Return the error for an address at which no cluster runs."""
-    return ValueError(f"address must be of a Ray cluster that runs, got {address!r}: {reason}")
+    return ValueError(f"address must be that of a running Ray cluster, got {address!r}: {reason}")
 
 
 def check_answer(address: str) -> None:
@@ -219,9 +219,11 @@ def check_answer(address: str) -> None:
         said = b""
     except OSError as error:
         reason = error.strerror or str(error)
-        raise ValueError(f"address must be of a Ray cluster, but nothing answers at {address!r}: {reason}") from None
+        raise ValueError(
+            f"address must be that of a Ray cluster, but nothing answers at {address!r}: {reason}"
+        ) from None
     if len(said) < _IS_SETTINGS or said[3] != _IS_SETTINGS:
-        raise ValueError(f"address must be of a Ray cluster, but another service listens at {address!r}")
+        raise ValueError(f"address must be that of a Ray cluster, but another service listens at {address!r}")
 
 
 def first_line(error: BaseException) -> str:
@@ -246,7 +248,7 @@ def pack(experiment: Experiment, crafted: Crafted, chunk_size: int | None, share
         pickled = bytes(cloudpickle.dumps((experiment, crafted, chunk_size, 1, sharers)))
     except (TypeError, pickle.PicklingError) as error:
         reason = str(error).partition("\n")[0]
-        raise ValueError(f"the trainer must be one that can be sent to other processes: {reason}") from None
+        raise ValueError(f"the trainer must be picklable, to be sent to other processes: {reason}") from None
     finally:
         for module in by_value.values():
             cloudpickle.unregister_pickle_by_value(module)

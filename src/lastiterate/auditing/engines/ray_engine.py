@@ -104,7 +104,7 @@ class DriverProcess:
             self._connection.send((request, arguments))
             while True:
                 if not self._connection.poll(patience):
-                    raise ClusterLost(f"it has not answered for {patience:.0f} seconds")
+                    raise ClusterLost(f"the cluster has not answered for {patience:.0f} seconds")
                 kind, value = self._connection.recv()
                 if kind == "raised":
                     raise value
@@ -122,7 +122,7 @@ class DriverProcess:
         text = self._said.read().decode(errors="replace")
         errors = re.findall(r"^\[[^\]]* [EFC] [^\]]*\] (?:\([^)]*\) )?\S+:\d+:\s*(.*?)(?:\. |\.?$)", text, re.MULTILINE)
         told = f": {errors[-1].strip()}" if errors else ""
-        return f"the process that was connected to it ended with status {self._process.poll()}{told}"
+        return f"the process connected to the cluster ended with status {self._process.poll()}{told}"
 
 
 def main() -> None:
@@ -217,7 +217,7 @@ class Ray:
         if (slots := demand.slots(have)) < 1:
             cpus, gpus = (have.get(name, 0.0) for name in ("CPU", "GPU"))
             got = f"got cpus {self.cpus:g} and gpus {self.gpus:g}"
-            raise ValueError(f"a task must fit into the cluster, which has {cpus:g} CPUs and {gpus:g} GPUs, {got}")
+            raise ValueError(f"a task must need at most the {cpus:g} CPUs and {gpus:g} GPUs of the cluster, {got}")
         parcel = pack(experiment, crafted, chunk_size, slots)
         said: set[str] = set()
         for report in driver.reports(parcel, demand):
@@ -228,14 +228,14 @@ class Ray:
             try:
                 (answer,) = driver.run(parcel, demand, "chunk_size", [()])
             except WorkerDied as died:
-                raise TrainerFailed(died, "what comes before the first model") from None
+                raise TrainerFailed(died, "work before the first model") from None
             chunk_size = int(_value(answer))
             parcel = pack(experiment, crafted, chunk_size, slots)
         size = chunk_size
 
         def chunks(models: IntArray, present: BoolArray, progress: TrainingProgress | None) -> Iterator[ScoredTrials]:
             # When an audit is stopped, the remaining tasks end with the connection or by themselves. No task is
-            # cancelled: Ray 2.60 crashes if a cancelled task just ends.
+            # cancelled: Ray 2.60 crashes if a task ends while it is cancelled.
             parts = [slice(begin, begin + size) for begin in range(0, len(models), size)]
             calls: list[tuple[Foreign, ...]] = [(models[part], present[part]) for part in parts]
             try:

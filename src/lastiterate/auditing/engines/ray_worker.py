@@ -73,7 +73,9 @@ def _trials(sent: SentTask) -> Trials:
     try:
         experiment, *given = ray.cloudpickle.loads(pickled)
     except ImportError as error:
-        raise ValueError(f"all machines of the cluster must have what the trainer imports: {error}") from None
+        raise ValueError(
+            f"all machines of the cluster must have the packages that the trainer imports: {error}"
+        ) from None
     found: Trials = experiment.trials(*given)
     return found
 

@@ -44,12 +44,12 @@ def disagreement(ours: dict[str, Foreign], theirs: dict[str, Foreign]) -> str | 
     if theirs["sources"] != ours["sources"]:
         there = "none" if theirs["sources"] is None else f"{theirs['version']} with sources {theirs['sources']}"
         here = f"{ours['version']} with sources {ours['sources']}, got {there}"
-        what = "install the same one on all machines of the cluster"
+        what = "install the same version on all machines of the cluster"
         return f"node {theirs['node']} must have the lastiterate of this process, {here}: {what}"
     for name, digest in ours["modules"].items():
         seen = theirs["modules"].get(name)
         if seen is not None and seen != digest:
-            must = f"must have the module {name!r} that is used here, of digest {digest}, got one of {seen}"
+            must = f"must have the same module {name!r} as this process, with digest {digest}, got {seen}"
             return f"node {theirs['node']} {must}: copy the same files to all machines, or remove them there"
     return None
 
@@ -77,7 +77,7 @@ def call(ours: dict[str, Foreign], function: str, sent: Foreign, *arguments: For
         if sentence := disagreement(ours, theirs):
             return "refused", sentence
         importlib.import_module(_WORKER).AGREED.update(theirs["modules"], lastiterate=theirs["sources"])
-    if Path(ours["cwd"]).is_dir():  # so that the user's relative paths are valid
+    if Path(ours["cwd"]).is_dir():  # makes the user's relative paths valid
         os.chdir(ours["cwd"])
     worker: Foreign = importlib.import_module(_WORKER)
     return "answered", worker.answer(function, sent, arguments)

@@ -103,16 +103,19 @@ def difference(audit: ComparedAudit, first: ComparedAudit) -> str:
 def trust(audits: Sequence[ComparedAudit]) -> list[str]:
     """Return sentences on the confidence and validity of the epsilons of several audits."""
     words = [
-        f"Empirical epsilons are lower bounds, each with {per_cent(audits[0].result.confidence)} confidence. "
-        "The largest of several has less confidence, because it was chosen after all were seen."
+        f"Empirical epsilons are lower bounds, each with {per_cent(audits[0].result.confidence)} confidence. The "
+        "largest of several bounds has less confidence, because it is chosen after the results are known."
     ]
     if any(audit.validity == "anytime" for audit in audits):
-        words.append("Anytime: these bounds hold at every moment of the audit, and are therefore a little lower.")
+        words.append("Anytime: these bounds hold at every time during the audit, and are therefore a little lower.")
     found = [estimate for audit in audits for estimate in audit.result.estimates.values()]
     if any(METHODS[each.method].is_one_run for each in found):
         words.append(f"Epsilons from one run hold only if {OWN_COIN}.")
     if not all(THRESHOLDS[each.threshold_choice].is_valid for each in found):
-        words.append("The threshold is the best of all, without correction for this choice: the bounds are invalid.")
+        words.append(
+            "The threshold is the best one for these scores, without a correction for this choice: the bounds "
+            "are invalid."
+        )
     return words
 
 

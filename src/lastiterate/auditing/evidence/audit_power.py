@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Detectable:
-    """The epsilons that a method's bound reaches with probability 80% and 50%, if training is as described."""
+    """The epsilons that a method's bound reaches with probability 80% and 50%, if training is correct."""
 
     method: str
     detectable: float
@@ -59,7 +59,7 @@ class Power:
     """The power of an audit. It prints as the table of the command line.
 
     Attributes as in ``power``, and:
-        models: number of models a world, or number of canaries of the one run.
+        models: number of models per world, or number of canaries of the one run.
         rows: the power of each method.
         claim: the claim to refute, in words.
         leak: the faulty training, in words.
@@ -92,7 +92,7 @@ class Power:
         held = " at every moment" if self.validity == "anytime" else ""
         attack = "a perfect attack"
         if (self.signal, self.spread) != (1.0, 1.0):
-            attack = f"an attack of signal {spell(self.signal)} and spread {spell(self.spread)}"
+            attack = f"an attack with signal {spell(self.signal)} and spread {spell(self.spread)}"
         title = (
             f"{describe(self.run)}; delta {spell_exact(self.delta)}\n"
             f"{self.counted()}, {attack}, {per_cent(self.confidence)} confidence{held}"
@@ -103,21 +103,25 @@ class Power:
             rows.append((method.label, *levels, method.assumes))
         header = ("", "detectable", "median", "what it assumes")
         meaning = (
-            "Detectable: if training is correct, 80% of such audits find at least this epsilon. Median: 50% of them do."
+            "Detectable: if training is correct, 80% of such audits find at least this epsilon. Median: 50% "
+            "of them find at least this epsilon."
         )
         return Table(title, header, rows, {1, 2}, [meaning, *self.sentences(), *self.notes])
 
     def counted(self) -> str:
         """Return the number of models or canaries in words."""
-        return f"{self.models:,} {'canaries of one run' if self.one_run else 'models a world'}"
+        return f"{self.models:,} {'canaries of one run' if self.one_run else 'models per world'}"
 
     def sentences(self) -> list[str]:
         """Return sentences on the claim and on the number of models that refutes it."""
-        what = "canaries" if self.one_run else "models a world"
+        what = "canaries" if self.one_run else "models per world"
         takes = f"more than {self.chances[-1][0]:,}" if self.needed is None else f"{self.needed:,}"
         return [
             f"Claim to refute: {self.claim}. Faulty training: {self.leak}.",
-            f"{self.counted()} refute it with probability {_rounded(self.chance)}; 80% needs {takes} {what}.",
+            (
+                f"{self.counted()} refute the claim with probability {_rounded(self.chance)}; a probability of "
+                f"80% needs {takes} {what}."
+            ),
         ]
 
     def __str__(self) -> str:
@@ -140,9 +144,9 @@ def _rounded(chance: float) -> str:
     return "above 99.9%" if chance > 0.9995 else per_cent(round(chance, 3))
 
 
-MOST_AUTO = 4096  # the largest number of models a world that is chosen automatically
+MOST_AUTO = 4096  # the largest number of models per world that is chosen automatically
 _MOST_SPREAD = 1000.0
-_MOST_FACTOR = 1000.0  # by which noise may be divided or multiplied
+_MOST_FACTOR = 1000.0  # largest factor by which noise may be divided or multiplied
 
 
 def power(
@@ -177,7 +181,7 @@ def power(
         claim_noise: the claim to refute, as a noise multiplier.
         leaks_epsilon: the guaranteed epsilon of the faulty training.
         leaks_noise: the noise multiplier of the faulty training. The default is half of the claimed noise.
-        one_run: audit one training with many canaries.
+        one_run: audit one training run with many canaries.
         scores: "known": the linear analysis predicts the scores, as for the attacks of this package. "own": the scores
             come from a user's trainer or attack, and the threshold "a-priori" means "split". "all-iterates": the attack
             sees every step.
@@ -239,7 +243,7 @@ def forecast_of(
 
 
 def models_for(run: DPSGD, question: Question, *, is_known: bool = True) -> tuple[int, str]:
-    """Return about the smallest number of models a world that refutes the question's fault, and a sentence on it."""
+    """Return about the smallest number of models per world that refutes the question's fault, and a sentence on it."""
     claim = question.claim(run)
     factor = _factor(run, claim, question, None, None)
     expected = _expected(run, LinearScores(), Kind.LAST_ITERATE)
@@ -249,10 +253,10 @@ def models_for(run: DPSGD, question: Question, *, is_known: bool = True) -> tupl
     goal = f"a training with {noise} the claimed noise is refuted with probability {per_cent(CHANCE)}"
     supposed = "if the attack is perfect and losses are linear, a heuristic"
     if needed is not None:
-        return needed, f"models: {needed:,} a world, so that {goal} ({supposed})"
+        return needed, f"models: {needed:,} per world, so that {goal} ({supposed})"
     return MOST_AUTO, (
-        f"models: {MOST_AUTO:,} a world, the largest number that is chosen automatically; more are needed so that "
-        f"{goal} (with these: {spell(chances[MOST_AUTO], 2)}, {supposed})"
+        f"models: {MOST_AUTO:,} per world, the largest number that is chosen automatically; more models are needed so "
+        f"that {goal} (this number: probability {spell(chances[MOST_AUTO], 2)}, {supposed})"
     )
 
 
@@ -272,7 +276,9 @@ def _factor(run: DPSGD, claim: Claim, question: Question, epsilon: float | None,
         try:
             leak = calibrate(run, epsilon=given, delta=question.delta, analysis=guarantee_of(run))
         except ValueError as error:
-            raise ValueError(f"leaks_epsilon must be possible for the run, got {given!r}: {error}") from None
+            raise ValueError(
+                f"leaks_epsilon must be an epsilon that the run can have, got {given!r}: {error}"
+            ) from None
         noise = float(np.max(leak.noise_multiplier))
     elif noise is not None:
         name, given = "leaks_noise", number("leaks_noise", noise, 0.0, open_low=True)
@@ -286,15 +292,16 @@ def _factor(run: DPSGD, claim: Claim, question: Question, epsilon: float | None,
     factor = own / noise
     if not 1.0 / _MOST_FACTOR <= factor <= _MOST_FACTOR:
         raise ValueError(
-            f"{name} must mean noise between 0.001 and 1,000 times the run's noise of {spell(own)}, got {given!r}"
+            f"{name} must correspond to noise between 0.001 and 1,000 times the run's noise of {spell(own)}, "
+            f"got {given!r}"
         )
     return factor
 
 
 def _notes(run: DPSGD, forecast: Forecast) -> tuple[str, ...]:
     notes = [
-        "All numbers assume linear losses (a heuristic). With other losses an audit finds less or more. Bounds that "
-        "assume nothing about the mechanism still hold then, but bounds of a family may not."
+        "All numbers assume linear losses (a heuristic). With other losses an audit finds less or more. Bounds for "
+        "any mechanism still hold then, but bounds of a family may be wrong."
     ]
     if is_adam(run.optimizer):
         notes.append(ADAM_CAVEAT)

@@ -67,7 +67,7 @@ def waterfall_of(
     if heuristic is not None:
         steps.append(Step("heuristic", heuristic, _hidden(steps, heuristic, forecast.run)))
     median = perfect(forecast).reached(found.method, 0.5)
-    what = "canaries of one run" if forecast.one_run else "models a world"
+    what = "canaries of one run" if forecast.one_run else "models per world"
     many = f"{forecast.models:,} {what}, {METHODS[found.method].label}"
     steps.append(Step("perfect attack", median, _sample(steps, median, many)))
     steps.append(Step("found", found.epsilon, _missed(median, found.epsilon, heuristic)))
@@ -76,13 +76,12 @@ def waterfall_of(
 
 def _hidden(before: list[Step], heuristic: float, run: DPSGD) -> str:
     seen = "the last iterate" if run.release_count == 1 else f"the {run.release_count:,} released iterates"
-    verb = "is" if run.release_count == 1 else "are"
     what = kind_of_prediction(run)
     if not before:
         return f"Predicted for {seen} ({what})."
     if (lost := before[-1].epsilon - heuristic) < 0.0:
         return f"The heuristic is {spell(-lost, 3)} above the guarantee, which still holds."
-    return f"Hidden: {spell(lost, 3)}, because only {seen} {verb} seen (predicted, {what})."
+    return f"Hidden: {spell(lost, 3)}, because the attack sees only {seen} (predicted, {what})."
 
 
 def _sample(before: list[Step], median: float, many: str) -> str:
@@ -90,8 +89,8 @@ def _sample(before: list[Step], median: float, many: str) -> str:
     if not before or not math.isfinite(median):
         return f"The sample: {shows}."
     if (lost := before[-1].epsilon - median) < 0.0:
-        return f"The sample costs nothing: {shows}. A bound of low confidence is often too high."
-    return f"The sample costs {spell(lost, 3)}: {shows}."
+        return f"The sample size costs nothing: {shows}. A bound of low confidence is often too high."
+    return f"The sample size costs {spell(lost, 3)}: {shows}."
 
 
 def _missed(median: float, found: float, heuristic: float | None) -> str:
@@ -103,11 +102,11 @@ def _missed(median: float, found: float, heuristic: float | None) -> str:
     if not math.isfinite(median) or not math.isfinite(found):
         return "Found by this attack."
     if abs(lost := median - found) < 0.0005:
-        return "This attack misses nothing: it matched the median perfect attack at this sample size."
+        return "This attack matched the median perfect attack at this sample size."
     if lost < 0.0:
         more = f"Found: {spell(-lost, 3)} more than the median of perfect attacks"
         return f"{more}, by chance or because training is not as described."
-    return f"This attack misses {spell(lost, 3)}: it does not see all of the canary, or found less by chance."
+    return f"This attack misses {spell(lost, 3)}: it sees only a part of the canary, or found less by chance."
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,7 +114,7 @@ class AuditResult:
     """The result of an audit, finished or not. Epsilons are at ``delta``. It prints as the table of the command line.
 
     Attributes:
-        run: the run that was trained, or is claimed to have been.
+        run: the declared run.
         attack: the attack, in one line.
         data: the model and the training data, in one line.
         caveats: sentences that a reader must know about these numbers.
@@ -129,7 +128,7 @@ class AuditResult:
         signal: d', the distance of the two means in standard deviations.
         ideal_signal: the d' of linear losses if only noise moves the score, or None if it is unknown.
         accuracy: the mean test accuracy of the models, or None if it was not measured.
-        models: the planned number of models a world.
+        models: the planned number of models per world.
         store: path of the store with the scores.
         seconds: duration of training and scoring, over all sessions.
         verdict: "violation", "above heuristic", "inconclusive" or "consistent".
@@ -137,7 +136,7 @@ class AuditResult:
         strength: the faults that the verdict would have caught.
         perplexity: the geometric mean of the perplexity of language models on held-out text, or None if not measured.
         perplexity_before: perplexity of the model before training.
-        outlook: the forecast of an audit with this number of models, if training is exactly as described.
+        outlook: the forecast of an audit with this number of models, if training is correct.
         second_moment: Adam's second moment, on models that are not counted, or None if it was not measured.
     """
 
@@ -169,7 +168,9 @@ class AuditResult:
 
     @cached_property
     def detectable(self) -> dict[str, float]:
-        """The epsilon that each method reaches with probability 80%, if training and attack are as expected."""
+        """The epsilon that each method reaches with probability 80%, if training is correct and the attack works as
+        expected.
+        """
         return {} if self.outlook is None else {method: self.outlook.reached(method) for method in self.estimates}
 
     @cached_property
@@ -273,7 +274,8 @@ def _about(result: AuditResult) -> list[str]:
     if result.detectable:
         seen = ", ".join(f"{spell_down(value, 3)} ({method})" for method, value in result.detectable.items())
         words.append(
-            f"Power: if training is correct, 80% of perfect attacks with this many models find at least {seen}."
+            "Power: if training is correct, 80% of audits by a perfect attack with this many models find at "
+            f"least {seen}."
         )
     if result.waterfall:
         levels = " -> ".join(f"{step.rounded} {step.name}" for step in result.waterfall)

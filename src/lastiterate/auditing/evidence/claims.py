@@ -1,4 +1,4 @@
-"""Claims about a training, and the tests that can refute them."""
+"""Claims about the privacy of training, and the tests that can refute them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Test:
     If a ``run`` with the claimed noise is given, error rates or guesses are compared with the curve of its guarantee.
     """
 
-    __test__ = False  # not a test class of pytest
+    __test__ = False  # tells pytest that this class is no test
 
     method: str
     confidence: float
@@ -53,7 +53,7 @@ class Test:
         return _least_fnr(self.run, found.fpr_upper) > found.fnr_upper + 1e-9  # tolerance for numerical error
 
 
-@lru_cache(maxsize=1024)  # the same rates recur
+@lru_cache(maxsize=1024)  # cached, because the same rates recur
 def _least_fnr(run: DPSGD, fpr: float) -> float:
     return float(guarantee_of(run)(run).fnr(fpr))
 
@@ -115,7 +115,9 @@ def claim_of(run: DPSGD | None, delta: float, epsilon: float | None = None, nois
         try:
             needed = calibrate(run, epsilon=claimed, delta=delta, analysis=composition)
         except ValueError as error:
-            raise ValueError(f"claim_epsilon must be possible for the run, got {claimed!r}: {error}") from None
+            raise ValueError(
+                f"claim_epsilon must be an epsilon that the run can have, got {claimed!r}: {error}"
+            ) from None
         return Claim(needed, claimed, last_iterate(needed).epsilon(delta), words)
     if run is None:
         raise ValueError("run must be given unless claim_epsilon is given, got None")
@@ -141,7 +143,7 @@ def check_claims(epsilon: float | None, noise: float | None) -> None:
 
 
 def check_fault(fault: float) -> float:
-    """Validate and return ``fault``: the noise of a faulty training, as a share of the declared noise."""
+    """Validate and return ``fault``: the noise of faulty training, as a share of the declared noise."""
     return number("fault", fault, 0.02, 1.0, open_high=True)
 
 

@@ -123,7 +123,7 @@ class AssumptionFree:
         return None
 
     def merits(self, fpr: FloatArray, fnr: FloatArray, delta: float) -> FloatArray:
-        """Return the mean epsilon of each row of possible upper bounds, with ties broken as for Gaussian noise."""
+        """Return the mean epsilon of each row of possible upper bounds, plus a small term that breaks ties."""
         epsilons = epsilon_of(fpr[:, :, None], fnr[:, None, :], delta)
         overlap = sum(np.clip(ndtri(rate), -_FURTHEST, _FURTHEST).mean(axis=1) for rate in (fpr, fnr))
         return np.asarray(epsilons.mean(axis=(1, 2)) - _TIE * overlap)
@@ -165,7 +165,9 @@ class ErrorCounts:
 
 
 def both(fewer: ErrorCounts, more: ErrorCounts) -> FloatArray:
-    """Return joint probabilities of error counts at two thresholds. A model wrong at the first is wrong at both."""
+    """Return joint probabilities of error counts at two thresholds. A model that is wrong at the first threshold is
+    wrong at both.
+    """
     left = more.models - fewer.counts[:, None]
     rest = max(1.0 - fewer.rate, 1e-300)
     share = min(max((more.rate - fewer.rate) / rest, 0.0), 1.0)

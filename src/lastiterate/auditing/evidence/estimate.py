@@ -156,9 +156,9 @@ def estimate(
     numbers of guesses. For "one-run-independent", "corrected" is the same as "split".
 
     With ``validity`` "fixed", the number of models must have been fixed in advance. With "anytime", the bound holds for
-    all numbers of models at once, and scores must be in the order of the models. The first 64 models a world choose the
-    threshold of "split". "a-priori" predicts the threshold for 512 models a world. Other threshold rules, and methods
-    of one run, raise an error.
+    all numbers of models at once, and scores must be in the order of the models. The first 64 models per world choose
+    the threshold of "split". "a-priori" predicts the threshold for 512 models per world. Other threshold rules, and
+    methods of one run, raise an error.
     """
     found = estimate_or_zero(scores_in, scores_out, delta, confidence, method, threshold, run, validity, guesses)
     if METHODS[method].is_one_run and (unfair := unfair_coins(np.size(scores_in), np.size(scores_out))):
@@ -208,8 +208,8 @@ def estimate_or_zero(
                 guesses = best_guesses(run, inside.size + outside.size, method, delta, confidence)
             made, bound = bound_of(worlds, threshold, method, delta, confidence, run, guesses)
         bounds = Bounds(made.threshold, 1, worlds, made.false_positives, made.false_negatives, *[math.nan] * 4)
-        missed = f"{made.most - made.made:,} of the {made.most:,} canaries to be guessed were not guessed"
-        tied = f"{missed}: their scores are equal to scores that are not to be guessed."
+        missed = f"{made.most - made.made:,} of the {made.most:,} planned guesses were not made"
+        tied = f"{missed}, because the scores of these canaries equal those of canaries that are not guessed."
         caveats = (unfair,) if unfair else (tied,) if made.made < made.most else ()
     else:
         rule = rule_of(method, run)

@@ -147,17 +147,17 @@ class Estimates:
         planned: int = EXPECTED,
         claim: Claim | None = None,
     ) -> None:
-        """Store the scores. With "anytime" validity, thresholds are predicted for ``planned`` models a world."""
+        """Store the scores. With "anytime" validity, thresholds are predicted for ``planned`` models per world."""
         self.question, self.planned, self._claim = question, planned, claim
         self.run, self.expected = run, expected
         self.scores = scores_in, scores_out
         self._known: dict[tuple[str, float], Estimate] = {}
 
     def deciding(self, claim: Claim) -> Estimates:
-        """Return the estimates for judging a claim. Their thresholds and numbers of guesses may be different."""
+        """Return the estimates for judging a claim. They may have other thresholds and numbers of guesses."""
         question = replace(self.question, threshold=deciding(self.question.threshold))
         decides = Estimates(self.run, self.expected, *self.scores, question, self.planned, claim)
-        if question == self.question:  # the claim changes nothing but the number of guesses of one run
+        if question == self.question:  # the claim changes only the number of guesses of one run
             decides._known = {key: found for key, found in self._known.items() if found.guesses is None}
         return decides
 
@@ -193,7 +193,7 @@ class Estimates:
         if isinstance(self.expected, Unknown):
             return "split"
         sizes = len(self.scores[0]), len(self.scores[1])
-        if is_one_run:  # the number of canaries that are in would reveal something about the coins
+        if is_one_run:  # the number of included canaries would reveal something about the coins
             sizes = (max(sum(sizes) // 2, 1),) * 2
         if self.question.validity == "anytime":
             sizes = self.planned, self.planned
@@ -226,7 +226,7 @@ def a_priori_threshold(
     method: str,
     validity: str,
 ) -> float:
-    """Return the threshold with the largest expected bound, for expected scores and numbers of models a world."""
+    """Return the threshold with the largest expected bound, for expected scores and numbers of models per world."""
     if method == "composition" and not sees_every_step(expected):  # nearly the same threshold, far quicker to find
         method = "last-iterate"
     if isinstance(expected, LinearScores):

@@ -194,7 +194,9 @@ def _factor(family: Family, fpr: float, fnr: float) -> float:
 
 
 def _stride(seen: list[tuple[float, float]], goal: float, longest: float) -> float:
-    """Return a step slightly beyond the root of a secant. Longer steps may reach slow curves with little noise."""
+    """Return a step slightly beyond the root of a secant. A longer step may reach curves with little noise, which are
+    slow.
+    """
     (x, value), (before, earlier) = seen[-1], seen[-2] if len(seen) > 1 else seen[-1]
     slope = (value - earlier) / (x - before) if x != before else 0.0
     return min(1.1 * abs(goal - value) / slope + 0.01, longest) if slope > 0.0 else 0.4 * longest

@@ -50,13 +50,13 @@ class Forecast:
     """The forecast of an audit.
 
     Attributes:
-        run: the run, trained exactly as described. Scores are in units of its noise.
+        run: the run, trained exactly as declared. Scores are in units of its noise.
         models: number of counted models in each world, or number of canaries of one run.
         confidence: the confidence of the bounds and of the verdict.
         expected: the distribution of the scores that is used to predict thresholds.
         validity: "fixed" or "anytime", as in ``estimate``.
         threshold: "a-priori", a number chosen in advance, "split" or "corrected".
-        horizon: the number of models a world for which "anytime" thresholds are predicted. The default is ``models``.
+        horizon: the number of models per world for which "anytime" thresholds are predicted. The default is ``models``.
         scores: the true distribution of the scores. The default is ``expected``.
         one_run: True for many canaries in one training.
     """

@@ -46,14 +46,14 @@ def second_moment_sentences(run: DPSGD, moment: SecondMoment | None, delta: floa
         return ["The prediction supposes that noise dominates Adam's second moment. This was not measured."]
     all_, busy = (per_cent(round(min(share, 1.0), 2)) for share in (moment.noise_share, moment.busy_noise_share))
     shares = (
-        f"noise is at least {all_} of the second moment, and at least {busy} in the tenth of the parameters where the "
-        "second moment is largest."
+        f"noise is at least {all_} of the second moment, and at least {busy} in the 10% of parameters with the "
+        "largest second moment."
     )
     dominance = f"Noise dominates Adam's second moment, as the prediction supposes: {shares}"
     if moment.noise_share < _DOMINATES:
         dominance = (
             f"Noise does not dominate Adam's second moment, although the prediction supposes this: {shares} Steps are "
-            "smaller than supposed and differ in size, so the prediction is less reliable."
+            "smaller than the prediction supposes and differ in size, so the prediction is less reliable."
         )
     elif moment.busy_noise_share < _DOMINATES:
         dominance = f"Noise dominates Adam's second moment, as the prediction supposes, but not everywhere: {shares}"
@@ -108,7 +108,7 @@ class Evidence:
 
     @property
     def horizon(self) -> int:
-        """The number of models a world that was planned at the start. Thresholds are predicted for this number."""
+        """The number of models per world planned at the start. Thresholds are predicted for this number."""
         return self.design.horizon if isinstance(self.design, OpenEnded) else self.design.models
 
     def worlds(self, validity: str = "fixed") -> tuple[FloatArray, FloatArray]:
@@ -118,7 +118,7 @@ class Evidence:
         inside, outside = scores[present], scores[~present]
         if not len(inside) or not len(outside):
             where = f"the store {str(self.store)!r}" if self.store else "the audit"
-            raise ValueError(f"{where} has no model with the canary, or none without it, yet: finish the audit first")
+            raise ValueError(f"{where} does not have models of both worlds yet: finish the audit first")
         return inside, outside
 
     def quality_of(self, name: str) -> float | None:
@@ -192,8 +192,8 @@ def _remarks(evidence: Evidence, question: Question) -> list[str]:
     done, planned, models = len(evidence.scores), evidence.design.trials, evidence.design.models
     if question.validity == "anytime":
         sentences.append(
-            f"{evidence.prefix // 2:,} of {models:,} models a world count so far. These bounds hold at every moment: "
-            "look, stop or go on as you like."
+            f"{evidence.prefix // 2:,} of {models:,} models per world count so far. These bounds hold at every time: "
+            "you may look, stop or continue."
         )
     elif done < planned:
         early = "Stopping early because of the result invalidates the confidence."
@@ -208,18 +208,24 @@ def _limits(found: dict[str, Estimate], heuristic: float | None, predictions: di
         if most is not None and heuristic is not None and most < heuristic:
             sentences.append(
                 f"{each.models_in:,} and {each.models_out:,} scores show at most epsilon {spell_up(most, 4)} for any "
-                f"mechanism. This is below the heuristic's {spell_up(heuristic, 4)}, so this bound cannot refute it."
+                f"mechanism. This is below the heuristic's {spell_up(heuristic, 4)}, so this bound cannot refute the "
+                "heuristic."
             )
         if each.threshold_choice == "split":
             sentences.append(
-                f"The first {CHOOSING} models a world chose the threshold, and only the others are counted."
+                f"The first {CHOOSING} models per world chose the threshold, and only the others are counted."
                 if each.validity == "anytime"
                 else "Half of the models chose the threshold, and only the other half is counted."
             )
         if each.threshold_choice == "uncorrected":
-            why = "the threshold is the best of all, without correction for this choice: not a valid bound"
+            why = (
+                "the threshold is the best one for these scores, without a correction for this choice: not a "
+                "valid bound"
+            )
             sentences.append(f"{METHODS[method].label}: {why}.")
-        sentences += [caveat for caveat in each.caveats if caveat not in each.assumptions]  # shown by the table
+        sentences += [
+            caveat for caveat in each.caveats if caveat not in each.assumptions
+        ]  # the table shows these already
     free = [
         each.epsilon
         for method, each in found.items()
@@ -228,7 +234,7 @@ def _limits(found: dict[str, Estimate], heuristic: float | None, predictions: di
     if proved is not None and free and max(free) > proved:
         sentences.append(
             f"Epsilon {spell_down(max(free), 4)} was found, more than the guarantee of {spell_up(proved, 4)} for "
-            "convex losses: steps do not contract as stated, or training is not as described."
+            "convex losses: steps do not contract as declared, or training differs from the run."
         )
     return list(dict.fromkeys(sentences))
 
@@ -247,11 +253,11 @@ def _density(run: DPSGD, expected: ExpectedScores, scores_in: FloatArray, scores
 # Growth: the "anytime" bound as a function of the number of models.
 
 _POINTS = 28
-_FIRST = 4  # models a world: fewer show nothing
+_FIRST = 4  # models per world: fewer show nothing
 
 
 def growth_of(evidence: Evidence, question: Question) -> list[tuple[int, float]]:
-    """Return pairs (models a world, "anytime" bound by the first method), or an empty list if there is no bound."""
+    """Return pairs (models per world, "anytime" bound by the first method), or an empty list if there is no bound."""
     design = evidence.design
     if not isinstance(design, Paired) or evidence.prefix < 2 * _FIRST:
         return []

@@ -57,7 +57,7 @@ def _shift(run: DPSGD) -> tuple[float, float]:
 def signal_bound(scores_in: FloatArray, scores_out: FloatArray, models: int | None = None) -> float | None:
     """Return a 95% lower confidence bound on d', or None if there are too few scores or all are equal.
 
-    If ``models`` is given, compute the bound as if there were this number of scores a world. Infinite scores are
+    If ``models`` is given, compute the bound as if there were this number of scores per world. Infinite scores are
     replaced by finite ones. The bound is infinite if scores are constant in each world and larger with the canary.
     """
     finite = np.concatenate((scores_in, scores_out))
@@ -87,7 +87,7 @@ def spread_of(run: DPSGD, signal: float) -> float:
 def failure_of(scores_in: FloatArray, scores_out: FloatArray, expected: float | None) -> str | None:
     """Return a sentence if the scores show that the attack failed, else None. ``expected`` is the expected d'."""
     if len({*np.unique(scores_in), *np.unique(scores_out)}) == 1:
-        return "The attack failed, which says nothing about the training: all scores are equal."
+        return "The attack failed, so there is no evidence about training: all scores are equal."
     found = defined_signal(scores_in, scores_out)
     if found is None or expected is None:
         return None
@@ -95,8 +95,8 @@ def failure_of(scores_in: FloatArray, scores_out: FloatArray, expected: float | 
     if most >= _LEAST_SHARE * expected:
         return None
     return (
-        f"The attack failed, which says nothing about the training: its signal d' is {spell(found, 3)} "
-        f"(below {spell(most, 3)} with 99% confidence), but {spell(expected, 3)} was expected."
+        f"The attack failed, so there is no evidence about training: its signal d' is {spell(found, 3)} (below "
+        f"{spell(most, 3)} with 99% confidence), but {spell(expected, 3)} was expected."
     )
 
 

@@ -17,10 +17,10 @@ import numpy as np
 
 from lastiterate.common.types import FloatArray, IntArray
 
-_FIRST = 4  # number of models a world before the first bet
+_FIRST = 4  # number of models per world before the first bet
 _GROWTH = 1.08  # a new bet is chosen when the number of models has grown by this factor
 _PLACES = (np.arange(24) + 0.5) / 24.0  # thresholds of bets, as quantiles of the scores seen so far
-_STAKES = np.array([0.05, 0.1, 0.2, 0.3, 0.45, 0.6, 0.75, 0.9])  # as shares of the largest possible stake
+_STAKES = np.array([0.05, 0.1, 0.2, 0.3, 0.45, 0.6, 0.75, 0.9])  # stakes, as shares of the largest possible stake
 _SLACK = 1e-9  # relative tolerance for the numerical error of delta
 EPSILONS = np.concatenate((np.linspace(0.0, 4.0, 17), np.linspace(4.5, 12.0, 16), np.linspace(14.0, 40.0, 14)))
 
@@ -59,7 +59,7 @@ class Martingale:
     error: float
 
     def refuted_after(self) -> int | None:
-        """Return the number of models a world after which the claim was refuted, or None if it was not.
+        """Return the number of models per world after which the claim was refuted, or None if it was not.
 
         The bets find by themselves whether larger or smaller scores speak for the canary.
         """
@@ -71,7 +71,7 @@ class Martingale:
 def refuted_after(
     inside: FloatArray, outside: FloatArray, claimed: ClaimedCurve, error: float, *, coarse: bool = False
 ) -> IntArray:
-    """Return, for each audit (a row of scores), the number of models a world that refutes the claim, or 0.
+    """Return, for each audit (a row of scores), the number of models per world that refutes the claim, or 0.
 
     If ``coarse`` is True, bets that hardly matter are left out. This is for simulated audits.
     """

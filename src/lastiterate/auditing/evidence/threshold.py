@@ -24,8 +24,8 @@ _FINE_RATIO = 1.005  # ratio of neighbouring ranks, where more thresholds cost o
 _LOWEST, _HIGHEST, _POINTS = -4.0, 8.0, 121  # a-priori thresholds, in standard deviations without the canary
 _QUANTILES = (np.arange(16) + 0.5) / 16.0  # levels of the quantiles of the number of errors
 _PLATEAU = 1e-6  # relative tolerance: thresholds with nearly the best merit are equally good
-CHOOSING = 64  # with "anytime" validity, the first 64 models a world choose the "split" threshold
-EXPECTED = 512  # if the number of models a world is unknown, thresholds are predicted for this number
+CHOOSING = 64  # with "anytime" validity, the first 64 models per world choose the "split" threshold
+EXPECTED = 512  # if the number of models per world is unknown, thresholds are predicted for this number
 
 
 def check_threshold(threshold: float | str) -> float | str:

@@ -23,7 +23,10 @@ from lastiterate.privacy.analyses.composition import composition
 from lastiterate.registry import ABOVE_HEURISTIC, CONSISTENT, INCONCLUSIVE, METHODS, OWN_COIN, VIOLATION
 from lastiterate.run import DPSGD
 
-_PREDICTION = {Kind.LAST_ITERATE: "last-iterate", Kind.ONE_MODEL: "one-run-last-iterate"}  # test the heuristic
+_PREDICTION = {
+    Kind.LAST_ITERATE: "last-iterate",
+    Kind.ONE_MODEL: "one-run-last-iterate",
+}  # the method that tests the heuristic
 _GUESSED = 0.9  # if a smaller share of the planned guesses is made, the power of the audit is unknown
 
 
@@ -121,8 +124,8 @@ def judge(
         if exceeding.epsilon > claim.heuristic:
             reason = (
                 f"The attack finds {spell_down(exceeding.epsilon, 4)} with {sure} confidence "
-                f"({METHODS[family].label}{coins}), above the heuristic's {spell_up(claim.heuristic, 4)} for the claim "
-                f"({claim.words}): losses are not as linear as assumed, or training is not as claimed."
+                f"({METHODS[family].label}{coins}), above the heuristic's {spell_up(claim.heuristic, 4)} for the "
+                f"claim ({claim.words}): losses are not as linear as assumed, or the claim about training is wrong."
             )
             return Judgement(ABOVE_HEURISTIC, reason, power)
     if (obstacle := _cannot_tell(found, failure, power)) is not None:
@@ -143,15 +146,15 @@ def refutation_of(
         refuted += f", if {OWN_COIN}"
     if martingale is not None and (after := martingale.refuted_after()) is not None:
         return (
-            f"{refuted}, after {after:,} models a world: a bet against it, which on average gains nothing if the claim "
-            f"is true, multiplied its wealth by {1.0 / martingale.error:.0f}. The other tests use the other half "
-            "of the error."
+            f"{refuted}, after {after:,} models per world: bets against the claim, which gain nothing on average if "
+            f"the claim is true, multiplied their wealth by {1.0 / martingale.error:.0f}. The other tests use the "
+            "other half of the error."
         )
     tests = deciding_tests(claim, kind, confidence, martingale)
     for test in tests:
         found = bound(test.method, test.confidence)
         if test.refutes(found):
-            halves = "; the two tests that can refute share the error" if len(tests) > 1 else ""
+            halves = "; the two tests of the claim share the error" if len(tests) > 1 else ""
             return f"{refuted}: {_found(test, found, bound)}{halves}."
     return None
 
@@ -176,10 +179,10 @@ def _cannot_tell(found: Estimate, failure: str | None, power: Strength) -> str |
     if power.is_unknown:
         return "The scores take few values, so their response to noise is unknown. Use a finer score."
     if power.signal is None:
-        return "The scores with and without the canary cannot be told apart: no signal is seen with 95% confidence."
+        return "The scores with and without the canary cannot be told apart: there is no signal at 95% confidence."
     if power.suffices:
         return None
-    what = "canaries" if one_run else "models a world"
+    what = "canaries" if one_run else "models per world"
     enough = f"About {power.needed:,} {what} would be" if power.needed else f"Even {power.most:,} {what} would not be"
     return (
         f"This audit lacks power: it refutes a training with {_fault_words(power)} with probability "

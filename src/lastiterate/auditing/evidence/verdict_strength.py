@@ -36,10 +36,10 @@ from lastiterate.run import DPSGD
 
 # Power: the probability of refuting a claim about a training with less noise.
 
-FEWEST = 8  # models a world, or canaries: the first number that is tried
-MOST_MODELS = 2**16  # models a world: the largest number that is considered
+FEWEST = 8  # models per world, or canaries: the first number that is tried
+MOST_MODELS = 2**16  # models per world: the largest number that is considered
 MOST_CANARIES = 10_000
-MOST_SIMULATED, MOST_ANYTIME = 2**12, 2**10  # the same for simulated audits and "anytime" validity
+MOST_SIMULATED, MOST_ANYTIME = 2**12, 2**10  # the largest number for simulated audits and "anytime" validity
 _NEARLY_SURE = 0.99  # a chart of probabilities may end at this probability
 
 
@@ -65,7 +65,7 @@ def chance_to_refute(forecast: Forecast, claim: Claim, factor: float) -> float:
 
 
 def most_models(forecast: Forecast) -> int:
-    """Return the largest number of models a world, or canaries, that is considered."""
+    """Return the largest number of models per world, or canaries, that is considered."""
     if forecast.one_run:
         return MOST_CANARIES
     if forecast.validity == "anytime":
@@ -90,7 +90,7 @@ def _neither(low: Seen, high: Seen) -> float:
 def chances_to_refute(
     forecast: Forecast, claim: Claim, factor: float, most: int | None = None
 ) -> tuple[int | None, dict[int, float]]:
-    """Return about the smallest number of models a world (or canaries) that refutes the claim with probability 80%.
+    """Return about the smallest number of models per world (or canaries) that refutes the claim with probability 80%.
 
     The number is None if it exceeds ``most``. Also return the probability for each number that was tried. Probabilities
     do not always rise with the number of models, because errors are whole numbers.
@@ -140,7 +140,7 @@ class Strength:
             unknown, the faulty epsilon is the claimed epsilon divided by ``fault``.
         chance: the probability that this audit refutes the faulty training.
         caught: the largest share of the declared noise that is refuted with probability 80%, or None if none is.
-        needed: the number of models a world (or canaries) that refutes the fault with probability 80%. It is None if
+        needed: the number of models per world (or canaries) that refutes the fault with probability 80%. It is None if
             this audit has enough, or if no number up to ``most`` is enough.
         words: the strength in one sentence.
         is_epsilon: True if the run is unknown, so that the fault is a larger epsilon.
@@ -167,7 +167,7 @@ class Strength:
         """The reason why ``needed`` is None."""
         if self.suffices:
             return "this audit has enough"
-        return "no signal is seen" if self.signal is None else f"even {self.most:,} are not enough"
+        return "no signal was observed" if self.signal is None else f"even {self.most:,} are not enough"
 
 
 def strength_of(
@@ -208,7 +208,7 @@ def strength_of(
 
     now = audit(models)
     if now is None:
-        words = "This audit would have caught nothing: it sees no signal."
+        words = "This audit would have caught no fault: its scores show no signal."
         return Strength(None, fault, 0.0, None, None, 0, words, run is None)
     chance = _chance(now, claim, factor)
     caught = _caught(now, claim, factor, fault, chance)
@@ -286,7 +286,7 @@ def _words(is_run: bool, is_own: bool, base: DPSGD, caught: float | None, units:
     sure = f"(probability {per_cent(CHANCE)}"
     verb = "would not have caught even" if caught is None else "would have caught"
     if is_run:
-        condition = ", if the training's noise moves the scores as linear losses predict" if is_own else ""
+        condition = ", if the noise of training moves the scores as linear losses predict" if is_own else ""
         noise = f"{spell(_LEAST)} of the declared noise"
         if caught is not None:
             noise = f"noise below {spell_down(caught, 2)} of the declared noise"

@@ -24,7 +24,7 @@ from lastiterate.run import DPSGD
 if TYPE_CHECKING:
     from lastiterate.common.progress import TrainingProgress
 
-_CHUNK = 65_536  # draws at a time
+_CHUNK = 65_536  # number of scores that are drawn at once
 _SECONDS_A_DRAW = 1e-6
 
 
@@ -75,7 +75,7 @@ class Given:
 
     def __post_init__(self) -> None:
         require_supported(self.run, support_of(self.attack))
-        instance("data", self.data, str, "words that say what the problem is")
+        instance("data", self.data, str, "a description of the problem in words")
         integer("models", self.models)
         integer("seed", self.seed, 0, 2**63 - 1)
         if self.test is None:

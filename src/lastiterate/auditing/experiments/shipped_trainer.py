@@ -188,9 +188,9 @@ def shipped_cost(run: DPSGD, problem: Problem | None, references: int, models: i
     """Estimate the cost of training this many models from a few timed steps."""
     total = references + models
     if problem is None:
-        return Cost(total, references, _AROUND, peak_bytes(), "of a problem that is not timed")
+        return Cost(total, references, _AROUND, peak_bytes(), "for a problem that is not timed")
     seconds, steps = _seconds_a_model(run, problem)
-    return Cost(total, references, seconds * total + _AROUND, peak_bytes(), f"from {steps} steps trained")
+    return Cost(total, references, seconds * total + _AROUND, peak_bytes(), f"from {steps} timed steps")
 
 
 def _seconds_a_model(run: DPSGD, problem: Problem) -> tuple[float, int]:

@@ -60,7 +60,7 @@ class Trained:
             if not np.allclose(used, run.noise_multiplier, rtol=1e-6, atol=0.0):
                 declared = _shown(run.noise_multiplier)
                 raise ValueError(
-                    f"noise_multiplier must be what was trained with, {_shown(used)}, but the run declares {declared}"
+                    f"noise_multiplier must be that of the training, {_shown(used)}, but the run declares {declared}"
                 )
         if self.batch_sizes is not None:
             sizes = numbers("Trained.batch_sizes", self.batch_sizes, 0.0)
@@ -85,7 +85,9 @@ def _check_sizes(sizes: FloatArray, run: DPSGD, examples: int | None) -> None:
     elif run.sampling != "shuffled" and np.ndim(run.sample_rate) == 0 and np.ptp(sizes) > 1.0:
         # With shuffled data the last batch of an epoch may be smaller.
         got = f"{sizes.min():g} to {sizes.max():g} examples"
-        raise ValueError(f"sampling {run.sampling!r} has batches of one size, but those of the training have {got}")
+        raise ValueError(
+            f"sampling {run.sampling!r} has batches of one size, but the batches of the training have {got}"
+        )
 
 
 def _check_total(sizes: FloatArray, rates: FloatArray, run: DPSGD, examples: int) -> None:
@@ -120,7 +122,7 @@ def _check_spread(sizes: FloatArray, rates: FloatArray) -> None:
         got = f"{how}, with {sizes.std():.3g} (from {sizes.min():g} to {sizes.max():g} examples)"
         raise ValueError(
             f"sampling 'poisson' at the declared sample_rate {_shown(rates)} gives batches whose sizes vary with a "
-            f"standard deviation of {np.sqrt(variance.mean()):.3g}, but those of the training vary {got}"
+            f"standard deviation of {np.sqrt(variance.mean()):.3g}, but the batches of the training vary {got}"
         )
 
 
@@ -178,7 +180,7 @@ class UserTrainings(Experiment):
         trained = [self.train(FIRST_REFERENCE + model, False) for model in range(count)]
         try:
             facts = attack.craft(self.run, trained)
-        except (TypeError, ValueError) as error:  # no parameters, or other shapes than the canary's
+        except (TypeError, ValueError) as error:  # no parameters, or shapes that differ from the canary's
             raise TrainerFailed(error, f"{count} reference models of world 'out'") from error
         return Crafted(facts, attack.expected(facts), attack.words(facts))
 
@@ -199,7 +201,9 @@ class UserTrainings(Experiment):
         total = references + self.design.trials
         began = monotonic()
         self.train(0, False)
-        return Cost(total, references, total * (monotonic() - began), process_peak_bytes(), "from one model trained")
+        return Cost(
+            total, references, total * (monotonic() - began), process_peak_bytes(), ("from the time of one model")
+        )
 
     def train(self, model: int, world: bool) -> object:
         """Train one model and return the trainer's result. Raise if a reported fact differs from the declared run."""

@@ -69,7 +69,7 @@ def _design(kind: str, models: object, **more: object) -> Design:
         (horizon,) = _object(more, "horizon").values()
         return OpenEnded(count, integer("horizon", horizon, 1, count))
     if more:
-        raise TypeError(f"must be models alone, got {more!r}")
+        raise TypeError(f"must have only the field models, got {more!r}")
     return Paired(count)
 
 
@@ -81,7 +81,7 @@ class Crafted:
     expected: ExpectedScores  # the distribution of scores predicted by the linear analysis
     words: Words
     quality_before: float | None = None
-    second_moment: SecondMoment | None = None  # of Adam on reference models, if measured
+    second_moment: SecondMoment | None = None  # Adam's second moment on reference models, if measured
 
     def fields(self) -> Fields:
         measured: Fields = {} if self.second_moment is None else {"second_moment": self.second_moment.fields()}
@@ -138,7 +138,7 @@ def as_json(name: str, value: object) -> str:
     try:
         return json.dumps(value)
     except (TypeError, ValueError) as error:
-        raise ValueError(f"{name} must be made of what JSON has: {error}") from None
+        raise ValueError(f"{name} must contain only JSON values: {error}") from None
 
 
 def check_same(path: Path, held: Fields, wanted: Fields) -> None:
@@ -146,7 +146,7 @@ def check_same(path: Path, held: Fields, wanted: Fields) -> None:
     differing = list(islice(differences(held, wanted), _SHOWN + 1))
     if differing:
         named = "; ".join(differing[:_SHOWN]) + (" and more" if len(differing) > _SHOWN else "")
-        what = "name another store, or use the settings of that audit"
+        what = "choose another store, or use the settings of that audit"
         raise ValueError(f"the store {str(path)!r} holds another audit ({named}): {what}")
 
 
@@ -160,7 +160,7 @@ def differences(held: object, wanted: object, name: str = "") -> Iterator[str]:
         for index, (one, other) in enumerate(zip_longest(held, wanted, fillvalue=_ABSENT)):
             yield from differences(one, other, f"{name}[{index}]")
     elif held != wanted and repr(held) != repr(wanted):  # NaN equals NaN here
-        yield f"{name} is {_short(held)} there and {_short(wanted)} here"
+        yield f"{name} is {_short(held)} in the store and {_short(wanted)} in this audit"
 
 
 def _short(value: object) -> str:
@@ -177,7 +177,7 @@ class ScoredTrials:
 
     models: IntArray  # number of each model, from 0; each number occurs once per world
     present: BoolArray  # whether the canary was present: world "in", else "out"
-    scores: FloatArray  # they may be infinite but not NaN
+    scores: FloatArray  # scores; they may be infinite but not NaN
     qualities: FloatArray  # quality of the models, such as accuracy; NaN if it was not measured
     seconds: FloatArray  # each model's share of the time for training and scoring
     versions: Mapping[str, str] | None = None  # package versions during training; None means those of this process

@@ -44,7 +44,7 @@ def explaining(path: Path) -> Iterator[None]:
 
 def damaged(path: Path | None) -> str:
     """Return the error message for a damaged store."""
-    return f"the store {str(path)!r} is damaged: restore it from a copy or name another one"
+    return f"the store {str(path)!r} is damaged: restore it from a copy, or choose another store"
 
 
 def _told(path: Path, error: sqlite3.Error) -> BadFile | DiskTrouble:
@@ -56,13 +56,13 @@ def _told(path: Path, error: sqlite3.Error) -> BadFile | DiskTrouble:
             what = "check that its disk works and has room, then run the same command again"
             return DiskTrouble(f"{store} cannot be read or written ({error}): {what}")
         case sqlite3.SQLITE_READONLY | sqlite3.SQLITE_PERM:
-            found = f"{store} must be writable, got one that is protected or was opened for reading only"
+            found = f"{store} must be writable, but it is protected or was opened only for reading"
         case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
-            found = f"another process keeps {store} busy: try again when it has finished"
+            found = f"another process is using {store}: try again when that process has finished"
         case sqlite3.SQLITE_CANTOPEN:
             found = f"{store} cannot be opened: it must be readable and, after an interruption, its folder writable"
         case sqlite3.SQLITE_INTERRUPT:
-            found = f"{store} takes longer to be read than any that lastiterate has written: name another one"
+            found = f"{store} takes longer to read than any store of lastiterate: choose another store"
         case sqlite3.SQLITE_CORRUPT | sqlite3.SQLITE_NOTADB | sqlite3.SQLITE_ERROR | sqlite3.SQLITE_TOOBIG:
             found = damaged(path)
         case _:
@@ -120,7 +120,7 @@ def check_kind(path: Path, database: sqlite3.Connection) -> None:
         content = "an empty file" if path.stat().st_size == 0 else "a file of another kind"
         raise BadFile(f"{str(path)!r} must be the store of an audit, got {content}")
     if found != FORMAT and found not in FORMER:
-        what = "which this version of lastiterate cannot read: name another store"
+        what = "which this version of lastiterate cannot read: choose another store"
         raise BadFile(f"{str(path)!r} has store format {found}, {what}")
 
 
@@ -259,17 +259,17 @@ def check_planned(design: Design, crafted: Fields | None, trials: ScoredTrials) 
     if not len(trials):
         return
     if crafted is None:
-        raise ValueError("trials must come after what the crafter decided")
+        raise ValueError("trials must come after the crafted canary")
     places = design.places(trials.models, trials.present)
     if places.min() < 0:
-        raise ValueError(f"trials must be planned, got {trials.name(int(np.argmin(places)))}")
+        raise ValueError(f"trials must be in the plan, got {trials.name(int(np.argmin(places)))}")
     size = crafted["chunk_size"]
     if len(places) == size == 1:
         return
     order = np.argsort(places, kind="stable")
     again = order[1:][np.diff(places[order]) == 0]
     if again.size:
-        raise ValueError(f"trials must be there once, got {trials.name(int(again.min()))} again")
+        raise ValueError(f"trials must occur once, got {trials.name(int(again.min()))} again")
     if isinstance(design, OpenEnded):  # an extended audit may hold a chunk in two parts
         return
     numbers, counts = np.unique(places // size, return_counts=True)
@@ -309,7 +309,7 @@ def _chunks(database: sqlite3.Connection, trials: ScoredTrials, places: IntArray
     limits = np.searchsorted(places[order], np.arange(1, len(listed) + 2)).tolist()
     in_turn = [number for number, *_ in listed] == list(range(1, len(listed) + 1))
     if not in_turn or limits[0] != 0 or limits[-1] != len(places):
-        raise ValueError("every trial must be in a chunk, and chunks must be numbered in turn")
+        raise ValueError("every trial must be in a chunk, and chunks must be numbered consecutively")
     packed, size = _packed(trials.at(order)), _ROW.itemsize
     for (_, used, checksum), begin, end in zip(listed, limits[:-1], limits[1:], strict=True):
         if begin == end or _checksum(software[used], packed[begin * size : end * size]) != checksum:

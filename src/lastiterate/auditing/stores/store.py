@@ -62,12 +62,12 @@ class MemoryStore:
         try:
             Crafted.of_fields(json.loads(text))
         except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"crafted must be what a report understands: {error}") from None
+            raise ValueError(f"crafted must have valid fields: {error}") from None
         held = self.crafted
         if held is None:
             self._set("crafted", text)
         elif next(differences(held, json.loads(text)), None):
-            raise ValueError(f"crafted must be what the store {str(self.path)!r} holds already, got something else")
+            raise ValueError(f"crafted must equal the value in the store {str(self.path)!r}, got another value")
 
     @property
     def seconds(self) -> float:
@@ -191,8 +191,8 @@ class Store(MemoryStore):
         for name in ("run", "design"):
             check_same(self.path, {name: json.loads(json.dumps(told[name]))}, {name: given[name]})
         if identity.unknown:
-            missing = f"there is no source of {', '.join(identity.unknown)} to compare with what was trained"
-            what = "put it into a file, or name another store"
+            missing = f"the source of {', '.join(identity.unknown)} is unknown and cannot be compared"
+            what = "put the code into a file, or choose another store"
             raise ValueError(f"the store {str(self.path)!r} exists, but {missing}: {what}")
 
     def check_kept(self) -> None:
@@ -272,7 +272,7 @@ class Store(MemoryStore):
         """
         watched = self._file
         if watched is None:
-            raise BadFile(f"the store {str(self.path)!r} must be writable, got one that was opened for reading only")
+            raise BadFile(f"the store {str(self.path)!r} must be writable, but it was opened only for reading")
         if self._lost is not None:
             raise self._lost
         with explaining(self.path):

@@ -32,7 +32,7 @@ def locate(path: Location) -> Path:
     try:
         found = found.resolve() if found.is_symlink() else found
     except RuntimeError:  # a loop of links, in Python before 3.13
-        raise BadFile(f"the store must be a file, got a link that leads back to itself, {str(found)!r}") from None
+        raise BadFile(f"the store must be a file, got a link to itself, {str(found)!r}") from None
     if (what := kind(found)) not in (None, "file"):
         raise BadFile(f"the store must be a file, got the {what} {str(found)!r}")
     return found
@@ -100,7 +100,7 @@ def connect_to_read(path: Path, without_log: bool = False, *, repairs: bool = Tr
         name = getattr(error, "sqlite_errorname", "")
         if name == "SQLITE_READONLY_ROLLBACK":
             if not repairs:
-                what = "run `lastiterate report`, which undoes it"
+                what = "run `lastiterate report`, which undoes this write"
                 raise BadFile(f"the store {str(path)!r} has an incomplete write: {what}") from None
             with closing(_connect(path, "mode=rw")) as database:
                 database.execute("SELECT count(*) FROM sqlite_master").fetchone()  # SQLite rolls the write back
@@ -218,7 +218,7 @@ def rescue(path: Path, shown: Path, fate: str, contents: Contents) -> StoreLost:
         except (BadFile, OSError, sqlite3.Error):
             continue
         near = shown.with_name(place.name) if place.parent == path.parent else place
-        moved = f"its {count} trials are now in {str(near)!r}, and the same command goes on with that as its store"
+        moved = f"its {count} trials are now in {str(near)!r}, and the same command continues with this file as --store"
         return StoreLost(f"{lost}: {moved}", near)
     return StoreLost(f"{lost}, and its {count} trials could not be written elsewhere", None)
 

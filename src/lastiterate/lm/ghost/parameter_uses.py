@@ -109,12 +109,12 @@ class UnforeseenUse(RuntimeError):
     """Error for parameters that are used in an unknown way."""
 
     def __init__(self, names: set[str]) -> None:
-        super().__init__(f"parameters are used in a way that is not known: {', '.join(sorted(names))}")
+        super().__init__(f"parameters are used in an unknown way: {', '.join(sorted(names))}")
         self.names = names
 
 
 # Products with a matrix use oneDNN for float32 on CPUs, like PyTorch's compiler. PyTorch's ``linear`` uses MKL, which
-# takes 10% more time on processors of other makers than Intel, and up to four times as much if one side is narrow.
+# takes 10% more time on processors that are not from Intel, and up to four times as much if one side is narrow.
 
 _WORTHWHILE = 2**21  # fewest multiply-adds for which oneDNN is faster despite its preparation
 _ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")  # type: ignore[no-untyped-call]

@@ -1,9 +1,10 @@
-"""Calibration of the noise of a run to a target epsilon."""
+"""Calibration of the noise of a run to a target: epsilon, mu, advantage, or the true positive rate of an attack."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
@@ -19,31 +20,108 @@ _NEAR_ENOUGH = 1e-7  # epsilon may be at most this far below the target
 _CERTIFYING = 6  # largest number of times that noise is added to get the upper end of a bracket below the target
 _NEAR_CERTAIN = 1e-4  # an upper end further above the target than this fraction is due to a wide bracket
 _ROUGHLY, _QUESTIONS = 1e-3, 12  # for an analysis that jumps: distance to the target, number of evaluations
+_ROUGHLY_OF_MU, _QUESTIONS_OF_MU = 1e-6, 40  # the same for mu, relative to the target
+_OF_RATES = 1e-6  # relative error of an advantage or of a true positive rate
+_KINDS = "epsilon with delta, mu, advantage, or tpr with fpr"
 
 
-def calibrate(run: DPSGD, *, analysis: Callable[[DPSGD], PrivacyCurve], epsilon: float, delta: float) -> DPSGD:
-    """Scale the noise multipliers of the run by one factor, so that ``analysis`` gives ``epsilon`` at ``delta``.
+@dataclass(frozen=True)
+class Target:
+    """What calibrated noise must reach: exactly one of epsilon with delta, mu, advantage, and tpr with fpr."""
 
-    With ``composition`` the noise guarantees ``epsilon`` (with ``no_amplification`` for shuffled or fixed batches).
-    With ``last_iterate`` there is less noise, and ``epsilon`` is a prediction, not a guarantee.
+    epsilon: float | None = None
+    delta: float | None = None
+    mu: float | None = None
+    advantage: float | None = None
+    tpr: float | None = None
+    fpr: float | None = None
 
-    The epsilon of the result never exceeds ``epsilon``, and is about 1e-6 below it. For a guarantee this holds for the
-    upper end of its bracket. The ``convex`` analysis is the smallest of several bounds, so its epsilon can jump, and
-    the result may be some thousandths below ``epsilon``. Only the ratios between the noise multipliers of ``run``
-    matter: if the noise is constant, any positive number will do.
+    def __post_init__(self) -> None:
+        given = self.fields()
+        if tuple(given) not in (("epsilon", "delta"), ("mu",), ("advantage",), ("tpr", "fpr")):
+            raise ValueError(f"the target must be exactly one of {_KINDS}, got {' and '.join(given) or 'none of them'}")
+        for name, low, high in (("epsilon", 0.0, math.inf), ("mu", 0.0, math.inf), ("delta", 0.0, 1.0)):
+            if name in given:
+                number(name, given[name], low, high, open_low=True, open_high=name == "delta")
+        for name in ("advantage", "fpr", "tpr"):
+            if name in given:
+                number(name, given[name], 0.0, 1.0, open_low=True, open_high=True)
+        if self.tpr is not None and self.fpr is not None and not self.fpr < self.tpr:
+            raise ValueError(
+                f"tpr must be above fpr, which guessing reaches with any noise, got tpr {self.tpr!r} and fpr "
+                f"{self.fpr!r}"
+            )
+
+    def fields(self) -> dict[str, float]:
+        """Return the numbers that were given, by name."""
+        return {name: value for name, value in vars(self).items() if value is not None}
+
+    @property
+    def words(self) -> str:
+        """The target in words."""
+        numbers = [repr(value) for value in self.fields().values()]
+        if self.epsilon is not None:
+            return f"epsilon {numbers[0]} at delta {numbers[1]}"
+        if self.tpr is not None:
+            return f"a true positive rate of {numbers[0]} at a false positive rate of {numbers[1]}"
+        return f"{'mu' if self.mu is not None else 'an advantage of'} {numbers[0]}"
+
+    @property
+    def value(self) -> float:
+        """The number to be reached."""
+        return next(iter(self.fields().values()))
+
+    def of(self, curve: PrivacyCurve) -> float:
+        """Return the number of this curve that must not exceed the target."""
+        if self.delta is not None:
+            return float(curve.epsilon(self.delta))
+        if self.fpr is not None:
+            return float(curve.risk(self.fpr))
+        return curve.mu() if self.mu is not None else curve.advantage()
+
+    def upper(self, curve: PrivacyCurve) -> float:
+        """Return an upper bound on this number, which allows for numerical errors."""
+        if self.delta is not None:
+            return float(curve.bracket(self.delta)[1])
+        return curve.mu_bracket()[1] if self.mu is not None else (1.0 + _OF_RATES) * self.of(curve)
+
+
+def calibrate(
+    run: DPSGD,
+    *,
+    analysis: Callable[[DPSGD], PrivacyCurve],
+    epsilon: float | None = None,
+    delta: float | None = None,
+    mu: float | None = None,
+    advantage: float | None = None,
+    tpr: float | None = None,
+    fpr: float | None = None,
+) -> DPSGD:
+    """Scale the noise multipliers of the run by one factor, so that ``analysis`` reaches a target.
+
+    The target is exactly one of ``epsilon`` with ``delta``, ``mu`` (on error rates of at least 1e-10), ``advantage``,
+    and ``tpr`` with ``fpr``: the largest true positive rate of an attack with this false positive rate.
+
+    With ``composition`` the noise guarantees the target (with ``no_amplification`` for shuffled or fixed batches).
+    With ``last_iterate`` there is less noise, and the target is a prediction, not a guarantee.
+
+    The result never exceeds the target, and is about 1e-6 below it. For a guarantee this holds for the upper end of
+    its bracket. The ``convex`` analysis is the smallest of several bounds, so its epsilon can jump, and the result may
+    be some thousandths below the target. Only the ratios between the noise multipliers of ``run`` matter: if the noise
+    is constant, any positive number will do.
     """
     require_run(run)
     choices = "lastiterate.composition or no_amplification for a guarantee, or last_iterate for a prediction"
     function("analysis", analysis, f"a function: {choices}")
-    target = number("epsilon", epsilon, 0.0, open_low=True)
-    number("delta", delta, 0.0, 1.0, open_low=True, open_high=True)
+    aim = Target(epsilon, delta, mu, advantage, tpr, fpr)
+    target = aim.value
 
     def scaled(log_factor: float) -> DPSGD:
         return run.replace(noise_multiplier=run.noise_multiplier * math.exp(log_factor))
 
     @cache
     def spent(log_factor: float) -> float:
-        return float(analysis(scaled(log_factor)).epsilon(delta))
+        return aim.of(analysis(scaled(log_factor)))
 
     least = math.log(_LEAST / float(np.min(run.noise_multiplier)))
     most = math.log(_MOST / float(np.max(run.noise_multiplier)))
@@ -52,21 +130,23 @@ def calibrate(run: DPSGD, *, analysis: Callable[[DPSGD], PrivacyCurve], epsilon:
         lambda log_factor: spent(log_factor) <= target, max(0.0, least), lambda _: least, most, lambda: stride
     )
     if high == math.inf:
-        raise ValueError(
-            f"epsilon {target!r} at delta {delta!r} is not reached with any noise multiplier up to {_MOST:g}"
-        )
+        raise ValueError(f"{aim.words} is not reached with any noise multiplier up to {_MOST:g}")
     if low == -math.inf:
         raise ValueError(
-            f"epsilon {target!r} at delta {delta!r} is met with any noise, even a noise multiplier of {_LEAST:g}: "
-            "there is nothing to calibrate"
+            f"{aim.words} is met with any noise, even a noise multiplier of {_LEAST:g}: there is nothing to calibrate"
         )
     # The convex analysis takes about a second, and its epsilon jumps where another bound becomes the smallest.
     is_rough = getattr(getattr(analysis, "func", analysis), "__name__", "") == "convex"
     with np.errstate(all="ignore"):
-        log_factor = (_solve_roughly if is_rough else _solve)(spent, target, low, high)
+        if is_rough:
+            log_factor = _solve_roughly(spent, target, low, high)
+        elif mu is not None:
+            log_factor = _solve_roughly(spent, target, low, high, _ROUGHLY_OF_MU * target, _QUESTIONS_OF_MU)
+        else:
+            log_factor = _solve(spent, target, low, high)
     for doublings in range(_CERTIFYING):
         curve = analysis(scaled(log_factor))
-        upper = curve.bracket(delta)[1] if curve.is_guarantee else target
+        upper = aim.upper(curve) if curve.is_guarantee else target
         if upper <= target or upper > target * (1.0 + _NEAR_CERTAIN):
             break
         log_factor += 2.0 ** (doublings - 2) * (upper / target - 1.0)
@@ -114,10 +194,17 @@ def _solve(spent: Callable[[float], float], target: float, low: float, high: flo
     return root
 
 
-def _solve_roughly(spent: Callable[[float], float], target: float, low: float, high: float) -> float:
-    least = target - _ROUGHLY * max(1.0, target)
+def _solve_roughly(
+    spent: Callable[[float], float],
+    target: float,
+    low: float,
+    high: float,
+    distance: float | None = None,
+    questions: int = _QUESTIONS,
+) -> float:
+    least = target - (_ROUGHLY * max(1.0, target) if distance is None else distance)
     goal = math.log(max(0.5 * (least + target), 0.5 * target))
-    for _ in range(_QUESTIONS):
+    for _ in range(questions):
         if spent(high) >= least:
             break
         too_much, enough = (math.log(max(spent(end), 1e-300)) for end in (low, high))

@@ -28,8 +28,9 @@ from lastiterate.features import (
 from lastiterate.optimizer import is_sgd
 from lastiterate.privacy.analyses.composition import composition
 from lastiterate.privacy.convex.distances import Contraction, geometric_sum
-from lastiterate.privacy.convex.windows import ConvexPair
+from lastiterate.privacy.convex.windows import FEW_LINES, ConvexPair
 from lastiterate.privacy.curve import Pair, PrivacyCurve
+from lastiterate.privacy.gaussian_dp import find_mu, find_mu_bracket
 from lastiterate.privacy.mixtures.law import Law
 from lastiterate.privacy.mixtures.pairs import NothingPair, pair_of
 from lastiterate.privacy.mixtures.solve import each
@@ -169,6 +170,12 @@ class FailingPair:
         lower, upper = self.usual.bracket(log_delta)
         width = np.maximum(upper - lower, 1e-9 * np.maximum(1.0, value))
         return np.minimum(lower, value), value + width
+
+    def mu(self, smallest_error: float) -> float:
+        return find_mu(self.epsilon, smallest_error, FEW_LINES)
+
+    def mu_bracket(self, smallest_error: float) -> tuple[float, float]:
+        return find_mu_bracket(self.epsilon, self.bracket, smallest_error, FEW_LINES)
 
     def _epsilon(self, log_delta: float) -> float:
         """Return the epsilon of the usual pair at the part of delta that the other pair leaves.

@@ -154,6 +154,22 @@ class MaxOverSteps:
         upper = self._each(highest_epsilon, lambda pair, value: pair.bracket(value)[1], log_delta)
         return lower, upper + _TOLERANCE * np.maximum(1.0, upper)
 
+    def mu(self, smallest_error: float) -> float:
+        return float(
+            self._each(mixture.mu, lambda pair, value: np.float64(pair.mu(float(value))), np.float64(smallest_error))
+        )
+
+    def mu_bracket(self, smallest_error: float) -> tuple[float, float]:
+        def end(which: int) -> float:
+            def of_pair(pair: Pair, value: Floats) -> Floats:
+                return np.float64(pair.mu_bracket(float(value))[which])
+
+            return float(self._each(mixture.mu, of_pair, np.float64(smallest_error)))
+
+        lower, upper = end(0), end(1)
+        error = (mixture.RELATIVE_ERROR + _TOLERANCE) * max(1.0, upper)
+        return max(lower - error, 0.0), upper + error
+
     def _each(self, of_kernel: OfKernel, of_pair: OfPair, argument: Floats) -> Floats:
         whole = pair_of(self.prefixes.law(self.prefixes.steps))
 

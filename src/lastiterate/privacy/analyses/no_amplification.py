@@ -156,7 +156,7 @@ class KnownParticipations(SinglePair):
     below: float = 0.0
 
     @cached_property
-    def mu(self) -> FloatArray:
+    def mus(self) -> FloatArray:
         return np.sqrt(self.count) / self.sigma
 
     def _lower(self) -> KnownParticipations:
@@ -183,8 +183,16 @@ class KnownParticipations(SinglePair):
             end, step = end + (step if upper else -step) * max(1.0, end), 4.0 * step
         return math.inf if upper else 0.0
 
+    def mu(self, smallest_error: float) -> float:
+        return float(self.mus[0]) if self.mus.size == 1 else super().mu(smallest_error)
+
+    def mu_bracket(self, smallest_error: float) -> tuple[float, float]:
+        if self.mus.size > 1 or self.below:
+            return super().mu_bracket(smallest_error)
+        return (1.0 - self.relative_error) * float(self.mus[0]), (1.0 + self.relative_error) * float(self.mus[0])
+
     def _epsilon(self, log_delta: Floats) -> Floats:
-        largest = self.mu.max()
+        largest = self.mus.max()
         high: Floats = 0.5 * largest**2 + largest * np.sqrt(-2.0 * log_delta) + 1e-300
         if not np.isfinite(high):
             return high
@@ -196,8 +204,8 @@ class KnownParticipations(SinglePair):
         return self._side(epsilon).log_delta
 
     def _side(self, epsilon: Floats) -> Side:
-        used = self.mu > 0.0
-        mu, log_mass, loss = self.mu[used], self.log_mass[used], epsilon + self.shift[used]
+        used = self.mus > 0.0
+        mu, log_mass, loss = self.mus[used], self.log_mass[used], epsilon + self.shift[used]
         log_p, log_q = log_ndtr(0.5 * mu - loss / mu), loss + log_ndtr(-0.5 * mu - loss / mu)
         log_terms = np.where(log_q < log_p, log_mass + log_p + np.log1p(-np.exp(log_q - log_p)), -np.inf)
         log_delta = np.minimum(np.logaddexp.reduce(log_terms), 0.0)
@@ -205,8 +213,8 @@ class KnownParticipations(SinglePair):
 
     def _fnr(self, fpr: Floats) -> Floats:
         """Return P(L <= l) + e^l (Q(L > l) - fpr), where the loss L exceeds l with probability fpr under Q."""
-        used = self.mu > 0.0
-        mu, log_mass, goal = self.mu[used], self.log_mass[used], np.log(fpr)
+        used = self.mus > 0.0
+        mu, log_mass, goal = self.mus[used], self.log_mass[used], np.log(fpr)
         unused = np.exp(np.logaddexp.reduce(self.log_mass[~used], initial=-np.inf))
 
         def rarity(loss: Floats) -> tuple[Floats, Floats]:
@@ -216,7 +224,7 @@ class KnownParticipations(SinglePair):
 
         loss: Floats = np.float64(0.0)
         if rarity(loss)[0] < -goal or rarity(np.float64(-1e-300))[0] > -goal:
-            reach = np.float64(self.mu.max() ** 2 + 40.0 * self.mu.max())
+            reach = np.float64(self.mus.max() ** 2 + 40.0 * self.mus.max())
             loss = invert(rarity, -goal, loss, -reach, reach)
         accepted = np.vecdot(np.exp(log_mass), ndtr(loss / mu - 0.5 * mu)) + (unused if loss >= 0.0 else 0.0)
         missed: Floats = accepted + np.exp(loss - rarity(loss)[0]) - np.exp(loss + goal)

@@ -33,11 +33,13 @@ from lastiterate.common.types import FloatArray, Floats, IntArray
 from lastiterate.privacy.convex.distances import Distances, distances, geometric_sum
 from lastiterate.privacy.convex.shifted_loss import ALLOWANCE, ShiftedCumulant, ShiftedLoss, shifted_cumulant
 from lastiterate.privacy.curve import Pair
+from lastiterate.privacy.gaussian_dp import find_mu, find_mu_bracket
 from lastiterate.privacy.losses.step_loss import moments_of
 from lastiterate.privacy.mixtures.fourier import Effort, Line, Unreliable
 from lastiterate.privacy.mixtures.mixture import SinglePair
 from lastiterate.privacy.mixtures.solve import each
 
+FEW_LINES = 16  # of the polygon for mu: each takes a query
 _RATIO = 1.25  # ratio of the lengths of two successive windows
 _TILTS = np.geomspace(0.1, 300.0, 33)  # tilts of Chernoff's bounds, which rank the windows
 _SMALL_SHIFT = 0.05
@@ -207,6 +209,15 @@ class ConvexPair(SinglePair):
         value = self.epsilon(log_delta)
         lower, upper = self._each(self._lower_end, log_delta), self._each(self._upper_end, log_delta)
         return np.minimum(lower, value)[()], np.maximum(upper, value)[()]
+
+    def mu(self, smallest_error: float) -> float:
+        others = (pair.mu(smallest_error) for pair in (self.composition, self.always_in))
+        return min(*others, find_mu(self.epsilon, smallest_error, FEW_LINES))
+
+    def mu_bracket(self, smallest_error: float) -> tuple[float, float]:
+        bounds = [pair.mu_bracket(smallest_error) for pair in (self.composition, self.always_in)]
+        bounds.append(find_mu_bracket(self.epsilon, self.bracket, smallest_error, FEW_LINES))
+        return min(lower for lower, _ in bounds), min(upper for _, upper in bounds)
 
     def _each(self, function: Callable[[np.float64], Floats | float], values: Floats) -> Floats:
         """Limit the effort of each query. The result is stored, so that a repeated query gives the same number."""

@@ -18,6 +18,7 @@ import numpy as np
 from scipy.special import log_ndtr, ndtri, ndtri_exp
 
 from lastiterate.common.types import Floats
+from lastiterate.privacy.gaussian_dp import find_mu, find_mu_bracket, mu_at
 from lastiterate.privacy.mixtures.fourier import Unreliable
 from lastiterate.privacy.mixtures.solve import Side, each, invert, pick, solve, some
 
@@ -118,6 +119,17 @@ def log_fnr(kernel: Kernel, fpr: Floats) -> Floats:
     return kernel.near(y, upper=False).log_lower(y)
 
 
+def mu(kernel: Kernel, smallest_error: Floats) -> Floats:
+    """Return the mu of the Gaussian mechanism with the same error rates at a false positive rate ``smallest_error``.
+
+    No larger false positive rate has a larger mu. Let s be the noise, and y a threshold. Then mu is y / s - Phi^-1(E
+    Phi((y - S) / s)), which rises along y, because phi(Phi^-1(u)) is a concave function of u.
+    """
+    y = -kernel.noise * ndtri(smallest_error)
+    log_upper = kernel.near(y, upper=True).log_upper(y)
+    return mu_at(log_upper, kernel.near(y, upper=False).log_lower(y), smallest_error)
+
+
 def log_delta_at(side: Side, loss: Floats, epsilon: Floats) -> Floats:
     """Extrapolate log delta to the threshold whose loss is epsilon, to first order from a nearby loss ``loss``."""
     change = side.log_delta_slope / side.loss_slope * (epsilon - loss)
@@ -196,6 +208,12 @@ class SinglePair(ABC):
         lower, upper = self._lower().epsilon(larger_delta(log_delta)), self.epsilon(smaller_delta(log_delta))
         error = self.relative_error * np.maximum(1.0, upper)
         return lower - error, upper + error
+
+    def mu(self, smallest_error: float) -> float:
+        return find_mu(self.epsilon, smallest_error)
+
+    def mu_bracket(self, smallest_error: float) -> tuple[float, float]:
+        return find_mu_bracket(self.epsilon, self.bracket, smallest_error)
 
     def _lower(self) -> SinglePair:
         """Return a pair that reveals no more than this one, for the lower end of the bracket."""

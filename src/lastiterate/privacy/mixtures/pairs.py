@@ -69,6 +69,12 @@ class NothingPair:
     def bracket(self, log_delta: Floats) -> tuple[Floats, Floats]:
         return np.zeros_like(log_delta), np.zeros_like(log_delta)
 
+    def mu(self, smallest_error: float) -> float:
+        return 0.0
+
+    def mu_bracket(self, smallest_error: float) -> tuple[float, float]:
+        return 0.0, 0.0
+
 
 @dataclass(frozen=True)
 class OneSidedPair:
@@ -87,6 +93,14 @@ class OneSidedPair:
 
     def bracket(self, log_delta: Floats) -> tuple[Floats, Floats]:
         return self._each(lowest_epsilon, log_delta, low=True), self._each(highest_epsilon, log_delta, low=False)
+
+    def mu(self, smallest_error: float) -> float:
+        return float(self._each(mixture.mu, np.float64(smallest_error), low=False))
+
+    def mu_bracket(self, smallest_error: float) -> tuple[float, float]:
+        lower, upper = (float(self._each(mixture.mu, np.float64(smallest_error), low=low)) for low in (True, False))
+        error = mixture.RELATIVE_ERROR * max(1.0, upper)
+        return max(lower - error, 0.0), upper + error
 
     @cached_property
     def _kernel(self) -> Kernel:

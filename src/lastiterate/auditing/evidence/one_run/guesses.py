@@ -28,7 +28,7 @@ from lastiterate.registry import COMPOSITION, METHODS, ONE_RUN_METHODS
 from lastiterate.run import DPSGD
 
 _SHARE = 0.25  # default share of guessed canaries: the top eighth as "in", the bottom eighth as "out"
-FEWEST = 16  # guesses: fewer show almost nothing, even if all of them are right
+FEWEST = 16  # smallest number of guesses: fewer show almost nothing, even if all of them are right
 _MOST = 1e6  # the largest epsilon or mu that is tried
 LEAST_FAIRNESS = 1e-3  # the smallest p-value of coins that are accepted as fair
 
