@@ -76,7 +76,7 @@ def stop(folder, command, number, seconds):
     errors = process.communicate(timeout=120)[1]
     if process.returncode in (0, 1, 4) and not errors:  # it was done before
         return ""
-    sentence = r"stopped(; what was trained is in .*: the same command resumes)?\n"
+    sentence = r"stopped(; the scores so far are in .*: the same command resumes)?\n"
     fine = process.returncode == {signal.SIGINT: 130, signal.SIGTERM: 143}[number] and re.fullmatch(sentence, errors)
     left = is_left_behind(folder)
     return "" if fine and not left else f"{command} after {seconds:.3f} s: {process.returncode}, {errors}, left {left}"
@@ -102,6 +102,7 @@ def test_a_signal_while_models_are_trained_says_how_to_resume(tmp_path, number, 
     assert (process.returncode, output) == (status, "")
     assert errors == "stopped; the scores so far are in s.sqlite: the same command resumes\n"
     assert not is_left_behind(tmp_path)
+    assert [each.name for each in tmp_path.glob("s.sqlite*")] == ["s.sqlite"]  # no lock and no log
 
 
 def test_a_signal_while_a_training_is_checked_is_one_sentence_and_nothing_is_written(tmp_path):

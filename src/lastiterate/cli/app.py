@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TextIO
 
 import typer
-from typer.core import TyperCommand, TyperGroup, TyperOption
+from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 
 from lastiterate import __version__
 from lastiterate.common.errors import DISK_ERRORS, Breakdown, DiskTrouble, MissingExtra, StoreLost
@@ -199,7 +199,7 @@ class PlainCommand(TyperCommand):
 
 def _read_plainly(parameters: Foreign) -> Foreign:
     for parameter in parameters:
-        if isinstance(parameter, TyperOption) and not parameter.multiple and parameter.nargs == 1:
+        if isinstance(parameter, (TyperOption, TyperArgument)) and not parameter.multiple and parameter.nargs == 1:
             parameter._runtime_param = _Plainly()  # type: ignore[assignment]
     return parameters
 
@@ -213,6 +213,9 @@ class _Plainly:
         parser = param.type_descriptor.parameter_info.parser
         if parser is not None:
             return parser(value)
+        if param.type_descriptor.annotation is Path and value == "":
+            name = param.opts[0] if isinstance(param, TyperOption) else param.metavar
+            raise OptionError(f"{name} must be a path, got an empty text")
         if param.type_descriptor.annotation in (str, Path):
             return param.type_descriptor.annotation(value)
         param._runtime_param = None

@@ -92,6 +92,7 @@ def connect_to_read(path: Path, without_log: bool = False, *, repairs: bool = Tr
         return _sound(path, _AS_IT_IS)
     # Python must not open the file itself: closing it would release SQLite's locks on the file.
     with closing(_connect(path, _AS_IT_IS)) as database, suppress(sqlite3.DatabaseError):
+        limit_time(path, database)
         check_kind(path, database)  # before SQLite creates files beside a foreign database
     # An undamaged file may look damaged without its log, so the file is checked again with the log.
     try:
@@ -112,9 +113,13 @@ def connect_to_read(path: Path, without_log: bool = False, *, repairs: bool = Tr
 
 
 def _connect(path: Path, mode: str) -> sqlite3.Connection:
-    """Open a connection that does not trust the content of the file."""
+    """Open a connection that does not trust the content of the file. SQLite would wait forever for a pipe beside it."""
+    for beside in (path.with_name(path.name + ending) for ending in _SIDECARS):
+        if (what := kind(beside)) not in (None, "file"):
+            raise BadFile(f"the store {str(path)!r} cannot be used: {str(beside)!r} must be a file, got a {what}")
     place = f"{path.absolute().as_uri()}?{mode}"
-    database = sqlite3.connect(place, uri=True, timeout=_PATIENCE, isolation_level=None)
+    # A signal may close the store from another thread; ``Store`` has a lock for it.
+    database = sqlite3.connect(place, uri=True, timeout=_PATIENCE, isolation_level=None, check_same_thread=False)
     database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LONGEST)
     database.execute("PRAGMA trusted_schema = OFF")
     database.execute("PRAGMA cell_size_check = ON")
