@@ -74,7 +74,9 @@ def _private_link(url: str) -> Iterator[str]:
     descriptor, name = tempfile.mkstemp(prefix="lastiterate-", suffix=".html")
     with removed_afterwards(Path(name)):
         with open(descriptor, "w", encoding="utf-8") as file:
-            file.write(f'<!doctype html><meta http-equiv="refresh" content="0; url={url}"><a href="{url}">lastiterate</a>')
+            file.write(
+                f'<!doctype html><meta http-equiv="refresh" content="0; url={url}"><a href="{url}">lastiterate</a>'
+            )
         yield Path(name).as_uri()
 
 

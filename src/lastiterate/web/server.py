@@ -242,7 +242,9 @@ def application(
 
     loaded = [explorer.__name__, reader.run.__module__]
     answers, lines, searches = (Workers(2, each, loaded) for each in (limits.answer, limits.lines, limits.search))
-    audits = None if folder is None else Audits(folder, Workers(2, limits.audit, loaded), Workers(1, limits.audit, loaded))
+    audits = (
+        None if folder is None else Audits(folder, Workers(2, limits.audit, loaded), Workers(1, limits.audit, loaded))
+    )
     pools = [answers, lines, searches, *([] if audits is None else audits.pools)]
 
     @asynccontextmanager
