@@ -4,7 +4,7 @@ import pytest
 
 dp_accounting = pytest.importorskip("dp_accounting")
 
-from lastiterate.integrations.dp_accounting import LastIterateAccountant  # noqa: E402
+from lastiterate.integrations.dp_accounting import LastIterateAccountant
 
 
 @pytest.mark.parametrize("relation", [2, 1, "replace", None, True])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import sys
 import tempfile
@@ -73,7 +74,7 @@ def _private_link(url: str) -> Iterator[str]:
 
     descriptor, name = tempfile.mkstemp(prefix="lastiterate-", suffix=".html")
     with removed_afterwards(Path(name)):
-        with open(descriptor, "w", encoding="utf-8") as file:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
             file.write(
                 f'<!doctype html><meta http-equiv="refresh" content="0; url={url}"><a href="{url}">lastiterate</a>'
             )

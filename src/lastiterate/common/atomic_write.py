@@ -30,7 +30,7 @@ def removed_afterwards(path: Path) -> Iterator[None]:
 
 def remove_all() -> None:
     """Close open stores and remove all temporary files, for processes that exit without clean-up."""
-    for close in list(closing):
+    for close in closing:
         with suppress(Exception):  # the process ends in any case, and stored results are safe
             close()
     for path in list(_existing):

@@ -137,7 +137,7 @@ Refusal = tuple[int, str, *tuple[tuple[bytes, bytes], ...]]  # status, sentence 
 
 
 class Guard:
-    """ASGI middleware that refuses foreign hosts, foreign origins and users without the token, and adds the security headers to every response."""
+    """ASGI middleware that refuses foreign hosts, foreign origins and users without the token, and adds headers."""
 
     def __init__(self, application: Application, hosts: Hosts, token: str | None) -> None:
         self._application, self._hosts, self._token = application, hosts, token
