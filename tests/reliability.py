@@ -244,7 +244,7 @@ def _send(place: Place, options: list[str], undisturbed: Undisturbed, number: in
     _, said = audit.communicate(timeout=120)
     status = 0 if number in SUSPEND | UNHEARD else STOPPED.get(signal.Signals(number), -number)
     assert audit.returncode == status or (audit.returncode == 0 and not early), f"status {audit.returncode}: {said}"
-    sentence = r"stopped(; what was trained is in .*: the same command resumes)?\n"
+    sentence = r"stopped(; the scores so far are in .*: the same command resumes)?\n"
     assert re.fullmatch(sentence if audit.returncode in STOPPED.values() else "", said), said
     finish(start(store, options, place.folder / "cache", **place.more))
     place.check_clean(store)

@@ -102,6 +102,7 @@ def test_a_signal_while_models_are_trained_says_how_to_resume(tmp_path, number, 
     assert (process.returncode, output) == (status, "")
     assert errors == "stopped; the scores so far are in s.sqlite: the same command resumes\n"
     assert not is_left_behind(tmp_path)
+    assert [each.name for each in tmp_path.glob("s.sqlite*")] == ["s.sqlite"]  # no lock and no log
 
 
 def test_a_signal_while_a_training_is_checked_is_one_sentence_and_nothing_is_written(tmp_path):

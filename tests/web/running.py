@@ -12,7 +12,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlencode, urlsplit
+from urllib.parse import parse_qs, urlencode, urlsplit
 
 import lastiterate
 
@@ -50,6 +50,7 @@ class Running:
         self.url: str = json.loads(said)["url"]
         self.address = f"http://{urlsplit(self.url).netloc}"
         self.port = urlsplit(self.url).port
+        self.token = parse_qs(urlsplit(self.url).query)["token"][0] if "?" in self.url else ""
 
     def ask(self, path: str, headers: dict[str, str] | None = None, method: str = "GET") -> Answer:
         """The path as it is, without anything being made good."""
@@ -66,6 +67,8 @@ class Running:
     def _connect(self, path: str, headers: dict[str, str], method: str) -> http.client.HTTPConnection:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)
         connection.putrequest(method, path, skip_host="Host" in headers)
+        if "Cookie" not in headers:
+            connection.putheader("Cookie", f"lastiterate-{self.port}={self.token}")
         for name, value in headers.items():
             connection.putheader(name, value)
         connection.endheaders()

@@ -238,7 +238,7 @@ def refusal(*words):
 def test_other_hosts_need_to_be_allowed():
     said = refusal("explore", "--host", "0.0.0.0")
     assert "--allow-remote" in said
-    assert "everybody who reaches this machine" in said
+    assert "everybody who reaches this machine and has the token" in said
     assert "--host must be" in refusal("explore", "--host", "no.such.host.invalid", "--allow-remote")
     assert is_loopback("127.0.0.1") and is_loopback("::1") and is_loopback("localhost")  # noqa: PT018
     assert not is_loopback("10.0.0.1")
@@ -263,7 +263,7 @@ def test_no_browser_is_one_sentence(monkeypatch, capsys):
     from lastiterate.cli import serve as serving
 
     monkeypatch.setattr(serving.webbrowser, "open", lambda url: False)
-    serving._open_browser("http://127.0.0.1:1/")
+    serving._open_browser("http://127.0.0.1:1/", "file:///tmp/x.html")
     assert capsys.readouterr().err == "no browser could be opened: open http://127.0.0.1:1/ yourself\n"
 
 

@@ -16,7 +16,10 @@ def main() -> None:
     # Imported objects are hardly ever freed, and garbage collection would take 10% of the time of a quick command.
     gc.set_threshold(50_000, 10, 10)
     if sys.argv[1:] == ["--version"]:  # without loading the app
-        print(__version__)
+        try:
+            print(__version__, flush=True)
+        except OSError:
+            os._exit(3)  # the output cannot be written
         return
     if sys.argv[1:2] and sys.argv[1] in _ANALYSES:
         # Analyses multiply only small matrices, and idle BLAS threads would take 25% of the processor time.

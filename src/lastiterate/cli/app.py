@@ -10,12 +10,13 @@ import io
 import os
 import sys
 import traceback
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TextIO
 
 import typer
-from typer.core import TyperCommand, TyperGroup, TyperOption
+from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 
 from lastiterate import __version__
 from lastiterate.common.errors import DISK_ERRORS, Breakdown, DiskTrouble, MissingExtra, StoreLost
@@ -127,7 +128,8 @@ class LazyGroup(TyperGroup):
         except _UsageError as error:
             status = _say(error.format_message())  # type: ignore[attr-defined]
         except Breakdown as failed:
-            print(failed.story, file=sys.stderr)
+            with suppress(OSError, ValueError, AttributeError):
+                print(failed.story, file=sys.stderr, flush=True)
             status = BROKEN
         except (DiskTrouble, StoreLost) as error:
             status = _say(str(error), BROKEN)
@@ -140,14 +142,15 @@ class LazyGroup(TyperGroup):
         except typer.Abort:
             status = _say("stopped", STOPPED)
         except Exception:
-            traceback.print_exc()
+            with suppress(OSError, ValueError, AttributeError):
+                traceback.print_exc()
             status = BROKEN
-        sys.exit(status if isinstance(status, int) else 0)
+        _end(status if isinstance(status, int) else 0)
 
 
 def _pipe_is_gone() -> int:
     """Redirect stdout to the null device, so that Python writes nothing to the broken pipe at exit."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    _to_nowhere(sys.stdout)
     return BROKEN
 
 
@@ -160,8 +163,31 @@ def _no_space(error: OSError) -> int:
 
 
 def _say(message: str, status: int = BAD_INPUT) -> int:
-    print(printable(" ".join(message.split())), file=sys.stderr)
+    with suppress(OSError, ValueError, AttributeError):  # stderr is full, closed or absent: the status says it
+        print(printable(" ".join(message.split())), file=sys.stderr, flush=True)
     return status
+
+
+def _end(status: int) -> NoReturn:
+    """Exit with this status, or with ``BROKEN`` instead of 0 if the output cannot be written."""
+    try:
+        sys.stdout.flush()
+    except (OSError, ValueError):
+        _to_nowhere(sys.stdout)
+        status = status or BROKEN
+    except AttributeError:  # there is no stdout
+        pass
+    try:
+        sys.stderr.flush()
+    except (OSError, ValueError, AttributeError):
+        _to_nowhere(sys.stderr)
+    sys.exit(status)
+
+
+def _to_nowhere(stream: TextIO) -> None:
+    """Redirect a stream to the null device. Python would exit with status 120 if it could not flush the stream."""
+    with suppress(OSError, ValueError, AttributeError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 class PlainCommand(TyperCommand):
@@ -173,7 +199,7 @@ class PlainCommand(TyperCommand):
 
 def _read_plainly(parameters: Foreign) -> Foreign:
     for parameter in parameters:
-        if isinstance(parameter, TyperOption) and not parameter.multiple and parameter.nargs == 1:
+        if isinstance(parameter, (TyperOption, TyperArgument)) and not parameter.multiple and parameter.nargs == 1:
             parameter._runtime_param = _Plainly()  # type: ignore[assignment]
     return parameters
 
@@ -187,6 +213,9 @@ class _Plainly:
         parser = param.type_descriptor.parameter_info.parser
         if parser is not None:
             return parser(value)
+        if param.type_descriptor.annotation is Path and value == "":
+            name = param.opts[0] if isinstance(param, TyperOption) else param.metavar
+            raise OptionError(f"{name} must be a path, got an empty text")
         if param.type_descriptor.annotation in (str, Path):
             return param.type_descriptor.annotation(value)
         param._runtime_param = None

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import secrets
 import sys
+import tempfile
 import threading
 import webbrowser
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -25,7 +30,8 @@ class ServerOptions:
     host: Annotated[str, Option("Address to listen on (default: 127.0.0.1, this machine only).", "ADDRESS")] = (
         "127.0.0.1"
     )
-    allow_remote: Annotated[bool, "Let others connect. They can read all pages, without a password."] = False
+    allow_remote: Annotated[bool, "Let others connect, with the token. Nothing is encrypted."] = False
+    no_token: Annotated[bool, "Need no token: every user of this machine can read all pages."] = False
     no_browser: Annotated[bool, "Do not open a browser."] = False
 
     def serve(self, path: str, folder: Path | None, json: bool) -> None:
@@ -37,24 +43,47 @@ class ServerOptions:
         require_web()
         if self.port is not None:
             integer("port", self.port, 0, 65535)
+        if self.no_token and self.allow_remote:
+            raise OptionError("--no-token must not be given with --allow-remote: others need the token")
         listening = listen(self.host, self.port, self.allow_remote)
-        url = f"{address_of(listening, self.host)}{path}"
+        token = None if self.no_token else secrets.token_urlsafe(32)
+        url = address_of(listening, self.host, path, token)
         is_remote = not is_loopback(self.host)
         if json:
             print_json({"url": url})
         else:
             print_note(f"{url}\nCtrl-C stops the server.")
             if is_remote:
-                print("everybody who reaches this machine can read these pages and start computations", file=sys.stderr)
-            if not self.no_browser:
-                threading.Thread(target=_open_browser, args=(url,), daemon=True).start()
-        with leaving_with("stopped"):
-            serve(Reader(run_of, curves_of, number_of, integers_of), listening, folder, is_remote=is_remote)
+                print("everybody who has this address can read these pages; nothing is encrypted", file=sys.stderr)
+            if token is None:
+                print("without a token, every user of this machine can read these pages", file=sys.stderr)
+        with leaving_with("stopped"), ExitStack() as afterwards:
+            if not json and not self.no_browser:
+                opened = url if token is None else afterwards.enter_context(_private_link(url))
+                threading.Thread(target=_open_browser, args=(url, opened), daemon=True).start()
+            serve(Reader(run_of, curves_of, number_of, integers_of), listening, folder, token, is_remote=is_remote)
 
 
-def _open_browser(url: str) -> None:
+@contextmanager
+def _private_link(url: str) -> Iterator[str]:
+    """Yield the address of a file that only this user can read and that leads to ``url``.
+
+    Every user of the machine can read the arguments of the browser's process, so they must not have the token.
+    """
+    from lastiterate.common.atomic_write import removed_afterwards
+
+    descriptor, name = tempfile.mkstemp(prefix="lastiterate-", suffix=".html")
+    with removed_afterwards(Path(name)):
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(
+                f'<!doctype html><meta http-equiv="refresh" content="0; url={url}"><a href="{url}">lastiterate</a>'
+            )
+        yield Path(name).as_uri()
+
+
+def _open_browser(url: str, link: str) -> None:
     try:
-        opened = webbrowser.open(url)
+        opened = webbrowser.open(link)
     except webbrowser.Error:
         opened = False
     if not opened:
@@ -66,7 +95,8 @@ def explore(server: ServerOptions, json: Json = False) -> None:
     """Explore runs in the browser: move a slider, see epsilon.
 
     Serves a page on this machine and opens it in a browser. The page answers as you change the run. The server runs
-    until you stop it. With --json it prints its address and opens no browser.
+    until you stop it. Its address has a token, without which it answers nobody. With --json it prints its address
+    and opens no browser.
 
     \b
     Example:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 _ABANDONED = 3600.0  # age in seconds of a temporary file that is removed: no write takes this long
 _existing: set[Path] = set()
+closing: list[Callable[[], None]] = []  # called before a process exits without clean-up
 
 
 @contextmanager
@@ -28,7 +29,10 @@ def removed_afterwards(path: Path) -> Iterator[None]:
 
 
 def remove_all() -> None:
-    """Remove all temporary files, for processes that exit without clean-up."""
+    """Close open stores and remove all temporary files, for processes that exit without clean-up."""
+    for close in closing:
+        with suppress(Exception):  # the process ends in any case, and stored results are safe
+            close()
     for path in list(_existing):
         _remove(path)
 

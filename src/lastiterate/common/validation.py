@@ -25,7 +25,7 @@ PerStepGiven: TypeAlias = float | Sequence[float] | NDArray[np.floating] | NDArr
 
 LEAST_NOISE, MOST_NOISE = 1e-30, 1e30
 _NO_NUMBERS = "bcSUmM"  # kinds of NumPy types that are not real numbers
-_LONG = 100  # maximum number of characters of a value in an error message
+_LONG = 200  # maximum number of characters of a value in an error message
 MAX_STEPS = 2**53  # above it a float cannot represent every integer
 
 # Python's int and float also accept digits of other scripts, underscores, nan and inf, which are refused here.
@@ -100,9 +100,17 @@ def told(value: object) -> str:
     if isinstance(value, type):
         return f"the class {value.__name__}"
     if value is None or isinstance(value, (bool, int, float, complex, str, bytes)):
-        shown = repr(value)
-        return shown if len(shown) <= _LONG else f"{shown[:_LONG]}..."
+        return shown(value)
     return f"a value of type {type(value).__name__}"
+
+
+def shown(value: object) -> str:
+    """Return the repr of a value, cut for an error message."""
+    try:
+        text = repr(value)
+    except ValueError:  # an integer of thousands of digits
+        return f"a value of type {type(value).__name__}"
+    return text if len(text) <= _LONG else f"{text[:_LONG]}..."
 
 
 def integer(name: str, value: object, low: int = 1, high: int = MAX_STEPS) -> int:
@@ -112,7 +120,7 @@ def integer(name: str, value: object, low: int = 1, high: int = MAX_STEPS) -> in
         return whole
     too_large = whole is not None and whole > high
     allowed = f"in [{low}, {high}]" if high != MAX_STEPS or too_large else f"at least {low}"
-    raise BadArgument(name, f"must be an integer {allowed}, got {value!r}")
+    raise BadArgument(name, f"must be an integer {allowed}, got {shown(value)}")
 
 
 def number(
@@ -130,7 +138,7 @@ def number(
     except (TypeError, ValueError, OverflowError):
         result = math.nan
     if not _inside(result, low, high, open_low, open_high):
-        raise BadArgument(name, f"must be {_allowed(low, high, open_low, open_high)}, got {value!r}")
+        raise BadArgument(name, f"must be {_allowed(low, high, open_low, open_high)}, got {shown(value)}")
     return result
 
 
@@ -150,11 +158,11 @@ def numbers(
             raise TypeError
         result = given.astype(np.float64, copy=False)
     except (TypeError, ValueError, OverflowError):
-        raise BadArgument(name, f"must be a number or an array of numbers, got {value!r}") from None
+        raise BadArgument(name, f"must be a number or an array of numbers, got {shown(value)}") from None
     bad = ~((result > low if open_low else result >= low) & (result < high if open_high else result <= high))
     if bad.any():
-        shown = float(result[bad].flat[0])
-        raise BadArgument(name, f"must be {_allowed(low, high, open_low, open_high)}, got {shown!r}")
+        first = float(result[bad].flat[0])
+        raise BadArgument(name, f"must be {_allowed(low, high, open_low, open_high)}, got {first!r}")
     return result
 
 
@@ -225,7 +233,7 @@ def shape(name: str, value: object) -> tuple[int, ...]:
     try:
         return tuple(np.shape(value))  # type: ignore[call-overload]  # any type
     except ValueError:
-        raise BadArgument(name, f"must be a number or an array of numbers, got {value!r}") from None
+        raise BadArgument(name, f"must be a number or an array of numbers, got {shown(value)}") from None
 
 
 def _inside(value: float, low: float, high: float, open_low: bool, open_high: bool) -> bool:

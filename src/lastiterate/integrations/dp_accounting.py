@@ -13,8 +13,8 @@ from collections.abc import Callable
 from types import FrameType
 from typing import TypeAlias
 
-from lastiterate.common.errors import MissingExtra
-from lastiterate.common.validation import integer, number
+from lastiterate.common.errors import BadArgument, MissingExtra
+from lastiterate.common.validation import instance, integer, number
 from lastiterate.formatting import spell_exact, spell_up
 from lastiterate.integrations.history import HeuristicWarning, History, Step, tell_epsilon
 from lastiterate.mechanism import Neighbours
@@ -55,7 +55,11 @@ class LastIterateAccountant(dp_accounting.PrivacyAccountant):  # type: ignore[mi
     """
 
     def __init__(self, neighboring_relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE) -> None:
-        super().__init__(neighboring_relation)
+        allowed = ", ".join(f"NeighboringRelation.{each.name}" for each in _NEIGHBOURS)
+        relation = instance("neighboring_relation", neighboring_relation, NeighboringRelation, f"one of {allowed}")
+        if relation not in _NEIGHBOURS:
+            raise BadArgument("neighboring_relation", f"must be one of {allowed}, got {relation}")
+        super().__init__(relation)
         self._steps: Counter[Step] = Counter()
 
     @property

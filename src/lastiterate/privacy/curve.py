@@ -41,6 +41,9 @@ class Pair(Protocol):
         """Return a lower and an upper bound on mu that allow for the numerical error."""
 
 
+_LARGEST = 1e120  # delta falls with epsilon, and squares of larger epsilons over mu overflow to NaN
+
+
 @dataclass(frozen=True)
 class PrivacyCurve:
     """Epsilon as a function of delta, and the trade-off of error rates, for one analysis of one run.
@@ -74,7 +77,7 @@ class PrivacyCurve:
         """Return the delta of (epsilon, delta)-DP."""
         values = numbers("epsilon", epsilon, 0.0)
         with np.errstate(all="ignore"):
-            finite = np.minimum(values, np.finfo(np.float64).max)
+            finite = np.minimum(values, _LARGEST)
             return _plain(np.where(np.isinf(values), 0.0, np.exp(np.minimum(self.pair.log_delta(finite[()]), 0.0))))
 
     @overload

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 from collections import OrderedDict, deque
 from collections.abc import AsyncIterator
 from contextlib import suppress
@@ -16,6 +17,7 @@ from pathlib import Path
 from time import monotonic, time
 from typing import TYPE_CHECKING
 
+from lastiterate.auditing.stores.store_file import is_written
 from lastiterate.common.types import Fields
 from lastiterate.formatting import printable
 from lastiterate.web import audit_answers
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 
 SUFFIX = ".sqlite"
 _MOST = 2000  # most stores that are listed
+_NO_UTF8 = re.compile("[\ud800-\udfff]")
 _DEEPEST = 6  # most levels of folders that are searched
 
 
@@ -58,6 +61,9 @@ def locate(folder: Path, name: str) -> Path | None:
         return None
     root = folder.resolve()
     path = root.joinpath(*parts)
+    if "\ufffd" in name:  # browsers send it in place of bytes that are not UTF-8
+        alike = [each for key, each in find_stores(folder).items() if _NO_UTF8.sub("\ufffd", key) == name]
+        path = alike[0] if len(alike) == 1 else path
     return path if _is_below(root, path) else None
 
 
@@ -74,17 +80,12 @@ def _stats(path: Path) -> list[os.stat_result | None]:
 def token_of(path: Path) -> str:
     """Return a token that changes whenever the store changes."""
     marks = ["none" if each is None else f"{each.st_mtime_ns}.{each.st_size}" for each in _stats(path)]
-    return "-".join([*marks, "locked" if is_locked(path) else "free"])
+    return "-".join([*marks, "locked" if is_written(path) else "free"])
 
 
 def changed_at(path: Path) -> float:
     """Return the time of the last write in seconds since 1970, or 0 if there is no file."""
     return max([each.st_mtime for each in _stats(path) if each is not None], default=0.0)
-
-
-def is_locked(path: Path) -> bool:
-    """Return whether the store has a lock file. A process is writing to the store, or was killed while writing."""
-    return path.with_name(f"{path.name}.lock").exists()
 
 
 def _is_below(root: Path, path: Path) -> bool:
@@ -113,6 +114,7 @@ class Seen:
     fields: Fields = field(default_factory=dict)
     error: str = ""
     next_look: float = 0.0
+    reading: asyncio.Task[None] | None = None
     counts: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=60))
 
 
@@ -191,9 +193,8 @@ class Audits:
             await self._tell()
         for name, path in stores.items():
             seen, token = self._seen[name], token_of(path)
-            if token != seen.token and monotonic() >= seen.next_look:
-                await self._read(seen, token)
-                await self._tell()
+            if token != seen.token and monotonic() >= seen.next_look and (seen.reading is None or seen.reading.done()):
+                seen.reading = asyncio.ensure_future(self._read(seen, token))  # a slow store does not delay the others
 
     async def _read(self, seen: Seen, token: str) -> None:
         began = monotonic()
@@ -206,6 +207,7 @@ class Audits:
             seen.error = printable(" ".join(str(trouble).split()))
         seen.token = token
         seen.next_look = monotonic() + (monotonic() - began) / _SHARE
+        await self._tell()
 
     async def _tell(self) -> None:
         async with self._news:
@@ -228,7 +230,7 @@ class Audits:
         left: float | None = None
         if done >= planned:
             state = "finished"
-        elif not is_locked(path):
+        elif not is_written(path):
             state = "stopped"
         elif time() - changed > max(_SILENT, 10.0 * gap):
             state = "silent"

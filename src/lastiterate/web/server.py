@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import hmac
 import ipaddress
 import json
 import socket
@@ -95,6 +96,7 @@ _HEADERS = [
     (b"cross-origin-resource-policy", b"same-origin"),
     (b"cache-control", b"no-store"),
 ]
+TOKEN = b"token="  # begins the token in the query
 _LONGEST = 8192  # characters of a query string or a path
 
 
@@ -131,11 +133,14 @@ def _ip_address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | No
         return None
 
 
-class Guard:
-    """ASGI middleware that refuses foreign hosts and origins and adds the security headers to every response."""
+Refusal = tuple[int, str, *tuple[tuple[bytes, bytes], ...]]  # status, sentence and headers of a response
 
-    def __init__(self, application: Application, hosts: Hosts) -> None:
-        self._application, self._hosts = application, hosts
+
+class Guard:
+    """ASGI middleware that refuses foreign hosts, foreign origins and users without the token, and adds headers."""
+
+    def __init__(self, application: Application, hosts: Hosts, token: str | None) -> None:
+        self._application, self._hosts, self._token = application, hosts, token
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -148,25 +153,46 @@ class Guard:
                 message["headers"] = [each for each in message.get("headers", []) if each[0] not in own] + _HEADERS
             await send(message)
 
-        if refusal := self._refusal(scope):
-            status, words = refusal
-            headers = [(b"content-type", b"text/plain; charset=utf-8")]
+        if refusal := self._refusal(scope) or self._admission(scope):
+            status, words, *more = refusal
+            headers = [(b"content-type", b"text/plain; charset=utf-8"), *more]
             await guarded({"type": "http.response.start", "status": status, "headers": headers})
             await guarded({"type": "http.response.body", "body": words.encode()})
             return
         await self._application(scope, receive, guarded)
 
-    def _refusal(self, scope: Scope) -> tuple[int, str] | None:
+    def _refusal(self, scope: Scope) -> Refusal | None:
         headers: dict[bytes, bytes] = dict(scope["headers"])
         hosts = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
         if len(hosts) != 1 or not self._hosts.allow(hosts[0]):
             return 421, "This server answers only under its own address.\n"
-        is_question = not str(scope["path"]).startswith(("/static/", "/summary")) and str(scope["path"]).count("/") > 1
-        if is_question and headers.get(b"sec-fetch-site", b"none") not in (b"none", b"same-origin"):
+        is_page = scope["path"] in ("/", "/audits") or str(scope["path"]).startswith("/static/")
+        if not is_page and headers.get(b"sec-fetch-site", b"none") not in (b"none", b"same-origin"):
             return 403, "This server answers only its own pages.\n"
         if len(scope["query_string"]) > _LONGEST or len(str(scope["path"])) > _LONGEST:
             return 414, f"A question must be at most {_LONGEST} characters long.\n"
         return None
+
+    def _admission(self, scope: Scope) -> Refusal | None:
+        """Return None if the request has the cookie. A token in the address is removed, after the cookie is set."""
+        if self._token is None:
+            return None
+        token, name = self._token.encode(), f"lastiterate-{self._hosts.port}"
+        headers: list[tuple[bytes, bytes]] = scope["headers"]
+        cookies = [part.strip() for key, value in headers if key == b"cookie" for part in value.split(b";")]
+        is_known = any(hmac.compare_digest(each, name.encode() + b"=" + token) for each in cookies)
+        query: list[bytes] = scope["query_string"].split(b"&")
+        given = [each for each in query if each.startswith(TOKEN)]
+        if not is_known and not any(hmac.compare_digest(each, TOKEN + token) for each in given):
+            return 403, "This page needs the token: open the address that lastiterate printed when it started.\n"
+        if not given:
+            return None
+        rest = b"&".join(each for each in query if each not in given)
+        place = b"/" + scope["raw_path"].lstrip(b"/") + (b"?" + rest if rest else b"")
+        cookie = b"set-cookie", f"{name}={self._token}; HttpOnly; SameSite=Strict; Path=/".encode()
+        if dict(headers).get(b"sec-fetch-site", b"none") in (b"none", b"same-origin"):
+            return 303, "", (b"location", place), cookie
+        return 200, "", (b"refresh", b"0; url=" + place), cookie  # after a redirect browsers would keep the cookie back
 
 
 PORT = 8765
@@ -195,8 +221,18 @@ def require_web() -> None:
         raise MissingExtra(sentence)
 
 
-def application(reader: Reader, hosts: Hosts, folder: Path | None = None, limits: Limits = Limits()) -> Application:  # noqa: B008 - it is frozen
-    """Return the server as an ASGI application. If ``folder`` is given, it also serves pages of the audits there."""
+def application(
+    reader: Reader,
+    hosts: Hosts,
+    token: str | None,
+    folder: Path | None = None,
+    limits: Limits = Limits(),  # noqa: B008 - it is frozen
+) -> Application:
+    """Return the server as an ASGI application. If ``folder`` is given, it also serves pages of the audits there.
+
+    Every request must have the token, or the cookie that a request with the token receives. If ``token`` is None,
+    every request is answered.
+    """
     from starlette.applications import Starlette
     from starlette.responses import FileResponse
     from starlette.routing import Mount, Route
@@ -206,7 +242,9 @@ def application(reader: Reader, hosts: Hosts, folder: Path | None = None, limits
 
     loaded = [explorer.__name__, reader.run.__module__]
     answers, lines, searches = (Workers(2, each, loaded) for each in (limits.answer, limits.lines, limits.search))
-    audits = None if folder is None else Audits(folder, *(Workers(1, limits.audit, loaded) for _ in range(2)))
+    audits = (
+        None if folder is None else Audits(folder, Workers(2, limits.audit, loaded), Workers(1, limits.audit, loaded))
+    )
     pools = [answers, lines, searches, *([] if audits is None else audits.pools)]
 
     @asynccontextmanager
@@ -247,7 +285,7 @@ def application(reader: Reader, hosts: Hosts, folder: Path | None = None, limits
         Mount("/static", StaticFiles(directory=_STATIC)),
         *([] if audits is None else audit_routes(audits)),
     ]
-    return Guard(Starlette(routes=routes, lifespan=lifespan), hosts)
+    return Guard(Starlette(routes=routes, lifespan=lifespan), hosts, token)
 
 
 async def _scripts(request: Request) -> Response:
@@ -268,7 +306,7 @@ def listen(host: str, port: int | None, allow_remote: bool) -> socket.socket:
     if not is_loopback(host) and not allow_remote:
         raise ValueError(
             f"--host must be an address of this machine only, such as 127.0.0.1, got {host!r}. With --allow-remote, "
-            "everybody who reaches this machine can read the pages and the audits and start computations"
+            "everybody who reaches this machine and has the token can read the audits, and nothing is encrypted"
         )
     wanted = [port] if port is not None else [PORT, 0]
     for each in wanted:
@@ -291,25 +329,79 @@ def listen(host: str, port: int | None, allow_remote: bool) -> socket.socket:
     raise AssertionError("another program uses one of the ports")
 
 
-def address_of(listening: socket.socket, host: str) -> str:
+def address_of(listening: socket.socket, host: str, path: str, token: str | None) -> str:
     """Return the URL to open in a browser."""
     shown = "127.0.0.1" if host in ("0.0.0.0", "::", "[::]") else host
     name = f"[{shown.strip('[]')}]" if ":" in shown else shown
-    return f"http://{name}:{listening.getsockname()[1]}"
+    query = "" if token is None else f"?{TOKEN.decode()}{token}"
+    return f"http://{name}:{listening.getsockname()[1]}{path}{query}"
 
 
-def serve(reader: Reader, listening: socket.socket, folder: Path | None, *, is_remote: bool) -> None:
+# Connections: a client that sends or reads too slowly is disconnected, so that it does not take the place of others.
+
+_SLOWEST = 10.0  # seconds for a request to arrive, or for a client to go on reading
+_MOST_WAITING = 256  # connections without a complete request; the oldest of more is closed
+
+
+def _patient_protocol() -> type[asyncio.Protocol]:
+    """Return uvicorn's protocol with time limits for requests that do not arrive and answers that nobody reads."""
+    from uvicorn.protocols.http.h11_impl import H11Protocol
+
+    waiting: dict[H11Protocol, asyncio.TimerHandle] = {}  # the oldest first
+
+    class Patient(H11Protocol):
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+            super().connection_made(transport)
+            self._wait()
+
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            if self.cycle is not None and not self.cycle.response_complete:
+                self._go_on()
+            else:
+                self._wait()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._go_on()
+            super().connection_lost(exc)
+
+        def pause_writing(self) -> None:
+            super().pause_writing()
+            self._wait()
+
+        def resume_writing(self) -> None:
+            super().resume_writing()
+            self._go_on()
+
+        def _wait(self) -> None:
+            if self not in waiting and not self.transport.is_closing():
+                if len(waiting) >= _MOST_WAITING:
+                    next(iter(waiting))._give_up()  # type: ignore[attr-defined]
+                waiting[self] = self.loop.call_later(_SLOWEST, self._give_up)
+
+        def _go_on(self) -> None:
+            if self in waiting:
+                waiting.pop(self).cancel()
+
+        def _give_up(self) -> None:
+            self._go_on()
+            self.transport.abort()
+
+    return Patient
+
+
+def serve(reader: Reader, listening: socket.socket, folder: Path | None, token: str | None, *, is_remote: bool) -> None:
     """Serve requests until the process ends."""
     import uvicorn
 
     hosts = Hosts(listening.getsockname()[1], is_remote)
     config = uvicorn.Config(
-        application(reader, hosts, folder),
+        application(reader, hosts, token, folder),
         log_level="critical",
         access_log=False,
         server_header=False,
         date_header=False,
-        http="h11",
+        http=_patient_protocol(),
         ws="none",
         limit_concurrency=_MOST_AT_ONCE,
         timeout_graceful_shutdown=1,

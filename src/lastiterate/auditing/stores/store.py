@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
+from threading import RLock
 from time import monotonic
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,7 @@ from lastiterate.auditing.identity import Identity
 from lastiterate.auditing.stores import serialization, store_file
 from lastiterate.auditing.stores.audit_record import Crafted, Record, ScoredTrials, as_json, check_same, differences
 from lastiterate.auditing.stores.serialization import Contents, check_planned, explaining, versions_of
+from lastiterate.common import atomic_write
 from lastiterate.common.errors import StoreLost
 from lastiterate.common.types import Fields
 from lastiterate.common.validation import number
@@ -25,6 +27,7 @@ from lastiterate.data.files import BadFile, Location
 if TYPE_CHECKING:
     from typing import Self
 
+_LAST_WRITE = 5.0  # seconds that a signal waits for a write in another thread
 _WAIT_SECONDS = 0.5  # quick commits wait for the disk at most once per interval of this length
 
 
@@ -145,6 +148,9 @@ class Store(MemoryStore):
         self._waits, self._waited = True, -_WAIT_SECONDS
         self._lost: StoreLost | None = None
         self._closed = False
+        self._writing = RLock()
+        if lock is not None:
+            atomic_write.closing.append(self._close_now)
 
     @classmethod
     def open(cls, path: Location, identity: Identity, record: Record) -> Self:
@@ -209,6 +215,8 @@ class Store(MemoryStore):
         if self._closed:
             return
         self._closed = True
+        if self._close_now in atomic_write.closing:
+            atomic_write.closing.remove(self._close_now)
         if self._lock is None:
             self._database.close()
         elif self._lost is not None:
@@ -223,6 +231,13 @@ class Store(MemoryStore):
             self._file.close()
         if self._lock is not None:
             self._lock.release()
+
+    def _close_now(self) -> None:
+        """Close the store when a signal ends the process. A write of this thread is undone, as by a crash."""
+        if self._writing.acquire(timeout=_LAST_WRITE):  # never released: nobody writes afterwards
+            if self._database.in_transaction:
+                self._database.rollback()
+            self.close()
 
     def __enter__(self) -> Self:
         return self
@@ -275,7 +290,7 @@ class Store(MemoryStore):
             raise BadFile(f"the store {str(self.path)!r} must be writable, but it was opened only for reading")
         if self._lost is not None:
             raise self._lost
-        with explaining(self.path):
+        with explaining(self.path), self._writing:
             if not watched.is_as_left(self._contents):
                 raise self._lose(after())
             try:

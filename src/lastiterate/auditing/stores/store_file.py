@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from pathlib import Path
-from time import monotonic
+from time import monotonic, sleep
 from typing import TypeAlias
 
 from lastiterate.auditing.stores import serialization
@@ -92,6 +92,7 @@ def connect_to_read(path: Path, without_log: bool = False, *, repairs: bool = Tr
         return _sound(path, _AS_IT_IS)
     # Python must not open the file itself: closing it would release SQLite's locks on the file.
     with closing(_connect(path, _AS_IT_IS)) as database, suppress(sqlite3.DatabaseError):
+        limit_time(path, database)
         check_kind(path, database)  # before SQLite creates files beside a foreign database
     # An undamaged file may look damaged without its log, so the file is checked again with the log.
     try:
@@ -112,9 +113,13 @@ def connect_to_read(path: Path, without_log: bool = False, *, repairs: bool = Tr
 
 
 def _connect(path: Path, mode: str) -> sqlite3.Connection:
-    """Open a connection that does not trust the content of the file."""
+    """Open a connection that does not trust the content of the file. SQLite would wait forever for a pipe beside it."""
+    for beside in (path.with_name(path.name + ending) for ending in _SIDECARS):
+        if (what := kind(beside)) not in (None, "file"):
+            raise BadFile(f"the store {str(path)!r} cannot be used: {str(beside)!r} must be a file, got a {what}")
     place = f"{path.absolute().as_uri()}?{mode}"
-    database = sqlite3.connect(place, uri=True, timeout=_PATIENCE, isolation_level=None)
+    # A signal may close the store from another thread; ``Store`` has a lock for it.
+    database = sqlite3.connect(place, uri=True, timeout=_PATIENCE, isolation_level=None, check_same_thread=False)
     database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LONGEST)
     database.execute("PRAGMA trusted_schema = OFF")
     database.execute("PRAGMA cell_size_check = ON")
@@ -250,6 +255,9 @@ def _places(path: Path) -> Iterator[Path]:
                 break
 
 
+_TRIES, _PAUSE = 10, 0.02  # attempts to take the lock, and seconds between them
+
+
 class WriterLock:
     """A lock that allows only one writer. The operating system releases the lock when the process ends.
 
@@ -260,12 +268,19 @@ class WriterLock:
         self._path = path.with_name(f"{path.name}.lock")
         while True:
             self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o666)
-            if not _take(self._descriptor):
+            if not self._taken():
                 os.close(self._descriptor)
                 raise BadFile(f"another process is writing to the store {str(path)!r}: wait for it or stop it first")
             if self._is_there():
                 return
             os.close(self._descriptor)  # the previous owner deleted the lock file after this process had opened it
+
+    def _taken(self) -> bool:
+        for _ in range(_TRIES):  # a reader that looks whether somebody writes holds the lock for a moment
+            if _take(self._descriptor):
+                return True
+            sleep(_PAUSE)
+        return False
 
     def release(self) -> None:
         with suppress(OSError):  # Windows does not delete open files; a lock file that remains is harmless
@@ -279,7 +294,19 @@ class WriterLock:
             return False
 
 
-def _take(descriptor: int) -> bool:
+def is_written(path: Path) -> bool:
+    """Return whether a process holds the writer's lock of the store. A lock file that nobody holds does not count."""
+    try:
+        descriptor = os.open(path.with_name(f"{path.name}.lock"), os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+    except OSError:
+        return False
+    try:
+        return not _take(descriptor, shared=True)
+    finally:
+        os.close(descriptor)
+
+
+def _take(descriptor: int, *, shared: bool = False) -> bool:
     """Return whether this process got the lock. Return True on file systems without locks."""
     try:
         if sys.platform == "win32":
@@ -289,7 +316,7 @@ def _take(descriptor: int) -> bool:
         else:
             import fcntl
 
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError):
         return False
     except OSError:

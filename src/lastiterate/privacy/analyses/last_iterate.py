@@ -7,6 +7,7 @@ from typing import overload
 
 import numpy as np
 
+from lastiterate.common.errors import BadArgument
 from lastiterate.common.types import FloatArray
 from lastiterate.common.validation import LEAST_NOISE, MAX_STEPS, MOST_NOISE, SomeNumbers, numbers
 from lastiterate.privacy.curve import PrivacyCurve
@@ -88,7 +89,12 @@ def last_iterate_epsilon(
     rate = numbers("sample_rate", sample_rate, 0.0, 1.0)
     sigma = numbers("noise_multiplier", noise_multiplier, LEAST_NOISE, MOST_NOISE)
     allowed = numbers("delta", delta, 0.0, 1.0, open_low=True, open_high=True)
-    items = np.broadcast_arrays(count, rate, sigma, np.log(allowed), group)
+    given = {"steps": count, "sample_rate": rate, "noise_multiplier": sigma, "delta": allowed, "group_size": group}
+    try:
+        items = np.broadcast_arrays(count, rate, sigma, np.log(allowed), group)
+    except ValueError:
+        shapes = ", ".join(f"{name} {np.shape(value)}" for name, value in given.items() if np.ndim(value))
+        raise BadArgument("steps", f"and the other arguments must have shapes that broadcast, got {shapes}") from None
     flat = [np.ravel(item) for item in items]
     result = np.zeros(flat[0].shape)
     with np.errstate(all="ignore"):

@@ -32,7 +32,7 @@ export const isDark = () => matchMedia("(prefers-color-scheme: dark)").matches;
 export async function ask(path, texts, signal) {
   const query = texts ? `?${new URLSearchParams(texts)}` : "";
   const response = await fetch(path + query, {signal});
-  const found = await response.json().catch(() => ({error: `the server answered with status ${response.status}`}));
+  const found = await response.json().catch(() => ({error: response.status === 403 ? "the server was started again: open the address that it printed" : `the server answered with status ${response.status}`}));
   if (response.ok) return found;
   const error = new Error(found.error ?? "the server could not answer");
   error.field = found.field ?? null;
