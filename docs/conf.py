@@ -21,7 +21,7 @@ extensions = [
 ]
 exclude_patterns = ["_build", "_ext"]
 myst_heading_anchors = 4
-suppress_warnings = ["toc.empty_glob"]  # pages that a glob may add
+suppress_warnings = ["misc.highlighting_failure"]  # csv has no lexer
 
 # Notebooks are executed by the build. A notebook that has not changed is taken from the cache.
 nb_execution_mode = "cache"
