@@ -60,7 +60,7 @@ def test_a_feature_that_nobody_declares_is_refused():
 
 
 def test_the_guide_has_the_table_of_all_declarations():
-    guide = (Path(__file__).parents[1] / "docs" / "guide.md").read_text()
+    guide = (Path(__file__).parents[1] / "docs" / "howto" / "supported-runs.md").read_text()
     assert support_matrix() in guide
     assert support_matrix().count("\n") == len(FEATURES) + 1
 
