@@ -34,14 +34,14 @@ def test_the_gaussian_mechanism_has_its_mu_no_regret_and_the_risk_of_its_closed_
 def test_the_gaussian_curve_of_mu_lies_below_the_runs_curve_and_no_smaller_mu_does(run, analysis, smallest):
     curve = analysis(run)
     mu, (lower, upper) = curve.mu(smallest), curve.mu_bracket(smallest)
-    assert lower <= mu <= upper <= lower * 1.01
+    assert lower <= mu <= upper <= lower * (1.01 if smallest < 1e-3 else 1.03)
     fpr = ndtr(np.linspace(ndtri(smallest), 3.0, 60))
     fnr = np.asarray(curve.fnr(fpr))
     inside = (fnr >= smallest) & (fnr <= 0.9999)  # a rate close to 1 is not accurate enough for its quantile
     local = -ndtri(fpr[inside]) - ndtri(fnr[inside])
     assert np.all(local <= upper * (1.0 + 1e-4))
     if smallest == 1e-3:
-        assert local.max() >= lower * (1.0 - 1e-2)
+        assert local.max() >= upper * (1.0 - 1e-2)
 
 
 def test_mu_grows_with_the_range_of_error_rates():

@@ -32,7 +32,7 @@ def test_a_result_draws_itself_and_writes_its_page(result, tmp_path):
     result.page(tmp_path / "found.html")
     assert f"Verdict: {result.verdict}" in (tmp_path / "found.html").read_text(encoding="utf-8")
     for path in (3, tmp_path / "found.png"):
-        with pytest.raises(ValueError, match="file|must end in"):
+        with pytest.raises(ValueError, match=r"file|must end in"):
             result.page(path)
 
 
