@@ -90,7 +90,7 @@ class DPSGD:
             by itself.
         neighbours: the neighbouring relation: ``"add-remove"`` (an example is added or removed), ``"zero-out"`` (an
             example gets a gradient of zero) or ``"replace"`` (an example is replaced by another). The default is
-            add-remove for sampling ``"poisson"`` or ``"full"``. It is zero-out for ``"fixed"`` or ``"shuffled"``,
+            add-remove for sampling ``"poisson"``, ``"balls-in-bins"`` or ``"full"``. It is zero-out for ``"fixed"`` or ``"shuffled"``,
             where adding or removing an example also moves other examples between batches.
         noise_filter: coefficients (c_0, c_1, ...) of correlated noise, as in DP-FTRL. The noise of step t is the sum of
             c_j z_(t-j), where z_s is drawn with the noise multiplier of step s, and z_s = 0 before the first step.
@@ -98,7 +98,7 @@ class DPSGD:
         min_separation: with a noise filter, the minimum number of steps between two batches with the same example. With
             Poisson sampling and ``min_separation`` > 1, examples are split into ``min_separation`` groups that take
             turns.
-        batches_per_epoch: number of batches per epoch, for shuffled batches. The default is 1 / ``sample_rate``, if
+        batches_per_epoch: number of batches per epoch, for shuffled batches and balls in bins. The default is 1 / ``sample_rate``, if
             this is a whole number. If the last batch of an epoch is smaller, give 1 / ``sample_rate``, rounded up.
     """
 
@@ -176,11 +176,14 @@ class DPSGD:
 
         An epoch has ``dataset_size / batch_size`` steps. ``last_batch`` says what the loader does with the smaller
         batch at the end of an epoch: ``"keep"`` rounds the steps of an epoch up, ``"drop"`` rounds them down. With
-        shuffled batches ``last_batch`` must be given if ``batch_size`` does not divide ``dataset_size``.
+        shuffled batches ``last_batch`` must be given if ``batch_size`` does not divide ``dataset_size``. With balls in
+        bins the batches of an epoch are a whole number, by default the nearest one, and the expected batch size is
+        ``dataset_size`` divided by this number.
         """
         batches, share = batches_of_epoch(dataset_size, batch_size, last_batch, sampling)
         passes = number("epochs", epochs, 0.0, open_low=True)
-        steps = passes * int(dataset_size) / float(batch_size) if last_batch is None else passes * batches
+        whole = last_batch is not None or SAMPLINGS[sampling].whole_batches
+        steps = passes * batches if whole else passes * int(dataset_size) / float(batch_size)
         number("epochs * dataset_size / batch_size", steps, 0.0, float(MAX_STEPS))
         return cls(
             max(1, round(steps)),
@@ -195,7 +198,7 @@ class DPSGD:
             neighbours,
             noise_filter,
             min_separation,
-            round(batches) if sampling == "shuffled" else None,
+            round(batches) if SAMPLINGS[sampling].once_per_epoch else None,
         )
 
     @classmethod
@@ -285,7 +288,7 @@ class DPSGD:
             if self.neighbours == SAMPLINGS[self.sampling].neighbours:
                 kept["neighbours"] = None
         rate = changes.get("sample_rate", self.sample_rate)
-        if self.sampling == "shuffled" and not np.array_equal(rate, self.sample_rate):
+        if SAMPLINGS[self.sampling].once_per_epoch and not np.array_equal(rate, self.sample_rate):
             kept["batches_per_epoch"] = None
         return DPSGD(**(kept | changes))
 
@@ -344,7 +347,7 @@ class DPSGD:
         return hash(key(self))
 
     def __repr__(self) -> str:
-        whole = whole_batches(self.sample_rate) if self.sampling == "shuffled" else None
+        whole = whole_batches(self.sample_rate) if SAMPLINGS[self.sampling].once_per_epoch else None
         return call_of(self, {"neighbours": SAMPLINGS[self.sampling].neighbours, "batches_per_epoch": whole})
 
 

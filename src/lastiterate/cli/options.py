@@ -348,7 +348,7 @@ class SizeOptions:
     epochs: Annotated[float | None, "Passes over the data; or give --steps."] = None
     last_batch: LastBatchOption = None
     batches_per_epoch: Annotated[
-        int | None, "Number of shuffled batches, if the last one is smaller (default: 1 / sample rate)."
+        int | None, "Number of batches per epoch: 1 / sample rate, rounded up if the last shuffled batch is smaller."
     ] = None
 
     def run(self, noise_multiplier: PerStep, method: MethodOptions) -> DPSGD:
@@ -356,7 +356,8 @@ class SizeOptions:
         if _given(sizes) and self.steps is not None and self.sample_rate is None and self.epochs is None:
             _require(sizes)
             batches, share = batches_of_epoch(**sizes, last_batch=self.last_batch, sampling=method.sampling)
-            whole = round(batches) if method.sampling == "shuffled" else self.batches_per_epoch
+            once = SAMPLINGS[method.sampling].once_per_epoch
+            whole = round(batches) if once else self.batches_per_epoch
             fields = {**method.fields(), "batches_per_epoch": whole}
             return method.scheduled(DPSGD(self.steps, share, noise_multiplier, **fields))
         by_rate: Fields = {"steps": self.steps, "sample_rate": self.sample_rate}

@@ -16,6 +16,7 @@ import numpy as np
 
 from lastiterate.common.types import Floats
 from lastiterate.features import (
+    BALLS_IN_BINS,
     CHECKPOINTS_OF_MEMORY,
     CORRELATED_ADAM,
     CORRELATED_RELEASES,
@@ -51,7 +52,7 @@ _CLOSE_RATES = 1e-7, 1e-6  # closer bounds on an error rate need no integral: ab
 _HOLDS = "the standard analysis assumes Poisson sampling, so epsilon may be too low; use lastiterate.no_amplification"
 SUPPORT = Support(
     "composition",
-    (LINEAR - {FIXED, SHUFFLED}) | {RELEASES, CORRELATED_RELEASES, CHECKPOINTS_OF_MEMORY, CORRELATED_ADAM},
+    (LINEAR - {FIXED, SHUFFLED, BALLS_IN_BINS}) | {RELEASES, CORRELATED_RELEASES, CHECKPOINTS_OF_MEMORY, CORRELATED_ADAM},
     {FIXED: _HOLDS, SHUFFLED: _HOLDS},
 )
 

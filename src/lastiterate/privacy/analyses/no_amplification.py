@@ -54,7 +54,7 @@ def told_run(run: DPSGD) -> KnownParticipations:
     sigma, rate, group = float(np.min(run.noise_multiplier)), float(np.max(run.sample_rate)), run.group_size
     if run.neighbours == "replace":
         sigma *= 0.5  # gradients differ by twice the clipping norm
-    if run.sampling == "shuffled":
+    if run.batches_per_epoch is not None:
         epochs = np.array([float(-(-run.steps // epoch_length(run)))])
         return KnownParticipations(sigma / group, epochs, np.zeros(1), np.zeros(1))
     if run.sampling == "fixed":

@@ -132,7 +132,7 @@ def law_of(run: DPSGD) -> Law:
     """
     require_supported(run.replace(releases=None) if run.release_count > 1 else run, LAW)
     weights = run.effective_weights()
-    if np.ndim(weights) == 0 and np.ndim(run.noise_multiplier) == 0 and run.sampling != "shuffled":
+    if np.ndim(weights) == 0 and np.ndim(run.noise_multiplier) == 0 and run.batches_per_epoch is None:
         noise = float(run.noise_multiplier) * math.sqrt(run.steps)
         return _independent(run, np.ones(()), noise if run.noise_filter is None else filtered_noise(run, 1.0))
     size = float(np.max(np.abs(weights)))
@@ -140,8 +140,8 @@ def law_of(run: DPSGD) -> Law:
         raise ValueError("weights must not all be zero: with these learning rates the run releases nothing")
     weights = np.asarray(weights) / size
     noise = _noise(run, weights) if run.noise_filter is None else filtered_noise(run, weights)
-    if run.sampling == "shuffled":
-        return _shuffled(run, weights, noise)
+    if run.batches_per_epoch is not None:
+        return _once_per_epoch(run, weights, noise)
     return _independent(run, weights, noise)
 
 
@@ -225,44 +225,49 @@ def _sums_of_groups(groups: IntArray, values: FloatArray) -> FloatArray:
 
 
 def epoch_length(run: DPSGD) -> int:
-    """Return the number of batches in an epoch of shuffled batches."""
+    """Return the number of batches in an epoch in which each example is used once."""
     assert run.batches_per_epoch is not None
     return run.batches_per_epoch
 
 
-def _shuffled(run: DPSGD, weights: FloatArray, noise: float) -> Law:
-    """Return the law for shuffled batches. Groups of several examples need whole epochs and steps of equal weight."""
+def _once_per_epoch(run: DPSGD, weights: FloatArray, noise: float) -> Law:
+    """Return the law for shuffled batches or balls in bins.
+
+    Examples of a group draw their bins independently. In shuffled batches they do not, so groups need whole epochs and
+    steps of equal weight.
+    """
     rate = float(run.sample_rate)
     length = epoch_length(run)
     none = np.empty(0)
     if weights.ndim == 0 or np.all(weights == weights[0]):
         value = float(weights if weights.ndim == 0 else weights[0])
         epochs, rest = divmod(run.steps, length)
-        if run.group_size > 1 and not rest:
-            return Law(noise, epochs * value * run.group_size, none, none, none)
-        assert run.group_size == 1
-        counts, rates, values = np.array([[1.0], [rest * rate], [value]]) if rest else (none, none, none)
-        return Law(noise, epochs * value, counts, rates, values)
-    assert run.group_size == 1
+        constant = epochs * value * run.group_size
+        if not rest:
+            return Law(noise, constant, none, none, none)
+        assert run.group_size == 1 or run.sampling != "shuffled"
+        counts, rates, values = np.array([[float(run.group_size)], [rest * rate], [value]])
+        return Law(noise, constant, counts, rates, values)
+    assert run.group_size == 1 or run.sampling != "shuffled"
     if run.min_separation == length:  # all epochs have the same order
-        return Law(noise, 0.0, *_NO_TERMS, (_in_order(weights, _places(rate, length)),))
+        return Law(noise, 0.0, *_NO_TERMS, (_in_order(weights, _places(rate, length)),) * run.group_size)
     if run.min_separation > 1:
         raise ValueError(
             f"min_separation must be 1 or {length}, the number of batches in an epoch, for the heuristic with sampling "
-            f"'shuffled' and different weights, got {run.min_separation}: otherwise epochs depend on each other"
+            f"{run.sampling!r} and different weights, got {run.min_separation}: otherwise epochs depend on each other"
         )
     constant, blocks = 0.0, []
     for start in range(0, run.steps, length):
         values, index = np.unique(_epoch(weights[start : start + length], length), return_inverse=True)
         if values.size == 1:
-            constant += float(values[0])
+            constant += float(values[0]) * run.group_size
         else:
             blocks.append((values, _sums_of_groups(index, _places(rate, index.size))))
-    return Law(noise, constant, none, none, none, tuple(blocks))
+    return Law(noise, constant, none, none, none, tuple(blocks) * run.group_size)
 
 
 def _places(rate: float, count: int) -> FloatArray:
-    """Return the probability of the canary in each batch of an epoch. The last batch may be smaller."""
+    """Return the probability of the canary in each batch of an epoch. The last shuffled batch may be smaller."""
     chances = np.full(count, rate)
     chances[-1] = 1.0 - rate * (count - 1)
     return chances
