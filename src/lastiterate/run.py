@@ -79,6 +79,8 @@ class DPSGD:
         noise_multiplier: standard deviation sigma of the noise, in units of ``clip_norm``.
         sampling: ``"poisson"`` (each example independently), ``"fixed"`` (batches of fixed size, drawn without
             replacement at each step), ``"shuffled"`` (each example once per epoch) or ``"full"`` (the whole data set).
+            ``"truncated-poisson"`` is Poisson sampling with at most ``max_batch_size`` of ``dataset_size`` examples in
+            a batch. If more are drawn, a random part of them is used and the others are dropped.
         clip_norm: norm to which per-example gradients are clipped. The analyses depend on it only through Adam's
             ``eps`` and L2 decay.
         optimizer: the map from gradients to parameters. It determines the weights of the steps. If it is None, all
@@ -100,6 +102,8 @@ class DPSGD:
             turns.
         batches_per_epoch: number of batches per epoch, for shuffled batches and balls in bins. The default is 1 / ``sample_rate``, if
             this is a whole number. If the last batch of an epoch is smaller, give 1 / ``sample_rate``, rounded up.
+        max_batch_size: largest number of examples in a batch, for truncated Poisson sampling.
+        dataset_size: number of examples, for truncated Poisson sampling. Its guarantee depends on this number.
     """
 
     steps: int
@@ -115,6 +119,8 @@ class DPSGD:
     noise_filter: tuple[float, ...] | None = None
     min_separation: int = 1
     batches_per_epoch: int | None = None
+    max_batch_size: int | None = None
+    dataset_size: int | None = None
 
     if TYPE_CHECKING:  # accepts lists; the fields hold arrays
         mechanism: ClassVar[Mechanism]  # parts of every run, set in __post_init__
@@ -135,6 +141,8 @@ class DPSGD:
             noise_filter: Sequence[float] | NDArray[np.floating] | None = None,
             min_separation: int = 1,
             batches_per_epoch: int | None = None,
+            max_batch_size: int | None = None,
+            dataset_size: int | None = None,
         ) -> None: ...
 
     def __post_init__(self) -> None:
@@ -171,6 +179,7 @@ class DPSGD:
         noise_filter: Sequence[float] | NDArray[np.floating] | None = None,
         min_separation: int = 1,
         last_batch: LastBatch | None = None,
+        max_batch_size: int | None = None,
     ) -> DPSGD:
         """Return a run of ``epochs`` epochs with batches of expected size ``batch_size``.
 
@@ -199,6 +208,8 @@ class DPSGD:
             noise_filter,
             min_separation,
             round(batches) if SAMPLINGS[sampling].once_per_epoch else None,
+            max_batch_size,
+            dataset_size if sampling == "truncated-poisson" else None,
         )
 
     @classmethod
@@ -284,7 +295,7 @@ class DPSGD:
         kept = {f.name: getattr(self, f.name) for f in fields(self)}
         sampling = changes.get("sampling", self.sampling)
         if not (isinstance(sampling, str) and sampling == self.sampling):
-            kept["batches_per_epoch"] = None
+            kept |= {"batches_per_epoch": None, "max_batch_size": None, "dataset_size": None}
             if self.neighbours == SAMPLINGS[self.sampling].neighbours:
                 kept["neighbours"] = None
         rate = changes.get("sample_rate", self.sample_rate)

@@ -39,6 +39,7 @@ from lastiterate.privacy.losses.certified_bracket import proved_chernoff_bound, 
 from lastiterate.privacy.losses.composition_values import costs_nothing, epsilon_of, fnr_bounds, fnr_of, log_delta_of
 from lastiterate.privacy.losses.loss_cumulant import LossCumulant, loss_cumulant
 from lastiterate.privacy.losses.loss_line import chernoff_bound
+from lastiterate.privacy.losses.truncated_loss import truncated_cumulant
 from lastiterate.privacy.mixtures.fourier import Unreliable
 from lastiterate.privacy.mixtures.law import Law
 from lastiterate.privacy.mixtures.mixture import SinglePair
@@ -73,7 +74,11 @@ def composition(run: DPSGD) -> PrivacyCurve:
             return PrivacyCurve(correlated_pair(run), "composition", is_guarantee=True)
         run = plain
     require_supported(run, SUPPORT)
-    pair = pair_of_steps(loss_cumulant(run))
+    truncated = truncated_cumulant(run) if run.sampling == "truncated-poisson" else None
+    if truncated is not None and truncated.full > 0.0:
+        pair: Pair = CompositionPair(truncated)
+    else:
+        pair = pair_of_steps(loss_cumulant(run))
     if isinstance(pair, CompositionPair):
         return PrivacyCurve(pair, "composition", is_guarantee=True, proved=("lower", "upper"))
     return PrivacyCurve(pair, "composition", is_guarantee=True)
@@ -115,7 +120,7 @@ class CompositionPair(SinglePair):
     @cached_property
     def _last_iterate(self) -> Pair:
         """The pair of a last iterate with steps weighted by 1 / sigma^2, which reveals no more than all iterates."""
-        counts, rates, sigmas = self.cumulant.counts, self.cumulant.rates, self.cumulant.sigmas
+        counts, rates, sigmas = self.cumulant.counts, self.cumulant.participation, self.cumulant.sigmas
         group = self.cumulant.group
         weights = (sigmas.min() / sigmas) ** 2
         noise = math.sqrt(float(np.sum(counts * (weights * sigmas) ** 2)))
@@ -127,7 +132,7 @@ class CompositionPair(SinglePair):
     @cached_property
     def _told(self) -> tuple[KnownParticipations, KnownParticipations]:
         """Bounds for an adversary who is told the number of batches with the canary, close if there is little noise."""
-        steps, rates, sigmas = int(self.cumulant.counts.sum()), self.cumulant.rates, self.cumulant.sigmas
+        steps, rates, sigmas = int(self.cumulant.counts.sum()), self.cumulant.participation, self.cumulant.sigmas
         if self.cumulant.mirrored:
             return TOLD_NOTHING, told_kinds(self.cumulant.counts, rates, 0.5 * sigmas, self.cumulant.group)
         lower = told_participations(steps, float(rates.min()), float(sigmas.max()), upper=False)

@@ -386,7 +386,7 @@ def _masses(nodes: Nodes, order: float) -> tuple[float, FloatArray]:
 def _rounding(step: Loss, nodes: Nodes, order: float, kept: BoolArray) -> tuple[FloatArray, FloatArray]:
     """Return the error of each loss in ulps, and the relative error of each mass, if each x is off by an ulp."""
     x, loss = nodes.x[kept], nodes.loss[kept]
-    moved = step.moved(x)
+    moved = step.moved_at(nodes)[kept]
     exponents = 4.0 * np.abs(nodes.log_weight[kept]) + abs(order) * (4.0 * np.abs(loss) + moved) + x * x
     if step.mirrored:
         exponents = exponents + moved
@@ -411,14 +411,14 @@ def _log_total(
     with_canary, without = step.outside
     value = math.log1p(float(rise.sum()) + order * (without - with_canary) - without)
     rise, growth = np.abs(rise), np.abs(np.exp(nodes.log_weight + nodes.loss) - np.exp(nodes.log_weight))
-    moved = np.abs(nodes.loss) * 8.0 + 2.0 * step.moved(nodes.x)
+    moved = np.abs(nodes.loss) * 8.0 + 2.0 * step.moved_at(nodes)
     steepness = abs(order) * (rise + abs(order - 1.0) * growth)  # the derivative of the rise with respect to the loss
     sizes = (40.0 + 4.0 * np.abs(nodes.log_weight) + nodes.x**2) * rise + 4.0 * abs(order) * growth
     if step.mirrored:
-        sizes = sizes + step.moved(nodes.x) * rise
+        sizes = sizes + step.moved_at(nodes) * rise
     # The normal distribution's tails are accurate to an ulp or two, but their end points are rounded.
     tails = abs(order) * (with_canary + without) + without
-    rounding = ULP * (float(np.sum(sizes + moved * steepness)) + (8.0 + 2.0 * step.window[1] ** 2) * tails)
+    rounding = ULP * (float(np.sum(sizes + moved * steepness)) + (8.0 + 2.0 * step.last**2) * tails)
     panels = sum(
         factor * _bound(step, nodes, at, 0.0, 0.0)
         for factor, at in ((1.0, order), (1.0 + abs(order), 0.0), (abs(order), 1.0))
