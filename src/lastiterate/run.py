@@ -255,8 +255,8 @@ class DPSGD:
 
         Args:
             config: a ``BandMFExecutionPlanConfig``, whose noise is correlated if it has several bands, or the
-                ``DpParams`` of an accountant. Sampling that is neither Poisson nor of fixed batch size (such as
-                truncated batches) is refused, and so is noise whose filter changes from step to step.
+                ``DpParams`` of an accountant. Noise whose filter changes from step to step is refused, and so are
+                truncated batches with several bands.
             optimizer: the map from gradients to parameters, which no configuration contains. Its learning rate is for
                 the sum of gradients clipped to ``clip_norm``. None means that all steps have equal weight.
             steps: number of updates, for ``DpParams``, which does not contain it.

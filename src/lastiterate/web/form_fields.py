@@ -66,6 +66,10 @@ FIELDS = (
     ),
     Field("sampling", "batches are drawn", "training", usual="poisson", choices=get_args(Sampling)),
     Field(
+        "max_batch_size", "largest batch", "training", "examples; the rest is dropped", "640", low=1, high=65536,
+        is_whole=True, needs=("sampling", ("truncated-poisson",)),
+    ),
+    Field(
         "last_batch", "smaller last batch", "training", usual="keep", choices=get_args(LastBatch),
         needs=("sampling", ("shuffled",)),
     ),
@@ -93,7 +97,7 @@ FIELDS = (
     Field("releases", "released models", "release", "how many, or after which steps: 100,400", "1"),
     Field("group_size", "examples of one person", "release", "", "1", low=1, high=100, is_whole=True),
     Field(
-        "neighbours", "neighbours", "release", "empty: add-remove, or zero-out if batches are shuffled or fixed", "",
+        "neighbours", "neighbours", "release", "empty: add-remove, or zero-out if batches are shuffled, fixed or truncated", "",
         ("", *get_args(Neighbours)), "default",
     ),
 )  # fmt: skip

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -167,7 +168,8 @@ def proved_epsilon(cumulant: LossCumulant, log_delta: float, near: float | None)
     aim = _excess(near)
     if aim < math.inf and bounds[1] - near > 2.0 * aim and line.count < _MOST_NODES:  # the excess was underestimated
         width = line.width * math.sqrt(aim / (bounds[1] - near))
-        return _solved(smoothed_line(cumulant, log_delta, near, max(width, 0.2 * line.width)), log_delta, near)
+        with suppress(Unreliable):  # a narrower smoothing needs more nodes
+            return _solved(smoothed_line(cumulant, log_delta, near, max(width, 0.2 * line.width)), log_delta, near)
     return bounds
 
 

@@ -24,6 +24,9 @@ from lastiterate.privacy.mixtures.law import distinct, full_batches
 from lastiterate.run import DPSGD
 
 
+_LEAST_LEFT_OUT = -10.0  # log of the largest probability left out of full batches
+
+
 @dataclass(frozen=True, eq=False)
 class KindNodes(Nodes):
     """The nodes of all kinds of a step, concatenated."""
@@ -148,9 +151,8 @@ class TruncatedCumulant(LossCumulant):
         return super()._left_out_of_each - math.log(2.0)
 
     def _step(self, rate: float, sigma: float) -> Loss:
-        full = MixtureLoss(
-            binomial_points(1, self.full_rate, 2.0 / sigma), self.remove, self._left_out_of_each, mirrored=True
-        )
+        rarely = min(self._left_out_of_each - math.log(self.full), _LEAST_LEFT_OUT)  # the share of full batches counts
+        full = MixtureLoss(binomial_points(1, self.full_rate, 2.0 / sigma), self.remove, rarely, mirrored=True)
         if self.full == 1.0:
             return full
         usual = super()._step(rate, sigma)
