@@ -95,9 +95,7 @@ def test_the_guarantee_is_within_the_bracket_of_dp_accounting(steps, rate, sigma
     full, full_rate = full_batches(run)
     bounds = []
     for pessimistic in (False, True):
-        fine = dict(
-            value_discretization_interval=2e-3, pessimistic_estimate=pessimistic, use_connect_dots=pessimistic
-        )
+        fine = dict(value_discretization_interval=2e-3, pessimistic_estimate=pessimistic, use_connect_dots=pessimistic)
         usual = pld.from_gaussian_mechanism(sigma, sampling_prob=rate, neighboring_relation=relation, **fine)
         more = pld.from_gaussian_mechanism(
             sigma / 2.0, sampling_prob=full_rate, neighboring_relation=replace_one, **fine

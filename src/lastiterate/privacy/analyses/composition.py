@@ -16,7 +16,6 @@ import numpy as np
 
 from lastiterate.common.types import Floats
 from lastiterate.features import (
-    BALLS_IN_BINS,
     CHECKPOINTS_OF_MEMORY,
     CORRELATED_ADAM,
     CORRELATED_RELEASES,
@@ -33,15 +32,17 @@ from lastiterate.privacy.analyses.no_amplification import (
     KnownParticipations,
     told_kinds,
     told_participations,
+    told_run,
 )
 from lastiterate.privacy.curve import Pair, PrivacyCurve
 from lastiterate.privacy.losses.certified_bracket import proved_chernoff_bound, proved_epsilon, proved_log_delta
 from lastiterate.privacy.losses.composition_values import costs_nothing, epsilon_of, fnr_bounds, fnr_of, log_delta_of
+from lastiterate.privacy.losses.epoch_loss import epoch_cumulant
 from lastiterate.privacy.losses.loss_cumulant import LossCumulant, loss_cumulant
 from lastiterate.privacy.losses.loss_line import chernoff_bound
 from lastiterate.privacy.losses.truncated_loss import truncated_cumulant
 from lastiterate.privacy.mixtures.fourier import Unreliable
-from lastiterate.privacy.mixtures.law import Law
+from lastiterate.privacy.mixtures.law import Law, law_of
 from lastiterate.privacy.mixtures.mixture import SinglePair
 from lastiterate.privacy.mixtures.pairs import NothingPair, pair_of, replaced_pair_of
 from lastiterate.run import DPSGD, require_run
@@ -53,7 +54,7 @@ _CLOSE_RATES = 1e-7, 1e-6  # closer bounds on an error rate need no integral: ab
 _HOLDS = "the standard analysis assumes Poisson sampling, so epsilon may be too low; use lastiterate.no_amplification"
 SUPPORT = Support(
     "composition",
-    (LINEAR - {FIXED, SHUFFLED, BALLS_IN_BINS}) | {RELEASES, CORRELATED_RELEASES, CHECKPOINTS_OF_MEMORY, CORRELATED_ADAM},
+    (LINEAR - {FIXED, SHUFFLED}) | {RELEASES, CORRELATED_RELEASES, CHECKPOINTS_OF_MEMORY, CORRELATED_ADAM},
     {FIXED: _HOLDS, SHUFFLED: _HOLDS},
 )
 
@@ -73,15 +74,22 @@ def composition(run: DPSGD) -> PrivacyCurve:
         if plain is None or SUPPORT.refusal(plain):
             return PrivacyCurve(correlated_pair(run), "composition", is_guarantee=True)
         run = plain
-    require_supported(run, SUPPORT)
-    truncated = truncated_cumulant(run) if run.sampling == "truncated-poisson" else None
-    if truncated is not None and truncated.full > 0.0:
-        pair: Pair = CompositionPair(truncated)
-    else:
-        pair = pair_of_steps(loss_cumulant(run))
+    pair = pair_of_all_iterates(run)
+    if isinstance(pair, EpochPair):
+        return PrivacyCurve(pair, "composition", is_guarantee=True)
     if isinstance(pair, CompositionPair):
         return PrivacyCurve(pair, "composition", is_guarantee=True, proved=("lower", "upper"))
     return PrivacyCurve(pair, "composition", is_guarantee=True)
+
+
+def pair_of_all_iterates(run: DPSGD) -> Pair:
+    """Return the pair of distributions of all iterates of a run with independent noise."""
+    require_supported(run, SUPPORT)
+    if run.sampling == "balls-in-bins" and min(run.steps, run.batches_per_epoch or 1) > 1:
+        return EpochPair(epoch_cumulant(run), run)
+    if run.sampling == "truncated-poisson" and (truncated := truncated_cumulant(run)).full > 0.0:
+        return CompositionPair(truncated)
+    return pair_of_steps(loss_cumulant(run))
 
 
 def pair_of_steps(cumulant: LossCumulant) -> Pair:
@@ -193,6 +201,38 @@ class CompositionPair(SinglePair):
             return min(max(fnr_of(self.cumulant, fpr), lower), upper)
         except ArithmeticError:  # Unreliable, or out of the range of floats: use bounds that always hold
             return min(max(lower, float(self._told[1].fnr(np.float64(fpr)))), upper)
+
+
+_ERROR = 2e-9  # error of an epsilon of epochs, relative to max(1, epsilon); two lines agree to half of it
+
+
+@dataclass(frozen=True)
+class EpochPair(CompositionPair):
+    """The sum of the privacy losses of all epochs of balls in bins, for P over Q and for Q over P."""
+
+    run: DPSGD
+
+    @cached_property
+    def _told(self) -> tuple[KnownParticipations, KnownParticipations]:
+        return TOLD_NOTHING, told_run(self.run)
+
+    @cached_property
+    def _last_iterate(self) -> Pair:
+        return pair_of(law_of(self.run.replace(optimizer=None, weights=None, releases=None)))
+
+    def _bracket(self, log_delta: float) -> tuple[float, float]:
+        try:
+            value = self._by_two_lines(log_delta)
+        except ArithmeticError:  # Unreliable, or out of the range of floats: use bounds that always hold
+            return self._proved(log_delta, None)
+        error = _ERROR * max(1.0, value)
+        return max(value - error, 0.0), value + error
+
+    def _fnr(self, fpr: float) -> float:
+        try:
+            return min(max(fnr_of(self.cumulant, fpr), 0.0), 1.0 - fpr)
+        except ArithmeticError:  # Unreliable, or out of the range of floats: use bounds that always hold
+            return float(self._told[1].fnr(np.float64(fpr)))
 
 
 def add_matters(
