@@ -19,6 +19,7 @@ from lastiterate import DPSGD, SGD
 from lastiterate.common.errors import TrainingDiverged
 from lastiterate.common.validation import LEAST_NOISE
 from lastiterate.lm.dp_sgd import TextTrainer, batches
+from lastiterate.privacy.mixtures.law import participation_rate
 from lastiterate.lm.example_gradients import ExampleGradients
 from lastiterate.lm.hub import load_model
 from tests.shuffling import epoch_length, epochs_of
@@ -226,6 +227,25 @@ def test_shuffled_orders_are_uniform_and_new_at_each_epoch():
     assert stats.chisquare(np.bincount(orders, minlength=24)).pvalue > FALSE_ALARM
     pairs = np.bincount(24 * orders[::2] + orders[1::2], minlength=24**2)
     assert stats.chisquare(pairs).pvalue > FALSE_ALARM
+
+
+def test_balls_in_bins_have_every_slot_in_one_uniform_batch_of_an_epoch():
+    drawn = list(batches(DPSGD(4 * 3000, 0.25, 1.0, "balls-in-bins"), 7, np.random.default_rng(4)))
+    whole = [np.concatenate(drawn[first : first + 4]) for first in range(0, len(drawn), 4)]
+    assert all(sorted(epoch.tolist()) == list(range(7)) for epoch in whole)
+    bins = np.array([next(place for place in range(4) if 3 in drawn[first + place]) for first in range(0, 12000, 4)])
+    assert stats.chisquare(np.bincount(bins, minlength=4)).pvalue > FALSE_ALARM
+
+
+def test_truncated_batches_are_poisson_batches_of_limited_size():
+    run = DPSGD(6000, 0.4, 1.0, "truncated-poisson", max_batch_size=3, dataset_size=6)
+    drawn = list(batches(run, 6, np.random.default_rng(4)))
+    assert max(map(len, drawn)) == 3
+    chances = stats.binom.pmf(np.arange(7), 6, 0.4)
+    observed = np.bincount([len(batch) for batch in drawn])
+    assert stats.chisquare(observed, 6000 * np.append(chances[:3], chances[3:].sum())).pvalue > FALSE_ALARM
+    used = sum(4 in batch for batch in drawn)
+    assert stats.binomtest(used, 6000, participation_rate(run)).pvalue > FALSE_ALARM
 
 
 def test_full_batches_have_all_slots():

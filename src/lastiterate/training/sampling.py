@@ -17,8 +17,8 @@ from jaxtyping import PyTree
 from scipy.stats import binom
 
 from lastiterate.common.types import Float32Array, FloatArray, Int32Array, IntArray
-from lastiterate.run import DPSGD
 from lastiterate.privacy.mixtures.law import epoch_length
+from lastiterate.run import DPSGD
 from lastiterate.trainers.batch_order import batch_order, require_size
 from lastiterate.training.draws import BinomialTables, binomial_counts, binomial_tables, exponentials, words
 

@@ -23,7 +23,6 @@ from lastiterate.privacy.losses.step_loss import Loss, Nodes
 from lastiterate.privacy.mixtures.law import distinct, full_batches
 from lastiterate.run import DPSGD
 
-
 _LEAST_LEFT_OUT = -10.0  # log of the largest probability left out of full batches
 
 
