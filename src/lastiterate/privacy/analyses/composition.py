@@ -51,18 +51,19 @@ _CLOSE_RATES = 1e-7, 1e-6  # closer bounds on an error rate need no integral: ab
 
 
 _HOLDS = "the standard analysis assumes Poisson sampling, so epsilon may be too low; use lastiterate.no_amplification"
+_WAY_OUT = f"{_HOLDS}, or train with sampling 'balls-in-bins', which also uses each example once per epoch"
 SUPPORT = Support(
     "composition",
     (LINEAR - {FIXED, SHUFFLED}) | {RELEASES, CORRELATED_RELEASES, CHECKPOINTS_OF_MEMORY, CORRELATED_ADAM},
-    {FIXED: _HOLDS, SHUFFLED: _HOLDS},
+    {FIXED: _HOLDS, SHUFFLED: _WAY_OUT},
 )
 
 
 def composition(run: DPSGD) -> PrivacyCurve:
     """The standard analysis, a guarantee against an adversary who sees every iterate.
 
-    The adversary also knows the batches of all examples but the canary. The guarantee holds for Poisson sampling and
-    for full batches. Amplification by sampling has not been shown to carry over to shuffled batches or to batches of
+    The adversary also knows the batches of all examples but the canary. The guarantee holds for Poisson sampling, for
+    balls in bins and for full batches. Amplification by sampling has not been shown to carry over to shuffled batches or to batches of
     fixed size, so these are refused.
 
     With correlated noise the guarantee does not rely on sampling at all. It is a Gaussian mechanism for the worst
