@@ -28,7 +28,7 @@ from lastiterate.privacy.mixtures.solve import HALF_LOG_TAU
 _DEGREE = 16  # number of nodes of a panel
 _LAST = 3  # number of last coefficients that must vanish
 _VANISHED = 1e-11  # size of a coefficient that does not matter, in the log of a density
-_PANEL, _LEAST_PANEL = 2.0, 0.3  # width of the first panels, in standard deviations
+_PANEL = 2.0  # width of the first panels, in standard deviations
 _WIDEST = 2.5  # largest width of a panel in w; the integrand has singularities at a distance of about 1
 _RATIO, _TAIL = 3.0, 3.0  # largest ratio of the ends of a panel, if they are at least so many widths above 0
 _MOST_SPLITS = 6
@@ -174,15 +174,19 @@ def _combined(first: EpochDensity, second: EpochDensity, w: FloatArray, ratio: f
 
 
 def _ends(slope: float, terms: int, scores: FloatArray) -> FloatArray:
-    """Return w at these standard scores, roughly: the largest of a normal body and of one large term."""
-    width = _width(slope, terms)
-    body = width * scores - 0.5 * width * width
+    """Return increasing w at these standard scores, roughly.
+
+    Above 0, w is the largest of a normal body and of one large term. Below 0, w is a line to a score of -10 of a normal
+    body, or of the geometric mean, which is smaller than the mean.
+    """
+    width, half_square = _width(slope, terms), 0.5 * slope * slope
     if terms == 1:
-        return body
-    lowest = slope * scores / math.sqrt(terms) - 0.5 * slope * slope  # the geometric mean is smaller than the mean
-    x = -ndtri_exp(log_ndtr(-scores) - math.log(terms))
-    one_large = np.log1p(np.expm1(slope * x - 0.5 * slope * slope) / terms)
-    return np.maximum(body, np.where(scores < 0.0, lowest, one_large))
+        return width * scores - 0.5 * width * width
+    above = np.maximum(np.append(scores, 0.0), 0.0)
+    x = -ndtri_exp(log_ndtr(-above) - math.log(terms))
+    above = np.maximum(width * above - 0.5 * width * width, np.log1p(np.expm1(slope * x - half_square) / terms))
+    low = max(-10.0 * width - 0.5 * width * width, -10.0 * slope / math.sqrt(terms) - half_square)
+    return above[:-1] + np.minimum(scores, 0.0) * (0.1 * (above[-1] - low))
 
 
 def _width(slope: float, terms: int) -> float:
@@ -198,7 +202,6 @@ def _first_scores(slope: float, terms: int, depth: float, known: FloatArray) -> 
         ends = _ends(slope, terms, scores)
         in_tail = ends[:-1] > _TAIL * _width(slope, terms)
         wide = (np.diff(ends) > _WIDEST) | (in_tail & (ends[1:] > _RATIO * ends[:-1]))
-        wide &= np.diff(scores) > _LEAST_PANEL
         scores = np.sort(np.append(scores, 0.5 * (scores[1:] + scores[:-1])[wide]))
     return scores
 
