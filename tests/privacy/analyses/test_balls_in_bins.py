@@ -76,7 +76,9 @@ def test_two_batches_have_the_known_epsilons():
     assert values == pytest.approx([3.697385, 3.079732], abs=1e-6)
 
 
-@pytest.mark.parametrize(("noise", "batches", "epochs", "epsilon"), [(1.0, 5, 1, 0.5), (0.8, 4, 3, 2.0), (2.0, 3, 6, 0.7)])
+@pytest.mark.parametrize(
+    ("noise", "batches", "epochs", "epsilon"), [(1.0, 5, 1, 0.5), (0.8, 4, 3, 2.0), (2.0, 3, 6, 0.7)]
+)
 def test_simulated_losses_agree(noise, batches, epochs, epsilon):
     generator = np.random.default_rng(33)
     x = noise * generator.standard_normal((200_000, epochs, batches))
@@ -88,7 +90,13 @@ def test_simulated_losses_agree(noise, batches, epochs, epsilon):
 
 
 def test_one_batch_is_the_gaussian_mechanism_and_one_step_is_poisson():
-    assert li.composition(bins(1, 10, 2.0)).epsilon(1e-5) == li.composition(bins(1, 10, 2.0, ).replace(sampling="full")).epsilon(1e-5)
+    assert li.composition(bins(1, 10, 2.0)).epsilon(1e-5) == li.composition(
+        bins(
+            1,
+            10,
+            2.0,
+        ).replace(sampling="full")
+    ).epsilon(1e-5)
     one = bins(100, 1, 1.0)
     assert li.composition(one).epsilon(1e-5) == li.composition(one.replace(sampling="poisson")).epsilon(1e-5)
 

@@ -20,6 +20,7 @@ from lastiterate.features import (
     CORRELATED_ADAM,
     CORRELATED_RELEASES,
     FIXED,
+    IN_BINS,
     LINEAR,
     RELEASES,
     SHUFFLED,
@@ -54,7 +55,7 @@ _HOLDS = "the standard analysis assumes Poisson sampling, so epsilon may be too 
 _WAY_OUT = f"{_HOLDS}, or train with sampling 'balls-in-bins', which also uses each example once per epoch"
 SUPPORT = Support(
     "composition",
-    (LINEAR - {FIXED, SHUFFLED}) | {RELEASES, CORRELATED_RELEASES, CHECKPOINTS_OF_MEMORY, CORRELATED_ADAM},
+    (LINEAR - IN_BINS - {FIXED, SHUFFLED}) | {RELEASES, CORRELATED_RELEASES, CHECKPOINTS_OF_MEMORY, CORRELATED_ADAM},
     {FIXED: _HOLDS, SHUFFLED: _WAY_OUT},
 )
 
@@ -74,7 +75,7 @@ def composition(run: DPSGD) -> PrivacyCurve:
         if plain is None or SUPPORT.refusal(plain):
             return PrivacyCurve(correlated_pair(run), "composition", is_guarantee=True)
         run = plain
-    pair = pair_of_all_iterates(run)
+    pair = pair_of_all_iterates(require_supported(run, SUPPORT))
     if isinstance(pair, EpochPair):
         return PrivacyCurve(pair, "composition", is_guarantee=True)
     if isinstance(pair, CompositionPair):
@@ -84,9 +85,8 @@ def composition(run: DPSGD) -> PrivacyCurve:
 
 def pair_of_all_iterates(run: DPSGD) -> Pair:
     """Return the pair of distributions of all iterates of a run with independent noise."""
-    require_supported(run, SUPPORT)
     if run.sampling == "balls-in-bins" and min(run.steps, run.batches_per_epoch or 1) > 1:
-        return EpochPair(epoch_cumulant(run), run)
+        return EpochPair(epoch_cumulant(require_supported(run, SUPPORT)), run)
     return pair_of_steps(loss_cumulant(run))
 
 
