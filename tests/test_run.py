@@ -54,8 +54,14 @@ GOOD = {"steps": 3, "sample_rate": 0.1, "noise_multiplier": 1.0}
             {"optimizer": SGD([0.1, 0.2])},
             "learning_rate must be one number or 3 numbers, one for each step, got shape (2,)",
         ),
-        ({"sampling": "bernoulli"}, "sampling must be one of poisson, truncated-poisson, balls-in-bins, fixed, shuffled, full, got 'bernoulli'"),
-        ({"sampling": None}, "sampling must be one of poisson, truncated-poisson, balls-in-bins, fixed, shuffled, full, got None"),
+        (
+            {"sampling": "bernoulli"},
+            "sampling must be one of poisson, truncated-poisson, balls-in-bins, fixed, shuffled, full, got 'bernoulli'",
+        ),
+        (
+            {"sampling": None},
+            "sampling must be one of poisson, truncated-poisson, balls-in-bins, fixed, shuffled, full, got None",
+        ),
         ({"sampling": "full"}, "sample_rate must be 1 with sampling 'full', got 0.1"),
         ({"sampling": "full", "sample_rate": [1, 1, 0.5]}, "sample_rate must be 1 with sampling 'full', got [1"),
         (

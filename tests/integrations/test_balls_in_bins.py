@@ -63,7 +63,10 @@ def test_a_sampler_goes_on_where_it_stopped():
             lambda: li.BallsInBinsSampler(9, 4).load_state_dict(li.BallsInBinsSampler(9, 5).state_dict()),
             "state must have 4 batches, got 5",
         ),
-        (lambda: li.balls_in_bins_loader([1, 2]), "loader must be a torch.utils.data.DataLoader with batches, got list"),
+        (
+            lambda: li.balls_in_bins_loader([1, 2]),
+            "loader must be a torch.utils.data.DataLoader with batches, got list",
+        ),
     ],
 )
 def test_bad_arguments_are_refused_by_name(make, message):

@@ -19,9 +19,9 @@ from lastiterate import DPSGD, SGD
 from lastiterate.common.errors import TrainingDiverged
 from lastiterate.common.validation import LEAST_NOISE
 from lastiterate.lm.dp_sgd import TextTrainer, batches
-from lastiterate.privacy.mixtures.law import participation_rate
 from lastiterate.lm.example_gradients import ExampleGradients
 from lastiterate.lm.hub import load_model
+from lastiterate.privacy.mixtures.law import participation_rate
 from tests.shuffling import epoch_length, epochs_of
 from tests.training.reference import clip, dp_sgd
 

@@ -12,7 +12,7 @@ ARGUMENTS = "releases|group_size|neighbours|sampling|weights|noise_multiplier|mi
 def test_every_combination_answers_as_the_table_of_the_docs_says():
     found = {(*row, column): answers(run)[0] for row, column, run in [*combinations(), *correlated()]}
     assert documented() == found
-    assert len(found) == 4 * 4 * 3 * 4 + (3 * 5 * 3 + 5 * 2) * 4
+    assert len(found) == 5 * 4 * 3 * 4 + (4 * 5 * 3 + 5 * 2) * 4
 
 
 def test_every_refusal_is_one_sentence_that_names_an_argument():

@@ -77,12 +77,19 @@ class History:
         if sampling == "shuffled":
             words = "batches are shuffled, which composition does not cover (the prediction is for Poisson sampling)"
             try:
-                guaranteed = spell_up(question(no_amplification(self.run().replace(sampling="shuffled"))), 4)
+                run = self.run().replace(sampling="shuffled")
+                guaranteed = spell_up(question(no_amplification(run)), 4)
+                in_bins = spell_up(question(composition(run.replace(sampling="balls-in-bins"))), 4)
             except ValueError as refusal:
                 return f"{sentence}{words}; no_amplification has no value here ({refusal})"
-            proved = f"no_amplification guarantees {guaranteed} for zero-out neighbours, not for add/remove"
+            proved = (
+                f"no_amplification guarantees {guaranteed} for zero-out neighbours, not for add/remove; balls in bins "
+                f"instead of shuffling would guarantee {in_bins}"
+            )
             return f"{sentence}{words}; {proved}"
-        condition = {"poisson": "", "balls-in-bins": " for balls in bins"}.get(sampling or "", " if sampling is Poisson")
+        condition = {"poisson": "", "balls-in-bins": " for balls in bins"}.get(
+            sampling or "", " if sampling is Poisson"
+        )
         is_bounded = len({step for step, _ in self.segments}) > MOST_KINDS_OF_STEPS
         try:
             if is_bounded:  # a run of equal steps that leaks at least as much

@@ -20,6 +20,7 @@ from lastiterate.features import (
     CORRELATED_ADAM,
     CORRELATED_RELEASES,
     FIXED,
+    IN_BINS,
     LINEAR,
     RELEASES,
     SHUFFLED,
@@ -52,18 +53,19 @@ _CLOSE_RATES = 1e-7, 1e-6  # closer bounds on an error rate need no integral: ab
 
 
 _HOLDS = "the standard analysis assumes Poisson sampling, so epsilon may be too low; use lastiterate.no_amplification"
+_WAY_OUT = f"{_HOLDS}, or train with sampling 'balls-in-bins', which also uses each example once per epoch"
 SUPPORT = Support(
     "composition",
-    (LINEAR - {FIXED, SHUFFLED}) | {RELEASES, CORRELATED_RELEASES, CHECKPOINTS_OF_MEMORY, CORRELATED_ADAM},
-    {FIXED: _HOLDS, SHUFFLED: _HOLDS},
+    (LINEAR - IN_BINS - {FIXED, SHUFFLED}) | {RELEASES, CORRELATED_RELEASES, CHECKPOINTS_OF_MEMORY, CORRELATED_ADAM},
+    {FIXED: _HOLDS, SHUFFLED: _WAY_OUT},
 )
 
 
 def composition(run: DPSGD) -> PrivacyCurve:
     """The standard analysis, a guarantee against an adversary who sees every iterate.
 
-    The adversary also knows the batches of all examples but the canary. The guarantee holds for Poisson sampling and
-    for full batches. Amplification by sampling has not been shown to carry over to shuffled batches or to batches of
+    The adversary also knows the batches of all examples but the canary. The guarantee holds for Poisson sampling, for
+    balls in bins and for full batches. Amplification by sampling has not been shown to carry over to shuffled batches or to batches of
     fixed size, so these are refused.
 
     With correlated noise the guarantee does not rely on sampling at all. It is a Gaussian mechanism for the worst
@@ -74,7 +76,7 @@ def composition(run: DPSGD) -> PrivacyCurve:
         if plain is None or SUPPORT.refusal(plain):
             return PrivacyCurve(correlated_pair(run), "composition", is_guarantee=True)
         run = plain
-    pair = pair_of_all_iterates(run)
+    pair = pair_of_all_iterates(require_supported(run, SUPPORT))
     if isinstance(pair, EpochPair):
         return PrivacyCurve(pair, "composition", is_guarantee=True)
     if isinstance(pair, CompositionPair):
@@ -84,9 +86,8 @@ def composition(run: DPSGD) -> PrivacyCurve:
 
 def pair_of_all_iterates(run: DPSGD) -> Pair:
     """Return the pair of distributions of all iterates of a run with independent noise."""
-    require_supported(run, SUPPORT)
     if run.sampling == "balls-in-bins" and min(run.steps, run.batches_per_epoch or 1) > 1:
-        return EpochPair(epoch_cumulant(run), run)
+        return EpochPair(epoch_cumulant(require_supported(run, SUPPORT)), run)
     if run.sampling == "truncated-poisson" and (truncated := truncated_cumulant(run)).full > 0.0:
         return CompositionPair(truncated)
     return pair_of_steps(loss_cumulant(run))

@@ -30,7 +30,7 @@ _LAST = 3  # number of last coefficients that must vanish
 _VANISHED = 1e-11  # size of a coefficient that does not matter, in the log of a density
 _PANEL = 2.0  # width of the first panels, in standard deviations
 _WIDEST = 2.5  # largest width of a panel in w; the integrand has singularities at a distance of about 1
-_RATIO = 3.0  # largest ratio of the ends of a panel right of the body
+_RATIO, _TAIL = 3.0, 3.0  # largest ratio of the ends of a panel, if they are at least so many widths above 0
 _MOST_SPLITS = 6
 _MOST_PANELS = 400
 _PIECES, _LOCAL_DEGREE = 16, 7  # a panel is evaluated by local polynomials on this number of pieces
@@ -39,7 +39,7 @@ _CHECK_NODES, _CHECK_WEIGHTS = np.polynomial.legendre.leggauss(24)
 _NOTHING = -1e4  # log of a density outside of its range
 _NEGLIGIBLE = 34.0  # log of (largest term / a term that is left out)
 _CLEAR = 1.4  # largest distance of whole panels from the point at which both parts are equal, in log
-_ACCURATE = 0.85  # share of the depth to which densities are resolved
+_ACCURATE = 0.75  # share of the depth to which densities are resolved
 _MARGIN = 60.0  # panels are kept if the log density is at most this far below the depth
 _SPARE = 8.6  # standard deviations by which the range extends beyond the second moment of M
 
@@ -71,6 +71,7 @@ class EpochDensity:
     """
 
     terms: int
+    scores: FloatArray  # rough standard scores of the ends
     ends: FloatArray
     values: FloatArray
     error: float = 0.0
@@ -172,56 +173,74 @@ def _combined(first: EpochDensity, second: EpochDensity, w: FloatArray, ratio: f
     return np.logaddexp(_part(first, second, w, 1.0 / ratio), _part(second, first, w, ratio))
 
 
-def _first_ends(slope: float, terms: int, depth: float) -> FloatArray:
-    """Return ends of panels about ``_PANEL`` standard deviations wide, from a normal body and one large term."""
-    score = np.arange(-math.sqrt(2.0 * depth), math.sqrt(2.0 * depth) + slope + _PANEL, _PANEL)
-    width = math.sqrt(math.log1p(math.expm1(slope * slope) / terms))
-    body = width * score - 0.5 * width * width
+def _ends(slope: float, terms: int, scores: FloatArray) -> FloatArray:
+    """Return increasing w at these standard scores, roughly.
+
+    Above 0, w is the largest of a normal body and of one large term. Below 0, w is a line to a score of -10 of a normal
+    body, or of the geometric mean, which is smaller than the mean.
+    """
+    width, half_square = _width(slope, terms), 0.5 * slope * slope
     if terms == 1:
-        return body
-    lowest = slope * score / math.sqrt(terms) - 0.5 * slope * slope  # the geometric mean is smaller than the mean
-    x = -ndtri_exp(log_ndtr(-score) - math.log(terms))
-    one_large = np.log1p(np.expm1(slope * x - 0.5 * slope * slope) / terms)
-    return np.maximum(body, np.where(score < 0.0, lowest, one_large))
+        return width * scores - 0.5 * width * width
+    above = np.maximum(np.append(scores, 0.0), 0.0)
+    x = -ndtri_exp(log_ndtr(-above) - math.log(terms))
+    above = np.maximum(width * above - 0.5 * width * width, np.log1p(np.expm1(slope * x - half_square) / terms))
+    low = max(-10.0 * width - 0.5 * width * width, -10.0 * slope / math.sqrt(terms) - half_square)
+    return above[:-1] + np.minimum(scores, 0.0) * (0.1 * (above[-1] - low))
+
+
+def _width(slope: float, terms: int) -> float:
+    return math.sqrt(math.log1p(math.expm1(slope * slope) / terms))
+
+
+def _first_scores(slope: float, terms: int, depth: float, known: FloatArray) -> FloatArray:
+    """Return scores of the first ends of panels, among them those of a density of fewer terms."""
+    highest = math.sqrt(2.0 * depth)
+    scores = np.arange(-highest, highest + slope + _PANEL, _PANEL)
+    scores = np.unique(np.round(np.append(scores, known), 9))
+    for _ in range(_MOST_SPLITS):
+        ends = _ends(slope, terms, scores)
+        in_tail = ends[:-1] > _TAIL * _width(slope, terms)
+        wide = (np.diff(ends) > _WIDEST) | (in_tail & (ends[1:] > _RATIO * ends[:-1]))
+        scores = np.sort(np.append(scores, 0.5 * (scores[1:] + scores[:-1])[wide]))
+    return scores
 
 
 def _panels(
-    slope: float, terms: int, depth: float, log_density: Callable[[FloatArray], FloatArray]
-) -> tuple[FloatArray, FloatArray]:
-    """Return ends of panels and values at their nodes. Panels are halved until the log density is resolved."""
-    ends = _first_ends(slope, terms, depth)
-    # Right of the body, the log density is a smooth function of log(M - 1).
-    place = np.where(ends > 0.0, np.log(np.maximum(ends, 1e-300)), 0.0)
-    octaves = np.where(ends[:-1] > 0.0, np.diff(place) / math.log(_RATIO), 0.0)
-    pieces = np.ceil(np.maximum(np.diff(ends) / _WIDEST, octaves)).astype(np.int64)
-    at = np.arange(pieces.sum() + 1)
-    done = np.append(0, np.cumsum(pieces))
-    linear, geometric = np.interp(at, done, ends), np.exp(np.interp(at, done, place))
-    ends = np.where(np.searchsorted(done, at, side="right") > np.argmax(ends > 0.0) + 1, geometric, linear)
-    lows, highs = ends[:-1], ends[1:]
+    slope: float,
+    terms: int,
+    depth: float,
+    log_density: Callable[[FloatArray], FloatArray],
+    known: FloatArray,
+) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Return scores and w of the ends of panels, and values at their nodes. Panels are halved until they are smooth."""
+    scores = _first_scores(slope, terms, depth, known)
+    lows, highs = scores[:-1], scores[1:]
     done: list[tuple[FloatArray, FloatArray, FloatArray]] = []
     peak, panels = -math.inf, 0
     for splits in range(_MOST_SPLITS + 1):
         panels += lows.size
         if panels > _MOST_PANELS:
             raise Unreliable
-        middle = 0.5 * (lows + highs)
-        w = middle[:, None] + 0.5 * (highs - lows)[:, None] * _CHEBYSHEV
+        low, high = _ends(slope, terms, lows), _ends(slope, terms, highs)
+        w = 0.5 * (low + high)[:, None] + 0.5 * (high - low)[:, None] * _CHEBYSHEV
         values = log_density(w.ravel()).reshape(-1, _DEGREE)
         largest = (values + np.maximum(w, 0.0)).max(axis=1)  # with the canary or without it, whichever is larger
         peak = max(peak, float(largest.max()))
         last = np.abs(values @ _TO_COEFFICIENTS[-_LAST:].T).max(axis=1)
         smooth = (last <= _VANISHED) | (largest < peak - _ACCURATE * depth) | (splits == _MOST_SPLITS)
         done.append((lows[smooth], highs[smooth], values[smooth]))
-        lows, highs, middle = lows[~smooth], highs[~smooth], middle[~smooth]
+        lows, highs = lows[~smooth], highs[~smooth]
         if not lows.size:
             break
+        middle = 0.5 * (lows + highs)
         lows, highs = np.concatenate((lows, middle)), np.concatenate((middle, highs))
     lows, highs, values = (np.concatenate(column) for column in zip(*done, strict=True))
     order = np.argsort(lows)
     kept = np.flatnonzero(values[order].max(axis=1) > peak - depth - _MARGIN)
     order = order[kept[0] : kept[-1] + 1]
-    return np.append(lows[order], highs[order[-1]]), values[order]
+    scores = np.append(lows[order], highs[order[-1]])
+    return scores, _ends(slope, terms, scores), values[order]
 
 
 def _corrected(density: EpochDensity, slope: float) -> EpochDensity:
@@ -233,11 +252,12 @@ def _corrected(density: EpochDensity, slope: float) -> EpochDensity:
     of_square = float((mass * excess * excess).sum()) / variance - 1.0
     error = max(density.error, abs(of_one), abs(of_mean), abs(of_square))
     score = np.minimum(np.expm1(density.places(_CHEBYSHEV)) / math.sqrt(variance), 3.0)
-    return EpochDensity(density.terms, density.ends, density.values - np.log1p(of_one + of_mean * score), error)
+    values = density.values - np.log1p(of_one + of_mean * score)
+    return EpochDensity(density.terms, density.scores, density.ends, values, error)
 
 
 @lru_cache(maxsize=64)
-def epoch_density(sigma: float, terms: int, depth: float = 64.0) -> EpochDensity:
+def epoch_density(sigma: float, terms: int, depth: float = 72.0) -> EpochDensity:
     """Return the density of log M without the canary. Its tails reach probabilities of about exp(-``depth``)."""
     slope = 1.0 / sigma
     depth = max(depth, 0.5 * (slope + _SPARE) ** 2)
@@ -245,7 +265,7 @@ def epoch_density(sigma: float, terms: int, depth: float = 64.0) -> EpochDensity
     def normal(w: FloatArray) -> FloatArray:
         return -0.5 * np.square(w * sigma + 0.5 * slope) + math.log(sigma) - HALF_LOG_TAU
 
-    one = EpochDensity(1, *_panels(slope, 1, depth, normal))
+    one = EpochDensity(1, *_panels(slope, 1, depth, normal, np.empty(0)))
     result = one
     for bit in bin(terms)[3:]:
         for other in (None, one) if bit == "1" else (None,):
@@ -257,5 +277,5 @@ def _sum(first: EpochDensity, second: EpochDensity, slope: float, depth: float) 
     terms = first.terms + second.terms
     # Beyond this ratio, a single term is smooth on the scale of the sum of the others. Below it, the sum is smooth.
     ratio = min(1.0, 2.0 * math.sqrt(math.expm1(slope * slope) / first.terms) / slope)
-    found = _panels(slope, terms, depth, lambda w: _combined(first, second, w, ratio))
+    found = _panels(slope, terms, depth, lambda w: _combined(first, second, w, ratio), first.scores)
     return _corrected(EpochDensity(terms, *found, first.error), slope)

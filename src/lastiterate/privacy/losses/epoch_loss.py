@@ -32,7 +32,7 @@ _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(24)
 _CORE = 0.1587  # probability of a standard normal variable below -1
 _PER_PANEL = 0.6  # panels of a quadrature for each panel of the density
 _PIECES = 4  # points per panel of the density at which panels of a quadrature may end
-_LEAST_DEPTH, _DEPTH = 64.0, 1.2  # depth of a density, and its ratio to the log-probability that is left out
+_LEAST_DEPTH, _DEPTH = 72.0, 1.4  # depth of a density, and its ratio to the log-probability that is left out
 _LARGEST_ERROR = 1e-10  # largest error of the moments of a density
 
 
