@@ -75,24 +75,11 @@ def test_people_get_a_table_a_picture_and_a_page(cli, here):
     lines = result.stdout.splitlines()
     assert len(lines) <= 12
     assert lines[0].startswith("my audit: 100 steps")
-    order = [
-        "guaranteed",
-        "predicted",
-        "found",
-        "Not refuted. This audit would have caught noise below",
-        "Files: runs/x",
-    ]
+    order = ["guaranteed", "predicted", "found", "Not refuted. This audit would have caught noise below", "Files: runs/x"]
     starts = [next(i for i, line in enumerate(lines) if line.startswith(each)) for each in order]
     assert starts == sorted(starts)
     details = cli("report runs/x.sqlite --details").stdout
-    for words in (
-        "last iterate",
-        "heuristic",
-        "composition family",
-        "95%",
-        "Not refuted. Nothing refutes",
-        "lower bounds",
-    ):
+    for words in ("last iterate", "heuristic", "composition family", "95%", "Not refuted. Nothing refutes", "lower bounds"):
         assert words in details
     assert cli.json("report runs/x.sqlite")["name"] == "my audit"
     assert (here / "runs/x.png").read_bytes().startswith(b"\x89PNG")

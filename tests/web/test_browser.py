@@ -106,9 +106,7 @@ def test_a_slider_moves_and_the_numbers_are_those_of_python(visit):
     for picture in ("steps", "errors", "noise"):
         page.locator(f"#picture-{picture}[data-drawn] svg").wait_for()
         assert page.locator(f"#picture-{picture} svg path").count() > 3
-    sync_api.expect(page.locator("#members-words")).to_contain_text(
-        re.compile(r"at most [\d.]+% of the members"), timeout=PATIENCE
-    )
+    sync_api.expect(page.locator("#members-words")).to_contain_text(re.compile(r"at most [\d.]+% of the members"), timeout=PATIENCE)
     run = li.DPSGD.from_batches(50_000, 1024, 60, 1.0)
     enough = float(li.calibrate(run, epsilon=8.0, delta=1e-5, analysis=li.composition).noise_multiplier)
     needed = page.locator('[data-needed="composition"]')

@@ -47,9 +47,7 @@ def test_the_table_is_that_of_the_analyses(reader, name):
     texts = {**USUAL, **ODD[name]}
     run, delta = reader.run(options(texts)), float(texts["delta"])
     found = explorer.answer(reader, texts)
-    order = dict.fromkeys(
-        [run.guarantee, *(["convex"] if name == "convex" else []), "last_iterate", "composition", "full_batch"]
-    )
+    order = dict.fromkeys([run.guarantee, *(["convex"] if name == "convex" else []), "last_iterate", "composition", "full_batch"])
     assert [row["analysis"] for row in found["rows"]] == list(order)
     numbers = {each["kind"]: each for each in found["numbers"]}
     assert list(numbers) == ["guarantee", "prediction", "found"]
