@@ -90,16 +90,17 @@ class DPSGD:
             by itself.
         neighbours: the neighbouring relation: ``"add-remove"`` (an example is added or removed), ``"zero-out"`` (an
             example gets a gradient of zero) or ``"replace"`` (an example is replaced by another). The default is
-            add-remove for sampling ``"poisson"``, ``"balls-in-bins"`` or ``"full"``. It is zero-out for ``"fixed"`` or ``"shuffled"``,
-            where adding or removing an example also moves other examples between batches.
+            add-remove for sampling ``"poisson"``, ``"balls-in-bins"`` or ``"full"``. It is zero-out for ``"fixed"`` or
+            ``"shuffled"``, where adding or removing an example also moves other examples between batches.
         noise_filter: coefficients (c_0, c_1, ...) of correlated noise, as in DP-FTRL. The noise of step t is the sum of
             c_j z_(t-j), where z_s is drawn with the noise multiplier of step s, and z_s = 0 before the first step.
             These are the coefficients of jax-privacy's noising matrix C^-1. None means independent noise.
         min_separation: with a noise filter, the minimum number of steps between two batches with the same example. With
             Poisson sampling and ``min_separation`` > 1, examples are split into ``min_separation`` groups that take
             turns.
-        batches_per_epoch: number of batches per epoch, for shuffled batches and balls in bins. The default is 1 / ``sample_rate``, if
-            this is a whole number. If the last batch of an epoch is smaller, give 1 / ``sample_rate``, rounded up.
+        batches_per_epoch: number of batches per epoch, for shuffled batches and balls in bins. The default is 1 /
+            ``sample_rate``, if this is a whole number. If the last shuffled batch of an epoch is smaller, give 1 /
+            ``sample_rate``, rounded up.
     """
 
     steps: int
