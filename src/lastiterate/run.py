@@ -101,7 +101,7 @@ class DPSGD:
             Poisson sampling and ``min_separation`` > 1, examples are split into ``min_separation`` groups that take
             turns.
         batches_per_epoch: number of batches per epoch, for shuffled batches and balls in bins. The default is 1 /
-            ``sample_rate``, if this is a whole number. If the last batch of an epoch is smaller, give 1 /
+            ``sample_rate``, if this is a whole number. If the last shuffled batch of an epoch is smaller, give 1 /
             ``sample_rate``, rounded up.
         max_batch_size: largest number of examples in a batch, for truncated Poisson sampling.
         dataset_size: number of examples, for truncated Poisson sampling. Its guarantee depends on this number.

@@ -38,7 +38,7 @@ from lastiterate.privacy.analyses.no_amplification import (
 from lastiterate.privacy.curve import Pair, PrivacyCurve
 from lastiterate.privacy.losses.certified_bracket import proved_chernoff_bound, proved_epsilon, proved_log_delta
 from lastiterate.privacy.losses.composition_values import costs_nothing, epsilon_of, fnr_bounds, fnr_of, log_delta_of
-from lastiterate.privacy.losses.epoch_loss import epoch_cumulant
+from lastiterate.privacy.losses.epoch_loss import epoch_cumulant, epsilon_of_epoch, log_delta_of_epoch
 from lastiterate.privacy.losses.loss_cumulant import LossCumulant, loss_cumulant
 from lastiterate.privacy.losses.loss_line import chernoff_bound
 from lastiterate.privacy.losses.truncated_loss import truncated_cumulant
@@ -65,8 +65,8 @@ def composition(run: DPSGD) -> PrivacyCurve:
     """The standard analysis, a guarantee against an adversary who sees every iterate.
 
     The adversary also knows the batches of all examples but the canary. The guarantee holds for Poisson sampling, for
-    balls in bins and for full batches. Amplification by sampling has not been shown to carry over to shuffled batches or to batches of
-    fixed size, so these are refused.
+    balls in bins and for full batches. Amplification by sampling has not been shown to carry over to shuffled batches
+    or to batches of fixed size, so these are refused.
 
     With correlated noise the guarantee does not rely on sampling at all. It is a Gaussian mechanism for the worst
     batches that ``sampling`` and ``min_separation`` allow.
@@ -220,6 +220,21 @@ class EpochPair(CompositionPair):
     @cached_property
     def _last_iterate(self) -> Pair:
         return pair_of(law_of(self.run.replace(optimizer=None, weights=None, releases=None)))
+
+    @cached_property
+    def _is_single(self) -> bool:
+        return float(self.cumulant.counts.sum()) == 1.0
+
+    def _by_two_lines(self, log_delta: float) -> float:
+        if self._is_single:
+            return max(epsilon_of_epoch(each, log_delta) for each in (self.cumulant, self._add))
+        return super()._by_two_lines(log_delta)
+
+    def _log_delta(self, epsilon: float) -> float:
+        if self._is_single:
+            with suppress(ArithmeticError):
+                return max(log_delta_of_epoch(each, epsilon)[0] for each in (self.cumulant, self._add))
+        return super()._log_delta(epsilon)
 
     def _bracket(self, log_delta: float) -> tuple[float, float]:
         try:
