@@ -18,7 +18,8 @@ decays = st.just(0.0) | st.floats(0.001, 0.9)
 
 def torchs_weights(adam: Adam, rates, divisors):
     """Of torch.optim.Adam, whose divisor a huge eps fixes: learning rates are multiplied by it in turn."""
-    torch = pytest.importorskip("torch")
+    import torch
+
     steps = len(rates)
     parameters = torch.zeros(steps, dtype=torch.float64, requires_grad=True)
     huge = 1e15
@@ -111,7 +112,8 @@ def test_several_releases_are_refused_and_all_of_them_are_composition():
 
 
 def test_the_defaults_are_those_of_torch():
-    torch = pytest.importorskip("torch")
+    import torch
+
     theirs = torch.optim.Adam([torch.zeros(1, requires_grad=True)]).defaults
     ours = Adam()
     assert (ours.learning_rate, ours.eps, ours.weight_decay) == (theirs["lr"], theirs["eps"], theirs["weight_decay"])

@@ -17,8 +17,6 @@ from lastiterate.cli.app import app
 EXAMPLES = Path(__file__).parents[1] / "examples"
 OPACUS = EXAMPLES / "audit_opacus.py"
 
-pytest.importorskip("opacus")
-
 
 @pytest.fixture(scope="module")
 def opacus():
@@ -77,7 +75,6 @@ def test_the_opacus_example_is_a_trainer_for_the_command_line(tmp_path):
     ],
 )
 def test_the_check_of_an_example_passes_and_finds_its_fault(name, fault, row, monkeypatch):
-    pytest.importorskip({"torch_func": "torch", "own": "jax"}.get(name, name))
     command = ["check", "--trainer", f"{EXAMPLES / f'check_{name}.py'}:train", "--json"]
     passed = CliRunner().invoke(app, command)
     assert passed.exit_code == 0, passed.output

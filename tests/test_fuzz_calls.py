@@ -5,9 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-pytest.importorskip("torch", reason="language models need the extra lm")
-pytest.importorskip("jax", reason="training needs the extra audit")
-
 import lastiterate as li
 from lastiterate import attacks, training
 from lastiterate.training import problems

@@ -92,7 +92,8 @@ def test_every_combination_of_options_is_simulated(momentum, dampening, nesterov
 
 @given(optimizers(averaging=st.none(), decoupled=st.just(False)))
 def test_weights_are_those_of_torch(drawn):
-    torch = pytest.importorskip("torch")
+    import torch
+
     optimizer, steps = drawn
     rates = np.broadcast_to(optimizer.learning_rate, (steps,)).tolist()
     parameters = torch.zeros(steps, dtype=torch.float64, requires_grad=True)
@@ -112,7 +113,8 @@ def test_weights_are_those_of_torch(drawn):
 
 
 def test_torch_schedulers_give_the_schedule_that_is_passed_in():
-    torch = pytest.importorskip("torch")
+    import torch
+
     parameters = torch.zeros(20, dtype=torch.float64, requires_grad=True)
     theirs = torch.optim.SGD([parameters], lr=0.5, momentum=0.8, weight_decay=0.01)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(theirs, T_max=20)
@@ -254,7 +256,8 @@ def test_what_divides_by_something_else_is_refused_by_name_with_what_to_report_i
 
 @pytest.mark.parametrize(("name", "instead"), [("Adam", r"Adam\(\.\.\.\)"), ("AdamW", r"\.\.\., decoupled=True\)")])
 def test_adam_by_name_or_of_torch_is_refused_with_the_one_that_is_ours(name, instead):
-    torch = pytest.importorskip("torch")
+    import torch
+
     kind = getattr(torch.optim, name)
     for each in (name, kind, kind([torch.zeros(1, requires_grad=True)])):
         with pytest.raises(ValueError, match=rf"got {name}: use lastiterate\..*{instead}"):

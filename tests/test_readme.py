@@ -102,8 +102,6 @@ def test_the_main_documents_have_python_to_run():
 @pytest.mark.filterwarnings("ignore::lastiterate.HeuristicWarning")
 @pytest.mark.parametrize("document", [name for name in DOCUMENTS if plain_python(name)])
 def test_python_does_what_the_document_says(document, tmp_path, monkeypatch):
-    if any("transformers" in block.text for block in plain_python(document)):
-        pytest.importorskip("transformers", reason="language models need the extra lm")
     monkeypatch.chdir(tmp_path)  # for the files it writes
     namespace: dict[str, Any] = {}
     for block in plain_python(document):
@@ -114,7 +112,6 @@ def test_python_does_what_the_document_says(document, tmp_path, monkeypatch):
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("document", [name for name in DOCUMENTS if any(b.needs_opacus for b in blocks(name))])
 def test_opacus_does_what_the_document_says(document):
-    pytest.importorskip("opacus")
     for block in blocks(document):
         if block.needs_opacus:
             namespace: dict[str, Any] = {}

@@ -11,7 +11,8 @@ from lastiterate import schedules
 
 def by_torch(make, steps, rate=0.3):
     """The learning rate of each step under a scheduler of PyTorch's."""
-    torch = pytest.importorskip("torch")
+    import torch
+
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=rate)
     scheduler = make(torch.optim.lr_scheduler, optimizer)
     rates = []

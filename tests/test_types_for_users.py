@@ -4,8 +4,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 # Untyped or slow to read; nothing that users see is of their types.
 OTHERS = ("jax", "equinox", "jaxtyping", "torch", "ray", "rich", "typer", "altair", "transformers", "sklearn", "scipy")
 
@@ -41,7 +39,6 @@ li.no_such_name  # type: ignore[attr-defined]
 
 
 def test_users_are_told_their_types(tmp_path):
-    pytest.importorskip("mypy")
     (tmp_path / "user.py").write_text(SNIPPET)
     sections = ",".join(f"mypy-{name}.*" for name in (*OTHERS, "dp_accounting", "opacus"))
     (tmp_path / "mypy.ini").write_text(

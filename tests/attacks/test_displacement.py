@@ -85,7 +85,8 @@ def test_a_tensor_that_the_canary_does_not_touch_does_not_count():
 
 
 def test_arrays_lists_dicts_and_tensors_of_pytorch_are_alike():
-    torch = pytest.importorskip("torch")
+    import torch
+
     (parameters,) = noisy(1, {"weight": 1.0, "bias": 1.0})
     named = Displacement(CANARY)
     facts = named.craft(RUN, noisy(16, {"weight": 1.0, "bias": 1.0}))

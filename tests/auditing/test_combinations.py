@@ -39,7 +39,8 @@ def begun(problem, run, attack):
 
 
 def texts(run, attack):
-    lm = pytest.importorskip("lastiterate.lm")
+    import lastiterate.lm as lm
+
     tokens = lm.text_problem.Tokens(np.zeros((2, 4), np.int64), np.full(2, 4))
     problem = lm.TextProblem("nowhere", "0", tokens, None, np.arange(3), device="cpu")
     begun(problem, run, attack(lm))

@@ -238,7 +238,8 @@ def test_what_refers_to_itself_has_a_fingerprint():
 
 
 def test_tensors_of_every_precision_have_fingerprints():
-    torch = pytest.importorskip("torch")
+    import torch
+
     made = [torch.full((2,), value, dtype=kind) for value in (1.0, 2.0) for kind in (torch.bfloat16, torch.float32)]
     assert different(made)
 

@@ -111,7 +111,6 @@ def test_an_example_of_the_trainers_own_and_worlds_that_share_nothing():
 
 
 def test_our_own_trainer_is_checked_with_adam():
-    pytest.importorskip("jax")
     from lastiterate.data import digits
     from lastiterate.integrations.own_trainer import own_trainer
     from lastiterate.training.problems import logistic

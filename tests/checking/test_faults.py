@@ -57,7 +57,6 @@ def test_the_fault_is_found_without_the_number_of_steps(fault):
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_our_own_trainer_is_correct_and_faults_of_another_run_are_found(name):
-    pytest.importorskip("jax")
     fault = own(name)
     result = li.check(fault.run, fault.train)
     assert result.passed if name == "right" else {row.name for row in result.faults} & ROWS[fault.category], result
@@ -65,7 +64,6 @@ def test_our_own_trainer_is_correct_and_faults_of_another_run_are_found(name):
 
 @pytest.mark.parametrize("name", ["noise", "bias", "seed", "clipping", "layers", "momentum", "shuffled"])
 def test_the_fault_is_found_in_opacus(name):
-    pytest.importorskip("opacus")
     from tests.tools.zoo.opacus import opacus_fault
 
     fault = opacus_fault(name)

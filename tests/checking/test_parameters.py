@@ -52,7 +52,8 @@ def test_precision_is_that_of_the_coarsest_number():
 
 
 def test_torch_modules_and_state_dicts():
-    torch = pytest.importorskip("torch")
+    import torch
+
     model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2))
     model[0].bias.requires_grad_(False)
     found = flatten(model)
@@ -67,7 +68,9 @@ def test_torch_modules_and_state_dicts():
 
 
 def test_jax_arrays_and_equinox_modules():
-    jax, eqx = pytest.importorskip("jax"), pytest.importorskip("equinox")
+    import equinox as eqx
+    import jax
+
     found = flatten({"w": jax.numpy.zeros((2, 2))})
     assert isinstance(in_form(np.ones(4), found)["w"], jax.Array)
     model = eqx.nn.Linear(3, 2, key=jax.random.key(0))

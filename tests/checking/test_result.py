@@ -82,7 +82,6 @@ def test_printed_it_is_a_table_with_what_to_do():
 
 
 def test_the_picture_has_a_ratio_for_every_row_that_declares_one():
-    pytest.importorskip("altair")
     run = short()
     result = li.check(run, Numpy(run), seed=1)
     assert result.plot().to_dict()["title"]["text"] == "Does training match its declared settings?"

@@ -47,7 +47,6 @@ def test_power_says_what_its_prediction_is(cli):
 
 
 def test_an_audit_trains_with_adam_reports_its_second_moment_and_keeps_it(cli, tmp_path):
-    pytest.importorskip("jax")
     store = tmp_path / "adam.sqlite"
     run = "--steps 5 --sample-rate .1 --noise-multiplier 1 --optimizer adamw --learning-rate .01"
     audit = f"audit --model logistic {run} --models 8 --method gdp --store {store}"

@@ -8,9 +8,6 @@ import socket
 
 import pytest
 
-pytest.importorskip("torch", reason="language models need the extra lm")
-pytest.importorskip("transformers", reason="language models need the extra lm")
-
 from tests.lm.conftest import UNSPOKEN, tiny_gemma2, tiny_llama, tiny_texts  # noqa: F401
 
 RUN = "--steps 2 --sample-rate 0.5 --noise-multiplier 1 --models 3 --method clopper-pearson"

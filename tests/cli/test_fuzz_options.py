@@ -10,9 +10,6 @@ import pytest
 from tests.cli.fuzz_options import Ended
 from tests.cli.option_cases import all_options, cases
 
-pytest.importorskip("torch", reason="language models need the extra lm")
-pytest.importorskip("jax", reason="training needs the extra audit")
-
 
 @pytest.mark.slow
 def test_no_option_of_any_command_takes_a_bad_value_badly():

@@ -39,7 +39,9 @@ def test_lists_tuples_and_lone_arrays_are_forms_too():
 
 
 def test_torch_and_jax_give_what_numpy_gives():
-    torch, jnp = pytest.importorskip("torch"), pytest.importorskip("jax.numpy")
+    import jax.numpy as jnp
+    import torch
+
     expected = PlantedGradient(CANARY, PLACE).gradients(GRADIENTS, BATCH)
     for convert in (torch.as_tensor, jnp.asarray):
         for canary in (CANARY, {name: convert(leaf) for name, leaf in CANARY.items()}):
@@ -50,7 +52,9 @@ def test_torch_and_jax_give_what_numpy_gives():
 
 
 def test_a_planted_loss_has_the_canary_as_its_gradient_and_any_other_loss_its_own():
-    jax, jnp = pytest.importorskip("jax"), pytest.importorskip("jax.numpy")
+    import jax
+    import jax.numpy as jnp
+
     parameters = {"weight": jnp.ones((2, 3)), "bias": jnp.ones(3)}
 
     def loss(parameters, x):
@@ -67,7 +71,9 @@ def test_a_planted_loss_has_the_canary_as_its_gradient_and_any_other_loss_its_ow
 
 @pytest.mark.filterwarnings("ignore:optax.global_norm is deprecated:DeprecationWarning")
 def test_jax_privacy_clips_the_canary_like_any_other_example():
-    jnp, clipping = pytest.importorskip("jax.numpy"), pytest.importorskip("jax_privacy.clipping")
+    import jax.numpy as jnp
+    from jax_privacy import clipping
+
     loss = PlantedGradient(CANARY, PLACE).loss(lambda parameters, x: 0.0 * jnp.sum(x))
     total = clipping.clipped_grad(loss, l2_clip_norm=0.5, batch_argnums=(1, 2))
     parameters = {"weight": jnp.ones((2, 3)), "bias": jnp.ones(3)}

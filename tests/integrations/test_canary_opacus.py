@@ -5,10 +5,9 @@ from __future__ import annotations
 import warnings
 
 import numpy as np
+import opacus
 import pytest
-
-torch = pytest.importorskip("torch")
-opacus = pytest.importorskip("opacus")
+import torch
 
 from lastiterate.integrations.opacus import plant
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-pytest.importorskip("jax")
-
 from lastiterate.data import digits
 from lastiterate.integrations.own_trainer import own_trainer
 from lastiterate.optimizer import SGD

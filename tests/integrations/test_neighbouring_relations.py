@@ -1,8 +1,7 @@
 """LastIterateAccountant takes the relations of dp-accounting and nothing else."""
 
+import dp_accounting
 import pytest
-
-dp_accounting = pytest.importorskip("dp_accounting")
 
 from lastiterate.integrations.dp_accounting import LastIterateAccountant
 

@@ -125,8 +125,6 @@ def logits(model, ids):
 
 
 def _build(tmp_path_factory, family, **changes):
-    pytest.importorskip("torch")
-    pytest.importorskip("transformers")
     return build(tmp_path_factory.mktemp(family.lower()), family, **changes)
 
 
@@ -146,7 +144,8 @@ def build(folder, family, **changes):
 
 def _tokenizer(transformers):
     """A token a word, and one for the end of a line."""
-    tokenizers = pytest.importorskip("tokenizers")
+    import tokenizers
+
     words = {word: number for number, word in enumerate([*SPECIAL, *SPOKEN, *UNSPOKEN])}
     tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="<unk>"))
     split = tokenizers.pre_tokenizers.Split

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-pytest.importorskip("torch", reason="language models need the extra lm")
-pytest.importorskip("transformers", reason="language models need the extra lm")
-
 import lastiterate as li
 from lastiterate import lm
 

@@ -8,9 +8,6 @@ import shutil
 
 import pytest
 
-pytest.importorskip("torch", reason="language models need PyTorch")
-pytest.importorskip("transformers", reason="language models need transformers")
-
 from lastiterate.data.files import VARIABLE
 from lastiterate.lm.tokens import described_growth
 from tests.bombs import Answer, answers, assert_refused, gzipped

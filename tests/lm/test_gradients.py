@@ -7,11 +7,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+import torch
+import transformers
 from hypothesis import given
 from hypothesis import strategies as st
-
-torch = pytest.importorskip("torch", reason="language models need PyTorch")
-transformers = pytest.importorskip("transformers", reason="language models need transformers")
 
 from lastiterate.lm.example_gradients import MOST_AT_ONCE, ExampleGradients, clip_factors
 from lastiterate.lm.hub import load_model

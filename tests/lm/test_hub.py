@@ -8,12 +8,10 @@ import shutil
 import sys
 from pathlib import Path
 
-import pytest
-
-torch = pytest.importorskip("torch", reason="language models need PyTorch")
-transformers = pytest.importorskip("transformers", reason="language models need transformers")
-
 import huggingface_hub
+import pytest
+import torch
+import transformers
 from safetensors.torch import load_file, save_file
 
 from lastiterate.lm.hub import load_model, load_tokenizer, model_folder, weights_digest

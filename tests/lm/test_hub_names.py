@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import shutil
 
-import pytest
-
-torch = pytest.importorskip("torch", reason="language models need PyTorch")
-pytest.importorskip("transformers", reason="language models need transformers")
-
 import huggingface_hub
+import pytest
+import torch
 
 from lastiterate.lm.hub import load_model, load_tokenizer, model_folder, weights_digest
 from tests.data.writers import refusal

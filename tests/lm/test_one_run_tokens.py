@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-
-torch = pytest.importorskip("torch", reason="language models need the extra lm")
-pytest.importorskip("transformers", reason="language models need the extra lm")
+import torch
 
 import lastiterate as li
 from lastiterate.attacks.released_iterates import noise_unit

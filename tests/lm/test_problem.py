@@ -10,10 +10,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-
-torch = pytest.importorskip("torch", reason="language models need PyTorch")
-transformers = pytest.importorskip("transformers", reason="language models need transformers")
-
+import torch
+import transformers
 from safetensors.torch import load_file, save_file
 
 from lastiterate import DPSGD, SGD
@@ -153,7 +151,6 @@ def test_embeddings_alone_are_trained(folder, names, tiny_texts, request):
 
 @pytest.mark.parametrize("folder", ["tiny_llama", "tiny_llama_untied"])
 def test_an_adapter_alone_is_trained_and_begins_alike_in_every_session(folder, tiny_texts, request):
-    pytest.importorskip("peft", reason="adapters need peft")
     folder = request.getfixturevalue(folder)
     plain = load(TextProblem.of(folder, tiny_texts))
     losses = plain.gradients.losses(plain.start, *plain.examples)
@@ -177,7 +174,6 @@ def test_an_adapter_alone_is_trained_and_begins_alike_in_every_session(folder, t
 
 
 def test_an_adapters_gradients_are_those_of_autograd(tiny_llama, tiny_texts):
-    pytest.importorskip("peft", reason="adapters need peft")
     loaded = load(TextProblem.of(tiny_llama, tiny_texts, trained="lora"))
     torch.manual_seed(1)
     start = {name: 0.3 * torch.randn_like(value) for name, value in loaded.start.items()}
@@ -198,7 +194,6 @@ def test_an_adapters_gradients_are_those_of_autograd(tiny_llama, tiny_texts):
 
 
 def test_an_adapter_is_released_in_the_precision_asked_for(tiny_llama, tiny_texts):
-    pytest.importorskip("peft", reason="adapters need peft")
     loaded = load(TextProblem.of(tiny_llama, tiny_texts, trained="lora", dtype="bfloat16"))
     assert {value.dtype for value in loaded.start.values()} == {torch.bfloat16}
 

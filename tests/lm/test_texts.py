@@ -7,8 +7,6 @@ import json
 
 import pytest
 
-pytest.importorskip("transformers", reason="the package of language models needs the extra lm")
-
 from lastiterate.lm.texts import Texts, read_texts, split_texts
 from tests.data.writers import SHARED, refusal
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-
-torch = pytest.importorskip("torch", reason="language models need PyTorch")
+import torch
 
 from lastiterate.lm.tokens import logit_gradient, token_weights
 

@@ -6,11 +6,8 @@ import logging
 
 import numpy as np
 import pytest
-
-torch = pytest.importorskip("torch", reason="language models need PyTorch")
-transformers = pytest.importorskip("transformers", reason="language models need transformers")
-tokenizers = pytest.importorskip("tokenizers")
-
+import tokenizers
+import transformers
 from hypothesis import given
 from hypothesis import strategies as st
 

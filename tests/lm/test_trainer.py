@@ -10,10 +10,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+import torch
+import transformers
 from scipy import stats
-
-torch = pytest.importorskip("torch", reason="language models need PyTorch")
-transformers = pytest.importorskip("transformers", reason="language models need transformers")
 
 from lastiterate import DPSGD, SGD
 from lastiterate.common.errors import TrainingDiverged

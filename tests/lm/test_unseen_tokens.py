@@ -6,9 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-
-torch = pytest.importorskip("torch", reason="language models need the extra lm")
-pytest.importorskip("transformers", reason="language models need the extra lm")
+import torch
 
 import lastiterate as li
 from lastiterate.attacks.released_iterates import noise_unit
@@ -155,7 +153,6 @@ def test_an_interrupted_audit_resumes_with_the_same_scores(problem, tmp_path, mo
 
 
 def test_rows_are_refused_where_embeddings_are_not_trained(tiny_llama, tiny_texts):
-    pytest.importorskip("peft", reason="adapters need peft")
     problem = TextProblem.of(tiny_llama, tiny_texts, None, trained="lora")
     with pytest.raises(ValueError, match=r"score must be 'gradient' or 'loss' where no embeddings are trained"):
         crafted(problem, UnseenTokens("rows"))

@@ -26,7 +26,8 @@ ADAMS = {
 
 
 def torchs(adam: li.Adam, dtype: str) -> list[np.ndarray]:
-    torch = pytest.importorskip("torch")
+    import torch
+
     kind = torch.optim.AdamW if adam.decoupled else torch.optim.Adam
     parameters = torch.tensor(INITIAL, dtype=getattr(torch, dtype), requires_grad=True)
     betas = (adam.beta1, adam.beta2)
@@ -55,8 +56,8 @@ def test_every_step_is_that_of_torch(name, dtype, tolerance):
 
 @pytest.mark.parametrize("name", ["default", "l2", "adamw"])
 def test_the_language_models_steps_are_those_of_torch(name):
-    torch = pytest.importorskip("torch")
-    pytest.importorskip("transformers")
+    import torch
+
     from lastiterate.lm.dp_sgd import _Weights
 
     adam = ADAMS[name]

@@ -51,7 +51,8 @@ def assert_trees_equal(found, expected) -> None:
 
 
 def by_torch(optimizer: SGD) -> list:
-    torch = pytest.importorskip("torch")
+    import torch
+
     parameters = {name: torch.tensor(leaf, requires_grad=True) for name, leaf in INITIAL.items()}
     theirs = torch.optim.SGD(
         parameters.values(),

@@ -143,7 +143,8 @@ BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil
 
 @pytest.mark.skipif(BROWSER is None, reason="there is no Chromium on this machine")
 def test_a_browser_opens_the_private_link_and_shares_no_token(server):
-    sync_api = pytest.importorskip("playwright.sync_api", reason="browser tests need playwright")
+    import playwright.sync_api as sync_api
+
     with sync_api.sync_playwright() as playwright, serving._private_link(server.url) as link:
         browser = playwright.chromium.launch(executable_path=BROWSER, args=["--no-sandbox", "--headless"])
         page = browser.new_page()

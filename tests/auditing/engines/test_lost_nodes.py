@@ -32,7 +32,6 @@ from tests.auditing.engines.lost_nodes import (
     write_subject,
 )
 
-pytest.importorskip("ray")
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::FutureWarning", "ignore:os.fork")
 
 RUN = li.DPSGD(steps=12, sample_rate=0.1, noise_multiplier=1.0)
@@ -160,7 +159,6 @@ def test_digits_survive_a_lost_node(nodes, tmp_path):
 
 
 def test_a_lost_head_is_one_sentence_and_status_3_and_the_audit_of_a_language_model_resumes(nodes, tmp_path):
-    pytest.importorskip("transformers")
     came = survive(nodes, "language model", "head", tmp_path)  # the last one: now there is no cluster
     assert came.startswith("status 3 (Ray's cluster was lost")
     assert came.endswith("resumed, scores are those of the local engine")

@@ -9,10 +9,8 @@ import pytest
 
 import lastiterate as li
 from lastiterate.auditing.engines import worker_fingerprint as node
-from lastiterate.auditing.experiments.choose import Given, experiment_on
-
-pytest.importorskip("ray")
 from lastiterate.auditing.engines.ray_driver import pack
+from lastiterate.auditing.experiments.choose import Given, experiment_on
 
 RUN = li.DPSGD(steps=12, sample_rate=0.1, noise_multiplier=1.0)
 MAIN = """

@@ -26,7 +26,6 @@ from lastiterate.common.errors import TrainingDiverged
 from lastiterate.data import digits
 from lastiterate.training import problems
 
-pytest.importorskip("ray")
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::FutureWarning", "ignore:os.fork")
 
 RUN = li.DPSGD(steps=12, sample_rate=0.1, noise_multiplier=1.0, optimizer=li.SGD(0.02, momentum=0.9))

@@ -4,6 +4,7 @@ import json
 import pickle
 from functools import cached_property
 
+import cloudpickle
 import numpy as np
 import pytest
 
@@ -67,8 +68,6 @@ def _users_parameters(request):
 
 
 def _texts(request):
-    pytest.importorskip("torch", reason="language models need the extra lm")
-    pytest.importorskip("transformers", reason="language models need the extra lm")
     from lastiterate.lm import TextProblem
 
     return TextProblem.of(request.getfixturevalue("tiny_llama"), request.getfixturevalue("tiny_texts"), 0.2)
@@ -208,7 +207,7 @@ def test_the_cost_counts_every_model(case):
 
 
 def test_an_experiment_that_was_sent_elsewhere_gives_the_same_scores(case):
-    pickles = pytest.importorskip("cloudpickle") if case.kind == "TrainedModels" else pickle
+    pickles = cloudpickle if case.kind == "TrainedModels" else pickle
     sent = pickle.loads(pickles.dumps(case.experiment))
     assert sent.identity() == case.experiment.identity()
     (_, here), (_, there) = case.whole, case.trained(sent)

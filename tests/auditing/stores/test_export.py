@@ -55,7 +55,8 @@ def test_csv_gives_every_number_back_exactly(folder, store, trials):
 
 
 def test_parquet_gives_every_number_back_exactly(folder, store, trials):
-    parquet = pytest.importorskip("pyarrow.parquet")
+    import pyarrow.parquet as parquet
+
     export(store, folder / "scores.PARQUET")
     table = parquet.read_table(folder / "scores.PARQUET")
     check(table.to_pylist(), trials)
@@ -76,8 +77,6 @@ def test_the_column_of_qualities_has_their_name(tmp_path, trials, quality, name)
 
 @pytest.mark.parametrize("suffix", [".csv", ".parquet"])
 def test_no_trials_make_an_empty_table(tmp_path, path, suffix):
-    if suffix == ".parquet":
-        pytest.importorskip("pyarrow")
     with begin(path) as store:
         export(store, tmp_path / f"x{suffix}")
     assert (tmp_path / f"x{suffix}").stat().st_size > 0

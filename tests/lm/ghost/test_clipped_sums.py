@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-
-torch = pytest.importorskip("torch", reason="language models need PyTorch")
-transformers = pytest.importorskip("transformers", reason="language models need transformers")
+import torch
+import transformers
 
 from lastiterate.lm.example_gradients import ExampleGradients
 from lastiterate.lm.ghost import parameter_uses as products
@@ -59,8 +58,6 @@ def build(family, **changes):
 
 def in_part(family, part):
     """A model of which only a part is trained, an adapter or the embeddings."""
-    if part == "lora":
-        pytest.importorskip("peft", reason="adapters need peft")
     model = choose_trained(build(family), part)
     generator = torch.Generator().manual_seed(5)
     for value in model.parameters():

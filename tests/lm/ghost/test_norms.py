@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-torch = pytest.importorskip("torch", reason="language models need PyTorch")
 
 from lastiterate.lm.ghost.norms_and_sums import squared_norms
 from lastiterate.lm.ghost.parameter_uses import Lookup, Product, Uses

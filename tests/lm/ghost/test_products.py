@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-
-torch = pytest.importorskip("torch", reason="language models need PyTorch")
+import torch
 
 from lastiterate.lm.ghost import parameter_uses as products
 from lastiterate.lm.ghost.norms_and_sums import add_weighted

@@ -74,14 +74,3 @@ def test_probe_finds_the_violation_and_its_largest_alpha():
     drawn = str(counterexample_chart(found, "A title").to_dict())
     assert "largest: 2.2781 at alpha 0.575" in drawn
     assert "largest up to T (heuristic)" in drawn
-
-
-@pytest.mark.parametrize("name", ["steps", "noise_multiplier"])
-def test_what_it_cannot_choose_must_be_given(name):
-    with pytest.raises(ValueError, match=f"{name} must be given for this counterexample, got None"):
-        quadratic.probe(replace(DEFAULTS, **{name: None}))
-
-
-def test_no_step_forgets_more_than_all():
-    with pytest.raises(ValueError, match=r"alpha must be in \[0, 1\], got 1.5"):
-        Regularised(1.5)

@@ -41,14 +41,6 @@ def test_composition_far_above_is_told_instead_of_shown():
     assert panel["layer"][0]["mark"]["clip"] is True
 
 
-def test_words_under_the_title_say_what_a_point_is():
-    chart = by_steps("A title", [Panel("q", "noise", audited(steps=(10,)))]).to_dict()
-    words = " ".join(chart["title"]["subtitle"])
-    assert chart["title"]["text"] == "A title"
-    assert "at least this was found, at 95% confidence, with 12 + 12 models (last-iterate family" in words
-    assert "it does not guarantee" in words
-
-
 @pytest.mark.parametrize(
     ("quality", "shown"), [("accuracy", ["25.0%", "50.0%"]), ("perplexity", ["0.25", "0.5"])], ids=str
 )

@@ -6,9 +6,6 @@ import json
 
 import pytest
 
-pytest.importorskip("torch", reason="language models need the extra lm")
-pytest.importorskip("transformers", reason="language models need the extra lm")
-
 import lastiterate as li
 from lastiterate.lm.text_problem import EPOCHS
 from lastiterate.paper.reproduce import table1

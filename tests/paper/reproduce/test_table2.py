@@ -4,7 +4,7 @@ import pytest
 
 import lastiterate as li
 from lastiterate.paper.reproduce import table2
-from lastiterate.paper.reproduce.audited_figures import Audits, subject_of
+from lastiterate.paper.reproduce.audited_figures import Audits
 from tests.paper.reproduce.conftest import COMMON, FOUND, SIGNAL, Idle, values
 
 
@@ -35,10 +35,3 @@ def test_full_scale_has_the_papers_batches(cifar10):
     for run in runs.values():
         assert li.last_iterate(run).epsilon(1e-5) == pytest.approx(6.34, rel=1e-6)
         assert run.optimizer.averaging is not None
-
-
-def test_smaller_batches_cost_more_by_the_standard_analysis():
-    digits = subject_of("quick", Audits())
-    standard = [li.composition(case.run).epsilon(1e-5) for case in table2.cases("quick", digits)]
-    assert standard == sorted(standard)
-    assert standard[-1] > 2 * standard[0]

@@ -161,7 +161,9 @@ def test_bounds_that_look_at_less_are_never_below_the_worst(filter_, steps, apar
 
 @pytest.mark.parametrize(("steps", "apart"), [(3000, 1), (3000, 50), (3000, 3000)])
 def test_sensitivities_of_falling_filters_are_those_of_jax_privacy(steps, apart):
-    jax, toeplitz = pytest.importorskip("jax"), pytest.importorskip("jax_privacy.matrix_factorization.toeplitz")
+    import jax
+    import jax_privacy.matrix_factorization.toeplitz as toeplitz
+
     with jax.enable_x64(True):
         strategy = toeplitz.optimal_max_error_strategy_coefs(steps)
         noising = np.asarray(toeplitz.optimal_max_error_noising_coefs(steps))
@@ -224,7 +226,8 @@ def _delta_of_four(means, epsilon):
 
 
 def test_groups_that_take_turns_are_those_of_jax_privacys_sampler():
-    selection = pytest.importorskip("jax_privacy.batch_selection")
+    import jax_privacy.batch_selection as selection
+
     run = li.DPSGD(10, 0.2, 1.0, noise_filter=FILTER, min_separation=3)
     sampler = selection.CyclicPoissonSampling(
         sampling_prob=0.6, iterations=10, cycle_length=3, partition_type=selection.PartitionType.INDEPENDENT
