@@ -59,9 +59,3 @@ def test_it_reaches_composition_and_the_last_iterate_does_not():
     assert 0.9 * 4.0 < found <= 4.0
     assert found > result.last_iterate
     assert result.verdict not in ("violation", "above heuristic")
-
-
-def test_shuffled_batches_are_refused():
-    run = li.DPSGD(10, 0.5, 1.0, sampling="shuffled", optimizer=li.SGD(0.1))
-    with pytest.raises(ValueError, match="sampling must be 'poisson' or 'full' or 'fixed' for the attack AllIterates"):
-        li.audit(run, problems.linear(), AllIterates("zero"), models=4)

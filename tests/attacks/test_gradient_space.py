@@ -10,7 +10,6 @@ from lastiterate.attacks import GradientSpace
 from lastiterate.attacks.gradient_space import measure_drift
 from lastiterate.privacy.mixtures.law import law_of
 from lastiterate.training import problems
-from lastiterate.training.problem import flatten
 
 RUN = li.DPSGD(30, 0.05, 1.2, clip_norm=0.5, optimizer=li.SGD(0.02, momentum=0.9, weight_decay=0.01))
 PROBLEM = problems.mlp(data.digits(), hidden=8)
@@ -24,13 +23,6 @@ def references(run, problem, canary=None, *, models, present=False, purpose=0):
 @pytest.fixture(scope="module")
 def drift():
     return measure_drift(RUN, PROBLEM, references, models=12)
-
-
-def test_drift_is_what_noiseless_training_does(drift):
-    silent = RUN.replace(noise_multiplier=1e-6)
-    trained = flatten(references(silent, PROBLEM, models=12)) - drift.start
-    # With noise the natural gradients are taken elsewhere, so that the two differ, but not by much.
-    assert np.corrcoef(trained.mean(axis=0), drift.natural.mean(axis=0))[0, 1] > 0.9
 
 
 def test_drift_is_exact_for_linear_losses():
@@ -77,10 +69,3 @@ def test_scores_have_the_predicted_law(direction):
     assert outside.mean() == pytest.approx(0.0, abs=error + 0.1)
     assert outside.std() == pytest.approx(spread, abs=error)
     assert inside.mean() - outside.mean() == pytest.approx(law.mean / law.noise, abs=2 * error)
-
-
-def test_bad_arguments_are_refused():
-    with pytest.raises(ValueError, match="direction must be one of quiet, layers, dirac, random, got 'loud'"):
-        GradientSpace("loud")
-    with pytest.raises(ValueError, match="references must be an integer at least 2, got 1"):
-        GradientSpace(references=1)

@@ -1,7 +1,5 @@
 """Examples as canaries: the crafter's choices are what they are said to be, and scores are minus the loss."""
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -63,18 +61,3 @@ def test_clipbkd_image_is_where_no_natural_one_is():
     lengths = np.linalg.norm(PROBLEM.examples[0], axis=1)
     assert np.linalg.norm(image) == pytest.approx(lengths.mean(), rel=1e-5)
     assert np.max(np.abs(PROBLEM.examples[0] @ image)) < 1e-3 * np.linalg.norm(image) ** 2
-
-
-def test_blank_others_are_zero_and_keep_their_labels():
-    armed = InputSpace("blank", others="blank").arm(
-        RUN, PROBLEM, {"index": None, "label": 0, "centre": 0.0, "unit": 1.0}
-    )
-    assert not np.any(armed.problem.examples[0])
-    np.testing.assert_array_equal(armed.problem.examples[1], PROBLEM.examples[1])
-
-
-def test_problem_without_images_and_labels_is_refused():
-    bare = training.Problem(jnp.zeros(2), np.ones((3, 2), np.float32), loss=lambda p, x, moment: jnp.dot(p, x))
-    with pytest.raises(ValueError, match="problem must have a loss and pairs of images and labels"):
-        InputSpace().craft(RUN, bare, references)
-    assert jax.tree.leaves(bare.parameters)

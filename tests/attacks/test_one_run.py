@@ -43,10 +43,3 @@ def test_one_run_finds_something_but_no_more_than_is_guaranteed(kind):
     if kind == "gradient":
         assert result.signal == pytest.approx(result.ideal_signal, rel=0.25)
         assert result.empirical["one-run-fdp"] > 0.0
-
-
-def test_more_canaries_than_places_are_refused():
-    with pytest.raises(ValueError, match="models must be at most 650, one canary a parameter, got 651"):
-        li.audit(RUN, PROBLEM, OneRun(references=2), models=651)
-    with pytest.raises(ValueError, match="models must be below 1437, the number of examples, got 1437"):
-        li.audit(RUN, PROBLEM, OneRun("mislabelled", references=2), models=1437)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import sys
 
 import numpy as np
 from sklearn.datasets import load_digits
 
-from lastiterate.data import digits, load
-from tests.data.writers import refusal
+from lastiterate.data import digits
 
 
 def test_both_parts_together_are_scikit_learns_digits_each_once():
@@ -35,18 +33,3 @@ def test_the_order_is_shuffled_and_never_changes():
     assert len(np.unique(data.y_train[:30])) == 10
     labels = np.concatenate([data.y_train, data.y_test]).astype("<i4").tobytes()
     assert hashlib.sha256(labels).hexdigest()[:16] == "e0823b8962487184"
-
-
-def test_the_word_loads_them_even_next_to_a_folder_of_that_name(tmp_path, monkeypatch):
-    (tmp_path / "digits").mkdir()
-    monkeypatch.chdir(tmp_path)
-    assert load("digits").name == "digits"
-    assert "got the folder" in refusal(load, "./digits")
-
-
-def test_without_scikit_learn_one_sentence_says_what_to_install(monkeypatch):
-    monkeypatch.setitem(sys.modules, "sklearn", None)
-    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
-    assert refusal(digits) == (
-        'the digits need scikit-learn, which could not be imported: pip install "lastiterate[audit]"'
-    )

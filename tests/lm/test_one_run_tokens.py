@@ -42,8 +42,3 @@ def test_an_audit_of_one_run(problem, tmp_path):
     assert set(result.estimates) == {*ONE_RUN_METHODS}
     assert result.perplexity is not None
     assert result.scores_in.mean() > result.scores_out.mean()
-
-
-def test_more_canaries_than_tokens_are_refused_with_the_way_out(problem):
-    with pytest.raises(ValueError, match=r"models must be at most \d+, .* got 999: add tokens to the model, as with"):
-        li.audit(RUN, problem, OneRunTokens(), models=999)

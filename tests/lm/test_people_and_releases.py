@@ -8,10 +8,8 @@ import torch
 
 import lastiterate as li
 from lastiterate.auditing.evidence.score_signal import signal_of
-from lastiterate.lm import OneRunTokens, TextProblem, Texts, UnseenTokens
+from lastiterate.lm import OneRunTokens, TextProblem, UnseenTokens
 from lastiterate.lm.fine_tuning import Model, train_models
-from lastiterate.lm.text_problem import load
-from lastiterate.lm.unseen_tokens import Between, find_direction
 from tests.lm.conftest import SPECIAL, SPOKEN
 
 RUN = li.DPSGD(6, 0.5, 0.6, clip_norm=0.5, optimizer=li.SGD(0.02))
@@ -51,21 +49,6 @@ def test_what_replaces_a_canary_is_in_its_place_and_drawn_with_it(problem):
     assert all(torch.allclose(replaced[name], value, atol=1e-5) for name, value in trained.items())
     _, without = released_of(run, problem, Model(3, (False,)))
     assert not all(torch.allclose(without[name], value, atol=1e-5) for name, value in trained.items())
-
-
-def test_direction_between_two_canaries_is_their_difference(problem):
-    loaded = load(problem)
-    first, second = (find_direction(loaded, [UNSEEN + number] * 4, "gradient") for number in (0, 1))
-    between = Between(first, second)
-    flat = [torch.cat([part.flatten() for _, part in each.parts.values()]).double() for each in (first, second)]
-    unit = (flat[0] - flat[1]) / (flat[0] - flat[1]).norm()
-    assert between.length == pytest.approx(float((flat[0] - flat[1]).norm()), rel=1e-5)
-    gradient = loaded.gradients.one(loaded.start, torch.tensor([UNSEEN] * 4))
-    along = float(torch.cat([each.flatten() for each in gradient.values()]).double() @ unit)
-    assert between.along(gradient) == pytest.approx(along, rel=1e-4)
-    assert along == pytest.approx(0.5 * between.length * first.norm, rel=1e-4)
-    moved = {name: value - 0.3 * gradient[name] for name, value in loaded.start.items()}
-    assert between.moved(loaded, moved) == pytest.approx(0.3 * along, rel=1e-3)
 
 
 FIELDS = {
@@ -121,12 +104,3 @@ def test_what_cannot_be_audited_is_refused_in_a_sentence_before_anything_is_trai
     ):
         with pytest.raises(ValueError, match=message):
             li.audit(run, problem, attack, models=2, progress=False)
-
-
-def test_people_need_their_group_size(tiny_llama, tiny_texts):
-    people = Texts(tiny_texts.texts, "dialogue", tuple(str(place // 3) for place in range(len(tiny_texts))))
-    problem = TextProblem.of(tiny_llama, people, 0.2)
-    assert (problem.people, problem.of_a_person) == (14, 3)
-    assert "32 dialogues of 14 people" in problem.words
-    with pytest.raises(ValueError, match="group_size must be at least 3, the most examples that a person has"):
-        li.audit(RUN.replace(group_size=2), problem, models=2, progress=False)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import pickle
 import shutil
-import sys
 from dataclasses import replace
 
 import numpy as np
@@ -16,13 +15,12 @@ from safetensors.torch import load_file, save_file
 
 from lastiterate import DPSGD, SGD
 from lastiterate.auditing.identity import fingerprint
-from lastiterate.common.errors import MissingExtra
 from lastiterate.lm.fine_tuning import Model, train_models
 from lastiterate.lm.lm_experiment import perplexity_before
 from lastiterate.lm.text_problem import LORA_RANK, TextProblem, load
 from lastiterate.lm.texts import Texts
 from lastiterate.lm.tokens import Tokens
-from tests.lm.conftest import SIZES, SPECIAL, SPOKEN, UNSPOKEN, _tokenizer
+from tests.lm.conftest import SPECIAL, SPOKEN, UNSPOKEN
 
 WORDS = [*SPECIAL, *SPOKEN, *UNSPOKEN]
 RUN = DPSGD(3, 0.3, 0.5, optimizer=SGD(0.02))
@@ -80,12 +78,6 @@ def test_perplexity_is_e_to_the_mean_loss_of_a_token_by_hugging_face(folder, mic
     assert perplexity_before(problem) == pytest.approx(math.exp(total / count), rel=1e-5)
 
 
-def test_perplexity_is_that_of_the_parameters_given(tiny_llama, tiny_texts):
-    loaded = load(TextProblem.of(tiny_llama, tiny_texts))
-    nothing = {name: torch.zeros_like(value) for name, value in loaded.start.items()}
-    assert loaded.perplexity(nothing) == pytest.approx(64.0)  # every token is as likely as any other
-
-
 @pytest.mark.parametrize(("folder", "tables"), [("tiny_llama", 1), ("tiny_llama_untied", 2), ("tiny_gemma2", 1)])
 def test_added_tokens_have_rows_that_are_the_mean_of_the_others_and_only_they_are_unseen(
     folder, tables, tiny_texts, request
@@ -115,12 +107,6 @@ def test_added_tokens_have_rows_that_are_the_mean_of_the_others_and_only_they_ar
     before = plain.gradients.losses(plain.start, *ids)
     after = loaded.gradients.losses(loaded.start, *ids)
     assert (after > before).all()  # five more tokens to choose from
-
-
-def test_with_all_parameters_trained_every_tensor_of_the_model_is_there(tiny_llama, tiny_texts):
-    loaded = load(TextProblem.of(tiny_llama, tiny_texts))
-    assert loaded.start.keys() == dict(loaded.model.named_parameters()).keys()
-    assert loaded.embeddings == ["model.embed_tokens.weight"]
 
 
 @pytest.mark.parametrize(
@@ -193,18 +179,6 @@ def test_an_adapters_gradients_are_those_of_autograd(tiny_llama, tiny_texts):
                 assert value.grad is None
 
 
-def test_an_adapter_is_released_in_the_precision_asked_for(tiny_llama, tiny_texts):
-    loaded = load(TextProblem.of(tiny_llama, tiny_texts, trained="lora", dtype="bfloat16"))
-    assert {value.dtype for value in loaded.start.values()} == {torch.bfloat16}
-
-
-def test_without_peft_an_adapter_is_refused_in_a_sentence(tiny_llama, tiny_texts, monkeypatch):
-    problem = TextProblem.of(tiny_llama, tiny_texts, trained="lora")
-    monkeypatch.setitem(sys.modules, "peft", None)
-    with pytest.raises(MissingExtra, match=r"^trained='lora' needs peft, which is not installed: pip install peft$"):
-        load(problem)
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -216,20 +190,6 @@ def test_without_peft_an_adapter_is_refused_in_a_sentence(tiny_llama, tiny_texts
 def test_what_makes_no_sense_is_refused(tiny_llama, tiny_texts, changes, message):
     with pytest.raises(ValueError, match=message):
         TextProblem.of(tiny_llama, tiny_texts, **changes)
-
-
-def test_tokens_for_which_the_model_has_no_row_are_refused(tiny_llama, tiny_texts):
-    problem = TextProblem.of(tiny_llama, tiny_texts)
-    wrong = replace(problem, tokens=Tokens(np.array([[1, 64]]), np.array([2])))
-    with pytest.raises(ValueError, match=r"^the model must have a row for each .* tokens, got 64 for 64$"):
-        load(wrong)
-
-
-def test_a_fingerprint_knows_nothing_of_folders_and_of_how_fast_it_goes(tiny_llama, tiny_texts, tmp_path):
-    first = TextProblem.of(tiny_llama, tiny_texts)
-    other = shutil.copytree(tiny_llama, tmp_path / "another name")
-    second = TextProblem.of(other, tiny_texts, microbatch=3, checkpointing=True, device="cpu", trust_remote_code=True)
-    assert fingerprint(first) == fingerprint(second) == fingerprint(pickle.loads(pickle.dumps(first)))
 
 
 def test_a_fingerprint_depends_on_all_that_scores_depend_on(tiny_llama, tiny_texts, tmp_path):
@@ -266,18 +226,6 @@ def test_a_problem_that_was_sent_to_another_process_is_the_same(tiny_llama, tiny
     assert_same_bits(before, released(sent, 1, 1)[0])
 
 
-def test_a_model_stays_in_memory_until_another_is_loaded(tiny_llama, tiny_texts):
-    problem = TextProblem.of(tiny_llama, tiny_texts)
-    assert load(problem) is load(problem)
-
-
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_a_model_is_loaded_in_the_precision_asked_for(tiny_llama, tiny_texts, precision):
-    problem = TextProblem.of(tiny_llama, tiny_texts, dtype=precision)
-    for tensors in (load(problem).start, released(problem, 1, 1)[0]):
-        assert {value.dtype for value in tensors.values()} == {getattr(torch, precision)}
-
-
 @pytest.mark.parametrize("folder", ["tiny_llama", "tiny_gemma2"])
 @pytest.mark.parametrize("microbatch", [None, 1])
 def test_models_trained_side_by_side_equal_those_trained_one_after_the_other(folder, microbatch, tiny_texts, request):
@@ -289,37 +237,3 @@ def test_models_trained_side_by_side_equal_those_trained_one_after_the_other(fol
         assert_same_bits(tensors, together[number])
     names = list(alone[0])
     assert not any(torch.equal(alone[0][name], alone[1][name]) for name in names)
-
-
-def test_a_copy_computes_the_same_and_shares_no_parameters_with_the_model(tiny_llama, tiny_texts):
-    loaded = load(TextProblem.of(tiny_llama, tiny_texts))
-    other = loaded.copied()
-    first, second = (each.gradients.clipped_sum(each.start, *each.examples, 1.0) for each in (loaded, other))
-    assert_same_bits(first, second)
-    addresses = [{value.data_ptr() for value in each.model.parameters()} for each in (loaded, other)]
-    assert addresses[0].isdisjoint(addresses[1])
-    other.gradients.microbatch = 1
-    assert loaded.gradients.microbatch > 1
-
-
-def test_larger_models_do_not_depend_on_how_many_are_trained_side_by_side(tiny_texts, tmp_path):
-    """Of two models the second, as in an audit that is resumed when the first is done already."""
-    sizes = SIZES | dict(vocab_size=4000, hidden_size=256, intermediate_size=512, head_dim=64, tie_word_embeddings=True)
-    with torch.random.fork_rng():
-        torch.manual_seed(3)
-        transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes)).save_pretrained(tmp_path)
-    _tokenizer(transformers).save_pretrained(tmp_path)
-    problem = TextProblem.of(tmp_path, tiny_texts, None, microbatch=4)
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    try:
-        alone, together = (released(problem, 2, workers) for workers in (1, 2))
-    finally:
-        torch.set_num_threads(before)
-    assert_same_bits(alone[1], together[1])
-
-
-def test_examples_longer_than_the_models_positions_are_refused(tiny_llama):
-    long = Texts(("i like you " * 50, "you like me"), "text")
-    with pytest.raises(ValueError, match="longest must be at most 128, the number of positions of the model, got 151"):
-        load(TextProblem.of(tiny_llama, long, None, longest=1000))

@@ -91,11 +91,6 @@ def test_each_score_of_a_model_is_what_it_says(problem):
     assert loss.score(loaded, moved) == pytest.approx((expected - 0.25) / 2.0, rel=1e-4)
 
 
-def test_the_chosen_canary_shows_more_than_the_first_candidate_in_rows(problem):
-    one, best = (crafted(problem, UnseenTokens("rows", candidates=count, references=8)) for count in (1, 16))
-    assert best["share"] > one["share"]
-
-
 @pytest.mark.slow
 def test_scores_are_as_the_linear_analysis_predicts(problem):
     """The signal is that of S, the noise has variance 1, and the centre is right: 2 x 60 models, fixed seed."""
@@ -150,17 +145,3 @@ def test_an_interrupted_audit_resumes_with_the_same_scores(problem, tmp_path, mo
     resumed = li.audit(RUN, slower, attack, models=4, store=tmp_path / "a.sqlite", **QUICK)
     np.testing.assert_allclose(resumed.scores_in, whole.scores_in, atol=1e-3)
     np.testing.assert_allclose(resumed.scores_out, whole.scores_out, atol=1e-3)
-
-
-def test_rows_are_refused_where_embeddings_are_not_trained(tiny_llama, tiny_texts):
-    problem = TextProblem.of(tiny_llama, tiny_texts, None, trained="lora")
-    with pytest.raises(ValueError, match=r"score must be 'gradient' or 'loss' where no embeddings are trained"):
-        crafted(problem, UnseenTokens("rows"))
-
-
-def test_crafting_trains_as_many_models_as_those_counted_call_for():
-    assert [UnseenTokens().references_for(counted) for counted in (2, 128, 192, 256, 4096)] == [8, 8, 12, 16, 16]
-    assert UnseenTokens("loss").references_for(2) == 16  # its noise is measured on them
-    assert UnseenTokens(references=40).references_for(2) == 40
-    assert UnseenTokens(candidates=1).to_craft(2) == 8
-    assert UnseenTokens().to_craft(2) == 9  # another one to choose the canary by

@@ -68,21 +68,6 @@ def test_the_language_models_steps_are_those_of_torch(name):
         np.testing.assert_array_equal(weights.parameters["w"].numpy(), expected)
 
 
-def test_a_batch_size_by_which_sums_are_divided_goes_into_eps_and_l2_decay():
-    """So that who has PyTorch's Adam on means of gradients, as with Opacus, knows which Adam on sums that is."""
-    size = 64.0
-    for decoupled in (False, True):
-        mean = li.Adam(0.05, eps=0.1, weight_decay=0.2, decoupled=decoupled)
-        decay = 0.2 if decoupled else 0.2 * size
-        total = li.Adam(0.05, eps=0.1 * size, weight_decay=decay, decoupled=decoupled)
-        with jax.enable_x64(True):
-            one, other = (start(adam, jnp.asarray(INITIAL)) for adam in (mean, total))
-            for step, gradient in enumerate(GRADIENTS):
-                one = update(mean, one, jnp.asarray(gradient) / size, jnp.asarray(0.05), jnp.int32(step))
-                other = update(total, other, jnp.asarray(gradient), jnp.asarray(0.05), jnp.int32(step))
-            np.testing.assert_allclose(one.parameters, other.parameters, rtol=1e-12)
-
-
 def linear(size: int, scale: float) -> Problem:
     """Gradients are constant: ``scale`` in half of the parameters and none in the others."""
     rows = np.zeros((4, size), np.float32)
@@ -99,17 +84,6 @@ def test_the_trained_noise_has_the_size_that_the_weights_say():
     assert found.std() < expected
 
 
-def test_noise_makes_up_the_second_moment_where_gradients_are_small():
-    run = li.DPSGD(30, 0.5, 5.0, optimizer=li.Adam(0.01, beta2=0.9))
-    found = second_moment(run, linear(400, 1.0), models=4, progress=False)
-    assert found.steps[0] == 1
-    assert found.steps[-1] == 30
-    np.testing.assert_allclose(found.noise, 25.0)
-    assert 0.9 < found.noise_share <= 1.1
-    assert found.growth < 1.05 + found.uncertainty
-    assert SecondMoment.of_fields(found.fields()) == found
-
-
 def test_the_share_of_noise_is_the_one_that_follows_from_the_gradients():
     """Two of four examples on average, each with a part of 0.5 in 100 of 200 parameters: second moments are known."""
     run = li.DPSGD(200, 0.5, 0.1, clip_norm=5.0, optimizer=li.Adam(1e-6, beta2=0.99))
@@ -119,15 +93,6 @@ def test_the_share_of_noise_is_the_one_that_follows_from_the_gradients():
     assert found.busy[-1] == pytest.approx(noise + sums, rel=0.1)
     assert found.busy_noise_share == pytest.approx(noise / (noise + sums), rel=0.5)
     assert found.busy_noise_share < found.noise_share < 0.5
-
-
-def test_a_second_moment_that_shrinks_makes_later_steps_grow():
-    moment = SecondMoment((1, 10, 20), (1.0, 1.0, 1.0), (4.0, 2.0, 1.0), (4.0, 4.0, 4.0), 1000)
-    assert moment.growth == 2.0
-    run = li.DPSGD(20, 0.01, 0.3, optimizer=li.Adam(beta1=0.0))
-    mean, busy = moment.as_measured(run)
-    assert li.last_iterate(mean).epsilon(1e-5) > li.last_iterate(run).epsilon(1e-5)
-    assert li.last_iterate(busy).epsilon(1e-5) == pytest.approx(li.last_iterate(run).epsilon(1e-5), rel=1e-9)
 
 
 def test_what_is_not_adam_or_not_a_second_moment_is_refused():

@@ -80,16 +80,6 @@ def increments():
     return run, sizes, steps / (run.noise_multiplier * run.clip_norm)
 
 
-def test_batch_sizes_of_digits_models_are_binomial(increments):
-    run, sizes, _ = increments
-    law = stats.binom(1437, run.sample_rate)
-    edges = law.ppf(np.linspace(0, 1, 21)[1:-1])
-    found = np.histogram(sizes, [-np.inf, *(edges + 0.5), np.inf])[0]
-    expected = np.diff(law.cdf([-np.inf, *edges, np.inf])) * sizes.size
-    assert stats.chisquare(found, expected).pvalue > FALSE_ALARM
-    assert np.abs(np.corrcoef(sizes.T) - np.eye(8)).max() < 4.5 / np.sqrt(2000)
-
-
 def test_noise_of_digits_models_is_standard_normal_in_units_of_multiplier_and_clip_norm(increments):
     _, _, noise = increments
     assert stats.kstest(noise[:, :, 1:].ravel(), "norm").pvalue > FALSE_ALARM

@@ -38,20 +38,6 @@ def test_copies_of_an_example_are_each_clipped():
     np.testing.assert_array_equal(counts, 6)
 
 
-def test_shuffled_copies_are_all_used_once_an_epoch():
-    run = li.DPSGD(8, 0.25, QUIET, sampling="shuffled", optimizer=li.SGD(1.0), group_size=3)
-    problem = problems.linear(np.zeros((5, 1), np.float32))
-    counts = copies_in(run, GradientCanary(np.array([10.0], np.float32)), problem, 16)
-    np.testing.assert_array_equal(counts, 6)
-
-
-def test_without_the_canary_a_group_changes_nothing_but_the_batches():
-    run = li.DPSGD(4, 0.5, QUIET, optimizer=li.SGD(1.0), group_size=4)
-    problem = problems.linear(np.zeros((5, 1), np.float32))
-    trained = train(run, problem, GradientCanary(np.array([10.0], np.float32)), models=8, present=False)
-    np.testing.assert_allclose(np.asarray(trained.parameters).ravel(), 0.0, atol=1e-4)
-
-
 def test_trained_and_drawn_scores_of_a_group_have_one_distribution():
     run = li.DPSGD(60, 0.1, 1.5, optimizer=li.SGD(0.3), group_size=4)
     trained, drawn = (

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -98,26 +96,6 @@ def test_decoupled_decay_shrinks_the_parameters_and_not_the_momentum(momentum, d
             np.testing.assert_allclose(iterates[step][name], parameter, rtol=1e-12, atol=1e-14)
 
 
-@pytest.mark.parametrize("decoupled", [False, True])
-@pytest.mark.parametrize(("momentum", "dampening", "nesterov"), MOMENTA)
-def test_the_uniform_average_is_the_mean_of_the_iterates_after_each_step(momentum, dampening, nesterov, decoupled):
-    options = (RATES, momentum, dampening, nesterov, 0.2, decoupled)
-    iterates, last = iterate(SGD(*options, averaging="uniform"), INITIAL, GRADIENTS)
-    assert_trees_equal(last, jax.tree.map(lambda *leaves: np.mean(leaves, axis=0), *iterates))
-    for found, expected in zip(iterates, iterate(SGD(*options), INITIAL, GRADIENTS)[0], strict=True):
-        assert_trees_equal(found, expected)
-
-
-@pytest.mark.parametrize("decay", [0.01, 0.5, 0.99])
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_the_exponential_average_begins_at_the_initial_parameters(momentum, decay):
-    iterates, last = iterate(SGD(RATES, momentum, averaging=decay), INITIAL, GRADIENTS)
-    average = INITIAL
-    for one in iterates:
-        average = jax.tree.map(lambda mean, leaf: decay * mean + (1 - decay) * leaf, average, one)
-    assert_trees_equal(last, average)
-
-
 def released_units(optimizer: SGD, steps: int) -> np.ndarray:
     """What is released of a unit of gradient at each step alone, from zero: every coordinate is a run of its own."""
     units = np.zeros((steps, STEPS))
@@ -129,16 +107,6 @@ def released_units(optimizer: SGD, steps: int) -> np.ndarray:
 def test_a_unit_of_gradient_releases_minus_the_weight_of_its_step(drawn):
     optimizer, steps = drawn
     assert_same_weights(optimizer.weights(steps), -released_units(optimizer, steps))
-
-
-@pytest.mark.parametrize("averaging", [None, "uniform", 0.9])
-@pytest.mark.parametrize(("weight_decay", "decoupled"), [(0.0, False), (0.3, False), (0.3, True)])
-@pytest.mark.parametrize(("momentum", "dampening", "nesterov"), MOMENTA)
-def test_every_combination_of_options_has_the_weights_analysed(
-    momentum, dampening, nesterov, weight_decay, decoupled, averaging
-):
-    optimizer = SGD(RATES, momentum, dampening, nesterov, weight_decay, decoupled, averaging)
-    assert_same_weights(optimizer.weights(STEPS), -released_units(optimizer, STEPS))
 
 
 def test_what_is_released_is_the_sum_of_all_gradients_times_their_weights():
@@ -166,12 +134,3 @@ def test_a_compiled_loop_takes_the_same_steps_and_keeps_the_type(dtype, averagin
     for name, leaf in found.items():
         assert leaf.dtype == dtype
         np.testing.assert_allclose(leaf, expected[name], rtol=0, atol=100 * np.finfo(dtype).eps)
-
-
-def test_an_optimizer_remembers_no_more_than_it_needs():
-    for momentum, averaging in itertools.product([0.0, 0.9], [None, "uniform", 0.5]):
-        weights = start(SGD(0.1, momentum, averaging=averaging), INITIAL)
-        assert (weights.momentum is not None) == bool(momentum)
-        assert (weights.average is not None) == (averaging is not None)
-        for remembered in filter(None, (weights.momentum, weights.average)):
-            assert jax.tree.map(np.shape, remembered) == jax.tree.map(np.shape, INITIAL)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from lastiterate.training.models import Conv, Dense, GroupNorm, max_pool
+from lastiterate.training.models import Conv, GroupNorm, max_pool
 from tests.training.models.reference import array, channels_first, convolution, gradients, random_model, tensors
 
 # Kernel, stride and padding: those of the networks, those that do not divide, and a stride that skips pixels.
@@ -75,18 +75,3 @@ def test_group_norm_and_its_gradients_are_those_of_pytorch(channels, groups):
     np.testing.assert_allclose(of_image, pixels.grad[0].permute(1, 2, 0), rtol=0, atol=1e-12)
     for mine, other in zip(jax.tree.leaves(of_layer), jax.tree.leaves(gradients(theirs)), strict=True):
         np.testing.assert_allclose(mine, other, rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize(
-    ("layer", "fan_in"),
-    [(lambda key: Dense(400, 300, key), 400), (lambda key: Conv(20, 300, 5, 1, 0, key), 500)],
-    ids=["dense", "conv"],
-)
-def test_weights_and_biases_begin_uniform_within_one_over_the_root_of_their_inputs(layer, fan_in):
-    begun = layer(jax.random.key(0))
-    for values in (begun.weight, begun.bias):
-        scaled = np.sort(np.asarray(values).ravel()) * np.sqrt(fan_in)
-        expected = np.linspace(-1, 1, scaled.size)
-        # Kolmogorov's distance of so many uniform numbers, below this in all but 1e-5 of draws.
-        assert np.abs(scaled - expected).max() / 2 < 2.5 / np.sqrt(scaled.size)
-        assert np.abs(scaled).max() <= 1

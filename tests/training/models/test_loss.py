@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lastiterate.training import Moment
-from lastiterate.training.models import MLP, accuracy, cross_entropy
+from lastiterate.training.models import cross_entropy
 from tests.training.models.reference import array
 
 
@@ -24,12 +24,3 @@ def test_cross_entropy_and_its_gradient_are_those_of_pytorch(label):
         expected.backward()
         np.testing.assert_allclose(value, expected.item(), rtol=1e-14, atol=1e-13)
         np.testing.assert_allclose(gradient, theirs.grad, rtol=1e-12, atol=1e-14)
-
-
-@pytest.mark.parametrize("examples", [1, 256, 257, 700])
-def test_accuracy_is_the_fraction_of_right_answers(examples):
-    model = MLP((6, 5, 3), jax.random.key(0))
-    x, y = array(0, examples, 2, 3).astype(np.float32), np.random.default_rng(1).integers(0, 3, examples)
-    right = [int(jnp.argmax(logits)) == label for logits, label in zip(jax.vmap(model)(x), y, strict=True)]
-    assert accuracy(model, x, y) == pytest.approx(np.mean(right))
-    assert accuracy(model, jnp.asarray(x), jnp.asarray(y)) == pytest.approx(np.mean(right))
