@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import lastiterate as li
-from lastiterate.attacks import AllIterates, GradientSpace
+from lastiterate.attacks import AllIterates
 from lastiterate.attacks.attack import Armed, BringsProblem, Unknown, Words
 from lastiterate.auditing.experiments.choose import Given, experiment_on
 from lastiterate.auditing.run_audit import collected
@@ -54,16 +54,6 @@ def collect(run, problem, attack, models, seed=0, store=None, engine="local"):
         return kept.scores()
 
 
-def test_collected_scores_are_those_of_the_audit():
-    subject = RUN, problems.linear(), AllIterates("zero")
-    trials = collect(*subject, 12, seed=2)
-    result = li.audit(*subject, 12, 2, methods=["clopper-pearson"])
-    assert trials.present.sum() == 12
-    assert np.array_equal(np.sort(trials.scores[trials.present]), np.sort(result.scores_in))
-    assert np.array_equal(np.sort(trials.scores[~trials.present]), np.sort(result.scores_out))
-    assert np.unique(trials.scores).size == 24
-
-
 def test_an_audit_judges_what_was_collected_into_its_store(tmp_path):
     file = tmp_path / "kept.sqlite"
     subject = RUN, problems.linear(), AllIterates("zero")
@@ -80,26 +70,9 @@ def test_nothing_is_kept_unless_asked_for(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-def test_only_attacks_that_bring_a_problem_need_none():
-    assert collect(TINY, None, Precise(double=False), 3).scores.shape == (6,)
-    for attack in (None, GradientSpace(), AllIterates("zero")):
-        with pytest.raises(ValueError, match=r"problem must be a training.Problem or a trainer .* got None"):
-            collect(RUN, None, attack, 3)
-
-
 def test_double_trains_in_float64_while_jax_stays_as_it_is():
     scores = collect(TINY, None, Precise(double=True), 40).scores
     assert np.all(scores != 0.0)
     assert scores.std() == pytest.approx(np.sqrt(3.0) * 1e-12, rel=0.5)
     assert not jax.config.x64_enabled
     assert jnp.ones(1).dtype == jnp.float32
-
-
-def test_without_double_it_trains_as_jax_is_set_to():
-    assert np.all(collect(TINY, None, Precise(double=False), 4).scores == 0.0)
-
-
-def test_test_data_do_not_matter_to_an_attack_that_brings_its_problem():
-    test = np.zeros((2, 1), np.float32), np.zeros(2, np.int32)
-    result = li.audit(TINY, None, Precise(double=True), 4, test=test, methods=["clopper-pearson"], threshold="split")
-    assert result.accuracy is None

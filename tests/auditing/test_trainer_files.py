@@ -14,7 +14,6 @@ import lastiterate
 from lastiterate.auditing.user_code import import_file
 
 RUN = "--steps 1 --sampling full --noise-multiplier 1 --models 4"
-PLAIN = "def train(seed, canary):\n    return float(canary)\n"
 
 
 @pytest.fixture(autouse=True)
@@ -94,21 +93,6 @@ if __name__ == "__main__":
     assert "run as a program" not in run.stderr
 
 
-def test_a_rehearsal_prints_one_object_too(tmp_path):
-    folder = write(tmp_path / "code", mine="print('loading')\n" + PLAIN.replace("return", "print('training'); return"))
-    run = audit(folder, "mine.py", f"{RUN} --dry-run")
-    assert json.loads(run.stdout)["models"] == 8
-    assert run.stderr == "loading\ntraining\n"
-
-
-def test_a_trainer_that_cannot_be_imported_is_told_with_its_line(tmp_path):
-    folder = write(tmp_path / "code", mine=f"import helper\n{PLAIN}", helper="import nowhere_to_be_found\n")
-    run = audit(folder, "mine.py")
-    assert (run.returncode, run.stdout) == (3, "")
-    assert "the trainer failed on the import of" in run.stderr
-    assert "import nowhere_to_be_found" in run.stderr
-
-
 def test_two_files_of_one_name_are_two_modules_and_a_changed_file_is_read_again(tmp_path):
     one, two = (write(tmp_path / name, mine=f"WHERE = {name!r}\n") / "mine.py" for name in ("one", "two"))
     first, second = import_file(one), import_file(two)
@@ -118,17 +102,3 @@ def test_two_files_of_one_name_are_two_modules_and_a_changed_file_is_read_again(
     assert sys.modules[second.__name__] is second
     one.write_text("WHERE = 'changed by now'\n")
     assert import_file(one).WHERE == "changed by now"
-
-
-@pytest.mark.parametrize("name", ["a b-c.d", "%2e", "%252e", "\N{SNOWMAN}", "100%", "x.py"])
-def test_any_name_of_a_file_can_be_imported(tmp_path, name):
-    folder = tmp_path / f"{name} too"
-    assert import_file(write(folder, **{name: "X = 1\n"}) / f"{name}.py").X == 1
-
-
-def test_a_file_that_failed_leaves_no_module_behind(tmp_path):
-    file = write(tmp_path, mine="raise RuntimeError\n") / "mine.py"
-    before = set(sys.modules)
-    with pytest.raises(RuntimeError):
-        import_file(file)
-    assert set(sys.modules) == before

@@ -9,7 +9,7 @@ from lastiterate.data import digits
 from lastiterate.integrations.own_trainer import own_trainer
 from lastiterate.optimizer import SGD
 from lastiterate.run import DPSGD
-from lastiterate.training.problems import linear, logistic
+from lastiterate.training.problems import logistic
 
 RATE = 1e-4
 RUN = DPSGD(20, 0.25, 1.0, clip_norm=0.5, optimizer=SGD(RATE))
@@ -27,13 +27,3 @@ def test_seeds_give_models_again_and_both_worlds_share_their_noise():
     moved = train(3, canary)["weight"][0, 0] - without["weight"][0, 0]
     assert -moved / (RATE * 0.5) == pytest.approx(round(-moved / (RATE * 0.5)), abs=0.02)
     assert moved < 0.0
-
-
-def test_a_lone_array_has_a_name_too():
-    train = own_trainer(RUN, linear(dimension=3))
-    assert train(0, {"parameters": np.ones(3)})["parameters"].shape == (3,)
-
-
-def test_a_canary_of_another_form_is_refused():
-    with pytest.raises(ValueError, match="canary must have the form of the parameters"):
-        own_trainer(RUN, linear(dimension=3))(0, {"parameters": np.ones(4)})

@@ -87,14 +87,6 @@ def test_bands_are_a_cycle_of_groups_and_the_guarantee_counts_participations():
     assert li.composition(run).epsilon(DELTA) == pytest.approx(li.composition(gaussian).epsilon(DELTA), rel=1e-9)
 
 
-@of_2_0
-def test_the_accountant_says_which_neighbours():
-    accountant = dp_accounting.pld.PLDAccountant(dp_accounting.NeighboringRelation.REPLACE_ONE)
-    run = li.DPSGD.from_jax_privacy(bands(accountant=accountant))
-    assert run.neighbours == "replace"
-    assert run.noise_multiplier == pytest.approx(4.0 * np.linalg.norm(STRATEGY))
-
-
 def test_one_band_is_plain_dp_sgd_with_the_noise_that_jax_privacy_calibrates():
     config = bands(strategy=np.array([2.0]), epsilon=1.0, sampling_prob=0.1)
     run = li.DPSGD.from_jax_privacy(config)

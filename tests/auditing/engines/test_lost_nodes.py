@@ -1,11 +1,9 @@
 """A cluster of several nodes on this machine: other programs on a node, lost nodes, a lost head, signals."""
 
-import http.server
 import importlib
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -17,10 +15,7 @@ import numpy as np
 import pytest
 
 import lastiterate as li
-from lastiterate.auditing.engines.ray_driver import check_answer, connect
 from lastiterate.auditing.engines.ray_engine import Ray
-from lastiterate.auditing.experiments.choose import Given, experiment_on
-from lastiterate.common.errors import ClusterLost
 from tests.auditing.engines.lost_nodes import (
     QUICK,
     Nodes,
@@ -138,22 +133,6 @@ def test_what_a_trainer_imports_must_be_the_same_on_every_node(nodes, with_helpe
         audit(nodes, trainer)
 
 
-def test_other_versions_of_packages_are_warned_of_once_and_kept_with_every_chunk(nodes, tmp_path, capsys):
-    about = tmp_path / "transformers-0.0.1.dist-info" / "METADATA"
-    about.parent.mkdir()
-    about.write_text("Metadata-Version: 2.1\nName: transformers\nVersion: 0.0.1\n")
-    experiment = experiment_on(slow_gaussian, Given(RUN, None, 8, 0, None, ""))
-    models, present = experiment.design.planned()
-    engine = Ray(address=nodes.address)
-    with one_more(nodes, SOURCE, tmp_path), engine.running():
-        chunks = list(engine.prepare(experiment, experiment.craft(None), None).chunks(models, present, None))
-    said = capsys.readouterr().err
-    assert said.count("warning:") == 1
-    assert "has transformers 0.0.1, and this process" in said
-    assert {chunk.versions["transformers"] for chunk in chunks} >= {"0.0.1"}
-    assert {chunk.versions["numpy"] for chunk in chunks} == {np.__version__}
-
-
 def test_digits_survive_a_lost_node(nodes, tmp_path):
     assert survive(nodes, "digits", "node", tmp_path).startswith("the audit went on")
 
@@ -188,43 +167,3 @@ def train(seed, canary):
     ):
         time.sleep(0.2)
     assert left == ""
-
-
-def test_a_cluster_that_cannot_be_started_is_one_sentence(monkeypatch):
-    import ray
-
-    def fail(**options):
-        raise ray.exceptions.RaySystemError("no service answers\nand much more")
-
-    monkeypatch.setattr(ray, "init", fail)
-    with pytest.raises(ClusterLost, match=r"lost: it cannot be started or joined: System error: no service answers$"):
-        connect("local")
-
-
-@contextmanager
-def silent():
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        listening.listen()
-        yield listening.getsockname()[1]
-
-
-class Quiet(http.server.BaseHTTPRequestHandler):
-    def log_message(self, *arguments):
-        pass
-
-
-@contextmanager
-def website():
-    with http.server.HTTPServer(("127.0.0.1", 0), Quiet) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield server.server_port
-        server.shutdown()
-
-
-@pytest.mark.parametrize("listener", [silent, website])
-@pytest.mark.parametrize("scheme", ["", "ray://"])
-def test_a_port_that_is_no_ray_is_told_within_seconds(listener, scheme, monkeypatch):
-    monkeypatch.setattr("lastiterate.auditing.engines.ray_driver.PATIENCE", 1.0)
-    with listener() as port, pytest.raises(ValueError, match=r"but another service listens at '.*'$"):
-        check_answer(f"{scheme}127.0.0.1:{port}")

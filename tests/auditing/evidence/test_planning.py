@@ -8,12 +8,11 @@ import pytest
 import lastiterate as li
 from lastiterate.attacks.adversarial import sample_scores
 from lastiterate.attacks.attack import LinearScores
-from lastiterate.auditing.evidence.audit_power import models_for
 from lastiterate.auditing.evidence.claims import claim_of
 from lastiterate.auditing.evidence.error_rates import ErrorCounts, both
 from lastiterate.auditing.evidence.estimates import Estimates, Question
 from lastiterate.auditing.evidence.family import family_of
-from lastiterate.auditing.evidence.forecast import Forecast, leaking
+from lastiterate.auditing.evidence.forecast import Forecast
 from lastiterate.auditing.evidence.score_signal import Kind, guarantee_of
 from lastiterate.auditing.evidence.verdict import verdict_on
 from lastiterate.auditing.evidence.verdict_strength import chance_to_refute
@@ -109,15 +108,6 @@ def test_between_its_nodes_a_curve_is_as_exact_as_at_them(run, monkeypatch):
     assert chances == pytest.approx(exact, abs=1e-3)
 
 
-def test_more_models_and_less_confidence_find_more():
-    def found(models, confidence):
-        return {each.method: each.median for each in li.power(RUN, models, confidence=confidence).rows}
-
-    few, many, sure = found(256, 0.95), found(1024, 0.95), found(256, 0.999)
-    assert all(sure[method] < few[method] < many[method] for method in few)
-    assert all(median < li.composition(RUN).epsilon(1e-5) for median in many.values())
-
-
 def test_a_louder_fault_takes_fewer_models_and_a_correct_training_none():
     loud, quiet = (li.power(RUN, methods=["gdp"], leaks_noise=noise) for noise in (0.3, 0.6))
     assert loud.needed < quiet.needed
@@ -125,35 +115,3 @@ def test_a_louder_fault_takes_fewer_models_and_a_correct_training_none():
     correct = li.power(RUN, methods=["gdp"], leaks_noise=0.94)
     assert correct.needed is None
     assert correct.chance < 0.05
-
-
-def test_the_noise_of_a_leak_follows_from_its_epsilon():
-    by_epsilon = li.power(RUN, methods=["gdp"], leaks_epsilon=20.0)
-    assert li.composition(RUN.replace(noise_multiplier=by_epsilon.noise_multiplier)).epsilon(1e-5) == pytest.approx(20)
-
-
-def test_one_run_is_planned_as_its_plan_says():
-    from lastiterate.auditing.evidence.one_run.one_run_power import OneRunPlan, best_guesses
-
-    found = li.power(RUN, 500, one_run=True, methods=["one-run-fdp"], leaks_noise=0.2)
-    plan = OneRunPlan(RUN, 500, best_guesses(RUN, 500))
-    assert found.rows[0].median == plan.median("one-run-fdp")
-    assert found.rows[0].detectable < found.rows[0].median
-    assert found.needed < 500
-    assert found.chance > 0.8
-
-
-def test_scores_of_less_noise_spread_less_but_for_what_is_not_noise():
-    assert leaking(LinearScores(), 2.0).spread == pytest.approx(0.5)
-    assert leaking(LinearScores(1.0, math.sqrt(2.0)), 2.0).spread == pytest.approx(math.sqrt(1.25))
-
-
-def test_models_are_chosen_so_that_half_of_the_noise_is_found():
-    models, words = models_for(RUN, Question())
-    assert chance_to_refute(Forecast(RUN, models), claim_of(RUN, 1e-5), 2.0) >= 0.8
-    assert f"{models:,} per world" in words
-    halves, _ = models_for(RUN, Question(), is_known=False)
-    assert 1.5 * models < halves < 3 * models
-    most, words = models_for(li.DPSGD(100, 0.1, 0.94, "shuffled"), Question())
-    assert most == 4096
-    assert "more models are needed" in words

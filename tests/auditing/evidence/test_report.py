@@ -5,7 +5,6 @@ import pytest
 
 import lastiterate as li
 from lastiterate import attacks
-from lastiterate.auditing.evidence.estimates import Question
 from lastiterate.auditing.load_evidence import read
 
 RUN = li.DPSGD(100, 0.1, 1.2, optimizer=li.SGD(0.1))
@@ -18,29 +17,12 @@ def store(tmp_path_factory):
     return path
 
 
-def test_more_confidence_gives_smaller_bounds(store):
-    low, high = (read(store, Question(confidence=level)).empirical for level in (0.9, 0.999))
-    assert all(high[method] < low[method] for method in low)
-
-
 def test_a_priori_thresholds_are_numbers_that_do_not_depend_on_the_scores(store, tmp_path):
     other = li.audit(RUN, None, attacks.Adversarial(), models=2000, seed=4, store=tmp_path / "y.sqlite")
     here = read(store)
     for method, found in here.estimates.items():
         assert found.threshold_choice == "a-priori"
         assert found.threshold == other.estimates[method].threshold
-
-
-@pytest.mark.parametrize("threshold", ["split", "corrected", "uncorrected", 1.0])
-def test_other_thresholds_can_be_asked_for(store, threshold):
-    result = read(store, Question(threshold=threshold))
-    expected = threshold if isinstance(threshold, str) else "a-priori"
-    assert {found.threshold_choice for found in result.estimates.values()} == {expected}
-
-
-def test_methods_that_do_not_apply_are_refused(store):
-    with pytest.raises(ValueError, match="method must be one of clopper-pearson, gdp, last-iterate, composition"):
-        read(store, Question(methods=["one-run"]))
 
 
 def test_predicted_density_is_that_of_the_scores(store):
@@ -55,12 +37,6 @@ def test_predicted_density_is_that_of_the_scores(store):
 def test_signal_is_the_ideal_one_where_losses_are_linear(store):
     result = read(store)
     assert result.signal == pytest.approx(result.ideal_signal, abs=0.12)
-
-
-def test_too_few_models_to_refute_the_heuristic_are_named():
-    run = li.calibrate(RUN, epsilon=6.0, delta=1e-5, analysis=li.last_iterate)
-    result = li.audit(run, None, attacks.Adversarial(), models=512)
-    assert any("512 and 512 scores show at most epsilon 4.93 for any" in caveat for caveat in result.caveats)
 
 
 def test_shuffled_batches_have_no_composition_method():

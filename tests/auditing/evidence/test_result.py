@@ -1,12 +1,9 @@
 """A result shows itself: as the table of the command line, as a picture and as a page."""
 
-import sys
-
 import pytest
 
 import lastiterate as li
 from lastiterate.auditing.load_evidence import read
-from lastiterate.common.errors import MissingExtra
 from tests.cli.conftest import Cli
 
 RUN = li.DPSGD(100, 0.1, 1.0)
@@ -34,23 +31,3 @@ def test_a_result_draws_itself_and_writes_its_page(result, tmp_path):
     for path in (3, tmp_path / "found.png"):
         with pytest.raises(ValueError, match=r"file|must end in"):
             result.page(path)
-
-
-def test_a_picture_without_its_library_is_one_sentence(result, monkeypatch):
-    monkeypatch.setitem(sys.modules, "altair", None)
-    with pytest.raises(MissingExtra, match="plots need altair"):
-        result.plot()
-
-
-def test_an_estimate_prints_in_one_line():
-    ones, zeros = [1.0] * 40, [0.0] * 40
-    assert str(li.estimate(ones, zeros, threshold=0.5)) == (
-        "epsilon >= 2.337 with 95% confidence, at delta 1e-5: Clopper-Pearson (any mechanism), threshold a-priori, "
-        "40 + 40 models, which show at most 2.338. The bound holds only if models are independent of each other, their "
-        "number was fixed in advance and the threshold was fixed before the scores were seen."
-    )
-    assert " confidence, at every moment, " in str(li.estimate(ones, zeros, threshold=0.5, validity="anytime"))
-    best = str(li.estimate(ones, zeros, threshold="uncorrected"))
-    assert "not a valid bound" in best
-    assert "confidence" not in best
-    assert "80 canaries" in str(li.estimate(ones, zeros, method="one-run")).replace("40 + 40", "80")

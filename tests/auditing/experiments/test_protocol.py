@@ -131,15 +131,6 @@ def case(request):
     return Case(request.param, request)
 
 
-def test_the_experiment_is_of_the_kind_that_was_given(case):
-    experiment = case.experiment
-    assert type(experiment).__name__ == case.kind
-    assert isinstance(experiment.design, case.design)
-    assert experiment.quality == case.quality
-    assert experiment.run == RUN
-    assert experiment.data
-
-
 def test_the_design_plans_each_trial_once(case):
     design = case.experiment.design
     numbers, present = design.planned()
@@ -194,16 +185,6 @@ def test_the_chunk_that_is_missing_is_trained_as_it_would_have_been(case):
     for chunk in again:
         for model, world, score in zip(chunk.models, chunk.present, chunk.scores, strict=True):
             assert score == pytest.approx(whole[model, world], rel=1e-5, abs=1e-6)
-
-
-def test_the_cost_counts_every_model(case):
-    cost = case.experiment.cost()
-    counted = 1 if isinstance(case.experiment.design, OneModel) else case.experiment.design.trials
-    assert cost.reference_models == case.references
-    assert cost.models == case.references + counted
-    assert cost.seconds > 0.0
-    assert cost.bytes > 0
-    assert cost.basis
 
 
 def test_an_experiment_that_was_sent_elsewhere_gives_the_same_scores(case):

@@ -2,7 +2,6 @@ import os
 import shutil
 import sqlite3
 import tempfile
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -33,23 +32,6 @@ def test_a_file_of_another_kind_is_refused_and_left_alone(path, make):
     assert contents(path.parent) == before
 
 
-def test_an_empty_file_is_new_to_an_audit_and_nothing_to_a_report(path):
-    path.touch()
-    assert refusal(Store.read, path) == f"{str(path)!r} must be the store of an audit, got an empty file"
-    begin(path).close()
-    Store.read(path).close()
-
-
-def test_a_folder_and_nothing_are_refused(tmp_path):
-    assert refusal(begin, tmp_path) == f"the store must be a file, got the folder {str(tmp_path)!r}"
-    assert refusal(Store.read, tmp_path) == f"the store must be a file, got the folder {str(tmp_path)!r}"
-    missing = tmp_path / "missing"
-    assert refusal(Store.read, missing) == f"the store must exist, but nothing is at {str(missing)!r}"
-    (tmp_path / "file").touch()
-    assert "cannot be used: File exists" in refusal(begin, tmp_path / "file" / "x.sqlite")
-    assert sorted(found.name for found in tmp_path.iterdir()) == ["file"]
-
-
 @pytest.mark.parametrize("damage", ["truncated", "scribbled", "identity"])
 def test_a_damaged_store_is_refused(path, damage):
     with begin(path) as store:
@@ -67,16 +49,6 @@ def test_a_damaged_store_is_refused(path, damage):
         assert refusal(call, path) == (
             f"the store {str(path)!r} is damaged: restore it from a copy, or choose another store"
         )
-    assert contents(path.parent) == before
-
-
-def test_an_unknown_format_is_refused_and_left_alone(path):
-    begin(path).close()
-    with closing(sqlite3.connect(path)) as database:
-        database.execute("PRAGMA user_version = 2")
-    before = contents(path.parent)
-    said = f"{str(path)!r} has store format 2, which this version of lastiterate cannot read: choose another store"
-    assert refusal(begin, path) == refusal(Store.read, path) == said
     assert contents(path.parent) == before
 
 
@@ -125,15 +97,6 @@ def test_a_read_only_folder_can_be_read_but_not_written(nobody):
     assert "cannot be used: Permission denied" in refusal(begin, folder / "x.sqlite")
     assert "cannot be used: Permission denied" in refusal(begin, folder / "new.sqlite")
     assert "cannot be used: Permission denied" in refusal(begin, folder / "new" / "x.sqlite")
-
-
-def test_a_read_only_file_is_refused_to_a_writer(nobody):
-    folder, protect = nobody
-    begin(folder / "x.sqlite").close()
-    folder.chmod(0o777)
-    protect(folder / "x.sqlite")
-    assert "must be writable, but it is protected" in refusal(begin, folder / "x.sqlite")
-    Store.read(folder / "x.sqlite").close()
 
 
 def test_a_copy_without_its_log_is_read_in_a_read_only_folder_and_one_with_it_never_loses_the_log(nobody):

@@ -175,24 +175,6 @@ def test_a_store_that_was_only_looked_at_is_not_lost(place):
         assert len(store.done()) == 2 * MODELS
 
 
-def test_a_trainer_that_changes_the_folder_loses_nothing(place):
-    ACT.update(at=7, how=lambda: os.chdir(place.parent.parent))
-    os.chdir(place.parent)
-    assert audit("s.sqlite").models == MODELS
-    with Store.read(place) as store:
-        assert len(store.done()) == 2 * MODELS
-    assert [file.name for file in place.parent.iterdir()] == ["s.sqlite"]
-
-
-def test_a_rescued_store_takes_nobodys_name(place):
-    place.with_name("s-rescued.sqlite").write_text("mine")
-    ACT.update(at=7, how=lambda: removed(place))
-    with pytest.raises(StoreLost) as caught:
-        audit(place)
-    assert caught.value.rescued.name == "s-rescued-2.sqlite"
-    assert place.with_name("s-rescued.sqlite").read_text() == "mine"
-
-
 def test_without_a_folder_to_write_to_it_goes_to_that_of_the_system(place, monkeypatch):
     def all_gone():
         shutil.rmtree(place.parent)

@@ -23,10 +23,6 @@ def stores(tmp_path_factory):
     return done.read_bytes(), begun.read_bytes(), malformed.outcome(done), malformed.outcome(begun)
 
 
-def test_there_are_more_than_a_hundred_kinds():
-    assert len(KINDS) > 100
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_malformed_store_is_refused_in_a_sentence_and_nothing_changes(tmp_path, stores, kind):
     done, begun, *whole = stores

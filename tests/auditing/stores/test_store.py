@@ -6,16 +6,14 @@ import sqlite3
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from lastiterate.auditing.identity import Identity
 from lastiterate.auditing.stores.audit_record import ScoredTrials
 from lastiterate.auditing.stores.store import Store
-from tests.auditing.stores.helpers import CRAFTED, RECORD, SETUP, VALUES, begin, chunk, contents, recorded, refusal
+from tests.auditing.stores.helpers import VALUES, begin, chunk, contents, refusal
 
 
 def test_what_was_added_comes_back_ordered_and_exact(path):
@@ -41,49 +39,6 @@ def test_what_was_added_comes_back_ordered_and_exact(path):
         assert column.dtype == expected.dtype
 
 
-def test_reopening_keeps_record_crafted_and_seconds(path):
-    with Store.open(path, Identity(VALUES), RECORD) as store:
-        assert store.crafted is None
-        store.set_crafted(CRAFTED)
-        store.add_seconds(1.25)
-    with begin(path, record=recorded(setup={"created": "tomorrow"}, data="other words")) as store:
-        store.add_seconds(2.0)
-        store.set_crafted(CRAFTED)
-        said = refusal(store.set_crafted, {**CRAFTED, "facts": {}})
-        assert said.startswith("crafted must equal the value in the store")
-        assert refusal(store.set_crafted, {"facts": {}}).startswith("crafted must have valid fields")
-    with Store.read(path) as store:
-        assert (store.record, store.seconds) == (RECORD, 3.25)
-        assert store.record.setup == SETUP
-        assert store.crafted == json.loads(json.dumps(CRAFTED))
-
-
-def test_a_closed_store_is_one_file(path):
-    with begin(path) as store:
-        store.add(chunk())
-    store.close()
-    with Store.read(path) as store:
-        store.scores()
-    assert [file.name for file in path.parent.iterdir()] == [path.name]
-
-
-def test_missing_folders_are_made_and_links_are_followed(tmp_path):
-    begin(tmp_path / "a" / "b #1?%" / "x.sqlite").close()
-    (tmp_path / "link").symlink_to(tmp_path / "a" / "b #1?%" / "x.sqlite")
-    with begin(tmp_path / "link") as store:
-        store.add(chunk())
-    with Store.read(tmp_path / "a" / "b #1?%" / "x.sqlite") as store:
-        assert len(store.scores()) == 8
-    assert (tmp_path / "link").is_symlink()
-
-
-def test_equal_identities_may_be_written_differently(path):
-    with begin(path, {"a": (1, 2.0), "b": float("nan")}) as store:
-        store.add(chunk())
-    with begin(path, {"b": float("nan"), "a": [1.0, 2]}) as store:
-        assert len(store.scores()) == len(chunk())
-
-
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -103,12 +58,6 @@ def test_another_identity_is_refused_and_not_a_byte_changes(path, change, said):
     assert said in sentence
     assert sentence.startswith(f"the store {str(path)!r} holds another audit (")
     assert contents(path.parent) == before
-
-
-def test_another_identity_leaves_a_killed_store_as_it_is(killed):
-    before = contents(killed.parent)
-    assert "seed is 0 in the store and 5 in this audit" in refusal(begin, killed, {**VALUES, "seed": 5})
-    assert contents(killed.parent) == before
 
 
 def test_a_killed_store_is_read_and_continued(killed):
@@ -264,11 +213,3 @@ def test_a_writer_killed_at_any_moment_loses_nothing_that_it_reported(path):
         store.add(chunk(reported))
         assert len(store.scores()) == reported + 8
     assert [file.name for file in path.parent.iterdir()] == [path.name]
-
-
-def test_a_hundred_thousand_trials_are_one_quick_chunk(path):
-    with begin(path) as store:
-        started = time.perf_counter()
-        store.add(chunk(count=50_000))
-        store.scores()
-        assert time.perf_counter() - started < 5
