@@ -111,15 +111,6 @@ def test_several_releases_are_refused_and_all_of_them_are_composition():
     assert last_iterate(every).epsilon(1e-5) == pytest.approx(composition(run).epsilon(1e-5), rel=1e-6)
 
 
-def test_the_defaults_are_those_of_torch():
-    import torch
-
-    theirs = torch.optim.Adam([torch.zeros(1, requires_grad=True)]).defaults
-    ours = Adam()
-    assert (ours.learning_rate, ours.eps, ours.weight_decay) == (theirs["lr"], theirs["eps"], theirs["weight_decay"])
-    assert (ours.beta1, ours.beta2) == theirs["betas"]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("steps", "rate", "found", "plain"),

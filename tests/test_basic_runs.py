@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import lastiterate as li
-from lastiterate.attacks import Adversarial, AllIterates, GradientSpace, InputSpace, OneRun
+from lastiterate.attacks import Adversarial, AllIterates, GradientSpace, OneRun
 from lastiterate.attacks.likelihood_ratio import log_likelihood_ratio
 from lastiterate.attacks.released_iterates import noise_unit
 from lastiterate.auditing.evidence.score_signal import expected_signal, score_below
@@ -70,21 +70,10 @@ def test_trainers_refuse_batches_that_keep_an_example_apart(name, tmp_path, monk
     assert not list(tmp_path.iterdir())
 
 
-def test_a_users_trainer_may_keep_an_example_apart():
-    run = li.DPSGD(4, 0.5, 1.0, noise_filter=[1.0, -0.5], min_separation=2)
-    scores = li.audit(run, lambda seed, canary: float(canary) + seed % 7, models=8, methods=["clopper-pearson"])
-    assert scores.run == run
-
-
 @pytest.mark.parametrize("reader", [noise_unit, expected_signal, lambda run: score_below(run, SCORES)])
 def test_linear_scores_know_all_but_several_releases(reader):
     with pytest.raises(ValueError, match="releases must be None for"):
         reader(li.DPSGD(4, 0.5, 1.0, releases=2))
-
-
-def test_the_loss_on_an_example_is_looked_at_in_the_last_iterate_only():
-    with pytest.raises(ValueError, match="releases must be None for the attack InputSpace, got 2 of them"):
-        li.audit(li.DPSGD(4, 0.5, 1.0, optimizer=li.SGD(0.1), releases=2), PROBLEM, InputSpace(), models=2)
 
 
 @pytest.mark.parametrize(("reader", "fields", "message"), CASES)

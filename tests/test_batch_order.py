@@ -20,14 +20,6 @@ def ends_of(order):
     return order.begins + order.sizes
 
 
-@given(steps=st.integers(1, 20), slots=SLOTS)
-def test_full_batches_have_all_slots_in_their_natural_order(steps, slots):
-    order = batch_order(DPSGD(steps, 1.0, 1.0, "full"), slots)
-    assert order.steps_per_order is None
-    assert order.begins.tolist() == [0] * steps
-    assert order.sizes.tolist() == [slots] * steps
-
-
 @given(rates=st.lists(RATES, min_size=1, max_size=20), slots=SLOTS)
 def test_batches_of_fixed_size_are_the_largest_that_are_not_above_the_sample_rate(rates, slots):
     run = DPSGD(len(rates), rates, 1.0, "fixed")
@@ -68,14 +60,6 @@ def test_shuffled_slots_are_used_by_no_step_of_an_epoch_with_more_than_the_proba
     analysed[-1] = slots  # 1/q is whole up to rounding
     assert (used <= analysed + 2 * ROUNDING).all()
     assert (used > analysed - 1).all()
-
-
-@pytest.mark.parametrize("sampling", ["fixed", "shuffled"])
-@given(size=st.integers(1, 60), count=st.integers(1, 60))
-def test_a_rate_that_was_meant_for_whole_batches_gives_them_whatever_it_was_rounded_to(sampling, size, count):
-    slots = size * count
-    order = batch_order(DPSGD(count, size / slots, 1.0, sampling), slots)
-    assert order.sizes.tolist() == [size] * count
 
 
 @pytest.mark.parametrize(

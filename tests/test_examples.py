@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import runpy
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-import lastiterate as li
 from lastiterate.cli.app import app
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -44,16 +42,6 @@ def test_the_canary_of_the_opacus_example_is_clipped_and_moves_the_model_as_the_
     assert np.mean(with_it) - np.mean(without) == pytest.approx(expected, abs=4.0 * np.sqrt(2.0 / 12.0))
 
 
-def test_the_opacus_example_is_a_program(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", [str(OPACUS), "--models", "4"])
-    runpy.run_path(str(OPACUS), run_name="__main__")
-    printed = capsys.readouterr()
-    assert "predicted by the last-iterate heuristic" in printed.out
-    assert "found with 4 models per world" in printed.out
-    assert "verdict: inconclusive" in printed.out  # so few models
-    assert printed.err == ""
-
-
 def test_the_opacus_example_is_a_trainer_for_the_command_line(tmp_path):
     store = tmp_path / "opacus.sqlite"
     result = CliRunner().invoke(
@@ -82,13 +70,3 @@ def test_the_check_of_an_example_passes_and_finds_its_fault(name, fault, row, mo
     found = CliRunner().invoke(app, command)
     assert found.exit_code == 1, found.output
     assert row in [each["name"] for each in json.loads(found.stdout)["faults"]]
-
-
-def test_the_check_of_opacus_is_a_program_that_names_its_faults(monkeypatch, capsys):
-    file = EXAMPLES / "check_opacus.py"
-    monkeypatch.setenv("FAULT", "none")
-    with pytest.raises(li.TrainerFailed, match="FAULT must be one of noise, bias"):
-        runpy.run_path(str(file), run_name="__main__")
-    monkeypatch.setenv("FAULT", "layers")
-    runpy.run_path(str(file), run_name="__main__")
-    assert "as if clipping each tensor by itself" in capsys.readouterr().out

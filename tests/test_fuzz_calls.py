@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
 import lastiterate as li
@@ -91,8 +90,3 @@ def test_an_audit_refuses_before_it_trains(options, sentence):
 def test_numbers_that_single_precision_cannot_hold_are_refused_before_training(change, sentence):
     with pytest.raises(ValueError, match=f"^{sentence}"):
         training.train(RUN.replace(**change), problems.linear())
-
-
-def test_a_number_may_be_an_array_of_one():
-    plain, array = (li.power(RUN, 20, delta=one(0.1), confidence=one(0.9), one_run=True) for one in (float, np.array))
-    assert (array.delta, array.confidence, array.rows) == (0.1, 0.9, plain.rows)

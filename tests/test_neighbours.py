@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 import lastiterate as li
 from lastiterate import DPSGD, SGD, Adam
 from lastiterate.auditing.identity import describe_run, read_run
-from lastiterate.compare_analyses import run_fields
-from lastiterate.formatting import ONE_TRAINING, describe, neighbours_of
+from lastiterate.formatting import describe
 
 DELTA = 1e-5
 SHUFFLED = DPSGD.from_batches(
@@ -88,19 +87,6 @@ def test_a_store_leaves_out_usual_neighbours_and_batches_per_epoch_and_reads_the
     assert read_run(describe_run(smaller)) == smaller
     zeroed = DPSGD(20, 0.1, 1.0, neighbours="zero-out")
     assert read_run(describe_run(zeroed)) == zeroed
-
-
-def test_json_and_sentence_say_which_neighbours():
-    assert run_fields(SHUFFLED)["neighbours"] == "zero-out"
-    assert run_fields(SHUFFLED)["batches_per_epoch"] == 2
-    assert "neighbours" not in run_fields(DPSGD(20, 0.1, 1.0))
-    said = li.sentence(SHUFFLED, DELTA)
-    assert f"It is (4.378, 1e-5)-DP under {ZERO_OUT}" in said
-    assert "at the same delta for the same neighbours; this is not a guarantee" in said
-    assert said.endswith(ONE_TRAINING)
-    assert "zero-out" in describe(SHUFFLED)
-    people = DPSGD(20, 0.1, 1.0, group_size=3, neighbours="zero-out")
-    assert neighbours_of(people).startswith("replacing up to 3 examples of one person by ones without gradient")
 
 
 def test_a_rounded_rate_of_shuffled_batches_is_refused():
@@ -207,14 +193,6 @@ def _says_more(one: DPSGD, two: DPSGD) -> bool:
     return any(getattr(one, name) != getattr(two, name) for name in ("releases", "group_size", "neighbours"))
 
 
-def test_runs_are_printed_by_what_is_not_default():
-    assert repr(DPSGD(3, 0.1, 1.0)) == "DPSGD(steps=3, sample_rate=0.1, noise_multiplier=1.0)"
-    assert repr(DPSGD(2, [0.1, 0.2], 1.0, optimizer=SGD(0.5, 0.9))) == (
-        "DPSGD(steps=2, sample_rate=[0.1, 0.2], noise_multiplier=1.0, optimizer=SGD(learning_rate=0.5, momentum=0.9))"
-    )
-    assert repr(SHUFFLED) == "DPSGD(steps=2, sample_rate=0.5, noise_multiplier=1.0, sampling='shuffled')"
-
-
 @pytest.mark.parametrize(
     ("rate", "noise", "words"),
     [
@@ -226,9 +204,3 @@ def test_runs_are_printed_by_what_is_not_default():
 )
 def test_numbers_are_exact_or_said_to_be_rounded(rate, noise, words):
     assert words in describe(DPSGD(5, rate, noise))
-
-
-def test_a_sentence_has_exact_numbers():
-    assert "sample rate 0.12345678901, noise multiplier 1.23456789," in li.sentence(
-        DPSGD(5, 0.12345678901, 1.23456789), 1e-5
-    )

@@ -94,11 +94,6 @@ def execute(block: Block, namespace: dict[str, Any]) -> None:
     assert_prints(block.output, printed.getvalue())
 
 
-def test_the_main_documents_have_python_to_run():
-    for document in ("README.md", "docs/get-started.md", "docs/method.md"):
-        assert len(plain_python(document)) >= 3
-
-
 @pytest.mark.filterwarnings("ignore::lastiterate.HeuristicWarning")
 @pytest.mark.parametrize("document", [name for name in DOCUMENTS if plain_python(name)])
 def test_python_does_what_the_document_says(document, tmp_path, monkeypatch):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import lastiterate as li
-from lastiterate.registry import ANALYSES, FAMILIES, METHODS, ONE_RUN_METHODS, OWN_COIN, PAIRED_METHODS, SIDE_BY_SIDE
+from lastiterate.registry import ANALYSES, FAMILIES, METHODS, ONE_RUN_METHODS, OWN_COIN, PAIRED_METHODS
 
 SMALL = li.DPSGD(2, 0.5, 1.0)
 
@@ -33,10 +33,3 @@ def test_no_method_of_one_run_is_said_to_assume_nothing(name):
         assert "assumption-free" not in words
     assert OWN_COIN in method.assumes
     assert OWN_COIN in method.assumptions("corrected")[0]
-
-
-def test_labels_tell_words_apart():
-    for words in (ANALYSES, METHODS):
-        assert len({word.label for word in words.values()}) == len(words)
-    assert all("heuristic" in each.label for each in ANALYSES.values() if each.kind == "heuristic")
-    assert {*SIDE_BY_SIDE} < ANALYSES.keys()

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import math
-
-import pytest
-
 import lastiterate as li
-from lastiterate.formatting import describe, printable, spell, spell_down, spell_exact, spell_up
+from lastiterate.formatting import describe, spell, spell_up
 
 
 def test_runs_are_described_in_plain_words():
@@ -25,20 +21,6 @@ def test_runs_are_described_in_plain_words():
     )
     assert [spell_up(value) for value in (0.1, 0.1000001, 1.0, 12345.1)] == ["0.1", "0.10001", "1", "12346"]
     assert [spell(value) for value in (1e-5, 1e-10, 1234.5678, 1.0, 2e9)] == ["1e-5", "1e-10", "1235", "1", "2e9"]
-
-
-def test_texts_of_others_are_one_line_without_commands():
-    assert printable("a\tb\nc\u2028d\x1b[31m\x00\ud800\uffff") == "a b c d\ufffd[31m\ufffd\ufffd\ufffd"
-    assert printable("é א 😀 \\ \" '") == "é א 😀 \\ \" '"
-
-
-@pytest.mark.parametrize("value", [1.27749, 1e-5, 1 / 60000, 8.0, 0.1, 1e20])
-def test_a_number_that_others_depend_on_is_spelled_exactly(value):
-    assert float(spell_exact(value)) == value
-
-
-def test_infinite_numbers_can_be_rounded():
-    assert (spell_up(math.inf), spell_down(math.inf)) == ("inf", "inf")
 
 
 def test_a_schedule_is_described_by_its_range_if_its_ends_are_not():

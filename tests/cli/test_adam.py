@@ -25,27 +25,6 @@ def test_epsilon_and_delta_predict_for_adam_and_say_what_that_is(cli):
         assert WHAT in " ".join(cli(command).output.split())
 
 
-def test_noise_is_calibrated_and_planned_for_adam(cli):
-    goal = "--epsilon 4 --delta 1e-5 --optimizer adam"
-    found = cli.json(f"calibrate --steps 100 --sample-rate .1 {goal} --analysis last-iterate")
-    assert found["last_iterate"] == pytest.approx(4.0, abs=1e-5)
-    assert found["prediction"] == f"an {WHAT}"
-    planned = cli.json(f"plan --dataset-size 100 --epochs 2 --batch-sizes 10,20 {goal}")
-    assert planned["prediction"] == f"an {WHAT}"
-    assert planned["optimizer"]["name"] == "adam"
-    for command in (
-        f"calibrate --steps 100 --sample-rate .1 {goal}",
-        f"plan --dataset-size 100 --epochs 2 --batch-sizes 10,20 {goal}",
-    ):
-        assert WHAT in " ".join(cli(command).output.split())
-
-
-def test_power_says_what_its_prediction_is(cli):
-    found = cli.json(f"power {RUN} --models 100 --method last-iterate --optimizer adam")
-    assert any(WHAT in note for note in found["notes"])
-    assert found["optimizer"]["name"] == "adam"
-
-
 def test_an_audit_trains_with_adam_reports_its_second_moment_and_keeps_it(cli, tmp_path):
     store = tmp_path / "adam.sqlite"
     run = "--steps 5 --sample-rate .1 --noise-multiplier 1 --optimizer adamw --learning-rate .01"

@@ -45,14 +45,6 @@ def test_adversarial_draws_know_people_releases_and_other_neighbours(cli, here, 
     assert again["empirical"] == fields["empirical"]
 
 
-@pytest.mark.parametrize("option", ["--noise-filter 1,-.4", "--noise-filter 1,.5 --min-separation 3"])
-def test_adversarial_draws_know_correlated_noise(cli, here, option):
-    fields = json.loads(cli(f"{DRAWN} --learning-rate 0.1 {option} --method last-iterate --json").stdout)
-    assert 0.5 * fields["last_iterate"] < fields["empirical"]["last-iterate"] < 1.05 * fields["last_iterate"]
-    again = json.loads(cli(f"report {fields['store']} --method last-iterate --json").stdout)
-    assert (again["empirical"], again["noise_filter"]) == (fields["empirical"], fields["noise_filter"])
-
-
 def test_the_usual_training_may_release_checkpoints_and_protect_people(cli, here):
     usual = cli.json(
         "audit --model logistic --attack adversarial --models 100 --method gdp --releases 3 --group-size 2"
@@ -62,22 +54,6 @@ def test_the_usual_training_may_release_checkpoints_and_protect_people(cli, here
     assert "must be given with other options of the run" in cli.refusal("audit --releases 3 --momentum 0.5")
     (here / "mine.py").write_text(TRAINERS)
     assert "must be given with other" in cli.refusal("audit --trainer mine.py:score --group-size 2 --models 4")
-
-
-def test_rehearsal_of_adversarial_draws_knows_what_several_releases_show(cli, here):
-    rehearsed = json.loads(cli(f"{DRAWN} --releases 2 --method last-iterate --json --dry-run").stdout)
-    assert 0.0 < rehearsed["detectable"]["last-iterate"] < 10.0
-
-
-def test_people_get_a_table_a_picture_and_a_page(cli, here):
-    result = cli(f"{DRAWN} --store runs/x.sqlite")
-    assert result.exit_code == 0
-    for words in ("last iterate", "heuristic", "composition family", "95%", "Verdict: consistent", "lower bounds"):
-        assert words in result.stdout
-    assert (here / "runs/x.png").read_bytes().startswith(b"\x89PNG")
-    page = (here / "runs/x.html").read_text(encoding="utf-8")
-    assert "consistent" in page
-    assert 'src="http' not in page
 
 
 def test_report_recomputes_and_exports_without_training(cli, here, monkeypatch):
@@ -120,23 +96,6 @@ def test_an_inconclusive_audit_is_status_4_with_a_claim_or_if_strict(cli, here):
     assert "Verdict: inconclusive." in table
 
 
-def test_a_claim_below_the_runs_own_is_remarked_before_training_and_in_the_report(cli, here):
-    result = cli(f"{DRAWN} --claim-epsilon 1 --json --store x.sqlite")
-    remark = "The claim (epsilon 1 at delta 1e-5) is below the run's own guarantee of 7.047"
-    assert result.stderr.startswith(remark)
-    assert any(caveat.startswith(remark) for caveat in json.loads(result.stdout)["caveats"])
-    assert not cli("report x.sqlite --claim-epsilon 8 --json").stderr
-
-
-def test_remarks_come_once_nothing_is_left_that_could_be_refused(cli, here):
-    cli(f"{DRAWN} --store x.sqlite --json")
-    refusal = cli.refusal(f"{DRAWN.replace('3000', 'auto')} --claim-epsilon 1 --store x.sqlite")
-    assert "holds another audit" in refusal
-    (here / "mine.py").write_text("def train(seed, canary):\n    return [0.0, 1.0]\n")
-    run = "--steps 100 --sample-rate 0.1 --noise-multiplier 1 --models 8 --claim-epsilon 1"
-    assert "attack must be given" in cli.refusal(f"audit --trainer mine.py:train {run} --store y.sqlite")
-
-
 def test_above_the_heuristic_fails_only_if_strict(cli, here):
     cli(f"{DRAWN} --store x.sqlite --json")
     for noise in (1.1, 1.15, 1.2, 1.25, 1.3, 1.35, 1.4):
@@ -176,17 +135,3 @@ def test_a_trainer_that_fails_is_not_taken_for_a_refuted_claim(cli, here, name, 
     result = cli(f"audit --trainer mine.py:{name} --models 4")
     assert result.exit_code == status
     assert words in result.stderr
-
-
-def test_a_trainers_own_run_is_not_overridden(cli, here):
-    (here / "mine.py").write_text(TRAINERS)
-    result = cli("audit --trainer mine.py:score --steps 40 --sample-rate 0.1 --noise-multiplier 1")
-    assert result.exit_code == 2
-    assert "either by options or in" in result.stderr
-
-
-def test_tests_that_refute_run_whatever_method_is_shown(cli, here):
-    cli(f"{DRAWN} --store x.sqlite --json")
-    result = cli("report x.sqlite --claim-epsilon 0.5 --method gdp --json")
-    assert result.exit_code == 1
-    assert list(json.loads(result.stdout)["empirical"]) == ["gdp"]

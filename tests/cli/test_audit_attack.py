@@ -84,21 +84,6 @@ def test_a_class_or_an_instance_of_a_file_attacks(cli, mine, name):
     assert len(fields["estimates"]) == 4
 
 
-def test_an_attack_counts_by_its_source(cli, mine):
-    store = json.loads(cli(f"{SMALL} --attack mine.py:few --json").stdout)["store"]
-    again = json.loads(cli(f"{SMALL} --attack mine.py:few --json").stdout)["store"]
-    assert again == store
-    mine.write_text(FILE.replace("my own attack", "my better attack"), encoding="utf-8")
-    assert json.loads(cli(f"{SMALL} --attack mine.py:few --json").stdout)["store"] != store
-    assert "attack" in cli.refusal(f"{SMALL} --attack mine.py:few --json --store {store}")
-
-
-def test_a_class_of_many_canaries_is_planned_as_the_named_one_is(cli, mine):
-    command = SMALL.replace("--models 4", "--dry-run --json")
-    own, named = (json.loads(cli(f"{command} --attack {name}").stdout) for name in ("mine.py:Many", "one-run"))
-    assert own["one_run"] == named["one_run"]
-
-
 def test_a_users_attack_scores_a_users_trainer(cli, mine):
     Path("trainer.py").write_text(TRAINER, encoding="utf-8")
     command = "audit --trainer trainer.py:train --models 4 --json"

@@ -48,18 +48,3 @@ def test_the_scores_of_a_trainer_need_no_attack_and_options_describe_the_run(cli
     assert fields["verdict"] == "inconclusive"  # 64 models are too few
     assert fields["steps"] == 1
     assert fields["estimates"][0]["threshold_choice"] == "split"
-
-
-def test_a_trainer_of_an_unknown_run_is_refused(cli, tmp_path):
-    file = tmp_path / "unknown.py"
-    file.write_text("def train(seed, canary):\n    return 0.0\n")
-    assert "the run must be described by options" in cli.refusal(f"audit --trainer {file}:train --models 8")
-
-
-def test_parameters_without_an_attack_are_refused(cli, tmp_path):
-    file = tmp_path / "parameters.py"
-    file.write_text("def train(seed, canary):\n    return [0.0, 1.0]\n")
-    run = "--steps 1 --sampling full --noise-multiplier 1"
-    refusal = cli.refusal(f"audit --trainer {file}:train {run} --models 8 --store {tmp_path / 'parameters.sqlite'}")
-    assert "attack must be given where the trainer returns parameters" in refusal
-    assert "Displacement" in refusal

@@ -29,13 +29,6 @@ def test_plan_has_the_noise_for_it(cli):
     assert noise["last_iterate"] < noise["convex"] <= noise["composition"]
 
 
-def test_picture_has_a_line_of_it(cli, tmp_path):
-    target = tmp_path / "run.html"
-    full = RUN.replace("--sample-rate 0.1", "--sampling full")  # which is quick
-    assert cli(f"epsilon {full} --delta 1e-5 --convex 0.8 --plot {target}").exit_code == 0
-    assert "last iterate, convex (guarantee)" in target.read_text()
-
-
 def test_audit_and_report_show_it(cli, tmp_path):
     store = tmp_path / "audit.sqlite"
     asked = f"--method clopper-pearson --store {store} --convex 0.8"
@@ -44,11 +37,3 @@ def test_audit_and_report_show_it(cli, tmp_path):
     told = cli(f"report {store} --method clopper-pearson --convex 0.8")
     assert "convex" in told.stdout
     assert "convex" not in json.dumps(cli.json(f"report {store} --method clopper-pearson"))
-
-
-def test_what_it_does_not_cover_is_refused_before_anything_is_trained(cli, tmp_path):
-    store = tmp_path / "audit.sqlite"
-    asked = f"audit {TRAINED} --store {store} --convex 0.8"
-    assert "momentum" in cli.refusal(asked.replace("momentum 0", "momentum 0.9"))
-    assert not store.exists()
-    assert "contraction must be None" in cli.refusal(f"{asked} --attack all-iterates")

@@ -74,32 +74,6 @@ def test_json_is_one_object_with_the_documented_keys(answers, name):
 
 
 @pytest.mark.parametrize(
-    ("name", "column", "values"), [("zeroing", "steps", range(1, 31)), ("shift", "growth", [2, 4, 10])]
-)
-def test_rows_are_points_of_the_picture_and_hold_the_true_epsilon(answers, name, column, values):
-    rows = answers[name]["rows"]
-    assert [row[column] for row in rows] == list(values)
-    exact = {row[column]: row["last_iterate" if name == "zeroing" else "exact"] for row in rows}
-    asked = {"zeroing": 1, "shift": 4.0}[name]
-    assert exact[asked] == pytest.approx(answers[name]["true_epsilon"], rel=1e-9)
-
-
-def test_options_of_the_examples_reach_them(answers):
-    assert 4.0 in [row["growth"] for row in answers["shift"]["rows"]]
-    assert 0.3 in [row["alpha"] for row in answers["quadratic"]["rows"]]
-    assert [row["encoding"] for row in answers["malicious"]["rows"]] == ["one-bit", "linear"]
-
-
-def test_the_paper_s_encoding_has_bounds_on_both_sides(answers):
-    one, linear = answers["malicious"]["cases"]
-    assert one["label"] == "one-bit"
-    assert one["empirical"] <= one["exact"] <= one["empirical_upper"]
-    assert 0.25 * one["exact"] < one["empirical_composition"] <= one["exact"]
-    assert linear["label"] == "linear"
-    assert linear["exact"] == pytest.approx(answers["malicious"]["composition"], rel=1e-3)
-
-
-@pytest.mark.parametrize(
     ("output", "files"), [("new", ["new/probe-zeroing.html", "new/probe-zeroing.png"]), ("mine.svg", ["mine.svg"])]
 )
 def test_pictures_go_where_they_are_asked_for(cli, answers, store, tmp_path, monkeypatch, output, files):
@@ -134,19 +108,6 @@ def test_worst_searches_and_trains_nothing(cli, tmp_path, monkeypatch):
     assert shown.exit_code == 0
     assert "any schedule" in shown.stdout
     assert "heuristic" in plain(shown.stdout)
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_refusal_leaves_no_folder_for_pictures(cli, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    cli.refusal(f"probe malicious {RUN} --models 0 --output new")
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_refusal_by_the_crafter_leaves_no_folder_for_scores(cli, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    refusal = cli.refusal("probe malicious --sample-rate 1e-5 --noise-multiplier 1 --steps 5 --models 5 --json")
-    assert "sample_rate must be at least" in refusal
     assert not list(tmp_path.iterdir())
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
-from importlib.metadata import version
 
 import pytest
 
@@ -34,20 +32,6 @@ def start(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_epsilon_prints_plain_text_into_a_pipe():
-    result = start(*RUN)
-    assert result.returncode == 0
-    assert result.stderr == ""
-    assert "\x1b" not in result.stdout
-    assert "last iterate (heuristic)" in result.stdout
-
-
-def test_json_is_all_there_is_on_stdout():
-    result = start(*RUN, "--json")
-    assert result.stderr == ""
-    assert json.loads(result.stdout)["last_iterate"] == pytest.approx(1.27775588779)
-
-
 def test_bad_input_is_one_line_and_status_2():
     result = start("epsilon", "--steps", "0", "--sample-rate", ".1", "--noise-multiplier", "1", "--delta", "1e-5")
     assert (result.returncode, result.stdout) == (2, "")
@@ -59,10 +43,6 @@ def test_the_program_alone_shows_help(cli):
     assert result.exit_code == 0
     assert "Usage: lastiterate" in result.stdout
     assert all(command in result.stdout for command in COMMANDS)
-
-
-def test_version(cli):
-    assert cli("--version").stdout == f"{version('lastiterate')}\n"
 
 
 @pytest.mark.parametrize("command", COMMANDS)

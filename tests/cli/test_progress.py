@@ -25,13 +25,6 @@ def test_long_work_shows_a_bar_on_stderr(monkeypatch, capsys):
     assert capsys.readouterr().out == ""
 
 
-def test_quick_work_shows_nothing(monkeypatch):
-    screen = Terminal()
-    monkeypatch.setattr("sys.stderr", screen)
-    assert list(progress.tracker("training")(range(3))) == [0, 1, 2]
-    assert screen.getvalue() == ""
-
-
 def test_without_a_terminal_nothing_is_shown(monkeypatch, capsys):
     monkeypatch.setattr("lastiterate.common.progress.PATIENCE", 0.0)
     for _ in progress.tracker("training")(range(2)):

@@ -2,9 +2,7 @@
 
 import json
 import shutil
-from functools import partial
 
-import numpy as np
 import pytest
 
 import lastiterate as li
@@ -41,29 +39,6 @@ def test_a_row_has_all_that_a_report_of_that_store_alone_has(cli, here):
     for name, row in zip(("first", "noisy"), rows(cli, "first.sqlite noisy.sqlite"), strict=True):
         alone = json.loads(cli(f"report {name}.sqlite --json").stdout)
         assert row == {"name": name, "differs": row["differs"], "validity": "fixed"} | alone
-
-
-def test_runs_that_differ_and_open_ended_audits_are_marked(cli, here):
-    found = rows(cli, "first.sqlite again.sqlite noisy.sqlite open.sqlite")
-    assert [row["differs"] for row in found] == [[], [], ["noise_multiplier"], []]
-    assert [row["validity"] for row in found] == ["fixed", "fixed", "fixed", "anytime"]
-    printed = cli("report first.sqlite again.sqlite noisy.sqlite open.sqlite --method gdp").stdout
-    assert "* noisy is not comparable with first: noise_multiplier 2 instead of 1." in printed
-    for line in ("first ", "again ", "noisy* ", "open (anytime) "):
-        assert f"\n{line}" in printed
-    assert "Anytime: these bounds hold at every time" in printed
-    assert "The heuristic predicts, it does not guarantee." in printed
-
-
-def score(numbers, seed, canary):
-    return float(numbers.sum() + canary + np.random.default_rng(seed).standard_normal())
-
-
-def test_other_data_are_marked_even_if_they_are_called_the_same(cli, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for name, numbers in (("a", np.ones(3)), ("b", np.ones(3)), ("c", np.zeros(3))):
-        li.audit(RUN, partial(score, numbers), models=4, store=f"{name}.sqlite", data="numbers")
-    assert [row["differs"] for row in rows(cli, "a.sqlite b.sqlite c.sqlite")] == [[], [], ["data"]]
 
 
 def test_several_audits_are_one_picture_and_one_page(cli, here):
@@ -104,15 +79,3 @@ def test_what_cannot_be_compared_is_one_sentence(cli, here, command, words):
     before = sorted(here.iterdir())
     assert words in cli.refusal(f"report {command}")
     assert sorted(here.iterdir()) == before
-
-
-def test_stores_of_one_name_are_told_apart_by_their_folders(cli, here):
-    (here / "other").mkdir()
-    shutil.copy("noisy.sqlite", "other/first.sqlite")
-    found = rows(cli, "first.sqlite other/first.sqlite")
-    assert [row["name"] for row in found] == ["first.sqlite", "other/first.sqlite"]
-
-
-def test_pictures_replace_no_store(cli, here):
-    shutil.copy("noisy.sqlite", "first-compared.png")
-    assert "must be different files" in cli.refusal("report first.sqlite first-compared.png")

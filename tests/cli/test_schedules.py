@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
 import lastiterate as li
@@ -31,16 +30,3 @@ def test_a_named_schedule_is_that_of_python(cli, options, rates):
     assert answer["optimizer"]["learning_rate"] == rates.tolist()
     run = li.DPSGD(20, 0.1, 1.0, optimizer=li.SGD(rates, momentum=0.5))
     assert answer["last_iterate"] == li.last_iterate(run).epsilon(1e-5)
-
-
-def test_a_schedule_fits_runs_by_epochs_and_every_row_of_a_plan(cli):
-    by_epochs = cli.json(
-        "epsilon --dataset-size 100 --batch-size 10 --epochs 2 --noise-multiplier 1 --delta 1e-5 "
-        "--learning-rate .3 --schedule cosine"
-    )
-    assert by_epochs["optimizer"]["learning_rate"] == schedules.cosine(0.3, 20).tolist()
-    plan = "plan --dataset-size 100 --epochs 2 --batch-sizes 10,20 --epsilon 2 --delta 1e-5 --analysis last-iterate"
-    rows = cli.json(f"{plan} --learning-rate .3 --schedule cosine")["rows"]
-    for row, steps in zip(rows, (20, 10), strict=True):
-        run = li.DPSGD(steps, row["sample_rate"], row["noise_multiplier"], weights=np.array(schedules.cosine(1, steps)))
-        assert li.last_iterate(run).epsilon(1e-5) == pytest.approx(2.0, rel=1e-6)

@@ -82,14 +82,6 @@ def stop(folder, command, number, seconds):
     return "" if fine and not left else f"{command} after {seconds:.3f} s: {process.returncode}, {errors}, left {left}"
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("command", COMMANDS)
-def test_a_signal_in_the_first_seconds_is_one_sentence(tmp_path, command, number):
-    generator = random.Random(f"{command} {number}")
-    moments = [generator.uniform(0.0, 1.5) for _ in range(3)]
-    assert [stop(tmp_path, command, number, seconds) for seconds in moments] == ["", "", ""]
-
-
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_while_models_are_trained_says_how_to_resume(tmp_path, number, status):
     (tmp_path / "mine.py").write_text(TRAINER)
@@ -115,15 +107,6 @@ def test_a_signal_while_a_training_is_checked_is_one_sentence_and_nothing_is_wri
     assert (*process.communicate(timeout=60), process.returncode) == ("", "stopped\n", 130)
     assert not is_left_behind(tmp_path)
     assert not (tmp_path / "found.xml").exists()
-
-
-def test_a_signal_to_a_process_that_a_trainer_forks_does_not_stop_the_audit(tmp_path):
-    (tmp_path / "mine.py").write_text(TRAINER)
-    command = "audit --trainer mine.py:forks --models 2 --method clopper-pearson --store s.sqlite --json"
-    process = start(tmp_path, command)
-    output, errors = process.communicate(timeout=60)
-    assert process.returncode == 0, errors
-    assert '"verdict"' in output
 
 
 def test_a_main_thread_that_sees_no_signal_is_stopped_too(tmp_path):

@@ -25,12 +25,3 @@ def test_a_summary_is_written_with_its_card(cli, store, tmp_path):
     found = cli.json(f"report {store} --method clopper-pearson")
     assert card["verdict"] == found["verdict"]
     assert card["found"][0]["epsilon"] == found["empirical"]["clopper-pearson"]
-
-
-def test_summaries_that_cannot_be_are_refused(cli, store, tmp_path):
-    assert "--summary must end in .html or .md" in cli.refusal(f"report {store} --summary {tmp_path / 's.txt'}")
-    said = cli.refusal(f"report {store} {store.with_name('y.sqlite')} --summary {tmp_path / 's.md'}")
-    assert "--summary must be given with one store" in said
-    link = tmp_path / "link.md"
-    link.symlink_to(store)
-    assert "must be different files" in cli.refusal(f"report {store} --summary {link}")

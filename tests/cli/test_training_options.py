@@ -21,12 +21,3 @@ def test_the_handler_of_a_signal_is_afterwards_what_it_was(tmp_path, number, ign
         assert signal.getsignal(number) is before
     finally:
         signal.signal(number, own)
-
-
-def test_a_handler_that_python_did_not_install_is_left_alone(tmp_path, monkeypatch):
-    monkeypatch.setattr(signal, "getsignal", lambda number: None)  # as where a program embeds Python
-    handlers = []
-    monkeypatch.setattr(signal, "signal", lambda number, handler: handlers.append(handler))
-    with resumable(tmp_path):
-        pass
-    assert handlers == []

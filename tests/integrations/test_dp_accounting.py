@@ -15,6 +15,7 @@ from dp_accounting import (
     SampledWithoutReplacementDpEvent,
     SelfComposedDpEvent,
     UnsupportedEventError,
+    privacy_accountant_test,
 )
 from hypothesis import given
 from hypothesis import strategies as st
@@ -31,6 +32,13 @@ pytestmark = pytest.mark.filterwarnings("ignore::lastiterate.HeuristicWarning")
 
 def sampled(rate, noise):
     return PoissonSampledDpEvent(rate, GaussianDpEvent(noise))
+
+
+class TestStandardConventions(privacy_accountant_test.PrivacyAccountantTest):
+    """dp-accounting's own suite for accountants."""
+
+    def _make_test_accountants(self):
+        return [LastIterateAccountant(relation) for relation in NeighboringRelation]
 
 
 def test_plain_gaussians_are_steps_on_all_data():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 
-import numpy as np
 import pytest
 
 import lastiterate as li
@@ -79,19 +78,6 @@ def test_the_run_is_drawn_at_prefixes_that_end_with_it(drawn):
     assert min(row["steps"] for row in rows) == 1
 
 
-def test_the_trade_off_is_that_of_the_analyses(drawn):
-    rows = drawn["hconcat"][1]["layer"][-1]["data"]["values"]
-    shown = {row["fpr"]: row["fnr"] for row in rows if row["analysis"] == "last iterate (heuristic)"}
-    fpr = np.array(list(shown))
-    np.testing.assert_array_equal(list(shown.values()), li.last_iterate(RUN).fnr(fpr))
-
-
-def test_a_picture_without_composition_says_why():
-    chart = run_chart(li.DPSGD(20, 0.1, 1.0, sampling="shuffled"), 1e-5).to_dict()
-    assert "Without composition" in " ".join(chart["title"]["subtitle"])
-    assert all("composition" not in row["analysis"] for row in chart["hconcat"][0]["data"]["values"])
-
-
 @pytest.mark.parametrize(
     "run",
     [
@@ -111,11 +97,6 @@ def test_the_guarantee_is_drawn_beside_the_prediction(run):
     shown = {row["steps"]: row["epsilon"] for row in leaks["data"]["values"] if row["analysis"] == guarantee.label}
     assert shown[run.steps] == guarantee.curve(run).epsilon(1e-5)
     assert guarantee.label in {row["analysis"] for row in errors["layer"][-1]["data"]["values"]}
-
-
-def test_steps_before_anything_is_learnt_are_left_out():
-    chart = run_chart(li.DPSGD(3, 1.0, 1.0, sampling="full", weights=[0.0, 0.0, 1.0]), 1e-5).to_dict()
-    assert {row["steps"] for row in chart["hconcat"][0]["data"]["values"]} == {3}
 
 
 def test_the_picture_of_a_plan_has_every_batch_size_and_says_what_is_missing():

@@ -43,11 +43,6 @@ def test_long_training_is_guaranteed_between_heuristic_and_composition(
     assert predicted < epsilon < most < li.composition(RUN).epsilon(1e-5)
 
 
-def test_the_guarantee_does_not_grow_with_the_length_of_training() -> None:
-    longer = li.convex(RUN.replace(steps=100_000), contraction=0.999).epsilon(1e-5)
-    assert longer == pytest.approx(li.convex(RUN, contraction=0.999).epsilon(1e-5), rel=2e-3)
-
-
 @pytest.mark.parametrize("contraction", [0.3, 0.9, 0.999, 1.0])
 def test_full_batches_are_the_heuristic_with_decaying_weights(contraction: float) -> None:
     steps, sigma = 40, 3.0
@@ -116,18 +111,6 @@ def test_linear_trainings_of_any_length_leak_less(seed: int) -> None:
         assert exact.epsilon(delta) <= curve.epsilon(delta) <= li.composition(run).epsilon(delta) * (1.0 + 1e-9)
 
 
-def test_curve_is_one_curve() -> None:
-    curve = li.convex(li.DPSGD(400, 0.02, 1.0), contraction=0.95)
-    epsilon = curve.epsilon(1e-5)
-    assert curve.delta(epsilon) == pytest.approx(1e-5, rel=1e-4)
-    lower, upper = curve.bracket(1e-5)
-    assert lower <= epsilon <= upper
-    assert curve.is_guarantee
-    fnr = curve.fnr(0.1)
-    assert 1.0 - fnr - math.exp(0.5) * 0.1 <= curve.delta(0.5) + 1e-4
-    assert 0.0 <= fnr <= 0.9
-
-
 @pytest.mark.parametrize(
     ("run", "contraction", "delta", "fpr"),
     [
@@ -158,31 +141,6 @@ def test_the_contract_of_curves_holds(
         evaluations=0,
     )
     assert not list(violations(question))
-
-
-def test_more_of_anything_that_tells_tells_more() -> None:
-    steps, rate, sigma, contraction = 30, 0.2, 1.5, 0.8
-
-    def epsilon(steps: int, rate: float, sigma: float, contraction: float, delta: float = 1e-5) -> float:
-        return li.convex(li.DPSGD(steps, rate, sigma), contraction=contraction).epsilon(delta)
-
-    usual = epsilon(steps, rate, sigma, contraction)
-    assert usual <= 1.0005 * epsilon(steps + steps // 4, rate, sigma, contraction)
-    assert usual < epsilon(steps, 1.02 * rate, sigma, contraction)
-    assert usual < epsilon(steps, rate, 0.98 * sigma, contraction)
-    assert usual < epsilon(steps, rate, sigma, contraction**0.9)
-    assert usual < epsilon(steps, rate, sigma, contraction, 0.9e-5)
-
-
-@pytest.mark.parametrize(
-    ("steps", "rate", "sigma", "contraction"), [(60, 0.1, 1.2229, 0.8), (500, 0.01024, 0.7586, 0.99)]
-)
-def test_a_little_more_noise_changes_little(steps: int, rate: float, sigma: float, contraction: float) -> None:
-    low, high = (
-        li.convex(li.DPSGD(steps, rate, noise), contraction=contraction).epsilon(1e-5)
-        for noise in (sigma, 1.004 * sigma)
-    )
-    assert 0.98 * low < high < low  # 0.95 where exp(M) has zeros that interpolation gave up on
 
 
 @pytest.mark.parametrize("delta", [1e-2, 1e-6])
@@ -225,16 +183,6 @@ def test_an_answer_takes_limited_work_and_is_never_above_composition(
     assert curve.epsilon(delta) == epsilon
 
 
-def test_without_any_work_it_is_composition(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lastiterate.privacy.convex.windows._MOST_EFFORT", 0.0)
-    run = li.DPSGD(400, 0.02, 1.0)
-    curve, composed = li.convex(run, contraction=0.95), li.composition(run)
-    assert curve.epsilon(1e-5) == composed.epsilon(1e-5)
-    assert curve.delta(1.0) == composed.delta(1.0)
-    assert curve.fnr(0.1) == composed.fnr(0.1)
-    assert curve.bracket(1e-5)[1] >= composed.epsilon(1e-5)
-
-
 def test_failure_goes_into_delta() -> None:
     run = li.DPSGD(40, 1.0, 4.0, sampling="full")
     sure = li.convex(run, contraction=0.95)
@@ -266,25 +214,3 @@ def test_failure_goes_into_delta() -> None:
 def test_what_is_not_proved_is_refused(changes: dict[str, object], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         li.convex(li.DPSGD(10, 0.1, 1.0).replace(**changes), contraction=0.9)
-
-
-def test_arguments_are_checked() -> None:
-    run = li.DPSGD(10, 0.1, 1.0)
-    for contraction in (0.0, 1.5, -1.0, math.nan):
-        with pytest.raises(ValueError, match="contraction"):
-            li.convex(run, contraction=contraction)
-    with pytest.raises(ValueError, match="contraction or diameter"):
-        li.convex(run)
-    with pytest.raises(ValueError, match="learning_rate"):
-        li.convex(run, diameter=1.0)
-    with pytest.raises(ValueError, match="at least"):
-        li.convex(run.replace(optimizer=li.SGD(0.1, weight_decay=0.5)), contraction=0.9)
-
-
-def test_noise_is_calibrated_by_it() -> None:
-    run = li.DPSGD(20, 1.0, 1.0, sampling="full")
-    found = li.calibrate(run, epsilon=1.0, delta=1e-5, analysis=lambda run: li.convex(run, contraction=0.9))
-    assert li.convex(found, contraction=0.9).epsilon(1e-5) <= 1.0
-    assert float(found.noise_multiplier) < float(
-        li.calibrate(run, epsilon=1.0, delta=1e-5, analysis=li.composition).noise_multiplier
-    )
