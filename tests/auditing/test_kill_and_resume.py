@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from tests.auditing.kill_and_resume import (
+from tests.tools.kill_and_resume import (
     OPTIONS,
     TRAINER,
     compare,

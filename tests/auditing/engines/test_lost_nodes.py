@@ -16,7 +16,7 @@ import pytest
 
 import lastiterate as li
 from lastiterate.auditing.engines.ray_engine import Ray
-from tests.auditing.engines.lost_nodes import (
+from tests.tools.lost_nodes import (
     QUICK,
     Nodes,
     finish,

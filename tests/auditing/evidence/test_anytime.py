@@ -9,7 +9,7 @@ from scipy.integrate import quad
 import lastiterate as li
 from lastiterate.auditing.evidence.error_rates import anytime_bound, upper_bound
 from lastiterate.auditing.evidence.test_martingale import ClaimedCurve, Martingale
-from tests.auditing.evidence.stopped_audits import refuted, too_much
+from tests.tools.stopped_audits import refuted, too_much
 
 ERROR = 0.025
 RUN = li.DPSGD(steps=100, sample_rate=0.1, noise_multiplier=1.0)

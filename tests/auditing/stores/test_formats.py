@@ -14,7 +14,7 @@ from lastiterate.auditing.stores.audit_record import ScoredTrials
 from lastiterate.auditing.stores.serialization import APPLICATION, FORMAT, FORMER, Contents, Former
 from lastiterate.auditing.stores.store import Store
 from tests.auditing.stores.helpers import contents
-from tests.auditing.stores.malformed import MODELS, RUN, train, unfinished
+from tests.tools.malformed import MODELS, RUN, train, unfinished
 
 SCHEMA = "CREATE TABLE one (value TEXT);"  # of an imaginary earlier format: all in one value
 

@@ -4,8 +4,8 @@ import pytest
 
 import lastiterate as li
 from lastiterate.data.files import BadFile
-from tests.auditing.stores import malformed
 from tests.auditing.stores.helpers import contents
+from tests.tools import malformed
 
 KINDS = malformed.kinds()
 EMPTY = {"emptied"}  # to an audit an empty file is a new store

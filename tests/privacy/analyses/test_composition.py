@@ -13,7 +13,7 @@ import lastiterate as li
 from lastiterate.privacy.losses.loss_cumulant import LossCumulant
 from tests.privacy.brute_force import two_step_delta
 from tests.privacy.helpers import runs, weighted_runs
-from tests.privacy.random_compositions import checked, random_run
+from tests.tools.random_compositions import checked, random_run
 
 
 def pld_bracket(run, delta, interval=1e-3):
@@ -57,7 +57,7 @@ def test_known_values(steps, rate, sigma, delta, epsilon):
 
 @pytest.mark.slow
 def test_random_runs_lie_within_the_bounds_of_privacy_loss_distributions_and_the_proved_ends():
-    """`python -m tests.privacy.random_compositions` does the same with 500 runs; these take some ten seconds."""
+    """`python -m tests.tools.random_compositions` does the same with 500 runs; these take some ten seconds."""
     random = np.random.default_rng(7)
     results = [checked(*random_run(random)) for _ in range(40)]
     assert [result for result in results if result.faults] == []

@@ -11,7 +11,7 @@ from lastiterate.privacy.convex import shifted_loss as shifted_cumulant
 from lastiterate.privacy.convex.distances import distances, geometric_sum
 from tests.privacy.brute_force import mixture_of
 from tests.privacy.contract import Question, violations
-from tests.privacy.convex_search import TOLERANCE, Setting, draw_setting, largest_ratio
+from tests.tools.convex_search import TOLERANCE, Setting, draw_setting, largest_ratio
 
 RUN = li.DPSGD(10_000, 0.01, 1.0)
 

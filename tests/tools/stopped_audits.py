@@ -1,6 +1,6 @@
 """Audits of a mechanism whose epsilon is known, looked at again and again and stopped at their best moment.
 
-    python -m tests.auditing.evidence.stopped_audits [--audits 1000] [--every 1]
+    python -m tests.tools.stopped_audits [--audits 1000] [--every 1]
 
 prints how many of them claimed too much, by bounds that hold at any time, by those for a fixed number of models, and
 by a test martingale against a claim that is true.

@@ -1,6 +1,6 @@
 """Stores as no audit has written them, of about a hundred kinds, and random flips of their bits.
 
-python -m tests.auditing.stores.malformed --flips 200
+python -m tests.tools.malformed --flips 200
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ import pytest
 import lastiterate as li
 from lastiterate import attacks, training
 from lastiterate.training import problems
-from tests.fuzz_calls import Called, run_calls, targets
+from tests.tools.fuzz_calls import run_calls, targets
 
 RUN = li.DPSGD(steps=3, sample_rate=0.5, noise_multiplier=1.0, optimizer=li.SGD(0.1))
 
@@ -23,23 +23,6 @@ def test_all_public_names_are_called():
     called |= {target.name for target in targets()}
     exceptions = {"HeuristicWarning", "TrainerFailed"}
     assert set(li.__all__) - exceptions <= called
-
-
-@pytest.mark.parametrize(
-    ("error", "is_fault"),
-    [
-        (None, False),
-        (ValueError("run must be a lastiterate.DPSGD, got 'x'"), False),
-        (TypeError("run is missing"), False),
-        (ValueError("method must be one of gdp, got 'x'"), False),
-        (ValueError("something is wrong"), True),
-        (ValueError("rerun it"), True),
-        (AttributeError("'str' object has no attribute 'steps'"), True),
-        (MemoryError("run"), True),
-    ],
-)
-def test_what_counts_as_a_fault(error, is_fault):
-    assert (Called("audit", {"run": "'x'"}, ("run", "methods"), error, 0.1).fault() is not None) == is_fault
 
 
 def _score(seed, canary):

@@ -1,9 +1,9 @@
-"""A small part of a simulated year of audits; ``python -m tests.auditing.year_of_audits`` is all of it."""
+"""A small part of a simulated year of audits; ``python -m tests.tools.year_of_audits`` is all of it."""
 
 import numpy as np
 import pytest
 
-from tests.auditing.year_of_audits import year
+from tests.tools.year_of_audits import year
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ Scores are drawn directly, in one dimension: of a last iterate S + N against N, 
 or of many canaries in one run. Runs, sizes, confidences, thresholds and claims differ from audit to audit; every
 verdict comes from the function by which reports judge.
 
-    python -m tests.auditing.year_of_audits [correct, faulty and powerless audits: 1000 1000 500]
+    python -m tests.tools.year_of_audits [correct, faulty and powerless audits: 1000 1000 500]
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Kill nodes, the head and the services of a Ray cluster under audits, and see what is left of these.
 
-python -m tests.auditing.engines.lost_nodes
+python -m tests.tools.lost_nodes
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Composition of random runs against dp-accounting's optimistic and pessimistic bounds: value, bracket and time.
 
-    python -m tests.privacy.random_compositions [RUNS] [SEED]
+    python -m tests.tools.random_compositions [RUNS] [SEED]
 
 draws runs with 2 to 1e9 steps, sample rates from 1e-6 to 0.9, noise from 0.3 to 20 and delta from 1e-14 to 0.1. Where
 privacy loss distributions cannot be had (many steps, large losses, a delta below the error of their transforms), the

@@ -1,9 +1,8 @@
 """Kill audits, send them all signals, do every damage to their stores and clusters, and print what held.
 
-python -m tests.reliability --kills 100 --seed 1
+python -m tests.tools.reliability --kills 100 --seed 1
 
-Each part is a function that returns rows of the table. What has tests of its own with real processes is run by pytest,
-and counted; what depends on the moment is done here, at random ones. Linux only.
+Each part is a function that returns rows of the table. What depends on the moment is done at random ones. Linux only.
 """
 
 from __future__ import annotations
@@ -24,8 +23,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.auditing.engines.lost_nodes import SOURCE, Nodes, survive, write_subject
-from tests.auditing.kill_and_resume import (
+from tests.auditing.stores.test_lost import KINDS as LOSSES
+from tests.cli.test_stopping import COMMANDS, has_begun, stop
+from tests.tools.kill_and_resume import (
     OPTIONS,
     TRAINER,
     Undisturbed,
@@ -37,29 +37,15 @@ from tests.auditing.kill_and_resume import (
     start,
     trials,
 )
-from tests.auditing.stores.malformed import flip_many
-from tests.auditing.stores.test_lost import KINDS as LOSSES
-from tests.cli.test_stopping import COMMANDS, has_begun, stop
+from tests.tools.lost_nodes import SOURCE, Nodes, survive, write_subject
+from tests.tools.malformed import flip_many
 
-ROOT = Path(__file__).parents[1]
 QUICK = ["--method", "clopper-pearson"]
 SHARES = {"trainer": 30, "exact draws": 20, "shipped model": 18, "language model": 14, "one run": 12, "Ray": 6}
 SUSPEND = {signal.SIGSTOP, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU}
 UNHEARD = {signal.SIGCHLD, signal.SIGCONT, signal.SIGURG, signal.SIGWINCH, signal.SIGPIPE, signal.SIGXFSZ}
 STOPPED = {signal.SIGINT: 130, signal.SIGTERM: 143}
 NODES = [("digits", "node"), ("trainer", "own raylet"), ("trainer", "gcs"), ("language model", "head")]
-SUITES = {
-    "malformed stores": (["auditing/stores/test_malformed.py"], "one sentence, nothing changed"),
-    "full disks, read-only folders": (["auditing/stores/test_damage.py"], "one sentence, nothing lost"),
-    "outputs over the store": (["cli/test_outputs.py"], "refused before anything is done"),
-    "pictures that fail": (["cli/test_pictures.py"], "the table is printed, one sentence"),
-    "bombs": (["data/test_bombs.py", "lm/test_bombs.py"], "refused in a sentence that names the limit"),
-    "trainers that hang, exit, print, raise": (
-        ["auditing/experiments/test_finished_models.py", "auditing/test_trainer_files.py", "cli/test_audit_trainer.py"],
-        "finished models are stored, output is whole",
-    ),
-    "nodes that differ, agents that stay": (["auditing/engines/test_lost_nodes.py"], "refused; nothing is left"),
-}
 # A clock that is set to any day of forty years at every call, whoever asks for it.
 CLOCK = """
 #define _GNU_SOURCE
@@ -365,23 +351,6 @@ def nodes(cases: list[tuple[str, str]] = NODES) -> list[Row]:
     return [row]
 
 
-def suites() -> list[Row]:
-    """What has tests of its own."""
-    rows = []
-    for part, (files, checked) in SUITES.items():
-        command = [sys.executable, "-m", "pytest", "--tb=line", "-p", "no:cacheprovider"]
-        command += [f"tests/{file}" for file in files]
-        told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout
-        counts = {what: int(count) for count, what in re.findall(r"(\d+) (passed|failed|errors?)\b", told)}
-        row = Row(part, checked, sum(counts.values()))
-        row.failures += [line for line in told.splitlines() if line.startswith(("FAILED", "ERROR"))]
-        if not counts.get("passed") and not row.failures:
-            row.failures.append(f"{part}: {told[-1000:]}")
-        print(f"{part}: {counts}", flush=True)
-        rows.append(row)
-    return rows
-
-
 def table(rows: list[Row]) -> str:
     """What held, for people."""
     width = max(len(row.part) for row in rows)
@@ -404,7 +373,6 @@ def main() -> None:
         "writers": writers,
         "clocks": clocks,
         "flips": lambda: flips(asked.seed),
-        "suites": suites,
         "nodes": nodes,
     }
     chosen = asked.only.split(",") if asked.only else list(parts)

@@ -1,6 +1,6 @@
 """Try to break the convex guarantee: exact leakage of small trainings, searched for the worst, against the bound.
 
-`python -m tests.privacy.convex_search --trials 20000` draws contracting maps, canaries and runs of at most 8 steps,
+`python -m tests.tools.convex_search --trials 20000` draws contracting maps, canaries and runs of at most 8 steps,
 changes what leaked most, and prints the largest ratio of exact to guaranteed delta. In one dimension densities are
 carried from step to step on a grid, and maps are piecewise linear or the steps of logistic regression with L2; in two,
 maps are linear and the last iterate is a mixture of 2^T Gaussians.

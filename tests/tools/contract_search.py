@@ -1,6 +1,6 @@
 """Puts the contract of every curve to random runs, many more than the tests do.
 
-    python -m tests.privacy.contract_search --examples 100000 [--seed N]
+    python -m tests.tools.contract_search --examples 100000 [--seed N]
 
 Every violation is printed with the run that shows it; exit status 1 if there is any.
 """

@@ -1,6 +1,6 @@
 """Calls of every public function, class and method, with good values and one or two hostile ones.
 
-    python -m tests.fuzz_calls --calls 2000 --seed 0
+    python -m tests.tools.fuzz_calls --calls 2000 --seed 0
 
 What must hold: a call succeeds, or it raises a ValueError or a TypeError that names an argument. Where an argument is a
 path there may be an OSError, and a training that was asked to diverge may say so. What is public is read off the
@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from lastiterate.data.files import BadFile
-from tests.call_values import GOOD, INSTANCES, hostile_values
+from tests.tools.call_values import GOOD, INSTANCES, hostile_values
 
 # Modules, with the names that users call where a module has others beside them.
 PUBLIC = [

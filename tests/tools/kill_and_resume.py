@@ -1,6 +1,6 @@
 """Kill an audit again and again, resume it by the same command, and compare it with one that nobody touched.
 
-python -m tests.auditing.kill_and_resume --kills 20
+python -m tests.tools.kill_and_resume --kills 20
 """
 
 from __future__ import annotations

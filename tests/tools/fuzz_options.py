@@ -1,6 +1,6 @@
 """Good and bad values for all options of all commands, each case a process of its own in an empty folder.
 
-    python -m tests.cli.fuzz_options --cases 5000 --seed 0
+    python -m tests.tools.fuzz_options --cases 5000 --seed 0
 
 What must hold: a refusal has status 2, one line on stderr, and leaves nothing behind; everything else ends with a
 documented status; nobody ever sees a traceback or a warning. Cases are forked from one process that has imported
@@ -30,8 +30,8 @@ from pathlib import Path
 from typing import Any
 
 import lastiterate
-from tests.cli.given_files import make_files
-from tests.cli.option_cases import FILES, cases
+from tests.tools.given_files import make_files
+from tests.tools.option_cases import FILES, cases
 
 ANSWERS = (0, 1, 4)  # judged and not refuted, refuted, inconclusive
 REFUSED, BROKE = 2, 3
