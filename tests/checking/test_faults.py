@@ -8,6 +8,7 @@ import pytest
 import lastiterate as li
 from tests.tools.zoo.faults import (
     FAULTS,
+    FEW_STEPS,
     POISSON,
     NotANumber,
     NotANumberWithACanary,
@@ -15,7 +16,6 @@ from tests.tools.zoo.faults import (
     TensorsThatChange,
 )
 from tests.tools.zoo.own import OTHERS, own
-from tests.tools.zoo.subtle import FEW_STEPS  # whose faults are registered with the others
 from tests.tools.zoo.trainer import Trainer
 
 # Rows that name a fault of a category. Every row depends on the size of a step, so that other rows may, too.
